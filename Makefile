@@ -1,0 +1,32 @@
+# Two commands for a fresh machine: `make demo` and `make test`. Both set everything up in .venv first.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: demo test lint bench gpu-check clean
+demo: $(READY) ## export the demo model, generate from it, compare with eager and unsplit
+	$(BIN)/python examples/demo.py
+
+test: lint ## lint, types, tests
+	$(BIN)/python -m pytest
+
+lint: $(READY) ## ruff and mypy
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: $(READY) ## the published benchmarks, one after the other
+	$(BIN)/python benchmarks/segment_tax.py --json build/segment_tax.json
+	$(BIN)/python benchmarks/decode_cpu.py --json build/decode_cpu.json
+
+gpu-check: $(READY) ## GPU checks; there is no GPU target yet, so this says so and fails
+	@echo "no GPU target is built yet (see README, 'Verified how'); nothing to check" >&2; exit 2
+
+clean:
+	rm -rf $(VENV) build engine
+
+$(READY): pyproject.toml
+	test -d $(VENV) || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --editable ".[export,bench,dev]"
+	touch $@

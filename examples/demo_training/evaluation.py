@@ -1,0 +1,66 @@
+"""What a demo model is worth: its held-out loss, and how often early exits agree with it on its own text."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import LlamaForCausalLM
+
+from .model import StackedLlama
+
+
+def held_out_windows(tokens: np.ndarray, length: int, limit: int) -> Tensor:
+    """Windows `[W, length + 1]` that tile a stream, spread evenly over it when it has more than `limit` tokens."""
+    count = (len(tokens) - 1) // length
+    if count < 1:
+        raise ValueError(f"{len(tokens)} held-out tokens are fewer than one window of {length}")
+    chosen = np.unique(np.linspace(0, count - 1, min(count, max(limit // length, 1))).astype(int))
+    return torch.from_numpy(np.stack([tokens[i * length : (i + 1) * length + 1] for i in chosen]).astype(np.int64))
+
+
+@torch.no_grad()
+def held_out_loss(model: StackedLlama, tokens: np.ndarray, length: int, limit: int) -> tuple[float, int]:
+    """Mean loss of the full model in nats per token over at most `limit` tokens of a stream, and their number.
+
+    The stream is read in windows of `length` tokens, each without the context before it.
+    """
+    windows = held_out_windows(tokens, length, limit)
+    depth, batch = model.config.num_hidden_layers, min(16, len(windows))
+    whole = windows[: len(windows) // batch * batch].to(model.embedding.device)
+    losses = [model.losses(part, [depth])[depth].item() for part in whole.split(batch)]
+    return float(np.mean(losses)), len(whole) * length
+
+
+def prompts_from(tokens: np.ndarray, count: int, length: int) -> Tensor:
+    """Prompts `[count, length]` evenly spread over a held-out stream."""
+    starts = np.linspace(0, len(tokens) - length, count).astype(int)
+    return torch.from_numpy(np.stack([tokens[start : start + length] for start in starts]).astype(np.int64))
+
+
+@torch.no_grad()
+def greedy(model: LlamaForCausalLM, prompts: Tensor, new_tokens: int) -> Tensor:
+    """Greedy continuation: `[B, P]` to `[B, P + new_tokens]`, with a KV cache, past any end of text."""
+    tokens, cache = prompts, None
+    for _ in range(new_tokens):
+        fresh = tokens if cache is None else tokens[:, -1:]
+        output = model(fresh, past_key_values=cache, use_cache=True)
+        cache = output.past_key_values
+        tokens = torch.cat([tokens, output.logits[:, -1].argmax(-1, keepdim=True)], 1)
+    return tokens
+
+
+@torch.no_grad()
+def exit_agreement(model: LlamaForCausalLM, prompts: Tensor, new_tokens: int, depths: Sequence[int]) -> dict[int, float]:
+    """Share of greedy tokens that final norm and LM head, put straight after `depth` layers, also choose.
+
+    Raises ValueError for a depth outside 1…L-1.
+    """
+    layers = model.config.num_hidden_layers
+    if any(not 1 <= depth < layers for depth in depths):
+        raise ValueError(f"exit depths must lie in 1…{layers - 1}, got {list(depths)}")
+    tokens = greedy(model, prompts, new_tokens)
+    states = model(tokens[:, :-1], output_hidden_states=True).hidden_states
+    chosen = tokens[:, prompts.shape[1] :]
+    early = {depth: model.lm_head(model.model.norm(states[depth]))[:, -new_tokens:].argmax(-1) for depth in depths}
+    return {depth: (guess == chosen).float().mean().item() for depth, guess in early.items()}

@@ -1,0 +1,220 @@
+"""Train the demo models: small Llamas of Python source code, `stock` and `layerskip`, on any CPU or GPU.
+
+    python examples/train_demo_model.py train layerskip --out my_model --state my_state --tokens 10_000_000
+    python examples/train_demo_model.py evaluate my_model
+    python examples/train_demo_model.py export-heldout examples/demo_model/data
+
+A run can be stopped (Ctrl-C) and continued by the same command; `touch my_state/decay` ends it early and well.
+The parts are in `demo_training/`. Needs the `[export]` extra (torch, transformers).
+"""
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from demo_training.corpus import Corpus, library_files
+from demo_training.evaluation import exit_agreement, held_out_loss, prompts_from
+from demo_training.held_out_files import write_held_out
+from demo_training.layer_skip import VARIANTS
+from demo_training.model import StackedLlama
+from demo_training.model_folder import environment, load_config, load_stacked, to_causal_lm, write_model_folder
+from demo_training.schedule import Schedule
+from demo_training.trainer import Recipe, Trainer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+DEMO_MODEL = Path(__file__).parent / "demo_model"
+DEFAULT_CACHE = Path.home() / ".cache" / "tide-demo"
+HELD_OUT_TOKENS = 1 << 18  # of each stream, at most
+AGREEMENT = {"prompts": 16, "prompt_tokens": 64, "new_tokens": 64}
+
+app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_show_locals=False, help=__doc__)
+console = Console()
+
+
+def default_device() -> str:
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def set_up(threads: int) -> None:
+    """Process-wide settings: threads, and no denormals, which slow a CPU down a hundredfold."""
+    torch.set_flush_denormal(True)
+    if threads:
+        torch.set_num_threads(threads)
+
+
+def measure(model: StackedLlama, corpus: Corpus, length: int, depths: list[int]) -> dict[str, Any]:
+    """Held-out losses and exit agreement of a model, as they stand in its record."""
+    held_out = {}
+    for name, stream in corpus.held_out.items():
+        if len(stream) > length:
+            loss, tokens = held_out_loss(model, stream, length, HELD_OUT_TOKENS)
+            held_out[name] = {"tokens": tokens, "loss": round(loss, 4)}
+    prompts = prompts_from(corpus.held_out["stdlib"], AGREEMENT["prompts"], AGREEMENT["prompt_tokens"])
+    agreement = exit_agreement(to_causal_lm(model), prompts, AGREEMENT["new_tokens"], depths)
+    return {"held_out": held_out, "exit_agreement": {**AGREEMENT, "agreement": agreement}}
+
+
+def default_depths(layers: int) -> list[int]:
+    """The exits to report: after a sixth, a quarter, a third and half of the layers."""
+    return sorted({max(1, layers // part) for part in (6, 4, 3, 2)})
+
+
+def progress_report(total_tokens: int) -> tuple[Progress, Callable[[dict[str, Any]], None]]:
+    """A progress bar on a terminal, a line per report elsewhere."""
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
+    progress = Progress(*columns, console=console, disable=not console.is_terminal)
+    task = progress.add_task("training", total=total_tokens)
+
+    def report(line: dict[str, Any]) -> None:
+        text = "step {step} · {tokens:,} tokens · loss {loss:.3f} · rate {rate:.2f} · {tokens_per_cpu_second} tokens/s"
+        progress.update(task, completed=line["tokens"], description=text.format(**line))
+        if not console.is_terminal:
+            print(text.format(**line), flush=True)
+
+    return progress, report
+
+
+def check_same_run(state: Path, run: dict[str, Any]) -> None:
+    """Refuse to continue a run with another recipe; its length may change. Then note the run in its folder."""
+    target = state / "run.json"
+    if target.exists():
+        before = json.loads(target.read_text())
+        for one in (before, plain := json.loads(json.dumps(run))):
+            one["recipe"].pop("schedule")
+        if before != plain:
+            raise typer.BadParameter(f"{state} holds another run: {before}; use another --state or the same options")
+    state.mkdir(parents=True, exist_ok=True)
+    target.write_text(json.dumps(run, indent=2))
+
+
+def start_model(
+    base: Path, warm_start: Path | None, warm_tokens: int | None, seed: int, device: str, compiled: bool
+) -> tuple[StackedLlama, dict[str, Any] | None]:
+    """The model to train, and where its weights come from (None: drawn at random)."""
+    compute = torch.bfloat16
+    if warm_start is None:
+        model = StackedLlama(load_config(base), compute, compiled)
+        model.initialize(seed)
+        return model.to(device), None
+    record = warm_start / "training.json"
+    known: dict[str, Any] = json.loads(record.read_text()) if record.exists() else {"tokens": warm_tokens}
+    earlier = (known.get("warm_start") or {}).get("tokens") or 0
+    source = {
+        "name": warm_start.name,
+        "variant": known.get("variant", warm_start.name.split("-")[0]),
+        "tokens": None if known["tokens"] is None else known["tokens"] + earlier,
+    }
+    return load_stacked(warm_start, compute, compiled).to(device), source
+
+
+def publish(trainer: Trainer, base: Path, warm_start: dict[str, Any] | None, out: Path) -> None:
+    """Evaluate the trainer's model and write its folder."""
+    recipe, model = trainer.recipe, trainer.model
+    console.print("evaluating …")
+    record = {
+        "variant": recipe.variant.name,
+        "steps": trainer.progress.step,
+        "tokens": trainer.progress.step * recipe.tokens_per_step,
+        "warm_start": warm_start,
+        "parameters": sum(weight.numel() for weight in model.parameters()),
+        "cpu_minutes": round(trainer.progress.cpu_seconds / 60, 1),
+        **environment(),
+        "recipe": asdict(recipe),
+        **measure(model, trainer.corpus, recipe.length, default_depths(model.config.num_hidden_layers)),
+    }
+    write_model_folder(model, base, record, out)
+    losses = {name: held_out["loss"] for name, held_out in record["held_out"].items()}
+    console.print(f"wrote {out}: held-out loss {losses}, exit agreement {record['exit_agreement']['agreement']}")
+
+
+@app.command()
+def train(
+    variant: Annotated[str, typer.Argument(help="stock or layerskip")],
+    out: Annotated[Path, typer.Option(help="folder of the finished model")],
+    state: Annotated[Path, typer.Option(help="folder of the run's state, outside the repository")],
+    base: Annotated[Path, typer.Option(help="folder with config.json and the tokenizer")] = DEMO_MODEL / "stock",
+    warm_start: Annotated[Path | None, typer.Option(help="start from this folder's weights")] = None,
+    warm_start_tokens: Annotated[int | None, typer.Option(help="tokens they had seen, if not recorded")] = None,
+    tokens: Annotated[int, typer.Option(help="tokens to train on, the decay included")] = 20_000_000,
+    decay_tokens: Annotated[int, typer.Option(help="tokens of the decay")] = 4_000_000,
+    batch: Annotated[int, typer.Option(help="sequences per step")] = Recipe.batch,
+    length: Annotated[int, typer.Option(help="tokens per sequence")] = Recipe.length,
+    matrix_lr: Annotated[float, typer.Option(help="peak Muon rate")] = Recipe.matrix_lr,
+    vector_lr: Annotated[float, typer.Option(help="peak AdamW rate")] = Recipe.vector_lr,
+    resume_from: Annotated[str, typer.Option(help="latest.pt, or stable.pt to extend a decayed run")] = "latest.pt",
+    device: Annotated[str, typer.Option(help="cpu or cuda")] = default_device(),
+    threads: Annotated[int, typer.Option(help="CPU threads, 0 for torch's choice")] = 0,
+    compiled: Annotated[bool, typer.Option("--compile/--no-compile", help="fuse layers; needs a C++ compiler")] = True,
+    cache: Annotated[Path | None, typer.Option(help="folder of the encoded corpus; default: the state's")] = None,
+    seed: Annotated[int, typer.Option(help="of weights, order and draws")] = Recipe.seed,
+) -> None:
+    """Train a variant and write its model folder; continues a run whose state is there."""
+    if variant not in VARIANTS:
+        raise typer.BadParameter(f"unknown variant {variant!r}; choose one of {', '.join(VARIANTS)}")
+    set_up(threads)
+    per_step = batch * length
+    try:
+        schedule = Schedule(total=tokens // per_step, warmup=100, decay=decay_tokens // per_step)
+        recipe = Recipe(VARIANTS[variant], schedule, batch, length, matrix_lr=matrix_lr, vector_lr=vector_lr, seed=seed)
+        model, source = start_model(base, warm_start, warm_start_tokens, seed, device, compiled)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+    check_same_run(state, {"recipe": asdict(recipe), "warm_start": source})
+    corpus = Corpus.cached(base / "tokenizer.json", cache or state)
+    trainer = Trainer(model, corpus, recipe, state)
+    if trainer.resume(resume_from):
+        console.print(f"resumed at step {trainer.progress.step}")
+    progress, report = progress_report(tokens)
+    with progress:
+        finished = trainer.run(report)
+    if not finished:
+        console.print(f"stopped at step {trainer.progress.step}; the same command continues")
+        raise typer.Exit(0)
+    publish(trainer, base, source, out)
+
+
+@app.command()
+def evaluate(
+    folder: Annotated[Path, typer.Argument(help="model folder")],
+    exits: Annotated[str, typer.Option(help="depths to measure early exits at, separated by commas")] = "4,6,8,12",
+    length: Annotated[int, typer.Option(help="context in tokens")] = Recipe.length,
+    threads: Annotated[int, typer.Option(help="CPU threads, 0 for torch's choice")] = 0,
+    cache: Annotated[Path, typer.Option(help="folder of the encoded corpus")] = DEFAULT_CACHE,
+) -> None:
+    """Print a model's held-out loss and how often early exits agree with it on its own greedy text."""
+    set_up(threads)
+    try:
+        depths = [int(depth) for depth in exits.split(",")]
+        model = load_stacked(folder, torch.float32, compiled=False)
+        measured = measure(model, Corpus.cached(folder / "tokenizer.json", cache), length, depths)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+    table = Table("measure", "value", title=str(folder))
+    for name, held_out in measured["held_out"].items():
+        table.add_row(f"held-out loss, {name} ({held_out['tokens']:,} tokens)", f"{held_out['loss']:.3f}")
+    for depth, share in measured["exit_agreement"]["agreement"].items():
+        table.add_row(f"greedy agreement of the exit after layer {depth}", f"{100 * share:.1f}%")
+    console.print(table)
+
+
+@app.command()
+def export_heldout(
+    out: Annotated[Path, typer.Argument(help="folder to write")] = DEMO_MODEL / "data",
+    limit: Annotated[int, typer.Option(help="bytes at most")] = 1_000_000,
+) -> None:
+    """Write the standard library's held-out files, for prompts and calibration."""
+    try:
+        written = write_held_out(library_files()["stdlib"], out, limit)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+    console.print(f"wrote {len(written)} files to {out}")
+
+
+if __name__ == "__main__":
+    app()

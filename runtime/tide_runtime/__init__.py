@@ -1,0 +1,23 @@
+"""Runs compiled bundles: prompt to tokens. Needs numpy, onnxruntime, tokenizers and jinja2; never torch or transformers.
+
+from tide_runtime import Engine, GenerationParams
+with Engine.load("engine/") as engine:
+    print(engine.generate("def add(a, b):", GenerationParams(max_new_tokens=32))[0].text)
+"""
+
+from tide_runtime.backends.threads import ThreadOptions
+from tide_runtime.engine import Engine, EngineOptions
+from tide_runtime.errors import TideError
+from tide_runtime.params import GenerationParams
+from tide_runtime.results import Chunk, Generation, RequestStats
+
+__all__ = [
+    "Chunk",
+    "Engine",
+    "EngineOptions",
+    "Generation",
+    "GenerationParams",
+    "RequestStats",
+    "ThreadOptions",
+    "TideError",
+]

@@ -1,0 +1,34 @@
+"""Backends by name; each target of a bundle names the one that runs it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tide_runtime.backends.base import Backend
+from tide_runtime.backends.threads import ThreadOptions
+from tide_runtime.bundle import Bundle
+from tide_runtime.errors import TargetError
+
+
+def _onnxruntime(bundle: Bundle, target: str, threads: ThreadOptions) -> Backend:
+    from tide_runtime.backends.onnxruntime_cpu import OnnxRuntimeBackend
+
+    return OnnxRuntimeBackend(bundle, target, threads)
+
+
+BACKENDS: dict[str, Callable[[Bundle, str, ThreadOptions], Backend]] = {"onnxruntime-cpu": _onnxruntime}
+
+
+def load_backend(bundle: Bundle, target: str, threads: ThreadOptions) -> Backend:
+    """Load ``target`` of the bundle. Raises TargetError when the bundle lacks it or this runtime cannot run it."""
+    targets = bundle.manifest.targets
+    if target not in targets:
+        raise TargetError(
+            f"the bundle has no target {target!r}, it has: {', '.join(targets)}; add it with tide-export --target {target}"
+        )
+    backend = targets[target].backend
+    if backend not in BACKENDS:
+        raise TargetError(
+            f"target {target!r} needs the backend {backend!r}, this runtime has: {', '.join(BACKENDS)}; upgrade tide-llm"
+        )
+    return BACKENDS[backend](bundle, target, threads)

@@ -1,0 +1,49 @@
+"""What a backend is: it loads a target's graphs and runs them on the rows of a KV cache.
+
+A ``Backend`` holds the weights and is shared by all callers. A ``Slots`` holds the KV caches of some rows and belongs to
+one caller. A ``Step`` is a fixed shape: a run of rows and S tokens for each, with its buffers; fill its arrays, run graphs.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+class Step(Protocol):
+    """Buffers and bindings for ``rows`` consecutive slots and ``seq`` tokens each. Arrays are host views, reused per call."""
+
+    input_ids: NDArray[np.int64]  # [B, S]
+    position_ids: NDArray[np.int64]  # [B, S]
+    write_index: NDArray[np.int64]  # [B]
+    hidden: list[NDArray[np.generic]]  # per boundary [B, S, H]: 0 is embed's output, the last is the head's input
+    logits: NDArray[np.float32]  # [B, S, V], as the model computes them
+    token: NDArray[np.int64]  # [B, S], argmax of the logits
+
+    def run(self, graph: str) -> None:
+        """Run one graph of the bundle on the buffers: ``embed``, ``segment_i`` or ``head``."""
+
+
+class Slots(Protocol):
+    """KV caches of ``capacity`` rows."""
+
+    capacity: int
+    layers_launched: int  # decoder layers launched on these slots so far
+
+    def step(self, first_row: int, rows: int, seq: int) -> Step:
+        """The step for slots [first_row, first_row + rows) and ``seq`` tokens; bindings are kept and reused."""
+
+    def move_row(self, source: int, target: int, length: int) -> None:
+        """Copy the first ``length`` cache entries of slot ``source`` to slot ``target``, in every layer."""
+
+
+class Backend(Protocol):
+    """A loaded target."""
+
+    name: str
+    launches: dict[str, int]  # graph name → times it was launched, counted here and nowhere else
+
+    def slots(self, capacity: int) -> Slots:
+        """New KV caches for ``capacity`` rows."""

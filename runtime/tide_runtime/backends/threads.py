@@ -1,0 +1,71 @@
+"""How many threads ONNX Runtime may use, and whether its sessions share them.
+
+A chain of sessions with ONNX Runtime's defaults is slow: the spinning threads of one session's pool fight the next one's
+(3 to 5 times the time of the unsplit graph on two cores; `benchmarks/segment_tax.py` measures it). Two cures:
+
+- ``own`` (default, for embedding): each session has its pool, whose threads stop spinning when a run ends.
+- ``shared``: one pool for the whole process, nothing to wake between segments, so the split costs nothing measurable.
+  ONNX Runtime then requires *every* session of the process to use that pool, also those that are not TIDE's
+  (``SessionOptions.use_per_session_threads = False``), so it is for processes that belong to TIDE, as the commands do.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from dataclasses import dataclass
+
+import onnxruntime as ort
+
+from tide_runtime.errors import ParamsError
+
+_LOCK = threading.Lock()
+_shared_threads: int | None = None
+
+
+@dataclass(frozen=True)
+class ThreadOptions:
+    """``count``: threads for one operator, 0 = one per core of this process. ``shared``: one pool for the process."""
+
+    count: int = 0
+    shared: bool = False
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.count, int) or self.count < 0:
+            raise ParamsError(f"threads is {self.count!r}; set it to an integer >= 0 (0: one per core)")
+
+    @property
+    def resolved(self) -> int:
+        return self.count or len(os.sched_getaffinity(0))
+
+
+def session_options(threads: ThreadOptions) -> ort.SessionOptions:
+    """Session options that carry out ``threads``."""
+    options = ort.SessionOptions()
+    options.log_severity_level = 3
+    if threads.shared:
+        _share_pool(threads.resolved)
+        options.use_per_session_threads = False
+    else:
+        options.intra_op_num_threads = threads.resolved
+        options.add_session_config_entry("session.force_spinning_stop", "1")
+    return options
+
+
+def _share_pool(count: int) -> None:
+    """Create ONNX Runtime's process-wide pool once; its size cannot change afterwards."""
+    global _shared_threads
+    with _LOCK:
+        if _shared_threads is None:
+            try:
+                ort.set_global_thread_pool_sizes(count, 1)
+            except RuntimeError as error:
+                raise ParamsError(
+                    "the shared thread pool must be made before any other ONNX Runtime session of the process; load the "
+                    f"engine first, or use ThreadOptions(shared=False) ({error})"
+                ) from error
+            _shared_threads = count
+        elif _shared_threads != count:
+            raise ParamsError(
+                f"the shared thread pool has {_shared_threads} threads already, {count} were asked for; use one size per process"
+            )

@@ -1,0 +1,149 @@
+"""Rendering a chat into a prompt with the model's own Jinja template, as transformers' apply_chat_template does."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from tide_runtime.errors import PromptError
+
+if TYPE_CHECKING:
+    import jinja2
+
+# What a template, a program written by the model's author, can raise on messages it was not written for.
+TEMPLATE_FAULTS = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
+
+
+def render_chat(
+    template: str,
+    messages: Sequence[Mapping[str, str]],
+    *,
+    special_tokens: Mapping[str, str],
+    add_generation_prompt: bool = True,
+    **extra: Any,
+) -> str:
+    """The prompt text for a chat. It has its special tokens: encode it with `add_special_tokens=False`.
+
+    Args:
+        template: the model's chat template (Jinja).
+        messages: the turns so far, each with a "role" and a "content" string.
+        special_tokens: names the template may use, such as {"bos_token": "<s>", "eos_token": "</s>"}.
+        add_generation_prompt: end with the opening of the assistant's turn.
+        extra: further variables of the template, such as `tools` or `enable_thinking`; JSON values.
+
+    Raises:
+        PromptError: no template, malformed messages, or the template is broken or refuses the messages.
+    """
+    import jinja2
+
+    if not template:
+        raise PromptError("This model has no chat template; pass plain text as prompt instead of messages.")
+    variables: dict[str, Any] = {"tools": None, "documents": None, **special_tokens, **_plain(extra)}
+    variables["messages"] = _checked(messages)
+    variables["add_generation_prompt"] = add_generation_prompt
+    try:
+        return _compiled(template).render(variables)
+    except jinja2.TemplateSyntaxError as error:
+        raise PromptError(f"The chat template has a syntax error in line {error.lineno}: {error.message}.") from error
+    except (jinja2.TemplateError, *TEMPLATE_FAULTS) as error:
+        roles = ", ".join(message["role"] for message in variables["messages"])
+        raise PromptError(
+            f"The chat template refused the messages (roles: {roles}): {error}. Expected turns as the model was "
+            "trained on, mostly an optional system, then user and assistant in turn; change the messages to match."
+        ) from error
+
+
+def _checked(messages: Sequence[Mapping[str, str]]) -> list[dict[str, Any]]:
+    """The messages as plain dicts, so that a template gets no object with methods to call."""
+    if isinstance(messages, str | Mapping) or not isinstance(messages, Sequence):
+        raise PromptError(f'Messages are a {type(messages).__name__}; pass a list of {{"role": …, "content": …}}.')
+    if not messages:
+        raise PromptError('The chat has no messages; pass at least one {"role": "user", "content": …}.')
+    for index, message in enumerate(messages):
+        _check_message(index, message)
+    return [_with_reasoning(_plain(dict(message))) for message in messages]
+
+
+def _check_message(index: int, message: object) -> None:
+    if not isinstance(message, Mapping):
+        raise PromptError(f'Message {index} is {message!r:.80}; expected {{"role": …, "content": …}}.')
+    for key in ("role", "content"):
+        if key not in message:
+            raise PromptError(f'Message {index} has no "{key}"; expected {{"role": …, "content": …}}.')
+        if not isinstance(message[key], str):
+            raise PromptError(f'"{key}" of message {index} is {message[key]!r:.80}; expected a string.')
+
+
+def _plain(value: Any) -> Any:
+    try:
+        return json.loads(json.dumps(value))
+    except (TypeError, ValueError) as error:
+        raise PromptError(f"Chat templates take JSON values only: {error}.") from error
+
+
+def _with_reasoning(message: dict[str, Any]) -> dict[str, Any]:
+    """Templates differ in what they call a turn's reasoning; like transformers, offer it under both common names."""
+    names = ("reasoning_content", "thinking", "reasoning")
+    reasoning = next((message[name] for name in names if message.get(name) is not None), None)
+    return message if reasoning is None else {"thinking": reasoning, **message, "reasoning_content": reasoning}
+
+
+@lru_cache(maxsize=16)
+def _compiled(template: str) -> jinja2.Template:
+    return _environment().from_string(template)
+
+
+@lru_cache(maxsize=1)
+def _environment() -> jinja2.Environment:
+    from jinja2.ext import loopcontrols
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    # Templates come with downloaded models: they run sandboxed, and cannot change what they are given.
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_generation_block(), loopcontrols]
+    )
+    environment.filters["tojson"] = _tojson
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = _strftime_now
+    return environment
+
+
+def _generation_block() -> type[jinja2.ext.Extension]:
+    """`{% generation %}` marks the assistant's text for training; in a prompt its body is simply rendered."""
+    from jinja2 import nodes
+    from jinja2.ext import Extension
+    from jinja2.parser import Parser
+
+    class GenerationBlock(Extension):
+        tags = frozenset({"generation"})  # type: ignore[assignment]
+
+        def parse(self, parser: Parser) -> nodes.Node:
+            line = next(parser.stream).lineno
+            body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+            return nodes.Scope(body, lineno=line)
+
+    return GenerationBlock
+
+
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Jinja's own tojson escapes HTML, which models were not trained on."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _raise_exception(message: str) -> None:
+    from jinja2 import TemplateError
+
+    raise TemplateError(message)
+
+
+def _strftime_now(form: str) -> str:
+    return datetime.now().strftime(form)

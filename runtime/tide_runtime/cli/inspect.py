@@ -1,0 +1,219 @@
+"""``tide-inspect``: what is in a bundle, as tables or JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from itertools import pairwise
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from tide_runtime.bundle import Bundle
+from tide_runtime.cli.errors import run_app
+from tide_runtime.manifest import Manifest
+
+app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
+_DTYPE_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2}
+_BAR_CHARACTERS = 48
+
+
+@app.command()
+def inspect(
+    bundle: Annotated[Path, typer.Argument(help="The bundle's directory, as `tide-export --out` wrote it.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print the facts as one JSON object.")] = False,
+    verify: Annotated[bool, typer.Option(help="Compare the bundle's files with their SHA-256.")] = True,
+) -> None:
+    """Show a bundle: model, segments, checkpoints, targets, tokenizer, generation defaults."""
+    facts = bundle_facts(Bundle.open(bundle, verify=verify).manifest)
+    if as_json:
+        print(json.dumps(facts, ensure_ascii=False, indent=1))
+        return
+    console = Console(markup=False, highlight=False, emoji=False)  # names with [brackets] are shown as they are
+    for table in _tables(facts):
+        console.print(table)
+
+
+def bundle_facts(manifest: Manifest) -> dict[str, Any]:
+    """The facts as JSON values; sizes in bytes, cache sizes per row."""
+    model = manifest.model
+    tokenizer, generation = manifest.tokenizer, manifest.generation
+    return {
+        "model": {
+            "name": model.name,
+            "source": model.source,
+            "revision": model.revision,
+            "architecture": model.architecture,
+            "model_type": model.model_type,
+            "parameters": model.parameters,
+            "num_layers": model.num_layers,
+            "hidden_size": model.hidden_size,
+            "vocab_size": model.vocab_size,
+            "max_position_embeddings": model.max_position_embeddings,
+            "fingerprint": model.fingerprint,
+        },
+        "schema": manifest.schema,
+        "created": manifest.created,
+        "dtype": manifest.dtype,
+        "max_seq_len": manifest.max_seq_len,
+        "kv_cache_bytes_per_row": kv_cache_bytes(manifest),
+        "bundle_bytes": sum(info.bytes for info in manifest.files.values()),
+        "checkpoints": manifest.checkpoints,
+        "graphs": [
+            {
+                "name": graph.name,
+                "layers": graph.layers,
+                "parameters": graph.parameters,
+                "inputs": len(graph.inputs),
+                "outputs": len(graph.outputs),
+                "file_bytes": {name: manifest.files[t.graphs[graph.name]].bytes for name, t in manifest.targets.items()},
+            }
+            for graph in manifest.graphs
+        ],
+        "targets": {name: _target_facts(manifest, name) for name in manifest.targets},
+        "tokenizer": None
+        if tokenizer is None
+        else {
+            "file": tokenizer.file,
+            "chat_template": tokenizer.chat_template,
+            "special_tokens": tokenizer.special_tokens,
+        },
+        "generation": {
+            "eos_token_ids": generation.eos_token_ids,
+            "temperature": generation.temperature,
+            "top_k": generation.top_k,
+            "top_p": generation.top_p,
+            "repetition_penalty": generation.repetition_penalty,
+        },
+        "tools": manifest.tools,
+    }
+
+
+def kv_cache_bytes(manifest: Manifest) -> int:
+    """KV cache bytes of one row of ``max_seq_len`` tokens, all layers."""
+    per_token = sum(layer.heads * (layer.key_dim + layer.value_dim) for layer in manifest.kv)
+    return per_token * manifest.max_seq_len * _DTYPE_BYTES[manifest.dtype]
+
+
+def _target_facts(manifest: Manifest, name: str) -> dict[str, Any]:
+    target = manifest.targets[name]
+    graphs = set(target.graphs.values())
+    folders = {Path(file).parent for file in graphs}
+    every_graph = {file for other in manifest.targets.values() for file in other.graphs.values()}
+    # External weights lie beside the graphs that refer to them.
+    weights = sorted(f for f in manifest.files if Path(f).parent in folders and f not in every_graph)
+    return {
+        "backend": target.backend,
+        "files": sorted(graphs) + weights,
+        "graph_bytes": sum(manifest.files[file].bytes for file in graphs),
+        "weight_bytes": sum(manifest.files[file].bytes for file in weights),
+        "passes": target.passes,
+    }
+
+
+def _tables(facts: dict[str, Any]) -> list[Table]:
+    model, targets = facts["model"], facts["targets"]
+    return [
+        _pairs(
+            "Model",
+            {
+                "name": model["name"],
+                "source": model["source"] + (f" @ {model['revision']}" if model["revision"] else ""),
+                "architecture": f"{model['architecture']} ({model['model_type']})",
+                "parameters": f"{model['parameters']:,}",
+                "layers × hidden": f"{model['num_layers']} × {model['hidden_size']}",
+                "vocabulary": f"{model['vocab_size']:,} tokens",
+                "dtype": facts["dtype"],
+                "max_seq_len": f"{facts['max_seq_len']:,} tokens (model: {model['max_position_embeddings']:,})",
+                "KV cache": f"{_size(facts['kv_cache_bytes_per_row'])} per row at max_seq_len",
+                "bundle": f"{_size(facts['bundle_bytes'])}, schema {facts['schema']}, made {facts['created']}",
+                "fingerprint": model["fingerprint"],
+            },
+        ),
+        _segments_table(facts),
+        _pairs("Checkpoints", {"depth": depth_bar(model["num_layers"], facts["checkpoints"])}),
+        _targets_table(targets),
+        _pairs("Tokenizer", _tokenizer_rows(facts["tokenizer"])),
+        _pairs("Generation defaults", {name: _listed(value) for name, value in facts["generation"].items()}),
+        _pairs("Made with", facts["tools"]),
+    ]
+
+
+def _segments_table(facts: dict[str, Any]) -> Table:
+    columns = ["graph", "layers", "parameters", *(f"{name} file" for name in facts["targets"]), "inputs", "outputs"]
+    table = _table("Segments", columns, right=columns[2:])
+    for graph in facts["graphs"]:
+        layers = "" if graph["layers"] is None else f"{graph['layers'][0]}–{graph['layers'][1] - 1}"
+        files = [_size(size) for size in graph["file_bytes"].values()]
+        table.add_row(graph["name"], layers, f"{graph['parameters']:,}", *files, str(graph["inputs"]), str(graph["outputs"]))
+    return table
+
+
+def _targets_table(targets: dict[str, Any]) -> Table:
+    table = _table("Targets", ["target", "backend", "files", "graphs", "weights", "passes (times applied)"])
+    for name, target in targets.items():
+        passes = ", ".join(f"{label} {count}" for label, count in target["passes"].items())
+        sizes = _size(target["graph_bytes"]), _size(target["weight_bytes"])
+        table.add_row(name, target["backend"], str(len(target["files"])), *sizes, passes)
+    return table
+
+
+def _tokenizer_rows(tokenizer: dict[str, Any] | None) -> dict[str, str]:
+    if tokenizer is None:
+        return {"tokenizer": "none: give token ids instead of text"}
+    return {
+        "file": tokenizer["file"],
+        "chat template": tokenizer["chat_template"] or "none",
+        "special tokens": _listed(f"{name} {token}" for name, token in tokenizer["special_tokens"].items()),
+    }
+
+
+def depth_bar(num_layers: int, checkpoints: list[int]) -> str:
+    """The layers as a line, cut at the checkpoints: ``━━┃━━`` and below it ``4 layers, checkpoints after 2``."""
+    width = max(1, _BAR_CHARACTERS // num_layers)
+    edges = [0, *checkpoints, num_layers]
+    bar = "┃".join("━" * (width * (end - first)) for first, end in pairwise(edges))
+    after = f"checkpoints after {_listed(checkpoints)}" if checkpoints else "no checkpoints"
+    return f"{bar}\n{num_layers} layers, {after}"
+
+
+def _table(title: str, columns: list[str], right: Iterable[str] = ()) -> Table:
+    table = Table(title=title, title_justify="left", title_style="bold")
+    numeric = set(right)
+    for column in columns:
+        table.add_column(column, justify="right" if column in numeric else "left", overflow="fold")
+    return table
+
+
+def _pairs(title: str, rows: dict[str, str]) -> Table:
+    table = Table(title=title, title_justify="left", title_style="bold", show_header=False)
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, value in rows.items():
+        table.add_row(name, value)
+    return table
+
+
+def _listed(values: Any) -> str:
+    if isinstance(values, str | int | float):
+        return str(values)
+    return ", ".join(map(str, values)) or "none"
+
+
+def _size(count: int) -> str:
+    for unit, factor in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if count >= factor:
+            return f"{count / factor:.1f} {unit}"
+    return f"{count} B"
+
+
+def main() -> None:
+    """Entry point of ``tide-inspect``."""
+    run_app(app)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,192 @@
+"""``tide-run``: generate text from a bundle, streamed to the terminal."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from tide_runtime.backends.threads import ThreadOptions
+from tide_runtime.cli.errors import run_app
+from tide_runtime.engine import Engine, EngineOptions
+from tide_runtime.errors import PromptError
+from tide_runtime.manifest import Manifest
+from tide_runtime.params import GenerationParams
+from tide_runtime.results import Generation
+from tide_runtime.sampling import TokenLogprob
+from tide_runtime.text import Tokenizer
+
+app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
+_PARAMS, _ENGINE = GenerationParams(), EngineOptions()
+_MODELS = "Default: the model's own."
+
+
+@app.command()
+def run(
+    bundle: Annotated[Path, typer.Argument(help="The bundle's directory, as `tide-export --out` wrote it.")],
+    prompt: Annotated[
+        str | None, typer.Argument(help="The prompt; `-`, or none with a pipe on stdin, reads it from there.")
+    ] = None,
+    max_new_tokens: Annotated[int, typer.Option(help="Tokens to generate at most.")] = _PARAMS.max_new_tokens,
+    temperature: Annotated[float | None, typer.Option(help=f"0 takes the likeliest token always. {_MODELS}")] = None,
+    top_k: Annotated[int | None, typer.Option(help=f"Sample among the k likeliest tokens; 0 is off. {_MODELS}")] = None,
+    top_p: Annotated[
+        float | None, typer.Option(help=f"Sample among the fewest tokens with this probability; 1 is off. {_MODELS}")
+    ] = None,
+    min_p: Annotated[
+        float, typer.Option(help="Drop tokens less likely than this times the likeliest; 0 is off.")
+    ] = _PARAMS.min_p,
+    repetition_penalty: Annotated[
+        float | None, typer.Option(help=f"Above 1, tokens seen before become less likely; 1 is off. {_MODELS}")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Makes sampling reproducible. Default: another one each time.")] = None,
+    stop: Annotated[
+        list[str] | None, typer.Option(help="Text that ends the output, not shown; repeatable. Default: none.")
+    ] = None,
+    logprobs: Annotated[
+        int, typer.Option(help="Report log-probabilities of this many likeliest tokens too; needs --json.")
+    ] = _PARAMS.logprobs,
+    ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Generate past end-of-sequence tokens.")] = False,
+    chat: Annotated[
+        bool,
+        typer.Option("--chat", help="The prompt is a user's message; without one, chat on the terminal, turn by turn."),
+    ] = False,
+    system: Annotated[str | None, typer.Option(help="System message of the chat. Default: none.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object at the end instead of text.")] = False,
+    policy: Annotated[str, typer.Option(help="Depth policy.")] = _ENGINE.policy,
+    target: Annotated[str, typer.Option(help="Target of the bundle; auto: the best for this machine.")] = (_ENGINE.target),
+    threads: Annotated[int, typer.Option(help="Threads of ONNX Runtime; 0: one per core.")] = _ENGINE.threads.count,
+    verify: Annotated[bool, typer.Option(help="Compare the bundle's files with their SHA-256 first.")] = _ENGINE.verify,
+) -> None:
+    """Generate text from a bundle. Text streams to stdout; speed and depth follow on stderr.
+
+    Example: `tide-run engine/ "def main():" --max-new-tokens 64`
+    """
+    if system is not None and not chat:
+        raise typer.BadParameter("a system message belongs to a chat; add --chat", param_hint="--system")
+    if logprobs and not as_json:
+        raise typer.BadParameter("log-probabilities are part of the JSON output; add --json", param_hint="--logprobs")
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a Latin-1 terminal shows ? for 漢 instead of failing
+    text = _read_prompt(prompt, interactive=chat and not as_json)
+    # The process belongs to this command, so all sessions share one thread pool.
+    options = EngineOptions(target=target, policy=policy, threads=ThreadOptions(threads, shared=True), verify=verify, max_batch=1)
+    given = dict(temperature=temperature, top_k=top_k, top_p=top_p, repetition_penalty=repetition_penalty)
+    with Engine.load(bundle, options) as engine:
+        params = engine.default_params(
+            max_new_tokens=max_new_tokens,
+            min_p=min_p,
+            seed=seed,
+            stop=tuple(stop or ()),
+            logprobs=logprobs,
+            ignore_eos=ignore_eos,
+            **{name: value for name, value in given.items() if value is not None},
+        )
+        opening = [{"role": "system", "content": system}] if system is not None else []
+        if text is None:
+            _converse(engine, params, opening)
+            return
+        ids = engine.chat_prompt([*opening, {"role": "user", "content": text}]) if chat else text
+        if as_json:
+            print(json.dumps(_as_json(engine, engine.generate(ids, params)[0]), ensure_ascii=False), flush=True)
+        else:
+            _report(engine.manifest, _stream(engine, ids, params))
+
+
+def _read_prompt(prompt: str | None, interactive: bool) -> str | None:
+    """The prompt from the argument or stdin; None means a conversation on the terminal."""
+    if prompt is not None and prompt != "-":
+        return prompt
+    if prompt is None and sys.stdin.isatty():
+        if interactive:
+            return None
+        raise PromptError('no prompt given; add one in quotes, such as "def main():", or pipe it into stdin')
+    try:
+        return sys.stdin.read()
+    except UnicodeDecodeError as error:
+        raise PromptError(f"the prompt on stdin is not {error.encoding} text ({error}); convert it") from error
+
+
+def _converse(engine: Engine, params: GenerationParams, messages: list[dict[str, str]]) -> None:
+    """A chat on the terminal, turn by turn, until Ctrl-D."""
+    engine.chat_prompt([{"role": "user", "content": "hello"}])  # a model without template says so before you type
+    while True:
+        try:
+            said = input("> ")
+        except EOFError:
+            print()
+            return
+        if not said.strip():
+            continue
+        messages.append({"role": "user", "content": said})
+        generation = _stream(engine, engine.chat_prompt(messages), params)
+        _report(engine.manifest, generation)
+        messages.append({"role": "assistant", "content": generation.text or ""})
+
+
+def _stream(engine: Engine, prompt: str | Sequence[int], params: GenerationParams) -> Generation:
+    """Show the text as it comes, or the token ids when the bundle has no tokenizer."""
+    generation: Generation | None = None
+    for chunk in engine.stream(prompt, params):
+        print(chunk.text if engine.tokenizer is not None else f"{chunk.token_id} ", end="", flush=True)
+        generation = chunk.generation
+    print(flush=True)
+    assert generation is not None  # the last chunk of every stream carries it
+    return generation
+
+
+def _report(manifest: Manifest, generation: Generation) -> None:
+    stats, layers = generation.stats, manifest.model.num_layers
+    depth = f"{stats.layers_per_token:.1f} of {layers} layers per token" if stats.new_tokens > 1 else "no decode step"
+    parts = [
+        f"prompt {stats.prompt_tokens} tokens",
+        f"new {stats.new_tokens} tokens",
+        f"first token {stats.time_to_first_token * 1e3:.0f} ms",
+        f"{stats.tokens_per_second:.1f} tokens/s",
+        f"depth {depth}",
+        f"policy {stats.policy}",
+        f"finish {generation.finish_reason}",
+    ]
+    Console(stderr=True, markup=False, highlight=False, soft_wrap=True).print(" · ".join(parts), style="dim")
+
+
+def _as_json(engine: Engine, generation: Generation) -> dict[str, Any]:
+    stats = generation.stats
+    return {
+        "text": generation.text,
+        "token_ids": list(generation.token_ids),
+        "finish_reason": generation.finish_reason,
+        "logprobs": [_logprob(engine.tokenizer, entry) for entry in generation.logprobs],
+        "stats": {
+            "prompt_tokens": stats.prompt_tokens,
+            "new_tokens": stats.new_tokens,
+            "time_to_first_token_ms": stats.time_to_first_token * 1e3,
+            "tokens_per_second": stats.tokens_per_second,
+            "layers_per_token": stats.layers_per_token,
+            "num_layers": engine.manifest.model.num_layers,
+            "policy": stats.policy,
+        },
+    }
+
+
+def _logprob(tokenizer: Tokenizer | None, entry: TokenLogprob) -> dict[str, Any]:
+    def one(token: int, logprob: float) -> dict[str, Any]:
+        text = None if tokenizer is None else tokenizer.decode([token], skip_special_tokens=False)
+        return {"id": token, "text": text, "logprob": logprob}
+
+    return {**one(entry.token, entry.logprob), "top": [one(*pair) for pair in entry.top]}
+
+
+def main() -> None:
+    """Entry point of ``tide-run``."""
+    run_app(app)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,223 @@
+"""The public API: load a bundle, generate from it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from tide_runtime.backends import load_backend
+from tide_runtime.backends.base import Slots
+from tide_runtime.backends.threads import ThreadOptions
+from tide_runtime.bundle import Bundle
+from tide_runtime.chat import render_chat
+from tide_runtime.errors import ParamsError, PromptError, TideError
+from tide_runtime.manifest import Manifest
+from tide_runtime.params import GenerationParams
+from tide_runtime.policies import make_policy
+from tide_runtime.results import Chunk, Generation, finished
+from tide_runtime.row import Row
+from tide_runtime.sampling import Sampler
+from tide_runtime.scheduler import TokenEvent, run
+from tide_runtime.text import TextStream, Tokenizer
+
+Prompt = str | Sequence[int]
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """How an engine runs. Defaults suit embedding in a service.
+
+    Args:
+        target: which target of the bundle; ``auto`` takes the best one for this machine.
+        policy: depth policy, ``full``.
+        max_batch: rows that run at once; more prompts wait for a free slot.
+        prefill_chunk: prompt tokens per prefill step.
+        threads: ONNX Runtime's threads (see `ThreadOptions`).
+        verify: compare the bundle's files with their SHA-256 when loading.
+    """
+
+    target: str = "auto"
+    policy: str = "full"
+    max_batch: int = 16
+    prefill_chunk: int = 256
+    threads: ThreadOptions = field(default_factory=ThreadOptions)
+    verify: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("max_batch", "prefill_chunk"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < 1:
+                raise ParamsError(f"{name} is {value!r}; set it to an integer >= 1")
+
+
+class Engine:
+    """A loaded bundle.
+
+    Thread-safe: any number of threads may call `generate` and `stream` at once. Weights are shared; each call takes KV
+    caches of its own from a pool (and gives them back), so concurrent calls neither wait for nor see each other.
+    """
+
+    def __init__(self, bundle: Bundle, options: EngineOptions) -> None:
+        self.bundle = bundle
+        self.manifest: Manifest = bundle.manifest
+        self.options = options
+        self.target = _choose_target(bundle.manifest, options.target)
+        self.policy = make_policy(options.policy, bundle.manifest, options.prefill_chunk)
+        self.backend = load_backend(bundle, self.target, options.threads)
+        info = bundle.manifest.tokenizer
+        self.tokenizer = Tokenizer.from_file(bundle.path(info.file)) if info is not None else None
+        self._template = bundle.text(info.chat_template) if info is not None and info.chat_template is not None else None
+        self._check_tokenizer()
+        self._idle: list[Slots] = []
+        self._lock = threading.Lock()
+        self._closed = False
+
+    @classmethod
+    def load(cls, directory: str | Path, options: EngineOptions | None = None) -> Engine:
+        """Load the bundle in ``directory``. Raises BundleError when it is broken, TargetError when it cannot run here."""
+        options = options or EngineOptions()
+        return cls(Bundle.open(directory, verify=options.verify), options)
+
+    def generate(self, prompts: Prompt | Sequence[Prompt], params: GenerationParams | None = None) -> list[Generation]:
+        """Generate for one prompt or several (strings or token ids), rows of any length together; results in their order.
+
+        Raises PromptError for an empty or too long prompt or ids outside the vocabulary, before anything is computed.
+        """
+        several = [prompts] if isinstance(prompts, str) or _is_ids(prompts) else list(prompts)
+        rows = [self._row(i, prompt, params or GenerationParams()) for i, prompt in enumerate(several)]  # type: ignore[arg-type]
+        with self._slots(len(rows)) as slots:
+            for _ in run(self.policy, slots, rows):
+                pass
+        return [finished(row, self.policy.name) for row in rows]
+
+    def stream(self, prompt: Prompt, params: GenerationParams | None = None) -> Iterator[Chunk]:
+        """Generate for one prompt, a chunk per token as soon as it is final; closing the iterator cancels the rest."""
+        row = self._row(0, prompt, params or GenerationParams())
+
+        def chunks() -> Iterator[Chunk]:
+            with self._slots(1) as slots:
+                for event in run(self.policy, slots, [row]):
+                    yield self._chunk(event)
+
+        return chunks()
+
+    def chat_prompt(self, messages: Sequence[Mapping[str, str]], **extra: Any) -> list[int]:
+        """Token ids of a chat in the model's own template, ready for the assistant's turn.
+
+        Raises PromptError when the bundle has no template or a message is malformed.
+        """
+        if self._template is None or self.tokenizer is None or self.manifest.tokenizer is None:
+            raise PromptError("this model has no chat template; give a plain prompt instead")
+        special = self.manifest.tokenizer.special_tokens
+        text = render_chat(self._template, messages, special_tokens=special, **extra)
+        return self.tokenizer.encode(text, add_special_tokens=False)
+
+    def default_params(self, **changes: Any) -> GenerationParams:
+        """The generation defaults that the model's authors ship, with ``changes``."""
+        info = self.manifest.generation
+        defaults = dict(
+            temperature=info.temperature, top_k=info.top_k, top_p=info.top_p, repetition_penalty=info.repetition_penalty
+        )
+        return GenerationParams(**{**defaults, **changes})
+
+    def close(self) -> None:
+        """Release the caches. Calls in progress finish; later ones raise."""
+        with self._lock:
+            self._closed = True
+            self._idle.clear()
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def _row(self, index: int, prompt: Prompt, params: GenerationParams) -> Row:
+        ids = self._prompt_ids(prompt)
+        if params.stop and self.tokenizer is None:
+            raise ParamsError("stop strings need a tokenizer, which this bundle has not; use eos_token_ids")
+        slots, vocab = self.manifest.max_seq_len, self.manifest.model.vocab_size
+        eos = params.eos_token_ids if params.eos_token_ids is not None else self.manifest.generation.eos_token_ids
+        # One token more than the cache holds can be generated: the last one is never written back.
+        tokens = np.zeros(min(len(ids) + params.max_new_tokens, slots + 1), np.int64)
+        tokens[: len(ids)] = ids
+        return Row(
+            index=index,
+            tokens=tokens,
+            end=len(ids),
+            prompt_tokens=len(ids),
+            params=params,
+            eos=frozenset(eos),
+            sampler=Sampler(params, vocab, index),
+            text=TextStream(self.tokenizer, params.stop) if self.tokenizer is not None else None,
+            cache_slots=slots,
+        )
+
+    def _prompt_ids(self, prompt: Prompt) -> list[int]:
+        if isinstance(prompt, str):
+            if self.tokenizer is None:
+                raise PromptError("this bundle has no tokenizer; give token ids instead of text")
+            ids = self.tokenizer.encode(prompt)
+        else:
+            ids = list(prompt)
+        vocab, slots = self.manifest.model.vocab_size, self.manifest.max_seq_len
+        if not ids:
+            raise PromptError("the prompt is empty; give at least one token (a model's BOS token will do)")
+        for token in ids:
+            if not isinstance(token, int | np.integer) or not 0 <= token < vocab:
+                raise PromptError(f"the prompt has the token id {token!r}, expected integers from 0 to {vocab - 1}")
+        if len(ids) > slots:
+            raise PromptError(
+                f"the prompt has {len(ids)} tokens, the KV cache {slots} slots; shorten it, "
+                f"or export with --max-seq-len {len(ids)} or more"
+            )
+        return ids
+
+    @contextmanager
+    def _slots(self, rows: int) -> Iterator[Slots]:
+        """KV caches for up to ``rows`` rows, from the pool when one is large enough."""
+        wanted = min(max(rows, 1), self.options.max_batch)
+        with self._lock:
+            if self._closed:
+                raise TideError("the engine is closed; load it again")
+            fitting = [s for s in self._idle if s.capacity >= wanted]
+            slots = min(fitting, key=lambda s: s.capacity) if fitting else None
+            if slots is not None:
+                self._idle.remove(slots)
+        slots = slots or self.backend.slots(wanted)
+        try:
+            yield slots
+        finally:
+            with self._lock:
+                if not self._closed:
+                    self._idle.append(slots)
+
+    def _chunk(self, event: TokenEvent) -> Chunk:
+        row = event.row
+        done = finished(row, self.policy.name) if row.finish_reason is not None else None
+        return Chunk(event.text, event.token, done)
+
+    def _check_tokenizer(self) -> None:
+        vocab = self.manifest.model.vocab_size
+        if self.tokenizer is not None and self.tokenizer.vocab_size > vocab:
+            raise PromptError(
+                f"the tokenizer has {self.tokenizer.vocab_size} tokens, the model's vocabulary {vocab}: "
+                "tokenizer.json belongs to another model; export the bundle again"
+            )
+
+
+def _choose_target(manifest: Manifest, wanted: str) -> str:
+    if wanted != "auto":
+        return wanted
+    return "cpu" if "cpu" in manifest.targets else next(iter(manifest.targets), "cpu")
+
+
+def _is_ids(prompts: object) -> bool:
+    return isinstance(prompts, Sequence) and len(prompts) > 0 and isinstance(prompts[0], int | np.integer)

@@ -1,0 +1,47 @@
+"""Everything the runtime raises on purpose. A message says what was wrong, what was expected, and what to do."""
+
+
+class TideError(Exception):
+    """Base of all errors meant for the user; the command line prints the message and exits with `exit_code`."""
+
+    exit_code = 2
+
+
+class BundleError(TideError):
+    """A bundle, or a file in it, is missing, corrupt, or of a version this runtime does not support."""
+
+
+class UnsupportedModelError(TideError):
+    """The model's architecture, or a feature it uses, cannot be compiled."""
+
+
+class PromptError(TideError):
+    """A prompt or chat is empty, too long, malformed, or has token ids outside the vocabulary."""
+
+
+class ParamsError(TideError, ValueError):
+    """A generation parameter or a configuration value is outside its allowed range."""
+
+
+class OutputError(TideError):
+    """Output cannot be written: the directory already exists, or the disk is full."""
+
+
+class TargetError(TideError):
+    """A target cannot be built or run on this machine."""
+
+
+class VerificationError(TideError):
+    """A bundle's outputs differ from the eager model's."""
+
+
+class CacheFullError(TideError):
+    """The KV cache has no room for another token."""
+
+
+class NumericsError(TideError):
+    """The model produced logits no token can be chosen from: NaN, or an infinite maximum."""
+
+
+class ModelFilesError(TideError):
+    """A model directory or hub id cannot be read: missing, incomplete, truncated, or pickled weights."""

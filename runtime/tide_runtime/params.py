@@ -1,0 +1,97 @@
+"""What a caller may ask of one generation: length, sampling, stopping, log-probabilities."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from numbers import Integral, Real
+
+from tide_runtime.errors import ParamsError
+
+
+@dataclass(frozen=True)
+class GenerationParams:
+    """Parameters of one generation; checked on construction, `ParamsError` names the field and its allowed range.
+
+    Args:
+        max_new_tokens: tokens to generate at most, >= 1.
+        temperature: 0 is greedy; above 0, logits are divided by it before sampling.
+        top_k: sample among the k likeliest tokens; 0 is off.
+        top_p: sample among the fewest tokens whose probabilities reach this sum, in (0, 1]; 1 is off.
+        min_p: drop tokens less likely than `min_p` times the likeliest, in [0, 1]; 0 is off.
+        repetition_penalty: > 0; above 1 makes tokens of the prompt and output less likely; 1 is off.
+        seed: makes sampling reproducible, >= 0; None draws a fresh seed.
+        stop: strings that end the text; the text shown ends before them.
+        eos_token_ids: token ids that end the text; None uses the model's.
+        ignore_eos: keep generating past end-of-sequence tokens.
+        logprobs: how many of the likeliest tokens to report besides the chosen one; 0 reports none.
+    """
+
+    max_new_tokens: int = 256
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    eos_token_ids: tuple[int, ...] | None = None
+    ignore_eos: bool = False
+    logprobs: int = 0
+
+    def __post_init__(self) -> None:
+        self._store_tuples()
+        self._check_integers()
+        self._check_numbers()
+        self._check_stopping()
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the likeliest token is always taken (temperature 0)."""
+        return self.temperature == 0
+
+    def _store_tuples(self) -> None:
+        """Lists, as JSON gives them, become tuples, so that equal params stay equal and hashable."""
+        for field in ("stop", "eos_token_ids"):
+            if isinstance(value := getattr(self, field), list):
+                object.__setattr__(self, field, tuple(value))
+
+    def _check_integers(self) -> None:
+        _require(_is_int(self.max_new_tokens, 1), "max_new_tokens", self.max_new_tokens, "an integer >= 1")
+        _require(_is_int(self.top_k, 0), "top_k", self.top_k, "an integer >= 0 (0 is off)")
+        _require(_is_int(self.logprobs, 0), "logprobs", self.logprobs, "an integer >= 0 (0 reports none)")
+        _require(self.seed is None or _is_int(self.seed, 0), "seed", self.seed, "an integer >= 0, or None")
+
+    def _check_numbers(self) -> None:
+        t, p, m, r = self.temperature, self.top_p, self.min_p, self.repetition_penalty
+        _require(_is_number(t) and t >= 0, "temperature", t, "a finite number >= 0 (0 is greedy)")
+        _require(_is_number(p) and 0 < p <= 1, "top_p", p, "a number in (0, 1] (1 is off)")
+        _require(_is_number(m) and 0 <= m <= 1, "min_p", m, "a number in [0, 1] (0 is off)")
+        _require(_is_number(r) and r > 0, "repetition_penalty", r, "a finite number > 0 (1 is off)")
+
+    def _check_stopping(self) -> None:
+        strings, ids = self.stop, self.eos_token_ids
+        valid = isinstance(strings, tuple) and all(isinstance(text, str) and text for text in strings)
+        _require(valid, "stop", strings, 'a tuple of non-empty strings, such as ("###",)')
+        valid = ids is None or (isinstance(ids, tuple) and _all_token_ids(ids))
+        _require(valid, "eos_token_ids", ids, "a tuple of token ids >= 0, or None for the model's")
+        _require(isinstance(self.ignore_eos, bool), "ignore_eos", self.ignore_eos, "True or False")
+
+
+def _require(valid: bool, field: str, value: object, allowed: str) -> None:
+    if not valid:
+        raise ParamsError(f"{field} is {value!r}; set it to {allowed}.")
+
+
+def _is_int(value: object, least: int) -> bool:
+    # bool is an int to Python, but top_k=True is a mistake.
+    return isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= least
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _all_token_ids(ids: Iterable[object]) -> bool:
+    return all(_is_int(token, 0) for token in ids)

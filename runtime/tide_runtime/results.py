@@ -1,0 +1,60 @@
+"""What generation returns: whole results, streamed chunks, and the figures of a request."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tide_runtime.row import FinishReason, Row
+from tide_runtime.sampling import TokenLogprob
+
+
+@dataclass(frozen=True)
+class RequestStats:
+    """Times in seconds. ``layers_per_token``: decoder layers launched per token after the first, counted at the backend."""
+
+    prompt_tokens: int
+    new_tokens: int
+    time_to_first_token: float
+    decode_time: float
+    layers_per_token: float
+    policy: str
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Decode speed: tokens after the first over the time they took."""
+        return (self.new_tokens - 1) / self.decode_time if self.decode_time > 0 else 0.0
+
+
+@dataclass(frozen=True)
+class Generation:
+    """One finished row. ``text`` is None when the bundle has no tokenizer; ``logprobs`` is empty unless asked for."""
+
+    text: str | None
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason
+    logprobs: tuple[TokenLogprob, ...]
+    stats: RequestStats
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """One streamed token. ``text`` may be empty (a character or stop string is incomplete); ``generation`` ends the stream."""
+
+    text: str
+    token_id: int
+    generation: Generation | None = None
+
+
+def finished(row: Row, policy: str) -> Generation:
+    """The result of a finished row."""
+    assert row.finish_reason is not None
+    stats = RequestStats(
+        prompt_tokens=row.prompt_tokens,
+        new_tokens=len(row.new_tokens),
+        time_to_first_token=row.first_token - row.submitted,
+        decode_time=row.finished - row.first_token,
+        layers_per_token=row.layers_run / max(1, len(row.new_tokens) - 1),
+        policy=policy,
+    )
+    text = None if row.text is None else "".join(row.pieces)
+    return Generation(text, tuple(map(int, row.new_tokens)), row.finish_reason, tuple(row.logprobs), stats)

@@ -1,0 +1,94 @@
+"""One sequence being generated: its tokens, where it stands in the cache, and when it is finished."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tide_runtime.params import GenerationParams
+from tide_runtime.sampling import Sampler, TokenLogprob
+from tide_runtime.text import TextStream
+
+FinishReason = Literal["eos", "stop", "length", "cache_full", "cancelled"]
+
+
+@dataclass
+class Row:
+    """``tokens`` holds prompt and output; the first ``length`` of them are in the KV cache of slot ``slot``.
+
+    ``layers_run``: decoder layers launched in the decode steps this row took part in.
+    """
+
+    index: int
+    tokens: NDArray[np.int64]  # [prompt + max_new_tokens], filled up to ``end``
+    end: int
+    prompt_tokens: int
+    params: GenerationParams
+    eos: frozenset[int]
+    sampler: Sampler
+    text: TextStream | None
+    cache_slots: int
+    slot: int = -1
+    length: int = 0
+    layers_run: int = 0
+    finish_reason: FinishReason | None = None
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    pieces: list[str] = field(default_factory=list)
+    submitted: float = field(default_factory=perf_counter)
+    first_token: float = 0.0
+    finished: float = 0.0
+
+    @property
+    def last_token(self) -> int:
+        return int(self.tokens[self.end - 1])
+
+    @property
+    def new_tokens(self) -> NDArray[np.int64]:
+        return self.tokens[self.prompt_tokens : self.end]
+
+    def choose(self, logits: NDArray[np.floating], likeliest: int) -> int:
+        """The next token from ``logits`` [V]; ``likeliest`` is their argmax as the head computed it."""
+        params = self.params
+        if params.greedy and params.repetition_penalty == 1.0:
+            # A NaN wins every argmax, so one look at the winner finds it.
+            token = likeliest if np.isfinite(logits[likeliest]) else self.sampler.sample(logits, self.tokens[: self.end])
+        else:
+            token = self.sampler.sample(np.asarray(logits, np.float32), self.tokens[: self.end])
+        if params.logprobs:
+            self.logprobs.append(self.sampler.logprobs(np.asarray(logits, np.float32), token, params.logprobs))
+        return token
+
+    def append(self, token: int) -> str:
+        """Take ``token`` as output; returns the text that may be shown now and sets ``finish_reason`` at an end."""
+        self.tokens[self.end] = token
+        self.end += 1
+        if not self.first_token:
+            self.first_token = perf_counter()
+        shown = ""
+        if token in self.eos and not self.params.ignore_eos:
+            self.finish_reason = "eos"
+        elif self.text is not None:
+            shown = self.text.push(token)
+            if self.text.stop_hit is not None:
+                self.finish_reason = "stop"
+        if self.finish_reason is None:
+            if len(self.new_tokens) >= self.params.max_new_tokens:
+                self.finish_reason = "length"
+            elif self.end > self.cache_slots:
+                self.finish_reason = "cache_full"
+        if self.finish_reason is not None:
+            shown = self._close(shown)
+        self.pieces.append(shown)
+        return shown
+
+    def cancel(self) -> None:
+        self.finish_reason = "cancelled"
+        self.finished = perf_counter()
+
+    def _close(self, shown: str) -> str:
+        self.finished = perf_counter()
+        return shown if self.text is None else shown + self.text.flush()

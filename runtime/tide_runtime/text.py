@@ -1,0 +1,200 @@
+"""Text to token ids and back, at once (`Tokenizer`) or as tokens arrive (`TextStream`)."""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tide_runtime.errors import BundleError, PromptError
+
+if TYPE_CHECKING:
+    import tokenizers
+
+REPLACEMENT = "\ufffd"  # what decoding gives for bytes that are not, or not yet, a UTF-8 character
+LONGEST_CHARACTER = 4  # bytes of a UTF-8 character, so also the tokens it can be spread over
+
+
+class Tokenizer:
+    """A model's tokenizer.json."""
+
+    def __init__(self, backend: tokenizers.Tokenizer) -> None:
+        # A tokenizer.json may carry the truncation or padding of its training; transformers resets both, too.
+        backend.no_truncation()
+        backend.no_padding()
+        self._backend = backend
+        added = backend.get_added_tokens_decoder()
+        self.special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
+        self.byte_ids = _byte_tokens(backend)
+
+    @classmethod
+    def from_file(cls, path: str | Path) -> Tokenizer:
+        """Raises `BundleError` if the file is missing or is not a tokenizer.json."""
+        import tokenizers
+
+        if not Path(path).is_file():
+            raise BundleError(f"No tokenizer at {path}; expected a tokenizer.json file. Export the bundle again.")
+        try:
+            return cls(tokenizers.Tokenizer.from_file(str(path)))
+        except Exception as error:  # the Rust library raises plain Exception, whatever is wrong with the file
+            raise BundleError(f"{path} is not a readable tokenizer.json ({error}). Export the bundle again.") from error
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of tokens, added ones included; a model's logits may be padded beyond it."""
+        return int(self._backend.get_vocab_size(with_added_tokens=True))
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of `text`. A rendered chat has its special tokens already: encode it with False."""
+        try:
+            return list(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)
+        except (TypeError, UnicodeEncodeError) as error:
+            raise PromptError(f"The prompt {text!a:.60} is not valid Unicode; pass text that is.") from error
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """Text of `ids`. Ids that have no token add nothing."""
+        try:
+            return str(self._backend.decode(list(ids), skip_special_tokens=skip_special_tokens))
+        except (OverflowError, TypeError) as error:
+            raise PromptError(f"Cannot decode the token ids ({error}); expected integers >= 0.") from error
+
+    def token(self, token_id: int) -> str | None:
+        """The vocabulary's entry for an id >= 0, undecoded (such as "Ġthe"); None where there is none."""
+        token: str | None = self._backend.id_to_token(token_id)
+        return token
+
+    def is_silent(self, token_id: int, skip_special_tokens: bool = True) -> bool:
+        """Whether decoding passes over the id: a skipped special token, or no token at all."""
+        return (skip_special_tokens and token_id in self.special_ids) or self.token(token_id) is None
+
+
+def _byte_tokens(backend: tokenizers.Tokenizer) -> dict[int, int]:
+    """Id to byte of sentencepiece's byte tokens, `<0x00>` to `<0xFF>`; empty if they are not decoded as bytes."""
+    if backend.decoder is None or b"ByteFallback" not in backend.decoder.__getstate__():
+        return {}
+    ids = {backend.token_to_id(f"<0x{byte:02X}>"): byte for byte in range(256)}
+    return {token_id: byte for token_id, byte in ids.items() if token_id is not None}
+
+
+class TextStream:
+    """Text of one row as its tokens arrive.
+
+    All text returned, joined, is the decode of all ids, cut before the first stop string to be completed. A character
+    whose bytes have not all arrived, or text that may become a stop string, is held back.
+
+    A token's text can depend on its neighbours (bytes of a character, sentencepiece's leading space), so each is
+    decoded with the previous piece of text as context: a few tokens, however long the text. One difference to decoding
+    at once: a byte-fallback decoder turns valid characters next to an invalid byte into U+FFFD; shown ones stay shown.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str] = (), skip_special_tokens: bool = True) -> None:
+        self._tokenizer = tokenizer
+        self._skip_special_tokens = skip_special_tokens
+        self._window: list[int] = []  # context, then pending tokens
+        self._context = 0  # how many tokens of the window are context
+        self._context_text = ""
+        self._character = codecs.getincrementaldecoder("utf-8")("replace")  # follows runs of byte tokens
+        self._stops = StopStrings(stop)
+        self._flushed = False
+
+    @property
+    def stop_hit(self) -> str | None:
+        """The stop string that ended the text, if one did."""
+        return self._stops.hit
+
+    @property
+    def finished(self) -> bool:
+        """Whether no more text will come: a stop string was completed, or the stream was flushed."""
+        return self._flushed or self.stop_hit is not None
+
+    def push(self, token_id: int) -> str:
+        """Adds a token; returns the text that may be shown now, often empty."""
+        if self.finished or self._tokenizer.is_silent(token_id, self._skip_special_tokens):
+            return ""
+        self._window.append(token_id)
+        end = len(self._window) - self._unfinished_bytes(token_id)
+        if end == self._context:
+            return ""
+        text = self._decode(self._window[:end])
+        if text.endswith(REPLACEMENT) and not self._tokenizer.byte_ids:
+            return self._stops.feed(self._take_settled(text))
+        return self._stops.feed(self._take(end, text))
+
+    def flush(self) -> str:
+        """Ends the stream; returns the text held back so far."""
+        if self.finished:
+            return ""
+        self._flushed = True
+        shown = self._stops.feed(self._take(len(self._window), self._decode(self._window)))
+        return shown + self._stops.drain()
+
+    def _unfinished_bytes(self, token_id: int) -> int:
+        """How many of the last tokens are byte tokens of a character that is not complete."""
+        byte = self._tokenizer.byte_ids.get(token_id)
+        if byte is None:
+            self._character.reset()
+            return 0
+        self._character.decode(bytes([byte]))
+        return len(self._character.getstate()[0])
+
+    def _decode(self, ids: list[int]) -> str:
+        return self._tokenizer.decode(ids, self._skip_special_tokens)
+
+    def _take(self, end: int, text: str) -> str:
+        """Text of the pending tokens before window position `end`, the new context; `text` is window[:end]'s."""
+        fresh = text[len(self._context_text) :]
+        if fresh:  # tokens without text (a stripped leading space) stay: what follows depends on them
+            self._window = self._window[self._context :]
+            self._context = end - self._context
+            self._context_text = self._decode(self._window[: self._context])
+        return fresh
+
+    def _take_settled(self, text: str) -> str:
+        """Text of pending byte-level tokens that the next one cannot change; the window's `text` ends in U+FFFD.
+
+        Up to four tokens may be one character in the making. More hold invalid bytes: the text is settled up to the
+        last token boundary that no character spans, where both sides decode to the same text apart as together.
+        """
+        pending = len(self._window) - self._context
+        if pending <= LONGEST_CHARACTER:
+            return ""
+        for end in range(len(self._window) - 1, len(self._window) - 1 - LONGEST_CHARACTER, -1):
+            head = self._decode(self._window[:end])
+            if head + self._decode(self._window[end:]) == text:
+                return self._take(end, head)
+        return ""
+
+
+class StopStrings:
+    """Finds stop strings in text that comes in pieces, holding back what may be the beginning of one."""
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self._stops = tuple(stops)
+        self._longest = max(map(len, self._stops), default=0)
+        self._held = ""
+        self.hit: str | None = None
+
+    def feed(self, piece: str) -> str:
+        """Adds text; returns what is certain to come before any stop string."""
+        text, self._held = self._held + piece, ""
+        # The first to end wins, whatever the pieces; of those that end together, the one that starts first.
+        found = min(((at + len(s), at, s) for s in self._stops if (at := text.find(s)) >= 0), default=None)
+        if found is not None:
+            _, start, self.hit = found
+            return text[:start]
+        certain = len(text) - self._possible_beginning(text)
+        self._held = text[certain:]
+        return text[:certain]
+
+    def drain(self) -> str:
+        """The text held back: the end has come, so it is no stop string."""
+        held, self._held = self._held, ""
+        return held
+
+    def _possible_beginning(self, text: str) -> int:
+        """Length of the longest end of `text` that a stop string begins with."""
+        for length in range(min(self._longest - 1, len(text)), 0, -1):
+            if any(stop.startswith(text[-length:]) for stop in self._stops):
+                return length
+        return 0

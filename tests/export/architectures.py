@@ -1,0 +1,110 @@
+"""Tiny random models of every supported architecture, built from configs: no download."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    CohereConfig,
+    FalconConfig,
+    Gemma2Config,
+    Gemma3TextConfig,
+    GemmaConfig,
+    GPT2Config,
+    GPTNeoXConfig,
+    GraniteConfig,
+    LlamaConfig,
+    MistralConfig,
+    MixtralConfig,
+    Olmo2Config,
+    OlmoConfig,
+    OPTConfig,
+    Phi3Config,
+    PhiConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen3Config,
+    Qwen3MoeConfig,
+    StableLmConfig,
+    Starcoder2Config,
+)
+
+VOCAB = 128
+LAYERS = 4
+MAX_POSITIONS = 128
+WINDOW = 8  # shorter than the prompts of the tests
+
+_BASE = dict(
+    vocab_size=VOCAB,
+    hidden_size=64,
+    intermediate_size=128,
+    num_hidden_layers=LAYERS,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    max_position_embeddings=MAX_POSITIONS,
+    bos_token_id=1,
+    eos_token_id=2,
+    pad_token_id=0,
+)
+_MHA = {**_BASE, "num_key_value_heads": 4}
+_NO_GQA = {k: v for k, v in _BASE.items() if k != "num_key_value_heads"}
+_IDS = dict(bos_token_id=1, eos_token_id=2)
+
+ARCHITECTURES: dict[str, Callable[[], PreTrainedConfig]] = {
+    "llama": lambda: LlamaConfig(**_BASE),
+    "mistral": lambda: MistralConfig(**_BASE, sliding_window=WINDOW),
+    "qwen2": lambda: Qwen2Config(**_BASE),
+    "qwen3": lambda: Qwen3Config(**_BASE, head_dim=32),
+    "gemma": lambda: GemmaConfig(**_BASE, head_dim=32),
+    "gemma2": lambda: Gemma2Config(
+        **_BASE, head_dim=32, sliding_window=WINDOW, attn_logit_softcapping=5.0, final_logit_softcapping=3.0
+    ),
+    "gemma3": lambda: Gemma3TextConfig(**_BASE, head_dim=32, sliding_window=WINDOW, sliding_window_pattern=2),
+    "phi": lambda: PhiConfig(**_MHA),
+    "phi3": lambda: Phi3Config(**_BASE),
+    "gpt2": lambda: GPT2Config(vocab_size=VOCAB, n_embd=64, n_layer=LAYERS, n_head=4, n_positions=MAX_POSITIONS, **_IDS),
+    "gpt_neox": lambda: GPTNeoXConfig(**_NO_GQA),
+    "opt": lambda: OPTConfig(
+        vocab_size=VOCAB,
+        hidden_size=64,
+        num_hidden_layers=LAYERS,
+        ffn_dim=128,
+        num_attention_heads=4,
+        max_position_embeddings=MAX_POSITIONS,
+        word_embed_proj_dim=32,
+        pad_token_id=0,
+        **_IDS,
+    ),
+    "olmo": lambda: OlmoConfig(**_BASE),
+    "olmo2": lambda: Olmo2Config(**_BASE),
+    "stablelm": lambda: StableLmConfig(**_BASE),
+    "starcoder2": lambda: Starcoder2Config(**_BASE, sliding_window=WINDOW),
+    "cohere": lambda: CohereConfig(**_BASE, logit_scale=0.25),
+    "granite": lambda: GraniteConfig(**_BASE, logits_scaling=2.0, residual_multiplier=0.5, embedding_multiplier=3.0),
+    "falcon": lambda: FalconConfig(
+        vocab_size=VOCAB,
+        hidden_size=64,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=4,
+        num_kv_heads=2,
+        new_decoder_architecture=True,
+        max_position_embeddings=MAX_POSITIONS,
+        **_IDS,
+    ),
+    "mixtral": lambda: MixtralConfig(**_BASE, num_local_experts=4),
+    "qwen3_moe": lambda: Qwen3MoeConfig(**_BASE, head_dim=32, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32),
+}
+
+
+def tiny_model(name: str, dtype: torch.dtype = torch.float32, seed: int = 0) -> PreTrainedModel:
+    """A random model of the architecture, eval mode. Layers outweigh embeddings, so that it does not just repeat its input."""
+    torch.manual_seed(seed)
+    model = AutoModelForCausalLM.from_config(ARCHITECTURES[name](), dtype=dtype).eval()
+    with torch.no_grad():
+        for parameter_name, parameter in model.named_parameters():
+            if parameter.ndim >= 2 and not any(n in parameter_name for n in ("embed", "wte", "wpe", "lm_head")):
+                parameter.mul_(8.0)
+    return model

@@ -1,0 +1,46 @@
+"""Bundles of tiny random models, one per architecture, made once per session by the real exporter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from export.architectures import MAX_POSITIONS, tiny_model
+from transformers import PreTrainedModel
+
+from tide_export.config import ExportConfig
+from tide_export.export import write_bundle
+from tide_export.load import LoadedModel
+from tide_export.progress import ExportProgress
+from tide_runtime import Engine
+from tide_runtime.manifest import Manifest
+
+
+@dataclass(frozen=True)
+class Exported:
+    """An eager model and the engine of the bundle made from it."""
+
+    model: PreTrainedModel
+    manifest: Manifest
+    engine: Engine
+
+
+@pytest.fixture(scope="session")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Exported]]:
+    """``exported(architecture)``: two segments, fp32."""
+    made: dict[str, Exported] = {}
+
+    def make(name: str) -> Exported:
+        if name not in made:
+            model = tiny_model(name)
+            directory: Path = tmp_path_factory.mktemp(name)
+            config = ExportConfig(checkpoints="2", max_seq_len=MAX_POSITIONS // 2, verify=False)
+            manifest, _ = write_bundle(LoadedModel(model, None, name), directory, config, ExportProgress(quiet=True))
+            made[name] = Exported(model, manifest, Engine.load(directory))
+        return made[name]
+
+    yield make
+    for item in made.values():
+        item.engine.close()

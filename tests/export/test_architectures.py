@@ -1,0 +1,92 @@
+"""Every supported architecture, exported unmodified, is the eager model: logits, greedy tokens, ragged batches."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from export.architectures import ARCHITECTURES, VOCAB, WINDOW
+
+from tide_export.verify import prompt_logits
+from tide_runtime import GenerationParams
+
+MAX_LOGIT_DIFFERENCE = 1e-4  # fp32
+NEW_TOKENS = 32
+_WINDOWED = {"mistral", "gemma2", "gemma3", "starcoder2"}
+# Rotary widths that the fused kernel does not take, learned positions, or heads interleaved with Q, K and V.
+_ROTARY_NOT_FUSED = {"phi", "gpt_neox", "stablelm", "gpt2", "opt"}
+
+
+def prompt(length: int, seed: int) -> list[int]:
+    return torch.randint(3, VOCAB, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_prefill_logits_equal_eager(exported, name):
+    """A user's prompt would be read differently from the model they exported."""
+    case = exported(name)
+    ids = prompt(21, seed=1)
+    assert len(ids) > 2 * WINDOW
+    with torch.no_grad():
+        expected = case.model(input_ids=torch.tensor([ids])).logits[0].numpy()
+    difference = abs(prompt_logits(case.engine, ids) - expected).max()
+    print(f"{name}: max |Δlogit| {difference:.1e}")
+    assert difference <= MAX_LOGIT_DIFFERENCE
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_greedy_tokens_equal_hf_generate(exported, name):
+    """Decode steps, cache updates and positions would drift from the model's own `generate`."""
+    case = exported(name)
+    ids = prompt(13, seed=2)
+    expected = case.model.generate(
+        torch.tensor([ids]), attention_mask=torch.ones(1, len(ids), dtype=torch.long), max_new_tokens=NEW_TOKENS, do_sample=False, eos_token_id=None
+    )
+    ours = case.engine.generate(ids, GenerationParams(max_new_tokens=NEW_TOKENS, ignore_eos=True))[0]
+    assert list(ours.token_ids) == expected[0, len(ids) :].tolist()
+    assert len(set(ours.token_ids)) > 1, "a constant output would hide most mistakes"
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_ragged_batch_equals_one_by_one(exported, name):
+    """A row's text would depend on which other requests it happened to share a batch with."""
+    case = exported(name)
+    params = GenerationParams(max_new_tokens=12, ignore_eos=True)
+    prompts = [prompt(n, seed=n) for n in (3, 17, 9)]
+    together = case.engine.generate(prompts, params)
+    alone = [case.engine.generate(p, params)[0] for p in prompts]
+    assert [g.token_ids for g in together] == [g.token_ids for g in alone]
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_lowering_passes_fire(exported, name):
+    """An attention or norm left unfused, or lowered twice, would cost speed without failing anything else."""
+    case = exported(name)
+    applied = case.manifest.targets["cpu"].passes
+    assert applied["attention_gqa"] == case.manifest.model.num_layers
+    operators = _operators(case)
+    assert operators.count("GroupQueryAttention") == case.manifest.model.num_layers
+    assert ("Cos" in operators) == (name in _ROTARY_NOT_FUSED - {"gpt2", "opt"})
+
+
+@pytest.mark.parametrize("name", sorted(_WINDOWED))
+def test_sliding_window_matters(exported, name):
+    """The window tests above would pass vacuously if the model had no window, or one longer than the prompt."""
+    case = exported(name)
+    text = case.model.config.get_text_config()
+    assert text.sliding_window == WINDOW
+    ids = prompt(21, seed=1)
+    changed = [*ids]
+    changed[0] = (ids[0] + 1) % VOCAB
+    with torch.no_grad():
+        far, near = (case.model(input_ids=torch.tensor([x])).logits[0] for x in (ids, changed))
+    assert (far[0] - near[0]).abs().max() > 1e-3  # token 0 sees the change
+
+
+def _operators(case) -> list[str]:
+    import onnx
+
+    operators = []
+    for file in case.manifest.targets["cpu"].graphs.values():
+        path = case.engine.bundle.path(file)
+        operators += [node.op_type for node in onnx.load(path, load_external_data=False).graph.node]
+    return operators

@@ -1,0 +1,126 @@
+"""A real bundle for the runtime's tests: a tiny random Llama with tokenizer and chat template, exported once a session."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import tokenizers
+import torch
+from tide_export.config import ExportConfig
+from tide_export.export import export
+from tide_runtime import Engine, EngineOptions, ThreadOptions
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+MAX_SEQ_LEN = 64
+EOS, IM_START, IM_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
+CHATML = """{% for message in messages %}
+{{- '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' -}}
+{% endfor %}
+{% if add_generation_prompt %}{{- '<|im_start|>assistant\\n' -}}{% endif %}"""
+CORPUS = ["def add(a, b):\n    return a + b\n", "class Point:\n    def __init__(self, x, y):\n        self.x = x\n"]
+
+
+@pytest.fixture(scope="session")
+def hf_model_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The model as its authors would publish it: config, safetensors, tokenizer, chat template, generation config."""
+    directory = tmp_path_factory.mktemp("hf") / "tiny-llama"
+    tokenizer = _train_tokenizer()
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=len(tokenizer) + 3,  # padded, as published models often are
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=2 * MAX_SEQ_LEN,
+        initializer_range=0.3,  # lively: text does not fall into a loop at once
+        bos_token_id=0,
+        eos_token_id=0,
+    )
+    model = LlamaForCausalLM(config).eval()
+    model.generation_config.eos_token_id = [0, 2]
+    model.save_pretrained(directory)
+    tokenizer.save_pretrained(directory)
+    return directory
+
+
+def _train_tokenizer() -> PreTrainedTokenizerFast:
+    backend = tokenizers.Tokenizer(tokenizers.models.BPE())
+    backend.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = tokenizers.decoders.ByteLevel()
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=290,
+        special_tokens=[EOS, IM_START, IM_END],
+        initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    backend.train_from_iterator(CORPUS, trainer)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, bos_token=EOS, eos_token=EOS)
+    tokenizer.chat_template = CHATML
+    return tokenizer
+
+
+@pytest.fixture(scope="session")
+def bundle(hf_model_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The bundle made from it by the real exporter. Shared: tests must not change it (see `bundle_copy`)."""
+    out = tmp_path_factory.mktemp("bundles") / "tiny"
+    config = ExportConfig(checkpoints="1,3", max_seq_len=MAX_SEQ_LEN, verify=False)
+    export(str(hf_model_directory), out, config)
+    return out
+
+
+@pytest.fixture
+def bundle_copy(bundle: Path, tmp_path: Path) -> Path:
+    """A copy to corrupt."""
+    return Path(shutil.copytree(bundle, tmp_path / "bundle"))
+
+
+@pytest.fixture(scope="session")
+def load(bundle: Path) -> Callable[..., Engine]:
+    """Load the bundle with engine options; one thread, as the tests share the machine."""
+
+    def load_with(**options: object) -> Engine:
+        return Engine.load(bundle, EngineOptions(threads=ThreadOptions(1), **options))  # type: ignore[arg-type]
+
+    return load_with
+
+
+@pytest.fixture(scope="module")
+def engine(load: Callable[..., Engine]) -> Iterator[Engine]:
+    with load() as loaded:
+        yield loaded
+
+
+@pytest.fixture(scope="session")
+def hf_model(hf_model_directory: Path) -> LlamaForCausalLM:
+    """The eager model, the reference for everything the engine computes."""
+    torch.set_num_threads(1)
+    return LlamaForCausalLM.from_pretrained(hf_model_directory).eval()
+
+
+@pytest.fixture(scope="session")
+def hf_tokenizer(hf_model_directory: Path) -> PreTrainedTokenizerFast:
+    return PreTrainedTokenizerFast.from_pretrained(hf_model_directory)
+
+
+@pytest.fixture(scope="session")
+def command() -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Run a command of the package in a process of its own, as a user would."""
+
+    def run(module: str, *arguments: object, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", f"tide_runtime.cli.{module}", *map(str, arguments)],
+            input=stdin,
+            stdin=subprocess.DEVNULL if stdin is None else None,
+            capture_output=True,
+            encoding="utf-8",
+            timeout=60,
+        )
+
+    return run

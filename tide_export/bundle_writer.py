@@ -1,0 +1,98 @@
+"""Write a bundle into a temporary directory beside its destination and rename it when it is whole."""
+
+from __future__ import annotations
+
+import errno
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import onnx_ir as ir
+from tide_runtime.bundle import sha256_of
+from tide_runtime.errors import OutputError
+from tide_runtime.manifest import FileInfo, GraphInfo, TensorInfo
+
+from tide_export.cut import CutGraph
+from tide_export.progress import ExportProgress
+from tide_export.weights import WeightFile
+
+# External data must lie in the folder of the graph that refers to it, so all ONNX targets share one folder.
+ONNX_FOLDER = "onnx"
+WEIGHTS_NAME = "weights.bin"
+_DTYPE_NAMES = {"FLOAT": "fp32", "FLOAT16": "fp16", "BFLOAT16": "bf16"}
+
+
+@contextmanager
+def new_directory(out: Path, force: bool) -> Iterator[Path]:
+    """A temporary directory that becomes ``out`` on success and vanishes on any failure or interruption.
+
+    Raises OutputError when ``out`` exists (unless ``force``), cannot be created, or the disk is full.
+    """
+    if out.exists() and not force:
+        raise OutputError(f"{out} exists already; choose another --out, or replace it with --force")
+    if out.exists() and not (out / "manifest.json").is_file() and (not out.is_dir() or any(out.iterdir())):
+        raise OutputError(f"{out} exists and is not a TIDE bundle, so --force does not replace it; choose another --out")
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        staging = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
+    except OSError as error:
+        raise OutputError(f"cannot write beside {out}: {error.strerror}; choose another --out") from error
+    try:
+        yield staging
+        staging.chmod(0o755)
+        _replace(staging, out)
+    except OSError as error:
+        if error.errno == errno.ENOSPC:
+            raise OutputError(f"the disk of {out.parent} is full; free some space or choose another --out") from error
+        raise
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+
+
+def _replace(staging: Path, out: Path) -> None:
+    if out.exists():
+        old = Path(tempfile.mkdtemp(prefix=f".{out.name}.old.", dir=out.parent))
+        out.rename(old / out.name)
+        staging.rename(out)
+        shutil.rmtree(old, ignore_errors=True)
+    else:
+        staging.rename(out)
+
+
+def write_graphs(
+    graphs: list[CutGraph], target: str, directory: Path, progress: ExportProgress
+) -> tuple[list[GraphInfo], dict[str, str]]:
+    """Write one target's graphs and weights; returns their descriptions and graph name → file."""
+    folder = directory / ONNX_FOLDER
+    folder.mkdir(exist_ok=True)
+    infos = [_describe(graph) for graph in graphs]
+    total = sum(v.const_value.nbytes for g in graphs for v in g.model.graph.initializers.values() if v.const_value is not None)
+    with progress.phase("write weights", total) as advance, WeightFile(folder / WEIGHTS_NAME, advance) as weights:
+        for graph in graphs:
+            weights.externalise(graph.model)
+    files = {}
+    for graph in graphs:
+        files[graph.name] = f"{ONNX_FOLDER}/{target}.{graph.name}.onnx"
+        ir.save(graph.model, directory / files[graph.name])
+    return infos, files
+
+
+def _describe(graph: CutGraph) -> GraphInfo:
+    model = graph.model.graph
+    parameters = sum(v.const_value.size for v in model.initializers.values() if v.const_value is not None)
+    layers = None if graph.layers is None else list(graph.layers)
+    return GraphInfo(graph.name, layers, parameters, [_tensor(v) for v in model.inputs], [_tensor(v) for v in model.outputs])
+
+
+def _tensor(value: ir.Value) -> TensorInfo:
+    dtype = value.dtype.name if value.dtype is not None else "UNDEFINED"
+    shape = [d if isinstance(d, int) else str(d.value) for d in value.shape] if value.shape is not None else []
+    return TensorInfo(value.name or "", _DTYPE_NAMES.get(dtype, dtype.lower()), shape)
+
+
+def hash_files(directory: Path) -> dict[str, FileInfo]:
+    """Size and SHA-256 of every file below ``directory``, by relative path."""
+    files = sorted(p for p in directory.rglob("*") if p.is_file())
+    return {p.relative_to(directory).as_posix(): FileInfo(sha256_of(p), p.stat().st_size) for p in files}

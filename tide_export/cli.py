@@ -1,0 +1,95 @@
+"""``tide-export``: any HuggingFace causal LM to a bundle of compiled segments."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from pathlib import Path
+from types import FrameType
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from tide_runtime.errors import TideError
+
+from tide_export.config import ExportConfig
+from tide_export.progress import ExportProgress, peak_memory_bytes
+
+app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
+_DEFAULTS = ExportConfig()
+
+
+@app.command()
+def export(
+    model: Annotated[
+        str, typer.Argument(help="A model directory (config.json and *.safetensors), or a hub id such as org/name.")
+    ],
+    out: Annotated[Path, typer.Option(help="The bundle's directory; it must not exist yet, unless --force.")],
+    dtype: Annotated[str, typer.Option(help="Precision of weights and caches: fp32, fp16 or bf16.")] = _DEFAULTS.dtype,
+    checkpoints: Annotated[
+        str,
+        typer.Option(help="Where to cut, in layers run before the cut: 6,12,18 or every:6 or auto (four even segments)."),
+    ] = _DEFAULTS.checkpoints,
+    max_seq_len: Annotated[
+        int | None,
+        typer.Option(
+            help="KV cache slots per row: prompt and output together, in tokens. Default: the model's own, at most 4096."
+        ),
+    ] = None,
+    target: Annotated[list[str], typer.Option(help="What to compile for; repeatable.")] = list(_DEFAULTS.targets),  # noqa: B006
+    verify: Annotated[
+        bool, typer.Option(help="Hold the bundle against the eager model on real prompts before finishing.")
+    ] = _DEFAULTS.verify,
+    revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of a hub model.")] = None,
+    trust_remote_code: Annotated[
+        bool, typer.Option("--trust-remote-code", help="Run the model repository's own Python code. Read it first.")
+    ] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace an existing bundle; the old one stays until the new one is whole.")
+    ] = False,
+) -> None:
+    """Cut a causal LM into segments and compile them into a bundle.
+
+    Example: `tide-export ./my-model --out engine/`, then `tide-run engine/ "def main():"`.
+
+    The model runs unmodified while it is traced; by default the finished bundle is compared with it and refused on a
+    mismatch. An interrupted or failed export leaves nothing behind.
+    """
+    console = Console(stderr=True)
+    signal.signal(signal.SIGTERM, _interrupt)
+    from tide_export.export import export as run  # torch takes seconds to import; --help should not
+
+    config = ExportConfig(dtype, checkpoints, max_seq_len, tuple(target), verify)
+    progress = ExportProgress(console)
+    manifest = run(model, out, config, revision=revision, trust_remote_code=trust_remote_code, force=force, progress=progress)
+    size = sum(info.bytes for info in manifest.files.values())
+    console.print(
+        f"[bold]{out}[/bold]: {manifest.model.architecture}, {manifest.model.parameters / 1e6:.1f}M parameters, "
+        f"{len(manifest.segments)} segments, {manifest.dtype}, {size / 2**20:.0f} MiB; "
+        f"{sum(progress.seconds.values()):.0f} s, peak memory {peak_memory_bytes() / 2**30:.1f} GiB"
+    )
+
+
+def _interrupt(signum: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt  # so that a terminated export cleans up as an interrupted one does
+
+
+def main() -> None:
+    """Entry point: errors meant for the user become one message and their exit code."""
+    try:
+        app(standalone_mode=False)
+    except TideError as error:
+        Console(stderr=True, soft_wrap=True).print(f"[red]error:[/red] {type(error).__name__}: ", str(error), markup=True)
+        sys.exit(error.exit_code)
+    except (KeyboardInterrupt, typer.Abort):
+        Console(stderr=True).print("interrupted; nothing was written")
+        sys.exit(130)
+    except Exception as error:
+        if hasattr(error, "show") and hasattr(error, "exit_code"):  # click's usage errors
+            error.show()
+            sys.exit(error.exit_code)
+        raise
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,58 @@
+"""What an export is asked to do; the command line takes its defaults from here."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from tide_runtime.errors import ParamsError
+from tide_runtime.manifest import DTYPES
+
+
+@dataclass(frozen=True)
+class ExportConfig:
+    """Options of one export.
+
+    Args:
+        dtype: precision of weights and caches, fp32, fp16 or bf16.
+        checkpoints: where to cut, in layers run before the cut: ``"6,12,18"``, ``"every:6"`` or ``"auto"``.
+        max_seq_len: KV cache slots per row (prompt and output together), in tokens; None takes the model's own
+            maximum, at most 4096.
+        targets: kinds of machine to compile for.
+        verify: compare the finished bundle with the eager model and refuse to finish on a mismatch.
+    """
+
+    dtype: str = "fp32"
+    checkpoints: str = "auto"
+    max_seq_len: int | None = None
+    targets: tuple[str, ...] = ("cpu",)
+    verify: bool = True
+
+    def __post_init__(self) -> None:
+        if self.dtype not in DTYPES:
+            raise ParamsError(f"dtype is {self.dtype!r}; set it to one of: {', '.join(DTYPES)}")
+        if self.max_seq_len is not None and self.max_seq_len < 1:
+            raise ParamsError(f"max_seq_len is {self.max_seq_len}; set it to at least 1 token")
+        if not self.targets:
+            raise ParamsError("no target given; --target cpu is the default")
+        if not re.fullmatch(r"auto|every:[1-9]\d*|\d+(,\d+)*", self.checkpoints):
+            raise ParamsError(f"checkpoints is {self.checkpoints!r}; set it to layers such as 6,12,18, to every:6, or to auto")
+
+
+def place_checkpoints(spec: str, num_layers: int) -> list[int]:
+    """Layers run before each cut, rising, each from 1 to num_layers - 1: the last layer is never a checkpoint.
+
+    ``auto`` is four even segments until calibration knows better. Raises ParamsError for layers that do not exist.
+    """
+    if spec == "auto":
+        pieces = min(4, num_layers)
+        return [round(i * num_layers / pieces) for i in range(1, pieces)]
+    if spec.startswith("every:"):
+        return list(range(int(spec[6:]), num_layers, int(spec[6:])))
+    layers = [int(part) for part in spec.split(",")]
+    if sorted(set(layers)) != layers or layers[0] < 1 or layers[-1] >= num_layers:
+        raise ParamsError(
+            f"checkpoints {spec} do not fit a model of {num_layers} layers; give rising numbers from 1 to {num_layers - 1} "
+            "(how many layers run before each cut)"
+        )
+    return layers

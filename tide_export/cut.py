@@ -1,0 +1,140 @@
+"""Cut a traced model at its boundaries into embed, segments and head: each one ONNX graph with the contract's names.
+
+    embed      input_ids, position_ids → hidden
+    segment    hidden, position_ids, write_index, key_cache_i, value_cache_i … → hidden_out, key_cache_out_i, …
+    head       hidden → logits, token (the argmax)
+
+Cache indices are the model's layer numbers. Boundaries that are not cut become plain edges.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import onnx_ir as ir
+import onnx_ir.passes.common as common
+from tide_runtime.errors import UnsupportedModelError
+
+from .passes.graph_walk import new_value
+from .trace import TracedModel
+
+
+@dataclass(frozen=True)
+class CutGraph:
+    """One graph of the bundle. ``layers`` = (first, end) of the layers it holds, None for embed and head."""
+
+    name: str
+    model: ir.Model
+    layers: tuple[int, int] | None = None
+
+
+def name_values(traced: TracedModel) -> None:
+    """Give the traced graph the contract's input and output names, and take all sizes from ``position_ids``."""
+    graph = traced.model.graph
+    layers = traced.num_layers
+    inputs = list(graph.inputs)
+    names = ["position_ids", "input_ids", "write_index"]
+    names += [f"key_cache_{i}" for i in range(layers)] + [f"value_cache_{i}" for i in range(layers)]
+    for value, name in zip(inputs, names, strict=True):
+        value.name = name
+    outputs = ["logits"] + [f"key_cache_out_{i}" for i in range(layers)] + [f"value_cache_out_{i}" for i in range(layers)]
+    for value, name in zip(graph.outputs, outputs, strict=True):
+        value.name = name
+    positions = graph.inputs[0]
+    for node in graph:
+        if node.op_type == "Shape" and node.inputs[0] in inputs:
+            _redirect_shape(node, positions)
+
+
+def _redirect_shape(node: ir.Node, positions: ir.Value) -> None:
+    source = node.inputs[0]
+    assert source is not None
+    start = node.attributes["start"].value if "start" in node.attributes else 0
+    end = node.attributes["end"].value if "end" in node.attributes else None
+    if source.name == "input_ids" or (start == 0 and end == 1):  # every input starts with the batch dimension
+        node.replace_input_with(0, positions)
+
+
+def boundary_nodes(graph: ir.Graph) -> dict[int, ir.Node]:
+    return {int(n.attributes["index"].value): n for n in graph if n.op_type == "Boundary"}
+
+
+def keep_boundaries(traced: TracedModel, checkpoints: Iterable[int]) -> ir.Model:
+    """A copy of the traced model in which only the given boundaries, 0 and L remain."""
+    model = traced.model.clone()
+    kept = {0, traced.num_layers, *checkpoints}
+    for index, node in boundary_nodes(model.graph).items():
+        if index not in kept:
+            ir.convenience.replace_all_uses_with(node.outputs[0], node.inputs[0])
+            model.graph.remove(node, safe=True)
+    return model
+
+
+def cut(model: ir.Model, num_layers: int) -> list[CutGraph]:
+    """Cut at the boundaries that are left in ``model``: embed, segment_0 …, head."""
+    graph = model.graph
+    marks = boundary_nodes(graph)
+    edges = sorted(marks)
+    graphs = [CutGraph("embed", _piece(model, "embed", None, marks[0].inputs[0], []))]
+    for number, (first, end) in enumerate(itertools.pairwise(edges)):
+        piece = _piece(model, f"segment_{number}", marks[first].outputs[0], marks[end].inputs[0], list(range(first, end)))
+        graphs.append(CutGraph(f"segment_{number}", piece, (first, end)))
+    graphs.append(CutGraph("head", _piece(model, "head", marks[num_layers].outputs[0], graph.outputs[0], [])))
+    return graphs
+
+
+def unsplit(model: ir.Model, num_layers: int) -> ir.Model:
+    """The whole model as one graph with the same inputs and outputs as the chain of its pieces (the baseline)."""
+    for node in boundary_nodes(model.graph).values():
+        ir.convenience.replace_all_uses_with(node.outputs[0], node.inputs[0])
+        model.graph.remove(node, safe=True)
+    return _piece(model, "unsplit", None, model.graph.outputs[0], list(range(num_layers)))
+
+
+def _piece(model: ir.Model, name: str, hidden: ir.Value | None, result: ir.Value | None, layers: Sequence[int]) -> ir.Model:
+    graph = model.graph
+    assert result is not None
+    values = {v.name: v for v in (*graph.inputs, *graph.outputs)}
+    inputs = [values["input_ids"]] if hidden is None else [hidden]
+    if name != "head":
+        inputs.append(values["position_ids"])
+    outputs = [result]
+    if layers:
+        inputs.append(values["write_index"])
+    for layer in layers:
+        inputs += [values[f"key_cache_{layer}"], values[f"value_cache_{layer}"]]
+        outputs += [values[f"key_cache_out_{layer}"], values[f"value_cache_out_{layer}"]]
+    try:
+        piece = ir.convenience.extract(graph, inputs, outputs)
+    except ValueError as error:
+        raise UnsupportedModelError(
+            f"{name} cannot be cut out of the model: it needs more than the hidden state, the positions and its caches "
+            f"({error}); models whose later layers read the token ids or earlier layers' states are not supported"
+        ) from error
+    piece_model = ir.Model(piece, ir_version=model.ir_version)
+    _finish(piece_model, name, hidden is not None, logits=values["logits"] is result)
+    return piece_model
+
+
+def _finish(model: ir.Model, name: str, from_hidden: bool, logits: bool) -> None:
+    graph = model.graph
+    graph.name = name
+    if from_hidden:
+        graph.inputs[0].name = "hidden"
+    if logits:
+        graph.outputs[0].name = "logits"
+        token = ir.node(
+            "ArgMax",
+            [graph.outputs[0]],
+            attributes={"axis": -1, "keepdims": 0},
+            outputs=[new_value("token", None, ir.Shape(list(graph.outputs[0].shape)[:2]))],
+        )
+        token.outputs[0].type = ir.TensorType(ir.DataType.INT64)
+        graph.append(token)
+        graph.outputs.append(token.outputs[0])
+    else:
+        graph.outputs[0].name = "hidden_out"
+    common.RemoveUnusedNodesPass()(model)
+    common.ClearMetadataAndDocStringPass()(model)

@@ -1,0 +1,131 @@
+"""The export, phase by phase: load → trace → lower and cut → write → verify → rename into place."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+
+from tide_runtime.errors import ParamsError
+from tide_runtime.manifest import MANIFEST_NAME, SCHEMA_VERSION, GenerationInfo, KVInfo, Manifest, ModelInfo, TargetInfo
+
+from tide_export.bundle_writer import hash_files, new_directory, write_graphs
+from tide_export.config import ExportConfig, place_checkpoints
+from tide_export.load import LoadedModel, fingerprint, load_model
+from tide_export.lower import lower, prepare
+from tide_export.passes.base import LoweringContext
+from tide_export.progress import ExportProgress
+from tide_export.targets import find_target
+from tide_export.tokenizer import write_tokenizer
+from tide_export.trace import TracedModel, trace
+from tide_export.verify import PromptCheck, verify_bundle
+
+_TOOLS = ("tide-llm", "torch", "transformers", "onnx", "onnxscript", "onnx-ir", "onnxruntime")
+_DEFAULT_MAX_SEQ_LEN = 4096
+
+
+def export(
+    source: str,
+    out: str | Path,
+    config: ExportConfig | None = None,
+    *,
+    revision: str | None = None,
+    trust_remote_code: bool = False,
+    force: bool = False,
+    progress: ExportProgress | None = None,
+) -> Manifest:
+    """Export the model in directory or hub id ``source`` to a bundle in ``out``; returns its manifest.
+
+    Raises a child of TideError when the model cannot be loaded or compiled, differs from the bundle, or ``out`` exists
+    (unless ``force``); ``out`` is then as it was.
+    """
+    config, progress = config or ExportConfig(), progress or ExportProgress(quiet=True)
+    for name in config.targets:
+        find_target(name, config.dtype)
+    with new_directory(Path(out), force) as directory:
+        with progress.phase(f"load {source}"):
+            loaded = load_model(source, config.dtype, revision, trust_remote_code)
+        manifest, _ = write_bundle(loaded, directory, config, progress)
+    return manifest
+
+
+def write_bundle(
+    loaded: LoadedModel, directory: Path, config: ExportConfig, progress: ExportProgress
+) -> tuple[Manifest, list[PromptCheck]]:
+    """Fill ``directory`` (existing, empty) with the bundle of a model in memory."""
+    max_seq_len = _cache_slots(loaded, config)
+    checkpoints = place_checkpoints(config.checkpoints, loaded.model.config.get_text_config().num_hidden_layers)
+    context = LoweringContext(max_seq_len)
+    target = find_target(config.targets[0], config.dtype)
+    with progress.phase("trace"):
+        traced = trace(loaded.model)
+    with progress.phase("lower and cut"):
+        prepared = prepare(traced, target, context)
+        lowered = lower(traced, target, checkpoints, context)
+    graphs, files = write_graphs(lowered.graphs, target.name, directory, progress)
+    passes = {report.name: report.applied for report in prepared} | lowered.applied
+    vocab = traced.model.graph.outputs[0].shape[-1]
+    manifest = Manifest(
+        schema=SCHEMA_VERSION,
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        tools={name: version(name) for name in _TOOLS},
+        model=_model_info(loaded, traced, int(vocab)),
+        dtype=config.dtype,
+        max_seq_len=max_seq_len,
+        checkpoints=checkpoints,
+        kv=[KVInfo(s.heads, s.key_dim, s.value_dim) for s in traced.kv_shapes],
+        graphs=graphs,
+        targets={target.name: TargetInfo(target.backend, files, passes)},
+        generation=_generation_info(loaded),
+        tokenizer=write_tokenizer(loaded.tokenizer, int(vocab), directory) if loaded.tokenizer is not None else None,
+        files=hash_files(directory),
+    )
+    (directory / MANIFEST_NAME).write_text(manifest.to_json(), encoding="utf-8")
+    checks = []
+    if config.verify:
+        with progress.phase("verify against the eager model"):
+            checks = verify_bundle(loaded, directory, config.dtype)
+        for check in checks:
+            progress.note(
+                f"{check.prompt[:48]!r}: max |Δlogit| {check.max_difference:.1e}, greedy agreement {check.greedy_agreement:.0%}"
+            )
+    return manifest, checks
+
+
+def _cache_slots(loaded: LoadedModel, config: ExportConfig) -> int:
+    limit = getattr(loaded.model.config.get_text_config(), "max_position_embeddings", None) or _DEFAULT_MAX_SEQ_LEN
+    if config.max_seq_len is not None and config.max_seq_len > limit:
+        raise ParamsError(f"max_seq_len is {config.max_seq_len}, the model knows {limit} positions; set it to at most {limit}")
+    return config.max_seq_len or min(limit, _DEFAULT_MAX_SEQ_LEN)
+
+
+def _model_info(loaded: LoadedModel, traced: TracedModel, vocab: int) -> ModelInfo:
+    model, text = loaded.model, loaded.model.config.get_text_config()
+    return ModelInfo(
+        name=Path(loaded.source).resolve().name if Path(loaded.source).exists() else loaded.source,
+        source=loaded.source,
+        revision=loaded.revision,
+        architecture=type(model).__name__,
+        model_type=model.config.model_type,
+        num_layers=traced.num_layers,
+        hidden_size=text.hidden_size,
+        vocab_size=vocab,
+        parameters=model.num_parameters(),
+        max_position_embeddings=getattr(text, "max_position_embeddings", 0) or 0,
+        fingerprint=fingerprint(model),
+    )
+
+
+def _generation_info(loaded: LoadedModel) -> GenerationInfo:
+    config = loaded.model.generation_config
+    eos = config.eos_token_id if config is not None else None
+    ids = [] if eos is None else [eos] if isinstance(eos, int) else list(eos)
+    if config is None or not config.do_sample:
+        return GenerationInfo(ids)
+    return GenerationInfo(
+        ids,
+        temperature=config.temperature if config.temperature is not None else 1.0,
+        top_k=config.top_k or 0,
+        top_p=config.top_p if config.top_p is not None else 1.0,
+        repetition_penalty=config.repetition_penalty or 1.0,
+    )

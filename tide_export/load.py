@@ -1,0 +1,126 @@
+"""Load a HuggingFace causal LM and its tokenizer, or say clearly why it cannot be compiled. Nothing pickled is loaded."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import transformers
+from safetensors import SafetensorError
+from tide_runtime.errors import ModelFilesError, TideError, UnsupportedModelError
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedTokenizerFast as FastTokenizer
+
+TORCH_DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """An eager model in eval mode, its tokenizer (None when it has none), and where they came from."""
+
+    model: PreTrainedModel
+    tokenizer: FastTokenizer | None
+    source: str
+    revision: str | None = None
+
+
+def load_model(source: str, dtype: str, revision: str | None = None, trust_remote_code: bool = False) -> LoadedModel:
+    """Load ``source``, a local directory or a hub id, in ``dtype``.
+
+    Raises ModelFilesError when files are missing, truncated or pickled, UnsupportedModelError when TIDE cannot compile it.
+    """
+    _check_directory(source)
+    logging.getLogger("transformers").setLevel(logging.ERROR)
+    transformers.utils.logging.disable_progress_bar()
+    options = {"revision": revision, "trust_remote_code": trust_remote_code}
+    try:
+        config = AutoConfig.from_pretrained(source, **options)
+        check_supported(config)
+        model = AutoModelForCausalLM.from_pretrained(
+            source, config=config, dtype=TORCH_DTYPES[dtype], use_safetensors=True, **options
+        )
+    except TideError:
+        raise
+    except (OSError, SafetensorError) as error:
+        raise ModelFilesError(f"cannot load {source}: {_first_line(error)}") from error
+    except (ValueError, KeyError, RuntimeError) as error:
+        raise UnsupportedModelError(
+            f"transformers {transformers.__version__} cannot load {source}: {_first_line(error)}"
+        ) from error
+    return LoadedModel(model.eval(), _load_tokenizer(source, options, config), source, revision)
+
+
+def check_supported(config: PreTrainedConfig) -> None:
+    """Raise UnsupportedModelError for model families that are not one stack of softmax attention layers."""
+    text = config.get_text_config()
+    name = config.model_type
+    if getattr(config, "is_encoder_decoder", False):
+        raise UnsupportedModelError(
+            f"{name} is not supported, because it is an encoder-decoder; TIDE compiles decoder-only models"
+        )
+    kinds = set(getattr(text, "layer_types", None) or []) | set(getattr(text, "layers_block_type", None) or [])
+    foreign = sorted(k for k in kinds if "linear" in k or "mamba" in k or "recurrent" in k or "conv" in k)
+    if foreign:
+        raise UnsupportedModelError(
+            f"{name} is not supported, because it has {', '.join(foreign)} layers; TIDE compiles softmax attention"
+        )
+    if not any(getattr(text, n, None) for n in ("num_attention_heads", "n_head")) or name in (
+        "rwkv",
+        "xlstm",
+        "recurrent_gemma",
+    ):
+        raise UnsupportedModelError(
+            f"{name} is not supported, because it is a state-space or linear-attention model "
+            "without KV cache; TIDE compiles softmax attention"
+        )
+    if getattr(text, "alibi", False) or name in ("bloom", "mpt"):
+        raise UnsupportedModelError(f"{name} is not supported, because ALiBi position biases have no compiled attention kernel")
+    scaling = getattr(text, "rope_parameters", None) or {}
+    if scaling.get("rope_type") in ("dynamic", "longrope"):
+        raise UnsupportedModelError(
+            f"{name} is not supported, because its {scaling['rope_type']!r} rotary embedding "
+            "depends on the length of the whole sequence"
+        )
+
+
+def fingerprint(model: PreTrainedModel) -> str:
+    """SHA-256 over the names, shapes and bytes of the model's parameters, in name order."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(model.state_dict().items()):
+        digest.update(f"{name}{tuple(tensor.shape)}{tensor.dtype}".encode())
+        digest.update(memoryview(tensor.contiguous().view(torch.uint8).numpy()) if tensor.ndim else tensor.numpy().tobytes())
+    return digest.hexdigest()
+
+
+def _check_directory(source: str) -> None:
+    path = Path(source)
+    if not path.exists():
+        if source.startswith((".", "/", "~")) or source.count("/") > 1:
+            raise ModelFilesError(f"there is no directory {source}; give a model directory or a hub id such as org/name")
+        return
+    if not path.is_dir() or not (path / "config.json").is_file():
+        raise ModelFilesError(f"{source} holds no config.json, so it is not a HuggingFace model directory")
+    if not list(path.glob("*.safetensors")):
+        pickled = sorted(p.name for p in path.glob("*.bin")) + sorted(p.name for p in path.glob("*.pt"))
+        if pickled:
+            raise ModelFilesError(
+                f"{source} has only pickled weights ({pickled[0]}), which can run code when loaded; "
+                "save the model again with save_pretrained, which writes safetensors"
+            )
+        raise ModelFilesError(f"{source} has no weights: expected *.safetensors beside config.json")
+
+
+def _load_tokenizer(source: str, options: dict, config: PreTrainedConfig) -> FastTokenizer | None:
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(source, config=config, **options)
+    except (OSError, ValueError, KeyError, AttributeError):
+        return None
+    return tokenizer if isinstance(tokenizer, FastTokenizer) else None
+
+
+def _first_line(error: Exception) -> str:
+    text = str(error).strip()
+    return text.splitlines()[0] if text else type(error).__name__

@@ -1,0 +1,181 @@
+"""Lower ``tide::Attention`` to ONNX Runtime's GroupQueryAttention, rotary embedding and cache update included.
+
+Its cost follows the valid length of each row, not the size of the cache (the standard Attention operator's follows the
+cache). It wants [B, S, N·D] operands before rotation, so the transposes and the rotary nodes in front of it are absorbed
+where they are recognised. https://github.com/microsoft/onnxruntime/blob/main/docs/ContribOperators.md
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import onnx_ir as ir
+import onnx_ir.passes.common as common
+
+from .base import LoweringContext, PassReport
+from .graph_walk import array_initializer, dims, insert_before, new_value, produced_by
+from .rotary import Rotation, match_rotation, rotary_tables
+
+MS_DOMAIN = "com.microsoft"
+
+
+@dataclass
+class _Shared:
+    """What all attentions of one graph share: the lengths computed from write_index, and the rotary tables."""
+
+    lengths: tuple[ir.Value, ir.Value]
+    tables: dict[tuple[int, int], tuple[ir.Value, ir.Value] | None] = field(default_factory=dict)
+
+
+def lower_attention_gqa(model: ir.Model, context: LoweringContext) -> PassReport:
+    report = PassReport("attention_gqa")
+    graph = model.graph
+    attentions = [n for n in graph if n.domain == "tide" and n.op_type == "Attention"]
+    if not attentions:
+        return report
+    by_name = {v.name: v for v in graph.inputs}
+    shared = _Shared(_lengths(graph, by_name["write_index"], by_name["position_ids"]))
+    for node in attentions:
+        _lower(graph, node, by_name["position_ids"], shared, context, report)
+    model.opset_imports[MS_DOMAIN] = 1
+    model.opset_imports.pop("tide", None)
+    common.RemoveUnusedNodesPass()(model)
+    common.TopologicalSortPass()(model)
+    return report
+
+
+def _lengths(graph: ir.Graph, write_index: ir.Value, positions: ir.Value) -> tuple[ir.Value, ir.Value]:
+    """seqlens_k [B] int32 (valid keys per row, less one) and total_sequence_length int32 (the longest row)."""
+    one = array_initializer(graph, "gqa.one", np.array([1], dtype=np.int64))
+    seq = ir.node("Shape", [positions], attributes={"start": 1, "end": 2}, name="gqa.seq")
+    ends = ir.node("Add", [write_index, seq.outputs[0]], name="gqa.ends")
+    last = ir.node("Sub", [ends.outputs[0], one], name="gqa.last")
+    seqlens = ir.node("Cast", [last.outputs[0]], attributes={"to": ir.DataType.INT32}, name="gqa.seqlens_k")
+    longest = ir.node("ReduceMax", [ends.outputs[0]], attributes={"keepdims": 0}, name="gqa.longest")
+    total = ir.node("Cast", [longest.outputs[0]], attributes={"to": ir.DataType.INT32}, name="gqa.total")
+    nodes = [seq, ends, last, seqlens, longest, total]
+    for node in nodes:
+        node.outputs[0].name = f"{node.name}.out"
+    insert_before(graph, next(iter(graph)), *nodes)
+    return seqlens.outputs[0], total.outputs[0]
+
+
+def _lower(
+    graph: ir.Graph, node: ir.Node, positions: ir.Value, shared: _Shared, context: LoweringContext, report: PassReport
+) -> None:
+    query, key, value, key_cache, value_cache, _ = node.inputs
+    assert query is not None and key is not None and value is not None
+    rotation = _common_rotation(query, key, positions)
+    tables = _tables(graph, rotation, positions, shared, context) if rotation is not None else None
+    if rotation is not None and tables is not None:
+        query, key = rotation[0].source, rotation[1].source
+    else:
+        report.skip(node.outputs[1].name, "no rotary embedding recognised in front of it (kept as plain nodes)")
+    heads, kv_heads = dims(query)[1], dims(key)[1]
+    operands = [_flat(graph, node, v) for v in (query, key, value)]
+    cos_sin = list(tables) if tables is not None else [None, None]
+    softcap, window = float(node.attributes["softcap"].value), int(node.attributes["window"].value)
+    output, key_out, value_out = node.outputs
+    fused = ir.node(
+        "GroupQueryAttention",
+        [*operands, key_cache, value_cache, *shared.lengths, *cos_sin],
+        attributes={
+            "num_heads": heads,
+            "kv_num_heads": kv_heads,
+            "scale": float(node.attributes["scale"].value),
+            "softcap": softcap,
+            "local_window_size": window if window > 0 else -1,
+            "do_rotary": int(tables is not None),
+            "rotary_interleaved": int(tables is not None and rotation is not None and rotation[0].interleaved),
+        },
+        domain=MS_DOMAIN,
+        outputs=[
+            new_value(f"{output.name}.gqa", output),
+            new_value(f"{key_out.name}", key_out),
+            new_value(f"{value_out.name}", value_out),
+        ],
+    )
+    head_dim = dims(value)[3]
+    unflatten = ir.node(
+        "Reshape",
+        [
+            fused.outputs[0],
+            array_initializer(graph, f"gqa.heads_{heads}_{head_dim}", np.array([0, 0, heads, head_dim])),
+        ],
+        outputs=[new_value(f"{output.name}.heads", output, output.shape)],
+    )
+    insert_before(graph, node, fused, unflatten)
+    _drop_refolding(output, fused.outputs[0], heads * head_dim)
+    ir.convenience.replace_all_uses_with(output, unflatten.outputs[0])
+    for old, new in ((key_out, fused.outputs[1]), (value_out, fused.outputs[2])):
+        new.shape = old.shape
+        ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
+    graph.remove(node, safe=True)
+    report.applied += 1
+
+
+def _drop_refolding(output: ir.Value, flat: ir.Value, width: int) -> None:
+    """Models fold [B, S, N, D] back to [B, S, N·D] at once: hand them the kernel's own flat output instead."""
+    flat.shape = ir.Shape([*list(output.shape)[:2], width])
+    for use in output.uses():
+        user = use.node
+        while user.op_type == "Identity" and len(user.outputs[0].uses()) == 1:
+            user = next(iter(user.outputs[0].uses())).node
+        if user.op_type == "Reshape" and user.outputs[0].shape == flat.shape:
+            ir.convenience.replace_all_uses_with(user.outputs[0], flat)
+
+
+def _common_rotation(query: ir.Value, key: ir.Value, positions: ir.Value) -> tuple[Rotation, Rotation] | None:
+    of_query, of_key = match_rotation(query, positions), match_rotation(key, positions)
+    if of_query is None or of_key is None:
+        return None
+    same = (of_query.width, of_query.interleaved) == (of_key.width, of_key.interleaved)
+    return (of_query, of_key) if same and of_query.cos is of_key.cos and of_query.sin is of_key.sin else None
+
+
+def _tables(
+    graph: ir.Graph, rotation: tuple[Rotation, Rotation], positions: ir.Value, shared: _Shared, context: LoweringContext
+) -> tuple[ir.Value, ir.Value] | None:
+    of_query = rotation[0]
+    if of_query.width % 16:
+        return None  # the kernel wants half the rotated width to be a multiple of 8
+    key = (id(of_query.cos), id(of_query.sin))
+    if key not in shared.tables:
+        tables = rotary_tables(of_query, graph, positions, context.max_seq_len)
+        shared.tables[key] = None
+        if tables is not None:
+            dtype = of_query.source.dtype
+            assert dtype is not None
+            names = (f"rope.cos_{len(shared.tables)}", f"rope.sin_{len(shared.tables)}")
+            made = [array_initializer(graph, n, t.astype(dtype.numpy())) for n, t in zip(names, tables, strict=True)]
+            shared.tables[key] = (made[0], made[1])
+    return shared.tables[key]
+
+
+def _flat(graph: ir.Graph, anchor: ir.Node, value: ir.Value) -> ir.Value:
+    """``value`` [B, N, S, D] as [B, S, N·D]: undoes the model's own reshape and transpose where they are the last step."""
+    shape = dims(value)
+    assert shape is not None
+    _, heads, _, width = shape
+    transpose = produced_by(value, "Transpose")
+    if transpose is not None and list(transpose.attributes["perm"].value) == [0, 2, 1, 3]:
+        rows = transpose.inputs[0]
+        assert rows is not None
+        reshape = produced_by(rows, "Reshape")
+        source = reshape.inputs[0] if reshape is not None else None
+        if source is not None and source.shape is not None and len(source.shape) == 3:
+            return source
+    else:
+        back = ir.node("Transpose", [value], attributes={"perm": [0, 2, 1, 3]}, outputs=[new_value(f"{value.name}.rows", value)])
+        insert_before(graph, anchor, back)
+        rows = back.outputs[0]
+    assert isinstance(heads, int) and isinstance(width, int)
+    target = array_initializer(graph, f"gqa.flat_{heads * width}", np.array([0, 0, heads * width]))
+    flat = ir.node(
+        "Reshape",
+        [rows, target],
+        outputs=[new_value(f"{value.name}.flat", value, ir.Shape([shape[0], shape[2], heads * width]))],
+    )
+    insert_before(graph, anchor, flat)
+    return flat.outputs[0]

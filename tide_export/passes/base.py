@@ -1,0 +1,35 @@
+"""What a graph pass is: a function that rewrites one ONNX graph and reports what it did, and what it left and why."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import onnx_ir as ir
+
+
+@dataclass(frozen=True)
+class LoweringContext:
+    """What passes may need to know beyond the graph. ``max_seq_len``: KV cache slots per row, in tokens."""
+
+    max_seq_len: int
+
+
+@dataclass
+class PassReport:
+    """How often a pass fired, and the reason for each place where it did not."""
+
+    name: str
+    applied: int = 0
+    skipped: list[str] = field(default_factory=list)
+
+    def skip(self, where: str | None, reason: str) -> None:
+        self.skipped.append(f"{where}: {reason}")
+
+
+GraphPass = Callable[[ir.Model, LoweringContext], PassReport]
+
+
+def run_passes(model: ir.Model, passes: Sequence[GraphPass], context: LoweringContext) -> list[PassReport]:
+    """Run ``passes`` in order on ``model`` (in place); return their reports."""
+    return [graph_pass(model, context) for graph_pass in passes]

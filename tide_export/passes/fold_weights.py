@@ -1,0 +1,52 @@
+"""Apply Transpose, Cast and Identity of a weight to the weight itself, lazily: the new tensor is made when it is written."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+import onnx_ir.passes.common as common
+
+from .base import LoweringContext, PassReport
+from .graph_walk import add_initializer, is_weight
+
+
+def fold_weights(model: ir.Model, context: LoweringContext) -> PassReport:
+    report = PassReport("fold_weights")
+    graph = model.graph
+    for node in list(graph):
+        if node.op_type not in ("Transpose", "Identity") or not is_weight(node.inputs[0]):
+            continue
+        source, output = node.inputs[0], node.outputs[0]
+        assert source is not None and source.const_value is not None
+        if output.is_graph_output():
+            report.skip(output.name, "is a graph output")
+            continue
+        if node.op_type == "Identity":
+            folded = source
+        else:
+            perm = [int(p) for p in node.attributes["perm"].value]
+            folded = add_initializer(graph, f"{source.name}.T{''.join(map(str, perm))}", transposed(source.const_value, perm))
+        ir.convenience.replace_all_uses_with(output, folded)
+        report.applied += 1
+    common.RemoveUnusedNodesPass()(model)
+    return report
+
+
+def transposed(tensor: ir.TensorProtocol, perm: list[int]) -> ir.LazyTensor:
+    """``tensor`` transposed by ``perm``, computed when read."""
+
+    def make() -> ir.TensorProtocol:
+        return ir.Tensor(np.ascontiguousarray(tensor.numpy().transpose(perm)), dtype=tensor.dtype)
+
+    return ir.LazyTensor(make, dtype=tensor.dtype, shape=ir.Shape([tensor.shape[p] for p in perm]))
+
+
+def concatenated(tensors: list[ir.TensorProtocol], axis: int) -> ir.LazyTensor:
+    """``tensors`` joined along ``axis``, computed when read."""
+
+    def make() -> ir.TensorProtocol:
+        return ir.Tensor(np.concatenate([t.numpy() for t in tensors], axis=axis), dtype=tensors[0].dtype)
+
+    shape = list(tensors[0].shape)
+    shape[axis] = sum(int(t.shape[axis]) for t in tensors)
+    return ir.LazyTensor(make, dtype=tensors[0].dtype, shape=ir.Shape(shape))

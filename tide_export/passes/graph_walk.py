@@ -1,0 +1,91 @@
+"""Reading an ONNX graph backwards: the producer of a value, its constant, its shape; and splicing in new nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import onnx_ir as ir
+
+
+def produced_by(value: ir.Value | None, *op_types: str) -> ir.Node | None:
+    """The node that makes ``value`` if its type is one of ``op_types``, else None."""
+    node = value.producer() if value is not None else None
+    return node if node is not None and node.op_type in op_types else None
+
+
+def constant(value: ir.Value | None) -> np.ndarray | None:
+    """The array behind a small constant or an initializer, else None."""
+    if value is None or value.const_value is None:
+        return None
+    return value.const_value.numpy()
+
+
+def is_weight(value: ir.Value | None) -> bool:
+    return value is not None and value.const_value is not None
+
+
+def scalar(value: ir.Value | None) -> float | None:
+    """The number behind a one-element constant, else None."""
+    array = constant(value) if value is not None and value.const_value is not None and value.const_value.size == 1 else None
+    return None if array is None else float(array.reshape(()))
+
+
+def dims(value: ir.Value) -> list[int | str | None] | None:
+    """The value's shape with symbolic dimensions by name, or None when it is unknown."""
+    if value.shape is None:
+        return None
+    return [d if isinstance(d, int) else d.value for d in value.shape]
+
+
+def other_input(node: ir.Node, value: ir.Value) -> ir.Value | None:
+    """The other operand of a two-input node."""
+    first, second = node.inputs
+    return second if first is value else first
+
+
+def commuted(node: ir.Node, accept: Callable[[ir.Value | None], bool]) -> tuple[ir.Value, ir.Value] | None:
+    """The operands of a commutative node, the one that ``accept`` takes first; None when neither does."""
+    first, second = node.inputs
+    if accept(first):
+        return first, second
+    if accept(second):
+        return second, first
+    return None
+
+
+def new_value(name: str, like: ir.Value | None = None, shape: ir.Shape | None = None) -> ir.Value:
+    return ir.Value(name=name, type=like.type if like is not None else None, shape=shape)
+
+
+def add_initializer(graph: ir.Graph, name: str, tensor: ir.TensorProtocol) -> ir.Value:
+    """Register ``tensor`` as an initializer under ``name``; returns the existing one when the name is taken."""
+    if name in graph.initializers:
+        return graph.initializers[name]
+    value = ir.Value(name=name, type=ir.TensorType(tensor.dtype), shape=ir.Shape(tensor.shape), const_value=tensor)
+    graph.register_initializer(value)
+    return value
+
+
+def array_initializer(graph: ir.Graph, name: str, array: np.ndarray) -> ir.Value:
+    return add_initializer(graph, name, ir.tensor(array, name=name))
+
+
+def insert_before(graph: ir.Graph, anchor: ir.Node, *nodes: ir.Node) -> None:
+    graph.insert_before(anchor, nodes)
+
+
+def depends_only_on(value: ir.Value, allowed: ir.Value) -> bool:
+    """True when ``value`` is computed from ``allowed`` and constants alone."""
+    seen: set[int] = set()
+    stack = [value]
+    while stack:
+        current = stack.pop()
+        if current is allowed or id(current) in seen or current.const_value is not None:
+            continue
+        seen.add(id(current))
+        node = current.producer()
+        if node is None:
+            return False
+        stack.extend(v for v in node.inputs if v is not None)
+    return True

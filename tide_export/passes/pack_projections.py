@@ -1,0 +1,118 @@
+"""Join projections that read the same input into one MatMul: Q, K and V for GroupQueryAttention, gate and up of the MLP.
+
+One large product keeps both cores busy with one dispatch instead of three; the joined weight is made when it is written.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import onnx_ir as ir
+import onnx_ir.passes.common as common
+
+from .base import LoweringContext, PassReport
+from .fold_weights import concatenated
+from .graph_walk import add_initializer, insert_before, is_weight, new_value, produced_by
+
+
+@dataclass(frozen=True)
+class _Projection:
+    """x · weight (+ bias), nothing else reading the product."""
+
+    source: ir.Value
+    weight: ir.Value
+    bias: ir.Value | None
+    output: ir.Value
+
+    @property
+    def width(self) -> int:
+        return int(self.weight.const_value.shape[1])
+
+
+def pack_projections(model: ir.Model, context: LoweringContext) -> PassReport:
+    report = PassReport("pack_projections")
+    for node in [n for n in model.graph if n.op_type == "GroupQueryAttention"]:
+        _pack_qkv(model.graph, node, report)
+    for node in [n for n in model.graph if n.op_type == "Mul"]:
+        _pack_gate_up(model.graph, node, report)
+    common.RemoveUnusedNodesPass()(model)
+    return report
+
+
+def _pack_qkv(graph: ir.Graph, attention: ir.Node, report: PassReport) -> None:
+    parts = [_projection(v) for v in attention.inputs[:3]]
+    where = attention.outputs[1].name
+    if any(p is None for p in parts):
+        report.skip(where, "query, key or value is not a plain projection (normed, sliced or already packed)")
+        return
+    joined = _join(graph, attention, parts, where)
+    if joined is None:
+        report.skip(where, "query, key and value are projected from different inputs, or not all with a bias")
+        return
+    attention.replace_input_with(0, joined)
+    attention.replace_input_with(1, None)
+    attention.replace_input_with(2, None)
+    report.applied += 1
+
+
+def _pack_gate_up(graph: ir.Graph, product: ir.Node, report: PassReport) -> None:
+    """act(x · Wg) * (x · Wu): one product, then Split."""
+    up = next((p for p in map(_projection, product.inputs) if p is not None), None)
+    if up is None or up.bias is not None:
+        return
+    matmul = up.output.producer()
+    siblings = [use.node for use in up.source.uses() if use.node.op_type == "MatMul" and use.node is not matmul]
+    gates = [n.outputs[0] for n in siblings if is_weight(n.inputs[1]) and n.outputs[0].shape == up.output.shape]
+    if len(gates) != 1 or matmul is None:
+        return
+    weight = gates[0].producer().inputs[1]
+    assert weight is not None
+    gate = _Projection(up.source, weight, None, gates[0])
+    anchor = min((matmul, gates[0].producer()), key=list(graph).index)
+    joined = _join(graph, anchor, [gate, up], up.output.name)
+    if joined is None:
+        return
+    split = ir.node(
+        "Split",
+        [joined],
+        attributes={"axis": -1, "num_outputs": 2},
+        outputs=[new_value(f"{p.output.name}.split", p.output, p.output.shape) for p in (gate, up)],
+    )
+    insert_before(graph, anchor, split)
+    for projection, part in zip((gate, up), split.outputs, strict=True):
+        ir.convenience.replace_all_uses_with(projection.output, part)
+    report.applied += 1
+
+
+def _projection(value: ir.Value | None) -> _Projection | None:
+    """``value`` as a projection that only one node reads, else None."""
+    if value is None or len(value.uses()) != 1 or value.is_graph_output():
+        return None
+    added = produced_by(value, "Add")
+    bias = next((v for v in added.inputs if is_weight(v)), None) if added is not None else None
+    product_value = next((v for v in added.inputs if v is not bias), None) if added is not None else value
+    product = produced_by(product_value, "MatMul")
+    if product is None or (added is not None and bias is None) or len(product.outputs[0].uses()) != 1:
+        return None
+    source, weight = product.inputs
+    if source is None or weight is None or weight.const_value is None or len(weight.const_value.shape) != 2:
+        return None
+    return _Projection(source, weight, bias, value)
+
+
+def _join(graph: ir.Graph, anchor: ir.Node, parts: list[_Projection], name: str | None) -> ir.Value | None:
+    """One projection with the concatenated weights (and biases) of ``parts``, inserted before ``anchor``."""
+    source = parts[0].source
+    biased = [p.bias is not None for p in parts]
+    if any(p.source is not source for p in parts) or (any(biased) and not all(biased)):
+        return None
+    weight = add_initializer(graph, f"{name}.packed_weight", concatenated([p.weight.const_value for p in parts], 1))
+    shape = ir.Shape([*list(source.shape)[:-1], sum(p.width for p in parts)])
+    product = ir.node("MatMul", [source, weight], outputs=[new_value(f"{name}.packed", source, shape)])
+    insert_before(graph, anchor, product)
+    if not all(biased):
+        return product.outputs[0]
+    bias = add_initializer(graph, f"{name}.packed_bias", concatenated([p.bias.const_value for p in parts], 0))
+    total = ir.node("Add", [product.outputs[0], bias], outputs=[new_value(f"{name}.packed_biased", source, shape)])
+    insert_before(graph, anchor, total)
+    return total.outputs[0]

@@ -1,0 +1,73 @@
+"""Fuse x / sqrt(mean(x²) + ε) · w into one RMSNormalization node (ONNX opset 23; Zhang & Sennrich 2019)."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+import onnx_ir.passes.common as common
+
+from .base import LoweringContext, PassReport
+from .graph_walk import commuted, insert_before, is_weight, new_value, produced_by, scalar
+
+
+def fuse_rms_norm(model: ir.Model, context: LoweringContext) -> PassReport:
+    report = PassReport("rms_norm")
+    for node in list(model.graph):
+        if node.op_type == "ReduceMean":
+            _fuse(model.graph, node, report)
+    common.RemoveUnusedNodesPass()(model)
+    return report
+
+
+def _fuse(graph: ir.Graph, mean: ir.Node, report: PassReport) -> None:
+    where = mean.outputs[0].name
+    square = produced_by(mean.inputs[0], "Pow")
+    if square is None or scalar(square.inputs[1]) != 2.0:
+        return  # a LayerNorm's mean, or not a norm at all
+    wide = square.inputs[0]
+    assert wide is not None
+    shift = _only_user(mean, "Add")
+    root = _only_user(shift, "Sqrt")
+    inverse = _only_user(root, "Reciprocal")
+    scaled = _only_user(inverse, "Mul")
+    epsilon = next((scalar(v) for v in shift.inputs if is_weight(v)), None) if shift is not None else None
+    if scaled is None or epsilon is None or wide not in scaled.inputs:
+        report.skip(where, "no x · 1/sqrt(mean(x²) + ε) around this mean")
+        return
+    narrow = _only_user(scaled, "Cast")
+    weighted = _only_user(narrow or scaled, "Mul")
+    operands = commuted(weighted, is_weight) if weighted is not None else None
+    if weighted is None or operands is None:
+        report.skip(where, "the normed value is not multiplied by a weight")
+        return
+    weight, last = operands[0], weighted
+    # fp16/bf16 models widen to fp32 first; RMSNormalization does that itself (stash_type).
+    widen = produced_by(wide, "Cast")
+    source = widen.inputs[0] if widen is not None else wide
+    closing = _only_user(weighted, "Cast") if narrow is None and widen is not None else None
+    if weight.dtype != source.dtype:
+        if closing is None:
+            report.skip(where, f"weight is {weight.dtype}, the hidden state {source.dtype}")
+            return
+        source, last = wide, weighted  # Gemma: (1 + w) in fp32; keep the casts around the norm
+    size = weight.shape[-1] if weight.shape is not None and len(weight.shape) else 1
+    if weight.shape is None or len(weight.shape) != 1 or source.shape is None or source.shape[-1] != size:
+        report.skip(where, f"weight of shape {weight.shape} is not one number per channel")
+        return
+    output = last.outputs[0]
+    fused = ir.node(
+        "RMSNormalization",
+        [source, weight],
+        attributes={"axis": -1, "epsilon": epsilon, "stash_type": 1},
+        outputs=[new_value(f"{output.name}.rms", output, output.shape)],
+    )
+    insert_before(graph, last, fused)
+    ir.convenience.replace_all_uses_with(output, fused.outputs[0])
+    report.applied += 1
+
+
+def _only_user(node: ir.Node | None, op_type: str) -> ir.Node | None:
+    """The single consumer of the node's output if it is an ``op_type``, else None."""
+    if node is None:
+        return None
+    users = [use.node for use in node.outputs[0].uses()]
+    return users[0] if len(users) == 1 and users[0].op_type == op_type else None

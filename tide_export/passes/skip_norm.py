@@ -1,0 +1,49 @@
+"""Fuse the residual addition with the norm that follows it, where ONNX Runtime has one kernel for both."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+import onnx_ir.passes.common as common
+
+from .attention_gqa import MS_DOMAIN
+from .base import LoweringContext, PassReport
+from .graph_walk import dims, insert_before, new_value, produced_by
+
+
+def fuse_skip_norm(model: ir.Model, context: LoweringContext) -> PassReport:
+    report = PassReport("skip_norm")
+    graph = model.graph
+    for norm in [n for n in graph if n.op_type == "RMSNormalization"]:
+        total = produced_by(norm.inputs[0], "Add")
+        if total is None:
+            report.skip(norm.outputs[0].name, "its input is not a sum")
+            continue
+        first, second = total.inputs
+        residual = total.outputs[0]
+        shape = dims(residual)
+        if shape is None or len(shape) != 3 or any(v is None or dims(v) != shape for v in (first, second)):
+            report.skip(norm.outputs[0].name, "the summands differ in shape")
+            continue
+        fused = ir.node(
+            "SkipSimplifiedLayerNormalization",
+            [first, second, norm.inputs[1]],
+            attributes={"epsilon": float(norm.attributes["epsilon"].value)},
+            domain=MS_DOMAIN,
+            outputs=[
+                new_value(f"{norm.outputs[0].name}.skip", norm.outputs[0], norm.outputs[0].shape),
+                ir.Value(name=""),
+                ir.Value(name=""),
+                new_value(f"{residual.name}.sum", residual, residual.shape),
+            ],
+        )
+        insert_before(graph, norm, fused)
+        ir.convenience.replace_all_uses_with(norm.outputs[0], fused.outputs[0])
+        ir.convenience.replace_all_uses_with(residual, fused.outputs[3], replace_graph_outputs=True)
+        fused.outputs[3].name = residual.name
+        for node in (norm, total):
+            graph.remove(node, safe=True)
+        report.applied += 1
+    if report.applied:
+        model.opset_imports[MS_DOMAIN] = 1
+    common.TopologicalSortPass()(model)
+    return report

@@ -1,0 +1,20 @@
+"""Targets by name. Adding one: a file in this folder and a line here."""
+
+from __future__ import annotations
+
+from tide_runtime.errors import TargetError
+
+from .base import Target
+from .cpu import CPU
+
+TARGETS: dict[str, Target] = {target.name: target for target in (CPU,)}
+
+
+def find_target(name: str, dtype: str) -> Target:
+    """The target ``name``. Raises TargetError when there is none or it has no kernels for ``dtype``."""
+    if name not in TARGETS:
+        raise TargetError(f"there is no target {name!r}; choose from: {', '.join(TARGETS)}")
+    target = TARGETS[name]
+    if dtype not in target.dtypes:
+        raise TargetError(f"target {name} has no {dtype} kernels; use --dtype {' or '.join(target.dtypes)}")
+    return target

@@ -1,0 +1,23 @@
+"""ONNX Runtime on the CPU, the embedded default."""
+
+from __future__ import annotations
+
+from tide_export.passes.attention_gqa import lower_attention_gqa
+from tide_export.passes.canonicalize import canonicalize
+from tide_export.passes.fold_weights import fold_weights
+from tide_export.passes.pack_projections import pack_projections
+from tide_export.passes.rms_norm import fuse_rms_norm
+from tide_export.passes.skip_norm import fuse_skip_norm
+from tide_export.passes.static_reshape import static_reshape
+from tide_export.passes.tied_head import share_tied_head
+
+from .base import Target
+
+CPU = Target(
+    name="cpu",
+    backend="onnxruntime-cpu",
+    dtypes=("fp32", "fp16"),  # ONNX Runtime has no bf16 kernels for the CPU
+    whole=(canonicalize, static_reshape, share_tied_head, fold_weights, fuse_rms_norm),
+    pieces=(lower_attention_gqa, pack_projections, fuse_skip_norm),
+    description="ONNX Runtime on any x86-64 or Arm CPU; needs no GPU",
+)

@@ -1,0 +1,75 @@
+"""One file for all weights of a target: graphs refer into it, equal tensors are stored once, the runtime maps it."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+import onnx_ir as ir
+
+_INLINE_BYTES = 1024  # smaller tensors stay in the graph
+_ALIGNMENT = 4096  # of large tensors, a page, so that they can be mapped
+
+
+class WeightFile:
+    """Writes tensors one at a time: peak memory is the largest tensor, not the model."""
+
+    def __init__(self, path: Path, progress: Callable[[int], None] | None = None) -> None:
+        self.path = path
+        self.digest = hashlib.sha256()
+        self._file: BinaryIO = path.open("wb")
+        self._progress = progress or (lambda written: None)
+        self._by_identity: dict[int, tuple[ir.TensorProtocol, int, int]] = {}
+        self._by_content: dict[bytes, int] = {}
+
+    def __enter__(self) -> WeightFile:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._file.close()
+
+    def externalise(self, model: ir.Model) -> None:
+        """Move the model's large initializers into this file; small ones become plain inline tensors."""
+        for name, value in model.graph.initializers.items():
+            tensor = value.const_value
+            assert tensor is not None
+            if tensor.nbytes < _INLINE_BYTES:
+                value.const_value = ir.Tensor(np.array(tensor.numpy()), dtype=tensor.dtype, name=name)
+                continue
+            offset, length = self._store(tensor)
+            value.const_value = ir.ExternalTensor(
+                self.path.name,
+                offset,
+                length,
+                tensor.dtype,
+                shape=tensor.shape,
+                name=name,
+                base_dir=self.path.parent,
+            )
+
+    def _store(self, tensor: ir.TensorProtocol) -> tuple[int, int]:
+        known = self._by_identity.get(id(tensor))
+        if known is not None:
+            return known[1], known[2]
+        data = memoryview(np.ascontiguousarray(tensor.numpy())).cast("B")
+        content = hashlib.sha256(data).digest()
+        offset = self._by_content.get(content)
+        if offset is None:
+            offset = self._by_content[content] = self._append(data)
+        self._by_identity[id(tensor)] = (tensor, offset, len(data))
+        return offset, len(data)
+
+    def _append(self, data: memoryview) -> int:
+        padding = bytes(-self._file.tell() % _ALIGNMENT)
+        self._write(padding)
+        offset = self._file.tell()
+        self._write(data)
+        self._progress(len(data))
+        return offset
+
+    def _write(self, data: bytes | memoryview) -> None:
+        self.digest.update(data)
+        self._file.write(data)
