@@ -12,8 +12,8 @@ from tide_runtime.manifest import MANIFEST_NAME, SCHEMA_VERSION, GenerationInfo,
 from tide_export.bundle_writer import hash_files, new_directory, write_graphs
 from tide_export.config import ExportConfig, place_checkpoints
 from tide_export.load import LoadedModel, fingerprint, load_model
-from tide_export.lower import lower, prepare
-from tide_export.passes.base import LoweringContext
+from tide_export.lower import LoweredModel, lower, prepare
+from tide_export.passes.base import LoweringContext, PassReport
 from tide_export.progress import ExportProgress
 from tide_export.targets import find_target
 from tide_export.tokenizer import write_tokenizer
@@ -62,25 +62,7 @@ def write_bundle(
     with progress.phase("lower and cut"):
         prepared = prepare(traced, target, context)
         lowered = lower(traced, target, checkpoints, context)
-    graphs, files = write_graphs(lowered.graphs, target.name, directory, progress)
-    passes = {report.name: report.applied for report in prepared} | lowered.applied
-    vocab = traced.model.graph.outputs[0].shape[-1]
-    manifest = Manifest(
-        schema=SCHEMA_VERSION,
-        created=datetime.now(UTC).isoformat(timespec="seconds"),
-        tools={name: version(name) for name in _TOOLS},
-        model=_model_info(loaded, traced, int(vocab)),
-        dtype=config.dtype,
-        max_seq_len=max_seq_len,
-        checkpoints=checkpoints,
-        kv=[KVInfo(s.heads, s.key_dim, s.value_dim) for s in traced.kv_shapes],
-        graphs=graphs,
-        targets={target.name: TargetInfo(target.backend, files, passes)},
-        generation=_generation_info(loaded),
-        tokenizer=write_tokenizer(loaded.tokenizer, int(vocab), directory) if loaded.tokenizer is not None else None,
-        files=hash_files(directory),
-    )
-    (directory / MANIFEST_NAME).write_text(manifest.to_json(), encoding="utf-8")
+    manifest = write_lowered(loaded, traced, prepared, lowered, directory, config, progress)
     checks = []
     if config.verify:
         with progress.phase("verify against the eager model"):
@@ -90,6 +72,39 @@ def write_bundle(
                 f"{check.prompt[:48]!r}: max |Δlogit| {check.max_difference:.1e}, greedy agreement {check.greedy_agreement:.0%}"
             )
     return manifest, checks
+
+
+def write_lowered(
+    loaded: LoadedModel,
+    traced: TracedModel,
+    prepared: list[PassReport],
+    lowered: LoweredModel,
+    directory: Path,
+    config: ExportConfig,
+    progress: ExportProgress,
+) -> Manifest:
+    """Write graphs, weights, tokenizer and manifest of a lowered model into ``directory``."""
+    target = find_target(config.targets[0], config.dtype)
+    graphs, files = write_graphs(lowered.graphs, target.name, directory, progress)
+    passes = {report.name: report.applied for report in prepared} | lowered.applied
+    vocab = traced.model.graph.outputs[0].shape[-1]
+    manifest = Manifest(
+        schema=SCHEMA_VERSION,
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        tools={name: version(name) for name in _TOOLS},
+        model=_model_info(loaded, traced, int(vocab)),
+        dtype=config.dtype,
+        max_seq_len=_cache_slots(loaded, config),
+        checkpoints=[g.layers[1] for g in lowered.graphs if g.layers is not None][:-1],
+        kv=[KVInfo(s.heads, s.key_dim, s.value_dim) for s in traced.kv_shapes],
+        graphs=graphs,
+        targets={target.name: TargetInfo(target.backend, files, passes)},
+        generation=_generation_info(loaded),
+        tokenizer=write_tokenizer(loaded.tokenizer, int(vocab), directory) if loaded.tokenizer is not None else None,
+        files=hash_files(directory),
+    )
+    (directory / MANIFEST_NAME).write_text(manifest.to_json(), encoding="utf-8")
+    return manifest
 
 
 def _cache_slots(loaded: LoadedModel, config: ExportConfig) -> int:

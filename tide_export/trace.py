@@ -19,8 +19,9 @@ from __future__ import annotations
 import contextlib
 import logging
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import onnx_ir as ir
 import torch
@@ -71,7 +72,9 @@ class _TracedCacheLayer(CacheLayerMixin):
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         pass
 
-    def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *args: object, **kwargs: object):
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: object, **kwargs: object
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         self.new = key_states, value_states
         _PENDING.append(self)
         return key_states, value_states
@@ -192,7 +195,7 @@ def _mark(hidden: torch.Tensor, index: int) -> torch.Tensor:
 def _boundaries(layers: nn.ModuleList) -> Iterator[None]:
     """Forward hooks that mark the residual stream before each layer and after the last one."""
 
-    def before(index: int):
+    def before(index: int) -> Callable[..., Any]:
         def hook(_module, args, kwargs):
             if args:
                 return (_mark(args[0], index), *args[1:]), kwargs

@@ -85,7 +85,8 @@ def _check(loaded: LoadedModel, engine: Engine, name: str, ids: list[int], dtype
 def prompt_logits(engine: Engine, ids: list[int]) -> np.ndarray:
     """The compiled model's logits [S, V] fp32 for every token of a prompt, from an empty cache."""
     step = engine.backend.slots(1).step(0, 1, len(ids))
-    step.input_ids[0], step.position_ids[0], step.write_index[0] = ids, np.arange(len(ids)), 0
+    step.input_ids[0] = ids
+    step.place([0])
     for graph in ["embed", *(s.name for s in engine.manifest.segments), "head"]:
         step.run(graph)
     return step.logits[0].astype(np.float32)

@@ -27,14 +27,20 @@ class Bundle:
         root = Path(directory)
         manifest = read_manifest(root)
         for name, info in manifest.files.items():
-            _check_file(root, name, info, verify)
+            try:
+                _check_file(root, name, info, verify)
+            except (OSError, ValueError, RuntimeError) as error:  # unreadable, an impossible name, a loop of links
+                raise BundleError(f"{name} cannot be read ({error}); make the bundle's files readable or export again") from error
         return Bundle(root, manifest)
 
     def path(self, name: str) -> Path:
         return self.directory / name
 
     def text(self, name: str) -> str:
-        return self.path(name).read_text(encoding="utf-8")
+        try:
+            return self.path(name).read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            raise BundleError(f"{name} is not UTF-8 text ({error}); export the bundle again") from error
 
 
 def _check_file(root: Path, name: str, info: FileInfo, verify: bool) -> None:

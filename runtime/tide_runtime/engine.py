@@ -17,7 +17,7 @@ from tide_runtime.backends.base import Slots
 from tide_runtime.backends.threads import ThreadOptions
 from tide_runtime.bundle import Bundle
 from tide_runtime.chat import render_chat
-from tide_runtime.errors import ParamsError, PromptError, TideError
+from tide_runtime.errors import BundleError, ParamsError, PromptError, TideError
 from tide_runtime.manifest import Manifest
 from tide_runtime.params import GenerationParams
 from tide_runtime.policies import make_policy
@@ -90,7 +90,7 @@ class Engine:
 
         Raises PromptError for an empty or too long prompt or ids outside the vocabulary, before anything is computed.
         """
-        several = [prompts] if isinstance(prompts, str) or _is_ids(prompts) else list(prompts)
+        several = [prompts] if isinstance(prompts, str) or _is_ids(prompts) else list(_sequence(prompts))
         rows = [self._row(i, prompt, params or GenerationParams()) for i, prompt in enumerate(several)]  # type: ignore[arg-type]
         with self._slots(len(rows)) as slots:
             for _ in run(self.policy, slots, rows):
@@ -166,7 +166,7 @@ class Engine:
                 raise PromptError("this bundle has no tokenizer; give token ids instead of text")
             ids = self.tokenizer.encode(prompt)
         else:
-            ids = list(prompt)
+            ids = list(_sequence(prompt))
         vocab, slots = self.manifest.model.vocab_size, self.manifest.max_seq_len
         if not ids:
             raise PromptError("the prompt is empty; give at least one token (a model's BOS token will do)")
@@ -207,7 +207,7 @@ class Engine:
     def _check_tokenizer(self) -> None:
         vocab = self.manifest.model.vocab_size
         if self.tokenizer is not None and self.tokenizer.vocab_size > vocab:
-            raise PromptError(
+            raise BundleError(
                 f"the tokenizer has {self.tokenizer.vocab_size} tokens, the model's vocabulary {vocab}: "
                 "tokenizer.json belongs to another model; export the bundle again"
             )
@@ -220,4 +220,17 @@ def _choose_target(manifest: Manifest, wanted: str) -> str:
 
 
 def _is_ids(prompts: object) -> bool:
-    return isinstance(prompts, Sequence) and len(prompts) > 0 and isinstance(prompts[0], int | np.integer)
+    if isinstance(prompts, np.ndarray):
+        return prompts.ndim == 1 and np.issubdtype(prompts.dtype, np.number)
+    return (
+        isinstance(prompts, Sequence)
+        and not isinstance(prompts, bytes)
+        and len(prompts) > 0
+        and isinstance(prompts[0], int | float | np.number)
+    )
+
+
+def _sequence(prompt: Any) -> Sequence[Any]:
+    if isinstance(prompt, bytes) or not isinstance(prompt, Sequence | np.ndarray):
+        raise PromptError(f"the prompt is {prompt!r:.80}, expected text or a list of token ids")
+    return prompt  # type: ignore[return-value]  # an array of ids will do

@@ -124,6 +124,11 @@ class Manifest:
     def __post_init__(self) -> None:
         _require(self.dtype in DTYPES, f"dtype is {self.dtype!r}, expected one of {', '.join(DTYPES)}")
         _require(self.max_seq_len > 0, f"max_seq_len is {self.max_seq_len}, expected at least 1 token")
+        positions = self.model.max_position_embeddings  # 0: the model's configuration does not say
+        _require(
+            not positions or self.max_seq_len <= positions,
+            f"max_seq_len is {self.max_seq_len}, the model knows {positions} positions",
+        )
         _require(self.model.vocab_size > 0, "model.vocab_size must be at least 1")
         _require(len(self.kv) == self.model.num_layers, f"kv has {len(self.kv)} layers, the model {self.model.num_layers}")
         self._check_segments()
@@ -162,7 +167,7 @@ class Manifest:
     def from_json(text: str) -> Manifest:
         try:
             data = json.loads(text)
-        except json.JSONDecodeError as error:
+        except (ValueError, RecursionError) as error:  # also numbers of thousands of digits, lists in lists in lists
             raise BundleError(f"{MANIFEST_NAME} is not JSON ({error}); export the bundle again") from error
         _require(isinstance(data, dict), f"{MANIFEST_NAME} holds {type(data).__name__}, expected an object")
         schema = data.get("schema")
@@ -184,6 +189,8 @@ def read_manifest(directory: Path) -> Manifest:
         return Manifest.from_json(path.read_text(encoding="utf-8"))
     except UnicodeDecodeError as error:
         raise BundleError(f"{path} is not UTF-8 text ({error}); export the bundle again") from error
+    except OSError as error:
+        raise BundleError(f"{path} cannot be read ({error.strerror}); make the bundle's files readable") from error
 
 
 def check_relative(path: str) -> None:

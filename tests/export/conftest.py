@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 from export.architectures import MAX_POSITIONS, tiny_model
+from tide_runtime import Engine
+from tide_runtime.manifest import Manifest
 from transformers import PreTrainedModel
 
 from tide_export.config import ExportConfig
 from tide_export.export import write_bundle
 from tide_export.load import LoadedModel
 from tide_export.progress import ExportProgress
-from tide_runtime import Engine
-from tide_runtime.manifest import Manifest
 
 
 @dataclass(frozen=True)

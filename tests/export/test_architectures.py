@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 from export.architectures import ARCHITECTURES, VOCAB, WINDOW
+from tide_runtime import GenerationParams
 
 from tide_export.verify import prompt_logits
-from tide_runtime import GenerationParams
 
 MAX_LOGIT_DIFFERENCE = 1e-4  # fp32
 NEW_TOKENS = 32
@@ -39,7 +39,11 @@ def test_greedy_tokens_equal_hf_generate(exported, name):
     case = exported(name)
     ids = prompt(13, seed=2)
     expected = case.model.generate(
-        torch.tensor([ids]), attention_mask=torch.ones(1, len(ids), dtype=torch.long), max_new_tokens=NEW_TOKENS, do_sample=False, eos_token_id=None
+        torch.tensor([ids]),
+        attention_mask=torch.ones(1, len(ids), dtype=torch.long),
+        max_new_tokens=NEW_TOKENS,
+        do_sample=False,
+        eos_token_id=None,
     )
     ours = case.engine.generate(ids, GenerationParams(max_new_tokens=NEW_TOKENS, ignore_eos=True))[0]
     assert list(ours.token_ids) == expected[0, len(ids) :].tolist()

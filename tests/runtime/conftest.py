@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 import tokenizers
 import torch
-from tide_export.config import ExportConfig
-from tide_export.export import export
 from tide_runtime import Engine, EngineOptions, ThreadOptions
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from tide_export.config import ExportConfig
+from tide_export.export import export
 
 MAX_SEQ_LEN = 64
 EOS, IM_START, IM_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
@@ -28,6 +29,7 @@ CORPUS = ["def add(a, b):\n    return a + b\n", "class Point:\n    def __init__(
 @pytest.fixture(scope="session")
 def hf_model_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The model as its authors would publish it: config, safetensors, tokenizer, chat template, generation config."""
+    torch.set_num_threads(1)  # more only get in each other's way on a model this small
     directory = tmp_path_factory.mktemp("hf") / "tiny-llama"
     tokenizer = _train_tokenizer()
     torch.manual_seed(0)
@@ -100,7 +102,6 @@ def engine(load: Callable[..., Engine]) -> Iterator[Engine]:
 @pytest.fixture(scope="session")
 def hf_model(hf_model_directory: Path) -> LlamaForCausalLM:
     """The eager model, the reference for everything the engine computes."""
-    torch.set_num_threads(1)
     return LlamaForCausalLM.from_pretrained(hf_model_directory).eval()
 
 

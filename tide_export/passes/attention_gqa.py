@@ -2,7 +2,9 @@
 
 Its cost follows the valid length of each row, not the size of the cache (the standard Attention operator's follows the
 cache). It wants [B, S, N·D] operands before rotation, so the transposes and the rotary nodes in front of it are absorbed
-where they are recognised. https://github.com/microsoft/onnxruntime/blob/main/docs/ContribOperators.md
+where they are recognised. Two inputs take the place of
+``write_index``: ``seqlens_k`` [B] int32 = write_index + S - 1, and ``total_sequence_length`` int32 = max(write_index) + S.
+https://github.com/microsoft/onnxruntime/blob/main/docs/ContribOperators.md
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ MS_DOMAIN = "com.microsoft"
 
 @dataclass
 class _Shared:
-    """What all attentions of one graph share: the lengths computed from write_index, and the rotary tables."""
+    """What all attentions of one graph share: the lengths of the rows, and the rotary tables."""
 
     lengths: tuple[ir.Value, ir.Value]
     tables: dict[tuple[int, int], tuple[ir.Value, ir.Value] | None] = field(default_factory=dict)
@@ -34,31 +36,26 @@ def lower_attention_gqa(model: ir.Model, context: LoweringContext) -> PassReport
     attentions = [n for n in graph if n.domain == "tide" and n.op_type == "Attention"]
     if not attentions:
         return report
-    by_name = {v.name: v for v in graph.inputs}
-    shared = _Shared(_lengths(graph, by_name["write_index"], by_name["position_ids"]))
+    positions = next(v for v in graph.inputs if v.name == "position_ids")
+    shared = _Shared(_add_length_inputs(graph))
     for node in attentions:
-        _lower(graph, node, by_name["position_ids"], shared, context, report)
+        _lower(graph, node, positions, shared, context, report)
     model.opset_imports[MS_DOMAIN] = 1
     model.opset_imports.pop("tide", None)
     common.RemoveUnusedNodesPass()(model)
-    common.TopologicalSortPass()(model)
+    for value in list(graph.inputs):
+        if value.name in ("position_ids", "write_index") and not value.uses():
+            graph.inputs.remove(value)
     return report
 
 
-def _lengths(graph: ir.Graph, write_index: ir.Value, positions: ir.Value) -> tuple[ir.Value, ir.Value]:
-    """seqlens_k [B] int32 (valid keys per row, less one) and total_sequence_length int32 (the longest row)."""
-    one = array_initializer(graph, "gqa.one", np.array([1], dtype=np.int64))
-    seq = ir.node("Shape", [positions], attributes={"start": 1, "end": 2}, name="gqa.seq")
-    ends = ir.node("Add", [write_index, seq.outputs[0]], name="gqa.ends")
-    last = ir.node("Sub", [ends.outputs[0], one], name="gqa.last")
-    seqlens = ir.node("Cast", [last.outputs[0]], attributes={"to": ir.DataType.INT32}, name="gqa.seqlens_k")
-    longest = ir.node("ReduceMax", [ends.outputs[0]], attributes={"keepdims": 0}, name="gqa.longest")
-    total = ir.node("Cast", [longest.outputs[0]], attributes={"to": ir.DataType.INT32}, name="gqa.total")
-    nodes = [seq, ends, last, seqlens, longest, total]
-    for node in nodes:
-        node.outputs[0].name = f"{node.name}.out"
-    insert_before(graph, next(iter(graph)), *nodes)
-    return seqlens.outputs[0], total.outputs[0]
+def _add_length_inputs(graph: ir.Graph) -> tuple[ir.Value, ir.Value]:
+    """The kernel's own form of ``write_index``, as inputs: computed once a step, not by six small nodes in every segment."""
+    int32 = ir.TensorType(ir.DataType.INT32)
+    seqlens = ir.Value(name="seqlens_k", type=int32, shape=ir.Shape(["batch"]))
+    total = ir.Value(name="total_sequence_length", type=int32, shape=ir.Shape([]))
+    graph.inputs.extend([seqlens, total])
+    return seqlens, total
 
 
 def _lower(

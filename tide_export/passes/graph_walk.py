@@ -44,7 +44,7 @@ def other_input(node: ir.Node, value: ir.Value) -> ir.Value | None:
     return second if first is value else first
 
 
-def commuted(node: ir.Node, accept: Callable[[ir.Value | None], bool]) -> tuple[ir.Value, ir.Value] | None:
+def commuted(node: ir.Node, accept: Callable[[ir.Value | None], bool]) -> tuple[ir.Value | None, ir.Value | None] | None:
     """The operands of a commutative node, the one that ``accept`` takes first; None when neither does."""
     first, second = node.inputs
     if accept(first):

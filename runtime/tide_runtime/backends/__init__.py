@@ -13,7 +13,7 @@ from tide_runtime.errors import TargetError
 def _onnxruntime(bundle: Bundle, target: str, threads: ThreadOptions) -> Backend:
     from tide_runtime.backends.onnxruntime_cpu import OnnxRuntimeBackend
 
-    return OnnxRuntimeBackend(bundle, target, threads)
+    return OnnxRuntimeBackend.load(bundle, target, threads)
 
 
 BACKENDS: dict[str, Callable[[Bundle, str, ThreadOptions], Backend]] = {"onnxruntime-cpu": _onnxruntime}

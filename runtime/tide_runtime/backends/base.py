@@ -6,6 +6,7 @@ one caller. A ``Step`` is a fixed shape: a run of rows and S tokens for each, wi
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
@@ -16,11 +17,12 @@ class Step(Protocol):
     """Buffers and bindings for ``rows`` consecutive slots and ``seq`` tokens each. Arrays are host views, reused per call."""
 
     input_ids: NDArray[np.int64]  # [B, S]
-    position_ids: NDArray[np.int64]  # [B, S]
-    write_index: NDArray[np.int64]  # [B]
     hidden: list[NDArray[np.generic]]  # per boundary [B, S, H]: 0 is embed's output, the last is the head's input
     logits: NDArray[np.float32]  # [B, S, V], as the model computes them
     token: NDArray[np.int64]  # [B, S], argmax of the logits
+
+    def place(self, lengths: Sequence[int]) -> None:
+        """Say where each row's S tokens go: cache slots and positions ``lengths[b]`` … ``lengths[b] + S - 1``."""
 
     def run(self, graph: str) -> None:
         """Run one graph of the bundle on the buffers: ``embed``, ``segment_i`` or ``head``."""

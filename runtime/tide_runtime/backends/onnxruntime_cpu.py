@@ -7,19 +7,26 @@ row at a time on views of the same buffers.
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import onnxruntime as ort
 from numpy.typing import NDArray
 
 from tide_runtime.backends.base import Step
+from tide_runtime.backends.interface import check_interface
 from tide_runtime.backends.threads import ThreadOptions, session_options
 from tide_runtime.bundle import Bundle
 from tide_runtime.errors import BundleError
-from tide_runtime.manifest import Manifest
+from tide_runtime.manifest import GraphInfo, Manifest
 
-_ORT_DTYPES = {"tensor(float)": np.float32, "tensor(float16)": np.float16, "tensor(int64)": np.int64}
+_NUMPY_DTYPES: dict[str, type[np.generic]] = {"fp32": np.float32, "fp16": np.float16}
+_ORT_DTYPES: dict[str, type[np.generic]] = {
+    "tensor(float)": np.float32,
+    "tensor(float16)": np.float16,
+    "tensor(int64)": np.int64,
+    "tensor(int32)": np.int32,
+}
 _KEPT_STEPS = 32  # shapes whose bindings are kept per Slots; decode uses a handful, prefill many
 
 
@@ -28,17 +35,21 @@ class OnnxRuntimeBackend:
 
     name = "onnxruntime-cpu"
 
-    def __init__(self, bundle: Bundle, target: str, threads: ThreadOptions) -> None:
-        options = session_options(threads)
-        files = bundle.manifest.targets[target].graphs
-        self.manifest = bundle.manifest
+    def __init__(self, manifest: Manifest, sessions: dict[str, ort.InferenceSession], layers: dict[str, int]) -> None:
+        """``sessions`` and ``layers``: the session of each graph, and how many decoder layers it runs."""
+        self.manifest, self.sessions, self.layers = manifest, sessions, layers
         self.launches: dict[str, int] = Counter()
-        self.layers = {g.name: g.layers[1] - g.layers[0] if g.layers else 0 for g in bundle.manifest.graphs}
-        self.sessions = {name: _load(bundle, file, options) for name, file in files.items()}
-        cache = next(i for i in self.sessions[bundle.manifest.segments[0].name].get_inputs() if i.name.startswith("key_cache_"))
-        hidden = self.sessions["embed"].get_outputs()[0]
-        self.cache_dtype, self.hidden_dtype = _ORT_DTYPES[cache.type], _ORT_DTYPES[hidden.type]
-        self.logits_dtype = _ORT_DTYPES[self.sessions["head"].get_outputs()[0].type]
+        self.dtype = _NUMPY_DTYPES[manifest.dtype]
+        outputs = {value.name: value for session in sessions.values() for value in session.get_outputs()}
+        self.logits_dtype = _ORT_DTYPES[outputs["logits"].type]
+
+    @classmethod
+    def load(cls, bundle: Bundle, target: str, threads: ThreadOptions) -> OnnxRuntimeBackend:
+        """Load the graphs of ``target``. Raises BundleError when ONNX Runtime refuses one or it breaks the contract."""
+        options, files = session_options(threads), bundle.manifest.targets[target].graphs
+        sessions = {g.name: _load(bundle, g, files[g.name], options) for g in bundle.manifest.graphs}
+        layers = {g.name: g.layers[1] - g.layers[0] if g.layers else 0 for g in bundle.manifest.graphs}
+        return cls(bundle.manifest, sessions, layers)
 
     def slots(self, capacity: int) -> OnnxRuntimeSlots:
         return OnnxRuntimeSlots(self, capacity)
@@ -54,7 +65,7 @@ class OnnxRuntimeSlots:
         for layer, kv in enumerate(manifest.kv):
             for kind, width in (("key", kv.key_dim), ("value", kv.value_dim)):
                 shape = (capacity, kv.heads, manifest.max_seq_len, width)
-                self.caches[f"{kind}_cache_{layer}"] = np.zeros(shape, backend.cache_dtype)
+                self.caches[f"{kind}_cache_{layer}"] = np.zeros(shape, backend.dtype)
         self._steps: OrderedDict[tuple[int, int, int], Step] = OrderedDict()
 
     def step(self, first_row: int, rows: int, seq: int) -> Step:
@@ -89,14 +100,24 @@ class _Buffers:
         self.input_ids = np.zeros((rows, seq), np.int64)
         self.position_ids = np.zeros((rows, seq), np.int64)
         self.write_index = np.zeros(rows, np.int64)
-        self.hidden = [np.zeros((rows, seq, model.hidden_size), backend.hidden_dtype) for _ in range(boundaries)]
+        self.seqlens_k = np.zeros(rows, np.int32)
+        self.total_sequence_length = np.zeros((), np.int32)
+        self.hidden = [np.zeros((rows, seq, model.hidden_size), backend.dtype) for _ in range(boundaries)]
         # A long prefill asks for its last token's logits only, through a step of one token: nothing of [S, V] is touched.
         self.logits = np.zeros((rows, seq, model.vocab_size), backend.logits_dtype)
         self.token = np.zeros((rows, seq), np.int64)
 
+    def place(self, lengths: Sequence[int]) -> None:
+        seq = self.input_ids.shape[1]
+        self.write_index[:] = lengths
+        np.add(self.write_index[:, None], np.arange(seq), out=self.position_ids)
+        self.seqlens_k[:] = self.position_ids[:, -1]
+        self.total_sequence_length[...] = self.seqlens_k.max() + 1
+
     def row(self, index: int) -> _Buffers:
         view = object.__new__(_Buffers)
-        for name in ("input_ids", "position_ids", "write_index", "logits", "token"):
+        view.total_sequence_length = np.zeros((), np.int32)
+        for name in ("input_ids", "position_ids", "write_index", "seqlens_k", "logits", "token"):
             setattr(view, name, getattr(self, name)[index : index + 1])
         view.hidden = [h[index : index + 1] for h in self.hidden]
         return view
@@ -106,32 +127,40 @@ class _BoundStep:
     """One IO binding per graph, made when the graph is first run."""
 
     def __init__(self, slots: OnnxRuntimeSlots, buffers: _Buffers, first_row: int) -> None:
-        self.input_ids, self.position_ids = buffers.input_ids, buffers.position_ids
-        self.write_index, self.hidden = buffers.write_index, buffers.hidden
+        self.input_ids, self.hidden = buffers.input_ids, buffers.hidden
         self.logits, self.token = buffers.logits, buffers.token
-        self._slots, self._first_row = slots, first_row
+        self._buffers, self._slots, self._first_row = buffers, slots, first_row
         self._runs: dict[str, Callable[[], None]] = {}
+
+    def place(self, lengths: Sequence[int]) -> None:
+        self._buffers.place(lengths)
 
     def run(self, graph: str) -> None:
         self._slots.count(graph)
-        run = self._runs.get(graph)
-        if run is None:
-            run = self._runs[graph] = self._bind(graph)
-        run()
+        try:
+            run = self._runs.get(graph)
+            if run is None:
+                run = self._runs[graph] = self._bind(graph)
+            run()
+        except Exception as error:  # ONNX Runtime raises RuntimeError and bare classes of its own
+            raise BundleError(f"ONNX Runtime {ort.__version__} cannot run {graph} ({error}); export the bundle again") from error
 
     def _bind(self, graph: str) -> Callable[[], None]:
         session = self._slots.backend.sessions[graph]
         first, last = _boundaries(self._slots.backend.manifest, graph)
+        buffers = self._buffers
         arrays = {
             "input_ids": self.input_ids,
-            "position_ids": self.position_ids,
-            "write_index": self.write_index,
+            "position_ids": buffers.position_ids,
+            "write_index": buffers.write_index,
+            "seqlens_k": buffers.seqlens_k,
+            "total_sequence_length": buffers.total_sequence_length,
             "hidden": self.hidden[first],
             "hidden_out": self.hidden[last],
             "logits": self.logits,
             "token": self.token,
         }
-        rows = slice(self._first_row, self._first_row + len(self.write_index))
+        rows = slice(self._first_row, self._first_row + len(self.input_ids))
         binding = session.io_binding()
         for value in session.get_inputs():
             array = self._slots.caches[value.name][rows] if "_cache_" in value.name else arrays[value.name]
@@ -147,9 +176,13 @@ class _RowByRow:
     """A step of several rows and tokens: segments run row by row, the rest at once."""
 
     def __init__(self, whole: Step, rows: list[_BoundStep]) -> None:
-        self.input_ids, self.position_ids, self.write_index = whole.input_ids, whole.position_ids, whole.write_index
-        self.hidden, self.logits, self.token = whole.hidden, whole.logits, whole.token
+        self.input_ids, self.hidden, self.logits, self.token = whole.input_ids, whole.hidden, whole.logits, whole.token
         self._whole, self._rows = whole, rows
+
+    def place(self, lengths: Sequence[int]) -> None:
+        self._whole.place(lengths)
+        for row, length in zip(self._rows, lengths, strict=True):
+            row.place([length])
 
     def run(self, graph: str) -> None:
         if graph in ("embed", "head"):
@@ -161,15 +194,21 @@ class _RowByRow:
 
 def _boundaries(manifest: Manifest, graph: str) -> tuple[int, int]:
     """Numbers of the boundaries that ``graph`` reads and writes."""
-    last = len(manifest.segments)
-    if graph in ("embed", "head"):
-        return (0, 0) if graph == "embed" else (last, last)
-    number = [g.name for g in manifest.segments].index(graph)
-    return number, number + 1
+    names = [g.name for g in manifest.segments]
+    if graph in names:
+        return names.index(graph), names.index(graph) + 1
+    return (0, 0) if graph == "embed" else (len(names), len(names))
 
 
-def _load(bundle: Bundle, file: str, options: ort.SessionOptions) -> ort.InferenceSession:
+def _load(bundle: Bundle, graph: GraphInfo, file: str, options: ort.SessionOptions) -> ort.InferenceSession:
     try:
-        return ort.InferenceSession(str(bundle.path(file)), options, providers=["CPUExecutionProvider"])
+        session = ort.InferenceSession(str(bundle.path(file)), options, providers=["CPUExecutionProvider"])
     except Exception as error:  # ONNX Runtime raises bare classes of its own for every kind of bad file
         raise BundleError(f"ONNX Runtime {ort.__version__} cannot load {file} ({error}); export the bundle again") from error
+    values = [*session.get_inputs(), *session.get_outputs()]
+    foreign = sorted({value.type for value in values} - set(_ORT_DTYPES))
+    if foreign:
+        raise BundleError(f"{file} has inputs or outputs of type {', '.join(foreign)}; export the bundle again")
+    inputs, outputs = ({v.name: v.shape for v in part} for part in (session.get_inputs(), session.get_outputs()))
+    check_interface(bundle.manifest, graph, file, inputs, outputs)
+    return session

@@ -4,7 +4,7 @@ A chain of sessions with ONNX Runtime's defaults is slow: the spinning threads o
 (3 to 5 times the time of the unsplit graph on two cores; `benchmarks/segment_tax.py` measures it). Two cures:
 
 - ``own`` (default, for embedding): each session has its pool, whose threads stop spinning when a run ends.
-- ``shared``: one pool for the whole process, nothing to wake between segments, so the split costs nothing measurable.
+- ``shared``: one pool (and one arena) for the whole process, so that nothing has to be woken between segments.
   ONNX Runtime then requires *every* session of the process to use that pool, also those that are not TIDE's
   (``SessionOptions.use_per_session_threads = False``), so it is for processes that belong to TIDE, as the commands do.
 """
@@ -43,22 +43,27 @@ def session_options(threads: ThreadOptions) -> ort.SessionOptions:
     """Session options that carry out ``threads``."""
     options = ort.SessionOptions()
     options.log_severity_level = 3
+    # A memory pattern is a block of its own per session and shape: cold in a chain of sessions, and never freed.
+    options.enable_mem_pattern = False
     if threads.shared:
-        _share_pool(threads.resolved)
+        _share_process(threads.resolved)
         options.use_per_session_threads = False
+        options.add_session_config_entry("session.use_env_allocators", "1")
     else:
         options.intra_op_num_threads = threads.resolved
         options.add_session_config_entry("session.force_spinning_stop", "1")
     return options
 
 
-def _share_pool(count: int) -> None:
-    """Create ONNX Runtime's process-wide pool once; its size cannot change afterwards."""
+def _share_process(count: int) -> None:
+    """Create ONNX Runtime's process-wide thread pool and CPU arena once; the pool's size cannot change afterwards."""
     global _shared_threads
     with _LOCK:
         if _shared_threads is None:
             try:
                 ort.set_global_thread_pool_sizes(count, 1)
+                cpu = ort.OrtMemoryInfo("Cpu", ort.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, ort.OrtMemType.DEFAULT)
+                ort.create_and_register_allocator(cpu, None)
             except RuntimeError as error:
                 raise ParamsError(
                     "the shared thread pool must be made before any other ONNX Runtime session of the process; load the "

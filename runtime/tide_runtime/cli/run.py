@@ -107,6 +107,8 @@ def _read_prompt(prompt: str | None, interactive: bool) -> str | None:
         if interactive:
             return None
         raise PromptError('no prompt given; add one in quotes, such as "def main():", or pipe it into stdin')
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(errors="strict")  # Python lets broken bytes through in some locales
     try:
         return sys.stdin.read()
     except UnicodeDecodeError as error:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-
 from tide_runtime.backends.base import Slots, Step
 from tide_runtime.manifest import Manifest
 from tide_runtime.row import Row
@@ -18,6 +16,7 @@ class FullDepth:
 
     def __init__(self, manifest: Manifest, prefill_chunk: int) -> None:
         self.body = ["embed", *(segment.name for segment in manifest.segments)]
+        self.head = ["head"]
         self.prefill_chunk = prefill_chunk
 
     def prefill(self, slots: Slots, row: Row) -> int:
@@ -26,27 +25,28 @@ class FullDepth:
             count = min(self.prefill_chunk, row.prompt_tokens - row.length)
             step = slots.step(row.slot, 1, count)
             step.input_ids[0] = row.tokens[row.length : row.length + count]
-            step.position_ids[0] = np.arange(row.length, row.length + count)
-            step.write_index[0] = row.length
+            step.place([row.length])
             for graph in self.body:
                 step.run(graph)
             row.length += count
         assert step is not None
-        # Only the last token's logits are wanted: the head runs on that one hidden state.
-        last = slots.step(row.slot, 1, 1)
-        last.hidden[-1][0, 0] = step.hidden[-1][0, -1]
-        last.run("head")
-        return row.choose(last.logits[0, 0], int(last.token[0, 0]))
+        return self._first_token(slots, row, step)
 
     def decode(self, slots: Slots, rows: Sequence[Row]) -> list[list[int]]:
         step = slots.step(0, len(rows), 1)
         for i, row in enumerate(rows):
             step.input_ids[i, 0] = row.last_token
-            step.position_ids[i, 0] = row.length
-            step.write_index[i] = row.length
-        for graph in self.body:
+        step.place([row.length for row in rows])
+        for graph in (*self.body, *self.head):
             step.run(graph)
-        step.run("head")
         for row in rows:
             row.length += 1
         return [[row.choose(step.logits[i, 0], int(step.token[i, 0]))] for i, row in enumerate(rows)]
+
+    def _first_token(self, slots: Slots, row: Row, step: Step) -> int:
+        """Only the prompt's last logits are wanted: the head runs on that one hidden state."""
+        last = slots.step(row.slot, 1, 1)
+        last.hidden[-1][0, 0] = step.hidden[-1][0, -1]
+        for graph in self.head:
+            last.run(graph)
+        return row.choose(last.logits[0, 0], int(last.token[0, 0]))

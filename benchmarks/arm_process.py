@@ -1,0 +1,85 @@
+"""An arm in a process of its own, asked over a pipe: while another arm has its turn, this one sleeps in a read.
+
+Thread pools of different libraries in one process would spin against each other and time nothing but that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from benchmarks.arms import ARMS, Timing
+
+_TIMEOUT_S = 900  # torch.compile of 24 layers takes a minute or two
+
+
+class ArmError(Exception):
+    """An arm cannot run; the message says why, on one line."""
+
+
+class ArmProcess:
+    """The arm ``name`` on the model in ``folder``. Close it to give its memory back."""
+
+    def __init__(self, name: str, folder: Path) -> None:
+        self.name = name
+        context = get_context("spawn")
+        self._pipe, theirs = context.Pipe()
+        self._process = context.Process(target=_serve, args=(theirs, name, folder), daemon=True)
+        self._process.start()
+        theirs.close()
+        try:
+            self._answer()
+        except ArmError:
+            self.close()
+            raise
+
+    def generate(self, prompts: list[list[int]], new_tokens: int) -> Timing:
+        """Raises ArmError when the arm fails or stops early."""
+        timing: Timing = self.call("generate", prompts, new_tokens)
+        if any(len(row) != new_tokens for row in timing.tokens):
+            raise ArmError(f"made {sorted({len(row) for row in timing.tokens})} tokens a row, expected {new_tokens}")
+        return timing
+
+    def call(self, method: str, *args: Any) -> Any:
+        """``arm.method(*args)`` in its process."""
+        try:
+            self._pipe.send((method, args))
+        except OSError as error:
+            raise ArmError(f"its process is gone ({error})") from error
+        return self._answer()
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self._pipe.send(None)
+        self._process.join(10)
+        if self._process.is_alive():
+            self._process.kill()
+            self._process.join()
+        self._pipe.close()
+
+    def _answer(self) -> Any:
+        if not self._pipe.poll(_TIMEOUT_S):
+            self._process.kill()
+            raise ArmError(f"no answer within {_TIMEOUT_S} s")
+        try:
+            error, value = self._pipe.recv()
+        except EOFError:
+            self._process.join()
+            raise ArmError(f"its process died with exit code {self._process.exitcode}") from None
+        if error is not None:
+            raise ArmError(error)
+        return value
+
+
+def _serve(pipe: Connection, name: str, folder: Path) -> None:
+    try:
+        arm = ARMS[name].load(folder)
+        pipe.send((None, None))
+        while (request := pipe.recv()) is not None:
+            method, args = request
+            pipe.send((None, getattr(arm, method)(*args)))
+    except Exception as error:  # whatever a library raises becomes the reason in the arm's row
+        pipe.send((f"{type(error).__name__}: {error}".splitlines()[0], None))

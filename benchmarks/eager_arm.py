@@ -1,0 +1,59 @@
+"""HuggingFace transformers as everybody runs it: ``model.generate``, fp32, all cores."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers.generation.streamers import BaseStreamer
+from transformers.utils import logging
+
+from benchmarks.arms import Timing
+from benchmarks.report import cores
+
+
+def load_eager(folder: Path) -> PreTrainedModel:
+    """The model in fp32 and eval mode, with end-of-sequence ids off, and torch on all cores of this process."""
+    torch.set_num_threads(cores())
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    model.generation_config.eos_token_id = None
+    model.generation_config.pad_token_id = 0  # prompts have one length; without it `generate` asks for one
+    return model
+
+
+class EagerArm:
+    """`generate` with its default dynamic cache and SDPA attention."""
+
+    def __init__(self, folder: Path) -> None:
+        self._model: Any = load_eager(folder)
+
+    def generate(self, prompts: list[list[int]], new_tokens: int) -> Timing:
+        ids, clock = torch.tensor(prompts), _Clock()
+        start = perf_counter()
+        output = self._model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=new_tokens,
+            do_sample=False,
+            streamer=clock,
+        )
+        tokens = output[:, ids.shape[1] :].tolist()
+        return Timing(tokens, clock.times[1] - start, clock.times[-1] - clock.times[1])
+
+
+class _Clock(BaseStreamer):
+    """Notes when tokens come out: first the prompt, then one step of all rows at a time."""
+
+    def __init__(self) -> None:
+        self.times: list[float] = []
+
+    def put(self, value: torch.Tensor) -> None:
+        self.times.append(perf_counter())
+
+    def end(self) -> None:
+        pass

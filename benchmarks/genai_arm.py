@@ -1,0 +1,62 @@
+"""onnxruntime-genai: Microsoft's runtime for language models, on the same weights in fp32, built by its own model builder."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from importlib.metadata import version
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from time import perf_counter
+
+import numpy as np
+
+from benchmarks.arms import Timing
+from benchmarks.build_cache import cached_folder
+
+
+def build_model_folder(weights: Path, identity: str, folder: Path) -> Path:
+    """The genai model of the HuggingFace folder ``weights``. Raises RuntimeError with the builder's last line."""
+    key = f"{identity}\nonnxruntime-genai {version('onnxruntime-genai')}, fp32, cpu"
+    return cached_folder(folder, key, lambda f: _build(weights, f))
+
+
+def _build(weights: Path, folder: Path) -> None:
+    with TemporaryDirectory(dir=folder) as scratch:
+        command = [sys.executable, "-m", "onnxruntime_genai.models.builder"]
+        command += ["-i", str(weights), "-o", str(folder), "-p", "fp32", "-e", "cpu", "-c", scratch]
+        environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        raise RuntimeError(f"onnxruntime-genai's model builder failed: {last}")
+
+
+class GenaiArm:
+    """The token loop of genai's own examples. Its KV cache is made for exactly the tokens asked for."""
+
+    def __init__(self, folder: Path) -> None:
+        import onnxruntime_genai as og
+
+        self._og = og
+        config = og.Config(str(folder))
+        config.overlay(json.dumps({"model": {"eos_token_id": []}}))
+        self._model = og.Model(config)
+
+    def generate(self, prompts: list[list[int]], new_tokens: int) -> Timing:
+        ids = np.array(prompts, np.int32)
+        rows, length = ids.shape
+        params = self._og.GeneratorParams(self._model)
+        params.set_search_options(batch_size=rows, max_length=length + new_tokens, do_sample=False)
+        start = perf_counter()
+        generator = self._og.Generator(self._model, params)
+        generator.append_tokens(ids)
+        generator.generate_next_token()
+        first = perf_counter()
+        for _ in range(new_tokens - 1):
+            generator.generate_next_token()
+        end = perf_counter()
+        tokens = [[int(token) for token in generator.get_sequence(row)[length:]] for row in range(rows)]
+        return Timing(tokens, first - start, end - first)

@@ -1,0 +1,97 @@
+"""What every benchmark hands over: the machine it ran on, rows for people, and named figures for scripts and the README.
+
+A figure that the project quotes is a line ``RESULT name=value`` on stdout; ``--json FILE`` holds the same and everything else.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import platform
+import re
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+_PACKAGES = ("onnxruntime", "onnxruntime-genai", "torch", "transformers")
+
+
+class Report:
+    """One run of one benchmark.
+
+    Args:
+        benchmark: the script's name.
+        settings: what it was asked to do, stored with the figures.
+    """
+
+    def __init__(self, benchmark: str, **settings: Any) -> None:
+        self.benchmark, self.settings = benchmark, settings
+        self.machine = machine()
+        self.date = datetime.now(UTC).isoformat(timespec="seconds")
+        self.results: dict[str, float] = {}
+        self.rows: list[dict[str, Any]] = []  # what the tables show
+
+    def add(self, name: str, value: float) -> None:
+        """Note a figure. Raises ValueError for a name that a RESULT line cannot hold, a second value, or a NaN."""
+        if not re.fullmatch(r"\w+", name):
+            raise ValueError(f"the result name is {name!r}; use letters, digits and underscores")
+        if name in self.results:
+            raise ValueError(f"the result {name} was given twice")
+        if not math.isfinite(value):
+            raise ValueError(f"the result {name} is {value}; leave out what was not measured")
+        self.results[name] = float(value)
+
+    def finish(self, path: Path | None = None) -> None:
+        """Print the machine and the RESULT lines; write everything to the file ``path`` when given."""
+        print(self.machine_line())
+        print("\n".join(self.result_lines()), flush=True)
+        if path is not None:
+            self.write(path)
+
+    def machine_line(self) -> str:
+        return ", ".join(f"{name} {value}" for name, value in self.machine.items()) + f", {self.date}"
+
+    def result_lines(self) -> list[str]:
+        """``RESULT name=value``, four significant digits."""
+        return [f"RESULT {name}={value:.4g}" for name, value in self.results.items()]
+
+    def write(self, path: Path) -> None:
+        """Write everything as JSON; the folder is made when it is missing."""
+        names = ("benchmark", "date", "machine", "settings", "results", "rows")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        content = {name: getattr(self, name) for name in names}
+        path.write_text(json.dumps(content, indent=2, allow_nan=False) + "\n", encoding="utf-8")
+
+
+def machine() -> dict[str, str | int]:
+    """The CPU, the cores this process may use, the memory, and the versions of everything that is compared."""
+    facts: dict[str, str | int] = {"cpu": cpu_model(), "cores": cores(), "memory_gib": _memory_gib()}
+    facts |= {"system": f"{platform.system()} {platform.machine()}", "python": platform.python_version()}
+    return facts | {name: _version(name) for name in _PACKAGES}
+
+
+def cores() -> int:
+    """CPU cores that this process may run on."""
+    return len(os.sched_getaffinity(0))
+
+
+def cpu_model() -> str:
+    """The CPU's name and number as Linux knows them; virtual machines often hide all but the family."""
+    path = Path("/proc/cpuinfo")
+    text = path.read_text(encoding="utf-8") if path.exists() else ""
+    facts = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in text.splitlines())}
+    name = facts.get("model name") or platform.processor() or "unknown"
+    return f"{name} (family {facts['cpu family']})" if "cpu family" in facts else name
+
+
+def _memory_gib() -> int:
+    return round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30)
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not installed"

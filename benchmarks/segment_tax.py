@@ -1,0 +1,120 @@
+"""What does cutting cost? One decode step through 1, 2, 4, 6 segments against the same step through the unsplit graph.
+
+Both run with the runtime's own loop, caches and bindings, in turn, in one process; a ratio is the median over rounds of
+(segments' time / unsplit's time of the same round). ``--pool shared`` is what TIDE's commands use: one thread pool for all
+sessions. ``--pool own`` is the default for embedding: each session has its pool.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import onnxruntime as ort
+import typer
+from rich.console import Console
+from rich.table import Table
+from tide_runtime.backends.base import Backend, Step
+from tide_runtime.backends.onnxruntime_cpu import OnnxRuntimeBackend
+from tide_runtime.backends.threads import ThreadOptions, session_options
+from tide_runtime.bundle import Bundle
+
+from benchmarks.models import BENCH_MODELS
+from benchmarks.report import Report
+from benchmarks.unsplit_arm import GRAPH, load_unsplit, write_arms
+
+START = 128  # cache slots filled before the timed steps
+SEGMENTS = (1, 2, 4, 6)
+
+
+@dataclass(frozen=True)
+class Arm:
+    """A backend and the graphs that one step launches."""
+
+    backend: Backend
+    graphs: tuple[str, ...]
+
+
+def load_arms(directory: Path, threads: ThreadOptions) -> dict[str, Arm]:
+    bundles = {count: Bundle.open(directory / f"segments_{count}", verify=False) for count in SEGMENTS}
+    arms = {}
+    for count, bundle in bundles.items():
+        graphs = ("embed", *(s.name for s in bundle.manifest.segments), "head")
+        arms[f"{count}"] = Arm(OnnxRuntimeBackend.load(bundle, "cpu", threads), graphs)
+    # The unsplit graph gets what suits it best: the shared pool, or ONNX Runtime's own defaults.
+    options = session_options(threads) if threads.shared else ort.SessionOptions()
+    arms[GRAPH] = Arm(load_unsplit(directory, bundles[1].manifest, options), (GRAPH,))
+    return arms
+
+
+def time_step(step: Step, graphs: tuple[str, ...], steps: int) -> float:
+    """Median ms of ``steps`` decode steps, each one token further."""
+    times = []
+    for i in range(steps + 3):
+        begin = time.perf_counter()
+        step.place([START + i % 64])
+        for graph in graphs:
+            step.run(graph)
+        times.append(time.perf_counter() - begin)
+    return float(np.median(times[3:])) * 1e3
+
+
+def measure(arms: dict[str, Arm], seq: int, rounds: int, steps: int) -> dict[str, list[float]]:
+    """ms per step of every arm in every round; the order turns so that no arm always follows the same one."""
+    prepared = {name: arm.backend.slots(1).step(0, 1, seq) for name, arm in arms.items()}
+    names = list(arms)
+    results: dict[str, list[float]] = {name: [] for name in names}
+    for turn in range(rounds):
+        for name in names[turn % len(names) :] + names[: turn % len(names)]:
+            time.sleep(0.02)  # let the threads of the arm before stop spinning
+            results[name].append(time_step(prepared[name], arms[name].graphs, steps))
+    return results
+
+
+def main(
+    models: Annotated[str, typer.Option(help="Comma-separated: llama12x512, demo.")] = "llama12x512,demo",
+    pool: Annotated[str, typer.Option(help="shared (as TIDE's commands run) or own (as embedded by default).")] = "shared",
+    rounds: Annotated[int, typer.Option(help="Rounds in which every arm runs once.")] = 15,
+    steps: Annotated[int, typer.Option(help="Decode steps per arm and round.")] = 40,
+    json: Annotated[Path | None, typer.Option(help="Write all figures to this file.")] = None,
+) -> None:
+    """Measure the segment tax."""
+    report = Report("segment_tax", pool=pool, rounds=rounds, steps=steps, start=START)
+    table = Table(
+        "model",
+        "S",
+        "unsplit ms",
+        *(f"{n} segments" for n in SEGMENTS),
+        title=f"time over the unsplit graph's, {pool} thread pool",
+    )
+    with tempfile.TemporaryDirectory() as temporary:
+        for model in models.split(","):
+            write_arms(BENCH_MODELS[model](), Path(temporary) / model, SEGMENTS, max_seq_len=512)
+        for model in models.split(","):
+            arms = load_arms(Path(temporary) / model, ThreadOptions(shared=pool == "shared"))
+            for seq in (1, 4):
+                table.add_row(model, str(seq), *_record(report, model, seq, measure(arms, seq, rounds, steps)))
+            del arms
+    Console().print(table)
+    report.finish(json)
+
+
+def _record(report: Report, model: str, seq: int, times: dict[str, list[float]]) -> list[str]:
+    base = np.array(times[GRAPH])
+    prefix = ("" if model == "llama12x512" else f"{model}_") + "segment_tax"
+    cells = [f"{np.median(base):.3f}"]
+    report.add(f"{prefix}_unsplit_ms_s{seq}", float(np.median(base)))
+    for count in SEGMENTS:
+        ratios = np.array(times[str(count)]) / base
+        low, middle, high = np.percentile(ratios, (25, 50, 75))
+        report.add(f"{prefix}_{count}_s{seq}", float(middle))
+        cells.append(f"{middle:.3f} ({low:.3f}–{high:.3f})")
+    return cells
+
+
+if __name__ == "__main__":
+    typer.run(main)

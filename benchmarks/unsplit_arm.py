@@ -1,0 +1,69 @@
+"""The unsplit graph: the same model and lowering as one ONNX graph, run by the same runtime loop. The baseline of every figure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import onnx_ir as ir
+import onnxruntime as ort
+from tide_runtime.backends.base import Slots, Step
+from tide_runtime.backends.onnxruntime_cpu import OnnxRuntimeBackend
+from tide_runtime.manifest import Manifest
+from tide_runtime.policies.full import FullDepth
+from tide_runtime.row import Row
+
+from tide_export.bundle_writer import WEIGHTS_NAME
+from tide_export.config import ExportConfig
+from tide_export.export import write_lowered
+from tide_export.load import LoadedModel
+from tide_export.lower import lower, lower_unsplit, prepare
+from tide_export.passes.base import LoweringContext
+from tide_export.progress import ExportProgress
+from tide_export.targets import find_target
+from tide_export.trace import trace
+from tide_export.weights import WeightFile
+
+GRAPH = "unsplit"
+
+
+def write_arms(loaded: LoadedModel, directory: Path, segment_counts: Sequence[int], max_seq_len: int) -> None:
+    """One trace, several cuts: ``directory``/unsplit and a bundle ``directory``/segments_N for each count."""
+    context, target = LoweringContext(max_seq_len), find_target("cpu", "fp32")
+    traced = trace(loaded.model)
+    reports = prepare(traced, target, context)
+    progress = ExportProgress(quiet=True)
+    unsplit = lower_unsplit(traced, target, context)
+    folder = directory / GRAPH
+    folder.mkdir(parents=True)
+    with WeightFile(folder / WEIGHTS_NAME) as weights:
+        weights.externalise(unsplit)
+    ir.save(unsplit, folder / f"{GRAPH}.onnx")
+    for count in segment_counts:
+        layers = traced.num_layers
+        checkpoints = [round(i * layers / count) for i in range(1, count)]
+        bundle = directory / f"segments_{count}"
+        bundle.mkdir()
+        lowered = lower(traced, target, checkpoints, context)
+        config = ExportConfig(max_seq_len=max_seq_len, verify=False)
+        write_lowered(loaded, traced, reports, lowered, bundle, config, progress)
+
+
+class UnsplitDepth(FullDepth):
+    """``full`` with the whole model as its only graph."""
+
+    name = "unsplit"
+
+    def __init__(self, manifest: Manifest, prefill_chunk: int = 256) -> None:
+        super().__init__(manifest, prefill_chunk)
+        self.body, self.head = [GRAPH], []
+
+    def _first_token(self, slots: Slots, row: Row, step: Step) -> int:
+        return row.choose(step.logits[0, -1], int(step.token[0, -1]))
+
+
+def load_unsplit(directory: Path, manifest: Manifest, options: ort.SessionOptions) -> OnnxRuntimeBackend:
+    """The unsplit graph behind the real backend's caches and bindings; ``manifest``: of any bundle of the same model."""
+    path = directory / GRAPH / f"{GRAPH}.onnx"
+    session = ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    return OnnxRuntimeBackend(manifest, {GRAPH: session}, {GRAPH: manifest.model.num_layers})

@@ -1,0 +1,69 @@
+"""The segment contract, checked: what a compiled graph takes and gives must be what the runtime will bind to it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from tide_runtime.errors import BundleError
+from tide_runtime.manifest import GraphInfo, Manifest
+
+Shape = Sequence[int | str | None]
+_POSITIONS: dict[str, Shape] = {
+    "position_ids": (None, None),
+    "write_index": (None,),
+    "seqlens_k": (None,),
+    "total_sequence_length": (),
+}
+
+
+def check_interface(
+    manifest: Manifest, graph: GraphInfo, file: str, inputs: Mapping[str, Shape], outputs: Mapping[str, Shape]
+) -> None:
+    """Raise BundleError unless the ``inputs`` and ``outputs`` (name → shape) compiled into ``file`` fit the manifest.
+
+    Names must be those the manifest lists and the contract asks for; dimensions fixed in the graph must be the model's.
+    """
+    wanted_inputs, wanted_outputs = _contract(manifest, graph)
+    # Lowering may take positions in its kernel's own form, or not at all.
+    wanted_inputs |= {name: shape for name, shape in _POSITIONS.items() if name in inputs and graph.name != "head"}
+    for kind, wanted, listed, found in (
+        ("inputs", wanted_inputs, graph.inputs, inputs),
+        ("outputs", wanted_outputs, graph.outputs, outputs),
+    ):
+        if set(found) != set(wanted) or {tensor.name for tensor in listed} != set(wanted):
+            odd = sorted(set(found) ^ set(wanted)) or sorted({tensor.name for tensor in listed} ^ set(wanted))
+            raise BundleError(
+                f"{file} does not have the {kind} that {graph.name} needs (missing or unexpected: {', '.join(odd)}): "
+                "the manifest belongs to other files; export the bundle again"
+            )
+        for name, shape in wanted.items():
+            _check_shape(file, name, shape, found[name])
+
+
+def _contract(manifest: Manifest, graph: GraphInfo) -> tuple[dict[str, Shape], dict[str, Shape]]:
+    """Inputs and outputs of ``graph`` by name; None is a dimension that varies."""
+    model = manifest.model
+    tokens, hidden = (None, None), (None, None, model.hidden_size)
+    if graph.name == "head":
+        return {"hidden": hidden}, {"logits": (None, None, model.vocab_size), "token": tokens}
+    if graph.layers is None:
+        return {"input_ids": tokens}, {"hidden_out": hidden}
+    inputs: dict[str, Shape] = {"hidden": hidden}
+    outputs: dict[str, Shape] = {"hidden_out": hidden}
+    for layer in range(*graph.layers):
+        kv = manifest.kv[layer]
+        for kind, width in (("key", kv.key_dim), ("value", kv.value_dim)):
+            shape = (None, kv.heads, manifest.max_seq_len, width)
+            inputs[f"{kind}_cache_{layer}"] = outputs[f"{kind}_cache_out_{layer}"] = shape
+    return inputs, outputs
+
+
+def _check_shape(file: str, name: str, wanted: Shape, found: Shape) -> None:
+    fits = len(found) == len(wanted) and all(
+        not isinstance(have, int) or need is None or have == need for have, need in zip(found, wanted, strict=False)
+    )
+    if not fits:
+        raise BundleError(
+            f"{name} of {file} has the shape {list(found)}, the manifest makes it {list(wanted)}: the two do not belong "
+            "together; export the bundle again"
+        )

@@ -1,0 +1,261 @@
+"""``tide-run`` and ``tide-inspect`` as a user meets them: real processes, their output, their exit codes."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import typer
+from tide_runtime import Engine, GenerationParams
+from tide_runtime.cli.errors import run_app
+from tide_runtime.cli.inspect import depth_bar
+from tide_runtime.errors import BundleError
+
+Command = Callable[..., subprocess.CompletedProcess[str]]
+PROMPT = "def add(a, b):"
+SHORT = ("--max-new-tokens", 8, "--ignore-eos", "--threads", 1)
+
+
+@pytest.fixture(scope="module")
+def expected(engine: Engine) -> str:
+    [result] = engine.generate(PROMPT, GenerationParams(max_new_tokens=8, ignore_eos=True))
+    assert result.text
+    return result.text
+
+
+# --- tide-run
+
+
+def test_text_goes_to_stdout_and_figures_to_stderr(bundle: Path, command: Command, expected: str) -> None:
+    """So that `tide-run … > file` holds the text and nothing else."""
+    done = command("run", bundle, PROMPT, *SHORT)
+    assert (done.returncode, done.stdout) == (0, expected + "\n")
+    for figure in ("prompt 8 tokens", "new 8 tokens", "first token", "ms", "tokens/s", "policy full", "finish length"):
+        assert figure in done.stderr
+    assert "depth 4.0 of 4 layers per token" in done.stderr
+
+
+@pytest.mark.parametrize("argument", [[], ["-"]])
+def test_the_prompt_may_come_from_stdin(bundle: Path, command: Command, expected: str, argument: list[str]) -> None:
+    done = command("run", bundle, *argument, *SHORT, stdin=PROMPT)
+    assert (done.returncode, done.stdout) == (0, expected + "\n")
+
+
+def test_json_is_one_object_with_everything(bundle: Path, command: Command, engine: Engine, expected: str) -> None:
+    done = command("run", bundle, PROMPT, *SHORT, "--json", "--logprobs", 2)
+    assert (done.returncode, done.stderr) == (0, "")
+    result = json.loads(done.stdout)
+    assert set(result) == {"text", "token_ids", "finish_reason", "logprobs", "stats"}
+    [wanted] = engine.generate(PROMPT, GenerationParams(max_new_tokens=8, ignore_eos=True, logprobs=2))
+    assert (result["text"], result["finish_reason"]) == (expected, "length")
+    assert result["token_ids"] == list(wanted.token_ids)
+    assert [entry["id"] for entry in result["logprobs"]] == result["token_ids"]
+    for entry in result["logprobs"]:
+        assert len(entry["top"]) == 2
+        assert entry["top"][0] == {key: entry[key] for key in ("id", "text", "logprob")}  # greedy took the likeliest
+    stats = result["stats"]
+    assert (stats["prompt_tokens"], stats["new_tokens"], stats["policy"]) == (8, 8, "full")
+    assert (stats["layers_per_token"], stats["num_layers"]) == (4.0, 4)
+    assert stats["time_to_first_token_ms"] > 0 and stats["tokens_per_second"] > 0
+
+
+def test_a_chat_goes_through_the_models_template(bundle: Path, command: Command, engine: Engine) -> None:
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "def?"}]
+    params = GenerationParams(max_new_tokens=8, ignore_eos=True)
+    [wanted] = engine.generate(engine.chat_prompt(messages), params)
+    done = command("run", bundle, "def?", *SHORT, "--chat", "--system", "Be brief.", "--json")
+    assert json.loads(done.stdout)["token_ids"] == list(wanted.token_ids)
+
+
+def test_a_seed_and_sampling_options_reach_the_sampler(bundle: Path, command: Command, engine: Engine) -> None:
+    sampling = {"temperature": 0.9, "top_k": 40, "top_p": 0.9, "min_p": 0.01, "repetition_penalty": 1.1, "seed": 5}
+    options = [text for name, value in sampling.items() for text in (f"--{name.replace('_', '-')}", value)]
+    [wanted] = engine.generate(PROMPT, GenerationParams(max_new_tokens=8, ignore_eos=True, **sampling))  # type: ignore[arg-type]
+    done = command("run", bundle, PROMPT, *SHORT, *options, "--json")
+    assert json.loads(done.stdout)["token_ids"] == list(wanted.token_ids)
+
+
+def test_stop_strings_may_be_repeated(bundle: Path, command: Command, expected: str) -> None:
+    stop = expected[2:4]
+    done = command("run", bundle, PROMPT, *SHORT, "--stop", "never there", "--stop", stop)
+    assert done.stdout == expected[: expected.index(stop)] + "\n"
+    assert "finish stop" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--temperature", "-1"], "temperature is -1.0"),
+        (["--top-p", "0"], "top_p is 0.0"),
+        (["--max-new-tokens", "0"], "max_new_tokens is 0"),
+        (["--max-new-tokens", "many"], "--max-new-tokens"),
+        (["--stop", ""], "non-empty"),
+        (["--policy", "psychic"], "set it to one of: full"),
+        (["--target", "tpu"], "no target 'tpu'"),
+        (["--threads", "-2"], "threads is -2"),
+        (["--logprobs", "2"], "--json"),
+        (["--system", "Be brief."], "--chat"),
+        (["--warp", "9"], "--warp"),
+        (["--max-new-tokens", "8", "one too many"], "one too many"),
+    ],
+)
+def test_bad_options_exit_with_2_and_one_message(bundle: Path, command: Command, arguments: list[str], words: str) -> None:
+    done = command("run", bundle, PROMPT, *arguments)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert words in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("prompt", ["", "x" * 100])
+def test_a_bad_prompt_exits_with_2(bundle: Path, command: Command, prompt: str) -> None:
+    done = command("run", bundle, prompt)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("error: PromptError: the prompt ")
+
+
+def test_a_prompt_that_is_not_utf8_exits_with_2(bundle: Path) -> None:
+    command = [sys.executable, "-m", "tide_runtime.cli.run", str(bundle)]
+    done = subprocess.run(command, input=b"\xff\xfe", capture_output=True, timeout=60, env={**os.environ, "PYTHONUTF8": "1"})
+    assert done.returncode == 2
+    assert b"error: PromptError: the prompt on stdin is not utf-8 text" in done.stderr.replace(b"\n", b"")
+
+
+def test_a_reader_that_leaves_is_no_error(bundle: Path) -> None:
+    """`tide-run … | head -1` must end without a traceback."""
+    read_end, write_end = os.pipe()
+    command = [sys.executable, "-m", "tide_runtime.cli.run", str(bundle), PROMPT]
+    process = subprocess.Popen(command, stdout=write_end, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL)
+    os.close(write_end)
+    os.close(read_end)
+    _, stderr = process.communicate(timeout=60)
+    assert (process.returncode, stderr) == (1, b"")
+
+
+def test_a_terminal_without_utf8_shows_what_it_can(bundle: Path) -> None:
+    """The tiny model emits stray bytes, so U+FFFD: Latin-1 has no such character, and that must not end the run."""
+    command = [sys.executable, "-m", "tide_runtime.cli.run", str(bundle), PROMPT, "--ignore-eos"]
+    environment = {**os.environ, "PYTHONIOENCODING": "latin-1", "PYTHONUTF8": "0"}
+    done = subprocess.run(command, capture_output=True, stdin=subprocess.DEVNULL, timeout=60, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert b"?" in done.stdout
+
+
+def start_conversation(bundle: Path) -> tuple[subprocess.Popen[bytes], int]:
+    """`tide-run --chat` on a terminal of its own, at its first question."""
+    terminal, its_end = os.openpty()
+    command = [sys.executable, "-m", "tide_runtime.cli.run", str(bundle), "--chat", *map(str, SHORT)]
+    process = subprocess.Popen(command, stdin=its_end, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    os.close(its_end)
+    assert process.stdout is not None and process.stdout.read(2) == b"> "
+    return process, terminal
+
+
+def test_a_conversation_remembers_its_turns(bundle: Path, engine: Engine) -> None:
+    """The second answer must come from a prompt that holds the first question and answer."""
+    params = GenerationParams(max_new_tokens=8, ignore_eos=True)
+    messages: list[dict[str, str]] = []
+    answers = []
+    for said in ("a", "b"):
+        messages.append({"role": "user", "content": said})
+        answers.append(engine.generate(engine.chat_prompt(messages), params)[0].text or "")
+        messages.append({"role": "assistant", "content": answers[-1]})
+    process, terminal = start_conversation(bundle)
+    os.write(terminal, b"a\n\nb\n\x04")  # an empty line is no message, Ctrl-D ends
+    stdout, stderr = process.communicate(timeout=60)
+    os.close(terminal)
+    assert process.returncode == 0, stderr
+    assert stdout.decode() == f"{answers[0]}\n> > {answers[1]}\n> \n"
+    assert stderr.count(b"policy full") == 2
+
+
+def test_ctrl_c_exits_with_130(bundle: Path) -> None:
+    process, terminal = start_conversation(bundle)
+    stderr = None
+    while stderr is None:  # a signal that comes just before the process waits for input wakes nobody: send another
+        process.send_signal(signal.SIGINT)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            _, stderr = process.communicate(timeout=2)
+    os.close(terminal)
+    assert (process.returncode, stderr.strip()) == (130, b"interrupted")
+
+
+@pytest.mark.parametrize(
+    ("module", "facts"),
+    [
+        ("run", ["--max-new-tokens", "default: 256", "--temperature", "default: full", "default: auto", "the model's own"]),
+        ("inspect", ["--json", "--no-verify", "default: verify"]),
+    ],
+)
+def test_help_states_the_defaults(module: str, facts: list[str], command: Command) -> None:
+    done = command(module, "--help")
+    text = re.sub(r"[\s│]+", " ", done.stdout)
+    assert done.returncode == 0
+    assert [fact for fact in facts if fact not in text] == []
+
+
+def test_messages_are_printed_word_for_word(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Paths and prompts hold [brackets] and :colons:; rich would swallow them as markup."""
+    app = typer.Typer()
+
+    @app.command()
+    def fail() -> None:
+        raise BundleError("no [bold] file at /tmp/[red]x[/red]/:smile:")
+
+    monkeypatch.setattr(sys, "argv", ["tide-test"])
+    with pytest.raises(SystemExit) as ended:
+        run_app(app)
+    assert ended.value.code == 2
+    assert capsys.readouterr().err == "error: BundleError: no [bold] file at /tmp/[red]x[/red]/:smile:\n"
+
+
+# --- tide-inspect
+
+
+def test_inspect_shows_the_bundle_as_tables(bundle: Path, command: Command) -> None:
+    done = command("inspect", bundle)
+    assert (done.returncode, done.stderr) == (0, "")
+    for word in ("tiny-llama", "LlamaForCausalLM", "segment_0", "segment_2", "head", "onnxruntime-cpu", "attention_gqa 4"):
+        assert word in done.stdout
+    assert "━━━━━━━━━━━━┃━━━━━━━━━━━━━━━━━━━━━━━━┃━━━━━━━━━━━━" in done.stdout
+    assert "4 layers, checkpoints after 1, 3" in done.stdout
+    assert "tokenizer/chat_template.jinja" in done.stdout and "bos_token <|endoftext|>" in done.stdout
+
+
+def test_inspect_json_agrees_with_the_bundle(bundle: Path, command: Command) -> None:
+    facts = json.loads(command("inspect", bundle, "--json").stdout)
+    assert facts["kv_cache_bytes_per_row"] == 4 * 2 * (16 + 16) * 64 * 4  # layers, heads, key and value, slots, fp32
+    files = [file for file in bundle.rglob("*") if file.is_file() and file.name != "manifest.json"]
+    assert facts["bundle_bytes"] == sum(file.stat().st_size for file in files)
+    assert [graph["layers"] for graph in facts["graphs"]] == [None, [0, 1], [1, 3], [3, 4], None]
+    assert facts["checkpoints"] == [1, 3]
+    cpu = facts["targets"]["cpu"]
+    assert cpu["weight_bytes"] == (bundle / "onnx/weights.bin").stat().st_size
+    assert cpu["graph_bytes"] == sum(file.stat().st_size for file in bundle.glob("onnx/*.onnx"))
+    assert cpu["graph_bytes"] == sum(graph["file_bytes"]["cpu"] for graph in facts["graphs"])
+    assert facts["generation"]["eos_token_ids"] == [0, 2]
+
+
+def test_inspect_verifies_unless_told_not_to(bundle_copy: Path, command: Command) -> None:
+    with (bundle_copy / "onnx/weights.bin").open("r+b") as file:
+        file.write(b"\xff")
+    refused = command("inspect", bundle_copy)
+    assert refused.returncode == 2 and "weights.bin does not match" in refused.stderr
+    assert command("inspect", bundle_copy, "--no-verify").returncode == 0
+
+
+@pytest.mark.parametrize(("layers", "checkpoints"), [(2, [1]), (24, [6, 12, 18]), (126, [30]), (1, [])])
+def test_the_depth_bar_has_a_cut_per_checkpoint_and_a_part_per_segment(layers: int, checkpoints: list[int]) -> None:
+    bar, legend = depth_bar(layers, checkpoints).splitlines()
+    parts = bar.split("┃")
+    edges = [0, *checkpoints, layers]
+    assert [len(part) * layers for part in parts] == [(b - a) * sum(map(len, parts)) for a, b in itertools.pairwise(edges)]
+    assert legend.startswith(f"{layers} layers, ")

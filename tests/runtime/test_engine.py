@@ -1,0 +1,399 @@
+"""The engine computes what the eager model computes, whatever the batch, the caller's threads, or how it is asked."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tide_runtime import Engine, EngineOptions, Generation, GenerationParams, ThreadOptions
+from tide_runtime.errors import ParamsError, PromptError, TargetError, TideError
+from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
+
+PROMPTS = ["def add(a, b):", "class", "x", "    def __init__(self, x, y):\n        self.x = x", "return a + b\n"]
+MAX_SEQ_LEN = 64
+CHAT = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "def add?"}]
+
+
+def params(count: int = 12, **changes: object) -> GenerationParams:
+    return GenerationParams(**{"max_new_tokens": count, "ignore_eos": True, **changes})  # type: ignore[arg-type]
+
+
+def reference_greedy(model: LlamaForCausalLM, prompt: Sequence[int], count: int) -> list[int]:
+    """A plain loop over the whole sequence: no cache, no batching, nothing to get wrong."""
+    ids = list(prompt)
+    with torch.no_grad():
+        for _ in range(count):
+            ids.append(int(model(torch.tensor([ids])).logits[0, -1].argmax()))
+    return ids[len(prompt) :]
+
+
+def tokens(generation: Generation) -> list[int]:
+    return list(generation.token_ids)
+
+
+# --- The model's own output
+
+
+@pytest.mark.parametrize("prompt", PROMPTS)
+def test_greedy_is_the_eager_model_token_for_token(
+    engine: Engine, hf_model: LlamaForCausalLM, hf_tokenizer: PreTrainedTokenizerFast, prompt: str
+) -> None:
+    ids = hf_tokenizer(prompt).input_ids
+    [result] = engine.generate(prompt, params(16))
+    assert tokens(result) == reference_greedy(hf_model, ids, 16)
+    assert result.text == hf_tokenizer.decode(result.token_ids, skip_special_tokens=True)
+    assert (result.finish_reason, result.stats.prompt_tokens, result.stats.new_tokens) == ("length", len(ids), 16)
+
+
+def test_greedy_is_huggingface_generate(engine: Engine, hf_model: LlamaForCausalLM) -> None:
+    ids = [5, 40, 99, 7]
+    wanted = hf_model.generate(torch.tensor([ids]), max_new_tokens=20, do_sample=False, pad_token_id=0)[0, 4:]
+    assert tokens(engine.generate(ids, params(20, ignore_eos=False))[0]) == wanted.tolist()
+
+
+def test_prefill_in_chunks_changes_nothing(load: Callable[..., Engine], engine: Engine) -> None:
+    """A long prompt is prefilled piece by piece; a piece that forgets an earlier one would show here."""
+    wanted = [tokens(r) for r in engine.generate(PROMPTS, params())]
+    with load(prefill_chunk=3) as chunked:
+        assert [tokens(r) for r in chunked.generate(PROMPTS, params())] == wanted
+
+
+def test_logprobs_are_the_eager_log_softmax(engine: Engine, hf_model: LlamaForCausalLM) -> None:
+    ids = [5, 40, 99, 7]
+    [result] = engine.generate(ids, params(6, logprobs=3))
+    with torch.no_grad():
+        logits = hf_model(torch.tensor([ids + tokens(result)])).logits[0, len(ids) - 1 : -1]
+    wanted = torch.log_softmax(logits.double(), -1)
+    assert len(result.logprobs) == 6
+    for step, entry in enumerate(result.logprobs):
+        assert entry.token == result.token_ids[step]
+        assert entry.logprob == pytest.approx(float(wanted[step, entry.token]), abs=1e-4)
+        values, best = wanted[step].topk(3)
+        assert [token for token, _ in entry.top] == best.tolist()
+        assert [value for _, value in entry.top] == pytest.approx(values.tolist(), abs=1e-4)
+
+
+def test_a_chat_becomes_the_ids_of_apply_chat_template(engine: Engine, hf_tokenizer: PreTrainedTokenizerFast) -> None:
+    wanted = hf_tokenizer.apply_chat_template(CHAT, add_generation_prompt=True, return_dict=False)
+    assert engine.chat_prompt(CHAT) == wanted
+    assert len(engine.generate(engine.chat_prompt(CHAT), params(3))[0].token_ids) == 3
+
+
+def test_text_and_token_ids_are_the_same_prompt(engine: Engine, hf_tokenizer: PreTrainedTokenizerFast) -> None:
+    ids = hf_tokenizer(PROMPTS[0]).input_ids
+    for same in (ids, tuple(ids), np.array(ids), np.array(ids, np.int32)):
+        assert tokens(engine.generate(same, params())[0]) == tokens(engine.generate(PROMPTS[0], params())[0])
+
+
+# --- Batches
+
+
+@pytest.mark.parametrize("max_batch", [1, 2, 16])
+def test_a_ragged_batch_is_each_prompt_alone(load: Callable[..., Engine], engine: Engine, max_batch: int) -> None:
+    """With two slots for five prompts of different length, rows join and leave, and caches move between slots."""
+    alone = [tokens(engine.generate(prompt, params(14))[0]) for prompt in PROMPTS]
+    with load(max_batch=max_batch) as batched:
+        assert [tokens(r) for r in batched.generate(PROMPTS, params(14))] == alone
+
+
+def test_rows_that_end_at_different_times_do_not_disturb_the_rest(load: Callable[..., Engine], engine: Engine) -> None:
+    """The token that ends one row appears in others at other places: rows leave from the middle of the batch."""
+    free = [tokens(r) for r in engine.generate(PROMPTS, params(20))]
+    ending = params(20, ignore_eos=False, eos_token_ids=(free[0][3], free[2][5], free[4][8]))
+    alone = [engine.generate(prompt, ending)[0] for prompt in PROMPTS]
+    assert len({len(r.token_ids) for r in alone}) > 2, "the rows should end at different times"
+    for max_batch in (2, 3, 5):
+        with load(max_batch=max_batch) as batched:
+            results = batched.generate(PROMPTS, ending)
+        assert [(r.token_ids, r.text, r.finish_reason) for r in results] == [
+            (r.token_ids, r.text, r.finish_reason) for r in alone
+        ]
+
+
+def test_an_empty_batch_is_an_empty_list(engine: Engine) -> None:
+    assert engine.generate([]) == []
+
+
+# --- Streaming
+
+
+def test_streamed_text_is_the_whole_text(engine: Engine) -> None:
+    for prompt in PROMPTS:
+        [whole] = engine.generate(prompt, params(20))
+        chunks = list(engine.stream(prompt, params(20)))
+        assert "".join(chunk.text for chunk in chunks) == whole.text
+        assert tuple(chunk.token_id for chunk in chunks) == whole.token_ids
+        assert [chunk.generation is not None for chunk in chunks] == [False] * 19 + [True]
+        last = chunks[-1].generation
+        assert last is not None and (last.text, last.finish_reason) == (whole.text, "length")
+
+
+def test_closing_a_stream_early_gives_its_cache_back(load: Callable[..., Engine]) -> None:
+    """A client that disconnects must not cost the server a KV cache."""
+    with load() as engine:
+        whole = tokens(engine.generate(PROMPTS[0], params())[0])
+        assert len(engine._idle) == 1
+        stream = engine.stream(PROMPTS[0], params())
+        assert [next(stream).token_id for _ in range(3)] == whole[:3]
+        assert len(engine._idle) == 0
+        stream.close()  # type: ignore[attr-defined]
+        assert len(engine._idle) == 1
+        assert tokens(engine.generate(PROMPTS[0], params())[0]) == whole  # the used cache leaves no trace
+
+
+def test_two_streams_in_turn_do_not_see_each_other(engine: Engine) -> None:
+    wanted = [tokens(engine.generate(prompt, params())[0]) for prompt in PROMPTS[:2]]
+    streams = [engine.stream(prompt, params()) for prompt in PROMPTS[:2]]
+    got = [[a.token_id, b.token_id] for a, b in zip(*streams, strict=True)]
+    assert [list(column) for column in zip(*got, strict=True)] == wanted
+
+
+# --- Endings
+
+
+def test_every_eos_id_of_the_model_ends_the_text(engine: Engine) -> None:
+    """The model's generation config names two (0 and 2); chat models often end with the second."""
+    assert engine.manifest.generation.eos_token_ids == [0, 2]
+    free = tokens(engine.generate(PROMPTS[0], params(20))[0])
+    for at in (2, 7):
+        assert free[at] not in free[:at]
+        [ended] = engine.generate(PROMPTS[0], params(20, ignore_eos=False, eos_token_ids=(1, free[at])))
+        assert tokens(ended) == free[: at + 1]
+        assert ended.finish_reason == "eos"
+        assert ended.text == engine.tokenizer.decode(free[:at])  # type: ignore[union-attr]
+
+
+def test_ignore_eos_goes_on(engine: Engine) -> None:
+    free = tokens(engine.generate(PROMPTS[0], params(20))[0])
+    [result] = engine.generate(PROMPTS[0], params(20, eos_token_ids=(free[2],)))
+    assert (tokens(result), result.finish_reason) == (free, "length")
+
+
+def test_a_stop_string_across_tokens_is_cut_off(engine: Engine) -> None:
+    """The stop string begins inside one token and ends inside another; none of it may be shown."""
+    chunks = list(engine.stream(PROMPTS[0], params(24)))
+    text = "".join(chunk.text for chunk in chunks)
+    pieces = [chunk.text for chunk in chunks]
+    at = next(i for i in range(4, 20) if pieces[i].isascii() and pieces[i + 1].isascii() and pieces[i] and pieces[i + 1])
+    stop = pieces[at][-1] + pieces[at + 1][0]
+    [stopped] = engine.generate(PROMPTS[0], params(24, stop=("never there", stop)))
+    assert stopped.finish_reason == "stop"
+    assert stopped.text == text[: text.index(stop)]
+    assert len(stopped.token_ids) <= at + 2
+    streamed = "".join(chunk.text for chunk in engine.stream(PROMPTS[0], params(24, stop=(stop,))))
+    assert streamed == stopped.text
+
+
+@pytest.mark.parametrize("count", [1, 2, 5])
+def test_max_new_tokens_is_exact(engine: Engine, count: int) -> None:
+    [result] = engine.generate(PROMPTS[0], params(count))
+    assert (len(result.token_ids), result.finish_reason) == (count, "length")
+
+
+@pytest.mark.parametrize("prompt", [1, 50, MAX_SEQ_LEN - 1, MAX_SEQ_LEN])
+def test_a_full_cache_ends_the_text(engine: Engine, hf_model: LlamaForCausalLM, prompt: int) -> None:
+    """The last token needs no slot, so a prompt that fills the cache still gives one."""
+    ids = [(7 * i) % 200 + 3 for i in range(prompt)]
+    [result] = engine.generate(ids, params(1000))
+    room = MAX_SEQ_LEN + 1 - prompt
+    assert (len(result.token_ids), result.finish_reason) == (room, "cache_full")
+    assert tokens(result) == reference_greedy(hf_model, ids, room)
+
+
+def test_exactly_filling_the_cache_is_no_early_end(engine: Engine) -> None:
+    [result] = engine.generate([5] * 60, params(5))
+    assert (len(result.token_ids), result.finish_reason) == (5, "length")
+
+
+# --- Bad prompts
+
+
+@pytest.mark.parametrize(
+    ("prompt", "words"),
+    [
+        ("", "empty"),
+        ([[]], "empty"),
+        ([5] * (MAX_SEQ_LEN + 1), "65 tokens"),
+        ("x" * 500, "shorten it, or export with --max-seq-len 500"),
+        ([5, 100_000], "100000"),
+        ([-1, 5], "-1"),
+        ([5, 1.5], "1.5"),
+        ([1.5, 5], "1.5"),
+        (["fine", None], "None"),
+        (None, "None"),
+        (b"def", "expected text"),
+        ("\ud800", "Unicode"),
+    ],
+)
+def test_a_bad_prompt_is_explained(engine: Engine, prompt: object, words: str) -> None:
+    with pytest.raises(PromptError, match=words):
+        engine.generate(prompt)  # type: ignore[arg-type]
+
+
+def test_one_bad_prompt_refuses_the_batch_before_anything_runs(engine: Engine) -> None:
+    before = dict(engine.backend.launches)
+    with pytest.raises(PromptError):
+        engine.generate([PROMPTS[0], ""])
+    assert dict(engine.backend.launches) == before
+
+
+def test_a_stream_reports_a_bad_prompt_at_once(engine: Engine) -> None:
+    """Not on the first next(): a server has sent its headers by then."""
+    with pytest.raises(PromptError):
+        engine.stream([])
+
+
+# --- Sampling
+
+
+def test_a_seed_reproduces_and_another_differs(engine: Engine) -> None:
+    sampled = params(20, temperature=1.0, seed=7)
+    first, again = (tokens(engine.generate(PROMPTS[0], sampled)[0]) for _ in range(2))
+    assert first == again
+    assert first != tokens(engine.generate(PROMPTS[0], replace(sampled, seed=8))[0])
+
+
+def test_a_sampled_row_does_not_depend_on_the_rest_of_the_batch(load: Callable[..., Engine], engine: Engine) -> None:
+    """Row 0 alone, among others, and with rows waiting: the same tokens."""
+    sampled = params(16, temperature=0.9, top_k=50, top_p=0.95, seed=3)
+    wide = [tokens(r) for r in engine.generate(PROMPTS, sampled)]
+    assert tokens(engine.generate(PROMPTS[0], sampled)[0]) == wide[0]
+    with load(max_batch=2) as narrow:
+        assert [tokens(r) for r in narrow.generate(PROMPTS, sampled)] == wide
+
+
+def test_equal_prompts_in_a_batch_get_samples_of_their_own(engine: Engine) -> None:
+    sampled = engine.generate([PROMPTS[0]] * 3, params(12, temperature=1.0, seed=1))
+    assert len({r.token_ids for r in sampled}) == 3
+
+
+# --- Threads
+
+
+@pytest.mark.parametrize("callers", [2, 8])
+def test_concurrent_callers_get_what_they_get_alone(load: Callable[..., Engine], engine: Engine, callers: int) -> None:
+    """Generate and stream from many threads on one engine: a shared buffer would mix their tokens."""
+    wanted = [tokens(engine.generate(prompt, params(10))[0]) for prompt in PROMPTS]
+    failures: list[object] = []
+    start = threading.Barrier(callers)
+    with load() as shared:
+
+        def call(caller: int) -> None:
+            try:
+                start.wait()
+                for turn in range(3):
+                    which = (caller + turn) % len(PROMPTS)
+                    if caller % 2:
+                        got = [chunk.token_id for chunk in shared.stream(PROMPTS[which], params(10))]
+                        failures.extend([] if got == wanted[which] else [(caller, turn)])
+                    else:
+                        pair = [PROMPTS[which], PROMPTS[which - 1]]
+                        both = [tokens(r) for r in shared.generate(pair, params(10))]
+                        failures.extend([] if both == [wanted[which], wanted[which - 1]] else [(caller, turn)])
+            except BaseException as error:
+                failures.append(error)
+
+        threads = [threading.Thread(target=call, args=(caller,)) for caller in range(callers)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert not failures
+        assert len(shared._idle) <= callers
+
+
+# --- Launches: the proof of what ran
+
+
+def launched(engine: Engine, run: Callable[[], object]) -> dict[str, int]:
+    before = dict(engine.backend.launches)
+    run()
+    return {name: count - before.get(name, 0) for name, count in engine.backend.launches.items()}
+
+
+def test_full_depth_launches_every_segment_once_per_token(engine: Engine) -> None:
+    graphs = {graph.name for graph in engine.manifest.graphs}
+    assert graphs == {"embed", "segment_0", "segment_1", "segment_2", "head"}
+    assert launched(engine, lambda: engine.generate([5, 6, 7], params(10))) == dict.fromkeys(graphs, 10)
+    [result] = engine.generate([5, 6, 7], params(10))
+    assert result.stats.layers_per_token == engine.manifest.model.num_layers == 4
+
+
+def test_rows_of_a_batch_share_their_launches(engine: Engine) -> None:
+    """Three rows: three prefills, then one launch per step for all of them."""
+    counts = launched(engine, lambda: engine.generate([[5], [6, 7], [8]], params(10)))
+    assert set(counts.values()) == {3 + 9}
+
+
+def test_prefill_runs_the_head_once_however_many_chunks(load: Callable[..., Engine]) -> None:
+    with load(prefill_chunk=4) as engine:
+        counts = launched(engine, lambda: engine.generate([5] * 10, params(1)))
+    assert counts == {"embed": 3, "segment_0": 3, "segment_1": 3, "segment_2": 3, "head": 1}
+
+
+def test_times_add_up(engine: Engine) -> None:
+    stats = engine.generate(PROMPTS[0], params(10))[0].stats
+    assert stats.time_to_first_token > 0 and stats.decode_time > 0
+    assert stats.tokens_per_second == pytest.approx(9 / stats.decode_time)
+    assert engine.generate(PROMPTS[0], params(1))[0].stats.tokens_per_second == 0
+
+
+# --- The engine itself
+
+
+def test_a_closed_engine_says_so(load: Callable[..., Engine]) -> None:
+    with load() as engine:
+        stream = engine.stream(PROMPTS[0], params())
+        next(stream)
+    with pytest.raises(TideError, match="closed"):
+        engine.generate("x")
+    assert len(list(stream)) == 11  # a call in progress finishes
+    assert engine._idle == []
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"max_batch": 0}, ParamsError),
+        ({"prefill_chunk": 0}, ParamsError),
+        ({"max_batch": 1.5}, ParamsError),
+        ({"policy": "psychic"}, ParamsError),
+        ({"target": "tpu"}, TargetError),
+    ],
+)
+def test_bad_options_are_explained(load: Callable[..., Engine], options: dict[str, object], error: type) -> None:
+    with pytest.raises(error):
+        load(**options)
+
+
+def test_bad_thread_counts_are_explained() -> None:
+    with pytest.raises(ParamsError):
+        ThreadOptions(-1)
+
+
+def test_default_params_are_the_models(engine: Engine) -> None:
+    assert engine.default_params(max_new_tokens=3) == GenerationParams(max_new_tokens=3)
+    assert engine.default_params(temperature=0.5).temperature == 0.5
+
+
+def test_no_template_and_no_tokenizer_are_explained(bundle_copy: Path) -> None:
+    """A bundle without tokenizer still generates from ids; text, chat and stop strings say what is missing."""
+    manifest = (bundle_copy / "manifest.json").read_text()
+    start = manifest.index('"tokenizer": {')
+    end = manifest.index('"files": {')
+    (bundle_copy / "manifest.json").write_text(manifest[:start] + '"tokenizer": null, ' + manifest[end:])
+    with Engine.load(bundle_copy, EngineOptions(threads=ThreadOptions(1))) as engine:
+        [result] = engine.generate([5, 6], params(3))
+        assert result.text is None and len(result.token_ids) == 3
+        assert [chunk.text for chunk in engine.stream([5, 6], params(3))] == ["", "", ""]
+        with pytest.raises(PromptError, match="no tokenizer"):
+            engine.generate("text")
+        with pytest.raises(PromptError, match="no chat template"):
+            engine.chat_prompt(CHAT)
+        with pytest.raises(ParamsError, match="tokenizer"):
+            engine.generate([5], params(3, stop=("x",)))
