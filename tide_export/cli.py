@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import signal
-import sys
 from pathlib import Path
-from types import FrameType
 from typing import Annotated
 
 import typer
 from rich.console import Console
-from tide_runtime.errors import TideError
+from tide_runtime.cli.errors import run_app
 
 from tide_export.config import ExportConfig
 from tide_export.progress import ExportProgress, peak_memory_bytes
@@ -56,11 +54,12 @@ def export(
     mismatch. An interrupted or failed export leaves nothing behind.
     """
     console = Console(stderr=True)
-    signal.signal(signal.SIGTERM, _interrupt)
+    progress = ExportProgress(console)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, progress.interrupt)
     from tide_export.export import export as run  # torch takes seconds to import; --help should not
 
     config = ExportConfig(dtype, checkpoints, max_seq_len, tuple(target), verify)
-    progress = ExportProgress(console)
     manifest = run(model, out, config, revision=revision, trust_remote_code=trust_remote_code, force=force, progress=progress)
     size = sum(info.bytes for info in manifest.files.values())
     console.print(
@@ -70,25 +69,9 @@ def export(
     )
 
 
-def _interrupt(signum: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt  # so that a terminated export cleans up as an interrupted one does
-
-
 def main() -> None:
     """Entry point: errors meant for the user become one message and their exit code."""
-    try:
-        app(standalone_mode=False)
-    except TideError as error:
-        Console(stderr=True, soft_wrap=True).print(f"[red]error:[/red] {type(error).__name__}: ", str(error), markup=True)
-        sys.exit(error.exit_code)
-    except (KeyboardInterrupt, typer.Abort):
-        Console(stderr=True).print("interrupted; nothing was written")
-        sys.exit(130)
-    except Exception as error:
-        if hasattr(error, "show") and hasattr(error, "exit_code"):  # click's usage errors
-            error.show()
-            sys.exit(error.exit_code)
-        raise
+    run_app(app, interrupted="interrupted; nothing was written")
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import resource
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from time import perf_counter
+from types import FrameType
 
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
@@ -17,6 +18,12 @@ class ExportProgress:
     def __init__(self, console: Console | None = None, quiet: bool = False) -> None:
         self.console = console or Console(stderr=True, quiet=quiet)
         self.seconds: dict[str, float] = {}
+        self._interrupted = False
+
+    def interrupt(self, signum: int, frame: FrameType | None) -> None:
+        """A signal handler. Libraries may swallow the exception it raises; the phase in progress then raises it again."""
+        self._interrupted = True
+        raise KeyboardInterrupt
 
     @contextmanager
     def phase(self, name: str, total_bytes: int | None = None) -> Iterator[Callable[[int], None]]:
@@ -28,6 +35,8 @@ class ExportProgress:
         with Progress(*columns, console=self.console, transient=True) as bar:
             task = bar.add_task(name, total=total_bytes)
             yield lambda done: bar.advance(task, done)
+        if self._interrupted:
+            raise KeyboardInterrupt
         self.seconds[name] = perf_counter() - start
         self.console.print(f"  [green]✓[/green] {name} [dim]{self.seconds[name]:.1f} s[/dim]")
 

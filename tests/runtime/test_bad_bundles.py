@@ -452,9 +452,10 @@ def graphs_swapped(bundle: Path) -> None:
     edit(bundle, "targets", "cpu", "graphs", "segment_0", value="onnx/cpu.segment_2.onnx")
 
 
-@corruption(BundleError, "inputs that segment_0 needs", "write_index")
+@corruption(BundleError, "inputs that segment_0 needs", "hidden", "stranger")
 def manifest_lists_other_inputs(bundle: Path) -> None:
-    edit(bundle, "graphs", 1, "inputs", 2, "name", value="read_index")
+    names = [tensor["name"] for tensor in json.loads((bundle / "manifest.json").read_text())["graphs"][1]["inputs"]]
+    edit(bundle, "graphs", 1, "inputs", names.index("hidden"), "name", value="stranger")
 
 
 @corruption(BundleError, "key_cache_0", "shape", "do not belong together")

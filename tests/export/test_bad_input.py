@@ -1,0 +1,204 @@
+"""What an exporter is given by mistake: a clear error with exit code 2, and nothing half-written."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from export.architectures import tiny_model
+from transformers import AutoConfig
+
+from tide_export import ExportConfig, export
+from tide_export.config import place_checkpoints
+from tide_export.load import check_supported
+from tide_runtime.errors import ModelFilesError, OutputError, ParamsError, TargetError, TideError, UnsupportedModelError, VerificationError
+
+UNSUPPORTED = {
+    "t5": "encoder-decoder",
+    "bart": "encoder-decoder",
+    "mamba": "linear_attention",
+    "rwkv": "state-space or linear-attention",
+    "qwen3_next": "linear_attention",
+    "bloom": "ALiBi",
+}
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("llama") / "model"
+    tiny_model("llama").save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def copy(llama: Path, tmp_path: Path) -> Path:
+    """A private copy of the model directory, to break."""
+    folder = tmp_path / "model"
+    folder.mkdir()
+    for file in llama.iterdir():
+        (folder / file.name).write_bytes(file.read_bytes())
+    return folder
+
+
+def nothing_left(folder: Path, *expected: str) -> bool:
+    return sorted(p.name for p in folder.iterdir()) == sorted(expected)
+
+
+def _no_config(model: Path) -> None:
+    (model / "config.json").unlink()
+
+
+def _no_weights(model: Path) -> None:
+    (model / "model.safetensors").unlink()
+
+
+def _truncated(model: Path) -> None:
+    weights = model / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1000])
+
+
+def _pickled(model: Path) -> None:
+    (model / "model.safetensors").unlink()
+    torch.save({}, model / "pytorch_model.bin")
+
+
+def _config_not_json(model: Path) -> None:
+    (model / "config.json").write_text("{")
+
+
+def _unknown_architecture(model: Path) -> None:
+    (model / "config.json").write_text(json.dumps({"model_type": "holographic", "architectures": ["HoloForCausalLM"]}))
+
+
+BROKEN_MODELS = {
+    "no config": (_no_config, ModelFilesError, "config.json"),
+    "no weights": (_no_weights, ModelFilesError, "no weights"),
+    "truncated weights": (_truncated, ModelFilesError, "cannot load"),
+    "pickled weights": (_pickled, ModelFilesError, "save_pretrained"),
+    "config is not JSON": (_config_not_json, ModelFilesError, "config"),
+    "unknown architecture": (_unknown_architecture, UnsupportedModelError, "holographic"),
+}
+
+
+@pytest.mark.parametrize("case", BROKEN_MODELS)
+def test_broken_model_directories(case, copy, tmp_path):
+    """A traceback, or half a bundle, instead of a sentence that says what is wrong with the model directory."""
+    break_it, error, words = BROKEN_MODELS[case]
+    break_it(copy)
+    with pytest.raises(error, match=words):
+        export(str(copy), tmp_path / "engine")
+    assert nothing_left(tmp_path, "model")
+
+
+@pytest.mark.parametrize("model_type", UNSUPPORTED)
+def test_unsupported_families_say_why(model_type):
+    """The export would fail deep inside tracing, with a message about graph nodes."""
+    with pytest.raises(UnsupportedModelError, match=f"not supported, because.*{UNSUPPORTED[model_type]}"):
+        check_supported(AutoConfig.for_model(model_type))
+
+
+def test_existing_output_is_kept(llama, tmp_path):
+    """A second export to the same place would destroy a bundle in use."""
+    out = tmp_path / "engine"
+    out.mkdir()
+    (out / "precious").write_text("data")
+    with pytest.raises(OutputError, match="--force"):
+        export(str(llama), out)
+    with pytest.raises(OutputError, match="not a TIDE bundle"):
+        export(str(llama), out, force=True)
+    assert (out / "precious").read_text() == "data" and nothing_left(tmp_path, "engine")
+
+
+def test_force_replaces_a_bundle(llama, tmp_path):
+    """--force would leave the old files mixed with the new ones."""
+    out = tmp_path / "engine"
+    export(str(llama), out, ExportConfig(checkpoints="1", verify=False))
+    manifest = export(str(llama), out, ExportConfig(checkpoints="1,2,3", verify=False), force=True)
+    assert sorted(p.relative_to(out).as_posix() for p in out.rglob("*") if p.is_file()) == sorted([*manifest.files, "manifest.json"])
+    assert nothing_left(tmp_path, "engine")
+
+
+def test_full_disk(llama, tmp_path, monkeypatch):
+    """A full disk would leave a bundle that looks whole."""
+
+    def no_space(*args: object, **kwargs: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("tide_export.weights.WeightFile._write", no_space)
+    with pytest.raises(OutputError, match="disk"):
+        export(str(llama), tmp_path / "engine", ExportConfig(verify=False))
+    assert nothing_left(tmp_path)
+
+
+def test_mismatch_refuses_to_finish(llama, tmp_path, monkeypatch):
+    """A bundle that computes something else than the model would be shipped (the check itself is checked here)."""
+    from tide_export import verify
+
+    honest = verify.prompt_logits
+    monkeypatch.setattr(verify, "prompt_logits", lambda engine, ids: honest(engine, ids) + 0.01)
+    with pytest.raises(VerificationError, match="differs from the eager model"):
+        export(str(llama), tmp_path / "engine")
+    assert nothing_left(tmp_path)
+
+
+def test_interrupted_export_leaves_nothing(llama, tmp_path):
+    """Ctrl-C or a terminated job would leave gigabytes of temporary files."""
+    command = [sys.executable, "-m", "tide_export.cli", str(llama), "--out", str(tmp_path / "engine")]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 120
+    while not any(tmp_path.iterdir()) and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert any(tmp_path.iterdir()), "the export never started writing"
+    process.send_signal(signal.SIGTERM)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130 and "nothing was written" in errors
+    assert nothing_left(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["missing/model/dir"], "no directory"),
+        (["{model}", "--dtype", "int3"], "dtype"),
+        (["{model}", "--dtype", "bf16"], "no bf16 kernels"),
+        (["{model}", "--target", "abacus"], "choose from"),
+        (["{model}", "--checkpoints", "3,2"], "rising"),
+        (["{model}", "--checkpoints", "4"], "from 1 to 3"),
+        (["{model}", "--checkpoints", "some"], "every:6"),
+        (["{model}", "--max-seq-len", "999999"], "positions"),
+    ],
+)
+def test_command_line_errors(arguments, words, llama, tmp_path):
+    """The shell would see success, or the user a traceback."""
+    filled = [a.format(model=llama) for a in arguments]
+    command = [sys.executable, "-m", "tide_export.cli", *filled, "--out", str(tmp_path / "engine")]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == TideError.exit_code
+    assert words in " ".join(done.stderr.split()) and "Traceback" not in done.stderr
+    assert nothing_left(tmp_path)
+
+
+def test_checkpoint_placement():
+    """Cuts would fall elsewhere than the user asked, or after the last layer, which is no early exit."""
+    assert place_checkpoints("auto", 24) == [6, 12, 18]
+    assert place_checkpoints("auto", 1) == []
+    assert place_checkpoints("every:5", 12) == [5, 10]
+    assert place_checkpoints("every:12", 12) == []
+    assert place_checkpoints("1,11", 12) == [1, 11]
+    for spec in ("0", "12", "3,3", "5,4"):
+        with pytest.raises(ParamsError, match="from 1 to 11"):
+            place_checkpoints(spec, 12)
+
+
+def test_unknown_target_before_any_work(tmp_path):
+    """A typing mistake would be found only after minutes of loading and tracing."""
+    with pytest.raises(TargetError, match="cpu"):
+        export("some/model", tmp_path / "engine", ExportConfig(targets=("gpu",)))
