@@ -3,8 +3,9 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+DATE := $(shell date -u +%F)
 
-.PHONY: demo test lint bench gpu-check clean
+.PHONY: demo test lint bench tables gpu-check clean
 demo: $(READY) ## export the demo model, generate from it, compare with eager and unsplit
 	$(BIN)/python examples/demo.py
 
@@ -17,8 +18,11 @@ lint: $(READY) ## ruff and mypy
 	$(BIN)/mypy
 
 bench: $(READY) ## the published benchmarks, one after the other
-	$(BIN)/python benchmarks/segment_tax.py --json build/segment_tax.json
-	$(BIN)/python benchmarks/decode_cpu.py --json build/decode_cpu.json
+	$(BIN)/python -m benchmarks.segment_tax --json docs/results/$(DATE)-segment_tax.json
+	$(BIN)/python -m benchmarks.decode_cpu --json docs/results/$(DATE)-decode_cpu.json
+
+tables: $(READY) ## README's tables from docs/results
+	$(BIN)/python -m benchmarks.tables
 
 gpu-check: $(READY) ## GPU checks; there is no GPU target yet, so this says so and fails
 	@echo "no GPU target is built yet (see README, 'Verified how'); nothing to check" >&2; exit 2

@@ -36,6 +36,11 @@ class ArmProcess:
             self.close()
             raise
 
+    @property
+    def pid(self) -> int:
+        assert self._process.pid is not None
+        return self._process.pid
+
     def generate(self, prompts: list[list[int]], new_tokens: int) -> Timing:
         """Raises ArmError when the arm fails or stops early."""
         timing: Timing = self.call("generate", prompts, new_tokens)

@@ -27,6 +27,7 @@ from rich.table import Table
 from benchmarks.arm_process import ArmError, ArmProcess
 from benchmarks.arms import ARMS, OURS, REFERENCE, Timing
 from benchmarks.model_folders import MODELS, BenchModel
+from benchmarks.other_load import OtherLoad
 from benchmarks.report import Report
 
 CACHE = Path(__file__).resolve().parents[1] / "build" / "bench-cache"
@@ -72,6 +73,7 @@ class ModelRun:
         self.ratios: dict[tuple[str, int], float] = {}  # (other arm, batch) → its time / our time
         self.failures: dict[str, str] = {}
         self.overhead: dict[int, float] = {}
+        self.other_load: dict[tuple[str, int], float] = {}  # (last arm of the meeting, batch) → CPU share of others
         self._expected: dict[int, list[list[int]]] = {}
 
     def run(self) -> None:
@@ -115,11 +117,13 @@ class ModelRun:
             samples.agreement = self._check(arm, prompts)
             for _ in range(WARM_UPS):
                 arm.generate(prompts, self.plan.new_tokens)
+        load = OtherLoad(arm.pid for arm in arms)
         for _ in range(self.plan.repeats):
             for arm, samples in zip(arms, met, strict=True):
                 time.sleep(SETTLE_S)
                 samples.timings.append(arm.generate(prompts, self.plan.new_tokens))
         self.samples += met
+        self.other_load[arms[-1].name, batch] = load.share()
         if len(met) == 2:
             self.ratios[met[1].arm, batch] = float(np.median(met[1].step_ms) / np.median(met[0].step_ms))
 
@@ -164,6 +168,7 @@ class ModelRun:
             "tokens_per_s": 1e3 * batch / float(np.median(steps)),
             "first_token_ms": float(np.median(first)),
             "repeats": len(steps),
+            "other_load": self.other_load.get((name, batch)),
             "agreement": next((s.agreement for s in samples if s.agreement is not None), None),
             "full_is_faster_by": self.ratios.get((name, batch)),
             **note,
@@ -197,6 +202,8 @@ def print_table(run: ModelRun) -> None:
     console.print(table)
     for name, reason in run.failures.items():
         console.print(f"{ARMS[name].title} could not run: {reason}", style="yellow", markup=False)
+    if run.other_load:
+        console.print(f"Other processes took {max(run.other_load.values()):.0%} of the CPU at most while arms were timed")
     for batch, share in run.overhead.items():
         console.print(f"TIDE, batch {batch}: {share:.1%} of the time is spent outside ONNX Runtime")
 

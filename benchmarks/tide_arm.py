@@ -14,15 +14,20 @@ from benchmarks.arms import Timing
 from benchmarks.build_cache import cached_folder, files_digest
 from benchmarks.in_process import run_in_process
 
-_EXPORTER = Path(__file__).resolve().parents[1] / "tide_export"
+_ROOT = Path(__file__).resolve().parents[1]
+
+
+def export_key(identity: str) -> str:
+    """Changes when the weights, the exporter, its tools or the bundle's schema do."""
+    schema = _ROOT / "runtime" / "tide_runtime" / "manifest.py"
+    exporter = files_digest([*sorted((_ROOT / "tide_export").rglob("*.py")), schema])
+    tools = [f"{name} {version(name)}" for name in ("torch", "transformers", "onnxscript", "onnx-ir")]
+    return "\n".join([identity, exporter, *tools])
 
 
 def export_bundle(weights: Path, identity: str, folder: Path) -> Path:
-    """The bundle of the model in ``weights``, exported again when the weights, the exporter or its tools change."""
-    exporter = files_digest(sorted(_EXPORTER.rglob("*.py")))
-    tools = [f"{name} {version(name)}" for name in ("torch", "transformers", "onnxscript", "onnx-ir")]
-    key = "\n".join([identity, exporter, *tools])
-    return cached_folder(folder, key, lambda f: run_in_process(_export, str(weights), f / "bundle")) / "bundle"
+    """The bundle of the model in ``weights``, exported again when `export_key` has changed."""
+    return cached_folder(folder, export_key(identity), lambda f: run_in_process(_export, str(weights), f / "bundle")) / "bundle"
 
 
 def _export(weights: str, out: Path) -> None:
@@ -37,19 +42,19 @@ class TideArm:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._engine = _load(folder)
+        self._engine = load_engine(folder)
 
     def generate(self, prompts: list[list[int]], new_tokens: int) -> Timing:
-        return _generate(self._engine, prompts, new_tokens)
+        return timed_generate(self._engine, prompts, new_tokens)
 
     def loop_overhead(self, prompts: list[list[int]], new_tokens: int) -> float:
         """Share of a generation's wall time spent outside ONNX Runtime: our Python."""
-        engine, spent = _load(self._folder), Stopwatch()
+        engine, spent = load_engine(self._folder), Stopwatch()
         sessions = cast(Any, engine.backend).sessions
         sessions.update({name: _TimedSession(session, spent) for name, session in sessions.items()})
-        _generate(engine, prompts, new_tokens)  # binds buffers, which later calls reuse
+        timed_generate(engine, prompts, new_tokens)  # binds buffers, which later calls reuse
         spent.seconds, start = 0.0, perf_counter()
-        _generate(engine, prompts, new_tokens)
+        timed_generate(engine, prompts, new_tokens)
         return 1 - spent.seconds / (perf_counter() - start)
 
 
@@ -75,11 +80,11 @@ class _TimedSession:
         self._spent.seconds += perf_counter() - start
 
 
-def _load(folder: Path) -> Engine:
+def load_engine(folder: Path) -> Engine:
     return Engine.load(folder, EngineOptions(threads=ThreadOptions(shared=True), verify=False))
 
 
-def _generate(engine: Engine, prompts: list[list[int]], new_tokens: int) -> Timing:
+def timed_generate(engine: Engine, prompts: list[list[int]], new_tokens: int) -> Timing:
     start = perf_counter()
     rows = engine.generate(prompts, GenerationParams(max_new_tokens=new_tokens, ignore_eos=True))
     wall = perf_counter() - start

@@ -1,4 +1,4 @@
-"""The unsplit graph: the same model and lowering as one ONNX graph, run by the same runtime loop. The baseline of every figure."""
+"""The unsplit graph: same model, same lowering, one ONNX graph, run by the same runtime loop. The baseline of every figure."""
 
 from __future__ import annotations
 
@@ -9,14 +9,19 @@ import onnx_ir as ir
 import onnxruntime as ort
 from tide_runtime.backends.base import Slots, Step
 from tide_runtime.backends.onnxruntime_cpu import OnnxRuntimeBackend
+from tide_runtime.backends.threads import session_options
 from tide_runtime.manifest import Manifest
 from tide_runtime.policies.full import FullDepth
 from tide_runtime.row import Row
 
+from benchmarks.arms import Timing
+from benchmarks.build_cache import cached_folder
+from benchmarks.in_process import run_in_process
+from benchmarks.tide_arm import export_key, load_engine, timed_generate
 from tide_export.bundle_writer import WEIGHTS_NAME
 from tide_export.config import ExportConfig
 from tide_export.export import write_lowered
-from tide_export.load import LoadedModel
+from tide_export.load import LoadedModel, load_model
 from tide_export.lower import lower, lower_unsplit, prepare
 from tide_export.passes.base import LoweringContext
 from tide_export.progress import ExportProgress
@@ -67,3 +72,25 @@ def load_unsplit(directory: Path, manifest: Manifest, options: ort.SessionOption
     path = directory / GRAPH / f"{GRAPH}.onnx"
     session = ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     return OnnxRuntimeBackend(manifest, {GRAPH: session}, {GRAPH: manifest.model.num_layers})
+
+
+def build_unsplit(weights: Path, identity: str, folder: Path) -> Path:
+    """The unsplit graph of the model in ``weights``, made again when the weights or the exporter change."""
+    return cached_folder(folder, export_key(identity), lambda f: run_in_process(_build, str(weights), f / "arms")) / "arms"
+
+
+def _build(weights: str, folder: Path) -> None:
+    write_arms(load_model(weights, "fp32"), folder, [1], max_seq_len=1024)
+
+
+class UnsplitArm:
+    """The unsplit graph driven by TIDE's engine and loop, with one shared thread pool like TIDE's own arm."""
+
+    def __init__(self, folder: Path) -> None:
+        self._engine = load_engine(folder / "segments_1")
+        options = session_options(self._engine.options.threads)
+        self._engine.backend = load_unsplit(folder, self._engine.manifest, options)
+        self._engine.policy = UnsplitDepth(self._engine.manifest)
+
+    def generate(self, prompts: list[list[int]], new_tokens: int) -> Timing:
+        return timed_generate(self._engine, prompts, new_tokens)

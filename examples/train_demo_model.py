@@ -17,7 +17,7 @@ from typing import Annotated, Any
 import torch
 import typer
 from demo_training.corpus import Corpus, library_files
-from demo_training.evaluation import exit_agreement, held_out_loss, prompts_from
+from demo_training.evaluation import exit_agreement, greedy, held_out_loss, held_out_windows, prompts_from, repeated_share
 from demo_training.held_out_files import write_held_out
 from demo_training.layer_skip import VARIANTS
 from demo_training.model import StackedLlama
@@ -31,7 +31,7 @@ from rich.table import Table
 DEMO_MODEL = Path(__file__).parent / "demo_model"
 DEFAULT_CACHE = Path.home() / ".cache" / "tide-demo"
 HELD_OUT_TOKENS = 1 << 18  # of each stream, at most
-AGREEMENT = {"prompts": 16, "prompt_tokens": 64, "new_tokens": 64}
+EXIT_PROMPTS = {"prompts": 16, "prompt_tokens": 64, "new_tokens": 64}
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_show_locals=False, help=__doc__)
 console = Console()
@@ -55,9 +55,22 @@ def measure(model: StackedLlama, corpus: Corpus, length: int, depths: list[int])
         if len(stream) > length:
             loss, tokens = held_out_loss(model, stream, length, HELD_OUT_TOKENS)
             held_out[name] = {"tokens": tokens, "loss": round(loss, 4)}
-    prompts = prompts_from(corpus.held_out["stdlib"], AGREEMENT["prompts"], AGREEMENT["prompt_tokens"])
-    agreement = exit_agreement(to_causal_lm(model), prompts, AGREEMENT["new_tokens"], depths)
-    return {"held_out": held_out, "exit_agreement": {**AGREEMENT, "agreement": agreement}}
+    return {"held_out": held_out, "exits": measure_exits(model, corpus, length, depths)}
+
+
+def measure_exits(model: StackedLlama, corpus: Corpus, length: int, depths: list[int]) -> dict[str, Any]:
+    """Agreement of early exits with the full model, on its own greedy text and on held-out text."""
+    stream, new_tokens = corpus.held_out["stdlib"], EXIT_PROMPTS["new_tokens"]
+    hf_model = to_causal_lm(model)
+    text = greedy(hf_model, prompts_from(stream, EXIT_PROMPTS["prompts"], EXIT_PROMPTS["prompt_tokens"]), new_tokens)
+    windows = held_out_windows(stream, length, EXIT_PROMPTS["prompts"] * length)
+    return {
+        **EXIT_PROMPTS,
+        "greedy": exit_agreement(hf_model, text, new_tokens, depths),
+        "greedy_repeated": repeated_share(text, new_tokens),
+        "held_out_tokens": windows.shape[0] * length,
+        "held_out": exit_agreement(hf_model, windows, length, depths),
+    }
 
 
 def default_depths(layers: int) -> list[int]:
@@ -130,7 +143,7 @@ def publish(trainer: Trainer, base: Path, warm_start: dict[str, Any] | None, out
     }
     write_model_folder(model, base, record, out)
     losses = {name: held_out["loss"] for name, held_out in record["held_out"].items()}
-    console.print(f"wrote {out}: held-out loss {losses}, exit agreement {record['exit_agreement']['agreement']}")
+    console.print(f"wrote {out}: held-out loss {losses}, exit agreement {record['exits']['greedy']}")
 
 
 @app.command()
@@ -198,8 +211,11 @@ def evaluate(
     table = Table("measure", "value", title=str(folder))
     for name, held_out in measured["held_out"].items():
         table.add_row(f"held-out loss, {name} ({held_out['tokens']:,} tokens)", f"{held_out['loss']:.3f}")
-    for depth, share in measured["exit_agreement"]["agreement"].items():
-        table.add_row(f"greedy agreement of the exit after layer {depth}", f"{100 * share:.1f}%")
+    found = measured["exits"]
+    for depth in depths:
+        shares = f"{100 * found['greedy'][depth]:.1f}% greedy, {100 * found['held_out'][depth]:.1f}% held-out"
+        table.add_row(f"agreement of the exit after layer {depth}", shares)
+    table.add_row("greedy tokens that repeat a 4-gram", f"{100 * found['greedy_repeated']:.1f}%")
     console.print(table)
 
 

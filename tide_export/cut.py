@@ -30,8 +30,8 @@ class CutGraph:
     layers: tuple[int, int] | None = None
 
 
-def name_values(traced: TracedModel) -> None:
-    """Give the traced graph the contract's input and output names, and take all sizes from ``position_ids``."""
+def name_values(traced: TracedModel, max_seq_len: int) -> None:
+    """Give the traced graph the contract's names and cache size, and take all other sizes from ``position_ids``."""
     graph = traced.model.graph
     layers = traced.num_layers
     inputs = list(graph.inputs)
@@ -42,6 +42,9 @@ def name_values(traced: TracedModel) -> None:
     outputs = ["logits"] + [f"key_cache_out_{i}" for i in range(layers)] + [f"value_cache_out_{i}" for i in range(layers)]
     for value, name in zip(graph.outputs, outputs, strict=True):
         value.name = name
+    for value in (*graph.inputs, *graph.outputs):
+        if "_cache_" in value.name:
+            value.shape = ir.Shape([d if i != 2 else max_seq_len for i, d in enumerate(value.shape)])
     positions = graph.inputs[0]
     for node in graph:
         if node.op_type == "Shape" and node.inputs[0] in inputs:
@@ -138,3 +141,7 @@ def _finish(model: ir.Model, name: str, from_hidden: bool, logits: bool) -> None
         graph.outputs[0].name = "hidden_out"
     common.RemoveUnusedNodesPass()(model)
     common.ClearMetadataAndDocStringPass()(model)
+    # extract() collects initializers in a set: sorted, so that the same model gives the same bytes
+    for initializer in sorted(graph.initializers.values(), key=lambda value: value.name or ""):
+        graph.initializers.pop(initializer.name)
+        graph.initializers.add(initializer)

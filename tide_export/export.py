@@ -9,7 +9,7 @@ from pathlib import Path
 from tide_runtime.errors import ParamsError
 from tide_runtime.manifest import MANIFEST_NAME, SCHEMA_VERSION, GenerationInfo, KVInfo, Manifest, ModelInfo, TargetInfo
 
-from tide_export.bundle_writer import hash_files, new_directory, write_graphs
+from tide_export.bundle_writer import ONNX_FOLDER, WEIGHTS_NAME, hash_files, new_directory, write_graphs
 from tide_export.config import ExportConfig, place_checkpoints
 from tide_export.load import LoadedModel, fingerprint, load_model
 from tide_export.lower import LoweredModel, lower, prepare
@@ -98,7 +98,7 @@ def write_lowered(
         checkpoints=[g.layers[1] for g in lowered.graphs if g.layers is not None][:-1],
         kv=[KVInfo(s.heads, s.key_dim, s.value_dim) for s in traced.kv_shapes],
         graphs=graphs,
-        targets={target.name: TargetInfo(target.backend, files, passes)},
+        targets={target.name: TargetInfo(target.backend, files, f"{ONNX_FOLDER}/{WEIGHTS_NAME}", passes)},
         generation=_generation_info(loaded),
         tokenizer=write_tokenizer(loaded.tokenizer, int(vocab), directory) if loaded.tokenizer is not None else None,
         files=hash_files(directory),

@@ -32,7 +32,7 @@ class LoweredModel:
 
 def prepare(traced: TracedModel, target: Target, context: LoweringContext) -> list[PassReport]:
     """The target's whole-model passes, in place on the traced graph."""
-    name_values(traced)
+    name_values(traced, context.max_seq_len)
     return run_passes(traced.model, target.whole, context)
 
 

@@ -51,16 +51,29 @@ def greedy(model: LlamaForCausalLM, prompts: Tensor, new_tokens: int) -> Tensor:
 
 
 @torch.no_grad()
-def exit_agreement(model: LlamaForCausalLM, prompts: Tensor, new_tokens: int, depths: Sequence[int]) -> dict[int, float]:
-    """Share of greedy tokens that final norm and LM head, put straight after `depth` layers, also choose.
+def exit_agreement(model: LlamaForCausalLM, tokens: Tensor, new_tokens: int, depths: Sequence[int]) -> dict[int, float]:
+    """Share of the last `new_tokens` positions of `tokens` `[B, T]` at which an early exit chooses as the full model.
 
-    Raises ValueError for a depth outside 1…L-1.
+    The exit is the final norm and LM head put straight after `depth` layers. Raises ValueError for a depth outside 1…L-1.
     """
     layers = model.config.num_hidden_layers
     if any(not 1 <= depth < layers for depth in depths):
         raise ValueError(f"exit depths must lie in 1…{layers - 1}, got {list(depths)}")
-    tokens = greedy(model, prompts, new_tokens)
-    states = model(tokens[:, :-1], output_hidden_states=True).hidden_states
-    chosen = tokens[:, prompts.shape[1] :]
-    early = {depth: model.lm_head(model.model.norm(states[depth]))[:, -new_tokens:].argmax(-1) for depth in depths}
-    return {depth: (guess == chosen).float().mean().item() for depth, guess in early.items()}
+    output = model(tokens[:, :-1], output_hidden_states=True)
+    chosen = output.logits[:, -new_tokens:].argmax(-1)
+    states = {depth: output.hidden_states[depth][:, -new_tokens:] for depth in depths}
+    early = {depth: model.lm_head(model.model.norm(state)).argmax(-1) for depth, state in states.items()}
+    return {depth: round((guess == chosen).float().mean().item(), 4) for depth, guess in early.items()}
+
+
+def repeated_share(tokens: Tensor, new_tokens: int, gram: int = 4) -> float:
+    """Share of the last `new_tokens` of each row that complete a `gram` of tokens already seen in that row.
+
+    Greedy text of small models loops, and loops are easy to draft: read agreement on it together with this.
+    """
+    repeated = 0
+    for row in tokens.tolist():
+        grams = [tuple(row[end - gram : end]) for end in range(gram, len(row) + 1)]
+        fresh = len(grams) - new_tokens
+        repeated += sum(grams[i] in set(grams[:i]) for i in range(fresh, len(grams)))
+    return round(repeated / (len(tokens) * new_tokens), 4)

@@ -99,9 +99,8 @@ def model_card(config: LlamaConfig, record: dict[str, Any]) -> str:
         f"| {name} | {held_out['tokens']:,} | {held_out['loss']:.3f} | {math.exp(held_out['loss']):.2f} |"
         for name, held_out in record["held_out"].items()
     )
-    exits = record["exit_agreement"]
-    depths = list(exits["agreement"])
-    shares = " | ".join(f"{100 * share:.0f}%" for share in exits["agreement"].values())
+    exits = record["exits"]
+    greedy, text = (" | ".join(f"{100 * share:.0f}%" for share in exits[kind].values()) for kind in ("greedy", "held_out"))
     return f"""---
 license: apache-2.0
 library_name: transformers
@@ -133,12 +132,15 @@ Nats per token, context of {record["recipe"]["length"]} tokens.
 
 ## Early exits
 
-Share of greedy tokens that the final norm and LM head, put straight after an earlier layer, also choose
-({exits["prompts"]} held-out prompts of {exits["prompt_tokens"]} tokens, {exits["new_tokens"]} new tokens each, fp32).
+Share of tokens at which the final norm and LM head, put straight after an earlier layer, choose as the full model does
+(fp32): on its own greedy text ({exits["prompts"]} held-out prompts of {exits["prompt_tokens"]} tokens, \
+{exits["new_tokens"]} new tokens each; it loops: {100 * exits["greedy_repeated"]:.0f}% of the tokens complete a 4-gram \
+that was there before), and on {exits["held_out_tokens"]:,} tokens of held-out text.
 
-| after layer | {" | ".join(str(depth) for depth in depths)} |
-|---|{"---|" * len(depths)}
-| agreement | {shares} |
+| after layer | {" | ".join(str(depth) for depth in exits["greedy"])} |
+|---|{"---|" * len(exits["greedy"])}
+| greedy text | {greedy} |
+| held-out text | {text} |
 
 ## Recipe
 

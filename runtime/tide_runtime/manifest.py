@@ -70,10 +70,11 @@ class GraphInfo:
 
 @dataclass(frozen=True)
 class TargetInfo:
-    """The graphs as compiled for one kind of machine: graph name → file, and what the lowering passes did."""
+    """The graphs as compiled for one kind of machine: graph name → file, their weights, what the lowering passes did."""
 
     backend: str
     graphs: dict[str, str]
+    weights: str
     passes: dict[str, int]
 
 
@@ -154,7 +155,7 @@ class Manifest:
     def _check_paths(self) -> None:
         for path in self.files:
             check_relative(path)
-        used = [p for t in self.targets.values() for p in t.graphs.values()]
+        used = [p for t in self.targets.values() for p in (*t.graphs.values(), t.weights)]
         if self.tokenizer is not None:
             used += [p for p in (self.tokenizer.file, self.tokenizer.chat_template) if p is not None]
         missing = sorted(set(used) - set(self.files))

@@ -13,7 +13,7 @@ from tide_runtime.params import GenerationParams
 from tide_runtime.sampling import Sampler, TokenLogprob
 from tide_runtime.text import TextStream
 
-FinishReason = Literal["eos", "stop", "length", "cache_full", "cancelled"]
+FinishReason = Literal["eos", "stop", "length", "cache_full"]
 
 
 @dataclass
@@ -84,10 +84,6 @@ class Row:
             shown = self._close(shown)
         self.pieces.append(shown)
         return shown
-
-    def cancel(self) -> None:
-        self.finish_reason = "cancelled"
-        self.finished = perf_counter()
 
     def _close(self, shown: str) -> str:
         self.finished = perf_counter()

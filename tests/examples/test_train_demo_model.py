@@ -17,7 +17,7 @@ sys.path.insert(0, str(EXAMPLES))
 
 import train_demo_model  # noqa: E402
 from demo_training.corpus import Corpus, SourceFile, is_held_out, library_files, window_starts  # noqa: E402
-from demo_training.evaluation import exit_agreement, held_out_loss  # noqa: E402
+from demo_training.evaluation import exit_agreement, greedy, held_out_loss, repeated_share  # noqa: E402
 from demo_training.held_out_files import write_held_out  # noqa: E402
 from demo_training.layer_skip import VARIANTS, draw_exits, dropout_probabilities, keep_mask  # noqa: E402
 from demo_training.model import StackedLlama  # noqa: E402
@@ -171,7 +171,8 @@ def test_saved_folder_loads_in_transformers_with_the_same_logits(tmp_path: Path)
         "machine": "", "torch": "", "python": "", "recipe": recipe,
         "warm_start": {"name": "start", "variant": "stock", "tokens": 7_000_000},
         "held_out": {"stdlib": {"tokens": 4096, "loss": 2.5}},
-        "exit_agreement": {**train_demo_model.AGREEMENT, "agreement": {1: 0.625}},
+        "exits": {**train_demo_model.EXIT_PROMPTS, "greedy": {1: 0.625}, "greedy_repeated": 0.5, "held_out_tokens": 4096,
+                  "held_out": {1: 0.31}},
     }  # fmt: skip
     for _ in range(2):  # the second time it replaces a folder
         write_model_folder(model, TOKENIZER_FOLDER, record, tmp_path / "demo")
@@ -188,10 +189,19 @@ def test_exit_agreement_is_one_when_the_later_layers_do_nothing() -> None:
     with torch.no_grad():
         model.output[1].zero_()
         model.down[1].zero_()
-    prompts = torch.arange(24).view(3, 8)
-    assert exit_agreement(to_causal_lm(model), prompts, new_tokens=5, depths=[1]) == {1: 1.0}
+    hf_model = to_causal_lm(model)
+    tokens = greedy(hf_model, torch.arange(24).view(3, 8), new_tokens=5)
+    assert tokens.shape == (3, 13)
+    assert torch.equal(tokens[:, -1], hf_model(tokens[:, :-1]).logits[:, -1].argmax(-1))
+    assert exit_agreement(hf_model, tokens, new_tokens=5, depths=[1]) == {1: 1.0}
     with pytest.raises(ValueError, match="must lie in"):
-        exit_agreement(to_causal_lm(model), prompts, new_tokens=5, depths=[2])
+        exit_agreement(hf_model, tokens, new_tokens=5, depths=[2])
+
+
+def test_repetition_counts_grams_seen_before_in_the_row() -> None:
+    looping, fresh = [1, 2, 3, 4, 1, 2, 3, 4, 1], [1, 2, 3, 4, 5, 6, 7, 8, 9]
+    assert repeated_share(torch.tensor([looping]), new_tokens=4) == 0.5
+    assert repeated_share(torch.tensor([looping, fresh]), new_tokens=4) == 0.25
 
 
 def test_held_out_export_is_deterministic_and_within_its_limit(files: list[SourceFile], tmp_path: Path) -> None:

@@ -14,12 +14,20 @@ from pathlib import Path
 import pytest
 import torch
 from export.architectures import tiny_model
+from tide_runtime.errors import (
+    ModelFilesError,
+    OutputError,
+    ParamsError,
+    TargetError,
+    TideError,
+    UnsupportedModelError,
+    VerificationError,
+)
 from transformers import AutoConfig
 
 from tide_export import ExportConfig, export
 from tide_export.config import place_checkpoints
 from tide_export.load import check_supported
-from tide_runtime.errors import ModelFilesError, OutputError, ParamsError, TargetError, TideError, UnsupportedModelError, VerificationError
 
 UNSUPPORTED = {
     "t5": "encoder-decoder",
@@ -122,7 +130,9 @@ def test_force_replaces_a_bundle(llama, tmp_path):
     out = tmp_path / "engine"
     export(str(llama), out, ExportConfig(checkpoints="1", verify=False))
     manifest = export(str(llama), out, ExportConfig(checkpoints="1,2,3", verify=False), force=True)
-    assert sorted(p.relative_to(out).as_posix() for p in out.rglob("*") if p.is_file()) == sorted([*manifest.files, "manifest.json"])
+    assert sorted(p.relative_to(out).as_posix() for p in out.rglob("*") if p.is_file()) == sorted(
+        [*manifest.files, "manifest.json"]
+    )
     assert nothing_left(tmp_path, "engine")
 
 

@@ -1,0 +1,50 @@
+"""`make demo`: export the demo model, let it write code, and compare three ways to run it.
+
+python examples/demo.py [--model layerskip|stock] [--out engine/]
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+ROOT = Path(__file__).resolve().parents[1]
+# The beginning of a file the model was not trained on.
+PROMPT_FILE = ROOT / "examples" / "demo_model" / "data" / "stdlib" / "copy.py"
+PROMPT_LINES = slice(48, 70)
+
+console = Console()
+
+
+def main(
+    model: Annotated[str, typer.Option(help="Which demo model: layerskip or stock.")] = "layerskip",
+    out: Annotated[Path, typer.Option(help="Where the bundle goes; replaced when it is one.")] = ROOT / "engine",
+    new_tokens: Annotated[int, typer.Option(help="Tokens to write, and to time.")] = 96,
+) -> None:
+    """Export, generate, compare."""
+    source = ROOT / "examples" / "demo_model" / model
+    _run("1. Export", "tide_export.cli", str(source), "--out", str(out), "--force")
+    _run("2. What is in the bundle", "tide_runtime.cli.inspect", str(out))
+    prompt = "".join(PROMPT_FILE.read_text().splitlines(keepends=True)[PROMPT_LINES])
+    console.rule("3. The model goes on writing")
+    console.print(prompt, style="dim", end="", markup=False, highlight=False)
+    _run("", "tide_runtime.cli.run", str(out), prompt, "--max-new-tokens", str(new_tokens), "--temperature", "0.7", "--seed", "1")
+    _run("4. Three ways to run it", "benchmarks.decode_cpu", "--models", "demo", "--batch", "1", "--arms", "eager,unsplit,tide",
+         "--new-tokens", str(new_tokens), "--repeats", "5")  # fmt: skip
+
+
+def _run(title: str, module: str, *arguments: str) -> None:
+    if title:
+        console.rule(title)
+    done = subprocess.run([sys.executable, "-m", module, *arguments], cwd=ROOT)
+    if done.returncode:
+        sys.exit(done.returncode)
+
+
+if __name__ == "__main__":
+    typer.run(main)

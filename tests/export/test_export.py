@@ -1,0 +1,105 @@
+"""Whole exports of one tiny model: what the bundle holds, precisions, weights stored once, the standard of the passes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from export.architectures import VOCAB, tiny_model
+from tide_runtime import Engine, GenerationParams
+from tide_runtime.manifest import read_manifest
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from tide_export import ExportConfig, export
+from tide_export.lower import lower, lower_unsplit, prepare
+from tide_export.passes.base import LoweringContext
+from tide_export.targets import find_target
+from tide_export.trace import trace
+
+
+@pytest.fixture(scope="module")
+def model_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Llama with tied embeddings."""
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=512, hidden_size=64, intermediate_size=128, num_hidden_layers=5, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=64, tie_word_embeddings=True, eos_token_id=[2, 7],
+    )  # fmt: skip
+    folder = tmp_path_factory.mktemp("tied") / "model"
+    LlamaForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
+def test_verified_export(model_directory, tmp_path):
+    """The default export, verification included, would not produce what its manifest says."""
+    out = tmp_path / "engine"
+    manifest = export(str(model_directory), out, ExportConfig(checkpoints="2,4", max_seq_len=48))
+    assert read_manifest(out) == manifest
+    assert [s.layers for s in manifest.segments] == [[0, 2], [2, 4], [4, 5]]
+    assert manifest.generation.eos_token_ids == [2, 7]
+    assert manifest.max_seq_len == 48 and manifest.tokenizer is None
+    assert manifest.targets["cpu"].passes["attention_gqa"] == manifest.targets["cpu"].passes["pack_projections"] // 2 == 5
+
+
+def test_weights_are_stored_once(model_directory, tmp_path):
+    """Tied embeddings or weights shared by segments would be written twice: a bundle larger than its model."""
+    out = tmp_path / "engine"
+    manifest = export(str(model_directory), out, ExportConfig(verify=False))
+    weights = (out / "onnx" / "weights.bin").stat().st_size
+    floats = 4 * manifest.model.parameters
+    assert floats * 0.95 < weights < floats * 1.05 + 4096 * 50  # alignment to pages
+    for path in (out / "onnx").glob("*.onnx"):
+        assert path.stat().st_size < 100_000, f"{path.name} carries weights"
+
+
+def test_same_model_same_bytes(model_directory, tmp_path):
+    """Two exports of one model could not be told from two models."""
+    first, second = (export(str(model_directory), tmp_path / n, ExportConfig(verify=False)) for n in "ab")
+    assert first.files == second.files and first.model == second.model
+
+
+def test_fp16(model_directory, tmp_path):
+    """fp16 would fail at the first kernel that ONNX Runtime lacks for it, or drift."""
+    manifest = export(str(model_directory), tmp_path / "engine", ExportConfig(dtype="fp16"))
+    assert {t.dtype for g in manifest.segments for t in g.inputs if "cache" in t.name} == {"fp16"}
+    with Engine.load(tmp_path / "engine") as engine:
+        assert len(engine.generate([3, 4, 5], GenerationParams(max_new_tokens=4, ignore_eos=True))[0].token_ids) == 4
+
+
+def test_segments_equal_the_unsplit_graph():
+    """Speed is measured against a graph that computes something else."""
+    model = tiny_model("qwen2")
+    context, target = LoweringContext(32), find_target("cpu", "fp32")
+    traced = trace(model)
+    prepare(traced, target, context)
+    whole = lower_unsplit(traced, target, context)
+    pieces = lower(traced, target, [1, 3], context).graphs
+    count = sum(1 for piece in pieces for node in piece.model.graph if node.op_type == "GroupQueryAttention")
+    assert count == sum(1 for node in whole.graph if node.op_type == "GroupQueryAttention") == 4
+    assert not any(node.domain == "tide" for piece in pieces for node in piece.model.graph)
+
+
+def test_attention_cost_follows_the_valid_length(model_directory, tmp_path):
+    """A cache for long contexts would slow down short ones: no operator may run over all of its slots."""
+    out = tmp_path / "engine"
+    manifest = export(str(model_directory), out, ExportConfig(verify=False))
+    for file in manifest.targets["cpu"].graphs.values():
+        graph = onnx.load(out / file, load_external_data=False).graph
+        caches = {v.name for v in graph.input if "_cache_" in v.name}
+        readers = {n.op_type for n in graph.node if caches & set(n.input)}
+        assert readers <= {"GroupQueryAttention"}
+
+
+def test_random_weights_keep_the_model_unchanged():
+    """Tracing would leave hooks or another attention function behind in the user's model."""
+    model = tiny_model("mixtral")
+    ids = torch.arange(3, 9)[None] % VOCAB
+    with torch.no_grad():
+        before = model(ids).logits
+        trace(model)
+        after = model(ids).logits
+    assert torch.equal(before, after)
+    assert np.isfinite(after.numpy()).all()

@@ -1,0 +1,53 @@
+"""The README's commands do what a newcomer expects of them: they run as printed."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+SECTION = README.split("<!-- tested", 1)[1].split("\n## ", 1)[0]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A clone-like folder, so that engine/ does not land in the working tree."""
+    folder = tmp_path_factory.mktemp("readme")
+    (folder / "examples").symlink_to(ROOT / "examples")
+    return folder
+
+
+def test_commands_and_snippet_run(folder):
+    """The first thing a user types would fail."""
+    commands = [line for block in re.findall(r"```bash\n(.*?)```", SECTION, re.S) for line in block.splitlines()]
+    assert [c.split()[0] for c in commands] == ["tide-export", "tide-inspect", "tide-run", "tide-run"]
+    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    for command in commands:
+        done = subprocess.run(command, shell=True, cwd=folder, env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, f"{command}\n{done.stderr}"
+        assert done.stdout.strip() or command.startswith("tide-export")
+    (snippet,) = re.findall(r"```python\n(.*?)```", SECTION, re.S)
+    done = subprocess.run([sys.executable, "-c", snippet], cwd=folder, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "tokens/s" in done.stdout
+
+
+def test_the_two_commands_are_in_the_makefile():
+    """`make demo` or `make test` would not exist."""
+    makefile = (ROOT / "Makefile").read_text()
+    for target in re.findall(r"^make (\w+)", README, re.M):
+        assert re.search(rf"^{target}:", makefile, re.M), target
+    assert shutil.which("make")
+
+
+def test_tables_are_up_to_date():
+    """A number in the README would not be the one that its script measured."""
+    done = subprocess.run([sys.executable, "-m", "benchmarks.tables", "--check"], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
