@@ -5,7 +5,7 @@ Two marker operators of the domain ``tide`` appear in the traced graph; lowering
 ``tide::Attention(query, key, value, key_cache, value_cache, write_index)``
     Writes ``key``/``value`` [B, Nkv, S, D] into the caches [B, Nkv, Smax, D] at ``write_index`` [B], then attends causally:
     token s of row b sees the slots ``<= write_index[b] + s``, at most ``window`` of them when ``window`` > 0.
-    Outputs: attention [B, S, N, D], key_cache, value_cache. Attributes: scale, softcap (0 = off), window (0 = off), layer.
+    Outputs: attention [B, S, N, D], key_cache, value_cache. Attributes: scale, softcap (0 = off), window (0 = off).
 ``tide::Boundary(hidden)``
     Identity on the residual stream [B, S, H] *before* layer ``index`` (``index`` = L: after the last layer, before the
     final norm). The cut is made there.

@@ -364,10 +364,9 @@ def graph_file_not_listed(bundle: Path) -> None:
     edit(bundle, "files", HEAD, remove=True)
 
 
-@corruption(BundleError, "cannot load onnx/cpu.", "weights.bin")
-def weights_neither_listed_nor_there(bundle: Path) -> None:
+@corruption(BundleError, WEIGHTS, "not listed under files")
+def weights_not_listed(bundle: Path) -> None:
     edit(bundle, "files", WEIGHTS, remove=True)
-    (bundle / WEIGHTS).unlink()
 
 
 # --- Paths that leave the bundle
