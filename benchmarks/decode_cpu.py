@@ -1,6 +1,6 @@
 """Decode speed on the CPU: TIDE `full` against HF eager, HF torch.compile and onnxruntime-genai on the same weights, fp32.
 
-    python benchmarks/decode_cpu.py                                # both models, batch 1 and 8, about ten minutes
+    python benchmarks/decode_cpu.py                                # both models, batch 1 and 8
     python benchmarks/decode_cpu.py --models demo --batch 1 --arms tide,eager,genai
     python benchmarks/decode_cpu.py --json build/decode_cpu.json
 
@@ -34,7 +34,7 @@ CACHE = Path(__file__).resolve().parents[1] / "build" / "bench-cache"
 SETTLE_S = 0.3  # thread pools spin for a while after their last work
 WARM_UPS = 2  # after the check run: compiled code settles on its second call
 
-console = Console()
+console = Console(width=max(110, Console().width))  # piped output would wrap the table at 80
 
 
 @dataclass(frozen=True)
