@@ -95,11 +95,11 @@ class Engine:
         with self._slots(len(rows)) as slots:
             for _ in run(self.policy, slots, rows):
                 pass
-        return [finished(row, self.policy.name) for row in rows]
+        return [finished(row, self.policy.name, self.tokenizer) for row in rows]
 
     def stream(self, prompt: Prompt, params: GenerationParams | None = None) -> Iterator[Chunk]:
         """Generate for one prompt, a chunk per token as soon as it is final; closing the iterator cancels the rest."""
-        row = self._row(0, prompt, params or GenerationParams())
+        row = self._row(0, prompt, params or GenerationParams(), streamed=True)
 
         def chunks() -> Iterator[Chunk]:
             with self._slots(1) as slots:
@@ -139,7 +139,7 @@ class Engine:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
 
-    def _row(self, index: int, prompt: Prompt, params: GenerationParams) -> Row:
+    def _row(self, index: int, prompt: Prompt, params: GenerationParams, streamed: bool = False) -> Row:
         ids = self._prompt_ids(prompt)
         if params.stop and self.tokenizer is None:
             raise ParamsError("stop strings need a tokenizer, which this bundle has not; use eos_token_ids")
@@ -151,12 +151,14 @@ class Engine:
         return Row(
             index=index,
             tokens=tokens,
+            last_token=ids[-1],
             end=len(ids),
             prompt_tokens=len(ids),
             params=params,
             eos=frozenset(eos),
             sampler=Sampler(params, vocab, index),
-            text=TextStream(self.tokenizer, params.stop) if self.tokenizer is not None else None,
+            # Without stop strings or a listener the text is decoded once, at the end.
+            text=TextStream(self.tokenizer, params.stop) if self.tokenizer is not None and (streamed or params.stop) else None,
             cache_slots=slots,
         )
 
@@ -201,7 +203,7 @@ class Engine:
 
     def _chunk(self, event: TokenEvent) -> Chunk:
         row = event.row
-        done = finished(row, self.policy.name) if row.finish_reason is not None else None
+        done = finished(row, self.policy.name, self.tokenizer) if row.finish_reason is not None else None
         return Chunk(event.text, event.token, done)
 
     def _check_tokenizer(self) -> None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from tide_runtime.row import FinishReason, Row
 from tide_runtime.sampling import TokenLogprob
+from tide_runtime.text import Tokenizer
 
 
 @dataclass(frozen=True)
@@ -45,8 +46,8 @@ class Chunk:
     generation: Generation | None = None
 
 
-def finished(row: Row, policy: str) -> Generation:
-    """The result of a finished row."""
+def finished(row: Row, policy: str, tokenizer: Tokenizer | None) -> Generation:
+    """The result of a finished row; its text is decoded here unless it was streamed."""
     assert row.finish_reason is not None
     stats = RequestStats(
         prompt_tokens=row.prompt_tokens,
@@ -56,5 +57,9 @@ def finished(row: Row, policy: str) -> Generation:
         layers_per_token=row.layers_run / max(1, len(row.new_tokens) - 1),
         policy=policy,
     )
-    text = None if row.text is None else "".join(row.pieces)
-    return Generation(text, tuple(map(int, row.new_tokens)), row.finish_reason, tuple(row.logprobs), stats)
+    ids = row.new_tokens.tolist()
+    if row.text is not None:
+        text: str | None = "".join(row.pieces)
+    else:
+        text = tokenizer.decode(ids[:-1] if row.finish_reason == "eos" else ids) if tokenizer is not None else None
+    return Generation(text, tuple(ids), row.finish_reason, tuple(row.logprobs), stats)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Literal
@@ -25,6 +26,7 @@ class Row:
 
     index: int
     tokens: NDArray[np.int64]  # [prompt + max_new_tokens], filled up to ``end``
+    last_token: int
     end: int
     prompt_tokens: int
     params: GenerationParams
@@ -43,10 +45,6 @@ class Row:
     finished: float = 0.0
 
     @property
-    def last_token(self) -> int:
-        return int(self.tokens[self.end - 1])
-
-    @property
     def new_tokens(self) -> NDArray[np.int64]:
         return self.tokens[self.prompt_tokens : self.end]
 
@@ -55,7 +53,7 @@ class Row:
         params = self.params
         if params.greedy and params.repetition_penalty == 1.0:
             # A NaN wins every argmax, so one look at the winner finds it.
-            token = likeliest if np.isfinite(logits[likeliest]) else self.sampler.sample(logits, self.tokens[: self.end])
+            token = likeliest if math.isfinite(logits[likeliest]) else self.sampler.sample(logits, self.tokens[: self.end])
         else:
             token = self.sampler.sample(np.asarray(logits, np.float32), self.tokens[: self.end])
         if params.logprobs:
@@ -64,7 +62,7 @@ class Row:
 
     def append(self, token: int) -> str:
         """Take ``token`` as output; returns the text that may be shown now and sets ``finish_reason`` at an end."""
-        self.tokens[self.end] = token
+        self.tokens[self.end] = self.last_token = token
         self.end += 1
         if not self.first_token:
             self.first_token = perf_counter()
@@ -76,7 +74,7 @@ class Row:
             if self.text.stop_hit is not None:
                 self.finish_reason = "stop"
         if self.finish_reason is None:
-            if len(self.new_tokens) >= self.params.max_new_tokens:
+            if self.end - self.prompt_tokens >= self.params.max_new_tokens:
                 self.finish_reason = "length"
             elif self.end > self.cache_slots:
                 self.finish_reason = "cache_full"

@@ -109,10 +109,13 @@ class _Buffers:
 
     def place(self, lengths: Sequence[int]) -> None:
         seq = self.input_ids.shape[1]
+        self.seqlens_k[:] = [length + seq - 1 for length in lengths]
+        self.total_sequence_length[()] = max(lengths) + seq
         self.write_index[:] = lengths
-        np.add(self.write_index[:, None], np.arange(seq), out=self.position_ids)
-        self.seqlens_k[:] = self.position_ids[:, -1]
-        self.total_sequence_length[...] = self.seqlens_k.max() + 1
+        if seq == 1:
+            self.position_ids[:, 0] = self.write_index
+        else:
+            np.add(self.write_index[:, None], np.arange(seq), out=self.position_ids)
 
     def row(self, index: int) -> _Buffers:
         view = object.__new__(_Buffers)

@@ -34,14 +34,16 @@ class FullDepth:
 
     def decode(self, slots: Slots, rows: Sequence[Row]) -> list[list[int]]:
         step = slots.step(0, len(rows), 1)
-        for i, row in enumerate(rows):
-            step.input_ids[i, 0] = row.last_token
+        step.input_ids[:, 0] = [row.last_token for row in rows]
         step.place([row.length for row in rows])
         for graph in (*self.body, *self.head):
             step.run(graph)
-        for row in rows:
+        logits, likeliest = step.logits[:, 0], step.token[:, 0].tolist()
+        chosen = []
+        for i, row in enumerate(rows):
             row.length += 1
-        return [[row.choose(step.logits[i, 0], int(step.token[i, 0]))] for i, row in enumerate(rows)]
+            chosen.append([row.choose(logits[i], likeliest[i])])
+        return chosen
 
     def _first_token(self, slots: Slots, row: Row, step: Step) -> int:
         """Only the prompt's last logits are wanted: the head runs on that one hidden state."""
