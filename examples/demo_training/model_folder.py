@@ -156,7 +156,7 @@ def warm_start_text(record: dict[str, Any]) -> str:
     if start is None:
         return ", from scratch"
     seen = "" if start["tokens"] is None else f", which had seen {start['tokens'] / 1e6:.2f}M"
-    inherited = "; it inherits some early-exit ability from them" if record["variant"] != start["variant"] else ""
+    inherited = "; some early-exit ability may come from them" if record["variant"] != start["variant"] else ""
     return f", after a warm start from the weights of a {start['variant']} model ({start['name']}){seen}{inherited}"
 
 
