@@ -19,7 +19,9 @@ lint: $(READY) ## ruff and mypy
 
 bench: $(READY) ## the published benchmarks, one after the other
 	$(BIN)/python -m benchmarks.segment_tax --json docs/results/$(DATE)-segment_tax.json
-	$(BIN)/python -m benchmarks.decode_cpu --json docs/results/$(DATE)-decode_cpu.json
+	$(BIN)/python -m benchmarks.decode_cpu --models demo --json docs/results/$(DATE)-decode_cpu.json
+	$(BIN)/python -m benchmarks.decode_cpu --models 1b --arms tide,eager,genai --json docs/results/$(DATE)-decode_cpu_1b.json
+	$(BIN)/python -m benchmarks.export_1b --json docs/results/$(DATE)-export_1b.json
 
 tables: $(READY) ## README's tables from docs/results
 	$(BIN)/python -m benchmarks.tables

@@ -70,7 +70,19 @@ def tax_table(run: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-TABLES: dict[str, Callable[[dict[str, Any]], str]] = {"decode_cpu": decode_table, "segment_tax": tax_table}
+def export_line(run: dict[str, Any]) -> str:
+    results = run["results"]
+    seconds, peak = (next(v for name, v in results.items() if name.endswith(end)) for end in ("_seconds", "_peak_gib"))
+    dtype = run["settings"]["dtype"]
+    return f"**Export** of the 1.1B model in {dtype}, verified: {seconds:.0f} s, {peak:.1f} GiB peak memory ({_where(run)})."
+
+
+TABLES: dict[str, Callable[[dict[str, Any]], str]] = {
+    "decode_cpu": decode_table,
+    "decode_cpu_1b": decode_table,
+    "segment_tax": tax_table,
+    "export_1b": export_line,
+}
 
 
 def _where(run: dict[str, Any]) -> str:

@@ -198,13 +198,14 @@ def evaluate(
     exits: Annotated[str, typer.Option(help="depths to measure early exits at, separated by commas")] = "4,6,8,12",
     length: Annotated[int, typer.Option(help="context in tokens")] = Recipe.length,
     threads: Annotated[int, typer.Option(help="CPU threads, 0 for torch's choice")] = 0,
+    compiled: Annotated[bool, typer.Option("--compile/--no-compile", help="fuse layers; needs a C++ compiler")] = True,
     cache: Annotated[Path, typer.Option(help="folder of the encoded corpus")] = DEFAULT_CACHE,
 ) -> None:
     """Print a model's held-out loss and how often early exits agree with it on its own greedy text."""
     set_up(threads)
     try:
         depths = [int(depth) for depth in exits.split(",")]
-        model = load_stacked(folder, torch.float32, compiled=False)
+        model = load_stacked(folder, torch.bfloat16, compiled)
         measured = measure(model, Corpus.cached(folder / "tokenizer.json", cache), length, depths)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
