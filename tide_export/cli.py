@@ -38,6 +38,7 @@ def export(
     verify: Annotated[
         bool, typer.Option(help="Hold the bundle against the eager model on real prompts before finishing.")
     ] = _DEFAULTS.verify,
+    explain: Annotated[bool, typer.Option("--explain", help="Print where a lowering pass did not apply, and why.")] = False,
     revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of a hub model.")] = None,
     trust_remote_code: Annotated[
         bool, typer.Option("--trust-remote-code", help="Run the model repository's own Python code. Read it first.")
@@ -59,7 +60,7 @@ def export(
         signal.signal(number, progress.interrupt)
     from tide_export.export import export as run  # torch takes seconds to import; --help should not
 
-    config = ExportConfig(dtype, checkpoints, max_seq_len, tuple(target), verify)
+    config = ExportConfig(dtype, checkpoints, max_seq_len, tuple(target), verify, explain)
     manifest = run(model, out, config, revision=revision, trust_remote_code=trust_remote_code, force=force, progress=progress)
     size = sum(info.bytes for info in manifest.files.values())
     console.print(

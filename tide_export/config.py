@@ -20,6 +20,7 @@ class ExportConfig:
             maximum, at most 4096.
         targets: kinds of machine to compile for.
         verify: compare the finished bundle with the eager model and refuse to finish on a mismatch.
+        explain: print where lowering passes did not apply, and why.
     """
 
     dtype: str = "fp32"
@@ -27,6 +28,7 @@ class ExportConfig:
     max_seq_len: int | None = None
     targets: tuple[str, ...] = ("cpu",)
     verify: bool = True
+    explain: bool = False
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:

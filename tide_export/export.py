@@ -12,7 +12,7 @@ from tide_runtime.manifest import MANIFEST_NAME, SCHEMA_VERSION, GenerationInfo,
 from tide_export.bundle_writer import ONNX_FOLDER, WEIGHTS_NAME, hash_files, new_directory, write_graphs
 from tide_export.config import ExportConfig, place_checkpoints
 from tide_export.load import LoadedModel, fingerprint, load_model
-from tide_export.lower import LoweredModel, lower, prepare
+from tide_export.lower import LoweredModel, explain, lower, prepare
 from tide_export.passes.base import LoweringContext, PassReport
 from tide_export.progress import ExportProgress
 from tide_export.targets import find_target
@@ -62,6 +62,9 @@ def write_bundle(
     with progress.phase("lower and cut"):
         prepared = prepare(traced, target, context)
         lowered = lower(traced, target, checkpoints, context)
+    if config.explain:
+        for line in explain([*prepared, *lowered.reports]):
+            progress.note(line)
     manifest = write_lowered(loaded, traced, prepared, lowered, directory, config, progress)
     checks = []
     if config.verify:

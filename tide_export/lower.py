@@ -30,6 +30,12 @@ class LoweredModel:
         return dict(counts)
 
 
+def explain(reports: Sequence[PassReport]) -> list[str]:
+    """One line per pass and reason for not applying it, with the number of places."""
+    reasons = Counter((report.name, reason.split(": ", 1)[1]) for report in reports for reason in report.skipped)
+    return [f"{name} left {count} places alone: {reason}" for (name, reason), count in reasons.items()]
+
+
 def prepare(traced: TracedModel, target: Target, context: LoweringContext) -> list[PassReport]:
     """The target's whole-model passes, in place on the traced graph."""
     name_values(traced, context.max_seq_len)

@@ -9,6 +9,7 @@ import onnx
 import pytest
 import torch
 from export.architectures import VOCAB, tiny_model
+from rich.console import Console
 from tide_runtime import Engine, GenerationParams
 from tide_runtime.manifest import read_manifest
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -16,6 +17,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from tide_export import ExportConfig, export
 from tide_export.lower import lower, lower_unsplit, prepare
 from tide_export.passes.base import LoweringContext
+from tide_export.progress import ExportProgress
 from tide_export.targets import find_target
 from tide_export.trace import trace
 
@@ -103,3 +105,11 @@ def test_random_weights_keep_the_model_unchanged():
         after = model(ids).logits
     assert torch.equal(before, after)
     assert np.isfinite(after.numpy()).all()
+
+
+def test_explain_names_the_reasons(model_directory, tmp_path, capsys):
+    """--explain would print nothing, or fail, where a pass left a place alone."""
+    progress = ExportProgress(Console(force_terminal=False, width=200))
+    export(str(model_directory), tmp_path / "engine", ExportConfig(verify=False, explain=True), progress=progress)
+    printed = capsys.readouterr().out
+    assert "skip_norm left" in printed and "its input is not a sum" in printed

@@ -38,12 +38,6 @@ def dims(value: ir.Value) -> list[int | str | None] | None:
     return [d if isinstance(d, int) else d.value for d in value.shape]
 
 
-def other_input(node: ir.Node, value: ir.Value) -> ir.Value | None:
-    """The other operand of a two-input node."""
-    first, second = node.inputs
-    return second if first is value else first
-
-
 def commuted(node: ir.Node, accept: Callable[[ir.Value | None], bool]) -> tuple[ir.Value | None, ir.Value | None] | None:
     """The operands of a commutative node, the one that ``accept`` takes first; None when neither does."""
     first, second = node.inputs
