@@ -1,12 +1,13 @@
 """Decode speed on the CPU: TIDE `full` against HF eager, HF torch.compile and onnxruntime-genai on the same weights, fp32.
 
-    python benchmarks/decode_cpu.py                                # both models, batch 1 and 8
+    python benchmarks/decode_cpu.py                                # both models, every arm, batch 1 and 8
     python benchmarks/decode_cpu.py --models demo --batch 1 --arms tide,eager,genai
     python benchmarks/decode_cpu.py --json build/decode_cpu.json
 
 Each arm gets the same prompts, decodes greedily, ignores end-of-sequence ids, and lives in a process of its own. TIDE
 meets one other arm at a time and they take turns (A B A B …), so a ratio compares neighbours in time, and a model is in
-memory twice at most. Before anything is timed each arm's tokens are compared with HF eager's.
+memory twice at most (the unsplit arm needs it once more while it loads). Before anything is timed each arm's tokens are
+compared with HF eager's.
 Needs the `[export]` and `[bench]` extras. Weights and engines are kept in build/bench-cache (13 GB for the 1.1B model).
 """
 

@@ -30,7 +30,8 @@ def latest(benchmark: str) -> dict[str, Any] | None:
 
 def decode_table(run: dict[str, Any]) -> str:
     lines = [
-        f"**Decode speed**, fp32, greedy ({_where(run)}). TIDE ×: that arm's time over TIDE's, measured in turns.",
+        f"**Decode speed**, fp32, greedy ({_where(run)}). TIDE ×: that arm's time over TIDE's, "
+        "measured in turns (below 1: that arm is faster).",
         "",
         "| model | batch | arm | ms per step | tokens/s | first token | TIDE × | tokens as HF eager |",
         "|---|---|---|---|---|---|---|---|",
