@@ -45,3 +45,11 @@ class NumericsError(TideError):
 
 class ModelFilesError(TideError):
     """A model directory or hub id cannot be read: missing, incomplete, truncated, or pickled weights."""
+
+
+class DataError(TideError):
+    """Calibration data is missing, unreadable, too small, or not text."""
+
+
+class CalibrationError(TideError):
+    """A calibration is missing, incomplete, broken, or belongs to another model."""

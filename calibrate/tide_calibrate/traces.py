@@ -1,0 +1,45 @@
+"""What exit heads and routers said about every token of a text: what thresholds, cost model and report are made from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True)
+class ExitTrace:
+    """One exit head after ``checkpoint`` layers, on n tokens in text order.
+
+    Args:
+        checkpoint: layers run before the exit.
+        head: ``identity``, ``linear``, ``tail:k`` or ``block:k``.
+        agrees: [n] bool, the head's likeliest token is the full model's.
+        nll: [n] float32, the head's negative log-likelihood (nats) of the text's next token; NaN at a window's end.
+        scores: router name (``mlp``, ``max_probability``, ``entropy``, ``cosine``, …) → [n] float32, higher means surer.
+    """
+
+    checkpoint: int
+    head: str
+    agrees: NDArray[np.bool_]
+    nll: NDArray[np.float32]
+    scores: dict[str, NDArray[np.float32]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class SplitTrace:
+    """All exits on the same n tokens.
+
+    Args:
+        window, document: [n] int32, where each token comes from; tokens of a window are consecutive and in order.
+        full_nll: [n] float32, the full model's negative log-likelihood (nats) of the text's next token; NaN at a window's end.
+        exits: (checkpoint, head) → its trace.
+        num_layers: L.
+    """
+
+    window: NDArray[np.int32]
+    document: NDArray[np.int32]
+    full_nll: NDArray[np.float32]
+    exits: dict[tuple[int, str], ExitTrace]
+    num_layers: int

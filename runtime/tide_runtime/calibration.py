@@ -1,0 +1,104 @@
+"""What calibration tells the runtime: where tokens may stop, how sure a router must be, what a step costs.
+
+`tide-calibrate` writes it into calibration.json, `tide-export` copies it into the manifest, the depth policies read it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class ExitInfo:
+    """The early exit at one checkpoint.
+
+    Args:
+        checkpoint: layers run before it; one of the manifest's checkpoints.
+        head: ``identity``, ``linear`` or ``tail:k`` (the translated state goes through the last k layers).
+        router: ``max_probability`` (of the exit head), ``mlp`` (on the hidden state, before the head is run) or
+            ``mlp+max_probability`` (the head is run only when the MLP agrees).
+        exact_threshold: policy ``exact`` drafts while the router's score is at least this, 0 … 1.
+        exit_threshold: policy ``exit`` stops here when the score is at least this; None: no threshold was certified.
+        mlp_threshold: least score of the MLP before the head is asked, with router ``mlp+max_probability``.
+    """
+
+    checkpoint: int
+    head: str
+    router: str
+    exact_threshold: float
+    exit_threshold: float | None = None
+    mlp_threshold: float | None = None
+
+
+@dataclass(frozen=True)
+class CertificateInfo:
+    """P(disagreement rate > ``max_disagreement``) <= 1 - ``confidence``, over text like the calibration data.
+
+    Args:
+        max_disagreement: ε, share of tokens whose exit differs from the full model's argmax.
+        confidence: 1 - δ.
+        method: how thresholds were chosen, with the source.
+        unit: what was counted as independent: ``token`` or ``document``.
+        tokens, documents: size n of the threshold split.
+        measured: disagreement rate on that split with the chosen thresholds.
+        data_sha256: hash over the documents of the threshold split.
+        date: ISO 8601.
+    """
+
+    max_disagreement: float
+    confidence: float
+    method: str
+    unit: str
+    tokens: int
+    documents: int
+    measured: float
+    data_sha256: str
+    date: str
+
+
+@dataclass(frozen=True)
+class StepCost:
+    """Milliseconds of launching graphs on ``rows`` rows of ``seq`` tokens each.
+
+    A segment of n layers takes ``launch_ms + n * layer_ms``; ``head_ms`` is the whole head; ``exit_ms`` a router or
+    translator graph; ``host_ms`` what the runtime's own loop adds to one decode step.
+    """
+
+    rows: int
+    seq: int
+    launch_ms: float
+    layer_ms: float
+    head_ms: float
+    exit_ms: float
+    host_ms: float
+
+
+@dataclass(frozen=True)
+class CostTable:
+    """Step costs measured on ``target`` of ``machine``; ``unsplit_ms``: one decode step of the uncut model, one row."""
+
+    target: str
+    machine: str
+    unsplit_ms: float
+    steps: list[StepCost]
+
+
+@dataclass(frozen=True)
+class CalibrationInfo:
+    """Everything the depth policies use.
+
+    Args:
+        exits: at most one per checkpoint, shallow first; empty when nothing agrees early enough.
+        draft_limit: most tokens that ``exact`` drafts before it runs the rest of the layers.
+        recommended: the policy to use by default: ``exact`` or ``full``.
+        predicted: policy → modelled speedup over the uncut model, one row, greedy.
+        certificate: of the exit thresholds; None when none holds.
+        costs: measured step costs; None when they were not measured.
+    """
+
+    exits: list[ExitInfo]
+    draft_limit: int
+    recommended: str
+    predicted: dict[str, float] = field(default_factory=dict)
+    certificate: CertificateInfo | None = None
+    costs: CostTable | None = None
