@@ -43,7 +43,7 @@ def load_arms(directory: Path, threads: ThreadOptions) -> dict[str, Arm]:
     bundles = {count: Bundle.open(directory / f"segments_{count}", verify=False) for count in SEGMENTS}
     arms = {}
     for count, bundle in bundles.items():
-        graphs = ("embed", *(s.name for s in bundle.manifest.segments), "head")
+        graphs = (*(s.name for s in bundle.manifest.segments), "head")
         arms[f"{count}"] = Arm(OnnxRuntimeBackend.load(bundle, "cpu", threads), graphs)
     # The unsplit graph gets what suits it best: the shared pool, or ONNX Runtime's own defaults.
     options = session_options(threads) if threads.shared else ort.SessionOptions()

@@ -1,9 +1,10 @@
-"""Cut a traced model at its boundaries into embed, segments and head: each one ONNX graph with the contract's names.
+"""Cut a traced model at its boundaries into segments and a head: each one ONNX graph with the contract's names.
 
-    embed      input_ids, position_ids → hidden
-    segment    hidden, position_ids, write_index, key_cache_i, value_cache_i … → hidden_out, key_cache_out_i, …
+    segment_0  input_ids, position_ids, write_index, key_cache_i, value_cache_i … → hidden_out, key_cache_out_i, …
+    segment_n  hidden, position_ids, write_index, key_cache_i, value_cache_i … → hidden_out, key_cache_out_i, …
     head       hidden → logits, token (the argmax)
 
+The embedding is part of the first segment: it is never run alone, and a launch costs as much as half a small layer.
 Cache indices are the model's layer numbers. Boundaries that are not cut become plain edges.
 """
 
@@ -23,7 +24,7 @@ from .trace import TracedModel
 
 @dataclass(frozen=True)
 class CutGraph:
-    """One graph of the bundle. ``layers`` = (first, end) of the layers it holds, None for embed and head."""
+    """One graph of the bundle. ``layers`` = (first, end) of the layers it holds, None for the head."""
 
     name: str
     model: ir.Model
@@ -65,9 +66,9 @@ def boundary_nodes(graph: ir.Graph) -> dict[int, ir.Node]:
 
 
 def keep_boundaries(traced: TracedModel, checkpoints: Iterable[int]) -> ir.Model:
-    """A copy of the traced model in which only the given boundaries, 0 and L remain."""
+    """A copy of the traced model in which only the given boundaries and L remain."""
     model = traced.model.clone()
-    kept = {0, traced.num_layers, *checkpoints}
+    kept = {traced.num_layers, *checkpoints}
     for index, node in boundary_nodes(model.graph).items():
         if index not in kept:
             ir.convenience.replace_all_uses_with(node.outputs[0], node.inputs[0])
@@ -76,13 +77,13 @@ def keep_boundaries(traced: TracedModel, checkpoints: Iterable[int]) -> ir.Model
 
 
 def cut(model: ir.Model, num_layers: int) -> list[CutGraph]:
-    """Cut at the boundaries that are left in ``model``: embed, segment_0 …, head."""
+    """Cut at the boundaries that are left in ``model``: segment_0 …, head."""
     graph = model.graph
     marks = boundary_nodes(graph)
-    edges = sorted(marks)
-    graphs = [CutGraph("embed", _piece(model, "embed", None, marks[0].inputs[0], []))]
-    for number, (first, end) in enumerate(itertools.pairwise(edges)):
-        piece = _piece(model, f"segment_{number}", marks[first].outputs[0], marks[end].inputs[0], list(range(first, end)))
+    graphs = []
+    for number, (first, end) in enumerate(itertools.pairwise([0, *sorted(marks)])):
+        hidden = marks[first].outputs[0] if first else None
+        piece = _piece(model, f"segment_{number}", hidden, marks[end].inputs[0], list(range(first, end)))
         graphs.append(CutGraph(f"segment_{number}", piece, (first, end)))
     graphs.append(CutGraph("head", _piece(model, "head", marks[num_layers].outputs[0], graph.outputs[0], [])))
     return graphs

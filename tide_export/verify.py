@@ -87,7 +87,7 @@ def prompt_logits(engine: Engine, ids: list[int]) -> np.ndarray:
     step = engine.backend.slots(1).step(0, 1, len(ids))
     step.input_ids[0] = ids
     step.place([0])
-    for graph in ["embed", *(s.name for s in engine.manifest.segments), "head"]:
+    for graph in [*(s.name for s in engine.manifest.segments), "head"]:
         step.run(graph)
     return step.logits[0].astype(np.float32)
 

@@ -29,6 +29,19 @@ class ExitInfo:
     exit_threshold: float | None = None
     mlp_threshold: float | None = None
 
+    @property
+    def tail_layers(self) -> int:
+        """How many of the model's last layers the exit head runs."""
+        return int(self.head.removeprefix("tail:")) if self.head.startswith("tail:") else 0
+
+    @property
+    def asks_mlp(self) -> bool:
+        return self.router in ("mlp", "mlp+max_probability")
+
+    def graph_outputs(self) -> tuple[str, ...]:
+        """Outputs of the exit's graph: ``score`` [B, S] of the MLP, ``hidden_out`` [B, S, H] translated; none: no graph."""
+        return ("score",) * self.asks_mlp + ("hidden_out",) * (self.head != "identity")
+
 
 @dataclass(frozen=True)
 class CertificateInfo:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from tide_runtime.calibration import CalibrationInfo, ExitInfo
 from tide_runtime.errors import BundleError
 
 SCHEMA_VERSION = 1
@@ -59,10 +60,10 @@ class TensorInfo:
 
 @dataclass(frozen=True)
 class GraphInfo:
-    """One graph of the segment contract. ``layers`` = [first, end) of the layers it runs; null for embed and head."""
+    """One graph of the segment contract: ``segment_i``, ``exit_c`` or ``head``. ``layers``: [first, end) that it runs."""
 
     name: str
-    layers: list[int] | None
+    layers: list[int] | None  # null unless it is a segment
     parameters: int
     inputs: list[TensorInfo]
     outputs: list[TensorInfo]
@@ -106,7 +107,11 @@ class FileInfo:
 
 @dataclass(frozen=True)
 class Manifest:
-    """A whole bundle. ``checkpoints``: layers run before each inner cut; ``files``: every file but the manifest itself."""
+    """A whole bundle.
+
+    ``checkpoints``: layers run before each inner cut; ``calibration``: where tokens may stop, None: nobody has asked;
+    ``files``: every file but the manifest itself.
+    """
 
     schema: int
     created: str
@@ -120,6 +125,7 @@ class Manifest:
     targets: dict[str, TargetInfo]
     generation: GenerationInfo
     tokenizer: TokenizerInfo | None = None
+    calibration: CalibrationInfo | None = None
     files: dict[str, FileInfo] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -133,6 +139,7 @@ class Manifest:
         _require(self.model.vocab_size > 0, "model.vocab_size must be at least 1")
         _require(len(self.kv) == self.model.num_layers, f"kv has {len(self.kv)} layers, the model {self.model.num_layers}")
         self._check_segments()
+        self._check_graphs()
         self._check_paths()
 
     @property
@@ -146,9 +153,19 @@ class Manifest:
             [g.layers for g in self.segments] == expected and all(a < b for a, b in expected),
             f"segments {[g.layers for g in self.segments]} do not follow from the checkpoints {self.checkpoints}",
         )
+
+    def _check_graphs(self) -> None:
         names = {g.name for g in self.graphs}
         _require(len(names) == len(self.graphs), "two graphs have the same name")
-        _require({"embed", "head"} <= names, "the graphs embed and head are missing")
+        _require("head" in names, "the graph head is missing")
+        exits = self.calibration.exits if self.calibration is not None else []
+        places = [e.checkpoint for e in exits]
+        _require(places == sorted(set(places) & set(self.checkpoints)), f"exits at {places} are not among the checkpoints")
+        wanted = {exit_graph(e) for e in exits if e.graph_outputs()}
+        missing = sorted(wanted - names)
+        _require(not missing, f"the graphs {', '.join(missing)} are missing")
+        unknown = sorted(names - wanted - {g.name for g in self.segments} - {"head"})
+        _require(not unknown, f"there is an unknown graph: {', '.join(unknown)}")
         for name, target in self.targets.items():
             _require(set(target.graphs) >= names, f"target {name} lacks graphs {sorted(names - set(target.graphs))}")
 
@@ -177,6 +194,11 @@ class Manifest:
             fix = "upgrade tide-llm" if schema > SCHEMA_VERSION else "export the model again with this version"
             raise BundleError(f"the bundle has schema {schema}, this runtime reads schema {SCHEMA_VERSION}; {fix}")
         return _build(Manifest, data, "manifest")
+
+
+def exit_graph(info: ExitInfo) -> str:
+    """Name of the graph of an exit's router and translator."""
+    return f"exit_{info.checkpoint}"
 
 
 def read_manifest(directory: Path) -> Manifest:

@@ -270,17 +270,18 @@ def segments_out_of_order(bundle: Path) -> None:
 
 @corruption(BundleError, "two graphs have the same name")
 def duplicate_graph_name(bundle: Path) -> None:
-    edit(bundle, "graphs", 2, "name", value="segment_0")
+    edit(bundle, "graphs", 1, "name", value="segment_0")
 
 
-@corruption(BundleError, "embed and head are missing")
+@corruption(BundleError, "head is missing")
 def no_head(bundle: Path) -> None:
-    edit(bundle, "graphs", 4, remove=True)
+    edit(bundle, "graphs", 3, remove=True)
 
 
-@corruption(BundleError, "embed and head are missing")
-def no_embedding(bundle: Path) -> None:
-    edit(bundle, "graphs", 0, remove=True)
+@corruption(BundleError, "an unknown graph: embed")
+def unknown_graph(bundle: Path) -> None:
+    graphs = json.loads((bundle / "manifest.json").read_text())["graphs"]
+    edit(bundle, "graphs", value=[*graphs, {**graphs[3], "name": "embed"}])
 
 
 # --- Targets
@@ -451,7 +452,7 @@ def graphs_swapped(bundle: Path) -> None:
     edit(bundle, "targets", "cpu", "graphs", "segment_0", value="onnx/cpu.segment_2.onnx")
 
 
-@corruption(BundleError, "inputs that segment_0 needs", "hidden", "stranger")
+@corruption(BundleError, "inputs that segment_1 needs", "hidden", "stranger")
 def manifest_lists_other_inputs(bundle: Path) -> None:
     names = [tensor["name"] for tensor in json.loads((bundle / "manifest.json").read_text())["graphs"][1]["inputs"]]
     edit(bundle, "graphs", 1, "inputs", names.index("hidden"), "name", value="stranger")

@@ -17,7 +17,7 @@ class Step(Protocol):
     """Buffers and bindings for ``rows`` consecutive slots and ``seq`` tokens each. Arrays are host views, reused per call."""
 
     input_ids: NDArray[np.int64]  # [B, S]
-    hidden: list[NDArray[np.generic]]  # per boundary [B, S, H]: 0 is embed's output, the last is the head's input
+    hidden: list[NDArray[np.generic]]  # what each segment gives [B, S, H]; the last is the head's input
     logits: NDArray[np.float32]  # [B, S, V], as the model computes them
     token: NDArray[np.int64]  # [B, S], argmax of the logits
 
@@ -25,7 +25,7 @@ class Step(Protocol):
         """Say where each row's S tokens go: cache slots and positions ``lengths[b]`` … ``lengths[b] + S - 1``."""
 
     def run(self, graph: str) -> None:
-        """Run one graph of the bundle on the buffers: ``embed``, ``segment_i`` or ``head``."""
+        """Run one graph of the bundle on the buffers: ``segment_i`` or ``head``."""
 
 
 class Slots(Protocol):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from tide_runtime.errors import BundleError
-from tide_runtime.manifest import GraphInfo, Manifest
+from tide_runtime.manifest import GraphInfo, Manifest, exit_graph
 
 Shape = Sequence[int | str | None]
 _POSITIONS: dict[str, Shape] = {
@@ -25,7 +25,7 @@ def check_interface(
     """
     wanted_inputs, wanted_outputs = _contract(manifest, graph)
     # Lowering may take positions in its kernel's own form, or not at all.
-    wanted_inputs |= {name: shape for name, shape in _POSITIONS.items() if name in inputs and graph.name != "head"}
+    wanted_inputs |= {name: shape for name, shape in _POSITIONS.items() if name in inputs and graph.layers is not None}
     for kind, wanted, listed, found in (
         ("inputs", wanted_inputs, graph.inputs, inputs),
         ("outputs", wanted_outputs, graph.outputs, outputs),
@@ -47,10 +47,17 @@ def _contract(manifest: Manifest, graph: GraphInfo) -> tuple[dict[str, Shape], d
     if graph.name == "head":
         return {"hidden": hidden}, {"logits": (None, None, model.vocab_size), "token": tokens}
     if graph.layers is None:
-        return {"input_ids": tokens}, {"hidden_out": hidden}
-    inputs: dict[str, Shape] = {"hidden": hidden}
-    outputs: dict[str, Shape] = {"hidden_out": hidden}
-    for layer in range(*graph.layers):
+        exits = manifest.calibration.exits if manifest.calibration is not None else []
+        outputs = next(e.graph_outputs() for e in exits if exit_graph(e) == graph.name)
+        return {"hidden": hidden}, {name: tokens if name == "score" else hidden for name in outputs}
+    return _segment_contract(manifest, {"input_ids": tokens} if graph.layers[0] == 0 else {"hidden": hidden}, graph.layers)
+
+
+def _segment_contract(
+    manifest: Manifest, inputs: dict[str, Shape], layers: Sequence[int]
+) -> tuple[dict[str, Shape], dict[str, Shape]]:
+    outputs: dict[str, Shape] = {"hidden_out": (None, None, manifest.model.hidden_size)}
+    for layer in range(*layers):
         kv = manifest.kv[layer]
         for kind, width in (("key", kv.key_dim), ("value", kv.value_dim)):
             shape = (None, kv.heads, manifest.max_seq_len, width)

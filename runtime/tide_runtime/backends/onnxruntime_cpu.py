@@ -96,13 +96,13 @@ class _Buffers:
     """The arrays of one step shape; ``row`` gives views on one row."""
 
     def __init__(self, backend: OnnxRuntimeBackend, rows: int, seq: int) -> None:
-        model, boundaries = backend.manifest.model, len(backend.manifest.segments) + 1
+        model, segments = backend.manifest.model, len(backend.manifest.segments)
         self.input_ids = np.zeros((rows, seq), np.int64)
         self.position_ids = np.zeros((rows, seq), np.int64)
         self.write_index = np.zeros(rows, np.int64)
         self.seqlens_k = np.zeros(rows, np.int32)
         self.total_sequence_length = np.zeros((), np.int32)
-        self.hidden = [np.zeros((rows, seq, model.hidden_size), backend.dtype) for _ in range(boundaries)]
+        self.hidden = [np.zeros((rows, seq, model.hidden_size), backend.dtype) for _ in range(segments)]
         # A long prefill asks for its last token's logits only, through a step of one token: nothing of [S, V] is touched.
         self.logits = np.zeros((rows, seq, model.vocab_size), backend.logits_dtype)
         self.token = np.zeros((rows, seq), np.int64)
@@ -150,7 +150,8 @@ class _BoundStep:
 
     def _bind(self, graph: str) -> Callable[[], None]:
         session = self._slots.backend.sessions[graph]
-        first, last = _boundaries(self._slots.backend.manifest, graph)
+        names = [g.name for g in self._slots.backend.manifest.segments]
+        number = names.index(graph) if graph in names else len(names)
         buffers = self._buffers
         arrays = {
             "input_ids": self.input_ids,
@@ -158,8 +159,8 @@ class _BoundStep:
             "write_index": buffers.write_index,
             "seqlens_k": buffers.seqlens_k,
             "total_sequence_length": buffers.total_sequence_length,
-            "hidden": self.hidden[first],
-            "hidden_out": self.hidden[last],
+            "hidden": self.hidden[number - 1],
+            "hidden_out": self.hidden[min(number, len(names) - 1)],
             "logits": self.logits,
             "token": self.token,
         }
@@ -188,19 +189,11 @@ class _RowByRow:
             row.place([length])
 
     def run(self, graph: str) -> None:
-        if graph in ("embed", "head"):
+        if graph == "head":
             self._whole.run(graph)
         else:
             for row in self._rows:
                 row.run(graph)
-
-
-def _boundaries(manifest: Manifest, graph: str) -> tuple[int, int]:
-    """Numbers of the boundaries that ``graph`` reads and writes."""
-    names = [g.name for g in manifest.segments]
-    if graph in names:
-        return names.index(graph), names.index(graph) + 1
-    return (0, 0) if graph == "embed" else (len(names), len(names))
 
 
 def _load(bundle: Bundle, graph: GraphInfo, file: str, options: ort.SessionOptions) -> ort.InferenceSession:

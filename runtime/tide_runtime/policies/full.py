@@ -15,7 +15,7 @@ class FullDepth:
     name = "full"
 
     def __init__(self, manifest: Manifest, prefill_chunk: int) -> None:
-        self.body = ["embed", *(segment.name for segment in manifest.segments)]
+        self.body = [segment.name for segment in manifest.segments]
         self.head = ["head"]
         self.prefill_chunk = prefill_chunk
 

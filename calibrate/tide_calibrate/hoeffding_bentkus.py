@@ -1,0 +1,61 @@
+"""Is a rate really below a limit, or did the sample only look like it? The Hoeffding–Bentkus p-value.
+
+Of two bounds on P(a mean of n losses comes out this low although its expectation is above ε) the smaller is taken: Hoeffding's
+in its relative-entropy form, which is better far from ε, and Bentkus', which is better near it.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from tide_runtime.errors import ParamsError
+
+
+def hoeffding_bentkus(risk: float, n: int, epsilon: float) -> float:
+    """The p-value of H0 "expected loss > ``epsilon``", when ``n`` independent losses in [0, 1] had the mean ``risk``.
+
+    Under H0 it is at most δ with probability at most δ, whatever the losses' distribution
+    (Bates et al. 2021, arXiv:2101.02703, section 3.1; Learn then Test, Angelopoulos et al. 2021, arXiv:2110.01052).
+
+        p = min(exp(-n · kl(min(risk, ε), ε)),  e · P(Binomial(n, ε) <= ⌈n · risk⌉))
+
+    Raises ParamsError for values outside their ranges.
+    """
+    if not 0 < epsilon < 1:
+        raise ParamsError(f"epsilon is {epsilon}; a rate strictly between 0 and 1 can be tested")
+    if n < 1 or not 0 <= risk <= 1:
+        raise ParamsError(f"the mean of {n} losses is {risk}; give at least one loss, each between 0 and 1")
+    if risk >= epsilon:
+        return 1.0
+    hoeffding = math.exp(-n * _relative_entropy(risk, epsilon))
+    # risk is often k / n in floating point: its product with n must not be pushed over the integer k
+    bentkus = math.e * binomial_cdf(math.ceil(n * risk - 1e-6), n, epsilon)
+    return min(1.0, hoeffding, bentkus)
+
+
+def binomial_cdf(k: int, n: int, p: float) -> float:
+    """P(Binomial(n, p) <= k), to about nine digits for n up to millions.
+
+    The largest term comes from log-gamma; the others follow by their ratios, from the mode outwards, so nothing cancels.
+    """
+    if k < 0:
+        return 0.0
+    if k >= n:
+        return 1.0
+    if k > n * p:  # the shorter tail is the accurate one
+        return 1.0 - binomial_cdf(n - k - 1, n, 1.0 - p)
+    log_term = math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1) + k * math.log(p) + (n - k) * math.log1p(-p)
+    j = np.arange(k, 0, -1, dtype=np.float64)
+    ratios = j / (n - j + 1) * ((1 - p) / p)  # P(j - 1) / P(j), below 1 left of the mode
+    return min(1.0, math.exp(log_term) * (1.0 + float(np.cumprod(ratios).sum())))
+
+
+def fewest_samples(epsilon: float, delta: float) -> int:
+    """The least n at which a sample without any loss shows the rate to be below ``epsilon``: (1 - ε)ⁿ <= δ."""
+    return math.ceil(math.log(delta) / math.log1p(-epsilon))
+
+
+def _relative_entropy(a: float, b: float) -> float:
+    """kl(a, b) of Bernoulli variables in nats, with 0 · log 0 = 0."""
+    return (a * math.log(a / b) if a > 0 else 0.0) + ((1 - a) * math.log((1 - a) / (1 - b)) if a < 1 else 0.0)

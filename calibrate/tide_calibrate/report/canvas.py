@@ -1,0 +1,62 @@
+"""The look that all charts share, and how they become PNG bytes: the same figure always gives the same bytes."""
+
+from __future__ import annotations
+
+import io
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+INK, MUTED, GRID = "#1f2933", "#66727f", "#e4e8ec"
+# Okabe and Ito's colours, told apart by colour-blind readers; black and yellow are left out.
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00")
+MARKERS = ("o", "s", "^", "D", "v", "P")
+
+_STYLE = {
+    "font.family": "DejaVu Sans",  # comes with matplotlib: the same on every machine
+    "font.size": 9.5,
+    "text.color": INK,
+    "axes.edgecolor": MUTED,
+    "axes.labelcolor": INK,
+    "axes.titlesize": 10,
+    "axes.titlelocation": "left",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": GRID,
+    "xtick.color": MUTED,
+    "ytick.color": MUTED,
+    "legend.frameon": False,
+    "lines.linewidth": 1.8,
+    "lines.markersize": 5,
+}
+_DOTS_PER_INCH = 144
+
+
+def panels(titles: list[str], height: float = 3.6, share_y: bool = True) -> tuple[Figure, list[Axes]]:
+    """A figure, 8.4 inches wide, with one panel per title side by side; ``height`` in inches."""
+    with matplotlib.rc_context(_STYLE):
+        figure = Figure(figsize=(8.4, height), layout="constrained")
+        FigureCanvasAgg(figure)
+        axes = list(figure.subplots(1, len(titles), sharey=share_y, squeeze=False)[0])
+    for axis, title in zip(axes, titles, strict=True):
+        axis.set_title(title)
+    return figure, axes
+
+
+def legend_below(figure: Figure, axis: Axes, columns: int = 5) -> None:
+    """One legend for the whole figure, under it, with what ``axis`` shows."""
+    handles, labels = axis.get_legend_handles_labels()
+    if handles:
+        figure.legend(handles, labels, loc="outside lower center", ncols=min(columns, len(labels)), frameon=False)
+
+
+def png(figure: Figure) -> bytes:
+    """The figure as a PNG without date or program version in it."""
+    stream = io.BytesIO()
+    with matplotlib.rc_context(_STYLE):
+        figure.savefig(stream, format="png", dpi=_DOTS_PER_INCH, metadata={"Software": None})
+    return stream.getvalue()

@@ -1,0 +1,84 @@
+"""What the charts are drawn from: small arrays, saved as JSON beside the charts so that they can be drawn again."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from tide_runtime.calibration import ExitInfo
+from tide_runtime.errors import CalibrationError
+
+from tide_calibrate.report.agreement import HeadAgreement, agreement_by_depth
+from tide_calibrate.report.curve import CostCurve, OperatingPoint, cost_curve
+from tide_calibrate.report.histogram import ExitHistogram, exit_histogram
+from tide_calibrate.report.reliability import Reliability, reliability
+from tide_calibrate.traces import SplitTrace
+
+DATA_NAME = "data.json"
+# Without a chosen exit the reliability diagram shows this many of the deepest candidates.
+_EXITS_SHOWN = 3
+
+
+@dataclass(frozen=True)
+class ReportData:
+    """Everything drawn, of one calibration of a model of ``num_layers`` layers."""
+
+    num_layers: int
+    agreement: list[HeadAgreement]
+    histograms: list[ExitHistogram]
+    reliability: list[Reliability]
+    curve: CostCurve
+
+    def write(self, directory: Path) -> None:
+        text = json.dumps(asdict(self), indent=1, allow_nan=False)
+        (directory / DATA_NAME).write_text(text + "\n", encoding="utf-8")
+
+
+def collect(text: SplitTrace, continuations: SplitTrace | None, exits: Sequence[ExitInfo]) -> ReportData:
+    """Reduce the traces of the test text and of the model's own continuations to what the charts show."""
+    histograms = []
+    if any(info.exit_threshold is not None for info in exits):
+        histograms.append(exit_histogram(text, exits, "exit", "held-out text"))
+    if exits and continuations is not None:
+        histograms.append(exit_histogram(continuations, exits, "exact", "own continuations"))
+    if not histograms:  # nothing was chosen: every token runs every layer
+        histograms.append(exit_histogram(text, [], "exit", "held-out text"))
+    shown = [(info.checkpoint, info.head) for info in exits] or _deepest(text)
+    return ReportData(
+        text.num_layers,
+        agreement_by_depth(text, continuations),
+        histograms,
+        reliability(text, shown),
+        cost_curve(text, exits),
+    )
+
+
+def _deepest(trace: SplitTrace) -> list[tuple[int, str]]:
+    head = next(reversed(trace.exits))[1]
+    return sorted(key for key in trace.exits if key[1] == head)[-_EXITS_SHOWN:]
+
+
+def read_data(directory: Path) -> ReportData:
+    """The data saved in ``directory``. Raises CalibrationError when it is missing or not what `ReportData.write` wrote."""
+    path = directory / DATA_NAME
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+        return ReportData(
+            raw["num_layers"],
+            [HeadAgreement(**line) for line in raw["agreement"]],
+            [ExitHistogram(**histogram) for histogram in raw["histograms"]],
+            [Reliability(**line) for line in raw["reliability"]],
+            _curve(raw["curve"]),
+        )
+    except OSError as error:
+        raise CalibrationError(f"{path} cannot be read ({error.strerror}); calibrate again with tide-calibrate") from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise CalibrationError(f"{path} is not report data ({error}); calibrate again with tide-calibrate") from error
+
+
+def _curve(raw: dict) -> CostCurve:
+    chosen = None if raw["chosen"] is None else OperatingPoint(**raw["chosen"])
+    lines = {name: [OperatingPoint(**point) for point in raw[name]] for name in ("sweep", "static")}
+    return CostCurve(lines["sweep"], chosen, lines["static"], OperatingPoint(**raw["full"]))

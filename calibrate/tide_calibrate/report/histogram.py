@@ -1,0 +1,59 @@
+"""Exit histogram: at which layer tokens stop under the chosen thresholds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.ticker import PercentFormatter
+from tide_runtime.calibration import ExitInfo
+
+from tide_calibrate.report.canvas import COLOURS, MUTED, panels
+from tide_calibrate.report.stops import Policy, stops, threshold_of
+from tide_calibrate.traces import SplitTrace
+
+
+@dataclass(frozen=True)
+class ExitHistogram:
+    """Where one policy's tokens stop.
+
+    Args:
+        policy: ``exact`` (a stop is a draft) or ``exit`` (a stop is final).
+        source: what the tokens are: ``held-out text`` or ``own continuations``.
+        checkpoints: layers run before each exit; the model's L layers come last.
+        shares: share of tokens that stop there, adding up to 1.
+    """
+
+    policy: str
+    source: str
+    checkpoints: list[int]
+    shares: list[float]
+
+
+def exit_histogram(trace: SplitTrace, exits: Sequence[ExitInfo], policy: Policy, source: str) -> ExitHistogram:
+    """Count the stops of ``policy`` on the tokens of ``trace``."""
+    taken = stops(trace, exits, [threshold_of(info, policy) for info in exits]).exit
+    shares = np.bincount(taken, minlength=len(exits) + 1) / max(taken.size, 1)
+    checkpoints = [info.checkpoint for info in exits] + [trace.num_layers]
+    return ExitHistogram(policy, source, checkpoints, [round(float(share), 6) for share in shares])
+
+
+def draw_histogram(histograms: list[ExitHistogram]) -> Figure:
+    """One panel per histogram; the last bar, in grey, is the tokens that need every layer."""
+    figure, axes = panels([f"policy {h.policy}, {h.source}" for h in histograms], height=3.2)
+    for axis, histogram in zip(axes, histograms, strict=True):
+        places = range(len(histogram.shares))
+        colours = [COLOURS[0]] * (len(histogram.shares) - 1) + [MUTED]
+        bars = axis.bar(places, histogram.shares, color=colours, width=0.62)
+        axis.bar_label(bars, [f"{share:.0%}" for share in histogram.shares], padding=2, fontsize=9)
+        labels = [str(layers) for layers in histogram.checkpoints]
+        axis.set_xticks(list(places), [*labels[:-1], f"{labels[-1]} (all)"])
+        axis.set_ylim(0, 1.08)
+        axis.set_xlim(-0.6, max(len(histogram.shares), 3) - 0.4)
+        axis.grid(axis="x", visible=False)
+        axis.yaxis.set_major_formatter(PercentFormatter(1))
+        axis.set_xlabel("layers run before stopping")
+    axes[0].set_ylabel("tokens")
+    return figure
