@@ -7,12 +7,10 @@ from pathlib import Path
 
 import onnx_ir as ir
 import onnxruntime as ort
-from tide_runtime.backends.base import Slots, Step
 from tide_runtime.backends.onnxruntime_cpu import OnnxRuntimeBackend
 from tide_runtime.backends.threads import session_options
 from tide_runtime.manifest import Manifest
 from tide_runtime.policies.full import FullDepth
-from tide_runtime.row import Row
 
 from benchmarks.arms import Timing
 from benchmarks.build_cache import cached_folder
@@ -62,9 +60,6 @@ class UnsplitDepth(FullDepth):
     def __init__(self, manifest: Manifest, prefill_chunk: int = 256) -> None:
         super().__init__(manifest, prefill_chunk)
         self.body, self.head = [GRAPH], []
-
-    def _first_token(self, slots: Slots, row: Row, step: Step) -> int:
-        return row.choose(step.logits[0, -1], int(step.token[0, -1]))
 
 
 def load_unsplit(directory: Path, manifest: Manifest, options: ort.SessionOptions) -> OnnxRuntimeBackend:

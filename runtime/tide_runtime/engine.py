@@ -21,6 +21,7 @@ from tide_runtime.errors import BundleError, ParamsError, PromptError, TideError
 from tide_runtime.manifest import Manifest
 from tide_runtime.params import GenerationParams
 from tide_runtime.policies import make_policy
+from tide_runtime.policies.options import DepthOptions
 from tide_runtime.results import Chunk, Generation, finished
 from tide_runtime.row import Row
 from tide_runtime.sampling import Sampler
@@ -36,7 +37,8 @@ class EngineOptions:
 
     Args:
         target: which target of the bundle; ``auto`` takes the best one for this machine.
-        policy: depth policy, ``full``.
+        policy: depth policy: ``full``, ``exact``, ``exit``, or ``auto``: what the calibration recommends, else ``full``.
+        depth: options of the policies that skip layers.
         max_batch: rows that run at once; more prompts wait for a free slot.
         prefill_chunk: prompt tokens per prefill step.
         threads: ONNX Runtime's threads (see `ThreadOptions`).
@@ -44,7 +46,8 @@ class EngineOptions:
     """
 
     target: str = "auto"
-    policy: str = "full"
+    policy: str = "auto"
+    depth: DepthOptions = field(default_factory=DepthOptions)
     max_batch: int = 16
     prefill_chunk: int = 256
     threads: ThreadOptions = field(default_factory=ThreadOptions)
@@ -69,7 +72,7 @@ class Engine:
         self.manifest: Manifest = bundle.manifest
         self.options = options
         self.target = _choose_target(bundle.manifest, options.target)
-        self.policy = make_policy(options.policy, bundle.manifest, options.prefill_chunk)
+        self.policy = make_policy(options.policy, bundle.manifest, options.prefill_chunk, options.depth)
         self.backend = load_backend(bundle, self.target, options.threads)
         info = bundle.manifest.tokenizer
         self.tokenizer = Tokenizer.from_file(bundle.path(info.file)) if info is not None else None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from tide_runtime.row import FinishReason, Row
 from tide_runtime.sampling import TokenLogprob
@@ -11,7 +11,15 @@ from tide_runtime.text import Tokenizer
 
 @dataclass(frozen=True)
 class RequestStats:
-    """Times in seconds. ``layers_per_token``: decoder layers launched per token after the first, counted at the backend."""
+    """Figures of one request.
+
+    Args:
+        time_to_first_token, decode_time: seconds.
+        layers_per_token: decoder layers launched per token after the first, counted at the backend.
+        drafted, accepted: drafts of policy ``exact`` by drafter (``router``, ``ngram``), and those the model confirmed.
+        deep_passes: runs to the last layer.
+        token_depths: of each output token after the first, the layers run before it was said (0: copied from the text).
+    """
 
     prompt_tokens: int
     new_tokens: int
@@ -19,6 +27,10 @@ class RequestStats:
     decode_time: float
     layers_per_token: float
     policy: str
+    drafted: dict[str, int] = field(default_factory=dict)
+    accepted: dict[str, int] = field(default_factory=dict)
+    deep_passes: int = 0
+    token_depths: tuple[int, ...] = ()
 
     @property
     def tokens_per_second(self) -> float:
@@ -56,6 +68,10 @@ def finished(row: Row, policy: str, tokenizer: Tokenizer | None) -> Generation:
         decode_time=row.finished - row.first_token,
         layers_per_token=row.layers_run / max(1, len(row.new_tokens) - 1),
         policy=policy,
+        drafted=dict(row.depth.drafted),
+        accepted=dict(row.depth.accepted),
+        deep_passes=row.depth.deep_passes,
+        token_depths=tuple(row.depth.token_depths),
     )
     ids = row.new_tokens.tolist()
     if row.text is not None:

@@ -10,6 +10,9 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from tide_runtime.depth_stats import DepthStats
+from tide_runtime.draft_control import DraftControl
+from tide_runtime.frontier import Frontier
 from tide_runtime.params import GenerationParams
 from tide_runtime.sampling import Sampler, TokenLogprob
 from tide_runtime.text import TextStream
@@ -21,7 +24,8 @@ FinishReason = Literal["eos", "stop", "length", "cache_full"]
 class Row:
     """``tokens`` holds prompt and output; the first ``length`` of them are in the KV cache of slot ``slot``.
 
-    ``layers_run``: decoder layers launched in the decode steps this row took part in.
+    Behind ``end`` stand ``drafted`` tokens that are not output yet. ``layers_run``: decoder layers launched in the decode
+    steps this row took part in. ``frontier`` and ``control`` are set by policies that skip layers.
     """
 
     index: int
@@ -36,6 +40,13 @@ class Row:
     cache_slots: int
     slot: int = -1
     length: int = 0
+    drafted: int = 0
+    frontier: Frontier = field(init=False)
+    control: DraftControl = field(init=False)
+    guess: NDArray[np.int64] = field(init=False)  # what the n-gram drafter would say next
+    held: int = 0  # steps that policy exit has kept the last token waiting for company
+    streak: int = 0  # early exits since the last deep token
+    depth: DepthStats = field(default_factory=DepthStats)
     layers_run: int = 0
     finish_reason: FinishReason | None = None
     logprobs: list[TokenLogprob] = field(default_factory=list)
@@ -45,20 +56,37 @@ class Row:
     finished: float = 0.0
 
     @property
+    def known(self) -> int:
+        """Tokens that can be run: prompt, output and drafts."""
+        return self.end + self.drafted
+
+    @property
     def new_tokens(self) -> NDArray[np.int64]:
         return self.tokens[self.prompt_tokens : self.end]
 
-    def choose(self, logits: NDArray[np.floating], likeliest: int) -> int:
-        """The next token from ``logits`` [V]; ``likeliest`` is their argmax as the head computed it."""
-        params = self.params
+    def choose(self, logits: NDArray[np.floating], likeliest: int, seen: int | None = None) -> int:
+        """The next token from ``logits`` [V]; ``likeliest`` is their argmax as the head computed it.
+
+        ``seen``: how many of ``tokens`` stand before it, when that includes drafts.
+        """
+        token = self.pick(logits, likeliest, seen)
+        self.note_logprobs(logits, token)
+        return token
+
+    def pick(self, logits: NDArray[np.floating], likeliest: int, seen: int | None = None) -> int:
+        """`choose` without noting log-probabilities: for tokens that may yet be refused."""
+        params, seen = self.params, self.end if seen is None else seen
         if params.greedy and params.repetition_penalty == 1.0:
             # A NaN wins every argmax, so one look at the winner finds it.
-            token = likeliest if math.isfinite(logits[likeliest]) else self.sampler.sample(logits, self.tokens[: self.end])
+            token = likeliest if math.isfinite(logits[likeliest]) else self.sampler.sample(logits, self.tokens[:seen])
         else:
-            token = self.sampler.sample(np.asarray(logits, np.float32), self.tokens[: self.end])
-        if params.logprobs:
-            self.logprobs.append(self.sampler.logprobs(np.asarray(logits, np.float32), token, params.logprobs))
+            token = self.sampler.sample(np.asarray(logits, np.float32), self.tokens[:seen])
         return token
+
+    def note_logprobs(self, logits: NDArray[np.floating], token: int) -> None:
+        """Keep the log-probability of output ``token``, when the caller asked for them."""
+        if self.params.logprobs:
+            self.logprobs.append(self.sampler.logprobs(np.asarray(logits, np.float32), token, self.params.logprobs))
 
     def append(self, token: int) -> str:
         """Take ``token`` as output; returns the text that may be shown now and sets ``finish_reason`` at an end."""
@@ -85,4 +113,6 @@ class Row:
 
     def _close(self, shown: str) -> str:
         self.finished = perf_counter()
+        # Drafts accepted behind the end are not output.
+        del self.logprobs[len(self.new_tokens) :], self.depth.token_depths[len(self.new_tokens) - 1 :]
         return shown if self.text is None else shown + self.text.flush()

@@ -20,12 +20,13 @@ class Step(Protocol):
     hidden: list[NDArray[np.generic]]  # what each segment gives [B, S, H]; the last is the head's input
     logits: NDArray[np.float32]  # [B, S, V], as the model computes them
     token: NDArray[np.int64]  # [B, S], argmax of the logits
+    score: NDArray[np.float32]  # [B, S], an exit's MLP router: how sure it is, 0 … 1
 
     def place(self, lengths: Sequence[int]) -> None:
         """Say where each row's S tokens go: cache slots and positions ``lengths[b]`` … ``lengths[b] + S - 1``."""
 
     def run(self, graph: str) -> None:
-        """Run one graph of the bundle on the buffers: ``segment_i`` or ``head``."""
+        """Run one graph of the bundle on the buffers: ``segment_i``, ``exit_c`` or ``head``."""
 
 
 class Slots(Protocol):

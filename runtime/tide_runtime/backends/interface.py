@@ -65,6 +65,22 @@ def _segment_contract(
     return inputs, outputs
 
 
+def hidden_states(manifest: Manifest, graph: str) -> tuple[int, int]:
+    """Which of a step's ``hidden`` arrays ``graph`` reads and writes. Array i is what segment i gives.
+
+    An exit's translated state goes where its head continues: into the last segment (``tail:k``) or into the LM head.
+    """
+    names = [segment.name for segment in manifest.segments]
+    if graph in names:
+        number = names.index(graph)
+        return number - 1, number  # segment_0 reads token ids instead
+    exits = manifest.calibration.exits if manifest.calibration is not None else []
+    for info in exits:
+        if graph == exit_graph(info):
+            return manifest.checkpoints.index(info.checkpoint), len(names) - (2 if info.tail_layers else 1)
+    return len(names) - 1, len(names) - 1
+
+
 def _check_shape(file: str, name: str, wanted: Shape, found: Shape) -> None:
     fits = len(found) == len(wanted) and all(
         not isinstance(have, int) or need is None or have == need for have, need in zip(found, wanted, strict=False)

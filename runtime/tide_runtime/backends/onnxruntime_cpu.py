@@ -14,7 +14,7 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 
 from tide_runtime.backends.base import Step
-from tide_runtime.backends.interface import check_interface
+from tide_runtime.backends.interface import check_interface, hidden_states
 from tide_runtime.backends.threads import ThreadOptions, session_options
 from tide_runtime.bundle import Bundle
 from tide_runtime.errors import BundleError
@@ -106,6 +106,7 @@ class _Buffers:
         # A long prefill asks for its last token's logits only, through a step of one token: nothing of [S, V] is touched.
         self.logits = np.zeros((rows, seq, model.vocab_size), backend.logits_dtype)
         self.token = np.zeros((rows, seq), np.int64)
+        self.score = np.zeros((rows, seq), np.float32)
 
     def place(self, lengths: Sequence[int]) -> None:
         seq = self.input_ids.shape[1]
@@ -131,7 +132,7 @@ class _BoundStep:
 
     def __init__(self, slots: OnnxRuntimeSlots, buffers: _Buffers, first_row: int) -> None:
         self.input_ids, self.hidden = buffers.input_ids, buffers.hidden
-        self.logits, self.token = buffers.logits, buffers.token
+        self.logits, self.token, self.score = buffers.logits, buffers.token, buffers.score
         self._buffers, self._slots, self._first_row = buffers, slots, first_row
         self._runs: dict[str, Callable[[], None]] = {}
 
@@ -150,8 +151,7 @@ class _BoundStep:
 
     def _bind(self, graph: str) -> Callable[[], None]:
         session = self._slots.backend.sessions[graph]
-        names = [g.name for g in self._slots.backend.manifest.segments]
-        number = names.index(graph) if graph in names else len(names)
+        reads, writes = hidden_states(self._slots.backend.manifest, graph)
         buffers = self._buffers
         arrays = {
             "input_ids": self.input_ids,
@@ -159,10 +159,11 @@ class _BoundStep:
             "write_index": buffers.write_index,
             "seqlens_k": buffers.seqlens_k,
             "total_sequence_length": buffers.total_sequence_length,
-            "hidden": self.hidden[number - 1],
-            "hidden_out": self.hidden[min(number, len(names) - 1)],
+            "hidden": self.hidden[reads],
+            "hidden_out": self.hidden[writes],
             "logits": self.logits,
             "token": self.token,
+            "score": self.score,
         }
         rows = slice(self._first_row, self._first_row + len(self.input_ids))
         binding = session.io_binding()
@@ -189,7 +190,7 @@ class _RowByRow:
             row.place([length])
 
     def run(self, graph: str) -> None:
-        if graph == "head":
+        if not graph.startswith("segment"):
             self._whole.run(graph)
         else:
             for row in self._rows:

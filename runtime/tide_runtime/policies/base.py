@@ -18,4 +18,4 @@ class DepthPolicy(Protocol):
         """Run the row's prompt into its slot; returns the first output token."""
 
     def decode(self, slots: Slots, rows: Sequence[Row]) -> list[list[int]]:
-        """Advance every row; returns each row's new final tokens, at least one per row, and advances ``row.length``."""
+        """Advance every row, ``row.length`` with it; returns each row's new final tokens: none while it waits for company."""

@@ -4,33 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tide_runtime.backends.base import Slots, Step
+from tide_runtime.backends.base import Slots
 from tide_runtime.manifest import Manifest
+from tide_runtime.policies.options import DepthOptions
+from tide_runtime.prefill import prefill_full
 from tide_runtime.row import Row
 
 
 class FullDepth:
-    """Prefill in chunks of ``prefill_chunk`` tokens, so that its memory does not grow with the prompt."""
+    """Every segment and the head for every token."""
 
     name = "full"
 
-    def __init__(self, manifest: Manifest, prefill_chunk: int) -> None:
+    def __init__(self, manifest: Manifest, prefill_chunk: int, options: DepthOptions | None = None) -> None:
         self.body = [segment.name for segment in manifest.segments]
         self.head = ["head"]
         self.prefill_chunk = prefill_chunk
 
     def prefill(self, slots: Slots, row: Row) -> int:
-        step: Step | None = None
-        while row.length < row.prompt_tokens:
-            count = min(self.prefill_chunk, row.prompt_tokens - row.length)
-            step = slots.step(row.slot, 1, count)
-            step.input_ids[0] = row.tokens[row.length : row.length + count]
-            step.place([row.length])
-            for graph in self.body:
-                step.run(graph)
-            row.length += count
-        assert step is not None
-        return self._first_token(slots, row, step)
+        return prefill_full(slots, row, self.body, self.head, self.prefill_chunk)
 
     def decode(self, slots: Slots, rows: Sequence[Row]) -> list[list[int]]:
         step = slots.step(0, len(rows), 1)
@@ -44,11 +36,3 @@ class FullDepth:
             row.length += 1
             chosen.append([row.choose(logits[i], likeliest[i])])
         return chosen
-
-    def _first_token(self, slots: Slots, row: Row, step: Step) -> int:
-        """Only the prompt's last logits are wanted: the head runs on that one hidden state."""
-        last = slots.step(row.slot, 1, 1)
-        last.hidden[-1][0, 0] = step.hidden[-1][0, -1]
-        for graph in self.head:
-            last.run(graph)
-        return row.choose(last.logits[0, 0], int(last.token[0, 0]))

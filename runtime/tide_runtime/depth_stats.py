@@ -1,0 +1,36 @@
+"""What a depth policy did for one row: drafts, deep passes, and how deep each output token went."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+
+@dataclass
+class DepthStats:
+    """Counts of one row.
+
+    Args:
+        drafted, accepted: drafts proposed and those that the model confirmed, by drafter (``router``, ``ngram``).
+        deep_passes: runs to the last layer.
+        depths: layers run before an output token was final (or first proposed, for accepted drafts) → tokens; 0 are
+            tokens copied by the n-gram drafter, L those that the whole model produced.
+        token_depths: the same, token by token.
+    """
+
+    drafted: Counter[str] = field(default_factory=Counter)
+    accepted: Counter[str] = field(default_factory=Counter)
+    deep_passes: int = 0
+    token_depths: list[int] = field(default_factory=list)
+
+    def record(self, sources: Sequence[str], depths: Sequence[int], accepted: int, last: int) -> None:
+        """A deep pass over drafts from ``sources`` at ``depths``: the first ``accepted`` were right, and it gave one token more."""
+        self.deep_passes += 1
+        self.drafted.update(sources)
+        self.accepted.update(sources[:accepted])
+        self.token_depths += [*depths[:accepted], last]
+
+    @property
+    def depths(self) -> dict[int, int]:
+        return dict(sorted(Counter(self.token_depths).items()))

@@ -1,0 +1,50 @@
+"""How deep each token of a row has been run: the record that lazy depth keeps.
+
+Layers run in order and a deeper run takes along everything that waits, so depth falls along the text: the first
+``done[i]`` tokens have been through segment i, and ``done`` never rises from one segment to the next. The tokens in between,
+positions ``done[i]`` … ``done[i - 1] - 1``, wait in front of segment i: their hidden states are kept here, their keys and
+values of the segments they have been through are in the cache.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+
+class Frontier:
+    """One row's record. ``room``: most tokens that may wait in front of one segment."""
+
+    def __init__(self, segments: int, hidden_size: int, room: int, dtype: DTypeLike, length: int) -> None:
+        self.done = [length] * segments
+        self.room = room
+        # [i]: what waits in front of segment i (in front of segment 0 token ids wait); [segments]: what reached the end.
+        self.arrived = 0  # how many reached the end in the last run
+        self.states = [np.empty((room, hidden_size), dtype) for _ in range(segments + 1)]
+
+    def waiting(self, segment: int) -> int:
+        """Tokens in front of ``segment`` (> 0)."""
+        return self.done[segment - 1] - self.done[segment]
+
+    def arrive(self, first: int, end: int, count: int, states: NDArray[np.generic]) -> None:
+        """``count`` tokens went through segments ``first`` … ``end - 1``; their ``states`` [S, H] now stand in front of ``end``."""
+        before = 0
+        if end < len(self.done):
+            before = self.waiting(end)
+        else:
+            self.arrived = count
+        self.states[end][before : before + count] = states[:count]
+        for segment in range(first, end):
+            self.done[segment] += count
+
+    def newest(self, boundary: int) -> NDArray[np.generic]:
+        """The state [H] of the last token, which stands in front of segment ``boundary``."""
+        return self.states[boundary][self.waiting(boundary) - 1]
+
+    def final(self, count: int) -> NDArray[np.generic]:
+        """The states [count, H] of the last ``count`` tokens that reached the end in the last run."""
+        return self.states[-1][self.arrived - count : self.arrived]
+
+    def roll_back(self, length: int) -> None:
+        """Forget every token from position ``length`` on; cache entries behind it are overwritten when they are reached."""
+        self.done = [min(done, length) for done in self.done]

@@ -1,0 +1,32 @@
+"""Depth zero: drafts copied from where the text so far went on after the same few tokens (prompt lookup, Saxena 2023).
+
+https://github.com/apoorvumang/prompt-lookup-decoding
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+ORDER = 3  # tokens that must match
+
+
+class NgramDrafter:
+    """The index of one row: the last place each n-gram was seen."""
+
+    def __init__(self) -> None:
+        self._places: dict[tuple[int, ...], int] = {}
+        self._indexed = ORDER
+
+    def draft(self, tokens: NDArray[np.int64], end: int, limit: int) -> NDArray[np.int64]:
+        """Up to ``limit`` tokens likely to follow ``tokens[:end]``; none when its last n-gram is new.
+
+        Where the earlier place runs into the present the text repeats with that period, and the draft goes on repeating.
+        """
+        for place in range(self._indexed, end):
+            self._places[tuple(tokens[place - ORDER : place].tolist())] = place
+        self._indexed = max(self._indexed, end)
+        seen = self._places.get(tuple(tokens[end - ORDER : end].tolist())) if end >= ORDER else None
+        if seen is None or limit < 1:
+            return tokens[:0]
+        return np.resize(tokens[seen:end], limit) if end - seen < limit else tokens[seen : seen + limit]

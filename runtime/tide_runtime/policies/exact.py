@@ -1,0 +1,155 @@
+"""``exact``: early exits are drafts, which the deep pass of a later token verifies. The output is `full`'s.
+
+A cycle: while the router is confident, a row's last token is run to a checkpoint only, and the exit head's token is taken
+as a draft; then the rest of the layers is run once for all that waits, and the drafts are held against the model's own
+logits (self-speculative decoding: LayerSkip, Elhoushi et al. 2024; Kangaroo, Liu et al. 2024). Where the text repeats,
+drafts are copied from it instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from tide_runtime.backends.base import Slots
+from tide_runtime.draft_control import DraftControl
+from tide_runtime.executor import Executor, Guess
+from tide_runtime.manifest import Manifest
+from tide_runtime.policies.options import DepthOptions
+from tide_runtime.prefill import prefill_full
+from tide_runtime.row import Row
+from tide_runtime.step_costs import StepCosts
+from tide_runtime.verification import Draft, verify
+
+_DEFAULT_LIMIT = 8
+
+
+class ExactDepth:
+    """Drafts with exits and n-grams, verifies with the rest of the model."""
+
+    name = "exact"
+
+    def __init__(self, manifest: Manifest, prefill_chunk: int, options: DepthOptions) -> None:
+        self.executor, self.costs = Executor(manifest), StepCosts(manifest)
+        self.num_layers = manifest.model.num_layers
+        self.prefill_chunk, self.max_wait_steps = prefill_chunk, options.max_wait_steps
+        calibration = manifest.calibration
+        wanted = options.draft_limit or (calibration.draft_limit if calibration is not None else 0)
+        self.limit = wanted or _DEFAULT_LIMIT
+        self.copies = options.draft in ("ngram", "both")
+        self.exits = self.executor.exits if options.draft in ("router", "both") else []
+
+    def prefill(self, slots: Slots, row: Row) -> int:
+        token = prefill_full(slots, row, self.executor.segments, ["head"], self.prefill_chunk)
+        row.frontier = self.executor.frontier(slots, row, room=self.limit + 1)
+        row.control = DraftControl(self.costs, min(slots.capacity, 8), self.limit)
+        return token
+
+    def decode(self, slots: Slots, rows: Sequence[Row]) -> list[list[int]]:
+        everyone = range(len(rows))
+        copied = [self._copy(row) for row in rows]
+        drafts: list[list[Draft]] = [list(made) for made in copied]
+        asks = self._draft_with_exits(slots, rows, drafts)
+        self.executor.advance(slots, rows, everyone, 0, self.executor.depth)
+        deep = self.executor.head(slots, rows, everyone, [len(made) + 1 for made in drafts])
+        return [self._settle(rows[i], drafts[i], asks[i], *verify(rows[i], drafts[i], deep[i])) for i in everyone]
+
+    def _copy(self, row: Row) -> list[Draft]:
+        """Drafts from the text so far, placed behind the row's end, when they are likely enough to pay."""
+        if not self.copies:
+            return []
+        room = min(self.limit, len(row.tokens) - row.end - 1)
+        row.guess = row.control.ngram.draft(row.tokens, row.end, room)
+        row.drafted = count = min(row.control.ngram_length(), len(row.guess)) if len(row.guess) else 0
+        row.tokens[row.end : row.end + count] = row.guess[:count]
+        return [Draft(int(token), "ngram", 0) for token in row.guess[:count]]
+
+    def _draft_with_exits(self, slots: Slots, rows: Sequence[Row], drafts: list[list[Draft]]) -> list[list[int]]:
+        """Draft with exit heads in every row that has no copied drafts; returns how often each row asked each exit."""
+        asks = [[0] * len(self.exits) for _ in rows]
+        drafting = [i for i, row in enumerate(rows) if self.exits and not drafts[i] and row.control.resting == 0]
+        drafting = [i for i in drafting if self._room(rows[i]) > 0]
+        started, held = len(drafting), 0
+        while drafting:
+            drafting = self._draft_once(slots, rows, drafting, drafts, asks)
+            # Rows that stopped wait for the others only while most go on, and not for long.
+            held += len(drafting) < started
+            if 2 * len(drafting) < started or held > self.max_wait_steps:
+                break
+            drafting = [i for i in drafting if len(drafts[i]) < self.limit and self._room(rows[i]) > 0]
+        return asks
+
+    def _draft_once(
+        self, slots: Slots, rows: Sequence[Row], drafting: list[int], drafts: list[list[Draft]], asks: list[list[int]]
+    ) -> list[int]:
+        """One more token for each row: to the first exit, and on to the next where it is not sure. Returns the rows that were."""
+        sure: list[int] = []
+        unsure, first = drafting, 0
+        for number, exit in enumerate(self.exits):
+            self.executor.advance(slots, rows, unsure, first, exit.boundary)
+            guesses = self.executor.ask(slots, rows, unsure, exit)
+            for i, guess in zip(unsure, guesses, strict=True):
+                asks[i][number] += 1
+                if guess.score >= exit.info.exact_threshold and guess.logits is not None:
+                    drafts[i].append(_draft(rows[i], guess, exit.info.checkpoint))
+                    sure.append(i)
+            unsure, first = [i for i in unsure if i not in sure], exit.boundary
+            if not unsure:
+                break
+        return sorted(sure)
+
+    def _settle(self, row: Row, drafts: list[Draft], asks: list[int], tokens: list[int], accepted: int) -> list[int]:
+        """Roll the row back to what was accepted and learn from it."""
+        row.drafted = 0
+        row.length = row.end + accepted
+        row.frontier.roll_back(row.length)
+        row.depth.record([d.source for d in drafts], [d.depth for d in drafts], accepted, self.num_layers)
+        if self.copies and len(row.guess):
+            hits = _hits(row.guess, tokens)
+            row.control.saw_ngram(hits, missed=hits < min(len(row.guess), len(tokens)))
+        if sum(asks):
+            row.control.saw_router(len(tokens), self._cycle_cost(row, asks, len(drafts) + 1))
+        else:
+            row.control.rest(len(tokens))
+        return tokens
+
+    def _cycle_cost(self, row: Row, asks: list[int], waiting: int) -> float:
+        rows, first, total = row.control.rows, 0, 0.0
+        single = self.costs.step(rows, 1)
+        for exit, count in zip(self.exits, asks, strict=True):
+            graphs = single.head_ms + (single.exit_ms if exit.graph is not None else 0.0) + single.host_ms
+            total += count * (self.costs.segments(rows, 1, first, exit.boundary) + graphs)
+            first = exit.boundary
+        begin = self.exits[0].boundary
+        deep = self.costs.step(rows, waiting)
+        return total + self.costs.segments(rows, waiting, begin, self.executor.depth) + deep.head_ms + deep.host_ms
+
+    @staticmethod
+    def _room(row: Row) -> int:
+        """Drafts that still fit before the output, or the cache, is full: the last token is the model's own."""
+        return len(row.tokens) - row.known - 1
+
+
+def _draft(row: Row, guess: Guess, depth: int) -> Draft:
+    """Take the exit head's choice as a draft, placed behind the row's known tokens."""
+    assert guess.logits is not None
+    proposal = None
+    if row.params.greedy:
+        token = row.pick(guess.logits, guess.token, row.known)
+    else:
+        proposal = row.sampler.distribution(np.asarray(guess.logits, np.float32), row.tokens[: row.known])
+        token = row.sampler.draw(proposal)
+    row.tokens[row.known] = token
+    row.drafted += 1
+    return Draft(token, "router", depth, proposal)
+
+
+def _hits(guess: np.ndarray, tokens: Sequence[int]) -> int:
+    """Tokens of ``guess`` that came, before the first that did not."""
+    count = 0
+    for guessed, token in zip(guess.tolist(), tokens, strict=False):
+        if guessed != token:
+            break
+        count += 1
+    return count

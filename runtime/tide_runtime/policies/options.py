@@ -1,0 +1,43 @@
+"""What a caller may set about depth."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from tide_runtime.errors import ParamsError
+
+Drafters = Literal["both", "router", "ngram", "none"]
+
+
+@dataclass(frozen=True)
+class DepthOptions:
+    """Options of the policies ``exact`` and ``exit``; ``full`` has none.
+
+    Args:
+        draft: what ``exact`` drafts with: ``router`` (early exits), ``ngram`` (copies from the text so far), ``both``, ``none``.
+        draft_limit: most tokens that ``exact`` drafts before it runs the rest of the layers; None: the calibration's.
+        max_wait_steps: in a batch, how many steps a row that needs depth waits for others that need it too.
+        threshold: replaces the certified thresholds of ``exit``, 0 … 1; None keeps them. Shown in the stats.
+        min_depth: ``exit`` never stops before this many layers.
+        max_exit_streak: after this many early exits in a row the next token goes through every layer; 0: no limit.
+    """
+
+    draft: Drafters = "both"
+    draft_limit: int | None = None
+    max_wait_steps: int = 2
+    threshold: float | None = None
+    min_depth: int = 0
+    max_exit_streak: int = 0
+
+    def __post_init__(self) -> None:
+        if self.draft not in get_args(Drafters):
+            raise ParamsError(f"draft is {self.draft!r}; set it to one of: {', '.join(get_args(Drafters))}")
+        if self.draft_limit is not None and (not isinstance(self.draft_limit, int) or not 1 <= self.draft_limit <= 64):
+            raise ParamsError(f"draft_limit is {self.draft_limit!r}; set it to a number of tokens from 1 to 64")
+        if self.threshold is not None and not 0.0 <= self.threshold <= 1.0:
+            raise ParamsError(f"threshold is {self.threshold!r}; set it to a number from 0 (always exits) to 1")
+        for name in ("max_wait_steps", "min_depth", "max_exit_streak"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < 0:
+                raise ParamsError(f"{name} is {value!r}; set it to an integer >= 0")
