@@ -25,7 +25,7 @@ class DepthStats:
     token_depths: list[int] = field(default_factory=list)
 
     def record(self, sources: Sequence[str], depths: Sequence[int], accepted: int, last: int) -> None:
-        """A deep pass over drafts from ``sources`` at ``depths``: the first ``accepted`` were right, and it gave one token more."""
+        """A deep pass over drafts from ``sources`` at ``depths``: the first ``accepted`` held, and it gave one token more."""
         self.deep_passes += 1
         self.drafted.update(sources)
         self.accepted.update(sources[:accepted])

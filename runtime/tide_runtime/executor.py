@@ -13,19 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tide_runtime.backends.base import Slots
-from tide_runtime.calibration import ExitInfo
+from tide_runtime.exits import Exit, bundle_exits
 from tide_runtime.frontier import Frontier
-from tide_runtime.manifest import Manifest, exit_graph
+from tide_runtime.manifest import Manifest
 from tide_runtime.row import Row
-
-
-@dataclass(frozen=True)
-class Exit:
-    """One checkpoint's exit. ``boundary``: segments run before it; ``graph``: of its router and translator, if it has one."""
-
-    info: ExitInfo
-    boundary: int
-    graph: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +43,7 @@ class Executor:
         self.segments = [segment.name for segment in manifest.segments]
         self.depth = len(self.segments)
         self._cache_slots, self._hidden_size = manifest.max_seq_len, manifest.model.hidden_size
-        exits = manifest.calibration.exits if manifest.calibration is not None else []
-        self.exits = [
-            Exit(info, manifest.checkpoints.index(info.checkpoint) + 1, exit_graph(info) if info.graph_outputs() else None)
-            for info in exits
-        ]
+        self.exits = bundle_exits(manifest)
 
     def frontier(self, slots: Slots, row: Row, room: int) -> Frontier:
         """The record of a row whose first ``row.length`` tokens have been through every segment."""

@@ -27,7 +27,7 @@ class Frontier:
         return self.done[segment - 1] - self.done[segment]
 
     def arrive(self, first: int, end: int, count: int, states: NDArray[np.generic]) -> None:
-        """``count`` tokens went through segments ``first`` … ``end - 1``; their ``states`` [S, H] now stand in front of ``end``."""
+        """``count`` tokens went through segments ``first`` … ``end - 1``; their ``states`` [S, H] now wait at ``end``."""
         before = 0
         if end < len(self.done):
             before = self.waiting(end)
@@ -44,6 +44,10 @@ class Frontier:
     def final(self, count: int) -> NDArray[np.generic]:
         """The states [count, H] of the last ``count`` tokens that reached the end in the last run."""
         return self.states[-1][self.arrived - count : self.arrived]
+
+    def reset(self, length: int) -> None:
+        """The first ``length`` tokens have been through every segment."""
+        self.done = [length] * len(self.done)
 
     def roll_back(self, length: int) -> None:
         """Forget every token from position ``length`` on; cache entries behind it are overwritten when they are reached."""

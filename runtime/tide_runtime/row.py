@@ -16,6 +16,7 @@ from tide_runtime.frontier import Frontier
 from tide_runtime.params import GenerationParams
 from tide_runtime.sampling import Sampler, TokenLogprob
 from tide_runtime.text import TextStream
+from tide_runtime.trial import Trial
 
 FinishReason = Literal["eos", "stop", "length", "cache_full"]
 
@@ -43,9 +44,9 @@ class Row:
     drafted: int = 0
     frontier: Frontier = field(init=False)
     control: DraftControl = field(init=False)
-    guess: NDArray[np.int64] = field(init=False)  # what the n-gram drafter would say next
     held: int = 0  # steps that policy exit has kept the last token waiting for company
     streak: int = 0  # early exits since the last deep token
+    trial: Trial = field(default_factory=Trial)  # of asking exits, policy exit
     depth: DepthStats = field(default_factory=DepthStats)
     layers_run: int = 0
     finish_reason: FinishReason | None = None

@@ -6,9 +6,11 @@ and every run. Without a calibration layers count as 1 each, a batch of 4 tokens
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 
 from tide_runtime.calibration import CostTable, StepCost
+from tide_runtime.exits import Exit
 from tide_runtime.manifest import Manifest
 
 _GUESS = [StepCost(1, seq, launch_ms=0.1, layer_ms=0.92 + 0.08 * seq, head_ms=1.4, exit_ms=0.2, host_ms=0.1) for seq in (1, 64)]
@@ -38,6 +40,15 @@ class StepCosts:
         """Segments ``first`` … ``end - 1``."""
         cost = self.step(rows, seq)
         return (end - first) * cost.launch_ms + (self._edges[end] - self._edges[first]) * cost.layer_ms
+
+    def asking(self, rows: int, exits: Sequence[Exit], asks: Sequence[int]) -> float:
+        """Running single tokens to ``exits``, rising, and asking each of them ``asks`` times."""
+        single, first, total = self.step(rows, 1), 0, 0.0
+        for exit, count in zip(exits, asks, strict=True):
+            graphs = single.head_ms + single.host_ms + (single.exit_ms if exit.graph is not None else 0.0)
+            total += count * (self.segments(rows, 1, first, exit.boundary) + graphs)
+            first = exit.boundary
+        return total
 
     def full(self, rows: int, seq: int) -> float:
         """All segments, the head on every token, and the loop around them."""

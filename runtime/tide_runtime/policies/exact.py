@@ -16,10 +16,11 @@ from tide_runtime.backends.base import Slots
 from tide_runtime.draft_control import DraftControl
 from tide_runtime.executor import Executor, Guess
 from tide_runtime.manifest import Manifest
+from tide_runtime.policies.full import FullDepth
 from tide_runtime.policies.options import DepthOptions
-from tide_runtime.prefill import prefill_full
 from tide_runtime.row import Row
 from tide_runtime.step_costs import StepCosts
+from tide_runtime.trial import BENEFIT_OF_DOUBT, Trial
 from tide_runtime.verification import Draft, verify
 
 _DEFAULT_LIMIT = 8
@@ -33,42 +34,55 @@ class ExactDepth:
     def __init__(self, manifest: Manifest, prefill_chunk: int, options: DepthOptions) -> None:
         self.executor, self.costs = Executor(manifest), StepCosts(manifest)
         self.num_layers = manifest.model.num_layers
-        self.prefill_chunk, self.max_wait_steps = prefill_chunk, options.max_wait_steps
+        self.full, self.max_wait_steps = FullDepth(manifest, prefill_chunk), options.max_wait_steps
         calibration = manifest.calibration
         wanted = options.draft_limit or (calibration.draft_limit if calibration is not None else 0)
         self.limit = wanted or _DEFAULT_LIMIT
+        self.expected = max(BENEFIT_OF_DOUBT, calibration.predicted.get("exact", 0.0) if calibration is not None else 0.0)
         self.copies = options.draft in ("ngram", "both")
         self.exits = self.executor.exits if options.draft in ("router", "both") else []
 
     def prefill(self, slots: Slots, row: Row) -> int:
-        token = prefill_full(slots, row, self.executor.segments, ["head"], self.prefill_chunk)
+        token = self.full.prefill(slots, row)
         row.frontier = self.executor.frontier(slots, row, room=self.limit + 1)
-        row.control = DraftControl(self.costs, min(slots.capacity, 8), self.limit)
+        row.control = DraftControl(self.costs, min(slots.capacity, 8), self.limit, Trial(self.expected))
         return token
 
     def decode(self, slots: Slots, rows: Sequence[Row]) -> list[list[int]]:
         everyone = range(len(rows))
-        copied = [self._copy(row) for row in rows]
-        drafts: list[list[Draft]] = [list(made) for made in copied]
+        drafts = [self._copy(row) for row in rows]
         asks = self._draft_with_exits(slots, rows, drafts)
+        if not any(drafts) and not any(map(any, asks)):
+            return self._plain(slots, rows)
         self.executor.advance(slots, rows, everyone, 0, self.executor.depth)
         deep = self.executor.head(slots, rows, everyone, [len(made) + 1 for made in drafts])
         return [self._settle(rows[i], drafts[i], asks[i], *verify(rows[i], drafts[i], deep[i])) for i in everyone]
+
+    def _plain(self, slots: Slots, rows: Sequence[Row]) -> list[list[int]]:
+        """Nobody drafts: a step of `full`."""
+        chosen = self.full.decode(slots, rows)
+        for row, tokens in zip(rows, chosen, strict=True):
+            row.frontier.reset(row.length)
+            row.depth.record([], [], 0, self.num_layers)
+            row.control.learn(tokens)
+            row.control.exits.rest(1)
+        return chosen
 
     def _copy(self, row: Row) -> list[Draft]:
         """Drafts from the text so far, placed behind the row's end, when they are likely enough to pay."""
         if not self.copies:
             return []
         room = min(self.limit, len(row.tokens) - row.end - 1)
-        row.guess = row.control.ngram.draft(row.tokens, row.end, room)
-        row.drafted = count = min(row.control.ngram_length(), len(row.guess)) if len(row.guess) else 0
-        row.tokens[row.end : row.end + count] = row.guess[:count]
-        return [Draft(int(token), "ngram", 0) for token in row.guess[:count]]
+        control = row.control
+        control.guess = control.ngram.draft(row.tokens, row.end, room)
+        row.drafted = count = control.copy_length()
+        row.tokens[row.end : row.end + count] = control.guess[:count]
+        return [Draft(int(token), "ngram", 0) for token in control.guess[:count]]
 
     def _draft_with_exits(self, slots: Slots, rows: Sequence[Row], drafts: list[list[Draft]]) -> list[list[int]]:
         """Draft with exit heads in every row that has no copied drafts; returns how often each row asked each exit."""
         asks = [[0] * len(self.exits) for _ in rows]
-        drafting = [i for i, row in enumerate(rows) if self.exits and not drafts[i] and row.control.resting == 0]
+        drafting = [i for i, row in enumerate(rows) if self.exits and not drafts[i] and row.control.exits.resting == 0]
         drafting = [i for i in drafting if self._room(rows[i]) > 0]
         started, held = len(drafting), 0
         while drafting:
@@ -105,25 +119,19 @@ class ExactDepth:
         row.length = row.end + accepted
         row.frontier.roll_back(row.length)
         row.depth.record([d.source for d in drafts], [d.depth for d in drafts], accepted, self.num_layers)
-        if self.copies and len(row.guess):
-            hits = _hits(row.guess, tokens)
-            row.control.saw_ngram(hits, missed=hits < min(len(row.guess), len(tokens)))
-        if sum(asks):
-            row.control.saw_router(len(tokens), self._cycle_cost(row, asks, len(drafts) + 1))
+        row.control.learn(tokens)
+        if any(asks):
+            cost = self._cycle_cost(row.control.rows, asks, len(drafts) + 1)
+            row.control.exits.saw(len(tokens), cost / self.costs.full(row.control.rows, 1))
         else:
-            row.control.rest(len(tokens))
+            row.control.exits.rest(len(tokens))
         return tokens
 
-    def _cycle_cost(self, row: Row, asks: list[int], waiting: int) -> float:
-        rows, first, total = row.control.rows, 0, 0.0
-        single = self.costs.step(rows, 1)
-        for exit, count in zip(self.exits, asks, strict=True):
-            graphs = single.head_ms + (single.exit_ms if exit.graph is not None else 0.0) + single.host_ms
-            total += count * (self.costs.segments(rows, 1, first, exit.boundary) + graphs)
-            first = exit.boundary
-        begin = self.exits[0].boundary
-        deep = self.costs.step(rows, waiting)
-        return total + self.costs.segments(rows, waiting, begin, self.executor.depth) + deep.head_ms + deep.host_ms
+    def _cycle_cost(self, rows: int, asks: list[int], waiting: int) -> float:
+        """Asking exits one token at a time, then the rest of the layers for all that waits."""
+        deep, begin = self.costs.step(rows, waiting), self.exits[0].boundary
+        rest = self.costs.segments(rows, waiting, begin, self.executor.depth) + deep.head_ms + deep.host_ms
+        return self.costs.asking(rows, self.exits, asks) + rest
 
     @staticmethod
     def _room(row: Row) -> int:
@@ -143,13 +151,3 @@ def _draft(row: Row, guess: Guess, depth: int) -> Draft:
     row.tokens[row.known] = token
     row.drafted += 1
     return Draft(token, "router", depth, proposal)
-
-
-def _hits(guess: np.ndarray, tokens: Sequence[int]) -> int:
-    """Tokens of ``guess`` that came, before the first that did not."""
-    count = 0
-    for guessed, token in zip(guess.tolist(), tokens, strict=False):
-        if guessed != token:
-            break
-        count += 1
-    return count

@@ -12,11 +12,13 @@ from dataclasses import dataclass
 
 from tide_runtime.backends.base import Slots
 from tide_runtime.errors import ParamsError
-from tide_runtime.executor import Executor, Exit, Guess
+from tide_runtime.executor import Executor, Guess
+from tide_runtime.exits import Exit
 from tide_runtime.manifest import Manifest
+from tide_runtime.policies.full import FullDepth
 from tide_runtime.policies.options import DepthOptions
-from tide_runtime.prefill import prefill_full
 from tide_runtime.row import Row
+from tide_runtime.step_costs import StepCosts
 
 _ROOM = 64  # most tokens that wait at one checkpoint; then the layers they skipped are run
 
@@ -35,37 +37,54 @@ class ExitDepth:
     name = "exit"
 
     def __init__(self, manifest: Manifest, prefill_chunk: int, options: DepthOptions) -> None:
-        self.executor, self.options, self.prefill_chunk = Executor(manifest), options, prefill_chunk
-        self.num_layers = manifest.model.num_layers
+        self.executor, self.options = Executor(manifest), options
+        self.num_layers, self.costs, self.full = (
+            manifest.model.num_layers,
+            StepCosts(manifest),
+            FullDepth(manifest, prefill_chunk),
+        )
         self.stops = [_Stop(e, t) for e in self.executor.exits if (t := self._threshold(e)) is not None]
         if not self.stops:
             raise ParamsError(_no_exit(manifest, options))
 
     def prefill(self, slots: Slots, row: Row) -> int:
-        token = prefill_full(slots, row, self.executor.segments, ["head"], self.prefill_chunk)
+        token = self.full.prefill(slots, row)
         row.frontier = self.executor.frontier(slots, row, room=_ROOM)
         return token
 
     def decode(self, slots: Slots, rows: Sequence[Row]) -> list[list[int]]:
-        tokens: list[list[int]] = [[] for _ in rows]
+        everyone = range(len(rows))
+        if all(row.trial.resting and row.frontier.done[-1] == row.length for row in rows):
+            return self._plain(slots, rows)
         self._make_room(slots, rows)
-        deep = [i for i, row in enumerate(rows) if row.frontier.done[0] == row.end]  # held since an earlier step
-        undecided, first = [i for i in range(len(rows)) if i not in deep], 0
-        for stop in self.stops:
+        tokens: list[list[int]] = [[] for _ in rows]
+        asked = [[0] * len(self.stops) for _ in rows]
+        # Held rows stand at the last exit since an earlier step: they were asked then.
+        undecided, first = [i for i in everyone if not rows[i].held and not rows[i].trial.resting], 0
+        for number, stop in enumerate(self.stops):
             if not undecided:
                 break
             self.executor.advance(slots, rows, undecided, first, stop.exit.boundary)
-            guesses = self.executor.ask(slots, rows, undecided, stop.exit)
-            for i, guess in zip(undecided, guesses, strict=True):
+            for i, guess in zip(undecided, self.executor.ask(slots, rows, undecided, stop.exit), strict=True):
+                asked[i][number] = 1
                 if self._may_stop(rows[i], stop, guess):
                     tokens[i].append(self._take(rows[i], stop, guess))
+                    rows[i].trial.saw(1, self._cost(asked[i], 0))
             undecided, first = [i for i in undecided if not tokens[i]], stop.exit.boundary
-        self._go_deep(slots, rows, sorted(deep + undecided), first if not deep else 0, tokens)
+        self._go_deep(slots, rows, [i for i in everyone if not tokens[i]], tokens)
         for row in rows:
             row.length = row.frontier.done[0]
         return tokens
 
-    def _go_deep(self, slots: Slots, rows: Sequence[Row], needy: list[int], first: int, tokens: list[list[int]]) -> None:
+    def _plain(self, slots: Slots, rows: Sequence[Row]) -> list[list[int]]:
+        """Exits do not pay just now and nothing waits: a step of `full`."""
+        tokens = self.full.decode(slots, rows)
+        for row in rows:
+            row.frontier.reset(row.length)
+            self._went_deep(row, waited=0)
+        return tokens
+
+    def _go_deep(self, slots: Slots, rows: Sequence[Row], needy: list[int], tokens: list[list[int]]) -> None:
         """Run the rest for the rows that need it: when that is most rows, or one has waited long enough."""
         if not needy:
             return
@@ -73,13 +92,27 @@ class ExitDepth:
             for i in needy:
                 rows[i].held += 1
             return
-        self.executor.advance(slots, rows, needy, first, self.executor.depth)
+        self.executor.advance(slots, rows, needy, 0, self.executor.depth)
         for i, last in zip(needy, self.executor.head(slots, rows, needy, [1] * len(needy)), strict=True):
-            row = rows[i]
-            tokens[i].append(row.choose(last.logits[0], last.tokens[0]))
-            row.depth.token_depths.append(self.num_layers)
-            row.depth.deep_passes += 1
-            row.held = row.streak = 0
+            tokens[i].append(rows[i].choose(last.logits[0], last.tokens[0]))
+            self._went_deep(rows[i], rows[i].frontier.arrived)
+
+    def _went_deep(self, row: Row, waited: int) -> None:
+        row.depth.record([], [], 0, self.num_layers)
+        row.held = row.streak = 0
+        if row.trial.resting:
+            row.trial.rest(1)
+        else:
+            row.trial.saw(1, self._cost([1] * len(self.stops), waited))
+
+    def _cost(self, asked: list[int], deep: int) -> float:
+        """Of one token, as if alone, plain decoding being 1: asking exits, then the other layers for ``deep`` tokens."""
+        total = self.costs.asking(1, [stop.exit for stop in self.stops], asked)
+        if deep:
+            last = self.costs.step(1, 1)
+            rest = self.costs.segments(1, deep, self.stops[-1].exit.boundary, self.executor.depth)
+            total += rest + last.head_ms + last.host_ms
+        return total / self.costs.full(1, 1)
 
     def _may_stop(self, row: Row, stop: _Stop, guess: Guess) -> bool:
         if guess.logits is None or stop.exit.info.checkpoint < self.options.min_depth:

@@ -1,0 +1,45 @@
+"""Whether a gamble pays: tokens it gave over what it cost, both fading with time. When it loses it rests, longer each time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+_KEPT = 0.9  # of the past, at each outcome
+_SHORT_REST, _LONG_REST = 32, 512  # tokens
+_FIRST, _AGAIN = 8.0, 2.0  # how much the expectation weighs at the start, and after a rest
+BENEFIT_OF_DOUBT = 1.1  # the gain expected of a gamble that nobody has calibrated
+
+
+@dataclass
+class Trial:
+    """One row's record of asking exits. Costs are in units of plain decoding of one token; ``expected``: the gain at first."""
+
+    expected: float = BENEFIT_OF_DOUBT
+    tokens: float = field(init=False)
+    cost: float = field(init=False)
+    resting: int = 0  # tokens until it is tried again
+    next_rest: int = _SHORT_REST
+
+    def __post_init__(self) -> None:
+        self._expect(_FIRST)
+
+    @property
+    def gain(self) -> float:
+        """Tokens over those that plain decoding would have made in the same time; 1 while it rests."""
+        return self.tokens / self.cost if self.resting == 0 else 1.0
+
+    def saw(self, tokens: int, cost: float) -> None:
+        """A try gave ``tokens`` for ``cost``."""
+        self.tokens, self.cost = _KEPT * self.tokens + tokens, _KEPT * self.cost + cost
+        if self.tokens < self.cost:
+            self.resting, self.next_rest = self.next_rest, min(2 * self.next_rest, _LONG_REST)
+            self._expect(_AGAIN)
+        elif self.tokens > BENEFIT_OF_DOUBT * self.cost:
+            self.next_rest = _SHORT_REST
+
+    def _expect(self, weight: float) -> None:
+        self.tokens, self.cost = weight * self.expected, weight
+
+    def rest(self, tokens: int) -> None:
+        """``tokens`` were made without it."""
+        self.resting = max(0, self.resting - tokens)
