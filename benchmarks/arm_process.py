@@ -41,17 +41,17 @@ class ArmProcess:
         assert self._process.pid is not None
         return self._process.pid
 
-    def generate(self, prompts: list[list[int]], new_tokens: int) -> Timing:
-        """Raises ArmError when the arm fails or stops early."""
-        timing: Timing = self.call("generate", prompts, new_tokens)
+    def generate(self, prompts: list[list[int]], new_tokens: int, **options: Any) -> Timing:
+        """Raises ArmError when the arm fails or stops early. ``options``: what the arm takes besides."""
+        timing: Timing = self.call("generate", prompts, new_tokens, **options)
         if any(len(row) != new_tokens for row in timing.tokens):
             raise ArmError(f"made {sorted({len(row) for row in timing.tokens})} tokens a row, expected {new_tokens}")
         return timing
 
-    def call(self, method: str, *args: Any) -> Any:
-        """``arm.method(*args)`` in its process."""
+    def call(self, method: str, *args: Any, **options: Any) -> Any:
+        """``arm.method(*args, **options)`` in its process."""
         try:
-            self._pipe.send((method, args))
+            self._pipe.send((method, args, options))
         except OSError as error:
             raise ArmError(f"its process is gone ({error})") from error
         return self._answer()
@@ -84,7 +84,7 @@ def _serve(pipe: Connection, name: str, folder: Path) -> None:
         arm = ARMS[name].load(folder)
         pipe.send((None, None))
         while (request := pipe.recv()) is not None:
-            method, args = request
-            pipe.send((None, getattr(arm, method)(*args)))
+            method, args, options = request
+            pipe.send((None, getattr(arm, method)(*args, **options)))
     except Exception as error:  # whatever a library raises becomes the reason in the arm's row
         pipe.send((f"{type(error).__name__}: {error}".splitlines()[0], None))

@@ -25,16 +25,17 @@ def export_key(identity: str) -> str:
     return "\n".join([identity, exporter, *tools])
 
 
-def export_bundle(weights: Path, identity: str, folder: Path) -> Path:
-    """The bundle of the model in ``weights``, exported again when `export_key` has changed."""
-    return cached_folder(folder, export_key(identity), lambda f: run_in_process(_export, str(weights), f / "bundle")) / "bundle"
+def export_bundle(weights: Path, identity: str, folder: Path, checkpoints: str = "auto") -> Path:
+    """The bundle of the model in ``weights``, cut at ``checkpoints``, exported again when `export_key` has changed."""
+    key = export_key(identity) + ("" if checkpoints == "auto" else f"\ncut at {checkpoints}")
+    return cached_folder(folder, key, lambda f: run_in_process(_export, str(weights), f / "bundle", checkpoints)) / "bundle"
 
 
-def _export(weights: str, out: Path) -> None:
+def _export(weights: str, out: Path, checkpoints: str) -> None:
     from tide_export import export
     from tide_export.config import ExportConfig
 
-    export(weights, out, ExportConfig(verify=False, checkpoints="auto"))
+    export(weights, out, ExportConfig(verify=False, checkpoints=checkpoints))
 
 
 class TideArm:
@@ -50,7 +51,10 @@ class TideArm:
     def loop_overhead(self, prompts: list[list[int]], new_tokens: int) -> float:
         """Share of a generation's wall time spent outside ONNX Runtime: our Python."""
         engine, spent = load_engine(self._folder), Stopwatch()
-        sessions = cast(Any, engine.backend).sessions
+        backend = cast(Any, engine.backend)
+        if len(prompts) > 1:
+            backend.load_batched()
+        sessions = backend.sessions
         sessions.update({name: _TimedSession(session, spent) for name, session in sessions.items()})
         timed_generate(engine, prompts, new_tokens)  # binds buffers, which later calls reuse
         spent.seconds, start = 0.0, perf_counter()

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import onnx_ir as ir
 import onnxruntime as ort
+from tide_runtime import Engine
 from tide_runtime.backends.onnxruntime_cpu import OnnxRuntimeBackend
 from tide_runtime.backends.threads import session_options
 from tide_runtime.manifest import Manifest
@@ -20,7 +21,7 @@ from tide_export.bundle_writer import WEIGHTS_NAME
 from tide_export.config import ExportConfig
 from tide_export.export import write_lowered
 from tide_export.load import LoadedModel, load_model
-from tide_export.lower import lower, lower_unsplit, prepare
+from tide_export.lower import lower, lower_several_rows, lower_unsplit, prepare
 from tide_export.passes.base import LoweringContext
 from tide_export.progress import ExportProgress
 from tide_export.targets import find_target
@@ -39,9 +40,11 @@ def write_arms(loaded: LoadedModel, directory: Path, segment_counts: Sequence[in
     unsplit = lower_unsplit(traced, target, context)
     folder = directory / GRAPH
     folder.mkdir(parents=True)
+    several_rows, _ = lower_several_rows(unsplit, target, context)
     with WeightFile(folder / WEIGHTS_NAME) as weights:
-        weights.externalise(unsplit)
-    ir.save(unsplit, folder / f"{GRAPH}.onnx")
+        for model in (unsplit, several_rows):
+            weights.externalise(model)
+            ir.save(model, folder / f"{model.graph.name}.onnx")
     for count in segment_counts:
         layers = traced.num_layers
         checkpoints = [round(i * layers / count) for i in range(1, count)]
@@ -64,9 +67,11 @@ class UnsplitDepth(FullDepth):
 
 def load_unsplit(directory: Path, manifest: Manifest, options: ort.SessionOptions) -> OnnxRuntimeBackend:
     """The unsplit graph behind the real backend's caches and bindings; ``manifest``: of any bundle of the same model."""
-    path = directory / GRAPH / f"{GRAPH}.onnx"
-    session = ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-    return OnnxRuntimeBackend(manifest, {GRAPH: session}, {GRAPH: manifest.model.num_layers})
+
+    def load(name: str) -> ort.InferenceSession:
+        return ort.InferenceSession(str(directory / GRAPH / f"{name}.onnx"), options, providers=["CPUExecutionProvider"])
+
+    return OnnxRuntimeBackend(manifest, {GRAPH: manifest.model.num_layers}, load)
 
 
 def build_unsplit(weights: Path, identity: str, folder: Path) -> Path:
@@ -78,14 +83,19 @@ def _build(weights: str, folder: Path) -> None:
     write_arms(load_model(weights, "fp32"), folder, [1], max_seq_len=1024)
 
 
-class UnsplitArm:
+def unsplit_engine(folder: Path) -> Engine:
     """The unsplit graph driven by TIDE's engine and loop, with one shared thread pool like TIDE's own arm."""
+    engine = load_engine(folder / "segments_1")
+    engine.backend = load_unsplit(folder, engine.manifest, session_options(engine.options.threads))
+    engine.policy = UnsplitDepth(engine.manifest)
+    return engine
+
+
+class UnsplitArm:
+    """`unsplit_engine` as an arm of its own process."""
 
     def __init__(self, folder: Path) -> None:
-        self._engine = load_engine(folder / "segments_1")
-        options = session_options(self._engine.options.threads)
-        self._engine.backend = load_unsplit(folder, self._engine.manifest, options)
-        self._engine.policy = UnsplitDepth(self._engine.manifest)
+        self._engine = unsplit_engine(folder)
 
     def generate(self, prompts: list[list[int]], new_tokens: int) -> Timing:
         return timed_generate(self._engine, prompts, new_tokens)

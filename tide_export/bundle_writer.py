@@ -12,7 +12,7 @@ from pathlib import Path
 import onnx_ir as ir
 from tide_runtime.bundle import sha256_of
 from tide_runtime.errors import OutputError
-from tide_runtime.manifest import FileInfo, GraphInfo, TensorInfo
+from tide_runtime.manifest import MANIFEST_NAME, FileInfo, GraphInfo, TensorInfo
 
 from tide_export.cut import CutGraph
 from tide_export.progress import ExportProgress
@@ -25,15 +25,16 @@ _DTYPE_NAMES = {"FLOAT": "fp32", "FLOAT16": "fp16", "BFLOAT16": "bf16"}
 
 
 @contextmanager
-def new_directory(out: Path, force: bool) -> Iterator[Path]:
+def new_directory(out: Path, force: bool, kind: str = "TIDE bundle", marker: str = MANIFEST_NAME) -> Iterator[Path]:
     """A temporary directory that becomes ``out`` on success and vanishes on any failure or interruption.
 
+    ``force`` replaces nothing but a ``kind``, which is known by its file ``marker``.
     Raises OutputError when ``out`` exists (unless ``force``), cannot be created, or the disk is full.
     """
     if out.exists() and not force:
         raise OutputError(f"{out} exists already; choose another --out, or replace it with --force")
-    if out.exists() and not (out / "manifest.json").is_file() and (not out.is_dir() or any(out.iterdir())):
-        raise OutputError(f"{out} exists and is not a TIDE bundle, so --force does not replace it; choose another --out")
+    if out.exists() and not (out / marker).is_file() and (not out.is_dir() or any(out.iterdir())):
+        raise OutputError(f"{out} exists and is not a {kind}, so --force does not replace it; choose another --out")
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         staging = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
@@ -62,18 +63,21 @@ def _replace(staging: Path, out: Path) -> None:
 
 
 def write_graphs(
-    graphs: list[CutGraph], target: str, directory: Path, progress: ExportProgress
+    graphs: list[CutGraph], batched: list[CutGraph], target: str, directory: Path, progress: ExportProgress
 ) -> tuple[list[GraphInfo], dict[str, str]]:
-    """Write one target's graphs and weights; returns their descriptions and graph name → file."""
+    """Write one target's graphs, their forms for several rows and the weights.
+
+    Returns the graphs' descriptions, and graph name → file for both.
+    """
     folder = directory / ONNX_FOLDER
     folder.mkdir(exist_ok=True)
     infos = [_describe(graph) for graph in graphs]
     total = sum(v.const_value.nbytes for g in graphs for v in g.model.graph.initializers.values() if v.const_value is not None)
     with progress.phase("write weights", total) as advance, WeightFile(folder / WEIGHTS_NAME, advance) as weights:
-        for graph in graphs:
+        for graph in (*graphs, *batched):
             weights.externalise(graph.model)
     files = {}
-    for graph in graphs:
+    for graph in (*graphs, *batched):
         files[graph.name] = f"{ONNX_FOLDER}/{target}.{graph.name}.onnx"
         ir.save(graph.model, directory / files[graph.name])
     return infos, files

@@ -26,12 +26,31 @@ def export(
     dtype: Annotated[str, typer.Option(help="Precision of weights and caches: fp32, fp16 or bf16.")] = _DEFAULTS.dtype,
     checkpoints: Annotated[
         str,
-        typer.Option(help="Where to cut, in layers run before the cut: 6,12,18 or every:6 or auto (four even segments)."),
+        typer.Option(
+            help="Where to cut, in layers run before the cut: 6,12,18 or every:6 or auto (where the calibration has its "
+            "exits; four even segments without one)."
+        ),
     ] = _DEFAULTS.checkpoints,
     max_seq_len: Annotated[
         int | None,
         typer.Option(
             help="KV cache slots per row: prompt and output together, in tokens. Default: the model's own, at most 4096."
+        ),
+    ] = None,
+    calibration: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DIR",
+            help="Exits for this model, as `tide-calibrate MODEL --data DATA --out DIR` made them: where tokens may stop, how "
+            "sure a router must be, and what that gains. Without them every token takes every layer.",
+        ),
+    ] = None,
+    data: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SOURCE",
+            help="Calibrate first, on text like what the model will write: a file, a directory or a hub data set. Minutes; "
+            "run `tide-calibrate` yourself to keep its files, choose its options, or export one calibration twice.",
         ),
     ] = None,
     target: Annotated[list[str], typer.Option(help="What to compile for; repeatable.")] = list(_DEFAULTS.targets),  # noqa: B006
@@ -51,6 +70,8 @@ def export(
 
     Example: `tide-export ./my-model --out engine/`, then `tide-run engine/ "def main():"`.
 
+    With early exits: `tide-export ./my-model --data ./texts --out engine/`.
+
     The model runs unmodified while it is traced; by default the finished bundle is compared with it and refused on a
     mismatch. An interrupted or failed export leaves nothing behind.
     """
@@ -60,7 +81,7 @@ def export(
         signal.signal(number, progress.interrupt)
     from tide_export.export import export as run  # torch takes seconds to import; --help should not
 
-    config = ExportConfig(dtype, checkpoints, max_seq_len, tuple(target), verify, explain)
+    config = ExportConfig(dtype, checkpoints, max_seq_len, tuple(target), verify, explain, calibration=calibration, data=data)
     manifest = run(model, out, config, revision=revision, trust_remote_code=trust_remote_code, force=force, progress=progress)
     size = sum(info.bytes for info in manifest.files.values())
     console.print(
@@ -68,6 +89,13 @@ def export(
         f"{len(manifest.segments)} segments, {manifest.dtype}, {size / 2**20:.0f} MiB; "
         f"{sum(progress.seconds.values()):.0f} s, peak memory {peak_memory_bytes() / 2**30:.1f} GiB"
     )
+    if manifest.calibration is not None:
+        predicted = ", ".join(f"{policy} {ratio:.2f}x" for policy, ratio in manifest.calibration.predicted.items())
+        console.print(
+            f"exits after layers {[e.checkpoint for e in manifest.calibration.exits]}, recommended policy "
+            f"[bold]{manifest.calibration.recommended}[/bold], predicted speedup {predicted or 'none'}",
+            highlight=False,
+        )
 
 
 def main() -> None:

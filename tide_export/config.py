@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from tide_runtime.calibration import CalibrationInfo
 from tide_runtime.errors import ParamsError
 from tide_runtime.manifest import DTYPES
 
@@ -15,12 +16,15 @@ class ExportConfig:
 
     Args:
         dtype: precision of weights and caches, fp32, fp16 or bf16.
-        checkpoints: where to cut, in layers run before the cut: ``"6,12,18"``, ``"every:6"`` or ``"auto"``.
+        checkpoints: where to cut, in layers run before the cut: ``"6,12,18"``, ``"every:6"`` or ``"auto"`` (what the
+            calibration needs; four even segments without one).
         max_seq_len: KV cache slots per row (prompt and output together), in tokens; None takes the model's own
             maximum, at most 4096.
         targets: kinds of machine to compile for.
         verify: compare the finished bundle with the eager model and refuse to finish on a mismatch.
         explain: print where lowering passes did not apply, and why.
+        calibration: a directory that ``tide-calibrate`` wrote for this model, whose exits the bundle is to have.
+        data: text to calibrate on first: a file, a directory or a hub data set, as ``tide-calibrate --data`` takes it.
     """
 
     dtype: str = "fp32"
@@ -29,6 +33,8 @@ class ExportConfig:
     targets: tuple[str, ...] = ("cpu",)
     verify: bool = True
     explain: bool = False
+    calibration: str | None = None
+    data: str | None = None
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
@@ -37,15 +43,40 @@ class ExportConfig:
             raise ParamsError(f"max_seq_len is {self.max_seq_len}; set it to at least 1 token")
         if not self.targets:
             raise ParamsError("no target given; --target cpu is the default")
+        if self.calibration is not None and self.data is not None:
+            raise ParamsError(
+                "both a calibration and data to calibrate on are given; leave out --data to use the calibration as it is, "
+                "or leave out --calibration to make a new one"
+            )
         if not re.fullmatch(r"auto|every:[1-9]\d*|\d+(,\d+)*", self.checkpoints):
             raise ParamsError(f"checkpoints is {self.checkpoints!r}; set it to layers such as 6,12,18, to every:6, or to auto")
 
 
-def place_checkpoints(spec: str, num_layers: int) -> list[int]:
+def place_checkpoints(spec: str, num_layers: int, calibration: CalibrationInfo | None = None) -> list[int]:
     """Layers run before each cut, rising, each from 1 to num_layers - 1: the last layer is never a checkpoint.
 
-    ``auto`` is four even segments until calibration knows better. Raises ParamsError for layers that do not exist.
+    ``auto`` is what the exits of ``calibration`` need, or four even segments without one. Raises ParamsError for layers
+    that do not exist, or that those exits cannot be used with.
     """
+    if calibration is None:
+        return _layers(spec, num_layers)
+    needed = calibration.cuts(num_layers)
+    layers = needed if spec == "auto" else _layers(spec, num_layers)
+    missing = [str(layer) for layer in needed if layer not in layers]
+    if missing:
+        raise ParamsError(
+            f"checkpoints {spec} lack {', '.join(missing)}, where the calibration's exits need a cut; add them, or leave "
+            f"out --checkpoints to cut at {', '.join(map(str, needed))}"
+        )
+    if calibration.tail_layers and layers[-1] > needed[-1]:
+        raise ParamsError(
+            f"checkpoints {spec} cut through the last {calibration.tail_layers} layers, which the calibration's exits run "
+            f"as one segment; cut nowhere after {needed[-1]}"
+        )
+    return layers
+
+
+def _layers(spec: str, num_layers: int) -> list[int]:
     if spec == "auto":
         pieces = min(4, num_layers)
         return [round(i * num_layers / pieces) for i in range(1, pieces)]

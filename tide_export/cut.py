@@ -31,8 +31,8 @@ class CutGraph:
     layers: tuple[int, int] | None = None
 
 
-def name_values(traced: TracedModel, max_seq_len: int) -> None:
-    """Give the traced graph the contract's names and cache size, and take all other sizes from ``position_ids``."""
+def name_values(traced: TracedModel) -> None:
+    """Give the traced graph the contract's names, and take all sizes but the caches' from ``position_ids``."""
     graph = traced.model.graph
     layers = traced.num_layers
     inputs = list(graph.inputs)
@@ -43,9 +43,6 @@ def name_values(traced: TracedModel, max_seq_len: int) -> None:
     outputs = ["logits"] + [f"key_cache_out_{i}" for i in range(layers)] + [f"value_cache_out_{i}" for i in range(layers)]
     for value, name in zip(graph.outputs, outputs, strict=True):
         value.name = name
-    for value in (*graph.inputs, *graph.outputs):
-        if "_cache_" in value.name:
-            value.shape = ir.Shape([d if i != 2 else max_seq_len for i, d in enumerate(value.shape)])
     positions = graph.inputs[0]
     for node in graph:
         if node.op_type == "Shape" and node.inputs[0] in inputs:

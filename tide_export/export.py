@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -10,7 +11,11 @@ from tide_runtime.errors import ParamsError
 from tide_runtime.manifest import MANIFEST_NAME, SCHEMA_VERSION, GenerationInfo, KVInfo, Manifest, ModelInfo, TargetInfo
 
 from tide_export.bundle_writer import ONNX_FOLDER, WEIGHTS_NAME, hash_files, new_directory, write_graphs
+from tide_export.calibrate_first import calibrated
 from tide_export.config import ExportConfig, place_checkpoints
+from tide_export.cut import CutGraph
+from tide_export.exit_calibration import ExitCalibration, read_exit_calibration
+from tide_export.exit_graphs import exit_graph_model
 from tide_export.load import LoadedModel, fingerprint, load_model
 from tide_export.lower import LoweredModel, explain, lower, prepare
 from tide_export.passes.base import LoweringContext, PassReport
@@ -19,6 +24,7 @@ from tide_export.targets import find_target
 from tide_export.tokenizer import write_tokenizer
 from tide_export.trace import TracedModel, trace
 from tide_export.verify import PromptCheck, verify_bundle
+from tide_export.verify_exits import verify_exits
 
 _TOOLS = ("tide-llm", "torch", "transformers", "onnx", "onnxscript", "onnx-ir", "onnxruntime")
 _DEFAULT_MAX_SEQ_LEN = 4096
@@ -42,39 +48,73 @@ def export(
     config, progress = config or ExportConfig(), progress or ExportProgress(quiet=True)
     for name in config.targets:
         find_target(name, config.dtype)
-    with new_directory(Path(out), force) as directory:
+    calibration = read_exit_calibration(Path(config.calibration)) if config.calibration is not None else None
+    with new_directory(Path(out), force) as directory, ExitStack() as stack:
+        if config.data is not None:
+            first = calibrated(source, config.data, directory.parent, revision, trust_remote_code, progress)
+            calibration = stack.enter_context(first)
         with progress.phase(f"load {source}"):
             loaded = load_model(source, config.dtype, revision, trust_remote_code)
-        manifest, _ = write_bundle(loaded, directory, config, progress)
+        manifest, _ = write_bundle(loaded, directory, config, progress, calibration)
     return manifest
 
 
 def write_bundle(
-    loaded: LoadedModel, directory: Path, config: ExportConfig, progress: ExportProgress
+    loaded: LoadedModel,
+    directory: Path,
+    config: ExportConfig,
+    progress: ExportProgress,
+    calibration: ExitCalibration | None = None,
 ) -> tuple[Manifest, list[PromptCheck]]:
-    """Fill ``directory`` (existing, empty) with the bundle of a model in memory."""
-    max_seq_len = _cache_slots(loaded, config)
-    checkpoints = place_checkpoints(config.checkpoints, loaded.model.config.get_text_config().num_hidden_layers)
-    context = LoweringContext(max_seq_len)
+    """Fill ``directory`` (existing, empty) with the bundle of a model in memory, with the exits of its ``calibration``."""
+    context = LoweringContext(_cache_slots(loaded, config))
+    checkpoints, exits = _cuts_and_exits(loaded, config, calibration)
     target = find_target(config.targets[0], config.dtype)
     with progress.phase("trace"):
         traced = trace(loaded.model)
     with progress.phase("lower and cut"):
         prepared = prepare(traced, target, context)
-        lowered = lower(traced, target, checkpoints, context)
+        lowered = lower(traced, target, checkpoints, context, exits)
     if config.explain:
         for line in explain([*prepared, *lowered.reports]):
             progress.note(line)
-    manifest = write_lowered(loaded, traced, prepared, lowered, directory, config, progress)
-    checks = []
-    if config.verify:
-        with progress.phase("verify against the eager model"):
-            checks = verify_bundle(loaded, directory, config.dtype)
-        for check in checks:
-            progress.note(
-                f"{check.prompt[:48]!r}: max |Δlogit| {check.max_difference:.1e}, greedy agreement {check.greedy_agreement:.0%}"
-            )
+    manifest = write_lowered(loaded, traced, prepared, lowered, directory, config, progress, calibration)
+    checks = _verify(loaded, directory, config, progress, calibration) if config.verify else []
     return manifest, checks
+
+
+def _cuts_and_exits(
+    loaded: LoadedModel, config: ExportConfig, calibration: ExitCalibration | None
+) -> tuple[list[int], list[CutGraph]]:
+    """Layers run before each cut, and the graphs of the exits. Raises CalibrationError for another model's calibration."""
+    text = loaded.model.config.get_text_config()
+    if calibration is None:
+        return place_checkpoints(config.checkpoints, text.num_hidden_layers), []
+    calibration.check(loaded)
+    exits = [info for info in calibration.info.exits if info.graph_outputs()]
+    graphs = [exit_graph_model(info, calibration.tensors, text.hidden_size, config.dtype) for info in exits]
+    return place_checkpoints(config.checkpoints, text.num_hidden_layers, calibration.info), graphs
+
+
+def _verify(
+    loaded: LoadedModel,
+    directory: Path,
+    config: ExportConfig,
+    progress: ExportProgress,
+    calibration: ExitCalibration | None,
+) -> list[PromptCheck]:
+    with progress.phase("verify against the eager model"):
+        checks = verify_bundle(loaded, directory, config.dtype)
+    for check in checks:
+        progress.note(
+            f"{check.prompt[:48]!r}: max |Δlogit| {check.max_difference:.1e}, greedy agreement {check.greedy_agreement:.0%}"
+        )
+    if calibration is not None and calibration.info.exits:
+        with progress.phase("verify the exits against their formulas"):
+            exit_checks = verify_exits(directory, calibration.tensors)
+        for exit_check in exit_checks:
+            progress.note(f"{exit_check.graph}: max |Δ{exit_check.output}| {exit_check.max_difference:.1e}")
+    return checks
 
 
 def write_lowered(
@@ -85,10 +125,13 @@ def write_lowered(
     directory: Path,
     config: ExportConfig,
     progress: ExportProgress,
+    calibration: ExitCalibration | None = None,
 ) -> Manifest:
-    """Write graphs, weights, tokenizer and manifest of a lowered model into ``directory``."""
+    """Write graphs, weights, tokenizer, calibration and manifest of a lowered model into ``directory``."""
     target = find_target(config.targets[0], config.dtype)
-    graphs, files = write_graphs(lowered.graphs, target.name, directory, progress)
+    if calibration is not None:
+        calibration.keep_report(directory)
+    graphs, files = write_graphs(lowered.graphs, lowered.batched, target.name, directory, progress)
     passes = {report.name: report.applied for report in prepared} | lowered.applied
     vocab = traced.model.graph.outputs[0].shape[-1]
     manifest = Manifest(
@@ -103,6 +146,7 @@ def write_lowered(
         graphs=graphs,
         targets={target.name: TargetInfo(target.backend, files, f"{ONNX_FOLDER}/{WEIGHTS_NAME}", passes)},
         generation=_generation_info(loaded),
+        calibration=calibration.info if calibration is not None else None,
         tokenizer=write_tokenizer(loaded.tokenizer, int(vocab), directory) if loaded.tokenizer is not None else None,
         files=hash_files(directory),
     )
@@ -130,7 +174,7 @@ def _model_info(loaded: LoadedModel, traced: TracedModel, vocab: int) -> ModelIn
         vocab_size=vocab,
         parameters=model.num_parameters(),
         max_position_embeddings=getattr(text, "max_position_embeddings", 0) or 0,
-        fingerprint=fingerprint(model),
+        fingerprint=fingerprint(loaded),
     )
 
 

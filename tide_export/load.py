@@ -2,29 +2,37 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 import transformers
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from tide_runtime.errors import ModelFilesError, TideError, UnsupportedModelError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig, PreTrainedModel
 from transformers import PreTrainedTokenizerFast as FastTokenizer
+from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, cached_file
+from transformers.utils.hub import get_checkpoint_shard_files
 
 TORCH_DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """An eager model in eval mode, its tokenizer (None when it has none), and where they came from."""
+    """An eager model in eval mode, its tokenizer (None when it has none), and where they came from.
+
+    ``weight_files``: the safetensors files it was loaded from; empty for a model made in memory.
+    """
 
     model: PreTrainedModel
     tokenizer: FastTokenizer | None
     source: str
     revision: str | None = None
+    weight_files: tuple[Path, ...] = ()
 
 
 def load_model(source: str, dtype: str, revision: str | None = None, trust_remote_code: bool = False) -> LoadedModel:
@@ -42,6 +50,7 @@ def load_model(source: str, dtype: str, revision: str | None = None, trust_remot
         model = AutoModelForCausalLM.from_pretrained(
             source, config=config, dtype=TORCH_DTYPES[dtype], use_safetensors=True, **options
         )
+        files = _weight_files(source, revision)
     except TideError:
         raise
     except (OSError, SafetensorError) as error:
@@ -50,7 +59,7 @@ def load_model(source: str, dtype: str, revision: str | None = None, trust_remot
         raise UnsupportedModelError(
             f"transformers {transformers.__version__} cannot load {source}: {_first_line(error)}"
         ) from error
-    return LoadedModel(model.eval(), _load_tokenizer(source, options, config), source, revision)
+    return LoadedModel(model.eval(), _load_tokenizer(source, options, config), source, revision, files)
 
 
 def check_supported(config: PreTrainedConfig) -> None:
@@ -86,13 +95,39 @@ def check_supported(config: PreTrainedConfig) -> None:
         )
 
 
-def fingerprint(model: PreTrainedModel) -> str:
-    """SHA-256 over the names, shapes and bytes of the model's parameters, in name order."""
+def fingerprint(loaded: LoadedModel) -> str:
+    """SHA-256 over the names, types, shapes and bytes of the weights, in name order.
+
+    The weights are taken as stored in the model's files, before `load_model` converts them: a model is the same one in
+    every dtype, and however it is sharded. A model made in memory is hashed as it is.
+    """
     digest = hashlib.sha256()
-    for name, tensor in sorted(model.state_dict().items()):
+    stored, in_memory = _stored_weights(loaded.weight_files), sorted(loaded.model.state_dict().items())
+    for name, tensor in stored if loaded.weight_files else in_memory:
         digest.update(f"{name}{tuple(tensor.shape)}{tensor.dtype}".encode())
-        digest.update(memoryview(tensor.contiguous().view(torch.uint8).numpy()) if tensor.ndim else tensor.numpy().tobytes())
+        digest.update(memoryview(tensor.contiguous().view(-1).view(torch.uint8).numpy()))
     return digest.hexdigest()
+
+
+def _stored_weights(files: tuple[Path, ...]) -> Iterator[tuple[str, torch.Tensor]]:
+    """Every tensor of safetensors files, one at a time, in name order."""
+    with contextlib.ExitStack() as stack:
+        opened = [stack.enter_context(safe_open(file, framework="pt")) for file in files]
+        for name, number in sorted((name, number) for number, file in enumerate(opened) for name in file.keys()):  # noqa: SIM118
+            yield name, opened[number].get_tensor(name)
+
+
+def _weight_files(source: str, revision: str | None) -> tuple[Path, ...]:
+    """The files that transformers reads the model's weights from; it has fetched those of a hub model by now.
+
+    None when it found the weights under a name of its own choosing (a converted pull request of the hub).
+    """
+    whole, index = (
+        cached_file(source, name, revision=revision, _raise_exceptions_for_missing_entries=False)
+        for name in (SAFE_WEIGHTS_NAME, SAFE_WEIGHTS_INDEX_NAME)
+    )
+    files = [whole] if whole or not index else get_checkpoint_shard_files(source, index, revision=revision)[0]
+    return tuple(Path(file) for file in files if file)
 
 
 def _check_directory(source: str) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import onnx_ir as ir
+from tide_runtime.manifest import batched_graph
 
 from tide_export.cut import CutGraph, cut, keep_boundaries, name_values, unsplit
 from tide_export.passes.base import LoweringContext, PassReport, run_passes
@@ -16,9 +17,10 @@ from tide_export.trace import TracedModel
 
 @dataclass(frozen=True)
 class LoweredModel:
-    """A target's graphs, ready to write, and what each pass did."""
+    """A target's graphs, ready to write, and what each pass did. ``batched``: the segments' forms for several rows."""
 
     graphs: list[CutGraph]
+    batched: list[CutGraph]
     reports: list[PassReport]
 
     @property
@@ -38,17 +40,36 @@ def explain(reports: Sequence[PassReport]) -> list[str]:
 
 def prepare(traced: TracedModel, target: Target, context: LoweringContext) -> list[PassReport]:
     """The target's whole-model passes, in place on the traced graph."""
-    name_values(traced, context.max_seq_len)
+    name_values(traced)
     return run_passes(traced.model, target.whole, context)
 
 
-def lower(traced: TracedModel, target: Target, checkpoints: Sequence[int], context: LoweringContext) -> LoweredModel:
-    """Cut a prepared model at ``checkpoints`` and lower each piece."""
-    graphs = cut(keep_boundaries(traced, checkpoints), traced.num_layers)
+def lower(
+    traced: TracedModel,
+    target: Target,
+    checkpoints: Sequence[int],
+    context: LoweringContext,
+    exits: Sequence[CutGraph] = (),
+) -> LoweredModel:
+    """Cut a prepared model at ``checkpoints`` and lower each piece, and the graphs of its ``exits`` like them."""
+    graphs = [*cut(keep_boundaries(traced, checkpoints), traced.num_layers), *exits]
     reports: list[PassReport] = []
     for graph in graphs:
         reports += run_passes(graph.model, target.pieces, context)
-    return LoweredModel(graphs, reports)
+    batched = []
+    for graph in graphs:
+        if graph.layers is not None and target.several_rows:
+            model, made = lower_several_rows(graph.model, target, context)
+            batched.append(CutGraph(batched_graph(graph.name), model, graph.layers))
+            reports += made
+    return LoweredModel(graphs, batched, reports)
+
+
+def lower_several_rows(model: ir.Model, target: Target, context: LoweringContext) -> tuple[ir.Model, list[PassReport]]:
+    """The form of a lowered segment for steps of several rows; its weights are the same tensors."""
+    copy = model.clone()
+    copy.graph.name = batched_graph(model.graph.name or "")
+    return copy, run_passes(copy, target.several_rows, context)
 
 
 def lower_unsplit(traced: TracedModel, target: Target, context: LoweringContext) -> ir.Model:

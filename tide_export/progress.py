@@ -13,7 +13,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, SpinnerColumn, Te
 
 
 class ExportProgress:
-    """Prints to ``console``; phases and their seconds are kept in ``seconds``."""
+    """Prints to ``console``; phases and their seconds, summed by name, are kept in ``seconds``."""
 
     def __init__(self, console: Console | None = None, quiet: bool = False) -> None:
         self.console = console or Console(stderr=True, quiet=quiet)
@@ -37,8 +37,9 @@ class ExportProgress:
             yield lambda done: bar.advance(task, done)
         if self._interrupted:
             raise KeyboardInterrupt
-        self.seconds[name] = perf_counter() - start
-        self.console.print(f"  [green]✓[/green] {name} [dim]{self.seconds[name]:.1f} s[/dim]")
+        seconds = perf_counter() - start
+        self.seconds[name] = self.seconds.get(name, 0.0) + seconds
+        self.console.print(f"  [green]✓[/green] {name} [dim]{seconds:.1f} s[/dim]")
 
     def note(self, text: str) -> None:
         self.console.print(f"    [dim]{text}[/dim]")

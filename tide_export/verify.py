@@ -42,8 +42,8 @@ class PromptCheck:
 
 def verify_bundle(loaded: LoadedModel, directory: Path, dtype: str) -> list[PromptCheck]:
     """Check every prompt. Raises VerificationError, naming the prompts, when one differs by more than rounding."""
-    with Engine.load(directory, EngineOptions(verify=False)) as engine:
-        checks = [_check(loaded, engine, name, ids, dtype) for name, ids in _prompts(loaded, engine)]
+    with Engine.load(directory, EngineOptions(policy="full", verify=False)) as engine:
+        checks = [_check(loaded, engine, name, ids, dtype) for name, ids in prompts(engine)]
     failed = [c for c in checks if not c.passed]
     if failed:
         lines = "; ".join(
@@ -58,7 +58,7 @@ def verify_bundle(loaded: LoadedModel, directory: Path, dtype: str) -> list[Prom
     return checks
 
 
-def _prompts(loaded: LoadedModel, engine: Engine) -> list[tuple[str, list[int]]]:
+def prompts(engine: Engine) -> list[tuple[str, list[int]]]:
     """Text prompts cut to the cache; without a tokenizer, seeded token ids."""
     room = max(1, engine.manifest.max_seq_len - GREEDY_TOKENS)
     if engine.tokenizer is not None:

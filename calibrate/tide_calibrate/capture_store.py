@@ -6,11 +6,20 @@ far they go. Nothing may be read beyond a window's length.
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
+import torch
+from numpy.lib.format import open_memmap
 from numpy.typing import NDArray
+from tide_runtime.errors import CalibrationError
+
+SETTINGS_FILE = "capture.json"  # what the capture was made from and how; written once all arrays exist
+PROGRESS_FILE = "progress.json"  # batches done and in all
 
 SplitName = Literal["train", "threshold", "test"]
 
@@ -42,3 +51,54 @@ class Capture:
     top_logits: NDArray[np.float32]
     logsumexp: NDArray[np.float32]
     num_layers: int
+
+
+def array_path(directory: Path, name: str) -> Path:
+    """Where a capture keeps one of its arrays: a field of Capture, or ``hidden_CC``."""
+    return directory / f"{name}.npy"
+
+
+def hidden_name(checkpoint: int) -> str:
+    return f"hidden_{checkpoint:02d}"
+
+
+def read_json(path: Path, *fields: str) -> dict[str, Any]:
+    """A JSON object with at least ``fields``. Raises CalibrationError when the file is missing or broken."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        return content | {field: content[field] for field in fields}
+    except OSError as error:
+        raise CalibrationError(f"{path.parent} holds no capture: {path.name} is missing; run tide-calibrate") from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise CalibrationError(f"{path} is broken ({error}); delete {path.parent} and run tide-calibrate again") from error
+
+
+def open_capture(directory: Path) -> Capture:
+    """Open a finished capture for reading. Raises CalibrationError when it is missing, unfinished or broken."""
+    settings = read_json(directory / SETTINGS_FILE, "candidates", "hidden_dtype", "num_layers")
+    progress = read_json(directory / PROGRESS_FILE, "done", "batches")
+    if progress["done"] < progress["batches"]:
+        raise CalibrationError(
+            f"the capture in {directory} stopped after {progress['done']} of {progress['batches']} batches; "
+            "run tide-calibrate again with the same options: it goes on from there"
+        )
+    names = ("tokens", "lengths", "document", "split", "top_ids", "top_logits", "logsumexp")
+    arrays: Mapping[str, Any] = {name: _open(directory, name) for name in names}
+    hidden = {c: _open(directory, hidden_name(c)) for c in settings["candidates"]}
+    return Capture(**arrays, hidden=hidden, hidden_dtype=settings["hidden_dtype"], num_layers=settings["num_layers"])
+
+
+def states(capture: Capture, checkpoint: int, indices: Sequence[int] | NDArray[np.integer]) -> torch.Tensor:
+    """Hidden states after ``checkpoint`` layers of the windows ``indices``: float32 [n, T, H], zero beyond a window's length."""
+    stored = capture.hidden[checkpoint][np.asarray(indices)]
+    if capture.hidden_dtype == "bfloat16":
+        return torch.from_numpy(stored.view(np.int16)).view(torch.bfloat16).float()
+    return torch.from_numpy(stored).float()
+
+
+def _open(directory: Path, name: str) -> NDArray[Any]:
+    path = array_path(directory, name)
+    try:
+        return open_memmap(path, mode="r")
+    except (OSError, ValueError) as error:
+        raise CalibrationError(f"cannot read {path}: {error}; delete {directory} and run tide-calibrate again") from error

@@ -8,15 +8,17 @@ does around its layers stay the model's own, and no architecture needs an adapte
 from __future__ import annotations
 
 import copy
+import threading
 from collections.abc import Sequence
 from typing import Any
 
 import torch
-from tide_export.trace import decoder_layers
 from tide_runtime.errors import ParamsError, UnsupportedModelError
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
+
+from tide_export.trace import decoder_layers
 
 _CHECK_TOKENS = 6
 _RELATIVE_TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-6}
@@ -30,7 +32,7 @@ class _StandIn(nn.Module):
         super().__init__()
         self.__dict__["_layer"] = layer  # not registered: its weights are not part of the tail
         self.returns_tuple = returns_tuple
-        self.state: Tensor | None = None
+        self.handed_over = threading.local()  # .state: exits that share a tail are trained in several threads
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -39,7 +41,7 @@ class _StandIn(nn.Module):
             return getattr(self.__dict__["_layer"], name)
 
     def forward(self, hidden_states: Tensor, *args: object, **kwargs: object) -> Tensor | tuple[Tensor]:
-        state = hidden_states if self.state is None else self.state
+        state = getattr(self.handed_over, "state", hidden_states)
         return (state,) if self.returns_tuple else state
 
 
@@ -65,7 +67,8 @@ class ModelTail(nn.Module):
         state, logits, returns_tuple = _observe(model, own[start - 1])
         stand_ins = [_StandIn(layer, returns_tuple) for layer in own[:start]]
         self._last_stand_in = [stand_ins[-1]]  # in a list, so that it is not registered a second time
-        self.model = _with_module(model, own, nn.ModuleList([*stand_ins, *(layers or own[start:])]))
+        self.layers = list(layers or own[start:])
+        self.model = _with_module(model, own, nn.ModuleList([*stand_ins, *self.layers]))
         _check(model, self, state, logits)
 
     def forward(
@@ -89,14 +92,14 @@ class ModelTail(nn.Module):
         if positions is None:
             positions = torch.arange(seq, device=states.device).expand(batch, seq)
         ids = torch.zeros((batch, seq), dtype=torch.long, device=states.device)  # any: their embeddings are thrown away
-        stand_in = self._last_stand_in[0]
-        stand_in.state = states.to(self.model.dtype)
+        handed_over = self._last_stand_in[0].handed_over
+        handed_over.state = states.to(self.model.dtype)
         try:
             return module(
                 input_ids=ids, position_ids=positions, attention_mask=mask, past_key_values=cache, use_cache=cache is not None
             )
         finally:
-            stand_in.state = None
+            del handed_over.state
 
 
 def _with_module(module: nn.Module, old: nn.Module, new: nn.Module) -> Any:

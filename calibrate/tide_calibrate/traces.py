@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +26,11 @@ class ExitTrace:
     nll: NDArray[np.float32]
     scores: dict[str, NDArray[np.float32]] = field(default_factory=dict)
 
+    def select(self, kept: NDArray) -> ExitTrace:
+        """The trace of some tokens only: a mask [n], or their numbers."""
+        scores = {name: values[kept] for name, values in self.scores.items()}
+        return replace(self, agrees=self.agrees[kept], nll=self.nll[kept], scores=scores)
+
 
 @dataclass(frozen=True)
 class SplitTrace:
@@ -43,3 +48,8 @@ class SplitTrace:
     full_nll: NDArray[np.float32]
     exits: dict[tuple[int, str], ExitTrace]
     num_layers: int
+
+    def select(self, kept: NDArray) -> SplitTrace:
+        """The trace of some tokens only: a mask [n], or their numbers, rising."""
+        exits = {key: trace.select(kept) for key, trace in self.exits.items()}
+        return SplitTrace(self.window[kept], self.document[kept], self.full_nll[kept], exits, self.num_layers)

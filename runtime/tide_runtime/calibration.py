@@ -5,7 +5,13 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
+
+from tide_runtime.errors import ParamsError
+
+ROUTERS = ("max_probability", "mlp", "mlp+max_probability")
+RECOMMENDABLE = ("exact", "exit", "full")
 
 
 @dataclass(frozen=True)
@@ -20,6 +26,8 @@ class ExitInfo:
         exact_threshold: policy ``exact`` drafts while the router's score is at least this, 0 … 1.
         exit_threshold: policy ``exit`` stops here when the score is at least this; None: no threshold was certified.
         mlp_threshold: least score of the MLP before the head is asked, with router ``mlp+max_probability``.
+
+    Raises ParamsError for a head or router that does not exist, or a threshold that is no probability.
     """
 
     checkpoint: int
@@ -28,6 +36,18 @@ class ExitInfo:
     exact_threshold: float
     exit_threshold: float | None = None
     mlp_threshold: float | None = None
+
+    def __post_init__(self) -> None:
+        if not re.fullmatch(r"identity|linear|tail:[1-9]\d*", self.head):
+            raise ParamsError(f"head is {self.head!r}, expected identity, linear or tail:k")
+        if self.router not in ROUTERS:
+            raise ParamsError(f"router is {self.router!r}, expected one of {', '.join(ROUTERS)}")
+        for name in ("exact_threshold", "exit_threshold", "mlp_threshold"):
+            value = getattr(self, name)
+            if value is not None and not 0 <= value <= 1:
+                raise ParamsError(f"{name} is {value}, expected 0 … 1")
+        if self.router == "mlp+max_probability" and self.mlp_threshold is None:
+            raise ParamsError("router mlp+max_probability has no mlp_threshold")
 
     @property
     def tail_layers(self) -> int:
@@ -103,10 +123,12 @@ class CalibrationInfo:
     Args:
         exits: at most one per checkpoint, shallow first; empty when nothing agrees early enough.
         draft_limit: most tokens that ``exact`` drafts before it runs the rest of the layers.
-        recommended: the policy to use by default: ``exact`` or ``full``.
+        recommended: the policy to use by default: ``exact``, ``exit`` or ``full``.
         predicted: policy → modelled speedup over the uncut model, one row, greedy.
         certificate: of the exit thresholds; None when none holds.
         costs: measured step costs; None when they were not measured.
+
+    Raises ParamsError for a negative draft limit, an unknown policy, or tails of several lengths.
     """
 
     exits: list[ExitInfo]
@@ -115,3 +137,23 @@ class CalibrationInfo:
     predicted: dict[str, float] = field(default_factory=dict)
     certificate: CertificateInfo | None = None
     costs: CostTable | None = None
+
+    def __post_init__(self) -> None:
+        if self.draft_limit < 0:
+            raise ParamsError(f"draft_limit is {self.draft_limit}, expected at least 0 tokens")
+        if self.recommended not in RECOMMENDABLE:
+            raise ParamsError(f"recommended is {self.recommended!r}, expected one of {', '.join(RECOMMENDABLE)}")
+
+        tails = sorted({e.tail_layers for e in self.exits if e.tail_layers})
+        if len(tails) > 1:  # a tail is the bundle's last segment, and there is one of those
+            raise ParamsError(f"the exits' tails have {' and '.join(map(str, tails))} layers, expected one length for all")
+
+    @property
+    def tail_layers(self) -> int:
+        """How many of the model's last layers the exits with a tail run; 0: none has one."""
+        return max((e.tail_layers for e in self.exits), default=0)
+
+    def cuts(self, num_layers: int) -> list[int]:
+        """Where a model of ``num_layers`` is cut to use the exits: after each one's layers, and before the tail; rising."""
+        tail = [num_layers - self.tail_layers] if self.tail_layers else []
+        return sorted({e.checkpoint for e in self.exits} | set(tail))

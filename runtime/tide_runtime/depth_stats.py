@@ -14,9 +14,8 @@ class DepthStats:
     Args:
         drafted, accepted: drafts proposed and those that the model confirmed, by drafter (``router``, ``ngram``).
         deep_passes: runs to the last layer.
-        depths: layers run before an output token was final (or first proposed, for accepted drafts) → tokens; 0 are
-            tokens copied by the n-gram drafter, L those that the whole model produced.
-        token_depths: the same, token by token.
+        token_depths: of each output token after the first, the layers run before it was final (or first proposed, for
+            accepted drafts): 0 for tokens copied by the n-gram drafter, L for those that the whole model produced.
     """
 
     drafted: Counter[str] = field(default_factory=Counter)
@@ -30,7 +29,3 @@ class DepthStats:
         self.drafted.update(sources)
         self.accepted.update(sources[:accepted])
         self.token_depths += [*depths[:accepted], last]
-
-    @property
-    def depths(self) -> dict[int, int]:
-        return dict(sorted(Counter(self.token_depths).items()))

@@ -19,6 +19,7 @@ from tide_runtime.bundle import Bundle
 from tide_runtime.chat import render_chat
 from tide_runtime.errors import BundleError, ParamsError, PromptError, TideError
 from tide_runtime.manifest import Manifest
+from tide_runtime.metrics import EngineMetrics
 from tide_runtime.params import GenerationParams
 from tide_runtime.policies import make_policy
 from tide_runtime.policies.options import DepthOptions
@@ -78,6 +79,7 @@ class Engine:
         self.tokenizer = Tokenizer.from_file(bundle.path(info.file)) if info is not None else None
         self._template = bundle.text(info.chat_template) if info is not None and info.chat_template is not None else None
         self._check_tokenizer()
+        self._metrics = EngineMetrics(bundle.manifest.model.num_layers)
         self._idle: list[Slots] = []
         self._lock = threading.Lock()
         self._closed = False
@@ -98,7 +100,7 @@ class Engine:
         with self._slots(len(rows)) as slots:
             for _ in run(self.policy, slots, rows):
                 pass
-        return [finished(row, self.policy.name, self.tokenizer) for row in rows]
+        return [self._finish(row) for row in rows]
 
     def stream(self, prompt: Prompt, params: GenerationParams | None = None) -> Iterator[Chunk]:
         """Generate for one prompt, a chunk per token as soon as it is final; closing the iterator cancels the rest."""
@@ -129,6 +131,15 @@ class Engine:
             temperature=info.temperature, top_k=info.top_k, top_p=info.top_p, repetition_penalty=info.repetition_penalty
         )
         return GenerationParams(**{**defaults, **changes})
+
+    @property
+    def depth(self) -> int:
+        """Decoder layers of the model."""
+        return self.manifest.model.num_layers
+
+    def metrics(self) -> str:
+        """Totals since the engine was loaded, in the Prometheus text format."""
+        return self._metrics.text(self.backend.launches)
 
     def close(self) -> None:
         """Release the caches. Calls in progress finish; later ones raise."""
@@ -206,8 +217,13 @@ class Engine:
 
     def _chunk(self, event: TokenEvent) -> Chunk:
         row = event.row
-        done = finished(row, self.policy.name, self.tokenizer) if row.finish_reason is not None else None
+        done = self._finish(row) if row.finish_reason is not None else None
         return Chunk(event.text, event.token, done)
+
+    def _finish(self, row: Row) -> Generation:
+        generation = finished(row, self.policy.name, self.tokenizer)
+        self._metrics.add(generation)
+        return generation
 
     def _check_tokenizer(self) -> None:
         vocab = self.manifest.model.vocab_size

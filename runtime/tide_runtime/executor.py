@@ -6,6 +6,7 @@ their neighbours, carry garbage on the right: no valid query sees it and the nex
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -57,46 +58,40 @@ class Executor:
             stop = first + 1
             while stop < end and all(rows[i].frontier.done[stop - 1] == rows[i].frontier.done[stop] for i in chosen):
                 stop += 1
-            counts = [self._waiting(rows[i], first) for i in chosen]
-            if not any(counts):
-                first += 1
-                continue
-            if self._has_room(rows[chosen[0] : chosen[-1] + 1], first, max(counts)):
-                self._launch(slots, rows, chosen, counts, first, stop)
-            else:  # a row near the end of its cache cannot take its neighbours' garbage
-                for i, count in zip(chosen, counts, strict=True):
-                    self._launch(slots, rows, [i], [count], first, stop)
-            first = stop
+            ready = [i for i in chosen if self._waiting(rows[i], first)]
+            # A row near the end of its cache cannot take its neighbours' garbage: then each runs alone.
+            groups = [ready] if ready and self._has_room(rows, ready, first) else [[i] for i in ready]
+            for group in groups:
+                self._launch(slots, rows, group, first, stop)
+            first = stop if ready else first + 1
 
-    def ask(self, slots: Slots, rows: Sequence[Row], chosen: Sequence[int], exit: Exit) -> list[Guess]:
-        """What the exit says of the last token of each chosen row, all of which stand at its boundary."""
+    def ask(self, slots: Slots, rows: Sequence[Row], chosen: Sequence[int], exit: Exit, least: float) -> list[Guess]:
+        """What the exit says of the last token of each chosen row, all of which stand at its boundary.
+
+        ``least``: the score from which on the caller would stop. The head is not asked where an MLP has said no.
+        """
         low, info = chosen[0], exit.info
         step = slots.step(low, chosen[-1] - low + 1, 1)
-        state = step.hidden[-1] if exit.graph is None else step.hidden[exit.boundary - 1]
         for i in chosen:
-            state[i - low, 0] = rows[i].frontier.newest(exit.boundary)
-        scores = None
+            newest = rows[i].frontier.newest(exit.boundary)
+            if exit.graph is not None:
+                step.hidden[exit.boundary - 1][i - low, 0] = newest
+            if info.head == "identity":
+                step.hidden[-1][i - low, 0] = newest
         if exit.graph is not None:
             step.run(exit.graph)
-            if info.asks_mlp:
-                scores = [float(step.score[i - low, 0]) for i in chosen]
-                least = info.mlp_threshold or 0.0
-                if info.router == "mlp+max_probability" and not any(score >= least for score in scores):
-                    return [Guess(0.0, -1, None)] * len(chosen)
+        scores = [float(step.score[i - low, 0]) if info.asks_mlp else 1.0 for i in chosen]
+        gate = least if info.router == "mlp" else info.mlp_threshold or 0.0
+        passed = [score >= gate for score in scores]  # a NaN passes no gate
+        if not any(passed):
+            return [Guess(score, -1, None) for score in scores]
         if info.tail_layers:
             self._run_tail(slots, rows, chosen)
         step.run("head")
-        guesses = []
-        for n, i in enumerate(chosen):
-            logits, token = step.logits[i - low, 0], int(step.token[i - low, 0])
-            if scores is None or info.router != "mlp":
-                score = max_probability(logits, token)
-                if scores is not None and not scores[n] >= (info.mlp_threshold or 0.0):
-                    score = 0.0
-            else:
-                score = scores[n]
-            guesses.append(Guess(score, token, logits))
-        return guesses
+        return [
+            _guess(info.router, score, step.logits[i - low, 0], int(step.token[i - low, 0])) if may else Guess(score, -1, None)
+            for i, score, may in zip(chosen, scores, passed, strict=True)
+        ]
 
     def head(self, slots: Slots, rows: Sequence[Row], chosen: Sequence[int], counts: Sequence[int]) -> list[Logits]:
         """The model's own logits for the last ``counts`` tokens that reached the end in each chosen row's last advance."""
@@ -114,7 +109,8 @@ class Executor:
         """The last segment on translated states. Its keys and values are provisional: the real run overwrites them."""
         low = chosen[0]
         step = slots.step(low, chosen[-1] - low + 1, 1)
-        places = [row.frontier.done[-1] for row in rows[low : chosen[-1] + 1]]
+        # Rows in between: behind all they have, or, in a full cache, on the last token, which no later one attends to.
+        places = [min(row.frontier.done[0], self._cache_slots - 1) for row in rows[low : chosen[-1] + 1]]
         for i in chosen:
             places[i - low] = rows[i].frontier.done[0] - 1
         step.place(places)
@@ -123,13 +119,20 @@ class Executor:
     def _waiting(self, row: Row, segment: int) -> int:
         return row.known - row.frontier.done[0] if segment == 0 else row.frontier.waiting(segment)
 
-    def _has_room(self, rows: Sequence[Row], segment: int, count: int) -> bool:
-        return len(rows) == 1 or all(row.frontier.done[segment] + count <= self._cache_slots for row in rows)
-
-    def _launch(
-        self, slots: Slots, rows: Sequence[Row], chosen: Sequence[int], counts: Sequence[int], first: int, stop: int
-    ) -> None:
+    def _places(self, rows: Sequence[Row], chosen: Sequence[int], segment: int) -> list[int]:
+        """Where each row from the first chosen to the last writes: those in between behind all they have, tails included."""
         low = chosen[0]
+        places = [row.frontier.done[0] for row in rows[low : chosen[-1] + 1]]
+        for i in chosen:
+            places[i - low] = rows[i].frontier.done[segment]
+        return places
+
+    def _has_room(self, rows: Sequence[Row], chosen: Sequence[int], segment: int) -> bool:
+        count = max(self._waiting(rows[i], segment) for i in chosen)
+        return max(self._places(rows, chosen, segment)) + count <= self._cache_slots
+
+    def _launch(self, slots: Slots, rows: Sequence[Row], chosen: Sequence[int], first: int, stop: int) -> None:
+        low, counts = chosen[0], [self._waiting(rows[i], first) for i in chosen]
         step = slots.step(low, chosen[-1] - low + 1, max(counts))
         for i, count in zip(chosen, counts, strict=True):
             done = rows[i].frontier.done[first]
@@ -137,11 +140,20 @@ class Executor:
                 step.input_ids[i - low, :count] = rows[i].tokens[done : done + count]
             else:
                 step.hidden[first - 1][i - low, :count] = rows[i].frontier.states[first][:count]
-        step.place([row.frontier.done[first] for row in rows[low : chosen[-1] + 1]])
+        step.place(self._places(rows, chosen, first))
         for segment in self.segments[first:stop]:
             step.run(segment)
         for i, count in zip(chosen, counts, strict=True):
             rows[i].frontier.arrive(first, stop, count, step.hidden[stop - 1][i - low])
+
+
+def _guess(router: str, score: float, logits: NDArray[np.floating], token: int) -> Guess:
+    """The router's word on a row whose head was asked; logits that are not finite clear no threshold."""
+    if router != "mlp":
+        score = max_probability(logits, token)
+    elif not math.isfinite(logits[token]):
+        score = math.nan
+    return Guess(score, token, logits)
 
 
 def max_probability(logits: NDArray[np.floating], likeliest: int) -> float:

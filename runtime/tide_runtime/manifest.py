@@ -16,7 +16,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from tide_runtime.calibration import CalibrationInfo, ExitInfo
-from tide_runtime.errors import BundleError
+from tide_runtime.errors import BundleError, ParamsError
 
 SCHEMA_VERSION = 1
 MANIFEST_NAME = "manifest.json"
@@ -42,7 +42,7 @@ class ModelInfo:
 
 @dataclass(frozen=True)
 class KVInfo:
-    """One layer's cache: keys [B, heads, max_seq_len, key_dim], values [B, heads, max_seq_len, value_dim]."""
+    """One layer's cache: keys [B, heads, T, key_dim], values [B, heads, T, value_dim], T at most max_seq_len."""
 
     heads: int
     key_dim: int
@@ -71,7 +71,10 @@ class GraphInfo:
 
 @dataclass(frozen=True)
 class TargetInfo:
-    """The graphs as compiled for one kind of machine: graph name → file, their weights, what the lowering passes did."""
+    """The graphs as compiled for one kind of machine: graph name → file, their weights, what the lowering passes did.
+
+    A target may hold a second form of each segment, for steps of several rows (see `batched_graph`).
+    """
 
     backend: str
     graphs: dict[str, str]
@@ -139,6 +142,7 @@ class Manifest:
         _require(self.model.vocab_size > 0, "model.vocab_size must be at least 1")
         _require(len(self.kv) == self.model.num_layers, f"kv has {len(self.kv)} layers, the model {self.model.num_layers}")
         self._check_segments()
+        self._check_exits()
         self._check_graphs()
         self._check_paths()
 
@@ -154,13 +158,26 @@ class Manifest:
             f"segments {[g.layers for g in self.segments]} do not follow from the checkpoints {self.checkpoints}",
         )
 
+    def _check_exits(self) -> None:
+        if self.calibration is None:
+            return
+        places = [e.checkpoint for e in self.calibration.exits]
+        _require(
+            places == sorted(set(places) & set(self.checkpoints)),
+            f"exits at {places} are not among the checkpoints {self.checkpoints}",
+        )
+        for info in self.calibration.exits:
+            start = self.model.num_layers - info.tail_layers
+            _require(
+                not info.tail_layers or info.checkpoint < start == self.checkpoints[-1],
+                f"the head {info.head} of the exit at {info.checkpoint} is not the last segment",
+            )
+
     def _check_graphs(self) -> None:
         names = {g.name for g in self.graphs}
         _require(len(names) == len(self.graphs), "two graphs have the same name")
         _require("head" in names, "the graph head is missing")
         exits = self.calibration.exits if self.calibration is not None else []
-        places = [e.checkpoint for e in exits]
-        _require(places == sorted(set(places) & set(self.checkpoints)), f"exits at {places} are not among the checkpoints")
         wanted = {exit_graph(e) for e in exits if e.graph_outputs()}
         missing = sorted(wanted - names)
         _require(not missing, f"the graphs {', '.join(missing)} are missing")
@@ -201,6 +218,11 @@ def exit_graph(info: ExitInfo) -> str:
     return f"exit_{info.checkpoint}"
 
 
+def batched_graph(segment: str) -> str:
+    """Name of a segment's form for steps of several rows, in a target's ``graphs``."""
+    return f"{segment}.batched"
+
+
 def read_manifest(directory: Path) -> Manifest:
     """The manifest of the bundle in ``directory``. Raises BundleError when there is none or it is not valid."""
     path = directory / MANIFEST_NAME
@@ -227,7 +249,11 @@ def check_relative(path: str) -> None:
 
 def _require(valid: bool, message: str) -> None:
     if not valid:
-        raise BundleError(f"invalid {MANIFEST_NAME}: {message}; export the bundle again")
+        raise BundleError(_invalid(message))
+
+
+def _invalid(message: str) -> str:
+    return f"invalid {MANIFEST_NAME}: {message}; export the bundle again"
 
 
 def _build(kind: Any, value: Any, where: str) -> Any:
@@ -265,7 +291,11 @@ def _build_dataclass(kind: Any, value: Any, where: str) -> Any:
     }
     missing = sorted(set(fields) - optional - set(value))
     _require(not missing, f"{where} lacks {missing}")
-    return kind(**{name: _build(hints[name], item, f"{where}.{name}") for name, item in value.items()})
+    fields_built = {name: _build(hints[name], item, f"{where}.{name}") for name, item in value.items()}
+    try:
+        return kind(**fields_built)
+    except ParamsError as error:
+        raise BundleError(_invalid(f"in {where}, {error}")) from error
 
 
 def _is(value: Any, kind: Any) -> bool:

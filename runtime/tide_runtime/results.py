@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 
 from tide_runtime.row import FinishReason, Row
@@ -31,6 +32,11 @@ class RequestStats:
     accepted: dict[str, int] = field(default_factory=dict)
     deep_passes: int = 0
     token_depths: tuple[int, ...] = ()
+
+    def depths(self, num_layers: int) -> dict[int, int]:
+        """Layers run before a token was said → output tokens; the first token comes out of the prompt's full pass."""
+        counts = Counter((num_layers, *self.token_depths)) if self.token_depths else Counter({num_layers: self.new_tokens})
+        return dict(sorted(counts.items()))
 
     @property
     def tokens_per_second(self) -> float:

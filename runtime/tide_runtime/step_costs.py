@@ -43,10 +43,11 @@ class StepCosts:
 
     def asking(self, rows: int, exits: Sequence[Exit], asks: Sequence[int]) -> float:
         """Running single tokens to ``exits``, rising, and asking each of them ``asks`` times."""
-        single, first, total = self.step(rows, 1), 0, 0.0
+        single, first, total, depth = self.step(rows, 1), 0, 0.0, len(self._edges) - 1
         for exit, count in zip(exits, asks, strict=True):
             graphs = single.head_ms + single.host_ms + (single.exit_ms if exit.graph is not None else 0.0)
-            total += count * (self.segments(rows, 1, first, exit.boundary) + graphs)
+            tail = self.segments(rows, 1, depth - 1, depth) if exit.info.tail_layers else 0.0
+            total += count * (self.segments(rows, 1, first, exit.boundary) + tail + graphs)
             first = exit.boundary
         return total
 

@@ -184,6 +184,8 @@ def test_interrupted_export_leaves_nothing(llama, tmp_path):
         (["{model}", "--checkpoints", "4"], "from 1 to 3"),
         (["{model}", "--checkpoints", "some"], "every:6"),
         (["{model}", "--max-seq-len", "999999"], "positions"),
+        (["{model}", "--calibration", "missing/dir"], "holds no calibration.json"),
+        (["{model}", "--calibration", "calib", "--data", "texts"], "leave out --data"),
     ],
 )
 def test_command_line_errors(arguments, words, llama, tmp_path):

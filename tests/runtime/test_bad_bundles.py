@@ -284,6 +284,70 @@ def unknown_graph(bundle: Path) -> None:
     edit(bundle, "graphs", value=[*graphs, {**graphs[3], "name": "embed"}])
 
 
+# --- Exits
+
+
+def add_exits(bundle: Path, *exits: dict[str, Any], draft_limit: int = 4) -> None:
+    """Give the bundle (cut after layers 1 and 3 of 4) a calibration with these exits; unnamed fields have right values."""
+    whole = [{"checkpoint": 1, "head": "identity", "router": "max_probability", "exact_threshold": 0.5} | e for e in exits]
+    edit(bundle, "calibration", value={"exits": whole, "draft_limit": draft_limit, "recommended": "exact"})
+
+
+@corruption(BundleError, "exits at [2]", "checkpoints [1, 3]")
+def an_exit_where_nothing_is_cut(bundle: Path) -> None:
+    add_exits(bundle, {"checkpoint": 2})
+
+
+@corruption(BundleError, "exits at [3, 1]")
+def exits_not_rising(bundle: Path) -> None:
+    add_exits(bundle, {"checkpoint": 3}, {"checkpoint": 1})
+
+
+@corruption(BundleError, "exits[1]", "exit_threshold is 1.5", "0 … 1")
+def a_threshold_above_one(bundle: Path) -> None:
+    add_exits(bundle, {}, {"checkpoint": 3, "exit_threshold": 1.5})
+
+
+@corruption(BundleError, "exits[0]", "exact_threshold is nan")
+def a_threshold_that_is_no_number(bundle: Path) -> None:
+    add_exits(bundle, {"exact_threshold": float("nan")})
+
+
+@corruption(BundleError, "head is 'block:2'", "tail:k")
+def an_unknown_exit_head(bundle: Path) -> None:
+    add_exits(bundle, {"head": "block:2"})
+
+
+@corruption(BundleError, "router is 'oracle'", "max_probability")
+def an_unknown_router(bundle: Path) -> None:
+    add_exits(bundle, {"router": "oracle"})
+
+
+@corruption(BundleError, "no mlp_threshold")
+def two_routers_with_one_threshold(bundle: Path) -> None:
+    add_exits(bundle, {"router": "mlp+max_probability"})
+
+
+@corruption(BundleError, "manifest.calibration", "draft_limit is -1")
+def a_negative_draft_limit(bundle: Path) -> None:
+    add_exits(bundle, {}, draft_limit=-1)
+
+
+@corruption(BundleError, "manifest.calibration", "1 and 2 layers")
+def tails_of_two_lengths(bundle: Path) -> None:
+    add_exits(bundle, {"head": "tail:2"}, {"checkpoint": 3, "head": "tail:1"})
+
+
+@corruption(BundleError, "tail:2", "is not the last segment")
+def a_tail_that_is_no_segment(bundle: Path) -> None:
+    add_exits(bundle, {"head": "tail:2"})
+
+
+@corruption(BundleError, "the graphs exit_1 are missing")
+def an_exit_without_its_graph(bundle: Path) -> None:
+    add_exits(bundle, {"head": "linear"})
+
+
 # --- Targets
 
 

@@ -9,7 +9,10 @@ from tide_export.passes.base import GraphPass
 
 @dataclass(frozen=True)
 class Target:
-    """``whole``: passes on the traced model before it is cut; ``pieces``: passes on each graph after the cut."""
+    """``whole``: passes on the traced model before it is cut; ``pieces``: passes on each graph after the cut.
+
+    ``several_rows``: passes that make of a lowered segment its form for steps of several rows; none: one form serves all.
+    """
 
     name: str
     backend: str
@@ -17,3 +20,4 @@ class Target:
     whole: tuple[GraphPass, ...]
     pieces: tuple[GraphPass, ...]
     description: str
+    several_rows: tuple[GraphPass, ...] = ()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tide_export.passes.attention_batched import lower_attention_batched
 from tide_export.passes.attention_gqa import lower_attention_gqa
 from tide_export.passes.canonicalize import canonicalize
 from tide_export.passes.fold_weights import fold_weights
@@ -20,4 +21,5 @@ CPU = Target(
     whole=(canonicalize, static_reshape, share_tied_head, fold_weights, fuse_rms_norm),
     pieces=(lower_attention_gqa, pack_projections, fuse_skip_norm),
     description="ONNX Runtime on any x86-64 or Arm CPU; needs no GPU",
+    several_rows=(lower_attention_batched,),
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from typing import Any
 
 import matplotlib
 from matplotlib.axes import Axes
@@ -14,7 +15,7 @@ INK, MUTED, GRID = "#1f2933", "#66727f", "#e4e8ec"
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00")
 MARKERS = ("o", "s", "^", "D", "v", "P")
 
-_STYLE = {
+_STYLE: Any = {
     "font.family": "DejaVu Sans",  # comes with matplotlib: the same on every machine
     "font.size": 9.5,
     "text.color": INK,
@@ -35,13 +36,15 @@ _STYLE = {
 }
 _DOTS_PER_INCH = 144
 
+house_style = matplotlib.rc_context(_STYLE)  # decorates every function that draws
 
+
+@house_style
 def panels(titles: list[str], height: float = 3.6, share_y: bool = True) -> tuple[Figure, list[Axes]]:
     """A figure, 8.4 inches wide, with one panel per title side by side; ``height`` in inches."""
-    with matplotlib.rc_context(_STYLE):
-        figure = Figure(figsize=(8.4, height), layout="constrained")
-        FigureCanvasAgg(figure)
-        axes = list(figure.subplots(1, len(titles), sharey=share_y, squeeze=False)[0])
+    figure = Figure(figsize=(8.4, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = list(figure.subplots(1, len(titles), sharey=share_y, squeeze=False)[0])
     for axis, title in zip(axes, titles, strict=True):
         axis.set_title(title)
     return figure, axes
@@ -54,9 +57,9 @@ def legend_below(figure: Figure, axis: Axes, columns: int = 5) -> None:
         figure.legend(handles, labels, loc="outside lower center", ncols=min(columns, len(labels)), frameon=False)
 
 
+@house_style
 def png(figure: Figure) -> bytes:
     """The figure as a PNG without date or program version in it."""
     stream = io.BytesIO()
-    with matplotlib.rc_context(_STYLE):
-        figure.savefig(stream, format="png", dpi=_DOTS_PER_INCH, metadata={"Software": None})
+    figure.savefig(stream, format="png", dpi=_DOTS_PER_INCH, metadata={"Software": None})
     return stream.getvalue()

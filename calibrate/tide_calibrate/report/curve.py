@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter, PercentFormatter, ScalarFormatter
+from numpy.typing import NDArray
 from tide_runtime.calibration import ExitInfo
 
-from tide_calibrate.report.canvas import COLOURS, INK, MUTED, legend_below, panels
-from tide_calibrate.report.stops import Stops, layers_in_head, stops, threshold_of
+from tide_calibrate.exit_policy import ExitRule
+from tide_calibrate.report.canvas import COLOURS, INK, MUTED, house_style, legend_below, panels
+from tide_calibrate.report.stops import stops, thresholds_of
+from tide_calibrate.threshold_family import ThresholdFamily
 from tide_calibrate.traces import SplitTrace
 
 SWEEP_POINTS = 49
@@ -37,10 +41,10 @@ class OperatingPoint:
 
 @dataclass(frozen=True)
 class CostCurve:
-    """The sweep over a threshold that all exits share, the chosen thresholds, and the baselines.
+    """The sweep over the family of thresholds, the chosen thresholds, and the baselines.
 
     Args:
-        sweep: layers per token falling with the threshold; empty when there are no exits.
+        sweep: from safest to boldest thresholds; empty when there are no exits.
         chosen: the certified thresholds of policy ``exit``; None when there are none.
         static: for each candidate, every token skipping from there to the head that agrees most.
         full: the model itself.
@@ -52,30 +56,24 @@ class CostCurve:
     full: OperatingPoint
 
 
-def cost_curve(trace: SplitTrace, exits: Sequence[ExitInfo]) -> CostCurve:
-    """Run policy ``exit`` with ``exits`` over the tokens of ``trace`` at many thresholds."""
-    sweep = [
-        _point(f"threshold {t:.4g}", trace, exits, stops(trace, exits, [t] * len(exits))) for t in _thresholds(trace, exits)
-    ]
-    chosen = None
-    if any(info.exit_threshold is not None for info in exits):
-        certified = stops(trace, exits, [threshold_of(info, "exit") for info in exits])
-        chosen = _point("certified thresholds", trace, exits, certified)
+def cost_curve(trace: SplitTrace, exits: Sequence[ExitInfo], family: ThresholdFamily | None) -> CostCurve:
+    """Run policy ``exit`` with ``exits`` over the tokens of ``trace``, at their own thresholds and at those of ``family``."""
+    sweep = [] if family is None else [_point(name, member, trace, exits) for name, member in _spread(family)]
+    certified = any(info.exit_threshold is not None for info in exits)
+    chosen = _point("certified thresholds", thresholds_of(exits, "exit"), trace, exits) if certified else None
     full = OperatingPoint("full", float(trace.num_layers), 1.0, _perplexity(trace.full_nll))
     return CostCurve(sweep, chosen, _static_skips(trace), full)
 
 
-def _thresholds(trace: SplitTrace, exits: Sequence[ExitInfo]) -> list[float]:
-    if not exits:
-        return []
-    names = ["max_probability" if info.router == "mlp+max_probability" else info.router for info in exits]
-    scores = [trace.exits[info.checkpoint, info.head].scores[name] for info, name in zip(exits, names, strict=True)]
-    # Scores crowd near 1: quantiles that do the same give an even line.
-    levels = 1 - np.linspace(0, 1, SWEEP_POINTS) ** 2
-    return sorted({float(t) for t in np.quantile(np.concatenate(scores), levels)})
+def _spread(family: ThresholdFamily) -> list[tuple[str, NDArray[np.float64]]]:
+    picked = np.unique(np.linspace(0, len(family.wrong) - 1, SWEEP_POINTS).round().astype(int))
+    return [(f"{family.wrong[i]:.3%} wrong exits tolerated", family.thresholds[i]) for i in picked]
 
 
-def _point(name: str, trace: SplitTrace, exits: Sequence[ExitInfo], taken: Stops) -> OperatingPoint:
+def _point(
+    name: str, thresholds: Sequence[float] | NDArray[np.float64], trace: SplitTrace, exits: Sequence[ExitInfo]
+) -> OperatingPoint:
+    taken = stops(trace, exits, thresholds)
     agrees, nll = np.ones(taken.exit.size, np.bool_), trace.full_nll.copy()
     for i, info in enumerate(exits):
         here, exit_trace = taken.exit == i, trace.exits[info.checkpoint, info.head]
@@ -86,18 +84,18 @@ def _point(name: str, trace: SplitTrace, exits: Sequence[ExitInfo], taken: Stops
 def _static_skips(trace: SplitTrace) -> list[OperatingPoint]:
     points = []
     for checkpoint in sorted({layer for layer, _ in trace.exits}):
-        rivals = [e for e in trace.exits.values() if e.checkpoint == checkpoint]
-        best = max(rivals, key=lambda e: (e.agrees.mean(), -layers_in_head(e.head)))
-        layers = float(checkpoint + layers_in_head(best.head))
+        best = max((e for e in trace.exits.values() if e.checkpoint == checkpoint), key=lambda e: e.agrees.mean())
+        layers = float(ExitRule(checkpoint, best.head, "").layers())
         agreement = round(float(best.agrees.mean()), 6)
         points.append(OperatingPoint(f"layer {checkpoint}, {best.head}", layers, agreement, _perplexity(best.nll)))
-    return points
+    return sorted(points, key=lambda point: point.layers)
 
 
 def _perplexity(nll: np.ndarray) -> float:
     return round(float(np.exp(np.nanmean(nll, dtype=np.float64))), 6)
 
 
+@house_style
 def draw_curve(curve: CostCurve) -> Figure:
     """Agreement on the left, perplexity (logarithmic) on the right, both over layers per token."""
     figure, axes = panels(["agreement with the full model", "perplexity of the held-out text"], height=3.9, share_y=False)
@@ -117,10 +115,10 @@ def _plot(axis: Axes, curve: CostCurve, measure: str) -> None:
     static, sweep, full = curve.static, curve.sweep, curve.full
     axis.plot(*_xy(static, measure), color=MUTED, marker="s", linewidth=1, linestyle=":", label="static layer skip")
     if sweep:
-        axis.plot(*_xy([*sweep, full], measure), color=COLOURS[0], label="exits, swept over the threshold")
+        axis.plot(*_xy(sweep, measure), color=COLOURS[0], marker=".", label="exits, swept over their thresholds")
     axis.plot(*_xy([full], measure), color=INK, marker="o", markersize=7, linestyle="none", label="full model")
     if curve.chosen is not None:
-        star = {"marker": "*", "markersize": 15, "markeredgecolor": "white", "linestyle": "none"}
+        star: dict[str, Any] = {"marker": "*", "markersize": 15, "markeredgecolor": "white", "linestyle": "none"}
         axis.plot(*_xy([curve.chosen], measure), color=COLOURS[1], label="chosen (certified)", **star)
 
 
@@ -133,3 +131,15 @@ def _plain_log_scale(axis: Axes) -> None:
     axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axis.yaxis.set_major_formatter(ScalarFormatter())
     axis.yaxis.set_minor_formatter(NullFormatter())
+
+
+def describe_curve(curve: CostCurve) -> str:
+    """The chart in words, for those who cannot see it."""
+    points = [curve.full, *([curve.chosen] if curve.chosen is not None else []), *curve.static]
+    return "Layers per token against agreement and perplexity. " + " ".join(
+        f"{_label(p, curve)}: {p.layers:.1f} layers, agreement {p.agreement:.1%}, perplexity {p.perplexity:.4g}." for p in points
+    )
+
+
+def _label(point: OperatingPoint, curve: CostCurve) -> str:
+    return f"static skip at {point.name}" if point in curve.static else point.name

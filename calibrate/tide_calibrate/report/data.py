@@ -10,10 +10,11 @@ from pathlib import Path
 from tide_runtime.calibration import ExitInfo
 from tide_runtime.errors import CalibrationError
 
-from tide_calibrate.report.agreement import HeadAgreement, agreement_by_depth
+from tide_calibrate.head_agreement import HeadAgreement, agreement_by_depth
 from tide_calibrate.report.curve import CostCurve, OperatingPoint, cost_curve
 from tide_calibrate.report.histogram import ExitHistogram, exit_histogram
 from tide_calibrate.report.reliability import Reliability, reliability
+from tide_calibrate.threshold_family import ThresholdFamily
 from tide_calibrate.traces import SplitTrace
 
 DATA_NAME = "data.json"
@@ -36,8 +37,13 @@ class ReportData:
         (directory / DATA_NAME).write_text(text + "\n", encoding="utf-8")
 
 
-def collect(text: SplitTrace, continuations: SplitTrace | None, exits: Sequence[ExitInfo]) -> ReportData:
-    """Reduce the traces of the test text and of the model's own continuations to what the charts show."""
+def collect(
+    text: SplitTrace, continuations: SplitTrace | None, exits: Sequence[ExitInfo], family: ThresholdFamily | None
+) -> ReportData:
+    """Reduce the traces of the test text and of the model's own continuations to what the charts show.
+
+    ``family``: thresholds for ``exits`` which the cost curve sweeps over; None when there are no exits.
+    """
     histograms = []
     if any(info.exit_threshold is not None for info in exits):
         histograms.append(exit_histogram(text, exits, "exit", "held-out text"))
@@ -51,7 +57,7 @@ def collect(text: SplitTrace, continuations: SplitTrace | None, exits: Sequence[
         agreement_by_depth(text, continuations),
         histograms,
         reliability(text, shown),
-        cost_curve(text, exits),
+        cost_curve(text, exits, family),
     )
 
 

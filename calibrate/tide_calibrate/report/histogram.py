@@ -10,8 +10,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 from tide_runtime.calibration import ExitInfo
 
-from tide_calibrate.report.canvas import COLOURS, MUTED, panels
-from tide_calibrate.report.stops import Policy, stops, threshold_of
+from tide_calibrate.report.canvas import COLOURS, MUTED, house_style, panels
+from tide_calibrate.report.stops import Policy, stops, thresholds_of
 from tide_calibrate.traces import SplitTrace
 
 
@@ -34,12 +34,13 @@ class ExitHistogram:
 
 def exit_histogram(trace: SplitTrace, exits: Sequence[ExitInfo], policy: Policy, source: str) -> ExitHistogram:
     """Count the stops of ``policy`` on the tokens of ``trace``."""
-    taken = stops(trace, exits, [threshold_of(info, policy) for info in exits]).exit
+    taken = stops(trace, exits, thresholds_of(exits, policy)).exit
     shares = np.bincount(taken, minlength=len(exits) + 1) / max(taken.size, 1)
     checkpoints = [info.checkpoint for info in exits] + [trace.num_layers]
     return ExitHistogram(policy, source, checkpoints, [round(float(share), 6) for share in shares])
 
 
+@house_style
 def draw_histogram(histograms: list[ExitHistogram]) -> Figure:
     """One panel per histogram; the last bar, in grey, is the tokens that need every layer."""
     figure, axes = panels([f"policy {h.policy}, {h.source}" for h in histograms], height=3.2)
@@ -57,3 +58,13 @@ def draw_histogram(histograms: list[ExitHistogram]) -> Figure:
         axis.set_xlabel("layers run before stopping")
     axes[0].set_ylabel("tokens")
     return figure
+
+
+def describe_histogram(histograms: Sequence[ExitHistogram]) -> str:
+    """The chart in words, for those who cannot see it."""
+    return "Bar chart of where tokens stop. " + " ".join(
+        f"Policy {h.policy}, {h.source}: "
+        + ", ".join(f"{share:.0%} after layer {layer}" for layer, share in zip(h.checkpoints, h.shares, strict=True))
+        + "."
+        for h in histograms
+    )

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
-from tide_calibrate.report.canvas import COLOURS, MARKERS, MUTED, legend_below, panels
+from tide_calibrate.report.canvas import COLOURS, MARKERS, MUTED, house_style, legend_below, panels
 from tide_calibrate.traces import ExitTrace, SplitTrace
 
 BINS = 10
+PROBABILITIES = ("mlp", "max_probability")  # entropy's scores are in 0 … 1 as well, but claim nothing
 
 
 @dataclass(frozen=True)
@@ -37,15 +39,12 @@ class Reliability:
 
 def reliability(trace: SplitTrace, exits: Sequence[tuple[int, str]]) -> list[Reliability]:
     """Every router whose score is a probability, at each of ``exits`` = (checkpoint, head)."""
-    routers = dict.fromkeys(name for key in exits for name in trace.exits[key].scores)
-    found = [_bin(router, trace.exits[key]) for router in routers for key in exits if router in trace.exits[key].scores]
-    return [line for line in found if line is not None]
+    traces = [trace.exits[key] for key in exits]
+    return [_bin(router, one) for router in PROBABILITIES for one in traces if len(one.scores.get(router, ()))]
 
 
-def _bin(router: str, trace: ExitTrace) -> Reliability | None:
+def _bin(router: str, trace: ExitTrace) -> Reliability:
     scores = trace.scores[router]
-    if scores.size == 0 or scores.min() < 0 or scores.max() > 1:
-        return None
     bins = np.array_split(np.argsort(scores, kind="stable"), min(BINS, scores.size))
     means = [float(scores[b].mean(dtype=np.float64)) for b in bins]
     agrees = [float(trace.agrees[b].mean()) for b in bins]
@@ -54,6 +53,7 @@ def _bin(router: str, trace: ExitTrace) -> Reliability | None:
     return Reliability(router, trace.checkpoint, trace.head, rounded[0], rounded[1], round(error, 6))
 
 
+@house_style
 def draw_reliability(lines: list[Reliability]) -> Figure:
     """One panel per router, one line per exit; on the diagonal a score is what it claims to be."""
     routers = list(dict.fromkeys(line.router for line in lines))
@@ -63,7 +63,7 @@ def draw_reliability(lines: list[Reliability]) -> Figure:
         axis.plot([0, 1], [0, 1], color=MUTED, linewidth=1, linestyle="--", label="perfectly calibrated")
         for line in (line for line in lines if line.router == router):
             i = exits.index((line.checkpoint, line.head))
-            style = {"color": COLOURS[i % len(COLOURS)], "marker": MARKERS[i % len(MARKERS)], "markersize": 4}
+            style: dict[str, Any] = {"color": COLOURS[i % len(COLOURS)], "marker": MARKERS[i % len(MARKERS)], "markersize": 4}
             axis.plot(line.score, line.agreement, label=f"layer {line.checkpoint}, {line.head}", **style)
         axis.set_xlim(0, 1)
         axis.set_ylim(0, 1)
@@ -74,3 +74,12 @@ def draw_reliability(lines: list[Reliability]) -> Figure:
     axes[0].set_ylabel("tokens that agree with the full model")
     legend_below(figure, axes[0])
     return figure
+
+
+def describe_reliability(lines: Sequence[Reliability]) -> str:
+    """The chart in words, for those who cannot see it."""
+    errors = [
+        f"{line.router} after layer {line.checkpoint} with head {line.head} is off by {line.calibration_error:.1%} on average"
+        for line in lines
+    ]
+    return "Reliability diagram, agreement over router score: " + "; ".join(errors) + "."

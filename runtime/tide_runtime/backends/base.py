@@ -23,14 +23,21 @@ class Step(Protocol):
     score: NDArray[np.float32]  # [B, S], an exit's MLP router: how sure it is, 0 … 1
 
     def place(self, lengths: Sequence[int]) -> None:
-        """Say where each row's S tokens go: cache slots and positions ``lengths[b]`` … ``lengths[b] + S - 1``."""
+        """Say where each row's S tokens go: cache slots and positions ``lengths[b]`` … ``lengths[b] + S - 1``.
+
+        Raises CacheFullError when the last of them is beyond the bundle's max_seq_len, whether it carries a token or garbage.
+        """
 
     def run(self, graph: str) -> None:
         """Run one graph of the bundle on the buffers: ``segment_i``, ``exit_c`` or ``head``."""
 
 
 class Slots(Protocol):
-    """KV caches of ``capacity`` rows."""
+    """KV caches of ``capacity`` rows.
+
+    What lies behind a row's valid entries counts for nothing, but must be finite: a backend may multiply it by 0. So caches
+    that a failed request has filled with NaN are not to be used again.
+    """
 
     capacity: int
     layers_launched: int  # decoder layers launched on these slots so far

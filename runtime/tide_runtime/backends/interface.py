@@ -2,42 +2,48 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 
 from tide_runtime.errors import BundleError
-from tide_runtime.manifest import GraphInfo, Manifest, exit_graph
+from tide_runtime.manifest import GraphInfo, Manifest, batched_graph, exit_graph
 
 Shape = Sequence[int | str | None]
-_POSITIONS: dict[str, Shape] = {
+_POSITIONS: dict[str, Shape] = {  # name, as a regular expression → shape
     "position_ids": (None, None),
     "write_index": (None,),
     "seqlens_k": (None,),
     "total_sequence_length": (),
+    r"attention_bias(_\d+)?": (None, None, 1, None),
 }
 
 
-def check_interface(
-    manifest: Manifest, graph: GraphInfo, file: str, inputs: Mapping[str, Shape], outputs: Mapping[str, Shape]
-) -> None:
+def check_interface(manifest: Manifest, name: str, file: str, inputs: Mapping[str, Shape], outputs: Mapping[str, Shape]) -> None:
     """Raise BundleError unless the ``inputs`` and ``outputs`` (name → shape) compiled into ``file`` fit the manifest.
+
+    Args:
+        name: of a graph, or of a segment's form for several rows: that takes its positions in another form than the
+            manifest lists, and is a segment otherwise.
 
     Names must be those the manifest lists and the contract asks for; dimensions fixed in the graph must be the model's.
     """
+    graph = next(g for g in manifest.graphs if name in (g.name, batched_graph(g.name)))
     wanted_inputs, wanted_outputs = _contract(manifest, graph)
-    # Lowering may take positions in its kernel's own form, or not at all.
-    wanted_inputs |= {name: shape for name, shape in _POSITIONS.items() if name in inputs and graph.layers is not None}
+    if graph.layers is not None:  # lowering may take positions in its kernel's own form, or not at all
+        wanted_inputs |= {n: shape for n in inputs for known, shape in _POSITIONS.items() if re.fullmatch(known, n)}
+    listed_inputs = {tensor.name for tensor in graph.inputs} if name == graph.name else set(inputs)
     for kind, wanted, listed, found in (
-        ("inputs", wanted_inputs, graph.inputs, inputs),
-        ("outputs", wanted_outputs, graph.outputs, outputs),
+        ("inputs", wanted_inputs, listed_inputs, inputs),
+        ("outputs", wanted_outputs, {tensor.name for tensor in graph.outputs}, outputs),
     ):
-        if set(found) != set(wanted) or {tensor.name for tensor in listed} != set(wanted):
-            odd = sorted(set(found) ^ set(wanted)) or sorted({tensor.name for tensor in listed} ^ set(wanted))
+        if set(found) != set(wanted) or listed != set(wanted):
+            odd = sorted(set(found) ^ set(wanted)) or sorted(listed ^ set(wanted))
             raise BundleError(
-                f"{file} does not have the {kind} that {graph.name} needs (missing or unexpected: {', '.join(odd)}): "
+                f"{file} does not have the {kind} that {name} needs (missing or unexpected: {', '.join(odd)}): "
                 "the manifest belongs to other files; export the bundle again"
             )
-        for name, shape in wanted.items():
-            _check_shape(file, name, shape, found[name])
+        for tensor, shape in wanted.items():
+            _check_shape(file, tensor, shape, found[tensor])
 
 
 def _contract(manifest: Manifest, graph: GraphInfo) -> tuple[dict[str, Shape], dict[str, Shape]]:
@@ -60,7 +66,7 @@ def _segment_contract(
     for layer in range(*layers):
         kv = manifest.kv[layer]
         for kind, width in (("key", kv.key_dim), ("value", kv.value_dim)):
-            shape = (None, kv.heads, manifest.max_seq_len, width)
+            shape = (None, kv.heads, None, width)
             inputs[f"{kind}_cache_{layer}"] = outputs[f"{kind}_cache_out_{layer}"] = shape
     return inputs, outputs
 
@@ -83,7 +89,7 @@ def hidden_states(manifest: Manifest, graph: str) -> tuple[int, int]:
 
 def _check_shape(file: str, name: str, wanted: Shape, found: Shape) -> None:
     fits = len(found) == len(wanted) and all(
-        not isinstance(have, int) or need is None or have == need for have, need in zip(found, wanted, strict=False)
+        not isinstance(have, int) or have == need for have, need in zip(found, wanted, strict=False)
     )
     if not fits:
         raise BundleError(

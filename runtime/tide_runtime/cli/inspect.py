@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any
@@ -27,7 +28,7 @@ def inspect(
     as_json: Annotated[bool, typer.Option("--json", help="Print the facts as one JSON object.")] = False,
     verify: Annotated[bool, typer.Option(help="Compare the bundle's files with their SHA-256.")] = True,
 ) -> None:
-    """Show a bundle: model, segments, checkpoints, targets, tokenizer, generation defaults."""
+    """Show a bundle: model, segments, checkpoints, exits and their certificate, targets, tokenizer, generation defaults."""
     facts = bundle_facts(Bundle.open(bundle, verify=verify).manifest)
     if as_json:
         print(json.dumps(facts, ensure_ascii=False, indent=1))
@@ -62,6 +63,7 @@ def bundle_facts(manifest: Manifest) -> dict[str, Any]:
         "kv_cache_bytes_per_row": kv_cache_bytes(manifest),
         "bundle_bytes": sum(info.bytes for info in manifest.files.values()),
         "checkpoints": manifest.checkpoints,
+        "calibration": None if manifest.calibration is None else asdict(manifest.calibration),
         "graphs": [
             {
                 "name": graph.name,
@@ -135,6 +137,7 @@ def _tables(facts: dict[str, Any]) -> list[Table]:
         ),
         _segments_table(facts),
         _pairs("Checkpoints", {"depth": depth_bar(model["num_layers"], facts["checkpoints"])}),
+        *_calibration_tables(facts["calibration"]),
         _targets_table(targets),
         _pairs("Tokenizer", _tokenizer_rows(facts["tokenizer"])),
         _pairs("Generation defaults", {name: _listed(value) for name, value in facts["generation"].items()}),
@@ -150,6 +153,43 @@ def _segments_table(facts: dict[str, Any]) -> Table:
         files = [_size(size) for size in graph["file_bytes"].values()]
         table.add_row(graph["name"], layers, f"{graph['parameters']:,}", *files, str(graph["inputs"]), str(graph["outputs"]))
     return table
+
+
+def _calibration_tables(calibration: dict[str, Any] | None) -> list[Table]:
+    if calibration is None:
+        none = "none: every token takes every layer; tide-calibrate makes some, tide-export --calibration compiles them"
+        return [_pairs("Exits", {"exits": none})]
+    columns = ["after layer", "head", "router", "exact ≥", "exit ≥", "MLP ≥"]
+    exits = _table("Exits: a token stops where the router's score is high enough", columns, right=(columns[0], *columns[3:]))
+    for info in calibration["exits"]:
+        thresholds = (info["exact_threshold"], info["exit_threshold"], info["mlp_threshold"])
+        exits.add_row(
+            str(info["checkpoint"]), info["head"], info["router"], *("–" if t is None else f"{t:.3f}" for t in thresholds)
+        )
+    return [exits, _pairs("Calibration", _calibration_rows(calibration))]
+
+
+def _calibration_rows(calibration: dict[str, Any]) -> dict[str, str]:
+    predicted = _listed(f"{name} {ratio:.2f}x" for name, ratio in calibration["predicted"].items())
+    costs = calibration["costs"]
+    return {
+        "recommended policy": calibration["recommended"],
+        "predicted speedup": f"{predicted} (over the uncut model, one row, greedy)" if calibration["predicted"] else "none",
+        "draft limit": f"{calibration['draft_limit']} tokens",
+        "certificate of exit": _certificate(calibration["certificate"]),
+        "costs measured on": "not measured" if costs is None else f"{costs['machine']}, target {costs['target']}",
+    }
+
+
+def _certificate(certificate: dict[str, Any] | None) -> str:
+    if certificate is None:
+        return "none: no threshold keeps the promise, so policy exit has nowhere to stop"
+    return (
+        f"with {certificate['confidence']:.0%} confidence at most {certificate['max_disagreement']:.2%} of tokens differ from "
+        f"the full model's, on text like the calibration data (measured {certificate['measured']:.2%}; "
+        f"{certificate['documents']:,} documents, {certificate['tokens']:,} tokens, counted by {certificate['unit']}; "
+        f"{certificate['method']}; data SHA-256 {certificate['data_sha256'][:16]}…; {certificate['date']})"
+    )
 
 
 def _targets_table(targets: dict[str, Any]) -> Table:

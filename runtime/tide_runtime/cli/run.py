@@ -13,17 +13,20 @@ import typer
 from rich.console import Console
 
 from tide_runtime.backends.threads import ThreadOptions
+from tide_runtime.cli.depth_view import html_view, terminal_view
 from tide_runtime.cli.errors import run_app
+from tide_runtime.cli.stats import print_stats
 from tide_runtime.engine import Engine, EngineOptions
 from tide_runtime.errors import PromptError
 from tide_runtime.manifest import Manifest
 from tide_runtime.params import GenerationParams
+from tide_runtime.policies.options import DepthOptions
 from tide_runtime.results import Generation
 from tide_runtime.sampling import TokenLogprob
 from tide_runtime.text import Tokenizer
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
-_PARAMS, _ENGINE = GenerationParams(), EngineOptions()
+_PARAMS, _ENGINE, _DEPTH = GenerationParams(), EngineOptions(), DepthOptions()
 _MODELS = "Default: the model's own."
 
 
@@ -59,7 +62,27 @@ def run(
     ] = False,
     system: Annotated[str | None, typer.Option(help="System message of the chat. Default: none.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object at the end instead of text.")] = False,
-    policy: Annotated[str, typer.Option(help="Depth policy.")] = _ENGINE.policy,
+    policy: Annotated[
+        str,
+        typer.Option(
+            help="How deep tokens go: full (every layer), exact (early drafts, verified: the same output), exit (certified early "
+            "exits), auto (what the calibration recommends)."
+        ),
+    ] = _ENGINE.policy,
+    draft: Annotated[str, typer.Option(help="What exact drafts with: router, ngram, both or none.")] = _DEPTH.draft,
+    draft_limit: Annotated[int | None, typer.Option(help="Most drafts before a deep pass. Default: the calibration's.")] = None,
+    threshold: Annotated[
+        float | None, typer.Option(help="Replaces the certified thresholds of exit, 0 to 1; the certificate no longer holds.")
+    ] = None,
+    min_depth: Annotated[int, typer.Option(help="exit never stops before this many layers.")] = _DEPTH.min_depth,
+    max_exit_streak: Annotated[
+        int, typer.Option(help="After so many early exits in a row exit takes every layer once; 0: no limit.")
+    ] = _DEPTH.max_exit_streak,
+    stats: Annotated[bool, typer.Option("--stats", help="Tables of depth, drafts and launches on stderr.")] = False,
+    show_depth: Annotated[
+        bool, typer.Option("--show-depth", help="Print the text at the end, coloured by the layers run for each token.")
+    ] = False,
+    depth_html: Annotated[Path | None, typer.Option(help="Write the coloured text to this HTML file as well.")] = None,
     target: Annotated[str, typer.Option(help="Target of the bundle; auto: the best for this machine.")] = (_ENGINE.target),
     threads: Annotated[int, typer.Option(help="Threads of ONNX Runtime; 0: one per core.")] = _ENGINE.threads.count,
     verify: Annotated[bool, typer.Option(help="Compare the bundle's files with their SHA-256 first.")] = _ENGINE.verify,
@@ -76,7 +99,14 @@ def run(
         sys.stdout.reconfigure(errors="replace")  # a Latin-1 terminal shows ? for 漢 instead of failing
     text = _read_prompt(prompt, interactive=chat and not as_json)
     # The process belongs to this command, so all sessions share one thread pool.
-    options = EngineOptions(target=target, policy=policy, threads=ThreadOptions(threads, shared=True), verify=verify, max_batch=1)
+    options = EngineOptions(
+        target=target,
+        policy=policy,
+        depth=DepthOptions(draft, draft_limit, threshold=threshold, min_depth=min_depth, max_exit_streak=max_exit_streak),  # type: ignore[arg-type]
+        threads=ThreadOptions(threads, shared=True),
+        verify=verify,
+        max_batch=1,
+    )
     given = dict(temperature=temperature, top_k=top_k, top_p=top_p, repetition_penalty=repetition_penalty)
     with Engine.load(bundle, options) as engine:
         params = engine.default_params(
@@ -94,9 +124,17 @@ def run(
             return
         ids = engine.chat_prompt([*opening, {"role": "user", "content": text}]) if chat else text
         if as_json:
-            print(json.dumps(_as_json(engine, engine.generate(ids, params)[0]), ensure_ascii=False), flush=True)
+            generation = engine.generate(ids, params)[0]
+            print(json.dumps(_as_json(engine, generation), ensure_ascii=False), flush=True)
         else:
-            _report(engine.manifest, _stream(engine, ids, params))
+            generation = engine.generate(ids, params)[0] if show_depth else _stream(engine, ids, params)
+            if show_depth:
+                Console(highlight=False, soft_wrap=True).print(terminal_view(generation, engine.tokenizer, engine.depth))
+            _report(engine.manifest, generation)
+        if stats:
+            print_stats(engine, generation)
+        if depth_html is not None:
+            depth_html.write_text(html_view(generation, engine.tokenizer, engine.depth), encoding="utf-8")
 
 
 def _read_prompt(prompt: str | None, interactive: bool) -> str | None:
@@ -173,6 +211,10 @@ def _as_json(engine: Engine, generation: Generation) -> dict[str, Any]:
             "layers_per_token": stats.layers_per_token,
             "num_layers": engine.manifest.model.num_layers,
             "policy": stats.policy,
+            "drafted": stats.drafted,
+            "accepted": stats.accepted,
+            "deep_passes": stats.deep_passes,
+            "tokens_by_depth": stats.depths(engine.depth),
         },
     }
 

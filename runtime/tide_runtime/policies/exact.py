@@ -38,9 +38,10 @@ class ExactDepth:
         calibration = manifest.calibration
         wanted = options.draft_limit or (calibration.draft_limit if calibration is not None else 0)
         self.limit = wanted or _DEFAULT_LIMIT
-        self.expected = max(BENEFIT_OF_DOUBT, calibration.predicted.get("exact", 0.0) if calibration is not None else 0.0)
         self.copies = options.draft in ("ngram", "both")
         self.exits = self.executor.exits if options.draft in ("router", "both") else []
+        predicted = calibration.predicted.get("exact", 0.0) if calibration is not None else 0.0
+        self.expected = max(BENEFIT_OF_DOUBT, predicted) if self.exits else 1.0
 
     def prefill(self, slots: Slots, row: Row) -> int:
         token = self.full.prefill(slots, row)
@@ -102,7 +103,7 @@ class ExactDepth:
         unsure, first = drafting, 0
         for number, exit in enumerate(self.exits):
             self.executor.advance(slots, rows, unsure, first, exit.boundary)
-            guesses = self.executor.ask(slots, rows, unsure, exit)
+            guesses = self.executor.ask(slots, rows, unsure, exit, exit.info.exact_threshold)
             for i, guess in zip(unsure, guesses, strict=True):
                 asks[i][number] += 1
                 if guess.score >= exit.info.exact_threshold and guess.logits is not None:
@@ -131,7 +132,8 @@ class ExactDepth:
         """Asking exits one token at a time, then the rest of the layers for all that waits."""
         deep, begin = self.costs.step(rows, waiting), self.exits[0].boundary
         rest = self.costs.segments(rows, waiting, begin, self.executor.depth) + deep.head_ms + deep.host_ms
-        return self.costs.asking(rows, self.exits, asks) + rest
+        unasked = (waiting - asks[0]) * self.costs.segments(rows, 1, 0, begin)  # a last draft, on its way to the first exit
+        return self.costs.asking(rows, self.exits, asks) + unasked + rest
 
     @staticmethod
     def _room(row: Row) -> int:

@@ -43,9 +43,10 @@ class ExitDepth:
             StepCosts(manifest),
             FullDepth(manifest, prefill_chunk),
         )
-        self.stops = [_Stop(e, t) for e in self.executor.exits if (t := self._threshold(e)) is not None]
+        stops = [_Stop(e, t) for e in self.executor.exits if (t := self._threshold(e)) is not None]
+        self.stops = [stop for stop in stops if stop.exit.info.checkpoint >= options.min_depth]
         if not self.stops:
-            raise ParamsError(_no_exit(manifest, options))
+            raise ParamsError(_too_deep(stops, options) if stops else _no_exit(manifest))
 
     def prefill(self, slots: Slots, row: Row) -> int:
         token = self.full.prefill(slots, row)
@@ -59,15 +60,15 @@ class ExitDepth:
         self._make_room(slots, rows)
         tokens: list[list[int]] = [[] for _ in rows]
         asked = [[0] * len(self.stops) for _ in rows]
-        # Held rows stand at the last exit since an earlier step: they were asked then.
-        undecided, first = [i for i in everyone if not rows[i].held and not rows[i].trial.resting], 0
+        undecided, first = [i for i in everyone if self._asks(rows[i])], 0
         for number, stop in enumerate(self.stops):
             if not undecided:
                 break
             self.executor.advance(slots, rows, undecided, first, stop.exit.boundary)
-            for i, guess in zip(undecided, self.executor.ask(slots, rows, undecided, stop.exit), strict=True):
+            guesses = self.executor.ask(slots, rows, undecided, stop.exit, stop.threshold)
+            for i, guess in zip(undecided, guesses, strict=True):
                 asked[i][number] = 1
-                if self._may_stop(rows[i], stop, guess):
+                if guess.logits is not None and guess.score >= stop.threshold:  # a NaN clears nothing
                     tokens[i].append(self._take(rows[i], stop, guess))
                     rows[i].trial.saw(1, self._cost(asked[i], 0))
             undecided, first = [i for i in undecided if not tokens[i]], stop.exit.boundary
@@ -99,11 +100,11 @@ class ExitDepth:
 
     def _went_deep(self, row: Row, waited: int) -> None:
         row.depth.record([], [], 0, self.num_layers)
-        row.held = row.streak = 0
         if row.trial.resting:
             row.trial.rest(1)
         else:
-            row.trial.saw(1, self._cost([1] * len(self.stops), waited))
+            row.trial.saw(1, self._cost([0 if self._tired(row) else 1] * len(self.stops), waited))
+        row.held = row.streak = 0
 
     def _cost(self, asked: list[int], deep: int) -> float:
         """Of one token, as if alone, plain decoding being 1: asking exits, then the other layers for ``deep`` tokens."""
@@ -114,12 +115,13 @@ class ExitDepth:
             total += rest + last.head_ms + last.host_ms
         return total / self.costs.full(1, 1)
 
-    def _may_stop(self, row: Row, stop: _Stop, guess: Guess) -> bool:
-        if guess.logits is None or stop.exit.info.checkpoint < self.options.min_depth:
-            return False
-        if self.options.max_exit_streak and row.streak >= self.options.max_exit_streak:
-            return False
-        return guess.score >= stop.threshold  # a NaN clears nothing
+    def _asks(self, row: Row) -> bool:
+        """Whether exits are asked about the last token. A held one stands at the last exit: it was asked in an earlier step."""
+        return not (row.held or row.trial.resting or self._tired(row))
+
+    def _tired(self, row: Row) -> bool:
+        """Whether as many tokens as may have left early one after the other."""
+        return 0 < self.options.max_exit_streak <= row.streak
 
     def _take(self, row: Row, stop: _Stop, guess: Guess) -> int:
         assert guess.logits is not None
@@ -137,7 +139,12 @@ class ExitDepth:
         return self.options.threshold if self.options.threshold is not None else exit.info.exit_threshold
 
 
-def _no_exit(manifest: Manifest, options: DepthOptions) -> str:
+def _too_deep(stops: Sequence[_Stop], options: DepthOptions) -> str:
+    deepest = stops[-1].exit.info.checkpoint
+    return f"min_depth is {options.min_depth}, the deepest exit comes after {deepest} layers; set it to at most {deepest}"
+
+
+def _no_exit(manifest: Manifest) -> str:
     if manifest.calibration is None:
         return (
             "policy exit needs a calibration, which this bundle has not; make one with "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from numbers import Real
 from typing import Literal, get_args
 
 from tide_runtime.errors import ParamsError
@@ -33,11 +34,15 @@ class DepthOptions:
     def __post_init__(self) -> None:
         if self.draft not in get_args(Drafters):
             raise ParamsError(f"draft is {self.draft!r}; set it to one of: {', '.join(get_args(Drafters))}")
-        if self.draft_limit is not None and (not isinstance(self.draft_limit, int) or not 1 <= self.draft_limit <= 64):
+        if self.draft_limit is not None and (not _is_int(self.draft_limit) or not 1 <= self.draft_limit <= 64):
             raise ParamsError(f"draft_limit is {self.draft_limit!r}; set it to a number of tokens from 1 to 64")
-        if self.threshold is not None and not 0.0 <= self.threshold <= 1.0:
+        if self.threshold is not None and (not isinstance(self.threshold, Real) or not 0.0 <= self.threshold <= 1.0):
             raise ParamsError(f"threshold is {self.threshold!r}; set it to a number from 0 (always exits) to 1")
         for name in ("max_wait_steps", "min_depth", "max_exit_streak"):
             value = getattr(self, name)
-            if not isinstance(value, int) or value < 0:
+            if not _is_int(value) or value < 0:
                 raise ParamsError(f"{name} is {value!r}; set it to an integer >= 0")
+
+
+def _is_int(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)  # a bool is an int to Python, but a mistake here

@@ -1,0 +1,69 @@
+"""The figures of one arm against the baseline, from their turns at the same prompts."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+from tide_runtime.step_costs import StepCosts
+
+from benchmarks.launch_log import Launch
+from benchmarks.modelled_time import modelled_ms
+from benchmarks.paired_ratio import paired_ratio
+from benchmarks.text_comparison import disagreement_rate, identical_share, ngram_hit_share
+from benchmarks.turns import Group, Turn
+
+Layers = Mapping[str, int]  # graph name → decoder layers it runs
+
+
+def speed_figures(turns: Sequence[Turn], base: Sequence[Turn]) -> dict[str, Any]:
+    """Ratio to the baseline, tokens/s, and what was launched for it."""
+    base = base[: len(turns)]
+    ratio = paired_ratio([turn.seconds for turn in base], [turn.seconds for turn in turns])
+    decoded = sum(turn.decoded for turn in turns)
+    figures: dict[str, Any] = {
+        **{f"ratio_{name}": value for name, value in asdict(ratio).items()},
+        "tokens_per_s": decoded / sum(turn.seconds for turn in turns),
+        "groups": len(turns),
+    }
+    if turns[0].layers_per_token is not None:
+        figures["layers_per_token"] = float(np.mean([turn.layers_per_token for turn in turns]))
+        figures["depth"] = float(np.mean([turn.depth for turn in turns]))
+    drafted: Counter[str] = sum((turn.drafted for turn in turns), Counter())
+    accepted: Counter[str] = sum((turn.accepted for turn in turns), Counter())
+    return figures | {f"accepted_{drafter}": accepted[drafter] / count for drafter, count in drafted.items()}
+
+
+def theory_figures(
+    turns: Sequence[Turn], layers: Layers, base: Sequence[Turn], base_layers: Layers, costs: StepCosts
+) -> dict[str, float]:
+    """Segment launches per token of the batch, and the speedup that the modelled costs of all launches give."""
+    launches, base_launches = _all_launches(turns), _all_launches(base)
+    modelled = modelled_ms(base_launches, base_layers, costs) / modelled_ms(launches, layers, costs)
+    measured = sum(turn.seconds for turn in base) / sum(turn.seconds for turn in turns)
+    segments = sum(count for (graph, _, _), count in launches.items() if layers[graph])
+    return {
+        "launches_per_token": segments / sum(turn.decoded for turn in turns),
+        "theoretical": modelled,
+        "measured_over_theoretical": measured / modelled,
+    }
+
+
+def text_figures(turns: Sequence[Turn], reference: Sequence[Turn]) -> dict[str, float]:
+    """How far greedy texts are the reference's: per token up to the first difference, and place by place."""
+    rows = [row for turn in turns for row in turn.tokens]
+    references = [row for turn in reference[: len(turns)] for row in turn.tokens]
+    return {"disagreement": disagreement_rate(rows, references), "differing_tokens": 1 - identical_share(rows, references)}
+
+
+def repetition(groups: Sequence[Group], turns: Sequence[Turn]) -> float:
+    """Mean share of a text that n-grams of it and its prompt foretell."""
+    pairs = [pair for group, turn in zip(groups, turns, strict=False) for pair in zip(group, turn.tokens, strict=True)]
+    return float(np.mean([ngram_hit_share(prompt, output) for prompt, output in pairs]))
+
+
+def _all_launches(turns: Sequence[Turn]) -> Counter[Launch]:
+    return sum((turn.launches for turn in turns), Counter())

@@ -1,0 +1,162 @@
+"""What exit heads and routers are worth on held-out files: agreement by depth, and how well each router orders tokens.
+
+Files are split by document: heads and routers learn from some, every figure comes from others (split ``test``). They are
+the demo models' own held-out files, so the models have seen none of them either.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from tide_calibrate.capture import capture
+from tide_calibrate.capture_store import Capture
+from tide_calibrate.data import load_documents, split_documents, windows
+from tide_calibrate.evaluate import trace_split
+from tide_calibrate.exit_heads import ExitHead, make_head, parse_kind
+from tide_calibrate.frozen_model import FrozenModel
+from tide_calibrate.routers import TRAINING_FREE, Router
+from tide_calibrate.traces import ExitTrace, SplitTrace
+from tide_calibrate.train_heads import HeadTraining, train_head
+from tide_calibrate.train_routers import RouterTraining, train_router
+from tide_calibrate.train_windows import divide_train_windows
+
+from benchmarks.agreement_coverage import area_under_agreement, share_exiting
+from benchmarks.models import DEMO_MODELS
+from benchmarks.predecessor_router import train_predecessor
+from benchmarks.report import Report
+from tide_export.load import LoadedModel, load_model
+
+HEADS = "identity,linear,tail:1,tail:2,block:1"
+CHECKPOINTS = "4,6,8,10,12,14,16,18,20"
+Exit = tuple[int, str]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is measured of each model: exit heads ``kinds`` after ``places`` layers, routers for one of those kinds."""
+
+    kinds: Sequence[str]
+    places: Sequence[int]
+    router_head: str
+    windows: int
+    steps: int
+
+
+def capture_model(loaded: LoadedModel, plan: Plan, directory: Path) -> Capture:
+    """Capture the demo's held-out files; a capture already in ``directory`` is used again."""
+    layers = loaded.model.config.num_hidden_layers
+    tails = {layers - k for name, k in map(parse_kind, plan.kinds) if name == "tail"}
+    documents = load_documents(str(DEMO_MODELS / "data" / "stdlib"))
+    split = split_documents(documents)
+    assert loaded.tokenizer is not None
+    text = windows(documents, split, loaded.tokenizer, limit=plan.windows)
+    return capture(loaded, text, split, sorted({*plan.places, *tails, layers}), directory)
+
+
+def train_heads(model: FrozenModel, captured: Capture, plan: Plan) -> tuple[dict[Exit, ExitHead], dict[str, float]]:
+    """All heads, and the mean seconds that training one of each kind took."""
+    heads, seconds = {}, dict[str, float]()
+    for kind in plan.kinds:
+        begin = time.perf_counter()
+        for checkpoint in plan.places:
+            head = make_head(kind, model, checkpoint)
+            heads[checkpoint, kind], _ = train_head(head, captured, HeadTraining(steps=plan.steps))
+        seconds[kind] = (time.perf_counter() - begin) / len(plan.places)
+    return heads, seconds
+
+
+def train_routers(head: ExitHead, captured: Capture, loaded: LoadedModel) -> list[Router]:
+    """Every kind of router for one exit, the predecessor's among them."""
+    mlp = train_router(head, captured)
+    cosine = train_router(head, captured, RouterTraining(label="cosine"))
+    cosine.kind = "cosine"
+    learned_from = divide_train_windows(captured).router[: RouterTraining().windows]
+    predecessor = train_predecessor(captured, head.checkpoint, learned_from, loaded.model.model.norm)
+    return [mlp, *TRAINING_FREE, cosine, predecessor]
+
+
+def main(
+    models: Annotated[str, typer.Option(help="Comma-separated: layerskip, stock.")] = "layerskip,stock",
+    limit: Annotated[int, typer.Option("--windows", help="Windows of 256 tokens captured, at most.")] = 2000,
+    heads: Annotated[str, typer.Option(help="Exit heads to train, comma-separated.")] = HEADS,
+    checkpoints: Annotated[str, typer.Option(help="Layers to exit after, comma-separated.")] = CHECKPOINTS,
+    router_head: Annotated[str, typer.Option(help="The exit head that routers judge.")] = "tail:1",
+    steps: Annotated[int, typer.Option(help="Training steps of a head, at most.")] = HeadTraining().steps,
+    keep: Annotated[Path | None, typer.Option(help="Keep captures in this directory and use them again.")] = None,
+    json: Annotated[Path | None, typer.Option(help="Write all figures to this file.")] = None,
+) -> None:
+    """Measure exit heads and routers on held-out files."""
+    plan = Plan(heads.split(","), [int(c) for c in checkpoints.split(",")], router_head, limit, steps)
+    if router_head not in plan.kinds:
+        raise typer.BadParameter(f"--router-head {router_head} must be one of --heads {heads}")
+    report = Report("calibration_quality", models=models, **asdict(plan))
+    with tempfile.TemporaryDirectory() as temporary:
+        for name in models.split(","):
+            measure(report, name, plan, (keep or Path(temporary)) / name)
+    report.finish(json)
+
+
+def measure(report: Report, name: str, plan: Plan, directory: Path) -> None:
+    """Capture one demo model, train everything, and note what the test files say."""
+    loaded = load_model(str(DEMO_MODELS / name), "fp32")
+    model = FrozenModel(loaded.model)
+    captured = capture_model(loaded, plan, directory)
+    heads, seconds = train_heads(model, captured, plan)
+    judged = [(checkpoint, plan.router_head) for checkpoint in plan.places]
+    routers = {exit: train_routers(heads[exit], captured, loaded) for exit in judged}
+    test = trace_split(captured, "test", model.lm_head, heads, routers)
+    _report_heads(report, name, test, plan, seconds)
+    _report_routers(report, name, test, judged)
+
+
+def _report_heads(report: Report, model: str, test: SplitTrace, plan: Plan, seconds: dict[str, float]) -> None:
+    title = f"{model}: agreement with the full model, {len(test.window):,} held-out tokens"
+    table = Table("layers run", *plan.kinds, title=title)
+    for c in plan.places:
+        shares = {kind: float(test.exits[c, kind].agrees.mean()) for kind in plan.kinds}
+        table.add_row(str(c), *(f"{share:.1%}" for share in shares.values()))
+        for kind, share in shares.items():
+            report.add(f"{model}_agreement_{_slug(kind)}_{c}", share)
+        _row(report, model, "agreement", checkpoint=c, **shares)
+    table.add_row("[dim]s to train one", *(f"[dim]{seconds[kind]:.1f}" for kind in plan.kinds))
+    Console().print(table)
+
+
+def _report_routers(report: Report, model: str, test: SplitTrace, judged: Sequence[Exit]) -> None:
+    names = list(test.exits[judged[0]].scores)
+    title = f"{model}, head {judged[0][1]}: area under agreement–coverage (share exiting at 1%, at 5% disagreement)"
+    table = Table("layers run", *names, title=title)
+    for exit in judged:
+        table.add_row(str(exit[0]), *(_router_cell(report, model, test.exits[exit], name) for name in names))
+    Console().print(table)
+
+
+def _router_cell(report: Report, model: str, trace: ExitTrace, router: str) -> str:
+    scores, c = trace.scores[router], trace.checkpoint
+    area = area_under_agreement(scores, trace.agrees)
+    at_1, at_5 = (share_exiting(scores, trace.agrees, disagreement) for disagreement in (0.01, 0.05))
+    report.add(f"{model}_auacc_{router}_{c}", area)
+    report.add(f"{model}_exit1_{router}_{c}", at_1)
+    report.add(f"{model}_exit5_{router}_{c}", at_5)
+    _row(report, model, "router", checkpoint=c, router=router, head=trace.head, area=area, exit1=at_1, exit5=at_5)
+    return f"{area:.3f} ({at_1:.0%}, {at_5:.0%})"
+
+
+def _row(report: Report, model: str, table: str, **values: Any) -> None:
+    report.rows.append({"model": model, "table": table, **values})
+
+
+def _slug(kind: str) -> str:
+    return kind.replace(":", "_")
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,74 @@
+"""Arms in this process: an engine that lends itself to one depth policy at a time, so that all run on the same weights."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any, cast
+
+from tide_runtime import Engine, GenerationParams
+from tide_runtime.policies.base import DepthPolicy
+from tide_runtime.results import Generation
+
+from benchmarks.launch_log import LaunchLog, LoggedBackend, LoggedPolicy
+from benchmarks.turns import Group, Turn
+
+
+class LoggedEngine:
+    """``engine`` with its launches counted by shape. ``layers``: graph name → decoder layers it runs."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.log = LaunchLog()
+        self.manifest = engine.manifest
+        self.layers: dict[str, int] = cast(Any, engine.backend).layers
+        engine.backend = LoggedBackend(engine.backend, self.log)
+        self._engine = engine
+
+    def turn(self, policy: DepthPolicy, prompts: Group, params: GenerationParams) -> Turn:
+        """Generate with ``policy``. Raises RuntimeError when the log and the backend counted differently."""
+        engine, log = self._engine, self.log
+        engine.policy = LoggedPolicy(policy, log)
+        before = Counter(engine.backend.launches)
+        log.clear()
+        rows = engine.generate(prompts, params)
+        self._check(Counter(engine.backend.launches) - before)
+        return Turn(
+            tokens=[list(row.token_ids) for row in rows],
+            seconds=decode_seconds(rows),
+            launches=Counter(log.decode),
+            layers_per_token=sum(row.stats.layers_per_token for row in rows) / len(rows),
+            depth=_mean_depth(rows, self.manifest.model.num_layers),
+            drafted=sum((Counter(row.stats.drafted) for row in rows), Counter()),
+            accepted=sum((Counter(row.stats.accepted) for row in rows), Counter()),
+        )
+
+    def _check(self, counted: Counter[str]) -> None:
+        logged: Counter[str] = Counter()
+        for (graph, _, _), count in (self.log.prefill + self.log.decode).items():
+            logged[graph] += count
+        if logged != counted:
+            raise RuntimeError(f"the backend launched {dict(counted)}, the log has {dict(logged)}")
+
+
+class EngineArm:
+    """One depth policy on an engine."""
+
+    most_groups: int | None = None
+
+    def __init__(self, engine: LoggedEngine, policy: DepthPolicy) -> None:
+        self.engine, self.policy = engine, policy
+
+    def turn(self, prompts: Group, params: GenerationParams) -> Turn:
+        return self.engine.turn(self.policy, prompts, params)
+
+
+def decode_seconds(rows: Sequence[Generation]) -> float:
+    """From the moment when every row has its first token (they are prefilled one after the other) to the last token of all."""
+    begin = max(row.stats.time_to_first_token for row in rows)
+    return max(row.stats.time_to_first_token + row.stats.decode_time for row in rows) - begin
+
+
+def _mean_depth(rows: Sequence[Generation], num_layers: int) -> float:
+    """Layers run before a token was said, over the tokens after the first."""
+    depths = [depth for row in rows for depth in row.stats.token_depths or [num_layers] * (row.stats.new_tokens - 1)]
+    return sum(depths) / len(depths)

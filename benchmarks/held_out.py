@@ -1,0 +1,67 @@
+"""Prompts from text that the demo models were not trained on: windows of tokens, spread evenly over the held-out files."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tokenizers import Tokenizer
+
+from benchmarks.exit_traces import held_out_documents
+from benchmarks.models import DEMO_MODELS
+
+SOURCES = ("demo", "library")
+_DEMO_DATA = DEMO_MODELS / "data" / "stdlib"
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """``ids``: tokens ``offset`` … of the file ``file``."""
+
+    file: str
+    offset: int
+    ids: list[int]
+
+
+def held_out_prompts(count: int, tokens: int, source: str) -> list[Prompt]:
+    """``count`` windows of ``tokens`` tokens that do not overlap; neighbours in the list come from different files.
+
+    Args:
+        source: ``demo``: the 23 held-out files in examples/demo_model/data, several windows of each when ``count`` is
+            larger; the demo's calibration learns from these files too. ``library``: the other held-out files of this
+            installation's packages, some 500, which nothing has learned from.
+
+    Raises ValueError when the files have fewer windows.
+    """
+    documents = held_out_documents("library" if source == "library" else str(_DEMO_DATA))
+    if source == "library":
+        known = {path.read_text(encoding="utf-8") for path in _DEMO_DATA.rglob("*.py")}
+        documents = [document for document in documents if document.text not in known]
+    tokenizer = Tokenizer.from_file(str(DEMO_MODELS / "layerskip" / "tokenizer.json"))  # both demo models have it
+    encoded = [tokenizer.encode(document.text).ids for document in documents]
+    places = spread_windows([len(ids) for ids in encoded], count, tokens)
+    return [Prompt(documents[i].name, offset, encoded[i][offset : offset + tokens]) for i, offset in places]
+
+
+def spread_windows(lengths: Sequence[int], count: int, width: int) -> list[tuple[int, int]]:
+    """``count`` windows of ``width`` tokens over documents of ``lengths`` tokens, as (document, offset).
+
+    Every document gives as many as any other while it has room for them; they lie in the middles of its equal parts. First
+    come the first windows of all documents, then the second ones. Raises ValueError when there is no room.
+    """
+    room = [length // width for length in lengths]
+    if count > sum(room):
+        raise ValueError(f"{count} windows of {width} tokens do not fit into the documents; ask for at most {sum(room)}")
+    shares = [0] * len(lengths)
+    while (left := count - sum(shares)) > 0:
+        open_ = [i for i in range(len(lengths)) if shares[i] < room[i]]
+        for k in range(min(left, len(open_))):
+            shares[open_[k * len(open_) // min(left, len(open_))]] += 1
+    places = [(nth, i, _middle(lengths[i], nth, share, width)) for i, share in enumerate(shares) for nth in range(share)]
+    return [(i, offset) for _, i, offset in sorted(places)]
+
+
+def _middle(length: int, nth: int, parts: int, width: int) -> int:
+    """Offset of a window in the middle of part ``nth`` of ``parts`` equal parts."""
+    begin, end = nth * length // parts, (nth + 1) * length // parts
+    return begin + (end - begin - width) // 2

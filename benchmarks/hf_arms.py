@@ -1,0 +1,52 @@
+"""HuggingFace's own ways to decode as arms: plain, and with drafts. Each has a process of its own and few prompts."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tide_runtime import GenerationParams
+
+from benchmarks.arm_process import ArmProcess
+from benchmarks.arms import REFERENCE
+from benchmarks.turns import Group, Turn
+
+SETTLE_S = 0.3  # thread pools spin for a while after their last work
+HF_GROUPS = 6  # eager is several times slower than everything else
+
+HF_TITLES = {
+    "eager": "HF eager",
+    "prompt_lookup": "HF prompt lookup",
+    "early_exit": "HF assistant_early_exit",
+}
+
+
+def hf_options(arm: str, exit_layer: int) -> dict[str, Any]:
+    """Arguments of HF's ``generate`` that make the arm. ``exit_layer``: layers that `early_exit` drafts with."""
+    return {
+        "eager": {},
+        "prompt_lookup": {"prompt_lookup_num_tokens": 10},  # HF's documentation, "Prompt lookup decoding"
+        "early_exit": {"assistant_early_exit": exit_layer},
+    }[arm]
+
+
+class HFArm:
+    """``model.generate(…, **options)``, greedy, in fp32."""
+
+    most_groups: int | None = HF_GROUPS
+
+    def __init__(self, weights: Path, options: Mapping[str, Any]) -> None:
+        self.process = ArmProcess(REFERENCE, weights)
+        self._options = options
+
+    def turn(self, prompts: Group, params: GenerationParams) -> Turn:
+        """Raises ArmError when HF's ``generate`` fails."""
+        time.sleep(SETTLE_S)
+        timing = self.process.generate([list(prompt) for prompt in prompts], params.max_new_tokens, **self._options)
+        time.sleep(SETTLE_S)
+        return Turn(timing.tokens, timing.decode_s)
+
+    def close(self) -> None:
+        self.process.close()

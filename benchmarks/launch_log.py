@@ -1,0 +1,89 @@
+"""Which graphs were launched, on how many rows of how many tokens: what the backend counts by name, counted by shape."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from tide_runtime.backends.base import Backend, Slots, Step
+from tide_runtime.policies.base import DepthPolicy
+from tide_runtime.row import Row
+
+Launch = tuple[str, int, int]  # graph, rows, tokens of each
+
+
+class LaunchLog:
+    """Launches since `clear`, those of prompts apart."""
+
+    def __init__(self) -> None:
+        self.prefill: Counter[Launch] = Counter()
+        self.decode: Counter[Launch] = Counter()
+        self.current = self.decode
+
+    def clear(self) -> None:
+        self.prefill.clear()
+        self.decode.clear()
+
+
+class LoggedPolicy:
+    """A depth policy that tells the log which launches are a prompt's."""
+
+    def __init__(self, policy: DepthPolicy, log: LaunchLog) -> None:
+        self.name = policy.name
+        self._policy, self._log = policy, log
+
+    def prefill(self, slots: Slots, row: Row) -> int:
+        self._log.current = self._log.prefill
+        return self._policy.prefill(slots, row)
+
+    def decode(self, slots: Slots, rows: Sequence[Row]) -> list[list[int]]:
+        self._log.current = self._log.decode
+        return self._policy.decode(slots, rows)
+
+
+class LoggedBackend:
+    """A backend whose steps note every launch in ``log``."""
+
+    def __init__(self, backend: Backend, log: LaunchLog) -> None:
+        self.name, self.launches = backend.name, backend.launches
+        self._backend, self._log = backend, log
+
+    def slots(self, capacity: int) -> Slots:
+        return _LoggedSlots(self._backend.slots(capacity), self._log)
+
+
+class _LoggedSlots:
+    def __init__(self, slots: Slots, log: LaunchLog) -> None:
+        self.capacity = slots.capacity
+        self._slots, self._log = slots, log
+        self._steps: dict[tuple[int, int, int], tuple[Step, _LoggedStep]] = {}
+
+    @property
+    def layers_launched(self) -> int:
+        return self._slots.layers_launched
+
+    @layers_launched.setter
+    def layers_launched(self, value: int) -> None:
+        self._slots.layers_launched = value
+
+    def step(self, first_row: int, rows: int, seq: int) -> Step:
+        key, step = (first_row, rows, seq), self._slots.step(first_row, rows, seq)
+        known = self._steps.get(key)
+        if known is None or known[0] is not step:  # the backend forgets steps that were not used for long
+            known = self._steps[key] = step, _LoggedStep(step, self._log)
+        return known[1]
+
+    def move_row(self, source: int, target: int, length: int) -> None:
+        self._slots.move_row(source, target, length)
+
+
+class _LoggedStep:
+    def __init__(self, step: Step, log: LaunchLog) -> None:
+        self.input_ids, self.hidden, self.score = step.input_ids, step.hidden, step.score
+        self.logits, self.token, self.place = step.logits, step.token, step.place
+        self._run, self._log = step.run, log
+        self._rows, self._seq = step.input_ids.shape
+
+    def run(self, graph: str) -> None:
+        self._log.current[graph, self._rows, self._seq] += 1
+        self._run(graph)

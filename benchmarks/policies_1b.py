@@ -1,0 +1,154 @@
+"""Does the machinery of lazy depth cost anything at real sizes? Scripted exits on a 1.1B model: measured against theory.
+
+    python -m benchmarks.policies_1b                   # 1.1B random weights, fp32: 20 GB of memory, some minutes
+    python -m benchmarks.policies_1b --model demo      # the same on the small model
+    python -m benchmarks.policies_1b --baseline full   # without the unsplit graph: half the memory
+
+Random weights have no exits worth asking, so the exits' answers are scripted (see `scripted_exits`): the router says yes to
+0, 50, 90 or 100% of the tokens, and `exact`'s drafts are right. Theory: the time that the launches made should take by step
+costs measured in this run; the baseline's the same way. What is left is the policies' own work.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from tide_calibrate.costs import measure_costs
+from tide_runtime import GenerationParams, ThreadOptions
+from tide_runtime.manifest import Manifest
+from tide_runtime.policies.exact import ExactDepth
+from tide_runtime.policies.exit import ExitDepth
+from tide_runtime.policies.full import FullDepth
+from tide_runtime.policies.options import DepthOptions
+from tide_runtime.step_costs import StepCosts
+
+from benchmarks.arm_figures import speed_figures, theory_figures
+from benchmarks.engine_arm import EngineArm, LoggedEngine
+from benchmarks.made_up_exits import with_exits
+from benchmarks.model_folders import MODELS, BenchModel
+from benchmarks.policies_cpu import CACHE
+from benchmarks.policy_arms import CHUNK
+from benchmarks.report import Report
+from benchmarks.scripted_exits import ScriptedArm, Texts
+from benchmarks.tide_arm import export_bundle, load_engine
+from benchmarks.turns import Arm, Group, take_turns
+from benchmarks.unsplit_arm import UnsplitDepth, build_unsplit, unsplit_engine
+
+COST_SEQS = (1, 2, 4, 6, 16, 64)  # tokens at once: single ones, drafts, and what `exit` defers
+BASELINES = ("unsplit", "full")
+
+console = Console(width=max(110, Console().width))
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A cut model with an exit after a quarter of its layers, the baseline, and what its steps cost."""
+
+    engine: LoggedEngine
+    manifest: Manifest
+    baseline: EngineArm
+    costs: StepCosts
+
+
+def set_stage(model: BenchModel, baseline: str, cache: Path) -> Stage:
+    """Export, measure the costs, load."""
+    weights, identity, folder = model.weights(cache), model.identity(), cache / model.name
+    place = _exit_layer(weights)
+    with console.status(f"{model.name}: export"):
+        bundle = export_bundle(weights, identity, folder / "scripted", str(place))
+        unsplit = build_unsplit(weights, identity, folder / "unsplit") if baseline == "unsplit" else None
+    with console.status(f"{model.name}: step costs"):
+        table = measure_costs(bundle, rows=(1,), seqs=COST_SEQS, threads=ThreadOptions(shared=True))
+    with console.status(f"{model.name}: load"):
+        # The uncut graph first: while it loads, a second engine is in memory for a moment.
+        whole = LoggedEngine(unsplit_engine(unsplit)) if unsplit else None
+        engine = LoggedEngine(load_engine(bundle))
+    manifest = with_exits(engine.manifest, [place], table, exact_threshold=0.5, exit_threshold=0.5)
+    base = EngineArm(whole, UnsplitDepth(whole.manifest)) if whole else EngineArm(engine, FullDepth(manifest, CHUNK))
+    return Stage(engine, manifest, base, StepCosts(manifest))
+
+
+def scripted_arms(stage: Stage, rates: list[int], said: Texts) -> dict[str, Arm]:
+    """``exact_RATE`` and ``exit_RATE``."""
+    arms: dict[str, Arm] = {}
+    for rate in rates:
+        policies = {
+            "exact": ExactDepth(stage.manifest, CHUNK, DepthOptions(draft="router")),
+            "exit": ExitDepth(stage.manifest, CHUNK, DepthOptions()),
+        }
+        for name, policy in policies.items():
+            arms[f"{name}_{rate}"] = ScriptedArm(stage.engine, policy, stage.manifest, rate / 100, said)
+    return arms
+
+
+def measure(stage: Stage, rates: list[int], groups: list[Group], params: GenerationParams) -> list[dict[str, Any]]:
+    """A row for each policy and rate."""
+    full = FullDepth(stage.manifest, CHUNK)
+    said = {tuple(group[0]): stage.engine.turn(full, group, params).tokens[0] for group in groups}
+    arms = scripted_arms(stage, rates, said)
+    for arm in (stage.baseline, *arms.values()):  # binds buffers
+        arm.turn(groups[0], params)
+    base, turns = take_turns(stage.baseline, arms, groups, params)
+    layers = stage.engine.layers
+    return [
+        {"arm": name} | speed_figures(own, base) | theory_figures(own, layers, base, stage.baseline.engine.layers, stage.costs)
+        for name, own in turns.items()
+    ]
+
+
+def _exit_layer(weights: Path) -> int:
+    from transformers import AutoConfig
+
+    return round(AutoConfig.from_pretrained(weights).num_hidden_layers / 4)
+
+
+def _print(model: BenchModel, baseline: str, rows: list[dict[str, Any]]) -> None:
+    table = Table(title=f"{model.title}, fp32, batch 1, scripted exits; baseline: {baseline}")
+    for heading in ("policy", "yes", f"× {baseline}", "theory ×", "measured ÷ theory", "layers/token", "tokens/s"):
+        table.add_column(heading, justify="left" if heading == "policy" else "right")
+    for row in rows:
+        policy, rate = row["arm"].split("_")
+        figures = (f"{row[name]:.2f}" for name in ("ratio_total", "theoretical", "measured_over_theoretical"))
+        table.add_row(policy, f"{rate}%", *figures, f"{row['layers_per_token']:.1f}", f"{row['tokens_per_s']:.1f}")
+    console.print(table)
+
+
+def add_results(report: Report, rows: list[dict[str, Any]], rates: list[int]) -> None:
+    """``scripted_measured_over_theoretical_RATE`` is the lesser of the two policies'."""
+    shares = {row["arm"]: row["measured_over_theoretical"] for row in rows}
+    for rate in rates:
+        report.add(f"scripted_measured_over_theoretical_{rate}", min(shares[f"{name}_{rate}"] for name in ("exact", "exit")))
+    for row in rows:
+        report.add(f"scripted_{row['arm']}", row["ratio_total"])
+        report.add(f"scripted_measured_over_theoretical_{row['arm']}", row["measured_over_theoretical"])
+
+
+def main(
+    model: Annotated[str, typer.Option(help=f"Of {','.join(MODELS)}.")] = "1b",
+    rates: Annotated[str, typer.Option(help="Percentages of yes.")] = "0,50,90,100",
+    prompts: Annotated[int, typer.Option(min=1, help="Prompts, one after the other.")] = 3,
+    new_tokens: Annotated[int, typer.Option(min=2, help="New tokens of each.")] = 32,
+    baseline: Annotated[str, typer.Option(help=f"Of {','.join(BASELINES)}.")] = "unsplit",
+    cache: Annotated[Path, typer.Option(help="Where weights and graphs are kept between runs.")] = CACHE,
+    json: Annotated[Path | None, typer.Option(help="Write all figures to this file.")] = None,
+) -> None:
+    """Measure policies with scripted exits."""
+    if model not in MODELS or baseline not in BASELINES:
+        raise typer.BadParameter(f"--model is one of {', '.join(MODELS)}, --baseline one of {', '.join(BASELINES)}")
+    chosen, percents = MODELS[model], [int(rate) for rate in rates.split(",")]
+    report = Report("policies_1b", model=model, rates=rates, prompts=prompts, new_tokens=new_tokens, baseline=baseline)
+    stage = set_stage(chosen, baseline, cache)
+    groups: list[Group] = [[prompt] for prompt in chosen.prompts(prompts, chosen.prompt_tokens)]
+    report.rows = measure(stage, percents, groups, GenerationParams(max_new_tokens=new_tokens, ignore_eos=True))
+    _print(chosen, baseline, report.rows)
+    add_results(report, report.rows, percents)
+    report.finish(json)
+
+
+if __name__ == "__main__":
+    typer.run(main)

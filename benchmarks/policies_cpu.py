@@ -1,0 +1,177 @@
+"""Depth policies on the CPU, fp32: how much faster than the *unsplit* ONNX graph, and how much of that the theory promises.
+
+    python -m benchmarks.policies_cpu                                            # everything, about 8 minutes on 2 quiet cores
+    python -m benchmarks.policies_cpu --models layerskip --batch 1 --arms full,exact_both --temperature 0
+    python -m benchmarks.policies_cpu --json build/policies_cpu.json
+
+Every ratio has the unsplit graph, driven by the same loop, as its baseline: all of TIDE's arms run in one process, in turn,
+on the same prompts (see `turns`). HF's arms have processes of their own and 6 groups of prompts. Prompts are windows of 64
+tokens from files that neither the models nor the calibration have seen (see `held_out`; ``--data demo`` takes the demo's
+own files instead, which the calibration learned from). ``random`` has random weights and a calibration that is wrong
+about them: the worst that can happen. The first run calibrates both demo models, which takes some minutes more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from tide_runtime import GenerationParams
+
+from benchmarks.arm_figures import repetition, speed_figures, text_figures, theory_figures
+from benchmarks.arm_process import ArmError
+from benchmarks.calibrated_bundles import PERCENTS, calibrated_bundles
+from benchmarks.engine_arm import EngineArm
+from benchmarks.held_out import SOURCES, held_out_prompts
+from benchmarks.hf_arms import HFArm
+from benchmarks.other_load import OtherLoad
+from benchmarks.policy_arms import TITLES, ArmSet, demo_arms, random_arms
+from benchmarks.policy_table import BASELINE, add_policy_results, print_policy_table
+from benchmarks.report import Report
+from benchmarks.turns import Group, take_turns
+
+CACHE = Path(__file__).resolve().parents[1] / "build" / "bench-cache"
+MODELS = ("layerskip", "stock", "random")
+PROMPT_TOKENS = 64
+SAMPLED_SHARE, RANDOM_SHARE = 4, 4  # sampling, and random weights, get one prompt in so many
+LEAST_GROUPS = 4
+SAMPLE = 6  # prompts on which baselines are fitted
+
+console = Console(width=max(150, Console().width))  # piped output would wrap the table at 80
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to run: ``prompts`` [N][S], the same for every model, batch size and arm."""
+
+    models: Sequence[str]
+    batches: Sequence[int]
+    arms: Sequence[str]
+    temperatures: Sequence[float]
+    prompts: Group
+    new_tokens: int
+
+    def groups(self, model: str, batch: int, temperature: float) -> list[Group]:
+        """The prompts in groups of ``batch``; a rest that fills no group is left out."""
+        count = len(self.prompts) // (RANDOM_SHARE if model == "random" else 1) // (SAMPLED_SHARE if temperature else 1)
+        count = min(len(self.prompts), max(count, LEAST_GROUPS * batch))
+        return [self.prompts[i : i + batch] for i in range(0, count - batch + 1, batch)]
+
+
+def measure(arms: ArmSet, groups: Sequence[Group], params: GenerationParams) -> tuple[list[dict[str, Any]], float]:
+    """A row for each arm, the baseline first; and the share of the CPU that others took."""
+    _warm_up(arms, groups[0], params)
+    running = {name: arm for name, arm in arms.arms.items() if params.greedy or isinstance(arm, EngineArm)}
+    load = OtherLoad(arm.process.pid for arm in running.values() if isinstance(arm, HFArm))
+    base, turns = take_turns(arms.baseline, running, groups, params)
+    share = load.share()
+    full, rows = turns.get("full", base), []
+    for name, own in {BASELINE: base, **turns}.items():
+        row = {"arm": name, **speed_figures(own, base), "ngram_hits": repetition(groups, own)}
+        arm = arms.baseline if name == BASELINE else running[name]
+        if isinstance(arm, EngineArm) and arms.costs is not None:
+            row |= theory_figures(own, arm.engine.layers, base, arms.baseline.engine.layers, arms.costs)
+        rows.append(row | text_figures(own, full) if params.greedy else row)
+    return rows, share
+
+
+def _warm_up(arms: ArmSet, group: Group, params: GenerationParams) -> None:
+    """Bind every shape; an arm that fails here is left out from now on."""
+    arms.baseline.turn(group, params)
+    for name, arm in list(arms.arms.items()):
+        if not params.greedy and isinstance(arm, HFArm):
+            continue
+        try:
+            arm.turn(group, params)
+        except ArmError as error:
+            arms.drop(name, f"batch {len(group)}: {error}")
+
+
+def run_model(report: Report, plan: Plan, model: str, bundles: Path | None, cache: Path) -> None:
+    """All batch sizes and temperatures of one model."""
+    with _phase(f"{model}: bundles and arms"):
+        arms = _arms(plan, model, bundles, cache)
+    for temperature in plan.temperatures:
+        for batch in plan.batches:
+            params = GenerationParams(max_new_tokens=plan.new_tokens, temperature=temperature, ignore_eos=True)
+            groups = plan.groups(model, batch, temperature)
+            with _phase(f"{model}: batch {batch}, temperature {temperature:g}, {len(groups)} groups"):
+                rows, load = measure(arms, groups, params)
+            place = {"model": model, "batch": batch, "temperature": temperature}
+            report.rows += [{**place, "other_load": load, **row} for row in rows]
+            print_policy_table(console, place, rows, load)
+    for name, reason in arms.failures.items():
+        console.print(f"{model}, {TITLES[name]} could not run: {reason}", style="yellow", markup=False)
+        report.rows.append({"model": model, "arm": name, "note": reason})
+    arms.close()
+
+
+def _arms(plan: Plan, model: str, bundles: Path | None, cache: Path) -> ArmSet:
+    calibrated = "layerskip" if model == "random" else model
+    made = {p: bundles / f"{calibrated}_{p}" for p in PERCENTS} if bundles else calibrated_bundles(calibrated, cache)
+    if model == "random":
+        return random_arms(made[1], plan.arms, cache)
+    sample = [[prompt] for prompt in plan.prompts[:SAMPLE]]
+    return demo_arms(model, made, plan.arms, sample, plan.new_tokens, cache)
+
+
+@contextmanager
+def _phase(title: str) -> Iterator[None]:
+    start = perf_counter()
+    with console.status(title):
+        yield
+    console.print(f"{title}: {perf_counter() - start:.1f} s", style="dim", markup=False)
+
+
+def _split(text: str, known: Sequence[str], what: str) -> list[str]:
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    unknown = [name for name in names if name not in known]
+    if unknown or not names:
+        raise typer.BadParameter(f"{what} {', '.join(unknown) or 'missing'}; choose from: {', '.join(known)}")
+    return names
+
+
+def _numbers(text: str, kind: type[int] | type[float], what: str) -> list[Any]:
+    try:
+        return sorted({kind(part) for part in text.split(",")})
+    except ValueError:
+        raise typer.BadParameter(f"{what} is {text!r}; give numbers such as {'1,8' if kind is int else '0,0.8'}") from None
+
+
+def main(
+    models: Annotated[str, typer.Option(help=f"Models, of {','.join(MODELS)}.")] = ",".join(MODELS),
+    batch: Annotated[str, typer.Option(help="Batch sizes.")] = "1,4,8",
+    arms: Annotated[str, typer.Option(help=f"Arms, of {','.join(TITLES)}.")] = ",".join(TITLES),
+    temperature: Annotated[str, typer.Option(help="Temperatures; 0 is greedy, others take a quarter of the prompts.")] = "0,0.8",
+    prompts: Annotated[int, typer.Option(min=1, help="Held-out prompts of 64 tokens.")] = 100,
+    new_tokens: Annotated[int, typer.Option(min=2, help="New tokens a row.")] = 96,
+    data: Annotated[str, typer.Option(help=f"Where the prompts come from, of {','.join(SOURCES)}.")] = "library",
+    bundles: Annotated[Path | None, typer.Option(help="Take MODEL_1 and MODEL_5 from this folder; do not calibrate.")] = None,
+    cache: Annotated[Path, typer.Option(help="Where bundles and graphs are kept between runs.")] = CACHE,
+    json: Annotated[Path | None, typer.Option(help="Also write everything to this file.")] = None,
+) -> None:
+    """Compare depth policies on this machine's CPU."""
+    plan = Plan(
+        models=_split(models, MODELS, "model"),
+        batches=_numbers(batch, int, "batch"),
+        arms=_split(arms, list(TITLES), "arm"),
+        temperatures=_numbers(temperature, float, "temperature"),
+        prompts=[prompt.ids for prompt in held_out_prompts(prompts, PROMPT_TOKENS, _split(data, SOURCES, "data")[0])],
+        new_tokens=new_tokens,
+    )
+    settings = {name: getattr(plan, name) for name in ("models", "batches", "arms", "temperatures", "new_tokens")}
+    report = Report("policies_cpu", prompts=prompts, data=data, **settings)
+    for model in plan.models:
+        run_model(report, plan, model, bundles, cache)
+    add_policy_results(report)
+    report.finish(json)
+
+
+if __name__ == "__main__":
+    typer.run(main)

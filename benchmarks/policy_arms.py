@@ -1,0 +1,170 @@
+"""The arms of the depth-policy benchmark on one model: every policy and drafter, and what they are compared with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+from tide_runtime import GenerationParams, TideError
+from tide_runtime.manifest import Manifest
+from tide_runtime.policies import make_policy
+from tide_runtime.policies.base import DepthPolicy
+from tide_runtime.policies.exit import ExitDepth
+from tide_runtime.policies.options import DepthOptions, Drafters
+from tide_runtime.step_costs import StepCosts
+
+from benchmarks.arm_process import ArmError
+from benchmarks.calibrated_bundles import demo_identity
+from benchmarks.engine_arm import EngineArm, LoggedEngine
+from benchmarks.entropy_exit import entropy_exit, listening_exit
+from benchmarks.hf_arms import HF_TITLES, HFArm, hf_options
+from benchmarks.made_up_exits import with_exits
+from benchmarks.models import DEMO_MODELS
+from benchmarks.random_twin import random_identity, random_twin
+from benchmarks.tide_arm import export_bundle, load_engine
+from benchmarks.turns import Arm, Group
+from benchmarks.unsplit_arm import UnsplitDepth, build_unsplit, unsplit_engine
+
+CHUNK = 256  # prompt tokens per prefill step, the engine's default
+NEVER_SURE = 1.0  # a threshold that no softmax of a random model reaches
+
+
+@dataclass(frozen=True)
+class PolicyArm:
+    """A depth policy of the runtime. ``percent``: the certified disagreement of the bundle it runs on."""
+
+    title: str
+    policy: str
+    draft: Drafters = "both"
+    percent: int = 1
+
+
+POLICIES = {
+    "full": PolicyArm("TIDE full", "full"),
+    "exact_none": PolicyArm("TIDE exact, no drafts", "exact", "none"),
+    "exact_ngram": PolicyArm("TIDE exact, n-gram drafts", "exact", "ngram"),
+    "exact_router": PolicyArm("TIDE exact, router drafts", "exact", "router"),
+    "exact_both": PolicyArm("TIDE exact, both", "exact", "both"),
+    "exit1": PolicyArm("TIDE exit at 1%", "exit"),
+    "exit5": PolicyArm("TIDE exit at 5%", "exit", percent=5),
+}
+COMPARED_TITLES = {"exit1_entropy": "… asked by entropy", "static": "static layer skip"}
+TITLES = {name: arm.title for name, arm in POLICIES.items()} | COMPARED_TITLES | HF_TITLES
+
+
+@dataclass
+class ArmSet:
+    """The arms on one model that could be made, and why the others could not. ``costs``: None when nobody has measured them."""
+
+    model: str
+    baseline: EngineArm
+    costs: StepCosts | None
+    arms: dict[str, Arm] = field(default_factory=dict)
+    failures: dict[str, str] = field(default_factory=dict)
+
+    def add(self, name: str, make: Callable[[], Arm]) -> None:
+        """An arm that cannot run is a row of the table, not the end of the benchmark."""
+        try:
+            self.arms[name] = make()
+        except (TideError, ArmError) as error:
+            self.failures[name] = str(error)
+
+    def drop(self, name: str, reason: str) -> None:
+        """Take out an arm that failed on the way."""
+        self.failures[name] = reason
+        _close(self.arms.pop(name))
+
+    def close(self) -> None:
+        for arm in self.arms.values():
+            _close(arm)
+
+
+def demo_arms(
+    model: str, bundles: Mapping[int, Path], wanted: Sequence[str], sample: Sequence[Group], new_tokens: int, cache: Path
+) -> ArmSet:
+    """Arms on a demo model. ``bundles``: calibrated ones, by certified percentage; ``sample``: prompts to fit baselines on."""
+    weights, identity = DEMO_MODELS / model, demo_identity(model)
+    baseline = _baseline(build_unsplit(weights, identity, cache / model / "unsplit"))
+    engines = {percent: LoggedEngine(load_engine(folder)) for percent, folder in bundles.items()}
+    own = engines[1].manifest
+    arms = ArmSet(model, baseline, _costs(own))
+    params = GenerationParams(max_new_tokens=new_tokens, ignore_eos=True)
+    for name in (name for name in POLICIES if name in wanted):
+        arms.add(name, partial(_policy_arm, POLICIES[name], engines[POLICIES[name].percent]))
+    if "exit1_entropy" in wanted:
+        arms.add("exit1_entropy", lambda: _entropy_arm(engines[1], sample, params))
+    if "static" in wanted:
+        arms.add("static", lambda: _static_arm(weights, identity, engines[1], sample, params, cache / model / "static"))
+    exit_layer = own.calibration.exits[0].checkpoint if own.calibration is not None and own.calibration.exits else 6
+    for name in (name for name in HF_TITLES if name in wanted):
+        arms.add(name, partial(HFArm, weights, hf_options(name, exit_layer)))
+    return arms
+
+
+def random_arms(calibrated: Path, wanted: Sequence[str], cache: Path) -> ArmSet:
+    """Arms on random weights with a calibration that is wrong about them: the demo's costs, exits and expectations.
+
+    ``exact`` drafts whenever it may; ``exit`` asks at every token and never leaves.
+    """
+    weights, known = random_twin(cache), load_engine(calibrated).manifest
+    assert known.calibration is not None
+    places = [e.checkpoint for e in known.calibration.exits] or [known.model.num_layers // 4]
+    folder = cache / "random" / "bundle"
+    engine = LoggedEngine(load_engine(export_bundle(weights, random_identity(), folder, ",".join(map(str, places)))))
+    costs, predicted = known.calibration.costs, known.calibration.predicted
+    sure = with_exits(engine.manifest, places, costs, predicted=predicted)
+    unsure = with_exits(engine.manifest, places, costs, exit_threshold=NEVER_SURE, predicted=predicted)
+    baseline = _baseline(build_unsplit(weights, random_identity(), cache / "random" / "unsplit"))
+    arms = ArmSet("random", baseline, _costs(sure))
+    for name in (name for name in POLICIES if name in wanted and name != "exit5"):
+        arms.add(name, partial(_policy_arm, POLICIES[name], engine, unsure if name == "exit1" else sure))
+    return arms
+
+
+def _baseline(folder: Path) -> EngineArm:
+    engine = LoggedEngine(unsplit_engine(folder))
+    return EngineArm(engine, UnsplitDepth(engine.manifest))
+
+
+def _costs(manifest: Manifest) -> StepCosts | None:
+    return StepCosts(manifest) if manifest.calibration is not None and manifest.calibration.costs is not None else None
+
+
+def _policy_arm(arm: PolicyArm, engine: LoggedEngine, manifest: Manifest | None = None) -> EngineArm:
+    return EngineArm(engine, make_policy(arm.policy, manifest or engine.manifest, CHUNK, DepthOptions(draft=arm.draft)))
+
+
+def _exit_policy(manifest: Manifest) -> ExitDepth:
+    return ExitDepth(manifest, CHUNK, DepthOptions())
+
+
+def _entropy_arm(engine: LoggedEngine, sample: Sequence[Group], params: GenerationParams) -> EngineArm:
+    heard_by = _exit_policy(engine.manifest)
+    answers = listening_exit(engine.manifest, heard_by)
+    _run(engine, heard_by, sample, params)
+    return EngineArm(engine, entropy_exit(engine.manifest, _exit_policy(engine.manifest), answers))
+
+
+def _static_arm(
+    weights: Path, identity: str, engine: LoggedEngine, sample: Sequence[Group], params: GenerationParams, folder: Path
+) -> EngineArm:
+    """Every token says what an identity head says after as many layers as `exit` runs before it speaks, on average."""
+    depth = round(_run(engine, _exit_policy(engine.manifest), sample, params))
+    depth = min(depth, engine.manifest.model.num_layers - 1)
+    static = LoggedEngine(load_engine(export_bundle(weights, identity, folder / str(depth), str(depth))))
+    calibration = engine.manifest.calibration
+    costs = calibration.costs if calibration is not None else None
+    return EngineArm(static, _exit_policy(with_exits(static.manifest, [depth], costs)))
+
+
+def _run(engine: LoggedEngine, policy: DepthPolicy, sample: Sequence[Group], params: GenerationParams) -> float:
+    """Run the sample; returns the mean depth."""
+    depths = [engine.turn(policy, group, params).depth or 0.0 for group in sample]
+    return sum(depths) / len(depths)
+
+
+def _close(arm: Arm) -> None:
+    if isinstance(arm, HFArm):
+        arm.close()

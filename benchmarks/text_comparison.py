@@ -1,0 +1,43 @@
+"""Two continuations of one prompt side by side, and how repetitive a continuation is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from tide_runtime.ngram import NgramDrafter
+
+Tokens = Sequence[Sequence[int]]  # [rows][tokens]
+
+
+def first_difference(tokens: Sequence[int], reference: Sequence[int]) -> int | None:
+    """Where two continuations part; None when one is the beginning of the other."""
+    return next((i for i, (a, b) in enumerate(zip(tokens, reference, strict=False)) if a != b), None)
+
+
+def disagreement_rate(rows: Tokens, references: Tokens) -> float:
+    """Chance that a token differs from the reference's where everything before it is the same.
+
+    Rows are followed to their first difference (events over exposure, the estimate of a constant hazard), because behind it
+    the texts go their own ways. The first token is left out: it comes from the prompt's full pass.
+    """
+    events, exposed = 0, 0
+    for tokens, reference in zip(rows, references, strict=True):
+        place = first_difference(tokens[1:], reference[1:])
+        events += place is not None
+        exposed += len(tokens) - 1 if place is None else place + 1
+    return events / exposed if exposed else 0.0
+
+
+def identical_share(rows: Tokens, references: Tokens) -> float:
+    """Share of tokens that are the reference's at the same place of the text."""
+    return float(np.mean([a == b for row, other in zip(rows, references, strict=True) for a, b in zip(row, other, strict=True)]))
+
+
+def ngram_hit_share(prompt: Sequence[int], output: Sequence[int]) -> float:
+    """Share of the ``output`` tokens that the runtime's n-gram drafter would have said: what repetition gives away."""
+    tokens, drafter, hits = np.array([*prompt, *output], np.int64), NgramDrafter(), 0
+    for end in range(len(prompt), len(tokens)):
+        guess = drafter.draft(tokens, end, 1)
+        hits += bool(len(guess)) and int(guess[0]) == int(tokens[end])
+    return hits / len(output)

@@ -1,0 +1,152 @@
+"""``tide-calibrate``: teach a model where its tokens may stop; ``tide-calibrate report``: draw its report again."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from tide_runtime.cli.errors import run_app
+from typer.core import TyperGroup
+
+from tide_calibrate.config import CalibrationConfig
+from tide_export.progress import ExportProgress, peak_memory_bytes
+
+
+class _CalibrateByDefault(TyperGroup):
+    """``tide-calibrate MODEL …`` is ``tide-calibrate calibrate MODEL …``: the command is only named for anything else."""
+
+    def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]
+        return super().parse_args(ctx, args if args and args[0] in self.commands else ["calibrate", *args])
+
+
+app = typer.Typer(cls=_CalibrateByDefault, add_completion=False, rich_markup_mode="markdown")
+_DEFAULTS = CalibrationConfig()
+
+
+@app.command()
+def calibrate(
+    model: Annotated[
+        str, typer.Argument(help="A model directory (config.json and *.safetensors), or a hub id such as org/name.")
+    ],
+    data: Annotated[
+        str,
+        typer.Option(
+            help="Text like what the model will meet: a text or .jsonl file, a directory, or a data set id name[:config][:split]."
+        ),
+    ],
+    out: Annotated[Path, typer.Option(help="The calibration's directory; it must not exist yet, unless --force.")],
+    heads: Annotated[
+        str,
+        typer.Option(help="Exit heads to train: auto (identity, linear, tail:1, tail:2), or a list: linear,tail:2,block:1."),
+    ] = _DEFAULTS.heads,
+    candidates: Annotated[
+        str, typer.Option(help="Where tokens may stop, in layers run: 4,8,12 or every:2 or auto (the first two thirds).")
+    ] = _DEFAULTS.candidates,
+    router: Annotated[
+        str, typer.Option(help="Who decides that a token stops: mlp, max_probability, mlp+max_probability, or auto.")
+    ] = _DEFAULTS.router,
+    label: Annotated[
+        str, typer.Option(help="What a router learns: agreement (same likeliest token) or cosine (state near the final one).")
+    ] = _DEFAULTS.label,
+    max_disagreement: Annotated[
+        float, typer.Option(help="Share of tokens at which policy exit may differ from the full model.")
+    ] = _DEFAULTS.max_disagreement,
+    confidence: Annotated[float, typer.Option(help="How sure the certificate of that share is.")] = _DEFAULTS.confidence,
+    costs: Annotated[
+        str,
+        typer.Option(help="What steps cost: measure (on this machine), none, or a costs.json that an earlier calibration wrote."),
+    ] = "measure",
+    window: Annotated[int, typer.Option(help="Tokens the model sees at once.")] = _DEFAULTS.window,
+    max_windows: Annotated[int, typer.Option(help="Windows of text used at most.")] = _DEFAULTS.max_windows,
+    rank: Annotated[int, typer.Option(help="Rank of the translators, at most 128.")] = _DEFAULTS.rank,
+    prompts: Annotated[
+        int, typer.Option(help="Held-out prompts that the model continues, to predict speed on what it writes itself.")
+    ] = _DEFAULTS.prompts,
+    new_tokens: Annotated[int, typer.Option(help="Tokens of each continuation.")] = _DEFAULTS.new_tokens,
+    seed: Annotated[int, typer.Option(help="Of everything random: the same seed, data and costs give the same bytes.")] = (
+        _DEFAULTS.seed
+    ),
+    dtype: Annotated[str, typer.Option(help="Precision the model runs in; export it in the same.")] = _DEFAULTS.dtype,
+    revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of a hub model.")] = None,
+    trust_remote_code: Annotated[
+        bool, typer.Option("--trust-remote-code", help="Run the model repository's own Python code. Read it first.")
+    ] = False,
+    keep_capture: Annotated[
+        bool, typer.Option("--keep-capture", help="Keep OUT.work, the captured states, for another run with other heads.")
+    ] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace an existing calibration; the old one stays until the new one is whole.")
+    ] = False,
+) -> None:
+    """Teach a frozen model where its tokens may stop, certify how wrong that can be, and predict what it gains.
+
+    Example: `tide-calibrate ./my-model --data texts/ --out calib/`, then
+    `tide-export ./my-model --calibration calib/ --out engine/`.
+
+    The model's weights stay as they are. An interrupted run goes on where it stopped when it is started again. Open
+    `calib/report/index.html` for the charts; `tide-calibrate report calib/` draws them again.
+    """
+    progress = ExportProgress(Console(stderr=True))
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, progress.interrupt)
+    config = CalibrationConfig(
+        heads=heads,
+        candidates=candidates,
+        router=router,
+        label=label,
+        max_disagreement=max_disagreement,
+        confidence=confidence,
+        window=window,
+        max_windows=max_windows,
+        rank=rank,
+        prompts=prompts,
+        new_tokens=new_tokens,
+        seed=seed,
+        dtype=dtype,
+    )
+    from tide_calibrate.calibrate import calibrate as run  # torch takes seconds to import; --help should not
+    from tide_calibrate.summary_tables import print_summary
+
+    file = run(
+        model,
+        data,
+        out,
+        config,
+        costs=costs,
+        revision=revision,
+        trust_remote_code=trust_remote_code,
+        keep_capture=keep_capture,
+        force=force,
+        progress=progress,
+    )
+    print_summary(file, Console(markup=False, highlight=False))
+    progress.console.print(
+        f"[bold]{out}[/bold]: {sum(progress.seconds.values()):.0f} s, peak memory {peak_memory_bytes() / 2**30:.1f} GiB; "
+        f"open {out / 'report' / 'index.html'}"
+    )
+
+
+@app.command()
+def report(
+    calibration: Annotated[Path, typer.Argument(help="The calibration's directory, as --out named it.")],
+) -> None:
+    """Draw a calibration's report again from its saved data, and print its summary."""
+    from tide_calibrate.calibration_file import read_calibration
+    from tide_calibrate.report.draw import redraw
+    from tide_calibrate.summary_tables import print_summary
+
+    page = redraw(calibration)
+    print_summary(read_calibration(calibration), Console(markup=False, highlight=False))
+    Console(stderr=True, markup=False, highlight=False).print(f"drawn: {page}")
+
+
+def main() -> None:
+    """Entry point: errors meant for the user become one message and their exit code."""
+    run_app(app, interrupted="interrupted; the captured states are kept, run the same command to go on")
+
+
+if __name__ == "__main__":
+    main()

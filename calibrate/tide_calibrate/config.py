@@ -1,0 +1,108 @@
+"""What a calibration is asked to do; the command line takes its defaults from here."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from tide_runtime.errors import ParamsError
+from tide_runtime.manifest import DTYPES
+
+AUTO_HEADS = ("identity", "linear", "tail:1", "tail:2")
+ROUTERS = ("auto", "mlp", "max_probability", "mlp+max_probability")
+LABELS = ("agreement", "cosine")
+MAX_AUTO_CANDIDATES = 8
+_LONGEST_WINDOW, _MOST_WINDOWS = 1 << 17, 10_000_000
+
+
+@dataclass(frozen=True)
+class CalibrationConfig:
+    """Options of one calibration.
+
+    Args:
+        heads: exit heads to train: ``auto`` (identity, linear, tail:1, tail:2) or a list such as ``linear,tail:2,block:1``.
+        candidates: layers after which a token may stop, as layers run: ``"4,8,12"``, ``"every:2"`` or ``"auto"``.
+        router: who decides that a token stops: ``auto`` lets the cost model choose among the others.
+        label: what a router learns: ``agreement`` (the exit's likeliest token is the full model's) or ``cosine`` (of the
+            state to the final one is above 0.98).
+        max_disagreement: ε, the share of tokens at which policy ``exit`` may differ from the full model.
+        confidence: 1 - δ, how sure the certificate of ε is.
+        window: tokens that the model sees at once.
+        max_windows: windows of text used at most, all splits together.
+        rank: of the translators; at most the hidden size is used.
+        prompts: held-out prompts that the model continues, for the predictions of speed; half of them for choosing exits.
+        new_tokens: tokens of each continuation.
+        seed: of everything random.
+        dtype: precision in which the model is run, fp32, fp16 or bf16.
+    """
+
+    heads: str = "auto"
+    candidates: str = "auto"
+    router: str = "auto"
+    label: str = "agreement"
+    max_disagreement: float = 0.01
+    confidence: float = 0.95
+    window: int = 256
+    max_windows: int = 2000
+    rank: int = 128
+    prompts: int = 32
+    new_tokens: int = 96
+    seed: int = 0
+    dtype: str = "fp32"
+
+    def __post_init__(self) -> None:
+        self._check_names()
+        for name, least in (("max_disagreement", 0), ("confidence", 0.5)):
+            value = getattr(self, name)
+            if not least < value < 1:
+                raise ParamsError(f"{name} is {value}; set it between {least} and 1, such as {getattr(type(self), name)}")
+        bounds = {"window": (16, _LONGEST_WINDOW), "max_windows": (16, _MOST_WINDOWS), "rank": (1, 128)}
+        bounds |= {"prompts": (2, 4096), "new_tokens": (8, 4096), "seed": (0, 2**32 - 1)}
+        for name, (least, most) in bounds.items():
+            if not least <= getattr(self, name) <= most:
+                raise ParamsError(f"{name} is {getattr(self, name)}; set it from {least} to {most}")
+
+    def _check_names(self) -> None:
+        wrong = [kind for kind in self.head_kinds if not re.fullmatch(r"identity|linear|(tail|block):[1-9]\d*", kind)]
+        if wrong:
+            raise ParamsError(
+                f"{wrong[0]!r} is no exit head; known are identity, linear, tail:k and block:k with k layers (1, 2, …)"
+            )
+        for name, known in (("router", ROUTERS), ("label", LABELS), ("dtype", DTYPES)):
+            if getattr(self, name) not in known:
+                raise ParamsError(f"{name} is {getattr(self, name)!r}; set it to one of: {', '.join(known)}")
+        if not re.fullmatch(r"auto|every:[1-9]\d*|\d+(,\d+)*", self.candidates):
+            raise ParamsError(f"candidates is {self.candidates!r}; set it to layers such as 4,8,12, to every:2, or to auto")
+
+    @property
+    def head_kinds(self) -> tuple[str, ...]:
+        """The heads to train, in order, each once."""
+        return AUTO_HEADS if self.heads == "auto" else tuple(dict.fromkeys(self.heads.split(",")))
+
+
+def candidate_layers(spec: str, num_layers: int) -> list[int]:
+    """Layers run before each candidate exit, rising, from 1 to num_layers - 1: the last layer is never a checkpoint.
+
+    ``auto`` is every layer of the first two thirds, evenly thinned to 8. Raises ParamsError for layers that do not exist,
+    or a model too shallow to exit from.
+    """
+    deepest = num_layers * 2 // 3 if spec == "auto" else num_layers - 1
+    if deepest < 1:
+        raise ParamsError(f"the model has {num_layers} layers, too few for an exit before the last one")
+    if spec == "auto":
+        count = min(deepest, MAX_AUTO_CANDIDATES)
+        return [round((i + 1) * deepest / count) for i in range(count)]
+    layers = list(range(int(spec[6:]), num_layers, int(spec[6:]))) if spec.startswith("every:") else _listed(spec)
+    if not layers or layers[0] < 1 or layers[-1] > deepest:
+        raise ParamsError(
+            f"candidates {spec} do not fit a model of {num_layers} layers; give rising numbers from 1 to {deepest} "
+            "(how many layers run before each candidate exit)"
+        )
+    return layers
+
+
+def _listed(spec: str) -> list[int]:
+    layers = [int(part) for part in spec.split(",")]
+    if sorted(set(layers)) != layers:
+        raise ParamsError(f"candidates is {spec}; give rising numbers, each once")
+    return layers

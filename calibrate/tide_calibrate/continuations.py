@@ -1,0 +1,89 @@
+"""What users will generate: the model's own greedy continuations of held-out prompts.
+
+A model agrees with itself at other places in what it writes than in what people wrote, so speed is predicted on these.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from tide_runtime.errors import DataError
+from transformers import PreTrainedModel
+from transformers.cache_utils import DynamicCache
+
+from tide_calibrate.data import SPLITS, Windows
+from tide_calibrate.traces import SplitTrace
+
+PROMPT_TOKENS = 64
+ROWS = 16  # prompts continued at once
+
+
+def continue_prompts(
+    model: PreTrainedModel, windows: Windows, split: NDArray[np.int8], count: int, new_tokens: int
+) -> tuple[Windows, NDArray[np.int32]]:
+    """Greedy continuations of the beginnings of ``count`` windows, half from the threshold split, half from the test split.
+
+    Args:
+        split: [documents] int8, each document's split.
+        new_tokens: of each continuation; at most half a window, and fewer when the model ends its text.
+
+    Returns:
+        Prompts with their continuations as windows, and the prompts' lengths [count]. Raises DataError when there are no
+        windows as long as a prompt.
+    """
+    width = windows.tokens.shape[1]
+    new_tokens = min(new_tokens, width // 2)
+    length = min(PROMPT_TOKENS, width - new_tokens)
+    rows = _prompt_rows(windows, split, count, length)
+    parts = [rows[start : start + ROWS] for start in range(0, len(rows), ROWS)]
+    tokens = np.concatenate([_greedy(model, windows.tokens[part, :length], new_tokens) for part in parts])
+    lengths = length + _tokens_until_end(tokens[:, length:], _end_tokens(model))
+    tokens[np.arange(tokens.shape[1]) >= lengths[:, None]] = 0
+    return Windows(tokens, lengths, windows.document[rows]), np.full(len(rows), length, np.int32)
+
+
+def generated_tokens(trace: SplitTrace, prompt_lengths: NDArray[np.int32]) -> SplitTrace:
+    """The part of ``trace`` where the model decided a token of its continuation.
+
+    ``prompt_lengths``: [windows], as `continue_prompts` returned them.
+    """
+    _, starts, inverse = np.unique(trace.window, return_index=True, return_inverse=True)
+    position = np.arange(trace.window.size) - starts[inverse]
+    # The state at the prompt's last token makes the first new one; the one at the last token is never decoded.
+    last = np.append(trace.window[1:] != trace.window[:-1], True)
+    return trace.select((position >= prompt_lengths[trace.window] - 1) & ~last)
+
+
+def _prompt_rows(windows: Windows, split: NDArray[np.int8], count: int, length: int) -> NDArray[np.intp]:
+    """Rows long enough to hold a prompt, evenly spread over the threshold split's windows and over the test split's."""
+    chosen = []
+    for name in ("threshold", "test"):
+        rows = np.flatnonzero((split[windows.document] == SPLITS.index(name)) & (windows.lengths >= length))
+        if not len(rows):
+            raise DataError(f"the {name} split has no window of {length} tokens to take a prompt from; give longer documents")
+        picked = np.linspace(0, len(rows) - 1, min(count // 2, len(rows))).round().astype(int)
+        chosen.append(rows[picked])
+    return np.concatenate(chosen)
+
+
+@torch.inference_mode()
+def _greedy(model: PreTrainedModel, prompts: NDArray[np.int32], new_tokens: int) -> NDArray[np.int32]:
+    """[B, P] → [B, P + new_tokens]; written out because ``generate`` would apply the model's own sampling settings."""
+    step = torch.from_numpy(prompts).long()
+    tokens, cache = [step], DynamicCache(config=model.config)
+    for _ in range(new_tokens):
+        step = model(input_ids=step, past_key_values=cache, use_cache=True).logits[:, -1].argmax(-1, keepdim=True)
+        tokens.append(step)
+    return torch.cat(tokens, dim=1).numpy().astype(np.int32)
+
+
+def _end_tokens(model: PreTrainedModel) -> list[int]:
+    ends = model.generation_config.eos_token_id if model.generation_config is not None else None
+    return [] if ends is None else [ends] if isinstance(ends, int) else list(ends)
+
+
+def _tokens_until_end(tokens: NDArray[np.int32], ends: list[int]) -> NDArray[np.int32]:
+    """[B] int32, how many tokens come until the first end token, itself included; all of them without one."""
+    ended = np.isin(tokens, ends)
+    return np.where(ended.any(1), ended.argmax(1) + 1, tokens.shape[1]).astype(np.int32)

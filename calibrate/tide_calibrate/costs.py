@@ -1,0 +1,146 @@
+"""What a step costs on this machine: graphs of a bundle timed at several batch shapes, and a line fitted through their depths.
+
+The bundle needs segments of different depth (`measuring_checkpoints`), or launches cannot be told from layers.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+
+import numpy as np
+from tide_runtime import Engine, EngineOptions
+from tide_runtime.backends.base import Backend
+from tide_runtime.backends.threads import ThreadOptions
+from tide_runtime.calibration import CostTable, StepCost
+from tide_runtime.errors import CalibrationError
+from tide_runtime.manifest import Manifest
+
+from tide_calibrate.host_time import measure_host_ms
+
+Shape = tuple[int, int]  # rows, tokens of each
+Clock = Callable[[], float]  # seconds
+
+START = 128  # cache slots filled before the timed steps, where the cache has that many
+WARM_UPS = 2
+LEAST_ROUNDS = 3
+QUANTILE = 0.25  # of a graph's times over the rounds: whatever else runs on the machine only ever adds
+ROUTER_WIDTH = 128  # of the MLP router; a translator's rank is at most the same
+
+
+def measuring_checkpoints(num_layers: int) -> list[int]:
+    """Cuts that suit `measure_costs`: segments of unequal depth, the first a short one. A model has 3 layers at least."""
+    shares = (1 / 12, 1 / 4, 1 / 2, 3 / 4) if num_layers >= 8 else (1 / 12,)
+    return sorted({max(1, round(num_layers * share)) for share in shares})
+
+
+def measure_costs(
+    bundle: str | Path,
+    target: str = "cpu",
+    rows: Iterable[int] = (1, 4, 8),
+    seqs: Iterable[int] = (1, 2, 4, 8, 16),
+    threads: ThreadOptions | None = None,
+    rounds: int = 25,
+    budget_s: float = 30.0,
+) -> CostTable:
+    """Time the graphs of ``bundle`` at every shape of ``rows`` x ``seqs``.
+
+    Args:
+        threads: as the runtime will have them; the commands run with ``ThreadOptions(shared=True)``.
+        rounds: passes over all shapes, interleaved so that a slow moment of the machine meets all of them.
+        budget_s: no new pass starts after this many seconds (after three passes).
+
+    ``unsplit_ms`` follows from the fit: launch + L layers + head + host, with the head's own launch taken off, for the
+    uncut graph is launched once. Raises CalibrationError when all segments have the same depth.
+    """
+    engine = Engine.load(bundle, EngineOptions(target=target, policy="full", threads=threads or ThreadOptions()))
+    manifest = engine.manifest
+    check_depths(manifest)
+    shapes = [(r, s) for r in sorted(set(rows)) for s in sorted(set(seqs)) if s < manifest.max_seq_len]
+    host = {r: measure_host_ms(engine, r) for r in sorted({r for r, _ in shapes})}
+    times = time_graphs(engine.backend, manifest, shapes, rounds, budget_s)
+    steps = [fit_step(manifest, shape, times[shape], host[shape[0]]) for shape in shapes]
+    return CostTable(target, _machine(), unsplit_ms(steps, manifest.model.num_layers), steps)
+
+
+def time_graphs(
+    backend: Backend,
+    manifest: Manifest,
+    shapes: Iterable[Shape],
+    rounds: int,
+    budget_s: float,
+    clock: Clock = time.perf_counter,
+) -> dict[Shape, dict[str, float]]:
+    """ms of every graph at every shape, lower quartile over the rounds.
+
+    Graphs run in the order of a step, so each finds the CPU's caches as it will in use.
+    """
+    shapes = list(shapes)
+    slots = backend.slots(max(rows for rows, _ in shapes))
+    steps = {shape: slots.step(0, *shape) for shape in shapes}
+    graphs = [graph.name for graph in manifest.graphs]
+    samples: dict[Shape, dict[str, list[float]]] = {shape: {name: [] for name in graphs} for shape in shapes}
+    begin = clock()
+    for turn in range(rounds):
+        if turn >= LEAST_ROUNDS and clock() - begin > budget_s:
+            break
+        for shape in shapes:
+            rows, seq = shape
+            steps[shape].place([min(START, manifest.max_seq_len - seq)] * rows)
+            for repeat in range(WARM_UPS + 1):
+                for name in graphs:
+                    start = clock()
+                    steps[shape].run(name)
+                    if repeat == WARM_UPS:
+                        samples[shape][name].append((clock() - start) * 1e3)
+    return {
+        shape: {name: float(np.quantile(times, QUANTILE)) for name, times in by_name.items()}
+        for shape, by_name in samples.items()
+    }
+
+
+def fit_step(manifest: Manifest, shape: Shape, graph_ms: Mapping[str, float], host_ms: float) -> StepCost:
+    """The cost of one shape from the times of its graphs: least squares of launch + n * layer over the segments' depths n."""
+    depths = np.array([segment.layers[1] - segment.layers[0] for segment in manifest.segments if segment.layers], float)
+    times = np.array([graph_ms[segment.name] for segment in manifest.segments])
+    layer, launch = np.polyfit(depths, times, 1)
+    if launch < 0 or layer <= 0:  # noise; through the origin then
+        layer, launch = float(depths @ times / (depths @ depths)), 0.0
+    exits = [ms for name, ms in graph_ms.items() if name.startswith("exit_")]
+    exit_ms = float(np.mean(exits)) if exits else launch + layer * _exit_share(manifest)
+    return StepCost(*shape, float(launch), float(layer), graph_ms["head"], float(exit_ms), host_ms)
+
+
+def check_depths(manifest: Manifest) -> None:
+    """Raise CalibrationError unless two segments differ in depth."""
+    depths = {segment.layers[1] - segment.layers[0] for segment in manifest.segments if segment.layers}
+    if len(depths) < 2:
+        advice = ",".join(str(cut) for cut in measuring_checkpoints(manifest.model.num_layers))
+        raise CalibrationError(
+            f"all segments of the bundle have {min(depths)} layers, so a launch's time cannot be told from a layer's; "
+            f"measure on a bundle with segments of different depth, for example tide-export --checkpoints {advice}"
+        )
+
+
+def unsplit_ms(steps: Iterable[StepCost], num_layers: int) -> float:
+    """One decode step of the uncut model, one row. The head's time holds a launch that the uncut graph does not have."""
+    one = next((step for step in steps if (step.rows, step.seq) == (1, 1)), None)
+    if one is None:
+        raise CalibrationError("one row of one token was not measured; include 1 in rows and in seqs")
+    return num_layers * one.layer_ms + max(one.head_ms, one.launch_ms) + one.host_ms
+
+
+def _exit_share(manifest: Manifest) -> float:
+    """Weights of a router and a translator as a share of a layer's: their time, when the bundle has no such graph to time."""
+    last = manifest.segments[-1]
+    assert last.layers is not None
+    layer = last.parameters / (last.layers[1] - last.layers[0])
+    return min(1.0, 3 * ROUTER_WIDTH * manifest.model.hidden_size / layer) if layer else 1.0
+
+
+def _machine() -> str:
+    cpu = platform.processor() or platform.machine()
+    return f"{platform.system()} {cpu}, {len(os.sched_getaffinity(0))} cores"

@@ -1,0 +1,56 @@
+"""Exit heads: what turns the state after a checkpoint into an early guess. One kind a file; ``make_head`` knows them all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tide_runtime.errors import ParamsError
+
+from ..frozen_model import FrozenModel
+from .base import ExitHead
+from .block import BlockHead
+from .identity import IdentityHead
+from .linear import LinearHead
+from .tail import TailHead
+from .translator import MAX_RANK, Translator
+
+_Maker = Callable[[FrozenModel, int, int, Translator], ExitHead]  # model, checkpoint, k, untrained translator
+
+_MAKERS: dict[str, _Maker] = {
+    "identity": lambda model, checkpoint, _, __: IdentityHead(model, checkpoint),
+    "linear": lambda model, checkpoint, _, translator: LinearHead(model, checkpoint, translator),
+    "tail": TailHead,
+    "block": BlockHead,
+}
+
+
+def make_head(kind: str, model: FrozenModel, checkpoint: int, rank: int = MAX_RANK, seed: int = 0) -> ExitHead:
+    """An untrained head that computes what its kind does without translation: the translator starts as the identity.
+
+    Args:
+        kind: ``identity``, ``linear``, ``tail:k`` or ``block:k`` with k layers, 1 … L - 1.
+        checkpoint: layers run before the exit, 1 … L - 1.
+        rank: of the translator.
+
+    Raises:
+        ParamsError: one of them is unknown or out of range.
+        UnsupportedModelError: the model cannot be cut where the head needs it.
+    """
+    name, layers = parse_kind(kind)
+    if not 1 <= checkpoint < model.num_layers:
+        raise ParamsError(f"a checkpoint of this model lies in 1 … {model.num_layers - 1}, got {checkpoint}")
+    if layers >= model.num_layers:
+        raise ParamsError(f"head {kind} needs more than {layers} layers, the model has {model.num_layers}")
+    return _MAKERS[name](model, checkpoint, layers, Translator(model.hidden_size, rank, seed))
+
+
+def parse_kind(kind: str) -> tuple[str, int]:
+    """``tail:2`` → ("tail", 2), ``linear`` → ("linear", 0). Raises ParamsError for any other form."""
+    name, colon, count = kind.partition(":")
+    takes_count = name in ("tail", "block")
+    if name not in _MAKERS or bool(colon) != takes_count or (takes_count and not (count.isdecimal() and int(count) > 0)):
+        raise ParamsError(f"unknown exit head {kind!r}; known are identity, linear, tail:k and block:k with k layers (1, 2, …)")
+    return name, int(count) if takes_count else 0
+
+
+__all__ = ["ExitHead", "Translator", "make_head", "parse_kind"]

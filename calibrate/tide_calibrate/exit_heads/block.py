@@ -1,0 +1,31 @@
+"""A small network of its own after the checkpoint: a trained copy of the last k layers (Kangaroo, arXiv:2404.18911).
+
+It attends over its own keys and values only, made from translated states at every position, so it needs nothing from the
+layers it skips; the price is k layers of weights per checkpoint, and of training.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import Tensor, nn
+
+from ..frozen_model import FrozenModel
+from .base import ExitHead
+from .translator import Translator
+
+
+class BlockHead(ExitHead):
+    """Translator, trained copy of the last ``layers`` layers, the model's own final norm and LM head."""
+
+    def __init__(self, model: FrozenModel, checkpoint: int, layers: int, translator: Translator) -> None:
+        super().__init__(f"block:{layers}", checkpoint, (checkpoint,), translator)
+        self.block = model.copied_tail(layers)
+
+    @property
+    def layers(self) -> list[nn.Module]:
+        """The trained layers, first to last."""
+        return self.block.layers
+
+    def logits(self, states: Mapping[int, Tensor]) -> Tensor:
+        return self.block(self.translated(states))

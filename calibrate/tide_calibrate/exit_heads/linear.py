@@ -1,0 +1,22 @@
+"""A tuned lens: the state is translated to what the final state would look like, then read by the model's own head."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from ..frozen_model import FrozenModel
+from .base import ExitHead
+from .translator import Translator
+
+
+class LinearHead(ExitHead):
+    """Translator, then final norm and LM head (Belrose et al. 2023, arXiv:2303.08112)."""
+
+    def __init__(self, model: FrozenModel, checkpoint: int, translator: Translator) -> None:
+        super().__init__("linear", checkpoint, (checkpoint,), translator)
+        self.lm_head = model.lm_head
+
+    def logits(self, states: Mapping[int, Tensor]) -> Tensor:
+        return self.lm_head(self.translated(states))

@@ -1,0 +1,45 @@
+"""A jump: the state is translated to the last layers' input, skips the middle, and takes the model's own last k layers.
+
+A drafted token's tail attention sees, at every earlier position, the keys and values of the *true* states: by the time a
+draft is accepted, the middle has been run for it. Only its own are made from its translated state. So with T tokens in
+a window, query p of the tail sees T true keys at positions < p and one translated key at p: [T, 2T] scores.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from tide_runtime.errors import ParamsError
+from torch import Tensor
+
+from ..frozen_model import FrozenModel
+from .base import ExitHead
+from .translator import Translator
+from .true_cache import draft_mask, true_cache
+
+
+class TailHead(ExitHead):
+    """Translator, then the frozen model's last ``layers`` layers, final norm and LM head."""
+
+    def __init__(self, model: FrozenModel, checkpoint: int, layers: int, translator: Translator) -> None:
+        self.start = model.num_layers - layers
+        if checkpoint > self.start:
+            raise ParamsError(
+                f"head tail:{layers} at checkpoint {checkpoint} of {model.num_layers} layers would run layers twice; "
+                f"it needs a checkpoint of at most {self.start}"
+            )
+        super().__init__(f"tail:{layers}", checkpoint, (checkpoint, self.start), translator)
+        self.tail, self.window = model.tail(layers), model.sliding_window
+
+    def logits(self, states: Mapping[int, Tensor]) -> Tensor:
+        drafts = self.translated(states)
+        self._check_window(drafts.shape[1])
+        cache = true_cache(self.tail, states[self.start])
+        return self.tail(drafts, mask=draft_mask(drafts.shape[1], self.tail.model.dtype), cache=cache)
+
+    def _check_window(self, tokens: int) -> None:
+        if self.window is not None and tokens > self.window:
+            raise ParamsError(
+                f"windows of {tokens} tokens are longer than the model's sliding attention window of {self.window}; "
+                f"head {self.kind} needs a capture with windows of at most {self.window} tokens"
+            )

@@ -1,0 +1,65 @@
+"""The report as one HTML page: everything it shows is inside it, so that it opens anywhere, offline."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import jinja2
+
+from tide_calibrate.calibration_file import CalibrationFile
+from tide_calibrate.exit_rows import exit_rows
+from tide_calibrate.head_agreement import agreement_rows
+from tide_calibrate.verdict import certificate_line, predicted_line, recommendation_line
+
+PAGE_NAME = "index.html"
+
+
+@dataclass(frozen=True)
+class Chart:
+    """One chart of the page.
+
+    Args:
+        name: of its file (``name``.png) and its anchor.
+        title, caption: what it shows and how to read it.
+        alt: its content in words.
+        png: the image.
+    """
+
+    name: str
+    title: str
+    caption: str
+    alt: str
+    png: bytes
+
+    @property
+    def base64(self) -> str:
+        return base64.b64encode(self.png).decode("ascii")
+
+
+def render_page(file: CalibrationFile, charts: Sequence[Chart]) -> str:
+    """The page as HTML; text from outside (names, paths) is escaped."""
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("tide_calibrate.report", "."), autoescape=True, undefined=jinja2.StrictUndefined
+    )
+    calibration = file.calibration
+    return environment.get_template("page.html.j2").render(
+        file=file,
+        verdict=[recommendation_line(calibration), certificate_line(file)],
+        facts=_facts(file),
+        exits=exit_rows(file),
+        agreement=agreement_rows(file.heads),
+        charts=charts,
+    )
+
+
+def _facts(file: CalibrationFile) -> list[tuple[str, str]]:
+    calibration, data = file.calibration, file.data
+    splits = ", ".join(f"{name} {data.documents[name]:,} documents, {data.tokens[name]:,} tokens" for name in data.documents)
+    facts = [("Predicted speedup", predicted_line(calibration)), ("Data", f"{data.source}: {splits}")]
+    if calibration.certificate is not None:
+        facts.append(("Threshold split", f"SHA-256 {calibration.certificate.data_sha256}"))
+    if calibration.costs is not None:
+        facts.append(("Costs measured on", f"{calibration.costs.machine}, target {calibration.costs.target}"))
+    return [*facts, ("Options", ", ".join(f"{name} {value}" for name, value in file.config.items()))]

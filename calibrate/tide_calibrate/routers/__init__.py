@@ -1,0 +1,11 @@
+"""Routers: what decides whether a token may stop at a checkpoint. ``mlp`` is trained, the others read the exit head."""
+
+from __future__ import annotations
+
+from .base import Router
+from .mlp import MlpRouter
+from .training_free import Entropy, MaxProbability
+
+TRAINING_FREE: tuple[Router, ...] = (MaxProbability(), Entropy())
+
+__all__ = ["TRAINING_FREE", "Entropy", "MaxProbability", "MlpRouter", "Router"]

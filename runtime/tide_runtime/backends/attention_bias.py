@@ -1,0 +1,32 @@
+"""The additive mask of plain attention: which cache slots each token of a step may look at."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
+
+NAME = "attention_bias"
+
+
+class AttentionBias:
+    """``array`` [B, S, 1, T] float32: 0 at slots up to a token's own (the last ``window`` of them, unless 0), else -inf."""
+
+    def __init__(self, rows: int, seq: int, slots: int, window: int) -> None:
+        self.array = np.empty((rows, seq, 1, slots), np.float32)
+        # The row of position p is the row of position 0 shifted by p, so all of them are windows into one strip.
+        strip = np.full(2 * slots - 1, -np.inf, np.float32)
+        strip[max(0, slots - window) if window else 0 : slots] = 0
+        self._of_position = sliding_window_view(strip, slots)[::-1]
+
+    @classmethod
+    def named(cls, name: str, rows: int, seq: int, slots: int) -> AttentionBias:
+        """For a graph's input ``attention_bias`` or ``attention_bias_W`` (window of W tokens)."""
+        return cls(rows, seq, slots, int(name.removeprefix(NAME).removeprefix("_") or 0))
+
+    def fill(self, lengths: Sequence[int]) -> None:
+        """For tokens at the slots ``lengths[b]`` … ``lengths[b] + S - 1`` of each row."""
+        seq = self.array.shape[1]
+        for row, length in zip(self.array, lengths, strict=True):
+            row[:, 0] = self._of_position[length : length + seq]

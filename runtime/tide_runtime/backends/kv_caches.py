@@ -1,0 +1,63 @@
+"""KV caches that are as long as their longest row needs and grow with it.
+
+The attention of several rows reads every slot of the cache, whatever the rows' lengths, so a slot too many costs as much as
+a token. That of one row reads its valid length only: caches of one row have all their slots at once.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tide_runtime.errors import CacheFullError
+from tide_runtime.manifest import Manifest
+
+# Growing copies the caches: measured on the demo model with 8 rows, half a decode step. Finer steps copy more often than
+# the slots they spare are worth, coarser ones the other way round.
+_SLOT_STEP = 32
+
+
+class KVCaches:
+    """The caches of ``capacity`` rows, ``arrays`` name → [capacity, heads, slots, width].
+
+    Untouched pages cost nothing: the operating system backs them when first written. ``generation`` changes whenever the
+    arrays are replaced by longer ones, which makes bindings to the old ones stale.
+    """
+
+    def __init__(self, manifest: Manifest, dtype: type[np.generic], capacity: int) -> None:
+        self.limit, self.generation = manifest.max_seq_len, 0
+        self.slots = self.limit if capacity == 1 else _slots_for(1, self.limit)
+        self.arrays: dict[str, NDArray[np.generic]] = {}
+        for layer, kv in enumerate(manifest.kv):
+            for kind, width in (("key", kv.key_dim), ("value", kv.value_dim)):
+                self.arrays[f"{kind}_cache_{layer}"] = np.zeros((capacity, kv.heads, self.slots, width), dtype)
+
+    def reserve(self, needed: int) -> bool:
+        """Have at least ``needed`` slots; True when ``arrays`` were replaced for it.
+
+        Raises CacheFullError when that is more than the bundle's max_seq_len.
+        """
+        if needed <= self.slots:
+            return False
+        if needed > self.limit:
+            raise CacheFullError(
+                f"a step ends at slot {needed}, the KV cache has {self.limit}; give a step fewer tokens near the end of the "
+                f"cache, or export with --max-seq-len {needed} or more"
+            )
+        filled, self.slots = self.slots, _slots_for(needed, self.limit)
+        for name, old in self.arrays.items():  # one at a time: never two copies of everything
+            longer = np.zeros((*old.shape[:2], self.slots, old.shape[3]), old.dtype)
+            longer[:, :, :filled] = old
+            self.arrays[name] = longer
+        self.generation += 1
+        return True
+
+    def move_row(self, source: int, target: int, length: int) -> None:
+        """Copy the first ``length`` entries of row ``source`` to row ``target``, in every layer."""
+        for array in self.arrays.values():
+            array[target, :, :length] = array[source, :, :length]
+
+
+def _slots_for(needed: int, limit: int) -> int:
+    """``needed`` and an eighth more, so that long caches are copied no more often per token than short ones."""
+    return min(limit, -(-(needed + needed // 8) // _SLOT_STEP) * _SLOT_STEP)

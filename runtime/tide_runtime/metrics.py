@@ -1,0 +1,60 @@
+"""Totals of an engine in the Prometheus text format (https://prometheus.io/docs/instrumenting/exposition_formats)."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Mapping
+
+from tide_runtime.results import Generation
+
+_HELP = {
+    "tide_requests_total": "Finished rows, by the reason they finished.",
+    "tide_prompt_tokens_total": "Prompt tokens of finished rows.",
+    "tide_generated_tokens_total": "Output tokens of finished rows, by the layers run before they were said.",
+    "tide_drafted_tokens_total": "Drafts of policy exact, by drafter.",
+    "tide_accepted_tokens_total": "Drafts that the model confirmed, by drafter.",
+    "tide_deep_passes_total": "Runs to the last layer after the first token.",
+    "tide_first_token_seconds_total": "Time to first token, summed over finished rows.",
+    "tide_decode_seconds_total": "Time from first to last token, summed over finished rows.",
+    "tide_graph_launches_total": "Launches, by graph, counted at the backend.",
+}
+
+
+class EngineMetrics:
+    """Counts of finished rows; safe to feed from several threads."""
+
+    def __init__(self, num_layers: int) -> None:
+        self._num_layers = num_layers
+        self._counts: Counter[tuple[str, str]] = Counter()
+        self._lock = threading.Lock()
+
+    def add(self, generation: Generation) -> None:
+        """Count one finished row."""
+        stats = generation.stats
+        found: Counter[tuple[str, str]] = Counter()
+        found["tide_requests_total", f'reason="{generation.finish_reason}"'] = 1
+        found["tide_prompt_tokens_total", ""] = stats.prompt_tokens
+        depths = stats.depths(self._num_layers)
+        found.update({("tide_generated_tokens_total", f'layers="{layers}"'): count for layers, count in depths.items()})
+        for name, counts in (("drafted", stats.drafted), ("accepted", stats.accepted)):
+            found.update({(f"tide_{name}_tokens_total", f'drafter="{drafter}"'): n for drafter, n in counts.items()})
+        found["tide_deep_passes_total", ""] = stats.deep_passes
+        times = {"tide_first_token_seconds_total": stats.time_to_first_token, "tide_decode_seconds_total": stats.decode_time}
+        with self._lock:
+            self._counts.update(found)
+            for metric, seconds in times.items():
+                self._counts[metric, ""] += seconds  # type: ignore[assignment]  # a Counter adds floats as well
+
+    def text(self, launches: Mapping[str, int]) -> str:
+        """All totals; ``launches``: graph name → times launched."""
+        with self._lock:
+            counts = dict(self._counts)
+        counts |= {("tide_graph_launches_total", f'graph="{graph}"'): count for graph, count in launches.items()}
+        lines = []
+        for metric, about in _HELP.items():
+            lines += [f"# HELP {metric} {about}", f"# TYPE {metric} counter"]
+            for (name, labels), value in sorted(counts.items()):
+                if name == metric:
+                    lines.append(f"{metric}{{{labels}}} {value}" if labels else f"{metric} {value}")
+        return "\n".join(lines) + "\n"

@@ -1,0 +1,63 @@
+"""Traces and a calibration file made up for tests: exits that agree more often the deeper they are."""
+
+from __future__ import annotations
+
+import numpy as np
+from tide_calibrate.calibration_file import CalibrationFile, DataInfo
+from tide_calibrate.head_agreement import agreement_by_depth
+from tide_calibrate.traces import ExitTrace, SplitTrace
+from tide_runtime.calibration import CalibrationInfo, CertificateInfo, CostTable, ExitInfo, StepCost
+
+LAYERS = 8
+HEADS = ("identity", "tail:1")
+CHECKPOINTS = (2, 4, 5)
+
+
+def made_up_trace(seed: int = 0, tokens: int = 600) -> SplitTrace:
+    """An exit's chance to agree is its router's score, so scores are honest; every 30th token ends a window."""
+    random = np.random.default_rng(seed)
+    ease = random.random(tokens)
+    full = (-np.log(0.1 + 0.8 * ease)).astype(np.float32)
+    full[29::30] = np.nan
+    exits = {}
+    for checkpoint in CHECKPOINTS:
+        for i, head in enumerate(HEADS):
+            chance = np.clip(ease ** (1.5 - checkpoint / LAYERS) * (0.8 + 0.1 * i), 0, 1).astype(np.float32)
+            scores = {"mlp": chance, "max_probability": chance, "entropy": -chance}
+            agrees = random.random(tokens) < chance
+            exits[checkpoint, head] = ExitTrace(checkpoint, head, agrees, full + (1 - chance), scores)
+    index = np.arange(tokens, dtype=np.int32)
+    return SplitTrace(index // 30, index // 150, full, exits, LAYERS)
+
+
+def made_up_exits() -> list[ExitInfo]:
+    return [
+        ExitInfo(2, "identity", "max_probability", exact_threshold=0.5, exit_threshold=0.95),
+        ExitInfo(5, "tail:1", "mlp+max_probability", exact_threshold=0.4, exit_threshold=0.9, mlp_threshold=0.3),
+    ]
+
+
+def made_up_file(exits: list[ExitInfo] | None = None) -> CalibrationFile:
+    exits = made_up_exits() if exits is None else exits
+    certificate = CertificateInfo(0.01, 0.95, "Learn then Test", "document", 600, 4, 0.006, "ab" * 32, "2026-11-21")
+    costs = CostTable("cpu", "a <machine>", 3.0, [StepCost(1, 1, 0.02, 0.1, 0.3, 0.01, 0.05)])
+    splits = ("train", "threshold", "test")
+    return CalibrationFile(
+        model="tiny & <mighty>",
+        model_fingerprint="cd" * 32,
+        num_layers=LAYERS,
+        calibration=CalibrationInfo(
+            exits,
+            draft_limit=4,
+            recommended="exact" if exits else "full",
+            predicted={"full": 0.99, "exact": 1.31, "exit": 1.22},
+            certificate=certificate if exits else None,
+            costs=costs,
+        ),
+        refusal="" if exits else "the layers never agree",
+        data=DataInfo("texts", 0, dict.fromkeys(splits, 4), dict.fromkeys(splits, 600), dict.fromkeys(splits, "ef" * 32)),
+        heads=agreement_by_depth(made_up_trace(), made_up_trace(1)),
+        config={"heads": "identity,tail:1", "seed": 0},
+        tools={"tide-llm": "0.1.0"},
+        date="2026-11-21T00:00:00+00:00",
+    )

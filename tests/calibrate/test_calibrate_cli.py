@@ -1,0 +1,343 @@
+"""``tide-calibrate`` from a model and some text to a calibration, as a user meets it."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import tokenizers
+import torch
+from calibrate.cost_model import table
+from tide_calibrate import calibrate as calibrate_module
+from tide_calibrate import capture as capture_module
+from tide_calibrate import cli
+from tide_calibrate.calibration_file import CALIBRATION_NAME, EXITS_NAME, CalibrationFile, read_calibration
+from tide_calibrate.config import CalibrationConfig, candidate_layers
+from tide_calibrate.cost_file import save_costs
+from tide_calibrate.exits_file import read_exits
+from tide_calibrate.report.draw import REPORT_NAME
+from tide_runtime.errors import CalibrationError, ParamsError
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from tide_export.load import fingerprint, load_model
+
+LAYERS = 6
+TEXTS = Path(__file__).resolve().parents[2] / "examples" / "demo_model" / "data" / "stdlib"
+FILES = ("crypt.py", "copy.py", "uu.py", "xdrlib.py", "idlelib/history.py", "tkinter/messagebox.py", "asyncio/threads.py")
+SMALL = ("--candidates", "2,3", "--heads", "identity,linear,tail:1", "--window", "64", "--max-windows", "40", "--prompts", "4",
+         "--new-tokens", "16", "--rank", "8", "--max-disagreement", "0.3")  # fmt: skip
+
+
+class Done(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+Run = Callable[..., Done]
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Run the command in this process: importing torch in another one for each test takes too long."""
+    monkeypatch.setattr(signal, "signal", lambda *_: None)  # pytest keeps its own handlers
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "1790000000")
+
+    def run_with(*arguments: object) -> Done:
+        monkeypatch.setattr("sys.argv", ["tide-calibrate", *map(str, arguments)])
+        with pytest.raises(SystemExit) as end:
+            cli.main()
+        return Done(int(end.value.code or 0), *capsys.readouterr())
+
+    return run_with
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A few files of real code."""
+    directory = tmp_path_factory.mktemp("texts")
+    for name in FILES:
+        shutil.copyfile(TEXTS / name, directory / name.replace("/", "_"))
+    return directory
+
+
+def _save_model(directory: Path, change_in_late_layers: float) -> Path:
+    """A tiny random Llama whose layers from the third on change the state by this much of what they would."""
+    torch.set_num_threads(1)
+    backend = tokenizers.Tokenizer(tokenizers.models.BPE())
+    backend.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = tokenizers.decoders.ByteLevel()
+    alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
+    trainer = tokenizers.trainers.BpeTrainer(vocab_size=300, initial_alphabet=alphabet, show_progress=False)
+    backend.train_from_iterator([(TEXTS / "copy.py").read_text()], trainer)
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=300,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=128,
+        initializer_range=0.3,
+        eos_token_id=None,
+    )
+    model = LlamaForCausalLM(config).eval()
+    with torch.no_grad():
+        for layer in model.model.layers[2:]:
+            layer.self_attn.o_proj.weight.mul_(change_in_late_layers)
+            layer.mlp.down_proj.weight.mul_(change_in_late_layers)
+    model.save_pretrained(directory)
+    PreTrainedTokenizerFast(tokenizer_object=backend).save_pretrained(directory)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Its late layers hardly change anything, so stopping before them is right most of the time."""
+    return _save_model(tmp_path_factory.mktemp("models") / "agreeing", 0.03)
+
+
+@pytest.fixture(scope="module")
+def costs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("costs") / "costs.json"
+    save_costs(table(layers=LAYERS), path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def calibrated(
+    model: Path, texts: Path, costs: Path, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, Callable[..., tuple[object, ...]]]:
+    """The command line that calibrates the model, and where its result is to be."""
+    out = tmp_path_factory.mktemp("calibrations") / "calib"
+    return out, lambda where: (model, "--data", texts, "--out", where, "--costs", costs, *SMALL)
+
+
+@pytest.fixture
+def calib(calibrated: tuple[Path, Callable[..., tuple[object, ...]]], run: Run) -> Path:
+    """The calibration, made once. Tests must not change it."""
+    out, command = calibrated
+    if not out.exists():
+        done = run(*command(out))
+        assert done.code == 0, done.err
+        (out.parent / "stdout").write_text(done.out)
+    return out
+
+
+def test_a_calibration_holds_exits_for_the_exporter(calib: Path, model: Path) -> None:
+    """What tide-export needs: exits of this model, their weights, a certificate, costs."""
+    file = read_calibration(calib)
+    file.check_model(fingerprint(load_model(str(model), "fp32")), "agreeing")
+    info = file.calibration
+    assert info.recommended == "exact"
+    assert info.predicted["exact"] > 1.02
+    assert info.exits and all(exit.checkpoint in (2, 3) for exit in info.exits)
+    assert info.certificate is not None and info.certificate.measured < 0.3
+    assert file.refusal == ""
+    weights = read_exits(calib / EXITS_NAME)
+    assert set(weights.translators) == {exit.checkpoint for exit in info.exits if exit.head != "identity"}
+    assert set(weights.routers) == {exit.checkpoint for exit in info.exits if exit.asks_mlp}
+
+
+def test_every_head_is_measured_at_every_candidate(calib: Path) -> None:
+    lines = read_calibration(calib).heads
+    assert {(line.head, tuple(line.checkpoints)) for line in lines} == {(h, (2, 3)) for h in ("identity", "linear", "tail:1")}
+    assert all(0.3 < share <= 1 for line in lines for share in [*line.text, *line.continuations])
+
+
+def test_the_data_is_recorded(calib: Path) -> None:
+    """So that a certificate can be traced to the text it speaks about."""
+    data = read_calibration(calib).data
+    assert sum(data.documents.values()) == len(FILES)
+    assert set(data.tokens) == set(data.sha256) == {"train", "threshold", "test"}
+    assert sum(data.tokens.values()) <= 40 * 64
+    assert len(set(data.sha256.values())) == 3
+
+
+def test_the_summary_is_printed(calib: Path) -> None:
+    printed = " ".join((calib.parent / "stdout").read_text().split())
+    info = read_calibration(calib).calibration
+    for expected in ("identity", "tail:1", "Chosen exits", "Certificate: With 95% confidence", "Use policy exact"):
+        assert expected in printed
+    assert f"exact {info.predicted['exact']:.2f}x" in printed
+
+
+def test_nothing_else_is_left(calib: Path) -> None:
+    """No captured states, no temporary folders beside the result."""
+    assert {path.name for path in calib.parent.iterdir()} == {"calib", "stdout"}
+    assert {path.name for path in calib.iterdir()} == {CALIBRATION_NAME, EXITS_NAME, REPORT_NAME, "costs.json"}
+    assert (calib / REPORT_NAME / "index.html").is_file()
+
+
+def test_the_report_is_drawn_again(calib: Path, run: Run, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(calib, tmp_path / "copy"))
+    (copy / REPORT_NAME / "index.html").unlink()
+    done = run("report", copy)
+    assert done.code == 0, done.err
+    assert (copy / REPORT_NAME / "index.html").read_bytes() == (calib / REPORT_NAME / "index.html").read_bytes()
+    assert "Use policy exact" in done.out
+
+
+def test_an_existing_directory_is_not_touched(calib: Path, calibrated: tuple, run: Run) -> None:
+    before = (calib / CALIBRATION_NAME).read_bytes()
+    done = run(*calibrated[1](calib))
+    assert done.code == 2
+    assert re.search(r"exists already; choose another --out, or replace it with --force", done.err)
+    assert (calib / CALIBRATION_NAME).read_bytes() == before
+
+
+def test_force_replaces_nothing_but_a_calibration(calibrated: tuple, run: Run, tmp_path: Path) -> None:
+    """--force with a mistyped --out must not delete somebody's folder."""
+    (tmp_path / "thesis.tex").write_text("years of work")
+    done = run(*calibrated[1](tmp_path), "--force")
+    assert done.code == 2
+    assert "is not a calibration" in done.err
+    assert (tmp_path / "thesis.tex").exists()
+
+
+def test_a_model_that_never_agrees_gets_full(
+    texts: Path, costs: Path, run: Run, tmp_path_factory: pytest.TempPathFactory, tmp_path: Path
+) -> None:
+    """Random weights: no exit would be right. That is a result, not an error."""
+    stubborn = _save_model(tmp_path_factory.mktemp("models") / "stubborn", 3.0)
+    command = (stubborn, "--data", texts, "--out", tmp_path / "calib", "--costs", costs, *SMALL)
+    done = run(*command, "--heads", "identity", "--max-disagreement", "0.01")
+    assert done.code == 0, done.err
+    file = read_calibration(tmp_path / "calib")
+    assert (file.calibration.exits, file.calibration.recommended, file.calibration.certificate) == ([], "full", None)
+    assert "never agree" in file.refusal
+    assert "Use policy full" in done.out
+    assert (tmp_path / "calib" / REPORT_NAME / "index.html").is_file()
+
+
+def test_without_costs_nothing_is_promised(model: Path, texts: Path, run: Run, tmp_path: Path) -> None:
+    """A speedup that was not measured on any machine must not be recommended."""
+    done = run(model, "--data", texts, "--out", tmp_path / "calib", *SMALL, "--costs", "none", "--heads", "identity")
+    assert done.code == 0, done.err
+    info = read_calibration(tmp_path / "calib").calibration
+    assert (info.predicted, info.recommended, info.costs) == ({}, "full", None)
+    assert info.exits
+
+
+def test_an_interrupted_run_goes_on_to_the_same_bytes(
+    calib: Path, calibrated: tuple, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The capture is the long part of a big model: it is kept when the run stops. And a second run is equal to the first
+    in every byte, or nobody could tell whether a change of the code changed a calibration."""
+    out = tmp_path / "calib"
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(calibrate_module, "train_exits", interrupt)
+        done = run(*calibrated[1](out))
+    assert done.code == 130
+    assert "run the same command to go on" in done.err
+    assert not out.exists()
+    assert (tmp_path / "calib.work").is_dir()
+    with monkeypatch.context() as patched:
+        patched.setattr(capture_module, "_capture_batch", None)  # everything was captured
+        done = run(*calibrated[1](out))
+    assert done.code == 0, done.err
+    assert _contents(out) == _contents(calib)
+    assert not (tmp_path / "calib.work").exists()
+
+
+def _contents(directory: Path) -> dict[str, bytes]:
+    return {path.relative_to(directory).as_posix(): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ("./nowhere", "there is no file or directory ./nowhere"),
+        ("one", "1 different documents, but at least 3 are needed"),
+        ("short", "too little text"),
+    ],
+)
+def test_unusable_data_is_an_error(model: Path, run: Run, tmp_path: Path, data: str, message: str) -> None:
+    """Never invented sentences, and nothing half-written."""
+    (tmp_path / "one").mkdir()
+    (tmp_path / "one" / "a.txt").write_text("def f(): pass\n" * 400)
+    (tmp_path / "short").mkdir()
+    for name in "abc":
+        (tmp_path / "short" / f"{name}.txt").write_text(f"{name} = 1\n" * 3)
+    source = data if data.startswith(".") else tmp_path / data
+    done = run(model, "--data", source, "--out", tmp_path / "calib", *SMALL)
+    assert done.code == 2
+    assert done.err.count("error: DataError") == 1
+    assert message in " ".join(done.err.split())
+    assert not (tmp_path / "calib").exists()
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "message"),
+    [
+        ("--heads", "tail:9", "the head tail:9 skips nothing"),
+        ("--heads", "oracle", "'oracle' is no exit head"),
+        ("--candidates", "6", "do not fit a model of 6 layers"),
+        ("--candidates", "3,2", "rising"),
+        ("--router", "dice", "router is 'dice'"),
+        ("--confidence", "0.2", "confidence is 0.2; set it between 0.5 and 1"),
+        ("--max-disagreement", "0", "max_disagreement is 0.0"),
+        ("--window", "4", "window is 4; set it from 16"),
+        ("--costs", "nowhere.json", "nowhere.json cannot be read"),
+        ("--window", "512", "give at most 128, the model's limit"),
+    ],
+)
+def test_unusable_options_are_an_error(
+    model: Path, texts: Path, run: Run, tmp_path: Path, option: str, value: str, message: str
+) -> None:
+    done = run(model, "--data", texts, "--out", tmp_path / "calib", *SMALL, option, value)
+    assert done.code == 2
+    assert message in " ".join(done.err.split())
+    assert not (tmp_path / "calib").exists()
+
+
+def test_help_teaches(run: Run) -> None:
+    """Somebody who types the command alone finds the example and the second command."""
+    done = run("--help")
+    assert done.code == 0
+    for expected in ("--data", "--max-disagreement", "tide-export ./my-model --calibration", "tide-calibrate report"):
+        assert expected in done.out
+
+
+def test_a_calibration_belongs_to_its_model(calib: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    other = _save_model(tmp_path_factory.mktemp("models") / "other", 0.5)
+    file: CalibrationFile = read_calibration(calib)
+    with pytest.raises(CalibrationError, match="made for agreeing"):
+        file.check_model(fingerprint(load_model(str(other), "fp32")), "other")
+
+
+# --- Candidates
+
+
+@pytest.mark.parametrize(("layers", "expected"), [(2, [1]), (6, [1, 2, 3, 4]), (24, [2, 4, 6, 8, 10, 12, 14, 16])])
+def test_candidates_are_the_first_two_thirds(layers: int, expected: list[int]) -> None:
+    assert candidate_layers("auto", layers) == expected
+
+
+@pytest.mark.parametrize("spec", ["auto", "every:1", "every:5"])
+@pytest.mark.parametrize("layers", [6, 32, 80, 126])
+def test_the_last_layer_is_never_a_candidate(spec: str, layers: int) -> None:
+    candidates = candidate_layers(spec, layers)
+    assert candidates == sorted(set(candidates))
+    assert candidates[0] >= 1 and candidates[-1] < layers
+
+
+def test_a_model_too_shallow_is_refused() -> None:
+    with pytest.raises(ParamsError, match="too few for an exit"):
+        candidate_layers("auto", 1)
+
+
+def test_defaults_are_valid_and_json() -> None:
+    assert json.loads(json.dumps(CalibrationConfig().__dict__))["max_disagreement"] == 0.01

@@ -1,0 +1,188 @@
+"""Step costs: a backend whose graphs take known times must be measured as such, and a table must survive its file."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from calibrate.cost_model import table
+from tide_calibrate.cost_file import load_costs, save_costs
+from tide_calibrate.costs import check_depths, fit_step, measuring_checkpoints, time_graphs, unsplit_ms
+from tide_calibrate.step_times import StepTimes
+from tide_runtime.errors import CalibrationError
+from tide_runtime.manifest import GenerationInfo, GraphInfo, KVInfo, Manifest, ModelInfo
+
+LAYERS, HIDDEN, LAYER_WEIGHTS = 12, 64, 49152
+
+
+def manifest(*checkpoints: int) -> Manifest:
+    """A model of 12 layers, cut."""
+    edges = [0, *checkpoints, LAYERS]
+    graphs = [
+        GraphInfo(f"segment_{i}", [a, b], (b - a) * LAYER_WEIGHTS, [], []) for i, (a, b) in enumerate(itertools.pairwise(edges))
+    ]
+    model = ModelInfo("m", "m", None, "M", "m", LAYERS, HIDDEN, 100, 0, 0, "")
+    return Manifest(
+        schema=1,
+        created="",
+        tools={},
+        model=model,
+        dtype="fp32",
+        max_seq_len=64,
+        checkpoints=list(checkpoints),
+        kv=[KVInfo(1, 8, 8)] * LAYERS,
+        graphs=[*graphs, GraphInfo("head", None, 0, [], [])],
+        targets={},
+        generation=GenerationInfo([]),
+    )
+
+
+class FakeBackend:
+    """Graphs that take launch + layers * (1 + rows * seq / 10) ms of a clock of its own; every fifth pass ten times that."""
+
+    LAUNCH, HEAD = 0.25, 3.0
+
+    def __init__(self, cut: Manifest) -> None:
+        self.layers = {g.name: g.layers[1] - g.layers[0] for g in cut.segments if g.layers}
+        self.now, self.placed, self.order = 0.0, 0, []
+
+    def slots(self, capacity: int) -> FakeBackend:
+        self.capacity = capacity
+        return self
+
+    def step(self, first_row: int, rows: int, seq: int) -> FakeStep:
+        assert first_row + rows <= self.capacity
+        return FakeStep(self, rows, seq)
+
+
+class FakeStep:
+    def __init__(self, backend: FakeBackend, rows: int, seq: int) -> None:
+        self.backend, self.rows, self.seq = backend, rows, seq
+
+    def place(self, lengths) -> None:
+        assert len(lengths) == self.rows and max(lengths) + self.seq <= 64
+        self.backend.placed += 1
+        self.backend.order.append((self.rows, self.seq))
+
+    def run(self, graph: str) -> None:
+        layers = self.backend.layers.get(graph)
+        ms = FakeBackend.HEAD if layers is None else FakeBackend.LAUNCH + layers * (1 + self.rows * self.seq / 10)
+        busy = self.backend.placed % 5 == 0
+        self.backend.now += ms * (10 if busy else 1) / 1e3
+
+
+def test_known_times_are_recovered():
+    """A fit that mixed up launches and layers would put every checkpoint in the wrong place."""
+    cut = manifest(1, 3, 7)
+    backend = FakeBackend(cut)
+    shapes = [(1, 1), (1, 4), (2, 2)]
+    times = time_graphs(backend, cut, shapes, rounds=20, budget_s=1e9, clock=lambda: backend.now)
+    for rows, seq in shapes:
+        step = fit_step(cut, (rows, seq), times[rows, seq], host_ms=0.5)
+        assert (step.rows, step.seq, step.host_ms) == (rows, seq, 0.5)
+        assert step.launch_ms == pytest.approx(FakeBackend.LAUNCH)
+        assert step.layer_ms == pytest.approx(1 + rows * seq / 10)
+        assert step.head_ms == pytest.approx(FakeBackend.HEAD)
+        share = 3 * 128 * HIDDEN / LAYER_WEIGHTS  # no exit graph in the bundle: from the weights it would have
+        assert step.exit_ms == pytest.approx(step.launch_ms + share * step.layer_ms)
+    one = fit_step(cut, (1, 1), times[1, 1], host_ms=0.5)
+    assert unsplit_ms([one], LAYERS) == pytest.approx(LAYERS * 1.1 + FakeBackend.HEAD + 0.5)
+
+
+def test_shapes_take_turns():
+    """Timed one after the other, a slow minute of the machine would make one batch size look bad."""
+    cut = manifest(1, 3)
+    backend = FakeBackend(cut)
+    time_graphs(backend, cut, [(1, 1), (1, 2)], rounds=4, budget_s=1e9, clock=lambda: backend.now)
+    assert backend.order == [(1, 1), (1, 2)] * 4
+
+
+def test_measuring_stops_when_its_time_is_up():
+    """On a model of billions of parameters a pass takes seconds; calibration must not take an hour."""
+    cut = manifest(1, 3)
+    backend = FakeBackend(cut)
+    time_graphs(backend, cut, [(1, 1)], rounds=100, budget_s=0.0, clock=lambda: backend.now)
+    assert len(backend.order) == 3
+
+
+def test_noise_never_gives_a_negative_cost():
+    """Deep segments measured too fast would make launches of negative length; then nothing could be predicted."""
+    step = fit_step(manifest(2, 8), (1, 1), {"segment_0": 1.0, "segment_1": 4.0, "segment_2": 2.0, "head": 1.0}, 0.0)
+    assert step.launch_ms == 0
+    assert step.layer_ms == pytest.approx(0.5, rel=0.3)
+
+
+def test_segments_of_one_depth_are_refused():
+    """From equal segments a launch cannot be told from a layer; the message names cuts that will do."""
+    with pytest.raises(CalibrationError, match="--checkpoints 1,3,6,9"):
+        check_depths(manifest(4, 8))
+    with pytest.raises(CalibrationError, match="include 1"):
+        unsplit_ms([], LAYERS)
+
+
+@pytest.mark.parametrize("layers", range(3, 40))
+def test_measuring_cuts_always_differ_in_depth(layers):
+    """Whatever the model's depth, the cuts proposed for measuring must be measurable."""
+    edges = [0, *measuring_checkpoints(layers), layers]
+    assert len(set(np.diff(edges))) > 1
+    assert min(np.diff(edges)) > 0
+
+
+def test_a_table_survives_its_file(tmp_path):
+    """`--costs FILE` must give the very figures that were measured."""
+    save_costs(table(), tmp_path / "costs.json")
+    assert load_costs(tmp_path / "costs.json") == table()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda data: data["steps"][0].update(layer_ms=-1), "layer_ms"),
+        (lambda data: data["steps"][0].update(head_ms="fast"), "head_ms"),
+        (lambda data: data["steps"][0].pop("exit_ms"), "exit_ms"),
+        (lambda data: data.update(unsplit_ms=0), "unsplit_ms"),
+        (lambda data: data.update(steps=[]), "steps"),
+        (lambda data: data.pop("machine"), "machine"),
+    ],
+)
+def test_a_broken_table_is_refused(tmp_path, change, message):
+    """A cost that is no time would give a confident and wrong recommendation."""
+    path = tmp_path / "costs.json"
+    save_costs(table(), path)
+    data = json.loads(path.read_text())
+    change(data)
+    path.write_text(json.dumps(data))
+    with pytest.raises(CalibrationError, match=message):
+        load_costs(path)
+
+
+def test_a_file_that_is_no_table_is_named(tmp_path):
+    """Missing, or not JSON: the message says which file."""
+    path = tmp_path / "costs.json"
+    with pytest.raises(CalibrationError, match="cannot be read"):
+        load_costs(path)
+    path.write_text("{")
+    with pytest.raises(CalibrationError, match="not JSON"):
+        load_costs(path)
+    path.write_text("[]")
+    with pytest.raises(CalibrationError, match="not a cost table"):
+        load_costs(path)
+
+
+def test_sizes_between_the_measured_ones_lie_on_a_line():
+    """Batches of 3 or 20 tokens were not measured; their price must lie on the line through those that were."""
+    times = StepTimes(table(), 24)
+    assert times.layer[[1, 2, 3, 4, 6, 16, 24]] == pytest.approx([1.0, 1.1, 1.2, 1.3, 1.5, 2.5, 3.3])
+    assert times.segments(2, 5)[3] == pytest.approx(2 * 0.5 + 5 * 1.2)
+    assert times.segments(2, 5)[0] == 0
+    assert times.extra_token == pytest.approx(0.1)
+
+
+def test_a_table_of_one_size_is_refused():
+    """Batches cost next to nothing or a multiple, and one size cannot tell."""
+    one = replace(table(), steps=table().steps[:1])
+    with pytest.raises(CalibrationError, match=r"measured at \[1\] tokens"):
+        StepTimes(one, 8)

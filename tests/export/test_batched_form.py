@@ -1,0 +1,98 @@
+"""A segment's form for several rows computes what its form for one row does, for models that differ in their attention."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from export.architectures import MAX_POSITIONS, VOCAB, tiny_model
+from tide_runtime import Engine
+from tide_runtime.backends import onnxruntime_cpu
+from tide_runtime.manifest import batched_graph
+
+from tide_export.config import ExportConfig
+from tide_export.export import write_bundle
+from tide_export.load import LoadedModel
+from tide_export.progress import ExportProgress
+
+# Rotary fused and partial, learned positions, windows, soft-caps, biased and packed projections; 1, 2 and 4 heads a KV head.
+NAMES = ("llama", "gemma2", "mistral", "gpt2", "phi", "falcon")
+LENGTHS = (3, 17, 9)  # filled slots of the rows
+SEQ = (1, 2, 5, 9)
+TOLERANCE = {"fp32": 1e-4, "fp16": 2e-2}
+
+
+def ids(count: int, seed: int) -> list[int]:
+    return np.random.default_rng(seed).integers(3, VOCAB, count).tolist()
+
+
+class Rows:
+    """The rows of ``LENGTHS``, prefilled one by one, in slots of their own."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.slots, self.graphs = engine.backend.slots(len(LENGTHS)), [*(s.name for s in engine.manifest.segments), "head"]
+        for row, length in enumerate(LENGTHS):
+            self.run(row, [ids(length, seed=row)], [0])
+
+    def run(self, first: int, tokens: list[list[int]], lengths: list[int]) -> np.ndarray:
+        """Logits [rows, S, V] of ``tokens`` for consecutive rows from ``first``."""
+        step = self.slots.step(first, len(tokens), len(tokens[0]))
+        step.input_ids[:] = tokens
+        step.place(lengths)
+        for graph in self.graphs:
+            step.run(graph)
+        return step.logits.astype(np.float32)
+
+
+@pytest.fixture
+def always_plain(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Short rows of one token each would run in the other form, which is faster for them."""
+    monkeypatch.setattr(onnxruntime_cpu, "prefers_plain", lambda lengths, *_: len(lengths) > 1)
+
+
+def check_ragged(engine: Engine, seq: int) -> None:
+    """Two steps of all rows; of ``seq`` tokens a row keeps all, one, or all but one, and the next step overwrites the rest."""
+    together, alone = Rows(engine), Rows(engine)
+    kept = [seq, 1, max(1, seq - 1)]
+    lengths = list(LENGTHS)
+    for turn in range(2):
+        tokens = [ids(seq, seed=10 * turn + row) for row in range(len(LENGTHS))]
+        ours = together.run(0, tokens, lengths)
+        for row, count in enumerate(kept):
+            expected = alone.run(row, [tokens[row][:count]], [lengths[row]])[0]
+            scale = max(1.0, float(np.abs(expected).max()))
+            np.testing.assert_allclose(ours[row, :count], expected, rtol=0, atol=TOLERANCE[engine.manifest.dtype] * scale)
+            lengths[row] += count
+
+
+@pytest.mark.parametrize("seq", SEQ)
+@pytest.mark.parametrize("name", NAMES)
+def test_several_rows_equal_one_row_at_a_time(exported, always_plain, name, seq):
+    """Rows of a batch, or drafts verified together, would get other logits than alone."""
+    check_ragged(exported(name).engine, seq)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_attention_is_lowered_and_rotary_stays_fused(exported, name):
+    """An attention left out would fail at the first batch, a rotary left behind would be slow without failing anything."""
+    case = exported(name)
+    target = case.manifest.targets["cpu"]
+    assert target.passes["attention_batched"] == case.manifest.model.num_layers
+    for segment in case.manifest.segments:
+        file = case.engine.bundle.path(target.graphs[batched_graph(segment.name)])
+        operators = [node.op_type for node in onnx.load(file, load_external_data=False).graph.node]
+        layers = segment.layers[1] - segment.layers[0]
+        assert "GroupQueryAttention" not in operators
+        assert operators.count("TensorScatter") == 2 * layers
+        assert operators.count("RotaryEmbedding") == (0 if name in ("gpt2", "phi") else 2 * layers)
+
+
+def test_half_precision(tmp_path, always_plain):
+    """fp16 would fail at a kernel that ONNX Runtime lacks, or lose the softmax's small terms."""
+    config = ExportConfig(dtype="fp16", checkpoints="2", max_seq_len=MAX_POSITIONS // 2, verify=False)
+    loaded = LoadedModel(tiny_model("llama", torch.float16), None, "llama")
+    write_bundle(loaded, tmp_path, config, ExportProgress(quiet=True))
+    with Engine.load(tmp_path) as engine:
+        for seq in (1, 4):
+            check_ragged(engine, seq)

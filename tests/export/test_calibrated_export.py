@@ -1,0 +1,243 @@
+"""A calibration in, a bundle with exits out; a calibration that cannot be meant is refused before any work."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from export.architectures import LAYERS, tiny_model
+from export.made_up_calibration import write_calibration
+from safetensors.numpy import load_file, save_file
+from tide_runtime import Engine, EngineOptions, GenerationParams, ThreadOptions
+from tide_runtime.calibration import CalibrationInfo, ExitInfo
+from tide_runtime.errors import CalibrationError, ParamsError, VerificationError
+from tide_runtime.manifest import read_manifest
+
+from tide_export import ExportConfig, export
+from tide_export.config import place_checkpoints
+from tide_export.exit_calibration import ExitCalibration, read_exit_calibration
+from tide_export.load import LoadedModel, fingerprint, load_model
+from tide_export.verify_exits import verify_exits
+
+HIDDEN = 64
+EXITS = [
+    ExitInfo(1, "tail:1", "mlp+max_probability", 0.6, 0.97, 0.4),
+    ExitInfo(2, "identity", "max_probability", 0.5),
+]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny Llama, stored in fp32."""
+    torch.set_num_threads(1)
+    folder = tmp_path_factory.mktemp("llama") / "model"
+    tiny_model("llama").save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def calibration(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Exits for it, with a report. Shared: tests that break one take a copy."""
+    folder = tmp_path_factory.mktemp("calibration") / "calib"
+    write_calibration(folder, EXITS, fingerprint(load_model(str(model), "fp32")), LAYERS, HIDDEN)
+    (folder / "report").mkdir()
+    (folder / "report" / "index.html").write_text("<!doctype html><title>Calibration</title>")
+    return folder
+
+
+@pytest.fixture
+def copy(calibration: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(calibration, tmp_path / "calib"))
+
+
+@pytest.fixture(scope="module")
+def bundle(model: Path, calibration: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Exported and verified, exits included."""
+    out = tmp_path_factory.mktemp("bundle") / "engine"
+    export(str(model), out, ExportConfig(calibration=str(calibration), max_seq_len=48))
+    return out
+
+
+def test_the_bundle_carries_the_calibration(bundle, calibration):
+    """The depth policies would have no exits, or find them at other layers than they were trained for."""
+    manifest = read_manifest(bundle)
+    assert manifest.calibration == read_exit_calibration(calibration).info
+    assert manifest.checkpoints == [1, 2, 3]  # the exits', and where the tail begins
+    graphs = {g.name: g for g in manifest.graphs}
+    assert "exit_2" not in graphs, "an identity exit that asks no router needs no graph"
+    assert [(t.name, t.dtype, t.shape) for t in graphs["exit_1"].outputs] == [
+        ("score", "fp32", ["batch", "seq"]),
+        ("hidden_out", "fp32", ["batch", "seq", HIDDEN]),
+    ]
+    assert (bundle / "calibration/report/index.html").is_file() and "calibration/report/index.html" in manifest.files
+
+
+def test_the_bundle_runs(bundle):
+    """A backend would refuse graphs it does not know."""
+    with Engine.load(bundle, EngineOptions(policy="full", threads=ThreadOptions(1))) as engine:
+        assert len(engine.generate([3, 4, 5], GenerationParams(max_new_tokens=4, ignore_eos=True))[0].token_ids) == 4
+
+
+def test_verification_finds_a_changed_exit(bundle, calibration):
+    """A pass or kernel that changes an exit would ship: tokens stop elsewhere than certified."""
+    tensors = read_exit_calibration(calibration).tensors
+    checks = verify_exits(bundle, tensors)
+    assert [(c.graph, c.output) for c in checks] == [("exit_1", "hidden_out"), ("exit_1", "score")]
+    for name, output in (("router.1.up_bias", "score"), ("translator.1.up", "hidden_out")):
+        for changed in (tensors[name] + np.float32(0.05), tensors[name] * np.float32(np.nan)):
+            with pytest.raises(VerificationError, match=f"{output} of exit_1"):
+                verify_exits(bundle, tensors | {name: changed})
+
+
+def test_inspect_shows_the_exits(bundle):
+    """A user could not see where tokens may stop, nor what was promised about it."""
+    command = [sys.executable, "-m", "tide_runtime.cli.inspect", str(bundle)]
+    shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    for words in ("tail:1", "mlp+max_prob", "0.970", "exact 1.31x", "95% confidence", "exit_1"):
+        assert words in shown
+    facts = json.loads(subprocess.run([*command, "--json"], capture_output=True, text=True, check=True).stdout)
+    assert facts["calibration"]["certificate"]["max_disagreement"] == 0.01
+    assert [e["checkpoint"] for e in facts["calibration"]["exits"]] == [1, 2]
+
+
+# --- The fingerprint
+
+
+def test_one_model_has_one_fingerprint(model, tmp_path):
+    """A calibration made in fp32 would be refused by an fp16 export, or by a copy of the model in several files."""
+    expected = fingerprint(load_model(str(model), "fp32"))
+    half = load_model(str(model), "fp16")
+    assert half.model.dtype == torch.float16 and fingerprint(half) == expected
+    load_model(str(model), "fp32").model.save_pretrained(tmp_path / "sharded", max_shard_size="100KB")
+    sharded = load_model(str(tmp_path / "sharded"), "bf16")
+    assert len(sharded.weight_files) > 1 and fingerprint(sharded) == expected
+
+
+def test_other_weights_have_another_fingerprint(model, tmp_path):
+    """Exits would be accepted by a fine-tuned copy of their model, where they guess at random."""
+    loaded = load_model(str(model), "fp32")
+    in_memory = LoadedModel(loaded.model, None, "in memory")
+    before = fingerprint(in_memory)
+    with torch.no_grad():
+        next(loaded.model.parameters())[5, 5] += 1
+    loaded.model.save_pretrained(tmp_path / "changed")
+    assert fingerprint(load_model(str(tmp_path / "changed"), "fp32")) != fingerprint(loaded)
+    assert fingerprint(in_memory) != before
+
+
+def test_another_models_calibration_is_refused(model, copy, tmp_path):
+    """The bundle would draft nonsense, and its certificate would be a lie."""
+    edit(copy, lambda file: file.update(model="other/model", model_fingerprint="cd" * 32))
+    with pytest.raises(CalibrationError, match=r"made for other/model \(weights cdcd.*not for.*tide-calibrate"):
+        export(str(model), tmp_path / "engine", ExportConfig(calibration=str(copy)))
+    assert not (tmp_path / "engine").exists()
+
+
+# --- Broken calibrations
+
+
+def edit(calibration: Path, change: Callable[[dict], object]) -> None:
+    path = calibration / "calibration.json"
+    file = json.loads(path.read_text())
+    change(file)
+    path.write_text(json.dumps(file))
+
+
+def edit_tensors(calibration: Path, change: Callable[[dict], object]) -> None:
+    path = calibration / "exits.safetensors"
+    tensors = load_file(path)
+    change(tensors)
+    save_file(tensors, path)
+
+
+BROKEN = {
+    "no router": (
+        lambda c: edit_tensors(c, lambda t: [t.pop(name) for name in list(t) if name.startswith("router")]),
+        "lacks the tensors router.1.down, router.1.down_bias, router.1.up, router.1.up_bias",
+    ),
+    "half a translator": (lambda c: edit_tensors(c, lambda t: t.pop("translator.1.up")), "translator.1 needs down, up"),
+    "another hidden size": (
+        lambda c: edit_tensors(c, lambda t: t.update({"router.1.down": np.ones((11, 32), np.float32)})),
+        "router.1.down takes 32 channels, the model has 64",
+    ),
+    "not a number": (
+        lambda c: edit_tensors(c, lambda t: t.update({"router.1.up_bias": np.full(1, np.nan, np.float32)})),
+        "router.1.up_bias must be finite float32",
+    ),
+    "truncated tensors": (
+        lambda c: (c / "exits.safetensors").write_bytes((c / "exits.safetensors").read_bytes()[:-9]),
+        "cannot read .*exits.safetensors",
+    ),
+    "a tail that skips nothing": (
+        lambda c: edit(c, lambda f: f["calibration"]["exits"][0].update(head="tail:3")),
+        "tail:3 after 1 layers skips none",
+    ),
+    "a router of another version": (
+        lambda c: edit(c, lambda f: f["calibration"]["exits"][1].update(router="oracle")),
+        "router is 'oracle'",
+    ),
+    "no calibration": (lambda c: (c / "calibration.json").unlink(), "holds no calibration.json"),
+}
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_broken_calibrations(case, model, copy, tmp_path):
+    """A traceback from deep inside the export, or a bundle whose exits are broken."""
+    harm, words = BROKEN[case]
+    harm(copy)
+    with pytest.raises(CalibrationError, match=words):
+        export(str(model), tmp_path / "engine", ExportConfig(calibration=str(copy)))
+    assert [path.name for path in tmp_path.iterdir()] == ["calib"]
+
+
+# --- Options
+
+
+def test_checkpoints_follow_the_exits():
+    """Exits without a cut could not be taken; a tail cut in two would be run in half."""
+    info = CalibrationInfo(EXITS, 4, "exact")
+    assert place_checkpoints("auto", 8, info) == [1, 2, 7]
+    assert place_checkpoints("1,2,4,7", 8, info) == [1, 2, 4, 7]
+    assert place_checkpoints("auto", 8, CalibrationInfo([], 0, "full")) == []
+    with pytest.raises(ParamsError, match=r"lack 1, 7, where .* to cut at 1, 2, 7"):
+        place_checkpoints("every:2", 8, info)
+    with pytest.raises(ParamsError, match=r"cut through the last 2 layers.*nowhere after 6"):
+        place_checkpoints("1,6,7", 8, CalibrationInfo([ExitInfo(1, "tail:2", "mlp", 0.5)], 4, "exact"))
+
+
+def test_conflicting_checkpoints_are_found_before_tracing(model, calibration, tmp_path):
+    """The user would wait minutes for a message about a typing mistake."""
+    with pytest.raises(ParamsError, match="lack 1"):
+        export(str(model), tmp_path / "engine", ExportConfig(checkpoints="2,3", calibration=str(calibration)))
+    assert not any(tmp_path.iterdir())
+
+
+def test_data_calibrates_first(model, calibration, tmp_path, monkeypatch):
+    """--data would do nothing, calibrate another model, or leave its working files behind."""
+    asked: list[tuple[str, str]] = []
+    given: list[ExitCalibration] = []
+
+    def calibrate(source: str, data: str, out: Path, **options: object) -> None:
+        asked.append((source, data))
+        shutil.copytree(calibration, out)
+
+    def write_bundle(*arguments: object) -> tuple[None, list]:
+        given.extend(a for a in arguments if isinstance(a, ExitCalibration))
+        assert (given[0].directory / "report/index.html").is_file(), "the report is gone before it was copied"
+        return None, []
+
+    monkeypatch.setattr("tide_calibrate.calibrate.calibrate", calibrate)
+    # By its module: the package's attribute of that name is the function.
+    monkeypatch.setattr(importlib.import_module("tide_export.export"), "write_bundle", write_bundle)
+    export(str(model), tmp_path / "engine", ExportConfig(data="texts/"))
+    assert asked == [(str(model), "texts/")]
+    assert given[0].info == read_exit_calibration(calibration).info
+    assert [path.name for path in tmp_path.iterdir()] == ["engine"]

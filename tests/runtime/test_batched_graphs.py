@@ -1,0 +1,107 @@
+"""The segments' forms for several rows: loaded when needed, checked like every graph, counted as the segments they are."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from runtime.test_bad_bundles import edit, rename_tensor, sign
+from tide_runtime import Engine, EngineOptions, GenerationParams, ThreadOptions
+from tide_runtime.backends.base import Step
+from tide_runtime.errors import BundleError
+from tide_runtime.manifest import batched_graph
+
+FILE = "onnx/cpu.segment_1.batched.onnx"
+
+
+def load_copy(directory: Path) -> Engine:
+    return Engine.load(directory, EngineOptions(threads=ThreadOptions(1)))
+
+
+def verify_step(engine: Engine) -> Step:
+    """A step of two rows of two tokens: one that only the plain form can run."""
+    step = engine.backend.slots(2).step(0, 2, 2)
+    step.input_ids[:] = [[5, 6], [7, 8]]
+    step.place([0, 0])
+    return step
+
+
+def run(engine: Engine) -> np.ndarray:
+    step = verify_step(engine)
+    for graph in [*(s.name for s in engine.manifest.segments), "head"]:
+        step.run(graph)
+    return step.logits.copy()
+
+
+def test_one_row_at_a_time_never_loads_them(load: Callable[..., Engine]) -> None:
+    """Whoever embeds a single chat would hold every weight twice."""
+    with load() as engine:
+        engine.generate([5, 6, 7], GenerationParams(max_new_tokens=4, ignore_eos=True))
+        names = {g.name for g in engine.manifest.graphs}
+        assert set(engine.backend.sessions) == names
+        run(engine)
+        assert set(engine.backend.sessions) == names | {batched_graph(s.name) for s in engine.manifest.segments}
+
+
+def test_threads_load_them_once(load: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several requests that come in at once would each hold a copy of the weights, or meet half of the graphs."""
+    with load() as engine:
+        opened, original = list[str](), engine.backend._load
+        monkeypatch.setattr(engine.backend, "_load", lambda name: (opened.append(name), original(name))[1])
+        results: list[np.ndarray] = []
+        threads = [threading.Thread(target=lambda: results.append(run(engine))) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert sorted(opened) == sorted(batched_graph(s.name) for s in engine.manifest.segments)
+        assert len(results) == 4 and all(np.array_equal(results[0], other) for other in results)
+
+
+def test_a_launch_for_several_rows_is_one_launch_of_the_segment(load: Callable[..., Engine]) -> None:
+    """Skipped segments are proved by counting launches: these must not multiply with the rows or hide under a name."""
+    with load() as engine:
+        run(engine)
+        assert engine.backend.launches == {g.name: 1 for g in engine.manifest.graphs}
+
+
+def test_a_bundle_without_them_is_refused(bundle_copy: Path) -> None:
+    """A bundle of an older version would fail in the middle of somebody's batch."""
+    edit(bundle_copy, "targets", "cpu", "graphs", batched_graph("segment_1"), remove=True)
+    with pytest.raises(BundleError, match=r"lacks graphs \['segment_1.batched'\].*export the bundle again"):
+        load_copy(bundle_copy)
+
+
+def garbage(bundle: Path) -> None:
+    (bundle / FILE).write_bytes(b"not an ONNX graph" * 100)
+    sign(bundle, FILE)
+
+
+def renamed_input(bundle: Path) -> None:
+    rename_tensor(bundle, FILE, "hidden", "stranger")
+
+
+def renamed_mask(bundle: Path) -> None:
+    rename_tensor(bundle, FILE, "attention_bias", "attention_bias_x")
+
+
+def other_segment(bundle: Path) -> None:
+    edit(bundle, "targets", "cpu", "graphs", batched_graph("segment_1"), value="onnx/cpu.segment_2.batched.onnx")
+
+
+@pytest.mark.parametrize(
+    ("harm", "words"),
+    [(garbage, "cannot load"), (renamed_input, "stranger"), (renamed_mask, "attention_bias_x"), (other_segment, "key_cache_3")],
+)
+def test_a_broken_one_is_refused_when_it_is_loaded(harm: Callable[[Path], None], words: str, bundle_copy: Path) -> None:
+    """Files that match their hash and are still wrong must end in an error that says so, not in wrong tokens."""
+    harm(bundle_copy)
+    with load_copy(bundle_copy) as engine:
+        engine.generate([5, 6], GenerationParams(max_new_tokens=2, ignore_eos=True))  # one row: not affected
+        with pytest.raises(BundleError, match=f"{words}.*export the bundle again"):
+            run(engine)
+        with pytest.raises(BundleError, match="export the bundle again"):  # and again, for the next request
+            run(engine)

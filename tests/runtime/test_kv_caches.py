@@ -1,0 +1,76 @@
+"""Caches grow with their longest row and keep what is in them; steps bound before they grew go on with the new ones."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from runtime.conftest import MAX_SEQ_LEN
+from tide_runtime import Engine
+from tide_runtime.backends.kv_caches import KVCaches
+from tide_runtime.backends.onnxruntime_cpu import _KEPT_STEPS
+from tide_runtime.errors import CacheFullError
+
+
+@pytest.fixture
+def caches(engine: Engine) -> KVCaches:
+    return KVCaches(engine.manifest, np.float32, 3)
+
+
+def test_growing_keeps_what_was_written(caches: KVCaches) -> None:
+    """A conversation would lose its beginning when it gets longer than its cache."""
+    before = {name: np.random.default_rng(0).random(array.shape, np.float32) for name, array in caches.arrays.items()}
+    for name, array in caches.arrays.items():
+        array[:] = before[name]
+    filled = caches.slots
+    caches.reserve(filled + 1)
+    assert filled < caches.slots <= caches.limit
+    assert all(np.array_equal(array[:, :, :filled], before[name]) for name, array in caches.arrays.items())
+
+
+def test_a_step_beyond_the_last_slot_is_refused(caches: KVCaches) -> None:
+    """A draft near the end of the cache would be written over a neighbour's row, or over memory of something else."""
+    caches.reserve(MAX_SEQ_LEN)
+    assert caches.slots == MAX_SEQ_LEN
+    with pytest.raises(CacheFullError, match=f"ends at slot {MAX_SEQ_LEN + 1}.*has {MAX_SEQ_LEN}.*--max-seq-len"):
+        caches.reserve(MAX_SEQ_LEN + 1)
+    assert caches.slots == MAX_SEQ_LEN
+
+
+@pytest.mark.parametrize("lengths", [[MAX_SEQ_LEN - 3, 0], [0, MAX_SEQ_LEN - 3]])
+def test_place_refuses_rows_that_would_run_over(engine: Engine, lengths: list[int]) -> None:
+    """Only the longest row of a batch runs over: checking any other would let it."""
+    step = engine.backend.slots(2).step(0, 2, 4)
+    with pytest.raises(CacheFullError):
+        step.place(lengths)
+
+
+def test_one_row_never_copies_its_cache(engine: Engine) -> None:
+    """A single chat would pay for a growth that its attention gains nothing from."""
+    assert KVCaches(engine.manifest, np.float32, 1).slots == MAX_SEQ_LEN
+
+
+@pytest.mark.parametrize("dropped", [False, True])
+@pytest.mark.parametrize("seq", [1, 3])
+def test_a_step_goes_on_after_another_made_the_caches_grow(engine: Engine, seq: int, dropped: bool) -> None:
+    """Its bindings would still write into the old arrays, and its mask would have their length, also when it is not among
+    the kept steps any more."""
+    graphs = [segment.name for segment in engine.manifest.segments]
+
+    def run(grow: bool) -> np.ndarray:
+        slots = engine.backend.slots(3)
+        step = slots.step(0, 2, seq)
+        for turn in range(3):
+            start = 4 + turn * seq
+            if turn == 2:  # reads what the turn before has written
+                step = slots.step(0, 2, seq)
+            step.input_ids[:] = np.arange(2 * seq).reshape(2, seq) + start
+            step.place([start, start - 4])
+            if grow and turn == 1:
+                for other in range(1, 1 + dropped * 2 * _KEPT_STEPS):
+                    slots.step(0, 1, other)
+                slots.step(2, 1, 1).place([MAX_SEQ_LEN - 1])  # placed, not run: only the caches change
+            for graph in graphs:
+                step.run(graph)
+        return step.hidden[-1].copy()
+
+    np.testing.assert_allclose(run(grow=True), run(grow=False), rtol=0, atol=1e-5)

@@ -1,0 +1,109 @@
+"""Generating with a depth policy over the NumPy backend, every cache entry and waiting state checked on the way."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from runtime.numpy_backend import NumpyBackend, NumpySlots
+from runtime.tiny_transformer import TinyTransformer
+from tide_runtime.backends.base import Slots
+from tide_runtime.manifest import Manifest
+from tide_runtime.params import GenerationParams
+from tide_runtime.policies.base import DepthPolicy
+from tide_runtime.row import Row
+from tide_runtime.sampling import Sampler
+from tide_runtime.scheduler import run
+from tide_runtime.trial import Trial
+
+TOLERANCE = 1e-9  # float64, sums in another order
+
+
+@dataclass(frozen=True)
+class Request:
+    """``seat``: the row's number in its batch, which chooses its random stream."""
+
+    prompt: tuple[int, ...]
+    params: GenerationParams
+    seat: int
+
+
+def make_row(request: Request, manifest: Manifest, rest: int = 32) -> Row:
+    """A row as `Engine` makes it. ``rest``: tokens for which exits that do not pay first rest."""
+    slots, prompt = manifest.max_seq_len, request.prompt
+    tokens = np.zeros(min(len(prompt) + request.params.max_new_tokens, slots + 1), np.int64)
+    tokens[: len(prompt)] = prompt
+    return Row(
+        index=request.seat,
+        tokens=tokens,
+        last_token=prompt[-1],
+        end=len(prompt),
+        prompt_tokens=len(prompt),
+        params=request.params,
+        eos=frozenset(request.params.eos_token_ids or ()),
+        sampler=Sampler(request.params, manifest.model.vocab_size, request.seat),
+        text=None,
+        cache_slots=slots,
+        trial=Trial(next_rest=rest),
+    )
+
+
+class Audited:
+    """A policy whose rows are checked after each step and, for policies that skip layers, after each advance."""
+
+    def __init__(self, policy: DepthPolicy, manifest: Manifest, model: TinyTransformer) -> None:
+        self.policy, self.model, self.name = policy, model, policy.name
+        self.edges = [0, *manifest.checkpoints, manifest.model.num_layers]
+        executor = getattr(policy, "executor", None)
+        if executor is not None:
+            advance = executor.advance
+
+            def audited(slots: NumpySlots, rows: Sequence[Row], *arguments: object) -> None:
+                advance(slots, rows, *arguments)
+                self._check(slots, rows)
+
+            executor.advance = audited
+
+    def prefill(self, slots: Slots, row: Row) -> int:
+        return self.policy.prefill(slots, row)
+
+    def decode(self, slots: NumpySlots, rows: Sequence[Row]) -> list[list[int]]:
+        assert [row.slot for row in rows] == list(range(len(rows)))
+        tokens = self.policy.decode(slots, rows)
+        self._check(slots, rows)
+        return tokens
+
+    def _check(self, slots: NumpySlots, rows: Sequence[Row]) -> None:
+        for row in rows:
+            done = row.frontier.done if hasattr(row, "frontier") else [row.length] * (len(self.edges) - 1)
+            assert done == sorted(done, reverse=True) and done[-1] >= row.prompt_tokens
+            text = self.model.states_of(row.tokens[: max(done[0], row.end)])
+            for segment, count in enumerate(done):
+                for layer in range(self.edges[segment], self.edges[segment + 1]):
+                    _same(slots.keys[layer, row.slot, :count], text.keys[layer][:count])
+                    _same(slots.values[layer, row.slot, :count], text.values[layer][:count])
+                if segment > 0:
+                    waiting = row.frontier.states[segment][: done[segment - 1] - count] if hasattr(row, "frontier") else []
+                    _same(waiting, text.hidden[self.edges[segment]][count : count + len(waiting)])
+
+
+def generate(policy: DepthPolicy, backend: NumpyBackend, requests: Sequence[Request], capacity: int, rest: int = 32) -> list[Row]:
+    """The finished rows of ``requests``, in their order."""
+    rows = [make_row(request, backend.manifest, rest) for request in requests]
+    audited = Audited(policy, backend.manifest, backend.model)
+    for _ in run(audited, backend.slots(capacity), rows):  # type: ignore[arg-type]
+        pass
+    assert all(row.finish_reason is not None for row in rows)
+    return rows
+
+
+def output(row: Row) -> tuple[list[int], str | None]:
+    """A row's new tokens and why it ended."""
+    return row.new_tokens.tolist(), row.finish_reason
+
+
+def _same(found: NDArray[np.generic] | list[float], wanted: NDArray[np.float64]) -> None:
+    if len(wanted):
+        np.testing.assert_allclose(found, wanted, rtol=0, atol=TOLERANCE)

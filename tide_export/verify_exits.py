@@ -1,0 +1,100 @@
+"""Hold the compiled exits against their formulas, on the hidden states that the compiled segments really give."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from tide_runtime import Engine, EngineOptions
+from tide_runtime.backends.interface import hidden_states
+from tide_runtime.calibration import ExitInfo
+from tide_runtime.errors import VerificationError
+from tide_runtime.manifest import exit_graph
+
+from tide_export.exit_graphs import RMS_EPSILON, ExitTensors
+from tide_export.verify import prompts
+
+# What rounding may change: exits compute in float32 and round the state once.
+TOLERANCE = {"fp32": 1e-4, "fp16": 2e-3, "bf16": 1e-2}
+
+
+@dataclass(frozen=True)
+class ExitCheck:
+    """``max_difference``: max |Δ| of an output of an exit over all prompts; of states as a share of the largest value."""
+
+    graph: str
+    output: str
+    max_difference: float
+    tolerance: float
+
+    @property
+    def passed(self) -> bool:
+        return self.max_difference <= self.tolerance  # not so when it is NaN
+
+
+def verify_exits(directory: Path, tensors: ExitTensors) -> list[ExitCheck]:
+    """Check every exit's graph of the bundle. Raises VerificationError, naming the graphs that differ by more than rounding."""
+    with Engine.load(directory, EngineOptions(policy="full", verify=False)) as engine:
+        checks = _checks(engine, tensors)
+    failed = [check for check in checks if not check.passed]
+    if failed:
+        lines = "; ".join(f"{c.output} of {c.graph} by {c.max_difference:.1e} (allowed {c.tolerance:.1e})" for c in failed)
+        raise VerificationError(
+            f"the bundle's exits differ from what was calibrated: {lines}. Nothing was written. Please report the model's "
+            "config; --no-verify writes the bundle all the same"
+        )
+    return checks
+
+
+def exit_reference(info: ExitInfo, tensors: ExitTensors, hidden: NDArray[np.generic]) -> dict[str, NDArray[np.float64]]:
+    """An exit's outputs by the formulas of `tide_export.exit_graphs`, in float64, from ``hidden`` [B, S, H]."""
+    exact = {name: tensor.astype(np.float64) for name, tensor in tensors.items()}
+    wide = hidden.astype(np.float64)
+    normed = wide / np.sqrt((wide**2).mean(-1, keepdims=True) + RMS_EPSILON)
+    outputs = {}
+    if "score" in info.graph_outputs():
+        router = f"router.{info.checkpoint}"
+        down = normed @ exact[f"{router}.down"].T + exact[f"{router}.down_bias"]
+        outputs["score"] = _sigmoid((down * _sigmoid(down)) @ exact[f"{router}.up"] + exact[f"{router}.up_bias"])
+    if "hidden_out" in info.graph_outputs():
+        translator = f"translator.{info.checkpoint}"
+        outputs["hidden_out"] = wide + normed @ exact[f"{translator}.down"].T @ exact[f"{translator}.up"].T
+    return outputs
+
+
+def _checks(engine: Engine, tensors: ExitTensors) -> list[ExitCheck]:
+    """One per output of each exit's graph."""
+    worst: dict[tuple[str, str], float] = {}
+    for _, ids in prompts(engine):
+        for key, difference in _differences(engine, ids, tensors).items():
+            worst[key] = float(np.maximum(worst.get(key, 0.0), difference))  # NaN stays
+    return [ExitCheck(*key, value, TOLERANCE[engine.manifest.dtype]) for key, value in sorted(worst.items())]
+
+
+def _differences(engine: Engine, ids: list[int], tensors: ExitTensors) -> dict[tuple[str, str], float]:
+    """(graph, output) → max |Δ| over a prompt: of a score as it is, of a state as a share of the largest value."""
+    assert engine.manifest.calibration is not None
+    step = engine.backend.slots(1).step(0, 1, len(ids))
+    step.input_ids[0] = ids
+    step.place([0])
+    for segment in engine.manifest.segments:
+        step.run(segment.name)
+    found = {}
+    for info in reversed(engine.manifest.calibration.exits):  # what an exit writes is no input of a shallower one
+        graph = exit_graph(info)
+        if not info.graph_outputs():
+            continue
+        reads, writes = hidden_states(engine.manifest, graph)
+        expected = exit_reference(info, tensors, step.hidden[reads].copy())
+        step.run(graph)
+        outputs = {"score": (step.score, 1.0), "hidden_out": (step.hidden[writes], float(np.abs(step.hidden[writes]).max()))}
+        for name, reference in expected.items():
+            array, scale = outputs[name]
+            found[graph, name] = float(np.abs(array - reference).max()) / scale
+    return found
+
+
+def _sigmoid(x: NDArray[np.float64]) -> NDArray[np.float64]:
+    return (1 + np.tanh(x / 2)) / 2  # no overflow
