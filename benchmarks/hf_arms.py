@@ -14,13 +14,7 @@ from benchmarks.arms import REFERENCE
 from benchmarks.turns import Group, Turn
 
 SETTLE_S = 0.3  # thread pools spin for a while after their last work
-HF_GROUPS = 6  # eager is several times slower than everything else
-
-HF_TITLES = {
-    "eager": "HF eager",
-    "prompt_lookup": "HF prompt lookup",
-    "early_exit": "HF assistant_early_exit",
-}
+HF_GROUPS = 4  # eager is several times slower than everything else
 
 
 def hf_options(arm: str, exit_layer: int) -> dict[str, Any]:

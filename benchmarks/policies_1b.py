@@ -34,7 +34,7 @@ from benchmarks.model_folders import MODELS, BenchModel
 from benchmarks.policies_cpu import CACHE
 from benchmarks.policy_arms import CHUNK
 from benchmarks.report import Report
-from benchmarks.scripted_exits import ScriptedArm, Texts
+from benchmarks.scripted_exits import ScriptedArm, SkippingPolicy, Texts
 from benchmarks.tide_arm import export_bundle, load_engine
 from benchmarks.turns import Arm, Group, take_turns
 from benchmarks.unsplit_arm import UnsplitDepth, build_unsplit, unsplit_engine
@@ -77,7 +77,7 @@ def scripted_arms(stage: Stage, rates: list[int], said: Texts) -> dict[str, Arm]
     """``exact_RATE`` and ``exit_RATE``."""
     arms: dict[str, Arm] = {}
     for rate in rates:
-        policies = {
+        policies: dict[str, SkippingPolicy] = {
             "exact": ExactDepth(stage.manifest, CHUNK, DepthOptions(draft="router")),
             "exit": ExitDepth(stage.manifest, CHUNK, DepthOptions()),
         }

@@ -5,10 +5,11 @@
     python -m benchmarks.policies_cpu --json build/policies_cpu.json
 
 Every ratio has the unsplit graph, driven by the same loop, as its baseline: all of TIDE's arms run in one process, in turn,
-on the same prompts (see `turns`). HF's arms have processes of their own and 6 groups of prompts. Prompts are windows of 64
+on the same prompts (see `turns`). HF's arms have processes of their own and 4 groups of prompts. Prompts are windows of 64
 tokens from files that neither the models nor the calibration have seen (see `held_out`; ``--data demo`` takes the demo's
-own files instead, which the calibration learned from). ``random`` has random weights and a calibration that is wrong
-about them: the worst that can happen. The first run calibrates both demo models, which takes some minutes more.
+own files instead, which the calibration learned from); batches, sampling and random weights get fewer of them. ``random``
+has random weights and a calibration that is wrong about them: the worst that can happen. The first run calibrates both demo
+models, which takes some minutes more.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from tide_runtime import GenerationParams
+from tide_runtime import EngineOptions, GenerationParams
 
 from benchmarks.arm_figures import repetition, speed_figures, text_figures, theory_figures
 from benchmarks.arm_process import ArmError
@@ -31,19 +32,21 @@ from benchmarks.engine_arm import EngineArm
 from benchmarks.held_out import SOURCES, held_out_prompts
 from benchmarks.hf_arms import HFArm
 from benchmarks.other_load import OtherLoad
-from benchmarks.policy_arms import TITLES, ArmSet, demo_arms, random_arms
-from benchmarks.policy_table import BASELINE, add_policy_results, print_policy_table
+from benchmarks.policy_arms import ArmSet, demo_arms, random_arms
+from benchmarks.policy_list import TITLES
+from benchmarks.policy_table import BASELINE, CAPTION, add_policy_results, print_policy_table
 from benchmarks.report import Report
 from benchmarks.turns import Group, take_turns
 
 CACHE = Path(__file__).resolve().parents[1] / "build" / "bench-cache"
 MODELS = ("layerskip", "stock", "random")
 PROMPT_TOKENS = 64
-SAMPLED_SHARE, RANDOM_SHARE = 4, 4  # sampling, and random weights, get one prompt in so many
+# One prompt in so many for sampling, for random weights, and in batches.
+SAMPLED_SHARE, RANDOM_SHARE, BATCHED_SHARE = 4, 4, 2
 LEAST_GROUPS = 4
 SAMPLE = 6  # prompts on which baselines are fitted
 
-console = Console(width=max(150, Console().width))  # piped output would wrap the table at 80
+console = Console(width=max(190, Console().width))  # piped output would wrap the table at 80
 
 
 @dataclass(frozen=True)
@@ -59,7 +62,9 @@ class Plan:
 
     def groups(self, model: str, batch: int, temperature: float) -> list[Group]:
         """The prompts in groups of ``batch``; a rest that fills no group is left out."""
-        count = len(self.prompts) // (RANDOM_SHARE if model == "random" else 1) // (SAMPLED_SHARE if temperature else 1)
+        share = SAMPLED_SHARE if temperature else 1
+        share *= (RANDOM_SHARE if model == "random" else 1) * (BATCHED_SHARE if batch > 1 else 1)
+        count = len(self.prompts) // share
         count = min(len(self.prompts), max(count, LEAST_GROUPS * batch))
         return [self.prompts[i : i + batch] for i in range(0, count - batch + 1, batch)]
 
@@ -106,6 +111,7 @@ def run_model(report: Report, plan: Plan, model: str, bundles: Path | None, cach
             place = {"model": model, "batch": batch, "temperature": temperature}
             report.rows += [{**place, "other_load": load, **row} for row in rows]
             print_policy_table(console, place, rows, load)
+    console.print(CAPTION, style="dim")
     for name, reason in arms.failures.items():
         console.print(f"{model}, {TITLES[name]} could not run: {reason}", style="yellow", markup=False)
         report.rows.append({"model": model, "arm": name, "note": reason})
@@ -137,18 +143,22 @@ def _split(text: str, known: Sequence[str], what: str) -> list[str]:
     return names
 
 
-def _numbers(text: str, kind: type[int] | type[float], what: str) -> list[Any]:
+def _numbers(text: str, kind: type[int] | type[float], what: str, least: float, most: float) -> list[Any]:
+    """Rising: the engine's caches of a smaller batch are made before those of a larger one, which would serve it too."""
     try:
-        return sorted({kind(part) for part in text.split(",")})
+        numbers = sorted({kind(part) for part in text.split(",")})
     except ValueError:
-        raise typer.BadParameter(f"{what} is {text!r}; give numbers such as {'1,8' if kind is int else '0,0.8'}") from None
+        numbers = []
+    if not numbers or not least <= numbers[0] <= numbers[-1] <= most:
+        raise typer.BadParameter(f"{what} is {text!r}; give numbers from {least:g} to {most:g}, separated by commas")
+    return numbers
 
 
 def main(
     models: Annotated[str, typer.Option(help=f"Models, of {','.join(MODELS)}.")] = ",".join(MODELS),
     batch: Annotated[str, typer.Option(help="Batch sizes.")] = "1,4,8",
     arms: Annotated[str, typer.Option(help=f"Arms, of {','.join(TITLES)}.")] = ",".join(TITLES),
-    temperature: Annotated[str, typer.Option(help="Temperatures; 0 is greedy, others take a quarter of the prompts.")] = "0,0.8",
+    temperature: Annotated[str, typer.Option(help="Temperatures; 0 is greedy, others take fewer prompts.")] = "0,0.8",
     prompts: Annotated[int, typer.Option(min=1, help="Held-out prompts of 64 tokens.")] = 100,
     new_tokens: Annotated[int, typer.Option(min=2, help="New tokens a row.")] = 96,
     data: Annotated[str, typer.Option(help=f"Where the prompts come from, of {','.join(SOURCES)}.")] = "library",
@@ -159,9 +169,9 @@ def main(
     """Compare depth policies on this machine's CPU."""
     plan = Plan(
         models=_split(models, MODELS, "model"),
-        batches=_numbers(batch, int, "batch"),
+        batches=_numbers(batch, int, "batch", 1, EngineOptions().max_batch),
         arms=_split(arms, list(TITLES), "arm"),
-        temperatures=_numbers(temperature, float, "temperature"),
+        temperatures=_numbers(temperature, float, "temperature", 0, 2),
         prompts=[prompt.ids for prompt in held_out_prompts(prompts, PROMPT_TOKENS, _split(data, SOURCES, "data")[0])],
         new_tokens=new_tokens,
     )

@@ -12,16 +12,17 @@ from tide_runtime.manifest import Manifest
 from tide_runtime.policies import make_policy
 from tide_runtime.policies.base import DepthPolicy
 from tide_runtime.policies.exit import ExitDepth
-from tide_runtime.policies.options import DepthOptions, Drafters
+from tide_runtime.policies.options import DepthOptions
 from tide_runtime.step_costs import StepCosts
 
 from benchmarks.arm_process import ArmError
 from benchmarks.calibrated_bundles import demo_identity
 from benchmarks.engine_arm import EngineArm, LoggedEngine
 from benchmarks.entropy_exit import entropy_exit, listening_exit
-from benchmarks.hf_arms import HF_TITLES, HFArm, hf_options
+from benchmarks.hf_arms import HFArm, hf_options
 from benchmarks.made_up_exits import with_exits
 from benchmarks.models import DEMO_MODELS
+from benchmarks.policy_list import HF_TITLES, POLICIES, PolicyArm
 from benchmarks.random_twin import random_identity, random_twin
 from benchmarks.tide_arm import export_bundle, load_engine
 from benchmarks.turns import Arm, Group
@@ -29,29 +30,6 @@ from benchmarks.unsplit_arm import UnsplitDepth, build_unsplit, unsplit_engine
 
 CHUNK = 256  # prompt tokens per prefill step, the engine's default
 NEVER_SURE = 1.0  # a threshold that no softmax of a random model reaches
-
-
-@dataclass(frozen=True)
-class PolicyArm:
-    """A depth policy of the runtime. ``percent``: the certified disagreement of the bundle it runs on."""
-
-    title: str
-    policy: str
-    draft: Drafters = "both"
-    percent: int = 1
-
-
-POLICIES = {
-    "full": PolicyArm("TIDE full", "full"),
-    "exact_none": PolicyArm("TIDE exact, no drafts", "exact", "none"),
-    "exact_ngram": PolicyArm("TIDE exact, n-gram drafts", "exact", "ngram"),
-    "exact_router": PolicyArm("TIDE exact, router drafts", "exact", "router"),
-    "exact_both": PolicyArm("TIDE exact, both", "exact", "both"),
-    "exit1": PolicyArm("TIDE exit at 1%", "exit"),
-    "exit5": PolicyArm("TIDE exit at 5%", "exit", percent=5),
-}
-COMPARED_TITLES = {"exit1_entropy": "… asked by entropy", "static": "static layer skip"}
-TITLES = {name: arm.title for name, arm in POLICIES.items()} | COMPARED_TITLES | HF_TITLES
 
 
 @dataclass

@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.policy_arms import POLICIES, TITLES
+from benchmarks.policy_list import POLICIES, TITLES
 from benchmarks.report import Report
 
 BASELINE = "unsplit"
@@ -17,7 +17,7 @@ HEADINGS = (
     "arm", "× unsplit (95%)", "× total", "tokens/s", "layers/token", "launches/token",
     "theory ×", "measured ÷ theory", "disagreement", "drafts kept", "n-gram hits",
 )  # fmt: skip
-_CAPTION = (
+CAPTION = (
     "× unsplit: median over groups of prompts of the paired ratio, and of all time; layers: launched for a row, per token; "
     "launches: of segments, per token of the batch; theory: the calibration's costs of the launches made; "
     "disagreement with full: per token up to the first difference (share of all tokens that differ); "
@@ -49,7 +49,7 @@ def cells(row: Mapping[str, Any]) -> list[str]:
 
 def print_policy_table(console: Console, place: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], load: float) -> None:
     decoding = f"temperature {place['temperature']:g}" if place["temperature"] else "greedy"
-    table = Table(title=f"{place['model']}, batch {place['batch']}, {decoding}, {rows[0]['groups']} groups", caption=_CAPTION)
+    table = Table(title=f"{place['model']}, batch {place['batch']}, {decoding}, {rows[0]['groups']} groups")
     for heading in HEADINGS:
         table.add_column(heading, justify="left" if heading in ("arm", "drafts kept") else "right")
     for row in rows:

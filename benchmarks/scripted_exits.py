@@ -22,6 +22,7 @@ from tide_runtime.row import Row
 from benchmarks.engine_arm import LoggedEngine
 from benchmarks.turns import Group, Turn
 
+SkippingPolicy = ExactDepth | ExitDepth
 Texts = dict[tuple[int, ...], list[int]]  # prompt → what `full` said
 
 
@@ -62,9 +63,7 @@ class ScriptedArm:
 
     most_groups: int | None = None
 
-    def __init__(
-        self, engine: LoggedEngine, policy: ExactDepth | ExitDepth, manifest: Manifest, rate: float, said: Texts
-    ) -> None:
+    def __init__(self, engine: LoggedEngine, policy: SkippingPolicy, manifest: Manifest, rate: float, said: Texts) -> None:
         self.engine, self._policy, self._script = engine, policy, Script(rate)
         policy.executor = ScriptedExecutor(manifest, self._script, said)
 

@@ -16,6 +16,7 @@ from typing import Annotated, Any
 import typer
 
 from benchmarks.arms import ARMS
+from benchmarks.policy_table import HEADINGS, cells, title_of
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "docs" / "results"
@@ -78,7 +79,59 @@ def export_line(run: dict[str, Any]) -> str:
     return f"**Export** of the 1.1B model in {dtype}, verified: {seconds:.0f} s, {peak:.1f} GiB peak memory ({_where(run)})."
 
 
+def policies_table(run: dict[str, Any]) -> str:
+    settings = run["settings"]
+    lines = [
+        f"**Depth policies**, fp32, {settings['prompts']} held-out prompts, {settings['new_tokens']} new tokens a row "
+        f"({_where(run)}). Ratios are to the unsplit ONNX graph driven by the same loop, measured in turns (above 1: faster): "
+        "median over groups of prompts with its 95% interval, and of the total time. Theory: what the calibration's step costs "
+        "make of the launches. Disagreement with `full`: per token up to the first difference (share of all tokens).",
+        "",
+        "| model | batch | temperature | " + " | ".join(HEADINGS) + " |",
+        "|---" * (3 + len(HEADINGS)) + "|",
+    ]
+    for row in run["rows"]:
+        place = [row["model"], str(row["batch"]), f"{row['temperature']:g}"] if "batch" in row else [row["model"], "", ""]
+        shown = cells(row) if "ratio_median" in row else [title_of(row["arm"]), "could not run", *[""] * (len(HEADINGS) - 2)]
+        lines.append("| " + " | ".join([*place, *shown]) + " |")
+    notes = [f"{row['model']}, {title_of(row['arm'])} could not run: {row['note']}." for row in run["rows"] if "note" in row]
+    return "\n".join([*lines, *([""] if notes else []), *notes])
+
+
+def identity_line(run: dict[str, Any]) -> str:
+    results, settings = run["results"], run["settings"]
+    shares = ", ".join(
+        f"batch {name.removeprefix('identical_pct_b')}: {value:.4g}% as `full`, "
+        f"{results[name.replace('identical_pct', 'identical_to_eager_pct')]:.4g}% as HF eager"
+        for name, value in results.items()
+        if name.startswith("identical_pct_b")
+    )
+    return (
+        f"**`exact` says what the model says**: {settings['prompts']} held-out prompts × {settings['tokens']} greedy tokens; "
+        f"{shares}; {results['unexplained_differences']:.0f} texts differ without a near tie ({_where(run)})."
+    )
+
+
+def scripted_table(run: dict[str, Any]) -> str:
+    baseline = run["settings"]["baseline"]
+    lines = [
+        f"**The machinery at real sizes**: {run['settings']['model']}, random weights, fp32, exits that answer by a script; "
+        f"baseline: {baseline} ({_where(run)}).",
+        "",
+        f"| policy | exits say yes | × {baseline} | theory × | measured ÷ theory | layers/token |",
+        "|---|---|---|---|---|---|",
+    ]
+    for row in run["rows"]:
+        policy, rate = row["arm"].split("_")
+        figures = [f"{row[name]:.2f}" for name in ("ratio_total", "theoretical", "measured_over_theoretical")]
+        lines.append("| " + " | ".join([policy, f"{rate}%", *figures, f"{row['layers_per_token']:.1f}"]) + " |")
+    return "\n".join(lines)
+
+
 TABLES: dict[str, Callable[[dict[str, Any]], str]] = {
+    "policies_cpu": policies_table,
+    "exact_identity": identity_line,
+    "policies_1b": scripted_table,
     "decode_cpu": decode_table,
     "decode_cpu_1b": decode_table,
     "segment_tax": tax_table,

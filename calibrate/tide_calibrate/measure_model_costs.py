@@ -7,7 +7,8 @@ from pathlib import Path
 
 from tide_runtime.calibration import CostTable
 
-from tide_calibrate.costs import measure_costs, measuring_checkpoints
+from tide_calibrate.costs import measuring_checkpoints
+from tide_calibrate.measure_process import measure_in_own_process
 from tide_export.config import ExportConfig
 from tide_export.export import write_bundle
 from tide_export.load import LoadedModel
@@ -28,6 +29,8 @@ def measure_model_costs(loaded: LoadedModel, dtype: str, directory: Path, target
         targets=(target,),
         verify=False,
     )
-    with tempfile.TemporaryDirectory(prefix="costs.", dir=directory) as bundle:
-        write_bundle(loaded, Path(bundle), config, ExportProgress(quiet=True))
-        return measure_costs(bundle, target)
+    with tempfile.TemporaryDirectory(prefix="costs.", dir=directory) as temporary:
+        bundle = Path(temporary, "bundle")
+        bundle.mkdir()
+        write_bundle(loaded, bundle, config, ExportProgress(quiet=True))
+        return measure_in_own_process(bundle, target, Path(temporary, "costs.json"))

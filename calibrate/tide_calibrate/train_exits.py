@@ -23,7 +23,9 @@ from tide_export.progress import ExportProgress
 
 Exit = tuple[int, str]  # checkpoint, head
 _STEPS_FROM_NEIGHBOUR, _CHECK_EVERY = 48, 24
-_ROUTER_WINDOWS, _ROUTER_HELD_OUT = 64, 16  # an MLP of width 128 has learned what it can from 16,384 tokens
+# Every exit has a router here: two thirds of the text that one alone would get. On the demo model stock this costs 0.003 (tail:2)
+# to 0.015 (linear) of the area under agreement–coverage.
+_ROUTER_WINDOWS, _ROUTER_HELD_OUT = 64, 16
 
 
 @dataclass(frozen=True)
@@ -76,7 +78,7 @@ def _train_chain(heads: Sequence[ExitHead], capture: Capture, seed: int) -> str:
     """Train heads of one kind, deepest first, each from where the one before it ended; returns their agreement in words.
 
     Neighbouring layers need nearly the same translation: from a neighbour's, 48 steps end where 160 from nothing do
-    (measured on the demo model stock, after layer 8: linear 40.6% against 40.5%, tail:2 61.2% against 60.3%).
+    (demo model stock after layer 8, agreement on 16 held-out windows: linear 40.6% against 40.5%, tail:2 60.2% against 60.3%).
     """
     said = []
     for before, head in zip([None, *heads[:-1]], heads, strict=True):

@@ -7,6 +7,7 @@ import re
 import shutil
 import signal
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,14 +18,17 @@ from calibrate.cost_model import table
 from tide_calibrate import calibrate as calibrate_module
 from tide_calibrate import capture as capture_module
 from tide_calibrate import cli
+from tide_calibrate import measure_model_costs as measure_module
 from tide_calibrate.calibration_file import CALIBRATION_NAME, EXITS_NAME, CalibrationFile, read_calibration
 from tide_calibrate.config import CalibrationConfig, candidate_layers
 from tide_calibrate.cost_file import save_costs
 from tide_calibrate.exits_file import read_exits
+from tide_calibrate.measure_process import measure_in_own_process
 from tide_calibrate.report.draw import REPORT_NAME
 from tide_runtime.errors import CalibrationError, ParamsError
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from tide_export.config import ExportConfig, place_checkpoints
 from tide_export.load import fingerprint, load_model
 
 LAYERS = 6
@@ -225,6 +229,28 @@ def test_without_costs_nothing_is_promised(model: Path, texts: Path, run: Run, t
     info = read_calibration(tmp_path / "calib").calibration
     assert (info.predicted, info.recommended, info.costs) == ({}, "full", None)
     assert info.exits
+
+
+def test_costs_are_measured_on_a_bundle_that_is_thrown_away(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The default, --costs measure. Segments must differ in depth, or launches could not be told from layers.
+
+    The exporter and the stopwatch have their own tests and take their time; here it is what they are asked for.
+    """
+    exported: list[ExportConfig] = []
+    monkeypatch.setattr(measure_module, "write_bundle", lambda _loaded, _directory, config, _progress: exported.append(config))
+    monkeypatch.setattr(measure_module, "measure_in_own_process", lambda bundle, target, _file: (bundle.is_dir(), target))
+    loaded = load_model(str(model), "fp32")
+    assert measure_module.measure_model_costs(loaded, "fp32", tmp_path) == (True, "cpu")
+    edges = [0, *place_checkpoints(exported[0].checkpoints, LAYERS), LAYERS]
+    assert len({deep - shallow for shallow, deep in pairwise(edges)}) > 1
+    assert exported[0].max_seq_len == 128  # the model's own limit
+    assert not list(tmp_path.iterdir())
+
+
+def test_costs_that_cannot_be_measured_are_an_error(tmp_path: Path) -> None:
+    """The process that measures is not the user's: what went wrong there must reach him."""
+    with pytest.raises(CalibrationError, match=r"could not be measured \(.*nowhere.*--costs none"):
+        measure_in_own_process(tmp_path / "nowhere", "cpu", tmp_path / "costs.json")
 
 
 def test_an_interrupted_run_goes_on_to_the_same_bytes(

@@ -17,6 +17,7 @@ from tide_runtime.calibration import CalibrationInfo, ExitInfo
 from tide_runtime.manifest import GenerationInfo, GraphInfo, KVInfo, Manifest, ModelInfo, exit_graph
 
 GARBAGE = 1e3
+FORGOTTEN = np.linspace(GARBAGE, -GARBAGE, HIDDEN)
 Script = Callable[[str, Array], Array]  # exit graph and states [B, S, H] → scores [B, S]
 
 
@@ -100,7 +101,7 @@ class NumpyStep:
     def forget(self) -> None:
         self.input_ids[:], self.token[:], self.score[:], self.logits[:] = 0, -1, 1.0, GARBAGE
         for hidden in self.hidden:
-            hidden[:] = np.linspace(GARBAGE, -GARBAGE, HIDDEN)
+            hidden[:] = FORGOTTEN
         self._places = None
 
     def place(self, lengths: Sequence[int]) -> None:

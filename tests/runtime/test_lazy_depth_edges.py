@@ -97,6 +97,22 @@ def test_a_neighbours_mlp_does_not_speak_for_others() -> None:
     rows = rows_of("exit", model, [exit_after(2, router="mlp+max_probability")], asked, script=one_agrees)
     assert [set(row.depth.token_depths) for row in rows] == [{LAYERS}, {2}, {LAYERS}]
     assert [output(rows[0]), output(rows[2])] == [full(model, asked)[0], full(model, asked)[2]]
+    for end in range(rows[1].prompt_tokens + 1, rows[1].end):
+        shallow = model.states_of(rows[1].tokens[:end]).hidden[2][-1]
+        assert rows[1].tokens[end] == model.logits(shallow).argmax()
+
+
+def test_a_held_row_in_a_full_cache_has_no_room_for_garbage() -> None:
+    """While the others draft through the tail, it stands between them with its cache full to the last slot."""
+    model = model_of()
+    asked = requests((1,), (2,), (3,) * (SLOTS - 1), (4,), (5,), count=6)
+
+    def the_middle_refuses(graph: str, states: Array) -> Array:
+        return np.array([[1.0], [1.0], [0.0], [1.0], [1.0]])[: len(states)]
+
+    options = DepthOptions(max_wait_steps=2)
+    rows = rows_of("exit", model, [exit_after(2, "tail:2", "mlp", 0.5)], asked, options=options, script=the_middle_refuses)
+    assert output(rows[2]) == full(model, asked)[2] and rows[2].depth.token_depths == [LAYERS]
 
 
 def test_a_held_row_whose_waiting_room_is_full_keeps_its_last_state() -> None:

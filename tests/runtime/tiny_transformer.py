@@ -94,4 +94,4 @@ class TinyTransformer:
 
 
 def _normed(hidden: Array) -> Array:
-    return np.asarray(hidden / np.sqrt((hidden * hidden).mean(-1, keepdims=True) + 1e-6))
+    return np.asarray(hidden / np.sqrt((hidden * hidden).sum(-1, keepdims=True) / HIDDEN + 1e-6))

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from tide_runtime.errors import CacheFullError
 from tide_runtime.manifest import Manifest
 
+_LEAST_SLOTS = 128  # fewer gain nothing: GroupQueryAttention divides its work badly over a short cache
 # Growing copies the caches: measured on the demo model with 8 rows, half a decode step. Finer steps copy more often than
 # the slots they spare are worth, coarser ones the other way round.
 _SLOT_STEP = 32
@@ -60,4 +61,4 @@ class KVCaches:
 
 def _slots_for(needed: int, limit: int) -> int:
     """``needed`` and an eighth more, so that long caches are copied no more often per token than short ones."""
-    return min(limit, -(-(needed + needed // 8) // _SLOT_STEP) * _SLOT_STEP)
+    return min(limit, max(_LEAST_SLOTS, -(-(needed + needed // 8) // _SLOT_STEP) * _SLOT_STEP))

@@ -1,0 +1,189 @@
+"""The figures of the depth-policy benchmarks, on made-up turns whose right answers are plain."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+import pytest
+from tide_runtime import GenerationParams
+from tide_runtime.calibration import StepCost
+from tide_runtime.step_costs import StepCosts
+
+from benchmarks.arm_figures import speed_figures, text_figures, theory_figures
+from benchmarks.entropy_exit import matched_threshold, sureness
+from benchmarks.modelled_time import modelled_ms
+from benchmarks.paired_ratio import paired_ratio
+from benchmarks.policy_table import BASELINE, HEADINGS, add_policy_results, cells
+from benchmarks.report import Report
+from benchmarks.scripted_exits import Script
+from benchmarks.text_comparison import disagreement_rate, first_difference, identical_share, ngram_hit_share
+from benchmarks.turns import Group, Turn, take_turns
+
+LAYERS = {"segment_0": 6, "segment_1": 18, "head": 0, "exit_6": 0, "unsplit": 24}
+
+
+class FlatCosts(StepCosts):
+    """Launch 1, layer 2, head 10, exit graph 5, loop 3 at every shape, a tenth more for each token after the first."""
+
+    def __init__(self) -> None:
+        self.step = cache(self._step)
+
+    def _step(self, rows: int, seq: int) -> StepCost:
+        return StepCost(rows, seq, *(part * (1 + 0.1 * (seq - 1)) for part in (1.0, 2.0, 10.0, 5.0, 3.0)))
+
+
+def test_ratio_is_the_median_of_pairs_and_of_the_total() -> None:
+    """A slow moment of the machine would decide the ratio, or the interval would not hold it."""
+    ratio = paired_ratio([2, 2, 2, 2, 20], [1, 1, 1, 1, 1])
+    assert ratio.median == 2 and ratio.total == pytest.approx(28 / 5)
+    assert ratio.low <= ratio.median <= ratio.high
+    assert paired_ratio([3, 3], [2, 2]).low == paired_ratio([3, 3], [2, 2]).high == 1.5
+
+
+def test_interval_narrows_with_more_pairs() -> None:
+    """The interval would say nothing about how sure the ratio is."""
+    times = np.random.default_rng(1).lognormal(sigma=0.2, size=400).tolist()
+    few, many = paired_ratio(times[:16], [1.0] * 16), paired_ratio(times, [1.0] * 400)
+    assert many.high - many.low < few.high - few.low
+
+
+def test_unpaired_times_are_refused() -> None:
+    """Different prompts would be compared."""
+    with pytest.raises(ValueError, match="pairs"):
+        paired_ratio([1, 2], [1])
+
+
+def test_modelled_time_charges_every_launch() -> None:
+    """A launch would be free, and theory promise more than can be had."""
+    costs = FlatCosts()
+    assert modelled_ms({("segment_0", 1, 1): 2}, LAYERS, costs) == pytest.approx(2 * (1 + 12))
+    assert modelled_ms({("head", 1, 1): 1}, LAYERS, costs) == pytest.approx(13)
+    assert modelled_ms({("exit_6", 1, 1): 1}, LAYERS, costs) == pytest.approx(5)
+    assert modelled_ms({("unsplit", 1, 1): 1}, LAYERS, costs) == pytest.approx(48 + 10 + 3)
+    assert modelled_ms({("segment_1", 1, 5): 1}, LAYERS, costs) == pytest.approx(1.4 * 37)
+
+
+def test_theory_is_the_ratio_of_modelled_times() -> None:
+    """Measured over theoretical would compare different things."""
+    base = [Turn([[1, 2, 3]], 2.0, Counter({("unsplit", 1, 1): 2}))]
+    split = Counter({("segment_0", 1, 1): 2, ("segment_1", 1, 2): 1, ("head", 1, 1): 2})
+    figures = theory_figures([Turn([[1, 2, 3]], 1.0, split)], LAYERS, base, LAYERS, FlatCosts())
+    theory = 2 * 61 / (2 * 13 + 1.1 * 37 + 2 * 13)
+    assert figures["theoretical"] == pytest.approx(theory)
+    assert figures["measured_over_theoretical"] == pytest.approx(2 / theory)
+    assert figures["launches_per_token"] == pytest.approx(3 / 2)  # the first token is the prompt's
+
+
+def test_speed_counts_the_tokens_after_the_first_of_every_row() -> None:
+    """Prefill would be counted as decoding."""
+    turn = Turn(
+        [[1, 2, 3], [4, 5, 6]], 0.5, layers_per_token=12.0, depth=8.0, drafted=Counter(router=4), accepted=Counter(router=3)
+    )
+    figures = speed_figures([turn], [replace(turn, seconds=1.0)])
+    assert figures["tokens_per_s"] == 8 and figures["ratio_median"] == 2
+    assert figures["layers_per_token"] == 12 and figures["accepted_router"] == 0.75
+
+
+def test_disagreement_counts_until_the_first_difference() -> None:
+    """One wrong token would be counted again for everything that follows from it."""
+    reference = [[0, 1, 2, 3, 4], [0, 1, 2, 3, 4]]
+    rows = [[0, 1, 9, 9, 9], [0, 1, 2, 3, 4]]
+    assert disagreement_rate(rows, reference) == pytest.approx(1 / (2 + 4))
+    assert identical_share(rows, reference) == pytest.approx(0.7)
+    assert disagreement_rate(reference, reference) == 0
+    assert first_difference([1, 2], [1, 2, 3]) is None
+
+
+def test_text_figures_take_the_references_groups_in_order() -> None:
+    """An arm with fewer groups would be held against other prompts' texts."""
+    full = [Turn([[1, 2, 3]], 1.0), Turn([[4, 5, 6]], 1.0)]
+    assert text_figures([Turn([[1, 2, 3]], 1.0)], full) == {"disagreement": 0.0, "differing_tokens": 0.0}
+
+
+def test_ngram_hits_tell_a_loop_from_new_text() -> None:
+    """Repetition, which flatters every drafter, would go unseen."""
+    assert ngram_hit_share([1, 2, 3, 4], [1, 2, 3, 4] * 5) > 0.8
+    assert ngram_hit_share([1, 2, 3], list(range(10, 40))) == 0
+
+
+class CountingArm:
+    """Takes ``seconds`` and notes when its turns came."""
+
+    def __init__(self, name: str, seconds: list[float], order: list[str], most_groups: int | None = None) -> None:
+        self.most_groups = most_groups
+        self._name, self._seconds, self._order = name, seconds, order
+
+    def turn(self, prompts: Group, params: GenerationParams) -> Turn:
+        self._order.append(f"{self._name}{params.seed}")
+        return Turn([[0, 1]], self._seconds.pop(0))
+
+
+def test_the_baseline_frames_every_group_and_the_order_turns() -> None:
+    """An arm would always run behind the same one, or far in time from its baseline."""
+    order: list[str] = []
+    base = CountingArm("u", [1.0, 3.0, 5.0, 5.0], order)
+    arms = {"a": CountingArm("a", [1.0, 1.0], order), "b": CountingArm("b", [1.0, 1.0], order)}
+    times, turns = take_turns(base, arms, [[[1]], [[2]]], GenerationParams())
+    assert order == ["u0", "a0", "b0", "u0", "u1", "b1", "a1", "u1"]
+    assert [turn.seconds for turn in times] == [2.0, 5.0]
+    assert {name: len(own) for name, own in turns.items()} == {"a": 2, "b": 2}
+
+
+def test_a_slow_arm_takes_part_in_its_first_groups_only() -> None:
+    """HF's arms would make the benchmark take hours."""
+    base, slow = CountingArm("u", [1.0] * 6, []), CountingArm("s", [1.0] * 3, [], most_groups=1)
+    _, turns = take_turns(base, {"s": slow}, [[[1]]] * 3, GenerationParams())
+    assert len(turns["s"]) == 1
+
+
+def test_sureness_is_one_for_certainty_and_one_over_v_for_none() -> None:
+    """Entropy would order tokens the wrong way round."""
+    assert sureness(np.array([0.0, 100.0, 0.0], np.float32)) == pytest.approx(1)
+    assert sureness(np.zeros(8, np.float32)) == pytest.approx(1 / 8)
+
+
+def test_matched_threshold_takes_as_many() -> None:
+    """Confidence and entropy would be compared at different exit rates."""
+    answers = [(0.9, 0.5), (0.8, 0.7), (0.3, 0.6), (0.2, 0.1)]
+    threshold = matched_threshold(answers, 0.8)
+    assert threshold == 0.6 and sum(sure >= threshold for _, sure in answers) == 2
+    assert matched_threshold(answers, 0.95) == 1.0
+
+
+def test_a_script_keeps_its_rate_and_its_answers() -> None:
+    """Scripted exits would exit at another rate, or differently in every turn."""
+    assert not any(Script(0.0).says_yes() for _ in range(100)) and all(Script(1.0).says_yes() for _ in range(100))
+    script = Script(0.5)
+    first = [script.says_yes() for _ in range(400)]
+    script.rewind()
+    assert first == [script.says_yes() for _ in range(400)] and 150 < sum(first) < 250
+
+
+def _row(arm: str, ratio: float, temperature: float = 0.0, share: float = 1.0) -> dict[str, object]:
+    speed = {"ratio_median": ratio, "ratio_low": ratio, "ratio_high": ratio, "ratio_total": ratio, "tokens_per_s": 900.0}
+    place = {"model": "layerskip", "batch": 1, "temperature": temperature}
+    return {"arm": arm, **place, **speed, "ngram_hits": 0.3, "measured_over_theoretical": share, "groups": 2}
+
+
+def test_results_have_the_names_that_the_bars_are_set_for() -> None:
+    """A script that checks the bars would find nothing."""
+    report = Report("policies_cpu")
+    report.rows = [
+        _row(BASELINE, 1.0), _row("full", 0.99), _row("exact_both", 1.8, share=0.96), _row("exit1", 1.3, share=0.9),
+        _row("exact_both", 0.97, temperature=0.8), _row("static", 0.5), {"model": "layerskip", "arm": "early_exit", "note": "no"},
+    ]  # fmt: skip
+    add_policy_results(report)
+    results = report.results
+    assert results["exact_both_layerskip_b1"] == 1.8 and results["exit1_layerskip_b1"] == 1.3
+    assert results["exact_both_layerskip_b1_t08"] == 0.97
+    assert results["measured_over_theoretical"] == pytest.approx(0.93)
+    assert results["worst_case"] == 0.97  # `static` is no policy of ours
+
+
+def test_a_table_row_has_a_cell_for_every_heading() -> None:
+    """Columns of the README's table would slip."""
+    assert len(cells(_row("exact_both", 1.8))) == len(HEADINGS)
+    assert len(cells(_row(BASELINE, 1.0))) == len(HEADINGS)
