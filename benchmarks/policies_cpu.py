@@ -1,8 +1,8 @@
 """Depth policies on the CPU, fp32: how much faster than the *unsplit* ONNX graph, and how much of that the theory promises.
 
-    python -m benchmarks.policies_cpu                                            # everything, about 8 minutes on 2 quiet cores
+    python -m benchmarks.policies_cpu                          # 24 prompts x 64 tokens: about 8 minutes on 2 quiet cores
+    python -m benchmarks.policies_cpu --prompts 100 --new-tokens 128       # what README shows: about 40 minutes
     python -m benchmarks.policies_cpu --models layerskip --batch 1 --arms full,exact_both --temperature 0
-    python -m benchmarks.policies_cpu --json build/policies_cpu.json
 
 Every ratio has the unsplit graph, driven by the same loop, as its baseline: all of TIDE's arms run in one process, in turn,
 on the same prompts (see `turns`). HF's arms have processes of their own and 4 groups of prompts. Prompts are windows of 64
@@ -159,8 +159,8 @@ def main(
     batch: Annotated[str, typer.Option(help="Batch sizes.")] = "1,4,8",
     arms: Annotated[str, typer.Option(help=f"Arms, of {','.join(TITLES)}.")] = ",".join(TITLES),
     temperature: Annotated[str, typer.Option(help="Temperatures; 0 is greedy, others take fewer prompts.")] = "0,0.8",
-    prompts: Annotated[int, typer.Option(min=1, help="Held-out prompts of 64 tokens.")] = 100,
-    new_tokens: Annotated[int, typer.Option(min=2, help="New tokens a row.")] = 96,
+    prompts: Annotated[int, typer.Option(min=1, help="Held-out prompts of 64 tokens.")] = 24,
+    new_tokens: Annotated[int, typer.Option(min=2, help="New tokens a row.")] = 64,
     data: Annotated[str, typer.Option(help=f"Where the prompts come from, of {','.join(SOURCES)}.")] = "library",
     bundles: Annotated[Path | None, typer.Option(help="Take MODEL_1 and MODEL_5 from this folder; do not calibrate.")] = None,
     cache: Annotated[Path, typer.Option(help="Where bundles and graphs are kept between runs.")] = CACHE,

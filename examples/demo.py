@@ -1,4 +1,4 @@
-"""`make demo`: export the demo model, let it write code, and compare three ways to run it.
+"""`make demo`: calibrate and export the demo model, let it write code, and compare ways to run it.
 
 python examples/demo.py [--model layerskip|stock] [--out engine/]
 """
@@ -15,7 +15,8 @@ from rich.console import Console
 
 ROOT = Path(__file__).resolve().parents[1]
 # The beginning of a file the model was not trained on.
-PROMPT_FILE = ROOT / "examples" / "demo_model" / "data" / "stdlib" / "copy.py"
+DATA = ROOT / "examples" / "demo_model" / "data" / "stdlib"
+PROMPT_FILE = DATA / "copy.py"
 PROMPT_LINES = slice(48, 70)
 
 console = Console()
@@ -26,15 +27,18 @@ def main(
     out: Annotated[Path, typer.Option(help="Where the bundle goes; replaced when it is one.")] = ROOT / "engine",
     new_tokens: Annotated[int, typer.Option(help="Tokens to write, and to time.")] = 96,
 ) -> None:
-    """Export, generate, compare."""
-    source = ROOT / "examples" / "demo_model" / model
-    _run("1. Export", "tide_export.cli", str(source), "--out", str(out), "--force")
-    _run("2. What is in the bundle", "tide_runtime.cli.inspect", str(out))
+    """Calibrate, export, generate, compare."""
+    source, calibration = ROOT / "examples" / "demo_model" / model, out.with_name(f"{out.name}-calibration")
+    _run("1. Calibrate: where may tokens stop?", "tide_calibrate.cli", str(source), "--data", str(DATA), "--out", str(calibration),
+         "--heads", "identity,linear,tail:1", "--force")  # fmt: skip
+    _run("2. Export", "tide_export.cli", str(source), "--out", str(out), "--calibration", str(calibration), "--force")
+    _run("3. What is in the bundle", "tide_runtime.cli.inspect", str(out))
     prompt = "".join(PROMPT_FILE.read_text().splitlines(keepends=True)[PROMPT_LINES])
-    console.rule("3. The model goes on writing")
+    console.rule("4. The model goes on writing")
     console.print(prompt, style="dim", end="", markup=False, highlight=False)
-    _run("", "tide_runtime.cli.run", str(out), prompt, "--max-new-tokens", str(new_tokens), "--temperature", "0.7", "--seed", "1")
-    _run("4. Three ways to run it", "benchmarks.decode_cpu", "--models", "demo", "--batch", "1", "--arms", "eager,unsplit,tide",
+    _run("", "tide_runtime.cli.run", str(out), prompt, "--max-new-tokens", str(new_tokens), "--temperature", "0.7", "--seed", "1",
+         "--stats")  # fmt: skip
+    _run("5. Three ways to run every layer", "benchmarks.decode_cpu", "--models", "demo", "--batch", "1", "--arms", "eager,unsplit,tide",
          "--new-tokens", str(new_tokens), "--repeats", "5")  # fmt: skip
 
 

@@ -6,6 +6,7 @@ text repeats. Asking exits costs, so they are on trial (`Trial`).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -35,17 +36,10 @@ class DraftControl:
         single = self.costs.full(self.rows, 1)
         self.pass_costs = [self.costs.full(self.rows, 1 + n) / single for n in range(self.limit + 1)]
 
-    def copy_length(self) -> int:
-        """How much of the guess to take for the best expected rate; 0 when plain decoding, or the exits, do better."""
-        best, best_gain = 0, self.exits.gain
-        expected = chance = 1.0
-        for length in range(1, len(self.guess) + 1):
-            chance *= self.hit_rate
-            expected += chance
-            gain = expected / self.pass_costs[length]
-            if gain > best_gain:
-                best, best_gain = length, gain
-        return best
+    def expected_tokens(self, copied: int) -> float:
+        """Tokens that a pass over the last token and ``copied`` tokens of the guess gives: its own and what it confirms."""
+        tokens = 1 + min(copied, len(self.guess))
+        return (1.0 - self.hit_rate**tokens) / (1.0 - self.hit_rate) if self.hit_rate < 1.0 else tokens
 
     def learn(self, tokens: list[int]) -> None:
         """Hold the guess against the ``tokens`` that came."""
@@ -54,3 +48,16 @@ class DraftControl:
             self.hit_rate += _WEIGHT * (hit - self.hit_rate)
             if not hit:
                 break
+
+
+def copy_length(controls: Sequence[DraftControl]) -> int:
+    """How many tokens each row of a batch copies, at most, for the best expected rate of all rows together.
+
+    A pass takes as long as its longest row; 0 when plain decoding, or the exits, do better.
+    """
+    best, best_gain = 0, sum(control.exits.gain for control in controls)
+    for copied in range(1, max(len(control.guess) for control in controls) + 1):
+        gain = sum(control.expected_tokens(copied) for control in controls) / controls[0].pass_costs[copied]
+        if gain > best_gain:
+            best, best_gain = copied, gain
+    return best

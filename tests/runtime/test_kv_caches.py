@@ -6,9 +6,16 @@ import numpy as np
 import pytest
 from runtime.conftest import MAX_SEQ_LEN
 from tide_runtime import Engine
+from tide_runtime.backends import kv_caches
 from tide_runtime.backends.kv_caches import KVCaches
 from tide_runtime.backends.onnxruntime_cpu import _KEPT_STEPS
 from tide_runtime.errors import CacheFullError
+
+
+@pytest.fixture(autouse=True)
+def short_caches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that the small bundle's caches have room to grow."""
+    monkeypatch.setattr(kv_caches, "_LEAST_SLOTS", 1)
 
 
 @pytest.fixture

@@ -16,7 +16,8 @@ HIDDEN = 8
 
 @dataclass(frozen=True)
 class TextStates:
-    """Of a text of T tokens: ``hidden[n]`` [T, H] after n layers, ``keys[n]`` and ``values[n]`` [T, H] of layer n, ``logits`` [T, V]."""
+    """Of a text of T tokens: ``hidden[n]`` [T, H] after n layers, ``keys[n]``,
+    ``values[n]`` [T, H] of layer n, ``logits`` [T, V]."""
 
     hidden: list[Array]
     keys: list[Array]

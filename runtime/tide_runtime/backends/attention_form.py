@@ -4,8 +4,8 @@ GroupQueryAttention is one node whose cost follows each row's valid length and e
 nodes whose cost follows all slots of the cache, but query heads that share a KV head come almost for free. Measured on two
 cores, a decode step of 8 rows of the demo model (24 layers, 3 heads of 64, one KV head), plain over GroupQueryAttention:
 
-    valid / slots   64 / 96   96 / 128   110 / 128   160 / 192   200 / 256   400 / 480
-    time               1.07       1.03        1.00        0.95        0.90        0.82
+    valid / slots   64 / 128   96 / 128   118 / 160   160 / 192   200 / 256   300 / 352   400 / 480
+    time                1.09       1.01        0.98        0.94        0.90        0.74        0.72
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from rich.table import Table
 
 from tide_runtime.bundle import Bundle
 from tide_runtime.cli.errors import run_app
-from tide_runtime.manifest import Manifest
+from tide_runtime.manifest import Manifest, batched_graph
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 _DTYPE_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2}
@@ -71,7 +71,7 @@ def bundle_facts(manifest: Manifest) -> dict[str, Any]:
                 "parameters": graph.parameters,
                 "inputs": len(graph.inputs),
                 "outputs": len(graph.outputs),
-                "file_bytes": {name: manifest.files[t.graphs[graph.name]].bytes for name, t in manifest.targets.items()},
+                "file_bytes": {name: _graph_bytes(manifest, name, graph.name) for name in manifest.targets},
             }
             for graph in manifest.graphs
         ],
@@ -98,6 +98,12 @@ def kv_cache_bytes(manifest: Manifest) -> int:
     """KV cache bytes of one row of ``max_seq_len`` tokens, all layers."""
     per_token = sum(layer.heads * (layer.key_dim + layer.value_dim) for layer in manifest.kv)
     return per_token * manifest.max_seq_len * _DTYPE_BYTES[manifest.dtype]
+
+
+def _graph_bytes(manifest: Manifest, target: str, graph: str) -> int:
+    """Size of a graph's file and, where the target has one, of its form for several rows."""
+    files = manifest.targets[target].graphs
+    return sum(manifest.files[files[name]].bytes for name in (graph, batched_graph(graph)) if name in files)
 
 
 def _target_facts(manifest: Manifest, name: str) -> dict[str, Any]:

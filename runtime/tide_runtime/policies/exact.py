@@ -11,9 +11,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tide_runtime.backends.base import Slots
-from tide_runtime.draft_control import DraftControl
+from tide_runtime.draft_control import DraftControl, copy_length
 from tide_runtime.executor import Executor, Guess
 from tide_runtime.manifest import Manifest
 from tide_runtime.policies.full import FullDepth
@@ -23,7 +24,7 @@ from tide_runtime.step_costs import StepCosts
 from tide_runtime.trial import BENEFIT_OF_DOUBT, Trial
 from tide_runtime.verification import Draft, verify
 
-_DEFAULT_LIMIT = 8
+_DEFAULT_LIMIT, _COPY_LIMIT = 8, 12  # drafts with exits, without a calibration; copies cost no draft, so they go further
 
 
 class ExactDepth:
@@ -38,6 +39,7 @@ class ExactDepth:
         calibration = manifest.calibration
         wanted = options.draft_limit or (calibration.draft_limit if calibration is not None else 0)
         self.limit = wanted or _DEFAULT_LIMIT
+        self.copy_limit = options.draft_limit or _COPY_LIMIT
         self.copies = options.draft in ("ngram", "both")
         self.exits = self.executor.exits if options.draft in ("router", "both") else []
         predicted = calibration.predicted.get("exact", 0.0) if calibration is not None else 0.0
@@ -45,13 +47,13 @@ class ExactDepth:
 
     def prefill(self, slots: Slots, row: Row) -> int:
         token = self.full.prefill(slots, row)
-        row.frontier = self.executor.frontier(slots, row, room=self.limit + 1)
-        row.control = DraftControl(self.costs, min(slots.capacity, 8), self.limit, Trial(self.expected))
+        row.frontier = self.executor.frontier(slots, row, room=max(self.limit, self.copy_limit) + 1)
+        row.control = DraftControl(self.costs, slots.capacity, self.copy_limit, Trial(self.expected))
         return token
 
     def decode(self, slots: Slots, rows: Sequence[Row]) -> list[list[int]]:
         everyone = range(len(rows))
-        drafts = [self._copy(row) for row in rows]
+        drafts = self._copy(rows)
         asks = self._draft_with_exits(slots, rows, drafts)
         if not any(drafts) and not any(map(any, asks)):
             return self._plain(slots, rows)
@@ -69,22 +71,29 @@ class ExactDepth:
             row.control.exits.rest(1)
         return chosen
 
-    def _copy(self, row: Row) -> list[Draft]:
-        """Drafts from the text so far, placed behind the row's end, when they are likely enough to pay."""
+    def _copy(self, rows: Sequence[Row]) -> list[list[Draft]]:
+        """Drafts from the text so far, placed behind the rows' ends, where they are likely enough to pay."""
         if not self.copies:
-            return []
-        room = min(self.limit, len(row.tokens) - row.end - 1)
-        control = row.control
-        control.guess = control.ngram.draft(row.tokens, row.end, room)
-        row.drafted = count = control.copy_length()
-        row.tokens[row.end : row.end + count] = control.guess[:count]
-        return [Draft(int(token), "ngram", 0) for token in control.guess[:count]]
+            return [[] for _ in rows]
+        for row in rows:
+            room = min(self.copy_limit, self._room(row))
+            row.control.guess = row.control.ngram.draft(row.tokens, row.end, room)
+        length = copy_length([row.control for row in rows])
+        return [self._place_copy(row, row.control.guess[:length]) for row in rows]
+
+    @staticmethod
+    def _place_copy(row: Row, guess: NDArray[np.int64]) -> list[Draft]:
+        row.drafted = len(guess)
+        row.tokens[row.end : row.end + len(guess)] = guess
+        return [Draft(int(token), "ngram", 0) for token in guess]
 
     def _draft_with_exits(self, slots: Slots, rows: Sequence[Row], drafts: list[list[Draft]]) -> list[list[int]]:
         """Draft with exit heads in every row that has no copied drafts; returns how often each row asked each exit."""
         asks = [[0] * len(self.exits) for _ in rows]
         drafting = [i for i, row in enumerate(rows) if self.exits and not drafts[i] and row.control.exits.resting == 0]
         drafting = [i for i in drafting if self._room(rows[i]) > 0]
+        if 2 * len(drafting) < len(rows):
+            return asks  # a launch costs nearly as much for a few rows as for all
         started, held = len(drafting), 0
         while drafting:
             drafting = self._draft_once(slots, rows, drafting, drafts, asks)
