@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 from tide_runtime.step_costs import StepCosts
 
-from benchmarks.launch_log import Launch
 from benchmarks.modelled_time import modelled_ms
 from benchmarks.paired_ratio import paired_ratio
 from benchmarks.text_comparison import disagreement_rate, identical_share, ngram_hit_share
@@ -40,15 +39,19 @@ def speed_figures(turns: Sequence[Turn], base: Sequence[Turn]) -> dict[str, Any]
 def theory_figures(
     turns: Sequence[Turn], layers: Layers, base: Sequence[Turn], base_layers: Layers, costs: StepCosts
 ) -> dict[str, float]:
-    """Segment launches per token of the batch, and the speedup that the modelled costs of all launches give."""
-    launches, base_launches = _all_launches(turns), _all_launches(base)
-    modelled = modelled_ms(base_launches, base_layers, costs) / modelled_ms(launches, layers, costs)
-    measured = sum(turn.seconds for turn in base) / sum(turn.seconds for turn in turns)
-    segments = sum(count for (graph, _, _), count in launches.items() if layers[graph])
+    """Segment launches per token of the batch, and the speedup that the modelled costs of all launches give.
+
+    ``measured_over_theoretical`` is the median over groups of (measured ratio / modelled ratio) of the same group.
+    """
+    pairs = list(zip(turns, base, strict=False))  # an arm may have stopped after the first groups
+    modelled = np.array([modelled_ms(turn.launches, layers, costs) for turn, _ in pairs])
+    base_modelled = np.array([modelled_ms(turn.launches, base_layers, costs) for _, turn in pairs])
+    measured = np.array([other.seconds / turn.seconds for turn, other in pairs])
+    segments = sum(count for turn in turns for (graph, _, _), count in turn.launches.items() if layers[graph])
     return {
         "launches_per_token": segments / sum(turn.decoded for turn in turns),
-        "theoretical": modelled,
-        "measured_over_theoretical": measured / modelled,
+        "theoretical": float(base_modelled.sum() / modelled.sum()),
+        "measured_over_theoretical": float(np.median(measured * modelled / base_modelled)),
     }
 
 
@@ -63,7 +66,3 @@ def repetition(groups: Sequence[Group], turns: Sequence[Turn]) -> float:
     """Mean share of a text that n-grams of it and its prompt foretell."""
     pairs = [pair for group, turn in zip(groups, turns, strict=False) for pair in zip(group, turn.tokens, strict=True)]
     return float(np.mean([ngram_hit_share(prompt, output) for prompt, output in pairs]))
-
-
-def _all_launches(turns: Sequence[Turn]) -> Counter[Launch]:
-    return sum((turn.launches for turn in turns), Counter())

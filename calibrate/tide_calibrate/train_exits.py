@@ -14,7 +14,7 @@ from tide_calibrate.config import CalibrationConfig
 from tide_calibrate.evaluate import trace_split
 from tide_calibrate.exit_heads import ExitHead, make_head, parse_kind
 from tide_calibrate.frozen_model import FrozenModel
-from tide_calibrate.parallel import in_parallel
+from tide_calibrate.parallel import Check, in_parallel
 from tide_calibrate.routers import TRAINING_FREE, MlpRouter
 from tide_calibrate.traces import SplitTrace
 from tide_calibrate.train_heads import HeadTraining, train_head
@@ -70,11 +70,11 @@ def train_exits(
     ):
         progress.note(f"{kind}: {line}")
     training = RouterTraining(cast(Label, config.label), _ROUTER_WINDOWS, _ROUTER_HELD_OUT, seed=config.seed)
-    routers = in_parallel([partial(train_router, heads[exit], capture, training) for exit in exits])
+    routers = in_parallel([partial(_train_router, heads[exit], capture, training) for exit in exits])
     return {exit: TrainedExit(heads[exit], router) for exit, router in zip(exits, routers, strict=True)}
 
 
-def _train_chain(heads: Sequence[ExitHead], capture: Capture, seed: int) -> str:
+def _train_chain(heads: Sequence[ExitHead], capture: Capture, seed: int, check: Check) -> str:
     """Train heads of one kind, deepest first, each from where the one before it ended; returns their agreement in words.
 
     Neighbouring layers need nearly the same translation: from a neighbour's, 48 steps end where 160 from nothing do
@@ -86,10 +86,15 @@ def _train_chain(heads: Sequence[ExitHead], capture: Capture, seed: int) -> str:
             for parameter, start in zip(head.trained(), before.trained(), strict=True):
                 parameter.data.copy_(start)
         steps = HeadTraining().steps if before is None else _STEPS_FROM_NEIGHBOUR
-        _, history = train_head(head, capture, HeadTraining(steps=steps, check_every=_CHECK_EVERY, seed=seed))
+        _, history = train_head(head, capture, HeadTraining(steps=steps, check_every=_CHECK_EVERY, seed=seed), check)
         best = min(history, key=lambda progress: progress.divergence)
         said.append(f"{best.agreement:.1%} after layer {head.checkpoint}")
     return ", ".join(reversed(said))
+
+
+def _train_router(head: ExitHead, capture: Capture, training: RouterTraining, check: Check) -> MlpRouter:
+    check()
+    return train_router(head, capture, training)
 
 
 def trace_exits(
@@ -104,7 +109,8 @@ def trace_exits(
     groups = [{key: one for key, one in exits.items() if key[0] == layer} for layer in checkpoints]
     lm_head = model.lm_head  # made here: jobs share it
 
-    def job(group: Mapping[Exit, TrainedExit]) -> SplitTrace:
+    def job(group: Mapping[Exit, TrainedExit], check: Check) -> SplitTrace:
+        check()
         heads = {key: one.head for key, one in group.items()}
         routers = {key: (*TRAINING_FREE, one.router) for key, one in group.items()}
         return trace_split(capture, split, lm_head, heads, routers, max_windows)

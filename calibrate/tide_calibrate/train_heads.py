@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -59,8 +59,13 @@ class HeadProgress:
     agreement: float
 
 
-def train_head(head: Head, capture: Capture, training: HeadTraining | None = None) -> tuple[Head, list[HeadProgress]]:
+def train_head(
+    head: Head, capture: Capture, training: HeadTraining | None = None, on_step: Callable[[], None] = lambda: None
+) -> tuple[Head, list[HeadProgress]]:
     """Minimise KL(full || early) over the train windows; the head ends with its best held-out weights.
+
+    Args:
+        on_step: called after every optimizer step; what it raises ends the training.
 
     Returns:
         ``head``, trained in place, and what the held-out windows said, first entry before training. A head without
@@ -75,7 +80,7 @@ def train_head(head: Head, capture: Capture, training: HeadTraining | None = Non
     held_out = windows.head_held_out[: training.held_out_windows]
     history = [_judge(head, capture, held_out, training, 0)]
     if head.trained():
-        _Trainer(head, capture, training, windows.head, held_out).run(history)
+        _Trainer(head, capture, training, windows.head, held_out).run(history, on_step)
     return head, history
 
 
@@ -88,10 +93,11 @@ class _Trainer:
         self.best = [parameter.detach().clone() for parameter in head.trained()]
         self.optimizer = torch.optim.Adam(head.trained(), lr=training.learning_rate, betas=(0.9, 0.98))
 
-    def run(self, history: list[HeadProgress]) -> None:
+    def run(self, history: list[HeadProgress], on_step: Callable[[], None]) -> None:
         best, misses = history[0].divergence, 0
         for step, batch in enumerate(_endless(self.windows, self.training), start=1):
             self._step(step, batch)
+            on_step()
             if step % self.training.check_every and step < self.training.steps:
                 continue
             history.append(_judge(self.head, self.capture, self.held_out, self.training, step))

@@ -210,9 +210,12 @@ class Engine:
         slots = slots or self.backend.slots(wanted)
         try:
             yield slots
+        except TideError:
+            slots = None  # a request that failed may have left NaN in its caches, which must not reach another
+            raise
         finally:
             with self._lock:
-                if not self._closed:
+                if slots is not None and not self._closed:
                     self._idle.append(slots)
 
     def _chunk(self, event: TokenEvent) -> Chunk:

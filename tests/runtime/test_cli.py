@@ -99,7 +99,7 @@ def test_stop_strings_may_be_repeated(bundle: Path, command: Command, expected: 
         (["--max-new-tokens", "0"], "max_new_tokens is 0"),
         (["--max-new-tokens", "many"], "--max-new-tokens"),
         (["--stop", ""], "non-empty"),
-        (["--policy", "psychic"], "set it to one of: full"),
+        (["--policy", "psychic"], "set it to one of: auto, full"),
         (["--target", "tpu"], "no target 'tpu'"),
         (["--threads", "-2"], "threads is -2"),
         (["--logprobs", "2"], "--json"),
@@ -191,7 +191,7 @@ def test_ctrl_c_exits_with_130(bundle: Path) -> None:
 @pytest.mark.parametrize(
     ("module", "facts"),
     [
-        ("run", ["--max-new-tokens", "default: 256", "--temperature", "default: full", "default: auto", "the model's own"]),
+        ("run", ["--max-new-tokens", "default: 256", "--temperature", "default: auto", "default: auto", "the model's own"]),
         ("inspect", ["--json", "--no-verify", "default: verify"]),
     ],
 )

@@ -144,7 +144,7 @@ def test_options_out_of_range_are_explained(option: str, value: object, words: s
 
 
 def test_min_depth_behind_the_last_exit_is_explained(exits_bundle: Path) -> None:
-    with pytest.raises(ParamsError, match="min_depth is 4.*at most 3"):
+    with pytest.raises(ParamsError, match=r"min_depth is 4.*at most 3"):
         load(exits_bundle, "exit", min_depth=4)
 
 
@@ -209,7 +209,8 @@ def test_a_stream_closed_in_the_middle_leaves_the_engine_usable(exits_bundle: Pa
 def test_two_threads_on_one_engine(exact: Engine, full: Engine) -> None:
     """Drafts, frontiers and n-grams belong to the row; buffers to the caller."""
     wanted = [ends(full.generate(prompt, params()))[0] for prompt in PROMPTS]
-    start, failures = threading.Barrier(2), []
+    start = threading.Barrier(2)
+    failures: list[object] = []
 
     def call(caller: int) -> None:
         try:

@@ -16,12 +16,11 @@ HIDDEN = 8
 
 @dataclass(frozen=True)
 class TextStates:
-    """Of a text of T tokens: ``hidden[n]`` [T, H] after n layers, ``keys[n]``,
-    ``values[n]`` [T, H] of layer n, ``logits`` [T, V]."""
+    """Of a text of T tokens: ``hidden[n]`` [T, H] after n layers, ``keys`` and ``values`` [L, T, H], ``logits`` [T, V]."""
 
     hidden: list[Array]
-    keys: list[Array]
-    values: list[Array]
+    keys: Array
+    values: Array
     logits: Array
 
 
@@ -38,7 +37,8 @@ class TinyTransformer:
 
     def __post_init__(self) -> None:
         random = np.random.default_rng(self.seed)
-        shapes = {"embedding": (self.vocab, HIDDEN), "position": (self.positions + 1, HIDDEN), "head": (HIDDEN, self.vocab)}
+        shapes: dict[str, tuple[int, ...]] = {"embedding": (self.vocab, HIDDEN), "position": (self.positions + 1, HIDDEN)}
+        shapes["head"] = (HIDDEN, self.vocab)
         for layer in range(len(self.strengths)):
             shapes |= {f"{name}.{layer}": (HIDDEN, HIDDEN) for name in ("query", "key", "value", "out", "up", "down")}
             shapes |= {f"translate.{layer}": (HIDDEN, HIDDEN), f"router.{layer}": (HIDDEN,)}
@@ -86,7 +86,7 @@ class TinyTransformer:
                 hidden.append(self.layer(layer, hidden[-1], k, v, np.tri(len(text), dtype=bool)))
                 keys.append(k)
                 values.append(v)
-            self._texts[text] = TextStates(hidden, keys, values, self.logits(hidden[-1]))
+            self._texts[text] = TextStates(hidden, np.stack(keys), np.stack(values), self.logits(hidden[-1]))
         return self._texts[text]
 
     def full_logits(self, tokens: NDArray[np.int64]) -> Array:

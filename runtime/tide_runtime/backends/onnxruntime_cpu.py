@@ -34,7 +34,7 @@ _ORT_DTYPES: dict[str, type[np.generic]] = {
     "tensor(int64)": np.int64,
     "tensor(int32)": np.int32,
 }
-_KEPT_STEPS = 32  # shapes whose bindings are kept per Slots; decode uses a handful, prefill many
+_KEPT_STEPS = 128  # shapes whose bindings are kept per Slots; policies that skip layers use many
 
 
 class OnnxRuntimeBackend:
