@@ -91,6 +91,8 @@ def compare(report: Report, model: str, bundle: Path, batches: Sequence[int], pr
             odd = sum(not difference.explained for difference in found)
             share = 100 * identical_share(said[own], said[other])
             report.add(f"{_prefix(model)}{name}_b{batch}", share)
+            if name == "identical_pct":  # a RESULT line's four digits would round a few of them away
+                report.add(f"{_prefix(model)}differing_tokens_b{batch}", round((1 - share / 100) * len(prompts) * tokens))
             table.add_row(str(batch), own, other, f"{share:.3f}%", str(len(found)), str(odd))
             listed += [(batch, own, other, difference) for difference in found]
             unexplained += odd

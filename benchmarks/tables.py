@@ -80,29 +80,44 @@ def export_line(run: dict[str, Any]) -> str:
 
 
 def policies_table(run: dict[str, Any]) -> str:
+    """Greedy rows of the demo models, one row and the largest batch; the rest is summed up below."""
     settings = run["settings"]
     lines = [
-        f"**Depth policies**, fp32, {settings['prompts']} held-out prompts, {settings['new_tokens']} new tokens a row "
+        f"**Depth policies**, fp32, greedy, {settings['prompts']} held-out prompts, {settings['new_tokens']} new tokens a row "
         f"({_where(run)}). Ratios are to the unsplit ONNX graph driven by the same loop, measured in turns (above 1: faster): "
         "median over groups of prompts with its 95% interval, and of the total time. Theory: what the calibration's step costs "
         "make of the launches. Disagreement with `full`: per token up to the first difference (share of all tokens).",
         "",
-        "| model | batch | temperature | " + " | ".join(HEADINGS) + " |",
-        "|---" * (3 + len(HEADINGS)) + "|",
+        "| model | batch | " + " | ".join(HEADINGS) + " |",
+        "|---" * (2 + len(HEADINGS)) + "|",
     ]
+    shown = (1, max(settings["batches"]))
     for row in run["rows"]:
-        place = [row["model"], str(row["batch"]), f"{row['temperature']:g}"] if "batch" in row else [row["model"], "", ""]
-        shown = cells(row) if "ratio_median" in row else [title_of(row["arm"]), "could not run", *[""] * (len(HEADINGS) - 2)]
-        lines.append("| " + " | ".join([*place, *shown]) + " |")
-    notes = [f"{row['model']}, {title_of(row['arm'])} could not run: {row['note']}." for row in run["rows"] if "note" in row]
-    return "\n".join([*lines, *([""] if notes else []), *notes])
+        if "ratio_median" in row and row["model"] != "random" and not row["temperature"] and row["batch"] in shown:
+            lines.append("| " + " | ".join([row["model"], str(row["batch"]), *cells(row)]) + " |")
+    return "\n".join([*lines, "", *_policy_notes(run)])
+
+
+def _policy_notes(run: dict[str, Any]) -> list[str]:
+    results = run["results"]
+    sampled = [
+        f"{name.split('_')[2]} {value:.2f}" for name, value in results.items() if re.match(r"exact_both_(?!r).*_b1_t08", name)
+    ]
+    notes = [f"At temperature 0.8, batch 1, `exact` with both drafters: {', '.join(sampled)}."] if sampled else []
+    if "worst_case" in results:
+        notes.append(
+            "The slowest policy of all models (random weights with a wrong calibration among them), batch sizes and "
+            f"temperatures: {results['worst_case']:.2f} ({results['worst_case_low']:.2f}–{results['worst_case_high']:.2f})."
+        )
+    notes += [f"{row['model']}, {title_of(row['arm'])} could not run: {row['note']}." for row in run["rows"] if "note" in row]
+    return notes
 
 
 def identity_line(run: dict[str, Any]) -> str:
     results, settings = run["results"], run["settings"]
     shares = ", ".join(
-        f"batch {name.removeprefix('identical_pct_b')}: {value:.4g}% as `full`, "
-        f"{results[name.replace('identical_pct', 'identical_to_eager_pct')]:.4g}% as HF eager"
+        f"batch {name.removeprefix('identical_pct_b')}: {value:.3f}% as `full`, "
+        f"{results[name.replace('identical_pct', 'identical_to_eager_pct')]:.3f}% as HF eager"
         for name, value in results.items()
         if name.startswith("identical_pct_b")
     )
@@ -115,7 +130,7 @@ def identity_line(run: dict[str, Any]) -> str:
 def scripted_table(run: dict[str, Any]) -> str:
     baseline = run["settings"]["baseline"]
     lines = [
-        f"**The machinery at real sizes**: {run['settings']['model']}, random weights, fp32, exits that answer by a script; "
+        f"**The machinery at real sizes**: {run['settings']['model']} model, fp32, exits that answer by a script; "
         f"baseline: {baseline} ({_where(run)}).",
         "",
         f"| policy | exits say yes | × {baseline} | theory × | measured ÷ theory | layers/token |",

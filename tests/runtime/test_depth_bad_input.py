@@ -206,6 +206,20 @@ def test_a_stream_closed_in_the_middle_leaves_the_engine_usable(exits_bundle: Pa
             assert ends(engine.generate(PROMPTS, params())) == wanted
 
 
+def test_a_failed_requests_caches_are_not_used_again(exits_bundle: Path) -> None:
+    """Attention over several rows multiplies masked slots by 0: one NaN left there would fail every later batch."""
+    with load(exits_bundle) as engine:
+        wanted = ends(engine.generate(PROMPTS, params()))
+        [used] = engine._idle
+        with (
+            patch.object(engine.policy, "decode", side_effect=NumericsError("NaN")),
+            pytest.raises(NumericsError),
+        ):
+            engine.generate(PROMPTS, params())
+        assert used not in engine._idle
+        assert ends(engine.generate(PROMPTS, params())) == wanted
+
+
 def test_two_threads_on_one_engine(exact: Engine, full: Engine) -> None:
     """Drafts, frontiers and n-grams belong to the row; buffers to the caller."""
     wanted = [ends(full.generate(prompt, params()))[0] for prompt in PROMPTS]
