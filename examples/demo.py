@@ -29,17 +29,50 @@ def main(
 ) -> None:
     """Calibrate, export, generate, compare."""
     source, calibration = ROOT / "examples" / "demo_model" / model, out.with_name(f"{out.name}-calibration")
-    _run("1. Calibrate: where may tokens stop?", "tide_calibrate.cli", str(source), "--data", str(DATA), "--out", str(calibration),
-         "--heads", "identity,linear,tail:1", "--force")  # fmt: skip
+    _run(
+        "1. Calibrate: where may tokens stop?",
+        "tide_calibrate.cli",
+        str(source),
+        "--data",
+        str(DATA),
+        "--out",
+        str(calibration),
+        "--heads",
+        "identity,linear,tail:1",
+        "--force",
+    )
     _run("2. Export", "tide_export.cli", str(source), "--out", str(out), "--calibration", str(calibration), "--force")
     _run("3. What is in the bundle", "tide_runtime.cli.inspect", str(out))
     prompt = "".join(PROMPT_FILE.read_text().splitlines(keepends=True)[PROMPT_LINES])
     console.rule("4. The model goes on writing")
     console.print(prompt, style="dim", end="", markup=False, highlight=False)
-    _run("", "tide_runtime.cli.run", str(out), prompt, "--max-new-tokens", str(new_tokens), "--temperature", "0.7", "--seed", "1",
-         "--stats")  # fmt: skip
-    _run("5. Three ways to run every layer", "benchmarks.decode_cpu", "--models", "demo", "--batch", "1", "--arms", "eager,unsplit,tide",
-         "--new-tokens", str(new_tokens), "--repeats", "5")  # fmt: skip
+    _run(
+        "",
+        "tide_runtime.cli.run",
+        str(out),
+        prompt,
+        "--max-new-tokens",
+        str(new_tokens),
+        "--temperature",
+        "0.7",
+        "--seed",
+        "1",
+        "--stats",
+    )
+    _run(
+        "5. Three ways to run every layer",
+        "benchmarks.decode_cpu",
+        "--models",
+        "demo",
+        "--batch",
+        "1",
+        "--arms",
+        "eager,unsplit,tide",
+        "--new-tokens",
+        str(new_tokens),
+        "--repeats",
+        "5",
+    )
 
 
 def _run(title: str, module: str, *arguments: str) -> None:
