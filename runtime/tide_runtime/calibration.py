@@ -68,7 +68,8 @@ class CertificateInfo:
     """P(disagreement rate > ``max_disagreement``) <= 1 - ``confidence``, over text like the calibration data.
 
     Args:
-        max_disagreement: ε, share of tokens whose exit differs from the full model's argmax.
+        max_disagreement: ε, the share of a document's tokens (``unit`` document: on average over documents; ``token``: of all
+            tokens) whose exit differs from the full model's argmax.
         confidence: 1 - δ.
         method: how thresholds were chosen, with the source.
         unit: what was counted as independent: ``token`` or ``document``.
