@@ -5,6 +5,8 @@ A model agrees with itself at other places in what it writes than in what people
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -13,6 +15,7 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import DynamicCache
 
 from tide_calibrate.data import SPLITS, Windows
+from tide_calibrate.parallel import Check, in_parallel
 from tide_calibrate.traces import SplitTrace
 
 PROMPT_TOKENS = 64
@@ -37,7 +40,8 @@ def continue_prompts(
     length = min(PROMPT_TOKENS, width - new_tokens)
     rows = _prompt_rows(windows, split, count, length)
     parts = [rows[start : start + ROWS] for start in range(0, len(rows), ROWS)]
-    tokens = np.concatenate([_greedy(model, windows.tokens[part, :length], new_tokens) for part in parts])
+    jobs = [partial(_greedy, model, windows.tokens[part, :length], new_tokens) for part in parts]
+    tokens = np.concatenate(list(in_parallel(jobs)))
     lengths = length + _tokens_until_end(tokens[:, length:], _end_tokens(model))
     tokens[np.arange(tokens.shape[1]) >= lengths[:, None]] = 0
     return Windows(tokens, lengths, windows.document[rows]), np.full(len(rows), length, np.int32)
@@ -68,11 +72,12 @@ def _prompt_rows(windows: Windows, split: NDArray[np.int8], count: int, length: 
 
 
 @torch.inference_mode()
-def _greedy(model: PreTrainedModel, prompts: NDArray[np.int32], new_tokens: int) -> NDArray[np.int32]:
+def _greedy(model: PreTrainedModel, prompts: NDArray[np.int32], new_tokens: int, check: Check) -> NDArray[np.int32]:
     """[B, P] → [B, P + new_tokens]; written out because ``generate`` would apply the model's own sampling settings."""
     step = torch.from_numpy(prompts).long()
     tokens, cache = [step], DynamicCache(config=model.config)
     for _ in range(new_tokens):
+        check()
         step = model(input_ids=step, past_key_values=cache, use_cache=True).logits[:, -1].argmax(-1, keepdim=True)
         tokens.append(step)
     return torch.cat(tokens, dim=1).numpy().astype(np.int32)
