@@ -1,0 +1,76 @@
+// How hidden [rows, H] times down [width, H]^T is divided among blocks; the router and the translator share it.
+//
+//   workspace   products [groups, chunks, group_rows, pitch] float32, then moments [groups, chunks, group_rows, 2] float32
+//
+// A group of rows is split over chunks of H. Group form: 8 rows a block, `down` in slices of 16, CUDA cores, for the few rows of a
+// decode step. Tile form: 128 rows a block, all of `down`, tensor cores.
+#pragma once
+
+#include "launch_plan.h"
+
+namespace tide {
+
+constexpr int32_t kGroupRows = 8;
+constexpr int32_t kGroupThreads = 256;
+constexpr int32_t kSliceWidth = 16;
+constexpr int32_t kMaxChunks = 32;  // the moments of a row are added by one warp, a chunk a lane
+
+constexpr int32_t kTileRows = 128;
+constexpr int32_t kWarpRows = 32;         // a warp's share of a tile
+constexpr int32_t kWarpWidth = 64;
+constexpr int32_t kMaxTileThreads = 512;  // width 256
+constexpr int32_t kStageBytes = 64;       // of one row, in one stage of the pipeline
+constexpr int32_t kStagePitch = 80;       // 16 bytes of padding: rows start in different banks
+constexpr int32_t kTileChunks = 8;        // more make the last block's sum longer than the product
+
+struct DownProjectionPlan {
+  LaunchPlan launch;
+  int32_t chunk;  // elements of H a block
+};
+
+TIDE_HOST_DEVICE constexpr int64_t projection_bytes(int64_t groups, int64_t chunks, int64_t group_rows, int64_t pitch) {
+  return groups * chunks * group_rows * (pitch + 2) * 4;
+}
+
+TIDE_HOST_DEVICE constexpr int32_t tile_stages(int64_t pitch) { return pitch <= 128 ? 3 : 2; }  // at most 60 KiB: what sm_75 has
+
+// Enough blocks for every multiprocessor to hold two; never more than `most` chunks, each a whole number of `step` elements.
+TIDE_HOST_DEVICE constexpr int64_t chunk_of(int64_t hidden_size, int64_t step, int64_t wanted, int64_t most) {
+  const int64_t steps = divide_up(hidden_size, step);
+  const int64_t chunks = clamp(wanted, 1, steps < most ? steps : most);
+  return divide_up(steps, chunks) * step;
+}
+
+inline TIDE_HOST_DEVICE DownProjectionPlan plan_group_projection(int64_t rows, int32_t hidden_size, int32_t width,
+                                                                 int32_t element_bytes, int32_t sm_count) {
+  const int64_t groups = divide_up(rows > 0 ? rows : 1, kGroupRows), slices = divide_up(width, kSliceWidth);
+  const int64_t wanted = divide_up(2 * int64_t(sm_count), groups * slices);
+  const int64_t chunk = chunk_of(hidden_size, 32 * 16 / element_bytes, wanted, kMaxChunks);
+  const int64_t chunks = divide_up(hidden_size, chunk), pitch = slices * kSliceWidth;
+  DownProjectionPlan plan{};
+  plan.launch = {{uint32_t(chunks), uint32_t(slices), uint32_t(groups)},
+                 {uint32_t(kGroupThreads), 1, 1},
+                 uint32_t(kGroupRows * pitch * 4),
+                 uint32_t(groups + 1),
+                 projection_bytes(groups, chunks, kGroupRows, pitch)};
+  plan.chunk = int32_t(chunk);
+  return plan;
+}
+
+inline TIDE_HOST_DEVICE DownProjectionPlan plan_tile_projection(int64_t rows, int32_t hidden_size, int32_t width,
+                                                                int32_t element_bytes, int32_t sm_count) {
+  const int64_t tiles = divide_up(rows > 0 ? rows : 1, kTileRows), pitch = round_up(width, kWarpWidth);
+  const int64_t step = 8 * kStageBytes / element_bytes;
+  const int64_t chunk = chunk_of(hidden_size, step, sm_count / tiles, kTileChunks);
+  const int64_t chunks = divide_up(hidden_size, chunk);
+  DownProjectionPlan plan{};
+  plan.launch = {{uint32_t(chunks), 1, uint32_t(tiles)},
+                 {uint32_t(pitch / kWarpWidth * (kTileRows / kWarpRows) * 32), 1, 1},
+                 uint32_t(tile_stages(pitch) * (kTileRows + pitch) * kStagePitch),
+                 uint32_t(tiles + 1),
+                 projection_bytes(tiles, chunks, kTileRows, pitch)};
+  plan.chunk = int32_t(chunk);
+  return plan;
+}
+
+}  // namespace tide

@@ -1,0 +1,70 @@
+"""The kernels' parameter structs as ctypes: field for field those of `csrc/*_plan.h`, where shapes and meanings stand.
+
+Pointers are device addresses as integers; 0 is null. A test holds sizes and offsets against the compiler's.
+"""
+
+from __future__ import annotations
+
+from ctypes import Structure, c_float, c_int32, c_int64, c_uint64
+
+_POINTER = c_uint64
+
+
+def _fields(pointers: str, *rest: tuple[str, type]) -> list[tuple[str, type]]:
+    """Pointer fields by name, then ``rest``: (names, type)."""
+    return [(name, _POINTER) for name in pointers.split()] + [(name, kind) for names, kind in rest for name in names.split()]
+
+
+class ExitRouterParams(Structure):
+    """`exit_router_params`, of csrc/exit_router_plan.h."""
+
+    _fields_ = _fields(
+        "hidden down down_sum down_bias up up_bias row_count score exits exit_rows continue_rows exit_count continue_count "
+        "verdict workspace counters",
+        ("graph_condition", c_uint64),
+        ("row_stride", c_int64),
+        ("rows hidden_size width chunk", c_int32),
+        ("threshold epsilon", c_float),
+        ("sets_condition reserved", c_int32),
+    )
+
+
+class ExitSelectParams(Structure):
+    """`exit_select_params`, of csrc/exit_select_plan.h."""
+
+    _fields_ = _fields(
+        "hidden exit_states exit_rows continue_rows exit_count continue_count origin continue_hidden continue_origin head_input",
+        ("hidden_stride exit_stride continue_stride head_stride", c_int64),
+        ("rows hidden_size", c_int32),
+    )
+
+
+class ExitTranslateParams(Structure):
+    """`exit_translate_params`, of csrc/exit_translate_plan.h."""
+
+    _fields_ = _fields(
+        "hidden down down_sum up row_list row_count origin out code workspace counters",
+        ("row_stride out_stride", c_int64),
+        ("rows hidden_size rank chunk", c_int32),
+        ("epsilon", c_float),
+        ("reserved", c_int32),
+    )
+
+
+class DraftVerifyParams(Structure):
+    """`draft_verify_params`, of csrc/draft_verify_plan.h."""
+
+    _fields_ = _fields(
+        "drafts draft_count deep_tokens probabilities proposals seed eos limit length last_token finished accepted emitted "
+        "tokens running counters",
+        ("graph_condition", c_uint64),
+        ("rows width vocab eos_count sets_condition reserved", c_int32),
+    )
+
+
+PARAMS: dict[str, type[Structure]] = {
+    "exit_router": ExitRouterParams,
+    "exit_select": ExitSelectParams,
+    "exit_translate": ExitTranslateParams,
+    "draft_verify": DraftVerifyParams,
+}
