@@ -24,8 +24,7 @@ from tide_calibrate.frozen_model import FrozenModel
 from tide_calibrate.head_agreement import agreement_by_depth
 from tide_calibrate.measure_model_costs import measure_model_costs
 from tide_calibrate.nominal_costs import nominal_costs
-from tide_calibrate.place_exits import place_exits
-from tide_calibrate.placement import Placement, predict
+from tide_calibrate.placement import Placement, choose_exits, predict
 from tide_calibrate.report.data import collect
 from tide_calibrate.report.draw import REPORT_NAME, draw_report
 from tide_calibrate.split_text import SplitText, read_text
@@ -131,7 +130,7 @@ def _decide_and_write(
     date, info = _now(), text.info(data, config.seed)
     with progress.phase("place the exits"):
         assumed = costs or nominal_costs(loaded.model)
-        placed = place_exits(learned.own_threshold, assumed, config.router)
+        placed = choose_exits(learned.own_threshold, assumed, config.router)
     with progress.phase("certify their thresholds"):
         certified = _certify(learned, placed.exits, config, info.sha256["threshold"], date)
         predicted = predict(learned.own_test, assumed, certified.exits, placed.draft_limit)

@@ -146,8 +146,8 @@ class _Search:
         options = exit_options(self.trace, times, router)
         proposals: dict[Structure, list[ExitInfo]] = {}
         for tail in sorted({option.info.tail_layers for option in options}):
-            # A tail is the model's last segment, and there is one of those: exits share its length.
-            fitting = [option for option in options if option.info.tail_layers in (0, tail)]
+            # All exits run the same tail, or none does (CalibrationInfo): its keys and values have no gaps then.
+            fitting = [option for option in options if option.info.tail_layers == tail]
             for length, share in itertools.product(range(1, most_exits + 1), WRONG_SHARES):
                 new = (exits for exits in self._chains(fitting, times, length, share) if _structure(exits) not in proposals)
                 proposals |= {_structure(exits): exits for exits in itertools.islice(new, PROPOSALS)}

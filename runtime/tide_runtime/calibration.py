@@ -129,7 +129,8 @@ class CalibrationInfo:
         certificate: of the exit thresholds; None when none holds.
         costs: measured step costs; None when they were not measured.
 
-    Raises ParamsError for a negative draft limit, an unknown policy, or tails of several lengths.
+    Raises ParamsError for a negative draft limit, an unknown policy, or tails of several lengths: a tail
+    is the bundle's last segment, and there is one of those.
     """
 
     exits: list[ExitInfo]
@@ -145,14 +146,17 @@ class CalibrationInfo:
         if self.recommended not in RECOMMENDABLE:
             raise ParamsError(f"recommended is {self.recommended!r}, expected one of {', '.join(RECOMMENDABLE)}")
 
-        tails = sorted({e.tail_layers for e in self.exits if e.tail_layers})
-        if len(tails) > 1:  # a tail is the bundle's last segment, and there is one of those
-            raise ParamsError(f"the exits' tails have {' and '.join(map(str, tails))} layers, expected one length for all")
+        tails = sorted({e.tail_layers for e in self.exits})
+        if len(tails) > 1:
+            raise ParamsError(
+                f"the exits' tails have {' and '.join(map(str, tails))} layers, expected one length for all (0: no tail), as a "
+                "token that stops without the tail leaves no keys and values there for those that run it"
+            )
 
     @property
     def tail_layers(self) -> int:
-        """How many of the model's last layers the exits with a tail run; 0: none has one."""
-        return max((e.tail_layers for e in self.exits), default=0)
+        """How many of the model's last layers the exits run as their tail; 0: they have none."""
+        return self.exits[0].tail_layers if self.exits else 0
 
     def cuts(self, num_layers: int) -> list[int]:
         """Where a model of ``num_layers`` is cut to use the exits: after each one's layers, and before the tail; rising."""

@@ -32,7 +32,7 @@ def made_up_trace(seed: int = 0, tokens: int = 600) -> SplitTrace:
 
 def made_up_exits() -> list[ExitInfo]:
     return [
-        ExitInfo(2, "identity", "max_probability", exact_threshold=0.5, exit_threshold=0.95),
+        ExitInfo(2, "tail:1", "max_probability", exact_threshold=0.5, exit_threshold=0.95),
         ExitInfo(5, "tail:1", "mlp+max_probability", exact_threshold=0.4, exit_threshold=0.9, mlp_threshold=0.3),
     ]
 

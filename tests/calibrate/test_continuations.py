@@ -45,7 +45,7 @@ def test_continuations_are_what_generate_writes(model: PreTrainedModel, windows:
     assert len(own.tokens) == 2 * (ROWS + 2) and set(prompts) == {PROMPT}
     assert {SPLITS[split[document]] for document in own.document} == {"threshold", "test"}
     asked = torch.from_numpy(windows.tokens[own.document, :PROMPT]).long()
-    written = model.generate(asked, attention_mask=torch.ones_like(asked), do_sample=False, max_new_tokens=NEW)
+    written = model.generate(asked, attention_mask=torch.ones_like(asked), do_sample=False, max_new_tokens=NEW)  # type: ignore[operator]
     assert own.tokens.tolist() == written.tolist()
     assert set(own.lengths) == {WIDTH}
 

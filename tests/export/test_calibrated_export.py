@@ -30,7 +30,7 @@ from tide_export.verify_exits import verify_exits
 HIDDEN = 64
 EXITS = [
     ExitInfo(1, "tail:1", "mlp+max_probability", 0.6, 0.97, 0.4),
-    ExitInfo(2, "identity", "max_probability", 0.5),
+    ExitInfo(2, "tail:1", "max_probability", 0.5),
 ]
 
 
@@ -72,11 +72,11 @@ def test_the_bundle_carries_the_calibration(bundle, calibration):
     assert manifest.calibration == read_exit_calibration(calibration).info
     assert manifest.checkpoints == [1, 2, 3]  # the exits', and where the tail begins
     graphs = {g.name: g for g in manifest.graphs}
-    assert "exit_2" not in graphs, "an identity exit that asks no router needs no graph"
     assert [(t.name, t.dtype, t.shape) for t in graphs["exit_1"].outputs] == [
         ("score", "fp32", ["batch", "seq"]),
         ("hidden_out", "fp32", ["batch", "seq", HIDDEN]),
     ]
+    assert [t.name for t in graphs["exit_2"].outputs] == ["hidden_out"], "a router that only the head answers needs no score"
     assert (bundle / "calibration/report/index.html").is_file() and "calibration/report/index.html" in manifest.files
 
 
@@ -90,7 +90,7 @@ def test_verification_finds_a_changed_exit(bundle, calibration):
     """A pass or kernel that changes an exit would ship: tokens stop elsewhere than certified."""
     tensors = read_exit_calibration(calibration).tensors
     checks = verify_exits(bundle, tensors)
-    assert [(c.graph, c.output) for c in checks] == [("exit_1", "hidden_out"), ("exit_1", "score")]
+    assert [(c.graph, c.output) for c in checks] == [("exit_1", "hidden_out"), ("exit_1", "score"), ("exit_2", "hidden_out")]
     for name, output in (("router.1.up_bias", "score"), ("translator.1.up", "hidden_out")):
         for changed in (tensors[name] + np.float32(0.05), tensors[name] * np.float32(np.nan)):
             with pytest.raises(VerificationError, match=f"{output} of exit_1"):
@@ -177,7 +177,7 @@ BROKEN = {
         "cannot read .*exits.safetensors",
     ),
     "a tail that skips nothing": (
-        lambda c: edit(c, lambda f: f["calibration"]["exits"][0].update(head="tail:3")),
+        lambda c: edit(c, lambda f: [e.update(head="tail:3") for e in f["calibration"]["exits"]]),
         "tail:3 after 1 layers skips none",
     ),
     "a router of another version": (

@@ -43,8 +43,8 @@ class Case:
 
 
 @st.composite
-def cases(draw: st.DrawFn, *, sampling: bool, mixed_heads: bool) -> Case:
-    """``mixed_heads``: exits with and without a tail in one bundle.
+def cases(draw: st.DrawFn, *, sampling: bool) -> Case:
+    """A bundle, options and requests.
 
     Numbers come from a seed: hypothesis prefers small and equal ones, with which all tokens of a batch stop at one depth.
     """
@@ -55,7 +55,7 @@ def cases(draw: st.DrawFn, *, sampling: bool, mixed_heads: bool) -> Case:
     model = TinyTransformer(int(random.integers(50)), strengths, int(random.integers(5, 18)), int(random.integers(8, 25)))
     cuts = random.permutation(np.arange(1, layers))[: draw(st.sampled_from([1, 2, 3, 3]))]
     checkpoints = sorted(cuts.tolist())
-    exits = _exits(random, checkpoints, layers, draw(st.booleans()), mixed_heads)
+    exits = _exits(random, checkpoints, layers, draw(st.booleans()))
     options = DepthOptions(
         draft=draw(st.sampled_from(["both", "both", "router", "router", "ngram", "none"])),
         draft_limit=draw(st.none() | st.integers(1, 6)),
@@ -76,11 +76,11 @@ def cases(draw: st.DrawFn, *, sampling: bool, mixed_heads: bool) -> Case:
     )
 
 
-def _exits(random: np.random.Generator, checkpoints: list[int], layers: int, tails: bool, mixed_heads: bool) -> list[ExitInfo]:
-    tail, heads = f"tail:{layers - checkpoints[-1]}", ["identity", "linear"]
+def _exits(random: np.random.Generator, checkpoints: list[int], layers: int, tails: bool) -> list[ExitInfo]:
+    heads = ["identity", "linear"]
     if tails and len(checkpoints) > 1:
+        heads = [f"tail:{layers - checkpoints[-1]}"]
         checkpoints = checkpoints[:-1]
-        heads = [*heads, tail] if mixed_heads else [tail]
     places = random.permutation(checkpoints)[: random.integers(1, len(checkpoints) + 1)]
     return [
         ExitInfo(

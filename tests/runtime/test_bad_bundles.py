@@ -338,6 +338,11 @@ def tails_of_two_lengths(bundle: Path) -> None:
     add_exits(bundle, {"head": "tail:2"}, {"checkpoint": 3, "head": "tail:1"})
 
 
+@corruption(BundleError, "manifest.calibration", "0 and 2 layers", "leaves no keys and values")
+def exits_with_and_without_a_tail(bundle: Path) -> None:
+    add_exits(bundle, {"head": "identity"}, {"checkpoint": 2, "head": "tail:2"})
+
+
 @corruption(BundleError, "tail:2", "is not the last segment")
 def a_tail_that_is_no_segment(bundle: Path) -> None:
     add_exits(bundle, {"head": "tail:2"})

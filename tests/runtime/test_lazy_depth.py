@@ -68,21 +68,21 @@ def outputs(case: Case, policy: str) -> list[object]:
 
 
 @examples(max_examples=30)
-@given(cases(sampling=True, mixed_heads=True))
+@given(cases(sampling=True))
 def test_full_is_the_recomputed_model(case: Case) -> None:
     """Breaks: the reference of everything else, and with it rows that join, leave and move between slots."""
     assert outputs(case, "full") == [recomputed(case.model, request) for request in case.requests]
 
 
 @examples(max_examples=180)
-@given(cases(sampling=False, mixed_heads=True))
+@given(cases(sampling=False))
 def test_exact_is_full_token_for_token(case: Case) -> None:
     """Breaks: the promise of `exact`, whatever the drafters say, the neighbours do, and where the text or the cache ends."""
     assert outputs(case, "exact") == [recomputed(case.model, request) for request in case.requests]
 
 
 @examples(max_examples=100)
-@given(cases(sampling=True, mixed_heads=False), st.randoms(use_true_random=False))
+@given(cases(sampling=True), st.randoms(use_true_random=False))
 def test_exit_says_what_its_exits_say(case: Case, random: object) -> None:
     """Breaks: a token not taken from the first exit that is sure of it, computed over exact keys and values; or one whose
     depth depends on its neighbours (an involuntary exit), on the order of the batch, or on rows that wait for company."""
@@ -99,7 +99,7 @@ def test_exit_says_what_its_exits_say(case: Case, random: object) -> None:
 
 
 @examples(max_examples=30)
-@given(cases(sampling=True, mixed_heads=True))
+@given(cases(sampling=True))
 def test_exit_that_never_exits_is_full(case: Case) -> None:
     """Breaks: a threshold nothing clears still changes the text."""
     policy = ExitDepth(case.manifest, case.chunk, case.options)
