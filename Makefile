@@ -34,5 +34,5 @@ clean:
 
 $(READY): pyproject.toml
 	test -d $(VENV) || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --editable ".[export,calibrate,bench,dev]"
+	$(BIN)/python -m pip install --quiet --editable ".[export,calibrate,kernels,bench,dev]"
 	touch $@

@@ -1,0 +1,1 @@
+"""CUDA kernels of early exits: sources in `csrc/`, compiled in `build/`, launched from `launch/`."""

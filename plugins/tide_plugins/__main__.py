@@ -1,0 +1,5 @@
+"""``python -m tide_plugins``."""
+
+from tide_plugins.cli import main
+
+main()

@@ -1,0 +1,1 @@
+"""Sources to cubins: find NVRTC, compile, read what each kernel takes of a GPU, and keep the images."""

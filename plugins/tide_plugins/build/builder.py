@@ -1,0 +1,71 @@
+"""Kernels × architectures → images, from the cache where the same sources were compiled the same way before."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
+from itertools import chain
+
+from tide_plugins.architectures import Architecture
+from tide_plugins.build.compiler import compiler
+from tide_plugins.build.cubin_cache import CachedImage, CubinCache, content_key, default_cache_folder
+from tide_plugins.kernels import Kernel, sources
+
+_ENTRY_FORMAT = "1"  # of what the cache holds
+
+
+@dataclass(frozen=True)
+class BuiltKernel:
+    """One kernel's image for one architecture. ``cached``: it was compiled earlier, perhaps by another process."""
+
+    kernel: Kernel
+    architecture: Architecture
+    image: CachedImage
+    cached: bool
+
+    @property
+    def file_name(self) -> str:
+        """``exit_router.sm_90.cubin``."""
+        return f"{self.kernel.name}.{self.architecture.name}.{self.architecture.suffix}"
+
+
+class Builder:
+    """Compiles what the cache does not hold. Threads may share one.
+
+    Args:
+        cache: where images are kept between runs; by default the user's cache folder.
+        files: file name → content, the kernels and the headers they may include; by default those of `csrc/`.
+    """
+
+    def __init__(self, cache: CubinCache | None = None, files: Mapping[str, bytes] | None = None) -> None:
+        self._cache = CubinCache(default_cache_folder()) if cache is None else cache
+        self._files = sources() if files is None else files
+
+    def build(self, kernel: Kernel, architecture: Architecture) -> BuiltKernel:
+        """The kernel's image for ``architecture``.
+
+        Raises:
+            TargetError: the compiler is not installed, does not know the architecture, or an entry point is missing.
+            CompilationError: the source is refused.
+        """
+        using = compiler(architecture.cuda)
+        made_from = [_ENTRY_FORMAT, kernel.name, *using.identity(architecture)]
+        key = content_key(chain(made_from, self._files, self._files.values()))
+        if (found := self._cache.load(key)) is not None:
+            return BuiltKernel(kernel, architecture, found, cached=True)
+        image = using.compile(kernel, architecture, self._files)
+        self._cache.store(key, image)
+        return BuiltKernel(kernel, architecture, image, cached=False)
+
+    def build_all(self, kernels: Sequence[Kernel], targets: Sequence[Architecture], jobs: int) -> Iterator[BuiltKernel]:
+        """Every kernel for every target, ``jobs`` at a time, as they are done. The first failure ends it and is raised."""
+        for cuda in {target.cuda for target in targets}:
+            compiler(cuda)  # a missing wheel is known before minutes of work
+        with ThreadPoolExecutor(jobs) as pool:
+            try:
+                tasks = [pool.submit(self.build, kernel, target) for target in targets for kernel in kernels]
+                for task in as_completed(tasks):
+                    yield task.result()
+            finally:
+                pool.shutdown(cancel_futures=True)

@@ -1,0 +1,85 @@
+"""One CUDA release's compiler and the options our kernels are compiled with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+
+from tide_runtime.errors import TargetError
+
+from tide_plugins.architectures import Architecture
+from tide_plugins.build.cubin_cache import CachedImage
+from tide_plugins.build.nvrtc import Nvrtc
+from tide_plugins.build.resources import Resources, parse_resources
+from tide_plugins.build.toolchain import find_toolchain
+from tide_plugins.kernels import Kernel
+
+_OPTIONS = ("--std=c++17", "--ptxas-options=-v")
+# ptxas leaves cudaGraphSetConditional to the driver, which has it since 12.4. What CUDA 13 compiles needs a driver of 13
+# anyhow; on a V100 the driver may be any of 12's.
+_OPTIONS_OF_CUDA: Mapping[int, tuple[str, ...]] = {12: (), 13: ("--define-macro=TIDE_GRAPH_CONDITION",)}
+
+
+class Compiler:
+    """NVRTC of CUDA release ``cuda`` with its headers. Threads may share one.
+
+    Raises:
+        TargetError: its wheels are not installed.
+    """
+
+    def __init__(self, cuda: int) -> None:
+        self._toolchain = find_toolchain(cuda)
+        self._nvrtc = Nvrtc(self._toolchain.library)
+        self._options = (*_OPTIONS, *_OPTIONS_OF_CUDA[cuda])
+
+    def identity(self, architecture: Architecture) -> tuple[str, ...]:
+        """All that an image depends on beside its sources: versions, options, architecture."""
+        return (*self._toolchain.versions, *self._options, architecture.name)
+
+    def compile(self, kernel: Kernel, architecture: Architecture, files: Mapping[str, bytes]) -> CachedImage:
+        """Compile ``kernel``, whose ``#include`` find ``files`` first and CUDA's headers then.
+
+        Raises:
+            TargetError: this NVRTC does not know the architecture, or the image lacks an entry point.
+            CompilationError: NVRTC refuses the source; with its log.
+        """
+        self.check_support(architecture)
+        includes = [f"--include-path={folder}" for folder in self._toolchain.include]
+        options = [*self._options, f"--gpu-architecture={architecture.name}", *includes]
+        image = self._nvrtc.compile(kernel.file_name, files[kernel.file_name], files, options, architecture.ptx)
+        if architecture.ptx:  # ptxas has not run: the driver compiles it on the GPU it meets
+            return CachedImage(image.content, {})
+        return CachedImage(image.content, _complete(kernel, parse_resources(image.log)))
+
+    def check_support(self, architecture: Architecture) -> None:
+        """Raises TargetError when this NVRTC does not know ``architecture``."""
+        known = self._nvrtc.supported_architectures()
+        if architecture.compute not in known:
+            major, minor = self._nvrtc.version()
+            raise TargetError(f"NVRTC {major}.{minor} does not compile for {architecture.name}; it knows {_listed(known)}")
+
+
+def _complete(kernel: Kernel, found: dict[str, Resources]) -> dict[str, Resources]:
+    if set(found) != set(kernel.entry_points):
+        actual, expected = ", ".join(found) or "none", ", ".join(kernel.entry_points)
+        raise TargetError(f"{kernel.file_name} has the entry points {actual}; the table in kernels.py says {expected}")
+    return found
+
+
+def _listed(known: list[int]) -> str:
+    return ", ".join(f"sm_{compute}" for compute in known)
+
+
+def why_not_built(architecture: Architecture) -> str | None:
+    """Why the compilers at hand cannot build for ``architecture``; None when they can."""
+    try:
+        compiler(architecture.cuda).check_support(architecture)
+    except TargetError as error:
+        return str(error)
+    return None
+
+
+@cache
+def compiler(cuda: int) -> Compiler:
+    """The process's compiler of CUDA release ``cuda``; a library is opened once."""
+    return Compiler(cuda)

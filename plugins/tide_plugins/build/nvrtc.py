@@ -1,0 +1,100 @@
+"""NVRTC, NVIDIA's run-time compiler: CUDA C++ in memory to a cubin or PTX. Needs neither a GPU nor a driver.
+
+Bound with ctypes because cuda.bindings holds one NVRTC per process, and kernels for V100 need CUDA 12's beside CUDA 13's.
+Source: NVRTC documentation, https://docs.nvidia.com/cuda/nvrtc/.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from tide_runtime.errors import TideError
+
+_Program = ctypes.c_void_p
+
+
+class CompilationError(TideError):
+    """NVRTC refused a source or an option; the message holds its log."""
+
+
+@dataclass(frozen=True)
+class Image:
+    """What came out: a cubin or PTX, and the compiler's log (with ``--ptxas-options=-v``: resources per kernel)."""
+
+    content: bytes
+    log: str
+
+
+class Nvrtc:
+    """One NVRTC library. Several may be open in one process; programs may be compiled in several threads at once."""
+
+    def __init__(self, library: Path) -> None:
+        self._library = ctypes.CDLL(str(library))  # RTLD_LOCAL: two releases export the same names
+        self._library.nvrtcGetErrorString.restype = ctypes.c_char_p
+
+    def version(self) -> tuple[int, int]:
+        """Major and minor, ``(13, 0)``."""
+        major, minor = ctypes.c_int(), ctypes.c_int()
+        self._check("nvrtcVersion", self._library.nvrtcVersion(ctypes.byref(major), ctypes.byref(minor)))
+        return major.value, minor.value
+
+    def supported_architectures(self) -> list[int]:
+        """Compute capabilities times ten that this library compiles for."""
+        count = ctypes.c_int()
+        self._check("nvrtcGetNumSupportedArchs", self._library.nvrtcGetNumSupportedArchs(ctypes.byref(count)))
+        found = (ctypes.c_int * count.value)()
+        self._check("nvrtcGetSupportedArchs", self._library.nvrtcGetSupportedArchs(found))
+        return list(found)
+
+    def compile(self, name: str, source: bytes, headers: Mapping[str, bytes], options: Sequence[str], ptx: bool = False) -> Image:
+        """Compile one translation unit.
+
+        Args:
+            name: the file name that messages show.
+            headers: what ``#include`` finds before any include path: name → content.
+            options: NVRTC's options.
+            ptx: return PTX; otherwise the cubin.
+
+        Raises:
+            CompilationError: with NVRTC's log.
+        """
+        with self._program(name, source, headers) as program:
+            result = self._library.nvrtcCompileProgram(program, len(options), _strings([option.encode() for option in options]))
+            log = self._read(program, "ProgramLog").rstrip(b"\0").decode(errors="replace").strip()
+            if result:
+                raise CompilationError(f"{name} does not compile ({self._error(result)}) with {' '.join(options)}:\n{log}")
+            return Image(self._read(program, "PTX" if ptx else "CUBIN"), log)
+
+    @contextmanager
+    def _program(self, name: str, source: bytes, headers: Mapping[str, bytes]) -> Iterator[_Program]:
+        program = _Program()
+        texts, names = _strings(list(headers.values())), _strings([key.encode() for key in headers])
+        create = self._library.nvrtcCreateProgram
+        self._check("nvrtcCreateProgram", create(ctypes.byref(program), source, name.encode(), len(headers), texts, names))
+        try:
+            yield program
+        finally:
+            self._check("nvrtcDestroyProgram", self._library.nvrtcDestroyProgram(ctypes.byref(program)))
+
+    def _read(self, program: _Program, what: str) -> bytes:
+        """``nvrtcGet<what>Size`` bytes of ``nvrtcGet<what>``."""
+        size = ctypes.c_size_t()
+        self._check(what, getattr(self._library, f"nvrtcGet{what}Size")(program, ctypes.byref(size)))
+        buffer = ctypes.create_string_buffer(size.value)
+        self._check(what, getattr(self._library, f"nvrtcGet{what}")(program, buffer))
+        return buffer.raw
+
+    def _check(self, call: str, result: int) -> None:
+        if result:
+            raise CompilationError(f"{call} failed: {self._error(result)}")
+
+    def _error(self, result: int) -> str:
+        return self._library.nvrtcGetErrorString(result).decode()
+
+
+def _strings(values: Sequence[bytes]) -> ctypes.Array[ctypes.c_char_p]:
+    return (ctypes.c_char_p * len(values))(*values)

@@ -1,0 +1,49 @@
+"""What a kernel takes of a GPU, as ptxas reports it (``--ptxas-options=-v``). A spill is a register kept in slow memory."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from tide_runtime.errors import TargetError
+
+
+@dataclass(frozen=True)
+class Resources:
+    """One entry point in one cubin.
+
+    Args:
+        registers: per thread.
+        shared_bytes: static shared memory per block; a launch plan adds the dynamic part.
+        stack_bytes: stack frame in local memory, per thread.
+        spill_store_bytes, spill_load_bytes: registers written to and read from local memory, per thread.
+    """
+
+    registers: int
+    shared_bytes: int
+    stack_bytes: int
+    spill_store_bytes: int
+    spill_load_bytes: int
+
+    @property
+    def spills(self) -> bool:
+        return self.spill_store_bytes > 0 or self.spill_load_bytes > 0
+
+
+def parse_resources(log: str) -> dict[str, Resources]:
+    """Entry point → resources, from ptxas's report in NVRTC's log (CUDA 12.9 and 13 write it alike).
+
+    Raises:
+        TargetError: the report of a kernel lacks a figure.
+    """
+    parts = re.split(r"Compiling entry function '(\w+)' for '\w+'", log)
+    return {name: _parse_one(name, report) for name, report in zip(parts[1::2], parts[2::2], strict=True)}
+
+
+def _parse_one(name: str, report: str) -> Resources:
+    frame = re.search(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads", report)
+    used = re.search(r"Used (\d+) registers(.*)", report)
+    if frame is None or used is None:
+        raise TargetError(f"ptxas reported no stack frame or no registers for {name}; its report was:\n{report.strip()}")
+    shared = re.search(r"(\d+) bytes smem", used[2])  # left out when there is none
+    return Resources(int(used[1]), int(shared[1]) if shared else 0, int(frame[1]), int(frame[2]), int(frame[3]))

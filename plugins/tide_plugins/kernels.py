@@ -1,0 +1,54 @@
+"""The kernels: which files there are, for which element types, and what their entry points are called."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+CSRC = Path(__file__).parent / "csrc"
+DTYPES = ("f32", "f16", "bf16")
+
+
+def entry_point(form: str, dtype: str) -> str:
+    """The symbol in the cubin: ``tide_exit_router_tiled_bf16``."""
+    return f"tide_{form}_{dtype}"
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One file of `csrc/`.
+
+    Args:
+        name: the file's name without ``.cuh``.
+        forms: the kernels in it; a problem's shape decides which is launched.
+        dtypes: element types; each form has an ``extern "C"`` entry point for each.
+    """
+
+    name: str
+    forms: tuple[str, ...]
+    dtypes: tuple[str, ...] = DTYPES
+
+    @property
+    def file_name(self) -> str:
+        return f"{self.name}.cuh"
+
+    @property
+    def entry_points(self) -> dict[str, str]:
+        """Symbol → element type."""
+        return {entry_point(form, dtype): dtype for form in self.forms for dtype in self.dtypes}
+
+
+KERNELS = (
+    Kernel("exit_router", ("exit_router", "exit_router_tiled")),
+    Kernel("exit_select", ("exit_select",)),
+    Kernel("exit_translate", ("exit_translate_down", "exit_translate_up")),
+    Kernel("draft_verify", ("draft_verify",)),
+)
+
+
+@cache
+def sources() -> Mapping[str, bytes]:
+    """File name → content of everything in `csrc/`, sorted: what a compilation can depend on."""
+    return {path.name: path.read_bytes() for path in sorted(CSRC.iterdir()) if path.suffix in {".cuh", ".h"}}

@@ -1,0 +1,119 @@
+"""Compiling: real NVRTC on a kernel of a few lines; no GPU is needed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from tide_plugins.architectures import ARCHITECTURES, Architecture
+from tide_plugins.build.builder import Builder
+from tide_plugins.build.compiler import why_not_built
+from tide_plugins.build.cubin_cache import CubinCache
+from tide_plugins.build.nvrtc import CompilationError
+from tide_plugins.build.table import grids, spilling
+from tide_plugins.kernels import KERNELS
+from tide_runtime.errors import TargetError
+
+_KERNEL = replace(KERNELS[0], forms=("exit_router",), dtypes=("f32", "f16"))
+_SOURCE = b"""
+#include <cuda_fp16.h>
+#include "factor.h"
+template <typename T> __device__ void twice(T* x) {
+  __shared__ T row[32];
+  row[threadIdx.x] = x[threadIdx.x];
+  __syncthreads();
+  x[threadIdx.x] = row[threadIdx.x ^ 1] * T(FACTOR);
+}
+extern "C" __global__ void tide_exit_router_f32(float* x) { twice(x); }
+extern "C" __global__ void tide_exit_router_f16(__half* x) { twice(x); }
+"""
+_FILES = {"exit_router.cuh": _SOURCE, "factor.h": b"#define FACTOR 2\n"}
+_SPILLING = b"""
+extern "C" __global__ void __launch_bounds__(1024, 2) tide_exit_router_f32(float* x) {
+  float v[64];
+  for (int i = 0; i < 64; ++i) v[i] = x[i * 1024 + threadIdx.x];
+  __syncthreads();
+  for (int j = 0; j < 64; ++j) { float s = 0; for (int i = 0; i < 64; ++i) s += v[i] * v[i ^ j]; x[j] = s; }
+}
+"""
+
+
+def _architecture(name: str) -> Architecture:
+    return next(architecture for architecture in ARCHITECTURES if architecture.name == name)
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> CubinCache:
+    return CubinCache(tmp_path / "cubins")
+
+
+@pytest.mark.parametrize("name", ["sm_70", "sm_75", "sm_121"])
+def test_a_cubin_holds_every_entry_point_with_its_resources(cache: CubinCache, name: str) -> None:
+    """sm_70 comes from CUDA 12's compiler and the others from CUDA 13's, in one process."""
+    built = Builder(cache, _FILES).build(_KERNEL, _architecture(name))
+    assert built.image.content.startswith(b"\x7fELF")
+    assert all(entry.encode() in built.image.content for entry in _KERNEL.entry_points)
+    used = built.image.resources
+    assert {name: found.shared_bytes for name, found in used.items()} == {"tide_exit_router_f32": 128, "tide_exit_router_f16": 64}
+    assert all(found.registers > 0 and not found.spills for found in used.values())
+
+
+def test_ptx_is_text_for_drivers_to_come(cache: CubinCache) -> None:
+    """A GPU newer than every cubin runs what its driver compiles from this."""
+    built = Builder(cache, _FILES).build(_KERNEL, _architecture("compute_121"))
+    assert b".target sm_121" in built.image.content and b".visible .entry tide_exit_router_f16" in built.image.content
+    assert built.file_name == "exit_router.compute_121.ptx"
+
+
+def test_the_second_build_comes_from_the_cache_bit_for_bit(cache: CubinCache) -> None:
+    """Otherwise every start of a program would compile for minutes."""
+    first, second = (Builder(cache, _FILES).build(_KERNEL, _architecture("sm_75")) for _ in range(2))
+    assert (first.cached, second.cached) == (False, True)
+    assert first.image == second.image
+
+
+@pytest.mark.parametrize("changed", ["factor.h", "exit_router.cuh"])
+def test_a_change_in_any_file_compiles_again(cache: CubinCache, changed: str) -> None:
+    """A stale cubin would run the old kernel after an edit, even of a header."""
+    before = Builder(cache, _FILES).build(_KERNEL, _architecture("sm_75"))
+    files = _FILES | {changed: _FILES[changed].replace(b"FACTOR 2", b"FACTOR 4") + b"// changed\n"}
+    after = Builder(cache, files).build(_KERNEL, _architecture("sm_75"))
+    assert not after.cached
+    assert (before.image.content != after.image.content) == (changed == "factor.h")
+
+
+def test_a_compile_error_shows_the_compilers_words(cache: CubinCache) -> None:
+    """File, line and message, or nobody can mend it; and nothing is cached."""
+    broken = _FILES | {"factor.h": b"#define FACTOR two\n"}
+    with pytest.raises(CompilationError, match=r'(?s)exit_router.cuh.*identifier "two" is undefined'):
+        Builder(cache, broken).build(_KERNEL, _architecture("sm_75"))
+    assert not cache.folder.exists()
+
+
+def test_an_entry_point_that_is_missing_is_named(cache: CubinCache) -> None:
+    """Otherwise the launch fails on the user's GPU with 'named symbol not found'."""
+    with pytest.raises(TargetError, match=r"says .*tide_exit_router_bf16"):
+        Builder(cache, _FILES).build(replace(_KERNEL, dtypes=("f32", "f16", "bf16")), _architecture("sm_75"))
+
+
+def test_spills_are_seen(cache: CubinCache) -> None:
+    """The build exits with 1 on them; a report that never sees one would prove nothing."""
+    kernel = replace(_KERNEL, dtypes=("f32",))
+    built = Builder(cache, {"exit_router.cuh": _SPILLING}).build(kernel, _architecture("sm_75"))
+    [line] = spilling([built])
+    assert line.startswith("tide_exit_router_f32 on sm_75: ") and "!" in grids([built])[0].rows[0][2]
+
+
+def test_an_architecture_the_compiler_does_not_know_is_said_with_what_it_knows() -> None:
+    """So that `--arch all` can leave it out and say so."""
+    reason = why_not_built(Architecture(61, 13, "GTX 10"))
+    assert reason is not None and "does not compile for sm_61; it knows sm_75" in reason
+    assert all(why_not_built(architecture) is None for architecture in ARCHITECTURES)
+
+
+def test_all_kernels_for_several_targets_come_once_each(cache: CubinCache) -> None:
+    """A lost or doubled image would be missing from the plugin, or overwrite another."""
+    targets = [_architecture("sm_75"), _architecture("sm_80")]
+    built = list(Builder(cache, _FILES).build_all([_KERNEL], targets, jobs=2))
+    assert sorted(item.file_name for item in built) == ["exit_router.sm_75.cubin", "exit_router.sm_80.cubin"]

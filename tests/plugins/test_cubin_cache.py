@@ -1,0 +1,70 @@
+"""The cache of compiled images: complete entries or none, whoever writes at the same time."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tide_plugins.build.cubin_cache import CachedImage, CubinCache, content_key, default_cache_folder
+from tide_plugins.build.resources import Resources
+
+_IMAGE = CachedImage(b"\x7fELF and more", {"tide_k_f32": Resources(32, 1024, 0, 0, 0)})
+_WRITER = """
+import sys
+from pathlib import Path
+from tide_plugins.build.cubin_cache import CachedImage, CubinCache
+cache, image = CubinCache(Path(sys.argv[1])), CachedImage(b"x" * 100_000, {})
+for number in range(150):
+    cache.store(f"key{number % 3}", image)
+    assert cache.load(f"key{number % 3}") == image
+"""
+
+
+def test_what_was_stored_is_loaded(tmp_path: Path) -> None:
+    cache = CubinCache(tmp_path / "cache")
+    assert cache.load("key") is None
+    cache.store("key", _IMAGE)
+    assert cache.load("key") == _IMAGE
+    assert [path.name for path in cache.folder.iterdir()] == ["key"]  # nothing half-made stays
+
+
+@pytest.mark.parametrize("damage", [b"\x7fELF and m", b""])
+def test_a_damaged_image_is_made_again(tmp_path: Path, damage: bytes) -> None:
+    """A disk that ran full must not leave a cubin that the driver refuses at every start."""
+    cache = CubinCache(tmp_path)
+    cache.store("key", _IMAGE)
+    (tmp_path / "key" / "image").write_bytes(damage)
+    assert cache.load("key") is None
+    cache.store("key", _IMAGE)
+    assert cache.load("key") == _IMAGE
+
+
+def test_unreadable_facts_are_made_again(tmp_path: Path) -> None:
+    cache = CubinCache(tmp_path)
+    cache.store("key", _IMAGE)
+    (tmp_path / "key" / "facts.json").write_text('{"sha256": ')
+    assert cache.load("key") is None
+
+
+def test_processes_that_store_the_same_entries_do_not_disturb_each_other(tmp_path: Path) -> None:
+    """Two servers that start together both compile; neither may fail or read half a file."""
+    writers = [subprocess.Popen([sys.executable, "-c", _WRITER, str(tmp_path)], stderr=subprocess.PIPE) for _ in range(3)]
+    assert [(writer.communicate()[1], writer.returncode) for writer in writers] == [(b"", 0)] * 3
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["key0", "key1", "key2"]
+
+
+def test_keys_differ_where_the_parts_do() -> None:
+    """'ab','c' and 'a','bc' are different sources; one key for both would hand out the wrong kernel."""
+    assert len({content_key(parts) for parts in (["ab", "c"], ["a", "bc"], ["abc"], [b"abc", ""])}) == 4
+    assert content_key(["ab", "c"]) == content_key([b"ab", b"c"])
+
+
+def test_the_folder_follows_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Read-only home directories are common where GPUs are."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv("TIDE_CACHE_DIR", raising=False)
+    assert default_cache_folder() == tmp_path / "tide" / "cubins"
+    monkeypatch.setenv("TIDE_CACHE_DIR", str(tmp_path / "here"))
+    assert default_cache_folder() == tmp_path / "here" / "cubins"
