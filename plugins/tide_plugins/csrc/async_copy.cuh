@@ -1,0 +1,36 @@
+// 16-byte copies from global to shared memory that do not wait: cp.async from sm_80 on, plain copies before (and on a host).
+#pragma once
+
+#include "portable.h"
+
+namespace tide {
+
+struct alignas(16) Bytes16 {
+  uint32_t words[4];
+};
+
+__device__ __forceinline__ void copy_16_bytes(void* shared, const void* global) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+  const unsigned target = unsigned(__cvta_generic_to_shared(shared));
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;\n" ::"r"(target), "l"(global) : "memory");
+#else
+  *static_cast<Bytes16*>(shared) = *static_cast<const Bytes16*>(global);
+#endif
+}
+
+// Closes a batch of copies, empty or not.
+__device__ __forceinline__ void commit_copies() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.commit_group;\n" ::: "memory");
+#endif
+}
+
+// Waits until at most kBatches of this thread's batches are under way.
+template <int kBatches>
+__device__ __forceinline__ void wait_copies() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.wait_group %0;\n" ::"n"(kBatches) : "memory");
+#endif
+}
+
+}  // namespace tide

@@ -1,0 +1,19 @@
+// The launch's dynamic shared memory. A host compiler has no such storage class: whoever runs kernels there supplies the function.
+#pragma once
+
+#include "portable.h"
+
+namespace tide {
+
+#ifdef __CUDACC__
+template <typename T>
+__device__ __forceinline__ T* dynamic_shared() {
+  extern __shared__ __align__(16) unsigned char tide_dynamic_shared[];
+  return reinterpret_cast<T*>(tide_dynamic_shared);
+}
+#else
+template <typename T>
+T* dynamic_shared();
+#endif
+
+}  // namespace tide

@@ -1,0 +1,90 @@
+// exit_router: score N tokens, decide which exit, and list both kinds of rows, in one launch.
+//
+//   hidden [N, H] T, down [R, H] T, down_bias [R], up [R], up_bias [1] → score [N], exits [N], exit_rows, continue_rows, verdict
+//
+//   n     = norm(hidden)                                      RMSNorm or LayerNorm, no weight: row_norm.cuh
+//   score = sigmoid(up · silu(down · n + down_bias) + up_bias)
+//   exits = score >= threshold                                false for a NaN
+//
+// The router of tide_calibrate/routers/mlp.py (TIDE, arXiv:2603.21365, with RMSNorm before it). Accumulates in float32 in an order
+// that depends on the plan alone: the same plan gives the same bits.
+//
+// Blocks leave partial products in the workspace; the last block of a group of rows scores them; the last of those blocks partitions
+// the rows. Compile: nvrtc --std=c++17 -I csrc -I $CUDA/include --gpu-architecture=sm_90
+#pragma once
+
+#include "dynamic_shared.cuh"
+#include "entry_points.cuh"
+#include "exit_router_plan.h"
+#include "graph_condition.cuh"
+#include "last_block.cuh"
+#include "ordered_partition.cuh"
+#include "project_group.cuh"
+#include "project_tile.cuh"
+
+namespace tide {
+
+constexpr int kTileBatch = 32;  // rows of a tile scored together
+
+__device__ __forceinline__ float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
+
+template <typename T>
+__device__ __forceinline__ DownProjection<T> router_projection(const exit_router_params& p) {
+  const int live = p.row_count ? min(*p.row_count, p.rows) : p.rows;
+  return {{static_cast<const T*>(p.hidden), p.row_stride, nullptr}, static_cast<const T*>(p.down), live,
+          p.hidden_size, p.width, p.chunk, p.down_sum != nullptr, p.workspace};
+}
+
+// By a warp: the row's score and whether it exits.
+__device__ __forceinline__ void score_row(const exit_router_params& p, int row, const RowNorm& norm, const float* products) {
+  float total = 0.0f;
+  for (int r = threadIdx.x % 32; r < p.width; r += 32) {
+    const float x = norm.projected(products[r], p.down_sum, r) + p.down_bias[r];
+    total += x * sigmoid(x) * p.up[r];
+  }
+  const float score = sigmoid(warp_sum(total) + *p.up_bias);
+  if (threadIdx.x % 32 == 0) {
+    p.score[row] = score;
+    p.exits[row] = score >= p.threshold;
+  }
+}
+
+// By the last block of all: the lists, their lengths, and what the graph does next.
+__device__ __forceinline__ void list_rows(const exit_router_params& p, int live) {
+  const int exits = ordered_partition(p.exits, live, p.exit_rows, p.continue_rows);
+  if (threadIdx.x != 0) return;
+  const int32_t verdict = exits == live ? 0 : exits > 0 ? 1 : 2;
+  *p.exit_count = exits;
+  *p.continue_count = live - exits;
+  *p.verdict = verdict;
+  set_graph_condition(p.sets_condition, p.graph_condition, verdict);
+}
+
+template <int kBatch, typename T>
+__device__ __forceinline__ void score_and_list(const exit_router_params& p, const DownProjection<T>& projection, const GroupWorkspace& group) {
+  if (!last_block(p.counters + blockIdx.z, gridDim.x * gridDim.y)) return;
+  finish_rows<kBatch>(projection, group, p.epsilon, dynamic_shared<float>(),
+                      [&](int row, const RowNorm& norm, const float* products) { score_row(p, row, norm, products); });
+  if (last_block(p.counters + gridDim.z, gridDim.z)) list_rows(p, projection.live);
+}
+
+template <typename T>
+__device__ __forceinline__ void exit_router(const exit_router_params& p) {
+  const DownProjection<T> projection = router_projection<T>(p);
+  const GroupWorkspace group(p.workspace, kGroupRows, gridDim.y * kSliceWidth);
+  project_group(projection, group);
+  score_and_list<kGroupRows>(p, projection, group);
+}
+
+template <typename T>
+__device__ __forceinline__ void exit_router_tiled(const exit_router_params& p) {
+  const DownProjection<T> projection = router_projection<T>(p);
+  const GroupWorkspace tile(p.workspace, kTileRows, int(round_up(p.width, kWarpWidth)));
+  project_tile(projection, tile);
+  score_and_list<kTileBatch>(p, projection, tile);
+}
+
+}  // namespace tide
+
+TIDE_ENTRY_POINTS(exit_router, exit_router_params, tide::kGroupThreads)
+TIDE_ENTRY_POINTS(exit_router_tiled, exit_router_params, tide::kMaxTileThreads)
