@@ -1,0 +1,83 @@
+"""The GPU behind `Driver`, through cuda.core and, for the launch itself, cuda.bindings.
+
+cuda.core's `launch` takes no structs by value (NVIDIA/cuda-python issue 2343); `cuLaunchKernel` does.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import Structure
+from typing import Any
+
+from tide_runtime.errors import TargetError
+
+from tide_plugins.plans import LaunchPlan
+
+
+class BufferMemory:
+    """A cuda.core buffer."""
+
+    def __init__(self, buffer: Any) -> None:
+        self._buffer = buffer
+
+    @property
+    def pointer(self) -> int:
+        return int(self._buffer.handle)
+
+
+class CudaDriver:
+    """GPU number ``device``; its primary context becomes current in the calling thread.
+
+    Raises:
+        TargetError: cuda.core is not installed, or this machine has no driver or no such GPU; with the reason.
+    """
+
+    def __init__(self, device: int = 0) -> None:
+        try:
+            from cuda.bindings import driver
+            from cuda.core import Device
+        except ImportError as error:
+            raise TargetError(f"launching kernels needs cuda.core ({error}): pip install 'tide-llm[kernels]'") from None
+        self._api = driver
+        try:
+            self._gpu = Device(device)
+            self._gpu.set_current()
+        except Exception as error:  # cuda.core raises classes of its own for no driver, no GPU, and a wrong number
+            raise TargetError(f"GPU {device} cannot be used: {type(error).__name__}: {error}") from error
+        major, minor = self._gpu.compute_capability
+        self.device, self.compute = device, 10 * major + minor
+        self.sm_count = self._gpu.properties.multiprocessor_count
+        self.name = self._gpu.name
+
+    def load(self, image: bytes, ptx: bool, symbol: str) -> Any:
+        from cuda.core import ObjectCode
+
+        self._gpu.set_current()
+        code = ObjectCode.from_ptx(image) if ptx else ObjectCode.from_cubin(image)
+        return code.get_kernel(symbol)
+
+    def allow_shared(self, entry: Any, shared_bytes: int) -> None:
+        attribute = self._api.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+        self._check("cuKernelSetAttribute", self._api.cuKernelSetAttribute(attribute, shared_bytes, entry.handle, self.device))
+
+    def zeros(self, count_bytes: int, stream: int) -> BufferMemory:
+        from cuda.core import Stream
+
+        self._gpu.set_current()
+        on = Stream.from_handle(stream)
+        buffer = self._gpu.allocate(count_bytes, stream=on)
+        buffer.fill(0, stream=on)
+        return BufferMemory(buffer)
+
+    def launch(self, entry: Any, plan: LaunchPlan, params: Structure, stream: int) -> None:
+        argument = (ctypes.c_void_p * 1)(ctypes.addressof(params))
+        result = self._api.cuLaunchKernel(
+            int(entry.handle), *plan.grid, *plan.block, plan.shared_bytes, stream, ctypes.addressof(argument), 0
+        )
+        self._check("cuLaunchKernel", result)
+
+    def _check(self, call: str, result: tuple[Any, ...]) -> None:
+        if result[0] != self._api.CUresult.CUDA_SUCCESS:
+            _, text = self._api.cuGetErrorString(result[0])
+            meaning = text.decode() if text else "no description"
+            raise TargetError(f"{call} on GPU {self.device} failed: {result[0].name}: {meaning}")

@@ -1,0 +1,102 @@
+"""From a caller's tensors to a prepared launch: the part that is the same for every kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from ctypes import Structure
+from typing import Any
+
+from tide_runtime.errors import ParamsError, TargetError
+
+from tide_plugins.launch.device_array import ITEM_BYTES, DeviceArray, device_array
+from tide_plugins.launch.kernel_library import KernelLibrary
+from tide_plugins.launch.prepared_launch import PreparedLaunch, Step
+from tide_plugins.launch.stream_handle import stream_handle
+from tide_plugins.launch.tensor_contract import ContractChecker, Tensor
+from tide_plugins.plans import LaunchPlan
+
+_ALIGNMENT = 256  # of each part of the scratch memory
+
+
+class KernelCall:
+    """One call of ``kernel``, its tensors checked against their contract.
+
+    Args:
+        kernel: as in `kernels.KERNELS`.
+        contract: its tensors.
+        values: the caller's, by name; None counts as left out.
+        stream: the stream that will use them.
+
+    Raises:
+        ParamsError: a tensor is unknown, missing, or breaks the contract.
+    """
+
+    def __init__(
+        self, library: KernelLibrary, kernel: str, contract: Sequence[Tensor], values: Mapping[str, Any], stream: Any
+    ) -> None:
+        self.library, self.kernel, self._stream = library, kernel, stream_handle(stream)
+        if unknown := sorted(set(values) - {tensor.name for tensor in contract}):
+            raise ParamsError(f"{kernel} has no {', '.join(unknown)}; its tensors are {', '.join(t.name for t in contract)}")
+        given = {name: value for name, value in values.items() if value is not None}
+        self._arrays = {name: device_array(value, self._stream) for name, value in given.items()}
+        bound = ContractChecker(kernel, library.driver.device).bind(contract, self._arrays)
+        self._sizes, self.dtype = bound.sizes, bound.element or "f32"
+
+    @property
+    def element_bytes(self) -> int:
+        return ITEM_BYTES[self.dtype]
+
+    def size(self, dimension: str) -> int:
+        """Of a dimension of the contract; 0 when no tensor that has it was given."""
+        return self._sizes.get(dimension, 0)
+
+    def array(self, name: str) -> DeviceArray | None:
+        """The tensor, or None where it was left out."""
+        return self._arrays.get(name)
+
+    def row_stride(self, name: str) -> int:
+        """Elements from one row of a tensor to the next; 0 where it was left out."""
+        array = self.array(name)
+        return 0 if array is None else array.element_strides[0]
+
+    def require(self, condition: bool, message: str) -> None:
+        """Raises ParamsError unless ``condition`` holds."""
+        if not condition:
+            raise ParamsError(f"{self.kernel}: {message}")
+
+    def set_condition(self, params: Structure, handle: int | None) -> None:
+        """Let the kernel set the CUDA graph condition ``handle``; with None it sets none.
+
+        Raises:
+            TargetError: this GPU's image was compiled without conditions.
+        """
+        if handle is None:
+            return
+        name, cuda = self.library.architecture.name, self.library.architecture.cuda
+        if cuda < 13:
+            raise TargetError(f"kernels for {name} set no CUDA graph condition; read the result from device memory instead")
+        params.graph_condition, params.sets_condition = handle, 1  # type: ignore[attr-defined]
+
+    def prepare(self, params: Structure, plans: Mapping[str, LaunchPlan], scratch: Mapping[str, int]) -> PreparedLaunch:
+        """The launches of ``plans``: form → plan, in this order.
+
+        Args:
+            params: the kernel's numbers; this fills in the pointers.
+            scratch: pointer field → bytes of zeroed memory that the launch owns.
+        """
+        steps = tuple(Step(self.library.entry(self.kernel, form, self.dtype, plan), plan) for form, plan in plans.items())
+        for name, array in self._arrays.items():
+            setattr(params, name, array.pointer)
+        memory = self._scratch(params, {name: size for name, size in scratch.items() if size})
+        return PreparedLaunch(self.library.driver, steps, params, (memory, *self._arrays.values()))
+
+    def _scratch(self, params: Structure, sizes: Mapping[str, int]) -> Any:
+        if not sizes:
+            return None
+        padded = {name: -(-size // _ALIGNMENT) * _ALIGNMENT for name, size in sizes.items()}
+        memory = self.library.driver.zeros(sum(padded.values()), self._stream)
+        address = memory.pointer
+        for name, size in padded.items():
+            setattr(params, name, address)
+            address += size
+        return memory

@@ -1,0 +1,58 @@
+"""The kernels as one GPU can launch them: built for it when first asked for, loaded once."""
+
+from __future__ import annotations
+
+from threading import Lock
+from typing import Any
+
+from tide_runtime.errors import ParamsError
+
+from tide_plugins.architectures import Architecture, architecture_for
+from tide_plugins.build.builder import Builder
+from tide_plugins.kernels import KERNELS, entry_point
+from tide_plugins.launch.driver import Driver
+from tide_plugins.plans import LaunchPlan
+
+_FREE_SHARED_BYTES = 48 * 1024  # what a launch may use without asking
+_MOST_BLOCKS = (2**31 - 1, 65535, 65535)  # per dimension of the grid, on every GPU
+
+
+class KernelLibrary:
+    """Entry points for ``driver``'s GPU. Threads may share one.
+
+    Args:
+        driver: the GPU.
+        builder: where images come from; by default the user's cache, compiled on the first use.
+
+    Raises:
+        TargetError: no image runs on this GPU.
+    """
+
+    def __init__(self, driver: Driver, builder: Builder | None = None) -> None:
+        self.driver = driver
+        self.architecture: Architecture = architecture_for(driver.compute)
+        self._builder = builder or Builder()
+        self._entries: dict[str, Any] = {}
+        self._lock = Lock()
+
+    def entry(self, kernel: str, form: str, dtype: str, plan: LaunchPlan) -> Any:
+        """The entry point of ``form`` in ``kernel``'s file, ready for ``plan``.
+
+        Raises:
+            ParamsError: the plan has more blocks than a grid holds.
+            TargetError, CompilationError: it cannot be built.
+        """
+        if any(blocks > most for blocks, most in zip(plan.grid, _MOST_BLOCKS, strict=True)):
+            raise ParamsError(f"{form} would need a grid of {plan.grid}; the most is {_MOST_BLOCKS}: pass fewer rows at once")
+        with self._lock:
+            symbol = entry_point(form, dtype)
+            if symbol not in self._entries:
+                self._entries[symbol] = self._load(kernel, symbol)
+            if plan.shared_bytes > _FREE_SHARED_BYTES:
+                self.driver.allow_shared(self._entries[symbol], plan.shared_bytes)
+            return self._entries[symbol]
+
+    def _load(self, name: str, symbol: str) -> Any:
+        [kernel] = (kernel for kernel in KERNELS if kernel.name == name)
+        built = self._builder.build(kernel, self.architecture)
+        return self.driver.load(built.image.content, self.architecture.ptx, symbol)

@@ -1,0 +1,114 @@
+"""What a kernel expects of its tensors, declared once per kernel and checked in one place.
+
+A contract names dimensions; the first tensor that has one fixes its size, and an error names that tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from tide_runtime.errors import ParamsError
+
+from tide_plugins.kernels import DTYPES
+from tide_plugins.launch.device_array import ITEM_BYTES, DeviceArray
+
+ELEMENT = "T"  # stands for the kernel's element type: the same in all tensors that have it
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """One tensor of a kernel.
+
+    Args:
+        name: as in the kernel's parameter struct.
+        dtype: a key of `ITEM_BYTES`, or `ELEMENT`.
+        shape: names of dimensions, ``"width+1"`` for one more; empty: a scalar, which may also come as one element.
+        optional: may be left out (a null pointer).
+        output: is written.
+        strided: its rows may lie apart; otherwise it is contiguous.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[str, ...] = ()
+    optional: bool = False
+    output: bool = False
+    strided: bool = False
+
+
+@dataclass(frozen=True)
+class Bound:
+    """Tensors that keep a contract: the sizes of its dimensions, its element type (None: no tensor had one), its device."""
+
+    sizes: Mapping[str, int]
+    element: str | None
+    device: int
+
+
+class ContractChecker:
+    """Checks one call. ``kernel`` is named in errors, ``device`` is where every tensor has to be."""
+
+    def __init__(self, kernel: str, device: int) -> None:
+        self._kernel, self._device = kernel, device
+        self._sizes: dict[str, tuple[int, str]] = {}  # dimension → size and the tensor that fixed it
+        self._element: tuple[str, str] | None = None
+
+    def bind(self, tensors: Sequence[Tensor], arrays: Mapping[str, DeviceArray | None]) -> Bound:
+        """Raises ParamsError: a tensor is missing or breaks the contract; with its name, what it is, and what it should be."""
+        for tensor in tensors:
+            array = arrays.get(tensor.name)
+            if array is not None:
+                self._check(tensor, array)
+            elif not tensor.optional:
+                raise ParamsError(f"{self._kernel}: {tensor.name} is missing")
+        sizes = {name: size for name, (size, _) in self._sizes.items()}
+        return Bound(sizes, self._element[0] if self._element else None, self._device)
+
+    def _check(self, tensor: Tensor, array: DeviceArray) -> None:
+        self._check_dtype(tensor, array)
+        self._check_shape(tensor, array)
+        self._check_strides(tensor, array)
+        if array.device != self._device:
+            self._fail(tensor, f"is on GPU {array.device}", f"GPU {self._device}, where the kernel runs")
+        item_bytes = ITEM_BYTES[array.dtype]
+        if array.pointer % item_bytes:
+            self._fail(tensor, f"begins at address {array.pointer:#x}", f"a multiple of its elements' {item_bytes} bytes")
+        if tensor.output and not array.writable:
+            self._fail(tensor, "is read-only", "memory that the kernel may write to")
+
+    def _check_dtype(self, tensor: Tensor, array: DeviceArray) -> None:
+        if tensor.dtype != ELEMENT:
+            if array.dtype != tensor.dtype:
+                self._fail(tensor, f"has dtype {array.dtype}", tensor.dtype)
+        elif array.dtype not in DTYPES:
+            self._fail(tensor, f"has dtype {array.dtype}", f"one of {', '.join(DTYPES)}")
+        elif self._element is None:
+            self._element = (array.dtype, tensor.name)
+        elif array.dtype != self._element[0]:
+            self._fail(tensor, f"has dtype {array.dtype}", f"{self._element[0]}, as {self._element[1]} has")
+
+    def _check_shape(self, tensor: Tensor, array: DeviceArray) -> None:
+        if not tensor.shape and array.shape in ((), (1,)):
+            return
+        if len(array.shape) != len(tensor.shape):
+            self._fail(tensor, f"has shape {list(array.shape)}", f"[{', '.join(tensor.shape)}]" if tensor.shape else "a scalar")
+        for name, size in zip(tensor.shape, array.shape, strict=True):
+            dimension, _, more = name.partition("+")
+            wanted, by = self._sizes.setdefault(dimension, (size - int(more or 0), tensor.name))
+            if size != wanted + int(more or 0):
+                expected = f"[{', '.join(tensor.shape)}] with {dimension} = {wanted}, as in {by}"
+                self._fail(tensor, f"has shape {list(array.shape)}", expected)
+
+    def _check_strides(self, tensor: Tensor, array: DeviceArray) -> None:
+        free = 1 if tensor.strided else 0
+        compact = DeviceArray(0, array.shape, array.dtype).element_strides
+        used = [axis for axis in range(free, len(array.shape)) if array.shape[axis] > 1]  # a stride that is never taken is free
+        if 0 not in array.shape and any(array.element_strides[axis] != compact[axis] for axis in used):
+            layout = "rows with contiguous elements" if tensor.strided else "a contiguous tensor"
+            self._fail(tensor, f"has strides {list(array.element_strides)} for shape {list(array.shape)}", layout)
+        if tensor.strided and array.shape[0] > 1 and array.element_strides[0] < array.shape[1]:
+            self._fail(tensor, f"has rows {array.element_strides[0]} elements apart", f"at least {array.shape[1]}")
+
+    def _fail(self, tensor: Tensor, actual: str, expected: str) -> None:
+        raise ParamsError(f"{self._kernel}: {tensor.name} {actual}; expected {expected}")

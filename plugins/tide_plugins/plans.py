@@ -1,0 +1,119 @@
+"""How kernels are launched: `csrc/*_plan.h` in Python, so that a plan compiles nothing. A test holds the two together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+# csrc/down_projection_plan.h
+GROUP_ROWS, GROUP_THREADS, SLICE_WIDTH, MAX_CHUNKS = 8, 256, 16, 32
+TILE_ROWS, WARP_ROWS, WARP_WIDTH, STAGE_BYTES, STAGE_PITCH, TILE_CHUNKS = 128, 32, 64, 64, 80, 8
+# csrc/exit_router_plan.h, exit_translate_plan.h, exit_select_plan.h, draft_verify_plan.h
+MAX_ROUTER_WIDTH, MOST_DECODE_ROWS = 256, 128
+MAX_RANK, UP_THREADS, UP_LANES = 128, 256, 8
+SELECT_THREADS, MOST_SELECT_BLOCKS = 256, 1024
+MOST_VERIFY_THREADS = 1024
+
+Dim3 = tuple[int, int, int]
+
+
+@dataclass(frozen=True)
+class LaunchPlan:
+    """One launch.
+
+    Args:
+        grid, block: blocks, and threads of a block.
+        shared_bytes: dynamic shared memory of a block; above 48 KiB the launcher opts in.
+        counters: uint32 in device memory, zero before the first launch; every launch leaves them zero.
+        workspace_bytes: 256-byte aligned device memory, contents irrelevant.
+    """
+
+    grid: Dim3
+    block: Dim3
+    shared_bytes: int = 0
+    counters: int = 0
+    workspace_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class RouterPlan:
+    """``chunk``: elements of the hidden size per block. ``tiled``: launch the form for many rows."""
+
+    launch: LaunchPlan
+    chunk: int
+    tiled: bool
+
+
+@dataclass(frozen=True)
+class TranslatePlan:
+    """Two launches, one after the other. ``chunk``: elements of the hidden size per block of the first."""
+
+    down: LaunchPlan
+    up: LaunchPlan
+    chunk: int
+
+
+def plan_exit_router(rows: int, hidden_size: int, width: int, element_bytes: int, sm_count: int) -> RouterPlan:
+    """Rows ``[rows, hidden_size]`` through a router of ``width`` on a GPU with ``sm_count`` multiprocessors."""
+    tiled = rows > MOST_DECODE_ROWS
+    plan = _plan_tile_projection if tiled else _plan_group_projection
+    launch, chunk = plan(rows, hidden_size, width, element_bytes, sm_count)
+    return RouterPlan(launch, chunk, tiled)
+
+
+def plan_exit_translate(rows: int, hidden_size: int, rank: int, element_bytes: int, sm_count: int) -> TranslatePlan:
+    """Rows ``[rows, hidden_size]`` through an exit head of ``rank``."""
+    down, chunk = _plan_group_projection(rows, hidden_size, rank, element_bytes, sm_count)
+    up = LaunchPlan((_divide_up(hidden_size, UP_THREADS // UP_LANES), down.grid[2], 1), (UP_THREADS, 1, 1))
+    return TranslatePlan(down, up, chunk)
+
+
+def plan_exit_select(rows: int, hidden_size: int, element_bytes: int, in_place: bool) -> LaunchPlan:
+    """``in_place``: the continuing rows are gathered into the tensor they come from."""
+    columns = _divide_up(hidden_size, SELECT_THREADS * 16 // element_bytes)
+    return LaunchPlan((1 if in_place else _clamp(rows, 1, MOST_SELECT_BLOCKS), columns, 1), (SELECT_THREADS, 1, 1))
+
+
+def plan_draft_verify(rows: int, vocab: int, sampling: bool) -> LaunchPlan:
+    """A block a row; a warp is enough for greedy verification."""
+    threads = _clamp(_round_up(_divide_up(vocab, 16), 32), 32, MOST_VERIFY_THREADS) if sampling else 32
+    return LaunchPlan((max(rows, 1), 1, 1), (threads, 1, 1), counters=1)
+
+
+def _plan_group_projection(rows: int, hidden_size: int, width: int, element_bytes: int, sm_count: int) -> tuple[LaunchPlan, int]:
+    groups, slices = _divide_up(max(rows, 1), GROUP_ROWS), _divide_up(width, SLICE_WIDTH)
+    wanted = _divide_up(2 * sm_count, groups * slices)
+    chunk = _chunk_of(hidden_size, 32 * 16 // element_bytes, wanted, MAX_CHUNKS)
+    chunks, pitch = _divide_up(hidden_size, chunk), slices * SLICE_WIDTH
+    workspace = _projection_bytes(groups, chunks, GROUP_ROWS, pitch)
+    return LaunchPlan((chunks, slices, groups), (GROUP_THREADS, 1, 1), GROUP_ROWS * pitch * 4, groups + 1, workspace), chunk
+
+
+def _plan_tile_projection(rows: int, hidden_size: int, width: int, element_bytes: int, sm_count: int) -> tuple[LaunchPlan, int]:
+    tiles, pitch = _divide_up(max(rows, 1), TILE_ROWS), _round_up(width, WARP_WIDTH)
+    chunk = _chunk_of(hidden_size, 8 * STAGE_BYTES // element_bytes, sm_count // tiles, TILE_CHUNKS)
+    chunks = _divide_up(hidden_size, chunk)
+    threads = pitch // WARP_WIDTH * (TILE_ROWS // WARP_ROWS) * 32
+    shared = (3 if pitch <= 128 else 2) * (TILE_ROWS + pitch) * STAGE_PITCH
+    workspace = _projection_bytes(tiles, chunks, TILE_ROWS, pitch)
+    return LaunchPlan((chunks, 1, tiles), (threads, 1, 1), shared, tiles + 1, workspace), chunk
+
+
+def _chunk_of(hidden_size: int, step: int, wanted: int, most: int) -> int:
+    steps = _divide_up(hidden_size, step)
+    return _divide_up(steps, _clamp(wanted, 1, min(steps, most))) * step
+
+
+def _projection_bytes(groups: int, chunks: int, group_rows: int, pitch: int) -> int:
+    return groups * chunks * group_rows * (pitch + 2) * 4
+
+
+def _divide_up(value: int, by: int) -> int:
+    return -(-value // by)
+
+
+def _round_up(value: int, to: int) -> int:
+    return _divide_up(value, to) * to
+
+
+def _clamp(value: int, least: int, most: int) -> int:
+    return max(least, min(value, most))

@@ -1,0 +1,55 @@
+"""A `Driver` that loads and launches nothing, but remembers what it was asked."""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import Structure
+from dataclasses import dataclass, field
+from typing import Any
+
+from tide_plugins.plans import LaunchPlan
+
+
+@dataclass
+class RecordedLaunch:
+    """``params``: a copy, as the struct was at the time of the launch."""
+
+    entry: Any
+    plan: LaunchPlan
+    params: Any
+    stream: int
+
+
+@dataclass(frozen=True)
+class FakeMemory:
+    pointer: int
+    count_bytes: int
+
+
+@dataclass
+class RecordingDriver:
+    """An H200 by default."""
+
+    device: int = 0
+    compute: int = 90
+    sm_count: int = 132
+    loaded: list[tuple[bool, str]] = field(default_factory=list)
+    shared: dict[str, int] = field(default_factory=dict)
+    memory: list[FakeMemory] = field(default_factory=list)
+    launches: list[RecordedLaunch] = field(default_factory=list)
+
+    def load(self, image: bytes, ptx: bool, symbol: str) -> str:
+        assert symbol.encode() in image
+        self.loaded.append((ptx, symbol))
+        return symbol
+
+    def allow_shared(self, entry: str, shared_bytes: int) -> None:
+        self.shared[entry] = shared_bytes
+
+    def zeros(self, count_bytes: int, stream: int) -> FakeMemory:
+        self.memory.append(FakeMemory(0x7000_0000_0000 + 2**30 * len(self.memory), count_bytes))
+        return self.memory[-1]
+
+    def launch(self, entry: str, plan: LaunchPlan, params: Structure, stream: int) -> None:
+        copy = type(params).from_buffer_copy(bytes(ctypes.string_at(ctypes.addressof(params), ctypes.sizeof(params))))
+        self.launches.append(RecordedLaunch(entry, plan, copy, stream))

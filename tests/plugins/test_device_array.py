@@ -1,0 +1,138 @@
+"""Tensors and streams of other libraries at the boundary."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tide_plugins.launch.device_array import DeviceArray, device_array
+from tide_plugins.launch.stream_handle import stream_handle
+from tide_runtime.errors import ParamsError
+
+_CUDA, _INT, _FLOAT, _BFLOAT, _BOOL = 2, 0, 2, 4, 6  # DLDeviceType and DLDataTypeCode, dlpack.h
+
+
+class _DLTensor(ctypes.Structure):
+    """DLManagedTensor of dlpack.h (version 0), with the DLTensor's fields in place."""
+
+    _fields_ = [
+        ("data", ctypes.c_void_p),
+        ("device_type", ctypes.c_int32),
+        ("device_id", ctypes.c_int32),
+        ("ndim", ctypes.c_int32),
+        ("code", ctypes.c_uint8),
+        ("bits", ctypes.c_uint8),
+        ("lanes", ctypes.c_uint16),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.POINTER(ctypes.c_int64)),
+        ("byte_offset", ctypes.c_uint64),
+        ("manager_ctx", ctypes.c_void_p),
+        ("deleter", ctypes.c_void_p),
+    ]
+
+
+class FakeGpuTensor:
+    """What a framework's GPU tensor exports, with an address that is never read."""
+
+    def __init__(self, code: int, bits: int, shape: tuple[int, ...], strides: tuple[int, ...], device: int = 0) -> None:
+        self._shape = (ctypes.c_int64 * len(shape))(*shape)
+        self._strides = (ctypes.c_int64 * len(strides))(*strides)
+        self._tensor = _DLTensor(
+            0x7F00_0000_0000, _CUDA, device, len(shape), code, bits, 1, self._shape, self._strides, 512, None, None
+        )
+        self.device, self.streams = device, []  # type: ignore[var-annotated]
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return _CUDA, self.device
+
+    def __dlpack__(self, *, stream: int | None = None, **_newer: Any) -> Any:
+        self.streams.append(stream)
+        new = ctypes.pythonapi.PyCapsule_New
+        new.restype, new.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
+        return new(ctypes.addressof(self._tensor), b"dltensor", None)
+
+
+@pytest.mark.parametrize(
+    ("code", "bits", "name"), [(_FLOAT, 32, "f32"), (_FLOAT, 16, "f16"), (_BFLOAT, 16, "bf16"), (_INT, 32, "i32"), (_BOOL, 8, "u8")]
+)
+def test_dlpack_gives_address_shape_strides_and_device(code: int, bits: int, name: str) -> None:
+    """PyTorch, JAX and CuPy tensors come in this way; the byte offset of a view must be added."""
+    tensor = FakeGpuTensor(code, bits, (3, 64), (128, 1), device=1)
+    array = device_array(tensor, stream=77)
+    assert (array.pointer, array.shape, array.strides, array.dtype, array.device) == (
+        0x7F00_0000_0200,
+        (3, 64),
+        (128, 1),
+        name,
+        1,
+    )
+    assert array.owner is not None  # keeps the memory alive
+
+
+def test_the_owner_is_told_which_stream_comes_next() -> None:
+    """It makes that stream wait for its own pending writes; without that the kernel reads half-written rows."""
+    tensor = FakeGpuTensor(_FLOAT, 32, (4,), (1,))
+    device_array(tensor, stream=77)
+    assert tensor.streams == [77]
+
+
+@pytest.mark.parametrize("value", [np.zeros((2, 3), np.float32), torch.zeros(2, 3)])
+def test_host_memory_is_refused(value: Any) -> None:
+    """A CPU tensor's address is an illegal address on the GPU, found only when the process is already lost."""
+    with pytest.raises(ParamsError, match=r"of shape \(2, 3\) lies in host memory; move it to the GPU"):
+        device_array(value, stream=1)
+
+
+def test_a_list_is_refused() -> None:
+    with pytest.raises(ParamsError, match=r"list has neither __dlpack__ nor .*DeviceArray\(pointer, shape, dtype\)"):
+        device_array([1.0, 2.0], stream=1)
+
+
+def test_a_tensor_its_owner_will_not_share_is_refused_with_the_reason() -> None:
+    """PyTorch's, for a parameter that requires a gradient."""
+
+    class Unwilling(FakeGpuTensor):
+        def __dlpack__(self, **_any: Any) -> Any:
+            raise BufferError("requires gradient")
+
+    with pytest.raises(ParamsError, match="Unwilling cannot be shared with a kernel: requires gradient"):
+        device_array(Unwilling(_FLOAT, 32, (4,), (1,)), stream=1)
+
+
+def test_a_dtype_no_kernel_takes_is_refused() -> None:
+    with pytest.raises(ParamsError, match="has dtype float64; kernels take float32, float16"):
+        device_array(FakeGpuTensor(_FLOAT, 64, (4,), (1,)), stream=1)
+
+
+def test_raw_pointers_pass_through() -> None:
+    array = DeviceArray(0x1000, (2, 8), "bf16", strides=(16, 1))
+    assert device_array(array, stream=1) is array
+
+
+def test_overlap_counts_bytes_not_elements() -> None:
+    """Row 1 of a strided tensor ends where its last element does; the gap behind it belongs to somebody else."""
+    first = DeviceArray(0x1000, (2, 8), "f16", strides=(16, 1))
+    assert first.end == 0x1000 + (16 + 8) * 2
+    assert not first.overlaps(DeviceArray(first.end, (1,), "f16")) and first.overlaps(DeviceArray(first.end - 2, (1,), "f16"))
+    assert not DeviceArray(0x1000, (0, 8), "f16").overlaps(first)
+
+
+class _Stream:
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return 0, 0xBEEF
+
+
+@pytest.mark.parametrize(("stream", "handle"), [(0xBEEF, 0xBEEF), (_Stream(), 0xBEEF), (0, 1)])
+def test_streams_of_any_library(stream: Any, handle: int) -> None:
+    """0, the default stream, becomes CU_STREAM_LEGACY: DLPack producers refuse a bare 0 as ambiguous."""
+    assert stream_handle(stream) == handle
+
+
+@pytest.mark.parametrize("stream", [None, "0", -1, True, object()])
+def test_what_is_not_a_stream_is_refused(stream: Any) -> None:
+    """None would mean the default stream to one library and no ordering to another."""
+    with pytest.raises(ParamsError, match="expected a cudaStream_t"):
+        stream_handle(stream)

@@ -1,0 +1,105 @@
+"""Tensors that break a kernel's contract: each is refused with its name, what it is, and what was expected."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from plugins.launch_case import EMPTY_KERNELS, every_kernel, router_tensors
+from plugins.recording_driver import RecordingDriver
+from tide_plugins.build.builder import Builder
+from tide_plugins.build.cubin_cache import CubinCache
+from tide_plugins.launch import draft_verify, exit_router, exit_select, exit_translate
+from tide_plugins.launch.device_array import DeviceArray
+from tide_plugins.launch.exit_router import prepare_exit_router
+from tide_plugins.launch.kernel_library import KernelLibrary
+from tide_plugins.params import PARAMS
+from tide_runtime.errors import ParamsError
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> KernelLibrary:
+    return KernelLibrary(RecordingDriver(), Builder(CubinCache(tmp_path_factory.mktemp("cubins")), EMPTY_KERNELS))
+
+
+def _refused(library: KernelLibrary, **changed: Any) -> str:
+    with pytest.raises(ParamsError) as caught:
+        prepare_exit_router(library, threshold=0.5, epsilon=1e-6, stream=1, **(router_tensors() | changed))
+    return str(caught.value)
+
+
+def _changed(name: str, **fields: Any) -> dict[str, DeviceArray]:
+    return {name: replace(router_tensors()[name], **fields)}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"hidden": None}, "hidden is missing"),
+        (_changed("hidden", dtype="i32"), "hidden has dtype i32; expected one of f32, f16, bf16"),
+        (_changed("down", dtype="bf16"), "down has dtype bf16; expected f16, as hidden has"),
+        (_changed("score", dtype="f16"), "score has dtype f16; expected f32"),
+        (_changed("hidden", shape=(4096,)), "hidden has shape [4096]; expected [rows, hidden_size]"),
+        (
+            _changed("down", shape=(128, 4095)),
+            "down has shape [128, 4095]; expected [width, hidden_size] with hidden_size = 4096, as in hidden",
+        ),
+        (_changed("exit_rows", shape=(7,)), "exit_rows has shape [7]; expected [rows] with rows = 8, as in hidden"),
+        (_changed("verdict", shape=(2,)), "verdict has shape [2]; expected a scalar"),
+        (
+            _changed("hidden", strides=(4096, 2)),
+            "hidden has strides [4096, 2] for shape [8, 4096]; expected rows with contiguous",
+        ),
+        (_changed("hidden", strides=(4095, 1)), "hidden has rows 4095 elements apart; expected at least 4096"),
+        (_changed("hidden", strides=(0, 1)), "hidden has rows 0 elements apart; expected at least 4096"),
+        (_changed("down", strides=(5000, 1)), "down has strides [5000, 1] for shape [128, 4096]; expected a contiguous tensor"),
+        (_changed("score", device=1), "score is on GPU 1; expected GPU 0, where the kernel runs"),
+        (_changed("up", pointer=0x1002), "up begins at address 0x1002; expected a multiple of its elements' 4 bytes"),
+        (_changed("exits", writable=False), "exits is read-only; expected memory that the kernel may write to"),
+        ({"hiden": router_tensors()["hidden"]}, "exit_router has no hiden; its tensors are hidden, down"),
+    ],
+)
+def test_what_is_wrong_is_named(library: KernelLibrary, change: dict[str, Any], message: str) -> None:
+    """The kernel cannot check: it would read past the end, or write numbers of another type."""
+    assert message in _refused(library, **change)
+
+
+@pytest.mark.parametrize("change", [{"shape": ()}, {"shape": (1,)}])
+def test_scalars_may_have_one_dimension_or_none(library: KernelLibrary, change: dict[str, Any]) -> None:
+    """torch.zeros(()) and torch.zeros(1) are both what people call a scalar."""
+    prepare_exit_router(library, threshold=0.5, epsilon=1e-6, stream=1, **(router_tensors() | _changed("verdict", **change)))
+
+
+def test_one_row_may_have_any_stride(library: KernelLibrary) -> None:
+    """Libraries give a dimension of 1 arbitrary strides; the kernel never takes the step."""
+    tensors = router_tensors(rows=1)
+    tensors["hidden"] = replace(tensors["hidden"], strides=(1, 1))
+    prepare_exit_router(library, threshold=0.5, epsilon=1e-6, stream=1, **tensors)
+
+
+def test_every_kernel_accepts_its_valid_tensors_and_misses_each_required_one(library: KernelLibrary) -> None:
+    """A contract that lacks a tensor would launch with a null pointer: an illegal address, far from its cause."""
+    for kernel, prepare, tensors, numbers in every_kernel():
+        prepare(library, stream=1, **tensors, **numbers)
+        for name in tensors:
+            if name in {"continue_hidden", "continue_origin", "head_input", "origin"}:
+                continue  # exit_select's are optional
+            with pytest.raises(ParamsError, match=rf"{kernel}: .*{name}"):
+                prepare(library, stream=1, **(tensors | {name: None}), **numbers)
+
+
+def test_every_pointer_of_every_parameter_struct_can_be_given(library: KernelLibrary) -> None:
+    """A field that no tensor or scratch memory fills stays null for ever."""
+    scratch = {"workspace", "counters", "code"}
+    modules = {
+        "exit_router": exit_router,
+        "exit_select": exit_select,
+        "exit_translate": exit_translate,
+        "draft_verify": draft_verify,
+    }
+    for kernel, module in modules.items():
+        fields = [name for name, *_ in PARAMS[kernel]._fields_]
+        names = [tensor.name for tensor in module.TENSORS]
+        first_number = max(fields.index(name) for name in {*names, *scratch & set(fields)}) + 1
+        assert set(fields[:first_number]) == {*names, *scratch & set(fields)}
