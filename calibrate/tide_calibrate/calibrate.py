@@ -4,39 +4,35 @@ from __future__ import annotations
 
 import os
 import shutil
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
-from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
-from tide_runtime.calibration import CalibrationInfo, CostTable, ExitInfo
+from tide_runtime.calibration import CalibrationInfo, CostTable
 
-from tide_calibrate.calibration_file import CALIBRATION_NAME, EXITS_NAME, CalibrationFile
-from tide_calibrate.capture import capture
-from tide_calibrate.capture_store import Capture
+from tide_calibrate.calibration_file import CALIBRATION_NAME, EXITS_NAME, CalibrationFile, DataInfo
 from tide_calibrate.certified_exits import CertifiedExits, certify_exits, without_exits
-from tide_calibrate.config import CalibrationConfig, candidate_layers
-from tide_calibrate.continuations import continue_prompts, generated_tokens
+from tide_calibrate.config import CalibrationConfig
 from tide_calibrate.cost_file import load_costs, save_costs
 from tide_calibrate.exits_file import write_exits
-from tide_calibrate.frozen_model import FrozenModel
 from tide_calibrate.head_agreement import agreement_by_depth
+from tide_calibrate.learn import Learned, learn
 from tide_calibrate.measure_model_costs import measure_model_costs
 from tide_calibrate.nominal_costs import nominal_costs
-from tide_calibrate.placement import Placement, choose_exits, predict
+from tide_calibrate.placement import Placement, choose_exits, only_if_they_pay, predict
 from tide_calibrate.report.data import collect
 from tide_calibrate.report.draw import REPORT_NAME, draw_report
-from tide_calibrate.split_text import SplitText, read_text
-from tide_calibrate.traces import SplitTrace
-from tide_calibrate.train_exits import Exit, TrainedExit, captured_layers, exits_to_train, trace_exits, train_exits
+from tide_calibrate.split_text import read_text
+from tide_calibrate.train_exits import trace_exits
 from tide_export.bundle_writer import new_directory
 from tide_export.load import LoadedModel, fingerprint, load_model
 from tide_export.progress import ExportProgress
 
 COSTS_NAME = "costs.json"
 _TOOLS = ("tide-llm", "torch", "transformers", "numpy", "safetensors", "matplotlib")
-_TEST_WINDOWS = 40  # for the agreement of all heads: 10,240 tokens, a standard error of at most 0.5%
 _TRAIN_WINDOWS = 96  # for the order of thresholds
 
 
@@ -63,101 +59,119 @@ def calibrate(
 
     Raises a child of TideError when model, text, costs or options cannot be used, or ``out`` exists; ``out`` is then as it was.
     """
-    config, progress, out = config or CalibrationConfig(), progress or ExportProgress(quiet=True), Path(out)
+    config = config or CalibrationConfig()
+    (file,) = calibrate_each(
+        source,
+        data,
+        {config.max_disagreement: out},
+        config,
+        costs=costs,
+        revision=revision,
+        trust_remote_code=trust_remote_code,
+        keep_capture=keep_capture,
+        force=force,
+        progress=progress,
+    )
+    return file
+
+
+def calibrate_each(
+    source: str,
+    data: str,
+    outs: Mapping[float, str | Path],
+    config: CalibrationConfig,
+    *,
+    costs: str = "measure",
+    revision: str | None = None,
+    trust_remote_code: bool = False,
+    keep_capture: bool = False,
+    force: bool = False,
+    progress: ExportProgress | None = None,
+) -> list[CalibrationFile]:
+    """`calibrate` for several ε at once, which differ in nothing but the certified thresholds: ``outs`` is ε → directory.
+
+    The captured states are kept beside the first directory.
+    """
+    progress, paths = progress or ExportProgress(quiet=True), [Path(out) for out in outs.values()]
+    configs = [replace(config, max_disagreement=epsilon) for epsilon in outs]
     given = load_costs(Path(costs)) if costs not in ("measure", "none") else None
-    work = out.with_name(f"{out.name}.work")
-    with new_directory(out, force, "calibration", CALIBRATION_NAME) as directory:
+    work = paths[0].with_name(f"{paths[0].name}.work")
+    with ExitStack() as stack:
+        directories = [stack.enter_context(new_directory(out, force, "calibration", CALIBRATION_NAME)) for out in paths]
         if force:
             shutil.rmtree(work, ignore_errors=True)
         with progress.phase(f"load {source}"):
             loaded = load_model(source, config.dtype, revision, trust_remote_code)
         with progress.phase(f"read {data}"):
             text = read_text(data, loaded, config, progress.note)
-        learned = _learn(loaded, text, work, config, progress)
+        learned = learn(loaded, text, work, config, progress)
         if costs == "measure":
             with progress.phase("measure what steps cost"):
-                given = measure_model_costs(loaded, config.dtype, directory)
-        file = _decide_and_write(loaded, text, data, learned, given, directory, config, progress)
+                given = measure_model_costs(loaded, config.dtype, directories[0])
+        placed = _Placed.place(loaded, text.info(data, config.seed), learned, given, config, progress)
+        files = [placed.certify_and_write(*pair, progress) for pair in zip(configs, directories, strict=True)]
     if not keep_capture:
         shutil.rmtree(work, ignore_errors=True)
-    return file
+    return files
 
 
 @dataclass(frozen=True)
-class _Learned:
-    """Trained exits and what they said.
+class _Placed:
+    """Exits chosen, thresholds of ``exit`` not yet. ``costs``: None where they were not measured but ``assumed``."""
 
-    ``test``: of the test text; ``own_threshold``, ``own_test``: of the model's continuations of prompts from those splits.
-    """
+    loaded: LoadedModel
+    data: DataInfo
+    learned: Learned
+    costs: CostTable | None
+    assumed: CostTable
+    placement: Placement
 
-    model: FrozenModel
-    capture: Capture
-    exits: dict[Exit, TrainedExit]
-    test: SplitTrace
-    own_threshold: SplitTrace
-    own_test: SplitTrace
-
-
-def _learn(loaded: LoadedModel, text: SplitText, work: Path, config: CalibrationConfig, progress: ExportProgress) -> _Learned:
-    model = FrozenModel(loaded.model)
-    exits = exits_to_train(candidate_layers(config.candidates, model.num_layers), config.head_kinds, model.num_layers)
-    layers = captured_layers(exits, model.num_layers)
-    run = partial(capture, hidden_dtype="bfloat16" if config.dtype == "bf16" else "float16", progress=progress)
-    with progress.phase(f"capture {text.windows.total_tokens:,} tokens"):
-        captured = run(loaded, text.windows, text.split, layers, work / "text")
-    with progress.phase(f"let the model continue {config.prompts} prompts"):
-        own, prompt_lengths = continue_prompts(loaded.model, text.windows, text.split, config.prompts, config.new_tokens)
-        own_captured = run(loaded, own, text.split, layers, work / "continuations")
-    with progress.phase(f"train {len(exits)} exits"):
-        trained = train_exits(model, captured, exits, config, progress)
-    with progress.phase("trace what they say"):
-        test = trace_exits(model, captured, "test", trained, _TEST_WINDOWS)
-        own_traces = [trace_exits(model, own_captured, split, trained) for split in ("threshold", "test")]
-    own_threshold, own_test = (generated_tokens(trace, prompt_lengths) for trace in own_traces)
-    return _Learned(model, captured, trained, test, own_threshold, own_test)
-
-
-def _decide_and_write(
-    loaded: LoadedModel,
-    text: SplitText,
-    data: str,
-    learned: _Learned,
-    costs: CostTable | None,
-    directory: Path,
-    config: CalibrationConfig,
-    progress: ExportProgress,
-) -> CalibrationFile:
-    date, info = _now(), text.info(data, config.seed)
-    with progress.phase("place the exits"):
+    @staticmethod
+    def place(
+        loaded: LoadedModel,
+        data: DataInfo,
+        learned: Learned,
+        costs: CostTable | None,
+        config: CalibrationConfig,
+        progress: ExportProgress,
+    ) -> _Placed:
+        """Exits that pay on the text they are chosen on, and on text they are not."""
         assumed = costs or nominal_costs(loaded.model)
-        placed = choose_exits(learned.own_threshold, assumed, config.router)
-    with progress.phase("certify their thresholds"):
-        certified = _certify(learned, placed.exits, config, info.sha256["threshold"], date)
-        predicted = predict(learned.own_test, assumed, certified.exits, placed.draft_limit)
-    file = CalibrationFile(
-        model=Path(loaded.source).resolve().name if Path(loaded.source).exists() else loaded.source,
-        model_fingerprint=fingerprint(loaded),
-        num_layers=learned.model.num_layers,
-        calibration=_info(certified, predicted, costs),
-        refusal=certified.refusal,
-        data=info,
-        heads=agreement_by_depth(learned.test, learned.own_test),
-        config=asdict(config),
-        tools={name: version(name) for name in _TOOLS},
-        date=date,
-    )
-    with progress.phase("draw the report"):
-        _write(file, learned, certified, directory)
-    return file
+        with progress.phase("place the exits"):
+            chosen = choose_exits(learned.own_threshold, assumed, config.router)
+            if chosen.exits:
+                chosen = only_if_they_pay(learned.own_test, assumed, chosen.exits, chosen.draft_limit)
+        return _Placed(loaded, data, learned, costs, assumed, chosen)
+
+    def certify_and_write(self, config: CalibrationConfig, directory: Path, progress: ExportProgress) -> CalibrationFile:
+        date, learned = _now(), self.learned
+        with progress.phase(f"certify thresholds for {config.max_disagreement:.2%}"):
+            certified = _certify(learned, self.placement, config, self.data.sha256["threshold"], date)
+            predicted = predict(learned.own_test, self.assumed, certified.exits, self.placement.draft_limit)
+        file = CalibrationFile(
+            model=Path(self.loaded.source).resolve().name if Path(self.loaded.source).exists() else self.loaded.source,
+            model_fingerprint=fingerprint(self.loaded),
+            num_layers=learned.model.num_layers,
+            calibration=_info(certified, predicted, self.costs),
+            refusal=certified.refusal,
+            data=self.data,
+            heads=agreement_by_depth(learned.test, learned.own_test),
+            config=asdict(config),
+            tools={name: version(name) for name in _TOOLS},
+            date=date,
+        )
+        with progress.phase("draw the report"):
+            _write(file, learned, certified, directory)
+        return file
 
 
-def _certify(learned: _Learned, exits: list[ExitInfo], config: CalibrationConfig, data_sha256: str, date: str) -> CertifiedExits:
-    if not exits:
-        return without_exits()
-    chosen = {(info.checkpoint, info.head): learned.exits[info.checkpoint, info.head] for info in exits}
+def _certify(learned: Learned, placed: Placement, config: CalibrationConfig, data_sha256: str, date: str) -> CertifiedExits:
+    if not placed.exits:
+        return without_exits(placed.reason)
+    chosen = {(info.checkpoint, info.head): learned.exits[info.checkpoint, info.head] for info in placed.exits}
     train = trace_exits(learned.model, learned.capture, "train", chosen, _TRAIN_WINDOWS)
     threshold = trace_exits(learned.model, learned.capture, "threshold", chosen)
-    return certify_exits(exits, train, threshold, config.max_disagreement, config.confidence, data_sha256, date)
+    return certify_exits(placed.exits, train, threshold, config.max_disagreement, config.confidence, data_sha256, date)
 
 
 def _info(certified: CertifiedExits, predicted: Placement, costs: CostTable | None) -> CalibrationInfo:
@@ -172,7 +186,7 @@ def _info(certified: CertifiedExits, predicted: Placement, costs: CostTable | No
     )
 
 
-def _write(file: CalibrationFile, learned: _Learned, certified: CertifiedExits, directory: Path) -> None:
+def _write(file: CalibrationFile, learned: Learned, certified: CertifiedExits, directory: Path) -> None:
     chosen = {info.checkpoint: (info, learned.exits[info.checkpoint, info.head]) for info in certified.exits}
     heads = {layer: one.head for layer, (_, one) in chosen.items()}
     routers = {layer: one.router for layer, (info, one) in chosen.items() if info.asks_mlp}

@@ -30,9 +30,8 @@ class CertifiedExits:
     family: ThresholdFamily | None
 
 
-def without_exits() -> CertifiedExits:
-    """Where no exit is worth having."""
-    reason = "the layers never agree early enough for an exit to gain anything, even if its router were always right"
+def without_exits(reason: str) -> CertifiedExits:
+    """Where no exit is worth having, for that ``reason``."""
     return CertifiedExits([], None, reason, None)
 
 

@@ -5,6 +5,7 @@ A model agrees with itself at other places in what it writes than in what people
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -16,7 +17,7 @@ from transformers.cache_utils import DynamicCache
 
 from tide_calibrate.data import SPLITS, Windows
 from tide_calibrate.parallel import Check, in_parallel
-from tide_calibrate.traces import SplitTrace
+from tide_calibrate.traces import OwnText, SplitTrace
 
 PROMPT_TOKENS = 64
 ROWS = 16  # prompts continued at once
@@ -47,16 +48,18 @@ def continue_prompts(
     return Windows(tokens, lengths, windows.document[rows]), np.full(len(rows), length, np.int32)
 
 
-def generated_tokens(trace: SplitTrace, prompt_lengths: NDArray[np.int32]) -> SplitTrace:
-    """The part of ``trace`` where the model decided a token of its continuation.
+def generated_tokens(trace: SplitTrace, own: Windows, prompt_lengths: NDArray[np.int32]) -> SplitTrace:
+    """The part of ``trace`` where the model decided a token of its continuation, with the texts that it wrote.
 
-    ``prompt_lengths``: [windows], as `continue_prompts` returned them.
+    ``own``, ``prompt_lengths``: as `continue_prompts` returned them.
     """
     _, starts, inverse = np.unique(trace.window, return_index=True, return_inverse=True)
     position = np.arange(trace.window.size) - starts[inverse]
     # The state at the prompt's last token makes the first new one; the one at the last token is never decoded.
     last = np.append(trace.window[1:] != trace.window[:-1], True)
-    return trace.select((position >= prompt_lengths[trace.window] - 1) & ~last)
+    decided = trace.select((position >= prompt_lengths[trace.window] - 1) & ~last)
+    whole = {w: own.tokens[w, : own.lengths[w]].astype(np.int64) for w in np.unique(decided.window).tolist()}
+    return replace(decided, texts={w: OwnText(tokens, int(prompt_lengths[w])) for w, tokens in whole.items()})
 
 
 def _prompt_rows(windows: Windows, split: NDArray[np.int8], count: int, length: int) -> NDArray[np.intp]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -44,13 +44,6 @@ def decide(trace: SplitTrace, info: ExitInfo, threshold: float) -> ExitDecisions
     else:
         asked = np.ones(len(confident), bool)
     return ExitDecisions(info, confident, asked, traced.agrees)
-
-
-def cuts(exits: Iterable[ExitInfo], num_layers: int) -> list[int]:
-    """Every place where the model must be cut: the checkpoints, and L - k for an exit head ``tail:k``."""
-    exits = list(exits)
-    tails = {num_layers - exit.tail_layers for exit in exits if exit.tail_layers}
-    return sorted({exit.checkpoint for exit in exits} | tails)
 
 
 def router_ms(info: ExitInfo, times: StepTimes) -> float:

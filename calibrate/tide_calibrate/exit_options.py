@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from tide_runtime.calibration import ROUTERS, ExitInfo
+from tide_runtime.calibration import ROUTERS, ExitInfo, cuts
 from tide_runtime.errors import CalibrationError
 
-from tide_calibrate.exit_decisions import ExitDecisions, cuts, decide, head_ms, router_ms
+from tide_calibrate.exit_decisions import ExitDecisions, decide, head_ms, router_ms
 from tide_calibrate.step_times import StepTimes
 from tide_calibrate.traces import ExitTrace, SplitTrace
 

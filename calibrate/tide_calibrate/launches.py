@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
+from tide_runtime.calibration import cuts
 
-from tide_calibrate.exit_decisions import ExitDecisions, cuts, head_ms, router_ms
+from tide_calibrate.exit_decisions import ExitDecisions, head_ms, router_ms
 from tide_calibrate.step_times import StepTimes
 
 
@@ -45,6 +46,15 @@ class LaunchCounts:
         """Note that the tokens [first, end) of the text asked their exits, each up to the one where it stopped."""
         self._asked.append((first, end))
 
+    def run_through(self, tokens: int) -> None:
+        """Run ``tokens`` new tokens through all levels at once, and the head on each."""
+        for batches in (*self.batches, self.heads):
+            batches[tokens] += 1
+
+    def processed(self) -> int:
+        """Tokens that were run through the first level, each as often as it was."""
+        return sum(tokens * count for tokens, count in enumerate(self.batches[0]))
+
     def asked(self) -> NDArray[np.int64]:
         """[tokens], how often each asked: a token that was drafted over again asks again."""
         edges = np.array(self._asked, np.int64).reshape(-1, 2)
@@ -69,7 +79,7 @@ def price(
     kv_fill_ms: float = 0.0,
 ) -> LaunchPrice:
     """The time of all launches in ``counts``; ``stops``: see `first_stops`; ``kv_fill_ms``: of one layer and token."""
-    places = cuts((decision.info for decision in decisions), num_layers)
+    places = cuts([decision.info for decision in decisions], num_layers)
     edges = [0, *(decision.info.checkpoint for decision in decisions), num_layers]
     ms, layers = times.host * counts.turns + float(np.dot(counts.heads, times.head)), 0
     for level, (first, end) in enumerate(itertools.pairwise(edges)):

@@ -10,13 +10,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from tide_runtime.calibration import ROUTERS, CostTable, ExitInfo
+from tide_runtime.calibration import ROUTERS, CostTable, ExitInfo, cuts
 from tide_runtime.errors import ParamsError
 
 from tide_calibrate.exit_chain import best_chains, chain_costs
-from tide_calibrate.exit_decisions import cuts
 from tide_calibrate.exit_options import ExitOption, exit_options, score_thresholds
-from tide_calibrate.simulate import PolicySimulation, simulate_exact, simulate_exit, simulate_full, windows
+from tide_calibrate.playback import PolicySimulation, windows
+from tide_calibrate.simulate import simulate_exit, simulate_full
+from tide_calibrate.simulate_exact import Drafter, simulate_exact
 from tide_calibrate.step_times import StepTimes
 from tide_calibrate.traces import SplitTrace
 
@@ -28,6 +29,7 @@ PROPOSALS, FINALISTS = 4, 8  # chains taken from one run of dynamic programming;
 LIMITS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 15)
 SCREENED_LIMITS = (1, 2, 4, 8)
 FINE_SHARES = tuple(np.arange(0.02, 0.96, 0.06).tolist())
+NEVER_AGREES = "the layers never agree early enough for an exit to gain anything, even if its router were always right"
 
 Structure = tuple[tuple[int, str, str], ...]
 
@@ -38,10 +40,13 @@ class Placement:
 
     Args:
         num_layers: L.
-        exits: shallow first; empty when not even a router that is always right would gain anything.
+        exits: shallow first; empty when ``exact`` is faster without them, or not worth having at all.
         draft_limit: for policy ``exact``.
         recommended: ``exact``, or ``full`` when nothing is predicted to reach 1.02x.
-        simulations: policy → what it did on the trace.
+        simulations: what was run → what it did on the trace: ``full``; ``exact`` as the runtime runs it by default, with both
+            drafters; ``exact:ngram`` and ``exact:router`` with one of them; ``exit`` where a threshold is certified. On a trace
+            without texts ``exact`` is that with the router alone.
+        reason: why there are no exits; empty when there are.
     """
 
     num_layers: int
@@ -49,6 +54,7 @@ class Placement:
     draft_limit: int
     recommended: str
     simulations: dict[str, PolicySimulation]
+    reason: str = ""
 
     @property
     def checkpoints(self) -> list[int]:
@@ -60,9 +66,16 @@ class Placement:
         """Policy → modelled speedup over the uncut model, one row, greedy."""
         return {name: simulation.speedup for name, simulation in self.simulations.items()}
 
+    @property
+    def exact_speedup(self) -> float:
+        """Of ``exact`` with the drafters that suit it best; 0 when nothing drafts."""
+        return max((gain for name, gain in self.predicted.items() if name.startswith("exact")), default=0.0)
+
 
 def choose_exits(trace: SplitTrace, costs: CostTable, router: str = "auto", most_exits: int = 3) -> Placement:
     """Choose exits and draft limit for ``exact`` on ``trace``; their ``exit_threshold`` is left to the certificate.
+
+    Every exit is a cut, which slows ``full`` and copied drafts down, so there are exits only where ``exact`` gains from them.
 
     Args:
         trace: text like what will be generated, best the model's own greedy output.
@@ -79,20 +92,42 @@ def choose_exits(trace: SplitTrace, costs: CostTable, router: str = "auto", most
     sample = sample_windows(trace, SEARCH_TOKENS)
     search = _Search(sample, costs, _draft_limits(costs))
     if not search.anything_to_gain():
-        return predict(trace, costs, [], 0)
+        return replace(predict(trace, costs, [], 0), reason=NEVER_AGREES)
     best = search.best(router, most_exits)
-    return predict(trace, costs, best.exits, best.limit)
+    return only_if_they_pay(trace, costs, best.exits, best.limit)
+
+
+def only_if_they_pay(trace: SplitTrace, costs: CostTable, exits: Sequence[ExitInfo], draft_limit: int) -> Placement:
+    """A placement of ``exits``, or of none when ``exact`` does not gain from them on ``trace``, or is not worth having."""
+    placed, bare = predict(trace, costs, exits, draft_limit), predict(trace, costs, [], 0)
+    if placed.recommended == "full":
+        reason = f"the best exits found are predicted to make exact {placed.exact_speedup:.2f}x, and under {GATE:.2f}x none pays"
+        return replace(bare, reason=reason)
+    if placed.exact_speedup < WORTH * bare.exact_speedup:
+        reason = (
+            f"exact is predicted to reach {bare.exact_speedup:.2f}x with drafts copied from the text alone, and "
+            f"{placed.exact_speedup:.2f}x with the best exits found, for which the model is cut"
+        )
+        return replace(bare, reason=reason)
+    return placed
 
 
 def predict(trace: SplitTrace, costs: CostTable, exits: Sequence[ExitInfo], draft_limit: int) -> Placement:
     """Simulate every policy that ``exits`` allow on ``trace``, and recommend one; ``exit`` where a threshold is certified."""
     simulations = {"full": simulate_full(trace, cuts(exits, trace.num_layers), costs)}
-    if exits:
-        simulations["exact"] = simulate_exact(trace, exits, costs, draft_limit)
+    simulations |= {name: simulate_exact(trace, exits, costs, draft_limit, draft) for name, draft in _drafters(trace, exits)}
     if any(exit.exit_threshold is not None for exit in exits):
         simulations["exit"] = simulate_exit(trace, exits, costs)
-    pays = exits and simulations["exact"].speedup >= GATE
-    return Placement(trace.num_layers, list(exits), draft_limit, "exact" if pays else "full", simulations)
+    placement = Placement(trace.num_layers, list(exits), draft_limit, "full", simulations)
+    return replace(placement, recommended="exact") if placement.exact_speedup >= GATE else placement
+
+
+def _drafters(trace: SplitTrace, exits: Sequence[ExitInfo]) -> list[tuple[str, Drafter]]:
+    """What to call, and how to draft in, each simulation of ``exact`` that there is something to draft with."""
+    if not trace.texts:
+        return [("exact", "router")] if exits else []
+    alone: list[tuple[str, Drafter]] = [("exact:router", "router")] if exits else []
+    return [("exact", "both"), ("exact:ngram", "ngram"), *alone]
 
 
 def sample_windows(trace: SplitTrace, tokens: int) -> SplitTrace:

@@ -19,9 +19,9 @@ def print_summary(file: CalibrationFile, console: Console) -> None:
     rows = exit_rows(file)
     if rows:
         console.print(_table("Chosen exits", list(rows[0]), [list(row.values()) for row in rows]))
-    console.print(f"Predicted speedup over the uncut model, one row, greedy: {predicted_line(file.calibration)}")
+    console.print(f"Predicted speedup over the uncut model, one row, greedy: {predicted_line(file.calibration.predicted)}")
     console.print(certificate_line(file))
-    console.print(recommendation_line(file.calibration))
+    console.print(recommendation_line(file))
 
 
 def _table(title: str, columns: list[str], rows: list[list[str]]) -> Table:

@@ -33,6 +33,14 @@ class ExitTrace:
 
 
 @dataclass(frozen=True)
+class OwnText:
+    """A text that the model wrote: all its tokens [P + n], the first ``prompt`` (P) of them given."""
+
+    tokens: NDArray[np.int64]
+    prompt: int
+
+
+@dataclass(frozen=True)
 class SplitTrace:
     """All exits on the same n tokens.
 
@@ -41,6 +49,7 @@ class SplitTrace:
         full_nll: [n] float32, the full model's negative log-likelihood (nats) of the text's next token; NaN at a window's end.
         exits: (checkpoint, head) → its trace.
         num_layers: L.
+        texts: window → its whole text, where the model wrote it itself and n tokens of the window are those that it decided.
     """
 
     window: NDArray[np.int32]
@@ -48,8 +57,10 @@ class SplitTrace:
     full_nll: NDArray[np.float32]
     exits: dict[tuple[int, str], ExitTrace]
     num_layers: int
+    texts: dict[int, OwnText] = field(default_factory=dict)
 
     def select(self, kept: NDArray) -> SplitTrace:
         """The trace of some tokens only: a mask [n], or their numbers, rising."""
         exits = {key: trace.select(kept) for key, trace in self.exits.items()}
-        return SplitTrace(self.window[kept], self.document[kept], self.full_nll[kept], exits, self.num_layers)
+        window, document, full_nll = self.window[kept], self.document[kept], self.full_nll[kept]
+        return replace(self, window=window, document=document, full_nll=full_nll, exits=exits)

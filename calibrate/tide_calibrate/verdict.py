@@ -2,34 +2,37 @@
 
 from __future__ import annotations
 
-from tide_runtime.calibration import CalibrationInfo
-
 from tide_calibrate.calibration_file import CalibrationFile
 from tide_calibrate.certificate import meaning
 
 
-def recommendation_line(calibration: CalibrationInfo) -> str:
+def recommendation_line(file: CalibrationFile) -> str:
     """Which policy to use, and why."""
-    name = calibration.recommended
-    if name in calibration.predicted and name != "full":
-        return f"Use policy {name}: {calibration.predicted[name]:.2f}x the uncut model's tokens/s is predicted, one row, greedy."
-    if not calibration.exits:
-        return "Use policy full: no exit head agrees with the model often enough, early enough, to gain from stopping there."
-    best = max(calibration.predicted.values(), default=None)
-    reason = "costs were not measured, so no gain is known" if best is None else f"at most {best:.2f}x is predicted"
-    return f"Use policy {name}: {reason}."
+    calibration, predicted = file.calibration, file.calibration.predicted
+    if not predicted:
+        return "Use policy full: costs were not measured, so no gain is known."
+    why_none = "" if calibration.exits else f" No exits are placed: {file.refusal}."
+    if calibration.recommended == "full":
+        best = max((gain for name, gain in predicted.items() if name.startswith("exact")), default=1.0)
+        return f"Use policy full: at most {best:.2f}x the uncut model's tokens/s is predicted for exact.{why_none}"
+    gain = f"{predicted['exact']:.2f}x the uncut model's tokens/s is predicted, one row, greedy"
+    return f"Use policy exact: {gain}, with output identical to full.{why_none}"
 
 
-def predicted_line(calibration: CalibrationInfo) -> str:
+def predicted_line(predicted: dict[str, float]) -> str:
     """Modelled speedups of every policy."""
-    if not calibration.predicted:
+    if not predicted:
         return "not predicted, for no costs were measured"
-    return ", ".join(f"{name} {speedup:.2f}x" for name, speedup in calibration.predicted.items())
+    parts = {name: f"{name} {gain:.2f}x" for name, gain in predicted.items() if ":" not in name}
+    alone = [f"{name.removeprefix('exact:')} {gain:.2f}x" for name, gain in predicted.items() if ":" in name]
+    if alone:
+        parts["exact"] += f" (with one drafter: {', '.join(alone)})"
+    return ", ".join(parts.values())
 
 
 def certificate_line(file: CalibrationFile) -> str:
     """What the certificate of policy ``exit`` promises, or why there is none."""
     certificate = file.calibration.certificate
-    if certificate is None:
-        return f"No certificate for policy exit: {file.refusal}."
-    return f"Certificate: {meaning(certificate)}"
+    if certificate is not None:
+        return f"Certificate: {meaning(certificate)}"
+    return f"No certificate for policy exit: {file.refusal if file.calibration.exits else 'there are no exits'}."

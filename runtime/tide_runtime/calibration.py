@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from tide_runtime.errors import ParamsError
@@ -61,6 +62,11 @@ class ExitInfo:
     def graph_outputs(self) -> tuple[str, ...]:
         """Outputs of the exit's graph: ``score`` [B, S] of the MLP, ``hidden_out`` [B, S, H] translated; none: no graph."""
         return ("score",) * self.asks_mlp + ("hidden_out",) * (self.head != "identity")
+
+
+def cuts(exits: Sequence[ExitInfo], num_layers: int) -> list[int]:
+    """Where a model of ``num_layers`` is cut to use ``exits``: after each one's layers, and before their tails; rising."""
+    return sorted({e.checkpoint for e in exits} | {num_layers - e.tail_layers for e in exits if e.tail_layers})
 
 
 @dataclass(frozen=True)
@@ -159,6 +165,5 @@ class CalibrationInfo:
         return self.exits[0].tail_layers if self.exits else 0
 
     def cuts(self, num_layers: int) -> list[int]:
-        """Where a model of ``num_layers`` is cut to use the exits: after each one's layers, and before the tail; rising."""
-        tail = [num_layers - self.tail_layers] if self.tail_layers else []
-        return sorted({e.checkpoint for e in self.exits} | set(tail))
+        """Where a model of ``num_layers`` is cut to use the exits; rising."""
+        return cuts(self.exits, num_layers)

@@ -15,9 +15,9 @@ import pytest
 import tokenizers
 import torch
 from calibrate.cost_model import table
-from tide_calibrate import calibrate as calibrate_module
 from tide_calibrate import capture as capture_module
 from tide_calibrate import cli
+from tide_calibrate import learn as learn_module
 from tide_calibrate import measure_model_costs as measure_module
 from tide_calibrate.calibration_file import CALIBRATION_NAME, EXITS_NAME, CalibrationFile, read_calibration
 from tide_calibrate.config import CalibrationConfig, candidate_layers
@@ -264,7 +264,7 @@ def test_an_interrupted_run_goes_on_to_the_same_bytes(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(calibrate_module, "train_exits", interrupt)
+        patched.setattr(learn_module, "train_exits", interrupt)
         done = run(*calibrated[1](out))
     assert done.code == 130
     assert "run the same command to go on" in done.err

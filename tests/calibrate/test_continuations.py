@@ -61,12 +61,16 @@ def test_a_text_that_the_model_ends_is_cut_there(model: PreTrainedModel, windows
         assert length == WIDTH or row[length - 1] == model.generation_config.eos_token_id
 
 
-def test_only_decided_tokens_are_judged() -> None:
-    """The state at a prompt's last token makes the first new one; the one at the last token makes none that is kept."""
+def test_only_decided_tokens_are_judged(windows: Windows) -> None:
+    """The state at a prompt's last token makes the first new one; the one at the last token makes none that is kept. The text
+    goes along whole: what repeats the prompt can be copied from it."""
     window = np.repeat(np.arange(2, dtype=np.int32), WIDTH)
     trace = SplitTrace(window, window, np.tile(np.arange(WIDTH, dtype=np.float32), 2), {}, num_layers=4)
-    kept = generated_tokens(trace, np.full(2, PROMPT, np.int32))
+    kept = generated_tokens(trace, windows, np.full(2, PROMPT, np.int32))
     assert kept.full_nll.tolist() == [*range(PROMPT - 1, WIDTH - 1)] * 2
+    assert {w: (text.tokens.tolist(), text.prompt) for w, text in kept.texts.items()} == {
+        w: (windows.tokens[w].tolist(), PROMPT) for w in (0, 1)
+    }
 
 
 def test_windows_too_short_for_a_prompt_are_an_error(model: PreTrainedModel, windows: Windows, split: np.ndarray) -> None:

@@ -10,7 +10,8 @@ import pytest
 from calibrate.cost_model import EXIT, EXTRA, HEAD, HOST, LAUNCH, LAYER, LAYERS, table, trace
 from hypothesis import given
 from hypothesis import strategies as st
-from tide_calibrate.simulate import simulate_exact, simulate_exit, simulate_full
+from tide_calibrate.simulate import simulate_exit, simulate_full
+from tide_calibrate.simulate_exact import simulate_exact
 from tide_runtime.calibration import ExitInfo
 from tide_runtime.errors import CalibrationError, ParamsError
 

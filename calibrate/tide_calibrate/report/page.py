@@ -43,10 +43,9 @@ def render_page(file: CalibrationFile, charts: Sequence[Chart]) -> str:
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("tide_calibrate.report", "."), autoescape=True, undefined=jinja2.StrictUndefined
     )
-    calibration = file.calibration
     return environment.get_template("page.html.j2").render(
         file=file,
-        verdict=[recommendation_line(calibration), certificate_line(file)],
+        verdict=[recommendation_line(file), certificate_line(file)],
         facts=_facts(file),
         exits=exit_rows(file),
         agreement=agreement_rows(file.heads),
@@ -57,7 +56,7 @@ def render_page(file: CalibrationFile, charts: Sequence[Chart]) -> str:
 def _facts(file: CalibrationFile) -> list[tuple[str, str]]:
     calibration, data = file.calibration, file.data
     splits = ", ".join(f"{name} {data.documents[name]:,} documents, {data.tokens[name]:,} tokens" for name in data.documents)
-    facts = [("Predicted speedup", predicted_line(calibration)), ("Data", f"{data.source}: {splits}")]
+    facts = [("Predicted speedup", predicted_line(calibration.predicted)), ("Data", f"{data.source}: {splits}")]
     if calibration.certificate is not None:
         facts.append(("Threshold split", f"SHA-256 {calibration.certificate.data_sha256}"))
     if calibration.costs is not None:
