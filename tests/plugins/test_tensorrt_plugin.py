@@ -1,4 +1,4 @@
-"""libtide_plugins.so against TensorRT's real headers: it builds without warnings and lives its whole life on a machine without GPU.
+"""libtide_plugins.so against TensorRT's real headers: it builds without warnings, and lives its whole life without a GPU.
 
 Set TENSORRT_INCLUDE_DIR to a checkout of github.com/NVIDIA/TensorRT, or to several separated by ':' (10.4 or newer, 11.x).
 """
@@ -14,7 +14,9 @@ import pytest
 
 SOURCES = Path(__file__).parents[2] / "plugins" / "trt"
 IMAGES = sorted(str(image) for image in (SOURCES / "test" / "images").iterdir())
-HEADERS = [folder for folder in os.environ.get("TENSORRT_INCLUDE_DIR", "").split(os.pathsep) if folder]
+HEADERS: list[str | None] = [folder for folder in os.environ.get("TENSORRT_INCLUDE_DIR", "").split(os.pathsep) if folder] or [
+    None
+]
 TESTS = 26
 
 needs_cmake = pytest.mark.skipif(shutil.which("cmake") is None, reason="cmake is not installed")
@@ -25,7 +27,7 @@ def configure(build: Path, headers: str, *options: str) -> subprocess.CompletedP
     return subprocess.run(command, capture_output=True, text=True)
 
 
-@pytest.fixture(scope="module", params=HEADERS or [None], ids=lambda folder: str(folder).strip("/").replace("/", "-"))
+@pytest.fixture(scope="module", params=HEADERS, ids=lambda folder: str(folder).strip("/").replace("/", "-"))
 def build(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of the library and its test programs, built from scratch with warnings as errors."""
     if request.param is None:
@@ -52,7 +54,8 @@ def test_the_entry_points_are_exported_and_nothing_else(build):
 
 def test_nothing_of_cuda_or_tensorrt_is_linked(build):
     """The library would not load where engines are only inspected, or drag in a second CUDA runtime."""
-    needed = subprocess.run(["readelf", "-d", str(build / "libtide_plugins.so")], capture_output=True, text=True, check=True).stdout
+    command = ["readelf", "-d", str(build / "libtide_plugins.so")]
+    needed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     assert "libstdc++" in needed and "cuda" not in needed and "nvinfer" not in needed
 
 

@@ -1,11 +1,12 @@
 # Sets TIDE_KERNEL_IMAGES_SOURCE: a source file with the compiled kernels in it.
 #
 # nvcc makes one fat binary a kernel, for every architecture of the project's list that it knows. Without nvcc, or for others (sm_70
-# needs CUDA 12), -DTIDE_KERNEL_IMAGES lists ready files, named KERNEL.ANYTHING: fat binaries, cubins or PTX. They are put in after
-# nvcc's; the library takes the first that the GPU's driver accepts.
+# needs CUDA 12), -DTIDE_KERNEL_IMAGES names the folder that `python -m tide_plugins build --out` wrote, or single files named
+# KERNEL.ANYTHING: fat binaries, cubins or PTX. The library takes the first image that the GPU's driver accepts: a fat binary, else
+# the cubin of the newest architecture that fits, else PTX, which the driver compiles.
 
 set(TIDE_KERNELS exit_router exit_select)
-set(TIDE_KERNEL_IMAGES "" CACHE STRING "Ready kernel images, as `python -m tide_plugins build` writes them")
+set(TIDE_KERNEL_IMAGES "" CACHE STRING "Folder of `python -m tide_plugins build --out`, or image files")
 set(TIDE_CUDA_ARCHITECTURES 70 75 80 86 87 89 90 100 103 110 120 121 CACHE STRING "Architectures to compile for, if nvcc knows them")
 find_program(TIDE_NVCC nvcc HINTS ${CUDAToolkit_ROOT} ENV CUDA_PATH ENV CUDA_HOME /usr/local/cuda PATH_SUFFIXES bin)
 
@@ -45,10 +46,22 @@ if(TIDE_NVCC AND TIDE_CUDA_ARCHITECTURES)
     list(APPEND images ${image})
   endforeach()
 endif()
-list(APPEND images ${TIDE_KERNEL_IMAGES})
+foreach(given IN LISTS TIDE_KERNEL_IMAGES)
+  if(IS_DIRECTORY ${given})
+    list(TRANSFORM TIDE_KERNELS PREPEND ${given}/ OUTPUT_VARIABLE stems)
+    list(TRANSFORM stems APPEND .*.cubin OUTPUT_VARIABLE cubin_patterns)
+    list(TRANSFORM stems APPEND .*.ptx OUTPUT_VARIABLE ptx_patterns)
+    file(GLOB cubins ${cubin_patterns})
+    list(SORT cubins COMPARE NATURAL ORDER DESCENDING)
+    file(GLOB ptx ${ptx_patterns})
+    list(APPEND images ${cubins} ${ptx})
+  else()
+    list(APPEND images ${given})
+  endif()
+endforeach()
 if(NOT images)
   message(FATAL_ERROR "There is no nvcc to compile the kernels with. Install a CUDA toolkit (or pip install nvidia-cuda-nvcc and pass "
-    "-DTIDE_NVCC=<nvcc>), or pass images made by `python -m tide_plugins build` with -DTIDE_KERNEL_IMAGES=<file;file;...>")
+    "-DTIDE_NVCC=<nvcc>), or run `python -m tide_plugins build --out FOLDER` and pass -DTIDE_KERNEL_IMAGES=FOLDER")
 endif()
 
 foreach(image IN LISTS images)
