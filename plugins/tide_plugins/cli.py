@@ -111,7 +111,7 @@ def _build(builder: Builder, targets: Sequence[Architecture], jobs: int) -> list
 def _print(built: Sequence[BuiltKernel], missing: dict[str, str], spills: list[str], seconds: float, markdown: bool) -> None:
     console = Console(markup=False, highlight=False, emoji=False, soft_wrap=True)
     for grid in grids(built):
-        console.print(grid.markdown() + "\n" if markdown else grid.rich())
+        console.print(grid.markdown() + "\n" if markdown else grid.text())
     cached = sum(item.cached for item in built)
     entries = sum(len(item.image.resources) for item in built)
     console.print(

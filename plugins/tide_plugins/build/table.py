@@ -6,8 +6,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from rich.table import Table
-
 from tide_plugins.architectures import ARCHITECTURES, Architecture
 from tide_plugins.build.builder import BuiltKernel
 from tide_plugins.build.resources import Resources
@@ -22,13 +20,12 @@ class Grid:
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
 
-    def rich(self) -> Table:
-        table = Table(title=self.title, title_justify="left", title_style="bold")
-        for number, column in enumerate(self.columns):
-            table.add_column(column, justify="right" if number else "left", no_wrap=True)
-        for row in self.rows:
-            table.add_row(*row)
-        return table
+    def text(self) -> str:
+        """For a terminal. As wide as it is: a table cut at the window's edge would hide architectures."""
+        lines = [self.columns, *self.rows]
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        aligned = ["  ".join([line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])]) for line in lines]
+        return "\n".join((self.title, aligned[0], "─" * len(aligned[0]), *aligned[1:], ""))
 
     def markdown(self) -> str:
         lines = (self.columns, ("---", *("---:" for _ in self.columns[1:])), *self.rows)

@@ -1,0 +1,110 @@
+"""``python -m tide_plugins build`` as a user meets it."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from plugins.launch_case import EMPTY_KERNELS
+from tide_plugins.build import builder
+from tide_plugins.cli import app
+from tide_plugins.kernels import KERNELS
+from typer.testing import CliRunner, Result
+
+_SPILLING = """
+extern "C" __global__ void __launch_bounds__(1024, 2) NAME(float* x) {
+  float v[64];
+  for (int i = 0; i < 64; ++i) v[i] = x[i * 1024 + threadIdx.x];
+  __syncthreads();
+  for (int j = 0; j < 64; ++j) { float s = 0; for (int i = 0; i < 64; ++i) s += v[i] * v[i ^ j]; x[j] = s; }
+}
+"""
+_ENTRY_POINTS = sum(len(kernel.entry_points) for kernel in KERNELS)
+
+
+@pytest.fixture
+def empty_kernels(monkeypatch: pytest.MonkeyPatch) -> dict[str, bytes]:
+    """The real ones take minutes for all architectures; what the command does with them is the same."""
+    files = dict(EMPTY_KERNELS)
+    monkeypatch.setattr(builder, "sources", lambda: files)
+    return files
+
+
+def _build(cache: Path, *arguments: str) -> Result:
+    return CliRunner().invoke(app, ["build", "--cache", str(cache), *arguments])
+
+
+def test_the_table_has_every_entry_point_and_architecture(empty_kernels: dict[str, bytes], tmp_path: Path) -> None:
+    done = _build(tmp_path, "--arch", "sm_70,sm_90,compute_121")
+    assert done.exit_code == 0, done.output
+    rows = [line for line in done.output.splitlines() if line.startswith("tide_")]
+    assert len(rows) == _ENTRY_POINTS and all(re.fullmatch(r"tide_\w+ +\d+ +\d+ +\d+", row) for row in rows)
+    assert "12 images" in done.output and "0 with spills; 12 compiled, 0 from the cache" in done.output
+    assert "0 compiled, 12 from the cache" in _build(tmp_path, "--arch", "sm_70,sm_90,compute_121").output
+
+
+def test_spills_are_named_and_fail_the_build(empty_kernels: dict[str, bytes], tmp_path: Path) -> None:
+    """CI trusts the exit code."""
+    name = b'extern "C" __global__ void tide_exit_select_f16() {}'
+    spilling = _SPILLING.replace("NAME", "tide_exit_select_f16").encode()
+    empty_kernels["exit_select.cuh"] = empty_kernels["exit_select.cuh"].replace(name, spilling)
+    done = _build(tmp_path, "--arch", "sm_75")
+    assert done.exit_code == 1
+    assert re.search(r"spills: tide_exit_select_f16 on sm_75: \d+ bytes stored, \d+ loaded per thread", done.output)
+    facts = json.loads(_build(tmp_path, "--arch", "sm_75", "--json").stdout)
+    assert len(facts["spills"]) == 1
+
+
+def test_json_and_images_agree(empty_kernels: dict[str, bytes], tmp_path: Path) -> None:
+    """The TensorRT plugin's build embeds what the manifest names."""
+    out = tmp_path / "out"
+    done = _build(tmp_path / "cache", "--arch", "sm_75,compute_121", "--json", "--out", str(out))
+    images = json.loads(done.stdout)["images"]
+    assert {image["file"]: image["bytes"] for image in images} == {
+        path.name: path.stat().st_size for path in out.iterdir() if path.name != "manifest.json"
+    }
+    written = json.loads((out / "manifest.json").read_text())["images"]
+    assert [image["entry_points"] for image in written] == [image["entry_points"] for image in images]
+    router = next(image for image in images if image["file"] == "exit_router.sm_75.cubin")
+    assert router["entry_points"][1]["name"] == "tide_exit_router_f16" and router["entry_points"][1]["dtype"] == "f16"
+    assert router["entry_points"][1]["registers"] > 0
+
+
+def test_markdown_is_a_table_for_documents(empty_kernels: dict[str, bytes], tmp_path: Path) -> None:
+    done = _build(tmp_path, "--arch", "sm_75,sm_80", "--markdown")
+    assert (
+        "| entry point | static shared B | sm_75 | sm_80 |\n| --- | ---: | ---: | ---: |\n| tide_exit_router_f32 |" in done.output
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--arch", "sm_61"], "TargetError: architecture sm_61 is not supported; choose all"),
+        (["--jobs", "0"], "expected at least 1"),
+    ],
+)
+def test_a_mistake_is_one_message_and_exit_code_2(arguments: list[str], message: str) -> None:
+    command = [sys.executable, "-m", "tide_plugins", "build", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert message in done.stderr and "Traceback" not in done.stderr
+
+
+def test_a_missing_compiler_is_said_and_the_rest_is_built(
+    empty_kernels: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Most users have no V100 and no CUDA 12; they must see what is missing, and not fail for it."""
+    from tide_plugins.build import compiler, toolchain
+
+    monkeypatch.setitem(toolchain._LIBRARY, 12, ("nvidia-cuda-nvrtc-of-nobody", "libnvrtc.so.12"))
+    compiler.compiler.cache_clear()
+    done = _build(tmp_path)
+    compiler.compiler.cache_clear()
+    assert done.exit_code == 0, done.output
+    assert "not built: sm_70: the package nvidia-cuda-nvrtc-of-nobody is not installed" in done.output
+    assert "sm_121" in done.output
