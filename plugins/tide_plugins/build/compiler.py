@@ -44,8 +44,8 @@ class Compiler:
             CompilationError: NVRTC refuses the source; with its log.
         """
         self.check_support(architecture)
-        includes = [f"--include-path={folder}" for folder in self._toolchain.include]
-        options = [*self._options, f"--gpu-architecture={architecture.name}", *includes]
+        include = f"--include-path={self._toolchain.include}"
+        options = [*self._options, f"--gpu-architecture={architecture.name}", include]
         image = self._nvrtc.compile(kernel.file_name, files[kernel.file_name], files, options, architecture.ptx)
         if architecture.ptx:  # ptxas has not run: the driver compiles it on the GPU it meets
             return CachedImage(image.content, {})
