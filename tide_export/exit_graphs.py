@@ -7,7 +7,7 @@
     hidden_out = hidden + translator.up · translator.down · n        (tuned lens: Belrose et al. 2023, arXiv:2303.08112)
 
 Everything is computed in float32, as it was trained, whatever the model's dtype: the weights are small, and a threshold
-certified for one dtype then means the same in another.
+certified for one dtype then means the same in another. The score is a call of a function of the file (`router_function`).
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from tide_runtime.calibration import ExitInfo
 from tide_runtime.manifest import exit_graph
 
 from tide_export.cut import CutGraph
+from tide_export.router_function import DOMAIN, VERSION, call_router, ones, rms_norm, router_function
 from tide_export.trace import OPSET
 
 RMS_EPSILON = 1e-6
@@ -50,15 +51,15 @@ def exit_graph_model(info: ExitInfo, tensors: ExitTensors, hidden_size: int, dty
     hidden = ir.val("hidden", dtype=stored, shape=states)
     exit_ = _ExitTape(info.checkpoint, tensors)
     wide = exit_.cast(hidden, ir.DataType.FLOAT)
-    normed = exit_.norm(wide, hidden_size)
-    outputs = []
+    outputs, functions, opsets = [], [], {"": OPSET}
     if "score" in info.graph_outputs():
-        outputs.append(_named(exit_.score(normed), "score", ir.DataType.FLOAT, tokens))
+        outputs.append(_named(exit_.score(wide), "score", ir.DataType.FLOAT, tokens))
+        functions, opsets = [router_function()], {"": OPSET, DOMAIN: VERSION}
     if "hidden_out" in info.graph_outputs():
-        outputs.append(_named(exit_.cast(exit_.translated(wide, normed), stored), "hidden_out", stored, states))
+        outputs.append(_named(exit_.cast(exit_.translated(wide), stored), "hidden_out", stored, states))
     tape = exit_.tape
-    graph = ir.Graph([hidden], outputs, nodes=tape.nodes, initializers=tape.initializers, opset_imports={"": OPSET}, name=name)
-    return CutGraph(name, ir.Model(graph, ir_version=IR_VERSION))
+    graph = ir.Graph([hidden], outputs, nodes=tape.nodes, initializers=tape.initializers, opset_imports=opsets, name=name)
+    return CutGraph(name, ir.Model(graph, ir_version=IR_VERSION, functions=functions))
 
 
 class _ExitTape:
@@ -74,33 +75,39 @@ class _ExitTape:
         cast.dtype = dtype
         return cast
 
-    def norm(self, states: ir.Value, size: int) -> ir.Value:
-        ones = self._initializer("norm.ones", np.ones(size, np.float32))  # the operator wants a weight, exits have none
-        return self.tape.op("RMSNormalization", [states, ones], {"axis": -1, "epsilon": RMS_EPSILON, "stash_type": 1})
+    def score(self, states: ir.Value) -> ir.Value:
+        weights = [self._weight("router", name) for name in ("down", "down_bias", "up", "up_bias")]
+        return call_router(self.tape, [states, *weights], RMS_EPSILON)
 
-    def score(self, normed: ir.Value) -> ir.Value:
-        down = self.tape.op("Add", [self._product(normed, "router", "down"), self._weight("router", "down_bias")])
-        silu = self.tape.op("Mul", [down, self.tape.op("Sigmoid", [down])])
-        up = self.tape.op("MatMul", [silu, self._weight("router", "up")])  # [B, S, R] · [R]
-        return self.tape.op("Sigmoid", [self.tape.op("Add", [up, self._weight("router", "up_bias")])])
-
-    def translated(self, states: ir.Value, normed: ir.Value) -> ir.Value:
-        down = self._product(normed, "translator", "down")
-        total = self.tape.op("Add", [states, self._product(down, "translator", "up")])
+    def translated(self, states: ir.Value) -> ir.Value:
+        normed = rms_norm(self.tape, states, self._ones(), RMS_EPSILON)
+        down = self.tape.op("MatMul", [normed, self._transposed("translator", "down")])
+        total = self.tape.op("Add", [states, self.tape.op("MatMul", [down, self._transposed("translator", "up")])])
         total.dtype = ir.DataType.FLOAT
         return total
 
-    def _product(self, value: ir.Value, part: str, name: str) -> ir.Value:
-        """``value`` [B, S, in] times the matrix [out, in], which MatMul takes transposed."""
-        full_name = f"{part}.{self.checkpoint}.{name}"
-        return self.tape.op("MatMul", [value, self._initializer(f"{full_name}.T", self.tensors[full_name].T)])
+    def _ones(self) -> ir.Value:
+        """Made as the router makes them if there is one: ONNX Runtime then sees that both norms are the same, and runs one."""
+        router = self._recorded(f"router.{self.checkpoint}.down")
+        if router is not None:
+            return ones(self.tape, router, axis=1)
+        return ones(self.tape, self._transposed("translator", "down"), axis=0)
 
     def _weight(self, part: str, name: str) -> ir.Value:
         full_name = f"{part}.{self.checkpoint}.{name}"
         return self._initializer(full_name, self.tensors[full_name])
 
+    def _transposed(self, part: str, name: str) -> ir.Value:
+        """A matrix [out, in] as MatMul takes it from the right."""
+        full_name = f"{part}.{self.checkpoint}.{name}"
+        return self._initializer(f"{full_name}.T", self.tensors[full_name].T)
+
     def _initializer(self, name: str, array: NDArray[np.float32]) -> ir.Value:
-        return self.tape.initializer(ir.tensor(np.ascontiguousarray(array), name=name))
+        recorded = self._recorded(name)
+        return recorded if recorded is not None else self.tape.initializer(ir.tensor(np.ascontiguousarray(array), name=name))
+
+    def _recorded(self, name: str) -> ir.Value | None:
+        return next((value for value in self.tape.initializers if value.name == name), None)
 
 
 def _named(value: ir.Value, name: str, dtype: ir.DataType, shape: tuple[int | str, ...]) -> ir.Value:

@@ -1,0 +1,58 @@
+"""The exit router as an ONNX function: standard operators for ONNX Runtime, one plugin for TensorRT.
+
+    tide.TideExitRouter   hidden [..., H] T, down [R, H] T, down_bias [R], up [R], up_bias [1] → score [...] float32
+
+    score = sigmoid(up · silu(down · rmsnorm(hidden) + down_bias) + up_bias)        computed in float32, whatever T
+
+ONNX Runtime inlines the function when it loads a file. TensorRT's parser takes a plugin of the node's name instead when one is
+registered in the namespace that the node gives (plugins/trt: the same name, inputs, attributes and first output).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+from onnx_ir.tape import Tape
+
+from tide_export.trace import OPSET
+
+DOMAIN, NAME, VERSION = "tide", "TideExitRouter", 1
+_INPUTS = ("hidden", "down", "down_bias", "up", "up_bias")
+
+
+def call_router(tape: Tape, inputs: list[ir.Value], epsilon: float) -> ir.Value:
+    """Record a call of the function; the model needs `router_function` and an import of its domain. Returns the score."""
+    attributes = {"epsilon": epsilon, "plugin_namespace": DOMAIN}
+    return tape.op(NAME, inputs, attributes, domain=DOMAIN)
+
+
+def router_function() -> ir.Function:
+    """The function's definition; it is the same for all exits of all models."""
+    tape = Tape()
+    hidden, down, down_bias, up, up_bias = inputs = [ir.val(name) for name in _INPUTS]
+    wide, matrix = (tape.op("Cast", [value], {"to": ir.DataType.FLOAT}) for value in (hidden, down))
+    epsilon = ir.RefAttr("epsilon", "epsilon", ir.AttributeType.FLOAT)
+    normed = rms_norm(tape, wide, ones(tape, down, axis=1), epsilon)
+    inner = tape.op("Add", [tape.op("MatMul", [normed, tape.op("Transpose", [matrix], {"perm": [1, 0]})]), down_bias])
+    silu = tape.op("Mul", [inner, tape.op("Sigmoid", [inner])])
+    score = tape.op("Sigmoid", [tape.op("Add", [tape.op("MatMul", [silu, up]), up_bias])])  # [..., R] · [R]
+    score.name = "score"
+    graph = ir.Graph(inputs, [score], nodes=tape.nodes, opset_imports={"": OPSET}, name=NAME)
+    attributes = [ir.Attr("epsilon", ir.AttributeType.FLOAT, 1e-6), ir.Attr("plugin_namespace", ir.AttributeType.STRING, DOMAIN)]
+    return ir.Function(DOMAIN, NAME, graph=graph, attributes=attributes)
+
+
+def ones(tape: Tape, matrix: ir.Value, axis: int) -> ir.Value:
+    """As many ones as ``matrix`` is long in ``axis``, for a norm without weight (the operator wants one).
+
+    Made from the matrix, a function having no tensors of its own; a runtime folds it when it loads the graph.
+    """
+    size = tape.op("Shape", [matrix], {"start": axis, "end": axis + 1})
+    return tape.op("ConstantOfShape", [size], {"value": ir.tensor(np.ones(1, np.float32))})
+
+
+def rms_norm(tape: Tape, states: ir.Value, weight: ir.Value, epsilon: float | ir.Attr) -> ir.Value:
+    """RMSNorm over the last axis of ``states`` in float32 (Zhang & Sennrich 2019, arXiv:1910.07467)."""
+    attribute = epsilon if isinstance(epsilon, ir.Attr) else ir.Attr("epsilon", ir.AttributeType.FLOAT, epsilon)
+    attributes = {"axis": -1, "epsilon": attribute, "stash_type": 1}
+    return tape.op("RMSNormalization", [states, weight], attributes)
