@@ -4,7 +4,7 @@
 //   LayerNorm  down · n = (down·h - mean(h) · down_sum) / sqrt(var(h) + ε)         (Ba et al. 2016, arXiv:1607.06450)
 //
 // so states are projected as they come, and normed afterwards. For LayerNorm the moments are those of h - h[0]: the variance of a
-// row whose mean is large does not cancel away.
+// row whose mean is large does not cancel away. The projection of such a row does lose log2(mean / deviation) bits of float32.
 #pragma once
 
 #include "portable.h"

@@ -1,0 +1,21 @@
+"""The cases a kernel has to pass, wherever it runs: on the host in tests, on a GPU in `make gpu-check`. Needs ml_dtypes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tide_plugins.conformance.case import Case, CaseSpec
+from tide_plugins.conformance.router_cases import router_cases
+from tide_plugins.conformance.select_cases import select_cases
+from tide_plugins.conformance.translate_cases import translate_cases
+from tide_plugins.conformance.verify_cases import verify_cases
+
+__all__ = ["Case", "CaseSpec", "cases"]
+
+
+def cases() -> Iterator[CaseSpec]:
+    """All of them; their inputs are made when `CaseSpec.build` is called, from the case's name alone."""
+    yield from router_cases()
+    yield from select_cases()
+    yield from translate_cases()
+    yield from verify_cases()

@@ -1,0 +1,122 @@
+"""A `Driver` whose device is this machine: kernels are the same sources, compiled by g++ (tests/plugins/host_shim)."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import subprocess
+from ctypes import Structure
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+from tide_plugins.conformance.case import ELEMENTS, Case, Tensors
+from tide_plugins.kernels import CSRC
+from tide_plugins.launch.device_array import DeviceArray
+from tide_plugins.launch.kernel_library import KernelLibrary
+from tide_plugins.plans import LaunchPlan
+
+SHIM = Path(__file__).parent / "host_shim"
+CACHE = Path(__file__).parents[2] / "build" / "host_kernels"
+COMPILE = ("g++", "-std=c++17", "-O2", "-g1", "-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas", "-fPIC", "-shared")
+SANITIZE = ("-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer")
+_NAMES = {np.dtype(kind): name for name, kind in ELEMENTS.items()} | {
+    np.dtype(np.int32): "i32",
+    np.dtype(np.int64): "i64",
+    np.dtype(np.uint64): "u64",
+    np.dtype(np.uint8): "u8",
+}
+
+
+class _CPlan(Structure):
+    _fields_ = (
+        ("grid", ctypes.c_uint32 * 3),
+        ("block", ctypes.c_uint32 * 3),
+        ("shared_bytes", ctypes.c_uint32),
+        ("counters", ctypes.c_uint32),
+        ("workspace_bytes", ctypes.c_int64),
+    )
+
+
+def host_library(*flags: str) -> Path:
+    """The kernels as a shared library, compiled when a source, a flag or the compiler has changed."""
+    sources = sorted((*CSRC.iterdir(), *SHIM.iterdir()))
+    version = subprocess.run(["g++", "--version"], capture_output=True, check=True).stdout
+    key = hashlib.sha256(repr((COMPILE, flags, version)).encode())
+    for path in sources:
+        key.update(path.name.encode() + path.read_bytes())
+    library = CACHE / f"{key.hexdigest()[:16]}.so"
+    if not library.exists():
+        CACHE.mkdir(parents=True, exist_ok=True)
+        unfinished = library.with_suffix(f".{os.getpid()}")
+        include = [f"-I{SHIM}", f"-I{CSRC}", "-include", "cuda_on_host.h", "-DTIDE_GRAPH_CONDITION"]
+        subprocess.run([*COMPILE, *flags, *include, str(SHIM / "kernels_on_host.cpp"), "-o", str(unfinished)], check=True)
+        unfinished.replace(library)  # another process may compile the same
+    return library
+
+
+@cache
+def _loaded(path: Path) -> Any:
+    return ctypes.CDLL(str(path))
+
+
+@dataclass(frozen=True)
+class HostMemory:
+    """Zeroed, 256-byte aligned."""
+
+    owner: Any
+    pointer: int
+
+
+@dataclass
+class HostDriver:
+    """``order``: who runs first, of blocks and of threads: 0 forward, 1 backward, else shuffled."""
+
+    order: int = 0
+    sm_count: int = 6
+    device: int = 0
+    compute: int = 90
+    library: Path = field(default_factory=host_library)
+
+    def load(self, image: bytes, ptx: bool, symbol: str) -> str:
+        return symbol
+
+    def allow_shared(self, entry: str, shared_bytes: int) -> None:
+        assert shared_bytes <= 64 * 1024, "sm_75 has no more"
+
+    def zeros(self, count_bytes: int, stream: int) -> HostMemory:
+        memory = np.zeros(count_bytes + 256, np.uint8)
+        skipped = -memory.ctypes.data % 256
+        return HostMemory(memory, memory.ctypes.data + skipped)
+
+    def launch(self, entry: str, plan: LaunchPlan, params: Structure, stream: int) -> None:
+        c_plan = _CPlan(plan.grid, plan.block, plan.shared_bytes, plan.counters, plan.workspace_bytes)
+        status = _loaded(self.library).tide_launch(entry.encode(), ctypes.byref(params), ctypes.byref(c_plan), self.order)
+        assert status == 0, f"{entry}: " + ("threads wait for one that never comes" if status == 1 else "no such kernel")
+
+    def graph_condition(self) -> tuple[int, int, int]:
+        """Handle and value that the last launches set, and how often."""
+        handle, value, calls = ctypes.c_uint64(), ctypes.c_uint32(), ctypes.c_int32()
+        _loaded(self.library).tide_graph_condition(ctypes.byref(handle), ctypes.byref(value), ctypes.byref(calls))
+        return handle.value, value.value, calls.value
+
+    def kernels(self) -> KernelLibrary:
+        nothing_to_build: Any = SimpleNamespace(build=lambda *_: SimpleNamespace(image=SimpleNamespace(content=b"")))
+        return KernelLibrary(self, nothing_to_build)
+
+
+def on_host(array: np.ndarray) -> DeviceArray:
+    """Host memory as what the launch code takes for device memory."""
+    strides = tuple(stride // array.itemsize for stride in array.strides)
+    return DeviceArray(array.ctypes.data, array.shape, _NAMES[array.dtype], strides=strides, owner=array)
+
+
+def run_case(case: Case, driver: HostDriver, **more: Any) -> Tensors:
+    """Launch a case on its own tensors; returns them."""
+    tensors = {name: on_host(tensor) for name, tensor in case.tensors.items()}
+    case.prepare(driver.kernels(), stream=0, **case.numbers, **tensors, **more).enqueue(0)
+    return case.tensors

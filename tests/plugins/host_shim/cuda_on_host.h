@@ -1,0 +1,96 @@
+// The part of CUDA C++ that the kernels use, for a host compiler; included before a kernel's own file (-include).
+// Atomics and fences are plain: one OS thread runs all, and blocks run one after the other.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+#include "block.h"
+
+#define __global__
+#define __device__
+#define __host__
+#define __forceinline__ inline
+#define __launch_bounds__(...)
+#define __shared__ static
+
+struct alignas(16) float4 {
+  float x, y, z, w;
+};
+
+namespace host {
+inline Index block_index{}, block_size{}, grid_size{};
+inline unsigned char* shared_memory = nullptr;
+
+template <typename T>
+T lane_value(uint64_t bits) {
+  T value;
+  std::memcpy(&value, &bits, sizeof value);
+  return value;
+}
+template <typename T>
+const uint64_t* exchange(T value) {
+  uint64_t bits = 0;
+  std::memcpy(&bits, &value, sizeof value);
+  return Block::active()->exchange(bits);
+}
+inline int lane() { return Block::active()->current().number % 32; }
+}  // namespace host
+
+#define threadIdx (host::Block::active()->current().index)
+#define blockIdx (host::block_index)
+#define blockDim (host::block_size)
+#define gridDim (host::grid_size)
+
+inline void __syncthreads() { host::Block::active()->sync(); }
+inline void __threadfence() {}
+
+template <typename T>
+T __shfl_xor_sync(unsigned, T value, int offset) {
+  const int lane = host::lane();
+  return host::lane_value<T>(host::exchange(value)[lane ^ offset]);
+}
+template <typename T>
+T __shfl_up_sync(unsigned, T value, int offset) {
+  const int lane = host::lane();
+  return host::lane_value<T>(host::exchange(value)[lane < offset ? lane : lane - offset]);
+}
+inline unsigned __ballot_sync(unsigned, bool vote) {
+  const uint64_t* votes = host::exchange(vote);
+  unsigned ballot = 0;
+  for (int lane = 0; lane < 32; ++lane) ballot |= unsigned(host::lane_value<bool>(votes[lane])) << lane;
+  return ballot;
+}
+
+inline int __popc(unsigned bits) { return __builtin_popcount(bits); }
+inline int __ffs(int bits) { return __builtin_ffs(bits); }
+inline unsigned atomicInc(unsigned* address, unsigned last) {
+  const unsigned old = *address;
+  *address = old >= last ? 0 : old + 1;
+  return old;
+}
+template <typename T>
+T __ldcg(const T* address) {
+  return *address;
+}
+inline int min(int a, int b) { return a < b ? a : b; }
+inline int max(int a, int b) { return a > b ? a : b; }
+
+namespace tide {
+template <typename T>
+T* dynamic_shared() {
+  return reinterpret_cast<T*>(host::shared_memory);
+}
+}  // namespace tide
+
+#ifdef TIDE_GRAPH_CONDITION
+namespace host {
+inline uint64_t condition_handle = 0;
+inline int condition_calls = 0;
+inline unsigned condition_value = 0;
+}  // namespace host
+inline void cudaGraphSetConditional(unsigned long long handle, unsigned value) {
+  host::condition_handle = handle, host::condition_value = value, ++host::condition_calls;
+}
+#endif

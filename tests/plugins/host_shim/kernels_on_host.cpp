@@ -1,0 +1,69 @@
+// The kernels as functions of a host library. Blocks run one after the other, in an order that `order` shuffles as it does threads.
+#include <cstdlib>
+#include <numeric>
+
+#include "draft_verify.cuh"
+#include "exit_router.cuh"
+#include "exit_select.cuh"
+#include "exit_translate.cuh"
+
+namespace {
+
+template <typename Params>
+struct Launch {
+  void (*kernel)(Params);
+  const Params* params;
+};
+
+template <typename Params>
+int run_grid(void (*kernel)(Params), const void* params, const tide::LaunchPlan& plan, unsigned order) {
+  static host::Block block;
+  Launch<Params> launch{kernel, static_cast<const Params*>(params)};
+  const auto body = [](void* argument) {
+    const auto* given = static_cast<Launch<Params>*>(argument);
+    given->kernel(*given->params);
+  };
+  std::vector<unsigned> blocks(plan.grid[0] * plan.grid[1] * plan.grid[2]);
+  std::iota(blocks.begin(), blocks.end(), 0u);
+  if (order == 1) std::reverse(blocks.begin(), blocks.end());
+  if (order > 1) std::shuffle(blocks.begin(), blocks.end(), std::mt19937(order));
+  host::grid_size = {plan.grid[0], plan.grid[1], plan.grid[2]};
+  host::block_size = {plan.block[0], 1, 1};
+  bool complete = true;
+  for (unsigned number : blocks) {
+    host::block_index = {number % plan.grid[0], number / plan.grid[0] % plan.grid[1], number / plan.grid[0] / plan.grid[1]};
+    // Its own allocation for every block: a sanitizer sees accesses behind it, and 0xFF bytes are NaNs until written.
+    host::shared_memory = static_cast<unsigned char*>(std::aligned_alloc(64, (plan.shared_bytes / 64 + 1) * 64));
+    std::memset(host::shared_memory, 0xFF, plan.shared_bytes);
+    complete = block.run(int(plan.block[0]), order, body, &launch) && complete;
+    std::free(host::shared_memory);
+  }
+  return complete ? 0 : 1;
+}
+
+}  // namespace
+
+// 0, or 1 when threads waited for one that never came, or 2 for an unknown name.
+extern "C" int tide_launch(const char* entry_point, const void* params, const tide::LaunchPlan* plan, unsigned order) {
+#define TIDE_TRY(kernel) \
+  if (std::strcmp(entry_point, #kernel) == 0) return run_grid(kernel, params, *plan, order);
+#define TIDE_TRY_ALL(kernel) TIDE_TRY(kernel##_f32) TIDE_TRY(kernel##_f16) TIDE_TRY(kernel##_bf16)
+  TIDE_TRY_ALL(tide_exit_router)
+  TIDE_TRY_ALL(tide_exit_router_tiled)
+  TIDE_TRY_ALL(tide_exit_select)
+  TIDE_TRY_ALL(tide_exit_translate_down)
+  TIDE_TRY_ALL(tide_exit_translate_up)
+  TIDE_TRY_ALL(tide_draft_verify)
+  return 2;
+}
+
+extern "C" void tide_philox(const uint32_t* counter, uint64_t key, uint32_t* words) {
+  const tide::Philox drawn = tide::philox_4x32_10({{counter[0], counter[1], counter[2], counter[3]}}, key);
+  std::memcpy(words, drawn.words, sizeof drawn.words);
+}
+
+// What the last launches asked of a CUDA graph; forgotten once read.
+extern "C" void tide_graph_condition(uint64_t* handle, uint32_t* value, int32_t* calls) {
+  *handle = host::condition_handle, *value = host::condition_value, *calls = host::condition_calls;
+  host::condition_handle = 0, host::condition_value = 0, host::condition_calls = 0;
+}
