@@ -22,8 +22,8 @@ def demo_identity(model: str) -> str:
 def calibrated_bundles(model: str, cache: Path) -> dict[int, Path]:
     """Bundles of the demo model ``model`` whose exits are certified at 1% and at 5% disagreement, by percent.
 
-    Calibrated on the demo's own data with default options. The second takes the costs that the first measured. Made again
-    when the weights, the data, the calibrator or the exporter change.
+    Calibrated on the demo's own data with default options: once, but for the certificates. Made again when the
+    weights, the data, the calibrator or the exporter change.
     """
     calibrator = [*sorted((_ROOT / "calibrate").rglob("*.py")), _ROOT / "runtime" / "tide_runtime" / "calibration.py"]
     key = "\n".join([export_key(demo_identity(model)), files_digest(calibrator), files_digest(sorted(_DATA.rglob("*.py")))])
@@ -32,15 +32,15 @@ def calibrated_bundles(model: str, cache: Path) -> dict[int, Path]:
 
 
 def _calibrate_and_export(model: str, folder: Path) -> None:
-    from tide_calibrate.calibrate import COSTS_NAME, calibrate
+    from tide_calibrate.calibrate import calibrate
     from tide_calibrate.config import CalibrationConfig
 
     from tide_export import export
     from tide_export.config import ExportConfig
 
-    source, costs = str(DEMO_MODELS / model), "measure"
-    for percent in PERCENTS:
-        calibration = folder / f"calibration_{percent}"
-        calibrate(source, str(_DATA), calibration, CalibrationConfig(max_disagreement=percent / 100), costs=costs)
-        costs = str(calibration / COSTS_NAME)
+    source, calibrations = str(DEMO_MODELS / model), {percent: folder / f"calibration_{percent}" for percent in PERCENTS}
+    first, *others = PERCENTS
+    also = {percent / 100: calibrations[percent] for percent in others}
+    calibrate(source, str(_DATA), calibrations[first], CalibrationConfig(max_disagreement=first / 100), also=also)
+    for percent, calibration in calibrations.items():
         export(source, folder / f"bundle_{percent}", ExportConfig(verify=False, calibration=str(calibration)))

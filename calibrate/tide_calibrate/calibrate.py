@@ -42,6 +42,7 @@ def calibrate(
     out: str | Path,
     config: CalibrationConfig | None = None,
     *,
+    also: Mapping[float, str | Path] | None = None,
     costs: str = "measure",
     revision: str | None = None,
     trust_remote_code: bool = False,
@@ -52,6 +53,7 @@ def calibrate(
     """Calibrate the model in directory or hub id ``source`` on the text in ``data``; writes the directory ``out``.
 
     Args:
+        also: further ε → directory: calibrations that differ in nothing but their certified thresholds.
         costs: ``measure`` on this machine, ``none``, or a file that an earlier calibration wrote.
         keep_capture: leave ``<out>.work``, the captured states. An interrupted run leaves it too; the next one with the same
             model, text and candidates goes on from there.
@@ -59,45 +61,14 @@ def calibrate(
 
     Raises a child of TideError when model, text, costs or options cannot be used, or ``out`` exists; ``out`` is then as it was.
     """
-    config = config or CalibrationConfig()
-    (file,) = calibrate_each(
-        source,
-        data,
-        {config.max_disagreement: out},
-        config,
-        costs=costs,
-        revision=revision,
-        trust_remote_code=trust_remote_code,
-        keep_capture=keep_capture,
-        force=force,
-        progress=progress,
-    )
-    return file
-
-
-def calibrate_each(
-    source: str,
-    data: str,
-    outs: Mapping[float, str | Path],
-    config: CalibrationConfig,
-    *,
-    costs: str = "measure",
-    revision: str | None = None,
-    trust_remote_code: bool = False,
-    keep_capture: bool = False,
-    force: bool = False,
-    progress: ExportProgress | None = None,
-) -> list[CalibrationFile]:
-    """`calibrate` for several ε at once, which differ in nothing but the certified thresholds: ``outs`` is ε → directory.
-
-    The captured states are kept beside the first directory.
-    """
-    progress, paths = progress or ExportProgress(quiet=True), [Path(out) for out in outs.values()]
-    configs = [replace(config, max_disagreement=epsilon) for epsilon in outs]
+    config, progress = config or CalibrationConfig(), progress or ExportProgress(quiet=True)
+    out, also = Path(out), also or {}
+    configs = [config, *(replace(config, max_disagreement=epsilon) for epsilon in also)]
     given = load_costs(Path(costs)) if costs not in ("measure", "none") else None
-    work = paths[0].with_name(f"{paths[0].name}.work")
+    work = out.with_name(f"{out.name}.work")
     with ExitStack() as stack:
-        directories = [stack.enter_context(new_directory(out, force, "calibration", CALIBRATION_NAME)) for out in paths]
+        staged = (new_directory(path, force, "calibration", CALIBRATION_NAME) for path in [out, *map(Path, also.values())])
+        directories = [stack.enter_context(directory) for directory in staged]
         if force:
             shutil.rmtree(work, ignore_errors=True)
         with progress.phase(f"load {source}"):
@@ -112,7 +83,7 @@ def calibrate_each(
         files = [placed.certify_and_write(*pair, progress) for pair in zip(configs, directories, strict=True)]
     if not keep_capture:
         shutil.rmtree(work, ignore_errors=True)
-    return files
+    return files[0]
 
 
 @dataclass(frozen=True)

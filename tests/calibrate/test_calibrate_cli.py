@@ -19,6 +19,7 @@ from tide_calibrate import capture as capture_module
 from tide_calibrate import cli
 from tide_calibrate import learn as learn_module
 from tide_calibrate import measure_model_costs as measure_module
+from tide_calibrate.calibrate import calibrate
 from tide_calibrate.calibration_file import CALIBRATION_NAME, EXITS_NAME, CalibrationFile, read_calibration
 from tide_calibrate.config import CalibrationConfig, candidate_layers
 from tide_calibrate.cost_file import save_costs
@@ -36,6 +37,10 @@ TEXTS = Path(__file__).resolve().parents[2] / "examples" / "demo_model" / "data"
 FILES = ("crypt.py", "copy.py", "uu.py", "xdrlib.py", "idlelib/history.py", "tkinter/messagebox.py", "asyncio/threads.py")
 SMALL = ("--candidates", "2,3", "--heads", "identity,linear,tail:1", "--window", "64", "--max-windows", "40", "--prompts", "4",
          "--new-tokens", "16", "--rank", "8", "--max-disagreement", "0.3")  # fmt: skip
+CONFIG = CalibrationConfig(
+    candidates="2,3", heads="identity,linear,tail:1", window=64, max_windows=40, prompts=4, new_tokens=16, rank=8,
+    max_disagreement=0.3,
+)  # fmt: skip
 
 
 class Done(NamedTuple):
@@ -254,11 +259,19 @@ def test_costs_that_cannot_be_measured_are_an_error(tmp_path: Path) -> None:
 
 
 def test_an_interrupted_run_goes_on_to_the_same_bytes(
-    calib: Path, calibrated: tuple, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    calib: Path,
+    calibrated: tuple,
+    model: Path,
+    texts: Path,
+    costs: Path,
+    run: Run,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The capture is the long part of a big model: it is kept when the run stops. And a second run is equal to the first
-    in every byte, or nobody could tell whether a change of the code changed a calibration."""
-    out = tmp_path / "calib"
+    in every byte, or nobody could tell whether a change of the code changed a calibration; also when a calibration for
+    another ε is made on the way."""
+    out, stricter = tmp_path / "calib", tmp_path / "stricter"
 
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
@@ -272,10 +285,15 @@ def test_an_interrupted_run_goes_on_to_the_same_bytes(
     assert (tmp_path / "calib.work").is_dir()
     with monkeypatch.context() as patched:
         patched.setattr(capture_module, "_capture_batch", None)  # everything was captured
-        done = run(*calibrated[1](out))
-    assert done.code == 0, done.err
+        calibrate(str(model), str(texts), out, CONFIG, also={0.2: stricter}, costs=str(costs))
     assert _contents(out) == _contents(calib)
-    assert not (tmp_path / "calib.work").exists()
+    assert {path.name for path in tmp_path.iterdir()} == {"calib", "stricter"}
+    other, info = read_calibration(stricter), read_calibration(calib).calibration
+    assert (other.config["max_disagreement"], other.calibration.draft_limit) == (0.2, info.draft_limit)
+    assert other.calibration.certificate is None or other.calibration.certificate.max_disagreement == 0.2
+    assert [(e.checkpoint, e.head, e.exact_threshold) for e in other.calibration.exits] == [
+        (e.checkpoint, e.head, e.exact_threshold) for e in info.exits
+    ]
 
 
 def _contents(directory: Path) -> dict[str, bytes]:

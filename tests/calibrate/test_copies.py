@@ -90,16 +90,14 @@ def test_copies_alone_can_be_worth_exact() -> None:
     placed = choose_exits(text, table())
     assert (placed.exits, placed.recommended) == ([], "exact")
     assert placed.predicted["exact"] == placed.predicted["exact:ngram"] > 1.02
-    assert "copied from the text alone" in placed.reason
+    assert "best exits found" in placed.reason
 
 
-def test_exits_that_add_nothing_to_copies_are_not_placed() -> None:
-    """Each exit is a cut, paid by every pass: where the text can be copied, exits must gain more than that."""
+def test_copies_do_not_pay_for_exits() -> None:
+    """A loop makes any bundle fast. An exit that loses where the text does not loop would be a cut for nothing."""
     text = written(3 * LOOP, confident=0.9, right=0.0)
     assert predict(text, table(), [EXIT], 1).recommended == "exact"
-    placed = only_if_they_pay(text, table(), [EXIT], 1)
-    assert placed.exits == []
-    assert "copied from the text alone" in placed.reason
+    assert only_if_they_pay(text, table(), [EXIT], 1).exits == []
     assert only_if_they_pay(written(NOVEL, confident=0.9), table(), [EXIT], 4).exits == [EXIT]
 
 
