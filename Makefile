@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 DATE := $(shell date -u +%F)
 
-.PHONY: demo test lint bench tables gpu-check clean
+.PHONY: demo test lint bench tables kernels gpu-check clean
 demo: $(READY) ## export the demo model, generate from it, compare with eager and unsplit
 	$(BIN)/python examples/demo.py
 
@@ -26,8 +26,14 @@ bench: $(READY) ## the published benchmarks, one after the other
 tables: $(READY) ## README's tables from docs/results
 	$(BIN)/python -m benchmarks.tables
 
-gpu-check: $(READY) ## GPU checks; there is no GPU target yet, so this says so and fails
-	@echo "no GPU target is built yet (see README, 'Verified how'); nothing to check" >&2; exit 2
+kernels: $(READY) ## every CUDA kernel for every architecture; needs no GPU, fails on a spill
+	$(BIN)/python -m tide_plugins build --arch all
+
+GPU_CHECK ?= build/gpu-check
+gpu-check: $(READY) ## the kernels on a GPU: cases, sanitizers, timings; logs in build/gpu-check; PREDECESSOR=path times that too
+	$(BIN)/python -m benchmarks.gpu.kernel_cases --json $(GPU_CHECK)/kernel_cases.json
+	$(BIN)/python -m benchmarks.gpu.sanitize --out $(GPU_CHECK)
+	$(BIN)/python -m benchmarks.gpu.router_kernel $(if $(PREDECESSOR),--predecessor $(PREDECESSOR)) --json $(GPU_CHECK)/router_kernel.json
 
 clean:
 	rm -rf $(VENV) build engine

@@ -1,0 +1,107 @@
+"""The kernels' cases on a GPU: the same inputs and checks as the host tests', and the same bits in every repetition.
+
+Without a GPU every case is made, its launch is prepared for ``--arch``, and nothing runs (exit code 2).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from numpy.typing import NDArray
+from rich.progress import track
+from tide_plugins.architectures import architectures
+from tide_plugins.conformance import Case, CaseSpec, cases
+from tide_plugins.launch.kernel_library import KernelLibrary
+from tide_plugins.launch.stream_handle import LEGACY_DEFAULT_STREAM
+from tide_runtime.errors import TargetError
+
+from benchmarks.gpu.absent_gpu import AbsentGpu, say_not_run
+from benchmarks.gpu.device_copy import DeviceCopy
+from benchmarks.gpu.gpu import Gpu
+from benchmarks.report import Report
+
+Array = NDArray[Any]
+_STREAM = LEGACY_DEFAULT_STREAM
+
+
+def run_case(case: Case, library: KernelLibrary, gpu: Gpu, repeats: int) -> None:
+    """Launch ``repeats`` times on fresh copies of the inputs.
+
+    Raises:
+        AssertionError: the first result is wrong, or a later one differs from it in any bit.
+        TideError: the launch failed.
+    """
+    copy = DeviceCopy(gpu, case.tensors)
+    copy.upload()  # before the preparation: scratch memory is zeroed on the same stream
+    launch = case.prepare(library, stream=_STREAM, **copy.arrays, **case.numbers)
+    first: dict[str, Array] = {}
+    for repeat in range(repeats):
+        copy.upload()
+        launch.enqueue(_STREAM)
+        gpu.synchronize()
+        result = copy.download()
+        if repeat == 0:
+            case.check(result)
+            first = result
+        assert_same_bits(first, result, repeat)
+
+
+def assert_same_bits(first: Mapping[str, Array], result: Mapping[str, Array], repeat: int) -> None:
+    """Raises AssertionError with the first tensor that differs."""
+    for name, array in result.items():
+        if array.tobytes() != first[name].tobytes():
+            raise AssertionError(f"{name} of repetition {repeat} differs from the first")
+
+
+def run_all(specs: Sequence[CaseSpec], library: KernelLibrary, gpu: Gpu, repeats: int) -> dict[str, str]:
+    """Kernel and case → what is wrong, for the cases that fail."""
+    failures = {}
+    for spec in track(specs, "on the GPU", transient=True):
+        try:
+            run_case(spec.build(), library, gpu, repeats)
+        except AssertionError as error:
+            failures[f"{spec.kernel} {spec.name}"] = str(error)
+        gpu.free_all()
+    return failures
+
+
+def prepare_all(specs: Sequence[CaseSpec], library: KernelLibrary, gpu: AbsentGpu) -> None:
+    """All that comes before the launches, with addresses that nobody reads."""
+    for spec in track(specs, "up to the launch", transient=True):
+        case = spec.build()
+        case.prepare(library, stream=_STREAM, **DeviceCopy(gpu, case.tensors).arrays, **case.numbers)
+
+
+def main(
+    repeats: Annotated[int, typer.Option(min=1, help="Launches of each case; all have to give the same bits.")] = 100,
+    only: Annotated[str, typer.Option(help="Cases whose kernel or name contains this text.")] = "",
+    arch: Annotated[str, typer.Option(help="Without a GPU: the architecture to prepare launches for.")] = "sm_90",
+    json: Annotated[Path | None, typer.Option(help="Write all figures to this file.")] = None,
+) -> None:
+    """Run the kernels' cases on the GPU. Exit code 0: all right; 1: some are wrong; 2: not run."""
+    specs = [spec for spec in cases() if only in f"{spec.kernel} {spec.name}"]
+    try:
+        gpu = Gpu()
+    except TargetError as reason:
+        [architecture] = architectures(arch)
+        absent = AbsentGpu(architecture.compute)
+        prepare_all(specs, KernelLibrary(absent), absent)
+        say_not_run(reason, f"{len(specs)} cases were prepared for {arch} up to the launch; none was launched")
+    failures = run_all(specs, KernelLibrary(gpu.driver), gpu, repeats)
+    report = Report("kernel_cases", gpu=gpu.driver.name, repeats=repeats, only=only)
+    report.rows = [{"case": name, "error": error} for name, error in failures.items()]
+    for kernel, count in Counter(spec.kernel for spec in specs).items():
+        report.add(f"{kernel}_cases", count)
+    report.add("failures", len(failures))
+    for name, error in failures.items():
+        print(f"FAILED {name}: {error}")
+    report.finish(json)
+    raise typer.Exit(1 if failures else 0)
+
+
+if __name__ == "__main__":
+    typer.run(main)

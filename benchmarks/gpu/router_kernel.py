@@ -1,0 +1,140 @@
+"""How fast is `exit_router`? Against two floors (its bytes over measured bandwidth; an empty launch), eager torch, torch.compile,
+and, with ``--predecessor PATH``, the predecessor's published kernel compiled beside it.
+
+Times are medians on the GPU of one launch with a cold L2 cache, as between decode steps, from CUDA graphs for every arm; "call"
+columns are per call from Python, back to back. Without a GPU the launches are prepared for ``--arch`` and nothing is timed (exit
+code 2).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from rich.console import Console
+from rich.table import Table
+from tide_plugins.architectures import architectures
+from tide_plugins.launch.cuda_driver import CudaDriver
+from tide_plugins.launch.device_array import ITEM_BYTES, DeviceArray
+from tide_plugins.launch.exit_router import prepare_exit_router
+from tide_plugins.launch.kernel_library import KernelLibrary
+from tide_plugins.launch.stream_handle import LEGACY_DEFAULT_STREAM
+from tide_runtime.errors import TargetError
+
+from benchmarks.gpu.absent_gpu import AbsentGpu, say_not_run
+from benchmarks.gpu.cuda_timing import Work, call_time, gpu_time
+from benchmarks.gpu.gpu_floors import Floors, measure_floors
+from benchmarks.gpu.predecessor_kernel import compile_predecessor, predecessor_arm
+from benchmarks.gpu.router_arms import EPSILON, THRESHOLD, RouterTensors, tide_arm, torch_arm
+from benchmarks.gpu.router_problem import RouterProblem, problems
+from benchmarks.report import Report
+
+_SCORE_TOLERANCE = {"f16": 2e-3, "bf16": 1e-2}
+
+
+def prepare_without_gpu(some: Sequence[RouterProblem], arch: str, predecessor: Path | None) -> str:
+    """Everything up to the launches; what was done, for people."""
+    [architecture] = architectures(arch)
+    gpu = AbsentGpu(architecture.compute)
+    library = KernelLibrary(gpu)
+    for problem in some:
+        tensors: dict[str, Any] = {
+            name: DeviceArray(gpu.allocate(ITEM_BYTES[dtype] * shape[0] * shape[-1]), shape, dtype)
+            for name, (dtype, shape) in problem.shapes().items()
+        }
+        prepare_exit_router(library, threshold=THRESHOLD, epsilon=EPSILON, stream=LEGACY_DEFAULT_STREAM, **tensors)
+    Console().print(_plans_table(some, gpu.sm_count))
+    if predecessor is not None:
+        for dtype, hidden_size, width in sorted({(p.dtype, p.hidden_size, p.width) for p in some}):
+            compile_predecessor(predecessor, dtype, hidden_size, width, arch)
+    beside = "" if predecessor is None else ", the predecessor's kernel was compiled"
+    return (
+        f"{len(some)} launches were prepared for {arch} with {gpu.sm_count} multiprocessors{beside}; none was launched or timed"
+    )
+
+
+def measure(problem: RouterProblem, library: KernelLibrary, predecessor: Path | None) -> dict[str, dict[str, float]]:
+    """Arm → µs on the GPU and per call. Raises TargetError when TIDE's scores are wrong: its time would mean nothing."""
+    given = RouterTensors.random(problem)
+    arms: dict[str, Work] = {
+        "tide": tide_arm(library, given),
+        "eager": torch_arm(given, compiled=False),
+        "compile": torch_arm(given, compiled=True),
+    }
+    if predecessor is not None:
+        arms["predecessor"] = predecessor_arm(predecessor, given, library.architecture.name)
+    check_scores(given, arms["tide"])
+    return {name: {"gpu_us": gpu_time(work), "call_us": call_time(work)} for name, work in arms.items()}
+
+
+def check_scores(given: RouterTensors, work: Work) -> None:
+    """Raises TargetError unless ``work`` writes the scores that float64 gives."""
+    work()
+    expected = given.scores()
+    error = ((given.tensors["score"].double() - expected).abs() / expected).max().item()
+    if not error <= _SCORE_TOLERANCE[given.problem.dtype]:
+        raise TargetError(f"{given.problem.name}: the scores are off by {error:.2g} relative; nothing is timed")
+
+
+def main(
+    predecessor: Annotated[Path | None, typer.Option(help="A checkout of RightNow-AI/TIDE 0.2.1.")] = None,
+    only: Annotated[str, typer.Option(help="Problems whose name contains this text, as `f16_h4096_n1`.")] = "",
+    arch: Annotated[str, typer.Option(help="Without a GPU: the architecture to prepare launches for.")] = "sm_90",
+    json: Annotated[Path | None, typer.Option(help="Write all figures to this file.")] = None,
+) -> None:
+    """Time the router kernel."""
+    some = [problem for problem in problems() if only in problem.name]
+    try:
+        driver = CudaDriver()
+        if not torch.cuda.is_available():
+            raise TargetError(f"torch {torch.__version__} sees no GPU; install a build for CUDA")
+    except TargetError as reason:
+        say_not_run(reason, prepare_without_gpu(some, arch, predecessor))
+    library, floors = KernelLibrary(driver), measure_floors()
+    report = Report("router_kernel", gpu=driver.name, predecessor=str(predecessor), only=only)
+    report.add("bandwidth_gb_s", floors.bandwidth / 1e3)
+    report.add("empty_launch_us", floors.launch_us)
+    for problem in some:
+        record(report, problem, floors, measure(problem, library, predecessor))
+    Console(width=140).print(results_table(report))
+    report.finish(json)
+
+
+def record(report: Report, problem: RouterProblem, floors: Floors, arms: Mapping[str, Mapping[str, float]]) -> None:
+    """A row, and RESULT lines: times, ratios to TIDE's on the GPU, share of the binding floor, achieved bandwidth."""
+    tide = arms["tide"]["gpu_us"]
+    share, bandwidth = floors.binding_us(problem) / tide, problem.bytes / tide / 1e3
+    row = {"problem": problem.name, "form": "tiled" if problem.plan(1).tiled else "decode", "bytes": problem.bytes, "arms": arms}
+    report.rows.append(row | {"floor_us": floors.binding_us(problem), "floor_share": share, "gb_s": bandwidth})
+    report.add(f"{problem.name}_floor_share", share)
+    for name, times in arms.items():
+        report.add(f"{problem.name}_{name}_us", times["gpu_us"])
+        report.add(f"{problem.name}_{name}_call_us", times["call_us"])
+        if name != "tide":
+            report.add(f"{problem.name}_vs_{name}", times["gpu_us"] / tide)
+
+
+def results_table(report: Report) -> Table:
+    names = list(report.rows[0]["arms"]) if report.rows else []
+    table = Table("problem", "floor µs", "of floor", "GB/s", *(f"{name} µs (call)" for name in names), title="exit_router")
+    for row in report.rows:
+        times = (f"{arm['gpu_us']:.1f} ({arm['call_us']:.1f})" for arm in row["arms"].values())
+        table.add_row(row["problem"], f"{row['floor_us']:.1f}", f"{row['floor_share']:.0%}", f"{row['gb_s']:.0f}", *times)
+    return table
+
+
+def _plans_table(some: Sequence[RouterProblem], sm_count: int) -> Table:
+    table = Table("problem", "form", "blocks", "threads", "shared bytes", "bytes to move")
+    for problem in some:
+        plan = problem.plan(sm_count)
+        launch, form = plan.launch, "tiled" if plan.tiled else "decode"
+        blocks = "×".join(map(str, launch.grid))
+        table.add_row(problem.name, form, blocks, str(launch.block[0]), str(launch.shared_bytes), f"{problem.bytes:,}")
+    return table
+
+
+if __name__ == "__main__":
+    typer.run(main)
