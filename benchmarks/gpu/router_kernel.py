@@ -50,10 +50,8 @@ def prepare_without_gpu(some: Sequence[RouterProblem], arch: str, predecessor: P
     if predecessor is not None:
         for dtype, hidden_size, width in sorted({(p.dtype, p.hidden_size, p.width) for p in some}):
             compile_predecessor(predecessor, dtype, hidden_size, width, arch)
-    beside = "" if predecessor is None else ", the predecessor's kernel was compiled"
-    return (
-        f"{len(some)} launches were prepared for {arch} with {gpu.sm_count} multiprocessors{beside}; none was launched or timed"
-    )
+    beside = "" if predecessor is None else "the predecessor's kernel was compiled; "
+    return f"{len(some)} launches were prepared for {arch} ({gpu.sm_count} SMs); {beside}nothing was launched or timed"
 
 
 def measure(problem: RouterProblem, library: KernelLibrary, predecessor: Path | None) -> dict[str, dict[str, float]]:

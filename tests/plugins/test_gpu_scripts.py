@@ -1,0 +1,280 @@
+"""`make gpu-check`'s scripts on a machine without a GPU: what they say, and everything they do up to the launch."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import math
+import stat
+import subprocess
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import typer
+from plugins.host_driver import HostDriver
+from plugins.launch_case import EMPTY_KERNELS
+from tide_plugins.build import builder
+from tide_plugins.conformance import Case, CaseSpec, cases
+from tide_plugins.launch.cuda_driver import CudaDriver
+from tide_runtime.errors import TargetError
+from typer.testing import CliRunner, Result
+
+from benchmarks.gpu import kernel_cases, router_kernel, sanitize
+from benchmarks.gpu.device_copy import DeviceCopy
+from benchmarks.gpu.gpu_floors import Floors
+from benchmarks.gpu.predecessor_kernel import compile_predecessor, device_code, symbol
+from benchmarks.gpu.router_arms import THRESHOLD, RouterTensors, torch_router
+from benchmarks.gpu.router_problem import RouterProblem, problems
+from benchmarks.report import Report
+
+
+class HostGpu:
+    """A `Gpu` whose device memory is memory of this process that the host arrays do not share."""
+
+    def __init__(self) -> None:
+        self.driver = HostDriver()
+        self._memory: dict[int, Any] = {}
+
+    def allocate(self, count_bytes: int) -> int:
+        memory = np.full(count_bytes + 256, 0xAA, np.uint8)  # what was not uploaded is not accidentally right
+        pointer = memory.ctypes.data + -memory.ctypes.data % 256
+        self._memory[pointer] = memory
+        return pointer
+
+    def upload(self, pointer: int, source: np.ndarray) -> None:
+        ctypes.memmove(pointer, source.ctypes.data, source.nbytes)
+
+    def download(self, target: np.ndarray, pointer: int) -> None:
+        ctypes.memmove(target.ctypes.data, pointer, target.nbytes)
+
+    def synchronize(self) -> None:
+        pass
+
+    def free_all(self) -> None:
+        self._memory.clear()
+
+
+@pytest.fixture
+def no_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """No GPU even where there is one, and kernels that compile at once."""
+
+    def refuse(self: CudaDriver, device: int = 0) -> None:
+        raise TargetError(f"GPU {device} cannot be used: there is none in this test")
+
+    monkeypatch.setattr(CudaDriver, "__init__", refuse)
+    monkeypatch.setattr(builder, "sources", lambda: EMPTY_KERNELS)
+    monkeypatch.setenv("TIDE_CACHE_DIR", str(tmp_path / "cache"))
+
+
+def _run(main: Callable[..., None], *arguments: str) -> Result:
+    app = typer.Typer()
+    app.command()(main)
+    return CliRunner().invoke(app, arguments)
+
+
+# --- what is said
+
+
+@pytest.mark.usefixtures("no_gpu")
+def test_without_a_gpu_the_cases_are_prepared_and_said_not_to_have_run() -> None:
+    """A check that did not run must never look green."""
+    done = _run(kernel_cases.main, "--only", "exit_select", "--arch", "sm_120")
+    count = sum(spec.kernel == "exit_select" for spec in cases())
+    assert done.exit_code == 2
+    assert "NOT RUN: GPU 0 cannot be used" in done.stderr
+    assert f"{count} cases were prepared for sm_120 up to the launch; none was launched" in done.stderr
+
+
+@pytest.mark.usefixtures("no_gpu")
+def test_without_a_gpu_the_router_benchmark_shows_plans_and_no_times() -> None:
+    done = _run(router_kernel.main)
+    assert done.exit_code == 2 and "RESULT" not in done.output
+    assert all(problem.name in done.stdout for problem in problems())
+    assert "30 launches were prepared for sm_90" in done.stderr and "nothing was launched or timed" in done.stderr
+
+
+@pytest.mark.usefixtures("no_gpu")
+def test_without_a_gpu_the_sanitizers_commands_are_shown(tmp_path: Path) -> None:
+    """So that a person with a GPU can run them by hand; no summary is left that could be taken for a result."""
+    done = _run(sanitize.main, "--out", str(tmp_path / "logs"))
+    assert done.exit_code == 2 and "NOT RUN" in done.stderr
+    for tool in ("memcheck", "racecheck"):
+        assert f"compute-sanitizer --tool {tool}" in done.stderr
+    assert not (tmp_path / "logs").exists()
+
+
+# --- copies to the device and back
+
+
+def test_copies_keep_strides_offsets_and_sharing() -> None:
+    """Padding between rows and memory under two names are part of what a case tests."""
+    owner = np.arange(60, dtype=np.float32)
+    rows = owner[3:].reshape(-1, 19)[:, :8]
+    tensors: dict[str, Any] = {"rows": rows, "same": rows, "last": owner[59:], "empty": np.empty((0, 4), np.float16)}
+    gpu = HostGpu()
+    copy = DeviceCopy(gpu, tensors)
+    copy.upload()
+    arrays = copy.arrays
+    assert arrays["rows"].strides == (19, 1) and arrays["same"].pointer == arrays["rows"].pointer
+    assert arrays["last"].pointer - arrays["rows"].pointer == 56 * 4
+    ctypes.memmove(arrays["rows"].pointer + 19 * 4, np.full(1, -1, np.float32).ctypes.data, 4)
+    back = copy.download()
+    assert back["rows"][1, 0] == back["same"][1, 0] == -1 and rows[1, 0] == 22
+    back["rows"][1, 0] = 22
+    assert {name: array.tobytes() for name, array in back.items()} == {name: a.tobytes() for name, a in tensors.items()}
+
+
+def _spread(kernel: str, count: int) -> list[CaseSpec]:
+    found = [spec for spec in cases() if spec.kernel == kernel]
+    return found[:: len(found) // count]
+
+
+@pytest.mark.parametrize("kernel", ["exit_router", "exit_select", "exit_translate", "draft_verify"])
+def test_cases_pass_on_a_device_of_its_own_memory(kernel: str) -> None:
+    """The path that a GPU's run takes: upload, launch, download, check, again; here the kernels run on the host."""
+    gpu: Any = HostGpu()
+    assert kernel_cases.run_all(_spread(kernel, 8), gpu.driver.kernels(), gpu, repeats=2) == {}
+
+
+def test_a_wrong_result_and_a_changing_result_are_reported() -> None:
+    """A harness that cannot fail proves nothing about a kernel."""
+    gpu: Any = HostGpu()
+    spec = _spread("draft_verify", 1)[0]
+    wrong = replace(spec, build=lambda: replace(spec.build(), check=_disagree))
+    [message] = kernel_cases.run_all([wrong], gpu.driver.kernels(), gpu, repeats=1).values()
+    assert message == "not what was expected"
+    case, calls = spec.build(), iter(range(100))
+
+    def drifting(*arguments: Any, **more: Any) -> Any:
+        prepared = case.prepare(*arguments, **more)
+        running = more["running"].pointer
+
+        class Drifting:
+            def enqueue(self, stream: Any) -> None:
+                prepared.enqueue(stream)
+                ctypes.memset(running, 1 if next(calls) == 2 else 0, 1)
+
+        return Drifting()
+
+    unstable = Case(drifting, case.tensors, case.numbers, lambda _: None)
+    with pytest.raises(AssertionError, match="running of repetition 2 differs from the first"):
+        kernel_cases.run_case(unstable, gpu.driver.kernels(), gpu, repeats=5)
+
+
+def _disagree(_tensors: Any) -> None:
+    raise AssertionError("not what was expected")
+
+
+# --- sanitizers
+
+
+@pytest.mark.parametrize(("exits_with", "verdict"), [(0, "clean"), (99, "errors"), (1, "broken")])
+def test_the_sanitizers_verdict_reaches_the_summary(
+    exits_with: int, verdict: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """compute-sanitizer's own exit code tells its findings from a program that failed by itself."""
+    fake = tmp_path / "compute-sanitizer"
+    fake.write_text(f"#!/bin/sh\nexit {exits_with}\n")
+    fake.chmod(fake.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+
+    class NamedGpu:
+        class driver:
+            name = "made up"
+
+    monkeypatch.setattr(sanitize, "Gpu", NamedGpu)
+    done = _run(sanitize.main, "--out", str(tmp_path / "logs"))
+    summary = json.loads((tmp_path / "logs" / "summary.json").read_text())
+    assert [(run["tool"], run["verdict"]) for run in summary["runs"]] == [("memcheck", verdict), ("racecheck", verdict)]
+    assert done.exit_code == (0 if verdict == "clean" else 1)
+
+
+# --- the router benchmark
+
+
+def test_the_torch_arm_computes_what_the_kernel_does() -> None:
+    """A baseline that computes something else would make its ratio meaningless."""
+    given = RouterTensors.random(RouterProblem("f32", 192, 64), device="cpu")
+    hidden, down, down_bias, up, up_bias = (given.tensors[n] for n in ("hidden", "down", "down_bias", "up", "up_bias"))
+    score, exits, count = torch_router(hidden, down, down_bias, up[None], up_bias)
+    torch.testing.assert_close(score.double(), given.scores(), rtol=1e-5, atol=0)
+    assert 0 < int(count) < 64 and torch.equal(exits, score >= THRESHOLD)
+
+
+def test_a_wrong_score_stops_the_timing() -> None:
+    """The time of a kernel that is wrong is not a result; NaN counts as wrong."""
+    given = RouterTensors.random(RouterProblem("f16", 192, 64), device="cpu")
+
+    def writes(value: Any) -> Callable[[], None]:
+        def work() -> None:
+            given.tensors["score"][:] = value
+
+        return work
+
+    router_kernel.check_scores(given, writes(given.scores().float()))
+    for value in (float("nan"), 0.9):
+        with pytest.raises(TargetError, match="the scores are off by"):
+            router_kernel.check_scores(given, writes(value))
+
+
+def test_bytes_are_those_of_the_problems_tensors() -> None:
+    """Too few and the share of the floor is flattering. Each row stands in one of the two lists, so one is counted."""
+    problem = RouterProblem("bf16", 4096, 64)
+    sizes = {"bf16": 2, "f32": 4, "i32": 4, "u8": 1}
+    every = sum(sizes[dtype] * math.prod(shape) for dtype, shape in problem.shapes().values())
+    assert problem.bytes == every - 4 * 64
+
+
+def test_ratios_and_shares_are_of_the_gpus_time() -> None:
+    report, problem = Report("router_kernel"), RouterProblem("f16", 4096, 1)
+    floors = Floors(bandwidth=4e6, launch_us=2.0)
+    arms = {"tide": {"gpu_us": 4.0, "call_us": 9.0}, "eager": {"gpu_us": 24.0, "call_us": 60.0}}
+    router_kernel.record(report, problem, floors, arms)
+    assert report.results["f16_h4096_n1_vs_eager"] == 6.0
+    assert report.results["f16_h4096_n1_floor_share"] == 0.5  # bound by the launch: its bytes take 0.26 µs
+    assert "f16_h4096_n1" in {row["problem"] for row in report.rows} and router_kernel.results_table(report).row_count == 1
+
+
+_PREDECESSOR = """
+#include <cmath>
+namespace tide {
+template <typename scalar_t, int H, int R, int B>
+__global__ void fused_layernorm_route_kernel(const scalar_t* x, float* s) { s[0] = R; }
+} // namespace tide
+void host() { fused_layernorm_route_kernel<float, 1, 1, 1><<<1, 1>>>(nullptr, nullptr); }
+"""
+
+
+def test_the_predecessors_kernel_is_compiled_without_its_host_code(tmp_path: Path) -> None:
+    """Its file launches kernels with <<<>>>, which a run-time compiler refuses."""
+    folder = tmp_path / "csrc" / "kernels"
+    folder.mkdir(parents=True)
+    (folder / "fused_layernorm_route.cu").write_text("#include <cuda_fp16.h>\n" + _PREDECESSOR)
+    code = compile_predecessor(tmp_path, "f16", 4096, 128, "sm_90")
+    assert symbol("f16", 4096, 128) in code.symbol_mapping
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [(None, "does not exist; expected a checkout"), ("int x;", "does not look as in version")],
+)
+def test_what_is_not_the_predecessor_is_refused(tmp_path: Path, content: str | None, message: str) -> None:
+    if content is not None:
+        (tmp_path / "csrc" / "kernels").mkdir(parents=True)
+        (tmp_path / "csrc" / "kernels" / "fused_layernorm_route.cu").write_text(content)
+    with pytest.raises(TargetError, match=message):
+        device_code(tmp_path)
+
+
+def test_the_make_target_runs_the_three_scripts() -> None:
+    """`make gpu-check` is what README promises."""
+    root = Path(__file__).parents[2]
+    command = ["make", "--dry-run", "gpu-check", "PREDECESSOR=there"]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True)
+    for module in ("kernel_cases", "sanitize", "router_kernel --predecessor there"):
+        assert f"-m benchmarks.gpu.{module}" in done.stdout
