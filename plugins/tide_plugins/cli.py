@@ -19,6 +19,7 @@ from tide_plugins.architectures import ARCHITECTURES, Architecture, architecture
 from tide_plugins.build.builder import Builder, BuiltKernel
 from tide_plugins.build.compiler import why_not_built
 from tide_plugins.build.cubin_cache import CubinCache, default_cache_folder
+from tide_plugins.build.markdown_section import CLOSING, OPENING, write_section
 from tide_plugins.build.table import facts, grids, in_order, spilling
 from tide_plugins.kernels import KERNELS
 
@@ -46,7 +47,9 @@ def build(
     ] = None,
     jobs: Annotated[int, typer.Option(help="Compilations at a time.")] = len(os.sched_getaffinity(0)),
     as_json: Annotated[bool, typer.Option("--json", help="Print the facts as one JSON object instead of tables.")] = False,
-    markdown: Annotated[bool, typer.Option(help="Print the tables as Markdown, for documents.")] = False,
+    markdown: Annotated[
+        Path | None, typer.Option(help=f"Also write the tables into this Markdown file, between `{OPENING}` and `{CLOSING}`.")
+    ] = None,
 ) -> None:
     """Compile the kernels with NVRTC and print registers, shared memory, spills and size of each.
 
@@ -74,7 +77,9 @@ def build(
     if as_json:
         print(json.dumps({"images": facts(built), "not_built": missing, "spills": spills, "seconds": seconds}, indent=1))
     else:
-        _print(built, missing, spills, seconds, markdown)
+        _print(built, missing, spills, seconds)
+    if markdown is not None:
+        write_section(markdown, built)
     if spills:
         raise typer.Exit(_SPILLED)
 
@@ -108,10 +113,10 @@ def _build(builder: Builder, targets: Sequence[Architecture], jobs: int) -> list
     return in_order(built)
 
 
-def _print(built: Sequence[BuiltKernel], missing: dict[str, str], spills: list[str], seconds: float, markdown: bool) -> None:
+def _print(built: Sequence[BuiltKernel], missing: dict[str, str], spills: list[str], seconds: float) -> None:
     console = Console(markup=False, highlight=False, emoji=False, soft_wrap=True)
     for grid in grids(built):
-        console.print(grid.markdown() + "\n" if markdown else grid.text())
+        console.print(grid.text())
     cached = sum(item.cached for item in built)
     entries = sum(len(item.image.resources) for item in built)
     console.print(

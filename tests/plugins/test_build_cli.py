@@ -74,11 +74,26 @@ def test_json_and_images_agree(empty_kernels: dict[str, bytes], tmp_path: Path) 
     assert router["entry_points"][1]["registers"] > 0
 
 
-def test_markdown_is_a_table_for_documents(empty_kernels: dict[str, bytes], tmp_path: Path) -> None:
-    done = _build(tmp_path, "--arch", "sm_75,sm_80", "--markdown")
-    assert (
-        "| entry point | static shared B | sm_75 | sm_80 |\n| --- | ---: | ---: | ---: |\n| tide_exit_router_f32 |" in done.output
-    )
+def test_markdown_replaces_what_stands_between_the_marks(empty_kernels: dict[str, bytes], tmp_path: Path) -> None:
+    """Figures in a document come from the tool; text around them is a person's and stays."""
+    document = tmp_path / "README.md"
+    document.write_text("# Kernels\n\n<!-- kernels -->\nold\n<!-- /kernels -->\n\nmore\n")
+    done = _build(tmp_path / "cache", "--arch", "sm_75,sm_80", "--markdown", str(document))
+    assert done.exit_code == 0, done.output
+    written = document.read_text()
+    head = "| entry point | static shared B | sm_75 | sm_80 |\n| --- | ---: | ---: | ---: |\n"
+    assert f"{head}| tide_exit_router_f32 |" in written and "Compiled with nvidia-cuda-nvrtc==13." in written
+    assert written.startswith("# Kernels\n\n<!-- kernels -->\n**") and written.endswith(".\n<!-- /kernels -->\n\nmore\n")
+    assert "old" not in written
+
+
+def test_a_document_without_marks_is_left_alone(empty_kernels: dict[str, bytes], tmp_path: Path) -> None:
+    """Writing to the wrong file would destroy it."""
+    document = tmp_path / "notes.md"
+    document.write_text("mine")
+    done = _build(tmp_path / "cache", "--arch", "sm_75", "--markdown", str(document))
+    assert done.exit_code != 0 and "notes.md has no <!-- kernels --> … <!-- /kernels -->" in str(done.exception)
+    assert document.read_text() == "mine"
 
 
 @pytest.mark.parametrize(

@@ -31,10 +31,11 @@ class Compiler:
         self._toolchain = find_toolchain(cuda)
         self._nvrtc = Nvrtc(self._toolchain.library)
         self._options = (*_OPTIONS, *_OPTIONS_OF_CUDA[cuda])
+        self.versions = self._toolchain.versions  # package==version of the compiler and of its headers
 
     def identity(self, architecture: Architecture) -> tuple[str, ...]:
         """All that an image depends on beside its sources: versions, options, architecture."""
-        return (*self._toolchain.versions, *self._options, architecture.name)
+        return (*self.versions, *self._options, architecture.name)
 
     def compile(self, kernel: Kernel, architecture: Architecture, files: Mapping[str, bytes]) -> CachedImage:
         """Compile ``kernel``, whose ``#include`` find ``files`` first and CUDA's headers then.
