@@ -1,7 +1,8 @@
-"""Calibrate a model on the way to its export: for one bundle, the files of the calibration are not kept."""
+"""Calibrate a model on the way to its export. The calibration's files are kept only when the export fails: they took minutes."""
 
 from __future__ import annotations
 
+import itertools
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,12 +16,13 @@ from tide_export.progress import ExportProgress
 
 @contextmanager
 def calibrated(
-    source: str, data: str, beside: Path, revision: str | None, trust_remote_code: bool, progress: ExportProgress
+    source: str, data: str, bundle: Path, revision: str | None, trust_remote_code: bool, progress: ExportProgress
 ) -> Iterator[ExitCalibration]:
-    """Calibrate the model in ``source`` on the text in ``data``, with default options, in a temporary folder in ``beside``.
+    """Calibrate the model in ``source`` on the text in ``data``, with default options, in a temporary folder beside ``bundle``.
 
-    The folder vanishes with the context, also when it is interrupted. Raises CalibrationError when the calibrator is not
-    installed, and whatever `tide_calibrate.calibrate.calibrate` raises.
+    The folder vanishes with the context. When what follows fails or is interrupted, the calibration is kept as
+    ``<bundle>.calibration`` and the progress says so. Raises CalibrationError when the calibrator is not installed, and
+    whatever `tide_calibrate.calibrate.calibrate` raises.
     """
     try:
         from tide_calibrate.calibrate import calibrate
@@ -28,7 +30,18 @@ def calibrated(
         raise CalibrationError(
             f"--data calibrates the model first, which needs {error.name}; install it with: pip install tide-llm[calibrate]"
         ) from error
-    with tempfile.TemporaryDirectory(prefix=".calibration.", dir=beside) as folder:
+    with tempfile.TemporaryDirectory(prefix=".calibration.", dir=bundle.parent) as folder:
         out = Path(folder) / "calibration"
         calibrate(source, data, out, revision=revision, trust_remote_code=trust_remote_code, progress=progress)
-        yield read_exit_calibration(out)
+        try:
+            yield read_exit_calibration(out)
+        except BaseException:
+            kept = out.rename(_free_name(bundle))
+            progress.note(f"the calibration is kept: export again with --calibration {kept}")
+            raise
+
+
+def _free_name(bundle: Path) -> Path:
+    """``<bundle>.calibration``, with a number where there is one already."""
+    names = itertools.chain([""], (f"-{number}" for number in itertools.count(2)))
+    return next(path for name in names if not (path := bundle.with_name(f"{bundle.name}.calibration{name}")).exists())

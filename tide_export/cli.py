@@ -27,8 +27,8 @@ def export(
     checkpoints: Annotated[
         str,
         typer.Option(
-            help="Where to cut, in layers run before the cut: 6,12,18 or every:6 or auto (where the calibration has its "
-            "exits; four even segments without one)."
+            help="Where to cut, in layers run before the cut: 6,12,18 or every:6 or none or auto (where the calibration has "
+            "its exits; four even segments without one)."
         ),
     ] = _DEFAULTS.checkpoints,
     max_seq_len: Annotated[
@@ -73,7 +73,7 @@ def export(
     With early exits: `tide-export ./my-model --data ./texts --out engine/`.
 
     The model runs unmodified while it is traced; by default the finished bundle is compared with it and refused on a
-    mismatch. An interrupted or failed export leaves nothing behind.
+    mismatch. An interrupted or failed export leaves nothing behind but the calibration that it made.
     """
     console = Console(stderr=True)
     progress = ExportProgress(console)
@@ -100,7 +100,7 @@ def export(
 
 def main() -> None:
     """Entry point: errors meant for the user become one message and their exit code."""
-    run_app(app, interrupted="interrupted; nothing was written")
+    run_app(app, interrupted="interrupted; no bundle was written")
 
 
 if __name__ == "__main__":

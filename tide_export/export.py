@@ -51,7 +51,7 @@ def export(
     calibration = read_exit_calibration(Path(config.calibration)) if config.calibration is not None else None
     with new_directory(Path(out), force) as directory, ExitStack() as stack:
         if config.data is not None:
-            first = calibrated(source, config.data, directory.parent, revision, trust_remote_code, progress)
+            first = calibrated(source, config.data, Path(out), revision, trust_remote_code, progress)
             calibration = stack.enter_context(first)
         with progress.phase(f"load {source}"):
             loaded = load_model(source, config.dtype, revision, trust_remote_code)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import io
 import json
 import shutil
 import subprocess
@@ -15,6 +16,7 @@ import pytest
 import torch
 from export.architectures import LAYERS, tiny_model
 from export.made_up_calibration import write_calibration
+from rich.console import Console
 from safetensors.numpy import load_file, save_file
 from tide_runtime import Engine, EngineOptions, GenerationParams, ThreadOptions
 from tide_runtime.calibration import CalibrationInfo, ExitInfo
@@ -25,6 +27,7 @@ from tide_export import ExportConfig, export
 from tide_export.config import place_checkpoints
 from tide_export.exit_calibration import ExitCalibration, read_exit_calibration
 from tide_export.load import LoadedModel, fingerprint, load_model
+from tide_export.progress import ExportProgress
 from tide_export.verify_exits import verify_exits
 
 HIDDEN = 64
@@ -220,24 +223,69 @@ def test_conflicting_checkpoints_are_found_before_tracing(model, calibration, tm
     assert not any(tmp_path.iterdir())
 
 
-def test_data_calibrates_first(model, calibration, tmp_path, monkeypatch):
-    """--data would do nothing, calibrate another model, or leave its working files behind."""
+@pytest.fixture
+def quick(calibration: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
+    """Calibrating takes no time; what was asked for is noted."""
     asked: list[tuple[str, str]] = []
-    given: list[ExitCalibration] = []
 
     def calibrate(source: str, data: str, out: Path, **options: object) -> None:
         asked.append((source, data))
         shutil.copytree(calibration, out)
+
+    monkeypatch.setattr("tide_calibrate.calibrate.calibrate", calibrate)
+    return asked
+
+
+def instead_of_writing(monkeypatch: pytest.MonkeyPatch, write_bundle: Callable[..., object]) -> None:
+    # By its module: the package's attribute of that name is the function.
+    monkeypatch.setattr(importlib.import_module("tide_export.export"), "write_bundle", write_bundle)
+
+
+def test_data_calibrates_first(model, calibration, quick, tmp_path, monkeypatch):
+    """--data would do nothing, calibrate another model, or leave its working files behind."""
+    given: list[ExitCalibration] = []
 
     def write_bundle(*arguments: object) -> tuple[None, list]:
         given.extend(a for a in arguments if isinstance(a, ExitCalibration))
         assert (given[0].directory / "report/index.html").is_file(), "the report is gone before it was copied"
         return None, []
 
-    monkeypatch.setattr("tide_calibrate.calibrate.calibrate", calibrate)
-    # By its module: the package's attribute of that name is the function.
-    monkeypatch.setattr(importlib.import_module("tide_export.export"), "write_bundle", write_bundle)
+    instead_of_writing(monkeypatch, write_bundle)
     export(str(model), tmp_path / "engine", ExportConfig(data="texts/"))
-    assert asked == [(str(model), "texts/")]
+    assert quick == [(str(model), "texts/")]
     assert given[0].info == read_exit_calibration(calibration).info
     assert [path.name for path in tmp_path.iterdir()] == ["engine"]
+
+
+@pytest.mark.parametrize("failure", [VerificationError("differs"), KeyboardInterrupt()])
+def test_a_failed_export_keeps_the_calibration(failure, model, calibration, quick, tmp_path, monkeypatch):
+    """Minutes of calibration would be lost to a full disk; an earlier one that was kept must survive the next failure."""
+
+    def write_bundle(*_: object) -> None:
+        raise failure
+
+    instead_of_writing(monkeypatch, write_bundle)
+    console = Console(file=io.StringIO(), width=400)
+    for _ in range(2):
+        with pytest.raises(type(failure)):
+            export(str(model), tmp_path / "engine", ExportConfig(data="texts/"), progress=ExportProgress(console))
+    kept = [tmp_path / "engine.calibration", tmp_path / "engine.calibration-2"]
+    assert sorted(tmp_path.iterdir()) == kept
+    assert all(f"--calibration {path}" in console.file.getvalue() for path in kept)
+    assert read_exit_calibration(kept[1]).info == read_exit_calibration(calibration).info
+
+
+def test_without_exits_the_model_is_one_chain(model, tmp_path):
+    """A calibration that found none worth a cut: the bundle must not be cut for nothing, and carry what was recommended."""
+    folder = write_calibration(tmp_path / "calib", [], fingerprint(load_model(str(model), "fp32")), LAYERS, HIDDEN)
+    export(str(model), tmp_path / "engine", ExportConfig(calibration=str(folder), max_seq_len=32))
+    manifest = read_manifest(tmp_path / "engine")
+    assert (manifest.checkpoints, len(manifest.segments)) == ([], 1)
+    assert manifest.calibration is not None and manifest.calibration.exits == []
+    loop = [3, 4, 5] * 6
+    outputs = []
+    for policy in ("auto", "full"):
+        with Engine.load(tmp_path / "engine", EngineOptions(policy=policy, threads=ThreadOptions(1))) as engine:
+            assert engine.policy.name == {"auto": "exact", "full": "full"}[policy]
+            outputs.append(engine.generate(loop, GenerationParams(max_new_tokens=12, ignore_eos=True))[0].token_ids)
+    assert outputs[0] == outputs[1]
