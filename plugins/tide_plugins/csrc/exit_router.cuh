@@ -21,12 +21,11 @@
 #include "ordered_partition.cuh"
 #include "project_group.cuh"
 #include "project_tile.cuh"
+#include "router_score.cuh"
 
 namespace tide {
 
 constexpr int kTileBatch = 32;  // rows of a tile scored together
-
-__device__ __forceinline__ float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
 
 template <typename T>
 __device__ __forceinline__ DownProjection<T> router_projection(const exit_router_params& p) {
@@ -37,12 +36,7 @@ __device__ __forceinline__ DownProjection<T> router_projection(const exit_router
 
 // By a warp: the row's score and whether it exits.
 __device__ __forceinline__ void score_row(const exit_router_params& p, int row, const RowNorm& norm, const float* products) {
-  float total = 0.0f;
-  for (int r = threadIdx.x % 32; r < p.width; r += 32) {
-    const float x = norm.projected(products[r], p.down_sum, r) + p.down_bias[r];
-    total += x * sigmoid(x) * p.up[r];
-  }
-  const float score = sigmoid(warp_sum(total) + *p.up_bias);
+  const float score = router_score({p.down_sum, p.down_bias, p.up, p.up_bias, p.width}, norm, products);
   if (threadIdx.x % 32 == 0) {
     p.score[row] = score;
     p.exits[row] = score >= p.threshold;

@@ -1,0 +1,47 @@
+"""Bring libtide_plugins.so into TensorRT's plugin registry."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from tide_runtime.errors import TargetError
+
+from tide_plugins.trt.bindings import tensorrt
+
+LIBRARY = "libtide_plugins.so"
+VARIABLE = "TIDE_PLUGINS_LIBRARY"
+NAMESPACE, VERSION = "tide", "1"
+PLUGINS = ("TideExitRouter", "TideExitSelect")
+
+
+def load(library: str | os.PathLike[str] | None = None) -> None:
+    """Register TideExitRouter and TideExitSelect, once in a process; parse, build or deserialize engines after it.
+
+    Args:
+        library: the library that plugins/trt builds; by default what ``$TIDE_PLUGINS_LIBRARY`` names.
+
+    Raises:
+        TargetError: TensorRT is not installed, the library is not there, or it was built for another TensorRT.
+    """
+    registry = tensorrt().get_plugin_registry()
+    if all(registry.get_creator(name, VERSION, NAMESPACE) is not None for name in PLUGINS):
+        return
+    path = _existing(library)
+    if registry.load_library(str(path)) is None:
+        raise TargetError(
+            f"TensorRT {tensorrt().__version__} cannot load {path}; its logger says why. Build the library with the headers of "
+            "this TensorRT (plugins/trt/README.md)"
+        )
+
+
+def _existing(library: str | os.PathLike[str] | None) -> Path:
+    named = library if library is not None else os.environ.get(VARIABLE)
+    if named is None:
+        raise TargetError(
+            f"which {LIBRARY} is not said; pass its path or set {VARIABLE}. plugins/trt/README.md tells how to build it"
+        )
+    path = Path(named).expanduser().resolve()
+    if not path.is_file():
+        raise TargetError(f"there is no plugin library {path}; build it as plugins/trt/README.md tells")
+    return path

@@ -1,0 +1,198 @@
+"""The router as ahead-of-time plugins: what `add_exit_router` makes TensorRT launch, launched on the host; and real bindings."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import plugins.fake_tensorrt as fake_tensorrt
+import pytest
+from plugins.host_driver import COMPILE, SHIM
+from tide_plugins.conformance.case import TOLERANCE
+from tide_plugins.kernels import CSRC
+from tide_plugins.plans import LaunchPlan
+from tide_plugins.reference import exit_router
+from tide_plugins.trt import aot
+from tide_runtime.errors import ParamsError, TargetError
+
+DTYPES = {"f32": np.float32, "f16": np.float16, "bf16": ml_dtypes.bfloat16}
+
+
+class Arguments(ctypes.Structure):
+    """SplitArguments of router_split_on_host.cpp."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("hidden", "down", "down_bias", "up", "up_bias")),
+        *((name, ctypes.c_int) for name in ("rows", "hidden_size", "width", "chunk", "epsilon")),
+        *((name, ctypes.c_void_p) for name in ("partial", "score")),
+    )
+
+
+class Plan(ctypes.Structure):
+    _fields_ = (
+        ("grid", ctypes.c_uint32 * 3),
+        ("block", ctypes.c_uint32 * 3),
+        ("shared_bytes", ctypes.c_uint32),
+        ("counters", ctypes.c_uint32),
+        ("workspace_bytes", ctypes.c_int64),
+    )
+
+
+NAMES = {
+    "project": (("hidden", "down"), ("rows", "hidden_size", "width", "chunk"), "partial"),
+    "score": (("hidden", "partial", "down_bias", "up", "up_bias"), ("rows", "hidden_size", "width", "epsilon"), "score"),
+}
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Both kernels, compiled for this machine."""
+    path = tmp_path_factory.mktemp("split") / "kernels.so"
+    include = [f"-I{SHIM}", f"-I{CSRC}", "-include", "cuda_on_host.h", "-DTIDE_GRAPH_CONDITION"]
+    source = str(SHIM.parent / "router_split_on_host.cpp")
+    subprocess.run([*COMPILE, "-O1", *include, source, "-o", str(path)], check=True)
+    return ctypes.CDLL(str(path))
+
+
+@pytest.fixture
+def tensorrt(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The stand-in under TensorRT's names."""
+    for name, module in fake_tensorrt.modules().items():
+        monkeypatch.setitem(sys.modules, name, module)
+    aot.registered.cache_clear()
+    yield
+    aot.registered.cache_clear()
+
+
+def network(library: Any, order: int = 0) -> fake_tensorrt.Network:
+    """A network whose kernels run on the host, given what TensorRT would give them and in its order."""
+
+    def launch(kernel: str, ptx: str, params: Any, inputs: list, scalars: list[int], output: np.ndarray) -> None:
+        signature = re.search(rf"\.entry {kernel}\(([^)]*)\)", ptx)
+        assert signature, f"{kernel} is not in the PTX"
+        kinds = re.findall(r"\.param \.(\w+)", signature[1])
+        assert kinds == ["u64"] * len(inputs) + ["u32"] * len(scalars) + ["u64"]
+        tensors, numbers, result = NAMES[kernel.split("_")[-2]]
+        arguments = Arguments(**dict(zip(tensors, (t.ctypes.data for t in inputs), strict=True)))
+        for name, value in [*zip(numbers, scalars, strict=True), (result, output.ctypes.data)]:
+            setattr(arguments, name, value)
+        plan = LaunchPlan((params.grid_x, params.grid_y, params.grid_z), (params.block_x, 1, 1), params.shared_mem)
+        c_plan = Plan(plan.grid, plan.block, plan.shared_bytes)
+        status = library.tide_split_launch(kernel.encode(), ctypes.byref(arguments), ctypes.byref(c_plan), order)
+        assert status == 0
+
+    return fake_tensorrt.Network(launch)
+
+
+def router(dtype: str, rows: tuple[int, ...], hidden_size: int, width: int) -> list[np.ndarray]:
+    random = np.random.default_rng([*rows, hidden_size, width])
+    hidden = random.normal(size=(*rows, hidden_size)).astype(DTYPES[dtype])
+    down = (random.normal(size=(width, hidden_size)) / np.sqrt(hidden_size)).astype(DTYPES[dtype])
+    return [hidden, down, *(random.normal(size=size).astype(np.float32) for size in (width, width, 1))]
+
+
+def add(network: fake_tensorrt.Network, arrays: list[np.ndarray], rows: int, sm_count: int) -> np.ndarray:
+    tensors = [fake_tensorrt.Tensor(array) for array in arrays]
+    return aot.add_exit_router(network, *tensors, rows=rows, sm_count=sm_count, epsilon=1e-5).array
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("rows, hidden_size, width", [((1,), 64, 1), ((2, 3), 111, 17), ((33,), 1030, 128), ((257,), 512, 256)])
+def test_scores_are_those_of_the_reference(tensorrt, library, dtype, rows, hidden_size, width):
+    """An engine with the plugins would stop other tokens than the calibration promised."""
+    arrays = router(dtype, rows, hidden_size, width)
+    made = network(library)
+    score = add(made, arrays, rows=8, sm_count=20)
+    assert made.layers == [f"tide_exit_router_project_{dtype}", f"tide_exit_router_score_{dtype}"]
+    flat = [arrays[0].reshape(-1, hidden_size), *arrays[1:]]
+    expected = exit_router(*(array.astype(np.float64) for array in flat), threshold=0.5, epsilon=1e-5).score
+    assert score.shape == rows and score.dtype == np.float32
+    np.testing.assert_allclose(score.ravel(), expected, rtol=TOLERANCE[dtype])
+
+
+def test_rows_beyond_those_planned_for_score_the_same(tensorrt, library):
+    """A prompt would be scored wrongly by an engine that was made for single tokens, or blocks race for the partial sums."""
+    arrays = router("f16", (40,), 512, 32)
+    scores = [add(network(library, order), arrays, rows, 132) for rows in (1, 40) for order in (0, 1, 2)]
+    for score in scores[1:3]:
+        np.testing.assert_array_equal(score, scores[0])
+    np.testing.assert_allclose(scores[3], scores[0], rtol=1e-5)
+
+
+@pytest.mark.parametrize("hidden, down", [((2, 64), (257, 64)), ((2, 64), (8, 65)), ((64,), (8, 64)), ((2, 64), (8, -1))])
+def test_shapes_that_do_not_fit_are_refused(tensorrt, hidden, down):
+    """TensorRT would build the engine, and the kernel read beyond its weights."""
+    states, matrix = (SimpleNamespace(shape=shape, dtype=fake_tensorrt.float32) for shape in (hidden, down))
+    with pytest.raises(ParamsError, match=r"expected \["):
+        aot.add_exit_router(None, states, matrix, None, None, None, rows=1, sm_count=1)
+
+
+def test_missing_tensorrt_is_explained(monkeypatch):
+    """A bare ImportError does not tell what to install."""
+    monkeypatch.setitem(sys.modules, "tensorrt", None)
+    aot.registered.cache_clear()
+    with pytest.raises(TargetError, match="pip install tensorrt-cu13"):
+        aot.registered()
+
+
+def test_an_old_tensorrt_is_explained(tensorrt, monkeypatch):
+    """A user of 10.8 would see an AttributeError of a module that is not theirs."""
+    monkeypatch.delattr(sys.modules["tensorrt.plugin"], "aot_impl")
+    with pytest.raises(TargetError, match=r"10\.9"):
+        aot.registered()
+
+
+SYMBOLS = """createInferBuilder_INTERNAL createInferRefitter_INTERNAL createInferRuntime_INTERNAL createNvOnnxParser_INTERNAL
+createNvOnnxParserRefitter_INTERNAL getBuilderPluginRegistry getNvOnnxParserVersion getPluginRegistry initLibNvInferPlugins"""
+
+
+@pytest.mark.skipif(importlib.util.find_spec("tensorrt_bindings") is None, reason="tensorrt-cu13-bindings is not installed")
+def test_the_real_bindings_accept_the_plugins(tmp_path):
+    """tensorrt.plugin checks every argument's name, order and type, and turns sizes into expressions; the stand-in does not.
+
+    The bindings load on any machine when the libraries they name are there, which may be empty.
+    """
+    source = tmp_path / "empty.c"
+    source.write_text("".join(f"void *{symbol}(void) {{ return 0; }}\n" for symbol in SYMBOLS.split()))
+    bindings = importlib.util.find_spec("tensorrt_bindings")
+    assert bindings is not None and bindings.submodule_search_locations is not None
+    command = ["readelf", "-d", str(Path(bindings.submodule_search_locations[0]) / "tensorrt.so")]
+    dynamic = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    stubs = [tmp_path / name for name in re.findall(r"\[(libnv\S+)\]", dynamic)]
+    for stub in stubs:
+        subprocess.run(["gcc", "-shared", "-fPIC", f"-Wl,-soname,{stub.name}", str(source), "-o", str(stub)], check=True)
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, str(Path(__file__).with_name("aot_in_real_bindings.py")), *map(str, stubs)]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    groups, chunks, slices = 2, 8, 7  # of 15 rows in eights, 4096 in 512s, 100 in sixteens
+    ones = {"grid_y": 1, "block_y": 1, "block_z": 1, "shared_mem": 0}
+    launch = ones | {"grid_x": chunks, "grid_z": groups, "block_x": 256}
+    assert found["project"] == {
+        "output": [groups * chunks * 8 * (slices * 16 + 2)],
+        "output_type": "DataType.FLOAT",
+        "launch": launch | {"grid_y": slices},
+        "scalars": [15, 4096, 100, 512],
+        "kernel": "tide_exit_router_project_f16",
+        "in_image": True,
+    }
+    assert found["score"] == {
+        "output": [3, 5],
+        "output_type": "DataType.FLOAT",
+        "launch": launch | {"shared_mem": 8 * slices * 16 * 4},
+        "scalars": [15, 4096, 100, aot.float_bits(1e-5)],
+        "kernel": "tide_exit_router_score_f16",
+        "in_image": True,
+    }

@@ -1,0 +1,75 @@
+"""`tide_plugins.trt.load`: the plugin library in TensorRT's registry, or an error that says what to do."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from tide_plugins import trt
+from tide_runtime.errors import TargetError
+
+
+class Registry:
+    """TensorRT's plugin registry: refuses a library whose plugins it has, as the real one does."""
+
+    def __init__(self) -> None:
+        self.known: set[tuple[str, str, str]] = set()
+        self.loaded: list[str] = []
+        self.readable = True
+
+    def get_creator(self, name: str, version: str, namespace: str) -> object | None:
+        return object() if (name, version, namespace) in self.known else None
+
+    def load_library(self, path: str) -> object | None:
+        if not self.readable or self.known:
+            return None
+        self.loaded.append(path)
+        self.known = {("TideExitRouter", "1", "tide"), ("TideExitSelect", "1", "tide")}
+        return object()
+
+
+@pytest.fixture
+def registry(monkeypatch: pytest.MonkeyPatch) -> Registry:
+    registry, module = Registry(), ModuleType("tensorrt")
+    module.__dict__.update(get_plugin_registry=lambda: registry, __version__="11.1.0")
+    monkeypatch.setitem(sys.modules, "tensorrt", module)
+    monkeypatch.delenv("TIDE_PLUGINS_LIBRARY", raising=False)
+    return registry
+
+
+@pytest.fixture
+def library(tmp_path: Path) -> Path:
+    path = tmp_path / "libtide_plugins.so"
+    path.touch()
+    return path
+
+
+def test_the_library_is_loaded_once(registry, library):
+    """The second engine of a process would fail: TensorRT refuses plugins that it has already."""
+    trt.load(library)
+    trt.load(library)
+    trt.load()
+    assert registry.loaded == [str(library)]
+
+
+def test_the_library_may_be_named_in_the_environment(registry, library, monkeypatch):
+    """A service could not be given the library without changing its code."""
+    monkeypatch.setenv("TIDE_PLUGINS_LIBRARY", str(library))
+    trt.load()
+    assert registry.loaded == [str(library)]
+
+
+def test_what_is_missing_is_said(registry, library, tmp_path, monkeypatch):
+    """TensorRT's own answer to all of these is None."""
+    with pytest.raises(TargetError, match="TIDE_PLUGINS_LIBRARY"):
+        trt.load()
+    with pytest.raises(TargetError, match=r"no plugin library .*absent\.so"):
+        trt.load(tmp_path / "absent.so")
+    registry.readable = False
+    with pytest.raises(TargetError, match=r"TensorRT 11\.1\.0 cannot load"):
+        trt.load(library)
+    monkeypatch.setitem(sys.modules, "tensorrt", None)
+    with pytest.raises(TargetError, match="pip install tensorrt-cu13"):
+        trt.load(library)
