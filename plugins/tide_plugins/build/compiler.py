@@ -14,7 +14,8 @@ from tide_plugins.build.resources import Resources, parse_resources
 from tide_plugins.build.toolchain import find_toolchain
 from tide_plugins.kernels import Kernel
 
-_OPTIONS = ("--std=c++17", "--ptxas-options=-v")
+# Where there is a driver, NVRTC has a cache of its own, and what comes from there brings no report of ptxas.
+_OPTIONS = ("--std=c++17", "--ptxas-options=-v", "--no-cache")
 # ptxas leaves cudaGraphSetConditional to the driver, which has it since 12.4. What CUDA 13 compiles needs a driver of 13
 # anyhow; on a V100 the driver may be any of 12's.
 _OPTIONS_OF_CUDA: Mapping[int, tuple[str, ...]] = {12: (), 13: ("--define-macro=TIDE_GRAPH_CONDITION",)}
