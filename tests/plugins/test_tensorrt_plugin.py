@@ -11,13 +11,14 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from plugins.host_driver import host_library
 
 SOURCES = Path(__file__).parents[2] / "plugins" / "trt"
 IMAGES = sorted(str(image) for image in (SOURCES / "test" / "images").iterdir())
 HEADERS: list[str | None] = [folder for folder in os.environ.get("TENSORRT_INCLUDE_DIR", "").split(os.pathsep) if folder] or [
     None
 ]
-TESTS = 26
+TESTS = 28
 
 needs_cmake = pytest.mark.skipif(shutil.which("cmake") is None, reason="cmake is not installed")
 
@@ -35,8 +36,8 @@ def build(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     if shutil.which("cmake") is None:
         pytest.skip("cmake is not installed")
     folder = tmp_path_factory.mktemp("trt")
-    images = f"-DTIDE_KERNEL_IMAGES={';'.join(IMAGES)}"
-    options = ("-DTIDE_WERROR=ON", "-DTIDE_BUILD_TESTS=ON", "-DCMAKE_BUILD_TYPE=Debug", "-DTIDE_CUDA_ARCHITECTURES=", images)
+    kernels = (f"-DTIDE_KERNEL_IMAGES={';'.join(IMAGES)}", f"-DTIDE_HOST_KERNELS={host_library()}")
+    options = ("-DTIDE_WERROR=ON", "-DTIDE_BUILD_TESTS=ON", "-DCMAKE_BUILD_TYPE=Debug", "-DTIDE_CUDA_ARCHITECTURES=", *kernels)
     configured = configure(folder, request.param, *options)
     assert configured.returncode == 0, configured.stderr
     built = subprocess.run(["cmake", "--build", str(folder), "--parallel", "2"], capture_output=True, text=True)

@@ -91,6 +91,10 @@ CUresult CUDAAPI cuFuncSetAttribute(CUfunction function, CUfunction_attribute at
 CUresult CUDAAPI cuMemsetD8Async(CUdeviceptr address, unsigned char value, size_t bytes, CUstream stream)
 {
     fake_driver().clears.push_back({static_cast<std::uintptr_t>(address), bytes, stream, fake_driver().launches.size()});
+    if (fake_driver().execute != nullptr)
+    {
+        std::memset(reinterpret_cast<void*>(static_cast<std::uintptr_t>(address)), value, bytes);
+    }
     return value == 0 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
@@ -101,6 +105,11 @@ CUresult CUDAAPI cuLaunchKernel(CUfunction function, unsigned grid_x, unsigned g
         name_of(function).c_str(), {grid_x, grid_y, grid_z}, {block_x, block_y, block_z}, shared_bytes, stream, {}};
     std::memcpy(launch.params.data(), params[0], params_size(name_of(function)));
     fake_driver().launches.push_back(launch);
+    tide::LaunchPlan const plan{{grid_x, grid_y, grid_z}, {block_x, block_y, block_z}, shared_bytes, 0, 0};
+    if (fake_driver().execute != nullptr && fake_driver().execute(launch.function, params[0], &plan, 0) != 0)
+    {
+        return CUDA_ERROR_LAUNCH_FAILED;
+    }
     return extra == nullptr ? fake_driver().launch_result : CUDA_ERROR_INVALID_VALUE;
 }
 

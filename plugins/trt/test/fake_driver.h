@@ -1,7 +1,8 @@
-// A stand-in for libcuda.so.1 that runs nothing and records everything.
+// A stand-in for libcuda.so.1 that records everything and runs nothing, or what a test gives it to run kernels with.
 #pragma once
 
 #include <cuda.h>
+#include <launch_plan.h>
 
 #include <array>
 #include <cstdint>
@@ -46,6 +47,9 @@ struct FakeDriver
     CUresult refusal = CUDA_ERROR_NO_BINARY_FOR_GPU;                     //!< the answer to other images
     CUresult launch_result = CUDA_SUCCESS;
     bool capturing = false; //!< then every call that a stream capture forbids fails
+
+    //! When set, runs the kernels of tests/plugins/host_shim: entry point, its parameter struct, launch, order of the threads.
+    int (*execute)(char const*, void const*, LaunchPlan const*, unsigned) = nullptr;
 
     int images_loaded = 0;
     std::map<std::string, int> shared_limit; //!< function -> dynamic shared memory it was allowed

@@ -48,6 +48,7 @@ int main(int argc, char** argv)
             ++failed;
             std::printf("FAILED %s: %s\n", name, error.what());
         }
+        std::fflush(stdout); // a crash in the next one must not take these lines with it
     }
     return failed == 0 ? 0 : 1;
 }

@@ -135,6 +135,7 @@ TEST(router_stays_inside_its_workspace_whatever_the_rows)
             fake_driver().launches.clear();
             fake_driver().clears.clear();
             CHECK(enqueue(*plugin, router_inputs({rows}, DataType::kBF16)) == 0);
+            CHECK(fake_driver().launches.size() == 1 && fake_driver().clears.size() == 1);
             auto const& params = fake_driver().launches[0].as<tide::exit_router_params>();
             auto const plan = tide::plan_exit_router(rows, kHiddenSize, kWidth, 2, 108);
             Clear const& clear = fake_driver().clears[0];
