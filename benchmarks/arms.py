@@ -69,12 +69,6 @@ def _prepare_unsplit(weights: Path, identity: str, folder: Path) -> Path:
     return build_unsplit(weights, identity, folder)
 
 
-def _load_unsplit(folder: Path) -> Arm:
-    from benchmarks.unsplit_arm import UnsplitArm
-
-    return UnsplitArm(folder)
-
-
 def _load_eager(folder: Path) -> Arm:
     from benchmarks.eager_arm import EagerArm
 
@@ -103,7 +97,7 @@ OURS, REFERENCE = "tide", "eager"
 ARMS = {
     OURS: ArmKind("TIDE full, 4 segments", _prepare_tide, _load_tide),
     REFERENCE: ArmKind("HF eager", _as_is, _load_eager),
-    "unsplit": ArmKind("unsplit ONNX graph", _prepare_unsplit, _load_unsplit),
+    "unsplit": ArmKind("unsplit ONNX graph", _prepare_unsplit, _load_tide),
     "compile": ArmKind("HF torch.compile", _as_is, _load_compile),
     "genai": ArmKind("onnxruntime-genai", _prepare_genai, _load_genai),
 }

@@ -1,4 +1,4 @@
-"""Which graphs were launched, on how many rows of how many tokens: what the backend counts by name, counted by shape."""
+"""Which graphs were launched, on how many tokens of how many rows: what the backend counts by name, counted by shape."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tide_runtime.backends.base import Backend, Slots, Step
 from tide_runtime.policies.base import DepthPolicy
 from tide_runtime.row import Row
 
-Launch = tuple[str, int, int]  # graph, rows, tokens of each
+Launch = tuple[str, int, int]  # graph, rows that have tokens, tokens in all
 
 
 class LaunchLog:
@@ -56,7 +56,6 @@ class _LoggedSlots:
     def __init__(self, slots: Slots, log: LaunchLog) -> None:
         self.capacity = slots.capacity
         self._slots, self._log = slots, log
-        self._steps: dict[tuple[int, int, int], tuple[Step, _LoggedStep]] = {}
 
     @property
     def layers_launched(self) -> int:
@@ -66,24 +65,20 @@ class _LoggedSlots:
     def layers_launched(self, value: int) -> None:
         self._slots.layers_launched = value
 
-    def step(self, first_row: int, rows: int, seq: int) -> Step:
-        key, step = (first_row, rows, seq), self._slots.step(first_row, rows, seq)
-        known = self._steps.get(key)
-        if known is None or known[0] is not step:  # the backend forgets steps that were not used for long
-            known = self._steps[key] = step, _LoggedStep(step, self._log)
-        return known[1]
+    def step(self, first_row: int, counts: Sequence[int], wanted: Sequence[int] = ()) -> Step:
+        rows = sum(count > 0 for count in counts)
+        return _LoggedStep(self._slots.step(first_row, counts, wanted), self._log, rows, sum(counts))
 
     def move_row(self, source: int, target: int, length: int) -> None:
         self._slots.move_row(source, target, length)
 
 
 class _LoggedStep:
-    def __init__(self, step: Step, log: LaunchLog) -> None:
+    def __init__(self, step: Step, log: LaunchLog, rows: int, tokens: int) -> None:
         self.input_ids, self.hidden, self.score = step.input_ids, step.hidden, step.score
         self.logits, self.token, self.place = step.logits, step.token, step.place
-        self._run, self._log = step.run, log
-        self._rows, self._seq = step.input_ids.shape
+        self._run, self._log, self._shape = step.run, log, (rows, tokens)
 
     def run(self, graph: str) -> None:
-        self._log.current[graph, self._rows, self._seq] += 1
+        self._log.current[graph, *self._shape] += 1
         self._run(graph)

@@ -37,7 +37,7 @@ from benchmarks.report import Report
 from benchmarks.scripted_exits import ScriptedArm, SkippingPolicy, Texts
 from benchmarks.tide_arm import export_bundle, load_engine
 from benchmarks.turns import Arm, Group, take_turns
-from benchmarks.unsplit_arm import UnsplitDepth, build_unsplit, unsplit_engine
+from benchmarks.unsplit_arm import build_unsplit
 
 COST_SEQS = (1, 2, 4, 6, 16, 64)  # tokens at once: single ones, drafts, and what `exit` defers
 BASELINES = ("unsplit", "full")
@@ -66,10 +66,10 @@ def set_stage(model: BenchModel, baseline: str, cache: Path) -> Stage:
         table = measure_costs(bundle, rows=(1,), seqs=COST_SEQS, threads=ThreadOptions(shared=True))
     with console.status(f"{model.name}: load"):
         # The uncut graph first: while it loads, a second engine is in memory for a moment.
-        whole = LoggedEngine(unsplit_engine(unsplit)) if unsplit else None
+        whole = LoggedEngine(load_engine(unsplit)) if unsplit else None
         engine = LoggedEngine(load_engine(bundle))
     manifest = with_exits(engine.manifest, [place], table, exact_threshold=0.5, exit_threshold=0.5)
-    base = EngineArm(whole, UnsplitDepth(whole.manifest)) if whole else EngineArm(engine, FullDepth(manifest, CHUNK))
+    base = EngineArm(whole or engine, FullDepth((whole or engine).manifest, CHUNK))
     return Stage(engine, manifest, base, StepCosts(manifest))
 
 

@@ -12,6 +12,7 @@ from tide_runtime.manifest import Manifest
 from tide_runtime.policies import make_policy
 from tide_runtime.policies.base import DepthPolicy
 from tide_runtime.policies.exit import ExitDepth
+from tide_runtime.policies.full import FullDepth
 from tide_runtime.policies.options import DepthOptions
 from tide_runtime.step_costs import StepCosts
 
@@ -26,7 +27,7 @@ from benchmarks.policy_list import HF_TITLES, POLICIES, PolicyArm
 from benchmarks.random_twin import random_identity, random_twin
 from benchmarks.tide_arm import export_bundle, load_engine
 from benchmarks.turns import Arm, Group
-from benchmarks.unsplit_arm import UnsplitDepth, build_unsplit, unsplit_engine
+from benchmarks.unsplit_arm import build_unsplit
 
 CHUNK = 256  # prompt tokens per prefill step, the engine's default
 NEVER_SURE = 1.0  # a threshold that no softmax of a random model reaches
@@ -102,8 +103,8 @@ def random_arms(calibrated: Path, wanted: Sequence[str], cache: Path) -> ArmSet:
 
 
 def _baseline(folder: Path) -> EngineArm:
-    engine = LoggedEngine(unsplit_engine(folder))
-    return EngineArm(engine, UnsplitDepth(engine.manifest))
+    engine = LoggedEngine(load_engine(folder))
+    return EngineArm(engine, FullDepth(engine.manifest, CHUNK))
 
 
 def _costs(manifest: Manifest) -> StepCosts | None:

@@ -1,8 +1,11 @@
 """What does cutting cost? One decode step through 1, 2, 4, 6 segments against the same step through the unsplit graph.
 
-Both run with the runtime's own loop, caches and bindings, in turn, in one process; a ratio is the median over rounds of
-(segments' time / unsplit's time of the same round). ``--pool shared`` is what TIDE's commands use: one thread pool for all
-sessions. ``--pool own`` is the default for embedding: each session has its pool.
+The unsplit graph is a bundle that is cut nowhere, so "1 segment" is the same once more, with its weights elsewhere in
+memory: how far its ratio is from 1 is how far the others may be off. Where weights happen to lie is worth a few percent, so
+everything is loaded several times (``--loads``). All arms run with the runtime's own loop, caches and bindings, in turn, in
+one process; a ratio is the median over rounds of (segments' time / unsplit's time of the same round). ``--pool shared`` is
+what TIDE's commands use: one thread pool for all sessions. ``--pool own`` is the default for embedding: each session has
+its pool; the unsplit graph then gets ONNX Runtime's own defaults, which suit one graph best.
 """
 
 from __future__ import annotations
@@ -20,15 +23,17 @@ from rich.console import Console
 from rich.table import Table
 from tide_runtime.backends.base import Backend, Step
 from tide_runtime.backends.onnxruntime_cpu import OnnxRuntimeBackend
-from tide_runtime.backends.threads import ThreadOptions, session_options
+from tide_runtime.backends.threads import ThreadOptions
 from tide_runtime.bundle import Bundle
 
 from benchmarks.models import BENCH_MODELS
 from benchmarks.report import Report
-from benchmarks.unsplit_arm import GRAPH, load_unsplit, write_arms
+from benchmarks.unsplit_arm import write_cuts
 
 START = 128  # cache slots filled before the timed steps
 SEGMENTS = (1, 2, 4, 6)
+UNSPLIT = "unsplit"
+SEQS = (1, 4)  # tokens of the timed steps: decoding, and verifying three drafts
 
 
 @dataclass(frozen=True)
@@ -40,15 +45,24 @@ class Arm:
 
 
 def load_arms(directory: Path, threads: ThreadOptions) -> dict[str, Arm]:
-    bundles = {count: Bundle.open(directory / f"segments_{count}", verify=False) for count in SEGMENTS}
-    arms = {}
-    for count, bundle in bundles.items():
-        graphs = (*(s.name for s in bundle.manifest.segments), "head")
-        arms[f"{count}"] = Arm(OnnxRuntimeBackend.load(bundle, "cpu", threads), graphs)
-    # The unsplit graph gets what suits it best: the shared pool, or ONNX Runtime's own defaults.
-    options = session_options(threads) if threads.shared else ort.SessionOptions()
-    arms[GRAPH] = Arm(load_unsplit(directory, bundles[1].manifest, options), (GRAPH,))
-    return arms
+    bundles = {str(count): Bundle.open(directory / f"segments_{count}", verify=False) for count in SEGMENTS}
+    arms = {name: Arm(OnnxRuntimeBackend.load(b, "cpu", threads), _segments(b)) for name, b in bundles.items()}
+    whole = bundles["1"]
+    backend = OnnxRuntimeBackend.load(whole, "cpu", threads) if threads.shared else _with_defaults(whole)
+    return {UNSPLIT: Arm(backend, _segments(whole)), **arms}
+
+
+def _with_defaults(bundle: Bundle) -> OnnxRuntimeBackend:
+    """A bundle's graphs in sessions with ONNX Runtime's default options."""
+    files, layers = (
+        bundle.manifest.targets["cpu"].graphs,
+        {s.name: bundle.manifest.model.num_layers for s in bundle.manifest.segments},
+    )
+    return OnnxRuntimeBackend(bundle.manifest, layers, lambda name: ort.InferenceSession(str(bundle.path(files[name]))))
+
+
+def _segments(bundle: Bundle) -> tuple[str, ...]:
+    return tuple(segment.name for segment in bundle.manifest.segments)
 
 
 def time_step(step: Step, graphs: tuple[str, ...], steps: int) -> float:
@@ -65,7 +79,7 @@ def time_step(step: Step, graphs: tuple[str, ...], steps: int) -> float:
 
 def measure(arms: dict[str, Arm], seq: int, rounds: int, steps: int) -> dict[str, list[float]]:
     """ms per step of every arm in every round; the order turns so that no arm always follows the same one."""
-    prepared = {name: arm.backend.slots(1).step(0, 1, seq) for name, arm in arms.items()}
+    prepared = {name: arm.backend.slots(1).step(0, [seq], [seq]) for name, arm in arms.items()}
     names = list(arms)
     results: dict[str, list[float]] = {name: [] for name in names}
     for turn in range(rounds):
@@ -78,12 +92,13 @@ def measure(arms: dict[str, Arm], seq: int, rounds: int, steps: int) -> dict[str
 def main(
     models: Annotated[str, typer.Option(help="Comma-separated: llama12x512, demo.")] = "llama12x512,demo",
     pool: Annotated[str, typer.Option(help="shared (as TIDE's commands run) or own (as embedded by default).")] = "shared",
-    rounds: Annotated[int, typer.Option(help="Rounds in which every arm runs once.")] = 15,
+    loads: Annotated[int, typer.Option(help="How often everything is loaded anew.")] = 4,
+    rounds: Annotated[int, typer.Option(help="Rounds in which every arm runs once, per load.")] = 5,
     steps: Annotated[int, typer.Option(help="Decode steps per arm and round.")] = 40,
     json: Annotated[Path | None, typer.Option(help="Write all figures to this file.")] = None,
 ) -> None:
     """Measure the segment tax."""
-    report = Report("segment_tax", pool=pool, rounds=rounds, steps=steps, start=START)
+    report = Report("segment_tax", pool=pool, loads=loads, rounds=rounds, steps=steps, start=START)
     table = Table(
         "model",
         "S",
@@ -93,18 +108,23 @@ def main(
     )
     with tempfile.TemporaryDirectory() as temporary:
         for model in models.split(","):
-            write_arms(BENCH_MODELS[model](), Path(temporary) / model, SEGMENTS, max_seq_len=512)
+            write_cuts(BENCH_MODELS[model](), Path(temporary) / model, SEGMENTS, max_seq_len=512)
         for model in models.split(","):
-            arms = load_arms(Path(temporary) / model, ThreadOptions(shared=pool == "shared"))
-            for seq in (1, 4):
-                table.add_row(model, str(seq), *_record(report, model, seq, measure(arms, seq, rounds, steps)))
-            del arms
+            times: dict[int, dict[str, list[float]]] = {seq: {} for seq in SEQS}
+            for _ in range(loads):
+                arms = load_arms(Path(temporary) / model, ThreadOptions(shared=pool == "shared"))
+                for seq in SEQS:
+                    for name, measured in measure(arms, seq, rounds, steps).items():
+                        times[seq].setdefault(name, []).extend(measured)
+                del arms
+            for seq in SEQS:
+                table.add_row(model, str(seq), *_record(report, model, seq, times[seq]))
     Console().print(table)
     report.finish(json)
 
 
 def _record(report: Report, model: str, seq: int, times: dict[str, list[float]]) -> list[str]:
-    base = np.array(times[GRAPH])
+    base = np.array(times[UNSPLIT])
     prefix = ("" if model == "llama12x512" else f"{model}_") + "segment_tax"
     cells = [f"{np.median(base):.3f}"]
     report.add(f"{prefix}_unsplit_ms_s{seq}", float(np.median(base)))

@@ -16,8 +16,8 @@ class ExportConfig:
 
     Args:
         dtype: precision of weights and caches, fp32, fp16 or bf16.
-        checkpoints: where to cut, in layers run before the cut: ``"6,12,18"``, ``"every:6"`` or ``"auto"`` (what the
-            calibration needs; four even segments without one).
+        checkpoints: where to cut, in layers run before the cut: ``"6,12,18"``, ``"every:6"``, ``"none"`` or
+            ``"auto"`` (what the calibration needs; four even segments without one).
         max_seq_len: KV cache slots per row (prompt and output together), in tokens; None takes the model's own
             maximum, at most 4096.
         targets: kinds of machine to compile for.
@@ -48,8 +48,10 @@ class ExportConfig:
                 "both a calibration and data to calibrate on are given; leave out --data to use the calibration as it is, "
                 "or leave out --calibration to make a new one"
             )
-        if not re.fullmatch(r"auto|every:[1-9]\d*|\d+(,\d+)*", self.checkpoints):
-            raise ParamsError(f"checkpoints is {self.checkpoints!r}; set it to layers such as 6,12,18, to every:6, or to auto")
+        if not re.fullmatch(r"auto|none|every:[1-9]\d*|\d+(,\d+)*", self.checkpoints):
+            raise ParamsError(
+                f"checkpoints is {self.checkpoints!r}; set it to layers such as 6,12,18, to every:6, to none, or to auto"
+            )
 
 
 def place_checkpoints(spec: str, num_layers: int, calibration: CalibrationInfo | None = None) -> list[int]:
@@ -80,6 +82,8 @@ def _layers(spec: str, num_layers: int) -> list[int]:
     if spec == "auto":
         pieces = min(4, num_layers)
         return [round(i * num_layers / pieces) for i in range(1, pieces)]
+    if spec == "none":
+        return []
     if spec.startswith("every:"):
         return list(range(int(spec[6:]), num_layers, int(spec[6:])))
     layers = [int(part) for part in spec.split(",")]

@@ -1,24 +1,29 @@
 """Cut a traced model at its boundaries into segments and a head: each one ONNX graph with the contract's names.
 
-    segment_0  input_ids, position_ids, write_index, key_cache_i, value_cache_i … → hidden_out, key_cache_out_i, …
-    segment_n  hidden, position_ids, write_index, key_cache_i, value_cache_i … → hidden_out, key_cache_out_i, …
-    head       hidden → logits, token (the argmax)
+    segment_0     input_ids, position_ids, write_index, key_cache_i, value_cache_i … → hidden_out, key_cache_out_i, …
+    segment_n     hidden, position_ids, write_index, key_cache_i, value_cache_i … → hidden_out, key_cache_out_i, …
+    last segment  …, logits_index → logits, token (the argmax), key_cache_out_i, …
+    head          hidden → logits, token: for early exits
 
-The embedding is part of the first segment: it is never run alone, and a launch costs as much as half a small layer.
-Cache indices are the model's layer numbers. Boundaries that are not cut become plain edges.
+The embedding is part of the first segment and the LM head part of the last: neither is ever run alone by the whole model,
+and a launch costs as much as half a small layer. ``logits_index`` [N] says which tokens of the step (counted through all of
+its rows) want logits, so that a prompt's other tokens cost none. Cache indices are the model's layer numbers. Boundaries
+that are not cut become plain edges; without any, the only segment is the whole model.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import onnx_ir as ir
 import onnx_ir.passes.common as common
+from onnx_ir.tape import Tape
 from tide_runtime.errors import UnsupportedModelError
 
-from .passes.graph_walk import new_value
+from .passes.graph_walk import array_initializer, new_value, rename_dims
 from .trace import TracedModel
 
 
@@ -77,21 +82,42 @@ def cut(model: ir.Model, num_layers: int) -> list[CutGraph]:
     """Cut at the boundaries that are left in ``model``: segment_0 …, head."""
     graph = model.graph
     marks = boundary_nodes(graph)
+    head = CutGraph("head", _piece(model, "head", marks[num_layers].outputs[0], graph.outputs[0], []))
+    _choose_tokens(graph, marks[num_layers])
     graphs = []
     for number, (first, end) in enumerate(itertools.pairwise([0, *sorted(marks)])):
         hidden = marks[first].outputs[0] if first else None
-        piece = _piece(model, f"segment_{number}", hidden, marks[end].inputs[0], list(range(first, end)))
+        result = graph.outputs[0] if end == num_layers else marks[end].inputs[0]
+        piece = _piece(model, f"segment_{number}", hidden, result, list(range(first, end)))
         graphs.append(CutGraph(f"segment_{number}", piece, (first, end)))
-    graphs.append(CutGraph("head", _piece(model, "head", marks[num_layers].outputs[0], graph.outputs[0], [])))
-    return graphs
+    return [*graphs, head]
 
 
-def unsplit(model: ir.Model, num_layers: int) -> ir.Model:
-    """The whole model as one graph with the same inputs and outputs as the chain of its pieces (the baseline)."""
-    for node in boundary_nodes(model.graph).values():
-        ir.convenience.replace_all_uses_with(node.outputs[0], node.inputs[0])
-        model.graph.remove(node, safe=True)
-    return _piece(model, "unsplit", None, model.graph.outputs[0], list(range(num_layers)))
+def _choose_tokens(graph: ir.Graph, last: ir.Node) -> None:
+    """Let only the tokens at ``logits_index`` into the head: [B, S, H] → [1, N, H]."""
+    states = last.inputs[0]
+    index = ir.val("logits_index", dtype=ir.DataType.INT64, shape=["wanted"])
+    assert states is not None and states.shape is not None
+    graph.inputs.append(index)
+    tape = Tape()
+    rows = array_initializer(graph, "logits_index.rows", np.array([-1, states.shape[-1]], np.int64))
+    axis = array_initializer(graph, "logits_index.axis", np.array([0], np.int64))
+    chosen = tape.op("Unsqueeze", [tape.op("Gather", [tape.op("Reshape", [states, rows]), index], {"axis": 0}), axis])
+    chosen.type, chosen.shape = states.type, states.shape
+    graph.insert_before(last, tape.nodes)
+    ir.convenience.replace_all_uses_with(last.outputs[0], chosen)
+    rename_dims(_made_from(chosen), {states.shape[0]: 1, states.shape[1]: "wanted"})
+
+
+def _made_from(value: ir.Value) -> Iterator[ir.Value]:
+    """``value`` and everything that is computed from it."""
+    pending, seen = [value], set()
+    while pending:
+        current = pending.pop()
+        if current not in seen:
+            seen.add(current)
+            yield current
+            pending += [output for node, _ in current.uses() for output in node.outputs]
 
 
 def _piece(model: ir.Model, name: str, hidden: ir.Value | None, result: ir.Value | None, layers: Sequence[int]) -> ir.Model:
@@ -104,6 +130,8 @@ def _piece(model: ir.Model, name: str, hidden: ir.Value | None, result: ir.Value
     outputs = [result]
     if layers:
         inputs.append(values["write_index"])
+    if layers and values["logits"] is result:
+        inputs.append(values["logits_index"])
     for layer in layers:
         inputs += [values[f"key_cache_{layer}"], values[f"value_cache_{layer}"]]
         outputs += [values[f"key_cache_out_{layer}"], values[f"value_cache_out_{layer}"]]

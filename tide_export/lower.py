@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 from tide_runtime.manifest import batched_graph
 
-from tide_export.cut import CutGraph, cut, keep_boundaries, name_values, unsplit
+from tide_export.cut import CutGraph, cut, keep_boundaries, name_values
 from tide_export.passes.base import LoweringContext, PassReport, run_passes
 from tide_export.targets.base import Target
 from tide_export.trace import TracedModel
@@ -70,10 +70,3 @@ def lower_several_rows(model: ir.Model, target: Target, context: LoweringContext
     copy = model.clone()
     copy.graph.name = batched_graph(model.graph.name or "")
     return copy, run_passes(copy, target.several_rows, context)
-
-
-def lower_unsplit(traced: TracedModel, target: Target, context: LoweringContext) -> ir.Model:
-    """The prepared model as one graph with the same lowering: the baseline that segments are measured against."""
-    model = unsplit(keep_boundaries(traced, []), traced.num_layers)
-    run_passes(model, target.pieces, context)
-    return model

@@ -84,12 +84,12 @@ def _check(loaded: LoadedModel, engine: Engine, name: str, ids: list[int], dtype
 
 def prompt_logits(engine: Engine, ids: list[int]) -> np.ndarray:
     """The compiled model's logits [S, V] fp32 for every token of a prompt, from an empty cache."""
-    step = engine.backend.slots(1).step(0, 1, len(ids))
-    step.input_ids[0] = ids
+    step = engine.backend.slots(1).step(0, [len(ids)], [len(ids)])
+    step.input_ids[:] = ids
     step.place([0])
-    for graph in [*(s.name for s in engine.manifest.segments), "head"]:
-        step.run(graph)
-    return step.logits[0].astype(np.float32)
+    for segment in engine.manifest.segments:
+        step.run(segment.name)
+    return step.logits.astype(np.float32)
 
 
 def _eager_logits(loaded: LoadedModel, ids: list[int]) -> np.ndarray:

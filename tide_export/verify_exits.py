@@ -49,7 +49,7 @@ def verify_exits(directory: Path, tensors: ExitTensors) -> list[ExitCheck]:
 
 
 def exit_reference(info: ExitInfo, tensors: ExitTensors, hidden: NDArray[np.generic]) -> dict[str, NDArray[np.float64]]:
-    """An exit's outputs by the formulas of `tide_export.exit_graphs`, in float64, from ``hidden`` [B, S, H]."""
+    """An exit's outputs by the formulas of `tide_export.exit_graphs`, in float64, from ``hidden`` [T, H]."""
     exact = {name: tensor.astype(np.float64) for name, tensor in tensors.items()}
     wide = hidden.astype(np.float64)
     normed = wide / np.sqrt((wide**2).mean(-1, keepdims=True) + RMS_EPSILON)
@@ -76,8 +76,8 @@ def _checks(engine: Engine, tensors: ExitTensors) -> list[ExitCheck]:
 def _differences(engine: Engine, ids: list[int], tensors: ExitTensors) -> dict[tuple[str, str], float]:
     """(graph, output) → max |Δ| over a prompt: of a score as it is, of a state as a share of the largest value."""
     assert engine.manifest.calibration is not None
-    step = engine.backend.slots(1).step(0, 1, len(ids))
-    step.input_ids[0] = ids
+    step = engine.backend.slots(1).step(0, [len(ids)])
+    step.input_ids[:] = ids
     step.place([0])
     for segment in engine.manifest.segments:
         step.run(segment.name)

@@ -17,7 +17,7 @@ from tide_runtime.backends.base import Backend
 from tide_runtime.backends.threads import ThreadOptions
 from tide_runtime.calibration import CostTable, StepCost
 from tide_runtime.errors import CalibrationError
-from tide_runtime.manifest import Manifest
+from tide_runtime.manifest import HEAD, Manifest
 
 from tide_calibrate.host_time import measure_host_ms
 
@@ -53,8 +53,8 @@ def measure_costs(
         rounds: passes over all shapes, interleaved so that a slow moment of the machine meets all of them.
         budget_s: no new pass starts after this many seconds (after three passes).
 
-    ``unsplit_ms`` follows from the fit: launch + L layers + head + host, with the head's own launch taken off, for the
-    uncut graph is launched once. Raises CalibrationError when all segments have the same depth.
+    ``unsplit_ms`` follows from the fit: launch + L layers + the head without a launch of its own + host.
+    Raises CalibrationError when all segments have the same depth.
     """
     engine = Engine.load(bundle, EngineOptions(target=target, policy="full", threads=threads or ThreadOptions()))
     manifest = engine.manifest
@@ -80,7 +80,6 @@ def time_graphs(
     """
     shapes = list(shapes)
     slots = backend.slots(max(rows for rows, _ in shapes))
-    steps = {shape: slots.step(0, *shape) for shape in shapes}
     graphs = [graph.name for graph in manifest.graphs]
     samples: dict[Shape, dict[str, list[float]]] = {shape: {name: [] for name in graphs} for shape in shapes}
     begin = clock()
@@ -89,11 +88,12 @@ def time_graphs(
             break
         for shape in shapes:
             rows, seq = shape
-            steps[shape].place([min(START, manifest.max_seq_len - seq)] * rows)
+            step = slots.step(0, [seq] * rows, [seq] * rows)
+            step.place([min(START, manifest.max_seq_len - seq)] * rows)
             for repeat in range(WARM_UPS + 1):
                 for name in graphs:
                     start = clock()
-                    steps[shape].run(name)
+                    step.run(name)
                     if repeat == WARM_UPS:
                         samples[shape][name].append((clock() - start) * 1e3)
     return {
@@ -103,15 +103,20 @@ def time_graphs(
 
 
 def fit_step(manifest: Manifest, shape: Shape, graph_ms: Mapping[str, float], host_ms: float) -> StepCost:
-    """The cost of one shape from the times of its graphs: least squares of launch + n * layer over the segments' depths n."""
-    depths = np.array([segment.layers[1] - segment.layers[0] for segment in manifest.segments if segment.layers], float)
-    times = np.array([graph_ms[segment.name] for segment in manifest.segments])
-    layer, launch = np.polyfit(depths, times, 1)
+    """The cost of one shape from the times of its graphs: least squares of launch + n * layer over the segments' depths n.
+
+    The last segment ends in the head, which is a third unknown: the graph ``head`` takes launch + head.
+    """
+    depths = [segment.layers[1] - segment.layers[0] for segment in manifest.segments if segment.layers]
+    unknowns = [[1.0, depth, 0.0] for depth in depths[:-1]] + [[1.0, depths[-1], 1.0], [1.0, 0.0, 1.0]]
+    times = [*(graph_ms[segment.name] for segment in manifest.segments), graph_ms[HEAD]]
+    launch, layer, _ = np.linalg.lstsq(np.array(unknowns, float), np.array(times), rcond=None)[0]
     if launch < 0 or layer <= 0:  # noise; through the origin then
-        layer, launch = float(depths @ times / (depths @ depths)), 0.0
+        shallow = np.array(depths[:-1], float)
+        layer, launch = float(shallow @ np.array(times[:-2]) / (shallow @ shallow)), 0.0
     exits = [ms for name, ms in graph_ms.items() if name.startswith("exit_")]
     exit_ms = float(np.mean(exits)) if exits else launch + layer * _exit_share(manifest)
-    return StepCost(*shape, float(launch), float(layer), graph_ms["head"], float(exit_ms), host_ms)
+    return StepCost(*shape, float(launch), float(layer), graph_ms[HEAD], float(exit_ms), host_ms)
 
 
 def check_depths(manifest: Manifest) -> None:
@@ -126,7 +131,7 @@ def check_depths(manifest: Manifest) -> None:
 
 
 def unsplit_ms(steps: Iterable[StepCost], num_layers: int) -> float:
-    """One decode step of the uncut model, one row. The head's time holds a launch that the uncut graph does not have."""
+    """One decode step of the uncut model, one row. The head's time holds a launch, which serves for the whole graph."""
     one = next((step for step in steps if (step.rows, step.seq) == (1, 1)), None)
     if one is None:
         raise CalibrationError("one row of one token was not measured; include 1 in rows and in seqs")

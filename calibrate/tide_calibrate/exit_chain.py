@@ -64,7 +64,7 @@ def chain_costs(options: Sequence[ExitOption], num_layers: int, times: StepTimes
     step = step + [option.ask_ms for option in options] + (before @ wrong.T) / reached * wrong_ms
     step[1:][places[None] <= places[:, None]] = np.inf
     whole = float(times.launch[1] + num_layers * times.layer[1])
-    end = np.concatenate([[whole], times.launch[1] + (num_layers - places) * fixed]) + times.head[1] + times.host
+    end = np.concatenate([[whole], times.launch[1] + (num_layers - places) * fixed]) + times.logits[1] + times.host
     return ChainCosts(step, (before @ passes.T) / reached, end)
 
 

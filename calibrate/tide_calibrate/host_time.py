@@ -64,7 +64,6 @@ class _WatchedSlots:
     def __init__(self, slots: Slots, stopwatch: _Stopwatch) -> None:
         self.capacity = slots.capacity
         self._slots, self._stopwatch = slots, stopwatch
-        self._steps: dict[tuple[int, int, int], Step] = {}
 
     @property
     def layers_launched(self) -> int:
@@ -74,24 +73,21 @@ class _WatchedSlots:
     def layers_launched(self, value: int) -> None:
         self._slots.layers_launched = value
 
-    def step(self, first_row: int, rows: int, seq: int) -> Step:
-        key = (first_row, rows, seq)
-        if key not in self._steps:
-            self._steps[key] = _WatchedStep(self._slots.step(*key), self._stopwatch)
-        return self._steps[key]
+    def step(self, first_row: int, counts: Sequence[int], wanted: Sequence[int] = ()) -> Step:
+        return _WatchedStep(self._slots.step(first_row, counts, wanted), self._stopwatch, len(counts), max(counts))
 
     def move_row(self, source: int, target: int, length: int) -> None:
         self._slots.move_row(source, target, length)
 
 
 class _WatchedStep:
-    def __init__(self, step: Step, stopwatch: _Stopwatch) -> None:
+    def __init__(self, step: Step, stopwatch: _Stopwatch, rows: int, seq: int) -> None:
         self.input_ids, self.hidden, self.score = step.input_ids, step.hidden, step.score
         self.logits, self.token = step.logits, step.token
-        self._step, self._stopwatch = step, stopwatch
+        self._step, self._stopwatch, self._shape = step, stopwatch, (rows, seq)
 
     def place(self, lengths: Sequence[int]) -> None:
-        self._stopwatch.place(*self.input_ids.shape)
+        self._stopwatch.place(*self._shape)
         self._step.place(lengths)
 
     def run(self, graph: str) -> None:

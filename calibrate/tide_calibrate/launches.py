@@ -25,7 +25,7 @@ class LaunchCounts:
     Args:
         tokens: of the text.
         batches: [K + 1][S], how often a level was run for S tokens at once.
-        heads: [S], how often the LM head was run on S final states.
+        heads: [S], how often the last segment gave the logits of S tokens.
         turns: how often the runtime's own loop came round: for every token that asked, and for every run of the last layers.
         fills: [K + 1], tokens whose K and V of a level were projected instead of computed.
     """
@@ -81,7 +81,7 @@ def price(
     """The time of all launches in ``counts``; ``stops``: see `first_stops`; ``kv_fill_ms``: of one layer and token."""
     places = cuts([decision.info for decision in decisions], num_layers)
     edges = [0, *(decision.info.checkpoint for decision in decisions), num_layers]
-    ms, layers = times.host * counts.turns + float(np.dot(counts.heads, times.head)), 0
+    ms, layers = times.host * counts.turns + float(np.dot(counts.heads, times.logits)), 0
     for level, (first, end) in enumerate(itertools.pairwise(edges)):
         launches = 1 + sum(first < place < end for place in places)
         ms += float(np.dot(counts.batches[level], times.segments(launches, end - first)))

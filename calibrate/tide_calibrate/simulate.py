@@ -20,7 +20,7 @@ from tide_calibrate.traces import SplitTrace
 def simulate_full(trace: SplitTrace, checkpoints: Sequence[int], costs: CostTable) -> PolicySimulation:
     """Policy ``full`` on the model cut at ``checkpoints``: the uncut model and a launch for every further graph."""
     times, layers = StepTimes(costs, 1), trace.num_layers
-    ms = float(times.segments(len(checkpoints) + 1, layers)[1] + times.head[1] + times.host)
+    ms = float(times.segments(len(checkpoints) + 1, layers)[1] + times.logits[1] + times.host)
     return PolicySimulation("full", len(trace.window), times.unsplit / ms, ms, layers, 1.0, None, 0.0, {layers: 1.0})
 
 

@@ -29,6 +29,7 @@ class StepTimes:
         self.launch = _line(sizes, np.array([step.launch_ms for step in steps]), most)
         self.layer = _line(sizes, np.array([step.layer_ms for step in steps]), most)
         self.head = _line(sizes, np.array([step.head_ms for step in steps]), most)
+        self.logits = _line(sizes, np.array([step.logits_ms for step in steps]), most)
         self.exit = steps[0].exit_ms
         self.host = steps[0].host_ms
         self.unsplit = costs.unsplit_ms

@@ -100,8 +100,8 @@ class CertificateInfo:
 class StepCost:
     """Milliseconds of launching graphs on ``rows`` rows of ``seq`` tokens each.
 
-    A segment of n layers takes ``launch_ms + n * layer_ms``; ``head_ms`` is the whole head; ``exit_ms`` a router or
-    translator graph; ``host_ms`` what the runtime's own loop adds to one decode step.
+    A segment of n layers takes ``launch_ms + n * layer_ms``, the last one ``logits_ms`` more; ``head_ms`` is the graph
+    ``head``; ``exit_ms`` a router or translator graph; ``host_ms`` what the runtime's own loop adds to one decode step.
     """
 
     rows: int
@@ -111,6 +111,11 @@ class StepCost:
     head_ms: float
     exit_ms: float
     host_ms: float
+
+    @property
+    def logits_ms(self) -> float:
+        """The head inside the last segment, which needs no launch of its own."""
+        return max(0.0, self.head_ms - self.launch_ms)
 
 
 @dataclass(frozen=True)

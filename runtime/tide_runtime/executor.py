@@ -1,22 +1,23 @@
-"""The one mechanism of lazy depth: advance segments for the tokens that wait, ask exits, run the head.
+"""The one mechanism of lazy depth: advance segments for the tokens that wait, and ask exits.
 
 Rows stand in slots 0, 1, … A step is a run of slots, so rows between two that are advanced, and rows with fewer tokens than
-their neighbours, carry garbage on the right: no valid query sees it and the next write overwrites it (the segment contract).
+their neighbours, may get garbage behind what they have: no valid query sees it, the next write overwrites it (the segment
+contract).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tide_runtime.backends.base import Slots
+from tide_runtime.backends.base import Slots, Step
 from tide_runtime.exits import Exit, bundle_exits
 from tide_runtime.frontier import Frontier
-from tide_runtime.manifest import Manifest
+from tide_runtime.manifest import HEAD, Manifest
 from tide_runtime.row import Row
 
 
@@ -48,11 +49,21 @@ class Executor:
 
     def frontier(self, slots: Slots, row: Row, room: int) -> Frontier:
         """The record of a row whose first ``row.length`` tokens have been through every segment."""
-        dtype = slots.step(row.slot, 1, 1).hidden[0].dtype
+        dtype = slots.step(row.slot, [1]).hidden[0].dtype
         return Frontier(self.depth, self._hidden_size, room, dtype, row.length)
 
-    def advance(self, slots: Slots, rows: Sequence[Row], chosen: Sequence[int], first: int, end: int) -> None:
-        """Run segments ``first`` … ``end - 1`` for all that waits in front of them in the rows at ``chosen`` (rising)."""
+    def advance(
+        self, slots: Slots, rows: Sequence[Row], chosen: Sequence[int], first: int, end: int, wanted: Sequence[int] = ()
+    ) -> list[Logits]:
+        """Run segments ``first`` … ``end - 1`` for all that waits in front of them in the rows at ``chosen`` (rising).
+
+        Args:
+            wanted: where the model ends at ``end``: of how many of its last tokens each chosen row wants the model's logits.
+
+        Returns those logits, a chosen row's after the other's; nothing when none are wanted.
+        """
+        asked = dict(zip(chosen, wanted, strict=True)) if wanted else {}
+        given: dict[int, Logits] = {}
         while first < end:
             # Segments in front of which nothing waits take what arrives, straight from the same buffers.
             stop = first + 1
@@ -62,59 +73,48 @@ class Executor:
             # A row near the end of its cache cannot take its neighbours' garbage: then each runs alone.
             groups = [ready] if ready and self._has_room(rows, ready, first) else [[i] for i in ready]
             for group in groups:
-                self._launch(slots, rows, group, first, stop)
+                step = self._launch(slots, rows, group, first, stop, asked)
+                if stop == self.depth and asked:
+                    given |= _logits(step, group, asked, kept=len(groups) > 1)
             first = stop if ready else first + 1
+        return [given[i] for i in asked]
 
     def ask(self, slots: Slots, rows: Sequence[Row], chosen: Sequence[int], exit: Exit, least: float) -> list[Guess]:
         """What the exit says of the last token of each chosen row, all of which stand at its boundary.
 
         ``least``: the score from which on the caller would stop. The head is not asked where an MLP has said no.
         """
-        low, info = chosen[0], exit.info
-        step = slots.step(low, chosen[-1] - low + 1, 1)
-        for i in chosen:
+        info, ones = exit.info, _spread(chosen, [1] * len(chosen))
+        step = slots.step(chosen[0], ones, ones if info.tail_layers else ())
+        for place, i in enumerate(chosen):
             newest = rows[i].frontier.newest(exit.boundary)
             if exit.graph is not None:
-                step.hidden[exit.boundary - 1][i - low, 0] = newest
+                step.hidden[exit.boundary - 1][place] = newest
             if info.head == "identity":
-                step.hidden[-1][i - low, 0] = newest
+                step.hidden[-1][place] = newest
         if exit.graph is not None:
             step.run(exit.graph)
-        scores = [float(step.score[i - low, 0]) if info.asks_mlp else 1.0 for i in chosen]
+        scores = step.score[: len(chosen)].tolist() if info.asks_mlp else [1.0] * len(chosen)
         gate = least if info.router == "mlp" else info.mlp_threshold or 0.0
         passed = [score >= gate for score in scores]  # a NaN passes no gate
         if not any(passed):
             return [Guess(score, -1, None) for score in scores]
         if info.tail_layers:
-            self._run_tail(slots, rows, chosen)
-        step.run("head")
+            step.place(self._tail_places(rows, chosen))
+        step.run(self.segments[-1] if info.tail_layers else HEAD)
         return [
-            _guess(info.router, score, step.logits[i - low, 0], int(step.token[i - low, 0])) if may else Guess(score, -1, None)
-            for i, score, may in zip(chosen, scores, passed, strict=True)
+            _guess(info.router, score, step.logits[place], int(step.token[place])) if may else Guess(score, -1, None)
+            for place, (score, may) in enumerate(zip(scores, passed, strict=True))
         ]
 
-    def head(self, slots: Slots, rows: Sequence[Row], chosen: Sequence[int], counts: Sequence[int]) -> list[Logits]:
-        """The model's own logits for the last ``counts`` tokens that reached the end in each chosen row's last advance."""
-        low, seq = chosen[0], max(counts)
-        step = slots.step(low, chosen[-1] - low + 1, seq)
-        for i, count in zip(chosen, counts, strict=True):
-            step.hidden[-1][i - low, :count] = rows[i].frontier.final(count)
-        step.run("head")
-        return [
-            Logits(step.logits[i - low, :count], step.token[i - low, :count].tolist())
-            for i, count in zip(chosen, counts, strict=True)
-        ]
-
-    def _run_tail(self, slots: Slots, rows: Sequence[Row], chosen: Sequence[int]) -> None:
-        """The last segment on translated states. Its keys and values are provisional: the real run overwrites them."""
+    def _tail_places(self, rows: Sequence[Row], chosen: Sequence[int]) -> list[int]:
+        """Where a tail writes its keys and values, which are provisional: the real run overwrites them."""
         low = chosen[0]
-        step = slots.step(low, chosen[-1] - low + 1, 1)
         # Rows in between: behind all they have, or, in a full cache, on the last token, which no later one attends to.
         places = [min(row.frontier.done[0], self._cache_slots - 1) for row in rows[low : chosen[-1] + 1]]
         for i in chosen:
             places[i - low] = rows[i].frontier.done[0] - 1
-        step.place(places)
-        step.run(self.segments[-1])
+        return places
 
     def _waiting(self, row: Row, segment: int) -> int:
         return row.known - row.frontier.done[0] if segment == 0 else row.frontier.waiting(segment)
@@ -131,20 +131,49 @@ class Executor:
         count = max(self._waiting(rows[i], segment) for i in chosen)
         return max(self._places(rows, chosen, segment)) + count <= self._cache_slots
 
-    def _launch(self, slots: Slots, rows: Sequence[Row], chosen: Sequence[int], first: int, stop: int) -> None:
-        low, counts = chosen[0], [self._waiting(rows[i], first) for i in chosen]
-        step = slots.step(low, chosen[-1] - low + 1, max(counts))
+    def _launch(
+        self, slots: Slots, rows: Sequence[Row], chosen: Sequence[int], first: int, stop: int, asked: Mapping[int, int]
+    ) -> Step:
+        """Run segments ``first`` … ``stop - 1`` for the chosen rows, in front of ``first`` of which something waits."""
+        counts = [self._waiting(rows[i], first) for i in chosen]
+        wanted = _spread(chosen, [asked[i] for i in chosen]) if asked and stop == self.depth else ()
+        step, begin = slots.step(chosen[0], _spread(chosen, counts), wanted), 0
         for i, count in zip(chosen, counts, strict=True):
-            done = rows[i].frontier.done[first]
+            frontier, end = rows[i].frontier, begin + count
             if first == 0:
-                step.input_ids[i - low, :count] = rows[i].tokens[done : done + count]
+                step.input_ids[begin:end] = rows[i].tokens[frontier.done[0] : frontier.done[0] + count]
             else:
-                step.hidden[first - 1][i - low, :count] = rows[i].frontier.states[first][:count]
+                step.hidden[first - 1][begin:end] = frontier.states[first][:count]
+            begin = end
         step.place(self._places(rows, chosen, first))
         for segment in self.segments[first:stop]:
             step.run(segment)
+        begin = 0
         for i, count in zip(chosen, counts, strict=True):
-            rows[i].frontier.arrive(first, stop, count, step.hidden[stop - 1][i - low])
+            if stop == self.depth:
+                rows[i].frontier.pass_through(first, stop, count)
+            else:
+                rows[i].frontier.arrive(first, stop, step.hidden[stop - 1][begin : begin + count])
+            begin += count
+        return step
+
+
+def _spread(chosen: Sequence[int], values: Sequence[int]) -> list[int]:
+    """``values`` of the rows at ``chosen``, 0 for those in between."""
+    spread = [0] * (chosen[-1] - chosen[0] + 1)
+    for i, value in zip(chosen, values, strict=True):
+        spread[i - chosen[0]] = value
+    return spread
+
+
+def _logits(step: Step, group: Sequence[int], asked: Mapping[int, int], kept: bool) -> dict[int, Logits]:
+    """The logits that the rows of one launch asked for; copies, where another launch follows before they are read."""
+    found, begin = {}, 0
+    for i in group:
+        part = slice(begin, begin + asked[i])
+        logits = step.logits[part].copy() if kept else step.logits[part]
+        found[i], begin = Logits(logits, step.token[part].tolist()), part.stop
+    return found
 
 
 def _guess(router: str, score: float, logits: NDArray[np.floating], token: int) -> Guess:

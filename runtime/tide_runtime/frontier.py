@@ -18,32 +18,27 @@ class Frontier:
     def __init__(self, segments: int, hidden_size: int, room: int, dtype: DTypeLike, length: int) -> None:
         self.done = [length] * segments
         self.room = room
-        # [i]: what waits in front of segment i (in front of segment 0 token ids wait); [segments]: what reached the end.
-        self.arrived = 0  # how many reached the end in the last run
-        self.states = [np.empty((room, hidden_size), dtype) for _ in range(segments + 1)]
+        # [i]: what waits in front of segment i; in front of segment 0 token ids wait
+        self.states = [np.empty((room, hidden_size), dtype) for _ in range(segments)]
 
     def waiting(self, segment: int) -> int:
         """Tokens in front of ``segment`` (> 0)."""
         return self.done[segment - 1] - self.done[segment]
 
-    def arrive(self, first: int, end: int, count: int, states: NDArray[np.generic]) -> None:
-        """``count`` tokens went through segments ``first`` … ``end - 1``; their ``states`` [S, H] now wait at ``end``."""
-        before = 0
-        if end < len(self.done):
-            before = self.waiting(end)
-        else:
-            self.arrived = count
-        self.states[end][before : before + count] = states[:count]
+    def arrive(self, first: int, end: int, states: NDArray[np.generic]) -> None:
+        """Tokens with ``states`` [S, H] went through segments ``first`` … ``end - 1`` and now wait at ``end``."""
+        before = self.waiting(end)
+        self.states[end][before : before + len(states)] = states
+        self.pass_through(first, end, len(states))
+
+    def pass_through(self, first: int, end: int, count: int) -> None:
+        """``count`` tokens went through segments ``first`` … ``end - 1``."""
         for segment in range(first, end):
             self.done[segment] += count
 
     def newest(self, boundary: int) -> NDArray[np.generic]:
         """The state [H] of the last token, which stands in front of segment ``boundary``."""
         return self.states[boundary][self.waiting(boundary) - 1]
-
-    def final(self, count: int) -> NDArray[np.generic]:
-        """The states [count, H] of the last ``count`` tokens that reached the end in the last run."""
-        return self.states[-1][self.arrived - count : self.arrived]
 
     def reset(self, length: int) -> None:
         """The first ``length`` tokens have been through every segment."""

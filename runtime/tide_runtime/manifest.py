@@ -20,6 +20,7 @@ from tide_runtime.errors import BundleError, ParamsError
 
 SCHEMA_VERSION = 1
 MANIFEST_NAME = "manifest.json"
+HEAD = "head"  # the graph that early exits end with; the last segment has a head of its own
 DTYPES = ("fp32", "fp16", "bf16")
 
 
@@ -176,12 +177,12 @@ class Manifest:
     def _check_graphs(self) -> None:
         names = {g.name for g in self.graphs}
         _require(len(names) == len(self.graphs), "two graphs have the same name")
-        _require("head" in names, "the graph head is missing")
+        _require(HEAD in names, "the graph head is missing")
         exits = self.calibration.exits if self.calibration is not None else []
         wanted = {exit_graph(e) for e in exits if e.graph_outputs()}
         missing = sorted(wanted - names)
         _require(not missing, f"the graphs {', '.join(missing)} are missing")
-        unknown = sorted(names - wanted - {g.name for g in self.segments} - {"head"})
+        unknown = sorted(names - wanted - {g.name for g in self.segments} - {HEAD})
         _require(not unknown, f"there is an unknown graph: {', '.join(unknown)}")
         for name, target in self.targets.items():
             _require(set(target.graphs) >= names, f"target {name} lacks graphs {sorted(names - set(target.graphs))}")

@@ -22,7 +22,8 @@ from benchmarks.scripted_exits import Script
 from benchmarks.text_comparison import disagreement_rate, first_difference, identical_share, ngram_hit_share
 from benchmarks.turns import Group, Turn, take_turns
 
-LAYERS = {"segment_0": 6, "segment_1": 18, "head": 0, "exit_6": 0, "unsplit": 24}
+LAYERS = {"segment_0": 6, "segment_1": 18, "exit_6": 0, "head": 0}
+UNCUT = {"segment_0": 24, "head": 0}
 
 
 class FlatCosts(StepCosts):
@@ -31,8 +32,8 @@ class FlatCosts(StepCosts):
     def __init__(self) -> None:
         self.step = cache(self._step)
 
-    def _step(self, rows: int, seq: int) -> StepCost:
-        return StepCost(rows, seq, *(part * (1 + 0.1 * (seq - 1)) for part in (1.0, 2.0, 10.0, 5.0, 3.0)))
+    def _step(self, rows: int, tokens: int) -> StepCost:
+        return StepCost(rows, tokens, *(part * (1 + 0.1 * (tokens - 1)) for part in (1.0, 2.0, 10.0, 5.0, 3.0)))
 
 
 def test_ratio_is_the_median_of_pairs_and_of_the_total() -> None:
@@ -62,16 +63,16 @@ def test_modelled_time_charges_every_launch() -> None:
     assert modelled_ms({("segment_0", 1, 1): 2}, LAYERS, costs) == pytest.approx(2 * (1 + 12))
     assert modelled_ms({("head", 1, 1): 1}, LAYERS, costs) == pytest.approx(13)
     assert modelled_ms({("exit_6", 1, 1): 1}, LAYERS, costs) == pytest.approx(5)
-    assert modelled_ms({("unsplit", 1, 1): 1}, LAYERS, costs) == pytest.approx(48 + 10 + 3)
-    assert modelled_ms({("segment_1", 1, 5): 1}, LAYERS, costs) == pytest.approx(1.4 * 37)
+    assert modelled_ms({("segment_0", 1, 1): 1}, UNCUT, costs) == pytest.approx(48 + 10 + 3)
+    assert modelled_ms({("segment_1", 1, 5): 1}, LAYERS, costs) == pytest.approx(1.4 * (1 + 36 + 9 + 3))
 
 
 def test_theory_is_the_ratio_of_modelled_times() -> None:
     """Measured over theoretical would compare different things."""
-    base = [Turn([[1, 2, 3]], 2.0, Counter({("unsplit", 1, 1): 2}))]
+    base = [Turn([[1, 2, 3]], 2.0, Counter({("segment_0", 1, 1): 2}))]
     split = Counter({("segment_0", 1, 1): 2, ("segment_1", 1, 2): 1, ("head", 1, 1): 2})
-    figures = theory_figures([Turn([[1, 2, 3]], 1.0, split)], LAYERS, base, LAYERS, FlatCosts())
-    theory = 2 * 61 / (2 * 13 + 1.1 * 37 + 2 * 13)
+    figures = theory_figures([Turn([[1, 2, 3]], 1.0, split)], LAYERS, base, UNCUT, FlatCosts())
+    theory = 2 * 61 / (2 * 13 + 1.1 * (37 + 9 + 3) + 2 * 13)
     assert figures["theoretical"] == pytest.approx(theory)
     assert figures["measured_over_theoretical"] == pytest.approx(2 / theory)
     assert figures["launches_per_token"] == pytest.approx(3 / 2)  # the first token is the prompt's

@@ -41,11 +41,14 @@ def manifest(*checkpoints: int) -> Manifest:
 
 
 class FakeBackend:
-    """Graphs that take launch + layers * (1 + rows * seq / 10) ms of a clock of its own; every fifth pass ten times that."""
+    """Graphs that take launch + layers * (1 + rows * seq / 10) ms of a clock of its own; every fifth pass ten times that.
+
+    The head takes 3 ms, a launch of its own included; the last segment ends in one."""
 
     LAUNCH, HEAD = 0.25, 3.0
 
     def __init__(self, cut: Manifest) -> None:
+        self.last = cut.segments[-1].name
         self.layers = {g.name: g.layers[1] - g.layers[0] for g in cut.segments if g.layers}
         self.now, self.placed, self.order = 0.0, 0, []
 
@@ -53,9 +56,9 @@ class FakeBackend:
         self.capacity = capacity
         return self
 
-    def step(self, first_row: int, rows: int, seq: int) -> FakeStep:
-        assert first_row + rows <= self.capacity
-        return FakeStep(self, rows, seq)
+    def step(self, first_row: int, counts: list[int], wanted: list[int]) -> FakeStep:
+        assert first_row + len(counts) <= self.capacity and wanted == counts == counts[:1] * len(counts)
+        return FakeStep(self, len(counts), counts[0])
 
 
 class FakeStep:
@@ -70,6 +73,7 @@ class FakeStep:
     def run(self, graph: str) -> None:
         layers = self.backend.layers.get(graph)
         ms = FakeBackend.HEAD if layers is None else FakeBackend.LAUNCH + layers * (1 + self.rows * self.seq / 10)
+        ms += FakeBackend.HEAD - FakeBackend.LAUNCH if graph == self.backend.last else 0
         busy = self.backend.placed % 5 == 0
         self.backend.now += ms * (10 if busy else 1) / 1e3
 
@@ -110,9 +114,9 @@ def test_measuring_stops_when_its_time_is_up():
 
 def test_noise_never_gives_a_negative_cost():
     """Deep segments measured too fast would make launches of negative length; then nothing could be predicted."""
-    step = fit_step(manifest(2, 8), (1, 1), {"segment_0": 1.0, "segment_1": 4.0, "segment_2": 2.0, "head": 1.0}, 0.0)
+    step = fit_step(manifest(2, 8), (1, 1), {"segment_0": 0.5, "segment_1": 4.0, "segment_2": 3.0, "head": 1.0}, 0.0)
     assert step.launch_ms == 0
-    assert step.layer_ms == pytest.approx(0.5, rel=0.3)
+    assert step.layer_ms == pytest.approx(0.6, rel=0.3)
 
 
 def test_segments_of_one_depth_are_refused():

@@ -15,7 +15,7 @@ from tide_runtime.manifest import read_manifest
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from tide_export import ExportConfig, export
-from tide_export.lower import lower, lower_unsplit, prepare
+from tide_export.lower import lower, prepare
 from tide_export.passes.base import LoweringContext
 from tide_export.progress import ExportProgress
 from tide_export.targets import find_target
@@ -77,7 +77,7 @@ def test_segments_equal_the_unsplit_graph():
     context, target = LoweringContext(32), find_target("cpu", "fp32")
     traced = trace(model)
     prepare(traced, target, context)
-    whole = lower_unsplit(traced, target, context)
+    whole = lower(traced, target, [], context).graphs[0].model
     pieces = lower(traced, target, [1, 3], context).graphs
     count = sum(1 for piece in pieces for node in piece.model.graph if node.op_type == "GroupQueryAttention")
     assert count == sum(1 for node in whole.graph if node.op_type == "GroupQueryAttention") == 4

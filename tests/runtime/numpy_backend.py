@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 from runtime.tiny_transformer import HIDDEN, Array, TinyTransformer
 from tide_runtime.backends.interface import hidden_states
 from tide_runtime.calibration import CalibrationInfo, ExitInfo
-from tide_runtime.manifest import GenerationInfo, GraphInfo, KVInfo, Manifest, ModelInfo, exit_graph
+from tide_runtime.manifest import HEAD, GenerationInfo, GraphInfo, KVInfo, Manifest, ModelInfo, exit_graph
 
 GARBAGE = 1e3
 FORGOTTEN = np.linspace(GARBAGE, -GARBAGE, HIDDEN)
-Script = Callable[[str, Array], Array]  # exit graph and states [B, S, H] → scores [B, S]
+Script = Callable[[str, Array], Array]  # exit graph and states [T, H] → scores [T]
 
 
 def tiny_manifest(
@@ -38,7 +38,7 @@ def tiny_manifest(
         max_seq_len=model.positions,
         checkpoints=list(checkpoints),
         kv=[KVInfo(1, HIDDEN, HIDDEN)] * layers,
-        graphs=[*graphs, GraphInfo("head", None, 0, [], [])],
+        graphs=[*graphs, GraphInfo(HEAD, None, 0, [], [])],
         targets={},
         generation=GenerationInfo([]),
         calibration=CalibrationInfo(list(exits), draft_limit, "exact"),
@@ -67,19 +67,15 @@ class NumpySlots:
         self.backend, self.capacity, self.layers_launched = backend, capacity, 0
         shape = (backend.manifest.model.num_layers, capacity, backend.manifest.max_seq_len, HIDDEN)
         self.keys, self.values = np.full(shape, GARBAGE), np.full(shape, -GARBAGE)
-        self._steps: dict[tuple[int, int, int], NumpyStep] = {}
         self._latest: NumpyStep | None = None
 
-    def step(self, first_row: int, rows: int, seq: int) -> NumpyStep:
-        assert rows > 0 and seq > 0 and 0 <= first_row <= self.capacity - rows
-        key = (first_row, rows, seq)
-        if key not in self._steps:
-            self._steps[key] = NumpyStep(self, *key)
-        step = self._steps[key]
-        if step is not self._latest:
-            step.forget()
-        self._latest = step
-        return step
+    def step(self, first_row: int, counts: Sequence[int], wanted: Sequence[int] = ()) -> NumpyStep:
+        assert min(counts) >= 0 < max(counts) and 0 <= first_row <= self.capacity - len(counts)
+        assert not wanted or all(0 <= few <= many for few, many in zip(wanted, counts, strict=True))
+        if self._latest is not None:
+            self._latest.forget()  # steps may share their memory
+        self._latest = NumpyStep(self, first_row, counts, wanted or [0] * len(counts))
+        return self._latest
 
     def move_row(self, source: int, target: int, length: int) -> None:
         for cache in (self.keys, self.values):
@@ -88,25 +84,28 @@ class NumpySlots:
 
 
 class NumpyStep:
-    def __init__(self, slots: NumpySlots, first_row: int, rows: int, seq: int) -> None:
-        manifest = slots.backend.manifest
-        self._slots, self._rows = slots, range(first_row, first_row + rows)
-        self.input_ids = np.zeros((rows, seq), np.int64)
-        self.hidden: list[NDArray[np.generic]] = [np.zeros((rows, seq, HIDDEN)) for _ in manifest.segments]
-        self.logits = np.zeros((rows, seq, manifest.model.vocab_size))
-        self.token = np.zeros((rows, seq), np.int64)
-        self.score = np.zeros((rows, seq))
-        self._places: list[int] | None = None
+    """As long arrays as a backend that rounds their length up may have."""
+
+    def __init__(self, slots: NumpySlots, first_row: int, counts: Sequence[int], wanted: Sequence[int]) -> None:
+        manifest, self.tokens = slots.backend.manifest, sum(counts)
+        self._slots, self._first, self._counts, self._wanted = slots, first_row, list(counts), list(wanted)
+        room = self.tokens if len(counts) * max(counts) == self.tokens else self.tokens + 3
+        self.input_ids = np.zeros(room, np.int64)
+        self.hidden: list[NDArray[np.generic]] = [np.zeros((room, HIDDEN)) for _ in manifest.segments]
+        self.logits = np.zeros((room, manifest.model.vocab_size))
+        self.token = np.zeros(room, np.int64)
+        self.score = np.zeros(room)
+        self.forget()
 
     def forget(self) -> None:
         self.input_ids[:], self.token[:], self.score[:], self.logits[:] = 0, -1, 1.0, GARBAGE
         for hidden in self.hidden:
             hidden[:] = FORGOTTEN
-        self._places = None
+        self._places: list[int] | None = None
 
     def place(self, lengths: Sequence[int]) -> None:
-        seq, slots = self.input_ids.shape[1], self._slots.backend.manifest.max_seq_len
-        assert len(lengths) == len(self._rows) and all(0 <= n <= slots - seq for n in lengths), f"{lengths} + {seq} of {slots}"
+        seq, slots = max(self._counts), self._slots.backend.manifest.max_seq_len
+        assert len(lengths) == len(self._counts) and all(0 <= n <= slots - seq for n in lengths), f"{lengths} + {seq} of {slots}"
         self._places = list(lengths)
 
     def run(self, graph: str) -> None:
@@ -114,33 +113,53 @@ class NumpyStep:
         backend.launches[graph] += 1
         if graph in backend.layers:
             self._segment(graph, backend.layers[graph])
-        elif graph == "head":
-            self.logits[:] = backend.model.logits(np.asarray(self.hidden[-1], np.float64))
-            self.token[:] = self.logits.argmax(-1)
+        elif graph == HEAD:
+            self._head(np.asarray(self.hidden[-1][: self.tokens], np.float64))
         else:
             self._exit(graph, backend.exits[graph])
 
+    def _head(self, states: Array) -> None:
+        self.logits[: len(states)] = self._slots.backend.model.logits(states)
+        self.token[: len(states)] = self.logits[: len(states)].argmax(-1)
+
     def _segment(self, graph: str, layers: range) -> None:
+        """Row by row, and garbage behind the tokens of rows that have fewer than the longest."""
         assert self._places is not None, f"{graph} was run before place()"
-        slots, model = self._slots, self._slots.backend.model
+        slots = self._slots
         slots.layers_launched += len(layers)
         reads, writes = hidden_states(slots.backend.manifest, graph)
-        seq, rows = self.input_ids.shape[1], slice(self._rows.start, self._rows.stop)
-        positions = np.array(self._places)[:, None] + np.arange(seq)
-        visible = np.arange(slots.keys.shape[2]) <= positions[:, :, None]
-        hidden = model.embed(self.input_ids, positions) if layers.start == 0 else np.array(self.hidden[reads], np.float64)
+        begin, logits_of = 0, []
+        for row, (place, count, wanted) in enumerate(zip(self._places, self._counts, self._wanted, strict=True)):
+            end, seq = begin + count, max(self._counts)
+            slots.keys[layers, self._first + row, place + count : place + seq] = GARBAGE
+            slots.values[layers, self._first + row, place + count : place + seq] = -GARBAGE
+            states = self._layers(layers, self._first + row, place, slice(begin, end), reads)
+            if layers.stop == slots.backend.manifest.model.num_layers:
+                logits_of += list(states[count - wanted :])
+            else:
+                self.hidden[writes][begin:end] = states
+            begin = end
+        if logits_of:
+            self._head(np.stack(logits_of))
+
+    def _layers(self, layers: range, row: int, place: int, tokens: slice, reads: int) -> Array:
+        """States of one row's tokens after ``layers``; their keys and values go into its cache."""
+        slots, model = self._slots, self._slots.backend.model
+        positions = place + np.arange(tokens.stop - tokens.start)
+        visible = np.arange(slots.keys.shape[2]) <= positions[:, None]
+        ids, states = self.input_ids[tokens], np.array(self.hidden[reads][tokens], np.float64)
+        hidden = model.embed(ids, positions) if layers.start == 0 else states
         for layer in layers:
-            keys, values = model.project(layer, hidden)
-            for n, row in enumerate(self._rows):
-                slots.keys[layer, row, positions[n]], slots.values[layer, row, positions[n]] = keys[n], values[n]
-            hidden = model.layer(layer, hidden, slots.keys[layer, rows], slots.values[layer, rows], visible)
-        self.hidden[writes][:] = hidden
+            slots.keys[layer, row, positions], slots.values[layer, row, positions] = model.project(layer, hidden)
+            hidden = model.layer(layer, hidden, slots.keys[layer, row], slots.values[layer, row], visible)
+        return hidden
 
     def _exit(self, graph: str, info: ExitInfo) -> None:
         backend = self._slots.backend
         reads, writes = hidden_states(backend.manifest, graph)
-        state = np.array(self.hidden[reads], np.float64)
+        state = np.array(self.hidden[reads][: self.tokens], np.float64)
         if info.asks_mlp:
-            self.score[:] = backend.script(graph, state) if backend.script else backend.model.score(info.checkpoint, state)
+            scores = backend.script(graph, state) if backend.script else backend.model.score(info.checkpoint, state)
+            self.score[: self.tokens] = scores
         if info.head != "identity":
-            self.hidden[writes][:] = backend.model.translated(info.checkpoint, state)
+            self.hidden[writes][: self.tokens] = backend.model.translated(info.checkpoint, state)

@@ -18,7 +18,7 @@ from tide_runtime import Engine, EngineOptions, GenerationParams, ThreadOptions,
 from tide_runtime.errors import BundleError, TargetError
 
 FIXES = ("export", "tide-export", "upgrade", "copy", "add it", "do not load", "give the folder")
-WEIGHTS, SEGMENT, HEAD = "onnx/weights.bin", "onnx/cpu.segment_1.onnx", "onnx/cpu.head.onnx"
+WEIGHTS, SEGMENT, LAST, HEAD = "onnx/weights.bin", *(f"onnx/cpu.{name}.onnx" for name in ("segment_1", "segment_2", "head"))
 TOKENIZER, TEMPLATE = "tokenizer/tokenizer.json", "tokenizer/chat_template.jinja"
 PICKLE_MARK = "unpickled"
 
@@ -511,9 +511,9 @@ def graph_with_another_input(bundle: Path) -> None:
     rename_tensor(bundle, SEGMENT, "hidden", "stranger")
 
 
-@corruption(BundleError, HEAD, "outputs that head needs", "token")
+@corruption(BundleError, LAST, "outputs that segment_2 needs", "token")
 def graph_with_another_output(bundle: Path) -> None:
-    rename_tensor(bundle, HEAD, "token", "winner")
+    rename_tensor(bundle, LAST, "token", "winner")
 
 
 @corruption(BundleError, "segment_2", "inputs", "key_cache")

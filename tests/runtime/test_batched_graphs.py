@@ -23,16 +23,16 @@ def load_copy(directory: Path) -> Engine:
 
 def verify_step(engine: Engine) -> Step:
     """A step of two rows of two tokens: one that only the plain form can run."""
-    step = engine.backend.slots(2).step(0, 2, 2)
-    step.input_ids[:] = [[5, 6], [7, 8]]
+    step = engine.backend.slots(2).step(0, [2, 2], [2, 2])
+    step.input_ids[:] = [5, 6, 7, 8]
     step.place([0, 0])
     return step
 
 
 def run(engine: Engine) -> np.ndarray:
     step = verify_step(engine)
-    for graph in [*(s.name for s in engine.manifest.segments), "head"]:
-        step.run(graph)
+    for segment in engine.manifest.segments:
+        step.run(segment.name)
     return step.logits.copy()
 
 
@@ -40,10 +40,10 @@ def test_one_row_at_a_time_never_loads_them(load: Callable[..., Engine]) -> None
     """Whoever embeds a single chat would hold every weight twice."""
     with load() as engine:
         engine.generate([5, 6, 7], GenerationParams(max_new_tokens=4, ignore_eos=True))
-        names = {g.name for g in engine.manifest.graphs}
+        names = {segment.name for segment in engine.manifest.segments}
         assert set(engine.backend.sessions) == names
         run(engine)
-        assert set(engine.backend.sessions) == names | {batched_graph(s.name) for s in engine.manifest.segments}
+        assert set(engine.backend.sessions) == names | {batched_graph(name) for name in names}
 
 
 def test_threads_load_them_once(load: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,7 +65,7 @@ def test_a_launch_for_several_rows_is_one_launch_of_the_segment(load: Callable[.
     """Skipped segments are proved by counting launches: these must not multiply with the rows or hide under a name."""
     with load() as engine:
         run(engine)
-        assert engine.backend.launches == {g.name: 1 for g in engine.manifest.graphs}
+        assert engine.backend.launches == {segment.name: 1 for segment in engine.manifest.segments}
 
 
 def test_a_bundle_without_them_is_refused(bundle_copy: Path) -> None:

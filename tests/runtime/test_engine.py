@@ -317,8 +317,7 @@ def launched(engine: Engine, run: Callable[[], object]) -> dict[str, int]:
 
 
 def test_full_depth_launches_every_segment_once_per_token(engine: Engine) -> None:
-    graphs = {graph.name for graph in engine.manifest.graphs}
-    assert graphs == {"segment_0", "segment_1", "segment_2", "head"}
+    graphs = {"segment_0", "segment_1", "segment_2"}
     assert launched(engine, lambda: engine.generate([5, 6, 7], params(10))) == dict.fromkeys(graphs, 10)
     [result] = engine.generate([5, 6, 7], params(10))
     assert result.stats.layers_per_token == engine.manifest.model.num_layers == 4
@@ -330,10 +329,10 @@ def test_rows_of_a_batch_share_their_launches(engine: Engine) -> None:
     assert set(counts.values()) == {3 + 9}
 
 
-def test_prefill_runs_the_head_once_however_many_chunks(load: Callable[..., Engine]) -> None:
+def test_prefill_launches_every_segment_once_a_chunk(load: Callable[..., Engine]) -> None:
     with load(prefill_chunk=4) as engine:
         counts = launched(engine, lambda: engine.generate([5] * 10, params(1)))
-    assert counts == {"segment_0": 3, "segment_1": 3, "segment_2": 3, "head": 1}
+    assert counts == {"segment_0": 3, "segment_1": 3, "segment_2": 3}
 
 
 def test_times_add_up(engine: Engine) -> None:

@@ -42,6 +42,7 @@ def chi_square(prompt: tuple[int, ...], draft: Any, **changes: Any) -> tuple[flo
     params = GenerationParams(**{**SAMPLING, "seed": 5, **changes})
     manifest = tiny_manifest(MODEL, (1, 2), EXITS)
     policy = ExactDepth(manifest, 32, DepthOptions(draft=draft, draft_limit=2))
+    policy.costs.full = lambda rows, tokens: 1.0  # else so large a batch would leave copying alone
     rows = [make_row(Request(prompt, params, seat), manifest) for seat in range(TEXTS)]
     list(run(policy, NumpyBackend(manifest, MODEL).slots(ROWS), rows))
     counted = Counter(tuple(row.new_tokens.tolist()) for row in rows)

@@ -46,7 +46,7 @@ def test_a_step_beyond_the_last_slot_is_refused(caches: KVCaches) -> None:
 @pytest.mark.parametrize("lengths", [[MAX_SEQ_LEN - 3, 0], [0, MAX_SEQ_LEN - 3]])
 def test_place_refuses_rows_that_would_run_over(engine: Engine, lengths: list[int]) -> None:
     """Only the longest row of a batch runs over: checking any other would let it."""
-    step = engine.backend.slots(2).step(0, 2, 4)
+    step = engine.backend.slots(2).step(0, [4, 4])
     with pytest.raises(CacheFullError):
         step.place(lengths)
 
@@ -65,19 +65,19 @@ def test_a_step_goes_on_after_another_made_the_caches_grow(engine: Engine, seq: 
 
     def run(grow: bool) -> np.ndarray:
         slots = engine.backend.slots(3)
-        step = slots.step(0, 2, seq)
+        step = slots.step(0, [seq, seq], [seq, seq])
         for turn in range(3):
             start = 4 + turn * seq
             if turn == 2:  # reads what the turn before has written
-                step = slots.step(0, 2, seq)
-            step.input_ids[:] = np.arange(2 * seq).reshape(2, seq) + start
+                step = slots.step(0, [seq, seq], [seq, seq])
+            step.input_ids[:] = np.arange(2 * seq) + start
             step.place([start, start - 4])
             if grow and turn == 1:
                 for other in range(1, 1 + dropped * 2 * _KEPT_STEPS):
-                    slots.step(0, 1, other)
-                slots.step(2, 1, 1).place([MAX_SEQ_LEN - 1])  # placed, not run: only the caches change
+                    slots.step(0, [other])
+                slots.step(2, [1]).place([MAX_SEQ_LEN - 1])  # placed, not run: only the caches change
             for graph in graphs:
                 step.run(graph)
-        return step.hidden[-1].copy()
+        return step.logits.copy()
 
     np.testing.assert_allclose(run(grow=True), run(grow=False), rtol=0, atol=1e-5)

@@ -53,7 +53,7 @@ def decode_launches(
     layers = sum(backend.launches[g.name] * (g.layers[1] - g.layers[0]) for g in manifest.segments if g.layers)
     assert slots.layers_launched == layers
     assert batch[0].layers_run == layers - rows * LAYERS  # what the stats show as layers per token
-    prefills = {graph.name: rows for graph in manifest.graphs if not graph.name.startswith("exit")}
+    prefills = {segment.name: rows for segment in manifest.segments}
     return {name: count - prefills.get(name, 0) for name, count in sorted(backend.launches.items())}
 
 
@@ -68,14 +68,14 @@ def scores(*answers: float) -> Script:
     def script(graph: str, states: Array) -> Array:
         nonlocal asked
         asked += 1
-        return np.full(states.shape[:2], answers[(asked - 1) % len(answers)])
+        return np.full(len(states), answers[(asked - 1) % len(answers)])
 
     return script
 
 
 def test_full_launches_everything_once_per_token() -> None:
     counts = decode_launches("full", [exit_after(2)])
-    assert counts == {"head": STEPS, "segment_0": STEPS, "segment_1": STEPS, "segment_2": STEPS}
+    assert counts == {"segment_0": STEPS, "segment_1": STEPS, "segment_2": STEPS}
 
 
 # --- exit
@@ -95,14 +95,14 @@ def test_depth_is_run_for_all_that_wait_when_no_more_can_wait() -> None:
 def test_a_forced_token_asks_no_exit_and_takes_along_all_that_waits(streak: int) -> None:
     forced = STEPS // (streak + 1)
     counts = decode_launches("exit", [exit_after(2)], max_exit_streak=streak)
-    assert counts == {"head": STEPS, "segment_0": STEPS, "segment_1": forced, "segment_2": forced}
+    assert counts == {"head": STEPS - forced, "segment_0": STEPS, "segment_1": forced, "segment_2": forced}
 
 
 def test_half_the_tokens_exiting_launch_half_the_depth() -> None:
-    """The head is run for those that exit and for the deep ones' last state, never for a score that refuses."""
+    """The head is run for those that exit, never for a score that refuses; deep tokens get their logits in the last segment."""
     counts = decode_launches("exit", [exit_after(2, router="mlp", threshold=0.5)], script=scores(0.0, 1.0))
     half = STEPS // 2
-    assert counts == {"exit_2": STEPS, "head": STEPS, "segment_0": STEPS, "segment_1": half, "segment_2": half}
+    assert counts == {"exit_2": STEPS, "head": half, "segment_0": STEPS, "segment_1": half, "segment_2": half}
 
 
 def test_stopping_at_the_second_exit_runs_the_segment_between_and_no_more() -> None:
@@ -113,7 +113,7 @@ def test_stopping_at_the_second_exit_runs_the_segment_between_and_no_more() -> N
 
 def test_a_tail_exit_skips_the_middle() -> None:
     counts = decode_launches("exit", [exit_after(2, "tail:2")])
-    assert counts == {"exit_2": STEPS, "head": STEPS, "segment_0": STEPS, "segment_1": 0, "segment_2": STEPS}
+    assert counts == {"exit_2": STEPS, "segment_0": STEPS, "segment_1": 0, "segment_2": STEPS}
 
 
 def test_exits_below_min_depth_are_not_asked() -> None:
@@ -125,7 +125,7 @@ def test_a_deep_pass_of_one_row_serves_the_rows_that_wait_with_it() -> None:
     """Four rows, of which two go deep at every second step: one launch for both."""
 
     def two_refuse(graph: str, states: Array) -> Array:
-        return np.array([[0.0], [0.0], [1.0], [1.0]])
+        return np.array([0.0, 0.0, 1.0, 1.0])
 
     counts = decode_launches("exit", [exit_after(2, router="mlp", threshold=0.5)], rows=4, script=two_refuse)
     assert counts["segment_0"] == counts["exit_2"] == STEPS
@@ -140,7 +140,7 @@ def test_accepted_drafts_share_one_deep_pass(limit: int) -> None:
     passes = STEPS // (limit + 1)
     counts = decode_launches("exact", [exit_after(2)], draft_limit=limit)
     # The last draft of a pass goes through the first segment with the deep pass.
-    assert counts == {"head": passes * (limit + 1), "segment_0": STEPS, "segment_1": passes, "segment_2": passes}
+    assert counts == {"head": passes * limit, "segment_0": STEPS, "segment_1": passes, "segment_2": passes}
 
 
 def test_drafts_through_a_tail_skip_the_middle() -> None:
@@ -153,7 +153,7 @@ def test_drafts_through_a_tail_skip_the_middle() -> None:
 def test_copied_drafts_launch_everything_once_per_pass() -> None:
     """The text of silent layers repeats soon; then one pass serves a whole copy."""
     counts = decode_launches("exact", [], draft="ngram", draft_limit=5, tokens=40)
-    assert counts["segment_0"] == counts["segment_1"] == counts["segment_2"] == counts["head"] < 20
+    assert counts["segment_0"] == counts["segment_1"] == counts["segment_2"] < 20
 
 
 def test_no_drafts_are_full() -> None:
@@ -162,7 +162,7 @@ def test_no_drafts_are_full() -> None:
 
 def test_a_router_that_refuses_costs_its_graph_and_nothing_else() -> None:
     counts = decode_launches("exact", [exit_after(2, "linear", "mlp", threshold=0.5)], script=scores(0.0))
-    assert counts == {"exit_2": STEPS - 1, "head": STEPS, "segment_0": STEPS, "segment_1": STEPS, "segment_2": STEPS}
+    assert counts == {"exit_2": STEPS - 1, "segment_0": STEPS, "segment_1": STEPS, "segment_2": STEPS}
 
 
 @pytest.mark.parametrize("policy", ["exact", "exit"])

@@ -92,7 +92,7 @@ def test_a_neighbours_mlp_does_not_speak_for_others() -> None:
     asked = requests((1, 2), (3, 4), (5, 6))
 
     def one_agrees(graph: str, states: Array) -> Array:
-        return np.array([[0.0], [1.0], [0.0]])[: len(states)]
+        return np.array([0.0, 1.0, 0.0])[: len(states)]
 
     rows = rows_of("exit", model, [exit_after(2, router="mlp+max_probability")], asked, script=one_agrees)
     assert [set(row.depth.token_depths) for row in rows] == [{LAYERS}, {2}, {LAYERS}]
@@ -108,7 +108,7 @@ def test_a_held_row_in_a_full_cache_has_no_room_for_garbage() -> None:
     asked = requests((1,), (2,), (3,) * (SLOTS - 1), (4,), (5,), count=6)
 
     def the_middle_refuses(graph: str, states: Array) -> Array:
-        return np.array([[1.0], [1.0], [0.0], [1.0], [1.0]])[: len(states)]
+        return np.array([1.0, 1.0, 0.0, 1.0, 1.0] if len(states) == 5 else [1.0] * len(states))
 
     options = DepthOptions(max_wait_steps=2)
     rows = rows_of("exit", model, [exit_after(2, "tail:2", "mlp", 0.5)], asked, options=options, script=the_middle_refuses)
@@ -123,7 +123,7 @@ def test_a_held_row_whose_waiting_room_is_full_keeps_its_last_state() -> None:
     options = DepthOptions(max_wait_steps=2)
 
     def random_scores(graph: str, states: Array) -> Array:
-        return np.asarray(answers.random(states.shape[:2]))
+        return np.asarray(answers.random(len(states)))
 
     manifest = tiny_manifest(model, (2, 3), [exit_after(2, router="mlp", threshold=0.2)])
     with patch.object(exit_module, "_ROOM", 3):
@@ -186,7 +186,7 @@ def test_a_nan_score_never_exits(policy: str, router: str) -> None:
     model, asked = model_of(), requests((1, 2), (3,))
 
     def nan(graph: str, states: Array) -> Array:
-        return np.full(states.shape[:2], np.nan)
+        return np.full(len(states), np.nan)
 
     rows = rows_of(policy, model, [exit_after(2, "linear", router)], asked, script=nan)
     assert [output(row) for row in rows] == full(model, asked)
@@ -200,7 +200,7 @@ def test_an_exit_head_that_overflows_is_not_believed(policy: str, router: str) -
     """The model itself is fine: its own logits decide, and no error is raised."""
     model, asked = model_of(), requests((1, 2), (3,))
     model.weights["translate.2"][:] = np.inf
-    rows = rows_of(policy, model, [exit_after(2, "linear", router)], asked, script=lambda _, states: np.ones(states.shape[:2]))
+    rows = rows_of(policy, model, [exit_after(2, "linear", router)], asked, script=lambda _, states: np.ones(len(states)))
     assert [output(row) for row in rows] == full(model, asked)
 
 

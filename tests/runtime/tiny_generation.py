@@ -61,9 +61,10 @@ class Audited:
         if executor is not None:
             advance = executor.advance
 
-            def audited(slots: NumpySlots, rows: Sequence[Row], *arguments: object) -> None:
-                advance(slots, rows, *arguments)
+            def audited(slots: NumpySlots, rows: Sequence[Row], *arguments: object) -> object:
+                logits = advance(slots, rows, *arguments)
                 self._check(slots, rows)
+                return logits
 
             executor.advance = audited
 

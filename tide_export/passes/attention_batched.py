@@ -1,14 +1,22 @@
 """Turn GroupQueryAttention into plain products, for steps of several rows: over a filled cache it refuses several tokens a
-row, and it gets slow where rows are long.
+row, and it gets slow where rows are long. Rows may have different numbers of tokens: everything but attention runs on the T
+tokens of the step, [1, T, H], one row's after the last one's, so that no row pays for the tokens of a longer one.
 
+    q, k, v = the step's tokens, row by row, [B, S]              Gather(padded_from)
     q, k   = rotated q, rotated k                                RotaryEmbedding
     caches : k and v written at write_index                      TensorScatter, in place
     output = softmax(scale · q · keysᵀ + bias) · values          FusedMatMul, Add, Softmax, MatMul
+    output : back to [1, T]                                      Gather(packed_from)
 
 The G query heads that share a KV head are stacked, [B, KV, S·G, D], so that each KV head takes part in one product and not
-in G small ones. All slots T of the cache are read, whatever the rows' lengths, so the runtime keeps T close to the longest
-row. The runtime also fills ``attention_bias`` [B, S, 1, T] float32: 0 where a token may look, -inf elsewhere (layers with a
-sliding window of W tokens have their own, ``attention_bias_W``).
+in G small ones. All slots of the cache are read, whatever the rows' lengths, so the runtime keeps them close to the longest
+row. The runtime fills, besides the contract's inputs:
+
+    padded_from [B, S]            which of the T tokens stands there; rows with fewer than S repeat one of theirs
+    packed_from [T]               where in the B · S places each token stands
+    padded_position_ids [B, S]    (position_ids is [1, T])
+    attention_bias [B, S, 1, slots] float32: 0 where a token may look, -inf elsewhere; layers with a sliding window of W
+                                  tokens have their own, ``attention_bias_W``
 """
 
 from __future__ import annotations
@@ -23,7 +31,7 @@ from onnx_ir.tape import Tape
 
 from .attention_gqa import MS_DOMAIN
 from .base import LoweringContext, PassReport
-from .graph_walk import array_initializer, dims, new_value
+from .graph_walk import array_initializer, dims, new_value, rename_dims
 
 
 @dataclass(frozen=True)
@@ -70,15 +78,24 @@ class _Attention:
 def lower_attention_batched(model: ir.Model, context: LoweringContext) -> PassReport:
     report = PassReport("attention_batched")
     graph = model.graph
+    _name_packed_dims(graph)
     biases: dict[tuple[int, int], ir.Value] = {}
     for node in [n for n in graph if n.op_type == "GroupQueryAttention"]:
         _lower(_Attention(graph, node, _heads(node), biases))
         report.applied += 1
     common.RemoveUnusedNodesPass()(model)
     for value in list(graph.inputs):
-        if value.name in ("seqlens_k", "total_sequence_length") and not value.uses():
+        if value.name in ("seqlens_k", "total_sequence_length", "position_ids") and not value.uses():
             graph.inputs.remove(value)
     return report
+
+
+def _name_packed_dims(graph: ir.Graph) -> None:
+    """[B, S] becomes [1, T] everywhere but in the caches and where they are written."""
+    places = {"write_index", "seqlens_k", *(v.name for v in (*graph.inputs, *graph.outputs) if "_cache_" in (v.name or ""))}
+    batch, seq = next(v for v in graph.inputs if v.name in ("input_ids", "hidden")).shape[:2]
+    values = [*graph.inputs, *(output for node in graph for output in node.outputs)]
+    rename_dims((v for v in values if v.name not in places), {batch: 1, seq: "tokens"})
 
 
 def _heads(node: ir.Node) -> _Heads:
@@ -97,7 +114,7 @@ def _lower(attention: _Attention) -> None:
         tape.op("TensorScatter", [cache, _stacked(attention, new, 1, width), written], {"axis": 2}, output=made)
         caches.append(made)
     weights = _weights(attention, _stacked(attention, query, heads.group, heads.key_dim), caches[0])
-    output = _unstacked(attention, tape.op("MatMul", [weights, caches[1]]))
+    output = _packed(attention, tape.op("MatMul", [weights, caches[1]]))
     attention.graph.insert_before(node, tape.nodes)
     for old, new in zip(node.outputs, (output, *caches), strict=True):
         ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
@@ -105,21 +122,29 @@ def _lower(attention: _Attention) -> None:
 
 
 def _rotated(attention: _Attention) -> tuple[ir.Value, ir.Value, ir.Value]:
-    """Query, key and value [B, S, heads · width], taken apart where they are packed, rotated where the kernel did it."""
+    """Query, key and value [B, S, heads · width], taken apart where one product made them, rotated where the kernel did it."""
     heads = attention.heads
     query, key, value = attention.node.inputs[:3]
     widths = [heads.query * heads.key_dim, heads.kv * heads.key_dim, heads.kv * heads.value_dim]
     assert query is not None
     if key is None or value is None:
-        query, key, value = attention.split(query, *widths)
+        query, key, value = attention.split(_padded(attention, query, sum(widths)), *widths)
+    else:
+        query, key, value = (_padded(attention, v, w) for v, w in zip((query, key, value), widths, strict=True))
     if attention.attribute("do_rotary"):  # one rotation of both, then taken apart, was slower than two
         query, key = _rotate(attention, query, heads.query), _rotate(attention, key, heads.kv)
     return query, key, value
 
 
+def _padded(attention: _Attention, value: ir.Value, width: int) -> ir.Value:
+    """[1, T, width] as [B, S, width]."""
+    source = _input(attention, "padded_from", ir.DataType.INT64, "batch", "padded")
+    return attention.tape.op("Gather", [attention.reshape(value, -1, width), source], {"axis": 0})
+
+
 def _rotate(attention: _Attention, value: ir.Value, heads: int) -> ir.Value:
     cos, sin = attention.node.inputs[7:9]
-    positions = _input(attention, "position_ids", ir.DataType.INT64, "batch", "seq")
+    positions = _input(attention, "padded_position_ids", ir.DataType.INT64, "batch", "padded")
     attributes = {"interleaved": attention.attribute("rotary_interleaved")}
     width = 2 * dims(cos)[1]
     if width < attention.heads.key_dim:  # only then may the kernel be told the heads, it finds them itself otherwise
@@ -136,13 +161,14 @@ def _stacked(attention: _Attention, value: ir.Value, group: int, width: int) -> 
     return by_head if group == 1 else attention.reshape(by_head, 0, kv, -1, width)
 
 
-def _unstacked(attention: _Attention, value: ir.Value) -> ir.Value:
-    """[B, KV, S · G, width] as [B, S, KV · G · width]."""
+def _packed(attention: _Attention, value: ir.Value) -> ir.Value:
+    """[B, KV, S · G, width] as [1, T, KV · G · width]."""
     kv, width = attention.heads.kv, attention.heads.group * attention.heads.value_dim
-    if kv == 1:
-        return attention.reshape(value, 0, -1, width)
-    by_head = value if attention.heads.group == 1 else attention.reshape(value, 0, kv, -1, width)
-    return attention.reshape(attention.tape.op("Transpose", [by_head], {"perm": [0, 2, 1, 3]}), 0, 0, kv * width)
+    if kv > 1:
+        by_head = value if attention.heads.group == 1 else attention.reshape(value, 0, kv, -1, width)
+        value = attention.tape.op("Transpose", [by_head], {"perm": [0, 2, 1, 3]})
+    source = _input(attention, "packed_from", ir.DataType.INT64, 1, "tokens")
+    return attention.tape.op("Gather", [attention.reshape(value, -1, kv * width), source], {"axis": 0})
 
 
 def _weights(attention: _Attention, query: ir.Value, keys: ir.Value) -> ir.Value:
@@ -174,7 +200,7 @@ def _bias(attention: _Attention) -> ir.Value:
     key = (window, group)
     if key not in attention.biases:
         name = f"attention_bias_{window}" if window else "attention_bias"
-        bias = _input(attention, name, ir.DataType.FLOAT, "batch", "seq", 1, "slots")
+        bias = _input(attention, name, ir.DataType.FLOAT, "batch", "padded", 1, "slots")
         if group > 1:
             repeats = array_initializer(attention.graph, f"batched.group_{group}", np.array([1, 1, group, 1], np.int64))
             bias = attention.tape.op("Expand", [bias, repeats])

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -36,6 +37,13 @@ def dims(value: ir.Value) -> list[int | str | None] | None:
     if value.shape is None:
         return None
     return [d if isinstance(d, int) else d.value for d in value.shape]
+
+
+def rename_dims(values: Iterable[ir.Value], names: Mapping[Any, int | str]) -> None:
+    """Replace dimensions by ``names``: ONNX Runtime lets values whose dimensions have the same names share memory."""
+    for value in values:
+        if value.shape is not None:
+            value.shape = ir.Shape([names.get(dim, dim) for dim in value.shape])
 
 
 def commuted(node: ir.Node, accept: Callable[[ir.Value | None], bool]) -> tuple[ir.Value | None, ir.Value | None] | None:

@@ -1,7 +1,7 @@
 """What a backend is: it loads a target's graphs and runs them on the rows of a KV cache.
 
 A ``Backend`` holds the weights and is shared by all callers. A ``Slots`` holds the KV caches of some rows and belongs to
-one caller. A ``Step`` is a fixed shape: a run of rows and S tokens for each, with its buffers; fill its arrays, run graphs.
+one caller. A ``Step`` is what is run at once: some tokens of each of a run of rows; fill its arrays, run graphs.
 """
 
 from __future__ import annotations
@@ -14,18 +14,22 @@ from numpy.typing import NDArray
 
 
 class Step(Protocol):
-    """Buffers and bindings for ``rows`` consecutive slots and ``seq`` tokens each. Arrays are host views, reused per call."""
+    """Buffers and bindings for T tokens of consecutive slots: those of each row stand behind those of the row before.
 
-    input_ids: NDArray[np.int64]  # [B, S]
-    hidden: list[NDArray[np.generic]]  # what each segment gives [B, S, H]; the last is the head's input
-    logits: NDArray[np.float32]  # [B, S, V], as the model computes them
-    token: NDArray[np.int64]  # [B, S], argmax of the logits
-    score: NDArray[np.float32]  # [B, S], an exit's MLP router: how sure it is, 0 … 1
+    Arrays are host views; the next step may have the same memory. They may be longer than T or N, with garbage behind.
+    """
+
+    input_ids: NDArray[np.int64]  # [T]
+    hidden: list[NDArray[np.generic]]  # what each segment but the last gives [T, H]; the last is the input of ``head``
+    logits: NDArray[np.float32]  # [N, V], as the model computes them: of the tokens that want some, or of all T after ``head``
+    token: NDArray[np.int64]  # [N], argmax of the logits
+    score: NDArray[np.float32]  # [T], an exit's MLP router: how sure it is, 0 … 1
 
     def place(self, lengths: Sequence[int]) -> None:
-        """Say where each row's S tokens go: cache slots and positions ``lengths[b]`` … ``lengths[b] + S - 1``.
+        """Say where the tokens go: of each row b into the cache slots and positions from ``lengths[b]`` on.
 
-        Raises CacheFullError when the last of them is beyond the bundle's max_seq_len, whether it carries a token or garbage.
+        A backend may write as many slots in every row as the longest row has tokens, garbage behind a row's own ones, also
+        in rows without any. Raises CacheFullError when the last of them is beyond the bundle's max_seq_len.
         """
 
     def run(self, graph: str) -> None:
@@ -42,8 +46,12 @@ class Slots(Protocol):
     capacity: int
     layers_launched: int  # decoder layers launched on these slots so far
 
-    def step(self, first_row: int, rows: int, seq: int) -> Step:
-        """The step for slots [first_row, first_row + rows) and ``seq`` tokens; bindings are kept and reused."""
+    def step(self, first_row: int, counts: Sequence[int], wanted: Sequence[int] = ()) -> Step:
+        """A step of ``counts[b]`` tokens for each slot from ``first_row`` on, 0 for one that only stands between others.
+
+        Args:
+            wanted: of how many of its last tokens each row wants logits from the last segment; of none when left out.
+        """
 
     def move_row(self, source: int, target: int, length: int) -> None:
         """Copy the first ``length`` cache entries of slot ``source`` to slot ``target``, in every layer."""

@@ -6,14 +6,16 @@ import re
 from collections.abc import Mapping, Sequence
 
 from tide_runtime.errors import BundleError
-from tide_runtime.manifest import GraphInfo, Manifest, batched_graph, exit_graph
+from tide_runtime.manifest import HEAD, GraphInfo, Manifest, batched_graph, exit_graph
 
 Shape = Sequence[int | str | None]
-_POSITIONS: dict[str, Shape] = {  # name, as a regular expression → shape
-    "position_ids": (None, None),
+_POSITIONS: dict[str, Shape] = {  # name, as a regular expression → shape; position_ids is like input_ids
     "write_index": (None,),
     "seqlens_k": (None,),
     "total_sequence_length": (),
+    "padded_from": (None, None),
+    "packed_from": (1, None),
+    "padded_position_ids": (None, None),
     r"attention_bias(_\d+)?": (None, None, 1, None),
 }
 
@@ -28,10 +30,12 @@ def check_interface(manifest: Manifest, name: str, file: str, inputs: Mapping[st
     Names must be those the manifest lists and the contract asks for; dimensions fixed in the graph must be the model's.
     """
     graph = next(g for g in manifest.graphs if name in (g.name, batched_graph(g.name)))
-    wanted_inputs, wanted_outputs = _contract(manifest, graph)
+    packed = name != graph.name
+    wanted_inputs, wanted_outputs = _contract(manifest, graph, packed)
     if graph.layers is not None:  # lowering may take positions in its kernel's own form, or not at all
-        wanted_inputs |= {n: shape for n in inputs for known, shape in _POSITIONS.items() if re.fullmatch(known, n)}
-    listed_inputs = {tensor.name for tensor in graph.inputs} if name == graph.name else set(inputs)
+        positions = _POSITIONS | {"position_ids": (1 if packed else None, None)}
+        wanted_inputs |= {n: shape for n in inputs for known, shape in positions.items() if re.fullmatch(known, n)}
+    listed_inputs = set(inputs) if packed else {tensor.name for tensor in graph.inputs}
     for kind, wanted, listed, found in (
         ("inputs", wanted_inputs, listed_inputs, inputs),
         ("outputs", wanted_outputs, {tensor.name for tensor in graph.outputs}, outputs),
@@ -46,24 +50,21 @@ def check_interface(manifest: Manifest, name: str, file: str, inputs: Mapping[st
             _check_shape(file, tensor, shape, found[tensor])
 
 
-def _contract(manifest: Manifest, graph: GraphInfo) -> tuple[dict[str, Shape], dict[str, Shape]]:
-    """Inputs and outputs of ``graph`` by name; None is a dimension that varies."""
-    model = manifest.model
-    tokens, hidden = (None, None), (None, None, model.hidden_size)
-    if graph.name == "head":
+def _contract(manifest: Manifest, graph: GraphInfo, packed: bool) -> tuple[dict[str, Shape], dict[str, Shape]]:
+    """Inputs and outputs of ``graph`` by name; None is a dimension that varies. ``packed``: the form for several rows."""
+    model, rows = manifest.model, 1 if packed else None
+    tokens, hidden = (rows, None), (rows, None, model.hidden_size)
+    if graph.name == HEAD:
         return {"hidden": hidden}, {"logits": (None, None, model.vocab_size), "token": tokens}
     if graph.layers is None:
         exits = manifest.calibration.exits if manifest.calibration is not None else []
-        outputs = next(e.graph_outputs() for e in exits if exit_graph(e) == graph.name)
-        return {"hidden": hidden}, {name: tokens if name == "score" else hidden for name in outputs}
-    return _segment_contract(manifest, {"input_ids": tokens} if graph.layers[0] == 0 else {"hidden": hidden}, graph.layers)
-
-
-def _segment_contract(
-    manifest: Manifest, inputs: dict[str, Shape], layers: Sequence[int]
-) -> tuple[dict[str, Shape], dict[str, Shape]]:
-    outputs: dict[str, Shape] = {"hidden_out": (None, None, manifest.model.hidden_size)}
-    for layer in range(*layers):
+        given = next(e.graph_outputs() for e in exits if exit_graph(e) == graph.name)
+        return {"hidden": hidden}, {name: tokens if name == "score" else hidden for name in given}
+    inputs: dict[str, Shape] = {"input_ids": tokens} if graph.layers[0] == 0 else {"hidden": hidden}
+    outputs: dict[str, Shape] = {"hidden_out": hidden}
+    if graph.layers[1] == model.num_layers:
+        inputs["logits_index"], outputs = (None,), {"logits": (1, None, model.vocab_size), "token": (1, None)}
+    for layer in range(*graph.layers):
         kv = manifest.kv[layer]
         for kind, width in (("key", kv.key_dim), ("value", kv.value_dim)):
             shape = (None, kv.heads, None, width)
@@ -72,7 +73,8 @@ def _segment_contract(
 
 
 def hidden_states(manifest: Manifest, graph: str) -> tuple[int, int]:
-    """Which of a step's ``hidden`` arrays ``graph`` reads and writes. Array i is what segment i gives.
+    """Which of a step's ``hidden`` arrays ``graph`` reads and writes. Array i is what segment i gives; the last segment gives
+    logits instead, and the last array is what ``head`` reads.
 
     An exit's translated state goes where its head continues: into the last segment (``tail:k``) or into the LM head.
     """

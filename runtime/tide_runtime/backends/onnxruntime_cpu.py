@@ -2,7 +2,8 @@
 
 A segment is compiled twice: ``segment_i`` with GroupQueryAttention, ``segment_i.batched`` with plain products for steps of
 several rows (see attention_form). ONNX Runtime keeps packed copies of the weights in every session, so the second form is
-loaded when a step first needs it, and whoever runs one row at a time never pays for it.
+loaded when a step first needs it, and whoever runs one row at a time never pays for it. Nor is ``head`` loaded for a bundle
+without exits: the last segment has its own.
 """
 
 from __future__ import annotations
@@ -22,10 +23,11 @@ from tide_runtime.backends.attention_form import prefers_plain
 from tide_runtime.backends.base import Step
 from tide_runtime.backends.interface import check_interface, hidden_states
 from tide_runtime.backends.kv_caches import KVCaches
+from tide_runtime.backends.step_arrays import StepBuffers, StepPositions, StepShape
 from tide_runtime.backends.threads import ThreadOptions, session_options
 from tide_runtime.bundle import Bundle
 from tide_runtime.errors import BundleError
-from tide_runtime.manifest import Manifest, batched_graph
+from tide_runtime.manifest import HEAD, Manifest, batched_graph
 
 _NUMPY_DTYPES: dict[str, type[np.generic]] = {"fp32": np.float32, "fp16": np.float16}
 _ORT_DTYPES: dict[str, type[np.generic]] = {
@@ -46,7 +48,8 @@ class OnnxRuntimeBackend:
         """``layers``: graph name → how many decoder layers it runs. ``load``: makes the session of a graph, or of a
         segment's form for several rows, given its name."""
         self.manifest, self.layers, self._load = manifest, layers, load
-        self.sessions = {name: load(name) for name in layers}
+        exits = manifest.calibration.exits if manifest.calibration is not None else []
+        self.sessions = {name: load(name) for name in layers if exits or name != HEAD}
         self.launches: dict[str, int] = Counter()
         self.dtype = _NUMPY_DTYPES[manifest.dtype]
         outputs = {value.name: value for session in self.sessions.values() for value in session.get_outputs()}
@@ -69,15 +72,14 @@ class OnnxRuntimeBackend:
     def session(self, name: str) -> ort.InferenceSession:
         """The session of a graph, or of a segment's form for several rows, which may have to be loaded first."""
         if name not in self.sessions:
-            self.load_batched()
+            self._load_late({name} if name in self.layers else {batched_graph(n) for n, layers in self.layers.items() if layers})
         return self.sessions[name]
 
-    def load_batched(self) -> None:
-        """Load the segments' forms for several rows, unless that has been done. Raises BundleError like `load`."""
+    def _load_late(self, names: set[str]) -> None:
+        """Load what nobody has needed so far. Raises BundleError like `load`."""
         with self._lock:
-            for name, layers in self.layers.items():
-                if layers and batched_graph(name) not in self.sessions:
-                    self.sessions[batched_graph(name)] = self._load(batched_graph(name))
+            for name in sorted(names - set(self.sessions)):
+                self.sessions[name] = self._load(name)
 
 
 class OnnxRuntimeSlots:
@@ -86,16 +88,20 @@ class OnnxRuntimeSlots:
     def __init__(self, backend: OnnxRuntimeBackend, capacity: int) -> None:
         self.backend, self.capacity, self.layers_launched = backend, capacity, 0
         self.caches = KVCaches(backend.manifest, backend.dtype, capacity)
-        self._steps: OrderedDict[tuple[int, int, int], _BoundStep] = OrderedDict()
+        self.buffers = StepBuffers(backend.manifest, backend.dtype, backend.logits_dtype)
+        self._steps: OrderedDict[StepShape, _BoundStep] = OrderedDict()
+        self._bound_caches: dict[tuple[int, int], dict[str, ort.OrtValue]] = {}
 
-    def step(self, first_row: int, rows: int, seq: int) -> Step:
-        key = (first_row, rows, seq)
-        if key in self._steps:
-            self._steps.move_to_end(key)
-            return self._steps[key]
-        step = self._steps[key] = _BoundStep(self, first_row, rows, seq)
-        if len(self._steps) > _KEPT_STEPS:
-            self._steps.popitem(last=False)
+    def step(self, first_row: int, counts: Sequence[int], wanted: Sequence[int] = ()) -> Step:
+        shape = StepShape.of(first_row, counts, wanted)
+        step = self._steps.get(shape)
+        if step is None:
+            step = self._steps[shape] = _BoundStep(self, shape)
+            if len(self._steps) > _KEPT_STEPS:
+                self._steps.popitem(last=False)
+        else:
+            self._steps.move_to_end(shape)
+        step.positions.arrange(counts, wanted)
         return step
 
     def count(self, graph: str) -> None:
@@ -106,65 +112,43 @@ class OnnxRuntimeSlots:
     def reserve(self, needed: int) -> None:
         """Have at least ``needed`` cache slots a row. Raises CacheFullError when the bundle has fewer."""
         if self.caches.reserve(needed):
+            self._bound_caches.clear()
             for step in self._steps.values():
                 step.unbind()  # would keep the arrays alive that have been replaced
+
+    def bound_caches(self, first_row: int, rows: int) -> dict[str, ort.OrtValue]:
+        """The caches of some rows as ONNX Runtime's values, by name."""
+        key = (first_row, rows)
+        if key not in self._bound_caches:
+            part, arrays = slice(first_row, first_row + rows), self.caches.arrays.items()
+            self._bound_caches[key] = {name: ort.OrtValue.ortvalue_from_numpy(array[part]) for name, array in arrays}
+        return self._bound_caches[key]
 
     def move_row(self, source: int, target: int, length: int) -> None:
         self.caches.move_row(source, target, length)
 
 
-class _Positions:
-    """Where a step's tokens go, in the forms that kernels ask for: the graphs' inputs by name."""
-
-    def __init__(self, rows: int, seq: int) -> None:
-        self._write_index = np.zeros(rows, np.int64)
-        self._position_ids = np.zeros((rows, seq), np.int64)
-        self._seqlens_k = np.zeros(rows, np.int32)
-        self._total = np.zeros((), np.int32)
-        self.arrays: dict[str, NDArray[Any]] = {
-            "write_index": self._write_index,
-            "position_ids": self._position_ids,
-            "seqlens_k": self._seqlens_k,
-            "total_sequence_length": self._total,
-        }
-
-    def place(self, lengths: Sequence[int]) -> None:
-        seq = self._position_ids.shape[1]
-        self._seqlens_k[:] = [length + seq - 1 for length in lengths]
-        self._total[()] = max(lengths) + seq
-        self._write_index[:] = lengths
-        if seq == 1:
-            self._position_ids[:, 0] = self._write_index
-        else:
-            np.add(self._write_index[:, None], np.arange(seq), out=self._position_ids)
-
-
 class _BoundStep:
-    """The arrays of one step, and one IO binding per graph and form, made when it is first run."""
+    """The arrays of one shape of step, and one IO binding per graph and form, made when it is first run."""
 
-    def __init__(self, slots: OnnxRuntimeSlots, first_row: int, rows: int, seq: int) -> None:
-        backend = slots.backend
-        model = backend.manifest.model
-        self.input_ids = np.zeros((rows, seq), np.int64)
-        self.hidden = [np.zeros((rows, seq, model.hidden_size), backend.dtype) for _ in backend.manifest.segments]
-        # A long prefill asks for its last token's logits only, through a step of one token: nothing of [S, V] is touched.
-        self.logits = np.zeros((rows, seq, model.vocab_size), backend.logits_dtype)
-        self.token = np.zeros((rows, seq), np.int64)
-        self.score = np.zeros((rows, seq), np.float32)
-        self._slots, self._rows, self._seq = slots, slice(first_row, first_row + rows), seq
-        self._positions = _Positions(rows, seq)
-        self._lengths = [0] * rows
+    def __init__(self, slots: OnnxRuntimeSlots, shape: StepShape) -> None:
+        self.shape, self.positions = shape, StepPositions(shape)
+        arrays = slots.buffers.views(shape)
+        self.input_ids, self.hidden, self.logits, self.token, self.score = arrays
+        self._slots = slots
+        self._lengths: Sequence[int] = [0] * shape.rows
         self._plain = False
         self._biases: dict[str, AttentionBias] = {}
         self._runs: dict[str, Callable[[], None]] = {}
         self._generation = slots.caches.generation
 
     def place(self, lengths: Sequence[int]) -> None:
-        slots = self._slots
-        slots.reserve(max(lengths) + self._seq)
+        slots, shape = self._slots, self.shape
+        slots.reserve(max(lengths) + shape.seq)
         self._lengths = list(lengths)
-        self._plain = prefers_plain(lengths, self._seq, slots.caches.slots, slots.backend.manifest.kv[0].heads)
-        self._positions.place(lengths)
+        kv_heads = slots.backend.manifest.kv[0].heads
+        self._plain = not shape.even or prefers_plain(lengths, shape.seq, slots.caches.slots, kv_heads)
+        self.positions.place(lengths)
         if self._generation != slots.caches.generation:
             self.unbind()
         if self._plain:
@@ -193,34 +177,42 @@ class _BoundStep:
         self._generation = self._slots.caches.generation
 
     def _bind(self, graph: str, form: str) -> Callable[[], None]:
-        backend, caches = self._slots.backend, self._slots.caches.arrays
-        session = backend.session(form)
-        reads, writes = hidden_states(backend.manifest, graph)
-        arrays: dict[str, NDArray[Any]] = {
-            "input_ids": self.input_ids,
-            "hidden": self.hidden[reads],
-            "hidden_out": self.hidden[writes],
-            "logits": self.logits,
-            "token": self.token,
-            "score": self.score,
-            **self._positions.arrays,
-        }
+        session = self._slots.backend.session(form)
+        caches = self._slots.bound_caches(self.shape.first_row, self.shape.rows)
+        arrays = self._arrays(graph, packed=form != graph or not self._slots.backend.layers[graph])
         binding = session.io_binding()
         for value in session.get_inputs():
-            if value.name.startswith(attention_bias.NAME):
-                array: NDArray[Any] = self._bias(value.name).array
-            else:
-                array = caches[value.name][self._rows] if value.name in caches else arrays[value.name]
-            binding.bind_ortvalue_input(value.name, ort.OrtValue.ortvalue_from_numpy(array))
+            name = value.name
+            array = self._bias(name).array if name.startswith(attention_bias.NAME) else arrays.get(name)
+            binding.bind_ortvalue_input(name, caches[name] if array is None else ort.OrtValue.ortvalue_from_numpy(array))
         for value in session.get_outputs():
             in_place = value.name.replace("_cache_out_", "_cache_")
-            array = caches[in_place][self._rows] if in_place in caches else arrays[value.name]
-            binding.bind_ortvalue_output(value.name, ort.OrtValue.ortvalue_from_numpy(array))
+            array = arrays.get(value.name)
+            bound = caches[in_place] if array is None else ort.OrtValue.ortvalue_from_numpy(array)
+            binding.bind_ortvalue_output(value.name, bound)
         return lambda: session.run_with_iobinding(binding)
+
+    def _arrays(self, graph: str, packed: bool) -> dict[str, NDArray[Any]]:
+        """The step's arrays by the graph's names for them: ``packed`` as [1, T, …], else as [B, S, …]."""
+        manifest, shape = self._slots.backend.manifest, self.shape
+        reads, writes = hidden_states(manifest, graph)
+        tokens = (1, shape.tokens) if packed else (shape.rows, shape.seq)
+        given = shape.tokens if graph == HEAD else shape.outputs
+        return {
+            "input_ids": self.input_ids.reshape(tokens),
+            "hidden": self.hidden[reads].reshape(*tokens, -1),
+            "hidden_out": self.hidden[writes].reshape(*tokens, -1),
+            "logits": self.logits[None, :given],
+            "token": self.token[None, :given],
+            "score": self.score.reshape(tokens),
+            **self.positions.arrays,
+            "position_ids": self.positions.arrays["position_ids"].reshape(tokens),
+        }
 
     def _bias(self, name: str) -> AttentionBias:
         if name not in self._biases:
-            bias = self._biases[name] = AttentionBias.named(name, len(self.input_ids), self._seq, self._slots.caches.slots)
+            shape = self.shape
+            bias = self._biases[name] = AttentionBias.named(name, shape.rows, shape.seq, self._slots.caches.slots)
             bias.fill(self._lengths)
         return self._biases[name]
 

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tide_runtime.backends.base import Slots
-from tide_runtime.draft_control import DraftControl, copy_length
+from tide_runtime.draft_control import DraftControl, copy_lengths
 from tide_runtime.executor import Executor, Guess
 from tide_runtime.manifest import Manifest
 from tide_runtime.policies.full import FullDepth
@@ -48,7 +48,7 @@ class ExactDepth:
     def prefill(self, slots: Slots, row: Row) -> int:
         token = self.full.prefill(slots, row)
         row.frontier = self.executor.frontier(slots, row, room=max(self.limit, self.copy_limit) + 1)
-        row.control = DraftControl(self.costs, slots.capacity, self.copy_limit, Trial(self.expected))
+        row.control = DraftControl(Trial(self.expected))
         return token
 
     def decode(self, slots: Slots, rows: Sequence[Row]) -> list[list[int]]:
@@ -57,9 +57,11 @@ class ExactDepth:
         asks = self._draft_with_exits(slots, rows, drafts)
         if not any(drafts) and not any(map(any, asks)):
             return self._plain(slots, rows)
-        self.executor.advance(slots, rows, everyone, 0, self.executor.depth)
-        deep = self.executor.head(slots, rows, everyone, [len(made) + 1 for made in drafts])
-        return [self._settle(rows[i], drafts[i], asks[i], *verify(rows[i], drafts[i], deep[i])) for i in everyone]
+        deep = self.executor.advance(slots, rows, everyone, 0, self.executor.depth, [len(made) + 1 for made in drafts])
+        return [
+            self._settle(len(rows), row, made, asked, *verify(row, made, logits))
+            for row, made, asked, logits in zip(rows, drafts, asks, deep, strict=True)
+        ]
 
     def _plain(self, slots: Slots, rows: Sequence[Row]) -> list[list[int]]:
         """Nobody drafts: a step of `full`."""
@@ -78,8 +80,8 @@ class ExactDepth:
         for row in rows:
             room = min(self.copy_limit, self._room(row))
             row.control.guess = row.control.ngram.draft(row.tokens, row.end, room)
-        length = copy_length([row.control for row in rows])
-        return [self._place_copy(row, row.control.guess[:length]) for row in rows]
+        lengths = copy_lengths([row.control for row in rows], self.costs.full)
+        return [self._place_copy(row, row.control.guess[:length]) for row, length in zip(rows, lengths, strict=True)]
 
     @staticmethod
     def _place_copy(row: Row, guess: NDArray[np.int64]) -> list[Draft]:
@@ -123,25 +125,26 @@ class ExactDepth:
                 break
         return sorted(sure)
 
-    def _settle(self, row: Row, drafts: list[Draft], asks: list[int], tokens: list[int], accepted: int) -> list[int]:
-        """Roll the row back to what was accepted and learn from it."""
+    def _settle(self, rows: int, row: Row, drafts: list[Draft], asks: list[int], tokens: list[int], accepted: int) -> list[int]:
+        """Roll a row, of ``rows``, back to what was accepted and learn from it."""
         row.drafted = 0
         row.length = row.end + accepted
         row.frontier.roll_back(row.length)
         row.depth.record([d.source for d in drafts], [d.depth for d in drafts], accepted, self.num_layers)
         row.control.learn(tokens)
         if any(asks):
-            cost = self._cycle_cost(row.control.rows, asks, len(drafts) + 1)
-            row.control.exits.saw(len(tokens), cost / self.costs.full(row.control.rows, 1))
+            cost = self._cycle_cost(rows, asks, len(drafts) + 1)
+            row.control.exits.saw(len(tokens), cost / self.costs.full(rows, rows))
         else:
             row.control.exits.rest(len(tokens))
         return tokens
 
     def _cycle_cost(self, rows: int, asks: list[int], waiting: int) -> float:
-        """Asking exits one token at a time, then the rest of the layers for all that waits."""
-        deep, begin = self.costs.step(rows, waiting), self.exits[0].boundary
-        rest = self.costs.segments(rows, waiting, begin, self.executor.depth) + deep.head_ms + deep.host_ms
-        unasked = (waiting - asks[0]) * self.costs.segments(rows, 1, 0, begin)  # a last draft, on its way to the first exit
+        """Asking exits one token at a time, then the rest of the layers for all that waits, as if all rows did the same."""
+        tokens, begin = rows * waiting, self.exits[0].boundary
+        deep = self.costs.step(rows, tokens)
+        rest = self.costs.segments(rows, tokens, begin, self.executor.depth) + deep.logits_ms + deep.host_ms
+        unasked = (waiting - asks[0]) * self.costs.segments(rows, rows, 0, begin)  # a last draft, on its way to the first exit
         return self.costs.asking(rows, self.exits, asks) + unasked + rest
 
     @staticmethod

@@ -93,10 +93,11 @@ class ExitDepth:
             for i in needy:
                 rows[i].held += 1
             return
-        self.executor.advance(slots, rows, needy, 0, self.executor.depth)
-        for i, last in zip(needy, self.executor.head(slots, rows, needy, [1] * len(needy)), strict=True):
+        waited = [rows[i].known - rows[i].frontier.done[-1] for i in needy]
+        deep = self.executor.advance(slots, rows, needy, 0, self.executor.depth, [1] * len(needy))
+        for i, last, count in zip(needy, deep, waited, strict=True):
             tokens[i].append(rows[i].choose(last.logits[0], last.tokens[0]))
-            self._went_deep(rows[i], rows[i].frontier.arrived)
+            self._went_deep(rows[i], count)
 
     def _went_deep(self, row: Row, waited: int) -> None:
         row.depth.record([], [], 0, self.num_layers)
@@ -112,7 +113,7 @@ class ExitDepth:
         if deep:
             last = self.costs.step(1, 1)
             rest = self.costs.segments(1, deep, self.stops[-1].exit.boundary, self.executor.depth)
-            total += rest + last.head_ms + last.host_ms
+            total += rest + last.logits_ms + last.host_ms
         return total / self.costs.full(1, 1)
 
     def _asks(self, row: Row) -> bool:
@@ -130,8 +131,8 @@ class ExitDepth:
         return row.choose(guess.logits, guess.token)
 
     def _make_room(self, slots: Slots, rows: Sequence[Row]) -> None:
-        """Run the skipped layers of rows in which no further token could wait."""
-        full = [i for i, row in enumerate(rows) if row.frontier.done[0] - row.frontier.done[-1] >= _ROOM - 1]
+        """Run the skipped layers of rows in which no further token could wait. A held one brings none."""
+        full = [i for i, row in enumerate(rows) if not row.held and row.frontier.done[0] - row.frontier.done[-1] >= _ROOM - 1]
         if full:
             self.executor.advance(slots, rows, full, 1, self.executor.depth)
 

@@ -12,25 +12,25 @@ from tide_runtime.row import Row
 
 
 class FullDepth:
-    """Every segment and the head for every token."""
+    """Every segment for every token."""
 
     name = "full"
 
     def __init__(self, manifest: Manifest, prefill_chunk: int, options: DepthOptions | None = None) -> None:
-        self.body = [segment.name for segment in manifest.segments]
-        self.head = ["head"]
+        self.segments = [segment.name for segment in manifest.segments]
         self.prefill_chunk = prefill_chunk
 
     def prefill(self, slots: Slots, row: Row) -> int:
-        return prefill_full(slots, row, self.body, self.head, self.prefill_chunk)
+        return prefill_full(slots, row, self.segments, self.prefill_chunk)
 
     def decode(self, slots: Slots, rows: Sequence[Row]) -> list[list[int]]:
-        step = slots.step(0, len(rows), 1)
-        step.input_ids[:, 0] = [row.last_token for row in rows]
+        ones = [1] * len(rows)
+        step = slots.step(0, ones, ones)
+        step.input_ids[:] = [row.last_token for row in rows]
         step.place([row.length for row in rows])
-        for graph in (*self.body, *self.head):
-            step.run(graph)
-        logits, likeliest = step.logits[:, 0], step.token[:, 0].tolist()
+        for segment in self.segments:
+            step.run(segment)
+        logits, likeliest = step.logits, step.token.tolist()
         chosen = []
         for i, row in enumerate(rows):
             row.length += 1

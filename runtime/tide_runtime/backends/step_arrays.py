@@ -1,0 +1,125 @@
+"""The arrays of a step: how many tokens of which rows, where each goes, and memory for what graphs take and give.
+
+Tokens are packed: [T], those of each row behind those of the row before. Kernels that want rows of one length S get index
+arrays between the two forms.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tide_runtime.manifest import Manifest
+
+
+class StepShape(NamedTuple):
+    """``tokens``: T; ``seq``: S, the longest row's tokens; ``outputs``: N, tokens that want logits, at least 1."""
+
+    first_row: int
+    rows: int
+    seq: int
+    tokens: int
+    outputs: int
+
+    @classmethod
+    def of(cls, first_row: int, counts: Sequence[int], wanted: Sequence[int]) -> StepShape:
+        rows, seq, tokens, outputs = len(counts), max(counts), sum(counts), sum(wanted) or 1
+        if tokens != rows * seq:
+            tokens, outputs = _rounded(tokens), _rounded(outputs)
+        return cls(first_row, rows, seq, tokens, outputs)
+
+    @property
+    def even(self) -> bool:
+        """Whether all rows have the same number of tokens."""
+        return self.tokens == self.rows * self.seq
+
+
+class StepBuffers:
+    """Memory that the steps of all shapes share."""
+
+    def __init__(self, manifest: Manifest, dtype: type[np.generic], logits_dtype: type[np.generic]) -> None:
+        self._model, self._boundaries, self._dtype = manifest.model, len(manifest.segments), dtype
+        self._logits_dtype = logits_dtype
+        self._tokens = 0
+
+    def views(
+        self, shape: StepShape
+    ) -> tuple[NDArray[np.int64], list[NDArray[np.generic]], NDArray[Any], NDArray[np.int64], NDArray[np.float32]]:
+        """input_ids, hidden, logits, token and score of `Step`."""
+        tokens, outputs = shape.tokens, max(shape.tokens, shape.outputs)
+        if outputs > self._tokens:  # bindings to the old arrays keep them alive
+            self._allocate(max(outputs, 2 * self._tokens))
+        hidden = [states[:tokens] for states in self._hidden]
+        return self._input_ids[:tokens], hidden, self._logits[:outputs], self._token[:outputs], self._score[:tokens]
+
+    def _allocate(self, tokens: int) -> None:
+        """Untouched pages cost nothing: a long prompt asks for one token's logits."""
+        self._tokens = tokens
+        self._input_ids = np.zeros(tokens, np.int64)
+        self._hidden = [np.zeros((tokens, self._model.hidden_size), self._dtype) for _ in range(self._boundaries)]
+        self._logits = np.zeros((tokens, self._model.vocab_size), self._logits_dtype)
+        self._token = np.zeros(tokens, np.int64)
+        self._score = np.zeros(tokens, np.float32)
+
+
+class StepPositions:
+    """Where a step's tokens go, in the forms that kernels ask for: ``arrays``, the graphs' inputs by name."""
+
+    def __init__(self, shape: StepShape) -> None:
+        rows, seq, tokens = shape.rows, shape.seq, shape.tokens
+        self._write_index = np.zeros(rows, np.int64)
+        self._position_ids = np.zeros(tokens, np.int64)
+        self._padded_position_ids = np.zeros((rows, seq), np.int64)
+        self._seqlens_k = np.zeros(rows, np.int32)
+        self._total = np.zeros((), np.int32)
+        self._padded_from = np.zeros((rows, seq), np.int64)
+        self._packed_from = np.zeros(tokens, np.int64)
+        self._logits_index = np.zeros(shape.outputs, np.int64)
+        self._seq, self._steps = seq, np.arange(seq)
+        self._arranged: tuple[Sequence[int], Sequence[int]] | None = None
+        self.arrays: dict[str, NDArray[Any]] = {
+            "write_index": self._write_index,
+            "position_ids": self._position_ids,
+            "padded_position_ids": self._padded_position_ids,
+            "seqlens_k": self._seqlens_k,
+            "total_sequence_length": self._total,
+            "padded_from": self._padded_from,
+            "packed_from": self._packed_from[None],
+            "logits_index": self._logits_index,
+        }
+
+    def arrange(self, counts: Sequence[int], wanted: Sequence[int]) -> None:
+        """``counts[b]`` tokens of each row, logits for the last ``wanted[b]``. What is left over points to places that exist."""
+        if self._arranged == (counts, wanted):
+            return
+        self._arranged = (list(counts), list(wanted))
+        ends = np.cumsum(counts)
+        for row, (count, end) in enumerate(zip(counts, ends.tolist(), strict=True)):
+            start = end - count
+            self._packed_from[start:end] = row * self._seq + self._steps[:count]
+            # A row without tokens takes another's: garbage, written behind what it has.
+            self._padded_from[row] = np.minimum(start + self._steps, max(0, end - 1))
+        self._packed_from[ends[-1] :] = 0
+        chosen = [end - 1 - back for end, count in zip(ends.tolist(), wanted) for back in range(count - 1, -1, -1)]  # noqa: B905
+        self._logits_index[: len(chosen)] = chosen
+        self._logits_index[len(chosen) :] = 0
+
+    def place(self, lengths: Sequence[int]) -> None:
+        """Row b's tokens go to the cache slots and positions from ``lengths[b]`` on."""
+        seq = self._seq
+        self._seqlens_k[:] = [length + seq - 1 for length in lengths]
+        self._total[()] = max(lengths) + seq
+        self._write_index[:] = lengths
+        if self._position_ids.size == 1:
+            self._position_ids[0] = self._padded_position_ids[0, 0] = lengths[0]
+        else:
+            np.add(self._write_index[:, None], self._steps, out=self._padded_position_ids)
+            np.take(self._padded_position_ids.ravel(), self._packed_from, out=self._position_ids, mode="clip")
+
+
+def _rounded(count: int) -> int:
+    """So that rows of different lengths need few shapes, whose bindings are kept."""
+    return count if count <= 4 else -(-count // 4) * 4
