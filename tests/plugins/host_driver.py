@@ -23,7 +23,7 @@ from tide_plugins.plans import LaunchPlan
 SHIM = Path(__file__).parent / "host_shim"
 CACHE = Path(__file__).parents[2] / "build" / "host_kernels"
 COMPILE = ("g++", "-std=c++17", "-O2", "-g1", "-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas", "-fPIC", "-shared")
-SANITIZE = ("-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer")
+SANITIZE = ("-O1", "-g0", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer")
 _NAMES = {np.dtype(kind): name for name, kind in ELEMENTS.items()} | {
     np.dtype(np.int32): "i32",
     np.dtype(np.int64): "i64",
@@ -74,7 +74,7 @@ class HostMemory:
 
 @dataclass
 class HostDriver:
-    """``order``: who runs first, of blocks and of threads: 0 forward, 1 backward, else shuffled."""
+    """``order``: who runs next, of blocks and of threads; host_shim/block.h says what each number means."""
 
     order: int = 0
     sm_count: int = 6

@@ -20,7 +20,7 @@ from tide_plugins.params import PARAMS
 from tide_plugins.reference import philox_4x32_10
 
 SPECS = {spec.name: spec for spec in cases()}
-PER_KERNEL = 6  # of those that are also run in other orders
+PER_KERNEL = 9  # of those that are also run in other orders
 
 
 def some(kernel: str, count: int) -> list[CaseSpec]:
@@ -30,6 +30,7 @@ def some(kernel: str, count: int) -> list[CaseSpec]:
 
 
 ORDERED = [spec for kernel in KERNELS for spec in some(kernel.name, PER_KERNEL)]
+SANITIZED = [spec for spec in ORDERED if not any(f"-h{hidden}-" in spec.name for hidden in (4096, 4097, 8192))]
 
 
 def test_there_are_as_many_cases_as_promised() -> None:
@@ -38,11 +39,11 @@ def test_there_are_as_many_cases_as_promised() -> None:
     assert set(Counter(spec.kernel for spec in SPECS.values())) == {kernel.name for kernel in KERNELS}
 
 
-@pytest.mark.parametrize("name", SPECS)
-def test_kernel_equals_the_float64_reference(name: str) -> None:
+@pytest.mark.parametrize(("place", "name"), enumerate(SPECS), ids=SPECS)
+def test_kernel_equals_the_float64_reference(place: int, name: str) -> None:
     """A wrong score, flag, row list or token would send a token the wrong way on every GPU."""
     case = SPECS[name].build()
-    case.check(run_case(case, HostDriver()))
+    case.check(run_case(case, HostDriver(order=place % 4)))
 
 
 @pytest.mark.parametrize("spec", ORDERED, ids=lambda spec: spec.name)
@@ -104,8 +105,8 @@ def test_verification_sets_the_graph_condition_to_the_running_rows() -> None:
 
 @pytest.mark.parametrize("certain", [False, True])
 def test_speculative_sampling_leaves_the_distribution_alone(certain: bool) -> None:
-    """Whatever the drafts are drawn from, the tokens must be the model's: 40,000 rows of the same step, chi-square."""
-    rng, rows = np.random.default_rng(7), 40_000
+    """Whatever the drafts are drawn from, the tokens must be the model's: 8,000 rows of the same step, chi-square."""
+    rng, rows = np.random.default_rng(7), 8_000
     p, q = np.array([0.05, 0.4, 0.0, 0.25, 0.3], np.float32), np.array([0.5, 0.1, 0.1, 0.2, 0.1], np.float32)
     drafts = np.full((rows, 1), 3) if certain else rng.choice(5, (rows, 1), p=q / q.sum())
     tensors = {
@@ -186,12 +187,12 @@ def test_shim_rounds_as_ieee_754(tmp_path: Path) -> None:
 
 _SANITIZED = """
 from plugins.host_driver import SANITIZE, HostDriver, host_library, run_case
-from plugins.test_kernels_on_host import ORDERED
+from plugins.test_kernels_on_host import SANITIZED
 driver = HostDriver(order=2, library=host_library(*SANITIZE))
-for spec in ORDERED:
+for spec in SANITIZED:
     case = spec.build()
     case.check(run_case(case, driver))
-print(len(ORDERED), "clean")
+print(len(SANITIZED), "clean")
 """
 
 

@@ -24,7 +24,7 @@ struct DownProjection {
   const T* down;  // [width, hidden_size]
   int live;       // rows there are
   int hidden_size, width, chunk;
-  bool centred;   // LayerNorm
+  bool centred;  // LayerNorm
   float* workspace;
 };
 
@@ -64,7 +64,7 @@ __device__ __forceinline__ void sum_chunks(const GroupWorkspace& group, int firs
 // Calls finish(item, norm, products [width]) for every live row of the group, by one warp each; kBatch rows at a time fit `sums`.
 template <int kBatch, typename T, typename Finish>
 __device__ __forceinline__ void finish_rows(const DownProjection<T>& p, const GroupWorkspace& group, float epsilon, float* sums,
-                                   Finish finish) {
+                                            Finish finish) {
   const int begin = blockIdx.z * group.group_rows, live = min(p.live - begin, group.group_rows);
   for (int first = 0; first < live; first += kBatch) {
     const int rows = min(kBatch, live - first);

@@ -2,8 +2,8 @@
 //
 //   workspace   products [groups, chunks, group_rows, pitch] float32, then moments [groups, chunks, group_rows, 2] float32
 //
-// A group of rows is split over chunks of H. Group form: 8 rows a block, `down` in slices of 16, CUDA cores, for the few rows of a
-// decode step. Tile form: 128 rows a block, all of `down`, tensor cores.
+// A group of rows is split over chunks of H. Group form: 8 rows a block, `down` in slices of 16, CUDA cores, for the few rows of
+// a decode step. Tile form: 128 rows a block, all of `down`, tensor cores.
 #pragma once
 
 #include "launch_plan.h"
@@ -16,7 +16,7 @@ constexpr int32_t kSliceWidth = 16;
 constexpr int32_t kMaxChunks = 32;  // the moments of a row are added by one warp, a chunk a lane
 
 constexpr int32_t kTileRows = 128;
-constexpr int32_t kWarpRows = 32;         // a warp's share of a tile
+constexpr int32_t kWarpRows = 32;  // a warp's share of a tile
 constexpr int32_t kWarpWidth = 64;
 constexpr int32_t kMaxTileThreads = 512;  // width 256
 constexpr int32_t kStageBytes = 64;       // of one row, in one stage of the pipeline

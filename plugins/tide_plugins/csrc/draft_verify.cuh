@@ -8,8 +8,8 @@
 //              accepted drafts one is drawn from p: speculative sampling (Leviathan et al. 2023, arXiv:2211.17192, algorithm 1).
 //              Without q drafts were certain: q is 1 at the draft.
 //
-// As tide_runtime/verification.py, with random numbers that belong to a token's position (philox.cuh). A row ends at an eos id or at
-// its limit; tokens behind that are dropped. A NaN is never accepted, and a row without a distribution ends with code 3.
+// As tide_runtime/verification.py, with random numbers that belong to a token's position (philox.cuh). A row ends at an eos id or
+// at its limit; tokens behind that are dropped. A NaN is never accepted, and a row without a distribution ends with code 3.
 #pragma once
 
 #include "draft_verify_plan.h"
@@ -114,7 +114,7 @@ __device__ __forceinline__ void verify_row(const draft_verify_params& v, int row
   }
   const int accepted = count_accepted<T>(v, row);
   const int64_t own = own_token<T>(v, row, accepted);
-  __syncthreads();  // every thread has read the row's length
+  __syncthreads();  // every thread has read the row's state
   if (threadIdx.x == 0) emit_tokens(v, row, accepted, own);
 }
 

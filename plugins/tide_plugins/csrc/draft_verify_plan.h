@@ -6,28 +6,28 @@
 namespace tide {
 
 struct draft_verify_params {
-  const int64_t* drafts;        // [rows, width] drafted ids; the first draft_count[b] count
-  const int32_t* draft_count;   // [rows] 0 … width
-  const int64_t* deep_tokens;   // [rows, width + 1] the model's argmax after the last token and after each draft; greedy only
-  const void* probabilities;    // T [rows, width + 1, vocab] the model's distributions; null: greedy
-  const void* proposals;        // T [rows, width, vocab] what each draft was drawn from; null: drafts were certain
-  const uint64_t* seed;         // [rows] sampling only
-  const int64_t* eos;           // [eos_count] ids that end a row, or null
-  const int64_t* limit;         // [rows] most tokens of prompt and output: min(prompt + max_new_tokens, cache_slots + 1)
-  int64_t* length;              // [rows] in and out: tokens whose K/V stay cached = write index and position id of the next token
-  int64_t* last_token;          // [rows] in and out: the next step's first input id
-  uint8_t* finished;            // [rows] in and out: 0 running, 1 eos, 2 limit, 3 the distribution was not one
-  int32_t* accepted;            // [rows] drafts the model agreed with
-  int32_t* emitted;             // [rows] new output tokens
-  int64_t* tokens;              // [rows, width + 1] those tokens, then -1
-  int32_t* running;             // scalar: rows not finished
-  uint32_t* counters;           // zero before the first launch
-  uint64_t graph_condition;     // cudaGraphConditionalHandle that is set to *running
+  const int64_t* drafts;       // [rows, width] drafted ids; the first draft_count[b] count
+  const int32_t* draft_count;  // [rows] 0 … width
+  const int64_t* deep_tokens;  // [rows, width + 1] the model's argmax after the last token and after each draft; greedy only
+  const void* probabilities;   // T [rows, width + 1, vocab] the model's distributions; null: greedy
+  const void* proposals;       // T [rows, width, vocab] what each draft was drawn from; null: drafts were certain
+  const uint64_t* seed;        // [rows] sampling only
+  const int64_t* eos;          // [eos_count] ids that end a row, or null
+  const int64_t* limit;        // [rows] most tokens of prompt and output: min(prompt + max_new_tokens, cache_slots + 1)
+  int64_t* length;             // [rows] in and out: tokens whose K/V stay cached = write index and position id of the next token
+  int64_t* last_token;         // [rows] in and out: the next step's first input id
+  uint8_t* finished;           // [rows] in and out: 0 running, 1 eos, 2 limit, 3 the distribution was not one
+  int32_t* accepted;           // [rows] drafts the model agreed with
+  int32_t* emitted;            // [rows] new output tokens
+  int64_t* tokens;             // [rows, width + 1] those tokens, then -1
+  int32_t* running;            // scalar: rows not finished
+  uint32_t* counters;          // zero before the first launch
+  uint64_t graph_condition;    // cudaGraphConditionalHandle that is set to *running
   int32_t rows;
   int32_t width;
-  int32_t vocab;                // of probabilities and proposals
+  int32_t vocab;  // of probabilities and proposals
   int32_t eos_count;
-  int32_t sets_condition;       // whether graph_condition is a handle
+  int32_t sets_condition;  // whether graph_condition is a handle
   int32_t reserved;
 };
 

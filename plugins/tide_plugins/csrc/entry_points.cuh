@@ -3,11 +3,9 @@
 
 #include "element.cuh"
 
-#define TIDE_ENTRY_POINT(kernel, suffix, T, params, threads)                                          \
-  extern "C" __global__ void __launch_bounds__(threads, 1) tide_##kernel##_##suffix(tide::params p) { \
-    tide::kernel<T>(p);                                                                               \
-  }
-#define TIDE_ENTRY_POINTS(kernel, params, threads)                 \
-  TIDE_ENTRY_POINT(kernel, f32, float, params, threads)            \
-  TIDE_ENTRY_POINT(kernel, f16, __half, params, threads)           \
+#define TIDE_ENTRY_POINT(kernel, suffix, T, params, threads) \
+  extern "C" __global__ void __launch_bounds__(threads, 1) tide_##kernel##_##suffix(tide::params p) { tide::kernel<T>(p); }
+#define TIDE_ENTRY_POINTS(kernel, params, threads)       \
+  TIDE_ENTRY_POINT(kernel, f32, float, params, threads)  \
+  TIDE_ENTRY_POINT(kernel, f16, __half, params, threads) \
   TIDE_ENTRY_POINT(kernel, bf16, __nv_bfloat16, params, threads)

@@ -6,11 +6,11 @@
 //   score = sigmoid(up · silu(down · n + down_bias) + up_bias)
 //   exits = score >= threshold                                false for a NaN
 //
-// The router of tide_calibrate/routers/mlp.py (TIDE, arXiv:2603.21365, with RMSNorm before it). Accumulates in float32 in an order
-// that depends on the plan alone: the same plan gives the same bits.
+// The router of tide_calibrate/routers/mlp.py (TIDE, arXiv:2603.21365, with RMSNorm before it). Accumulates in float32 in an
+// order that depends on the plan alone: the same plan gives the same bits.
 //
-// Blocks leave partial products in the workspace; the last block of a group of rows scores them; the last of those blocks partitions
-// the rows. Compile: nvrtc --std=c++17 -I csrc -I $CUDA/include --gpu-architecture=sm_90
+// Blocks leave partial products in the workspace; the last block of a group of rows scores them; the last of those blocks
+// partitions the rows. Compile: nvrtc --std=c++17 -I csrc -I $CUDA/include --gpu-architecture=sm_90
 #pragma once
 
 #include "dynamic_shared.cuh"
@@ -30,8 +30,14 @@ constexpr int kTileBatch = 32;  // rows of a tile scored together
 template <typename T>
 __device__ __forceinline__ DownProjection<T> router_projection(const exit_router_params& p) {
   const int live = p.row_count ? min(*p.row_count, p.rows) : p.rows;
-  return {{static_cast<const T*>(p.hidden), p.row_stride, nullptr}, static_cast<const T*>(p.down), live,
-          p.hidden_size, p.width, p.chunk, p.down_sum != nullptr, p.workspace};
+  return {{static_cast<const T*>(p.hidden), p.row_stride, nullptr},
+          static_cast<const T*>(p.down),
+          live,
+          p.hidden_size,
+          p.width,
+          p.chunk,
+          p.down_sum != nullptr,
+          p.workspace};
 }
 
 // By a warp: the row's score and whether it exits.
@@ -55,7 +61,8 @@ __device__ __forceinline__ void list_rows(const exit_router_params& p, int live)
 }
 
 template <int kBatch, typename T>
-__device__ __forceinline__ void score_and_list(const exit_router_params& p, const DownProjection<T>& projection, const GroupWorkspace& group) {
+__device__ __forceinline__ void score_and_list(const exit_router_params& p, const DownProjection<T>& projection,
+                                               const GroupWorkspace& group) {
   if (!last_block(p.counters + blockIdx.z, gridDim.x * gridDim.y)) return;
   finish_rows<kBatch>(projection, group, p.epsilon, dynamic_shared<float>(),
                       [&](int row, const RowNorm& norm, const float* products) { score_row(p, row, norm, products); });

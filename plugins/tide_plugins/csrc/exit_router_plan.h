@@ -6,31 +6,31 @@
 namespace tide {
 
 struct exit_router_params {
-  const void* hidden;           // T [rows, hidden_size], row_stride elements apart
-  const void* down;             // T [width, hidden_size]
-  const float* down_sum;        // null: RMSNorm; else LayerNorm, and [width] the sums of down's rows
-  const float* down_bias;       // [width]
-  const float* up;              // [width]
-  const float* up_bias;         // [1]
-  const int32_t* row_count;     // device scalar <= rows: the live rows; null: all
-  float* score;                 // [rows]
-  uint8_t* exits;               // [rows] 1 iff score >= threshold
-  int32_t* exit_rows;           // [rows] ascending, the first *exit_count count
-  int32_t* continue_rows;       // [rows] ascending, the first *continue_count count
-  int32_t* exit_count;          // scalar
-  int32_t* continue_count;      // scalar
-  int32_t* verdict;             // scalar: 0 no row continues, 1 some do, 2 all do
-  float* workspace;             // 256-byte aligned
-  uint32_t* counters;           // zero before the first launch
-  uint64_t graph_condition;     // cudaGraphConditionalHandle that is set to the verdict
+  const void* hidden;        // T [rows, hidden_size], row_stride elements apart
+  const void* down;          // T [width, hidden_size]
+  const float* down_sum;     // null: RMSNorm; else LayerNorm, and [width] the sums of down's rows
+  const float* down_bias;    // [width]
+  const float* up;           // [width]
+  const float* up_bias;      // [1]
+  const int32_t* row_count;  // device scalar <= rows: the live rows; null: all
+  float* score;              // [rows]
+  uint8_t* exits;            // [rows] 1 iff score >= threshold
+  int32_t* exit_rows;        // [rows] ascending, the first *exit_count count
+  int32_t* continue_rows;    // [rows] ascending, the first *continue_count count
+  int32_t* exit_count;       // scalar
+  int32_t* continue_count;   // scalar
+  int32_t* verdict;          // scalar: 0 no row continues, 1 some do, 2 all do
+  float* workspace;          // 256-byte aligned
+  uint32_t* counters;        // zero before the first launch
+  uint64_t graph_condition;  // cudaGraphConditionalHandle that is set to the verdict
   int64_t row_stride;
   int32_t rows;
   int32_t hidden_size;
-  int32_t width;                // 1 … 256
-  int32_t chunk;                // the plan's
+  int32_t width;  // 1 … 256
+  int32_t chunk;  // the plan's
   float threshold;
   float epsilon;
-  int32_t sets_condition;       // whether graph_condition is a handle
+  int32_t sets_condition;  // whether graph_condition is a handle
   int32_t reserved;
 };
 

@@ -2,7 +2,8 @@
 //
 //   continue_hidden[i]   = hidden[continue_rows[i]]                    gather; in place when continue_hidden is hidden
 //   continue_origin[i]   = origin[continue_rows[i]]
-//   head_input[origin[r]] = exit_states[r]  for r in exit_rows         scatter; without origin head_input[i] = exit_states[exit_rows[i]]
+//   head_input[origin[r]] = exit_states[r], r in exit_rows             scatter
+//   head_input[i]         = exit_states[exit_rows[i]]                  without origin: packed
 //
 // A thread owns 16 bytes of every row its block takes. In place the grid has one block of rows, so a thread meets its rows in
 // ascending order and never reads one it has overwritten: continue_rows[i] >= i. Exited rows are read before any is overwritten.
@@ -23,10 +24,11 @@ struct RowMatrix {
   __device__ T* operator[](int64_t row) const { return base + row * stride; }
 };
 
-// to[place(i)] = from[rows[i]] for the block's items, in the thread's columns; kRowsInFlight rows are read before they are written.
+// to[place(i)] = from[rows[i]] for the block's items, in the thread's columns; kRowsInFlight rows are read before they are
+// written.
 template <typename T, typename Place>
-__device__ __forceinline__ void move_rows(const RowMatrix<const T>& from, const int32_t* rows, int count, const RowMatrix<T>& to, int size,
-                                 Place place) {
+__device__ __forceinline__ void move_rows(const RowMatrix<const T>& from, const int32_t* rows, int count, const RowMatrix<T>& to,
+                                          int size, Place place) {
   const int at = (blockIdx.y * kSelectThreads + threadIdx.x) * Piece<T>::kSize;
   const bool aligned = rows_aligned<T>(from.base, from.stride) && rows_aligned<T>(to.base, to.stride);
   if (at >= size) return;

@@ -4,11 +4,13 @@
 //
 //   out = h + up · (down · norm(h))             norm without weight, as in exit_router.cuh
 //
-// The tuned lens (Belrose et al. 2023, arXiv:2303.08112, equation 8) with a low-rank matrix: tide_calibrate/exit_heads/translator.py.
+// The tuned lens (Belrose et al. 2023, arXiv:2303.08112, equation 8) with a low-rank matrix:
+// tide_calibrate/exit_heads/translator.py.
 //
 // Two launches: every element of `up · code` needs the whole code, and a last block alone would read `up` at one multiprocessor's
 // speed. exit_translate_down leaves the normed code [N, K] in float32, exit_translate_up adds `up · code` to the rows.
-// Rows come in groups of 8: exits are the few last tokens of a step; in a long prefill `down` and `up` are read from L2 per group.
+// Rows come in groups of 8: exits are the few last tokens of a step; in a long prefill `down` and `up` are read from L2 per
+// group.
 #pragma once
 
 #include "dynamic_shared.cuh"
@@ -22,8 +24,14 @@ namespace tide {
 template <typename T>
 __device__ __forceinline__ DownProjection<T> translator_projection(const exit_translate_params& p) {
   const int live = p.row_count ? min(*p.row_count, p.rows) : p.rows;
-  return {{static_cast<const T*>(p.hidden), p.row_stride, p.row_list}, static_cast<const T*>(p.down), live,
-          p.hidden_size, p.rank, p.chunk, p.down_sum != nullptr, p.workspace};
+  return {{static_cast<const T*>(p.hidden), p.row_stride, p.row_list},
+          static_cast<const T*>(p.down),
+          live,
+          p.hidden_size,
+          p.rank,
+          p.chunk,
+          p.down_sum != nullptr,
+          p.workspace};
 }
 
 template <typename T>

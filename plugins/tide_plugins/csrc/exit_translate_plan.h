@@ -1,4 +1,5 @@
-// What `exit_translate_down` and `exit_translate_up` take (the same struct, one after the other on a stream) and how they are launched.
+// What `exit_translate_down` and `exit_translate_up` take (the same struct, one after the other on a stream) and how they are
+// launched.
 #pragma once
 
 #include "down_projection_plan.h"
@@ -6,23 +7,23 @@
 namespace tide {
 
 struct exit_translate_params {
-  const void* hidden;         // T [*, hidden_size], row_stride elements apart
-  const void* down;           // T [rank, hidden_size]
-  const float* down_sum;      // null: RMSNorm; else LayerNorm, and [rank] the sums of down's rows
-  const void* up;             // T [hidden_size, rank]
-  const int32_t* row_list;    // [rows] which rows of hidden; null: 0, 1, …
-  const int32_t* row_count;   // device scalar <= rows; null: rows
-  const int32_t* origin;      // output place of each row of hidden; null: packed in the order of the list
-  void* out;                  // T [*, hidden_size], out_stride; may be hidden when every row keeps its place
-  float* code;                // [rows, rank] down · norm(h), from the first launch to the second
-  float* workspace;           // 256-byte aligned
-  uint32_t* counters;         // zero before the first launch
+  const void* hidden;        // T [*, hidden_size], row_stride elements apart
+  const void* down;          // T [rank, hidden_size]
+  const float* down_sum;     // null: RMSNorm; else LayerNorm, and [rank] the sums of down's rows
+  const void* up;            // T [hidden_size, rank]
+  const int32_t* row_list;   // [rows] which rows of hidden; null: 0, 1, …
+  const int32_t* row_count;  // device scalar <= rows; null: rows
+  const int32_t* origin;     // output place of each row of hidden; null: packed in the order of the list
+  void* out;                 // T [*, hidden_size], out_stride; may be hidden when every row keeps its place
+  float* code;               // [rows, rank] down · norm(h), from the first launch to the second
+  float* workspace;          // 256-byte aligned
+  uint32_t* counters;        // zero before the first launch
   int64_t row_stride;
   int64_t out_stride;
-  int32_t rows;               // at most
+  int32_t rows;  // at most
   int32_t hidden_size;
-  int32_t rank;               // 1 … 128
-  int32_t chunk;              // the plan's
+  int32_t rank;   // 1 … 128
+  int32_t chunk;  // the plan's
   float epsilon;
   int32_t reserved;
 };
@@ -41,7 +42,8 @@ struct TranslatePlan {
 inline TIDE_HOST_DEVICE TranslatePlan plan_exit_translate(int64_t rows, int32_t hidden_size, int32_t rank, int32_t element_bytes,
                                                           int32_t sm_count) {
   const DownProjectionPlan down = plan_group_projection(rows, hidden_size, rank, element_bytes, sm_count);
-  const LaunchPlan up = {{uint32_t(divide_up(hidden_size, kUpColumns)), down.launch.grid[2], 1}, {uint32_t(kUpThreads), 1, 1}, 0, 0, 0};
+  const LaunchPlan up = {
+      {uint32_t(divide_up(hidden_size, kUpColumns)), down.launch.grid[2], 1}, {uint32_t(kUpThreads), 1, 1}, 0, 0, 0};
   return {down.launch, up, down.chunk};
 }
 

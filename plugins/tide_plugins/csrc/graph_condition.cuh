@@ -5,7 +5,8 @@
 #include "portable.h"
 
 #if defined(TIDE_GRAPH_CONDITION) && defined(__CUDACC_RTC__)
-// NVRTC includes no device runtime header; the driver resolves the symbol when it loads the cubin.
+// NVRTC includes no device runtime header. The compiler knows the name (any other unresolved function is an error), the cubin keeps
+// it open, and the driver fills it in when it loads the cubin: no cudadevrt is linked. cuda.core's graph tests do the same.
 extern "C" __device__ void cudaGraphSetConditional(unsigned long long handle, unsigned int value);
 #endif
 

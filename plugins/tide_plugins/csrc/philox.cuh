@@ -1,5 +1,5 @@
-// Philox4x32-10, the counter-based random numbers of Salmon et al. 2011 ("Parallel random numbers: as easy as 1, 2, 3"): a number is
-// a function of (key, counter), so what a token is drawn with does not depend on how many drafts were tried before it.
+// Philox4x32-10, the counter-based random numbers of Salmon et al. 2011 ("Parallel random numbers: as easy as 1, 2, 3"): a number
+// is a function of (key, counter), so what a token is drawn with does not depend on how many drafts were tried before it.
 #pragma once
 
 #include "portable.h"

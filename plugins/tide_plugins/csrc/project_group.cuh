@@ -1,5 +1,6 @@
-// A group of up to 8 rows times a slice of `down`, over one chunk of H: for the few rows of a decode step, where the time is that of
-// reading `down` once. Slices and chunks spread it over the whole GPU; a warp takes two rows of `down`, a lane 16 bytes of each.
+// A group of up to 8 rows times a slice of `down`, over one chunk of H: for the few rows of a decode step, where the time is that
+// of reading `down` once. Slices and chunks spread it over the whole GPU; a warp takes two rows of `down`, a lane 16 bytes of
+// each.
 #pragma once
 
 #include "down_projection.cuh"

@@ -1,5 +1,5 @@
-// A tile of 128 rows times all of `down`, over one chunk of H: for prefill. Stages of 64 bytes a row stream through shared memory,
-// two being copied while a third (width > 128: one while a second) is multiplied.
+// A tile of 128 rows times all of `down`, over one chunk of H: for prefill. Stages of 64 bytes a row stream through shared
+// memory, two being copied while a third (width > 128: one while a second) is multiplied.
 #pragma once
 
 #include "async_copy.cuh"
@@ -75,8 +75,7 @@ __device__ __forceinline__ void project_tile(const DownProjection<T>& p, const G
     if (next < count) load_stage(p, stages + next % kStages * stage_size, begin + next * kStageDepth<T>, tile.pitch);
     commit_copies();
     const T* stage = stages + s % kStages * stage_size;
-    if (measures)
-      add_stage_moments(stage + threadIdx.x * kSharedPitch<T>, end - begin - s * kStageDepth<T>, shift, sum, squares);
+    if (measures) add_stage_moments(stage + threadIdx.x * kSharedPitch<T>, end - begin - s * kStageDepth<T>, shift, sum, squares);
     product.add_product(stage + row * kSharedPitch<T>, stage + (kTileRows + column) * kSharedPitch<T>, kSharedPitch<T>,
                         kStageDepth<T>);
   }

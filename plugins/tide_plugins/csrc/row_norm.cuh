@@ -22,8 +22,8 @@ struct RowNorm {
 };
 
 // From a row's moments (sum and sum of squares of h - shift) in each of `chunks` <= 32 chunks, `stride` floats apart; by a warp.
-__device__ __forceinline__ RowNorm row_norm(const float* moments, int chunks, int64_t stride, int hidden_size, float shift, bool centred,
-                                   float epsilon) {
+__device__ __forceinline__ RowNorm row_norm(const float* moments, int chunks, int64_t stride, int hidden_size, float shift,
+                                            bool centred, float epsilon) {
   const int lane = threadIdx.x % 32;
   const float sum = warp_sum(lane < chunks ? __ldcg(moments + lane * stride) : 0.0f);
   const float squares = warp_sum(lane < chunks ? __ldcg(moments + lane * stride + 1) : 0.0f);

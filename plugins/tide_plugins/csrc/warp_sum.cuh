@@ -14,8 +14,8 @@ __device__ __forceinline__ float warp_sum(float value) {
   return value;
 }
 
-// kValues sums over kLanes neighbouring lanes at once: each exchange halves the values a lane still carries, so 16 sums over a warp
-// take 16 shuffles instead of 80. Lane l gets sum number (l % kLanes) / (kLanes / kValues).
+// kValues sums over kLanes neighbouring lanes at once: each exchange halves the values a lane still carries, so 16 sums over a
+// warp take 16 shuffles instead of 80. Lane l gets sum number (l % kLanes) / (kLanes / kValues).
 template <int kValues, int kLanes>
 __device__ __forceinline__ float transposed_sum(const float (&values)[kValues]) {
   constexpr int kHalf = kValues / 2, kOffset = kLanes / 2;

@@ -1,8 +1,9 @@
 // A block of CUDA threads on the host: barriers of the block and of its warps, and values exchanged between lanes.
 //
-// One thread runs until it waits; the last to arrive at a barrier goes on. `order` decides who runs first: forward, backward or
-// shuffled, so that work which needs a barrier and has none shows. A thread that ends counts for no barrier of the block; a warp-wide
-// operation that misses a lane never completes, and the launch fails.
+// One thread runs until it waits; the last to arrive at a barrier goes on. `order` decides who runs next, so that work which needs a
+// barrier and has none shows. 0: all threads in turn; 1: one warp goes as far as it can, the last one first; 2 and more: as 0 or 1,
+// shuffled. A thread that ends counts for no barrier of the block; a warp-wide operation that misses a lane never completes, and the
+// launch fails.
 #pragma once
 
 #include <algorithm>
@@ -129,9 +130,15 @@ class Block {
 
   Thread* next_ready() {
     if (head_ == ready_.size()) return nullptr;
-    Thread* thread = pool_[ready_[head_++]].get();
+    int number;
+    if (order_ % 2) {
+      number = ready_.back();
+      ready_.pop_back();
+    } else {
+      number = ready_[head_++];
+    }
     if (head_ == ready_.size()) ready_.clear(), head_ = 0;
-    return thread;
+    return pool_[number].get();
   }
 
   void switch_away() {

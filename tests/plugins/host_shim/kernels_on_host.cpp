@@ -1,4 +1,5 @@
-// The kernels as functions of a host library. Blocks run one after the other, in an order that `order` shuffles as it does threads.
+// The kernels as functions of a host library. Blocks run one after the other, in an order that `order` shuffles as it does
+// threads.
 #include <cstdlib>
 #include <numeric>
 
