@@ -61,7 +61,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Any:
     path = tmp_path_factory.mktemp("split") / "kernels.so"
     include = [f"-I{SHIM}", f"-I{CSRC}", "-include", "cuda_on_host.h", "-DTIDE_GRAPH_CONDITION"]
     source = str(SHIM.parent / "router_split_on_host.cpp")
-    subprocess.run([*COMPILE, "-O1", *include, source, "-o", str(path)], check=True)
+    subprocess.run([*COMPILE, "-O0", "-g0", *include, source, "-o", str(path)], check=True)
     return ctypes.CDLL(str(path))
 
 
@@ -108,7 +108,7 @@ def add(network: fake_tensorrt.Network, arrays: list[np.ndarray], rows: int, sm_
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("rows, hidden_size, width", [((1,), 64, 1), ((2, 3), 111, 17), ((33,), 1030, 128), ((257,), 512, 256)])
+@pytest.mark.parametrize("rows, hidden_size, width", [((1,), 64, 1), ((2, 3), 111, 17), ((33,), 1030, 128), ((257,), 130, 250)])
 def test_scores_are_those_of_the_reference(tensorrt, library, dtype, rows, hidden_size, width):
     """An engine with the plugins would stop other tokens than the calibration promised."""
     arrays = router(dtype, rows, hidden_size, width)
