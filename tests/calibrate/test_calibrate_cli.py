@@ -7,6 +7,7 @@ import re
 import shutil
 import signal
 from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
@@ -19,13 +20,16 @@ from tide_calibrate import capture as capture_module
 from tide_calibrate import cli
 from tide_calibrate import learn as learn_module
 from tide_calibrate import measure_model_costs as measure_module
+from tide_calibrate import train_exits as train_module
 from tide_calibrate.calibrate import calibrate
 from tide_calibrate.calibration_file import CALIBRATION_NAME, EXITS_NAME, CalibrationFile, read_calibration
 from tide_calibrate.config import CalibrationConfig, candidate_layers
 from tide_calibrate.cost_file import save_costs
 from tide_calibrate.exits_file import read_exits
 from tide_calibrate.measure_process import measure_in_own_process
+from tide_calibrate.report import draw as draw_module
 from tide_calibrate.report.draw import REPORT_NAME
+from tide_calibrate.train_heads import HeadTraining
 from tide_runtime.errors import CalibrationError, ParamsError
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
@@ -66,6 +70,14 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
         return Done(int(end.value.code or 0), *capsys.readouterr())
 
     return run_with
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Short training, and charts that are not painted: test_exit_heads.py and test_report.py look at those."""
+    monkeypatch.setattr(train_module, "HeadTraining", partial(HeadTraining, steps=24))
+    monkeypatch.setattr(train_module, "_STEPS_FROM_NEIGHBOUR", 24)
+    monkeypatch.setattr(draw_module, "png", lambda figure: repr([axes.get_title() for axes in figure.axes]).encode())
 
 
 @pytest.fixture(scope="module")

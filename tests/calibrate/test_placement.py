@@ -17,7 +17,7 @@ from tide_runtime.calibration import CalibrationInfo, ExitInfo
 from tide_runtime.errors import CalibrationError, ParamsError
 
 
-def easy_text(seed: int = 0, tokens: int = 360, checkpoints: tuple[int, ...] = (2, 4, 6), head: str = "identity") -> SplitTrace:
+def easy_text(seed: int = 0, tokens: int = 240, checkpoints: tuple[int, ...] = (2, 4, 6), head: str = "identity") -> SplitTrace:
     """Every exit is right as often as it says, more often the deeper it is."""
     random = np.random.default_rng(seed)
     ease = random.random(tokens) ** 0.5
@@ -86,9 +86,11 @@ def test_an_easy_text_is_given_exits_that_pay(placed):
     assert placed.predicted["exact"] == predict(text, costs, placed.exits, placed.draft_limit).predicted["exact"]
 
 
-def test_the_same_trace_gives_the_same_placement(placed):
+def test_the_same_trace_gives_the_same_placement():
     """Same data, same costs, same file."""
-    assert choose_exits(easy_text(), table()) == placed
+    first, second = (choose_exits(easy_text(tokens=120), table(), router="mlp+max_probability") for _ in range(2))
+    assert first == second
+    assert first.exits
 
 
 def test_no_exit_at_the_last_layer_or_inside_its_own_tail():
@@ -118,7 +120,7 @@ def test_the_gate_recommends_full_when_agreement_is_chance(agreement):
     """Scores that know nothing about agreement: nobody may be sent away from `full`."""
     random = np.random.default_rng(1)
     exits = {c: (random.random(300), random.random(300) < agreement) for c in (2, 4, 6)}
-    placed = choose_exits(trace(exits), table())
+    placed = choose_exits(trace(exits), table(), router="max_probability")
     assert placed.recommended == "full"
     assert (placed.exits, placed.draft_limit, placed.checkpoints) == ([], 0, [])
     assert placed.exact_speedup < GATE
