@@ -26,8 +26,8 @@ bench: $(READY) ## the published benchmarks, one after the other
 tables: $(READY) ## README's tables from docs/results
 	$(BIN)/python -m benchmarks.tables
 
-kernels: $(READY) ## every CUDA kernel for every architecture; needs no GPU, fails on a spill
-	$(BIN)/python -m tide_plugins build --arch all
+kernels: $(READY) ## every CUDA kernel for every architecture, and the table of them in plugins/README.md; needs no GPU, fails on a spill
+	$(BIN)/python -m tide_plugins build --arch all --markdown plugins/README.md
 
 GPU_CHECK ?= build/gpu-check
 gpu-check: $(READY) ## the kernels on a GPU: cases, sanitizers, timings; logs in build/gpu-check; PREDECESSOR=path times that too
