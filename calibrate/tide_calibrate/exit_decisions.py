@@ -51,11 +51,11 @@ def router_ms(info: ExitInfo, times: StepTimes) -> float:
     return times.exit if info.graph_outputs() else 0.0
 
 
-def head_ms(info: ExitInfo, places: Sequence[int], num_layers: int, times: StepTimes) -> float:
-    """ms of finding the exit's token, one token: the segments of its tail, if it has one, and the LM head."""
-    first = num_layers - info.tail_layers
-    launches = sum(place > first for place in places) + 1 if info.tail_layers else 0
-    return float(times.segments(launches, info.tail_layers)[1] + times.head[1])
+def head_ms(info: ExitInfo, times: StepTimes) -> float:
+    """ms of finding the exit's token, one token: the LM head, with a tail as part of the last segment."""
+    if info.tail_layers:
+        return float(times.segments(1, info.tail_layers)[1] + times.logits[1])
+    return float(times.head[1])
 
 
 def first_stops(decisions: Sequence[ExitDecisions], tokens: int) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from tide_runtime.calibration import ROUTERS, ExitInfo, cuts
+from tide_runtime.calibration import ROUTERS, ExitInfo
 from tide_runtime.errors import CalibrationError
 
 from tide_calibrate.exit_decisions import ExitDecisions, decide, head_ms, router_ms
@@ -76,5 +76,5 @@ def _exits(traced: ExitTrace, router: str) -> Iterator[ExitInfo]:
 
 def _option(trace: SplitTrace, info: ExitInfo, times: StepTimes) -> ExitOption:
     decisions = decide(trace, info, info.exact_threshold)
-    head = head_ms(info, cuts([info], trace.num_layers), trace.num_layers, times)
+    head = head_ms(info, times)
     return ExitOption(decisions, router_ms(info, times) + float(decisions.asks_head.mean()) * head)

@@ -91,6 +91,6 @@ def price(
     for index, decision in enumerate(decisions):
         reached = np.where(stops >= index, asked, 0)
         heads = int(reached @ decision.asks_head)
-        ms += int(reached.sum()) * router_ms(decision.info, times) + heads * head_ms(decision.info, places, num_layers, times)
+        ms += int(reached.sum()) * router_ms(decision.info, times) + heads * head_ms(decision.info, times)
         layers += heads * decision.info.tail_layers
     return LaunchPrice(ms, layers)

@@ -74,7 +74,7 @@ def _check(trace: SplitTrace, draft_limit: int, draft: str) -> None:
 
 def _copying(trace: SplitTrace, exits: Sequence[ExitInfo], costs: CostTable, draft_limit: int, draft: str) -> _Copying:
     times, places = StepTimes(costs, COPY_LIMIT + 1), cuts(exits, trace.num_layers)
-    pass_ms = times.segments(len(places) + 1, trace.num_layers) + times.head + times.host
+    pass_ms = times.segments(len(places) + 1, trace.num_layers) + times.logits + times.host
     if draft == "ngram" or not exits:
         return _Copying(pass_ms, 1.0)
     alone = simulate_exact(trace, exits, costs, draft_limit)

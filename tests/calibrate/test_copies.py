@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from calibrate.cost_model import EXTRA, HEAD, HOST, LAUNCH, LAYER, LAYERS, table, trace
+from calibrate.cost_model import EXTRA, HOST, LAUNCH, LAYER, LAYERS, LOGITS, table, trace
 from runtime.numpy_backend import NumpyBackend, tiny_manifest
 from runtime.tiny_generation import Request, generate
 from runtime.tiny_transformer import TinyTransformer
@@ -31,7 +31,7 @@ def written(text: list[int], confident: float = 0.0, right: float = 1.0, layers:
 
 
 def through(layers: int, tokens: int) -> float:
-    return LAUNCH + layers * (LAYER + EXTRA * (tokens - 1)) + HEAD + HOST
+    return LAUNCH + layers * (LAYER + EXTRA * (tokens - 1)) + LOGITS + HOST
 
 
 def test_a_loop_is_copied_by_hand() -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from calibrate.cost_model import EXIT, EXTRA, HEAD, HOST, LAUNCH, LAYER, LAYERS, table, trace
+from calibrate.cost_model import EXIT, EXTRA, HEAD, HOST, LAUNCH, LAYER, LAYERS, LOGITS, table, trace
 from hypothesis import given
 from hypothesis import strategies as st
 from tide_calibrate.simulate import simulate_exit, simulate_full
@@ -31,9 +31,9 @@ def test_one_cycle_by_hand():
     done = simulate_exact(text, [exit_at(4)], table(), draft_limit=8)
     shallow, ask = segment(4), HEAD + HOST
     # Tokens 0-2 in one cycle. Token 3 drafts wrongly, token 4 (the last of the text) goes deep with it and comes again.
-    first = 3 * (shallow + ask) + segment(6, 3) + HEAD + HOST
-    second = 2 * shallow + ask + segment(6, 2) + HEAD + HOST
-    third = shallow + segment(6) + HEAD + HOST
+    first = 3 * (shallow + ask) + segment(6, 3) + LOGITS + HOST
+    second = 2 * shallow + ask + segment(6, 2) + LOGITS + HOST
+    third = shallow + segment(6) + LOGITS + HOST
     assert done.ms_per_token * 5 == pytest.approx(first + second + third)
     assert done.tokens_per_cycle == pytest.approx(5 / 3)
     assert done.acceptance == pytest.approx(2 / 3)
@@ -45,7 +45,7 @@ def test_no_exit_is_asked_at_the_draft_limit():
     """At the limit nothing more can be drafted; a prediction that pays for asking would undersell short limits."""
     text = trace({4: ([1.0] * 4, [True] * 4)})
     done = simulate_exact(text, [exit_at(4)], table(), draft_limit=1)
-    cycle = 2 * (segment(4) + HOST) + HEAD + segment(6, 2) + HEAD
+    cycle = 2 * (segment(4) + HOST) + HEAD + segment(6, 2) + LOGITS
     assert done.ms_per_token * 4 == pytest.approx(2 * cycle)
 
 
@@ -55,7 +55,7 @@ def test_a_deeper_exit_carries_what_waits_at_a_shallower_one():
     done = simulate_exact(text, [exit_at(2), exit_at(6)], table(), draft_limit=8)
     start = segment(2) + HOST
     ask = HEAD * (1 + 2)  # token 0 asks once, token 1 at both; token 2 ends the text
-    assert done.ms_per_token * 3 == pytest.approx(3 * start + ask + segment(4, 2) + segment(4, 1) + segment(4, 3) + HEAD)
+    assert done.ms_per_token * 3 == pytest.approx(3 * start + ask + segment(4, 2) + segment(4, 1) + segment(4, 3) + LOGITS)
     assert done.layers_per_token * 3 == 3 * 2 + 2 * 4 + 4
 
 
@@ -63,8 +63,8 @@ def test_a_tail_head_is_paid_for_and_cuts_the_model():
     """tail:3 runs the last three layers for every draft, and its cut costs one launch more in the deep pass."""
     text = trace({4: ([0.9, 0.1], [True, True])}, head="tail:3")
     done = simulate_exact(text, [exit_at(4, head="tail:3")], table(), draft_limit=1)
-    draft = segment(4) + HOST + EXIT + segment(3) + HEAD
-    deep = segment(4) + HOST + segment(6, 2) + LAUNCH + HEAD
+    draft = segment(4) + HOST + EXIT + segment(3) + LOGITS
+    deep = segment(4) + HOST + segment(6, 2) + LAUNCH + LOGITS
     assert done.ms_per_token * 2 == pytest.approx(draft + deep)
     assert done.layers_per_token * 2 == 4 + 3 + 4 + 6
 
@@ -78,7 +78,7 @@ def test_what_each_router_costs(router, asks):
     text = trace({4: ([0.9, 0.2, 0.4, 0.0], [True] * 4)})
     info = exit_at(4, router=router, mlp_threshold=0.3 if "+" in router else None)
     done = simulate_exact(text, [info], table(), draft_limit=8)
-    cycles = segment(6, 2) + segment(6) + segment(6) + 3 * HEAD
+    cycles = segment(6, 2) + segment(6) + segment(6) + 3 * LOGITS
     turns = 3 + 3  # three tokens ask, three cycles end
     assert done.ms_per_token * 4 == pytest.approx(4 * segment(4) + turns * HOST + asks + cycles)
 
@@ -87,7 +87,7 @@ def test_deferred_layers_run_when_a_later_token_goes_deep():
     """Tokens 0 and 1 exit, token 2 takes their layers along; token 3 exits and its layers are never run."""
     text = trace({4: ([0.9, 0.9, 0.1, 0.9], [True, False, True, True])})
     done = simulate_exit(text, [exit_at(4)], table())
-    assert done.ms_per_token * 4 == pytest.approx(4 * (segment(4) + HOST + HEAD) + segment(6, 3) + HEAD)
+    assert done.ms_per_token * 4 == pytest.approx(4 * (segment(4) + HOST + HEAD) + segment(6, 3) + LOGITS)
     assert done.disagreement == 0.25
     assert done.acceptance == pytest.approx(2 / 3)
     assert done.tokens_per_cycle == 4
@@ -98,7 +98,7 @@ def test_propagated_layers_never_run():
     text = trace({4: ([0.9, 0.9, 0.1, 0.9], [True] * 4)})
     done = simulate_exit(text, [exit_at(4)], table(), kv="propagate", kv_fill_ms=0.125)
     fills = 3 * (LAUNCH + 6 * 0.125)
-    assert done.ms_per_token * 4 == pytest.approx(4 * (segment(4) + HOST + HEAD) + segment(6) + HEAD + fills)
+    assert done.ms_per_token * 4 == pytest.approx(4 * (segment(4) + HOST + HEAD) + segment(6) + LOGITS + fills)
     assert done.layers_per_token * 4 == 4 * 4 + 6
 
 
@@ -137,7 +137,7 @@ def test_an_oracle_gains_the_closed_form(limit, checkpoint, cycles):
     tokens = (limit + 1) * cycles
     text = trace({checkpoint: ([0.0] * tokens, [True] * tokens)})
     done = simulate_exact(text, [exit_at(checkpoint, 0.0)], table(), limit)
-    cycle = (limit + 1) * (segment(checkpoint) + HOST) + limit * HEAD + segment(LAYERS - checkpoint, limit + 1) + HEAD
+    cycle = (limit + 1) * (segment(checkpoint) + HOST) + limit * HEAD + segment(LAYERS - checkpoint, limit + 1) + LOGITS
     assert done.speedup == pytest.approx(table().unsplit_ms * (limit + 1) / cycle)
     assert done.tokens_per_cycle == limit + 1
 
@@ -175,7 +175,7 @@ def test_deferred_exits_run_every_layer_that_later_tokens_attend_to(scores):
     done = simulate_exit(trace({4: (scores, [True] * len(scores))}), [exit_at(4)], table())
     deep = np.flatnonzero(np.array(scores, np.float32) < 0.5)
     batches = np.diff([-1, *deep])
-    expected = len(scores) * (segment(4) + HOST + HEAD) + sum(segment(6, int(m)) + HEAD for m in batches)
+    expected = len(scores) * (segment(4) + HOST + HEAD) + sum(segment(6, int(m)) + LOGITS for m in batches)
     assert done.ms_per_token * len(scores) == pytest.approx(expected)
 
 
