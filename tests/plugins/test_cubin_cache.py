@@ -57,7 +57,7 @@ def test_processes_that_store_the_same_entries_do_not_disturb_each_other(tmp_pat
 
 def test_keys_differ_where_the_parts_do() -> None:
     """'ab','c' and 'a','bc' are different sources; one key for both would hand out the wrong kernel."""
-    assert len({content_key(parts) for parts in (["ab", "c"], ["a", "bc"], ["abc"], [b"abc", ""])}) == 4
+    assert len({content_key(parts) for parts in (("ab", "c"), ("a", "bc"), ("abc",), (b"abc", ""))}) == 4
     assert content_key(["ab", "c"]) == content_key([b"ab", b"c"])
 
 
