@@ -80,6 +80,13 @@ class CalibrationConfig:
         return AUTO_HEADS if self.heads == "auto" else tuple(dict.fromkeys(self.heads.split(",")))
 
 
+def require_positive(options: object, *names: str) -> None:
+    """Raise ParamsError, naming it, for the first of these attributes that is not above 0."""
+    for name in names:
+        if not getattr(options, name) > 0:
+            raise ParamsError(f"{name} must be above 0, got {getattr(options, name)}")
+
+
 def candidate_layers(spec: str, num_layers: int) -> list[int]:
     """Layers run before each candidate exit, rising, from 1 to num_layers - 1: the last layer is never a checkpoint.
 

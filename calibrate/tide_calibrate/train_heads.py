@@ -10,10 +10,11 @@ from typing import TypeVar
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from tide_runtime.errors import CalibrationError, ParamsError
+from tide_runtime.errors import CalibrationError
 from torch import Tensor
 
 from .capture_store import Capture
+from .config import require_positive
 from .exit_heads import ExitHead
 from .top_k_divergence import top_k_divergence
 from .train_windows import divide_train_windows
@@ -45,9 +46,7 @@ class HeadTraining:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("steps", "windows_per_step", "held_out_windows", "check_every", "patience", "learning_rate"):
-            if not getattr(self, name) > 0:
-                raise ParamsError(f"{name} must be above 0, got {getattr(self, name)}")
+        require_positive(self, "steps", "windows_per_step", "held_out_windows", "check_every", "patience", "learning_rate")
 
 
 @dataclass(frozen=True)

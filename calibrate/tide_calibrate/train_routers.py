@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from .capture_store import Capture
+from .config import require_positive
 from .exit_heads import ExitHead
 from .routers.mlp import ROUTER_WIDTH, MlpRouter
 from .routers.platt import fit_platt
@@ -52,9 +53,7 @@ class RouterTraining:
     def __post_init__(self) -> None:
         if self.label not in ("agreement", "cosine"):
             raise ParamsError(f"label must be agreement or cosine, got {self.label!r}")
-        for name in ("windows", "held_out_windows", "epochs", "tokens_per_step", "learning_rate", "width"):
-            if not getattr(self, name) > 0:
-                raise ParamsError(f"{name} must be above 0, got {getattr(self, name)}")
+        require_positive(self, "windows", "held_out_windows", "epochs", "tokens_per_step", "learning_rate", "width")
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -30,20 +30,6 @@ def _capture(model: FrozenModel, boundaries: tuple[int, ...], windows: int = 40,
     random = np.random.default_rng(0)
     ids = random.integers(0, VOCAB, (windows, tokens))
     return capture_of(model.model, ids, boundaries, np.full(windows, tokens), np.zeros(windows))
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """The products are tiny; more threads would spend the tests waiting for each other."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
-@pytest.fixture(scope="module")
-def llama() -> FrozenModel:
-    return FrozenModel(tiny_model("llama"))
 
 
 @pytest.fixture(scope="module")

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
 import torch
 from calibrate.captured import capture_of
-from export.architectures import VOCAB, tiny_model
+from export.architectures import VOCAB
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tide_calibrate.capture_store import Capture
@@ -22,20 +21,6 @@ from tide_calibrate.train_routers import RouterExamples, RouterTraining, fit_rou
 from tide_runtime.errors import DataError, ParamsError
 
 QUICK = RouterTraining(epochs=3, tokens_per_step=128, width=16)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """The products are tiny; more threads would spend the tests waiting for each other."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
-@pytest.fixture(scope="module")
-def llama() -> FrozenModel:
-    return FrozenModel(tiny_model("llama"))
 
 
 @pytest.fixture(scope="module")
