@@ -3,8 +3,11 @@
 Each resplit chooses thresholds on a quarter of the documents and looks at the disagreement rate on the others. A rate above ε is
 a violation; a certificate at confidence 1 - δ may have a share δ of them. Beside resplits of whole documents there are resplits
 of windows of 256 tokens, which are more alike. What is promised is the rate of an average document; the column "by tokens" counts
-violations by the rate of all tokens together instead, in which a few long documents can outweigh the rest. ``--synthetic``
-needs no model: documents drawn from a known population.
+violations by the rate of all tokens together instead, in which a few long documents can outweigh the rest.
+
+No document that is judged takes part in the method: exit heads, and the order in which thresholds are tested, come from the
+training documents, and no constant of the test is fitted to text. ``--synthetic`` needs no model: documents drawn from a known
+population.
 """
 
 from __future__ import annotations
