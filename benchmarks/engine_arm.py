@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
+from time import perf_counter
 from typing import Any, cast
 
 from tide_runtime import Engine, GenerationParams
@@ -24,22 +26,24 @@ class LoggedEngine:
         engine.backend = LoggedBackend(engine.backend, self.log)
         self._engine = engine
 
-    def turn(self, policy: DepthPolicy, prompts: Group, params: GenerationParams) -> Turn:
-        """Generate with ``policy``. Raises RuntimeError when the log and the backend counted differently."""
+    def turn(self, policy: DepthPolicy, prompts: Group, params: GenerationParams, rows: int) -> Turn:
+        """Generate with ``policy``, ``rows`` at once. Raises RuntimeError when the log and the backend counted differently."""
         engine, log = self._engine, self.log
-        engine.policy = LoggedPolicy(policy, log)
+        engine.policy, engine.options = LoggedPolicy(policy, log), replace(engine.options, max_batch=rows)
         before = Counter(engine.backend.launches)
         log.clear()
-        rows = engine.generate(prompts, params)
+        begin = perf_counter()
+        done = engine.generate(prompts, params)
+        seconds = perf_counter() - begin - log.prefill_seconds
         self._check(Counter(engine.backend.launches) - before)
         return Turn(
-            tokens=[list(row.token_ids) for row in rows],
-            seconds=decode_seconds(rows),
+            tokens=[list(row.token_ids) for row in done],
+            seconds=seconds,
             launches=Counter(log.decode),
-            layers_per_token=sum(row.stats.layers_per_token for row in rows) / len(rows),
-            depth=_mean_depth(rows, self.manifest.model.num_layers),
-            drafted=sum((Counter(row.stats.drafted) for row in rows), Counter()),
-            accepted=sum((Counter(row.stats.accepted) for row in rows), Counter()),
+            layers_per_token=sum(row.stats.layers_per_token for row in done) / len(done),
+            depth=_mean_depth(done, self.manifest.model.num_layers),
+            drafted=sum((Counter(row.stats.drafted) for row in done), Counter()),
+            accepted=sum((Counter(row.stats.accepted) for row in done), Counter()),
         )
 
     def _check(self, counted: Counter[str]) -> None:
@@ -58,14 +62,8 @@ class EngineArm:
     def __init__(self, engine: LoggedEngine, policy: DepthPolicy) -> None:
         self.engine, self.policy = engine, policy
 
-    def turn(self, prompts: Group, params: GenerationParams) -> Turn:
-        return self.engine.turn(self.policy, prompts, params)
-
-
-def decode_seconds(rows: Sequence[Generation]) -> float:
-    """From the moment when every row has its first token (they are prefilled one after the other) to the last token of all."""
-    begin = max(row.stats.time_to_first_token for row in rows)
-    return max(row.stats.time_to_first_token + row.stats.decode_time for row in rows) - begin
+    def turn(self, prompts: Group, params: GenerationParams, rows: int) -> Turn:
+        return self.engine.turn(self.policy, prompts, params, rows)
 
 
 def _mean_depth(rows: Sequence[Generation], num_layers: int) -> float:

@@ -35,12 +35,16 @@ class HFArm:
         self.process = ArmProcess(REFERENCE, weights)
         self._options = options
 
-    def turn(self, prompts: Group, params: GenerationParams) -> Turn:
-        """Raises ArmError when HF's ``generate`` fails."""
+    def turn(self, prompts: Group, params: GenerationParams, rows: int) -> Turn:
+        """HF's batches are fixed: one after the other. Raises ArmError when HF's ``generate`` fails."""
+        tokens, seconds = list[list[int]](), 0.0
         time.sleep(SETTLE_S)
-        timing = self.process.generate([list(prompt) for prompt in prompts], params.max_new_tokens, **self._options)
+        for start in range(0, len(prompts), rows):
+            batch = [list(prompt) for prompt in prompts[start : start + rows]]
+            timing = self.process.generate(batch, params.max_new_tokens, **self._options)
+            tokens, seconds = tokens + timing.tokens, seconds + timing.decode_s
         time.sleep(SETTLE_S)
-        return Turn(timing.tokens, timing.decode_s)
+        return Turn(tokens, seconds)
 
     def close(self) -> None:
         self.process.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from time import perf_counter
 
 from tide_runtime.backends.base import Backend, Slots, Step
 from tide_runtime.policies.base import DepthPolicy
@@ -13,16 +14,18 @@ Launch = tuple[str, int, int]  # graph, rows that have tokens, tokens in all
 
 
 class LaunchLog:
-    """Launches since `clear`, those of prompts apart."""
+    """Launches since `clear`, those of prompts apart, and the time that prompts took."""
 
     def __init__(self) -> None:
         self.prefill: Counter[Launch] = Counter()
         self.decode: Counter[Launch] = Counter()
         self.current = self.decode
+        self.prefill_seconds = 0.0
 
     def clear(self) -> None:
         self.prefill.clear()
         self.decode.clear()
+        self.prefill_seconds = 0.0
 
 
 class LoggedPolicy:
@@ -33,8 +36,11 @@ class LoggedPolicy:
         self._policy, self._log = policy, log
 
     def prefill(self, slots: Slots, row: Row) -> int:
-        self._log.current = self._log.prefill
-        return self._policy.prefill(slots, row)
+        self._log.current, begin = self._log.prefill, perf_counter()
+        try:
+            return self._policy.prefill(slots, row)
+        finally:
+            self._log.prefill_seconds += perf_counter() - begin
 
     def decode(self, slots: Slots, rows: Sequence[Row]) -> list[list[int]]:
         self._log.current = self._log.decode

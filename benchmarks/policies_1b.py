@@ -89,11 +89,11 @@ def scripted_arms(stage: Stage, rates: list[int], said: Texts) -> dict[str, Arm]
 def measure(stage: Stage, rates: list[int], groups: list[Group], params: GenerationParams) -> list[dict[str, Any]]:
     """A row for each policy and rate."""
     full = FullDepth(stage.manifest, CHUNK)
-    said = {tuple(group[0]): stage.engine.turn(full, group, params).tokens[0] for group in groups}
+    said = {tuple(group[0]): stage.engine.turn(full, group, params, 1).tokens[0] for group in groups}
     arms = scripted_arms(stage, rates, said)
     for arm in (stage.baseline, *arms.values()):  # binds buffers
-        arm.turn(groups[0], params)
-    base, turns = take_turns(stage.baseline, arms, groups, params)
+        arm.turn(groups[0], params, 1)
+    base, turns = take_turns(stage.baseline, arms, groups, params, 1)
     layers = stage.engine.layers
     return [
         {"arm": name} | speed_figures(own, base) | theory_figures(own, layers, base, stage.baseline.engine.layers, stage.costs)

@@ -41,9 +41,9 @@ from benchmarks.turns import Group, take_turns
 CACHE = Path(__file__).resolve().parents[1] / "build" / "bench-cache"
 MODELS = ("layerskip", "stock", "random")
 PROMPT_TOKENS = 64
-# One prompt in so many for sampling, for random weights, and in batches.
-SAMPLED_SHARE, RANDOM_SHARE, BATCHED_SHARE = 4, 4, 2
+SAMPLED_SHARE, RANDOM_SHARE = 4, 4  # one prompt in so many for sampling and for random weights
 LEAST_GROUPS = 4
+QUEUE = 6  # prompts per slot that a batch works off in one turn: a slot whose row is finished takes the next one
 SAMPLE = 6  # prompts on which baselines are fitted
 
 console = Console(width=max(190, Console().width))  # piped output would wrap the table at 80
@@ -61,20 +61,19 @@ class Plan:
     new_tokens: int
 
     def groups(self, model: str, batch: int, temperature: float) -> list[Group]:
-        """The prompts in groups of ``batch``; a rest that fills no group is left out."""
-        share = SAMPLED_SHARE if temperature else 1
-        share *= (RANDOM_SHARE if model == "random" else 1) * (BATCHED_SHARE if batch > 1 else 1)
-        count = len(self.prompts) // share
-        count = min(len(self.prompts), max(count, LEAST_GROUPS * batch))
-        return [self.prompts[i : i + batch] for i in range(0, count - batch + 1, batch)]
+        """The prompts by turns; a rest that is too few for another turn is left out."""
+        share = (SAMPLED_SHARE if temperature else 1) * (RANDOM_SHARE if model == "random" else 1)
+        size = batch if batch == 1 else min(QUEUE * batch, len(self.prompts))
+        count = min(len(self.prompts), max(len(self.prompts) // share, LEAST_GROUPS * size))
+        return [self.prompts[i : i + size] for i in range(0, count - size + 1, size)]
 
 
-def measure(arms: ArmSet, groups: Sequence[Group], params: GenerationParams) -> tuple[list[dict[str, Any]], float]:
+def measure(arms: ArmSet, groups: Sequence[Group], params: GenerationParams, batch: int) -> tuple[list[dict[str, Any]], float]:
     """A row for each arm, the baseline first; and the share of the CPU that others took."""
-    _warm_up(arms, groups[0], params)
+    _warm_up(arms, groups[0], params, batch)
     running = {name: arm for name, arm in arms.arms.items() if params.greedy or isinstance(arm, EngineArm)}
     load = OtherLoad(arm.process.pid for arm in running.values() if isinstance(arm, HFArm))
-    base, turns = take_turns(arms.baseline, running, groups, params)
+    base, turns = take_turns(arms.baseline, running, groups, params, batch)
     share = load.share()
     full, rows = turns.get("full", base), []
     for name, own in {BASELINE: base, **turns}.items():
@@ -86,16 +85,16 @@ def measure(arms: ArmSet, groups: Sequence[Group], params: GenerationParams) -> 
     return rows, share
 
 
-def _warm_up(arms: ArmSet, group: Group, params: GenerationParams) -> None:
+def _warm_up(arms: ArmSet, group: Group, params: GenerationParams, batch: int) -> None:
     """Bind every shape; an arm that fails here is left out from now on."""
-    arms.baseline.turn(group, params)
+    arms.baseline.turn(group, params, batch)
     for name, arm in list(arms.arms.items()):
         if not params.greedy and isinstance(arm, HFArm):
             continue
         try:
-            arm.turn(group, params)
+            arm.turn(group, params, batch)
         except ArmError as error:
-            arms.drop(name, f"batch {len(group)}: {error}")
+            arms.drop(name, f"batch {batch}: {error}")
 
 
 def run_model(report: Report, plan: Plan, model: str, bundles: Path | None, cache: Path) -> None:
@@ -107,7 +106,7 @@ def run_model(report: Report, plan: Plan, model: str, bundles: Path | None, cach
             params = GenerationParams(max_new_tokens=plan.new_tokens, temperature=temperature, ignore_eos=True)
             groups = plan.groups(model, batch, temperature)
             with _phase(f"{model}: batch {batch}, temperature {temperature:g}, {len(groups)} groups"):
-                rows, load = measure(arms, groups, params)
+                rows, load = measure(arms, groups, params, batch)
             place = {"model": model, "batch": batch, "temperature": temperature}
             report.rows += [{**place, "other_load": load, **row} for row in rows]
             print_policy_table(console, place, rows, load)

@@ -67,6 +67,6 @@ class ScriptedArm:
         self.engine, self._policy, self._script = engine, policy, Script(rate)
         policy.executor = ScriptedExecutor(manifest, self._script, said)
 
-    def turn(self, prompts: Group, params: GenerationParams) -> Turn:
+    def turn(self, prompts: Group, params: GenerationParams, rows: int) -> Turn:
         self._script.rewind()
-        return self.engine.turn(self._policy, prompts, params)
+        return self.engine.turn(self._policy, prompts, params, rows)

@@ -11,7 +11,7 @@ from tide_runtime import GenerationParams
 
 from benchmarks.launch_log import Launch
 
-Group = Sequence[Sequence[int]]  # the prompts that run together, [B][S] token ids
+Group = Sequence[Sequence[int]]  # prompts of one turn, [N][S] token ids
 
 
 @dataclass(frozen=True)
@@ -19,8 +19,8 @@ class Turn:
     """What an arm did with one group of prompts.
 
     Args:
-        tokens: the new tokens, [B][N].
-        seconds: of decoding: from the moment when every row has its first token to the last token of all.
+        tokens: the new tokens of each prompt.
+        seconds: of decoding: everything but the prompts' own passes.
         launches: while decoding, counted at the backend; empty for other libraries.
         layers_per_token: decoder layers launched per token of a row; None for other libraries.
         depth: mean layers run before a token was said.
@@ -46,14 +46,14 @@ class Arm(Protocol):
 
     most_groups: int | None
 
-    def turn(self, prompts: Group, params: GenerationParams) -> Turn:
-        """Continue ``prompts``."""
+    def turn(self, prompts: Group, params: GenerationParams, rows: int) -> Turn:
+        """Continue ``prompts``, ``rows`` at once; a prompt that waits takes the place of one that is finished."""
 
 
 def take_turns(
-    baseline: Arm, arms: Mapping[str, Arm], groups: Iterable[Group], params: GenerationParams
+    baseline: Arm, arms: Mapping[str, Arm], groups: Iterable[Group], params: GenerationParams, rows: int
 ) -> tuple[list[Turn], dict[str, list[Turn]]]:
-    """The baseline's turn and every arm's at each of ``groups``; group g is sampled with seed g.
+    """The baseline's turn and every arm's at each of ``groups``, ``rows`` prompts at once; group g is sampled with seed g.
 
     The baseline runs before and after the others and counts with its mean time. The order of the others turns, so that none
     always follows the same one.
@@ -64,9 +64,9 @@ def take_turns(
         seeded = replace(params, seed=number)
         names = [name for name, arm in arms.items() if arm.most_groups is None or number < arm.most_groups]
         shift = number % max(1, len(names))
-        before = baseline.turn(prompts, seeded)
+        before = baseline.turn(prompts, seeded, rows)
         for name in names[shift:] + names[:shift]:
-            turns[name].append(arms[name].turn(prompts, seeded))
-        after = baseline.turn(prompts, seeded)
+            turns[name].append(arms[name].turn(prompts, seeded, rows))
+        after = baseline.turn(prompts, seeded, rows)
         base.append(replace(after, seconds=(before.seconds + after.seconds) / 2))
     return base, turns

@@ -24,7 +24,7 @@ from tide_calibrate.host_time import measure_host_ms
 Shape = tuple[int, int]  # rows, tokens of each
 Clock = Callable[[], float]  # seconds
 
-START = 128  # cache slots filled before the timed steps, where the cache has that many
+START = 96  # cache slots filled before the timed steps, where the cache has that many: a short chat
 WARM_UPS = 2
 LEAST_ROUNDS = 3
 QUANTILE = 0.25  # of a graph's times over the rounds: whatever else runs on the machine only ever adds

@@ -16,6 +16,7 @@ from tide_runtime.ngram import NgramDrafter
 from tide_runtime.trial import Trial
 
 _WEIGHT = 0.1  # of the newest token in the n-gram drafter's hit rate
+_LENGTHS = (1, 3, 7, 64)  # most tokens that one row copies: rows of a batch wait for the longest of them
 
 
 @dataclass
@@ -36,26 +37,31 @@ class DraftControl:
                 break
 
 
-def copy_lengths(controls: Sequence[DraftControl], pass_ms: Callable[[int, int], float]) -> list[int]:
+def copy_lengths(controls: Sequence[DraftControl], pass_ms: Callable[[int, int, int], float], gain: float) -> list[int]:
     """How many tokens of its guess each row of a batch copies, for the best expected rate of all rows together.
-
-    ``pass_ms``: what a pass through the whole model takes for so many rows of so many tokens in all.
 
     The n-th token of a guess is confirmed with probability hit_rate ** n, so tokens are taken in the order of these, of
     whatever row, as long as the pass that checks them all gives more for its time. None are where plain decoding, or the
     exits, do better.
+
+    Args:
+        gain: tokens that drafting with exits gives in the time of one plain token; 1 without.
+        pass_ms: what a pass through the whole model takes for so many rows, tokens in all, and tokens of the longest row.
     """
     rows = len(controls)
-    tokens = [(control.hit_rate**n, row) for row, control in enumerate(controls) for n in range(1, len(control.guess) + 1)]
-    tokens.sort(reverse=True)
-    plain, given = pass_ms(rows, rows), float(rows)
-    best, best_gain = 0, sum(control.exits.gain for control in controls)
-    for count, (chance, _) in enumerate(tokens, start=1):
-        given += chance
-        gain = given * plain / pass_ms(rows, rows + count)
-        if gain > best_gain:
-            best, best_gain = count, gain
-    lengths = [0] * rows
-    for _, row in tokens[:best]:
-        lengths[row] += 1
-    return lengths
+    chances = sorted(
+        ((control.hit_rate**n, row, n) for row, control in enumerate(controls) for n in range(1, len(control.guess) + 1)),
+        reverse=True,
+    )
+    plain, best, best_gain = pass_ms(rows, rows, 1), [0] * rows, rows * gain
+    for longest in _LENGTHS if rows > 1 else (_LENGTHS[-1],):
+        given, lengths, seq = float(rows), [0] * rows, 1
+        for chance, row, n in chances:
+            if n > longest:
+                continue
+            given, seq = given + chance, max(seq, n + 1)
+            lengths[row] = n
+            rate = given * plain / pass_ms(rows, rows + sum(lengths), seq)
+            if rate > best_gain:
+                best, best_gain = list(lengths), rate
+    return best

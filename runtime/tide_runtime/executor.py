@@ -94,7 +94,7 @@ class Executor:
                 step.hidden[-1][place] = newest
         if exit.graph is not None:
             step.run(exit.graph)
-        scores = step.score[: len(chosen)].tolist() if info.asks_mlp else [1.0] * len(chosen)
+        scores = mlp_scores = step.score[: len(chosen)].tolist() if info.asks_mlp else [1.0] * len(chosen)
         gate = least if info.router == "mlp" else info.mlp_threshold or 0.0
         passed = [score >= gate for score in scores]  # a NaN passes no gate
         if not any(passed):
@@ -102,9 +102,12 @@ class Executor:
         if info.tail_layers:
             step.place(self._tail_places(rows, chosen))
         step.run(self.segments[-1] if info.tail_layers else HEAD)
+        logits, tokens = step.logits[: len(chosen)], step.token[: len(chosen)].tolist()
+        if info.router != "mlp":
+            scores = max_probability(logits).tolist()
         return [
-            _guess(info.router, score, step.logits[place], int(step.token[place])) if may else Guess(score, -1, None)
-            for place, (score, may) in enumerate(zip(scores, passed, strict=True))
+            Guess(score if math.isfinite(row[token]) else math.nan, token, row) if may else Guess(asked, -1, None)
+            for score, asked, may, token, row in zip(scores, mlp_scores, passed, tokens, logits, strict=True)
         ]
 
     def _tail_places(self, rows: Sequence[Row], chosen: Sequence[int]) -> list[int]:
@@ -176,15 +179,7 @@ def _logits(step: Step, group: Sequence[int], asked: Mapping[int, int], kept: bo
     return found
 
 
-def _guess(router: str, score: float, logits: NDArray[np.floating], token: int) -> Guess:
-    """The router's word on a row whose head was asked; logits that are not finite clear no threshold."""
-    if router != "mlp":
-        score = max_probability(logits, token)
-    elif not math.isfinite(logits[token]):
-        score = math.nan
-    return Guess(score, token, logits)
-
-
-def max_probability(logits: NDArray[np.floating], likeliest: int) -> float:
-    """Softmax probability of the likeliest token of logits [V]; NaN when they hold one, which clears no threshold."""
-    return 1.0 / float(np.exp(logits - logits[likeliest]).sum())
+def max_probability(logits: NDArray[np.floating]) -> NDArray[np.float32]:
+    """Softmax probability [T] of the likeliest token of logits [T, V]; NaN where they hold one, which clears no threshold."""
+    wide = logits.astype(np.float32, copy=False)
+    return np.asarray(1.0 / np.exp(wide - wide.max(-1, keepdims=True)).sum(-1))

@@ -6,7 +6,6 @@ and every run. Without a calibration layers count as 1 each, a batch of 4 tokens
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import cache
 
 from tide_runtime.calibration import CostTable, StepCost
@@ -43,25 +42,30 @@ class StepCosts:
         cost = self.step(rows, tokens)
         return (end - first) * cost.launch_ms + (self._edges[end] - self._edges[first]) * cost.layer_ms
 
+    def uneven(self, rows: int, tokens: int, seq: int, first: int, end: int) -> float:
+        """Segments ``first`` … ``end - 1`` for rows of different lengths, the longest of ``seq`` tokens.
+
+        Measured were even ones. Uneven rows save what one row's step would save; attention costs what it does for the longest.
+        """
+        saved = self.step(1, rows * seq).layer_ms - self.step(1, tokens).layer_ms
+        return self.segments(rows, rows * seq, first, end) - saved * (self._edges[end] - self._edges[first])
+
     def ask(self, rows: int, exit: Exit, with_head: bool = True) -> float:
         """Asking an exit about one token of each row; ``with_head``: not only its MLP."""
         single = self.step(rows, rows)
         graph = single.exit_ms if exit.graph is not None else 0.0
         if not with_head:
             return graph
+        if not exit.info.tail_layers:
+            return graph + single.head_ms
         last = len(self._edges) - 2
-        return graph + single.head_ms + (self.segments(rows, rows, last, last + 1) if exit.info.tail_layers else 0.0)
+        return graph + self.segments(rows, rows, last, last + 1) + single.logits_ms
 
-    def asking(self, rows: int, exits: Sequence[Exit], asks: Sequence[int]) -> float:
-        """Running single tokens to ``exits``, rising, and asking each of them ``asks`` times, the loop included."""
-        first, total = 0, 0.0
-        for exit, count in zip(exits, asks, strict=True):
-            host = self.step(rows, rows).host_ms
-            total += count * (self.segments(rows, rows, first, exit.boundary) + self.ask(rows, exit) + host)
-            first = exit.boundary
-        return total
+    def asking(self, rows: int, first: int, exit: Exit, with_head: bool = True) -> float:
+        """Running a token of each row from boundary ``first`` to ``exit`` and asking it, the loop included."""
+        return self.segments(rows, rows, first, exit.boundary) + self.ask(rows, exit, with_head) + self.step(rows, rows).host_ms
 
-    def _full(self, rows: int, tokens: int) -> float:
-        """All segments, the head on every token, and the loop around them."""
+    def _full(self, rows: int, tokens: int, seq: int) -> float:
+        """All segments, the head on every token, and the loop around them; ``seq``: tokens of the longest row."""
         cost = self.step(rows, tokens)
-        return self.segments(rows, tokens, 0, len(self._edges) - 1) + cost.logits_ms + cost.host_ms
+        return self.uneven(rows, tokens, seq, 0, len(self._edges) - 1) + cost.logits_ms + cost.host_ms

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 _KEPT = 0.9  # of the past, at each outcome
 _SHORT_REST, _LONG_REST = 32, 512  # tokens
 _FIRST, _AGAIN = 8.0, 2.0  # how much the expectation weighs at the start, and after a rest
+PLAIN_FIRST = 3  # steps of a batch before it tries anything
 BENEFIT_OF_DOUBT = 1.1  # the gain expected of a gamble that nobody has calibrated
 
 
@@ -17,7 +18,7 @@ class Trial:
     expected: float = BENEFIT_OF_DOUBT
     tokens: float = field(init=False)
     cost: float = field(init=False)
-    resting: int = 0  # tokens until it is tried again
+    resting: float = 0  # tokens until it is tried again
     next_rest: int = _SHORT_REST
 
     def __post_init__(self) -> None:
@@ -28,7 +29,12 @@ class Trial:
         """Tokens over those that plain decoding would have made in the same time; 1 while it rests."""
         return self.tokens / self.cost if self.resting == 0 else 1.0
 
-    def saw(self, tokens: int, cost: float) -> None:
+    @property
+    def asks(self) -> bool:
+        """Whether it is tried now."""
+        return self.resting == 0
+
+    def saw(self, tokens: float, cost: float) -> None:
         """A try gave ``tokens`` for ``cost``."""
         self.tokens, self.cost = _KEPT * self.tokens + tokens, _KEPT * self.cost + cost
         if self.tokens < self.cost:
@@ -40,6 +46,30 @@ class Trial:
     def _expect(self, weight: float) -> None:
         self.tokens, self.cost = weight * self.expected, weight
 
-    def rest(self, tokens: int) -> None:
+    def rest(self, tokens: float) -> None:
         """``tokens`` were made without it."""
-        self.resting = max(0, self.resting - tokens)
+        self.resting = max(0.0, self.resting - tokens)
+
+
+@dataclass
+class TimedTrial(Trial):
+    """The record of a whole batch, judged by the clock: how uneven its rows are no table of costs can say.
+
+    It rests until a few plain steps have shown what they take.
+    """
+
+    resting: float = PLAIN_FIRST
+    plain_s: float = 0.0  # seconds of a plain step, fading with time
+
+    @property
+    def asks(self) -> bool:
+        return self.resting == 0 and self.plain_s > 0
+
+    def plain(self, seconds: float) -> None:
+        """A step without drafts took so long."""
+        usual = self.plain_s or seconds
+        self.plain_s = _KEPT * usual + (1 - _KEPT) * min(seconds, 2 * usual)  # a stop of the machine is none of ours
+
+    def took(self, tokens: float, seconds: float) -> None:
+        """A try gave each row ``tokens``."""
+        self.saw(tokens, seconds / self.plain_s)

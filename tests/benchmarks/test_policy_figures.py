@@ -117,7 +117,7 @@ class CountingArm:
         self.most_groups = most_groups
         self._name, self._seconds, self._order = name, seconds, order
 
-    def turn(self, prompts: Group, params: GenerationParams) -> Turn:
+    def turn(self, prompts: Group, params: GenerationParams, rows: int) -> Turn:
         self._order.append(f"{self._name}{params.seed}")
         return Turn([[0, 1]], self._seconds.pop(0))
 
@@ -127,7 +127,7 @@ def test_the_baseline_frames_every_group_and_the_order_turns() -> None:
     order: list[str] = []
     base = CountingArm("u", [1.0, 3.0, 5.0, 5.0], order)
     arms = {"a": CountingArm("a", [1.0, 1.0], order), "b": CountingArm("b", [1.0, 1.0], order)}
-    times, turns = take_turns(base, arms, [[[1]], [[2]]], GenerationParams())
+    times, turns = take_turns(base, arms, [[[1]], [[2]]], GenerationParams(), 1)
     assert order == ["u0", "a0", "b0", "u0", "u1", "b1", "a1", "u1"]
     assert [turn.seconds for turn in times] == [2.0, 5.0]
     assert {name: len(own) for name, own in turns.items()} == {"a": 2, "b": 2}
@@ -136,7 +136,7 @@ def test_the_baseline_frames_every_group_and_the_order_turns() -> None:
 def test_a_slow_arm_takes_part_in_its_first_groups_only() -> None:
     """HF's arms would make the benchmark take hours."""
     base, slow = CountingArm("u", [1.0] * 6, []), CountingArm("s", [1.0] * 3, [], most_groups=1)
-    _, turns = take_turns(base, {"s": slow}, [[[1]]] * 3, GenerationParams())
+    _, turns = take_turns(base, {"s": slow}, [[[1]]] * 3, GenerationParams(), 1)
     assert len(turns["s"]) == 1
 
 

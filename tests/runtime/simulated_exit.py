@@ -72,7 +72,7 @@ class SimulatedExit:
         for layer in range(self.manifest.model.num_layers - info.tail_layers, self.manifest.model.num_layers):
             state = self._tail_layer(layer, state, text, newest)
         logits = self.model.logits(state)
-        return score if info.router == "mlp" else max_probability(logits, int(logits.argmax())), logits
+        return score if info.router == "mlp" else float(max_probability(logits[None])[0]), logits
 
     def _tail_layer(self, layer: int, state: Array, text: TextStates, newest: int) -> Array:
         """Attends to real keys and values of tokens that went deep, and to the exits' own of those since."""

@@ -8,7 +8,9 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
+import tide_runtime.policies.exact as exact_module
 import tide_runtime.policies.exit as exit_module
+from runtime.always_tried import AlwaysTried
 from runtime.numpy_backend import NumpyBackend, Script, tiny_manifest
 from runtime.tiny_generation import Request, make_row
 from runtime.tiny_transformer import Array, TinyTransformer
@@ -27,7 +29,11 @@ STEPS = TOKENS - 1  # the first token is the prefill's
 
 @pytest.fixture(autouse=True)
 def exits_never_rest() -> Iterator[None]:
-    with patch.object(ExitDepth, "_cost", lambda *_: 0.5), patch.object(ExactDepth, "_cycle_cost", lambda *_: 0.5):
+    with (
+        patch.object(ExitDepth, "_cost", lambda *_: 0.5),
+        patch.object(ExactDepth, "_cycle_cost", lambda *_: 0.5),
+        patch.object(exact_module, "TimedTrial", AlwaysTried),
+    ):
         yield
 
 

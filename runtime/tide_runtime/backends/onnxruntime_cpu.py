@@ -101,7 +101,7 @@ class OnnxRuntimeSlots:
                 self._steps.popitem(last=False)
         else:
             self._steps.move_to_end(shape)
-        step.positions.arrange(counts, wanted)
+        step.counts, step.wanted = counts, wanted
         return step
 
     def count(self, graph: str) -> None:
@@ -131,6 +131,9 @@ class OnnxRuntimeSlots:
 class _BoundStep:
     """The arrays of one shape of step, and one IO binding per graph and form, made when it is first run."""
 
+    counts: Sequence[int]
+    wanted: Sequence[int]
+
     def __init__(self, slots: OnnxRuntimeSlots, shape: StepShape) -> None:
         self.shape, self.positions = shape, StepPositions(shape)
         arrays = slots.buffers.views(shape)
@@ -148,6 +151,7 @@ class _BoundStep:
         self._lengths = list(lengths)
         kv_heads = slots.backend.manifest.kv[0].heads
         self._plain = not shape.even or prefers_plain(lengths, shape.seq, slots.caches.slots, kv_heads)
+        self.positions.arrange(self.counts, self.wanted)
         self.positions.place(lengths)
         if self._generation != slots.caches.generation:
             self.unbind()

@@ -16,25 +16,23 @@ from tide_runtime.manifest import Manifest
 
 
 class StepShape(NamedTuple):
-    """``tokens``: T; ``seq``: S, the longest row's tokens; ``outputs``: N, tokens that want logits, at least 1."""
+    """``seq``: S, the longest row's tokens; ``even``: whether all rows have as many; ``tokens``: T; ``outputs``: N, tokens that
+    want logits, at least 1. T and N are rounded up where rows are uneven."""
 
     first_row: int
     rows: int
     seq: int
+    even: bool
     tokens: int
     outputs: int
 
     @classmethod
     def of(cls, first_row: int, counts: Sequence[int], wanted: Sequence[int]) -> StepShape:
         rows, seq, tokens, outputs = len(counts), max(counts), sum(counts), sum(wanted) or 1
-        if tokens != rows * seq:
+        even = tokens == rows * seq
+        if not even:
             tokens, outputs = _rounded(tokens), _rounded(outputs)
-        return cls(first_row, rows, seq, tokens, outputs)
-
-    @property
-    def even(self) -> bool:
-        """Whether all rows have the same number of tokens."""
-        return self.tokens == self.rows * self.seq
+        return cls(first_row, rows, seq, even, tokens, outputs)
 
 
 class StepBuffers:
@@ -96,14 +94,15 @@ class StepPositions:
         if self._arranged == (counts, wanted):
             return
         self._arranged = (list(counts), list(wanted))
-        ends = np.cumsum(counts)
-        for row, (count, end) in enumerate(zip(counts, ends.tolist(), strict=True)):
-            start = end - count
-            self._packed_from[start:end] = row * self._seq + self._steps[:count]
-            # A row without tokens takes another's: garbage, written behind what it has.
-            self._padded_from[row] = np.minimum(start + self._steps, max(0, end - 1))
-        self._packed_from[ends[-1] :] = 0
-        chosen = [end - 1 - back for end, count in zip(ends.tolist(), wanted) for back in range(count - 1, -1, -1)]  # noqa: B905
+        sizes = np.array(counts)
+        ends = np.cumsum(sizes)
+        starts = ends - sizes
+        total = int(ends[-1])
+        self._packed_from[:total] = np.arange(total) + np.repeat(np.arange(len(sizes)) * self._seq - starts, sizes)
+        self._packed_from[total:] = 0
+        # A row without tokens takes another's: garbage, written behind what it has.
+        np.minimum(starts[:, None] + self._steps, np.maximum(ends - 1, 0)[:, None], out=self._padded_from)
+        chosen = [end - back for end, count in zip(ends.tolist(), wanted) for back in range(count, 0, -1)]  # noqa: B905
         self._logits_index[: len(chosen)] = chosen
         self._logits_index[len(chosen) :] = 0
 

@@ -9,6 +9,7 @@ drafts are copied from it instead.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from time import perf_counter
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +22,7 @@ from tide_runtime.policies.full import FullDepth
 from tide_runtime.policies.options import DepthOptions
 from tide_runtime.row import Row
 from tide_runtime.step_costs import StepCosts
-from tide_runtime.trial import BENEFIT_OF_DOUBT, Trial
+from tide_runtime.trial import BENEFIT_OF_DOUBT, TimedTrial, Trial
 from tide_runtime.verification import Draft, verify
 
 _DEFAULT_LIMIT, _COPY_LIMIT = 8, 12  # drafts with exits, without a calibration; copies cost no draft, so they go further
@@ -42,8 +43,9 @@ class ExactDepth:
         self.copy_limit = options.draft_limit or _COPY_LIMIT
         self.copies = options.draft in ("ngram", "both")
         self.exits = self.executor.exits if options.draft in ("router", "both") else []
-        predicted = calibration.predicted.get("exact", 0.0) if calibration is not None else 0.0
+        predicted = calibration.predicted.get("exact:router", 0.0) if calibration is not None else 0.0
         self.expected = max(BENEFIT_OF_DOUBT, predicted) if self.exits else 1.0
+        self._batches: dict[int, TimedTrial] = {}  # by number of rows
 
     def prefill(self, slots: Slots, row: Row) -> int:
         token = self.full.prefill(slots, row)
@@ -52,16 +54,33 @@ class ExactDepth:
         return token
 
     def decode(self, slots: Slots, rows: Sequence[Row]) -> list[list[int]]:
-        everyone = range(len(rows))
-        drafts = self._copy(rows)
-        asks = self._draft_with_exits(slots, rows, drafts)
-        if not any(drafts) and not any(map(any, asks)):
-            return self._plain(slots, rows)
-        deep = self.executor.advance(slots, rows, everyone, 0, self.executor.depth, [len(made) + 1 for made in drafts])
-        return [
-            self._settle(len(rows), row, made, asked, *verify(row, made, logits))
-            for row, made, asked, logits in zip(rows, drafts, asks, deep, strict=True)
-        ]
+        begin, trial = perf_counter(), self._trial(rows)
+        drafts = self._copy(rows, trial)
+        asked_ms = self._draft_with_exits(slots, rows, drafts) if self.exits and trial.asks else 0.0
+        if not any(drafts) and not asked_ms:
+            tokens = self._plain(slots, rows)
+            trial.rest(1)
+            if isinstance(trial, TimedTrial):
+                trial.plain(perf_counter() - begin)
+            return tokens
+        fresh = [row.known - row.frontier.done[0] for row in rows]
+        waiting = [len(made) + 1 for made in drafts]
+        deep = self.executor.advance(slots, rows, range(len(rows)), 0, self.executor.depth, waiting)
+        tokens = [self._settle(row, made, *verify(row, made, given)) for row, made, given in zip(rows, drafts, deep, strict=True)]
+        made_per_row = sum(map(len, tokens)) / len(rows)
+        if not asked_ms:
+            trial.rest(made_per_row)
+        elif isinstance(trial, TimedTrial):
+            trial.took(made_per_row, perf_counter() - begin)
+        else:
+            trial.saw(made_per_row, self._cycle_cost(asked_ms, fresh, waiting))
+        return tokens
+
+    def _trial(self, rows: Sequence[Row]) -> Trial:
+        """Of asking exits: a row alone has its own; rows of a batch wait for each other, so batches of a size share theirs."""
+        if len(rows) == 1:
+            return rows[0].control.exits
+        return self._batches.setdefault(len(rows), TimedTrial())
 
     def _plain(self, slots: Slots, rows: Sequence[Row]) -> list[list[int]]:
         """Nobody drafts: a step of `full`."""
@@ -70,17 +89,16 @@ class ExactDepth:
             row.frontier.reset(row.length)
             row.depth.record([], [], 0, self.num_layers)
             row.control.learn(tokens)
-            row.control.exits.rest(1)
         return chosen
 
-    def _copy(self, rows: Sequence[Row]) -> list[list[Draft]]:
+    def _copy(self, rows: Sequence[Row], trial: Trial) -> list[list[Draft]]:
         """Drafts from the text so far, placed behind the rows' ends, where they are likely enough to pay."""
         if not self.copies:
             return [[] for _ in rows]
         for row in rows:
             room = min(self.copy_limit, self._room(row))
             row.control.guess = row.control.ngram.draft(row.tokens, row.end, room)
-        lengths = copy_lengths([row.control for row in rows], self.costs.full)
+        lengths = copy_lengths([row.control for row in rows], self.costs.full, trial.gain)
         return [self._place_copy(row, row.control.guess[:length]) for row, length in zip(rows, lengths, strict=True)]
 
     @staticmethod
@@ -89,63 +107,64 @@ class ExactDepth:
         row.tokens[row.end : row.end + len(guess)] = guess
         return [Draft(int(token), "ngram", 0) for token in guess]
 
-    def _draft_with_exits(self, slots: Slots, rows: Sequence[Row], drafts: list[list[Draft]]) -> list[list[int]]:
-        """Draft with exit heads in every row that has no copied drafts; returns how often each row asked each exit."""
-        asks = [[0] * len(self.exits) for _ in rows]
-        drafting = [i for i, row in enumerate(rows) if self.exits and not drafts[i] and row.control.exits.resting == 0]
-        drafting = [i for i in drafting if self._room(rows[i]) > 0]
+    def _draft_with_exits(self, slots: Slots, rows: Sequence[Row], drafts: list[list[Draft]]) -> float:
+        """Draft with exit heads in every row that has no copied drafts; returns the modelled ms that it took."""
+        drafting = [i for i, row in enumerate(rows) if not drafts[i] and self._room(row) > 0]
         if 2 * len(drafting) < len(rows):
-            return asks  # a launch costs nearly as much for a few rows as for all
-        started, held = len(drafting), 0
+            return 0.0  # a launch costs nearly as much for a few rows as for all
+        started, held, spent = len(drafting), 0, 0.0
         while drafting:
-            drafting = self._draft_once(slots, rows, drafting, drafts, asks)
+            drafting, cost = self._draft_once(slots, rows, drafting, drafts)
+            spent += cost
             # Rows that stopped wait for the others only while most go on, and not for long.
             held += len(drafting) < started
             if 2 * len(drafting) < started or held > self.max_wait_steps:
                 break
             drafting = [i for i in drafting if len(drafts[i]) < self.limit and self._room(rows[i]) > 0]
-        return asks
+        return spent
 
     def _draft_once(
-        self, slots: Slots, rows: Sequence[Row], drafting: list[int], drafts: list[list[Draft]], asks: list[list[int]]
-    ) -> list[int]:
-        """One more token for each row: to the first exit, and on to the next where it is not sure. Returns the rows that were."""
+        self, slots: Slots, rows: Sequence[Row], drafting: list[int], drafts: list[list[Draft]]
+    ) -> tuple[list[int], float]:
+        """One more token for each row: to the first exit, and on to the next where it is not sure.
+
+        Returns the rows that were sure of one, and the modelled ms.
+        """
         sure: list[int] = []
-        unsure, first = drafting, 0
-        for number, exit in enumerate(self.exits):
+        unsure, first, spent = drafting, 0, 0.0
+        for exit in self.exits:
             self.executor.advance(slots, rows, unsure, first, exit.boundary)
             guesses = self.executor.ask(slots, rows, unsure, exit, exit.info.exact_threshold)
+            spent += self.costs.asking(len(unsure), first, exit, with_head=any(guess.logits is not None for guess in guesses))
             for i, guess in zip(unsure, guesses, strict=True):
-                asks[i][number] += 1
                 if guess.score >= exit.info.exact_threshold and guess.logits is not None:
                     drafts[i].append(_draft(rows[i], guess, exit.info.checkpoint))
                     sure.append(i)
             unsure, first = [i for i in unsure if i not in sure], exit.boundary
             if not unsure:
                 break
-        return sorted(sure)
+        return sorted(sure), spent
 
-    def _settle(self, rows: int, row: Row, drafts: list[Draft], asks: list[int], tokens: list[int], accepted: int) -> list[int]:
-        """Roll a row, of ``rows``, back to what was accepted and learn from it."""
+    def _settle(self, row: Row, drafts: list[Draft], tokens: list[int], accepted: int) -> list[int]:
+        """Roll a row back to what was accepted and learn from it."""
         row.drafted = 0
         row.length = row.end + accepted
         row.frontier.roll_back(row.length)
         row.depth.record([d.source for d in drafts], [d.depth for d in drafts], accepted, self.num_layers)
         row.control.learn(tokens)
-        if any(asks):
-            cost = self._cycle_cost(rows, asks, len(drafts) + 1)
-            row.control.exits.saw(len(tokens), cost / self.costs.full(rows, rows))
-        else:
-            row.control.exits.rest(len(tokens))
         return tokens
 
-    def _cycle_cost(self, rows: int, asks: list[int], waiting: int) -> float:
-        """Asking exits one token at a time, then the rest of the layers for all that waits, as if all rows did the same."""
-        tokens, begin = rows * waiting, self.exits[0].boundary
-        deep = self.costs.step(rows, tokens)
-        rest = self.costs.segments(rows, tokens, begin, self.executor.depth) + deep.logits_ms + deep.host_ms
-        unasked = (waiting - asks[0]) * self.costs.segments(rows, rows, 0, begin)  # a last draft, on its way to the first exit
-        return self.costs.asking(rows, self.exits, asks) + unasked + rest
+    def _cycle_cost(self, asked_ms: float, fresh: list[int], waiting: list[int]) -> float:
+        """Of a cycle, plain decoding of one step being 1: asking exits, then the rest of the layers for all that waits.
+
+        ``fresh``: each row's tokens that no exit was asked about, such as its last draft; ``waiting``: all of its tokens.
+        """
+        rows, begin, depth = len(waiting), self.exits[0].boundary, self.executor.depth
+        deep = self.costs.step(rows, sum(waiting))
+        ms = asked_ms + deep.logits_ms + deep.host_ms + self.costs.uneven(rows, sum(waiting), max(waiting), begin, depth)
+        if any(fresh):
+            ms += self.costs.uneven(rows, sum(fresh), max(fresh), 0, begin)
+        return ms / self.costs.full(rows, rows, 1)
 
     @staticmethod
     def _room(row: Row) -> int:

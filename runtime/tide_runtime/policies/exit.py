@@ -61,6 +61,9 @@ class ExitDepth:
         tokens: list[list[int]] = [[] for _ in rows]
         asked = [[0] * len(self.stops) for _ in rows]
         undecided, first = [i for i in everyone if self._asks(rows[i])], 0
+        if undecided:  # rows that do not ask go along to the first exit: one launch for all
+            first = self.stops[0].exit.boundary
+            self.executor.advance(slots, rows, [i for i in everyone if not rows[i].held], 0, first)
         for number, stop in enumerate(self.stops):
             if not undecided:
                 break
@@ -109,12 +112,15 @@ class ExitDepth:
 
     def _cost(self, asked: list[int], deep: int) -> float:
         """Of one token, as if alone, plain decoding being 1: asking exits, then the other layers for ``deep`` tokens."""
-        total = self.costs.asking(1, [stop.exit for stop in self.stops], asked)
+        total, first = 0.0, 0
+        for stop, count in zip(self.stops, asked, strict=True):
+            total += count * self.costs.asking(1, first, stop.exit)
+            first = stop.exit.boundary
         if deep:
             last = self.costs.step(1, 1)
-            rest = self.costs.segments(1, deep, self.stops[-1].exit.boundary, self.executor.depth)
+            rest = self.costs.segments(1, deep, first, self.executor.depth)
             total += rest + last.logits_ms + last.host_ms
-        return total / self.costs.full(1, 1)
+        return total / self.costs.full(1, 1, 1)
 
     def _asks(self, row: Row) -> bool:
         """Whether exits are asked about the last token. A held one stands at the last exit: it was asked in an earlier step."""
@@ -152,7 +158,10 @@ def _no_exit(manifest: Manifest) -> str:
             "tide-calibrate MODEL --data DATA --out calib/ and export again with --calibration calib/"
         )
     if not manifest.calibration.exits:
-        return "policy exit cannot stop anywhere: the calibration found no layer that agrees early enough; use policy full"
+        return (
+            "policy exit cannot stop anywhere: the calibration found no exit that agrees early enough to pay for its cut; "
+            "use policy full or exact"
+        )
     return (
         "policy exit has no certified threshold in this bundle; calibrate with a larger --max-disagreement or more data, "
         "or set a threshold yourself (threshold=…), which no certificate covers"
