@@ -4,8 +4,8 @@ The unsplit graph is a bundle that is cut nowhere, so "1 segment" is the same on
 memory: how far its ratio is from 1 is how far the others may be off. Where weights happen to lie is worth a few percent, so
 everything is loaded several times (``--loads``), another arm first. All arms run with the runtime's own loop, caches and
 bindings, in turn, in one process; a ratio is the median over rounds of (segments' time / unsplit's time of the same round).
-``--pool shared`` is what TIDE's commands use: one thread pool for all sessions. ``--pool own`` is the default for embedding: each session has
-its pool; the unsplit graph then gets ONNX Runtime's own defaults, which suit one graph best.
+``--pool shared`` is what TIDE's commands use: one thread pool for all sessions. ``--pool own`` is the default for
+embedding: each session has its pool; the unsplit graph then gets ONNX Runtime's own defaults, which suit one graph best.
 """
 
 from __future__ import annotations
