@@ -10,7 +10,7 @@ demo: $(READY) ## export the demo model, generate from it, compare with eager an
 	$(BIN)/python examples/demo.py
 
 test: lint ## lint, types, tests
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadgroup
 
 lint: $(READY) ## ruff and mypy
 	$(BIN)/ruff check .

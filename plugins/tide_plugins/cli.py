@@ -21,7 +21,7 @@ from tide_plugins.build.compiler import why_not_built
 from tide_plugins.build.cubin_cache import CubinCache, default_cache_folder
 from tide_plugins.build.markdown_section import CLOSING, OPENING, write_section
 from tide_plugins.build.table import facts, grids, in_order, spilling
-from tide_plugins.kernels import KERNELS
+from tide_plugins.kernels import BUILT
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown", no_args_is_help=True)
 _SPILLED = 1  # the exit code
@@ -106,8 +106,8 @@ def _build(builder: Builder, targets: Sequence[Architecture], jobs: int) -> list
     built = []
     columns = (SpinnerColumn(), *Progress.get_default_columns(), TimeElapsedColumn())
     with Progress(*columns, console=_stderr(), transient=True) as progress:
-        task = progress.add_task("compile", total=len(KERNELS) * len(targets))
-        for item in builder.build_all(KERNELS, targets, jobs):
+        task = progress.add_task("compile", total=len(BUILT) * len(targets))
+        for item in builder.build_all(BUILT, targets, jobs):
             progress.update(task, advance=1, description=f"{item.kernel.name} {item.architecture.name}")
             built.append(item)
     return in_order(built)

@@ -46,6 +46,9 @@ KERNELS = (
     Kernel("exit_translate", ("exit_translate_down", "exit_translate_up")),
     Kernel("draft_verify", ("draft_verify",)),
 )
+# The router for TensorRT's ahead-of-time plugins (trt/aot.py), which compile it themselves: built to see that it compiles.
+ROUTER_SPLIT = Kernel("exit_router_split", ("exit_router_project", "exit_router_score"))
+BUILT = (*KERNELS, ROUTER_SPLIT)
 
 
 @cache

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from tide_plugins.kernels import KERNELS
+from tide_plugins.kernels import BUILT
 from tide_plugins.launch.device_array import ITEM_BYTES, DeviceArray
 from tide_plugins.launch.draft_verify import prepare_draft_verify
 from tide_plugins.launch.exit_router import prepare_exit_router
@@ -14,7 +14,7 @@ from tide_plugins.launch.exit_translate import prepare_exit_translate
 
 EMPTY_KERNELS = {
     kernel.file_name: "\n".join(f'extern "C" __global__ void {name}() {{}}' for name in kernel.entry_points).encode()
-    for kernel in KERNELS
+    for kernel in BUILT
 }
 
 

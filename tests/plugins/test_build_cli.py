@@ -12,7 +12,7 @@ import pytest
 from plugins.launch_case import EMPTY_KERNELS
 from tide_plugins.build import builder
 from tide_plugins.cli import app
-from tide_plugins.kernels import KERNELS
+from tide_plugins.kernels import BUILT
 from typer.testing import CliRunner, Result
 
 _SPILLING = """
@@ -23,7 +23,7 @@ extern "C" __global__ void __launch_bounds__(1024, 2) NAME(float* x) {
   for (int j = 0; j < 64; ++j) { float s = 0; for (int i = 0; i < 64; ++i) s += v[i] * v[i ^ j]; x[j] = s; }
 }
 """
-_ENTRY_POINTS = sum(len(kernel.entry_points) for kernel in KERNELS)
+_ENTRY_POINTS = sum(len(kernel.entry_points) for kernel in BUILT)
 
 
 @pytest.fixture

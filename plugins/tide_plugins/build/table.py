@@ -9,7 +9,7 @@ from typing import Any
 from tide_plugins.architectures import ARCHITECTURES, Architecture
 from tide_plugins.build.builder import BuiltKernel
 from tide_plugins.build.resources import Resources
-from tide_plugins.kernels import KERNELS
+from tide_plugins.kernels import BUILT
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ def spilling(built: Iterable[BuiltKernel]) -> list[str]:
 
 def in_order(built: Iterable[BuiltKernel]) -> list[BuiltKernel]:
     """By kernel and architecture, as their tables list them."""
-    names = [kernel.name for kernel in KERNELS]
+    names = [kernel.name for kernel in BUILT]
     return sorted(built, key=lambda item: (names.index(item.kernel.name), ARCHITECTURES.index(item.architecture)))
 
 
