@@ -43,8 +43,9 @@ def test_the_table_has_every_entry_point_and_architecture(empty_kernels: dict[st
     assert done.exit_code == 0, done.output
     rows = [line for line in done.output.splitlines() if line.startswith("tide_")]
     assert len(rows) == _ENTRY_POINTS and all(re.fullmatch(r"tide_\w+ +\d+ +\d+ +\d+", row) for row in rows)
-    assert f"{3 * len(BUILT)} images" in done.output and "0 with spills; 12 compiled, 0 from the cache" in done.output
-    assert "0 compiled, 12 from the cache" in _build(tmp_path, "--arch", "sm_70,sm_90,compute_121").output
+    images = 3 * len(BUILT)
+    assert f"{images} images" in done.output and f"0 with spills; {images} compiled, 0 from the cache" in done.output
+    assert f"0 compiled, {images} from the cache" in _build(tmp_path, "--arch", "sm_70,sm_90,compute_121").output
 
 
 def test_spills_are_named_and_fail_the_build(empty_kernels: dict[str, bytes], tmp_path: Path) -> None:
