@@ -27,7 +27,7 @@ class Trial:
     @property
     def gain(self) -> float:
         """Tokens over those that plain decoding would have made in the same time; 1 while it rests."""
-        return self.tokens / self.cost if self.resting == 0 else 1.0
+        return self.tokens / self.cost if self.asks else 1.0
 
     @property
     def asks(self) -> bool:

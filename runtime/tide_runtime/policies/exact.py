@@ -98,7 +98,7 @@ class ExactDepth:
         for row in rows:
             room = min(self.copy_limit, self._room(row))
             row.control.guess = row.control.ngram.draft(row.tokens, row.end, room)
-        lengths = copy_lengths([row.control for row in rows], self.costs.full, trial.gain)
+        lengths = copy_lengths([row.control for row in rows], self.costs.full, trial.gain if self.exits else 1.0)
         return [self._place_copy(row, row.control.guess[:length]) for row, length in zip(rows, lengths, strict=True)]
 
     @staticmethod
