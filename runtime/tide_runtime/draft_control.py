@@ -49,19 +49,18 @@ def copy_lengths(controls: Sequence[DraftControl], pass_ms: Callable[[int, int, 
         pass_ms: what a pass through the whole model takes for so many rows, tokens in all, and tokens of the longest row.
     """
     rows = len(controls)
-    chances = sorted(
-        ((control.hit_rate**n, row, n) for row, control in enumerate(controls) for n in range(1, len(control.guess) + 1)),
-        reverse=True,
+    chances = sorted(  # of equal ones the earlier token first: a row copies no token without those before it
+        (-(control.hit_rate**n), n, row) for row, control in enumerate(controls) for n in range(1, len(control.guess) + 1)
     )
     plain, best, best_gain = pass_ms(rows, rows, 1), [0] * rows, rows * gain
     for longest in _LENGTHS if rows > 1 else (_LENGTHS[-1],):
-        given, lengths, seq = float(rows), [0] * rows, 1
-        for chance, row, n in chances:
+        given, lengths, seq, count = float(rows), [0] * rows, 1, rows
+        for negative, n, row in chances:
             if n > longest:
                 continue
-            given, seq = given + chance, max(seq, n + 1)
+            given, seq, count = given - negative, max(seq, n + 1), count + 1
             lengths[row] = n
-            rate = given * plain / pass_ms(rows, rows + sum(lengths), seq)
+            rate = given * plain / pass_ms(rows, count, seq)
             if rate > best_gain:
                 best, best_gain = list(lengths), rate
     return best

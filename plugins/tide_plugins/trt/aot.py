@@ -14,11 +14,10 @@ from tide_runtime.errors import ParamsError
 
 from tide_plugins.architectures import Architecture
 from tide_plugins.build.builder import Builder
-from tide_plugins.kernels import Kernel, entry_point
+from tide_plugins.kernels import ROUTER_SPLIT, entry_point
 from tide_plugins.plans import GROUP_ROWS, GROUP_THREADS, MAX_ROUTER_WIDTH, MOST_DECODE_ROWS, SLICE_WIDTH, plan_exit_router
 from tide_plugins.trt.bindings import tensorrt, tensorrt_plugin
 
-SPLIT_ROUTER = Kernel("exit_router_split", ("exit_router_project", "exit_router_score"))
 # TensorRT stores PTX, which the GPU's driver compiles. For the oldest GPU of 10.9; of the compilers the one for older drivers.
 _PTX = Architecture(75, 12, "every GPU of TensorRT 10.9 and newer", ptx=True)
 
@@ -173,4 +172,4 @@ def float_bits(value: float) -> int:
 @cache
 def ptx() -> str:
     """Both kernels for all element types."""
-    return Builder().build(SPLIT_ROUTER, _PTX).image.content.rstrip(b"\0").decode()
+    return Builder().build(ROUTER_SPLIT, _PTX).image.content.rstrip(b"\0").decode()
