@@ -1,0 +1,37 @@
+"""Which GPU is here, asked of the driver itself: no CUDA package has to be installed to know what could run."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+
+_NAME_BYTES = 256
+_CAPABILITY_MAJOR, _CAPABILITY_MINOR = 75, 76  # CUdevice_attribute
+
+
+@dataclass(frozen=True)
+class PresentGpu:
+    """``compute``: compute capability times ten, 89 is 8.9."""
+
+    name: str
+    compute: int
+
+
+def present_gpu(ordinal: int = 0) -> PresentGpu | None:
+    """GPU number ``ordinal``; None where there is no driver or no such GPU."""
+    try:
+        cuda = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return None
+    device, major, minor = ctypes.c_int(), ctypes.c_int(), ctypes.c_int()
+    name = ctypes.create_string_buffer(_NAME_BYTES)
+    calls = (
+        lambda: cuda.cuInit(0),
+        lambda: cuda.cuDeviceGet(ctypes.byref(device), ordinal),
+        lambda: cuda.cuDeviceGetAttribute(ctypes.byref(major), _CAPABILITY_MAJOR, device),
+        lambda: cuda.cuDeviceGetAttribute(ctypes.byref(minor), _CAPABILITY_MINOR, device),
+        lambda: cuda.cuDeviceGetName(name, _NAME_BYTES, device),
+    )
+    if any(call() != 0 for call in calls):
+        return None
+    return PresentGpu(name.value.decode(errors="replace"), 10 * major.value + minor.value)

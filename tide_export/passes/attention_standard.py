@@ -1,0 +1,118 @@
+"""Lower ``tide::Attention`` to what ONNX has for it since opset 24: TensorScatter, in place, and Attention over the whole cache.
+
+    cache  : the new keys and values written at write_index                     TensorScatter
+    output = attention over the first write_index + S slots                     Attention, nonpad_kv_seqlen, is_causal
+
+With ``nonpad_kv_seqlen`` causality counts from the end of the valid slots, so token s of row b sees the slots
+``<= write_index[b] + s`` (https://onnx.ai/onnx/operators/onnx__Attention.html). A window shorter than the cache becomes a mask in
+place of ``is_causal``. A soft-cap, which TensorRT's Attention refuses, makes plain products of the attention:
+
+    weights = softmax(softcap · tanh(scale · q · keysᵀ / softcap), where the token sees the slot)          in float32
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import onnx_ir as ir
+import onnx_ir.passes.common as common
+from onnx_ir.tape import Tape
+
+from .base import LoweringContext, PassReport
+from .graph_walk import array_initializer, dims, new_value
+from .visible_slots import token_count, visible_slots
+
+_UNSEEN = float(np.finfo(np.float32).min)
+
+
+@dataclass
+class _Shared:
+    """What all attentions of one graph need: valid lengths [B], and which slots are seen, by window."""
+
+    graph: ir.Graph
+    slots: int
+    tape: Tape = field(default_factory=Tape)
+    valid: ir.Value | None = None
+    visible: dict[int, ir.Value] = field(default_factory=dict)
+
+    def lengths(self) -> ir.Value:
+        if self.valid is None:
+            write_index = next(value for value in self.graph.inputs if value.name == "write_index")
+            self.valid = self.tape.op("Add", [write_index, token_count(self.graph, self.tape)])
+        return self.valid
+
+    def mask(self, window: int) -> ir.Value:
+        if window not in self.visible:
+            self.visible[window] = visible_slots(self.graph, self.tape, self.slots, window)
+        return self.visible[window]
+
+
+def lower_attention_standard(model: ir.Model, context: LoweringContext) -> PassReport:
+    report = PassReport("attention_standard")
+    graph = model.graph
+    shared = _Shared(graph, context.max_seq_len)
+    for node in [n for n in graph if n.domain == "tide" and n.op_type == "Attention"]:
+        if node.attributes["softcap"].value:
+            report.skip(node.outputs[1].name, "it has a soft-cap, which the operator refuses on GPUs (taken apart instead)")
+        _lower(shared, node)
+        report.applied += 1
+    if not report.applied:
+        return report
+    graph.insert_before(graph[0], shared.tape.nodes)
+    model.opset_imports.pop("tide", None)
+    common.RemoveUnusedNodesPass()(model)
+    for value in list(graph.inputs):
+        if value.name in ("position_ids", "write_index") and not value.uses():
+            graph.inputs.remove(value)
+    return report
+
+
+def _lower(shared: _Shared, node: ir.Node) -> None:
+    query, key, value, key_cache, value_cache, write_index = node.inputs
+    tape = Tape()
+    caches = []
+    for new, cache, old in ((key, key_cache, node.outputs[1]), (value, value_cache, node.outputs[2])):
+        made = new_value(old.name, old, old.shape)
+        caches.append(tape.op("TensorScatter", [cache, new, write_index], {"axis": 2}, output=made))
+    scale, softcap = float(node.attributes["scale"].value), float(node.attributes["softcap"].value)
+    window = int(node.attributes["window"].value)
+    window = window if 0 < window < shared.slots else 0
+    if softcap:
+        output = _products(shared, tape, query, caches, scale, softcap, window)
+    else:
+        mask = shared.mask(window) if window else None
+        attributes = {"is_causal": int(not window), "scale": scale}
+        output = tape.op("Attention", [query, *caches, mask, None, None, shared.lengths()], attributes)
+    output = tape.op("Transpose", [output], {"perm": [0, 2, 1, 3]})
+    shared.graph.insert_before(node, tape.nodes)
+    for old, made in zip(node.outputs, (output, *caches), strict=True):
+        made.type, made.shape = old.type, old.shape
+        ir.convenience.replace_all_uses_with(old, made, replace_graph_outputs=True)
+    shared.graph.remove(node, safe=True)
+
+
+def _products(
+    shared: _Shared, tape: Tape, query: ir.Value, caches: list[ir.Value], scale: float, softcap: float, window: int
+) -> ir.Value:
+    """[B, N, S, D]. The G query heads of a KV head are stacked, [B, KV, G·S, D], so that keys are read once."""
+    dtype, kv_heads, slots = query.dtype, dims(caches[0])[1], shared.slots
+    group = dims(query)[1] // kv_heads
+
+    def number(value: float, kind: ir.DataType) -> ir.Value:
+        return array_initializer(shared.graph, f"attention.{value}_{kind.name}", np.array(value, kind.numpy()))
+
+    def reshape(value: ir.Value, *target: int) -> ir.Value:
+        name = "attention.reshape_" + "x".join(map(str, target))
+        return tape.op("Reshape", [value, array_initializer(shared.graph, name, np.array(target, np.int64))])
+
+    stacked = reshape(tape.op("Mul", [query, number(scale / softcap, dtype)]), 0, kv_heads, -1, dims(query)[3])
+    scores = tape.op("MatMul", [stacked, tape.op("Transpose", [caches[0]], {"perm": [0, 1, 3, 2]})])
+    capped = tape.op("Tanh", [tape.op("Cast", [scores], {"to": ir.DataType.FLOAT})])
+    capped = tape.op("Mul", [capped, number(softcap, ir.DataType.FLOAT)])
+    by_token = reshape(capped, 0, kv_heads, group, -1, slots)
+    between = array_initializer(shared.graph, "attention.third", np.array([2], np.int64))
+    seen = tape.op("Unsqueeze", [shared.mask(window), between])
+    weights = tape.op("Softmax", [tape.op("Where", [seen, by_token, number(_UNSEEN, ir.DataType.FLOAT)])], {"axis": -1})
+    weights = tape.op("Cast", [reshape(weights, 0, kv_heads, -1, slots)], {"to": dtype})
+    return reshape(tape.op("MatMul", [weights, caches[1]]), 0, dims(query)[1], -1, dims(caches[1])[3])

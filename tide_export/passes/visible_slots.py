@@ -1,0 +1,38 @@
+"""Which cache slots a token sees, as a mask: for attention kernels that know no sliding window, or none at all."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+from onnx_ir.tape import Tape
+
+from .graph_walk import array_initializer
+
+
+def visible_slots(graph: ir.Graph, tape: Tape, slots: int, window: int) -> ir.Value:
+    """[B, 1, S, slots] bool: token s of row b, in slot p = write_index[b] + s, sees slot j when p - window < j <= p.
+
+    Args:
+        window: in tokens; 0 for all that came before.
+    """
+
+    def integers(name: str, numbers: int | list[int]) -> ir.Value:
+        return array_initializer(graph, f"visible.{name}", np.array(numbers, np.int64))
+
+    inputs = {value.name: value for value in graph.inputs}
+    count = tape.op("Squeeze", [token_count(graph, tape), integers("first", [0])])
+    steps = tape.op("Range", [integers("0", 0), count, integers("1", 1)])
+    place = tape.op("Add", [tape.op("Unsqueeze", [inputs["write_index"], integers("second", [1])]), steps])
+    place = tape.op("Unsqueeze", [place, integers("around", [1, 3])])
+    every = integers("every_slot", list(range(slots)))
+    visible = tape.op("LessOrEqual", [every, place])
+    if window:
+        oldest = tape.op("Sub", [place, integers(f"window_{window}", window)])
+        visible = tape.op("And", [visible, tape.op("Greater", [every, oldest])])
+    return visible
+
+
+def token_count(graph: ir.Graph, tape: Tape) -> ir.Value:
+    """[1]: S, the tokens of a row in this step."""
+    states = next(value for value in graph.inputs if value.name in ("hidden", "input_ids"))
+    return tape.op("Shape", [states], {"start": 1, "end": 2})
