@@ -8,11 +8,11 @@ from dataclasses import asdict
 from typing import Any
 
 import numpy as np
+from tide_bench.paired_ratio import paired_ratio
+from tide_bench.text_comparison import disagreement_rate, identical_share, ngram_hit_share
 from tide_runtime.step_costs import StepCosts
 
 from benchmarks.modelled_time import modelled_ms
-from benchmarks.paired_ratio import paired_ratio
-from benchmarks.text_comparison import disagreement_rate, identical_share, ngram_hit_share
 from benchmarks.turns import Group, Turn
 
 Layers = Mapping[str, int]  # graph name → decoder layers it runs

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from benchmarks.build_cache import cached_folder, files_digest
-from benchmarks.in_process import run_in_process
+from tide_bench.build_cache import cached_folder, files_digest
+from tide_bench.bundles import export_key
+from tide_bench.in_process import run_in_process
+
 from benchmarks.models import DEMO_MODELS
-from benchmarks.tide_arm import export_key
 
 _ROOT = Path(__file__).resolve().parents[1]
 _DATA = DEMO_MODELS / "data" / "stdlib"

@@ -16,6 +16,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 from rich.table import Table
+from tide_bench.report import Report
 from tide_calibrate.capture import capture
 from tide_calibrate.capture_store import Capture
 from tide_calibrate.data import load_documents, split_documents, windows
@@ -31,7 +32,6 @@ from tide_calibrate.train_windows import divide_train_windows
 from benchmarks.agreement_coverage import area_under_agreement, share_exiting
 from benchmarks.models import DEMO_MODELS
 from benchmarks.predecessor_router import train_predecessor
-from benchmarks.report import Report
 from tide_export.load import LoadedModel, load_model
 
 HEADS = "identity,linear,tail:1,tail:2,block:1"

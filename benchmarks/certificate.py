@@ -23,11 +23,11 @@ import numpy as np
 import typer
 from rich.console import Console
 from rich.table import Table
+from tide_bench.report import Report
 from tide_calibrate.exit_policy import PolicyCounts, policy_counts
 from tide_calibrate.threshold_family import ThresholdFamily, fit_family
 from tide_calibrate.traces import SplitTrace
 
-from benchmarks.report import Report
 from benchmarks.resplits import ARMS, Parts, draws, judge, resplits
 from benchmarks.synthetic_exits import EXITS, synthetic_trace
 

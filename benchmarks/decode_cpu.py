@@ -14,7 +14,7 @@ Needs the `[export]` and `[bench]` extras. Weights and engines are kept in build
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,16 +24,28 @@ import numpy as np
 import typer
 from rich.console import Console
 from rich.table import Table
+from tide_bench.arms import ARMS, OURS, REFERENCE
+from tide_bench.arms.base import Timing
+from tide_bench.arms.genai import build_model_folder
+from tide_bench.arms.process import ArmError, ArmProcess
+from tide_bench.bundles import build_unsplit, export_bundle
+from tide_bench.other_load import OtherLoad
+from tide_bench.report import Report
 
-from benchmarks.arm_process import ArmError, ArmProcess
-from benchmarks.arms import ARMS, OURS, REFERENCE, Timing
 from benchmarks.model_folders import MODELS, BenchModel
-from benchmarks.other_load import OtherLoad
-from benchmarks.report import Report
 
 CACHE = Path(__file__).resolve().parents[1] / "build" / "bench-cache"
 SETTLE_S = 0.3  # thread pools spin for a while after their last work
 WARM_UPS = 2  # after the check run: compiled code settles on its second call
+
+# What an arm loads: made from (weights, identity, folder) if need be.
+PREPARE: dict[str, Callable[[Path, str, Path], Path]] = {
+    OURS: export_bundle,
+    REFERENCE: lambda weights, identity, folder: weights,
+    "unsplit": build_unsplit,
+    "compile": lambda weights, identity, folder: weights,
+    "genai": build_model_folder,
+}
 
 console = Console(width=max(110, Console().width))  # piped output would wrap the table at 80
 
@@ -94,7 +106,7 @@ class ModelRun:
         folder = self.cache / self.plan.model.name / name
         try:
             with _phase(f"{self.plan.model.name}: prepare {name}"):
-                ready = ARMS[name].prepare(weights, self.plan.model.identity(), folder)
+                ready = PREPARE[name](weights, self.plan.model.identity(), folder)
             with _phase(f"{self.plan.model.name}: load {name}"):
                 return ArmProcess(name, ready)
         except Exception as error:  # an arm that cannot run is a row of the table, not the end of the benchmark
@@ -248,14 +260,14 @@ def _batches(text: str) -> list[int]:
 def main(
     models: Annotated[str, typer.Option(help=f"Models, of {','.join(MODELS)}.")] = ",".join(MODELS),
     batch: Annotated[str, typer.Option(help="Batch sizes.")] = "1,8",
-    arms: Annotated[str, typer.Option(help=f"Arms, of {','.join(ARMS)}.")] = ",".join(ARMS),
+    arms: Annotated[str, typer.Option(help=f"Arms, of {','.join(PREPARE)}.")] = ",".join(PREPARE),
     new_tokens: Annotated[int | None, typer.Option(min=2, help="New tokens a row; default: 64 (demo), 12 (1b).")] = None,
     repeats: Annotated[int | None, typer.Option(min=1, help="Timed repetitions; default: 9 (demo), 3 (1b).")] = None,
     cache: Annotated[Path, typer.Option(help="Where weights and engines are kept between runs.")] = CACHE,
     json: Annotated[Path | None, typer.Option(help="Also write everything to this file.")] = None,
 ) -> None:
     """Compare decode speed on this machine's CPU."""
-    chosen, batches = _split(arms, list(ARMS), "arm"), _batches(batch)
+    chosen, batches = _split(arms, list(PREPARE), "arm"), _batches(batch)
     others = sorted((name for name in chosen if name != OURS), key=lambda name: name != REFERENCE)
     report = Report("decode_cpu", models=models, batch=batch, arms=chosen, new_tokens=new_tokens, repeats=repeats)
     for name in _split(models, list(MODELS), "model"):

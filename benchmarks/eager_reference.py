@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-
-from benchmarks.eager_arm import load_eager
+from tide_bench.arms.eager import load_eager
 
 NEAR_TIE = 1e-4  # logits closer than this may change places with the order of a sum
 ROWS = 25  # prompts continued at once

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import replace
 from time import perf_counter
 from typing import Any, cast
 
+from tide_bench.arms.tide import mean_depth
 from tide_runtime import Engine, GenerationParams
 from tide_runtime.policies.base import DepthPolicy
-from tide_runtime.results import Generation
 
 from benchmarks.launch_log import LaunchLog, LoggedBackend, LoggedPolicy
 from benchmarks.turns import Group, Turn
@@ -41,7 +40,7 @@ class LoggedEngine:
             seconds=seconds,
             launches=Counter(log.decode),
             layers_per_token=sum(row.stats.layers_per_token for row in done) / len(done),
-            depth=_mean_depth(done, self.manifest.model.num_layers),
+            depth=mean_depth(done, self.manifest.model.num_layers),
             drafted=sum((Counter(row.stats.drafted) for row in done), Counter()),
             accepted=sum((Counter(row.stats.accepted) for row in done), Counter()),
         )
@@ -64,9 +63,3 @@ class EngineArm:
 
     def turn(self, prompts: Group, params: GenerationParams, rows: int) -> Turn:
         return self.engine.turn(self.policy, prompts, params, rows)
-
-
-def _mean_depth(rows: Sequence[Generation], num_layers: int) -> float:
-    """Layers run before a token was said, over the tokens after the first."""
-    depths = [depth for row in rows for depth in row.stats.token_depths or [num_layers] * (row.stats.new_tokens - 1)]
-    return sum(depths) / len(depths)

@@ -19,6 +19,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 from rich.table import Table
+from tide_bench.report import Report
+from tide_bench.text_comparison import first_difference, identical_share
 from tide_runtime import Engine, EngineOptions, GenerationParams, ThreadOptions
 
 from benchmarks.calibrated_bundles import calibrated_bundles
@@ -26,8 +28,6 @@ from benchmarks.eager_reference import NEAR_TIE, EagerReference
 from benchmarks.held_out import SOURCES, Prompt, held_out_prompts
 from benchmarks.models import DEMO_MODELS
 from benchmarks.policies_cpu import CACHE, PROMPT_TOKENS
-from benchmarks.report import Report
-from benchmarks.text_comparison import first_difference, identical_share
 
 MODELS = ("layerskip", "stock")
 PAIRS = {  # result name → who is compared with whom

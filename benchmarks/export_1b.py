@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from tide_bench.report import Report
 
 from benchmarks.decode_cpu import CACHE
 from benchmarks.model_folders import MODELS
-from benchmarks.report import Report
 
 
 def main(

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from tide_bench.arms import REFERENCE
+from tide_bench.arms.process import ArmProcess
 from tide_runtime import GenerationParams
 
-from benchmarks.arm_process import ArmProcess
-from benchmarks.arms import REFERENCE
 from benchmarks.turns import Group, Turn
 
 SETTLE_S = 0.3  # thread pools spin for a while after their last work

@@ -8,10 +8,9 @@ from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
+from tide_bench.build_cache import cached_folder, files_digest
+from tide_bench.in_process import run_in_process
 from tokenizers import Tokenizer
-
-from benchmarks.build_cache import cached_folder, files_digest
-from benchmarks.in_process import run_in_process
 
 _DEMO = Path(__file__).resolve().parents[1] / "examples" / "demo_model"
 _DEMO_WEIGHTS = _DEMO / "layerskip"

@@ -18,6 +18,10 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 from rich.table import Table
+from tide_bench.arms.tide import load_engine
+from tide_bench.bundles import build_unsplit, export_bundle
+from tide_bench.made_up_exits import with_exits
+from tide_bench.report import Report
 from tide_calibrate.costs import measure_costs
 from tide_runtime import GenerationParams, ThreadOptions
 from tide_runtime.manifest import Manifest
@@ -29,15 +33,11 @@ from tide_runtime.step_costs import StepCosts
 
 from benchmarks.arm_figures import speed_figures, theory_figures
 from benchmarks.engine_arm import EngineArm, LoggedEngine
-from benchmarks.made_up_exits import with_exits
 from benchmarks.model_folders import MODELS, BenchModel
 from benchmarks.policies_cpu import CACHE
 from benchmarks.policy_arms import CHUNK
-from benchmarks.report import Report
 from benchmarks.scripted_exits import ScriptedArm, SkippingPolicy, Texts
-from benchmarks.tide_arm import export_bundle, load_engine
 from benchmarks.turns import Arm, Group, take_turns
-from benchmarks.unsplit_arm import build_unsplit
 
 COST_SEQS = (1, 2, 4, 6, 16, 64)  # tokens at once: single ones, drafts, and what `exit` defers
 BASELINES = ("unsplit", "full")

@@ -23,19 +23,19 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from tide_bench.arms.process import ArmError
+from tide_bench.other_load import OtherLoad
+from tide_bench.report import Report
 from tide_runtime import EngineOptions, GenerationParams
 
 from benchmarks.arm_figures import repetition, speed_figures, text_figures, theory_figures
-from benchmarks.arm_process import ArmError
 from benchmarks.calibrated_bundles import PERCENTS, calibrated_bundles
 from benchmarks.engine_arm import EngineArm
 from benchmarks.held_out import SOURCES, held_out_prompts
 from benchmarks.hf_arms import HFArm
-from benchmarks.other_load import OtherLoad
 from benchmarks.policy_arms import ArmSet, demo_arms, random_arms
 from benchmarks.policy_list import TITLES
 from benchmarks.policy_table import BASELINE, CAPTION, add_policy_results, print_policy_table
-from benchmarks.report import Report
 from benchmarks.turns import Group, take_turns
 
 CACHE = Path(__file__).resolve().parents[1] / "build" / "bench-cache"

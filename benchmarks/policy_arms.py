@@ -7,6 +7,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
+from tide_bench.arms.process import ArmError
+from tide_bench.arms.tide import load_engine
+from tide_bench.bundles import build_unsplit, export_bundle
+from tide_bench.made_up_exits import with_exits
 from tide_runtime import Engine, GenerationParams, TideError
 from tide_runtime.manifest import Manifest
 from tide_runtime.policies import make_policy
@@ -16,18 +20,14 @@ from tide_runtime.policies.full import FullDepth
 from tide_runtime.policies.options import DepthOptions
 from tide_runtime.step_costs import StepCosts
 
-from benchmarks.arm_process import ArmError
 from benchmarks.calibrated_bundles import demo_identity
 from benchmarks.engine_arm import EngineArm, LoggedEngine
 from benchmarks.entropy_exit import entropy_exit, listening_exit
 from benchmarks.hf_arms import HFArm, hf_options
-from benchmarks.made_up_exits import with_exits
 from benchmarks.models import DEMO_MODELS
 from benchmarks.policy_list import HF_TITLES, POLICIES, PolicyArm
 from benchmarks.random_twin import random_identity, random_twin
-from benchmarks.tide_arm import export_bundle, load_engine
 from benchmarks.turns import Arm, Group
-from benchmarks.unsplit_arm import build_unsplit
 
 _FIRST_LOADED: list[Engine] = []
 CHUNK = 256  # prompt tokens per prefill step, the engine's default

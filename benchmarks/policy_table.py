@@ -8,9 +8,9 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+from tide_bench.report import Report
 
 from benchmarks.policy_list import POLICIES, TITLES
-from benchmarks.report import Report
 
 BASELINE = "unsplit"
 HEADINGS = (

@@ -5,8 +5,9 @@ from __future__ import annotations
 from importlib.metadata import version
 from pathlib import Path
 
-from benchmarks.build_cache import cached_folder, files_digest
-from benchmarks.in_process import run_in_process
+from tide_bench.build_cache import cached_folder, files_digest
+from tide_bench.in_process import run_in_process
+
 from benchmarks.models import DEMO_MODELS
 
 _CONFIG = DEMO_MODELS / "layerskip" / "config.json"

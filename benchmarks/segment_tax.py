@@ -21,14 +21,14 @@ import onnxruntime as ort
 import typer
 from rich.console import Console
 from rich.table import Table
+from tide_bench.report import Report
 from tide_runtime.backends.base import Backend, Step
 from tide_runtime.backends.onnxruntime_cpu import OnnxRuntimeBackend
 from tide_runtime.backends.threads import ThreadOptions
 from tide_runtime.bundle import Bundle
 
+from benchmarks.even_cuts import write_cuts
 from benchmarks.models import BENCH_MODELS
-from benchmarks.report import Report
-from benchmarks.unsplit_arm import write_cuts
 
 START = 128  # cache slots filled before the timed steps
 SEGMENTS = (1, 2, 4, 6)

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from tide_bench.arms import ARMS
 
-from benchmarks.arms import ARMS
 from benchmarks.policy_table import HEADINGS, cells, title_of
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import typer
 from numpy.typing import NDArray
 from rich.progress import track
+from tide_bench.report import Report
 from tide_plugins.architectures import architectures
 from tide_plugins.conformance import Case, CaseSpec, cases
 from tide_plugins.launch.kernel_library import KernelLibrary
@@ -22,7 +23,6 @@ from tide_runtime.errors import TargetError
 from benchmarks.gpu.absent_gpu import AbsentGpu, say_not_run
 from benchmarks.gpu.device_copy import DeviceCopy
 from benchmarks.gpu.gpu import Gpu
-from benchmarks.report import Report
 
 Array = NDArray[Any]
 _STREAM = LEGACY_DEFAULT_STREAM

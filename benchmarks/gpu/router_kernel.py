@@ -16,6 +16,7 @@ import torch
 import typer
 from rich.console import Console
 from rich.table import Table
+from tide_bench.report import Report
 from tide_plugins.architectures import architectures
 from tide_plugins.launch.cuda_driver import CudaDriver
 from tide_plugins.launch.device_array import ITEM_BYTES, DeviceArray
@@ -30,7 +31,6 @@ from benchmarks.gpu.gpu_floors import Floors, measure_floors
 from benchmarks.gpu.predecessor_kernel import compile_predecessor, predecessor_arm
 from benchmarks.gpu.router_arms import EPSILON, THRESHOLD, RouterTensors, tide_arm, torch_arm
 from benchmarks.gpu.router_problem import RouterProblem, problems
-from benchmarks.report import Report
 
 _SCORE_TOLERANCE = {"f16": 2e-3, "bf16": 1e-2}
 

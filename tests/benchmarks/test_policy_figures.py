@@ -8,6 +8,9 @@ from functools import cache
 
 import numpy as np
 import pytest
+from tide_bench.paired_ratio import paired_ratio
+from tide_bench.report import Report
+from tide_bench.text_comparison import disagreement_rate, first_difference, identical_share, ngram_hit_share
 from tide_runtime import GenerationParams
 from tide_runtime.calibration import StepCost
 from tide_runtime.step_costs import StepCosts
@@ -15,11 +18,8 @@ from tide_runtime.step_costs import StepCosts
 from benchmarks.arm_figures import speed_figures, text_figures, theory_figures
 from benchmarks.entropy_exit import matched_threshold, sureness
 from benchmarks.modelled_time import modelled_ms
-from benchmarks.paired_ratio import paired_ratio
 from benchmarks.policy_table import BASELINE, HEADINGS, add_policy_results, cells
-from benchmarks.report import Report
 from benchmarks.scripted_exits import Script
-from benchmarks.text_comparison import disagreement_rate, first_difference, identical_share, ngram_hit_share
 from benchmarks.turns import Group, Turn, take_turns
 
 LAYERS = {"segment_0": 6, "segment_1": 18, "exit_6": 0, "head": 0}

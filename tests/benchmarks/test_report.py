@@ -7,8 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
-
-from benchmarks.report import Report, machine
+from tide_bench.report import Report, machine
 
 
 @pytest.fixture

@@ -30,7 +30,7 @@ from benchmarks.gpu.gpu_floors import Floors
 from benchmarks.gpu.predecessor_kernel import compile_predecessor, device_code, symbol
 from benchmarks.gpu.router_arms import THRESHOLD, RouterTensors, torch_router
 from benchmarks.gpu.router_problem import RouterProblem, problems
-from benchmarks.report import Report
+from tide_bench.report import Report
 
 
 class HostGpu:

@@ -11,8 +11,8 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.generation.streamers import BaseStreamer
 from transformers.utils import logging
 
-from benchmarks.arms import Timing
-from benchmarks.report import cores
+from tide_bench.arms.base import Timing
+from tide_bench.report import cores
 
 
 def load_eager(folder: Path) -> PreTrainedModel:

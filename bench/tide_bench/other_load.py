@@ -8,7 +8,7 @@ from time import perf_counter
 
 import psutil
 
-from benchmarks.report import cores
+from tide_bench.report import cores
 
 
 class OtherLoad:

@@ -1,11 +1,10 @@
-"""The unsplit graph: same model, same lowering, one ONNX graph, run by the same runtime loop. The baseline of every figure."""
+"""One model cut into even segments, several ways from one trace."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.tide_arm import export_bundle
 from tide_export.config import ExportConfig
 from tide_export.export import write_lowered
 from tide_export.load import LoadedModel
@@ -14,11 +13,6 @@ from tide_export.passes.base import LoweringContext
 from tide_export.progress import ExportProgress
 from tide_export.targets import find_target
 from tide_export.trace import trace
-
-
-def build_unsplit(weights: Path, identity: str, folder: Path) -> Path:
-    """A bundle that is cut nowhere, made again when the weights or the exporter change."""
-    return export_bundle(weights, identity, folder, "none")
 
 
 def write_cuts(loaded: LoadedModel, directory: Path, segment_counts: Sequence[int], max_seq_len: int) -> None:

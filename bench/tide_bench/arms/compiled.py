@@ -10,13 +10,14 @@ from __future__ import annotations
 
 from pathlib import Path
 from time import perf_counter
+from typing import Any
 
 import torch
 import torch._inductor.config as inductor
 from transformers import StaticCache
 
-from benchmarks.arms import Timing
-from benchmarks.eager_arm import load_eager
+from tide_bench.arms.base import Timing
+from tide_bench.arms.eager import load_eager
 
 
 class CompileArm:
@@ -30,7 +31,7 @@ class CompileArm:
         self._caches: dict[tuple[int, int], StaticCache] = {}
 
     @torch.no_grad()
-    def generate(self, prompts: list[list[int]], new_tokens: int) -> Timing:
+    def generate(self, prompts: list[list[int]], new_tokens: int, **options: Any) -> Timing:
         ids = torch.tensor(prompts)
         rows, length = ids.shape
         cache = self._empty_cache(rows, length + new_tokens)

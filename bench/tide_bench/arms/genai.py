@@ -10,12 +10,13 @@ from importlib.metadata import version
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import perf_counter
+from typing import Any
 
 import numpy as np
 
-from benchmarks.arms import Timing
-from benchmarks.build_cache import cached_folder
-from benchmarks.report import cores
+from tide_bench.arms.base import Timing
+from tide_bench.build_cache import cached_folder
+from tide_bench.report import cores
 
 
 def build_model_folder(weights: Path, identity: str, folder: Path) -> Path:
@@ -50,7 +51,7 @@ class GenaiArm:
         config.overlay(json.dumps({"model": {"eos_token_id": [], "decoder": {"session_options": session}}}))
         self._model = og.Model(config)
 
-    def generate(self, prompts: list[list[int]], new_tokens: int) -> Timing:
+    def generate(self, prompts: list[list[int]], new_tokens: int, **options: Any) -> Timing:
         ids = np.array(prompts, np.int32)
         rows, length = ids.shape
         params = self._og.GeneratorParams(self._model)

@@ -11,7 +11,9 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from benchmarks.arms import ARMS, Timing
+from tide_bench.arms import ARMS
+from tide_bench.arms.base import Timing
+from tide_bench.peak_memory import forget_peak, peak_bytes
 
 _TIMEOUT_S = 900  # torch.compile of 24 layers takes a minute or two
 
@@ -21,10 +23,13 @@ class ArmError(Exception):
 
 
 class ArmProcess:
-    """The arm ``name`` on the model in ``folder``. Close it to give its memory back."""
+    """The arm ``name`` on the model in ``folder``. Close it to give its memory back.
+
+    ``peak_bytes``: the most memory that its process held during the last call.
+    """
 
     def __init__(self, name: str, folder: Path) -> None:
-        self.name = name
+        self.name, self.peak_bytes = name, 0
         context = get_context("spawn")
         self._pipe, theirs = context.Pipe()
         self._process = context.Process(target=_serve, args=(theirs, name, folder), daemon=True)
@@ -70,7 +75,7 @@ class ArmProcess:
             self._process.kill()
             raise ArmError(f"no answer within {_TIMEOUT_S} s")
         try:
-            error, value = self._pipe.recv()
+            error, value, self.peak_bytes = self._pipe.recv()
         except EOFError:
             self._process.join()
             raise ArmError(f"its process died with exit code {self._process.exitcode}") from None
@@ -82,9 +87,10 @@ class ArmProcess:
 def _serve(pipe: Connection, name: str, folder: Path) -> None:
     try:
         arm = ARMS[name].load(folder)
-        pipe.send((None, None))
+        pipe.send((None, None, peak_bytes()))
         while (request := pipe.recv()) is not None:
             method, args, options = request
-            pipe.send((None, getattr(arm, method)(*args, **options)))
+            forget_peak()
+            pipe.send((None, getattr(arm, method)(*args, **options), peak_bytes()))
     except Exception as error:  # whatever a library raises becomes the reason in the arm's row
-        pipe.send((f"{type(error).__name__}: {error}".splitlines()[0], None))
+        pipe.send((f"{type(error).__name__}: {error}".splitlines()[0], None, peak_bytes()))

@@ -1,0 +1,52 @@
+"""What every way to run a model answers, whatever library is behind it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+
+@dataclass(frozen=True)
+class Timing:
+    """One greedy generation for all rows together.
+
+    Args:
+        tokens: the new tokens, [B][N], end-of-sequence ids ignored.
+        first_token_s: seconds from the call until every row had its first token.
+        decode_s: seconds from then until the last token.
+        layers_per_token: decoder layers launched per token of a row after the first; None where nobody counts.
+        depth: mean layers run before a token was said; None where nobody counts.
+    """
+
+    tokens: list[list[int]]
+    first_token_s: float
+    decode_s: float
+    layers_per_token: float | None = None
+    depth: float | None = None
+
+    @property
+    def decode_ms_per_token(self) -> float:
+        """Milliseconds of one decode step: one more token for every row."""
+        return 1e3 * self.decode_s / (len(self.tokens[0]) - 1)
+
+    @property
+    def decoded(self) -> int:
+        """Tokens of all rows that ``decode_s`` went into."""
+        return sum(len(row) - 1 for row in self.tokens)
+
+
+class Arm(Protocol):
+    """A loaded model."""
+
+    def generate(self, prompts: list[list[int]], new_tokens: int, **options: Any) -> Timing:
+        """Continue ``prompts`` [B][S] (all of one length) greedily by ``new_tokens`` tokens; ``options`` are the arm's own."""
+
+
+@dataclass(frozen=True)
+class ArmKind:
+    """``load`` takes a folder: HuggingFace weights, a bundle, or what the arm's library reads."""
+
+    title: str
+    load: Callable[[Path], Any]

@@ -1,0 +1,53 @@
+"""The public predecessor (PyPI `tide-inference`, arXiv 2603.21365) as its README runs it, calibrated by its own calibrator."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from time import perf_counter
+from typing import Any
+
+import torch
+from transformers import AutoTokenizer
+
+from tide_bench.arms.base import Timing
+from tide_bench.arms.eager import load_eager
+from tide_bench.arms.process import ArmError
+from tide_bench.prompts import library_texts
+
+SAMPLES = 64  # texts to calibrate on; its default of 2,000 takes a CPU long and trains the same routers
+
+
+class PredecessorArm:
+    """Default configuration. It calibrates on text of the installed Python, as its own data set is not reachable everywhere."""
+
+    def __init__(self, folder: Path) -> None:
+        try:
+            import TIDE
+        except ImportError as error:
+            raise ArmError("the predecessor is not installed; pip install tide-inference") from error
+        calibrator: Any = import_module("TIDE.calibrate")  # the package has a function of that name
+        model, config = load_eager(folder), TIDE.TIDEConfig(calibration_samples=SAMPLES)
+        calibrator._load_calibration_texts = lambda name, count: library_texts()[:count]
+        self._times: list[float] = []
+        with TemporaryDirectory() as scratch:
+            router = Path(scratch) / "router.pt"
+            calibrator.calibrate(model, _tokenizer(folder), config=config, save_path=str(router))
+            self._runtime = TIDE.TIDE(model, str(router), config)
+        model.register_forward_hook(lambda *_: self._times.append(perf_counter()))
+
+    def generate(self, prompts: list[list[int]], new_tokens: int, **options: Any) -> Timing:
+        """The time to the first token ends with the prompt's pass, the rest with the last token's: it runs one pass too many."""
+        self._times.clear()
+        ids, start = torch.tensor(prompts), perf_counter()
+        output = self._runtime.generate(ids, max_new_tokens=new_tokens, temperature=0.0)
+        first, last = self._times[0], self._times[new_tokens - 1]
+        return Timing(output[:, ids.shape[1] :].tolist(), first - start, last - first)
+
+
+def _tokenizer(folder: Path) -> Any:
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token or tokenizer.convert_ids_to_tokens(0)
+    return tokenizer

@@ -1,0 +1,20 @@
+"""Static layer skip: every token says what the model's own head makes of it after the same few layers."""
+
+from __future__ import annotations
+
+from tide_runtime.manifest import Manifest
+
+from tide_bench.arms.base import Timing
+from tide_bench.arms.tide import TideArm
+from tide_bench.made_up_exits import with_exits
+
+
+class StaticSkipArm(TideArm):
+    """A bundle with one cut: policy ``exit`` with an exit there that is always sure."""
+
+    def generate(self, prompts: list[list[int]], new_tokens: int, policy: str = "exit", threshold: float | None = None) -> Timing:
+        return super().generate(prompts, new_tokens, policy, threshold)
+
+    def _manifest(self) -> Manifest:
+        manifest = super()._manifest()
+        return with_exits(manifest, manifest.checkpoints, costs=None)

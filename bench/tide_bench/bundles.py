@@ -1,0 +1,49 @@
+"""Bundles that a comparison needs besides the one it is about: exported once, kept while nothing they depend on changes."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+
+from tide_bench.build_cache import cached_folder, files_digest
+from tide_bench.in_process import run_in_process
+
+
+def export_key(identity: str) -> str:
+    """Changes when the weights, the exporter, its tools or the bundle's schema do."""
+    exporter = files_digest([*sorted(_package("tide_export").rglob("*.py")), _package("tide_runtime") / "manifest.py"])
+    tools = [f"{name} {version(name)}" for name in ("torch", "transformers", "onnxscript", "onnx-ir")]
+    return "\n".join([identity, exporter, *tools])
+
+
+def export_bundle(
+    weights: Path, identity: str, folder: Path, checkpoints: str = "auto", dtype: str = "fp32", max_seq_len: int | None = None
+) -> Path:
+    """The bundle of the model in ``weights``, cut at ``checkpoints``, exported again when `export_key` has changed."""
+    key = export_key(identity) + ("" if checkpoints == "auto" else f"\ncut at {checkpoints}")
+    key += "" if (dtype, max_seq_len) == ("fp32", None) else f"\n{dtype}, {max_seq_len} slots"
+
+    def make(empty: Path) -> None:
+        run_in_process(_export, str(weights), empty / "bundle", checkpoints, dtype, max_seq_len)
+
+    return cached_folder(folder, key, make) / "bundle"
+
+
+def build_unsplit(weights: Path, identity: str, folder: Path, dtype: str = "fp32", max_seq_len: int | None = None) -> Path:
+    """The unsplit graph: same model, same lowering, one ONNX graph, run by the same loop. The baseline of every figure."""
+    return export_bundle(weights, identity, folder, "none", dtype, max_seq_len)
+
+
+def _package(name: str) -> Path:
+    """Where a package lies; importing it would bring torch."""
+    spec = find_spec(name)
+    assert spec is not None and spec.submodule_search_locations  # both come with this distribution
+    return Path(next(iter(spec.submodule_search_locations)))
+
+
+def _export(weights: str, out: Path, checkpoints: str, dtype: str, max_seq_len: int | None) -> None:
+    from tide_export import export
+    from tide_export.config import ExportConfig
+
+    export(weights, out, ExportConfig(verify=False, checkpoints=checkpoints, dtype=dtype, max_seq_len=max_seq_len))
