@@ -54,7 +54,7 @@ class WeightFile:
         known = self._by_identity.get(id(tensor))
         if known is not None:
             return known[1], known[2]
-        data = memoryview(np.ascontiguousarray(tensor.numpy())).cast("B")
+        data = memoryview(np.ascontiguousarray(tensor.numpy()).reshape(-1).view(np.uint8))  # bf16 is no buffer to Python
         content = hashlib.sha256(data).digest()
         offset = self._by_content.get(content)
         if offset is None:

@@ -10,6 +10,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from tide_runtime.backends.device_rows import DeviceRow
 from tide_runtime.depth_stats import DepthStats
 from tide_runtime.draft_control import DraftControl
 from tide_runtime.frontier import Frontier
@@ -78,8 +79,7 @@ class Row:
         """`choose` without noting log-probabilities: for tokens that may yet be refused."""
         params, seen = self.params, self.end if seen is None else seen
         if params.greedy and params.repetition_penalty == 1.0:
-            # A NaN wins every argmax, so one look at the winner finds it.
-            token = likeliest if math.isfinite(logits[likeliest]) else self.sampler.sample(logits, self.tokens[:seen])
+            token = likeliest if _is_finite(logits, likeliest) else self.sampler.sample(np.asarray(logits), self.tokens[:seen])
         else:
             token = self.sampler.sample(np.asarray(logits, np.float32), self.tokens[:seen])
         return token
@@ -117,3 +117,9 @@ class Row:
         # Drafts accepted behind the end are not output.
         del self.logprobs[len(self.new_tokens) :], self.depth.token_depths[len(self.new_tokens) - 1 :]
         return shown if self.text is None else shown + self.text.flush()
+
+
+def _is_finite(logits: NDArray[np.floating] | DeviceRow, likeliest: int) -> bool:
+    """A NaN wins every argmax, so one look at the winner finds it. Graphs whose logits stay on a device have looked themselves:
+    ``likeliest`` is -1 then."""
+    return likeliest >= 0 and (isinstance(logits, DeviceRow) or math.isfinite(logits[likeliest]))

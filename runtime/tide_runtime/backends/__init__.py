@@ -16,7 +16,16 @@ def _onnxruntime(bundle: Bundle, target: str, threads: ThreadOptions) -> Backend
     return OnnxRuntimeBackend.load(bundle, target, threads)
 
 
-BACKENDS: dict[str, Callable[[Bundle, str, ThreadOptions], Backend]] = {"onnxruntime-cpu": _onnxruntime}
+def _onnxruntime_cuda(bundle: Bundle, target: str, threads: ThreadOptions) -> Backend:
+    from tide_runtime.backends.onnxruntime_cuda import OnnxRuntimeCudaBackend
+
+    return OnnxRuntimeCudaBackend.load(bundle, target, threads)
+
+
+BACKENDS: dict[str, Callable[[Bundle, str, ThreadOptions], Backend]] = {
+    "onnxruntime-cpu": _onnxruntime,
+    "onnxruntime-cuda": _onnxruntime_cuda,
+}
 
 
 def load_backend(bundle: Bundle, target: str, threads: ThreadOptions) -> Backend:

@@ -41,10 +41,7 @@ class KVCaches:
         if needed <= self.slots:
             return False
         if needed > self.limit:
-            raise CacheFullError(
-                f"a step ends at slot {needed}, the KV cache has {self.limit}; give a step fewer tokens near the end of the "
-                f"cache, or export with --max-seq-len {needed} or more"
-            )
+            raise cache_full(needed, self.limit)
         filled, self.slots = self.slots, _slots_for(needed, self.limit)
         for name, old in self.arrays.items():  # one at a time: never two copies of everything
             longer = np.zeros((*old.shape[:2], self.slots, old.shape[3]), old.dtype)
@@ -57,6 +54,14 @@ class KVCaches:
         """Copy the first ``length`` entries of row ``source`` to row ``target``, in every layer."""
         for array in self.arrays.values():
             array[target, :, :length] = array[source, :, :length]
+
+
+def cache_full(needed: int, limit: int) -> CacheFullError:
+    """For a step that ends at slot ``needed`` of ``limit``."""
+    return CacheFullError(
+        f"a step ends at slot {needed}, the KV cache has {limit}; give a step fewer tokens near the end of the "
+        f"cache, or export with --max-seq-len {needed} or more"
+    )
 
 
 def _slots_for(needed: int, limit: int) -> int:

@@ -1,0 +1,274 @@
+"""Steps whose tensors stay on a device: what goes there is token ids and places, what comes back token ids and scores.
+
+Hidden states, logits and caches are handed from graph to graph by address. A `DeviceBackend` binds a graph to the addresses.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tide_runtime.backends.attention_bias import NAME as BIAS
+from tide_runtime.backends.attention_bias import AttentionBias
+from tide_runtime.backends.device_caches import DeviceCaches
+from tide_runtime.backends.device_rows import DeviceRows
+from tide_runtime.backends.element_types import ELEMENT_TYPES, FP32, INT64, ElementType
+from tide_runtime.backends.interface import hidden_states
+from tide_runtime.backends.step_arrays import StepPositions, StepShape
+from tide_runtime.cuda.device import Device, Memory
+from tide_runtime.cuda.transfer_block import TransferBlock
+from tide_runtime.manifest import HEAD, Manifest
+
+_KEPT_STEPS = 128  # shapes whose bindings are kept per Slots
+ON_HOST = "total_sequence_length"  # ONNX Runtime's GroupQueryAttention reads it on the host, on every device
+
+
+@dataclass(frozen=True)
+class DeviceTensor:
+    """One tensor of a graph: where it lies, as the graph sees it. ``on_host``: in host memory."""
+
+    pointer: int
+    shape: tuple[int, ...]
+    element: ElementType
+    on_host: bool = False
+
+
+class DeviceBackend(Protocol):
+    """What differs between the backends whose tensors stay on a device."""
+
+    manifest: Manifest
+    device: Device
+    layers: dict[str, int]  # graph name → decoder layers it runs
+    launches: dict[str, int]
+    element: ElementType  # of hidden states and caches
+    logits_element: ElementType
+    pads_rows: bool  # every row of a step takes as many places as the longest has tokens
+
+    def form(self, graph: str, shape: StepShape) -> str:
+        """Which compiled form of ``graph`` runs steps of ``shape``."""
+
+    def bind(self, form: str, step: DeviceStep, graph: str) -> Callable[[], None]:
+        """What queues ``form`` on the device's stream with the tensors of ``step``."""
+
+
+class DeviceSlots:
+    """KV caches in device memory, and the steps over them."""
+
+    def __init__(self, backend: DeviceBackend, capacity: int) -> None:
+        self.backend, self.capacity, self.layers_launched = backend, capacity, 0
+        backend.device.use()
+        self.caches = DeviceCaches(backend.device, backend.manifest, backend.element, capacity)
+        self.buffers = DeviceBuffers(backend)
+        self._steps: OrderedDict[StepShape, DeviceStep] = OrderedDict()
+
+    def step(self, first_row: int, counts: Sequence[int], wanted: Sequence[int] = ()) -> DeviceStep:
+        self.backend.device.use()
+        shape = StepShape.of(first_row, counts, wanted)
+        if shape not in self._steps:
+            self._steps[shape] = DeviceStep(self, shape)
+            if len(self._steps) > _KEPT_STEPS:
+                self._steps.popitem(last=False)
+        self._steps.move_to_end(shape)
+        step = self._steps[shape]
+        step.begin(counts, wanted)
+        return step
+
+    def move_row(self, source: int, target: int, length: int) -> None:
+        self.backend.device.use()
+        self.caches.move_row(source, target, length)
+
+    def count(self, graph: str) -> None:
+        """Note one launch of ``graph``: the only place where launches are counted."""
+        self.backend.launches[graph] += 1
+        self.layers_launched += self.backend.layers[graph]
+
+
+class DeviceBuffers:
+    """Memory for what graphs give each other, shared by the steps of all shapes; a step keeps alive what it was bound to."""
+
+    def __init__(self, backend: DeviceBackend) -> None:
+        self._backend, self._kept = backend, dict[str, tuple[int, Memory]]()
+
+    def get(self, name: str, count_bytes: int) -> Memory:
+        size, memory = self._kept.get(name, (0, None))
+        if memory is None or size < count_bytes:
+            size = max(count_bytes, 2 * size)
+            self._kept[name] = size, self._backend.device.allocate(size)
+        return self._kept[name][1]
+
+
+class DeviceStep:
+    """One shape of step. ``tensors`` has what graphs are bound to; `send` and `run` queue work, reading results waits for it."""
+
+    def __init__(self, slots: DeviceSlots, shape: StepShape) -> None:
+        backend = slots.backend
+        self.slots, self.shape, self.positions = slots, shape, StepPositions(shape)
+        self._padded = backend.pads_rows and not shape.even
+        self.places = shape.rows * shape.seq if self._padded else shape.tokens
+        self._ids = np.zeros(shape.tokens, np.int64)
+        sent = {name: a for name, a in self.positions.arrays.items() if name != ON_HOST}
+        self.block = TransferBlock(
+            backend.device, {"input_ids": ((self.places,), np.int64)} | {n: (a.shape, a.dtype) for n, a in sent.items()}
+        )
+        self._biases: dict[str, tuple[AttentionBias, TransferBlock]] = {}
+        self._runs: dict[str, Callable[[], None]] = {}
+        self._memory: dict[str, Memory] = {}
+        self._counts: Sequence[int] = ()
+        self._wanted: Sequence[int] = ()
+        self._lengths: Sequence[int] = [0] * shape.rows
+        self._read_back: dict[str, NDArray[Any]] = {}
+        self._fresh: set[str] = set()  # of these, what no launch has changed since
+        self._sent = self._from_head = False
+        self.hidden = self._hidden_rows(None)
+
+    def begin(self, counts: Sequence[int], wanted: Sequence[int]) -> None:
+        """For rows with ``counts`` tokens; the arrays may be filled from here on."""
+        self._counts, self._wanted, self._sent = counts, wanted, False
+        self.block.wait_until_writable()
+        self.positions.arrange(counts, wanted)
+        if self._padded:
+            packed_from = self.positions.arrays["packed_from"][0]
+            self.hidden = self._hidden_rows(packed_from.tolist())
+            index = self.positions.arrays["logits_index"]
+            index[:] = packed_from[index]
+
+    @property
+    def input_ids(self) -> NDArray[np.int64]:
+        return self._ids if self._padded else self.block.host["input_ids"]
+
+    def place(self, lengths: Sequence[int]) -> None:
+        self.slots.caches.reserve(max(lengths) + self.shape.seq)
+        self._lengths = list(lengths)
+        self.positions.place(lengths)
+        self._sent = False
+
+    def run(self, graph: str) -> None:
+        self.slots.count(graph)
+        if not self._sent:
+            self.send()
+        self.enqueue(graph)
+
+    def enqueue(self, graph: str) -> None:
+        """Queue one graph on whatever the inputs hold by then."""
+        form = self.slots.backend.form(graph, self.shape)
+        if form not in self._runs:
+            self._runs[form] = self.slots.backend.bind(form, self, graph)
+        self._fresh.clear()
+        self._from_head = graph == HEAD
+        self._runs[form]()
+
+    def send(self) -> None:
+        """Queue the copy of token ids and places to the device."""
+        self.block.wait_until_writable()
+        if self._padded:
+            self.block.host["input_ids"][:] = self._ids[self.positions.arrays["padded_from"].ravel()]
+        for name, array in self.positions.arrays.items():
+            if name != ON_HOST:
+                self.block.host[name][...] = array
+        self.block.send()
+        for bias, block in self._biases.values():
+            self._send_bias(bias, block)
+        self._sent = True
+
+    @property
+    def token(self) -> NDArray[np.int64]:
+        """[N]; reading waits for all that is queued."""
+        return self._read("token", INT64, self._token_room)
+
+    @property
+    def _token_room(self) -> int:
+        return max(self.shape.outputs, self.places)
+
+    @property
+    def score(self) -> NDArray[np.float32]:
+        """[T]"""
+        score = self._read("score", FP32, self.places)
+        return score[self.positions.arrays["packed_from"][0]] if self._padded else score
+
+    @property
+    def logits(self) -> DeviceRows:
+        """[N, V], of the graph run last; stay where they are until somebody looks at them."""
+        element, vocab = self.slots.backend.logits_element, self.slots.backend.manifest.model.vocab_size
+        rows = self.places if self._from_head else self.shape.outputs
+        memory = self._matrix("head_logits" if self._from_head else "logits", rows, vocab, element)
+        return DeviceRows(self.slots.backend.device, memory.pointer, (rows, vocab), element, memory, None)
+
+    def tensors(self, graph: str, packed: bool, names: Sequence[str]) -> dict[str, DeviceTensor]:
+        """Those of the tensors ``names`` that ``graph`` takes and gives: as [1, T, …] where ``packed``, else as [B, S, …]."""
+        tokens = (1, self.places) if packed else (self.shape.rows, self.shape.seq)
+        return {name: self._tensor(graph, tokens, name) for name in names}
+
+    def _tensor(self, graph: str, tokens: tuple[int, int], name: str) -> DeviceTensor:
+        backend, shape = self.slots.backend, self.shape
+        model, source = backend.manifest.model, name.replace("_cache_out_", "_cache_")
+        reads, writes = hidden_states(backend.manifest, graph)
+        if source in self.slots.caches.shapes:
+            rows = (shape.rows, *self.slots.caches.shapes[source][1:])
+            return DeviceTensor(self.slots.caches.pointer(source, shape.first_row), rows, backend.element)
+        if name in ("hidden", "hidden_out"):
+            rows = self.hidden[reads if name == "hidden" else writes]
+            return DeviceTensor(rows.pointer, (*tokens, model.hidden_size), backend.element)
+        given = self.places if graph == HEAD else shape.outputs
+        if name == "token":
+            return DeviceTensor(self._buffer("token", self._token_room * INT64.bytes).pointer, (1, given), INT64)
+        if name == "logits":
+            memory = self._matrix("head_logits" if graph == HEAD else "logits", given, model.vocab_size, backend.logits_element)
+            return DeviceTensor(memory.pointer, (1, given, model.vocab_size), backend.logits_element)
+        if name == "score":
+            return DeviceTensor(self._buffer("score", self.places * FP32.bytes).pointer, tokens, FP32)
+        if name.startswith(BIAS):
+            return self._bias(name)
+        if name == ON_HOST:
+            array = self.positions.arrays[name]
+            return DeviceTensor(array.ctypes.data, array.shape, ELEMENT_TYPES["int32"], on_host=True)
+        array = self.block.host[name]
+        dims = tokens if name in ("input_ids", "position_ids") else array.shape
+        return DeviceTensor(self.block.pointers[name], dims, ELEMENT_TYPES[array.dtype.name])
+
+    def _bias(self, name: str) -> DeviceTensor:
+        if name not in self._biases:
+            bias = AttentionBias.named(name, self.shape.rows, self.shape.seq, self.slots.caches.limit)
+            block = TransferBlock(self.slots.backend.device, {name: (bias.array.shape, np.float32)})
+            self._biases[name] = bias, block
+            self._send_bias(bias, block)
+        bias, block = self._biases[name]
+        return DeviceTensor(block.pointers[name], bias.array.shape, FP32)
+
+    def _send_bias(self, bias: AttentionBias, block: TransferBlock) -> None:
+        bias.fill(self._lengths)
+        block.wait_until_writable()
+        [host] = block.host.values()
+        host[...] = bias.array
+        block.send()
+
+    def _hidden_rows(self, places: Sequence[int] | None) -> list[DeviceRows]:
+        backend = self.slots.backend
+        width, rows = backend.manifest.model.hidden_size, []
+        for number in range(len(backend.manifest.segments)):
+            memory = self._matrix(f"hidden_{number}", self.places, width, backend.element)
+            shape = (self.shape.tokens, width)
+            rows.append(DeviceRows(backend.device, memory.pointer, shape, backend.element, memory, places))
+        return rows
+
+    def _matrix(self, name: str, rows: int, width: int, element: ElementType) -> Memory:
+        return self._buffer(name, rows * width * element.bytes)
+
+    def _buffer(self, name: str, count_bytes: int) -> Memory:
+        if name not in self._memory:
+            self._memory[name] = self.slots.buffers.get(name, count_bytes)
+        return self._memory[name]
+
+    def _read(self, name: str, element: ElementType, count: int) -> NDArray[Any]:
+        device = self.slots.backend.device
+        if name not in self._read_back:
+            self._read_back[name] = device.pinned(count * element.bytes).view(element.host)
+        if name not in self._fresh:
+            device.download(self._read_back[name], self._buffer(name, count * element.bytes).pointer)
+            device.synchronize()
+            self._fresh.add(name)
+        return self._read_back[name]

@@ -1,0 +1,41 @@
+"""Element types of graphs' tensors: by the manifest's name, by ONNX's number, and as host memory holds them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from tide_runtime.errors import BundleError
+
+
+@dataclass(frozen=True)
+class ElementType:
+    """``onnx``: its number in TensorProto.DataType. ``host``: NumPy has no bf16, so its bits are kept."""
+
+    name: str
+    onnx: int
+    host: DTypeLike
+
+    @property
+    def bytes(self) -> int:
+        return np.dtype(self.host).itemsize
+
+    def widened(self, bits: NDArray[np.generic]) -> NDArray[np.generic]:
+        """Host values that can be computed with: bf16 is the upper half of fp32."""
+        if self.name != "bf16":
+            return bits
+        return (bits.astype(np.uint32) << 16).view(np.float32)
+
+
+FP32, FP16, BF16 = ElementType("fp32", 1, np.float32), ElementType("fp16", 10, np.float16), ElementType("bf16", 16, np.uint16)
+INT64, INT32 = ElementType("int64", 7, np.int64), ElementType("int32", 6, np.int32)
+ELEMENT_TYPES = {kind.name: kind for kind in (FP32, FP16, BF16, INT64, INT32)}
+
+
+def element_type(name: str, where: str) -> ElementType:
+    """By the manifest's name. Raises BundleError, naming ``where``, for one that no backend takes."""
+    if name not in ELEMENT_TYPES:
+        raise BundleError(f"{where} has elements of type {name}, expected one of {', '.join(ELEMENT_TYPES)}; export again")
+    return ELEMENT_TYPES[name]

@@ -1,0 +1,88 @@
+"""A `Device` whose memory is this process's: the GPU backends' own code runs on it, copies happen when they would be queued.
+
+What a GPU would do later is checked where it can be: a copy that begins or ends outside an allocation fails, and so does one from
+pinned memory that the host has changed since it was queued and before anybody waited.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+class HostMemory:
+    def __init__(self, count_bytes: int) -> None:
+        self._bytes = np.zeros(count_bytes + 256, np.uint8)
+        self.pointer = self._bytes.ctypes.data + -self._bytes.ctypes.data % 256
+        self.end = self.pointer + count_bytes
+
+
+class HostMark:
+    def __init__(self, wait: Callable[[], None]) -> None:
+        self.wait = wait
+
+
+class HostDevice:
+    """Copies are queued and made when somebody waits, or when the queue is needed: by `flush` before a graph runs."""
+
+    kind, ordinal, stream, name, compute = "cpu", 0, 7, "host memory", 90
+
+    def __init__(self) -> None:
+        self.downloads: list[int] = []  # bytes of each copy to the host
+        self.uploads: list[int] = []
+        self.waits = 0
+        self._memory: list[HostMemory] = []
+        self._queue: list[tuple[NDArray[Any], bytes, int]] = []  # uploads: the source, what it held, where it goes
+
+    def use(self) -> None:
+        pass
+
+    def allocate(self, count_bytes: int) -> HostMemory:
+        memory = HostMemory(count_bytes)
+        self._memory.append(memory)
+        return memory
+
+    def pinned(self, count_bytes: int) -> NDArray[np.uint8]:
+        return np.zeros(count_bytes, np.uint8)
+
+    def upload(self, pointer: int, source: NDArray[Any]) -> None:
+        self._check(pointer, source.nbytes)
+        assert source.flags.c_contiguous
+        self.uploads.append(source.nbytes)
+        ctypes.memmove(pointer, source.ctypes.data, source.nbytes)
+        self._queue.append((source, source.tobytes(), pointer))
+
+    def download(self, target: NDArray[Any], pointer: int) -> None:
+        self._check(pointer, target.nbytes)
+        assert target.flags.c_contiguous
+        self.downloads.append(target.nbytes)
+        ctypes.memmove(target.ctypes.data, pointer, target.nbytes)
+
+    def copy(self, target: int, source: int, count_bytes: int) -> None:
+        self._check(target, count_bytes)
+        self._check(source, count_bytes)
+        ctypes.memmove(target, source, count_bytes)
+
+    def copy_strided(self, target: int, source: int, pitch: int, width: int, height: int) -> None:
+        for row in range(height):
+            self.copy(target + row * pitch, source + row * pitch, width)
+
+    def mark(self) -> HostMark:
+        return HostMark(self._wait)
+
+    def synchronize(self) -> None:
+        self._wait()
+
+    def _wait(self) -> None:
+        self.waits += 1
+        for source, held, _ in self._queue:
+            assert source.tobytes() == held, "the host changed pinned memory whose copy was still queued"
+        self._queue.clear()
+
+    def _check(self, pointer: int, count_bytes: int) -> None:
+        inside = any(m.pointer <= pointer and pointer + count_bytes <= m.end for m in self._memory)
+        assert inside, f"{count_bytes} bytes at {pointer:#x} are not inside one allocation"
