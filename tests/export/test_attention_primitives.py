@@ -1,0 +1,70 @@
+"""Attention and cache update as primitive operators, one attention at a time, against NumPy in float64."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+import onnxruntime as ort
+import pytest
+
+from tide_export.passes.attention_primitives import lower_attention_primitives
+from tide_export.passes.base import LoweringContext, run_passes
+from tide_export.passes.opset_20 import declare_opset_20
+from tide_export.passes.tensorrt_10_4_check import check_tensorrt_10_4
+
+SLOTS, BATCH, KV_HEADS, KEY_DIM, VALUE_DIM = 24, 3, 2, 16, 8
+LENGTHS = np.array([0, 11, 19])
+DTYPES = {"fp32": (ir.DataType.FLOAT, np.float32, 2e-6), "fp16": (ir.DataType.FLOAT16, np.float16, 4e-3)}
+
+
+def one_attention(dtype: ir.DataType, heads: int, window: int, softcap: float) -> ir.Model:
+    """Inputs as a segment has them, of which ``hidden`` only gives the number of tokens."""
+    batched = {"query": (heads, "seq", KEY_DIM), "key": (KV_HEADS, "seq", KEY_DIM), "value": (KV_HEADS, "seq", VALUE_DIM)}
+    caches = {"key_cache_0": (KV_HEADS, SLOTS, KEY_DIM), "value_cache_0": (KV_HEADS, SLOTS, VALUE_DIM)}
+    tensors = [ir.val(name, dtype=dtype, shape=["batch", *shape]) for name, shape in (batched | caches).items()]
+    write_index = ir.val("write_index", dtype=ir.DataType.INT64, shape=["batch"])
+    hidden = ir.val("hidden", dtype=dtype, shape=["batch", "seq", 4])
+    attributes = {"scale": KEY_DIM**-0.5, "softcap": softcap, "window": window}
+    node = ir.node("Attention", [*tensors, write_index], attributes=attributes, domain="tide", num_outputs=3)
+    shapes = [("batch", "seq", heads, VALUE_DIM), *(value.shape for value in tensors[3:])]
+    for output, name, shape in zip(node.outputs, ("output", "key_cache_out_0", "value_cache_out_0"), shapes, strict=True):
+        output.name, output.dtype, output.shape = name, dtype, ir.Shape(shape)
+    inputs, opsets = [hidden, *tensors, write_index], {"": 24, "tide": 1}
+    return ir.Model(ir.Graph(inputs, node.outputs, nodes=[node], opset_imports=opsets, name="one"), ir_version=10)
+
+
+def expected(given: dict[str, np.ndarray], window: int, softcap: float) -> np.ndarray:
+    """[B, S, N, Dv], head by head and token by token."""
+    query, group = given["query"].astype(np.float64), given["query"].shape[1] // KV_HEADS
+    output = np.zeros((*query.shape[:3], VALUE_DIM))
+    for b, n, s in np.ndindex(query.shape[:3]):
+        seen = slice(max(0, LENGTHS[b] + s + 1 - window) if window else 0, LENGTHS[b] + s + 1)
+        keys, values = (given[f"{kind}_cache_0"][b, n // group, seen].astype(np.float64) for kind in ("key", "value"))
+        scores = keys @ query[b, n, s] * KEY_DIM**-0.5
+        scores = softcap * np.tanh(scores / softcap) if softcap else scores
+        weights = np.exp(scores - scores.max())
+        output[b, n, s] = weights @ values / weights.sum()
+    return output.transpose(0, 2, 1, 3)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    "heads, window, softcap", [(2, 0, 0.0), (8, 0, 0.0), (4, 5, 0.0), (2, 0, 3.0), (6, 7, 3.0), (4, 99, 0.0)]
+)
+@pytest.mark.parametrize("seq", [1, 5])
+def test_attention_and_caches(dtype, heads, window, softcap, seq):
+    """Tokens would look at slots they may not see, at another head's keys, or be written where another row's stand."""
+    onnx_type, numpy_type, tolerance = DTYPES[dtype]
+    model = one_attention(onnx_type, heads, window, softcap)
+    run_passes(model, (lower_attention_primitives, declare_opset_20, check_tensorrt_10_4), LoweringContext(SLOTS))
+    random = np.random.default_rng([heads, window, seq])
+    shapes = {v.name: [{"batch": BATCH, "seq": seq}.get(str(d), d) for d in v.shape] for v in model.graph.inputs}
+    given = {name: random.normal(size=shape).astype(numpy_type) for name, shape in shapes.items()}
+    given["write_index"] = LENGTHS.astype(np.int64)
+    session = ort.InferenceSession(ir.to_proto(model).SerializeToString(), providers=["CPUExecutionProvider"])
+    output, *caches = session.run(None, given)
+    for cache, kind in zip(caches, ("key", "value"), strict=True):
+        for row, length in enumerate(LENGTHS):
+            given[f"{kind}_cache_0"][row, :, length : length + seq] = given[kind][row]
+        np.testing.assert_array_equal(cache, given[f"{kind}_cache_0"])
+    np.testing.assert_allclose(output.astype(np.float64), expected(given, window, softcap), rtol=0, atol=tolerance)

@@ -1,0 +1,104 @@
+"""Take attention and its cache update apart, for compilers that know neither: TensorRT before 10.14.
+
+    slot   = write_index + s                                                                [B, S], once a graph
+    cache  : row (b · KV + head) · Smax + slot of [B·KV·Smax, D] becomes the new key        ScatterND
+    output = attention over all slots, of which token s sees j <= slot (and j > slot - window)      attention_products
+
+All slots of the cache are read, as in any graph whose shapes a compiler must know; the caller keeps
+``write_index + S <= Smax``, as for TensorScatter. Every operator is one of opset 20.
+
+The cache is a graph input and its update a graph output. A scatter leaves its input as it was, so TensorRT copies the cache
+once a step, and the two need memory of their own: a runtime takes the output of one step as the input of the next.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import onnx_ir as ir
+import onnx_ir.passes.common as common
+from onnx_ir.tape import Tape
+
+from .attention_products import attention_products
+from .base import LoweringContext, PassReport
+from .graph_walk import array_initializer, dims, new_value
+from .visible_slots import token_count, visible_slots
+
+
+@dataclass
+class _Shared:
+    """What the attentions of one graph share: the rows to write, by KV heads, and the slots seen, by window."""
+
+    graph: ir.Graph
+    slots: int
+    tape: Tape = field(default_factory=Tape)
+    rows: dict[int, ir.Value] = field(default_factory=dict)
+    visible: dict[int, ir.Value] = field(default_factory=dict)
+
+    def integers(self, name: str, *numbers: int) -> ir.Value:
+        return array_initializer(self.graph, f"rows.{name}", np.array(numbers, np.int64))
+
+    def number(self, value: int) -> ir.Value:
+        return array_initializer(self.graph, f"rows.{value}", np.array(value, np.int64))
+
+    def count(self, limit: ir.Value) -> ir.Value:
+        """0, 1, … up to ``limit`` [1]."""
+        scalar = self.tape.op("Squeeze", [limit, self.integers("first", 0)])
+        return self.tape.op("Range", [self.number(0), scalar, self.number(1)])
+
+    def rows_to_write(self, heads: int) -> ir.Value:
+        """[B, KV, S, 1]: the row of each new key in a cache of [B · KV · slots] rows."""
+        if heads not in self.rows:
+            tape, write_index = self.tape, next(v for v in self.graph.inputs if v.name == "write_index")
+            blocks = tape.op("Mul", [tape.op("Shape", [write_index]), self.integers(f"{heads}_heads", heads)])
+            starts = tape.op("Mul", [self.count(blocks), self.integers("slots", self.slots)])
+            starts = tape.op("Reshape", [starts, self.integers(f"by_{heads}_heads", -1, heads, 1)])
+            first = tape.op("Unsqueeze", [write_index, self.integers("behind", 1, 2)])
+            slot = tape.op("Add", [first, self.count(token_count(self.graph, tape))])
+            self.rows[heads] = tape.op("Unsqueeze", [tape.op("Add", [starts, slot]), self.integers("last", 3)])
+        return self.rows[heads]
+
+    def visible_slots(self, window: int) -> ir.Value:
+        if window not in self.visible:
+            self.visible[window] = visible_slots(self.graph, self.tape, self.slots, window)
+        return self.visible[window]
+
+
+def lower_attention_primitives(model: ir.Model, context: LoweringContext) -> PassReport:
+    report = PassReport("attention_primitives")
+    graph = model.graph
+    shared = _Shared(graph, context.max_seq_len)
+    for node in [n for n in graph if n.domain == "tide" and n.op_type == "Attention"]:
+        _lower(shared, node)
+        report.applied += 1
+    if report.applied:
+        graph.insert_before(graph[0], shared.tape.nodes)
+        model.opset_imports.pop("tide", None)
+        common.RemoveUnusedNodesPass()(model)
+    return report
+
+
+def _lower(shared: _Shared, node: ir.Node) -> None:
+    query, key, value, key_cache, value_cache, _ = node.inputs
+    scale, softcap, window = (node.attributes[name].value for name in ("scale", "softcap", "window"))
+    tape = Tape()
+    keys = _updated(shared, tape, key_cache, key, node.outputs[1])
+    values = _updated(shared, tape, value_cache, value, node.outputs[2])
+    visible = shared.visible_slots(int(window) if window < shared.slots else 0)
+    output = attention_products(shared.graph, tape, query, keys, values, visible, float(scale), float(softcap))
+    output = tape.op("Transpose", [output], {"perm": [0, 2, 1, 3]})
+    shared.graph.insert_before(node, tape.nodes)
+    for old, new in zip(node.outputs, (output, keys, values), strict=True):
+        new.type, new.shape = old.type, old.shape
+        ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
+    shared.graph.remove(node, safe=True)
+
+
+def _updated(shared: _Shared, tape: Tape, cache: ir.Value, new: ir.Value, old: ir.Value) -> ir.Value:
+    """The cache [B, KV, slots, D] with ``new`` [B, KV, S, D] in it, in place of the value ``old``."""
+    _, heads, _, width = dims(cache)
+    flat = tape.op("Reshape", [cache, shared.integers(f"flat_{width}", -1, width)])
+    written = tape.op("ScatterND", [flat, shared.rows_to_write(heads), new])
+    shape = shared.integers(f"cache_{heads}x{width}", -1, heads, shared.slots, width)
+    return tape.op("Reshape", [written, shape], output=new_value(old.name, old, old.shape))

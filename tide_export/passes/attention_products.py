@@ -1,0 +1,91 @@
+"""Attention over a whole cache as plain products, for compilers without an operator for it, or with one that lacks a soft-cap.
+
+    scores  = (scale · q) · keysᵀ                                        [B, KV, G·S, slots]
+    scores  = softcap · tanh(scores / softcap), where the model has one
+    weights = softmax(scores where the slot is visible, else nothing)    in float32, as the models compute it
+    output  = weights · values
+
+The G query heads that share a KV head are stacked, [B, KV, G·S, D], so that each KV head takes part in one product and keys are
+never repeated.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+from onnx_ir.tape import Tape
+
+from .graph_walk import array_initializer, dims
+
+# The score of what a token may not see. Not -inf: a row of a batch that has no token in this step may see nothing at all.
+_UNSEEN = float(np.finfo(np.float32).min)
+
+
+@dataclass(frozen=True)
+class _Products:
+    """The nodes of one attention, recorded on ``tape``."""
+
+    graph: ir.Graph
+    tape: Tape
+    kv_heads: int
+    group: int
+
+    def number(self, value: float, dtype: ir.DataType) -> ir.Value:
+        return array_initializer(self.graph, f"attention.{value}_{dtype.name}", np.array(value, dtype.numpy()))
+
+    def reshape(self, value: ir.Value, *target: int) -> ir.Value:
+        name = "attention.reshape_" + "x".join(map(str, target))
+        return self.tape.op("Reshape", [value, array_initializer(self.graph, name, np.array(target, np.int64))])
+
+    def cast(self, value: ir.Value, source: ir.DataType, target: ir.DataType) -> ir.Value:
+        return value if source == target else self.tape.op("Cast", [value], {"to": target})
+
+
+def attention_products(
+    graph: ir.Graph,
+    tape: Tape,
+    query: ir.Value,
+    keys: ir.Value,
+    values: ir.Value,
+    visible: ir.Value,
+    scale: float,
+    softcap: float = 0.0,
+) -> ir.Value:
+    """Record the products; returns the attention [B, N, S, Dv].
+
+    Args:
+        query: [B, N, S, D].
+        keys: [B, KV, slots, D], ``slots`` a number; values: [B, KV, slots, Dv].
+        visible: [B, 1, S, slots] bool.
+        softcap: 0 for none.
+    """
+    (_, heads, _, _), (_, kv_heads, slots, _) = dims(query), dims(keys)
+    products = _Products(graph, tape, kv_heads, heads // kv_heads)
+    dtype, wide = keys.dtype, ir.DataType.FLOAT
+    scores = products.cast(_scores(products, query, keys, scale / (softcap or 1.0)), dtype, wide)
+    if softcap:
+        scores = tape.op("Mul", [tape.op("Tanh", [scores]), products.number(softcap, wide)])
+    weights = products.cast(_softmax(products, scores, visible, slots), wide, dtype)
+    return products.reshape(tape.op("MatMul", [weights, values]), 0, heads, -1, dims(values)[3])
+
+
+def _scores(products: _Products, query: ir.Value, keys: ir.Value, scale: float) -> ir.Value:
+    """[B, KV, G·S, slots]. The query is scaled before the product, whose sums might leave fp16."""
+    scaled = products.tape.op("Mul", [query, products.number(scale, keys.dtype)])
+    if products.group > 1:
+        scaled = products.reshape(scaled, 0, products.kv_heads, -1, dims(keys)[3])
+    return products.tape.op("MatMul", [scaled, products.tape.op("Transpose", [keys], {"perm": [0, 1, 3, 2]})])
+
+
+def _softmax(products: _Products, scores: ir.Value, visible: ir.Value, slots: int) -> ir.Value:
+    """[B, KV, G·S, slots] float32."""
+    tape, kv_heads, group = products.tape, products.kv_heads, products.group
+    if group > 1:
+        scores = products.reshape(scores, 0, kv_heads, group, -1, slots)
+        between_heads = array_initializer(products.graph, "attention.third", np.array([2], np.int64))
+        visible = tape.op("Unsqueeze", [visible, between_heads])
+    seen = tape.op("Where", [visible, scores, products.number(_UNSEEN, ir.DataType.FLOAT)])
+    weights = tape.op("Softmax", [seen], {"axis": -1})
+    return products.reshape(weights, 0, kv_heads, -1, slots) if group > 1 else weights

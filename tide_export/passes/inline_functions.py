@@ -1,0 +1,17 @@
+"""Put the bodies of a file's functions in place of their calls, for compilers that would not know what is in them."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+import onnx_ir.passes.common as common
+
+from .base import LoweringContext, PassReport
+
+
+def inline_functions(model: ir.Model, context: LoweringContext) -> PassReport:
+    calls = sum(1 for node in model.graph if node.op_identifier() in model.functions)
+    if calls:
+        common.InlinePass()(model)
+        common.RemoveUnusedOpsetsPass()(model)
+        common.ShapeInferencePass()(model)  # a function's values have no types before they are inlined
+    return PassReport("inline_functions", calls)

@@ -1,0 +1,39 @@
+"""Declare opset 20 for a graph of a later one: the newest that ONNX parsers of 2024 read (TensorRT 10.4, ONNX 1.16).
+
+Between opset 20 and 24 operators were added and gained attributes and types; those that both know mean the same. A node that
+opset 20 does not know is an error here, not in a parser that may overlook an attribute.
+"""
+
+from __future__ import annotations
+
+import onnx
+import onnx.defs
+import onnx_ir as ir
+from tide_runtime.errors import UnsupportedModelError
+
+from .base import LoweringContext, PassReport
+
+OPSET = 20
+
+
+def declare_opset_20(model: ir.Model, context: LoweringContext) -> PassReport:
+    """Raises UnsupportedModelError for a node of ONNX's own domain that opset 20 does not know."""
+    nodes = [node for node in model.graph if node.domain == ""]
+    unknown = sorted({problem for node in nodes if (problem := _unknown(node))})
+    if unknown:
+        raise UnsupportedModelError(
+            f"{model.graph.name} cannot be written in ONNX opset {OPSET}, which knows no {', '.join(unknown)}; "
+            "choose a target with a newer compiler (tide-export --list-targets)"
+        )
+    model.opset_imports[""] = OPSET
+    return PassReport("opset_20", len(nodes))
+
+
+def _unknown(node: ir.Node) -> str:
+    """What opset 20 does not know of ``node``: the operator, or an attribute of it; nothing when it knows all."""
+    try:
+        schema = onnx.defs.get_schema(node.op_type, OPSET)
+    except onnx.defs.SchemaError:
+        return node.op_type
+    unknown = sorted(set(node.attributes) - set(schema.attributes))
+    return f"{node.op_type}.{unknown[0]}" if unknown else ""

@@ -1,0 +1,29 @@
+"""The graphs for V100: what TensorRT 10.4, the last release for it, can read.
+
+That release has no operator for attention, none for a cache update, no RMSNormalization, and takes a model's function in place of
+a plugin of the same name: all are written out in operators of opset 20. Rotary embedding is left in those the model computes it
+with. Nothing of this has been run on a V100: the graphs are checked against the parser's table and executed by ONNX Runtime.
+"""
+
+from __future__ import annotations
+
+from tide_export.passes.attention_primitives import lower_attention_primitives
+from tide_export.passes.base import GraphPass
+from tide_export.passes.canonicalize import canonicalize
+from tide_export.passes.decompose_rms_norm import decompose_rms_norm
+from tide_export.passes.fold_weights import fold_weights
+from tide_export.passes.inline_functions import inline_functions
+from tide_export.passes.opset_20 import declare_opset_20
+from tide_export.passes.static_caches import static_caches
+from tide_export.passes.static_reshape import static_reshape
+from tide_export.passes.tensorrt_10_4_check import check_tensorrt_10_4
+
+WHOLE: tuple[GraphPass, ...] = (canonicalize, static_reshape, fold_weights)
+PIECES: tuple[GraphPass, ...] = (
+    inline_functions,
+    static_caches,
+    lower_attention_primitives,
+    decompose_rms_norm,
+    declare_opset_20,
+    check_tensorrt_10_4,
+)
