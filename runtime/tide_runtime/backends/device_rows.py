@@ -27,7 +27,7 @@ class DeviceRows:
         shape: tuple[int, int],
         element: ElementType,
         owner: Memory,
-        places: Sequence[int] | None,
+        places: Sequence[int] | None = None,
     ) -> None:
         self.device, self.pointer, self.shape, self.element = device, pointer, shape, element
         self._owner, self._places = owner, places

@@ -211,8 +211,8 @@ class DeviceStep:
             rows = (shape.rows, *self.slots.caches.shapes[source][1:])
             return DeviceTensor(self.slots.caches.pointer(source, shape.first_row), rows, backend.element)
         if name in ("hidden", "hidden_out"):
-            rows = self.hidden[reads if name == "hidden" else writes]
-            return DeviceTensor(rows.pointer, (*tokens, model.hidden_size), backend.element)
+            states = self.hidden[reads if name == "hidden" else writes]
+            return DeviceTensor(states.pointer, (*tokens, model.hidden_size), backend.element)
         given = self.places if graph == HEAD else shape.outputs
         if name == "token":
             return DeviceTensor(self._buffer("token", self._token_room * INT64.bytes).pointer, (1, given), INT64)

@@ -8,9 +8,11 @@ and bf16, for one token a row or one row.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import cast
 
 import onnxruntime as ort
 
+from tide_runtime.backends.base import Slots
 from tide_runtime.backends.device_step import DeviceSlots, DeviceStep
 from tide_runtime.backends.element_types import BF16, ELEMENT_TYPES, FP16, FP32
 from tide_runtime.backends.onnxruntime_cpu import OnnxRuntimeBackend, load_session
@@ -64,8 +66,8 @@ class OnnxRuntimeCudaBackend(OnnxRuntimeBackend):
         layers = {g.name: g.layers[1] - g.layers[0] if g.layers else 0 for g in manifest.graphs}
         return cls(manifest, layers, lambda name: load_session(bundle, name, files[name], options, [provider]), device)
 
-    def slots(self, capacity: int) -> DeviceSlots:  # type: ignore[override]  # both are `Slots`
-        return DeviceSlots(self, capacity)
+    def slots(self, capacity: int) -> Slots:  # type: ignore[override]
+        return cast(Slots, DeviceSlots(self, capacity))  # arrays of a step stand for device memory
 
     def first_form(self, graph: str) -> str:
         return graph if self._fused or not self.layers[graph] else batched_graph(graph)

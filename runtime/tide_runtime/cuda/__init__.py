@@ -1,1 +1,1 @@
-"""What running on an NVIDIA GPU needs besides the graphs: memory, one stream, and decode steps that decide on the device what runs."""
+"""Running on an NVIDIA GPU, besides the graphs: memory, one stream, decode steps that decide on the device what runs."""
