@@ -64,26 +64,26 @@ def _replace(staging: Path, out: Path) -> None:
 
 def write_graphs(
     graphs: list[CutGraph], batched: list[CutGraph], target: str, directory: Path, progress: ExportProgress
-) -> tuple[list[GraphInfo], dict[str, str]]:
+) -> tuple[dict[str, str], str]:
     """Write one target's graphs, their forms for several rows and the weights.
 
-    Returns the graphs' descriptions, and graph name → file for both.
+    Returns graph name → file for both, and the file of the weights.
     """
-    folder = directory / ONNX_FOLDER
+    folder, weights_name = directory / ONNX_FOLDER, WEIGHTS_NAME if target == "cpu" else f"{target}.{WEIGHTS_NAME}"
     folder.mkdir(exist_ok=True)
-    infos = [_describe(graph) for graph in graphs]
     total = sum(v.const_value.nbytes for g in graphs for v in g.model.graph.initializers.values() if v.const_value is not None)
-    with progress.phase("write weights", total) as advance, WeightFile(folder / WEIGHTS_NAME, advance) as weights:
+    with progress.phase("write weights", total) as advance, WeightFile(folder / weights_name, advance) as weights:
         for graph in (*graphs, *batched):
             weights.externalise(graph.model)
     files = {}
     for graph in (*graphs, *batched):
         files[graph.name] = f"{ONNX_FOLDER}/{target}.{graph.name}.onnx"
         ir.save(graph.model, directory / files[graph.name])
-    return infos, files
+    return files, f"{ONNX_FOLDER}/{weights_name}"
 
 
-def _describe(graph: CutGraph) -> GraphInfo:
+def describe(graph: CutGraph) -> GraphInfo:
+    """What the manifest says of a graph."""
     model = graph.model.graph
     parameters = sum(v.const_value.size for v in model.initializers.values() if v.const_value is not None)
     layers = None if graph.layers is None else list(graph.layers)

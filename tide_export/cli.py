@@ -17,6 +17,14 @@ app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 _DEFAULTS = ExportConfig()
 
 
+def _list_targets(wanted: bool) -> None:
+    if wanted:
+        from tide_export.targets.table import targets_table
+
+        Console(markup=False, emoji=False).print(targets_table())
+        raise typer.Exit
+
+
 @app.command()
 def export(
     model: Annotated[
@@ -53,7 +61,29 @@ def export(
             "run `tide-calibrate` yourself to keep its files, choose its options, or export one calibration twice.",
         ),
     ] = None,
-    target: Annotated[list[str], typer.Option(help="What to compile for; repeatable.")] = list(_DEFAULTS.targets),  # noqa: B006
+    target: Annotated[
+        list[str],
+        typer.Option(
+            help="What to compile for; repeatable, all in one bundle. auto: the CPU and what fits the GPU present, if any; all: "
+            "what this machine can compile for. --list-targets shows the table. A target that fails does not spoil the others: "
+            "the bundle is written without it, and the exit code is 3."
+        ),
+    ] = list(_DEFAULTS.targets),  # noqa: B006
+    list_targets: Annotated[
+        bool,
+        typer.Option("--list-targets", callback=_list_targets, is_eager=True, help="Print the table of targets and exit."),
+    ] = False,
+    max_batch: Annotated[
+        int, typer.Option(help="Most rows in one step of TensorRT and TensorRT-RTX engines; other targets take any number.")
+    ] = _DEFAULTS.max_batch,
+    force_rebuild: Annotated[
+        bool,
+        typer.Option(
+            "--force-rebuild",
+            help="Build engines anew. By default those whose graph, precision, steps and tool are unchanged come from "
+            "$TIDE_CACHE_DIR/engines or ~/.cache/tide/engines.",
+        ),
+    ] = False,
     verify: Annotated[
         bool, typer.Option(help="Hold the bundle against the eager model on real prompts before finishing.")
     ] = _DEFAULTS.verify,
@@ -70,6 +100,8 @@ def export(
 
     Example: `tide-export ./my-model --out engine/`, then `tide-run engine/ "def main():"`.
 
+    For GPUs: `tide-export ./my-model --dtype fp16 --out engine/ --target cpu --target rtx-sm_89`.
+
     With early exits: `tide-export ./my-model --data ./texts --out engine/`.
 
     The model runs unmodified while it is traced; by default the finished bundle is compared with it and refused on a
@@ -81,7 +113,18 @@ def export(
         signal.signal(number, progress.interrupt)
     from tide_export.export import export as run  # torch takes seconds to import; --help should not
 
-    config = ExportConfig(dtype, checkpoints, max_seq_len, tuple(target), verify, explain, calibration=calibration, data=data)
+    config = ExportConfig(
+        dtype,
+        checkpoints,
+        max_seq_len,
+        tuple(target),
+        verify,
+        explain,
+        calibration=calibration,
+        data=data,
+        max_batch=max_batch,
+        force_rebuild=force_rebuild,
+    )
     manifest = run(model, out, config, revision=revision, trust_remote_code=trust_remote_code, force=force, progress=progress)
     size = sum(info.bytes for info in manifest.files.values())
     console.print(

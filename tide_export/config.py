@@ -20,21 +20,26 @@ class ExportConfig:
             ``"auto"`` (what the calibration needs; four even segments without one).
         max_seq_len: KV cache slots per row (prompt and output together), in tokens; None takes the model's own
             maximum, at most 4096.
-        targets: kinds of machine to compile for.
+        targets: kinds of machine to compile for; ``auto`` is the CPU and what fits the GPU present, if any, ``all`` what this
+            machine can compile for.
         verify: compare the finished bundle with the eager model and refuse to finish on a mismatch.
         explain: print where lowering passes did not apply, and why.
         calibration: a directory that ``tide-calibrate`` wrote for this model, whose exits the bundle is to have.
         data: text to calibrate on first: a file, a directory or a hub data set, as ``tide-calibrate --data`` takes it.
+        max_batch: rows that engines take in one step; targets that are no engines take any number.
+        force_rebuild: build engines anew that the cache has.
     """
 
     dtype: str = "fp32"
     checkpoints: str = "auto"
     max_seq_len: int | None = None
-    targets: tuple[str, ...] = ("cpu",)
+    targets: tuple[str, ...] = ("auto",)
     verify: bool = True
     explain: bool = False
     calibration: str | None = None
     data: str | None = None
+    max_batch: int = 16
+    force_rebuild: bool = False
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
@@ -42,7 +47,9 @@ class ExportConfig:
         if self.max_seq_len is not None and self.max_seq_len < 1:
             raise ParamsError(f"max_seq_len is {self.max_seq_len}; set it to at least 1 token")
         if not self.targets:
-            raise ParamsError("no target given; --target cpu is the default")
+            raise ParamsError("no target given; --target auto is the default")
+        if self.max_batch < 1:
+            raise ParamsError(f"max_batch is {self.max_batch}; set it to at least 1 row")
         if self.calibration is not None and self.data is not None:
             raise ParamsError(
                 "both a calibration and data to calibrate on are given; leave out --data to use the calibration as it is, "

@@ -167,7 +167,11 @@ def _finish(model: ir.Model, name: str, from_hidden: bool, logits: bool) -> None
         graph.outputs[0].name = "hidden_out"
     common.RemoveUnusedNodesPass()(model)
     common.ClearMetadataAndDocStringPass()(model)
-    # extract() collects initializers in a set: sorted, so that the same model gives the same bytes
+    sort_initializers(graph)
+
+
+def sort_initializers(graph: ir.Graph) -> None:
+    """By name, so that the same model gives the same bytes: extract() collects them in a set."""
     for initializer in sorted(graph.initializers.values(), key=lambda value: value.name or ""):
         graph.initializers.pop(initializer.name)
         graph.initializers.add(initializer)

@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
+import tempfile
 from contextlib import ExitStack
 from datetime import UTC, datetime
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
-from tide_runtime.errors import ParamsError
+from tide_runtime.errors import IncompleteBundleError, ParamsError
 from tide_runtime.manifest import MANIFEST_NAME, SCHEMA_VERSION, GenerationInfo, KVInfo, Manifest, ModelInfo, TargetInfo
 
-from tide_export.bundle_writer import ONNX_FOLDER, WEIGHTS_NAME, hash_files, new_directory, write_graphs
+from tide_export.build_targets import BuiltTargets, Cuts, build_targets
+from tide_export.bundle_writer import describe, hash_files, new_directory, write_graphs
 from tide_export.calibrate_first import calibrated
 from tide_export.config import ExportConfig, place_checkpoints
-from tide_export.cut import CutGraph
 from tide_export.exit_calibration import ExitCalibration, read_exit_calibration
 from tide_export.exit_graphs import exit_graph_model
 from tide_export.load import LoadedModel, fingerprint, load_model
-from tide_export.lower import LoweredModel, explain, lower, prepare
+from tide_export.lower import LoweredModel, explain
 from tide_export.passes.base import LoweringContext, PassReport
 from tide_export.progress import ExportProgress
-from tide_export.targets import find_target
+from tide_export.targets.base import BuildJob
+from tide_export.targets.choice import choose_targets
+from tide_export.targets.cpu import CPU
+from tide_export.targets.engine_cache import EngineCache, default_cache_folder
+from tide_export.targets.step_profiles import step_profiles
 from tide_export.tokenizer import write_tokenizer
 from tide_export.trace import TracedModel, trace
 from tide_export.verify import PromptCheck, verify_bundle
@@ -43,11 +49,11 @@ def export(
     """Export the model in directory or hub id ``source`` to a bundle in ``out``; returns its manifest.
 
     Raises a child of TideError when the model cannot be loaded or compiled, differs from the bundle, or ``out`` exists
-    (unless ``force``); ``out`` is then as it was.
+    (unless ``force``); ``out`` is then as it was. Raises IncompleteBundleError when ``out`` is there, with some of the targets
+    that were asked for, and the others could not be built.
     """
     config, progress = config or ExportConfig(), progress or ExportProgress(quiet=True)
-    for name in config.targets:
-        find_target(name, config.dtype)
+    choose_targets(config.targets, config.dtype)  # what cannot be built is said before minutes of work
     calibration = read_exit_calibration(Path(config.calibration)) if config.calibration is not None else None
     with new_directory(Path(out), force) as directory, ExitStack() as stack:
         if config.data is not None:
@@ -56,7 +62,15 @@ def export(
         with progress.phase(f"load {source}"):
             loaded = load_model(source, config.dtype, revision, trust_remote_code)
         manifest, _ = write_bundle(loaded, directory, config, progress, calibration)
+    if progress.failures:
+        raise IncompleteBundleError(_incomplete(out, manifest, progress.failures))
     return manifest
+
+
+def _incomplete(out: str | Path, manifest: Manifest, failures: dict[str, str]) -> str:
+    return (
+        f"{out} was written with {', '.join(manifest.targets)}, but without {', '.join(failures)}: {'; '.join(failures.values())}"
+    )
 
 
 def write_bundle(
@@ -66,34 +80,57 @@ def write_bundle(
     progress: ExportProgress,
     calibration: ExitCalibration | None = None,
 ) -> tuple[Manifest, list[PromptCheck]]:
-    """Fill ``directory`` (existing, empty) with the bundle of a model in memory, with the exits of its ``calibration``."""
+    """Fill ``directory`` (existing, empty) with the bundle of a model in memory, with the exits of its ``calibration``.
+
+    Targets that could not be built are in ``progress.failures``; raises TargetError when none could.
+    """
+    targets, refused = choose_targets(config.targets, config.dtype)
+    for name, error in refused.items():
+        progress.failed(name, str(error))
     context = LoweringContext(_cache_slots(loaded, config))
-    checkpoints, exits = _cuts_and_exits(loaded, config, calibration)
-    target = find_target(config.targets[0], config.dtype)
+    cuts = _cuts(loaded, config, calibration)
     with progress.phase("trace"):
         traced = trace(loaded.model)
-    with progress.phase("lower and cut"):
-        prepared = prepare(traced, target, context)
-        lowered = lower(traced, target, checkpoints, context, exits)
-    if config.explain:
-        for line in explain([*prepared, *lowered.reports]):
-            progress.note(line)
-    manifest = write_lowered(loaded, traced, prepared, lowered, directory, config, progress, calibration)
-    checks = _verify(loaded, directory, config, progress, calibration) if config.verify else []
+    with tempfile.TemporaryDirectory(prefix=".workspace.", dir=directory) as workspace:
+        job = _job(directory, Path(workspace), config, context, progress, calibration)
+        built = build_targets(traced, targets, cuts, context, job, partial(_explain, config, progress))
+    manifest = _write_manifest(loaded, traced, built, directory, config, calibration)
+    if "cpu" not in manifest.targets and config.verify:
+        progress.note("not verified: none of these targets runs on this machine's processor; add --target cpu to hold one to it")
+    checks = _verify(loaded, directory, config, progress, calibration) if config.verify and "cpu" in manifest.targets else []
     return manifest, checks
 
 
-def _cuts_and_exits(
-    loaded: LoadedModel, config: ExportConfig, calibration: ExitCalibration | None
-) -> tuple[list[int], list[CutGraph]]:
+def _job(
+    directory: Path,
+    workspace: Path,
+    config: ExportConfig,
+    context: LoweringContext,
+    progress: ExportProgress,
+    calibration: ExitCalibration | None,
+) -> BuildJob:
+    drafts = calibration.info.draft_limit if calibration is not None else 0
+    profiles = step_profiles(config.max_batch, drafts, context.max_seq_len)
+    cache = EngineCache(default_cache_folder())
+    return BuildJob(directory, workspace, config.dtype, profiles, progress, cache, config.force_rebuild)
+
+
+def _explain(config: ExportConfig, progress: ExportProgress, lowered: LoweredModel) -> None:
+    if config.explain:
+        for line in explain(lowered.reports):
+            progress.note(line)
+
+
+def _cuts(loaded: LoadedModel, config: ExportConfig, calibration: ExitCalibration | None) -> Cuts:
     """Layers run before each cut, and the graphs of the exits. Raises CalibrationError for another model's calibration."""
     text = loaded.model.config.get_text_config()
     if calibration is None:
-        return place_checkpoints(config.checkpoints, text.num_hidden_layers), []
+        return Cuts(place_checkpoints(config.checkpoints, text.num_hidden_layers))
     calibration.check(loaded)
     exits = [info for info in calibration.info.exits if info.graph_outputs()]
     graphs = [exit_graph_model(info, calibration.tensors, text.hidden_size, config.dtype) for info in exits]
-    return place_checkpoints(config.checkpoints, text.num_hidden_layers, calibration.info), graphs
+    checkpoints = place_checkpoints(config.checkpoints, text.num_hidden_layers, calibration.info)
+    return Cuts(checkpoints, graphs, calibration.info.exits)
 
 
 def _verify(
@@ -125,14 +162,25 @@ def write_lowered(
     directory: Path,
     config: ExportConfig,
     progress: ExportProgress,
-    calibration: ExitCalibration | None = None,
 ) -> Manifest:
-    """Write graphs, weights, tokenizer, calibration and manifest of a lowered model into ``directory``."""
-    target = find_target(config.targets[0], config.dtype)
+    """Write a model that is lowered for the target ``cpu`` as a bundle into ``directory``."""
+    files, weights = write_graphs(lowered.graphs, lowered.batched, CPU.name, directory, progress)
+    passes = {report.name: report.applied for report in prepared} | lowered.applied
+    built = BuiltTargets({CPU.name: TargetInfo(CPU.backend, files, weights, passes)}, [describe(g) for g in lowered.graphs])
+    return _write_manifest(loaded, traced, built, directory, config, None)
+
+
+def _write_manifest(
+    loaded: LoadedModel,
+    traced: TracedModel,
+    built: BuiltTargets,
+    directory: Path,
+    config: ExportConfig,
+    calibration: ExitCalibration | None,
+) -> Manifest:
+    """Write tokenizer, calibration and manifest beside the targets that are there already."""
     if calibration is not None:
         calibration.keep_report(directory)
-    graphs, files = write_graphs(lowered.graphs, lowered.batched, target.name, directory, progress)
-    passes = {report.name: report.applied for report in prepared} | lowered.applied
     vocab = traced.model.graph.outputs[0].shape[-1]
     manifest = Manifest(
         schema=SCHEMA_VERSION,
@@ -141,10 +189,10 @@ def write_lowered(
         model=_model_info(loaded, traced, int(vocab)),
         dtype=config.dtype,
         max_seq_len=_cache_slots(loaded, config),
-        checkpoints=[g.layers[1] for g in lowered.graphs if g.layers is not None][:-1],
+        checkpoints=[g.layers[1] for g in built.graphs if g.layers is not None][:-1],
         kv=[KVInfo(s.heads, s.key_dim, s.value_dim) for s in traced.kv_shapes],
-        graphs=graphs,
-        targets={target.name: TargetInfo(target.backend, files, f"{ONNX_FOLDER}/{WEIGHTS_NAME}", passes)},
+        graphs=built.graphs,
+        targets=built.targets,
         generation=_generation_info(loaded),
         calibration=calibration.info if calibration is not None else None,
         tokenizer=write_tokenizer(loaded.tokenizer, int(vocab), directory) if loaded.tokenizer is not None else None,

@@ -7,9 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import onnx_ir as ir
+from tide_runtime.calibration import ExitInfo
 from tide_runtime.manifest import batched_graph
 
 from tide_export.cut import CutGraph, cut, keep_boundaries, name_values
+from tide_export.kv_fill import cut_kv_fill
 from tide_export.passes.base import LoweringContext, PassReport, run_passes
 from tide_export.targets.base import Target
 from tide_export.trace import TracedModel
@@ -50,8 +52,13 @@ def lower(
     checkpoints: Sequence[int],
     context: LoweringContext,
     exits: Sequence[CutGraph] = (),
+    skips: Sequence[ExitInfo] = (),
 ) -> LoweredModel:
-    """Cut a prepared model at ``checkpoints`` and lower each piece, and the graphs of its ``exits`` like them."""
+    """Cut a prepared model at ``checkpoints`` and lower each piece, and the graphs of its ``exits`` like them.
+
+    Args:
+        skips: exits for which to make the graph that fills the caches of the layers they skip, where the target has such.
+    """
     graphs = [*cut(keep_boundaries(traced, checkpoints), traced.num_layers), *exits]
     reports: list[PassReport] = []
     for graph in graphs:
@@ -62,6 +69,9 @@ def lower(
             model, made = lower_several_rows(graph.model, target, context)
             batched.append(CutGraph(batched_graph(graph.name), model, graph.layers))
             reports += made
+    for info in skips if target.kv_fill else ():
+        graphs.append(cut_kv_fill(traced, info))
+        reports += run_passes(graphs[-1].model, target.kv_fill, context)
     return LoweredModel(graphs, batched, reports)
 
 

@@ -31,6 +31,12 @@ class TargetError(TideError):
     """A target cannot be built or run on this machine."""
 
 
+class IncompleteBundleError(TargetError):
+    """A bundle was written with some of the targets that were asked for; the others cannot be built."""
+
+    exit_code = 3
+
+
 class VerificationError(TideError):
     """A bundle's outputs differ from the eager model's."""
 

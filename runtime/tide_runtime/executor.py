@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from tide_runtime.backends.base import Slots, Step
 from tide_runtime.exits import Exit, bundle_exits
 from tide_runtime.frontier import Frontier
-from tide_runtime.manifest import HEAD, Manifest
+from tide_runtime.manifest import HEAD, Manifest, kv_fill_graph
 from tide_runtime.row import Row
 
 
@@ -49,8 +49,7 @@ class Executor:
 
     def frontier(self, slots: Slots, row: Row, room: int) -> Frontier:
         """The record of a row whose first ``row.length`` tokens have been through every segment."""
-        dtype = slots.step(row.slot, [1]).hidden[0].dtype
-        return Frontier(self.depth, self._hidden_size, room, dtype, row.length)
+        return Frontier(self.depth, self._hidden_size, room, slots.step(row.slot, [1]).hidden[0], row.length)
 
     def advance(
         self, slots: Slots, rows: Sequence[Row], chosen: Sequence[int], first: int, end: int, wanted: Sequence[int] = ()
@@ -109,6 +108,31 @@ class Executor:
             Guess(score if math.isfinite(row[token]) else math.nan, token, row) if may else Guess(asked, -1, None)
             for score, asked, may, token, row in zip(scores, mlp_scores, passed, tokens, logits, strict=True)
         ]
+
+    def fill(self, slots: Slots, rows: Sequence[Row], chosen: Sequence[int]) -> None:
+        """Project the keys and values of the layers that the chosen rows' tokens skipped, each token's from the state it
+        stopped with; none of them is run deeper after that. A row's last token still waits if it does."""
+        for exit in reversed(self.exits):  # deep ones first: they hold the earlier tokens
+            counts = {i: self._skipped(rows[i], exit.boundary) for i in chosen}
+            ready = [i for i in chosen if counts[i]]
+            groups = [ready] if ready and self._has_room(rows, ready, exit.boundary) else [[i] for i in ready]
+            for group in groups:
+                self._fill(slots, rows, group, [counts[i] for i in group], exit)
+
+    @staticmethod
+    def _skipped(row: Row, boundary: int) -> int:
+        """Tokens in front of segment ``boundary``, but for the row's last one."""
+        return min(row.frontier.done[boundary - 1], row.known - 1) - row.frontier.done[boundary]
+
+    def _fill(self, slots: Slots, rows: Sequence[Row], chosen: Sequence[int], counts: Sequence[int], exit: Exit) -> None:
+        step, begin = slots.step(chosen[0], _spread(chosen, counts)), 0
+        for i, count in zip(chosen, counts, strict=True):
+            step.hidden[exit.boundary - 1][begin : begin + count] = rows[i].frontier.states[exit.boundary][:count]
+            begin += count
+        step.place(self._places(rows, chosen, exit.boundary))
+        step.run(kv_fill_graph(exit.info))
+        for i, count in zip(chosen, counts, strict=True):
+            rows[i].frontier.skip(exit.boundary, count)
 
     def _tail_places(self, rows: Sequence[Row], chosen: Sequence[int]) -> list[int]:
         """Where a tail writes its keys and values, which are provisional: the real run overwrites them."""

@@ -9,17 +9,22 @@ values of the segments they have been through are in the cache.
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import DTypeLike, NDArray
+from numpy.typing import NDArray
 
 
 class Frontier:
-    """One row's record. ``room``: most tokens that may wait in front of one segment."""
+    """One row's record.
 
-    def __init__(self, segments: int, hidden_size: int, room: int, dtype: DTypeLike, length: int) -> None:
+    Args:
+        room: most tokens that may wait in front of one segment.
+        like: an array of hidden states; states are kept where it is, on the host or on a device.
+    """
+
+    def __init__(self, segments: int, hidden_size: int, room: int, like: NDArray[np.generic], length: int) -> None:
         self.done = [length] * segments
         self.room = room
         # [i]: what waits in front of segment i; in front of segment 0 token ids wait
-        self.states = [np.empty((room, hidden_size), dtype) for _ in range(segments)]
+        self.states = [np.empty_like(like, shape=(room, hidden_size)) for _ in range(segments)]
 
     def waiting(self, segment: int) -> int:
         """Tokens in front of ``segment`` (> 0)."""
@@ -35,6 +40,12 @@ class Frontier:
         """``count`` tokens went through segments ``first`` … ``end - 1``."""
         for segment in range(first, end):
             self.done[segment] += count
+
+    def skip(self, segment: int, count: int) -> None:
+        """The first ``count`` tokens in front of ``segment`` need no layer any more: their keys and values were projected."""
+        left = self.waiting(segment) - count
+        self.states[segment][:left] = self.states[segment][count : count + left].copy()
+        self.pass_through(segment, len(self.done), count)
 
     def newest(self, boundary: int) -> NDArray[np.generic]:
         """The state [H] of the last token, which stands in front of segment ``boundary``."""

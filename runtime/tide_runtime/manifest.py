@@ -16,6 +16,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from tide_runtime.calibration import CalibrationInfo, ExitInfo
+from tide_runtime.engine_info import EngineInfo, ProfileInfo, TensorInfo
 from tide_runtime.errors import BundleError, ParamsError
 
 SCHEMA_VERSION = 1
@@ -51,17 +52,9 @@ class KVInfo:
 
 
 @dataclass(frozen=True)
-class TensorInfo:
-    """A graph's input or output; symbolic dimensions by name."""
-
-    name: str
-    dtype: str
-    shape: list[int | str]
-
-
-@dataclass(frozen=True)
 class GraphInfo:
-    """One graph of the segment contract: ``segment_i``, ``exit_c`` or ``head``. ``layers``: [first, end) that it runs."""
+    """One graph of the segment contract: ``segment_i``, ``exit_c``, ``kv_fill_c`` or ``head``. ``layers``: [first, end) that it
+    runs."""
 
     name: str
     layers: list[int] | None  # null unless it is a segment
@@ -75,12 +68,23 @@ class TargetInfo:
     """The graphs as compiled for one kind of machine: graph name → file, their weights, what the lowering passes did.
 
     A target may hold a second form of each segment, for steps of several rows (see `batched_graph`).
+
+    Args:
+        weights: the file that the graphs refer to; None where each holds its own, as engines do.
+        compute: compute capabilities, times ten, that the engines were built for.
+        tool: package and exact version that built the engines, and that must load them.
+        profiles: the kinds of steps that the engines take, in the order of their optimization profiles.
+        engines: graph name → what was compiled into its file.
     """
 
     backend: str
     graphs: dict[str, str]
-    weights: str
+    weights: str | None
     passes: dict[str, int]
+    compute: list[int] = field(default_factory=list)
+    tool: str | None = None
+    profiles: list[ProfileInfo] = field(default_factory=list)
+    engines: dict[str, EngineInfo] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -182,7 +186,7 @@ class Manifest:
         wanted = {exit_graph(e) for e in exits if e.graph_outputs()}
         missing = sorted(wanted - names)
         _require(not missing, f"the graphs {', '.join(missing)} are missing")
-        unknown = sorted(names - wanted - {g.name for g in self.segments} - {HEAD})
+        unknown = sorted(names - wanted - {kv_fill_graph(e) for e in exits} - {g.name for g in self.segments} - {HEAD})
         _require(not unknown, f"there is an unknown graph: {', '.join(unknown)}")
         for name, target in self.targets.items():
             _require(set(target.graphs) >= names, f"target {name} lacks graphs {sorted(names - set(target.graphs))}")
@@ -190,7 +194,7 @@ class Manifest:
     def _check_paths(self) -> None:
         for path in self.files:
             check_relative(path)
-        used = [p for t in self.targets.values() for p in (*t.graphs.values(), t.weights)]
+        used = [p for t in self.targets.values() for p in (*t.graphs.values(), t.weights) if p is not None]
         if self.tokenizer is not None:
             used += [p for p in (self.tokenizer.file, self.tokenizer.chat_template) if p is not None]
         missing = sorted(set(used) - set(self.files))
@@ -217,6 +221,11 @@ class Manifest:
 def exit_graph(info: ExitInfo) -> str:
     """Name of the graph of an exit's router and translator."""
     return f"exit_{info.checkpoint}"
+
+
+def kv_fill_graph(info: ExitInfo) -> str:
+    """Name of the graph that fills the caches of the layers that an exit skips, which not every target has."""
+    return f"kv_fill_{info.checkpoint}"
 
 
 def batched_graph(segment: str) -> str:

@@ -10,7 +10,7 @@ from functools import cache
 
 from tide_runtime.calibration import CostTable, StepCost
 from tide_runtime.exits import Exit
-from tide_runtime.manifest import Manifest
+from tide_runtime.manifest import Manifest, kv_fill_graph
 
 _GUESS = [StepCost(1, seq, launch_ms=0.1, layer_ms=0.92 + 0.08 * seq, head_ms=1.4, exit_ms=0.2, host_ms=0.1) for seq in (1, 64)]
 _PARTS = ("launch_ms", "layer_ms", "head_ms", "exit_ms", "host_ms")
@@ -23,6 +23,7 @@ class StepCosts:
         table: CostTable | None = manifest.calibration.costs if manifest.calibration is not None else None
         self._steps = table.steps if table is not None and table.steps else _GUESS
         self._edges = [0, *manifest.checkpoints, manifest.model.num_layers]
+        self._fill_share = _fill_share(manifest)
         self.step = cache(self._step)
         self.full = cache(self._full)
 
@@ -50,6 +51,12 @@ class StepCosts:
         saved = self.step(1, rows * seq).layer_ms - self.step(1, tokens).layer_ms
         return self.segments(rows, rows * seq, first, end) - saved * (self._edges[end] - self._edges[first])
 
+    def fill(self, tokens: int, exit: Exit) -> float:
+        """Projecting keys and values of the layers that ``tokens`` of one row skipped: by their share of the layers' weights."""
+        layers = self._edges[-1] - exit.info.tail_layers - exit.info.checkpoint
+        cost = self.step(1, tokens)
+        return cost.launch_ms + self._fill_share * layers * cost.layer_ms if tokens else 0.0
+
     def ask(self, rows: int, exit: Exit, with_head: bool = True) -> float:
         """Asking an exit about one token of each row; ``with_head``: not only its MLP."""
         single = self.step(rows, rows)
@@ -69,3 +76,15 @@ class StepCosts:
         """All segments, the head on every token, and the loop around them; ``seq``: tokens of the longest row."""
         cost = self.step(rows, tokens)
         return self.uneven(rows, tokens, seq, 0, len(self._edges) - 1) + cost.logits_ms + cost.host_ms
+
+
+def _fill_share(manifest: Manifest) -> float:
+    """What part of a layer's weights makes its keys and values."""
+    exits = manifest.calibration.exits if manifest.calibration is not None else []
+    parameters = {graph.name: graph.parameters for graph in manifest.graphs}
+    for info in exits:
+        layers = manifest.model.num_layers - info.tail_layers - info.checkpoint
+        whole = sum(segment.parameters for segment in manifest.segments) / manifest.model.num_layers
+        if whole and kv_fill_graph(info) in parameters:
+            return parameters[kv_fill_graph(info)] / layers / whole
+    return 0.0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -16,15 +16,17 @@ from tide_export.config import ExportConfig
 from tide_export.export import write_bundle
 from tide_export.load import LoadedModel
 from tide_export.progress import ExportProgress
+from tide_export.trace import TracedModel, trace
 
 
 @dataclass(frozen=True)
 class Exported:
-    """An eager model and the engine of the bundle made from it."""
+    """An eager model, the engine of the bundle made from it, and the traced model that the bundle was lowered from."""
 
     model: PreTrainedModel
     manifest: Manifest
     engine: Engine
+    traced: TracedModel
 
 
 @pytest.fixture(scope="session")
@@ -37,8 +39,11 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str
             model = tiny_model(name)
             directory: Path = tmp_path_factory.mktemp(name)
             config = ExportConfig(checkpoints="2", max_seq_len=MAX_POSITIONS // 2, verify=False)
-            manifest, _ = write_bundle(LoadedModel(model, None, name), directory, config, ExportProgress(quiet=True))
-            made[name] = Exported(model, manifest, Engine.load(directory))
+            traced = trace(model)
+            with pytest.MonkeyPatch.context() as patch:  # lowering is in place, tracing takes longest: traced once, for all
+                patch.setattr("tide_export.export.trace", lambda _: replace(traced, model=traced.model.clone()))
+                manifest, _ = write_bundle(LoadedModel(model, None, name), directory, config, ExportProgress(quiet=True))
+            made[name] = Exported(model, manifest, Engine.load(directory), traced)
         return made[name]
 
     yield make

@@ -289,3 +289,24 @@ def test_without_exits_the_model_is_one_chain(model, tmp_path):
             assert engine.policy.name == {"auto": "exact", "full": "full"}[policy]
             outputs.append(engine.generate(loop, GenerationParams(max_new_tokens=12, ignore_eos=True))[0].token_ids)
     assert outputs[0] == outputs[1]
+
+
+@pytest.mark.parametrize("layer", [1, 2])
+def test_skipped_layers_get_keys_and_values_of_the_state_given(bundle, model, layer):
+    """`exit --kv propagate` would attend to keys and values that no layer makes. Given the state that really stands before
+    ``layer``, its keys and values must be the eager model's."""
+    loaded, tokens = load_model(str(model), "fp32"), torch.arange(5, 12)[None]
+    with torch.no_grad():
+        eager = loaded.model(tokens, use_cache=True, output_hidden_states=True)
+    with Engine.load(bundle, EngineOptions(threads=ThreadOptions(1))) as engine:
+        slots = engine.backend.slots(1)
+        step = slots.step(0, [tokens.shape[1]])
+        step.hidden[0][:] = eager.hidden_states[layer][0].numpy()
+        step.place([0])
+        step.run("kv_fill_1")
+        for kind, wanted in (
+            ("key", eager.past_key_values.layers[layer].keys),
+            ("value", eager.past_key_values.layers[layer].values),
+        ):
+            found = slots.caches.arrays[f"{kind}_cache_{layer}"][:, :, : tokens.shape[1]]
+            assert np.abs(found - wanted.numpy()).max() < 1e-5

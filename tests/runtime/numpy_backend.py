@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from runtime.tiny_transformer import HIDDEN, Array, TinyTransformer
 from tide_runtime.backends.interface import hidden_states
 from tide_runtime.calibration import CalibrationInfo, ExitInfo
-from tide_runtime.manifest import HEAD, GenerationInfo, GraphInfo, KVInfo, Manifest, ModelInfo, exit_graph
+from tide_runtime.manifest import HEAD, GenerationInfo, GraphInfo, KVInfo, Manifest, ModelInfo, exit_graph, kv_fill_graph
 
 GARBAGE = 1e3
 FORGOTTEN = np.linspace(GARBAGE, -GARBAGE, HIDDEN)
@@ -29,6 +29,7 @@ def tiny_manifest(
     edges = [0, *checkpoints, layers]
     graphs = [GraphInfo(f"segment_{i}", [edges[i], edges[i + 1]], 0, [], []) for i in range(len(edges) - 1)]
     graphs += [GraphInfo(exit_graph(e), None, 0, [], []) for e in exits if e.graph_outputs()]
+    graphs += [GraphInfo(kv_fill_graph(e), None, 0, [], []) for e in exits]
     return Manifest(
         schema=1,
         created="",
@@ -53,6 +54,7 @@ class NumpyBackend:
     def __init__(self, manifest: Manifest, model: TinyTransformer, script: Script | None = None) -> None:
         self.manifest, self.model, self.script = manifest, model, script
         self.exits = {exit_graph(e): e for e in (manifest.calibration.exits if manifest.calibration else [])}
+        self.fills = {kv_fill_graph(e): e for e in self.exits.values()}
         self.layers = {g.name: range(*g.layers) for g in manifest.segments if g.layers}
         self.launches: dict[str, int] = Counter()
 
@@ -113,6 +115,8 @@ class NumpyStep:
         backend.launches[graph] += 1
         if graph in backend.layers:
             self._segment(graph, backend.layers[graph])
+        elif graph in backend.fills:
+            self._fill(graph, backend.fills[graph])
         elif graph == HEAD:
             self._head(np.asarray(self.hidden[-1][: self.tokens], np.float64))
         else:
@@ -130,9 +134,8 @@ class NumpyStep:
         reads, writes = hidden_states(slots.backend.manifest, graph)
         begin, logits_of = 0, []
         for row, (place, count, wanted) in enumerate(zip(self._places, self._counts, self._wanted, strict=True)):
-            end, seq = begin + count, max(self._counts)
-            slots.keys[layers, self._first + row, place + count : place + seq] = GARBAGE
-            slots.values[layers, self._first + row, place + count : place + seq] = -GARBAGE
+            end = begin + count
+            self._spoil(layers, row, place + count, place + max(self._counts))
             states = self._layers(layers, self._first + row, place, slice(begin, end), reads)
             if layers.stop == slots.backend.manifest.model.num_layers:
                 logits_of += list(states[count - wanted :])
@@ -141,6 +144,24 @@ class NumpyStep:
             begin = end
         if logits_of:
             self._head(np.stack(logits_of))
+
+    def _spoil(self, layers: range, row: int, begin: int, end: int) -> None:
+        """Garbage behind the tokens of a row that has fewer than the longest."""
+        self._slots.keys[layers, self._first + row, begin:end] = GARBAGE
+        self._slots.values[layers, self._first + row, begin:end] = -GARBAGE
+
+    def _fill(self, graph: str, info: ExitInfo) -> None:
+        assert self._places is not None, f"{graph} was run before place()"
+        slots, model = self._slots, self._slots.backend.model
+        skipped = range(info.checkpoint, slots.backend.manifest.model.num_layers - info.tail_layers)
+        states, begin = self.hidden[hidden_states(slots.backend.manifest, graph)[0]], 0
+        for row, (place, count) in enumerate(zip(self._places, self._counts, strict=True)):
+            self._spoil(skipped, row, place + count, place + max(self._counts))
+            state, filled = np.array(states[begin : begin + count], np.float64), slice(place, place + count)
+            for layer in skipped:
+                keys, values = model.project(layer, state)
+                slots.keys[layer, self._first + row, filled], slots.values[layer, self._first + row, filled] = keys, values
+            begin += count
 
     def _layers(self, layers: range, row: int, place: int, tokens: slice, reads: int) -> Array:
         """States of one row's tokens after ``layers``; their keys and values go into its cache."""

@@ -62,6 +62,7 @@ def cases(draw: st.DrawFn, *, sampling: bool) -> Case:
         max_wait_steps=draw(st.integers(0, 3)),
         threshold=draw(st.sampled_from([None, None, None, 0.0, 0.5, 1.0])),
         max_exit_streak=draw(st.sampled_from([0, 0, 1, 3])),
+        kv=draw(st.sampled_from(["deferred", "propagate"])),
     )
     return Case(
         model=model,

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 from runtime.tiny_generation import Request
-from runtime.tiny_transformer import Array, TextStates, TinyTransformer
+from runtime.tiny_transformer import HIDDEN, Array, TinyTransformer
 from tide_runtime.calibration import ExitInfo
 from tide_runtime.executor import max_probability
 from tide_runtime.manifest import Manifest
@@ -34,35 +34,54 @@ class SimulatedExit:
         self.trial, self.streak = Trial(next_rest=self.rest), 0
         self.tokens, self.deep = list(self.request.prompt), len(self.request.prompt)
         self.tails: dict[tuple[int, int], tuple[Array, Array]] = {}  # layer, position → a draft's keys and values
-        self._say(self.model.states_of(np.array(self.tokens)).logits[-1])
+        self._say(self._prompt())
         while self.reason is None:
             self._step()
         return self.tokens[len(self.request.prompt) :]
 
+    def _prompt(self) -> Array:
+        return np.asarray(self.model.states_of(np.array(self.tokens)).logits[-1])
+
     def _step(self) -> None:
-        text, newest = self.model.states_of(np.array(self.tokens)), len(self.tokens) - 1
+        newest = len(self.tokens) - 1
+        states, last = self._newest()
         if newest - self.deep >= self.room - 1:
             self.deep = newest
         streaks, asked = self.policy.options.max_exit_streak, [0] * len(self.policy.stops)
         tired = 0 < streaks <= self.streak
         for number, stop in enumerate([] if tired or self.trial.resting else self.policy.stops):
             asked[number] = 1
-            score, logits = self._ask(stop.exit.info, stop.threshold, text, newest)
+            score, logits = self._ask(stop.exit.info, stop.threshold, states[stop.exit.info.checkpoint])
             if logits is not None and score >= stop.threshold:
                 self.depths.append(stop.exit.info.checkpoint)
                 self.streak += 1
+                self._stopped(stop.exit.info, states[stop.exit.info.checkpoint])
                 self.trial.saw(1, self.policy._cost(asked, 0))
                 return self._say(logits)
         waited, self.deep, self.streak = newest + 1 - self.deep, newest + 1, 0
         self.depths.append(self.manifest.model.num_layers)
+        self._stopped(None, states[-1])
         if self.trial.resting:
             self.trial.rest(1)
         else:
             self.trial.saw(1, self.policy._cost([0 if tired else 1] * len(asked), waited))
-        return self._say(text.logits[newest])
+        return self._say(last)
 
-    def _ask(self, info: ExitInfo, threshold: float, text: TextStates, newest: int) -> tuple[float, Array | None]:
-        state = text.hidden[info.checkpoint][newest]
+    def _newest(self) -> tuple[list[Array], Array]:
+        """The last token's states after 0 … L layers, and its logits, over exact keys and values."""
+        self.text = self.model.states_of(np.array(self.tokens))
+        return [hidden[-1] for hidden in self.text.hidden], self.text.logits[-1]
+
+    def _past(self, layer: int) -> tuple[Array, Array]:
+        """Real keys and values of tokens that went deep, and the exits' own of those since, in a layer of the tail."""
+        since = [self.tails[layer, position] for position in range(self.deep, len(self.tokens) - 1)]
+        keys = [*self.text.keys[layer][: self.deep], *(k for k, _ in since)]
+        return np.array(keys), np.array([*self.text.values[layer][: self.deep], *(v for _, v in since)])
+
+    def _stopped(self, info: ExitInfo | None, state: Array) -> None:
+        """The last token left at an exit, None: went deep."""
+
+    def _ask(self, info: ExitInfo, threshold: float, state: Array) -> tuple[float, Array | None]:
         score = float(self.model.score(info.checkpoint, state))
         gate = {"max_probability": 0.0, "mlp": threshold}.get(info.router, info.mlp_threshold)
         if info.asks_mlp and not score >= (gate or 0.0):
@@ -70,17 +89,15 @@ class SimulatedExit:
         if info.head != "identity":
             state = self.model.translated(info.checkpoint, state)
         for layer in range(self.manifest.model.num_layers - info.tail_layers, self.manifest.model.num_layers):
-            state = self._tail_layer(layer, state, text, newest)
+            keys, values = self._past(layer)
+            self.tails[layer, len(self.tokens) - 1] = own = self.model.project(layer, state)
+            state = self._attend(layer, state, (keys, values), own)
         logits = self.model.logits(state)
         return score if info.router == "mlp" else float(max_probability(logits[None])[0]), logits
 
-    def _tail_layer(self, layer: int, state: Array, text: TextStates, newest: int) -> Array:
-        """Attends to real keys and values of tokens that went deep, and to the exits' own of those since."""
-        self.tails[layer, newest] = self.model.project(layer, state)
-        since = [self.tails[layer, position] for position in range(self.deep, newest + 1)]
-        keys = np.concatenate([text.keys[layer][: self.deep], [k for k, _ in since]])
-        values = np.concatenate([text.values[layer][: self.deep], [v for _, v in since]])
-        return self.model.layer(layer, state[None], keys, values, np.ones((1, newest + 1), dtype=bool))[0]
+    def _attend(self, layer: int, state: Array, past: tuple[Array, Array], own: tuple[Array, Array]) -> Array:
+        keys, values = (np.concatenate([before.reshape(-1, HIDDEN), new[None]]) for before, new in zip(past, own, strict=True))
+        return self.model.layer(layer, state[None], keys, values, np.ones((1, len(keys)), dtype=bool))[0]
 
     def _say(self, logits: Array) -> None:
         params = self.request.params
@@ -92,3 +109,36 @@ class SimulatedExit:
             self.reason = "length"
         elif len(self.tokens) > self.manifest.max_seq_len:
             self.reason = "cache_full"
+
+
+class SimulatedPropagation(SimulatedExit):
+    """With ``kv propagate``: ``caches``, layer → keys and values by position, are what the tokens left behind."""
+
+    def _prompt(self) -> Array:
+        text = self.model.states_of(np.array(self.tokens))
+        self.caches = [(list(keys), list(values)) for keys, values in zip(text.keys, text.values, strict=True)]
+        return text.logits[-1]
+
+    def _newest(self) -> tuple[list[Array], Array]:
+        newest = len(self.tokens) - 1
+        states = [self.model.embed(np.array(self.tokens[-1]), np.array(newest))]
+        self.own = []
+        for layer in range(len(self.caches)):
+            self.own.append(self.model.project(layer, states[-1]))
+            states.append(self._attend(layer, states[-1], self._past(layer), self.own[-1]))
+        return states, self.model.logits(states[-1])
+
+    def _past(self, layer: int) -> tuple[Array, Array]:
+        keys, values = self.caches[layer]
+        return np.array(keys), np.array(values)
+
+    def _stopped(self, info: ExitInfo | None, state: Array) -> None:
+        layers = len(self.caches)
+        end = layers - info.tail_layers if info is not None else layers
+        for layer, (keys, values) in enumerate(self.caches):
+            skipped = info is not None and info.checkpoint <= layer < end
+            key, value = self.model.project(layer, state) if skipped else self.own[layer]
+            if layer >= end:
+                key, value = self.tails[layer, len(self.tokens) - 1]
+            keys.append(key)
+            values.append(value)

@@ -17,7 +17,7 @@ import tide_runtime.policies.exit as exit_module
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from runtime.random_bundles import Case, cases
-from runtime.simulated_exit import SimulatedExit
+from runtime.simulated_exit import SimulatedExit, SimulatedPropagation
 from runtime.tiny_generation import Request, generate, output
 from runtime.tiny_transformer import TinyTransformer
 from tide_runtime.policies import make_policy
@@ -85,15 +85,17 @@ def test_exact_is_full_token_for_token(case: Case) -> None:
 @given(cases(sampling=True), st.randoms(use_true_random=False))
 def test_exit_says_what_its_exits_say(case: Case, random: object) -> None:
     """Breaks: a token not taken from the first exit that is sure of it, computed over exact keys and values; or one whose
-    depth depends on its neighbours (an involuntary exit), on the order of the batch, or on rows that wait for company."""
+    depth depends on its neighbours (an involuntary exit), on the order of the batch, or on rows that wait for company. With
+    ``kv propagate``: over keys and values that were not projected from the state each token stopped with."""
     policy = ExitDepth(case.manifest, case.chunk, case.options)
+    simulated = SimulatedExit if case.options.kv == "deferred" else SimulatedPropagation
     shuffled = list(case.requests)
     random.shuffle(shuffled)  # type: ignore[attr-defined]
     with tuned(case):
         for requests, capacity in ((case.requests, case.capacity), (shuffled, case.capacity + 1)):
             fresh = ExitDepth(case.manifest, case.chunk, case.options)
             for request, row in zip(requests, generate(fresh, case.backend(), requests, capacity, case.rest), strict=True):
-                wanted = SimulatedExit(policy, case.manifest, case.model, request, case.room, case.rest)
+                wanted = simulated(policy, case.manifest, case.model, request, case.room, case.rest)
                 assert output(row) == (wanted.run(), wanted.reason)
                 assert row.depth.token_depths == wanted.depths
 

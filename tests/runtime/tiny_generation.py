@@ -57,6 +57,8 @@ class Audited:
     def __init__(self, policy: DepthPolicy, manifest: Manifest, model: TinyTransformer) -> None:
         self.policy, self.model, self.name = policy, model, policy.name
         self.edges = [0, *manifest.checkpoints, manifest.model.num_layers]
+        options = getattr(policy, "options", None)
+        self.exact = options is None or options.kv == "deferred"  # projected keys and values are another thing
         executor = getattr(policy, "executor", None)
         if executor is not None:
             advance = executor.advance
@@ -82,6 +84,8 @@ class Audited:
             skips = hasattr(row, "frontier")
             done = row.frontier.done if skips else [row.length] * (len(self.edges) - 1)
             assert done == sorted(done, reverse=True) and done[-1] >= row.prompt_tokens
+            if not self.exact:
+                continue
             text = self.model.states_of(row.tokens[: max(done[0], row.end)])
             for segment, count in enumerate(done):
                 layers = slice(self.edges[segment], self.edges[segment + 1])

@@ -85,7 +85,7 @@ def lower_attention_batched(model: ir.Model, context: LoweringContext) -> PassRe
         report.applied += 1
     common.RemoveUnusedNodesPass()(model)
     for value in list(graph.inputs):
-        if value.name in ("seqlens_k", "total_sequence_length", "position_ids") and not value.uses():
+        if not value.uses():
             graph.inputs.remove(value)
     return report
 

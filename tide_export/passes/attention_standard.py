@@ -5,25 +5,21 @@
 
 With ``nonpad_kv_seqlen`` causality counts from the end of the valid slots, so token s of row b sees the slots
 ``<= write_index[b] + s`` (https://onnx.ai/onnx/operators/onnx__Attention.html). A window shorter than the cache becomes a mask in
-place of ``is_causal``. A soft-cap, which TensorRT's Attention refuses, makes plain products of the attention:
-
-    weights = softmax(softcap · tanh(scale · q · keysᵀ / softcap), where the token sees the slot)          in float32
+place of ``is_causal``. With a soft-cap, which TensorRT's Attention refuses, the attention is taken apart (`attention_products`).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-import numpy as np
 import onnx_ir as ir
 import onnx_ir.passes.common as common
 from onnx_ir.tape import Tape
 
+from .attention_products import attention_products
 from .base import LoweringContext, PassReport
-from .graph_walk import array_initializer, dims, new_value
+from .graph_walk import new_value
 from .visible_slots import token_count, visible_slots
-
-_UNSEEN = float(np.finfo(np.float32).min)
 
 
 @dataclass
@@ -79,7 +75,7 @@ def _lower(shared: _Shared, node: ir.Node) -> None:
     window = int(node.attributes["window"].value)
     window = window if 0 < window < shared.slots else 0
     if softcap:
-        output = _products(shared, tape, query, caches, scale, softcap, window)
+        output = attention_products(shared.graph, tape, query, caches[0], caches[1], shared.mask(window), scale, softcap)
     else:
         mask = shared.mask(window) if window else None
         attributes = {"is_causal": int(not window), "scale": scale}
@@ -90,29 +86,3 @@ def _lower(shared: _Shared, node: ir.Node) -> None:
         made.type, made.shape = old.type, old.shape
         ir.convenience.replace_all_uses_with(old, made, replace_graph_outputs=True)
     shared.graph.remove(node, safe=True)
-
-
-def _products(
-    shared: _Shared, tape: Tape, query: ir.Value, caches: list[ir.Value], scale: float, softcap: float, window: int
-) -> ir.Value:
-    """[B, N, S, D]. The G query heads of a KV head are stacked, [B, KV, G·S, D], so that keys are read once."""
-    dtype, kv_heads, slots = query.dtype, dims(caches[0])[1], shared.slots
-    group = dims(query)[1] // kv_heads
-
-    def number(value: float, kind: ir.DataType) -> ir.Value:
-        return array_initializer(shared.graph, f"attention.{value}_{kind.name}", np.array(value, kind.numpy()))
-
-    def reshape(value: ir.Value, *target: int) -> ir.Value:
-        name = "attention.reshape_" + "x".join(map(str, target))
-        return tape.op("Reshape", [value, array_initializer(shared.graph, name, np.array(target, np.int64))])
-
-    stacked = reshape(tape.op("Mul", [query, number(scale / softcap, dtype)]), 0, kv_heads, -1, dims(query)[3])
-    scores = tape.op("MatMul", [stacked, tape.op("Transpose", [caches[0]], {"perm": [0, 1, 3, 2]})])
-    capped = tape.op("Tanh", [tape.op("Cast", [scores], {"to": ir.DataType.FLOAT})])
-    capped = tape.op("Mul", [capped, number(softcap, ir.DataType.FLOAT)])
-    by_token = reshape(capped, 0, kv_heads, group, -1, slots)
-    between = array_initializer(shared.graph, "attention.third", np.array([2], np.int64))
-    seen = tape.op("Unsqueeze", [shared.mask(window), between])
-    weights = tape.op("Softmax", [tape.op("Where", [seen, by_token, number(_UNSEEN, ir.DataType.FLOAT)])], {"axis": -1})
-    weights = tape.op("Cast", [reshape(weights, 0, kv_heads, -1, slots)], {"to": dtype})
-    return reshape(tape.op("MatMul", [weights, caches[1]]), 0, dims(query)[1], -1, dims(caches[1])[3])

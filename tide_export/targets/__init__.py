@@ -6,14 +6,17 @@ from tide_runtime.errors import TargetError
 
 from .base import Target
 from .cpu import CPU
+from .cuda import CUDA
+from .rtx import RTX_TARGETS
+from .trt import TRT_TARGETS
 
-TARGETS: dict[str, Target] = {target.name: target for target in (CPU,)}
+TARGETS: dict[str, Target] = {target.name: target for target in (CPU, CUDA, *RTX_TARGETS, *TRT_TARGETS)}
 
 
 def find_target(name: str, dtype: str) -> Target:
     """The target ``name``. Raises TargetError when there is none or it has no kernels for ``dtype``."""
     if name not in TARGETS:
-        raise TargetError(f"there is no target {name!r}; choose from: {', '.join(TARGETS)}")
+        raise TargetError(f"there is no target {name!r}; choose from: {', '.join(TARGETS)}, or auto or all")
     target = TARGETS[name]
     if dtype not in target.dtypes:
         raise TargetError(f"target {name} has no {dtype} kernels; use --dtype {' or '.join(target.dtypes)}")

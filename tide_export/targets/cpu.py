@@ -12,14 +12,24 @@ from tide_export.passes.skip_norm import fuse_skip_norm
 from tide_export.passes.static_reshape import static_reshape
 from tide_export.passes.tied_head import share_tied_head
 
-from .base import Target
+from .base import Machine, Target
+from .onnx_files import OnnxFiles
 
 CPU = Target(
     name="cpu",
     backend="onnxruntime-cpu",
     dtypes=("fp32", "fp16"),  # ONNX Runtime has no bf16 kernels for the CPU
+    machine=Machine(
+        compute=(),
+        examples="any x86-64 or Arm CPU",
+        backend="ONNX Runtime 1.31+",
+        cuda="",
+        built="on any machine",
+        attention="fused",
+    ),
+    builder=OnnxFiles(),
     whole=(canonicalize, static_reshape, share_tied_head, fold_weights, fuse_rms_norm),
     pieces=(lower_attention_gqa, pack_projections, fuse_skip_norm),
-    description="ONNX Runtime on any x86-64 or Arm CPU; needs no GPU",
     several_rows=(lower_attention_batched,),
+    kv_fill=(lower_attention_gqa, lower_attention_batched),
 )

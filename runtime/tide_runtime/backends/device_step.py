@@ -6,7 +6,7 @@ Hidden states, logits and caches are handed from graph to graph by address. A `D
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -21,6 +21,7 @@ from tide_runtime.backends.element_types import ELEMENT_TYPES, FP32, INT64, Elem
 from tide_runtime.backends.interface import hidden_states
 from tide_runtime.backends.step_arrays import StepPositions, StepShape
 from tide_runtime.cuda.device import Device, Memory
+from tide_runtime.cuda.program import Enqueue
 from tide_runtime.cuda.transfer_block import TransferBlock
 from tide_runtime.manifest import HEAD, Manifest
 
@@ -48,12 +49,14 @@ class DeviceBackend(Protocol):
     element: ElementType  # of hidden states and caches
     logits_element: ElementType
     pads_rows: bool  # every row of a step takes as many places as the longest has tokens
+    fixed_stream: bool  # graphs run on the device's stream, whichever they are queued on
+    input_types: dict[str, ElementType]  # of inputs that are not int64, or int32 where the name says it
 
     def form(self, graph: str, shape: StepShape) -> str:
         """Which compiled form of ``graph`` runs steps of ``shape``."""
 
-    def bind(self, form: str, step: DeviceStep, graph: str) -> Callable[[], None]:
-        """What queues ``form`` on the device's stream with the tensors of ``step``."""
+    def bind(self, form: str, step: DeviceStep, graph: str) -> Enqueue:
+        """What queues ``form`` on a stream with the tensors of ``step``."""
 
 
 class DeviceSlots:
@@ -105,18 +108,20 @@ class DeviceBuffers:
 class DeviceStep:
     """One shape of step. ``tensors`` has what graphs are bound to; `send` and `run` queue work, reading results waits for it."""
 
-    def __init__(self, slots: DeviceSlots, shape: StepShape) -> None:
+    def __init__(self, slots: DeviceSlots, shape: StepShape, buffers: DeviceBuffers | None = None) -> None:
+        """``buffers``: memory of its own, for steps that hand states to each other in other ways than from graph to graph."""
         backend = slots.backend
         self.slots, self.shape, self.positions = slots, shape, StepPositions(shape)
+        self._buffers = buffers or slots.buffers
         self._padded = backend.pads_rows and not shape.even
         self.places = shape.rows * shape.seq if self._padded else shape.tokens
         self._ids = np.zeros(shape.tokens, np.int64)
-        sent = {name: a for name, a in self.positions.arrays.items() if name != ON_HOST}
-        self.block = TransferBlock(
-            backend.device, {"input_ids": ((self.places,), np.int64)} | {n: (a.shape, a.dtype) for n, a in sent.items()}
-        )
+        sent = {"input_ids": ((self.places,), np.dtype(np.int64))}
+        sent |= {name: (a.shape, a.dtype) for name, a in self.positions.arrays.items() if name != ON_HOST}
+        types = {name: np.dtype(kind.host) for name, kind in backend.input_types.items()}
+        self.block = TransferBlock(backend.device, {name: (size, types.get(name, dtype)) for name, (size, dtype) in sent.items()})
         self._biases: dict[str, tuple[AttentionBias, TransferBlock]] = {}
-        self._runs: dict[str, Callable[[], None]] = {}
+        self._runs: dict[str, Enqueue] = {}
         self._memory: dict[str, Memory] = {}
         self._counts: Sequence[int] = ()
         self._wanted: Sequence[int] = ()
@@ -153,14 +158,14 @@ class DeviceStep:
             self.send()
         self.enqueue(graph)
 
-    def enqueue(self, graph: str) -> None:
-        """Queue one graph on whatever the inputs hold by then."""
+    def enqueue(self, graph: str, stream: int | None = None) -> None:
+        """Queue one graph on whatever the inputs hold by then; on the device's stream unless another is given."""
         form = self.slots.backend.form(graph, self.shape)
         if form not in self._runs:
             self._runs[form] = self.slots.backend.bind(form, self, graph)
         self._fresh.clear()
         self._from_head = graph == HEAD
-        self._runs[form]()
+        self._runs[form](self.slots.backend.device.stream if stream is None else stream)
 
     def send(self) -> None:
         """Queue the copy of token ids and places to the device."""
@@ -198,6 +203,11 @@ class DeviceStep:
         memory = self._matrix("head_logits" if self._from_head else "logits", rows, vocab, element)
         return DeviceRows(self.slots.backend.device, memory.pointer, (rows, vocab), element, memory, None)
 
+    def address(self, name: str) -> int:
+        """Where ``token`` [N] or ``score`` [T] lies."""
+        kind, count = (INT64, self._token_room) if name == "token" else (FP32, self.places)
+        return self._buffer(name, count * kind.bytes).pointer
+
     def tensors(self, graph: str, packed: bool, names: Sequence[str]) -> dict[str, DeviceTensor]:
         """Those of the tensors ``names`` that ``graph`` takes and gives: as [1, T, …] where ``packed``, else as [B, S, …]."""
         tokens = (1, self.places) if packed else (self.shape.rows, self.shape.seq)
@@ -215,12 +225,12 @@ class DeviceStep:
             return DeviceTensor(states.pointer, (*tokens, model.hidden_size), backend.element)
         given = self.places if graph == HEAD else shape.outputs
         if name == "token":
-            return DeviceTensor(self._buffer("token", self._token_room * INT64.bytes).pointer, (1, given), INT64)
+            return DeviceTensor(self.address("token"), (1, given), INT64)
         if name == "logits":
             memory = self._matrix("head_logits" if graph == HEAD else "logits", given, model.vocab_size, backend.logits_element)
             return DeviceTensor(memory.pointer, (1, given, model.vocab_size), backend.logits_element)
         if name == "score":
-            return DeviceTensor(self._buffer("score", self.places * FP32.bytes).pointer, tokens, FP32)
+            return DeviceTensor(self.address("score"), tokens, FP32)
         if name.startswith(BIAS):
             return self._bias(name)
         if name == ON_HOST:
@@ -260,7 +270,7 @@ class DeviceStep:
 
     def _buffer(self, name: str, count_bytes: int) -> Memory:
         if name not in self._memory:
-            self._memory[name] = self.slots.buffers.get(name, count_bytes)
+            self._memory[name] = self._buffers.get(name, count_bytes)
         return self._memory[name]
 
     def _read(self, name: str, element: ElementType, count: int) -> NDArray[Any]:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from tide_runtime.errors import BundleError
-from tide_runtime.manifest import HEAD, GraphInfo, Manifest, batched_graph, exit_graph
+from tide_runtime.manifest import HEAD, GraphInfo, Manifest, batched_graph, exit_graph, kv_fill_graph
 
 Shape = Sequence[int | str | None]
 _POSITIONS: dict[str, Shape] = {  # name, as a regular expression → shape; position_ids is like input_ids
@@ -30,12 +30,12 @@ def check_interface(manifest: Manifest, name: str, file: str, inputs: Mapping[st
     Names must be those the manifest lists and the contract asks for; dimensions fixed in the graph must be the model's.
     """
     graph = next(g for g in manifest.graphs if name in (g.name, batched_graph(g.name)))
-    packed = name != graph.name
+    other_form, packed = name != graph.name, "padded_from" in inputs  # which tells where packed tokens stand
     wanted_inputs, wanted_outputs = _contract(manifest, graph, packed)
-    if graph.layers is not None:  # lowering may take positions in its kernel's own form, or not at all
+    if any(n.startswith("key_cache_") for n in wanted_inputs):  # lowering may take positions in its kernel's own form, or not
         positions = _POSITIONS | {"position_ids": (1 if packed else None, None)}
         wanted_inputs |= {n: shape for n in inputs for known, shape in positions.items() if re.fullmatch(known, n)}
-    listed_inputs = set(inputs) if packed else {tensor.name for tensor in graph.inputs}
+    listed_inputs = set(inputs) if other_form else {tensor.name for tensor in graph.inputs}
     for kind, wanted, listed, found in (
         ("inputs", wanted_inputs, listed_inputs, inputs),
         ("outputs", wanted_outputs, {tensor.name for tensor in graph.outputs}, outputs),
@@ -51,25 +51,38 @@ def check_interface(manifest: Manifest, name: str, file: str, inputs: Mapping[st
 
 
 def _contract(manifest: Manifest, graph: GraphInfo, packed: bool) -> tuple[dict[str, Shape], dict[str, Shape]]:
-    """Inputs and outputs of ``graph`` by name; None is a dimension that varies. ``packed``: the form for several rows."""
+    """Inputs and outputs of ``graph`` by name; None is a dimension that varies. ``packed``: rows in one, [1, T]."""
     model, rows = manifest.model, 1 if packed else None
     tokens, hidden = (rows, None), (rows, None, model.hidden_size)
     if graph.name == HEAD:
         return {"hidden": hidden}, {"logits": (None, None, model.vocab_size), "token": tokens}
-    if graph.layers is None:
-        exits = manifest.calibration.exits if manifest.calibration is not None else []
-        given = next(e.graph_outputs() for e in exits if exit_graph(e) == graph.name)
-        return {"hidden": hidden}, {name: tokens if name == "score" else hidden for name in given}
+    exits = manifest.calibration.exits if manifest.calibration is not None else []
+    for info in exits:
+        if graph.name == exit_graph(info):
+            return {"hidden": hidden}, {name: tokens if name == "score" else hidden for name in info.graph_outputs()}
+        if graph.name == kv_fill_graph(info):
+            skipped = _caches(manifest, range(info.checkpoint, model.num_layers - info.tail_layers))
+            return {"hidden": hidden} | skipped, _written(skipped)
+    assert graph.layers is not None
+    caches = _caches(manifest, range(*graph.layers))
     inputs: dict[str, Shape] = {"input_ids": tokens} if graph.layers[0] == 0 else {"hidden": hidden}
     outputs: dict[str, Shape] = {"hidden_out": hidden}
     if graph.layers[1] == model.num_layers:
         inputs["logits_index"], outputs = (None,), {"logits": (1, None, model.vocab_size), "token": (1, None)}
-    for layer in range(*graph.layers):
+    return inputs | caches, outputs | _written(caches)
+
+
+def _caches(manifest: Manifest, layers: range) -> dict[str, Shape]:
+    caches: dict[str, Shape] = {}
+    for layer in layers:
         kv = manifest.kv[layer]
-        for kind, width in (("key", kv.key_dim), ("value", kv.value_dim)):
-            shape = (None, kv.heads, None, width)
-            inputs[f"{kind}_cache_{layer}"] = outputs[f"{kind}_cache_out_{layer}"] = shape
-    return inputs, outputs
+        caches[f"key_cache_{layer}"] = (None, kv.heads, None, kv.key_dim)
+        caches[f"value_cache_{layer}"] = (None, kv.heads, None, kv.value_dim)
+    return caches
+
+
+def _written(caches: dict[str, Shape]) -> dict[str, Shape]:
+    return {name.replace("_cache_", "_cache_out_"): shape for name, shape in caches.items()}
 
 
 def hidden_states(manifest: Manifest, graph: str) -> tuple[int, int]:
@@ -84,7 +97,7 @@ def hidden_states(manifest: Manifest, graph: str) -> tuple[int, int]:
         return number - 1, number  # segment_0 reads token ids instead
     exits = manifest.calibration.exits if manifest.calibration is not None else []
     for info in exits:
-        if graph == exit_graph(info):
+        if graph in (exit_graph(info), kv_fill_graph(info)):  # the latter writes caches only
             return manifest.checkpoints.index(info.checkpoint), len(names) - (2 if info.tail_layers else 1)
     return len(names) - 1, len(names) - 1
 

@@ -3,7 +3,7 @@
 A segment is compiled twice: ``segment_i`` with GroupQueryAttention, ``segment_i.batched`` with plain products for steps of
 several rows (see attention_form). ONNX Runtime keeps packed copies of the weights in every session, so the second form is
 loaded when a step first needs it, and whoever runs one row at a time never pays for it. Nor is ``head`` loaded for a bundle
-without exits: the last segment has its own.
+without exits, as the last segment has its own, or ``kv_fill_c`` before a policy uses it.
 """
 
 from __future__ import annotations
@@ -27,12 +27,13 @@ from tide_runtime.backends.step_arrays import StepBuffers, StepPositions, StepSh
 from tide_runtime.backends.threads import ThreadOptions, session_options
 from tide_runtime.bundle import Bundle
 from tide_runtime.errors import BundleError
-from tide_runtime.manifest import HEAD, Manifest, batched_graph
+from tide_runtime.manifest import HEAD, Manifest, batched_graph, kv_fill_graph
 
-_NUMPY_DTYPES: dict[str, type[np.generic]] = {"fp32": np.float32, "fp16": np.float16}
+_NUMPY_DTYPES: dict[str, type[np.generic]] = {"fp32": np.float32, "fp16": np.float16, "bf16": np.uint16}  # its bits
 _ORT_DTYPES: dict[str, type[np.generic]] = {
     "tensor(float)": np.float32,
     "tensor(float16)": np.float16,
+    "tensor(bfloat16)": np.uint16,
     "tensor(int64)": np.int64,
     "tensor(int32)": np.int32,
 }
@@ -49,7 +50,8 @@ class OnnxRuntimeBackend:
         segment's form for several rows, given its name."""
         self.manifest, self.layers, self._load = manifest, layers, load
         exits = manifest.calibration.exits if manifest.calibration is not None else []
-        self.sessions = {name: load(name) for name in layers if exits or name != HEAD}
+        late = {kv_fill_graph(e) for e in exits} if exits else {HEAD}
+        self.sessions = {form: load(form) for form in (self.first_form(name) for name in layers if name not in late)}
         self.launches: dict[str, int] = Counter()
         self.dtype = _NUMPY_DTYPES[manifest.dtype]
         outputs = {value.name: value for session in self.sessions.values() for value in session.get_outputs()}
@@ -64,10 +66,14 @@ class OnnxRuntimeBackend:
         if missing:
             raise BundleError(f"target {target} lacks graphs {missing}: an older tide-export made it; export the bundle again")
         layers = {g.name: g.layers[1] - g.layers[0] if g.layers else 0 for g in manifest.graphs}
-        return cls(manifest, layers, lambda name: _load_session(bundle, name, files[name], options))
+        return cls(manifest, layers, lambda name: load_session(bundle, name, files[name], options, ["CPUExecutionProvider"]))
 
     def slots(self, capacity: int) -> OnnxRuntimeSlots:
         return OnnxRuntimeSlots(self, capacity)
+
+    def first_form(self, graph: str) -> str:
+        """The form of ``graph`` that is loaded at once."""
+        return graph
 
     def session(self, name: str) -> ort.InferenceSession:
         """The session of a graph, or of a segment's form for several rows, which may have to be loaded first."""
@@ -221,9 +227,12 @@ class _BoundStep:
         return self._biases[name]
 
 
-def _load_session(bundle: Bundle, name: str, file: str, options: ort.SessionOptions) -> ort.InferenceSession:
+def load_session(
+    bundle: Bundle, name: str, file: str, options: ort.SessionOptions, providers: Sequence[str | tuple[str, dict[str, str]]]
+) -> ort.InferenceSession:
+    """A session of graph ``name``. Raises BundleError when ONNX Runtime refuses its ``file`` or it breaks the contract."""
     try:
-        session = ort.InferenceSession(str(bundle.path(file)), options, providers=["CPUExecutionProvider"])
+        session = ort.InferenceSession(str(bundle.path(file)), options, providers=list(providers))
     except Exception as error:  # ONNX Runtime raises bare classes of its own for every kind of bad file
         raise BundleError(f"ONNX Runtime {ort.__version__} cannot load {file} ({error}); export the bundle again") from error
     values = [*session.get_inputs(), *session.get_outputs()]

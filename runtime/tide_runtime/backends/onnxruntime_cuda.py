@@ -8,18 +8,19 @@ and bf16, for one token a row or one row.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import cast
+from typing import ClassVar, cast
 
 import onnxruntime as ort
 
 from tide_runtime.backends.base import Slots
 from tide_runtime.backends.device_step import DeviceSlots, DeviceStep
-from tide_runtime.backends.element_types import BF16, ELEMENT_TYPES, FP16, FP32
+from tide_runtime.backends.element_types import BF16, ELEMENT_TYPES, FP16, FP32, ElementType
 from tide_runtime.backends.onnxruntime_cpu import OnnxRuntimeBackend, load_session
 from tide_runtime.backends.step_arrays import StepShape
 from tide_runtime.backends.threads import ThreadOptions, session_options
 from tide_runtime.bundle import Bundle
 from tide_runtime.cuda.device import Device
+from tide_runtime.cuda.program import Enqueue
 from tide_runtime.errors import BundleError, TargetError
 from tide_runtime.manifest import Manifest, batched_graph
 
@@ -32,7 +33,8 @@ class OnnxRuntimeCudaBackend(OnnxRuntimeBackend):
     """The ``cuda`` target on ``device``. Several threads may run steps, each with its own slots."""
 
     name = "onnxruntime-cuda"
-    pads_rows = False
+    pads_rows, fixed_stream = False, True
+    input_types: ClassVar[dict[str, ElementType]] = {}
 
     def __init__(
         self, manifest: Manifest, layers: dict[str, int], load: Callable[[str], ort.InferenceSession], device: Device
@@ -76,7 +78,7 @@ class OnnxRuntimeCudaBackend(OnnxRuntimeBackend):
         fused = self._fused and shape.even and (shape.rows == 1 or shape.seq == 1)
         return graph if fused or not self.layers[graph] else batched_graph(graph)
 
-    def bind(self, form: str, step: DeviceStep, graph: str) -> Callable[[], None]:
+    def bind(self, form: str, step: DeviceStep, graph: str) -> Enqueue:
         session = self.session(form)
         binding = session.io_binding()
         packed = form != graph or not self.layers[graph]
@@ -86,7 +88,7 @@ class OnnxRuntimeCudaBackend(OnnxRuntimeBackend):
             bind = binding.bind_input if name in inputs else binding.bind_output
             bind(name, kind, ordinal, tensor.element.onnx, tensor.shape, tensor.pointer)
 
-        def run() -> None:
+        def run(stream: int) -> None:
             try:
                 session.run_with_iobinding(binding, self._options)
             except Exception as error:  # ONNX Runtime raises RuntimeError and bare classes of its own

@@ -78,6 +78,13 @@ def run(
     max_exit_streak: Annotated[
         int, typer.Option(help="After so many early exits in a row exit takes every layer once; 0: no limit.")
     ] = _DEPTH.max_exit_streak,
+    kv: Annotated[
+        str,
+        typer.Option(
+            help="Layers that a token skipped under exit: deferred runs them when a later token needs their keys and values, "
+            "propagate projects these from where the token stopped and never runs them (faster, not certified)."
+        ),
+    ] = _DEPTH.kv,
     stats: Annotated[bool, typer.Option("--stats", help="Tables of depth, drafts and launches on stderr.")] = False,
     show_depth: Annotated[
         bool, typer.Option("--show-depth", help="Print the text at the end, coloured by the layers run for each token.")
@@ -102,7 +109,7 @@ def run(
     options = EngineOptions(
         target=target,
         policy=policy,
-        depth=DepthOptions(draft, draft_limit, threshold=threshold, min_depth=min_depth, max_exit_streak=max_exit_streak),  # type: ignore[arg-type]
+        depth=DepthOptions(draft, draft_limit, threshold=threshold, min_depth=min_depth, max_exit_streak=max_exit_streak, kv=kv),  # type: ignore[arg-type]
         threads=ThreadOptions(threads, shared=True),
         verify=verify,
         max_batch=1,

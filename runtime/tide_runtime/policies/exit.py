@@ -1,8 +1,8 @@
 """``exit``: a token's output is final at the first checkpoint whose router clears its certified threshold.
 
-The layers it skipped are deferred: its hidden state waits at the checkpoint, and when a later token needs those layers
-they are run for all that waits, so a deep token always attends to exact keys and values (River-LLM's deferred KV; CALM,
-Schuster et al. 2022, for the thresholds).
+Its hidden state waits there until a later token needs the keys and values of the layers it skipped (see `skipped_layers`). By
+default those layers are then run for all that waits, so a deep token always attends to exact keys and values (River-LLM's
+deferred KV; CALM, Schuster et al. 2022, for the thresholds).
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ from tide_runtime.exits import Exit
 from tide_runtime.manifest import Manifest
 from tide_runtime.policies.full import FullDepth
 from tide_runtime.policies.options import DepthOptions
+from tide_runtime.policies.skipped_layers import Deferred, Propagated, SkippedLayers
 from tide_runtime.row import Row
 from tide_runtime.step_costs import StepCosts
 
-_ROOM = 64  # most tokens that wait at one checkpoint; then the layers they skipped are run
+_ROOM = 64  # most tokens that wait at one checkpoint; then the layers they skipped are settled
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,8 @@ class ExitDepth:
             StepCosts(manifest),
             FullDepth(manifest, prefill_chunk),
         )
+        propagate = options.kv == "propagate"
+        self.skipped: SkippedLayers = Propagated(self.executor, manifest) if propagate else Deferred(self.executor)
         stops = [_Stop(e, t) for e in self.executor.exits if (t := self._threshold(e)) is not None]
         self.stops = [stop for stop in stops if stop.exit.info.checkpoint >= options.min_depth]
         if not self.stops:
@@ -67,7 +70,9 @@ class ExitDepth:
         for number, stop in enumerate(self.stops):
             if not undecided:
                 break
-            self.executor.advance(slots, rows, undecided, first, stop.exit.boundary)
+            if first < stop.exit.boundary:
+                self.skipped.make_way(slots, rows, undecided)
+                self.executor.advance(slots, rows, undecided, first, stop.exit.boundary)
             guesses = self.executor.ask(slots, rows, undecided, stop.exit, stop.threshold)
             for i, guess in zip(undecided, guesses, strict=True):
                 asked[i][number] = 1
@@ -97,6 +102,7 @@ class ExitDepth:
                 rows[i].held += 1
             return
         waited = [rows[i].known - rows[i].frontier.done[-1] for i in needy]
+        self.skipped.make_way(slots, rows, needy)
         deep = self.executor.advance(slots, rows, needy, 0, self.executor.depth, [1] * len(needy))
         for i, last, count in zip(needy, deep, waited, strict=True):
             tokens[i].append(rows[i].choose(last.logits[0], last.tokens[0]))
@@ -110,15 +116,16 @@ class ExitDepth:
             row.trial.saw(1, self._cost([0 if self._tired(row) else 1] * len(self.stops), waited))
         row.held = row.streak = 0
 
-    def _cost(self, asked: list[int], deep: int) -> float:
-        """Of one token, as if alone, plain decoding being 1: asking exits, then the other layers for ``deep`` tokens."""
+    def _cost(self, asked: list[int], waited: int) -> float:
+        """Of one token, as if alone, plain decoding being 1: asking exits, then the other layers where ``waited`` tokens need
+        them, itself included."""
         total, first = 0.0, 0
         for stop, count in zip(self.stops, asked, strict=True):
             total += count * self.costs.asking(1, first, stop.exit)
             first = stop.exit.boundary
-        if deep:
-            last = self.costs.step(1, 1)
-            rest = self.costs.segments(1, deep, first, self.executor.depth)
+        if waited:
+            last, deep = self.costs.step(1, 1), self.skipped.run_deep(waited)
+            rest = self.costs.segments(1, deep, first, self.executor.depth) + self.costs.fill(waited - deep, self.stops[0].exit)
             total += rest + last.logits_ms + last.host_ms
         return total / self.costs.full(1, 1, 1)
 
@@ -137,10 +144,10 @@ class ExitDepth:
         return row.choose(guess.logits, guess.token)
 
     def _make_room(self, slots: Slots, rows: Sequence[Row]) -> None:
-        """Run the skipped layers of rows in which no further token could wait. A held one brings none."""
+        """Settle rows in which no further token could wait. A held one brings none."""
         full = [i for i, row in enumerate(rows) if not row.held and row.frontier.done[0] - row.frontier.done[-1] >= _ROOM - 1]
         if full:
-            self.executor.advance(slots, rows, full, 1, self.executor.depth)
+            self.skipped.settle(slots, rows, full)
 
     def _threshold(self, exit: Exit) -> float | None:
         return self.options.threshold if self.options.threshold is not None else exit.info.exit_threshold

@@ -9,6 +9,7 @@ from typing import Literal, get_args
 from tide_runtime.errors import ParamsError
 
 Drafters = Literal["both", "router", "ngram", "none"]
+SkippedKV = Literal["deferred", "propagate"]
 
 
 @dataclass(frozen=True)
@@ -21,6 +22,9 @@ class DepthOptions:
         max_wait_steps: in a batch, how many steps a row that needs depth waits for others that need it too.
         threshold: replaces the certified thresholds of ``exit``, 0 … 1; None keeps them. Shown in the stats.
         min_depth: ``exit`` never stops before this many layers.
+        kv: what becomes of the layers that a token skipped under ``exit``: ``deferred`` runs them when a later token needs their
+            keys and values, which are then exact; ``propagate`` projects these from the state the token stopped with, and
+            never runs the layers: faster, and outside the certificate.
         max_exit_streak: after this many early exits in a row the next token goes through every layer; 0: no limit.
     """
 
@@ -30,6 +34,7 @@ class DepthOptions:
     threshold: float | None = None
     min_depth: int = 0
     max_exit_streak: int = 0
+    kv: SkippedKV = "deferred"
 
     def __post_init__(self) -> None:
         if self.draft not in get_args(Drafters):
@@ -38,6 +43,8 @@ class DepthOptions:
             raise ParamsError(f"draft_limit is {self.draft_limit!r}; set it to a number of tokens from 1 to 64")
         if self.threshold is not None and (not isinstance(self.threshold, Real) or not 0.0 <= self.threshold <= 1.0):
             raise ParamsError(f"threshold is {self.threshold!r}; set it to a number from 0 (always exits) to 1")
+        if self.kv not in get_args(SkippedKV):
+            raise ParamsError(f"kv is {self.kv!r}; set it to one of: {', '.join(get_args(SkippedKV))}")
         for name in ("max_wait_steps", "min_depth", "max_exit_streak"):
             value = getattr(self, name)
             if not _is_int(value) or value < 0:

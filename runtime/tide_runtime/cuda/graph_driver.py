@@ -1,0 +1,70 @@
+"""Driving a program by a CUDA graph: conditions become conditional nodes, and one launch runs it to its end.
+
+A conditional body may hold kernels, copies, child graphs and further conditions. A handle belongs to the graph that holds its
+node, so it is made in that graph's builder, before the kernels that set it are captured.
+https://docs.nvidia.com/cuda/cuda-c-programming-guide/#conditional-graph-nodes
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from tide_runtime.cuda.program import IfThen, Node, Run
+from tide_runtime.errors import TargetError
+
+
+class CapturingDevice(Protocol):
+    """The part of `CudaDevice` that makes graphs. ``core_stream``: the device's stream, a cuda.core Stream; ``gpu``: its Device."""
+
+    gpu: Any
+    core_stream: Any
+    stream: int
+
+
+class GraphDriver:
+    """For what has run once on the device's stream: nothing may be loaded or allocated while it is captured."""
+
+    name = "device-driven"
+
+    def __init__(self, device: CapturingDevice) -> None:
+        self._device = device
+
+    def compile(self, program: Sequence[Node]) -> Callable[[], None]:
+        """What launches ``program`` as one graph. Raises TargetError when the driver, or a library, cannot capture it."""
+        try:
+            builder = self._device.gpu.create_graph_builder()
+            builder.begin_building()
+            self._emit(builder, program)
+            builder.end_building()
+            graph = builder.complete()
+            graph.upload(self._device.core_stream)
+        except Exception as error:  # cuda.core's and each library's own
+            raise TargetError(f"the decode step cannot be captured in a CUDA graph: {type(error).__name__}: {error}") from error
+        return lambda: graph.launch(self._device.core_stream)
+
+    def _emit(self, builder: Any, program: Sequence[Node]) -> None:
+        made = {}
+        for place, node in enumerate(program):
+            if not isinstance(node, Run):
+                made[place] = builder.create_condition(default_value=node.condition.default)
+                node.condition.handle = int(made[place].handle)
+        for place, node in enumerate(program):
+            if isinstance(node, Run):
+                self._capture(builder, node)
+                continue
+            body = builder.if_then(made[place]) if isinstance(node, IfThen) else builder.while_loop(made[place])
+            body.begin_building()
+            self._emit(body, node.body)
+            body.end_building()
+            node.condition.handle = None  # the host may drive the same program again
+
+    def _capture(self, builder: Any, node: Run) -> None:
+        if not node.fixed_stream:
+            node.enqueue(int(builder.stream.handle))
+            return
+        piece = self._device.core_stream.create_graph_builder()
+        piece.begin_building()
+        node.enqueue(self._device.stream)
+        piece.end_building()
+        builder.embed(piece)

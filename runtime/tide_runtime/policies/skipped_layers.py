@@ -1,0 +1,67 @@
+"""What becomes of the layers that a token skipped, once a later token attends to their keys and values: two answers.
+
+``deferred``   the layers are run after all, for all tokens that wait, together with the token that needs them
+``propagate``  keys and values are projected from the state the token stopped with, and the layers are never run
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from tide_runtime.backends.base import Slots
+from tide_runtime.errors import ParamsError
+from tide_runtime.executor import Executor
+from tide_runtime.manifest import Manifest, kv_fill_graph
+from tide_runtime.row import Row
+
+
+class SkippedLayers(Protocol):
+    def make_way(self, slots: Slots, rows: Sequence[Row], chosen: Sequence[int]) -> None:
+        """The last tokens of the chosen rows are about to pass a boundary in front of which others may wait."""
+
+    def settle(self, slots: Slots, rows: Sequence[Row], chosen: Sequence[int]) -> None:
+        """Let no token of the chosen rows wait any longer."""
+
+    def run_deep(self, waited: int) -> int:
+        """How many of ``waited`` tokens, the last one of a row among them, are run through the layers they skipped."""
+
+
+class Deferred:
+    """An advance takes along all that waits, so there is nothing to do before one."""
+
+    def __init__(self, executor: Executor) -> None:
+        self.executor = executor
+
+    def make_way(self, slots: Slots, rows: Sequence[Row], chosen: Sequence[int]) -> None:
+        pass
+
+    def settle(self, slots: Slots, rows: Sequence[Row], chosen: Sequence[int]) -> None:
+        self.executor.advance(slots, rows, chosen, 1, self.executor.depth)
+
+    def run_deep(self, waited: int) -> int:
+        return waited
+
+
+class Propagated:
+    """Raises ParamsError when the bundle has no graphs for it."""
+
+    def __init__(self, executor: Executor, manifest: Manifest) -> None:
+        self.executor = executor
+        missing = {kv_fill_graph(exit.info) for exit in executor.exits} - {graph.name for graph in manifest.graphs}
+        if missing:
+            raise ParamsError(
+                f"kv propagate needs the graphs {', '.join(sorted(missing))}, which this bundle has not; export the model "
+                "again, for a target that has them (cpu), or use kv deferred"
+            )
+
+    def make_way(self, slots: Slots, rows: Sequence[Row], chosen: Sequence[int]) -> None:
+        behind = [i for i in chosen if rows[i].known - rows[i].frontier.done[-1] > 1]
+        if behind:
+            self.executor.fill(slots, rows, behind)
+
+    def settle(self, slots: Slots, rows: Sequence[Row], chosen: Sequence[int]) -> None:
+        self.executor.fill(slots, rows, chosen)
+
+    def run_deep(self, waited: int) -> int:
+        return min(waited, 1)

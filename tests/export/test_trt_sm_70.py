@@ -1,0 +1,157 @@
+"""The graphs for V100: the model's numbers, in operators that TensorRT 10.4's parser has. Nothing here runs TensorRT."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import onnxruntime as ort
+import pytest
+import torch
+from export.architectures import MAX_POSITIONS, VOCAB, WINDOW
+from export.made_up_calibration import exit_tensors
+from onnx import TensorProto, helper
+from tide_runtime.calibration import ExitInfo
+from tide_runtime.errors import UnsupportedModelError
+
+from tide_export.cut import CutGraph
+from tide_export.exit_graphs import exit_graph_model
+from tide_export.lower import lower, prepare
+from tide_export.passes.base import LoweringContext, run_passes
+from tide_export.passes.opset_20 import declare_opset_20
+from tide_export.passes.tensorrt_10_4_check import check_tensorrt_10_4
+from tide_export.targets.base import Target
+from tide_export.targets.tensorrt_10_4_operators import ELEMENT_TYPES
+from tide_export.targets.trt_sm_70 import PIECES, WHOLE
+
+NAMES = ("llama", "mistral", "gemma2", "gpt2")  # grouped heads, sliding window, window and soft-cap, learned positions
+SLOTS = MAX_POSITIONS // 2
+# Tokens of each row, step after step: a ragged prompt longer than the window, decode, drafts of several lengths.
+STEPS = ([21, 3, 9], [1, 1, 1], [1, 1, 1], [4, 2, 1], [1, 5, 1])
+TOLERANCE = 1e-4  # fp32
+CONTEXT = LoweringContext(SLOTS)
+
+
+@pytest.fixture(scope="module")
+def lowered(exported):
+    """``lowered(architecture)``: its graphs for V100, two segments and the head."""
+    made: dict[str, list[CutGraph]] = {}
+
+    def make(name: str) -> list[CutGraph]:
+        if name not in made:
+            traced = exported(name).traced
+            target = Target("trt-sm_70", "tensorrt", ("fp32",), WHOLE, PIECES, "")
+            prepare(traced, target, CONTEXT)
+            made[name] = lower(traced, target, [2], CONTEXT).graphs
+        return made[name]
+
+    return make
+
+
+class Steps:
+    """Two segments and their caches, stepped as a runtime would: caches out of one step go into the next."""
+
+    def __init__(self, graphs: list[CutGraph]) -> None:
+        self.sessions = [session(graph.model) for graph in graphs if graph.layers is not None]
+        self.caches: dict[str, np.ndarray] = {}
+
+    def run(self, ids: np.ndarray, lengths: list[int]) -> np.ndarray:
+        """Logits [B, S, V] of ``ids`` [B, S] behind ``lengths`` filled slots of each row."""
+        write_index = np.array(lengths, np.int64)
+        positions = write_index[:, None] + np.arange(ids.shape[1])
+        given = {"input_ids": ids, "position_ids": positions, "write_index": write_index, "logits_index": np.arange(ids.size)}
+        for segment in self.sessions:
+            for value in segment.get_inputs():
+                if "_cache_" in value.name:
+                    given[value.name] = self.caches.get(value.name, np.zeros([len(ids), *value.shape[1:]], np.float32))
+            feeds = {value.name: given[value.name] for value in segment.get_inputs()}
+            outputs = dict(zip([v.name for v in segment.get_outputs()], segment.run(None, feeds), strict=True))
+            given["hidden"] = outputs.get("hidden_out")
+            self.caches |= {name.replace("_out", ""): array for name, array in outputs.items() if "_cache_out_" in name}
+        return outputs["logits"].reshape(*ids.shape, -1)
+
+
+def session(model: ir.Model) -> ort.InferenceSession:
+    return ort.InferenceSession(ir.to_proto(model).SerializeToString(), providers=["CPUExecutionProvider"])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_logits_are_the_models(exported, lowered, name):
+    """A V100 would get another model than was exported: in prefill, in decode, with rows of several lengths, past a window."""
+    model, steps, random = exported(name).model, Steps(lowered(name)), np.random.default_rng(0)
+    texts: list[list[int]] = [[], [], []]
+    assert max(STEPS[0]) > 2 * WINDOW
+    for counts in STEPS:
+        ids = random.integers(3, VOCAB, (len(texts), max(counts)))
+        logits = steps.run(ids, [len(text) for text in texts])
+        for row, count in enumerate(counts):
+            texts[row] += ids[row, :count].tolist()
+            with torch.no_grad():
+                expected = model(torch.tensor([texts[row]])).logits[0, -count:].numpy()
+            np.testing.assert_allclose(logits[row, :count], expected, rtol=0, atol=TOLERANCE)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_operator_is_in_the_table(lowered, name):
+    """TensorRT 10.4 would refuse the file, on the machine that the export was meant for."""
+    for graph in lowered(name):
+        proto = ir.to_proto(graph.model)
+        onnx.checker.check_model(proto, full_check=True)
+        assert {node.op_type for node in proto.graph.node} <= set(ELEMENT_TYPES)
+        assert [(opset.domain, opset.version) for opset in proto.opset_import] == [("", 20)] and not proto.functions
+        caches = [v for v in (*proto.graph.input, *proto.graph.output) if "_cache_" in v.name]
+        assert all(value.type.tensor_type.shape.dim[2].dim_value == SLOTS for value in caches)
+        assert len(caches) == (0 if graph.layers is None else 4 * (graph.layers[1] - graph.layers[0]))
+
+
+def test_exit_graphs():
+    """An exit's router and translator, which are made of newer operators, would be refused or score another token."""
+    info = ExitInfo(3, "tail:2", "mlp+max_probability", 0.5, mlp_threshold=0.5)
+    tensors = exit_tensors(info, 48, seed=2)
+    plain, for_v100 = (exit_graph_model(info, tensors, 48, "fp16").model for _ in range(2))
+    run_passes(for_v100, PIECES, CONTEXT)
+    hidden = np.random.default_rng(1).normal(size=(2, 3, 48)).astype(np.float16)
+    assert {node.op_type for node in for_v100.graph} <= set(ELEMENT_TYPES) and not for_v100.functions
+    for ours, expected in zip(*(session(model).run(None, {"hidden": hidden}) for model in (for_v100, plain)), strict=True):
+        np.testing.assert_allclose(ours, expected, rtol=0, atol=1e-6 if ours.dtype == np.float32 else 1e-3)
+
+
+FLOAT, INT64 = TensorProto.FLOAT, TensorProto.INT64
+REFUSED = {
+    "it knows no com.microsoft.Gelu": ("Gelu", [("x", FLOAT, [2])], {"domain": "com.microsoft"}),
+    "it has no CumSum of INT64": ("CumSum", [("x", INT64, [2]), ("axis", INT64, [])], {}),
+    "ReduceMean wants a constant as input 1": ("ReduceMean", [("x", FLOAT, [2]), ("axes", INT64, [1])], {}),
+    "ScatterND takes no reduction": (
+        "ScatterND",
+        [("x", FLOAT, [2]), ("indices", INT64, [1, 1]), ("updates", FLOAT, [1])],
+        {"reduction": "add"},
+    ),
+}
+
+
+def single_node(operator: str, inputs: list, attributes: dict) -> ir.Model:
+    node = helper.make_node(operator, [name for name, _, _ in inputs], ["y"], **attributes)
+    values = [helper.make_tensor_value_info(*value) for value in inputs]
+    graph = helper.make_graph([node], "one", values, [helper.make_tensor_value_info("y", inputs[0][1], None)])
+    opsets = [helper.make_opsetid("", 24), helper.make_opsetid("com.microsoft", 1)]
+    return ir.from_proto(helper.make_model(graph, opset_imports=opsets, ir_version=10))
+
+
+@pytest.mark.parametrize("message", REFUSED)
+def test_what_the_parser_lacks_is_named(message):
+    """A model that V100's TensorRT cannot read would fail there, after the copy, in the parser's words."""
+    with pytest.raises(UnsupportedModelError, match=message):
+        check_tensorrt_10_4(single_node(*REFUSED[message]), CONTEXT)
+
+
+@pytest.mark.parametrize(
+    "operator, inputs, attributes, named",
+    [
+        ("RMSNormalization", [("x", FLOAT, [2, 4]), ("w", FLOAT, [4])], {"axis": -1}, "RMSNormalization"),
+        ("Cast", [("x", FLOAT, [2])], {"to": INT64, "round_mode": "up"}, r"Cast\.round_mode"),
+    ],
+)
+def test_what_opset_20_lacks_is_named(operator, inputs, attributes, named):
+    """The file would claim an opset that it does not keep to; parsers may then drop an attribute without a word."""
+    with pytest.raises(UnsupportedModelError, match=named):
+        declare_opset_20(single_node(operator, inputs, attributes), CONTEXT)

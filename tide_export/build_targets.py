@@ -1,0 +1,106 @@
+"""Lower one traced model for several targets and compile each; a target that fails leaves the others as they are."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import takewhile
+
+from tide_runtime.calibration import ExitInfo
+from tide_runtime.errors import TargetError, TideError
+from tide_runtime.manifest import GraphInfo, TargetInfo
+
+from tide_export.bundle_writer import ONNX_FOLDER, describe
+from tide_export.cut import CutGraph, name_values
+from tide_export.lower import LoweredModel, lower
+from tide_export.passes.base import GraphPass, LoweringContext, PassReport, run_passes
+from tide_export.targets.base import BuildJob, Target
+from tide_export.targets.engines import ENGINE_FOLDER
+from tide_export.trace import TracedModel
+
+
+@dataclass(frozen=True)
+class Cuts:
+    """Where to cut, and what exits add. ``skips``: exits whose skipped layers' caches are to be filled."""
+
+    checkpoints: Sequence[int]
+    exits: Sequence[CutGraph] = ()
+    skips: Sequence[ExitInfo] = ()
+
+
+@dataclass
+class BuiltTargets:
+    """``graphs``: the contract as the first target's graphs have it."""
+
+    targets: dict[str, TargetInfo] = field(default_factory=dict)
+    graphs: list[GraphInfo] = field(default_factory=list)
+
+
+def build_targets(
+    traced: TracedModel,
+    targets: Sequence[Target],
+    cuts: Cuts,
+    context: LoweringContext,
+    job: BuildJob,
+    tell: Callable[[LoweredModel], None],
+) -> BuiltTargets:
+    """Compile for each of ``targets``; what fails is reported to ``job.progress``.
+
+    Args:
+        tell: is shown every lowering, of which targets with the same passes share one.
+
+    Raises TargetError, or what the only target raised, when none could be built.
+    """
+    lowerings: dict[object, LoweredModel] = {}
+    built, errors = BuiltTargets(), []
+    with job.progress.phase("fold constants"):
+        prepared = _prepare(traced, targets, context)
+    for target in targets:
+        try:
+            if target.passes not in lowerings:
+                lowerings[target.passes] = _lower(prepared, target, cuts, context, job)
+                tell(lowerings[target.passes])
+            lowered = lowerings[target.passes]
+            graphs = [describe(graph) for graph in lowered.graphs]
+            built.targets[target.name] = target.builder.build(target, lowered, job)
+            built.graphs = built.graphs or graphs
+        except TideError as error:
+            _remove_files(job, target)
+            errors.append(error)
+            job.progress.failed(target.name, str(error))
+    if not built.targets:
+        raise errors[0] if len(errors) == 1 else TargetError("; ".join(map(str, errors)))
+    return built
+
+
+@dataclass(frozen=True)
+class _Prepared:
+    """The traced model after the passes that all targets begin with."""
+
+    traced: TracedModel
+    passes: tuple[GraphPass, ...]
+    reports: list[PassReport]
+
+
+def _prepare(traced: TracedModel, targets: Sequence[Target], context: LoweringContext) -> _Prepared:
+    in_turn = zip(*(target.whole for target in targets), strict=False)
+    common = tuple(passes[0] for passes in takewhile(lambda passes: len(set(passes)) == 1, in_turn))
+    name_values(traced)
+    return _Prepared(traced, common, run_passes(traced.model, common, context))
+
+
+def _lower(prepared: _Prepared, target: Target, cuts: Cuts, context: LoweringContext, job: BuildJob) -> LoweredModel:
+    """The target's graphs, from copies: the model and the exits' graphs stay as they are for the next target."""
+    with job.progress.phase(f"lower and cut for {target.name}"):
+        copy = TracedModel(prepared.traced.model.clone(), prepared.traced.kv_shapes)
+        exits = [CutGraph(graph.name, graph.model.clone(), graph.layers) for graph in cuts.exits]
+        rest = run_passes(copy.model, target.whole[len(prepared.passes) :], context)
+        lowered = lower(copy, target, cuts.checkpoints, context, exits, cuts.skips)
+    return LoweredModel(lowered.graphs, lowered.batched, [*prepared.reports, *rest, *lowered.reports])
+
+
+def _remove_files(job: BuildJob, target: Target) -> None:
+    shutil.rmtree(job.directory / ENGINE_FOLDER / target.name, ignore_errors=True)
+    for file in (job.directory / ONNX_FOLDER).glob(f"{target.name}.*"):
+        file.unlink()

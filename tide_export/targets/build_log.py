@@ -1,0 +1,28 @@
+"""TensorRT's log: errors are kept, because some wrong networks are built "successfully" with nothing but a line in the log."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tide_runtime.errors import TargetError
+
+
+def build_log(trt: Any) -> Any:
+    """A logger of module ``trt`` that keeps error lines in its list ``errors`` and drops the rest."""
+
+    class BuildLog(trt.ILogger):
+        def __init__(self) -> None:
+            trt.ILogger.__init__(self)
+            self.errors: list[str] = []
+
+        def log(self, severity: Any, message: str) -> None:
+            if severity <= trt.ILogger.ERROR:
+                self.errors.append(" ".join(message.split()))
+
+    return BuildLog()
+
+
+def require_no_errors(log: Any, doing: str) -> None:
+    """Raise TargetError with all that the log holds when it holds anything."""
+    if log.errors:
+        raise TargetError(f"{doing}: TensorRT reports {'; '.join(log.errors)[:2000]}. Please report the model's config")

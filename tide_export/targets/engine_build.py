@@ -1,0 +1,65 @@
+"""Compile a graph file into an engine: attentions fused where there is a kernel for them, announced where there is none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any
+
+from tide_runtime.errors import TargetError
+from tide_runtime.manifest import ProfileInfo
+
+from tide_export.progress import ExportProgress
+
+from .attention_repair import attentions
+from .build_log import require_no_errors
+from .build_progress import build_progress
+from .engine_cache import BuiltEngine
+from .engine_network import EngineNetwork, add_profiles
+
+# What the builder says where an attention has no kernel of its own (fp32, odd head sizes).
+_NO_KERNEL = "decompos"
+
+
+@dataclass(frozen=True)
+class BuildSettings:
+    """``configure``: sets on a builder configuration what a target is built for."""
+
+    profiles: list[ProfileInfo]
+    configure: Callable[[Any, Any], None]
+
+
+def build_engine(
+    engine: EngineNetwork, again: Callable[[], EngineNetwork], settings: BuildSettings, progress: ExportProgress, title: str
+) -> BuiltEngine:
+    """Build ``engine``; the network that ``again`` gives, with its attentions taken apart, when they have no fused kernel.
+
+    Raises TargetError with the builder's own words.
+    """
+    try:
+        return _build(engine, settings, progress, title, "fused" if engine.attentions else "none")
+    except TargetError as error:
+        if not engine.attentions or _NO_KERNEL not in str(error):
+            raise
+    progress.note(f"{title}: no fused kernel for its attentions; they are decomposed into products, which is slower")
+    engine = again()
+    for attention in attentions(engine.trt, engine.network):
+        attention.decomposable = True
+    return _build(engine, settings, progress, title, "decomposed")
+
+
+def _build(engine: EngineNetwork, settings: BuildSettings, progress: ExportProgress, title: str, attention: str) -> BuiltEngine:
+    config = engine.builder.create_builder_config()
+    config.max_aux_streams = 0  # the runtime runs, and captures, everything on one stream
+    config.profiling_verbosity = engine.trt.ProfilingVerbosity.DETAILED  # what the engine inspector has to show
+    settings.configure(engine.trt, config)
+    add_profiles(engine, config, settings.profiles)
+    start = perf_counter()
+    with progress.steps(title) as steps:
+        config.progress_monitor = build_progress(engine.trt, steps)
+        plan = engine.builder.build_serialized_network(engine.network, config)
+    require_no_errors(engine.log, f"building {title}")
+    if plan is None:
+        raise TargetError(f"building {title}: TensorRT made no engine and gave no reason. Please report the model's config")
+    return BuiltEngine(bytes(plan), round(perf_counter() - start, 2), attention)

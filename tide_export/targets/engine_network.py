@@ -1,0 +1,75 @@
+"""A TensorRT network read from a graph file: parsed, its attentions repaired, everything counted. Serves both TensorRTs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from tide_runtime.errors import TargetError
+from tide_runtime.manifest import ProfileInfo, TensorInfo
+
+from .attention_repair import cache_updates, check_attentions, check_cache_updates, repair_attentions
+from .build_log import build_log, require_no_errors
+from .graph_files import GraphFile
+
+_DTYPES = {"FLOAT": "fp32", "HALF": "fp16", "BF16": "bf16", "INT32": "int32", "INT64": "int64", "BOOL": "bool"}
+
+
+@dataclass(frozen=True)
+class EngineNetwork:
+    """A network ready to build. ``aliases``: cache output → the cache input whose memory it is.
+
+    ``parser`` owns the weights that ``network`` refers to, so it lives as long.
+    """
+
+    trt: Any
+    file: GraphFile
+    log: Any
+    builder: Any
+    network: Any
+    parser: Any
+    attentions: int
+    aliases: dict[str, str]
+
+    @property
+    def inputs(self) -> list[TensorInfo]:
+        return [self._tensor(self.network.get_input(i)) for i in range(self.network.num_inputs)]
+
+    @property
+    def outputs(self) -> list[TensorInfo]:
+        return [self._tensor(self.network.get_output(i)) for i in range(self.network.num_outputs)]
+
+    def _tensor(self, tensor: Any) -> TensorInfo:
+        return TensorInfo(tensor.name, _DTYPES[tensor.dtype.name], self.file.dims[tensor.name])
+
+
+def read_network(trt: Any, file: GraphFile, repair: Callable[[Any, Any], None] = repair_attentions) -> EngineNetwork:
+    """Parse ``file`` into a strongly typed network of module ``trt``.
+
+    Raises TargetError, with the parser's own words, when it cannot be parsed or is not what the graph says.
+    """
+    log = build_log(trt)
+    builder = trt.Builder(log)
+    network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
+    network.name = file.name
+    parser = trt.OnnxParser(network, log)
+    if not parser.parse_from_file(str(file.path)):
+        problems = "; ".join(parser.get_error(i).desc() for i in range(parser.num_errors))
+        raise TargetError(f"{file.name} cannot be parsed: {problems}. Please report the model's config")
+    require_no_errors(log, f"parsing {file.name}")
+    repair(trt, network)
+    check_attentions(trt, network, file.operators["Attention"])
+    aliases = cache_updates(trt, network)
+    check_cache_updates(network, aliases, file.operators["TensorScatter"])
+    return EngineNetwork(trt, file, log, builder, network, parser, file.operators["Attention"], aliases)
+
+
+def add_profiles(engine: EngineNetwork, config: Any, profiles: list[ProfileInfo]) -> None:
+    """One optimization profile for each kind of step."""
+    for info in profiles:
+        profile = engine.builder.create_optimization_profile()
+        for tensor in engine.inputs:
+            profile.set_shape(tensor.name, *(info.shape(tensor.shape, i) for i in range(3)))
+        if config.add_optimization_profile(profile) < 0:
+            raise TargetError(f"{engine.file.name}: TensorRT refuses the shapes of the profile {info.name}")

@@ -1,0 +1,65 @@
+"""The engines of one target: one for each graph, from the cache where nothing that goes into them has changed."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+from tide_runtime.manifest import EngineInfo, TargetInfo
+
+from .base import BuildJob, Target
+from .engine_build import BuildSettings, build_engine
+from .engine_cache import BuiltEngine, engine_key
+from .engine_network import read_network
+from .graph_files import GraphFile
+
+if TYPE_CHECKING:
+    from tide_export.lower import LoweredModel
+
+ENGINE_FOLDER = "engines"
+# Part of every engine's key: to be raised when the same graph is to become another engine (repairs, builder settings).
+_RECIPE = 1
+
+
+def build_engines(
+    target: Target, trt: Any, tool: str, configure: Callable[[Any, Any], None], lowered: LoweredModel, job: BuildJob
+) -> TargetInfo:
+    """Build all graphs of ``lowered`` with module ``trt`` into ``engines/<target>/``.
+
+    Args:
+        tool: package and exact version; engines of another one are built anew.
+        configure: sets on a builder configuration what the target asks for.
+    """
+    folder = job.directory / ENGINE_FOLDER / target.name
+    folder.mkdir(parents=True)
+    settings = BuildSettings(job.profiles, configure)
+    graphs, engines, reused, start = {}, {}, 0, perf_counter()
+    for file in job.files(lowered):
+        built, info, known = _engine(target, trt, tool, settings, file, job)
+        graphs[file.name] = f"{ENGINE_FOLDER}/{target.name}/{file.name}.engine"
+        (job.directory / graphs[file.name]).write_bytes(built.plan)
+        engines[file.name] = info
+        reused += known
+    job.progress.done(
+        f"{target.name}: {len(engines)} engines" + (f", {reused} from the cache" if reused else ""), perf_counter() - start
+    )
+    compute = list(target.machine.compute)
+    return TargetInfo(target.backend, graphs, None, lowered.applied, compute, tool, job.profiles, engines)
+
+
+def _engine(
+    target: Target, trt: Any, tool: str, settings: BuildSettings, file: GraphFile, job: BuildJob
+) -> tuple[BuiltEngine, EngineInfo, bool]:
+    """The engine of one graph, what the manifest says of it, and whether it was known."""
+    profiles = json.dumps([dataclasses.asdict(profile) for profile in settings.profiles])
+    key = engine_key([str(_RECIPE), tool, target.name, job.dtype, profiles, file.digest])
+    known = None if job.rebuild else job.cache.load(key)
+    network = read_network(trt, file)
+    built = known or build_engine(network, lambda: read_network(trt, file), settings, job.progress, f"{target.name} {file.name}")
+    if known is None:
+        job.cache.store(key, built)
+    info = EngineInfo(built.build_seconds, built.attention, network.attentions, network.inputs, network.outputs, network.aliases)
+    return built, info, known is not None

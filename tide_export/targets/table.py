@@ -1,0 +1,47 @@
+"""The table of targets that ``tide-export --list-targets`` prints."""
+
+from __future__ import annotations
+
+from rich.table import Table
+from tide_runtime.errors import TargetError
+
+from . import TARGETS
+from .base import Target
+
+COLUMNS = ("target", "compute capability", "machines", "backend", "CUDA", "dtypes", "built", "attention", "here")
+
+
+def targets_table() -> Table:
+    """One row for each target; the last column says whether this machine can build it."""
+    table = Table(title="Targets (--target NAME)", title_justify="left", title_style="bold")
+    for column in COLUMNS:
+        table.add_column(column, overflow="fold", no_wrap=column == "target")
+    for target in TARGETS.values():
+        table.add_row(*target_row(target))
+    return table
+
+
+def target_row(target: Target) -> tuple[str, ...]:
+    """The facts of ``COLUMNS``."""
+    machine = target.machine
+    compute = ", ".join(f"{number / 10:.1f}" for number in machine.compute) or "–"
+    dtypes = ", ".join(target.dtypes)
+    return (
+        target.name,
+        compute,
+        machine.examples,
+        machine.backend,
+        machine.cuda or "–",
+        dtypes,
+        machine.built,
+        machine.attention,
+        _here(target),
+    )
+
+
+def _here(target: Target) -> str:
+    try:
+        target.builder.check(target)
+    except TargetError:
+        return "no"
+    return "yes"
