@@ -5,17 +5,22 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 DATE := $(shell date -u +%F)
 
-.PHONY: demo test lint bench tables kernels gpu-check clean
+.PHONY: demo test lint bindings bench tables kernels gpu-check clean
 demo: $(READY) ## export the demo model, generate from it, compare with eager and unsplit
 	$(BIN)/python examples/demo.py
 
-test: lint ## lint, types, tests
+test: lint bindings ## lint, types, tests
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadgroup
 
 lint: $(READY) ## ruff and mypy
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# Two releases cannot be installed at once, so each has a folder; where a release has no wheel for this Python its test is skipped.
+bindings: $(READY) ## TensorRT's Python bindings, which import without TensorRT: tests/api holds our calls against them
+	-test -d build/bindings/11.4 || $(BIN)/python -m pip install --quiet --no-deps --target build/bindings/11.4 tensorrt-cu13-bindings==11.4.*
+	-test -d build/bindings/10.4 || $(BIN)/python -m pip install --quiet --no-deps --target build/bindings/10.4 tensorrt-cu12-bindings==10.4.*
 
 bench: $(READY) ## the published benchmarks, one after the other
 	$(BIN)/python -m benchmarks.segment_tax --json docs/results/$(DATE)-segment_tax.json

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import importlib.util
 import json
 import os
 import re
@@ -18,6 +17,7 @@ import ml_dtypes
 import numpy as np
 import plugins.fake_tensorrt as fake_tensorrt
 import pytest
+from api import bindings
 from plugins.host_driver import COMPILE, SHIM
 from tide_plugins.conformance.case import TOLERANCE
 from tide_plugins.kernels import CSRC
@@ -153,26 +153,13 @@ def test_an_old_tensorrt_is_explained(tensorrt, monkeypatch):
         aot.registered()
 
 
-SYMBOLS = """createInferBuilder_INTERNAL createInferRefitter_INTERNAL createInferRuntime_INTERNAL createNvOnnxParser_INTERNAL
-createNvOnnxParserRefitter_INTERNAL getBuilderPluginRegistry getNvOnnxParserVersion getPluginRegistry initLibNvInferPlugins"""
-
-
-@pytest.mark.skipif(importlib.util.find_spec("tensorrt_bindings") is None, reason="tensorrt-cu13-bindings is not installed")
 def test_the_real_bindings_accept_the_plugins(tmp_path):
-    """tensorrt.plugin checks every argument's name, order and type, and turns sizes into expressions; the stand-in does not.
-
-    The bindings load on any machine when the libraries they name are there, which may be empty.
-    """
-    source = tmp_path / "empty.c"
-    source.write_text("".join(f"void *{symbol}(void) {{ return 0; }}\n" for symbol in SYMBOLS.split()))
-    bindings = importlib.util.find_spec("tensorrt_bindings")
-    assert bindings is not None and bindings.submodule_search_locations is not None
-    command = ["readelf", "-d", str(Path(bindings.submodule_search_locations[0]) / "tensorrt.so")]
-    dynamic = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    stubs = [tmp_path / name for name in re.findall(r"\[(libnv\S+)\]", dynamic)]
-    for stub in stubs:
-        subprocess.run(["gcc", "-shared", "-fPIC", f"-Wl,-soname,{stub.name}", str(source), "-o", str(stub)], check=True)
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    """tensorrt.plugin checks every argument's name, order and type, and turns sizes into expressions; the stand-in does not."""
+    installed = bindings.folder("11.4")
+    if installed is None:
+        pytest.skip(f"TensorRT's bindings 11.4 are not in {bindings.FOLDER}: make bindings")
+    stubs = bindings.empty_libraries(installed, tmp_path)
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(installed), *sys.path])}
     command = [sys.executable, str(Path(__file__).with_name("aot_in_real_bindings.py")), *map(str, stubs)]
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr

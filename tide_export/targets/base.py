@@ -13,6 +13,7 @@ from tide_export.progress import ExportProgress
 
 from .engine_cache import EngineCache
 from .graph_files import GraphFile, write_graph_file
+from .trt_options import TrtOptions
 
 if TYPE_CHECKING:  # lowering takes a target
     from tide_export.lower import LoweredModel
@@ -48,6 +49,7 @@ class BuildJob:
         workspace: for graphs on their way into a compiler; deleted after the export.
         profiles: the kinds of steps that engines are to take.
         rebuild: build engines that the cache has.
+        trt: what is asked of TensorRT's engines.
     """
 
     directory: Path
@@ -57,6 +59,7 @@ class BuildJob:
     progress: ExportProgress
     cache: EngineCache
     rebuild: bool = False
+    trt: TrtOptions = field(default_factory=TrtOptions)
     _files: dict[int, list[GraphFile]] = field(default_factory=dict)
 
     def files(self, lowered: LoweredModel) -> list[GraphFile]:

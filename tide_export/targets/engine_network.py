@@ -58,11 +58,13 @@ def read_network(trt: Any, file: GraphFile, repair: Callable[[Any, Any], None] =
         problems = "; ".join(parser.get_error(i).desc() for i in range(parser.num_errors))
         raise TargetError(f"{file.name} cannot be parsed: {problems}. Please report the model's config")
     require_no_errors(log, f"parsing {file.name}")
-    repair(trt, network)
-    check_attentions(trt, network, file.operators["Attention"])
-    aliases = cache_updates(trt, network)
-    check_cache_updates(network, aliases, file.operators["TensorScatter"])
-    return EngineNetwork(trt, file, log, builder, network, parser, file.operators["Attention"], aliases)
+    attentions, updates = file.operators["Attention"], file.operators["TensorScatter"]
+    if attentions:  # releases without such operators have no classes for them either
+        repair(trt, network)
+        check_attentions(trt, network, attentions)
+    aliases = cache_updates(trt, network) if updates else {}
+    check_cache_updates(network, aliases, updates)
+    return EngineNetwork(trt, file, log, builder, network, parser, attentions, aliases)
 
 
 def add_profiles(engine: EngineNetwork, config: Any, profiles: list[ProfileInfo]) -> None:

@@ -12,12 +12,13 @@ from tide_runtime.errors import TargetError
 
 @dataclass(frozen=True)
 class TensorRTPackage:
-    """One of the two. ``least``: the oldest release with all that our networks ask of it."""
+    """One of the two. ``least``: the oldest release with all that our networks ask of it; ``last``: the newest that will do."""
 
     module: str
     title: str
     least: tuple[int, int]
     pip: str
+    last: tuple[int, int] | None = None
 
     def load(self) -> Any:
         """The imported module. Raises TargetError, with the pip command, when it is missing, broken or too old."""
@@ -25,10 +26,10 @@ class TensorRTPackage:
             module = importlib.import_module(self.module)
         except (ImportError, OSError, RuntimeError) as error:  # the last two: its libraries are missing or cannot be fetched
             raise TargetError(f"{self.title}'s Python package {self.module} cannot be imported ({error}); {self.pip}") from error
-        if release(module) < self.least:
-            raise TargetError(
-                f"{self.title} {module.__version__} is installed, expected {'.'.join(map(str, self.least))} or newer; {self.pip}"
-            )
+        if release(module) < self.least or (self.last is not None and release(module) > self.last):
+            least, last = (".".join(map(str, numbers)) for numbers in (self.least, self.last or ()))
+            wanted = f"{least} to {last}" if last else f"{least} or newer"
+            raise TargetError(f"{self.title} {module.__version__} is installed, expected {wanted}; {self.pip}")
         return module
 
 
@@ -39,4 +40,6 @@ def release(module: Any) -> tuple[int, int]:
 
 
 RTX = TensorRTPackage("tensorrt_rtx", "TensorRT-RTX", (1, 7), "pip install 'tide-llm[rtx]'")
+# CUDA 13 and the TensorRTs after 10.4 have dropped V100.
+TENSORRT_VOLTA = TensorRTPackage("tensorrt", "TensorRT", (10, 0), "pip install tensorrt-cu12==10.4.0", (10, 4))
 TENSORRT = TensorRTPackage("tensorrt", "TensorRT", (11, 0), "pip install 'tide-llm[tensorrt]'")

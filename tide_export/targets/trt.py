@@ -1,35 +1,103 @@
-"""TensorRT: engines built on a GPU of the kind that runs them, V100 (TensorRT 10.4, the last release for it) to Blackwell."""
+"""TensorRT: engines built on a GPU of the kind that runs them, V100 (TensorRT 10.4, the last release for it) to Blackwell.
+
+No such engine has been built yet: what leads up to the builder is tested, its calls are checked against TensorRT's bindings.
+https://docs.nvidia.com/deeplearning/tensorrt/
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import dataclasses
+import os
+import shutil
+from typing import TYPE_CHECKING, Any
 
 from tide_plugins.architectures import ARCHITECTURES, Architecture
 from tide_runtime.errors import TargetError
 from tide_runtime.manifest import TargetInfo
+from tide_runtime.present_gpu import PresentGpu, present_gpu
 
+from tide_export.passes.attention_standard import lower_attention_standard
+from tide_export.passes.canonicalize import canonicalize
+from tide_export.passes.fold_weights import fold_weights
+from tide_export.passes.guard_token import guard_token
+from tide_export.passes.rms_norm import fuse_rms_norm
+from tide_export.passes.static_caches import static_caches
+from tide_export.passes.static_reshape import static_reshape
+
+from . import trt_sm_70
 from .base import BuildJob, Machine, Target
-from .trt_sm_70 import PIECES, WHOLE
+from .engines import ENGINE_FOLDER, build_engines
+from .tensorrt_module import TENSORRT, TENSORRT_VOLTA
+from .timing_cache import TimingCache
 
 if TYPE_CHECKING:
     from tide_export.lower import LoweredModel
 
+_VOLTA = 70
+_LAYERS = (static_caches, lower_attention_standard)
+
 
 class TrtEngines:
-    """Not there yet: refuses every target."""
+    """Builds on a GPU of the target's kind, with the router's plugin where ``$TIDE_PLUGINS_LIBRARY`` names the library."""
 
     def check(self, target: Target) -> None:
-        raise TargetError(
-            f"{target.name} is built on a GPU of compute capability {target.machine.compute[0] / 10} with "
-            f"{target.machine.backend} (pip install 'tide-llm[tensorrt]'), which this version of tide-export cannot do yet"
-        )
+        _load(target)
+        _gpu(target)
 
     def build(self, target: Target, lowered: LoweredModel, job: BuildJob) -> TargetInfo:
-        raise NotImplementedError
+        trt, gpu, options = _load(target), _gpu(target), job.trt
+        options.check(gpu.compute)
+        plugins = "" if gpu.compute == _VOLTA else os.environ.get("TIDE_PLUGINS_LIBRARY", "")
+        if plugins:
+            _load_plugins(plugins)
+        tool = f"tensorrt {trt.__version__} on {gpu.name}{', router plugin' if plugins else ''}"
+        timings = TimingCache(job.cache.folder.parent / "timings", tool)
+
+        def configure(trt: Any, config: Any) -> None:
+            options.configure(trt, config)
+            timings.attach(config)
+            if plugins and options.version_compatible:
+                config.plugins_to_serialize = [plugins]
+
+        info = build_engines(target, trt, f"{tool}{options}", configure, lowered, job)
+        timings.save()
+        if options.strip_weights:
+            _keep_weights(target, lowered, job)
+        return dataclasses.replace(info, compute=options.runs_on(gpu.compute))
+
+
+def _load(target: Target) -> Any:
+    package = TENSORRT_VOLTA if target.machine.compute == (_VOLTA,) else TENSORRT
+    return package.load()
+
+
+def _gpu(target: Target) -> PresentGpu:
+    gpu, (compute,) = present_gpu(), target.machine.compute
+    if gpu is None or gpu.compute != compute:
+        here = f"a {gpu.name} of {gpu.compute / 10}" if gpu is not None else "none"
+        raise TargetError(
+            f"{target.name} is built on a GPU of compute capability {compute / 10} ({target.machine.examples}), here is {here}; "
+            "export on such a machine, or for a target that is built anywhere (tide-export --list-targets)"
+        )
+    return gpu
+
+
+def _load_plugins(library: str) -> None:
+    from tide_plugins.trt import load
+
+    load(library)
+
+
+def _keep_weights(target: Target, lowered: LoweredModel, job: BuildJob) -> None:
+    """The graphs and their weights beside the engines, which are refitted from them when they are loaded."""
+    folder = job.directory / ENGINE_FOLDER / target.name
+    for file in job.files(lowered):
+        for path in (file.path, file.path.with_suffix(".weights")):
+            shutil.copyfile(path, folder / path.name)
 
 
 def _target(architecture: Architecture) -> Target:
-    volta = architecture.compute == 70
+    volta = architecture.compute == _VOLTA
     return Target(
         name=f"trt-sm_{architecture.compute}",
         backend="tensorrt",
@@ -43,8 +111,9 @@ def _target(architecture: Architecture) -> Target:
             attention="decomposed" if volta else "fused; decomposed in fp32 and with soft-cap",
         ),
         builder=TrtEngines(),
-        whole=WHOLE,
-        pieces=PIECES,
+        whole=trt_sm_70.WHOLE if volta else (canonicalize, static_reshape, fold_weights, fuse_rms_norm),
+        pieces=trt_sm_70.PIECES if volta else (*_LAYERS, guard_token),
+        kv_fill=trt_sm_70.KV_FILL if volta else _LAYERS,
     )
 
 

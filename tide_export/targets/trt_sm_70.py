@@ -12,6 +12,7 @@ from tide_export.passes.base import GraphPass
 from tide_export.passes.canonicalize import canonicalize
 from tide_export.passes.decompose_rms_norm import decompose_rms_norm
 from tide_export.passes.fold_weights import fold_weights
+from tide_export.passes.guard_token import guard_token
 from tide_export.passes.inline_functions import inline_functions
 from tide_export.passes.opset_20 import declare_opset_20
 from tide_export.passes.static_caches import static_caches
@@ -19,11 +20,7 @@ from tide_export.passes.static_reshape import static_reshape
 from tide_export.passes.tensorrt_10_4_check import check_tensorrt_10_4
 
 WHOLE: tuple[GraphPass, ...] = (canonicalize, static_reshape, fold_weights)
-PIECES: tuple[GraphPass, ...] = (
-    inline_functions,
-    static_caches,
-    lower_attention_primitives,
-    decompose_rms_norm,
-    declare_opset_20,
-    check_tensorrt_10_4,
-)
+_LAYERS: tuple[GraphPass, ...] = (inline_functions, static_caches, lower_attention_primitives, decompose_rms_norm)
+_CHECKS: tuple[GraphPass, ...] = (declare_opset_20, check_tensorrt_10_4)
+PIECES = (*_LAYERS, guard_token, *_CHECKS)
+KV_FILL = (*_LAYERS, *_CHECKS)
