@@ -38,3 +38,25 @@ def paired_ratio(baseline_s: Sequence[float], arm_s: Sequence[float]) -> PairedR
     drawn = np.random.default_rng(0).integers(0, ratios.size, (_RESAMPLES, ratios.size))
     low, high = np.percentile(np.median(ratios[drawn], axis=1), (2.5, 97.5))
     return PairedRatio(float(np.median(ratios)), float(low), float(high), float(baseline.sum() / arm.sum()))
+
+
+def chained_ratio(one: Sequence[tuple[float, float]], other: Sequence[tuple[float, float]]) -> PairedRatio:
+    """Speed of an arm over a baseline that it never met, over a third one that met both.
+
+    Args:
+        one: (third's seconds, arm's seconds) on the same work, pair by pair.
+        other: (third's seconds, baseline's seconds), on other turns.
+
+    The interval resamples both (Efron & Tibshirani 1993, chapter 8: two-sample problems).
+    """
+    arm, baseline = np.asarray(one, float), np.asarray(other, float)
+    if not arm.size or not baseline.size:
+        raise ValueError("no turns of the arm or the baseline with the third one; give pairs")
+    random, medians = np.random.default_rng(0), []
+    for pairs in (arm, baseline):
+        ratios = pairs[:, 0] / pairs[:, 1]
+        medians.append(np.median(ratios[random.integers(0, len(ratios), (_RESAMPLES, len(ratios)))], axis=1))
+    low, high = np.percentile(medians[0] / medians[1], (2.5, 97.5))
+    median = np.median(arm[:, 0] / arm[:, 1]) / np.median(baseline[:, 0] / baseline[:, 1])
+    total = (arm[:, 0].sum() / arm[:, 1].sum()) / (baseline[:, 0].sum() / baseline[:, 1].sum())
+    return PairedRatio(float(median), float(low), float(high), float(total))

@@ -11,13 +11,14 @@ from tide_runtime.errors import PromptError
 from tide_runtime.text import Tokenizer
 
 LIBRARY_FILES = 64
+LIBRARY_CHARACTERS = 6000  # of each: prompts end in the middle of code, not with a file
 
 
 def library_texts() -> list[str]:
     """Modules of the installed Python's standard library, in the order of their names."""
     folder = Path(sysconfig.get_paths()["stdlib"])
     texts = [path.read_text(encoding="utf-8", errors="replace") for path in sorted(folder.glob("*.py"))]
-    return [text for text in texts if len(text) > 2000][:LIBRARY_FILES]
+    return [text[:LIBRARY_CHARACTERS] for text in texts if len(text) > LIBRARY_CHARACTERS][:LIBRARY_FILES]
 
 
 def read_prompts(path: Path | None, tokenizer: Tokenizer | None) -> list[list[int]]:

@@ -21,12 +21,15 @@ def disagreement_rate(rows: Tokens, references: Tokens) -> float:
     Rows are followed to their first difference (events over exposure, the estimate of a constant hazard), because behind it
     the texts go their own ways. The first token is left out: it comes from the prompt's full pass.
     """
-    events, exposed = 0, 0
-    for tokens, reference in zip(rows, references, strict=True):
-        place = first_difference(tokens[1:], reference[1:])
-        events += place is not None
-        exposed += len(tokens) - 1 if place is None else place + 1
-    return events / exposed if exposed else 0.0
+    counts = [disagreement_events(tokens, reference) for tokens, reference in zip(rows, references, strict=True)]
+    exposed = sum(places for _, places in counts)
+    return sum(events for events, _ in counts) / exposed if exposed else 0.0
+
+
+def disagreement_events(tokens: Sequence[int], reference: Sequence[int]) -> tuple[int, int]:
+    """Of one row: whether it parts from the reference (0 or 1), and after how many tokens behind the first."""
+    place = first_difference(tokens[1:], reference[1:])
+    return (0, len(tokens) - 1) if place is None else (1, place + 1)
 
 
 def identical_share(rows: Tokens, references: Tokens) -> float:

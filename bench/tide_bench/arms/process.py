@@ -6,6 +6,8 @@ Thread pools of different libraries in one process would spin against each other
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
+from functools import partial
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -53,6 +55,10 @@ class ArmProcess:
             raise ArmError(f"made {sorted({len(row) for row in timing.tokens})} tokens a row, expected {new_tokens}")
         return timing
 
+    def apply(self, function: Callable[..., Any], *args: Any) -> Any:
+        """``function(arm, *args)`` in its process; all of it must pickle."""
+        return self.call("__call__", function, *args)
+
     def call(self, method: str, *args: Any, **options: Any) -> Any:
         """``arm.method(*args, **options)`` in its process."""
         try:
@@ -85,12 +91,21 @@ class ArmProcess:
 
 
 def _serve(pipe: Connection, name: str, folder: Path) -> None:
+    """Load the arm, then answer calls. One that fails is answered with the reason; the arm stays for the next."""
+    arm = _answer(pipe, lambda: ARMS[name].load(folder), keep=True)
+    while arm is not None and (request := pipe.recv()) is not None:
+        method, args, options = request
+        call = partial(args[0], arm, *args[1:]) if method == "__call__" else partial(getattr(arm, method), *args, **options)
+        _answer(pipe, call)
+
+
+def _answer(pipe: Connection, call: Callable[[], Any], keep: bool = False) -> Any:
+    """Send what ``call`` returns, or ``keep`` it and send that it worked; whatever a library raises becomes the reason."""
+    forget_peak()
     try:
-        arm = ARMS[name].load(folder)
-        pipe.send((None, None, peak_bytes()))
-        while (request := pipe.recv()) is not None:
-            method, args, options = request
-            forget_peak()
-            pipe.send((None, getattr(arm, method)(*args, **options), peak_bytes()))
-    except Exception as error:  # whatever a library raises becomes the reason in the arm's row
+        value = call()
+        pipe.send((None, None if keep else value, peak_bytes()))
+        return value
+    except Exception as error:
         pipe.send((f"{type(error).__name__}: {error}".splitlines()[0], None, peak_bytes()))
+        return None

@@ -1,0 +1,242 @@
+"""``tide-bench``: is it worth it, for this model on this machine?"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from time import perf_counter
+from typing import Annotated, Any
+
+import psutil
+import typer
+from rich.console import Console
+from tide_runtime import TideError
+from tide_runtime.bundle import Bundle
+from tide_runtime.cli.errors import run_app
+from tide_runtime.errors import ParamsError
+from tide_runtime.text import Tokenizer
+
+from tide_bench.arms import ARMS, OURS
+from tide_bench.arms.process import ArmError
+from tide_bench.comparison import Comparison, Place
+from tide_bench.config import MODES, BenchConfig
+from tide_bench.contestants import POLICIES, RIVALS, Contestant
+from tide_bench.curve import CurvePoint, measure_curve
+from tide_bench.energy import EnergyMeter
+from tide_bench.load import load_rows
+from tide_bench.prompts import joined, read_prompts, windows
+from tide_bench.report import Report
+from tide_bench.results import add_results
+from tide_bench.source_model import SourceModel, find_source
+from tide_bench.stage import Entry, Stage, with_options
+from tide_bench.table import CAPTION, print_rows
+
+app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
+console = Console(width=max(170, Console().width))  # piped output would wrap the table at 80
+_DEFAULTS = BenchConfig()
+_PROCESS_SHARE = 2.2  # memory of an arm over its fp32 weights: runtimes keep them packed for their kernels as well
+LOAD_PROMPTS = 16
+CURVE_TEXTS = 12
+
+
+def _list(values: tuple[Any, ...]) -> str:
+    return ",".join(map(str, values))
+
+
+@app.command()
+def bench(
+    bundle: Annotated[Path, typer.Argument(help="The bundle's directory, as `tide-export --out` wrote it.")],
+    model: Annotated[
+        str | None, typer.Option(help="The HuggingFace model it was made from. Default: the one its manifest names.")
+    ] = None,
+    vs: Annotated[str, typer.Option(help=f"Other ways to run the model, of {_list(tuple(RIVALS))}.")] = _list(_DEFAULTS.rivals),
+    policy: Annotated[str, typer.Option(help=f"Depth policies, of {_list(tuple(POLICIES))}.")] = _list(_DEFAULTS.policies),
+    prompts: Annotated[
+        Path | None, typer.Option(help="A prompt a line, or .jsonl with `prompt` or `ids`. Default: Python's library.")
+    ] = None,
+    batch: Annotated[str, typer.Option(help="Rows at once.")] = _list(_DEFAULTS.batches),
+    prompt_tokens: Annotated[str, typer.Option(help="Prompts are cut to their last so many tokens.")] = _list(
+        _DEFAULTS.prompt_tokens
+    ),
+    new_tokens: Annotated[int, typer.Option(help="New tokens a row.")] = _DEFAULTS.new_tokens,
+    rounds: Annotated[int, typer.Option(help="Turns of each arm at most.")] = _DEFAULTS.rounds,
+    minutes: Annotated[float, typer.Option(help="Time for all turns together; preparing arms comes on top.")] = _DEFAULTS.minutes,
+    mode: Annotated[
+        str,
+        typer.Option(help=f"Of {_list(MODES)}: tokens after the first; time to the first; requests that come when they like."),
+    ] = _DEFAULTS.mode,
+    rate: Annotated[str, typer.Option(help="Mode load: requests, as shares of what full can do.")] = _list(_DEFAULTS.rates),
+    seconds: Annotated[float, typer.Option(help="Mode load: how long requests come.")] = _DEFAULTS.seconds,
+    long: Annotated[bool, typer.Option("--long", help="Prompts of half and of all of the cache as well.")] = False,
+    curve: Annotated[bool, typer.Option("--curve", help="Sweep the threshold of exit: cost against agreement.")] = False,
+    json: Annotated[Path | None, typer.Option(help="Write everything to this file.")] = None,
+    html: Annotated[Path | None, typer.Option(help="Write a report, index.html and its charts, into this folder.")] = None,
+    cache: Annotated[Path | None, typer.Option(help="Where graphs of other arms are kept. Default: ~/.cache/tide-bench.")] = None,
+) -> None:
+    """Compare a bundle's depth policies with other ways to run its model: in turn, on the same prompts, outputs checked.
+
+    Example: `tide-bench engine/ --vs eager,unsplit --batch 1 --html report/`
+    """
+    begin = perf_counter()
+    config = BenchConfig(
+        mode=mode,
+        rivals=_names(vs),
+        policies=_names(policy),
+        batches=_numbers(batch, int, "--batch"),
+        prompt_tokens=_numbers(prompt_tokens, int, "--prompt-tokens"),
+        new_tokens=new_tokens,
+        rounds=rounds,
+        minutes=minutes,
+        rates=_numbers(rate, float, "--rate"),
+        seconds=seconds,
+    )
+    opened = Bundle.open(bundle, verify=False)
+    report = Report("tide_bench", model=opened.manifest.model.name, bundle=str(bundle), long=long, **asdict(config))
+    points: list[CurvePoint] = []
+    with Bench(opened, config, model, prompts, cache or _default_cache(), long) as run:
+        report.rows = run.rows()
+        print_rows(console, mode, report.rows)
+        console.print(CAPTION, style="dim", markup=False)
+        if run.meter.absent:
+            console.print(f"No energy: {run.meter.absent}", style="dim", markup=False)
+        report.settings["energy"] = run.meter.absent or "counted"
+        if curve:
+            points = run.curve()
+    report.settings["curve"] = [asdict(point) for point in points]
+    add_results(report)
+    report.add("bench_seconds", perf_counter() - begin)
+    report.finish(json)
+    if html is not None:
+        from tide_bench.page import write_report
+
+        console.print(f"report: {write_report(report, points, html)}", markup=False)
+
+
+class Bench:
+    """One run of the command: what it needs, opened and closed together."""
+
+    def __init__(
+        self, bundle: Bundle, config: BenchConfig, model: str | None, prompts: Path | None, cache: Path, long: bool
+    ) -> None:
+        self.manifest, self.config, self.meter = bundle.manifest, config, EnergyMeter()
+        info = bundle.manifest.tokenizer
+        tokenizer = Tokenizer.from_file(bundle.path(info.file)) if info is not None else None
+        self._prompts = read_prompts(prompts, tokenizer)
+        self._lengths = _lengths(config, bundle.manifest.max_seq_len, long)
+        with _phase("the HuggingFace model"):
+            source = _source(bundle, config, model)
+        self.stage = Stage(bundle.directory, bundle.manifest, source, cache, self._exit_depth, _announce)
+
+    def __enter__(self) -> Bench:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.stage.close()
+
+    def rows(self) -> list[dict[str, Any]]:
+        """What the mode measures, a row for each arm and place."""
+        if self.config.mode == "load":
+            texts = [p for n in self._lengths for p in self._windows(n, LOAD_PROMPTS)]
+            return load_rows(self.stage, self._contestants(), texts, self.config, _announce)
+        places = [
+            Place(length, batch, _groups(self._windows(length, batch * self.config.rounds), batch))
+            for length in self._lengths
+            for batch in sorted(self.config.batches)
+        ]
+        compared = Comparison(self.stage, self._contestants(), places, self.manifest, self.config, self.meter, _announce)
+        return compared.run(self._most_in_memory())
+
+    def curve(self) -> list[CurvePoint]:
+        """The sweep; empty, with the reason printed, when the bundle has no exits."""
+        length = self._lengths[0]
+        texts = self._windows(length + self.config.new_tokens, CURVE_TEXTS)
+        self.stage.leave([kind for kind in ARMS if kind != OURS])
+        entries = self.stage.enter([POLICIES["full"]])
+        try:
+            with _phase("curve"):
+                return measure_curve(entries[0].process, texts, length, self.meter)
+        except (ArmError, IndexError) as error:
+            console.print(f"No curve: {error}", style="yellow", markup=False)
+            return []
+
+    def _contestants(self) -> list[Contestant]:
+        wanted = {"full": POLICIES["full"]} | {name: POLICIES[name] for name in self.config.policies}
+        wanted |= {name: RIVALS[name] for name in self.config.rivals}
+        return list(with_options(wanted, self.manifest).values())
+
+    def _windows(self, tokens: int, count: int) -> list[list[int]]:
+        texts = self._prompts
+        if all(len(text) < tokens for text in texts):
+            texts = joined(texts, tokens)
+        return windows(texts, tokens, count)
+
+    def _exit_depth(self) -> int:
+        """Layers that `exit` runs before it speaks, on average: what static layer skip is compared at."""
+        entry: Entry = self.stage.enter([POLICIES["exit"]])[0]
+        prompts = self._windows(self._lengths[0], 4)
+        depths = [entry.generate([prompt], self.config.new_tokens).depth or 0.0 for prompt in prompts]
+        return max(1, min(round(sum(depths) / len(depths)), self.manifest.model.num_layers - 1))
+
+    def _most_in_memory(self) -> int:
+        need = 4 * self.manifest.model.parameters * _PROCESS_SHARE + 2**29  # libraries and buffers: half a GiB
+        return max(2, int(psutil.virtual_memory().available / need))
+
+
+def _source(bundle: Bundle, config: BenchConfig, model: str | None) -> SourceModel | str:
+    if not config.rivals:
+        return "not needed"
+    try:
+        return find_source(bundle.manifest.model, model)
+    except TideError as error:
+        return str(error)
+
+
+def _lengths(config: BenchConfig, slots: int, long: bool) -> list[int]:
+    """Prompt lengths; raises ParamsError when one does not fit into the cache with its new tokens."""
+    room = slots - config.new_tokens
+    lengths = sorted({*config.prompt_tokens, *((slots // 2, room) if long else ())})
+    if lengths[-1] > room or lengths[0] < 1:
+        raise ParamsError(f"prompts of {lengths[-1]} tokens and {config.new_tokens} new ones do not fit into {slots} cache slots")
+    return lengths
+
+
+def _groups(prompts: list[list[int]], size: int) -> list[list[list[int]]]:
+    return [prompts[i : i + size] for i in range(0, len(prompts), size)]
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in text.split(",") if name.strip())
+
+
+def _numbers(text: str, kind: Callable[[str], Any], option: str) -> tuple[Any, ...]:
+    try:
+        return tuple(kind(part) for part in text.split(","))
+    except ValueError:
+        raise ParamsError(f"{option} is {text!r}; give numbers separated by commas") from None
+
+
+def _default_cache() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "tide-bench"
+
+
+def _announce(text: str) -> None:
+    console.print(text, style="dim", markup=False)
+
+
+@contextmanager
+def _phase(title: str) -> Iterator[None]:
+    start = perf_counter()
+    yield
+    console.print(f"{title}: {perf_counter() - start:.1f} s", style="dim", markup=False)
+
+
+def main() -> None:
+    """Entry point of ``tide-bench``."""
+    run_app(app)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,143 @@
+"""The comparison: meetings of arms, each checked, warmed up, and then timed in turn."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tide_runtime.manifest import Manifest
+
+from tide_bench.arms.process import ArmError
+from tide_bench.config import BenchConfig
+from tide_bench.contestants import Contestant
+from tide_bench.energy import EnergyMeter
+from tide_bench.figures import PIVOT, decode_seconds, prefill_seconds, ratio_row, speed_row, text_row
+from tide_bench.other_load import OtherLoad
+from tide_bench.promises import NEAR_TIE, broken_promise
+from tide_bench.stage import Announce, Entry, Stage, meetings
+from tide_bench.turns import Group, Turn, take_turns
+
+WARM_UPS = 1  # after the check, which is one: compiled code settles on its second call
+REFERENCE = "eager"
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where arms are compared: ``groups`` are the prompts of the rounds, ``batch`` rows of ``prompt_tokens`` each."""
+
+    prompt_tokens: int
+    batch: int
+    groups: list[Group]
+
+
+@dataclass
+class _Record:
+    """What is known about the arms at one place. ``checked``: their texts of the first group."""
+
+    turns: dict[str, list[Turn]] = field(default_factory=dict)
+    checked: dict[str, list[list[int]]] = field(default_factory=dict)
+    other_load: float = 0.0
+
+
+class Comparison:
+    """Runs ``contestants`` at ``places``; `rows` are the result."""
+
+    def __init__(
+        self,
+        stage: Stage,
+        contestants: Sequence[Contestant],
+        places: Sequence[Place],
+        manifest: Manifest,
+        config: BenchConfig,
+        meter: EnergyMeter,
+        announce: Announce,
+    ) -> None:
+        self._stage, self._contestants, self._places, self._config = stage, contestants, places, config
+        self._manifest, self._meter, self._announce = manifest, meter, announce
+        self._records = [_Record() for _ in places]
+        self._seconds = prefill_seconds if config.mode == "prefill" else decode_seconds
+        self.new_tokens = 2 if config.mode == "prefill" else config.new_tokens
+
+    def run(self, most_in_memory: int) -> list[dict[str, Any]]:
+        """A row for each place and contestant. ``most_in_memory``: processes that fit."""
+        kinds = list(dict.fromkeys(contestant.kind for contestant in self._contestants))
+        planned = meetings(kinds, most_in_memory)
+        share = 60 * self._config.minutes / (len(planned) * len(self._places))
+        for number, company in enumerate(planned):
+            entries = self._stage.enter([c for c in self._contestants if c.kind in company])
+            for place, record in zip(self._places, self._records, strict=True):
+                entries = self._meet(entries, place, record, number, share)
+            if number + 1 < len(planned):
+                self._stage.leave(company[1:])
+        return [row for place, record in zip(self._places, self._records, strict=True) for row in self._rows(place, record)]
+
+    def _meet(self, entries: list[Entry], place: Place, record: _Record, number: int, seconds: float) -> list[Entry]:
+        """One meeting at one place; returns the arms that still run."""
+        self._announce(f"batch {place.batch}, {place.prompt_tokens} prompt tokens: check and warm up")
+        left = [entry for entry in entries if self._check(entry, place, record)]
+        self._announce(f"batch {place.batch}, {place.prompt_tokens} prompt tokens: {len(left)} arms in turn")
+        load = OtherLoad(self._stage.pids)
+        turns = take_turns(left, place.groups, self.new_tokens, self._meter, seconds, number, self._stage.withdraw)
+        record.other_load = max(record.other_load, load.share())
+        for name, own in turns.items():
+            record.turns.setdefault(name, []).extend(own)
+        return [entry for entry in left if entry.contestant.name not in self._stage.failures]
+
+    def _check(self, entry: Entry, place: Place, record: _Record) -> bool:
+        try:
+            record.checked[entry.contestant.name] = entry.generate(place.groups[0], self.new_tokens).tokens
+            for _ in range(WARM_UPS):
+                entry.generate(place.groups[0], self.new_tokens)
+        except ArmError as error:
+            self._stage.withdraw(entry, f"batch {place.batch}: {error}")
+            return False
+        return True
+
+    def _rows(self, place: Place, record: _Record) -> list[dict[str, Any]]:
+        where = {"prompt_tokens": place.prompt_tokens, "batch": place.batch, "other_load": record.other_load}
+        rows = []
+        for contestant in self._contestants:
+            row = {**where, "arm": contestant.name, "title": contestant.title}
+            turns = record.turns.get(contestant.name)
+            if turns:
+                row |= self._figures(contestant, place, record, turns)
+            if contestant.name in self._stage.failures:
+                row["note"] = self._stage.failures[contestant.name]
+            rows.append(row)
+        return _ranked(rows)
+
+    def _figures(self, contestant: Contestant, place: Place, record: _Record, turns: list[Turn]) -> dict[str, Any]:
+        row = {**speed_row(turns, self._seconds), **ratio_row(contestant.name, record.turns, self._seconds)}
+        if contestant.all_layers and self._seconds is decode_seconds:
+            row["layers_per_token"] = float(self._manifest.model.num_layers)
+        if PIVOT in record.turns:
+            row |= text_row(turns, record.turns[PIVOT])
+        return row | {"mark": self._mark(contestant, place, record, turns)}
+
+    def _mark(self, contestant: Contestant, place: Place, record: _Record, turns: list[Turn]) -> str:
+        """Why the arm is not ranked, from its first texts and from all timed ones; empty when it keeps its promise."""
+        reference = next((name for name in (REFERENCE, PIVOT) if record.turns.get(name) and name in record.checked), None)
+        if reference is None:
+            return ""
+        known = {turn.round: turn.timing.tokens for turn in record.turns[reference]}
+        prompts, texts, references = list(place.groups[0]), list(record.checked[contestant.name]), list(record.checked[reference])
+        for turn in turns:
+            if turn.round in known:
+                prompts += place.groups[turn.round]
+                texts, references = texts + turn.timing.tokens, references + known[turn.round]
+        certificate = self._manifest.calibration.certificate if self._manifest.calibration is not None else None
+        certified = certificate.max_disagreement if certificate is not None else None
+        near_tie = NEAR_TIE[self._manifest.dtype]
+        return broken_promise(contestant.promise, prompts, texts, references, self._stage.gap, near_tie, certified)
+
+
+def _ranked(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Fastest first with ``rank`` from 1; then those that are marked, then those that could not run."""
+    speed = "ms_per_token" if any("ms_per_token" in row for row in rows) else "first_token_ms"
+    able = [row for row in rows if speed in row]
+    ranked = sorted((row for row in able if not row["mark"]), key=lambda row: row[speed])
+    for rank, row in enumerate(ranked, 1):
+        row["rank"] = rank
+    marked = sorted((row for row in able if row["mark"]), key=lambda row: row[speed])
+    return [*ranked, *marked, *(row for row in rows if speed not in row)]

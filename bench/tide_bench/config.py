@@ -1,0 +1,61 @@
+"""What a comparison is asked to do; the command line takes its defaults from here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from tide_runtime.errors import ParamsError
+
+from tide_bench.contestants import POLICIES, RIVALS
+
+MODES = ("decode", "prefill", "load")
+
+
+@dataclass(frozen=True)
+class BenchConfig:
+    """Options of one comparison.
+
+    Args:
+        mode: ``decode`` (tokens after the first), ``prefill`` (time to the first token), ``load`` (requests that come when they
+            like).
+        rivals: other ways to run the model.
+        policies: depth policies of the bundle; those that it cannot run are left out with the reason.
+        batches: rows at once.
+        prompt_tokens: lengths of prompts.
+        new_tokens: tokens to generate for each row.
+        rounds: turns of each arm, at most.
+        minutes: time for all turns together; each arm has `FEWEST_ROUNDS` turns even when that takes longer.
+        rates: of mode ``load``: requests per second, as shares of what `full` can do when asked one by one.
+        seconds: of mode ``load``: how long requests come.
+    """
+
+    mode: str = "decode"
+    rivals: tuple[str, ...] = tuple(RIVALS)
+    policies: tuple[str, ...] = tuple(POLICIES)
+    batches: tuple[int, ...] = (1, 8)
+    prompt_tokens: tuple[int, ...] = (64,)
+    new_tokens: int = 64
+    rounds: int = 12
+    minutes: float = 3.0
+    rates: tuple[float, ...] = (0.5, 0.9)
+    seconds: float = 10.0
+
+    def __post_init__(self) -> None:
+        if self.mode not in MODES:
+            raise ParamsError(f"mode is {self.mode!r}; set it to one of: {', '.join(MODES)}")
+        _known(self.rivals, RIVALS, "--vs")
+        _known(self.policies, POLICIES, "--policy")
+        for name, least in (("batches", 1), ("prompt_tokens", 1), ("rates", 0.01)):
+            values = getattr(self, name)
+            if not values or min(values) < least:
+                raise ParamsError(f"{name} is {values}; give numbers of at least {least}")
+        for name, least in (("new_tokens", 2), ("rounds", 1), ("minutes", 0), ("seconds", 1)):
+            if getattr(self, name) < least:
+                raise ParamsError(f"{name} is {getattr(self, name)}; give at least {least}")
+
+
+def _known(names: tuple[str, ...], known: Mapping[str, object], option: str) -> None:
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        raise ParamsError(f"{option} has {', '.join(unknown)}; choose from: {', '.join(known)}")

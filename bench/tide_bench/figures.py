@@ -1,0 +1,78 @@
+"""The figures of every arm at one place (prompt length, batch size), from its turns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+
+from tide_bench.paired_ratio import PairedRatio, chained_ratio, paired_ratio
+from tide_bench.text_comparison import disagreement_rate, identical_share
+from tide_bench.turns import Turn
+
+PIVOT = "full"  # meets everyone
+BASELINES = ("eager", "unsplit")
+Seconds = Callable[[Turn], float]
+
+
+def decode_seconds(turn: Turn) -> float:
+    return turn.timing.decode_s
+
+
+def prefill_seconds(turn: Turn) -> float:
+    return turn.timing.first_token_s
+
+
+def speed_row(turns: Sequence[Turn], seconds: Seconds) -> dict[str, Any]:
+    """Times in ms, memory in MiB, energy in joules per token; what nobody counted is left out."""
+    timings = [turn.timing for turn in turns]
+    rows, steps = len(timings[0].tokens), [t.decode_ms_per_token for t in timings]
+    row: dict[str, Any] = {"rounds": len(turns), **_spread("first_token_ms", [1e3 * t.first_token_s for t in timings])}
+    if seconds is decode_seconds:
+        row |= {**_spread("ms_per_token", steps), "tokens_per_s": 1e3 * rows / float(np.median(steps))}
+        if timings[0].layers_per_token is not None:
+            row["layers_per_token"] = float(np.mean([t.layers_per_token for t in timings]))
+    row["peak_mib"] = max(turn.peak_bytes for turn in turns) / 2**20
+    joules = [turn.joules for turn in turns if turn.joules is not None]
+    if len(joules) == len(turns):
+        row["joules_per_token"] = sum(joules) / sum(rows * len(t.tokens[0]) for t in timings)
+    return row
+
+
+def text_row(turns: Sequence[Turn], reference: Sequence[Turn]) -> dict[str, float]:
+    """``agreement`` with the reference's texts: per token up to the first difference; ``identical``: share of all tokens."""
+    texts = {turn.round: turn.timing.tokens for turn in reference}
+    own = [row for turn in turns if turn.round in texts for row in turn.timing.tokens]
+    references = [row for turn in turns if turn.round in texts for row in texts[turn.round]]
+    return {"agreement": 1 - disagreement_rate(own, references), "identical": identical_share(own, references)}
+
+
+def ratio_row(name: str, turns: Mapping[str, Sequence[Turn]], seconds: Seconds) -> dict[str, float]:
+    """Speed over each baseline that ran: ``vs_eager``, ``vs_eager_low``, ``vs_eager_high`` (95%), and so on."""
+    row: dict[str, float] = {}
+    for baseline in BASELINES:
+        if baseline != name and turns.get(baseline) and (ratio := _ratio(turns[name], baseline, turns, seconds)) is not None:
+            figures = asdict(ratio)
+            row |= {f"vs_{baseline}": figures["median"]}
+            row |= {f"vs_{baseline}_{end}": figures[end] for end in ("low", "high", "total")}
+    return row
+
+
+def _ratio(own: Sequence[Turn], baseline: str, turns: Mapping[str, Sequence[Turn]], seconds: Seconds) -> PairedRatio | None:
+    """From turns at the same prompts next to each other; over the pivot when the two were never in memory together."""
+    if direct := _pairs(turns[baseline], own, seconds):
+        return paired_ratio([a for a, _ in direct], [b for _, b in direct])
+    one, other = (_pairs(turns.get(PIVOT, ()), arm, seconds) for arm in (own, turns[baseline]))
+    return chained_ratio(one, other) if one and other else None
+
+
+def _pairs(first: Sequence[Turn], second: Sequence[Turn], seconds: Seconds) -> list[tuple[float, float]]:
+    by_time = {(turn.meeting, turn.round): seconds(turn) for turn in first}
+    return [(by_time[turn.meeting, turn.round], seconds(turn)) for turn in second if (turn.meeting, turn.round) in by_time]
+
+
+def _spread(name: str, values: Sequence[float]) -> dict[str, float]:
+    low, middle, high = np.percentile(values, (10, 50, 90))
+    return {name: float(middle), f"{name}_p10": float(low), f"{name}_p90": float(high)}

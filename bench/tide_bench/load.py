@@ -1,0 +1,127 @@
+"""Mixed load: short and long requests that come when they like (Poisson arrivals), for a bounded time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from tide_bench.arms.base import Arm
+from tide_bench.arms.process import ArmError
+from tide_bench.config import BenchConfig
+from tide_bench.contestants import Contestant
+from tide_bench.stage import Announce, Entry, Stage
+from tide_bench.turns import SETTLE_S
+
+# Kinds whose engines take calls of several threads at once; the others serve one request after the other.
+CONCURRENT = {"tide": 2, "unsplit": 2, "static": 2}
+SHORT_SHARE = 4  # every other request wants a quarter of the tokens
+
+
+@dataclass(frozen=True)
+class Request:
+    """``arrival_s``: seconds after the first moment; ``prompt``: token ids."""
+
+    arrival_s: float
+    prompt: list[int]
+    new_tokens: int
+
+
+@dataclass(frozen=True)
+class Served:
+    """Seconds from a request's arrival to its first and its last token, waiting included."""
+
+    first_token_s: float
+    last_token_s: float
+    new_tokens: int
+
+
+def poisson_requests(rate: float, seconds: float, prompts: Sequence[list[int]], new_tokens: int, seed: int = 0) -> list[Request]:
+    """Requests of ``seconds`` seconds at ``rate`` a second on average; prompts in turn, outputs long and short in turn."""
+    gaps = np.random.default_rng(seed).exponential(1 / rate, max(1, int(4 * rate * seconds)))
+    arrivals = [float(t) for t in np.cumsum(gaps) if t < seconds] or [0.0]
+    short = max(2, new_tokens // SHORT_SHARE)
+    return [Request(t, prompts[i % len(prompts)], short if i % 2 else new_tokens) for i, t in enumerate(arrivals)]
+
+
+def serve(arm: Arm, requests: Sequence[Request], workers: int, options: Mapping[str, Any]) -> list[Served]:
+    """Runs in the arm's process: requests are taken in the order they come, ``workers`` at once."""
+    start = time.perf_counter()
+
+    def answer(request: Request) -> Served:
+        begin = time.perf_counter() - start
+        timing = arm.generate([request.prompt], request.new_tokens, **options)
+        first = begin + timing.first_token_s - request.arrival_s
+        return Served(first, first + timing.decode_s, request.new_tokens)
+
+    with ThreadPoolExecutor(workers) as pool:
+        futures = []
+        for request in requests:
+            time.sleep(max(0.0, start + request.arrival_s - time.perf_counter()))
+            futures.append(pool.submit(answer, request))
+        return [future.result() for future in futures]
+
+
+def load_rows(
+    stage: Stage, contestants: Sequence[Contestant], prompts: Sequence[list[int]], config: BenchConfig, announce: Announce
+) -> list[dict[str, Any]]:
+    """A row for each rate and contestant; rates are shares of what `full` does when asked one by one."""
+    entries = [entry for entry in stage.enter(contestants) if _warm_up(stage, entry, prompts, config.new_tokens)]
+    alone = next((_one_by_one(e, prompts, config.new_tokens) for e in entries if e.contestant.name == "full"), None)
+    if alone is None:
+        return [{"arm": c.name, "title": c.title, "note": stage.failures.get(c.name, "`full` did not run")} for c in contestants]
+    rows = []
+    for share in config.rates:
+        requests = poisson_requests(share / alone, config.seconds, prompts, config.new_tokens)
+        for entry in entries:
+            announce(f"{len(requests)} requests, {share / alone:.1f} a second: {entry.contestant.title}")
+            time.sleep(SETTLE_S)
+            rows.append({"share": share, "rate": share / alone, **_row(stage, entry, requests)})
+    failed = [c for c in contestants if c.name in stage.failures and all(row["arm"] != c.name for row in rows)]
+    return rows + [{"arm": c.name, "title": c.title, "note": stage.failures[c.name]} for c in failed]
+
+
+def _warm_up(stage: Stage, entry: Entry, prompts: Sequence[list[int]], new_tokens: int) -> bool:
+    """Every shape once: compiled code is made for it."""
+    try:
+        for length in {len(prompt): prompt for prompt in prompts}.values():
+            for tokens in {new_tokens, max(2, new_tokens // SHORT_SHARE)}:
+                entry.generate([length], tokens)
+    except ArmError as error:
+        stage.withdraw(entry, str(error))
+        return False
+    return True
+
+
+def _one_by_one(entry: Entry, prompts: Sequence[list[int]], new_tokens: int) -> float:
+    """Mean seconds of a request."""
+    begin, sizes = time.perf_counter(), (new_tokens, max(2, new_tokens // SHORT_SHARE))
+    for i, prompt in enumerate(prompts[:8]):
+        entry.generate([prompt], sizes[i % 2])
+    return (time.perf_counter() - begin) / len(prompts[:8])
+
+
+def _row(stage: Stage, entry: Entry, requests: Sequence[Request]) -> dict[str, Any]:
+    row: dict[str, Any] = {"arm": entry.contestant.name, "title": entry.contestant.title, "requests": len(requests)}
+    workers = CONCURRENT.get(entry.contestant.kind, 1)
+    try:
+        served: list[Served] = entry.process.apply(serve, list(requests), workers, entry.contestant.options)
+    except ArmError as error:
+        stage.withdraw(entry, str(error))
+        return row | {"note": str(error)}
+    percentile = partial(np.percentile, q=(50, 95))
+    first, last = (percentile([getattr(s, name) for s in served]) for name in ("first_token_s", "last_token_s"))
+    end = max(request.arrival_s + s.last_token_s for request, s in zip(requests, served, strict=True))
+    return row | {
+        "workers": workers,
+        "first_token_ms": 1e3 * float(first[0]),
+        "first_token_ms_p95": 1e3 * float(first[1]),
+        "request_ms": 1e3 * float(last[0]),
+        "request_ms_p95": 1e3 * float(last[1]),
+        "tokens_per_s": sum(s.new_tokens for s in served) / end,
+    }

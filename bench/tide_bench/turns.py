@@ -1,0 +1,68 @@
+"""Turns: every arm continues the same prompts, one arm after the other (A B C A B C …), until the time is up."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from tide_bench.arms.base import Timing
+from tide_bench.arms.process import ArmError
+from tide_bench.energy import EnergyMeter
+from tide_bench.stage import Entry
+
+Group = list[list[int]]  # prompts of one turn, [B][S] token ids
+SETTLE_S = 0.2  # thread pools spin for a while after their last work
+FEWEST_ROUNDS = 3
+
+
+@dataclass(frozen=True)
+class Turn:
+    """What an arm did with one group of prompts.
+
+    Args:
+        meeting, round: turns with the same two were neighbours in time and had the same prompts.
+        peak_bytes: most memory of its process meanwhile.
+        joules: of the whole machine meanwhile; None where nobody counts them.
+    """
+
+    meeting: int
+    round: int
+    timing: Timing
+    peak_bytes: int
+    joules: float | None
+
+
+def take_turns(
+    entries: Sequence[Entry],
+    groups: Sequence[Group],
+    new_tokens: int,
+    meter: EnergyMeter,
+    seconds: float,
+    meeting: int,
+    failed: Callable[[Entry, str], None],
+) -> dict[str, list[Turn]]:
+    """A turn of every arm at each of ``groups``, until ``seconds`` are over but for `FEWEST_ROUNDS`. The order shifts by one
+    each round, so that none always follows the same one. ``failed`` hears of arms that stop on the way."""
+    turns: dict[str, list[Turn]] = {entry.contestant.name: [] for entry in entries}
+    running, end = list(entries), time.monotonic() + seconds
+    for number, group in enumerate(groups):
+        if number >= FEWEST_ROUNDS and time.monotonic() > end:
+            break
+        shift = number % max(1, len(running))
+        for entry in running[shift:] + running[:shift]:
+            try:
+                turns[entry.contestant.name].append(_turn(entry, group, new_tokens, meter, meeting, number))
+            except ArmError as error:
+                running.remove(entry)
+                failed(entry, str(error))
+    return turns
+
+
+def _turn(entry: Entry, group: Group, new_tokens: int, meter: EnergyMeter, meeting: int, number: int) -> Turn:
+    time.sleep(SETTLE_S)
+    before = meter.joules()
+    timing = entry.generate(group, new_tokens)
+    after = meter.joules()
+    joules = None if before is None or after is None else after - before
+    return Turn(meeting, number, timing, entry.process.peak_bytes, joules)
