@@ -6,7 +6,7 @@ Hidden states, logits and caches are handed from graph to graph by address. A `D
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -50,7 +50,7 @@ class DeviceBackend(Protocol):
     logits_element: ElementType
     pads_rows: bool  # every row of a step takes as many places as the longest has tokens
     fixed_stream: bool  # graphs run on the device's stream, whichever they are queued on
-    input_types: dict[str, ElementType]  # of inputs that are not int64, or int32 where the name says it
+    input_types: Mapping[str, ElementType]  # of inputs that are not int64, or int32 where the name says it
 
     def form(self, graph: str, shape: StepShape) -> str:
         """Which compiled form of ``graph`` runs steps of ``shape``."""
@@ -85,10 +85,10 @@ class DeviceSlots:
         self.backend.device.use()
         self.caches.move_row(source, target, length)
 
-    def count(self, graph: str) -> None:
-        """Note one launch of ``graph``: the only place where launches are counted."""
-        self.backend.launches[graph] += 1
-        self.layers_launched += self.backend.layers[graph]
+    def count(self, graph: str, times: int = 1) -> None:
+        """Note launches of ``graph``: the only place where they are counted."""
+        self.backend.launches[graph] += times
+        self.layers_launched += times * self.backend.layers[graph]
 
 
 class DeviceBuffers:
@@ -151,6 +151,10 @@ class DeviceStep:
         self._lengths = list(lengths)
         self.positions.place(lengths)
         self._sent = False
+
+    def widen(self) -> None:
+        """Let what kernels size their work by, on the host, hold for any place: the device will move the rows on."""
+        self.positions.arrays[ON_HOST][...] = self.slots.caches.limit
 
     def run(self, graph: str) -> None:
         self.slots.count(graph)

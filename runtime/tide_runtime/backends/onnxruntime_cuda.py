@@ -7,8 +7,8 @@ and bf16, for one token a row or one row.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import ClassVar, cast
+from collections.abc import Callable, Mapping
+from typing import cast
 
 import onnxruntime as ort
 
@@ -34,12 +34,12 @@ class OnnxRuntimeCudaBackend(OnnxRuntimeBackend):
 
     name = "onnxruntime-cuda"
     pads_rows, fixed_stream = False, True
-    input_types: ClassVar[dict[str, ElementType]] = {}
 
     def __init__(
         self, manifest: Manifest, layers: dict[str, int], load: Callable[[str], ort.InferenceSession], device: Device
     ) -> None:
         self.device, self.element = device, ELEMENT_TYPES[manifest.dtype]
+        self.input_types: Mapping[str, ElementType] = {}
         self._fused = manifest.dtype in _FUSED_TYPES
         super().__init__(manifest, layers, load)
         self.logits_element = next(e for e in (FP32, FP16, BF16) if e.host is self.logits_dtype)

@@ -30,12 +30,13 @@ _DEEP = ("position_ids", "write_index", "seqlens_k", "logits_index")
 
 @dataclass(frozen=True)
 class LoopExit:
-    """Where rows may leave: in front of segment ``boundary``, from ``threshold`` on. ``graph``: router and translator.
+    """Where rows may leave: in front of segment ``boundary``, after ``depth`` layers, from ``threshold`` on.
 
-    ``window``: most tokens that wait in front of the deeper layers.
+    ``graph``: router and translator. ``window``: most tokens that wait in front of the deeper layers.
     """
 
     boundary: int
+    depth: int
     graph: str
     threshold: float
     window: int
@@ -61,11 +62,14 @@ class DecodeLoop:
         self._step.begin(self._ones, self._ones)
         self._step.input_ids[:] = [*tokens, *idle]
         self._step.place([*lengths, *idle])
+        self._step.widen()
         self._step.send()
         self.state.send(lengths, tokens, limits, eos)
         run()
         self.slots.backend.device.synchronize()
-        return self.state.ring.take()
+        turns = self.state.ring.take()
+        self._count(len(turns), self.state.ring.take_deep())
+        return turns
 
     def _body(self, kernels: LoopKernels) -> tuple[Node, ...]:
         state, slots = self.state, self.slots.caches.limit
@@ -80,7 +84,7 @@ class DecodeLoop:
         wide = [exit.window] * self.rows
         # Its buffers hold what waits from turn to turn, so they are not those of the other steps.
         deep = DeviceStep(self.slots, StepShape.of(0, wide, self._ones), DeviceBuffers(self.slots.backend))
-        backend, states = self.slots.backend, self._step.hidden[exit.boundary - 1]
+        states = self._step.hidden[exit.boundary - 1]
         gate = ExitGate(
             hidden=states.pointer,
             row_bytes=states.row_bytes,
@@ -95,14 +99,23 @@ class DecodeLoop:
         )
         deep.begin(wide, self._ones)
         deep.place([0] * self.rows)
+        deep.widen()
         deep.send()  # what stays the same from turn to turn
-        self._deep = deep
         return (
             *self._graphs(self._step, [*self._segments[: exit.boundary], exit.graph, HEAD]),
             Run("exit_gate", kernels.exit_gate(self.state, gate)),
             IfThen(self.state.deeper, tuple(self._graphs(deep, self._segments[exit.boundary :]))),
             Run("exit_merge", kernels.exit_merge(self.state, gate)),
         )
+
+    def _count(self, turns: int, deep: int) -> None:
+        """Launches of the loop, as the device counted its turns."""
+        every = self._segments if self._exit is None else [*self._segments[: self._exit.boundary], self._exit.graph, HEAD]
+        for graph in every:
+            self.slots.count(graph, turns)
+        if self._exit is not None:
+            for graph in self._segments[self._exit.boundary :]:
+                self.slots.count(graph, deep)
 
     def _graphs(self, step: DeviceStep, names: Sequence[str]) -> list[Run]:
         fixed = self.slots.backend.fixed_stream

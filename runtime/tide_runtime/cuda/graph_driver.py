@@ -15,7 +15,7 @@ from tide_runtime.errors import TargetError
 
 
 class CapturingDevice(Protocol):
-    """The part of `CudaDevice` that makes graphs. ``core_stream``: the device's stream, a cuda.core Stream; ``gpu``: its Device."""
+    """The part of `CudaDevice` that makes graphs: ``gpu``, a cuda.core Device, and ``core_stream``, its Stream ``stream``."""
 
     gpu: Any
     core_stream: Any

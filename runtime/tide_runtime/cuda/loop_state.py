@@ -31,7 +31,7 @@ class LoopState:
         turns_left scalar int32
         waiting [B] int32      tokens that have left early and wait for the layers they skipped
 
-    On the device alone: tokens [B] int64 and emitted [B] int32 of a turn, running scalar int32, exits [B] uint8, chosen [B] int64.
+    On the device alone, of one turn: chosen and tokens [B] int64, emitted [B] int32, running scalar int32, exits [B] uint8.
     """
 
     def __init__(self, device: Device, rows: int, turns: int) -> None:

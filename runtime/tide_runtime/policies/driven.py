@@ -1,0 +1,127 @@
+"""A depth policy whose greedy steps run on the device, several tokens a launch; everything else it leaves to the host.
+
+What needs the host after every token: sampling, penalties, log-probabilities, stop strings.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import cast
+from weakref import WeakKeyDictionary
+
+from tide_runtime.backends.base import Slots
+from tide_runtime.backends.device_step import DeviceSlots
+from tide_runtime.cuda.decode_loop import DecodeLoop, LoopExit
+from tide_runtime.cuda.loop_kernels import LoopKernels
+from tide_runtime.cuda.loop_state import MOST_EOS
+from tide_runtime.cuda.program import Node
+from tide_runtime.cuda.token_ring import EXITED, NO_TOKEN
+from tide_runtime.errors import TargetError
+from tide_runtime.policies.base import DepthPolicy
+from tide_runtime.row import Row
+
+Compile = Callable[[Sequence[Node]], Callable[[], None]]
+
+
+@dataclass
+class Drivers:
+    """Who runs a loop's program.
+
+    Args:
+        warm: its first launch, from the host: what libraries load and allocate late is there when it is captured.
+        compile: later launches; None: ``warm`` runs them all.
+        refused: why ``compile`` could not, once it has been tried.
+    """
+
+    warm: Compile
+    compile: Compile | None
+    refused: TargetError | None = None
+
+    def compiled(self, program: Sequence[Node]) -> Callable[[], None]:
+        if self.compile is not None:
+            try:
+                return self.compile(program)
+            except TargetError as error:
+                self.compile, self.refused = None, error
+                warnings.warn(f"{error}; decoding is driven from the host", RuntimeWarning, stacklevel=2)
+        return self.warm(program)
+
+
+class DrivenDepth:
+    """``inner``, with loops of ``turns`` tokens a launch. ``exit``: where rows may leave early."""
+
+    def __init__(
+        self, inner: DepthPolicy, kernels: LoopKernels, turns: int, drivers: Drivers, exit: LoopExit | None = None
+    ) -> None:
+        self.inner, self.name = inner, inner.name
+        self._kernels, self._turns, self._drivers, self._exit = kernels, turns, drivers, exit
+        self._loops: WeakKeyDictionary[DeviceSlots, dict[int, _DrivenLoop]] = WeakKeyDictionary()
+
+    def prefill(self, slots: Slots, row: Row) -> int:
+        return self.inner.prefill(slots, row)
+
+    def decode(self, slots: Slots, rows: Sequence[Row]) -> list[list[int]]:
+        device_slots = cast(DeviceSlots, slots)
+        if not self._can(device_slots, rows):
+            return self.inner.decode(slots, rows)
+        turns = self._loop(device_slots, len(rows)).launch(rows)
+        tokens = [self._take(device_slots, row, [turn[i] for turn in turns]) for i, row in enumerate(rows)]
+        # No row got any: their logits are no numbers, for which the host has an error.
+        return tokens if any(tokens) else self.inner.decode(slots, rows)
+
+    def _can(self, slots: DeviceSlots, rows: Sequence[Row]) -> bool:
+        if not all(_is_plain(row) and _eos(row) == _eos(rows[0]) for row in rows):
+            return False
+        if self._exit is None:
+            return True
+        last = slots.caches.limit - self._turns - self._exit.window  # a window writes all of its slots
+        return all(row.length <= last and row.frontier.done[-1] == row.length for row in rows)
+
+    def _loop(self, slots: DeviceSlots, rows: int) -> _DrivenLoop:
+        """For up to the next power of two of rows, so that few graphs are captured."""
+        size = min(slots.capacity, 1 << (rows - 1).bit_length())
+        loops = self._loops.setdefault(slots, {})
+        if size not in loops:
+            loop = DecodeLoop(slots, size, self._kernels, self._turns, self._exit)
+            loops[size] = _DrivenLoop(loop, self._drivers)
+        return loops[size]
+
+    def _take(self, slots: DeviceSlots, row: Row, values: Iterable[int]) -> list[int]:
+        """The row's new tokens, from what the ring holds of it."""
+        said = [value for value in values if value != NO_TOKEN]
+        row.length += len(said)
+        if self._exit is not None:
+            deepest = slots.backend.manifest.model.num_layers
+            row.depth.token_depths += [self._exit.depth if value & EXITED else deepest for value in said]
+            row.frontier.reset(row.length)
+        return [value & ~EXITED for value in said]
+
+
+@dataclass
+class _DrivenLoop:
+    """A loop, and what runs its program: from the second launch on, what was compiled."""
+
+    loop: DecodeLoop
+    drivers: Drivers
+    run: Callable[[], None] | None = None
+
+    def launch(self, rows: Sequence[Row]) -> list[list[int]]:
+        run = self.run or self.drivers.warm(self.loop.program)
+        lengths, tokens = [row.length for row in rows], [row.last_token for row in rows]
+        turns = self.loop.launch(run, lengths, tokens, [len(row.tokens) for row in rows], _eos(rows[0]))
+        if self.run is None:
+            self.run = self.drivers.compiled(self.loop.program)
+        return turns
+
+
+def _is_plain(row: Row) -> bool:
+    """Whether the device can choose the row's tokens and see its end."""
+    params = row.params
+    certain = params.greedy and params.repetition_penalty == 1.0
+    return certain and not params.logprobs and not params.stop and len(_eos(row)) <= MOST_EOS
+
+
+def _eos(row: Row) -> frozenset[int]:
+    return frozenset() if row.params.ignore_eos else row.eos

@@ -1,0 +1,133 @@
+"""The kernels of a decode loop in NumPy, over addresses: what each must do, in the words of csrc/."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+from runtime.simulated_gpu import SimulatedGpu
+from tide_runtime.cuda.loop_kernels import ExitGate, NextInputs
+from tide_runtime.cuda.loop_state import MOST_EOS, LoopState
+from tide_runtime.cuda.program import Condition, Enqueue
+from tide_runtime.cuda.token_ring import EXITED, NO_TOKEN
+
+RUNNING, EOS, LIMIT, NO_DISTRIBUTION = 0, 1, 2, 3
+
+
+def memory(pointer: int, shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
+    """Device memory as an array that shares it."""
+    count_bytes = int(np.prod(shape)) * np.dtype(dtype).itemsize
+    return np.frombuffer((ctypes.c_uint8 * count_bytes).from_address(pointer), dtype).reshape(shape)
+
+
+class Rows:
+    """The state of a loop as arrays."""
+
+    def __init__(self, state: LoopState) -> None:
+        def rows(name: str, dtype: DTypeLike, *shape: int) -> NDArray[Any]:
+            return memory(state.pointers[name], shape or (state.rows,), dtype)
+
+        self.length, self.last_token, self.limit = (rows(n, np.int64) for n in ("length", "last_token", "limit"))
+        self.tokens, self.chosen, self.eos = rows("tokens", np.int64), rows("chosen", np.int64), rows("eos", np.int64, MOST_EOS)
+        self.emitted, self.waiting = rows("emitted", np.int32), rows("waiting", np.int32)
+        self.finished, self.exits = rows("finished", np.uint8), rows("exits", np.uint8)
+        self.running, self.turns_left = rows("running", np.int32, 1), rows("turns_left", np.int32, 1)
+
+
+class NumpyLoopKernels:
+    """``mutation``: the name of a rule to break, which a test must notice."""
+
+    def __init__(self, gpu: SimulatedGpu, mutation: str = "") -> None:
+        self._gpu, self._mutation = gpu, mutation
+
+    def take_tokens(self, state: LoopState, chosen: int) -> Enqueue:
+        rows, tokens = Rows(state), memory(chosen, (state.rows,), np.int64)
+
+        def take() -> None:
+            rows.tokens[:], rows.emitted[:] = NO_TOKEN, 0
+            for b in np.flatnonzero(rows.finished == RUNNING):
+                if tokens[b] < 0:
+                    rows.finished[b] = NO_DISTRIBUTION
+                    continue
+                rows.tokens[b] = rows.last_token[b] = tokens[b]
+                rows.emitted[b] = 1
+                if tokens[b] in rows.eos and self._mutation != "eos":
+                    rows.finished[b] = EOS
+                elif rows.length[b] + 2 >= rows.limit[b] and self._mutation != "limit":
+                    rows.finished[b] = LIMIT
+                rows.length[b] += 1
+            rows.running[0] = (rows.finished == RUNNING).sum()
+
+        return lambda stream: self._gpu.submit(stream, take)
+
+    def turn(self, state: LoopState, inputs: NextInputs, slots: int) -> Enqueue:
+        rows, written = Rows(state), memory(state.ring.pointers[1], (2,), np.int64)
+        entries = memory(state.ring.pointers[0], state.ring.entries.shape, np.int64)
+
+        def turn(handle: int | None) -> None:
+            left = np.where(rows.exits.astype(bool), EXITED, 0)
+            entries[written[0] % len(entries)] = np.where(rows.emitted > 0, rows.tokens + left, NO_TOKEN)
+            written[0] += 1
+            rows.turns_left -= 1
+            place = np.minimum(rows.length, slots - 1) if self._mutation != "mask" else rows.length
+            given = {"input_ids": rows.last_token, "position_ids": place, "write_index": place, "seqlens_k": place}
+            for name, pointer in inputs.pointers.items():
+                memory(pointer, (state.rows,), inputs.types[name].host)[:] = given[name]
+            proceed = rows.running[0] > 0 and (rows.turns_left[0] > 0 or self._mutation == "turns")
+            self._set(state.proceed, handle, int(proceed))
+
+        return self._deciding(state.proceed, turn)
+
+    def exit_gate(self, state: LoopState, gate: ExitGate) -> Enqueue:
+        rows, score = Rows(state), memory(gate.score, (state.rows,), np.float32)
+        hidden = memory(gate.hidden, (state.rows, gate.row_bytes), np.uint8)
+        window = memory(gate.window, (state.rows, gate.width, gate.row_bytes), np.uint8)
+
+        def decide(handle: int | None) -> None:
+            active = rows.finished == RUNNING
+            for b in np.flatnonzero(active):
+                window[b, rows.waiting[b]] = hidden[b]
+                rows.waiting[b] += 1
+            rows.exits[:] = active & (score >= np.float32(gate.threshold))
+            forced = (rows.waiting == gate.width) | (rows.turns_left[0] == 1)
+            deeper = active & (~rows.exits.astype(bool) | (forced if self._mutation != "window" else False))
+            first = np.minimum(rows.length + 1 - np.maximum(rows.waiting, 1), gate.slots - gate.width)
+            given = {
+                "write_index": first,
+                "position_ids": first[:, None] + np.arange(gate.width),
+                "seqlens_k": first + gate.width - 1,
+                "logits_index": np.arange(state.rows) * gate.width + np.maximum(rows.waiting, 1) - 1,
+            }
+            for name, pointer in gate.deep.pointers.items():
+                target = memory(pointer, given[name].shape, gate.deep.types[name].host)
+                target[...] = given[name]
+            self._set(state.deeper, handle, int(deeper.any()))
+
+        return self._deciding(state.deeper, decide)
+
+    def exit_merge(self, state: LoopState, gate: ExitGate) -> Enqueue:
+        rows, counts = Rows(state), memory(state.ring.pointers[1], (2,), np.int64)
+        early, deep = (memory(p, (state.rows,), np.int64) for p in (gate.exit_token, gate.deep_token))
+        flag = memory(state.deeper.flag, (1,), np.int32)
+
+        def merge() -> None:
+            rows.chosen[:] = np.where(rows.exits.astype(bool), early, deep)
+            if flag[0]:
+                rows.waiting[:] = 0
+                counts[1] += 1
+
+        return lambda stream: self._gpu.submit(stream, merge)
+
+    def _deciding(self, condition: Condition, kernel: Any) -> Enqueue:
+        def enqueue(stream: int) -> None:
+            handle = condition.handle  # as a launch's arguments hold it
+            self._gpu.submit(stream, lambda: kernel(handle))
+
+        return enqueue
+
+    def _set(self, condition: Condition, handle: int | None, value: int) -> None:
+        memory(condition.flag, (1,), np.int32)[0] = value
+        if handle is not None:
+            self._gpu.set_condition(handle, value)

@@ -1,0 +1,208 @@
+"""Decode loops on a simulated GPU: the same tokens as from the host, whatever joins, leaves and ends, and who drives."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import product
+
+import numpy as np
+import pytest
+from runtime.numpy_backend import tiny_manifest
+from runtime.numpy_loop_kernels import NumpyLoopKernels
+from runtime.simulated_gpu import SimulatedGpu
+from runtime.tiny_device_backend import TinyDeviceBackend
+from runtime.tiny_generation import Request, make_row, output
+from runtime.tiny_transformer import TinyTransformer
+from tide_runtime.calibration import ExitInfo
+from tide_runtime.cuda.decode_loop import LoopExit
+from tide_runtime.cuda.graph_driver import GraphDriver
+from tide_runtime.cuda.host_driver import HostDriver
+from tide_runtime.cuda.token_ring import NO_TOKEN, TokenRing
+from tide_runtime.errors import NumericsError, TargetError, TideError
+from tide_runtime.manifest import Manifest
+from tide_runtime.params import GenerationParams
+from tide_runtime.policies.driven import DrivenDepth, Drivers
+from tide_runtime.policies.exit import ExitDepth
+from tide_runtime.policies.full import FullDepth
+from tide_runtime.policies.options import DepthOptions
+from tide_runtime.row import Row
+from tide_runtime.scheduler import run
+
+MODEL = TinyTransformer(3, (0.5, 0.5, 0.4, 0.6), vocab=11, positions=40)
+EXIT = ExitInfo(1, "linear", "mlp", exact_threshold=0.5, exit_threshold=0.45)
+WINDOW, TURNS = 4, 5
+PROMPTS = ((1, 2, 3), (4,), (5, 6, 7, 8, 9, 10, 1), (2, 2), (9, 8, 7))
+BUDGETS = (12, 3, 30, 1, 17)
+
+
+def requests(eos: tuple[int, ...] = (), budgets: tuple[int, ...] = BUDGETS) -> list[Request]:
+    params = [GenerationParams(max_new_tokens=n, eos_token_ids=eos) for n in budgets]
+    return [Request(prompt, given, seat) for seat, (prompt, given) in enumerate(zip(PROMPTS, params, strict=True))]
+
+
+class Driven:
+    """Requests through `DrivenDepth` over the simulated GPU. ``compile`` False: the host drives every launch."""
+
+    def __init__(self, exit: bool = False, compile: bool = True, fixed: bool = False, mutation: str = "") -> None:
+        self.gpu = SimulatedGpu()
+        self.manifest = tiny_manifest(MODEL, [1, 3], [EXIT] if exit else [])
+        self.backend = TinyDeviceBackend(self.manifest, MODEL, self.gpu, fixed)
+        self.drivers = Drivers(HostDriver(self.gpu).compile, GraphDriver(self.gpu).compile if compile else None)
+        inner = ExitDepth(self.manifest, 4, DepthOptions()) if exit else FullDepth(self.manifest, 4)
+        threshold = EXIT.exit_threshold or 0.0
+        place = LoopExit(1, EXIT.checkpoint, f"exit_{EXIT.checkpoint}", threshold, WINDOW) if exit else None
+        self.policy = DrivenDepth(inner, NumpyLoopKernels(self.gpu, mutation), TURNS, self.drivers, place)
+
+    def rows(self, wanted: list[Request], capacity: int) -> list[Row]:
+        rows = [make_row(request, self.manifest) for request in wanted]
+        for _ in run(self.policy, self.backend.slots(capacity), rows):  # type: ignore[arg-type]
+            pass
+        return rows
+
+    def tokens(self, wanted: list[Request], capacity: int = 3) -> list[tuple[list[int], str | None]]:
+        return [output(row) for row in self.rows(wanted, capacity)]
+
+
+def expected(wanted: list[Request], exit: bool) -> list[tuple[list[int], str | None]]:
+    """Token for token from states computed from scratch; with ``exit``, every token may leave."""
+    return [_continuation(request, exit) for request in wanted]
+
+
+def _continuation(request: Request, exit: bool) -> tuple[list[int], str | None]:
+    text, count = list(request.prompt), len(request.prompt)
+    while True:
+        states = MODEL.states_of(np.array(text))
+        at_exit = states.hidden[EXIT.checkpoint][-1]
+        leaves = exit and len(text) > count and np.float32(MODEL.score(EXIT.checkpoint, at_exit)) >= EXIT.exit_threshold
+        logits = MODEL.logits(MODEL.translated(EXIT.checkpoint, at_exit)) if leaves else states.logits[-1]
+        text.append(int(logits.argmax()))
+        if text[-1] in (request.params.eos_token_ids or ()):
+            return text[count:], "eos"
+        if len(text) - count == request.params.max_new_tokens:
+            return text[count:], "length"
+        if len(text) > MODEL.positions:
+            return text[count:], "cache_full"
+
+
+@pytest.mark.parametrize("exit", [False, True])
+@pytest.mark.parametrize("fixed", [False, True])
+@pytest.mark.parametrize("compile", [False, True])
+@pytest.mark.parametrize("capacity", [1, 3, 5])
+def test_every_drive_says_the_same(exit: bool, fixed: bool, compile: bool, capacity: int) -> None:
+    """A GPU whose driver cannot do conditional graphs would answer otherwise than one that can."""
+    for wanted in (requests(), requests(eos=(4,))):
+        driven = Driven(exit, compile, fixed)
+        assert driven.tokens(wanted, capacity) == expected(wanted, exit)
+    assert driven.gpu.graph_launches == 0 or compile
+
+
+@pytest.mark.parametrize("exit", [False, True])
+def test_a_full_cache_ends_a_row_and_no_other(exit: bool) -> None:
+    """A long chat would write behind its cache, into another row's, or stop its neighbours."""
+    wanted = requests(budgets=(99, 5, 99, 99, 9))
+    assert Driven(exit).tokens(wanted, 4) == expected(wanted, exit)
+
+
+@pytest.mark.parametrize("mutation", ["eos", "limit", "mask", "turns", "window"])
+def test_every_rule_of_the_loop_is_seen(mutation: str) -> None:
+    """A rule that no test needs would be lost with the next change of a kernel."""
+
+    def seen(mutation: str) -> object:
+        """What is said and what it took, or what the simulated GPU or the ring object to."""
+        done = []
+        for exit, wanted in product((False, True), (requests(eos=(4,)), requests(budgets=(99, 5, 99, 99, 9)))):
+            driven = Driven(exit, mutation=mutation)
+            try:
+                done.append((driven.tokens(wanted, 5), dict(driven.backend.launches)))
+            except (AssertionError, TideError, IndexError) as error:
+                done.append(repr(error))
+        return done
+
+    assert seen(mutation) != seen("")
+
+
+def test_one_launch_says_several_tokens() -> None:
+    """The point of the loop: a host that takes part in every token is what small models wait for."""
+    driven = Driven()
+    [row] = driven.rows([replace(requests()[0], params=GenerationParams(max_new_tokens=1 + 3 * TURNS))], 1)
+    assert row.finish_reason == "length"
+    assert driven.gpu.graph_launches == 2  # the first launch is the host's
+    assert driven.backend.launches == {"segment_0": 1 + 3 * TURNS, "segment_1": 1 + 3 * TURNS, "segment_2": 1 + 3 * TURNS}
+
+
+def test_segments_without_an_active_row_do_not_run() -> None:
+    """Early exits that run every layer cost more than none."""
+    wanted = requests(budgets=(21, 21, 21, 21, 21))
+    driven = Driven(exit=True)
+    rows = driven.rows(wanted, 1)
+    depths = [depth for row in rows for depth in row.depth.token_depths]
+    left = depths.count(EXIT.checkpoint)
+    assert left > 20
+    assert driven.backend.launches["segment_0"] - driven.backend.launches["segment_2"] >= left // 2
+
+
+def test_what_the_device_cannot_choose_is_left_to_the_host() -> None:
+    """Sampling, penalties, log-probabilities and stop strings would be ignored without a word."""
+    params = GenerationParams(max_new_tokens=9, temperature=0.8, seed=1)
+    for given in (
+        params,
+        GenerationParams(max_new_tokens=9, repetition_penalty=1.3),
+        GenerationParams(max_new_tokens=9, logprobs=2),
+    ):
+        wanted = [Request(PROMPTS[0], given, 0)]
+        driven = Driven()
+        found = driven.rows(wanted, 1)
+        reference = [make_row(request, driven.manifest) for request in wanted]
+        plain = Driven()
+        for _ in run(plain.policy.inner, plain.backend.slots(1), reference):  # type: ignore[arg-type]
+            pass
+        assert driven.gpu.graph_launches == 0
+        assert output(found[0]) == output(reference[0])
+        assert found[0].logprobs == reference[0].logprobs
+
+
+def test_logits_that_are_no_numbers_raise() -> None:
+    """A loop that goes on with token -1, or never returns, would hide a broken engine."""
+    driven = Driven()
+    object.__setattr__(driven.backend, "model", _broken(MODEL))
+    with pytest.raises(NumericsError, match="NaN"):
+        driven.tokens(requests(), 2)
+
+
+def _broken(model: TinyTransformer) -> TinyTransformer:
+    """Its position 6 has no numbers."""
+    broken = TinyTransformer(model.seed, model.strengths, model.vocab, model.positions)
+    broken.weights["position"][6] = np.nan
+    return broken
+
+
+def test_a_graph_that_cannot_be_captured_is_announced() -> None:
+    """A silent fallback looks like a slow GPU."""
+    driven = Driven()
+
+    def refuse(program: object) -> None:
+        raise TargetError("the decode step cannot be captured in a CUDA graph: no")
+
+    driven.drivers.compile = refuse  # type: ignore[assignment]
+    wanted = requests(eos=(4,))
+    with pytest.warns(RuntimeWarning, match="driven from the host"):
+        assert driven.tokens(wanted) == expected(wanted, False)
+    assert driven.gpu.graph_launches == 0 and driven.drivers.refused is not None
+
+
+def test_a_ring_that_was_not_read_in_time_is_refused() -> None:
+    """Tokens would be lost from the middle of a text."""
+    ring = TokenRing(SimulatedGpu(), turns=4, rows=2)
+    ring.entries[0], ring.counts[0] = [7, NO_TOKEN], 1
+    assert ring.take() == [[7, NO_TOKEN]] and ring.take() == []
+    ring.counts[0] = 6
+    with pytest.raises(TideError, match="5 turns were written to a ring of 4"):
+        ring.take()
+
+
+def test_manifest_of_these_tests_has_an_exit() -> None:
+    """Half of the tests above would compare `full` with `full`."""
+    manifest: Manifest = Driven(exit=True).manifest
+    assert [e.checkpoint for e in manifest.calibration.exits] == [1]  # type: ignore[union-attr]
+    wanted = requests()
+    assert expected(wanted, True) != expected(wanted, False)

@@ -1,0 +1,91 @@
+"""A device backend over `TinyTransformer`: its graphs run on addresses, rows padded to [B, S], as TensorRT's engines do."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+from runtime.numpy_loop_kernels import memory
+from runtime.simulated_gpu import SimulatedGpu
+from runtime.tiny_transformer import HIDDEN, TinyTransformer
+from tide_runtime.backends.device_step import DeviceSlots, DeviceStep, DeviceTensor
+from tide_runtime.backends.element_types import INT32, ElementType
+from tide_runtime.backends.step_arrays import StepShape
+from tide_runtime.calibration import ExitInfo
+from tide_runtime.cuda.program import Enqueue
+from tide_runtime.manifest import HEAD, Manifest, exit_graph
+
+FP64 = ElementType("fp64", 11, np.float64)
+
+
+class TinyDeviceBackend:
+    """``fixed_stream``: as ONNX Runtime, which knows one stream; otherwise as TensorRT."""
+
+    name, pads_rows = "tiny", True
+
+    def __init__(self, manifest: Manifest, model: TinyTransformer, gpu: SimulatedGpu, fixed_stream: bool = False) -> None:
+        self.manifest, self.model, self.device, self.fixed_stream = manifest, model, gpu, fixed_stream
+        self.element = self.logits_element = FP64
+        self.input_types = {"write_index": INT32}
+        self.layers = {g.name: g.layers[1] - g.layers[0] if g.layers else 0 for g in manifest.graphs}
+        self.launches: Counter[str] = Counter()
+        self._exits = {exit_graph(e): e for e in (manifest.calibration.exits if manifest.calibration else [])}
+
+    def slots(self, capacity: int) -> DeviceSlots:
+        return DeviceSlots(self, capacity)
+
+    def form(self, graph: str, shape: StepShape) -> str:
+        return graph
+
+    def bind(self, form: str, step: DeviceStep, graph: str) -> Enqueue:
+        info = next(g for g in self.manifest.graphs if g.name == graph)
+        if info.layers is None:
+            names = ["hidden", "logits", "token"] if graph == HEAD else ["hidden", *self._exits[graph].graph_outputs()]
+            arrays = _arrays(step.tensors(graph, False, names))
+            return self._queued(lambda: self._head(arrays) if graph == HEAD else self._exit(self._exits[graph], arrays))
+        names = ["position_ids", "write_index", "hidden" if info.layers[0] else "input_ids"]
+        names += [f"{kind}_cache_{layer}" for layer in range(*info.layers) for kind in ("key", "value")]
+        last = info.layers[1] == self.manifest.model.num_layers
+        names += ["logits_index", "logits", "token"] if last else ["hidden_out"]
+        arrays = _arrays(step.tensors(graph, False, names))
+        return self._queued(lambda: self._segment(range(*info.layers), arrays))  # type: ignore[misc]
+
+    def _queued(self, work) -> Enqueue:  # type: ignore[no-untyped-def]
+        return lambda stream: self.device.submit(self.device.stream if self.fixed_stream else stream, work)
+
+    def _segment(self, layers: range, arrays: dict[str, np.ndarray]) -> None:
+        positions, written = arrays["position_ids"], arrays["write_index"]
+        hidden = self.model.embed(arrays["input_ids"], positions) if layers.start == 0 else arrays["hidden"].copy()
+        rows, seq = positions.shape
+        slots = written[:, None] + np.arange(seq)
+        assert slots.min() >= 0 and slots.max() < self.manifest.max_seq_len, f"a cache of {self.manifest.max_seq_len}: {slots}"
+        visible = np.arange(self.manifest.max_seq_len) <= slots[..., None]
+        for layer in layers:
+            keys, values = arrays[f"key_cache_{layer}"][:, 0], arrays[f"value_cache_{layer}"][:, 0]
+            made = self.model.project(layer, hidden)
+            for row in range(rows):
+                keys[row, slots[row]], values[row, slots[row]] = made[0][row], made[1][row]
+            hidden = self.model.layer(layer, hidden, keys, values, visible)
+        if "hidden_out" in arrays:
+            arrays["hidden_out"][:] = hidden
+        else:
+            self._say(hidden.reshape(-1, HIDDEN)[arrays["logits_index"]], arrays)
+
+    def _head(self, arrays: dict[str, np.ndarray]) -> None:
+        self._say(arrays["hidden"].reshape(-1, HIDDEN), arrays)
+
+    def _say(self, states: np.ndarray, arrays: dict[str, np.ndarray]) -> None:
+        logits = self.model.logits(states)
+        arrays["logits"][0] = logits
+        arrays["token"][0] = np.where(np.isfinite(logits.max(-1)), logits.argmax(-1), -1)
+
+    def _exit(self, info: ExitInfo, arrays: dict[str, np.ndarray]) -> None:
+        states = arrays["hidden"]
+        if info.asks_mlp:
+            arrays["score"][:] = self.model.score(info.checkpoint, states)
+        if info.head != "identity":
+            arrays["hidden_out"][:] = self.model.translated(info.checkpoint, states)
+
+
+def _arrays(tensors: dict[str, DeviceTensor]) -> dict[str, np.ndarray]:
+    return {name: memory(t.pointer, t.shape, t.element.host) for name, t in tensors.items()}
