@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -41,7 +42,9 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str
             config = ExportConfig(checkpoints="2", max_seq_len=MAX_POSITIONS // 2, verify=False)
             traced = trace(model)
             with pytest.MonkeyPatch.context() as patch:  # lowering is in place, tracing takes longest: traced once, for all
-                patch.setattr("tide_export.export.trace", lambda _: replace(traced, model=traced.model.clone()))
+                patch.setattr(
+                    sys.modules[write_bundle.__module__], "trace", lambda _: replace(traced, model=traced.model.clone())
+                )
                 manifest, _ = write_bundle(LoadedModel(model, None, name), directory, config, ExportProgress(quiet=True))
             made[name] = Exported(model, manifest, Engine.load(directory), traced)
         return made[name]
