@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 
+@pytest.hookimpl(tryfirst=True)  # xdist reads the groups in the same hook (not under pytest 9, which keeps node ids elsewhere)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """An architecture is exported once for all tests that are given its name; other tests stay with their file."""
     if not config.pluginmanager.hasplugin("xdist"):

@@ -25,7 +25,7 @@ from tide_runtime.errors import (
 )
 from transformers import AutoConfig
 
-from tide_export import ExportConfig, export
+from tide_export import ExportConfig, cli, export
 from tide_export.config import place_checkpoints
 from tide_export.load import check_supported
 
@@ -128,7 +128,9 @@ def test_existing_output_is_kept(llama, tmp_path):
 def test_force_replaces_a_bundle(llama, tmp_path):
     """--force would leave the old files mixed with the new ones."""
     out = tmp_path / "engine"
-    export(str(llama), out, ExportConfig(checkpoints="1", verify=False))
+    (out / "onnx").mkdir(parents=True)
+    for old in ("manifest.json", "onnx/cpu.segment_9.onnx"):
+        (out / old).write_text("{}")
     manifest = export(str(llama), out, ExportConfig(checkpoints="1,2,3", verify=False), force=True)
     assert sorted(p.relative_to(out).as_posix() for p in out.rglob("*") if p.is_file()) == sorted(
         [*manifest.files, "manifest.json"]
@@ -155,7 +157,7 @@ def test_mismatch_refuses_to_finish(llama, tmp_path, monkeypatch):
     honest = verify.prompt_logits
     monkeypatch.setattr(verify, "prompt_logits", lambda engine, ids: honest(engine, ids) + 0.01)
     with pytest.raises(VerificationError, match="differs from the eager model"):
-        export(str(llama), tmp_path / "engine")
+        export(str(llama), tmp_path / "engine", ExportConfig(checkpoints="none"))
     assert nothing_left(tmp_path)
 
 
@@ -188,14 +190,28 @@ def test_interrupted_export_leaves_nothing(llama, tmp_path):
         (["{model}", "--calibration", "calib", "--data", "texts"], "leave out --data"),
     ],
 )
-def test_command_line_errors(arguments, words, llama, tmp_path):
+def test_command_line_errors(arguments, words, llama, tmp_path, monkeypatch, capsys):
     """The shell would see success, or the user a traceback."""
     filled = [a.format(model=llama) for a in arguments]
-    command = [sys.executable, "-m", "tide_export.cli", *filled, "--out", str(tmp_path / "engine")]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == TideError.exit_code
-    assert words in " ".join(done.stderr.split()) and "Traceback" not in done.stderr
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    monkeypatch.setattr(sys, "argv", ["tide-export", *filled, "--out", str(tmp_path / "engine")])
+    try:
+        with pytest.raises(SystemExit) as end:
+            cli.main()
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    printed = capsys.readouterr().err
+    assert end.value.code == TideError.exit_code
+    assert words in " ".join(printed.split()) and "Traceback" not in printed
     assert nothing_left(tmp_path)
+
+
+def test_command_line_ends_with_the_errors_exit_code(tmp_path):
+    """The installed command would not end as the function behind it does."""
+    command = [sys.executable, "-m", "tide_export.cli", "missing/model/dir", "--out", str(tmp_path / "engine")]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == TideError.exit_code and "Traceback" not in done.stderr
 
 
 def test_checkpoint_placement():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -35,10 +37,20 @@ def model_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_verified_export(model_directory, tmp_path):
+CONFIG = ExportConfig(checkpoints="2,4", max_seq_len=48, explain=True)
+
+
+@pytest.fixture(scope="module")
+def bundle(model_directory, tmp_path_factory):
+    """Its folder, its manifest and what was printed: one export for all tests, verified as by default."""
+    out, printed = tmp_path_factory.mktemp("bundle") / "engine", io.StringIO()
+    progress = ExportProgress(Console(file=printed, force_terminal=False, width=200))
+    return out, export(str(model_directory), out, CONFIG, progress=progress), printed.getvalue()
+
+
+def test_verified_export(bundle):
     """The default export, verification included, would not produce what its manifest says."""
-    out = tmp_path / "engine"
-    manifest = export(str(model_directory), out, ExportConfig(checkpoints="2,4", max_seq_len=48))
+    out, manifest, _ = bundle
     assert read_manifest(out) == manifest
     assert [s.layers for s in manifest.segments] == [[0, 2], [2, 4], [4, 5]]
     assert manifest.generation.eos_token_ids == [2, 7]
@@ -46,10 +58,9 @@ def test_verified_export(model_directory, tmp_path):
     assert manifest.targets["cpu"].passes["attention_gqa"] == manifest.targets["cpu"].passes["pack_projections"] == 5
 
 
-def test_weights_are_stored_once(model_directory, tmp_path):
+def test_weights_are_stored_once(bundle):
     """Tied embeddings or weights shared by segments would be written twice: a bundle larger than its model."""
-    out = tmp_path / "engine"
-    manifest = export(str(model_directory), out, ExportConfig(verify=False))
+    out, manifest, _ = bundle
     weights = (out / "onnx" / "weights.bin").stat().st_size
     floats = 4 * manifest.model.parameters
     assert floats * 0.95 < weights < floats * 1.05 + 4096 * 50  # alignment to pages
@@ -57,15 +68,16 @@ def test_weights_are_stored_once(model_directory, tmp_path):
         assert path.stat().st_size < 100_000, f"{path.name} carries weights"
 
 
-def test_same_model_same_bytes(model_directory, tmp_path):
+def test_same_model_same_bytes(bundle, model_directory, tmp_path):
     """Two exports of one model could not be told from two models."""
-    first, second = (export(str(model_directory), tmp_path / n, ExportConfig(verify=False)) for n in "ab")
+    _, first, _ = bundle
+    second = export(str(model_directory), tmp_path / "engine", replace(CONFIG, verify=False))
     assert first.files == second.files and first.model == second.model
 
 
 def test_fp16(model_directory, tmp_path):
     """fp16 would fail at the first kernel that ONNX Runtime lacks for it, or drift."""
-    manifest = export(str(model_directory), tmp_path / "engine", ExportConfig(dtype="fp16"))
+    manifest = export(str(model_directory), tmp_path / "engine", ExportConfig(dtype="fp16", checkpoints="none"))
     assert {t.dtype for g in manifest.segments for t in g.inputs if "cache" in t.name} == {"fp16"}
     with Engine.load(tmp_path / "engine") as engine:
         assert len(engine.generate([3, 4, 5], GenerationParams(max_new_tokens=4, ignore_eos=True))[0].token_ids) == 4
@@ -84,10 +96,9 @@ def test_segments_equal_the_unsplit_graph():
     assert not any(node.domain == "tide" for piece in pieces for node in piece.model.graph)
 
 
-def test_attention_cost_follows_the_valid_length(model_directory, tmp_path):
+def test_attention_cost_follows_the_valid_length(bundle):
     """A cache for long contexts would slow down short ones: for one row, no operator may run over all of its slots."""
-    out = tmp_path / "engine"
-    manifest = export(str(model_directory), out, ExportConfig(verify=False))
+    out, manifest, _ = bundle
     for file in (manifest.targets["cpu"].graphs[graph.name] for graph in manifest.graphs):
         graph = onnx.load(out / file, load_external_data=False).graph
         caches = {v.name for v in graph.input if "_cache_" in v.name}
@@ -107,9 +118,7 @@ def test_random_weights_keep_the_model_unchanged():
     assert np.isfinite(after.numpy()).all()
 
 
-def test_explain_names_the_reasons(model_directory, tmp_path, capsys):
+def test_explain_names_the_reasons(bundle):
     """--explain would print nothing, or fail, where a pass left a place alone."""
-    progress = ExportProgress(Console(force_terminal=False, width=200))
-    export(str(model_directory), tmp_path / "engine", ExportConfig(verify=False, explain=True), progress=progress)
-    printed = capsys.readouterr().out
+    _, _, printed = bundle
     assert "skip_norm left" in printed and "its input is not a sum" in printed
