@@ -41,10 +41,9 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str
             directory: Path = tmp_path_factory.mktemp(name)
             config = ExportConfig(checkpoints="2", max_seq_len=MAX_POSITIONS // 2, verify=False)
             traced = trace(model)
+            exporter = sys.modules[write_bundle.__module__]
             with pytest.MonkeyPatch.context() as patch:  # lowering is in place, tracing takes longest: traced once, for all
-                patch.setattr(
-                    sys.modules[write_bundle.__module__], "trace", lambda _: replace(traced, model=traced.model.clone())
-                )
+                patch.setattr(exporter, "trace", lambda _: replace(traced, model=traced.model.clone()))
                 manifest, _ = write_bundle(LoadedModel(model, None, name), directory, config, ExportProgress(quiet=True))
             made[name] = Exported(model, manifest, Engine.load(directory), traced)
         return made[name]

@@ -20,9 +20,9 @@ from tide_export.lower import lower, prepare
 from tide_export.passes.base import LoweringContext, run_passes
 from tide_export.passes.opset_20 import declare_opset_20
 from tide_export.passes.tensorrt_10_4_check import check_tensorrt_10_4
-from tide_export.targets.base import Target
+from tide_export.targets import TARGETS
 from tide_export.targets.tensorrt_10_4_operators import ELEMENT_TYPES
-from tide_export.targets.trt_sm_70 import PIECES, WHOLE
+from tide_export.targets.trt_sm_70 import PIECES
 
 NAMES = ("llama", "mistral", "gemma2", "gpt2")  # grouped heads, sliding window, window and soft-cap, learned positions
 SLOTS = MAX_POSITIONS // 2
@@ -30,19 +30,19 @@ SLOTS = MAX_POSITIONS // 2
 STEPS = ([21, 3, 9], [1, 1, 1], [1, 1, 1], [4, 2, 1], [1, 5, 1])
 TOLERANCE = 1e-4  # fp32
 CONTEXT = LoweringContext(SLOTS)
+EXIT = ExitInfo(2, "identity", "max_probability", 0.5)
 
 
 @pytest.fixture(scope="module")
 def lowered(exported):
-    """``lowered(architecture)``: its graphs for V100, two segments and the head."""
+    """``lowered(architecture)``: its graphs for V100: two segments, the head, and what fills the caches behind layer 2."""
     made: dict[str, list[CutGraph]] = {}
 
     def make(name: str) -> list[CutGraph]:
         if name not in made:
             traced = exported(name).traced
-            target = Target("trt-sm_70", "tensorrt", ("fp32",), WHOLE, PIECES, "")
-            prepare(traced, target, CONTEXT)
-            made[name] = lower(traced, target, [2], CONTEXT).graphs
+            prepare(traced, TARGETS["trt-sm_70"], CONTEXT)
+            made[name] = lower(traced, TARGETS["trt-sm_70"], [2], CONTEXT, skips=[EXIT]).graphs
         return made[name]
 
     return make
@@ -94,6 +94,8 @@ def test_logits_are_the_models(exported, lowered, name):
 @pytest.mark.parametrize("name", NAMES)
 def test_every_operator_is_in_the_table(lowered, name):
     """TensorRT 10.4 would refuse the file, on the machine that the export was meant for."""
+    layers = {"segment_0": 2, "segment_1": 2, "head": 0, "kv_fill_2": 2}
+    assert [graph.name for graph in lowered(name)] == list(layers)
     for graph in lowered(name):
         proto = ir.to_proto(graph.model)
         onnx.checker.check_model(proto, full_check=True)
@@ -101,7 +103,24 @@ def test_every_operator_is_in_the_table(lowered, name):
         assert [(opset.domain, opset.version) for opset in proto.opset_import] == [("", 20)] and not proto.functions
         caches = [v for v in (*proto.graph.input, *proto.graph.output) if "_cache_" in v.name]
         assert all(value.type.tensor_type.shape.dim[2].dim_value == SLOTS for value in caches)
-        assert len(caches) == (0 if graph.layers is None else 4 * (graph.layers[1] - graph.layers[0]))
+        assert len(caches) == 4 * layers[graph.name]
+
+
+def test_skipped_layers_are_filled_in_place(lowered):
+    """After an exit, the keys that a V100 puts in for the skipped layers would be another token's, or another layer's."""
+    random = np.random.default_rng(3)
+    graphs = {graph.name: session(graph.model) for graph in lowered("llama")}
+    given = {"write_index": np.array([4, 0]), "position_ids": np.array([[4, 5, 6], [0, 1, 2]]), "logits_index": np.array([0])}
+    results = []
+    for segment in (graphs["segment_1"], graphs["kv_fill_2"]):
+        for value in segment.get_inputs():
+            if value.name not in given:
+                shape = [{"batch": 2, "seq": 3}.get(dim, dim) for dim in value.shape]
+                given[value.name] = random.normal(size=shape).astype(np.float32)
+        feeds = {value.name: given[value.name] for value in segment.get_inputs()}
+        results.append(segment.run(["key_cache_out_2", "value_cache_out_2"], feeds))
+    for ours, expected in zip(*results, strict=True):
+        np.testing.assert_allclose(ours, expected, rtol=0, atol=1e-5)
 
 
 def test_exit_graphs():
