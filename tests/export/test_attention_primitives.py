@@ -6,31 +6,16 @@ import numpy as np
 import onnx_ir as ir
 import onnxruntime as ort
 import pytest
+from export.one_attention import KEY_DIM, KV_HEADS, SLOTS, VALUE_DIM, one_attention
 
 from tide_export.passes.attention_primitives import lower_attention_primitives
 from tide_export.passes.base import LoweringContext, run_passes
 from tide_export.passes.opset_20 import declare_opset_20
 from tide_export.passes.tensorrt_10_4_check import check_tensorrt_10_4
 
-SLOTS, BATCH, KV_HEADS, KEY_DIM, VALUE_DIM = 24, 3, 2, 16, 8
+BATCH = 3
 LENGTHS = np.array([0, 11, 19])
 DTYPES = {"fp32": (ir.DataType.FLOAT, np.float32, 2e-6), "fp16": (ir.DataType.FLOAT16, np.float16, 4e-3)}
-
-
-def one_attention(dtype: ir.DataType, heads: int, window: int, softcap: float) -> ir.Model:
-    """Inputs as a segment has them, of which ``hidden`` only gives the number of tokens."""
-    batched = {"query": (heads, "seq", KEY_DIM), "key": (KV_HEADS, "seq", KEY_DIM), "value": (KV_HEADS, "seq", VALUE_DIM)}
-    caches = {"key_cache_0": (KV_HEADS, SLOTS, KEY_DIM), "value_cache_0": (KV_HEADS, SLOTS, VALUE_DIM)}
-    tensors = [ir.val(name, dtype=dtype, shape=["batch", *shape]) for name, shape in (batched | caches).items()]
-    write_index = ir.val("write_index", dtype=ir.DataType.INT64, shape=["batch"])
-    hidden = ir.val("hidden", dtype=dtype, shape=["batch", "seq", 4])
-    attributes = {"scale": KEY_DIM**-0.5, "softcap": softcap, "window": window}
-    node = ir.node("Attention", [*tensors, write_index], attributes=attributes, domain="tide", num_outputs=3)
-    shapes = [("batch", "seq", heads, VALUE_DIM), *(value.shape for value in tensors[3:])]
-    for output, name, shape in zip(node.outputs, ("output", "key_cache_out_0", "value_cache_out_0"), shapes, strict=True):
-        output.name, output.dtype, output.shape = name, dtype, ir.Shape(shape)
-    inputs, opsets = [hidden, *tensors, write_index], {"": 24, "tide": 1}
-    return ir.Model(ir.Graph(inputs, node.outputs, nodes=[node], opset_imports=opsets, name="one"), ir_version=10)
 
 
 def expected(given: dict[str, np.ndarray], window: int, softcap: float) -> np.ndarray:

@@ -1,0 +1,160 @@
+"""TensorRT's targets up to the builder's call, with a module that writes down what it is asked. No engine is built here."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import onnx_ir as ir
+import pytest
+from export.one_attention import SLOTS, one_attention
+from targets.recording_tensorrt import Recording
+from tide_runtime.engine_info import ProfileInfo
+from tide_runtime.errors import TargetError
+from tide_runtime.present_gpu import PresentGpu
+
+from tide_export.cut import CutGraph
+from tide_export.lower import LoweredModel
+from tide_export.passes.base import LoweringContext, run_passes
+from tide_export.progress import ExportProgress
+from tide_export.targets import TARGETS, trt
+from tide_export.targets.base import BuildJob
+from tide_export.targets.engine_cache import EngineCache
+from tide_export.targets.trt_options import TrtOptions
+
+V100, H200 = PresentGpu("Tesla V100", 70), PresentGpu("NVIDIA H200", 90)
+PROFILES = [ProfileInfo("decode", [1, 1, 4], [1, 1, 3]), ProfileInfo("prefill", [1, 1, 4], [1, 16, 16])]
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch):
+    """``machine(gpu, version)``: a GPU that is present, and a TensorRT that is installed."""
+
+    def make(gpu: PresentGpu | None, version: str) -> Recording:
+        recording = Recording(version)
+        monkeypatch.setitem(sys.modules, "tensorrt", recording.trt)
+        monkeypatch.setattr(trt, "present_gpu", lambda: gpu)
+        monkeypatch.delenv("TIDE_PLUGINS_LIBRARY", raising=False)
+        return recording
+
+    return make
+
+
+def lowered_for_v100() -> LoweredModel:
+    model = one_attention(ir.DataType.FLOAT16, heads=4, window=0, softcap=0.0)
+    run_passes(model, TARGETS["trt-sm_70"].pieces, LoweringContext(SLOTS))
+    return LoweredModel([CutGraph("segment_0", model, (0, 1))], [], [])
+
+
+def job(folder: Path, **options: bool) -> BuildJob:
+    directory, workspace = folder / "bundle", folder / "workspace"
+    for path in (directory, workspace):
+        path.mkdir(parents=True)
+    cache, progress = EngineCache(folder.parent / "cache" / "engines"), ExportProgress(quiet=True)
+    return BuildJob(directory, workspace, "fp16", PROFILES, progress, cache, trt=TrtOptions(**options))
+
+
+def build(name: str, work: BuildJob):
+    return TARGETS[name].builder.build(TARGETS[name], lowered_for_v100(), work)
+
+
+def test_an_engine_for_v100(machine, tmp_path):
+    """The wrong shapes, precision or streams would be compiled in, for a GPU that nobody here has."""
+    recording = machine(V100, "10.4.0")
+    work = job(tmp_path / "a")
+    info = build("trt-sm_70", work)
+    ((name, config),) = recording.builds
+    assert name == "segment_0" and recording.parsed[0].name == "segment_0.onnx"
+    decode, prefill = config.profiles
+    assert decode["write_index"] == ((1,), (1,), (4,)) and decode["hidden"] == ((1, 1, 4), (1, 1, 4), (4, 3, 4))
+    assert prefill["key_cache_0"] == ((1, 2, SLOTS, 16), (1, 2, SLOTS, 16), (4, 2, SLOTS, 16))
+    assert config.max_aux_streams == 0 and not config.flags
+    assert (work.directory / info.graphs["segment_0"]).read_bytes() == b"plan of segment_0"
+    assert info.tool == "tensorrt 10.4.0 on Tesla V100" and info.compute == [70] and info.weights is None
+    engine = info.engines["segment_0"]
+    assert engine.aliases == {}  # caches are copied: see attention_primitives
+    assert {t.dtype for t in (*engine.inputs, *engine.outputs) if "_cache_" in t.name} == {"fp16"}
+
+
+def test_unchanged_engines_are_not_built_again(machine, tmp_path):
+    """Every export would take minutes on the GPU; or give one user's engine to another GPU, release or option."""
+    recording = machine(V100, "10.4.0")
+    build("trt-sm_70", job(tmp_path / "a"))
+    build("trt-sm_70", job(tmp_path / "b"))
+    assert len(recording.builds) == 1
+    build("trt-sm_70", job(tmp_path / "c", version_compatible=True))
+    assert len(recording.builds) == 2
+    other = machine(replace(V100, name="Tesla V100S"), "10.4.0")
+    build("trt-sm_70", job(tmp_path / "d"))
+    assert len(other.builds) == 1
+
+
+def test_timings_are_kept(machine, tmp_path):
+    """Kernels would be timed anew in every export; a damaged cache would end it, or take another driver's timings."""
+    recording = machine(V100, "10.4.0")
+    build("trt-sm_70", job(tmp_path / "a"))
+    (path,) = (tmp_path / "cache" / "timings").iterdir()
+    assert path.read_bytes() == b"timings of " and "V100" in path.name
+    build("trt-sm_70", job(tmp_path / "b", version_compatible=True))
+    assert recording.builds[1][1].timing_cache.known == b"timings of "
+    path.write_bytes(b"damaged")
+    build("trt-sm_70", job(tmp_path / "c", strip_weights=True))
+    assert recording.builds[2][1].timing_cache.known == b""
+
+
+def test_options(machine, tmp_path):
+    """An engine would not be what was asked for: not run elsewhere, or have lost its weights for good."""
+    recording = machine(H200, "11.4.0")
+    work = job(tmp_path / "a", hardware_compatible=True, version_compatible=True, strip_weights=True)
+    info = build("trt-sm_90", work)
+    config = recording.builds[0][1]
+    assert config.hardware_compatibility_level == "AMPERE_PLUS"
+    assert config.flags == {"VERSION_COMPATIBLE", "STRIP_PLAN", "REFIT_IDENTICAL"}
+    assert info.compute == [80, 86, 87, 89, 90, 100, 103, 110, 120, 121]
+    assert info.tool == "tensorrt 11.4.0 on NVIDIA H200, hardware-compatible, version-compatible, strip-weights"
+    engine = work.directory / info.graphs["segment_0"]
+    assert engine.with_suffix(".onnx").is_file() and engine.with_suffix(".weights").is_file()
+
+
+def test_the_routers_plugin(machine, tmp_path, monkeypatch):
+    """The parser would take the function's operators although the library with the kernel is there, or the key hide that."""
+    recording, loaded = machine(H200, "11.4.0"), []
+    monkeypatch.setenv("TIDE_PLUGINS_LIBRARY", "/opt/libtide_plugins.so")
+    monkeypatch.setattr(trt, "_load_plugins", loaded.append)
+    info = build("trt-sm_90", job(tmp_path / "a", version_compatible=True))
+    assert loaded == ["/opt/libtide_plugins.so"] and "router plugin" in info.tool
+    assert recording.builds[0][1].plugins_to_serialize == loaded
+
+
+@pytest.mark.parametrize(
+    "name, gpu, version, message",
+    [
+        (
+            "trt-sm_90",
+            None,
+            "11.4.0",
+            r"on a GPU of compute capability 9\.0 \(H100, .*here is none; export on such",
+        ),
+        ("trt-sm_80", H200, "11.4.0", r"compute capability 8\.0 .*here is a NVIDIA H200 of 9\.0"),
+        (
+            "trt-sm_90",
+            H200,
+            "10.4.0",
+            r"10\.4\.0 is installed, expected 11\.0 or newer; pip install 'tide-llm\[tensorrt\]'",
+        ),
+        ("trt-sm_70", V100, "11.4.0", r"expected 10\.0 to 10\.4; pip install tensorrt-cu12==10\.4\.0"),
+    ],
+)
+def test_what_cannot_be_built_here_is_explained(machine, name, gpu, version, message):
+    """A user would be left with an ImportError, or with an engine that no GPU of theirs loads."""
+    machine(gpu, version)
+    with pytest.raises(TargetError, match=message):
+        TARGETS[name].builder.check(TARGETS[name])
+
+
+def test_hardware_compatibility_needs_ampere(machine, tmp_path):
+    """The builder would fail on the GPU machine after the whole export."""
+    machine(V100, "10.4.0")
+    with pytest.raises(TargetError, match="need Ampere or newer"):
+        build("trt-sm_70", job(tmp_path / "a", hardware_compatible=True))
