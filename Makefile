@@ -5,12 +5,17 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 DATE := $(shell date -u +%F)
 
-.PHONY: demo test lint bindings bench tables kernels gpu-check clean
+.PHONY: demo demo-rtx test lint bindings bench tables kernels gpu-check clean
 demo: $(READY) ## export the demo model, generate from it, compare with eager and unsplit
 	$(BIN)/python examples/demo.py
 
 test: lint bindings ## lint, types, tests
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadgroup
+
+demo-rtx: $(READY) ## compile the demo model for six kinds of RTX GPUs, without any, and show what came of it
+	$(BIN)/tide-export examples/demo_model/layerskip --dtype fp16 --max-seq-len 512 --out build/demo-rtx --force \
+	  --target cpu $(foreach sm,75 80 86 89 120 121,--target rtx-sm_$(sm))
+	$(BIN)/tide-inspect build/demo-rtx
 
 lint: $(READY) ## ruff and mypy
 	$(BIN)/ruff check .
@@ -45,5 +50,5 @@ clean:
 
 $(READY): pyproject.toml
 	test -d $(VENV) || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --editable ".[export,calibrate,kernels,bench,dev]"
+	$(BIN)/python -m pip install --quiet --editable ".[export,calibrate,kernels,rtx,bench,dev]"
 	touch $@

@@ -61,5 +61,13 @@ def _engine(
     built = known or build_engine(network, lambda: read_network(trt, file), settings, job.progress, f"{target.name} {file.name}")
     if known is None:
         job.cache.store(key, built)
-    info = EngineInfo(built.build_seconds, built.attention, network.attentions, network.inputs, network.outputs, network.aliases)
+    attention, count = (built.attention, network.attentions) if network.attentions else _taken_apart(file)
+    info = EngineInfo(built.build_seconds, attention, count, network.inputs, network.outputs, network.aliases)
     return built, info, known is not None
+
+
+def _taken_apart(file: GraphFile) -> tuple[str, int]:
+    """Kind and number of the attentions of a graph without the operator: one for each layer, or it only fills caches."""
+    caches = sum(1 for name in file.dims if name.startswith("key_cache_out_"))
+    attends = any("_cache_" not in name for name in list(file.dims)[file.inputs :])
+    return ("decomposed", caches) if caches and attends else ("none", 0)

@@ -16,13 +16,14 @@ from tide_export.weights import WeightFile
 
 @dataclass(frozen=True)
 class GraphFile:
-    """``digest``: SHA-256 over graph and weights. ``dims``: of every input and output, symbolic ones by name."""
+    """``digest``: SHA-256 over graph and weights. ``dims``: of the ``inputs`` inputs, then of the outputs; symbolic ones by name."""
 
     name: str
     path: Path
     digest: str
     operators: Counter[str]
     dims: dict[str, list[int | str]]
+    inputs: int
 
 
 def write_graph_file(graph: CutGraph, folder: Path) -> GraphFile:
@@ -35,4 +36,4 @@ def write_graph_file(graph: CutGraph, folder: Path) -> GraphFile:
     digest = hashlib.sha256(bytes.fromhex(sha256_of(path)) + weights.digest.digest()).hexdigest()
     values = (*model.graph.inputs, *model.graph.outputs)
     dims = {value.name: [d if isinstance(d, int) else str(d.value) for d in value.shape] for value in values}
-    return GraphFile(graph.name, path, digest, Counter(node.op_type for node in model.graph), dims)
+    return GraphFile(graph.name, path, digest, Counter(node.op_type for node in model.graph), dims, len(model.graph.inputs))

@@ -14,7 +14,10 @@ from rich.console import Console
 from rich.table import Table
 
 from tide_runtime.bundle import Bundle
+from tide_runtime.cli.engines_table import engine_facts, engines_table
 from tide_runtime.cli.errors import run_app
+from tide_runtime.cli.human_size import human_size
+from tide_runtime.engine_validity import targets_here
 from tide_runtime.manifest import Manifest, batched_graph
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
@@ -29,7 +32,10 @@ def inspect(
     verify: Annotated[bool, typer.Option(help="Compare the bundle's files with their SHA-256.")] = True,
 ) -> None:
     """Show a bundle: model, segments, checkpoints, exits and their certificate, targets, tokenizer, generation defaults."""
-    facts = bundle_facts(Bundle.open(bundle, verify=verify).manifest)
+    opened = Bundle.open(bundle, verify=verify)
+    facts = bundle_facts(opened.manifest)
+    for name, validity in targets_here(opened).items():
+        facts["targets"][name]["here"] = validity
     if as_json:
         print(json.dumps(facts, ensure_ascii=False, indent=1))
         return
@@ -110,15 +116,17 @@ def _target_facts(manifest: Manifest, name: str) -> dict[str, Any]:
     target = manifest.targets[name]
     graphs = set(target.graphs.values())
     folders = {Path(file).parent for file in graphs}
-    every_graph = {file for other in manifest.targets.values() for file in other.graphs.values()}
+    others = [other for other in manifest.targets.values() if other is not target]
+    foreign = {file for other in others for file in (*other.graphs.values(), other.weights)} - {target.weights}
     # External weights lie beside the graphs that refer to them.
-    weights = sorted(f for f in manifest.files if Path(f).parent in folders and f not in every_graph)
+    weights = sorted(f for f in manifest.files if Path(f).parent in folders and f not in graphs | foreign)
     return {
         "backend": target.backend,
         "files": sorted(graphs) + weights,
         "graph_bytes": sum(manifest.files[file].bytes for file in graphs),
         "weight_bytes": sum(manifest.files[file].bytes for file in weights),
         "passes": target.passes,
+        **(engine_facts(target) if target.engines else {}),
     }
 
 
@@ -136,8 +144,8 @@ def _tables(facts: dict[str, Any]) -> list[Table]:
                 "vocabulary": f"{model['vocab_size']:,} tokens",
                 "dtype": facts["dtype"],
                 "max_seq_len": f"{facts['max_seq_len']:,} tokens (model: {model['max_position_embeddings']:,})",
-                "KV cache": f"{_size(facts['kv_cache_bytes_per_row'])} per row at max_seq_len",
-                "bundle": f"{_size(facts['bundle_bytes'])}, schema {facts['schema']}, made {facts['created']}",
+                "KV cache": f"{human_size(facts['kv_cache_bytes_per_row'])} per row at max_seq_len",
+                "bundle": f"{human_size(facts['bundle_bytes'])}, schema {facts['schema']}, made {facts['created']}",
                 "fingerprint": model["fingerprint"],
             },
         ),
@@ -145,6 +153,7 @@ def _tables(facts: dict[str, Any]) -> list[Table]:
         _pairs("Checkpoints", {"depth": depth_bar(model["num_layers"], facts["checkpoints"])}),
         *_calibration_tables(facts["calibration"]),
         _targets_table(targets),
+        *engines_table(targets),
         _pairs("Tokenizer", _tokenizer_rows(facts["tokenizer"])),
         _pairs("Generation defaults", {name: _listed(value) for name, value in facts["generation"].items()}),
         _pairs("Made with", facts["tools"]),
@@ -152,12 +161,13 @@ def _tables(facts: dict[str, Any]) -> list[Table]:
 
 
 def _segments_table(facts: dict[str, Any]) -> Table:
-    columns = ["graph", "layers", "parameters", *(f"{name} file" for name in facts["targets"]), "inputs", "outputs"]
+    files = [name for name, target in facts["targets"].items() if "engines" not in target]  # engines have a table of their own
+    columns = ["graph", "layers", "parameters", *(f"{name} file" for name in files), "inputs", "outputs"]
     table = _table("Segments", columns, right=columns[2:])
     for graph in facts["graphs"]:
         layers = "" if graph["layers"] is None else f"{graph['layers'][0]}–{graph['layers'][1] - 1}"
-        files = [_size(size) for size in graph["file_bytes"].values()]
-        table.add_row(graph["name"], layers, f"{graph['parameters']:,}", *files, str(graph["inputs"]), str(graph["outputs"]))
+        sizes = [human_size(graph["file_bytes"][name]) for name in files]
+        table.add_row(graph["name"], layers, f"{graph['parameters']:,}", *sizes, str(graph["inputs"]), str(graph["outputs"]))
     return table
 
 
@@ -202,7 +212,7 @@ def _targets_table(targets: dict[str, Any]) -> Table:
     table = _table("Targets", ["target", "backend", "files", "graphs", "weights", "passes (times applied)"])
     for name, target in targets.items():
         passes = ", ".join(f"{label} {count}" for label, count in target["passes"].items())
-        sizes = _size(target["graph_bytes"]), _size(target["weight_bytes"])
+        sizes = human_size(target["graph_bytes"]), human_size(target["weight_bytes"])
         table.add_row(name, target["backend"], str(len(target["files"])), *sizes, passes)
     return table
 
@@ -247,13 +257,6 @@ def _listed(values: Any) -> str:
     if isinstance(values, str | int | float):
         return str(values)
     return ", ".join(map(str, values)) or "none"
-
-
-def _size(count: int) -> str:
-    for unit, factor in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
-        if count >= factor:
-            return f"{count / factor:.1f} {unit}"
-    return f"{count} B"
 
 
 def main() -> None:

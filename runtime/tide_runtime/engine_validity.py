@@ -1,0 +1,52 @@
+"""Whether engines run on this machine, asked of TensorRT-RTX by their first bytes: nothing is loaded and nothing compiled.
+
+TensorRT itself has no such question: its engines are checked when they are loaded.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from tide_runtime.bundle import Bundle
+from tide_runtime.manifest import TargetInfo
+from tide_runtime.present_gpu import present_gpu
+
+VALID = "valid"
+
+
+def targets_here(bundle: Bundle) -> dict[str, str]:
+    """Target → whether its engines run here, or why that was not checked; only targets that have engines."""
+    targets = bundle.manifest.targets
+    return {name: _here(bundle, target) for name, target in targets.items() if target.engines}
+
+
+def _here(bundle: Bundle, target: TargetInfo) -> str:
+    if target.backend != "tensorrt-rtx":
+        return "not checked: TensorRT tells when it loads them"
+    try:
+        trt = importlib.import_module("tensorrt_rtx")
+    except ImportError:
+        return "not checked: pip install 'tide-llm[rtx]'"
+    if present_gpu() is None:
+        return "not checked: no GPU with a driver here"
+    return engines_validity(trt, (bundle.path(file) for file in target.graphs.values()))
+
+
+def engines_validity(trt: Any, files: Iterable[Path]) -> str:
+    """``valid``, or what is wrong with the first of ``files`` that is not, in TensorRT-RTX's words.
+
+    Args:
+        trt: the module ``tensorrt_rtx``.
+    """
+    runtime = trt.Runtime(trt.Logger(trt.Logger.ERROR))
+    for path in files:
+        with path.open("rb") as file:
+            validity, diagnostics = runtime.get_engine_validity(file.read(runtime.engine_header_size))
+        if validity != trt.EngineValidity.VALID:
+            members = trt.EngineInvalidityDiagnostics.__members__
+            reasons = [name.lower().replace("_", " ") for name, bit in members.items() if diagnostics & int(bit)]
+            return f"{validity.name.lower()}: {path.name}: {', '.join(reasons) or 'no reason given'}"
+    return VALID
