@@ -84,6 +84,19 @@ def export(
             "$TIDE_CACHE_DIR/engines or ~/.cache/tide/engines.",
         ),
     ] = False,
+    hardware_compatible: Annotated[
+        bool,
+        typer.Option(
+            "--hardware-compatible", help="TensorRT, sm_80 and newer: engines for all GPUs from Ampere on; slower."
+        ),
+    ] = False,
+    version_compatible: Annotated[
+        bool, typer.Option("--version-compatible", help="TensorRT: engines that later releases of the same major version load.")
+    ] = False,
+    strip_weights: Annotated[
+        bool,
+        typer.Option("--strip-weights", help="TensorRT: engines without weights, which lie beside them and are put in at load."),
+    ] = False,
     verify: Annotated[
         bool, typer.Option(help="Hold the bundle against the eager model on real prompts before finishing.")
     ] = _DEFAULTS.verify,
@@ -124,6 +137,9 @@ def export(
         data=data,
         max_batch=max_batch,
         force_rebuild=force_rebuild,
+        hardware_compatible=hardware_compatible,
+        version_compatible=version_compatible,
+        strip_weights=strip_weights,
     )
     manifest = run(model, out, config, revision=revision, trust_remote_code=trust_remote_code, force=force, progress=progress)
     size = sum(info.bytes for info in manifest.files.values())

@@ -28,6 +28,7 @@ class ExportConfig:
         data: text to calibrate on first: a file, a directory or a hub data set, as ``tide-calibrate --data`` takes it.
         max_batch: rows that engines take in one step; targets that are no engines take any number.
         force_rebuild: build engines anew that the cache has.
+        hardware_compatible, version_compatible, strip_weights: what is asked of TensorRT's engines; see TrtOptions.
     """
 
     dtype: str = "fp32"
@@ -40,6 +41,9 @@ class ExportConfig:
     data: str | None = None
     max_batch: int = 16
     force_rebuild: bool = False
+    hardware_compatible: bool = False
+    version_compatible: bool = False
+    strip_weights: bool = False
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:

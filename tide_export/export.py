@@ -27,6 +27,7 @@ from tide_export.targets.choice import choose_targets
 from tide_export.targets.cpu import CPU
 from tide_export.targets.engine_cache import EngineCache, default_cache_folder
 from tide_export.targets.step_profiles import step_profiles
+from tide_export.targets.trt_options import TrtOptions
 from tide_export.tokenizer import write_tokenizer
 from tide_export.trace import TracedModel, trace
 from tide_export.verify import PromptCheck, verify_bundle
@@ -112,7 +113,8 @@ def _job(
     drafts = calibration.info.draft_limit if calibration is not None else 0
     profiles = step_profiles(config.max_batch, drafts, context.max_seq_len)
     cache = EngineCache(default_cache_folder())
-    return BuildJob(directory, workspace, config.dtype, profiles, progress, cache, config.force_rebuild)
+    options = TrtOptions(config.hardware_compatible, config.version_compatible, config.strip_weights)
+    return BuildJob(directory, workspace, config.dtype, profiles, progress, cache, config.force_rebuild, options)
 
 
 def _explain(config: ExportConfig, progress: ExportProgress, lowered: LoweredModel) -> None:

@@ -19,7 +19,7 @@ from api import bindings
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = ("tide_export/targets", "runtime/tide_runtime", "plugins/tide_plugins/trt")
-# Which of the two packages a file loads, by the name it imports; files that name neither serve both.
+# Which of the two packages a file loads, by what it names; files that name neither serve both.
 PACKAGE_NAMES = {"RTX": "tensorrt_rtx", "TENSORRT": "tensorrt", "TENSORRT_VOLTA": "tensorrt"}
 # Graphs for TensorRT 10.4 hold no attention and no cache update (test_trt_sm_70), and reading them never gets into this file.
 NEWER_THAN_10_4 = {"attention_repair.py"}
@@ -36,12 +36,20 @@ def uses_tensorrt(tree: ast.AST) -> bool:
     )
 
 
+def packages_named(tree: ast.AST) -> set[str]:
+    """The packages of the constants that a file uses, and those that it imports by their own names."""
+    nodes = list(ast.walk(tree))
+    names = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
+    calls = [node for node in nodes if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module")]
+    imported = {argument.value for call in calls for argument in call.args if isinstance(argument, ast.Constant)}
+    return {PACKAGE_NAMES[name] for name in names & set(PACKAGE_NAMES)} | (imported & set(PACKAGE_NAMES.values()))
+
+
 def files_for(package: str) -> list[Path]:
     found = []
     for path in sorted(path for folder in SOURCES for path in (ROOT / folder).rglob("*.py")):
         tree = ast.parse(path.read_text(encoding="utf-8"))
-        named = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
-        packages = {PACKAGE_NAMES[name] for name in named & set(PACKAGE_NAMES)}
+        packages = packages_named(tree)
         if uses_tensorrt(tree) and (not packages or package in packages):
             found.append(path)
     return found

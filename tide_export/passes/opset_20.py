@@ -9,6 +9,7 @@ from __future__ import annotations
 import onnx
 import onnx.defs
 import onnx_ir as ir
+import onnx_ir.passes.common as common
 from tide_runtime.errors import UnsupportedModelError
 
 from .base import LoweringContext, PassReport
@@ -25,6 +26,7 @@ def declare_opset_20(model: ir.Model, context: LoweringContext) -> PassReport:
             f"{model.graph.name} cannot be written in ONNX opset {OPSET}, which knows no {', '.join(unknown)}; "
             "choose a target with a newer compiler (tide-export --list-targets)"
         )
+    common.RemoveUnusedOpsetsPass()(model)
     model.opset_imports[""] = OPSET
     return PassReport("opset_20", len(nodes))
 
