@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from tide_runtime.errors import ParamsError
 
@@ -50,7 +51,7 @@ class ExitInfo:
         if self.router == "mlp+max_probability" and self.mlp_threshold is None:
             raise ParamsError("router mlp+max_probability has no mlp_threshold")
 
-    @property
+    @cached_property
     def tail_layers(self) -> int:
         """How many of the model's last layers the exit head runs."""
         return int(self.head.removeprefix("tail:")) if self.head.startswith("tail:") else 0

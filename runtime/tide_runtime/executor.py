@@ -101,9 +101,10 @@ class Executor:
         if info.tail_layers:
             step.place(self._tail_places(rows, chosen))
         step.run(self.segments[-1] if info.tail_layers else HEAD)
-        logits, tokens = step.logits[: len(chosen)], step.token[: len(chosen)].tolist()
+        logits, likeliest = step.logits[: len(chosen)], step.token[: len(chosen)]
+        tokens = likeliest.tolist()
         if info.router != "mlp":
-            scores = max_probability(logits).tolist()
+            scores = max_probability(logits, likeliest).tolist()
         return [
             Guess(score if math.isfinite(row[token]) else math.nan, token, row) if may else Guess(asked, -1, None)
             for score, asked, may, token, row in zip(scores, mlp_scores, passed, tokens, logits, strict=True)
@@ -203,7 +204,9 @@ def _logits(step: Step, group: Sequence[int], asked: Mapping[int, int], kept: bo
     return found
 
 
-def max_probability(logits: NDArray[np.floating]) -> NDArray[np.float32]:
-    """Softmax probability [T] of the likeliest token of logits [T, V]; NaN where they hold one, which clears no threshold."""
-    wide = logits.astype(np.float32, copy=False)
-    return np.asarray(1.0 / np.exp(wide - wide.max(-1, keepdims=True)).sum(-1))
+def max_probability(logits: NDArray[np.floating], likeliest: NDArray[np.int64]) -> NDArray[np.float32]:
+    """Softmax probability [T] of the ``likeliest`` token [T] of logits [T, V]; NaN where they hold one, which clears no
+    threshold."""
+    terms = np.subtract(logits, logits[np.arange(len(logits)), likeliest][:, None], dtype=np.float32)
+    np.exp(terms, out=terms)
+    return np.asarray(1.0 / terms.sum(-1))

@@ -77,7 +77,7 @@ class StepPositions:
         self._packed_from = np.zeros(tokens, np.int64)
         self._logits_index = np.zeros(shape.outputs, np.int64)
         self._seq, self._steps = seq, np.arange(seq)
-        self._arranged: tuple[Sequence[int], Sequence[int]] | None = None
+        self._arranged: tuple[list[int], list[int]] | None = None
         self.arrays: dict[str, NDArray[Any]] = {
             "write_index": self._write_index,
             "position_ids": self._position_ids,
@@ -91,9 +91,10 @@ class StepPositions:
 
     def arrange(self, counts: Sequence[int], wanted: Sequence[int]) -> None:
         """``counts[b]`` tokens of each row, logits for the last ``wanted[b]``. What is left over points to places that exist."""
-        if self._arranged == (counts, wanted):
+        arranged = [*counts], [*wanted]
+        if self._arranged == arranged:
             return
-        self._arranged = (list(counts), list(wanted))
+        self._arranged = arranged
         sizes = np.array(counts)
         ends = np.cumsum(sizes)
         starts = ends - sizes
