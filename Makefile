@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 DATE := $(shell date -u +%F)
 
-.PHONY: demo demo-rtx test lint bindings bench tables kernels gpu-check clean
+.PHONY: demo demo-rtx test lint bindings bench tables kernels gpu-check clean bench-arms docs
 demo: $(READY) ## export the demo model, generate from it, compare with eager and unsplit
 	$(BIN)/python examples/demo.py
 
@@ -33,7 +33,20 @@ bench: $(READY) ## the published benchmarks, one after the other
 	$(BIN)/python -m benchmarks.decode_cpu --models 1b --arms tide,eager,genai --json docs/results/$(DATE)-decode_cpu_1b.json
 	$(BIN)/python -m benchmarks.export_1b --json docs/results/$(DATE)-export_1b.json
 
-tables: $(READY) ## README's tables from docs/results
+BENCH_PROMPTS := build/held_out.jsonl
+BENCH_ENGINE ?= engine# a calibrated bundle of the demo model, as `make demo` leaves it
+bench-arms: $(READY) ## tide-bench against every other way to run the demo model; then `make tables`
+	$(BIN)/python -m benchmarks.held_out $(BENCH_PROMPTS)
+	$(BIN)/tide-bench $(BENCH_ENGINE) --prompts $(BENCH_PROMPTS) --curve --html build/tide-bench --json docs/results/$(DATE)-tide_bench.json
+	$(BIN)/tide-bench $(BENCH_ENGINE) --prompts $(BENCH_PROMPTS) --mode prefill --json docs/results/$(DATE)-tide_bench_prefill.json
+	$(BIN)/tide-bench $(BENCH_ENGINE) --prompts $(BENCH_PROMPTS) --mode load --json docs/results/$(DATE)-tide_bench_load.json
+	$(BIN)/python -m benchmarks.tide_bench_1b --json docs/results/$(DATE)-tide_bench_1b.json
+
+docs: $(READY) ## the documentation as a site, in build/site
+	$(BIN)/python docs/draw_pictures.py
+	$(BIN)/mkdocs build --strict
+
+tables: $(READY) ## the tables of README and docs from docs/results
 	$(BIN)/python -m benchmarks.tables
 
 kernels: $(READY) ## every CUDA kernel for every architecture, and the table of them in plugins/README.md; needs no GPU, fails on a spill

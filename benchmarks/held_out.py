@@ -1,10 +1,17 @@
-"""Prompts from text that the demo models were not trained on: windows of tokens, spread evenly over the held-out files."""
+"""Prompts from text that the demo models were not trained on: windows of tokens, spread evenly over the held-out files.
+
+python -m benchmarks.held_out build/prompts.jsonl      # for tide-bench --prompts
+"""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
 
+import typer
 from tokenizers import Tokenizer
 
 from benchmarks.exit_traces import held_out_documents
@@ -65,3 +72,19 @@ def _middle(length: int, nth: int, parts: int, width: int) -> int:
     """Offset of a window in the middle of part ``nth`` of ``parts`` equal parts."""
     begin, end = nth * length // parts, (nth + 1) * length // parts
     return begin + (end - begin - width) // 2
+
+
+def main(
+    out: Annotated[Path, typer.Argument(help="Where the prompts go, as JSON lines of token ids.")],
+    count: Annotated[int, typer.Option(min=1, help="Prompts.")] = 120,
+    tokens: Annotated[int, typer.Option(min=1, help="Tokens of each.")] = 128,
+    data: Annotated[str, typer.Option(help=f"Where they come from, of {','.join(SOURCES)}.")] = "library",
+) -> None:
+    """Write held-out prompts for the demo models."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    lines = [json.dumps({"ids": prompt.ids, "file": prompt.file}) for prompt in held_out_prompts(count, tokens, data)]
+    out.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    typer.run(main)

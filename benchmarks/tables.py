@@ -1,7 +1,7 @@
-"""Write README's tables from the dated runs in docs/results/: nobody types a measured number.
+"""Write README's tables and the documentation's from the dated runs in docs/results/: nobody types a measured number.
 
-python -m benchmarks.tables            # rewrite README.md
-python -m benchmarks.tables --check    # exit 1 when README.md is not what the results say
+python -m benchmarks.tables            # rewrite README.md and docs/measured.md
+python -m benchmarks.tables --check    # exit 1 when one of them is not what the results say
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Annotated, Any
 import typer
 from tide_bench.arms import ARMS
 
+from benchmarks.bench_tables import bench_table, predecessor_table
 from benchmarks.policy_table import HEADINGS, cells, title_of
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -154,33 +155,54 @@ TABLES: dict[str, Callable[[dict[str, Any]], str]] = {
 }
 
 
+def bench_tables(run: dict[str, Any]) -> str:
+    return bench_table(run, _where(run))
+
+
+def on_predecessors_terms(run: dict[str, Any]) -> str:
+    return predecessor_table(run, latest("tide_bench_prefill"), _where(run))
+
+
+# Of each page, in order: the run that a table is drawn from, and how.
+PAGES: dict[str, list[tuple[str, Callable[[dict[str, Any]], str]]]] = {
+    "README.md": [("tide_bench", bench_tables), *TABLES.items()],
+    "docs/measured.md": [
+        ("tide_bench", on_predecessors_terms),
+        ("tide_bench", bench_tables),
+        ("tide_bench_1b", bench_tables),
+        ("tide_bench_prefill", bench_tables),
+        ("tide_bench_load", bench_tables),
+    ],
+}
+
+
 def _where(run: dict[str, Any]) -> str:
     machine = run["machine"]
     versions = ", ".join(f"{name} {machine[name]}" for name in ("onnxruntime", "torch"))
     return f"{run['date'][:10]}, {machine['cpu']}, {machine['cores']} cores, {versions}"
 
 
-def with_tables(readme: str) -> str:
-    """``readme`` with everything between the markers written anew."""
-    runs = {name: latest(name) for name in TABLES}
-    body = "\n\n".join(table(run) for name, table in TABLES.items() if (run := runs[name]) is not None)
-    before, rest = readme.split(START, 1)
+def with_tables(page: str, text: str) -> str:
+    """``text`` of ``page`` with everything between the markers written anew."""
+    body = "\n\n".join(table(run) for name, table in PAGES[page] if (run := latest(name)) is not None)
+    before, rest = text.split(START, 1)
     _, after = rest.split(END, 1)
     return f"{before}{START}\n{body}\n{END}{after}"
 
 
 def main(
-    check: Annotated[bool, typer.Option("--check", help="Fail when README.md is out of date.")] = False,
+    check: Annotated[bool, typer.Option("--check", help="Fail when a page is out of date.")] = False,
 ) -> None:
-    """Regenerate README's tables."""
-    path = ROOT / "README.md"
-    old = path.read_text(encoding="utf-8")
-    new = with_tables(old)
-    if check and new != old:
-        print("README.md does not show the newest results; run: make tables", file=sys.stderr)
-        raise typer.Exit(1)
-    if not check:
-        path.write_text(new, encoding="utf-8")
+    """Regenerate the tables of README and the documentation."""
+    for page in PAGES:
+        path = ROOT / page
+        old = path.read_text(encoding="utf-8")
+        new = with_tables(page, old)
+        if check and new != old:
+            print(f"{page} does not show the newest results; run: make tables", file=sys.stderr)
+            raise typer.Exit(1)
+        if not check:
+            path.write_text(new, encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -27,6 +28,7 @@ class PredecessorArm:
             import TIDE
         except ImportError as error:
             raise ArmError("the predecessor is not installed; pip install tide-inference") from error
+        logging.getLogger("TIDE").setLevel(logging.WARNING)
         calibrator: Any = import_module("TIDE.calibrate")  # the package has a function of that name
         model, config = load_eager(folder), TIDE.TIDEConfig(calibration_samples=SAMPLES)
         calibrator._load_calibration_texts = lambda name, count: library_texts()[:count]

@@ -1,0 +1,64 @@
+"""Tables from runs of tide-bench: its own, and one on the predecessor's terms."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tide_bench.table import CAPTION, HEADINGS, cells, notes, places
+
+Run = Mapping[str, Any]
+Row = Mapping[str, Any]
+
+# github.com/RightNow-AI/TIDE and arXiv 2603.21365: change against HF eager on an A100-SXM4-40GB, bf16.
+PUBLISHED = (
+    ("prefill latency", "DeepSeek R1 Distill 8B", 1, -0.072),
+    ("throughput", "DeepSeek R1 Distill 8B", 1, 0.066),
+    ("throughput", "Qwen3 8B", 8, 0.081),
+    ("throughput", "DeepSeek R1 Distill 8B", 8, -0.163),
+)
+
+
+def bench_table(run: Run, where: str) -> str:
+    """A table for every place of one run. ``where``: date and machine."""
+    settings, mode = run["settings"], run["settings"]["mode"]
+    lines = [
+        f"**tide-bench, {mode}**: {settings['model']}, {settings['new_tokens']} new tokens a row ({where}). {CAPTION[0].upper()}"
+        f"{CAPTION[1:]}."
+    ]
+    for place, rows in places(run["rows"]).items():
+        lines += ["", f"{place}:", "", _line(HEADINGS[mode]), "|---" * len(HEADINGS[mode]) + "|"]
+        lines += [_line(cells(mode, row)) for row in rows]
+    remarks = notes(run["rows"])
+    return "\n".join([*lines, "", *(f"- {remark}" for remark in remarks)]).rstrip()
+
+
+def predecessor_table(decode: Run, prefill: Run | None, where: str) -> str:
+    """What the predecessor publishes, beside the same quantities here: other model, other machine, same question."""
+    lines = [
+        "**On the predecessor's terms**: change against HF eager. Left: what tide-inference publishes (A100-SXM4-40GB, bf16); "
+        f"right: `{decode['settings']['model']}` on the machine at hand ({where}). Left and right are different models on different "
+        "machines; the columns on the right are one experiment.",
+        "",
+        "| quantity | batch | published by the predecessor | predecessor here | TIDE full | TIDE exact | unsplit |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for quantity, model, batch, change in PUBLISHED:
+        run = prefill if quantity == "prefill latency" else decode
+        if run is not None:
+            figures = [_change(run["rows"], arm, batch, quantity) for arm in ("predecessor", "full", "exact", "unsplit")]
+            lines.append(_line([quantity, str(batch), f"{change:+.1%} ({model})", *figures]))
+    return "\n".join(lines)
+
+
+def _change(rows: Sequence[Row], arm: str, batch: int, quantity: str) -> str:
+    """Less latency, or more throughput, than eager; empty where it was not measured."""
+    row = next((r for r in rows if (r["arm"], r.get("batch")) == (arm, batch) and "vs_eager" in r), None)
+    if row is None:
+        return ""
+    change = 1 / row["vs_eager"] - 1 if quantity == "prefill latency" else row["vs_eager"] - 1
+    return f"{change:+.1%}"
+
+
+def _line(texts: Sequence[str]) -> str:
+    return "| " + " | ".join(text.replace("|", "\\|") for text in texts) + " |"

@@ -1,0 +1,45 @@
+"""Ratios, agreement and energy of the arms, on made-up turns."""
+
+from __future__ import annotations
+
+import pytest
+from bench.made_up_turns import turn
+from tide_bench.figures import decode_seconds, ratio_row, speed_row, text_row
+from tide_bench.paired_ratio import chained_ratio
+
+
+def test_ratio_pairs_turns_at_the_same_prompts() -> None:
+    """A slow moment of the machine would look like a slow arm."""
+    turns = {"unsplit": [turn(2, 0), turn(20, 1)], "full": [turn(1, 0), turn(10, 1)]}
+    row = ratio_row("full", turns, decode_seconds)
+    assert row["vs_unsplit"] == row["vs_unsplit_low"] == row["vs_unsplit_high"] == 2
+
+
+def test_arms_that_never_met_are_compared_over_full() -> None:
+    """A model too large for all arms at once would have no ratios, or such of different times of the day."""
+    turns = {
+        "full": [turn(1, 0, meeting=0), turn(10, 0, meeting=1)],
+        "unsplit": [turn(2, 0, meeting=0)],
+        "genai": [turn(5, 0, meeting=1)],
+    }
+    assert ratio_row("genai", turns, decode_seconds)["vs_unsplit"] == pytest.approx(4)  # twice full, which is twice unsplit
+
+
+def test_chained_ratio_is_as_unsure_as_both_its_parts() -> None:
+    """An interval would leave out that the baseline's own figure is unsure."""
+    one, other = [(2.0, 1.0)] * 9, [(1.0, 1.0), (1.0, 2.0), (1.0, 0.5)] * 3
+    ratio = chained_ratio(one, other)
+    assert ratio.median == 2 and ratio.low < 2 < ratio.high
+
+
+def test_energy_is_left_out_where_a_turn_was_not_counted() -> None:
+    """A total of some turns would be shown as the cost of all."""
+    assert "joules_per_token" not in speed_row([turn(1, joules=3.0), turn(1)], decode_seconds)
+    assert speed_row([turn(1, joules=3.0), turn(1, joules=6.0)], decode_seconds)["joules_per_token"] == pytest.approx(1.5)
+
+
+def test_agreement_holds_texts_of_the_same_round_together() -> None:
+    """An arm that stopped early would be compared with texts of other prompts."""
+    full = [turn(1, 0, tokens=[[1, 2, 3]]), turn(1, 1, tokens=[[4, 5, 6]])]
+    assert text_row([turn(1, 1, tokens=[[4, 5, 6]])], full) == {"agreement": 1.0, "identical": 1.0}
+    assert text_row([turn(1, 1, tokens=[[4, 9, 6]])], full)["agreement"] == 0

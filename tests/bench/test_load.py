@@ -1,0 +1,36 @@
+"""Requests that come when they like."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from tide_bench.arms.base import Timing
+from tide_bench.load import Request, poisson_requests, serve
+
+
+def test_arrivals_have_the_rate_and_an_end() -> None:
+    """A run would be longer than asked, or heavier than it says."""
+    requests = poisson_requests(50, 20, [[1], [2]], 16)
+    gaps = np.diff([request.arrival_s for request in requests])
+    assert max(request.arrival_s for request in requests) < 20 and gaps.mean() == pytest.approx(1 / 50, rel=0.15)
+    assert gaps.std() == pytest.approx(gaps.mean(), rel=0.2)  # of an exponential, not of a clock
+    assert {request.new_tokens for request in requests} == {4, 16}
+
+
+class SlowArm:
+    """Takes a fixed time; ``seen``: prompts in the order they were taken."""
+
+    def __init__(self) -> None:
+        self.seen: list[list[int]] = []
+
+    def generate(self, prompts: list[list[int]], new_tokens: int, **options: object) -> Timing:
+        self.seen.append(prompts[0])
+        return Timing([[0] * new_tokens], 0.25, 0.5)
+
+
+def test_latency_counts_from_the_arrival_in_order() -> None:
+    """Waiting in the queue would not count, or late requests overtake early ones."""
+    arm = SlowArm()
+    served = serve(arm, [Request(0.0, [1], 2), Request(0.0, [2], 2), Request(0.05, [3], 2)], 1, {})
+    assert arm.seen == [[1], [2], [3]]
+    assert all(s.first_token_s >= 0.25 and s.last_token_s == pytest.approx(s.first_token_s + 0.5) for s in served)

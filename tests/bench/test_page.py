@@ -1,0 +1,78 @@
+"""The HTML report: everything inside, charts drawn."""
+
+from __future__ import annotations
+
+import base64
+import io
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import matplotlib.image
+import numpy as np
+import pytest
+from bench.made_up_turns import row
+from tide_bench.curve import CurvePoint
+from tide_bench.page import write_report
+from tide_bench.report import Report
+
+POINTS = [
+    CurvePoint("full", 24e3, 900, None, 1.0, 5.0),
+    CurvePoint("threshold 0.9", 15e3, 700, None, 0.99, 5.1),
+    CurvePoint("threshold 0", 6e3, 300, None, 0.7, 9.0),
+    CurvePoint("certified", 14e3, 650, None, 0.985, 5.2),
+]
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    report = Report("tide_bench", model="<tiny>", mode="decode")
+    marked = row("static-skip", 3.0, mark="promises nothing about its text")
+    failed = {"arm": "genai", "title": "onnxruntime-genai", "prompt_tokens": 8, "batch": 1, "note": "no wheel"}
+    report.rows = [row("exact", 2.5, rank=1), row("full", 0.98, rank=2), marked, failed]
+    return write_report(report, POINTS, tmp_path_factory.mktemp("report") / "new")
+
+
+def test_the_page_needs_nothing_else(page: Path) -> None:
+    """The report would be broken when it is mailed."""
+    text = page.read_text()
+    assert not re.search(r'(src|href)="(?!data:)', text) and "<tiny>" not in text and "&lt;tiny&gt;" in text
+
+
+def test_charts_are_drawn(page: Path) -> None:
+    """A chart would be an empty frame: speed in blue and grey, the curve with its star in orange."""
+    pictures = re.findall(r'data:image/png;base64,([^"]+)"', page.read_text())
+    assert len(pictures) == 3  # speed; the curve over layers and over ms; nobody counted joules
+    shares = []
+    for picture in pictures:
+        pixels = (matplotlib.image.imread(io.BytesIO(base64.b64decode(picture)))[..., :3] * 255).round().astype(int)
+        assert pixels.shape[1] > 800
+        shares.append(
+            [(np.abs(pixels - colour).sum(-1) < 12).mean() for colour in ((0, 114, 178), (213, 94, 0), (102, 114, 127))]
+        )
+    assert shares[0][0] > 0.05 and shares[0][2] > 0.02  # bars; the marked arm's is grey
+    assert all(share[0] > 1e-3 and share[1] > 1e-4 for share in shares[1:])
+
+
+def test_charts_lie_beside_the_page_too(page: Path) -> None:
+    """A chart could not be put into a talk."""
+    assert {p.name for p in page.parent.glob("*.png")} == {"speed_0.png", "curve_layer_passes.png", "curve_ms.png"}
+
+
+def test_arms_without_rank_say_why(page: Path) -> None:
+    """A reader would take a wrong text's speed for a result."""
+    text = page.read_text()
+    assert "promises nothing about its text" in text and "onnxruntime-genai could not run: no wheel" in text
+
+
+def test_a_browser_shows_it(page: Path, tmp_path: Path) -> None:
+    """The page would be a blank sheet in a real browser."""
+    browser = next((path for name in BROWSERS if (path := shutil.which(name))), None)
+    if browser is None:
+        pytest.skip("no headless browser is installed (chromium)")
+    picture = tmp_path / "page.png"
+    options = ["--headless", "--no-sandbox", "--disable-gpu", f"--screenshot={picture}", "--window-size=1200,2400"]
+    subprocess.run([browser, *options, page.as_uri()], check=True, capture_output=True, timeout=60)
+    assert matplotlib.image.imread(picture)[..., :3].std() > 0.05

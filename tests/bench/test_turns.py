@@ -1,0 +1,51 @@
+"""Who runs when."""
+
+from __future__ import annotations
+
+import pytest
+from bench.made_up_turns import FakeProcess, contestant
+from tide_bench import turns
+from tide_bench.energy import EnergyMeter
+from tide_bench.stage import Entry, meetings
+
+GROUPS = [[[1]]] * 5
+
+
+@pytest.fixture(autouse=True)
+def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(turns, "SETTLE_S", 0)
+
+
+def _entries(calls: list[str], **fails_at: int | None) -> list[Entry]:
+    return [Entry(contestant(n), FakeProcess(calls, n, at)) for n, at in fails_at.items()]  # type: ignore[arg-type]
+
+
+def test_arms_take_turns_and_the_order_shifts(tmp_path) -> None:
+    """All runs of one arm would stand together, and a slow minute hit one arm only."""
+    calls: list[str] = []
+    own = turns.take_turns(_entries(calls, a=None, b=None), GROUPS[:3], 2, EnergyMeter(tmp_path), 9, 0, lambda *_: None)
+    assert calls == ["a", "b", "b", "a", "a", "b"]
+    assert [turn.round for turn in own["a"]] == [0, 1, 2]
+
+
+def test_time_that_is_up_ends_the_turns_but_for_the_fewest(tmp_path) -> None:
+    """A comparison of six minutes would take an hour on a slow machine, or show an interval of one turn."""
+    own = turns.take_turns(_entries([], a=None), GROUPS, 2, EnergyMeter(tmp_path), 0, 0, lambda *_: None)
+    assert len(own["a"]) == turns.FEWEST_ROUNDS
+
+
+def test_an_arm_that_fails_leaves_the_others_running(tmp_path) -> None:
+    """One library's crash would end the benchmark."""
+    failed: list[tuple[str, str]] = []
+    entries = _entries([], a=None, b=2)
+    own = turns.take_turns(
+        entries, GROUPS[:3], 2, EnergyMeter(tmp_path), 9, 0, lambda e, why: failed.append((e.contestant.name, why))
+    )
+    assert failed == [("b", "out of memory")] and len(own["a"]) == 3 and len(own["b"]) == 1
+
+
+def test_everybody_meets_the_first_kind() -> None:
+    """Arms of a model that does not fit several times would have no common measure."""
+    assert meetings(["tide", "eager", "unsplit", "genai"], 9) == [["tide", "eager", "unsplit", "genai"]]
+    assert meetings(["tide", "eager", "unsplit", "genai"], 3) == [["tide", "eager", "unsplit"], ["tide", "genai"]]
+    assert meetings(["tide"], 2) == [["tide"]]

@@ -1,0 +1,39 @@
+"""Tables of tide-bench's runs, from rows that are made up."""
+
+from __future__ import annotations
+
+from bench.made_up_turns import row
+from tide_bench.table import HEADINGS, cells
+
+from benchmarks.bench_tables import bench_table, predecessor_table
+
+SETTINGS = {"mode": "decode", "model": "tiny", "new_tokens": 8}
+
+
+def test_every_row_has_a_cell_for_every_heading() -> None:
+    """Columns of the tables would slip."""
+    failed = {"arm": "genai", "title": "genai", "batch": 1, "prompt_tokens": 8, "note": "no wheel"}
+    for mode in ("decode", "prefill"):
+        assert {len(cells(mode, r)) for r in (row("full", 1.0, rank=1), failed)} == {len(HEADINGS[mode])}
+    served = {"arm": "full", "title": "full", "rate": 2.0, "share": 0.5, "tokens_per_s": 9.0}
+    served |= {f"{name}{end}": 1.0 for name in ("first_token_ms", "request_ms") for end in ("", "_p95")}
+    assert len(cells("load", served)) == len(cells("load", failed)) == len(HEADINGS["load"])
+
+
+def test_a_table_says_why_an_arm_is_not_ranked() -> None:
+    """README would show a speed that was bought with another text."""
+    rows = [row("full", 1.0, rank=1), row("static-skip", 3.0, mark="promises nothing about its text")]
+    table = bench_table({"settings": SETTINGS, "rows": rows}, "today, here")
+    assert "| – | <static-skip> |" in table and "- <static-skip>: promises nothing about its text" in table
+
+
+def test_the_predecessors_terms_keep_their_signs() -> None:
+    """A prompt that takes half as long would be called slower, or twice the throughput a loss."""
+    prefill = {"settings": SETTINGS, "rows": [row("full", 2.0), row("predecessor", 0.8)]}
+    decode = {"settings": SETTINGS, "rows": [row("full", 2.0), row("predecessor", 0.8), row("full", 1.5, batch=8)]}
+    lines = predecessor_table(decode, prefill, "today, here").splitlines()
+    latency = next(line for line in lines if line.startswith("| prefill latency | 1 |"))
+    assert "-7.2%" in latency and "| -50.0% |" in latency and "| +25.0% |" in latency
+    throughput = next(line for line in lines if line.startswith("| throughput | 1 |"))
+    assert "+6.6%" in throughput and "| +100.0% |" in throughput and "| -20.0% |" in throughput
+    assert "| +50.0% |" in next(line for line in lines if "Qwen3" in line)

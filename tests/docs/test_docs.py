@@ -1,0 +1,64 @@
+"""The documentation builds, its links lead somewhere, and its pictures are those that the script draws."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCS = ROOT / "docs"
+PAGES = sorted(DOCS.glob("*.md"))
+
+
+@pytest.fixture(scope="module")
+def pictures() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("draw_pictures", DOCS / "draw_pictures.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
+    """A link or an anchor would lead nowhere, or a page be missing from the navigation."""
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")]
+    environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (tmp_path / "site" / "certificate" / "index.html").exists()
+
+
+def test_pages_show_the_pictures_that_the_script_draws(pictures: ModuleType, tmp_path: Path) -> None:
+    """A page would show an empty frame, or a picture that nobody can draw again."""
+    shown = {name for page in PAGES for name in re.findall(r"\]\(pictures/(\w+)\.svg\)", page.read_text(encoding="utf-8"))}
+    assert shown == set(pictures.PICTURES) == {path.stem for path in (DOCS / "pictures").glob("*.svg")}
+    pictures.main(tmp_path)
+    for name in shown:
+        drawn, kept = ((folder / f"{name}.svg").read_text() for folder in (tmp_path, DOCS / "pictures"))
+        words = [re.findall(r"<text[^>]*>([^<]+)", svg) for svg in (drawn, kept)]
+        assert words[0] == words[1], f"{name}: python docs/draw_pictures.py"
+
+
+def test_commands_in_the_pages_have_the_options_they_name() -> None:
+    """A reader would copy a command that is refused. (What the commands do is tested where they live.)"""
+    known = {
+        "tide-bench": (ROOT / "bench/tide_bench/cli.py").read_text(),
+        "tide-run": (ROOT / "runtime/tide_runtime/cli/run.py").read_text(),
+        "serve_fastapi.py": (ROOT / "examples/serve_fastapi.py").read_text(),
+    }
+    checked = 0
+    for page in PAGES:
+        for line in re.findall(r"```bash\n(.*?)```", page.read_text(encoding="utf-8"), re.S):
+            for command in line.splitlines():
+                source = next((text for name, text in known.items() if name in command), None)
+                for option in re.findall(r" --([a-z][a-z-]*)", command.split("#")[0]) if source else ():
+                    assert re.search(rf"\b{option.replace('-', '_')}: |--{option}\b", source or ""), f"{page.name}: {command}"
+                    checked += 1
+    assert checked > 10
