@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -17,6 +17,7 @@ from tide_runtime.backends.base import Slots
 from tide_runtime.backends.threads import ThreadOptions
 from tide_runtime.bundle import Bundle
 from tide_runtime.chat import render_chat
+from tide_runtime.choose_target import DeviceChoice, choose_target
 from tide_runtime.errors import BundleError, ParamsError, PromptError, TideError
 from tide_runtime.manifest import Manifest
 from tide_runtime.metrics import EngineMetrics
@@ -37,13 +38,14 @@ class EngineOptions:
     """How an engine runs. Defaults suit embedding in a service.
 
     Args:
-        target: which target of the bundle; ``auto`` takes the best one for this machine.
+        target: which target of the bundle; ``auto`` takes the best one for ``device``.
         policy: depth policy: ``full``, ``exact``, ``exit``, or ``auto``: what the calibration recommends, else ``full``.
         depth: options of the policies that skip layers.
         max_batch: rows that run at once; more prompts wait for a free slot.
         prefill_chunk: prompt tokens per prefill step.
         threads: ONNX Runtime's threads (see `ThreadOptions`).
         verify: compare the bundle's files with their SHA-256 when loading.
+        device: ``auto`` (the GPU where the bundle has a target for it, else the processor), ``cpu``, ``cuda``, ``cuda:1``.
     """
 
     target: str = "auto"
@@ -53,8 +55,10 @@ class EngineOptions:
     prefill_chunk: int = 256
     threads: ThreadOptions = field(default_factory=ThreadOptions)
     verify: bool = True
+    device: str = "auto"
 
     def __post_init__(self) -> None:
+        DeviceChoice.parse(self.device)
         for name in ("max_batch", "prefill_chunk"):
             value = getattr(self, name)
             if not isinstance(value, int) or value < 1:
@@ -72,9 +76,10 @@ class Engine:
         self.bundle = bundle
         self.manifest: Manifest = bundle.manifest
         self.options = options
-        self.target = _choose_target(bundle.manifest, options.target)
+        device = DeviceChoice.parse(options.device)
+        self.target = options.target if options.target != "auto" else choose_target(bundle.manifest, device)
         self.policy = make_policy(options.policy, bundle.manifest, options.prefill_chunk, options.depth)
-        self.backend = load_backend(bundle, self.target, options.threads)
+        self.backend = load_backend(bundle, self.target, options.threads, device.ordinal)
         info = bundle.manifest.tokenizer
         self.tokenizer = Tokenizer.from_file(bundle.path(info.file)) if info is not None else None
         self._template = bundle.text(info.chat_template) if info is not None and info.chat_template is not None else None
@@ -85,9 +90,13 @@ class Engine:
         self._closed = False
 
     @classmethod
-    def load(cls, directory: str | Path, options: EngineOptions | None = None) -> Engine:
-        """Load the bundle in ``directory``. Raises BundleError when it is broken, TargetError when it cannot run here."""
+    def load(cls, directory: str | Path, options: EngineOptions | None = None, device: str | None = None) -> Engine:
+        """Load the bundle in ``directory``. ``device`` replaces that of the options.
+
+        Raises BundleError when it is broken, TargetError when it cannot run here.
+        """
         options = options or EngineOptions()
+        options = options if device is None else replace(options, device=device)
         return cls(Bundle.open(directory, verify=options.verify), options)
 
     def generate(self, prompts: Prompt | Sequence[Prompt], params: GenerationParams | None = None) -> list[Generation]:
@@ -97,6 +106,8 @@ class Engine:
         """
         several = [prompts] if isinstance(prompts, str) or _is_ids(prompts) else list(_sequence(prompts))
         rows = [self._row(i, prompt, params or GenerationParams()) for i, prompt in enumerate(several)]  # type: ignore[arg-type]
+        for row in rows:
+            row.width = min(len(rows), self.options.max_batch)
         with self._slots(len(rows)) as slots:
             for _ in run(self.policy, slots, rows):
                 pass
@@ -235,12 +246,6 @@ class Engine:
                 f"the tokenizer has {self.tokenizer.vocab_size} tokens, the model's vocabulary {vocab}: "
                 "tokenizer.json belongs to another model; export the bundle again"
             )
-
-
-def _choose_target(manifest: Manifest, wanted: str) -> str:
-    if wanted != "auto":
-        return wanted
-    return "cpu" if "cpu" in manifest.targets else next(iter(manifest.targets), "cpu")
 
 
 def _is_ids(prompts: object) -> bool:

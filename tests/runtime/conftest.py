@@ -72,7 +72,7 @@ def _train_tokenizer() -> PreTrainedTokenizerFast:
 def bundle(hf_model_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The bundle made from it by the real exporter. Shared: tests must not change it (see `bundle_copy`)."""
     out = tmp_path_factory.mktemp("bundles") / "tiny"
-    config = ExportConfig(checkpoints="1,3", max_seq_len=MAX_SEQ_LEN, verify=False)
+    config = ExportConfig(checkpoints="1,3", max_seq_len=MAX_SEQ_LEN, verify=False, targets=("cpu", "cuda"))
     export(str(hf_model_directory), out, config)
     return out
 

@@ -10,26 +10,31 @@ from tide_runtime.bundle import Bundle
 from tide_runtime.errors import TargetError
 
 
-def _onnxruntime(bundle: Bundle, target: str, threads: ThreadOptions) -> Backend:
+def _onnxruntime(bundle: Bundle, target: str, threads: ThreadOptions, ordinal: int) -> Backend:
     from tide_runtime.backends.onnxruntime_cpu import OnnxRuntimeBackend
 
     return OnnxRuntimeBackend.load(bundle, target, threads)
 
 
-def _onnxruntime_cuda(bundle: Bundle, target: str, threads: ThreadOptions) -> Backend:
-    from tide_runtime.backends.onnxruntime_cuda import OnnxRuntimeCudaBackend
+def _onnxruntime_cuda(bundle: Bundle, target: str, threads: ThreadOptions, ordinal: int) -> Backend:
+    from tide_runtime.backends.onnxruntime_cuda import OnnxRuntimeCudaBackend, cuda_provider
+    from tide_runtime.cuda.cuda_device import CudaDevice
 
-    return OnnxRuntimeCudaBackend.load(bundle, target, threads)
+    device = CudaDevice(ordinal)
+    return OnnxRuntimeCudaBackend.load(bundle, target, threads, device, cuda_provider(device))
 
 
-BACKENDS: dict[str, Callable[[Bundle, str, ThreadOptions], Backend]] = {
+BACKENDS: dict[str, Callable[[Bundle, str, ThreadOptions, int], Backend]] = {
     "onnxruntime-cpu": _onnxruntime,
     "onnxruntime-cuda": _onnxruntime_cuda,
 }
 
 
-def load_backend(bundle: Bundle, target: str, threads: ThreadOptions) -> Backend:
-    """Load ``target`` of the bundle. Raises TargetError when the bundle lacks it or this runtime cannot run it."""
+def load_backend(bundle: Bundle, target: str, threads: ThreadOptions, ordinal: int = 0) -> Backend:
+    """Load ``target`` of the bundle; ``ordinal``: of the GPU, if it is a target for GPUs.
+
+    Raises TargetError when the bundle lacks it or this runtime cannot run it.
+    """
     targets = bundle.manifest.targets
     if target not in targets:
         raise TargetError(
@@ -40,4 +45,4 @@ def load_backend(bundle: Bundle, target: str, threads: ThreadOptions) -> Backend
         raise TargetError(
             f"target {target!r} needs the backend {backend!r}, this runtime has: {', '.join(BACKENDS)}; upgrade tide-llm"
         )
-    return BACKENDS[backend](bundle, target, threads)
+    return BACKENDS[backend](bundle, target, threads, ordinal)

@@ -47,20 +47,13 @@ class OnnxRuntimeCudaBackend(OnnxRuntimeBackend):
         self._options.add_run_config_entry("disable_synchronize_execution_providers", "1")
 
     @classmethod
-    def load(
-        cls, bundle: Bundle, target: str, threads: ThreadOptions, device: Device | None = None, provider: Provider | None = None
+    def load(  # type: ignore[override]  # on a device
+        cls, bundle: Bundle, target: str, threads: ThreadOptions, device: Device, provider: Provider
     ) -> OnnxRuntimeCudaBackend:
-        """Load the graphs of ``target``.
+        """Load the graphs of ``target`` for ``device`` and ONNX Runtime's ``provider`` for it (`cuda_provider`).
 
-        Args:
-            device, provider: other than the first GPU: tests run the same code on the CPU.
-
-        Raises:
-            TargetError: there is no GPU, or ONNX Runtime was installed without the CUDA provider.
-            BundleError: ONNX Runtime refuses a graph, or it breaks the contract.
+        Raises BundleError when ONNX Runtime refuses a graph, or it breaks the contract.
         """
-        device = device or _first_gpu()
-        provider = provider or cuda_provider(device)
         manifest, options, files = bundle.manifest, session_options(threads), bundle.manifest.targets[target].graphs
         missing = sorted({batched_graph(s.name) for s in manifest.segments} - set(files))
         if missing:
@@ -113,9 +106,3 @@ def cuda_provider(device: Device) -> Provider:
         "cudnn_conv_algo_search": "HEURISTIC",
         "use_tf32": "0",  # fp32 is what the eager model computes in
     }
-
-
-def _first_gpu() -> Device:
-    from tide_runtime.cuda.cuda_device import CudaDevice
-
-    return CudaDevice()

@@ -91,6 +91,7 @@ def run(
     ] = False,
     depth_html: Annotated[Path | None, typer.Option(help="Write the coloured text to this HTML file as well.")] = None,
     target: Annotated[str, typer.Option(help="Target of the bundle; auto: the best for this machine.")] = (_ENGINE.target),
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, or cuda:1 for the second GPU.")] = _ENGINE.device,
     threads: Annotated[int, typer.Option(help="Threads of ONNX Runtime; 0: one per core.")] = _ENGINE.threads.count,
     verify: Annotated[bool, typer.Option(help="Compare the bundle's files with their SHA-256 first.")] = _ENGINE.verify,
 ) -> None:
@@ -108,6 +109,7 @@ def run(
     # The process belongs to this command, so all sessions share one thread pool.
     options = EngineOptions(
         target=target,
+        device=device,
         policy=policy,
         depth=DepthOptions(draft, draft_limit, threshold=threshold, min_depth=min_depth, max_exit_streak=max_exit_streak, kv=kv),  # type: ignore[arg-type]
         threads=ThreadOptions(threads, shared=True),

@@ -1,0 +1,98 @@
+"""Which target of a bundle runs here: the best for the GPU that is present, or the one that was asked for."""
+
+from __future__ import annotations
+
+import importlib.util
+import warnings
+from dataclasses import dataclass
+
+from tide_runtime.errors import ParamsError, TargetError
+from tide_runtime.manifest import Manifest, TargetInfo
+from tide_runtime.present_gpu import PresentGpu, present_gpu
+
+AUTO, CPU, CUDA = "auto", "cpu", "cuda"
+_CPU_BACKEND = "onnxruntime-cpu"
+# Best first: what was compiled for a GPU, then what picks its kernels when it runs.
+_PREFERRED = ("tensorrt", "tensorrt-rtx", "onnxruntime-cuda", _CPU_BACKEND)
+_MODULES = {"tensorrt": "tensorrt", "tensorrt-rtx": "tensorrt_rtx"}
+
+
+@dataclass(frozen=True)
+class DeviceChoice:
+    """``auto``, ``cpu``, ``cuda`` or ``cuda:1``. ``kind``: the part before the colon; ``ordinal``: which GPU."""
+
+    kind: str = AUTO
+    ordinal: int = 0
+
+    @staticmethod
+    def parse(text: str) -> DeviceChoice:
+        """Raises ParamsError for anything else."""
+        kind, colon, number = text.partition(":")
+        if kind not in (AUTO, CPU, CUDA) or (colon and not (kind == CUDA and number.isdigit())):
+            raise ParamsError(f"device is {text!r}; set it to auto, cpu, cuda, or cuda:1 for the second GPU")
+        return DeviceChoice(kind, int(number or 0))
+
+
+def choose_target(manifest: Manifest, device: DeviceChoice) -> str:
+    """Name of the best target for ``device``; with ``auto``, of the GPU present before the processor.
+
+    Warns when a GPU is present and targets for it are, but none can run.
+
+    Raises:
+        TargetError: none can run; with what the bundle has, what the machine is, and the command that adds what is missing.
+    """
+    gpu = present_gpu(device.ordinal) if device.kind != CPU else None
+    obstacles = {name: _obstacle(target, device, gpu) for name, target in manifest.targets.items()}
+    fitting = sorted((name for name, why in obstacles.items() if why is None), key=lambda name: _rank(manifest.targets[name]))
+    if not fitting:
+        raise TargetError(_nothing_fits(manifest, device, gpu, obstacles))
+    chosen = fitting[0]
+    if gpu is not None and manifest.targets[chosen].backend == _CPU_BACKEND:
+        reasons = [f"{name}: {why}" for name, why in obstacles.items() if why is not None]
+        if reasons:
+            warnings.warn(f"running on the processor beside a {gpu.name}: {'; '.join(reasons)}", RuntimeWarning, stacklevel=3)
+    return chosen
+
+
+def _obstacle(target: TargetInfo, device: DeviceChoice, gpu: PresentGpu | None) -> str | None:
+    """Why ``target`` cannot run on ``device``; None: it can."""
+    if target.backend not in _PREFERRED:
+        return f"needs the backend {target.backend!r}, this runtime has: {', '.join(_PREFERRED)}; upgrade tide-llm"
+    if target.backend == _CPU_BACKEND:
+        return "runs on the processor" if device.kind == CUDA else None
+    if device.kind == CPU:
+        return "needs a GPU"
+    if gpu is None:
+        return f"needs a GPU; here is no GPU number {device.ordinal} with a driver"
+    if target.compute and gpu.compute not in target.compute:
+        return f"was compiled for {', '.join(f'sm_{number}' for number in target.compute)}"
+    return _missing_package(target)
+
+
+def _missing_package(target: TargetInfo) -> str | None:
+    if target.backend == "onnxruntime-cuda":
+        import onnxruntime
+
+        if "CUDAExecutionProvider" not in onnxruntime.get_available_providers():
+            return "this ONNX Runtime has no CUDA provider; pip uninstall onnxruntime, then pip install 'tide-llm[cuda]'"
+        return None
+    module = _MODULES[target.backend]
+    if importlib.util.find_spec(module) is None:
+        extra = "rtx" if module == "tensorrt_rtx" else module
+        return f"the package {module} is not installed; pip install 'tide-llm[{extra}]'"
+    return None
+
+
+def _rank(target: TargetInfo) -> tuple[int, int]:
+    """Among engines of one backend, those for this kind of GPU alone before portable ones."""
+    return _PREFERRED.index(target.backend), len(target.compute)
+
+
+def _nothing_fits(manifest: Manifest, device: DeviceChoice, gpu: PresentGpu | None, obstacles: dict[str, str | None]) -> str:
+    machine = "a processor" if gpu is None else f"a {gpu.name}, sm_{gpu.compute}"
+    has = "; ".join(f"{name} ({why})" for name, why in obstacles.items()) or "no target"
+    wanted = "cpu" if gpu is None and device.kind != CUDA else "cuda" if gpu is None else f"cuda --target trt-sm_{gpu.compute}"
+    return (
+        f"the bundle has nothing that runs on {device.kind} here. It has: {has}. The machine is {machine}. "
+        f"Add a target: tide-export {manifest.model.source} --out DIR --target {wanted} (tide-export --list-targets shows all)"
+    )

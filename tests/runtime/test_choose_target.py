@@ -1,0 +1,128 @@
+"""Which target a bundle runs on which machine, and what people are told when there is none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import onnxruntime
+import pytest
+from runtime.numpy_backend import tiny_manifest
+from runtime.tiny_transformer import TinyTransformer
+from tide_runtime import Engine, EngineOptions, choose_target
+from tide_runtime.choose_target import DeviceChoice
+from tide_runtime.errors import ParamsError, TargetError
+from tide_runtime.manifest import Manifest, TargetInfo
+from tide_runtime.present_gpu import PresentGpu
+
+H200, T4 = PresentGpu("NVIDIA H200", 90), PresentGpu("Tesla T4", 75)
+TARGETS = {
+    "cpu": ("onnxruntime-cpu", []),
+    "cuda": ("onnxruntime-cuda", []),
+    "rtx-ampere+": ("tensorrt-rtx", [80, 86, 89, 120, 121]),
+    "rtx-sm_75": ("tensorrt-rtx", [75]),
+    "trt-sm_90": ("tensorrt", [90]),
+}
+
+
+def manifest(*names: str) -> Manifest:
+    made = tiny_manifest(TinyTransformer(0, (1.0, 1.0), 5, 8), [1])
+    targets = {}
+    for name in names:
+        backend, compute = TARGETS[name]
+        graphs = {graph.name: f"{name}.{graph.name}" for graph in made.graphs}
+        targets[name] = TargetInfo(backend, graphs, None, {}, compute)
+    files = {file: None for target in targets.values() for file in target.graphs.values()}
+    return replace(made, targets=targets, files=files)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """A machine with ``gpu`` and Python ``packages``."""
+
+    def be(gpu: PresentGpu | None, *packages: str) -> None:
+        monkeypatch.setattr(choose_target, "present_gpu", lambda ordinal: gpu)
+        monkeypatch.setattr(choose_target.importlib.util, "find_spec", lambda name: object() if name in packages else None)
+        providers = ["CPUExecutionProvider", *(["CUDAExecutionProvider"] if "onnxruntime-gpu" in packages else [])]
+        monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: providers)
+
+    return be
+
+
+def chosen(bundle: Manifest, device: str = "auto") -> str:
+    return choose_target.choose_target(bundle, DeviceChoice.parse(device))
+
+
+def test_the_best_for_the_gpu_present(machine: Callable[..., None]) -> None:
+    """A GPU would stand beside a processor that works, or run somebody else's engines."""
+    everything = manifest(*TARGETS)
+    machine(None)
+    assert chosen(everything) == "cpu"
+    machine(H200, "tensorrt", "tensorrt_rtx", "onnxruntime-gpu")
+    assert chosen(everything) == "trt-sm_90"
+    assert chosen(everything, "cpu") == "cpu"
+    machine(T4, "tensorrt", "tensorrt_rtx", "onnxruntime-gpu")
+    assert chosen(everything) == "rtx-sm_75"
+    machine(T4, "onnxruntime-gpu")
+    assert chosen(everything, "cuda") == "cuda"
+
+
+def test_an_engine_for_this_gpu_alone_before_a_portable_one(machine: Callable[..., None]) -> None:
+    """Portable engines are larger and load slower; whoever exported both wants the other one."""
+    both = manifest("cpu", "rtx-ampere+")
+    both.targets["rtx-sm_89"] = replace(both.targets["rtx-ampere+"], compute=[89])
+    machine(PresentGpu("L4", 89), "tensorrt_rtx")
+    assert chosen(both) == "rtx-sm_89"
+
+
+def test_the_processor_beside_a_gpu_is_announced(machine: Callable[..., None]) -> None:
+    """Somebody would take the processor's speed for the GPU's."""
+    machine(H200)
+    with pytest.warns(RuntimeWarning, match="beside a NVIDIA H200: cuda: .*no CUDA provider.*trt-sm_90: .*tensorrt is not"):
+        assert chosen(manifest("cpu", "cuda", "trt-sm_90")) == "cpu"
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_bundle_for_processors_runs_there_without_a_word(machine: Callable[..., None]) -> None:
+    """A warning in every run of a bundle that never had another target."""
+    machine(H200)
+    assert chosen(manifest("cpu")) == "cpu"
+
+
+@pytest.mark.parametrize(
+    ("gpu", "names", "device", "words"),
+    [
+        (None, ("cuda",), "auto", r"cuda \(needs a GPU.*The machine is a processor.*--target cpu"),
+        (None, ("cpu", "cuda"), "cuda:1", r"cpu \(runs on the processor\); cuda \(.*no GPU number 1.*--target cuda"),
+        (
+            T4,
+            ("rtx-ampere+", "trt-sm_90"),
+            "auto",
+            "compiled for sm_80, sm_86.*a Tesla T4, sm_75.*cuda --target trt-sm_75",
+        ),
+        (T4, ("cpu",), "cuda", "runs on the processor.*--target trt-sm_75"),
+        (H200, ("cuda",), "cpu", r"cuda \(needs a GPU\)"),
+    ],
+)
+def test_nothing_fits(
+    machine: Callable[..., None], gpu: PresentGpu | None, names: tuple[str, ...], device: str, words: str
+) -> None:
+    """Without what the bundle has, what the machine is and the command that helps, it is a riddle."""
+    machine(gpu, "tensorrt", "tensorrt_rtx", "onnxruntime-gpu")
+    with pytest.raises(TargetError, match=words):
+        chosen(manifest(*names), device)
+
+
+@pytest.mark.parametrize("text", ["gpu", "cuda:", "cuda:x", "cpu:0", "auto:1", ""])
+def test_other_devices_are_refused(text: str) -> None:
+    """A mistyped device would quietly mean another one."""
+    with pytest.raises(ParamsError, match="set it to auto, cpu, cuda"):
+        EngineOptions(device=text)
+
+
+def test_engines_load_for_a_device(bundle: object, machine: Callable[..., None]) -> None:
+    """`Engine.load(directory, device=…)` is how people say it."""
+    machine(None)
+    assert Engine.load(bundle, device="cpu").target == "cpu"  # type: ignore[arg-type]
+    with pytest.raises(TargetError, match="nothing that runs on cuda here"):
+        Engine.load(bundle, device="cuda")  # type: ignore[arg-type]
