@@ -37,8 +37,8 @@ def predecessor_table(decode: Run, prefill: Run | None, where: str) -> str:
     """What the predecessor publishes, beside the same quantities here: other model, other machine, same question."""
     lines = [
         "**On the predecessor's terms**: change against HF eager. Left: what tide-inference publishes (A100-SXM4-40GB, bf16); "
-        f"right: `{decode['settings']['model']}` on the machine at hand ({where}). Left and right are different models on different "
-        "machines; the columns on the right are one experiment.",
+        f"right: `{decode['settings']['model']}` on the machine at hand ({where}). The left is another model on another "
+        "machine; the columns on the right are one experiment.",
         "",
         "| quantity | batch | published by the predecessor | predecessor here | TIDE full | TIDE exact | unsplit |",
         "|---|---|---|---|---|---|---|",
