@@ -37,7 +37,7 @@ class BenchConfig:
     prompt_tokens: tuple[int, ...] = (64,)
     new_tokens: int = 64
     rounds: int = 12
-    minutes: float = 3.0
+    minutes: float = 2.0
     rates: tuple[float, ...] = (0.5, 0.9)
     seconds: float = 10.0
 

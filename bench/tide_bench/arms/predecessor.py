@@ -17,7 +17,7 @@ from tide_bench.arms.eager import load_eager
 from tide_bench.arms.process import ArmError
 from tide_bench.prompts import library_texts
 
-SAMPLES = 64  # texts to calibrate on; its default of 2,000 takes a CPU long and trains the same routers
+SAMPLES = 16  # texts of up to 512 tokens to calibrate on; its default of 2,000 takes a CPU long
 
 
 class PredecessorArm:
