@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 DATE := $(shell date -u +%F)
 
-.PHONY: demo demo-rtx test lint bindings bench tables kernels gpu-check clean bench-arms docs
+.PHONY: evidence demo demo-rtx test lint bindings bench tables kernels gpu-check clean bench-arms docs
 demo: $(READY) ## export the demo model, generate from it, compare with eager and unsplit
 	$(BIN)/python examples/demo.py
 
@@ -45,6 +45,10 @@ bench-arms: $(READY) ## tide-bench against every other way to run the demo model
 docs: $(READY) ## the documentation as a site, in build/site
 	$(BIN)/python docs/draw_pictures.py
 	$(BIN)/mkdocs build --strict
+
+evidence: bindings demo-rtx ## what README's "Verified how" is written from: engines compiled here, uses of TensorRT's API
+	$(BIN)/python -m benchmarks.built_engines build/demo-rtx --json docs/results/$(DATE)-built_engines.json
+	PYTHONPATH=tests $(BIN)/python -m api.report --json docs/results/$(DATE)-api_conformance.json
 
 tables: $(READY) ## the tables of README and docs from docs/results
 	$(BIN)/python -m benchmarks.tables

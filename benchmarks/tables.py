@@ -18,10 +18,12 @@ from tide_bench.arms import ARMS
 
 from benchmarks.bench_tables import bench_table, predecessor_table
 from benchmarks.policy_table import HEADINGS, cells, title_of
+from benchmarks.verified_table import verified_table
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "docs" / "results"
 START, END = "<!-- tables: benchmarks/tables.py -->", "<!-- /tables -->"
+VERIFIED, VERIFIED_END = "<!-- verified: benchmarks/tables.py -->", "<!-- /verified -->"
 
 
 def latest(benchmark: str) -> dict[str, Any] | None:
@@ -185,9 +187,14 @@ def _where(run: dict[str, Any]) -> str:
 def with_tables(page: str, text: str) -> str:
     """``text`` of ``page`` with everything between the markers written anew."""
     body = "\n\n".join(table(run) for name, table in PAGES[page] if (run := latest(name)) is not None)
-    before, rest = text.split(START, 1)
-    _, after = rest.split(END, 1)
-    return f"{before}{START}\n{body}\n{END}{after}"
+    text = _between(text, START, END, body)
+    return _between(text, VERIFIED, VERIFIED_END, verified_table(RESULTS)) if VERIFIED in text else text
+
+
+def _between(text: str, start: str, end: str, body: str) -> str:
+    before, rest = text.split(start, 1)
+    _, after = rest.split(end, 1)
+    return f"{before}{start}\n{body}\n{end}{after}"
 
 
 def main(
