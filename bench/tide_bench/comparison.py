@@ -102,7 +102,7 @@ class Comparison:
             turns = record.turns.get(contestant.name)
             if turns:
                 row |= self._figures(contestant, place, record, turns)
-            if contestant.name in self._stage.failures:
+            elif contestant.name in self._stage.failures:
                 row["note"] = self._stage.failures[contestant.name]
             rows.append(row)
         return _ranked(rows)

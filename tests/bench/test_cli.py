@@ -21,7 +21,7 @@ def test_policies_and_eager_are_compared(bundle: Path, hf_model_directory: Path,
     """The command would not run end to end, or rank what could not run."""
     out, report = tmp_path / "out.json", tmp_path / "report"
     done = _run(
-        bundle, "--model", hf_model_directory, "--vs", "eager,predecessor", "--batch", "1,2", "--prompt-tokens", 8,
+        bundle, "--model", hf_model_directory, "--vs", "eager", "--batch", "1,2", "--prompt-tokens", 8,
         "--new-tokens", 6, "--rounds", 3, "--minutes", 0.01, "--json", out, "--html", report, "--cache", tmp_path / "cache",
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
