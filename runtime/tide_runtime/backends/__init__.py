@@ -24,9 +24,18 @@ def _onnxruntime_cuda(bundle: Bundle, target: str, threads: ThreadOptions, ordin
     return OnnxRuntimeCudaBackend.load(bundle, target, threads, device, cuda_provider(device))
 
 
+def _tensorrt(bundle: Bundle, target: str, threads: ThreadOptions, ordinal: int) -> Backend:
+    from tide_runtime.backends.tensorrt import TensorRtBackend
+    from tide_runtime.cuda.cuda_device import CudaDevice
+
+    return TensorRtBackend.load(bundle, target, CudaDevice(ordinal))
+
+
 BACKENDS: dict[str, Callable[[Bundle, str, ThreadOptions, int], Backend]] = {
     "onnxruntime-cpu": _onnxruntime,
     "onnxruntime-cuda": _onnxruntime_cuda,
+    "tensorrt-rtx": _tensorrt,
+    "tensorrt": _tensorrt,
 }
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from tide_runtime.backends.element_types import ElementType
 from tide_runtime.backends.kv_caches import cache_full
+from tide_runtime.cuda.arena import Arena
 from tide_runtime.cuda.device import Device
-from tide_runtime.cuda.transfer_block import aligned
 from tide_runtime.manifest import Manifest
 
 
@@ -15,17 +15,13 @@ class DeviceCaches:
     def __init__(self, device: Device, manifest: Manifest, element: ElementType, capacity: int) -> None:
         self._device, self._element, self.limit = device, element, manifest.max_seq_len
         self.shapes: dict[str, tuple[int, int, int, int]] = {}
-        places, end = {}, 0
         for layer, kv in enumerate(manifest.kv):
             for kind, width in (("key", kv.key_dim), ("value", kv.value_dim)):
-                name = f"{kind}_cache_{layer}"
-                self.shapes[name], places[name] = (capacity, kv.heads, self.limit, width), end
-                end += aligned(capacity * self._row_bytes(name))
-        self._memory = device.allocate(end)
-        self._places = places
+                self.shapes[f"{kind}_cache_{layer}"] = (capacity, kv.heads, self.limit, width)
+        self._arena = Arena(device, {name: capacity * self._row_bytes(name) for name in self.shapes})
 
     def pointer(self, name: str, first_row: int) -> int:
-        return self._memory.pointer + self._places[name] + first_row * self._row_bytes(name)
+        return self._arena.pointers[name] + first_row * self._row_bytes(name)
 
     def reserve(self, needed: int) -> None:
         """Raises CacheFullError for more slots than there are."""

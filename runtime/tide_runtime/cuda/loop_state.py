@@ -8,10 +8,11 @@ from math import prod
 import numpy as np
 from numpy.typing import DTypeLike
 
+from tide_runtime.cuda.arena import Arena
 from tide_runtime.cuda.device import Device
 from tide_runtime.cuda.program import Condition
 from tide_runtime.cuda.token_ring import TokenRing
-from tide_runtime.cuda.transfer_block import TransferBlock, aligned
+from tide_runtime.cuda.transfer_block import TransferBlock
 
 MOST_EOS = 8  # ids that end a row; more are for the host to see
 RUNNING, IDLE = 0, 1  # of ``finished``: see csrc/draft_verify.cuh
@@ -57,11 +58,8 @@ class LoopState:
             "exits": ((rows,), np.uint8),
         }
         self._block = TransferBlock(device, sent)
-        self._memory = device.allocate(sum(_size(*kind) for kind in kept.values()))
-        self.pointers, place = dict(self._block.pointers), self._memory.pointer
-        for name, kind in kept.items():
-            self.pointers[name] = place
-            place += _size(*kind)
+        self._arena = Arena(device, {name: prod(shape) * np.dtype(dtype).itemsize for name, (shape, dtype) in kept.items()})
+        self.pointers = self._block.pointers | self._arena.pointers
         self.ring = TokenRing(device, 2 * turns, rows)
         self.proceed = Condition(self.pointers["proceed"], default=1)
         self.deeper = Condition(self.pointers["deeper"], default=0)
@@ -79,7 +77,3 @@ class LoopState:
         host["eos"][:] = [*ids, *[_NO_ID] * (MOST_EOS - len(ids))]
         host["turns_left"][0] = self.turns
         self._block.send()
-
-
-def _size(shape: tuple[int, ...], dtype: DTypeLike) -> int:
-    return aligned(prod(shape) * np.dtype(dtype).itemsize)

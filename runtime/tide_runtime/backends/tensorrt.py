@@ -1,0 +1,172 @@
+"""TensorRT and TensorRT-RTX: engines on caller's streams, every tensor bound by its address, nothing allocated in a step.
+
+An execution context belongs to one `Slots`, one graph and one optimization profile. All contexts share one scratch memory: on
+one stream one of them runs at a time. Not executed so far: tests drive it with a recorded API over host memory.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+from weakref import WeakKeyDictionary
+
+from tide_runtime.backends.base import Slots
+from tide_runtime.backends.device_step import DeviceSlots, DeviceStep, DeviceTensor
+from tide_runtime.backends.element_types import ELEMENT_TYPES, ElementType, element_type
+from tide_runtime.backends.step_arrays import StepShape
+from tide_runtime.bundle import Bundle
+from tide_runtime.cuda.arena import Arena
+from tide_runtime.cuda.device import Device
+from tide_runtime.cuda.program import Enqueue
+from tide_runtime.errors import BundleError, ParamsError, TargetError
+from tide_runtime.manifest import HEAD, TargetInfo
+
+_MODULES = {"tensorrt": "tensorrt", "tensorrt-rtx": "tensorrt_rtx"}
+_EXTRAS = {"tensorrt": "tensorrt", "tensorrt-rtx": "rtx"}
+
+
+class TensorRtBackend:
+    """A ``trt-sm_*`` or ``rtx-*`` target on ``device``. ``trt``: the imported module."""
+
+    pads_rows, fixed_stream = True, False
+
+    def __init__(self, bundle: Bundle, target: str, device: Device, trt: Any) -> None:
+        self.manifest, self.device, self._trt, self.target = bundle.manifest, device, trt, target
+        self._info: TargetInfo = bundle.manifest.targets[target]
+        self.name = self._info.backend
+        self.element = ELEMENT_TYPES[self.manifest.dtype]
+        self.layers = {g.name: g.layers[1] - g.layers[0] if g.layers else 0 for g in self.manifest.graphs}
+        self.launches: dict[str, int] = Counter()
+        tensors = {tensor.name: tensor for e in self._info.engines.values() for tensor in (*e.inputs, *e.outputs)}
+        self.logits_element = element_type(tensors["logits"].dtype, f"logits of {target}")
+        inputs = {tensor.name: tensor for engine in self._info.engines.values() for tensor in engine.inputs}
+        self.input_types: Mapping[str, ElementType] = {
+            name: element_type(tensor.dtype, name) for name, tensor in inputs.items() if tensor.dtype in ("int32", "int64")
+        }
+        device.use()
+        self._log = trt.Logger(trt.Logger.WARNING)
+        self._runtime = trt.Runtime(self._log)
+        exits = self.manifest.calibration.exits if self.manifest.calibration is not None else []
+        self.engines = {n: self._engine(bundle, n) for n in self._info.engines if exits or n != HEAD}
+        self._scratch_bytes = max(engine.device_memory_size_v2 for engine in self.engines.values())
+        self._scratch = Arena(device, {"scratch": self._scratch_bytes})
+        self._contexts: WeakKeyDictionary[DeviceSlots, dict[tuple[str, int], _Context]] = WeakKeyDictionary()
+
+    @classmethod
+    def load(cls, bundle: Bundle, target: str, device: Device) -> TensorRtBackend:
+        """Load the engines of ``target``.
+
+        Raises:
+            TargetError: the package is missing or of another version than built the engines, or they are not for this GPU.
+        """
+        info = bundle.manifest.targets[target]
+        trt = load_module(info)
+        return cls(bundle, target, device, trt)
+
+    def slots(self, capacity: int) -> Slots:
+        return cast(Slots, DeviceSlots(self, capacity))  # arrays of a step stand for device memory
+
+    def form(self, graph: str, shape: StepShape) -> str:
+        return graph
+
+    def bind(self, form: str, step: DeviceStep, graph: str) -> Enqueue:
+        context = self._context(step, graph)
+        engine = self._info.engines[graph]
+        inputs = [tensor.name for tensor in engine.inputs]
+        tensors = step.tensors(graph, False, [*inputs, *(tensor.name for tensor in engine.outputs)])
+        self._check_types(graph, tensors)
+
+        def enqueue(stream: int) -> None:
+            if context.bound is not step:
+                context.bind(step, tensors, inputs, stream)
+            if not context.context.execute_async_v3(stream):
+                raise BundleError(f"{self._info.tool} cannot run {graph} of {self.target}; export the bundle again")
+
+        return enqueue
+
+    def profile(self, rows: int, tokens: int) -> int:
+        """Index of the optimization profile for steps of that size. Raises ParamsError when none takes them."""
+        for index, profile in enumerate(self._info.profiles):
+            if profile.takes(rows, tokens):
+                return index
+        most = "; ".join(f"{p.name}: at most {p.rows[2]} rows of {p.tokens[2]} tokens" for p in self._info.profiles)
+        raise ParamsError(
+            f"{self.target} has no profile for {rows} rows of {tokens} tokens ({most}); set max_batch or prefill_chunk to what "
+            "it has, or export with larger ones"
+        )
+
+    def _context(self, step: DeviceStep, graph: str) -> _Context:
+        profile = self.profile(step.shape.rows, step.shape.seq)
+        contexts = self._contexts.setdefault(step.slots, {})
+        if (graph, profile) not in contexts:
+            managed = self._trt.ExecutionContextAllocationStrategy.USER_MANAGED
+            context = self.engines[graph].create_execution_context(managed)
+            if context is None:
+                raise TargetError(f"{self._info.tool} gives no execution context for {graph}: GPU memory may be short")
+            if not context.set_optimization_profile_async(profile, self.device.stream):
+                raise TargetError(f"{graph} of {self.target} has no optimization profile {profile}; export the bundle again")
+            context.set_device_memory(self._scratch.pointer, self._scratch_bytes)
+            contexts[graph, profile] = _Context(context)
+        return contexts[graph, profile]
+
+    def _engine(self, bundle: Bundle, graph: str) -> Any:
+        plan = bundle.path(self._info.graphs[graph]).read_bytes()
+        if hasattr(self._runtime, "get_engine_validity"):  # TensorRT-RTX only
+            validity, _ = self._runtime.get_engine_validity(plan)
+            if validity == self._trt.EngineValidity.INVALID:
+                raise TargetError(
+                    f"{self._info.graphs[graph]} is not valid for this GPU and {self._info.tool}; export with "
+                    f"--target {self.target} again, with the {self.name} installed here"
+                )
+        engine = self._runtime.deserialize_cuda_engine(plan)
+        if engine is None:
+            raise TargetError(
+                f"{self._info.graphs[graph]} was built by {self._info.tool} for {self._info.compute}, this machine's "
+                f"{self.name} {self._trt.__version__} does not take it; export again on such a machine"
+            )
+        return engine
+
+    def _check_types(self, graph: str, tensors: dict[str, DeviceTensor]) -> None:
+        """Addresses have no types: a wrong one would be read as garbage."""
+        engine = self._info.engines[graph]
+        for tensor in (*engine.inputs, *engine.outputs):
+            given: ElementType = tensors[tensor.name].element
+            if given.name != tensor.dtype:
+                raise BundleError(
+                    f"{tensor.name} of {graph} is {tensor.dtype}, the runtime has {given.name}; export with this tide-llm again"
+                )
+
+
+@dataclass
+class _Context:
+    """An execution context, and the step whose addresses it holds."""
+
+    context: Any
+    bound: DeviceStep | None = None
+
+    def bind(self, step: DeviceStep, tensors: dict[str, DeviceTensor], inputs: list[str], stream: int) -> None:
+        for name, tensor in tensors.items():
+            if name in inputs and not self.context.set_input_shape(name, tensor.shape):
+                raise BundleError(f"{name} cannot have the shape {list(tensor.shape)}; export the bundle again")
+            if not self.context.set_tensor_address(name, tensor.pointer):
+                raise BundleError(f"the engine has no tensor {name}: the manifest belongs to other files; export again")
+        self.bound = step
+
+
+def load_module(target: TargetInfo) -> Any:
+    """The Python module of the target's TensorRT. Raises TargetError, with the pip command, when it is missing or another."""
+    module, extra = _MODULES[target.backend], _EXTRAS[target.backend]
+    try:
+        trt = importlib.import_module(module)
+    except (ImportError, OSError, RuntimeError) as error:  # the last two: its libraries are missing
+        raise TargetError(f"the package {module} cannot be imported ({error}); pip install 'tide-llm[{extra}]'") from error
+    built = (target.tool or "").split()
+    if len(built) > 1 and built[1] != trt.__version__ and "version-compatible" not in (target.tool or ""):
+        raise TargetError(
+            f"the engines were built by {built[0]} {built[1]}, here is {trt.__version__}; pip install {built[0]}=={built[1]}, "
+            "or export again with the version that is here"
+        )
+    return trt
