@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from api.inference import Class, Facts, Inference, Instance, Module, Object, Scope
+from api.facts import Class, Facts, Instance, Module, Object, Scope
+from api.inference import Inference
 from api.signatures import mismatch, signatures
 
 
