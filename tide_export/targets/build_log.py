@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 from tide_runtime.errors import TargetError
@@ -16,8 +17,9 @@ def build_log(trt: Any) -> Any:
             self.errors: list[str] = []
 
         def log(self, severity: Any, message: str) -> None:
-            if severity <= trt.ILogger.ERROR:
-                self.errors.append(" ".join(message.split()))
+            with suppress(KeyboardInterrupt):  # the caller is no Python code; the build ends with its current step
+                if severity <= trt.ILogger.ERROR:
+                    self.errors.append(" ".join(message.split()))
 
     return BuildLog()
 

@@ -16,7 +16,7 @@ from tide_export.weights import WeightFile
 
 @dataclass(frozen=True)
 class GraphFile:
-    """``digest``: SHA-256 over graph and weights. ``dims``: of the ``inputs`` inputs, then of the outputs; symbolic ones by name."""
+    """``digest``: SHA-256 over graph and weights. ``dims``: of ``inputs`` inputs, then of the outputs, symbolic ones by name."""
 
     name: str
     path: Path

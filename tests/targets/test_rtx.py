@@ -1,0 +1,130 @@
+"""Segments compiled by TensorRT-RTX for a GPU that is not here: what the network holds, and what became of it in the engine."""
+
+from __future__ import annotations
+
+import io
+import json
+from functools import partial
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from targets.tiny_graphs import LAYERS, SLOTS, segment
+from tide_runtime.errors import TargetError
+from tide_runtime.present_gpu import present_gpu
+
+from tide_export.progress import ExportProgress
+from tide_export.targets.attention_repair import attentions, repair_attentions
+from tide_export.targets.build_log import require_no_errors
+from tide_export.targets.engine_build import BuildSettings, build_engine
+from tide_export.targets.engine_cache import BuiltEngine
+from tide_export.targets.engine_network import EngineNetwork, read_network
+from tide_export.targets.graph_files import write_graph_file
+from tide_export.targets.step_profiles import step_profiles
+
+trt = pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX is not installed: pip install 'tide-llm[rtx]'")
+
+# Attentions with a window of 8 tokens are masked; Gemma-2's have a soft-cap, which the fused ones refuse.
+FUSED = {"llama": "causal", "qwen3": "causal", "gpt2": "causal", "mistral": "masked"}
+ALL = [*FUSED, "gemma2"]
+PROFILES = step_profiles(max_batch=4, draft_limit=4, max_seq_len=SLOTS)
+# What a fused attention is in the plan of TensorRT-RTX 1.7: one such kernel for each profile.
+FUSED_KERNEL = b"struct _gemm_mha_v2_callback {"
+
+
+def network(name: str, dtype: str, folder: Path, repair=repair_attentions) -> EngineNetwork:
+    return read_network(trt, write_graph_file(segment(name, dtype), folder), repair)
+
+
+def build(
+    name: str, dtype: str, folder: Path, compute: int = 89, progress: ExportProgress | None = None
+) -> tuple[EngineNetwork, BuiltEngine]:
+    def configure(module, config) -> None:
+        config.num_compute_capabilities = 1
+        config.set_compute_capability(getattr(module.ComputeCapability, f"SM{compute}"), 0)
+
+    made, settings = network(name, dtype, folder), BuildSettings(PROFILES, configure)
+    again = partial(network, name, dtype, folder)
+    return made, build_engine(made, again, settings, progress or ExportProgress(quiet=True), name)
+
+
+@pytest.mark.parametrize("dtype", ["fp16", "bf16"])
+@pytest.mark.parametrize("name", ALL)
+def test_segment_compiles(name, dtype, tmp_path):
+    """An engine would attend to the wrong slots, copy its caches, lack a kind of step, or hide an error in the log."""
+    made, engine = build(name, dtype, tmp_path)
+    found = attentions(trt, made.network)
+    assert len(found) == made.attentions == (LAYERS[name] if name in FUSED else 0)
+    lower_right, none = trt.CausalMaskKind.LOWER_RIGHT, trt.CausalMaskKind.NONE
+    for attention in found:
+        assert attention.causal_kind == (lower_right if FUSED[name] == "causal" else none)
+        assert (attention.mask is not None) == (FUSED[name] == "masked")
+        assert attention.key_value_lengths.name == "kv_lengths" and attention.key_value_lengths.dtype == trt.int32
+        assert not attention.decomposable
+    caches = {f"{kind}_cache_out_{i}": f"{kind}_cache_{i}" for kind in ("key", "value") for i in range(LAYERS[name])}
+    assert made.aliases == caches
+    inputs = {tensor.name: tensor for tensor in made.inputs}
+    assert set(inputs) == {"input_ids", "position_ids", "write_index", "logits_index", *caches.values()}
+    assert {tensor.dtype for tensor in made.inputs if "cache" in tensor.name} == {dtype}
+    assert inputs["key_cache_0"].shape[2] == SLOTS and inputs["write_index"].dtype == "int64"
+    require_no_errors(made.log, name)
+    assert engine.attention == ("fused" if name in FUSED else "none")
+    assert engine.plan.count(FUSED_KERNEL) == len(found) * len(PROFILES)
+    assert b"[profile 1]" in engine.plan and b"[profile 2]" not in engine.plan
+
+
+@pytest.mark.parametrize("name", ["llama", "mistral"])
+def test_without_the_repair_nothing_is_built(name, tmp_path):
+    """A parser that drops the lengths and the causal kind would give engines that write nonsense without a word."""
+    with pytest.raises(TargetError, match="UPPER_LEFT" if name == "llama" else "how many cache slots"):
+        network(name, "fp16", tmp_path, repair=lambda *_: None)
+
+
+def test_half_a_repair_is_none(tmp_path):
+    """Causal from the right corner, but over all slots of the cache: decoding would read what was never written."""
+
+    def causal_only(module, parsed) -> None:
+        for attention in attentions(module, parsed):
+            attention.causal_kind = module.CausalMaskKind.LOWER_RIGHT
+
+    with pytest.raises(TargetError, match="how many cache slots"):
+        network("llama", "fp16", tmp_path, repair=causal_only)
+
+
+def test_a_missing_attention_is_noticed(tmp_path):
+    """A parser that leaves an attention out, or folds two into one, would go unnoticed."""
+    file = write_graph_file(segment("llama", "fp16"), tmp_path)
+    file.operators["Attention"] += 1
+    with pytest.raises(TargetError, match="made 2 attentions of 3"):
+        read_network(trt, file)
+
+
+def test_fp32_attention_is_decomposed_and_said_to_be(tmp_path):
+    """fp32, which has no fused kernel, would not build at all, or be slow without a word."""
+    printed = io.StringIO()
+    _, engine = build("llama", "fp32", tmp_path, progress=ExportProgress(Console(file=printed, width=200)))
+    assert engine.attention == "decomposed" and engine.plan.count(FUSED_KERNEL) == 0
+    assert "llama: no fused kernel for its attentions" in printed.getvalue()
+
+
+def test_errors_in_the_log_are_fatal(tmp_path):
+    """TensorRT calls some wrong networks built, with nothing but a line in its log."""
+    made = network("llama", "fp16", tmp_path)
+    made.log.log(trt.ILogger.WARNING, "a warning")
+    require_no_errors(made.log, "building it")
+    made.log.log(trt.ILogger.ERROR, "something\n  went wrong")
+    with pytest.raises(TargetError, match="building it: TensorRT reports something went wrong"):
+        require_no_errors(made.log, "building it")
+
+
+def test_engine_inspector_agrees(tmp_path):
+    """What a loaded engine says of itself would differ from the network that it was built from."""
+    gpu = present_gpu()
+    if gpu is None or f"SM{gpu.compute}" not in trt.ComputeCapability.__members__:
+        pytest.skip("loading an engine takes a GPU that TensorRT-RTX knows")
+    made, built = build("llama", "fp16", tmp_path, gpu.compute)
+    engine = trt.Runtime(made.log).deserialize_cuda_engine(built.plan)
+    assert engine.num_optimization_profiles == len(PROFILES) and engine.num_aux_streams == 0
+    assert {output: engine.get_aliased_input_tensor(output) for output in made.aliases} == made.aliases
+    layers = json.loads(engine.create_engine_inspector().get_engine_information(trt.LayerInformationFormat.JSON))["Layers"]
+    assert layers
