@@ -43,11 +43,21 @@ class Inference:
     def _read(self, scope: Scope) -> None:
         if isinstance(scope.node, ast.Lambda):
             scope.returns |= self.facts(scope.node.body, scope)
+        if not isinstance(getattr(scope.node, "body", None), list):  # comprehensions are read where they stand
             return
+        if scope.parent is not None and scope.parent.is_class and isinstance(scope.node, ast.FunctionDef):
+            self._own_class(scope, scope.parent)
         for base in getattr(scope.node, "bases", []):
             scope.bases |= self.facts(base, scope.parent or scope)
         for statement in scope.node.body:
             self._statement(statement, scope)
+
+    @staticmethod
+    def _own_class(method: Scope, owner: Scope) -> None:
+        """The first parameter of a method, ``self`` or ``cls``."""
+        if "staticmethod" not in method.decorators and method.node.args.args:
+            own = owner if "classmethod" in method.decorators else Object(owner)
+            method.names[method.node.args.args[0].arg].add(own)
 
     # Statements
 
@@ -64,6 +74,8 @@ class Inference:
                 self._assign(target, node.value, scope)
         elif isinstance(node, ast.For):
             self._iterate(node.target, node.iter, scope)
+        elif isinstance(node, ast.If) and not self._may_hold(node.test, scope):
+            return
         for child in ast.iter_child_nodes(node):
             if isinstance(child, ast.expr):
                 self.facts(child, scope)
@@ -78,6 +90,13 @@ class Inference:
             assert source is not None
             scope.names[alias.asname or alias.name] |= source.names.get(alias.name, set())
 
+    def _may_hold(self, test: ast.expr, scope: Scope) -> bool:
+        """False for `if hasattr(x, "name")` where x has no such attribute: what follows is for other releases."""
+        if not isinstance(test, ast.Call) or ast.unparse(test.func) != "hasattr":
+            return True
+        known, name = self.facts(test.args[0], scope), ast.literal_eval(test.args[1])
+        return any(hasattr(self.trt if isinstance(fact, Module) else fact.type, name) for fact in known)
+
     def _assign(self, target: ast.AST, value: ast.expr, scope: Scope) -> None:
         if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple):
             for one, its in zip(target.elts, value.elts, strict=True):
@@ -91,6 +110,8 @@ class Inference:
         elif isinstance(target, ast.Tuple | ast.List):
             for element in target.elts:
                 self._bind(element, elements(facts), scope)
+        elif isinstance(target, ast.Subscript):
+            self._bind(target.value, {Items(frozenset(facts))}, scope)
         elif isinstance(target, ast.Attribute) and target.attr == "__class__":
             made = {Instance(fact.type) for fact in facts if isinstance(fact, Class)}
             for fact in self.facts(target.value, scope):
@@ -164,21 +185,24 @@ class Inference:
         return {Items(frozenset().union(*(self.facts(value, scope) for value in node.values)))}
 
     def _ListComp(self, node: ast.ListComp | ast.SetComp | ast.GeneratorExp, scope: Scope) -> Facts:
-        self._generators(node.generators, scope)
-        return {Items(frozenset(self.facts(node.elt, scope)))}
+        inner = self._generators(node, scope)
+        return {Items(frozenset(self.facts(node.elt, inner)))}
 
     _SetComp = _GeneratorExp = _ListComp
 
     def _DictComp(self, node: ast.DictComp, scope: Scope) -> Facts:
-        self._generators(node.generators, scope)
-        self.facts(node.key, scope)
-        return {Items(frozenset(self.facts(node.value, scope)))}
+        inner = self._generators(node, scope)
+        self.facts(node.key, inner)
+        return {Items(frozenset(self.facts(node.value, inner)))}
 
-    def _generators(self, generators: list[ast.comprehension], scope: Scope) -> None:
-        for generator in generators:
-            self._iterate(generator.target, generator.iter, scope)
+    def _generators(self, node: Any, scope: Scope) -> Scope:
+        """The scope of a comprehension's own names."""
+        inner = self._scope(node, scope.file, scope)
+        for generator in node.generators:
+            self._iterate(generator.target, generator.iter, inner)
             for test in generator.ifs:
-                self.facts(test, scope)
+                self.facts(test, inner)
+        return inner
 
     def _Subscript(self, node: ast.Subscript, scope: Scope) -> Facts:
         self.facts(node.slice, scope)
@@ -203,6 +227,8 @@ class Inference:
             return self._of_instance(fact.type, name)
         if isinstance(fact, Object):
             return self._of_object(fact, name)
+        if isinstance(fact, Scope) and fact.is_class:
+            return set(fact.names.get(name, set()))
         if isinstance(fact, Items) and name in ("values", "get", "pop", "copy", "items"):
             return {fact}
         return set()
