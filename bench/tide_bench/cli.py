@@ -39,7 +39,7 @@ console = Console(width=max(170, Console().width))  # piped output would wrap th
 _DEFAULTS = BenchConfig()
 _PROCESS_SHARE = 2.2  # memory of an arm over its fp32 weights: runtimes keep them packed for their kernels as well
 LOAD_PROMPTS = 16
-CURVE_TEXTS = 12
+CURVE_TEXTS = 8
 
 
 def _list(values: tuple[Any, ...]) -> str:
