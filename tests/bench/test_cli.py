@@ -14,7 +14,7 @@ from tide_runtime.errors import ParamsError
 
 def _run(*arguments: object) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "tide_bench.cli", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=170)
+    return subprocess.run(command, capture_output=True, text=True, timeout=600)
 
 
 def test_policies_and_eager_are_compared(bundle: Path, hf_model_directory: Path, tmp_path: Path) -> None:
