@@ -1,0 +1,112 @@
+"""Several targets of one traced model: what they share, what they keep, and what one that fails leaves behind."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from targets.tiny_graphs import SLOTS, copy_of, traced
+from tide_runtime.errors import TargetError
+from tide_runtime.manifest import TargetInfo
+
+from tide_export.build_targets import BuiltTargets, Cuts, build_targets
+from tide_export.passes.base import LoweringContext
+from tide_export.progress import ExportProgress
+from tide_export.targets import TARGETS
+from tide_export.targets.base import BuildJob, Target
+from tide_export.targets.engine_cache import BuiltEngine, EngineCache, engine_key
+from tide_export.targets.step_profiles import step_profiles
+
+
+class Breaks:
+    """A builder that fails when half of its files are written."""
+
+    def check(self, target: Target) -> None:
+        pass
+
+    def build(self, target: Target, lowered, job: BuildJob) -> TargetInfo:
+        folder = job.directory / "engines" / target.name
+        folder.mkdir(parents=True)
+        (folder / "segment_0.engine").write_bytes(b"half")
+        raise TargetError("segment_1 cannot be parsed")
+
+
+BROKEN = replace(TARGETS["rtx-sm_89"], name="broken", builder=Breaks())
+
+
+def make(targets: list[Target], folder: Path, cache: Path | None = None, rebuild: bool = False) -> tuple[BuiltTargets, BuildJob]:
+    directory, workspace = folder / "bundle", folder / "workspace"
+    for path in (directory, workspace):
+        path.mkdir(parents=True)
+    profiles, engines = step_profiles(2, 0, SLOTS), EngineCache(cache or folder / "cache")
+    job = BuildJob(directory, workspace, "fp16", profiles, ExportProgress(quiet=True), engines, rebuild)
+    cuts, context = Cuts([1]), LoweringContext(SLOTS)
+    return build_targets(copy_of(traced("llama").trace), targets, cuts, context, job, lambda lowered: None), job
+
+
+def files(job: BuildJob) -> set[str]:
+    return {path.relative_to(job.directory).as_posix() for path in job.directory.rglob("*") if path.is_file()}
+
+
+def test_a_failed_target_leaves_the_others_whole(tmp_path):
+    """One target's failure would cost the user the bundle of all, or leave half an engine in it."""
+    built, job = make([BROKEN, TARGETS["cpu"]], tmp_path)
+    assert list(built.targets) == ["cpu"]
+    assert {*built.targets["cpu"].graphs.values(), built.targets["cpu"].weights} == files(job)
+    assert job.progress.failures == {"broken": "broken: segment_1 cannot be parsed"}
+    assert {tensor.name for tensor in built.graphs[0].inputs} >= {"input_ids", "seqlens_k"}
+
+
+def test_nothing_built_is_an_error(tmp_path):
+    """An empty bundle would be written, and fail where it is loaded."""
+    with pytest.raises(TargetError, match="segment_1 cannot be parsed"):
+        make([BROKEN], tmp_path)
+
+
+def test_engines_are_built_once_and_described(tmp_path, monkeypatch):
+    """Every export would take minutes again, or an engine of another model, precision or kind of step would be taken."""
+    pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX is not installed: pip install 'tide-llm[rtx]'")
+    target = TARGETS["rtx-sm_89"]
+    built, job = make([target], tmp_path / "first", tmp_path / "cache")
+    info = built.targets["rtx-sm_89"]
+    assert set(info.graphs.values()) == files(job) == {f"engines/rtx-sm_89/{name}.engine" for name in info.engines}
+    assert (info.weights, info.compute, info.tool) == (None, [89], f"tensorrt-rtx {_version()}")
+    assert [profile.name for profile in info.profiles] == ["decode", "prefill"]
+    assert {name: (engine.attention, engine.attentions) for name, engine in info.engines.items()} == {
+        "segment_0": ("fused", 1),
+        "segment_1": ("fused", 1),
+        "head": ("none", 0),
+    }
+    assert all(engine.build_seconds > 0 for engine in info.engines.values())
+
+    def build_nothing(*_: object) -> None:
+        raise TargetError("built again")
+
+    monkeypatch.setattr("tide_export.targets.engines.build_engine", build_nothing)
+    again, second = make([target], tmp_path / "second", tmp_path / "cache")
+    assert again.targets == built.targets
+    for file in info.graphs.values():
+        assert (second.directory / file).read_bytes() == (job.directory / file).read_bytes()
+    with pytest.raises(TargetError, match="built again"):
+        make([target], tmp_path / "third", tmp_path / "cache", rebuild=True)
+
+
+def _version() -> str:
+    from importlib.metadata import version
+
+    return version("tensorrt-rtx")
+
+
+def test_a_damaged_engine_is_not_taken_from_the_cache(tmp_path):
+    """A disk error would end up in every bundle from then on."""
+    cache, key = EngineCache(tmp_path), engine_key(["a", "b"])
+    assert cache.load(key) is None
+    engine = BuiltEngine(b"plan\nof two lines", 1.5, "fused")
+    cache.store(key, engine)
+    assert cache.load(key) == engine
+    content = bytearray((tmp_path / key).read_bytes())
+    content[-1] ^= 1
+    (tmp_path / key).write_bytes(content)
+    assert cache.load(key) is None
+    assert engine_key(["ab"]) != key != engine_key(["a", "b", ""])

@@ -1,0 +1,101 @@
+"""Which targets an export builds: what was asked for, what fits the machine, and what is said of the rest."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+from tide_runtime.errors import TargetError
+from tide_runtime.present_gpu import PresentGpu
+
+from tide_export.targets import TARGETS, choice
+from tide_export.targets.choice import buildable, choose_targets
+from tide_export.targets.table import COLUMNS, target_row
+from tide_export.targets.tensorrt_module import TensorRTPackage
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch):
+    """``gpu(compute)``: the GPU that is present; None for none, which is how tests begin."""
+
+    def put(compute: int | None) -> None:
+        found = None if compute is None else PresentGpu("made-up GPU", compute)
+        for module in (choice, *{sys.modules[type(t.builder).__module__] for t in TARGETS.values()}):
+            monkeypatch.setattr(module, "present_gpu", lambda: found, raising=False)
+
+    put(None)
+    return put
+
+
+@pytest.fixture
+def packages(monkeypatch: pytest.MonkeyPatch):
+    """``packages(name, …)``: the TensorRTs that are installed."""
+
+    def install(*modules: str) -> None:
+        def load(package: TensorRTPackage) -> None:
+            if package.module not in modules:
+                raise TargetError(f"{package.title} is not installed; {package.pip}")
+
+        monkeypatch.setattr(TensorRTPackage, "load", load)
+
+    install()
+    return install
+
+
+def names(wanted: list[str], dtype: str = "fp16") -> list[str]:
+    return [target.name for target in choose_targets(wanted, dtype)[0]]
+
+
+def test_auto_is_the_processor_where_there_is_no_gpu(gpu, packages):
+    """The default export would do something else on a laptop, or fail there."""
+    packages("tensorrt_rtx")
+    assert names(["auto"]) == ["cpu"]
+
+
+def test_auto_takes_what_fits_the_gpu(gpu, packages):
+    """Engines for other GPUs would be built, or none for the one that is there."""
+    packages("tensorrt_rtx")
+    gpu(89)
+    assert names(["auto"]) == ["cpu", "cuda", "rtx-sm_89"]
+    gpu(90)
+    assert names(["auto"]) == ["cpu", "cuda"]
+
+
+def test_all_is_what_this_machine_can_build(gpu, packages):
+    """--target all would ask for GPUs that are not there, or for a precision they lack."""
+    assert names(["all"]) == ["cpu", "cuda"]
+    packages("tensorrt_rtx")
+    rtx = [f"rtx-sm_{number}" for number in (75, 80, 86, 89, 120, 121)]
+    assert names(["all"]) == ["cpu", "cuda", *rtx, "rtx-ampere+"]
+    assert names(["all"], "bf16") == ["cuda", *rtx[1:], "rtx-ampere+"]
+
+
+def test_what_cannot_be_built_is_left_out_with_the_reason(gpu, packages):
+    """One target without its package would spoil the bundle of the others."""
+    chosen, refused = choose_targets(["rtx-sm_89", "cpu", "trt-sm_90", "cpu"], "fp16")
+    assert [target.name for target in chosen] == ["cpu"]
+    assert set(refused) == {"rtx-sm_89", "trt-sm_90"}
+    assert "pip install 'tide-llm[rtx]'" in str(refused["rtx-sm_89"])
+
+
+def test_nothing_to_build_names_what_can_be(gpu, packages):
+    """The user would not learn what to install, or what would work as it is."""
+    with pytest.raises(TargetError, match=r"pip install 'tide-llm\[rtx\]'.*Here can be built in fp16: cpu, cuda"):
+        choose_targets(["rtx-sm_89"], "fp16")
+    packages("tensorrt_rtx")
+    with pytest.raises(TargetError, match="target rtx-sm_75 has no bf16 kernels; use --dtype fp32 or fp16"):
+        choose_targets(["rtx-sm_75"], "bf16")
+
+
+def test_a_mistyped_target_stops_at_once(gpu, packages):
+    """A typo would be reported after minutes of work for the other targets."""
+    with pytest.raises(TargetError, match="no target 'rtx-sm_90'; choose from: cpu, cuda, rtx-sm_75"):
+        choose_targets(["cpu", "rtx-sm_90"], "fp16")
+
+
+def test_the_table_says_what_can_be_built_here(gpu, packages):
+    """--list-targets would promise what fails, or hide what works."""
+    here = {name: dict(zip(COLUMNS, target_row(target), strict=True)) for name, target in TARGETS.items()}
+    assert {name for name, row in here.items() if row["here"] == "yes"} == set(buildable("fp16")) == {"cpu", "cuda"}
+    assert here["trt-sm_70"]["backend"] == "TensorRT 10.4" and here["trt-sm_70"]["CUDA"] == "12"
+    assert here["rtx-ampere+"]["compute capability"] == "8.0, 8.6, 8.9, 12.0, 12.1"
