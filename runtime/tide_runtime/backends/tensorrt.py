@@ -20,6 +20,7 @@ from tide_runtime.backends.step_arrays import StepShape
 from tide_runtime.bundle import Bundle
 from tide_runtime.cuda.arena import Arena
 from tide_runtime.cuda.device import Device
+from tide_runtime.cuda.engine_refit import refit, stripped_graph
 from tide_runtime.cuda.program import Enqueue
 from tide_runtime.errors import BundleError, ParamsError, TargetError
 from tide_runtime.manifest import HEAD, TargetInfo
@@ -49,6 +50,8 @@ class TensorRtBackend:
         device.use()
         self._log = trt.Logger(trt.Logger.WARNING)
         self._runtime = trt.Runtime(self._log)
+        if "version-compatible" in (self._info.tool or ""):
+            self._runtime.engine_host_code_allowed = True  # such engines bring the runtime that runs them
         exits = self.manifest.calibration.exits if self.manifest.calibration is not None else []
         self.engines = {n: self._engine(bundle, n) for n in self._info.engines if exits or n != HEAD}
         self._scratch_bytes = max(engine.device_memory_size_v2 for engine in self.engines.values())
@@ -113,7 +116,8 @@ class TensorRtBackend:
         return contexts[graph, profile]
 
     def _engine(self, bundle: Bundle, graph: str) -> Any:
-        plan = bundle.path(self._info.graphs[graph]).read_bytes()
+        path = bundle.path(self._info.graphs[graph])
+        plan = path.read_bytes()
         if hasattr(self._runtime, "get_engine_validity"):  # TensorRT-RTX only
             validity, _ = self._runtime.get_engine_validity(plan)
             if validity == self._trt.EngineValidity.INVALID:
@@ -127,6 +131,8 @@ class TensorRtBackend:
                 f"{self._info.graphs[graph]} was built by {self._info.tool} for {self._info.compute}, this machine's "
                 f"{self.name} {self._trt.__version__} does not take it; export again on such a machine"
             )
+        if (stripped := stripped_graph(path)) is not None:
+            refit(self._trt, engine, self._log, stripped)
         return engine
 
     def _check_types(self, graph: str, tensors: dict[str, DeviceTensor]) -> None:
