@@ -60,7 +60,7 @@ class _Listener(Executor):
         super().__init__(manifest)
         self._answers = answers
 
-    def ask(self, slots: Slots, rows: Sequence[Row], chosen: Sequence[int], exit: Exit, least: float) -> list[Guess]:
+    def ask(self, slots: Slots, rows: Sequence[Row], chosen: Sequence[int], exit: Exit, least: Sequence[float]) -> list[Guess]:
         guesses = super().ask(slots, rows, chosen, exit, least)
         heard = [(guess.score, sureness(guess.logits)) for guess in guesses if guess.logits is not None]
         self._answers.setdefault(exit.boundary, []).extend(heard)
@@ -68,6 +68,6 @@ class _Listener(Executor):
 
 
 class _EntropyExecutor(Executor):
-    def ask(self, slots: Slots, rows: Sequence[Row], chosen: Sequence[int], exit: Exit, least: float) -> list[Guess]:
+    def ask(self, slots: Slots, rows: Sequence[Row], chosen: Sequence[int], exit: Exit, least: Sequence[float]) -> list[Guess]:
         guesses = super().ask(slots, rows, chosen, exit, least)
         return [guess if guess.logits is None else replace(guess, score=sureness(guess.logits)) for guess in guesses]

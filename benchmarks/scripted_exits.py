@@ -47,7 +47,7 @@ class ScriptedExecutor(Executor):
         super().__init__(manifest)
         self._script, self._said = script, said
 
-    def ask(self, slots: Slots, rows: Sequence[Row], chosen: Sequence[int], exit: Exit, least: float) -> list[Guess]:
+    def ask(self, slots: Slots, rows: Sequence[Row], chosen: Sequence[int], exit: Exit, least: Sequence[float]) -> list[Guess]:
         guesses = super().ask(slots, rows, chosen, exit, least)
         return [self._answer(rows[i], guess) for i, guess in zip(chosen, guesses, strict=True)]
 

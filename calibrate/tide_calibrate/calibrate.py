@@ -147,6 +147,7 @@ def _certify(learned: Learned, placed: Placement, config: CalibrationConfig, dat
 
 def _info(certified: CertifiedExits, predicted: Placement, costs: CostTable | None) -> CalibrationInfo:
     """Without measured costs no gain is known, so none is predicted or recommended."""
+    exit = predicted.simulations.get("exit")
     return CalibrationInfo(
         exits=certified.exits,
         draft_limit=predicted.draft_limit,
@@ -154,6 +155,7 @@ def _info(certified: CertifiedExits, predicted: Placement, costs: CostTable | No
         predicted={name: round(gain, 4) for name, gain in predicted.predicted.items()} if costs is not None else {},
         certificate=certified.certificate,
         costs=costs,
+        exit_depths={str(layers): round(share, 4) for layers, share in exit.stops.items()} if exit is not None else {},
     )
 
 

@@ -138,6 +138,7 @@ class CalibrationInfo:
         draft_limit: most tokens that ``exact`` drafts before it runs the rest of the layers.
         recommended: the policy to use by default: ``exact``, ``exit`` or ``full``.
         predicted: policy → modelled speedup over the uncut model, one row, greedy.
+        exit_depths: layers → share of the tokens that policy ``exit`` is expected to say after them; empty: nobody has asked.
         certificate: of the exit thresholds; None when none holds.
         costs: measured step costs; None when they were not measured.
 
@@ -151,6 +152,7 @@ class CalibrationInfo:
     predicted: dict[str, float] = field(default_factory=dict)
     certificate: CertificateInfo | None = None
     costs: CostTable | None = None
+    exit_depths: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.draft_limit < 0:

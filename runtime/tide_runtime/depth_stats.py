@@ -14,6 +14,7 @@ class DepthStats:
     Args:
         drafted, accepted: drafts proposed and those that the model confirmed, by drafter (``router``, ``ngram``).
         deep_passes: runs to the last layer.
+        forced: tokens that stopped early only to keep a depth budget.
         token_depths: of each output token after the first, the layers run before it was final (or first proposed, for
             accepted drafts): 0 for tokens copied by the n-gram drafter, L for those that the whole model produced.
     """
@@ -21,6 +22,7 @@ class DepthStats:
     drafted: Counter[str] = field(default_factory=Counter)
     accepted: Counter[str] = field(default_factory=Counter)
     deep_passes: int = 0
+    forced: int = 0
     token_depths: list[int] = field(default_factory=list)
 
     def record(self, sources: Sequence[str], depths: Sequence[int], accepted: int, last: int) -> None:

@@ -23,6 +23,7 @@ from tide_runtime.manifest import Manifest
 from tide_runtime.metrics import EngineMetrics
 from tide_runtime.params import GenerationParams
 from tide_runtime.policies import make_policy
+from tide_runtime.policies.exit import ExitDepth
 from tide_runtime.policies.options import DepthOptions
 from tide_runtime.results import Chunk, Generation, finished
 from tide_runtime.row import Row
@@ -168,6 +169,7 @@ class Engine:
         ids = self._prompt_ids(prompt)
         if params.stop and self.tokenizer is None:
             raise ParamsError("stop strings need a tokenizer, which this bundle has not; use eos_token_ids")
+        self._check_budget(params)
         slots, vocab = self.manifest.max_seq_len, self.manifest.model.vocab_size
         eos = params.eos_token_ids if params.eos_token_ids is not None else self.manifest.generation.eos_token_ids
         # One token more than the cache holds can be generated: the last one is never written back.
@@ -186,6 +188,21 @@ class Engine:
             text=TextStream(self.tokenizer, params.stop) if self.tokenizer is not None and (streamed or params.stop) else None,
             cache_slots=slots,
         )
+
+    def _check_budget(self, params: GenerationParams) -> None:
+        """Raise ParamsError where a depth budget cannot be kept."""
+        if params.depth_budget is None:
+            return
+        if not isinstance(self.policy, ExitDepth):
+            raise ParamsError(
+                f"depth_budget is set, and policy {self.policy.name} promises the model's own output, which takes every layer; "
+                "leave it out, or load the engine with policy exit"
+            )
+        shallowest = self.policy.stops[0].exit.info.checkpoint
+        if params.depth_budget < shallowest:
+            raise ParamsError(
+                f"depth_budget is {params.depth_budget} layers, the first exit comes after {shallowest}; set it to at least that"
+            )
 
     def _prompt_ids(self, prompt: Prompt) -> list[int]:
         if isinstance(prompt, str):

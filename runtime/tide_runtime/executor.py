@@ -78,10 +78,11 @@ class Executor:
             first = stop if ready else first + 1
         return [given[i] for i in asked]
 
-    def ask(self, slots: Slots, rows: Sequence[Row], chosen: Sequence[int], exit: Exit, least: float) -> list[Guess]:
+    def ask(self, slots: Slots, rows: Sequence[Row], chosen: Sequence[int], exit: Exit, least: Sequence[float]) -> list[Guess]:
         """What the exit says of the last token of each chosen row, all of which stand at its boundary.
 
-        ``least``: the score from which on the caller would stop. The head is not asked where an MLP has said no.
+        ``least``: the score from which on each row would stop, negative: whatever the router says. Otherwise the head is not
+        asked where an MLP has said no.
         """
         info, ones = exit.info, _spread(chosen, [1] * len(chosen))
         step = slots.step(chosen[0], ones, ones if info.tail_layers else ())
@@ -94,8 +95,8 @@ class Executor:
         if exit.graph is not None:
             step.run(exit.graph)
         scores = mlp_scores = step.score[: len(chosen)].tolist() if info.asks_mlp else [1.0] * len(chosen)
-        gate = least if info.router == "mlp" else info.mlp_threshold or 0.0
-        passed = [score >= gate for score in scores]  # a NaN passes no gate
+        gates = least if info.router == "mlp" else [min(enough, 0.0) or info.mlp_threshold or 0.0 for enough in least]
+        passed = [score >= gate for score, gate in zip(scores, gates, strict=True)]  # a NaN passes no gate
         if not any(passed):
             return [Guess(score, -1, None) for score in scores]
         if info.tail_layers:

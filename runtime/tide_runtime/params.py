@@ -25,6 +25,8 @@ class GenerationParams:
         stop: strings that end the text; the text shown ends before them.
         eos_token_ids: token ids that end the text; None uses the model's.
         ignore_eos: keep generating past end-of-sequence tokens.
+        depth_budget: decoder layers that policy ``exit`` may take a token, on average over the output, > 0: a token that would go
+            over it stops at the first exit, however unsure that is, and is outside the certificate; None sets no limit.
         logprobs: how many of the likeliest tokens to report besides the chosen one; 0 reports none.
     """
 
@@ -39,6 +41,7 @@ class GenerationParams:
     eos_token_ids: tuple[int, ...] | None = None
     ignore_eos: bool = False
     logprobs: int = 0
+    depth_budget: float | None = None
 
     def __post_init__(self) -> None:
         self._store_tuples()
@@ -69,6 +72,9 @@ class GenerationParams:
         _require(_is_number(p) and 0 < p <= 1, "top_p", p, "a number in (0, 1] (1 is off)")
         _require(_is_number(m) and 0 <= m <= 1, "min_p", m, "a number in [0, 1] (0 is off)")
         _require(_is_number(r) and r > 0, "repetition_penalty", r, "a finite number > 0 (1 is off)")
+
+        b = self.depth_budget
+        _require(b is None or (_is_number(b) and b > 0), "depth_budget", b, "a number of layers > 0, or None")
 
     def _check_stopping(self) -> None:
         strings, ids = self.stop, self.eos_token_ids

@@ -16,9 +16,11 @@ class RequestStats:
 
     Args:
         time_to_first_token, decode_time: seconds.
+        policy: the one that ran: ``full`` where the engine's would not have paid for as many rows at once.
         layers_per_token: decoder layers launched per token after the first, counted at the backend.
         drafted, accepted: drafts of policy ``exact`` by drafter (``router``, ``ngram``), and those the model confirmed.
         deep_passes: runs to the last layer.
+        forced: tokens that stopped early only to keep the request's depth budget; no certificate covers them.
         token_depths: of each output token after the first, the layers run before it was said (0: copied from the text).
     """
 
@@ -31,6 +33,7 @@ class RequestStats:
     drafted: dict[str, int] = field(default_factory=dict)
     accepted: dict[str, int] = field(default_factory=dict)
     deep_passes: int = 0
+    forced: int = 0
     token_depths: tuple[int, ...] = ()
 
     def depths(self, num_layers: int) -> dict[int, int]:
@@ -73,10 +76,11 @@ def finished(row: Row, policy: str, tokenizer: Tokenizer | None) -> Generation:
         time_to_first_token=row.first_token - row.submitted,
         decode_time=row.finished - row.first_token,
         layers_per_token=row.layers_run / max(1, len(row.new_tokens) - 1),
-        policy=policy,
+        policy="full" if row.ran_full else policy,
         drafted=dict(row.depth.drafted),
         accepted=dict(row.depth.accepted),
         deep_passes=row.depth.deep_passes,
+        forced=row.depth.forced,
         token_depths=tuple(row.depth.token_depths),
     )
     ids = row.new_tokens.tolist()

@@ -40,6 +40,7 @@ class Row:
     sampler: Sampler
     text: TextStream | None
     cache_slots: int
+    width: int = 1  # rows that run at once in its call
     slot: int = -1
     length: int = 0
     drafted: int = 0
@@ -50,6 +51,7 @@ class Row:
     trial: Trial = field(default_factory=Trial)  # of asking exits, policy exit
     depth: DepthStats = field(default_factory=DepthStats)
     layers_run: int = 0
+    ran_full: bool = False  # the policy left it to `full`, as skipping layers would not have paid
     finish_reason: FinishReason | None = None
     logprobs: list[TokenLogprob] = field(default_factory=list)
     pieces: list[str] = field(default_factory=list)

@@ -23,6 +23,7 @@ class StepCosts:
         table: CostTable | None = manifest.calibration.costs if manifest.calibration is not None else None
         self._steps = table.steps if table is not None and table.steps else _GUESS
         self._edges = [0, *manifest.checkpoints, manifest.model.num_layers]
+        self.depth = len(manifest.segments)
         self._fill_share = _fill_share(manifest)
         self.step = cache(self._step)
         self.full = cache(self._full)

@@ -114,6 +114,8 @@ def _requests(random: np.random.Generator, model: TinyTransformer, sampling: boo
             changes |= {"temperature": 0.9, "top_p": 0.95, "seed": int(random.integers(99))}
         if random.random() < 0.2:
             changes["repetition_penalty"] = 1.3
+        if random.random() < 0.2:
+            changes["depth_budget"] = float(random.uniform(1, len(model.strengths)))
         count = int(random.choice([1, 3, 8, 30]))
         requests.append(Request(tuple(prompt.tolist()), GenerationParams(max_new_tokens=count, **changes), seat))
     return requests

@@ -49,10 +49,13 @@ class SimulatedExit:
             self.deep = newest
         streaks, asked = self.policy.options.max_exit_streak, [0] * len(self.policy.stops)
         tired = 0 < streaks <= self.streak
-        for number, stop in enumerate([] if tired or self.trial.resting else self.policy.stops):
+        budget, layers = self.request.params.depth_budget, self.manifest.model.num_layers
+        over = budget is not None and (sum(self.depths) + layers) / (len(self.depths) + 1) > budget
+        for number, stop in enumerate([] if tired or (self.trial.resting and not over) else self.policy.stops):
             asked[number] = 1
-            score, logits = self._ask(stop.exit.info, stop.threshold, states[stop.exit.info.checkpoint])
-            if logits is not None and score >= stop.threshold:
+            least = -1.0 if over else stop.threshold
+            score, logits = self._ask(stop.exit.info, least, states[stop.exit.info.checkpoint])
+            if logits is not None and score >= least:
                 self.depths.append(stop.exit.info.checkpoint)
                 self.streak += 1
                 self._stopped(stop.exit.info, states[stop.exit.info.checkpoint])
@@ -83,7 +86,7 @@ class SimulatedExit:
 
     def _ask(self, info: ExitInfo, threshold: float, state: Array) -> tuple[float, Array | None]:
         score = float(self.model.score(info.checkpoint, state))
-        gate = {"max_probability": 0.0, "mlp": threshold}.get(info.router, info.mlp_threshold)
+        gate = {"max_probability": 0.0, "mlp": threshold}.get(info.router, info.mlp_threshold if threshold >= 0 else threshold)
         if info.asks_mlp and not score >= (gate or 0.0):
             return score, None
         if info.head != "identity":

@@ -136,6 +136,7 @@ def test_exit_without_a_threshold_says_what_to_do(bundle_copy: Path, exits: list
         ("min_depth", -1, ">= 0"),
         ("min_depth", None, ">= 0"),
         ("draft", "router,ngram", "both"),
+        ("kv", "project", "deferred, propagate"),
     ],
 )
 def test_options_out_of_range_are_explained(option: str, value: object, words: str) -> None:
@@ -146,6 +147,25 @@ def test_options_out_of_range_are_explained(option: str, value: object, words: s
 def test_min_depth_behind_the_last_exit_is_explained(exits_bundle: Path) -> None:
     with pytest.raises(ParamsError, match=r"min_depth is 4.*at most 3"):
         load(exits_bundle, "exit", min_depth=4)
+
+
+@pytest.mark.parametrize(
+    ("policy", "budget", "words"),
+    [
+        ("exit", 0, "depth_budget is 0"),
+        ("exit", 0.5, "the first exit comes after 1"),
+        ("exact", 2, "promises the model's own output"),
+        ("full", 2, "promises the model's own output"),
+    ],
+)
+def test_a_budget_that_cannot_be_kept_is_refused(exits_bundle: Path, policy: str, budget: float, words: str) -> None:
+    with load(exits_bundle, policy) as engine, pytest.raises(ParamsError, match=words):
+        engine.generate(PROMPTS[0], params(depth_budget=budget))
+
+
+def test_propagate_needs_its_graphs(exits_bundle: Path) -> None:
+    with pytest.raises(ParamsError, match="kv_fill_1, kv_fill_3.*export the model again"):
+        load(exits_bundle, "exit", kv="propagate")
 
 
 # --- Ends inside a draft

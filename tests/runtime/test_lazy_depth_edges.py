@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
@@ -13,13 +14,14 @@ from runtime.numpy_backend import NumpyBackend, Script, tiny_manifest
 from runtime.simulated_exit import SimulatedExit
 from runtime.tiny_generation import Request, generate, make_row, output
 from runtime.tiny_transformer import Array, TinyTransformer
-from tide_runtime.calibration import ExitInfo
+from tide_runtime.calibration import CostTable, ExitInfo, StepCost
 from tide_runtime.errors import NumericsError
 from tide_runtime.params import GenerationParams
 from tide_runtime.policies import make_policy
 from tide_runtime.policies.exact import ExactDepth
 from tide_runtime.policies.exit import ExitDepth
 from tide_runtime.policies.options import DepthOptions
+from tide_runtime.results import finished
 from tide_runtime.row import Row
 from tide_runtime.scheduler import run
 
@@ -237,3 +239,33 @@ def test_min_depth_passes_over_shallower_exits() -> None:
     exits = [exit_after(2), exit_after(3)]
     [row] = rows_of("exit", model_of(), exits, requests((1, 2)), options=DepthOptions(min_depth=3))
     assert set(row.depth.token_depths) == {3}
+
+
+@pytest.mark.parametrize("kv", ["deferred", "propagate"])
+def test_a_depth_budget_is_kept_by_exits_that_are_unsure(kv: Any) -> None:
+    """A request would cost more than its caller allowed, or the forced tokens would pass for certified ones."""
+    model, never = model_of(), [exit_after(2, threshold=1.0)]
+    for budget, forced in ((2.0, 11), (3.5, 6), (5.0, 0)):
+        (row,) = rows_of("exit", model, never, requests((1, 2), depth_budget=budget), options=DepthOptions(kv=kv))
+        depths = row.depth.token_depths
+        assert set(depths) <= {2, LAYERS} and sum(depths) <= budget * len(depths)
+        assert row.depth.forced == depths.count(2) == forced
+
+
+def test_exits_that_cost_more_than_they_save_in_a_batch_are_not_asked() -> None:
+    """Several rows share every launch: `exit` would be slower than `full` where a row alone gains."""
+    model = model_of(SILENT)
+    manifest = tiny_manifest(model, (2, 3), [exit_after(2)])
+    assert manifest.calibration is not None
+    dear_head = [StepCost(rows, seq, 0.1, 1.0, 30.0, 0.0, 0.1) for rows in (1, 4) for seq in (1, 16)]
+    for shares, wanted in (({"2": 0.9, "5": 0.1}, "full"), ({}, "exit")):
+        info = replace(manifest.calibration, costs=CostTable("numpy", "", 5.0, dear_head), exit_depths=shares)
+        asked = requests((1, 2), (3, 4), (5, 6))
+        rows = [make_row(request, manifest) for request in asked]
+        for row in rows:
+            row.width = len(rows)
+        policy = make_policy("exit", replace(manifest, calibration=info), 8, DepthOptions())
+        for _ in run(policy, NumpyBackend(manifest, model).slots(3), rows):
+            pass
+        assert {finished(row, "exit", None).stats.policy for row in rows} == {wanted}
+        assert [output(row) for row in rows] == full(model, asked)

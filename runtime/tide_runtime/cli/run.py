@@ -85,6 +85,10 @@ def run(
             "propagate projects these from where the token stopped and never runs them (faster, not certified)."
         ),
     ] = _DEPTH.kv,
+    depth_budget: Annotated[
+        float | None,
+        typer.Option(help="Layers that exit may take a token on average; over it tokens stop at the first exit, unsure or not."),
+    ] = None,
     stats: Annotated[bool, typer.Option("--stats", help="Tables of depth, drafts and launches on stderr.")] = False,
     show_depth: Annotated[
         bool, typer.Option("--show-depth", help="Print the text at the end, coloured by the layers run for each token.")
@@ -125,6 +129,7 @@ def run(
             stop=tuple(stop or ()),
             logprobs=logprobs,
             ignore_eos=ignore_eos,
+            depth_budget=depth_budget,
             **{name: value for name, value in given.items() if value is not None},
         )
         opening = [{"role": "system", "content": system}] if system is not None else []

@@ -43,9 +43,13 @@ def _notes(engine: Engine, generation: Generation) -> list[str]:
             f"calibrating on {costs.machine}{expected}"
         )
     if stats.policy == "exit":
-        if engine.options.depth.threshold is not None:
+        if stats.forced:
+            notes.append(f"{stats.forced} tokens stopped early only to keep the depth budget: no certificate covers this output")
+        if engine.options.depth.kv == "propagate":
+            notes.append("keys and values of skipped layers were projected (kv propagate): no certificate covers this output")
+        elif engine.options.depth.threshold is not None:
             notes.append(f"threshold {engine.options.depth.threshold} was set by hand: no certificate covers this output")
-        elif calibration is not None and calibration.certificate is not None:
+        elif not stats.forced and calibration is not None and calibration.certificate is not None:
             c = calibration.certificate
             notes.append(f"certified: at most {c.max_disagreement:.1%} of tokens differ, with {c.confidence:.0%} confidence")
     return notes

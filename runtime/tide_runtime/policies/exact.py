@@ -134,7 +134,7 @@ class ExactDepth:
         unsure, first, spent = drafting, 0, 0.0
         for exit in self.exits:
             self.executor.advance(slots, rows, unsure, first, exit.boundary)
-            guesses = self.executor.ask(slots, rows, unsure, exit, exit.info.exact_threshold)
+            guesses = self.executor.ask(slots, rows, unsure, exit, [exit.info.exact_threshold] * len(unsure))
             spent += self.costs.asking(len(unsure), first, exit, with_head=any(guess.logits is not None for guess in guesses))
             for i, guess in zip(unsure, guesses, strict=True):
                 if guess.score >= exit.info.exact_threshold and guess.logits is not None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from tide_runtime.backends.base import Slots
 from tide_runtime.errors import ParamsError
 from tide_runtime.executor import Executor, Guess
+from tide_runtime.exit_gain import exit_gain
 from tide_runtime.exits import Exit
 from tide_runtime.manifest import Manifest
 from tide_runtime.policies.full import FullDepth
@@ -20,8 +21,11 @@ from tide_runtime.policies.options import DepthOptions
 from tide_runtime.policies.skipped_layers import Deferred, Propagated, SkippedLayers
 from tide_runtime.row import Row
 from tide_runtime.step_costs import StepCosts
+from tide_runtime.trial import BENEFIT_OF_DOUBT
 
 _ROOM = 64  # most tokens that wait at one checkpoint; then the layers they skipped are settled
+
+_ANY_SCORE = -1.0  # below every score but NaN
 
 
 @dataclass(frozen=True)
@@ -47,7 +51,11 @@ class ExitDepth:
         propagate = options.kv == "propagate"
         self.skipped: SkippedLayers = Propagated(self.executor, manifest) if propagate else Deferred(self.executor)
         stops = [_Stop(e, t) for e in self.executor.exits if (t := self._threshold(e)) is not None]
+        calibrated = manifest.calibration is not None and options.threshold is None  # with other thresholds they are not known
+        depths = manifest.calibration.exit_depths if manifest.calibration is not None and calibrated else {}
+        self.shares = {int(layers): share for layers, share in depths.items()}
         self.stops = [stop for stop in stops if stop.exit.info.checkpoint >= options.min_depth]
+        self._gains: dict[int, float] = {}  # by rows at once
         if not self.stops:
             raise ParamsError(_too_deep(stops, options) if stops else _no_exit(manifest))
 
@@ -58,7 +66,9 @@ class ExitDepth:
 
     def decode(self, slots: Slots, rows: Sequence[Row]) -> list[list[int]]:
         everyone = range(len(rows))
-        if all(row.trial.resting and row.frontier.done[-1] == row.length for row in rows):
+        if not self._pays(rows[0]):
+            return self._leave_to_full(slots, rows)
+        if all(row.trial.resting and not self._over_budget(row) and row.frontier.done[-1] == row.length for row in rows):
             return self._plain(slots, rows)
         self._make_room(slots, rows)
         tokens: list[list[int]] = [[] for _ in rows]
@@ -73,10 +83,12 @@ class ExitDepth:
             if first < stop.exit.boundary:
                 self.skipped.make_way(slots, rows, undecided)
                 self.executor.advance(slots, rows, undecided, first, stop.exit.boundary)
-            guesses = self.executor.ask(slots, rows, undecided, stop.exit, stop.threshold)
-            for i, guess in zip(undecided, guesses, strict=True):
+            least = [_ANY_SCORE if self._over_budget(rows[i]) else stop.threshold for i in undecided]
+            guesses = self.executor.ask(slots, rows, undecided, stop.exit, least)
+            for i, guess, enough in zip(undecided, guesses, least, strict=True):
                 asked[i][number] = 1
-                if guess.logits is not None and guess.score >= stop.threshold:  # a NaN clears nothing
+                if guess.logits is not None and guess.score >= enough:  # a NaN clears nothing
+                    rows[i].depth.forced += guess.score < stop.threshold
                     tokens[i].append(self._take(rows[i], stop, guess))
                     rows[i].trial.saw(1, self._cost(asked[i], 0))
             undecided, first = [i for i in undecided if not tokens[i]], stop.exit.boundary
@@ -84,6 +96,22 @@ class ExitDepth:
         for row in rows:
             row.length = row.frontier.done[0]
         return tokens
+
+    def _pays(self, row: Row) -> bool:
+        """Whether to ask exits where as many rows run at once as in the row's call. A row alone finds out for itself (see
+        `Trial`), and a budget must be kept whatever that costs."""
+        if row.width == 1 or row.params.depth_budget is not None or not self.shares:
+            return True
+        if row.width not in self._gains:
+            exits, propagate = [stop.exit for stop in self.stops], self.options.kv == "propagate"
+            self._gains[row.width] = exit_gain(self.costs, exits, self.shares, row.width, propagate)
+        return self._gains[row.width] >= BENEFIT_OF_DOUBT
+
+    def _leave_to_full(self, slots: Slots, rows: Sequence[Row]) -> list[list[int]]:
+        for row in rows:
+            row.ran_full = True
+            row.depth.record([], [], 0, self.num_layers)
+        return self.full.decode(slots, rows)
 
     def _plain(self, slots: Slots, rows: Sequence[Row]) -> list[list[int]]:
         """Exits do not pay just now and nothing waits: a step of `full`."""
@@ -131,7 +159,12 @@ class ExitDepth:
 
     def _asks(self, row: Row) -> bool:
         """Whether exits are asked about the last token. A held one stands at the last exit: it was asked in an earlier step."""
-        return not (row.held or row.trial.resting or self._tired(row))
+        return not (row.held or self._tired(row) or (row.trial.resting and not self._over_budget(row)))
+
+    def _over_budget(self, row: Row) -> bool:
+        """Whether taking the last token through every layer would take more layers per token than the request may."""
+        budget, depths = row.params.depth_budget, row.depth.token_depths
+        return budget is not None and sum(depths) + self.num_layers > budget * (len(depths) + 1)
 
     def _tired(self, row: Row) -> bool:
         """Whether as many tokens as may have left early one after the other."""

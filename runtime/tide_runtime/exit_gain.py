@@ -1,0 +1,39 @@
+"""What policy ``exit`` gains when several rows run at once, estimated before a text begins.
+
+Rows of a batch share every launch, so few of them save much by stopping early, and on small models asking may cost more than
+that. What a row says must not depend on its neighbours, so it is not their texts that decide whether exits are asked, but
+how many rows run at once and what the calibration expects of each: a mean step of that many rows, priced.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from tide_runtime.exits import Exit
+from tide_runtime.step_costs import StepCosts
+
+
+def exit_gain(costs: StepCosts, exits: Sequence[Exit], shares: Mapping[int, float], rows: int, propagate: bool) -> float:
+    """Tokens/s of ``rows`` rows over those of plain decoding.
+
+    Args:
+        exits: those that may be taken, shallow first.
+        shares: checkpoint → expected share of the tokens that stop there.
+        propagate: whether skipped layers are never run; otherwise all tokens run them in the end.
+    """
+    ms, left, first = 0.0, float(rows), 0
+    for exit in exits:
+        ms += min(1.0, left) * costs.asking(_rows(left), first, exit)
+        left, first = max(0.0, left - rows * shares.get(exit.info.checkpoint, 0.0)), exit.boundary
+    if left > 0:
+        launches, deep = min(1.0, left), _rows(left)
+        tokens = deep if propagate else max(deep, round(rows / launches))
+        last = costs.step(deep, deep)
+        rest = costs.uneven(deep, tokens, math.ceil(tokens / deep), first, costs.depth) + last.logits_ms + last.host_ms
+        ms += launches * (rest + (costs.fill(round((rows - left) / launches), exits[0]) if propagate else 0.0))
+    return costs.full(rows, rows, 1) / ms
+
+
+def _rows(left: float) -> int:
+    return max(1, round(left))
