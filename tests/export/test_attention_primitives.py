@@ -1,4 +1,4 @@
-"""Attention and cache update as primitive operators, one attention at a time, against NumPy in float64."""
+"""Attention and cache update as GPU targets have them, in primitive and in ONNX's own operators, against NumPy in float64."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 from export.one_attention import KEY_DIM, KV_HEADS, SLOTS, VALUE_DIM, one_attention
 
 from tide_export.passes.attention_primitives import lower_attention_primitives
+from tide_export.passes.attention_standard import lower_attention_standard
 from tide_export.passes.base import LoweringContext, run_passes
 from tide_export.passes.opset_20 import declare_opset_20
 from tide_export.passes.tensorrt_10_4_check import check_tensorrt_10_4
@@ -16,6 +17,10 @@ from tide_export.passes.tensorrt_10_4_check import check_tensorrt_10_4
 BATCH = 3
 LENGTHS = np.array([0, 11, 19])
 DTYPES = {"fp32": (ir.DataType.FLOAT, np.float32, 2e-6), "fp16": (ir.DataType.FLOAT16, np.float16, 4e-3)}
+LOWERINGS = {
+    "primitives": (lower_attention_primitives, declare_opset_20, check_tensorrt_10_4),
+    "standard": (lower_attention_standard,),
+}
 
 
 def expected(given: dict[str, np.ndarray], window: int, softcap: float) -> np.ndarray:
@@ -32,16 +37,17 @@ def expected(given: dict[str, np.ndarray], window: int, softcap: float) -> np.nd
     return output.transpose(0, 2, 1, 3)
 
 
+@pytest.mark.parametrize("form", LOWERINGS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
     "heads, window, softcap", [(2, 0, 0.0), (8, 0, 0.0), (4, 5, 0.0), (2, 0, 3.0), (6, 7, 3.0), (4, 99, 0.0)]
 )
 @pytest.mark.parametrize("seq", [1, 5])
-def test_attention_and_caches(dtype, heads, window, softcap, seq):
+def test_attention_and_caches(form, dtype, heads, window, softcap, seq):
     """Tokens would look at slots they may not see, at another head's keys, or be written where another row's stand."""
     onnx_type, numpy_type, tolerance = DTYPES[dtype]
     model = one_attention(onnx_type, heads, window, softcap)
-    run_passes(model, (lower_attention_primitives, declare_opset_20, check_tensorrt_10_4), LoweringContext(SLOTS))
+    run_passes(model, LOWERINGS[form], LoweringContext(SLOTS))
     random = np.random.default_rng([heads, window, seq])
     shapes = {v.name: [{"batch": BATCH, "seq": seq}.get(str(d), d) for d in v.shape] for v in model.graph.inputs}
     given = {name: random.normal(size=shape).astype(numpy_type) for name, shape in shapes.items()}
