@@ -1,4 +1,4 @@
-"""Weights go into stripped engines, or an error says which do not; with a module in TensorRT's place. No engine is refitted here."""
+"""Weights go into stripped engines, or an error says which do not; with a module in the place of TensorRT, which is not here."""
 
 from __future__ import annotations
 
