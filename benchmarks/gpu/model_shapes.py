@@ -1,0 +1,72 @@
+"""The models that decode on a GPU: the demo model, and random weights in the shapes of published ones."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, PreTrainedModel
+
+from tide_export.load import LoadedModel, load_model
+
+_DEMO = Path(__file__).resolve().parents[2] / "examples" / "demo_model" / "layerskip"
+TORCH_DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+MAX_SEQ_LEN = 512  # as many slots for every arm
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """``layers`` 0: the demo model. ``dtypes``: what it is measured in."""
+
+    name: str
+    dtypes: tuple[str, ...]
+    layers: int = 0
+    hidden: int = 0
+    heads: int = 0
+    kv_heads: int = 0
+    mlp: int = 0
+    vocab: int = 0
+
+    def config(self) -> LlamaConfig:
+        if not self.layers:
+            return AutoConfig.from_pretrained(_DEMO)
+        return LlamaConfig(
+            vocab_size=self.vocab,
+            hidden_size=self.hidden,
+            intermediate_size=self.mlp,
+            num_hidden_layers=self.layers,
+            num_attention_heads=self.heads,
+            num_key_value_heads=self.kv_heads,
+            max_position_embeddings=MAX_SEQ_LEN,
+        )
+
+    def load(self, dtype: str) -> LoadedModel:
+        """The model in host memory; random weights by a seed."""
+        if not self.layers:
+            return load_model(str(_DEMO), dtype)
+        torch.manual_seed(0)
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(self.config(), dtype=TORCH_DTYPES[dtype])
+        return LoadedModel(model.eval(), None, self.name)
+
+    def step_bytes(self, dtype: str, rows: int, length: int) -> int:
+        """Fewest bytes that a decode step of ``rows`` rows of ``length`` tokens reads: weights once, all keys and values."""
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(self.config())
+        config = self.config()
+        kv_heads = config.num_key_value_heads or config.num_attention_heads
+        width = 2 * kv_heads * config.hidden_size // config.num_attention_heads
+        embedding = 0 if config.tie_word_embeddings else config.vocab_size * config.hidden_size  # one row of it is read
+        numbers = model.num_parameters() - embedding + rows * length * width * config.num_hidden_layers
+        return numbers * TORCH_DTYPES[dtype].itemsize
+
+
+SHAPES = {
+    shape.name: shape
+    for shape in (
+        ModelShape("demo", ("fp32", "fp16", "bf16")),
+        ModelShape("1b", ("bf16", "fp16"), 16, 2048, 32, 8, 8192, 128256),
+        ModelShape("4b", ("bf16", "fp16"), 36, 2560, 32, 8, 9728, 151936),
+        ModelShape("8b", ("bf16", "fp16"), 32, 4096, 32, 8, 14336, 128256),
+    )
+}
