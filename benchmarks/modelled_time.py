@@ -28,6 +28,8 @@ def _launch_ms(launch: Launch, layers: Mapping[str, int], last: str, costs: Step
     cost = costs.step(rows, tokens)
     if graph == HEAD:
         return cost.head_ms + cost.host_ms
+    if graph in costs.fills:
+        return costs.fill(tokens, costs.fills[graph])
     if not layers[graph]:
         return cost.exit_ms
     return cost.launch_ms + layers[graph] * cost.layer_ms + (cost.logits_ms + cost.host_ms if graph == last else 0.0)

@@ -93,12 +93,12 @@ def random_arms(calibrated: Path, wanted: Sequence[str], cache: Path) -> ArmSet:
     places = [e.checkpoint for e in known.calibration.exits] or [known.model.num_layers // 4]
     folder = cache / "random" / "bundle"
     engine = LoggedEngine(load_engine(export_bundle(weights, random_identity(), folder, ",".join(map(str, places)))))
-    costs, predicted = known.calibration.costs, known.calibration.predicted
+    costs, predicted, depths = known.calibration.costs, known.calibration.predicted, known.calibration.exit_depths
     sure = with_exits(engine.manifest, places, costs, predicted=predicted)
-    unsure = with_exits(engine.manifest, places, costs, exit_threshold=NEVER_SURE, predicted=predicted)
+    unsure = with_exits(engine.manifest, places, costs, exit_threshold=NEVER_SURE, predicted=predicted, exit_depths=depths)
     baseline = _baseline(build_unsplit(weights, random_identity(), cache / "random" / "unsplit"))
     arms = ArmSet("random", baseline, _costs(sure))
-    for name in (name for name in POLICIES if name in wanted and name != "exit5"):
+    for name in (name for name in POLICIES if name in wanted and POLICIES[name].percent == 1 and name != "exit1_propagate"):
         arms.add(name, partial(_policy_arm, POLICIES[name], engine, unsure if name == "exit1" else sure))
     return arms
 
@@ -115,7 +115,8 @@ def _costs(manifest: Manifest) -> StepCosts | None:
 
 
 def _policy_arm(arm: PolicyArm, engine: LoggedEngine, manifest: Manifest | None = None) -> EngineArm:
-    return EngineArm(engine, make_policy(arm.policy, manifest or engine.manifest, CHUNK, DepthOptions(draft=arm.draft)))
+    options = DepthOptions(draft=arm.draft, kv=arm.kv)
+    return EngineArm(engine, make_policy(arm.policy, manifest or engine.manifest, CHUNK, options))
 
 
 def _exit_policy(manifest: Manifest) -> ExitDepth:

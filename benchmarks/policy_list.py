@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tide_runtime.policies.options import Drafters
+from tide_runtime.policies.options import Drafters, SkippedKV
 
 
 @dataclass(frozen=True)
@@ -15,6 +15,7 @@ class PolicyArm:
     policy: str
     draft: Drafters = "both"
     percent: int = 1
+    kv: SkippedKV = "deferred"
 
 
 POLICIES = {
@@ -24,7 +25,9 @@ POLICIES = {
     "exact_router": PolicyArm("TIDE exact, router drafts", "exact", "router"),
     "exact_both": PolicyArm("TIDE exact, both", "exact", "both"),
     "exit1": PolicyArm("TIDE exit at 1%", "exit"),
+    "exit1_propagate": PolicyArm("… keys and values propagated", "exit", kv="propagate"),
     "exit5": PolicyArm("TIDE exit at 5%", "exit", percent=5),
+    "exit5_propagate": PolicyArm("… keys and values propagated", "exit", percent=5, kv="propagate"),
 }
 HF_TITLES = {
     "eager": "HF eager",

@@ -18,13 +18,15 @@ def with_exits(
     exact_threshold: float = 0.0,
     exit_threshold: float = 0.0,
     predicted: dict[str, float] | None = None,
+    exit_depths: dict[str, float] | None = None,
 ) -> Manifest:
     """``manifest`` with an identity head at each of ``checkpoints``, asked by max-probability; nothing in its bundle changes.
 
     Args:
         costs: what policies weigh drafting with; None: the runtime's guess.
         exact_threshold, exit_threshold: 0 is always sure.
-        predicted: the speedup that policies are to expect.
+        predicted, exit_depths: the speedup, and the depths of tokens, that policies are to expect.
     """
     exits = [ExitInfo(c, "identity", "max_probability", exact_threshold, exit_threshold) for c in checkpoints]
-    return replace(manifest, calibration=CalibrationInfo(exits, DRAFT_LIMIT, "exact", predicted or {}, costs=costs))
+    info = CalibrationInfo(exits, DRAFT_LIMIT, "exact", predicted or {}, costs=costs, exit_depths=exit_depths or {})
+    return replace(manifest, calibration=info)

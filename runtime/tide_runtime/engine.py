@@ -107,8 +107,6 @@ class Engine:
         """
         several = [prompts] if isinstance(prompts, str) or _is_ids(prompts) else list(_sequence(prompts))
         rows = [self._row(i, prompt, params or GenerationParams()) for i, prompt in enumerate(several)]  # type: ignore[arg-type]
-        for row in rows:
-            row.width = min(len(rows), self.options.max_batch)
         with self._slots(len(rows)) as slots:
             for _ in run(self.policy, slots, rows):
                 pass

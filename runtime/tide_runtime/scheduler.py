@@ -27,6 +27,8 @@ class TokenEvent:
 def run(policy: DepthPolicy, slots: Slots, rows: Sequence[Row]) -> Iterator[TokenEvent]:
     """Generate for all ``rows`` in ``slots.capacity`` slots; yields every token as it becomes final."""
     waiting, active = deque(rows), list[Row]()
+    for row in rows:
+        row.width = min(len(rows), slots.capacity)
     while waiting or active:
         while waiting and len(active) < slots.capacity:
             row = waiting.popleft()

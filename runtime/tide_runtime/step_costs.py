@@ -9,7 +9,7 @@ from __future__ import annotations
 from functools import cache
 
 from tide_runtime.calibration import CostTable, StepCost
-from tide_runtime.exits import Exit
+from tide_runtime.exits import Exit, bundle_exits
 from tide_runtime.manifest import Manifest, kv_fill_graph
 
 _GUESS = [StepCost(1, seq, launch_ms=0.1, layer_ms=0.92 + 0.08 * seq, head_ms=1.4, exit_ms=0.2, host_ms=0.1) for seq in (1, 64)]
@@ -24,6 +24,7 @@ class StepCosts:
         self._steps = table.steps if table is not None and table.steps else _GUESS
         self._edges = [0, *manifest.checkpoints, manifest.model.num_layers]
         self.depth = len(manifest.segments)
+        self.fills = {kv_fill_graph(exit.info): exit for exit in bundle_exits(manifest)}
         self._fill_share = _fill_share(manifest)
         self.step = cache(self._step)
         self.full = cache(self._full)

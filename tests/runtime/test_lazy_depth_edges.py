@@ -262,8 +262,6 @@ def test_exits_that_cost_more_than_they_save_in_a_batch_are_not_asked() -> None:
         info = replace(manifest.calibration, costs=CostTable("numpy", "", 5.0, dear_head), exit_depths=shares)
         asked = requests((1, 2), (3, 4), (5, 6))
         rows = [make_row(request, manifest) for request in asked]
-        for row in rows:
-            row.width = len(rows)
         policy = make_policy("exit", replace(manifest, calibration=info), 8, DepthOptions())
         for _ in run(policy, NumpyBackend(manifest, model).slots(3), rows):
             pass
