@@ -12,9 +12,9 @@ demo: $(READY) ## export the demo model, generate from it, compare with eager an
 test: lint bindings ## lint, types, tests
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadgroup
 
-demo-rtx: $(READY) ## compile the demo model for six kinds of RTX GPUs, without any, and show what came of it
+demo-rtx: $(READY) ## compile the demo model for six kinds of GPUs, and for all from Ampere on, without any; show what came of it
 	$(BIN)/tide-export examples/demo_model/layerskip --dtype fp16 --max-seq-len 512 --out build/demo-rtx --force \
-	  --target cpu $(foreach sm,75 80 86 89 120 121,--target rtx-sm_$(sm))
+	  --target cpu $(foreach kind,sm_75 sm_80 sm_86 sm_89 sm_120 sm_121 ampere+,--target rtx-$(kind))
 	$(BIN)/tide-inspect build/demo-rtx
 
 lint: $(READY) ## ruff and mypy
@@ -61,6 +61,7 @@ gpu-check: $(READY) ## the kernels on a GPU: cases, sanitizers, timings; logs in
 	$(BIN)/python -m benchmarks.gpu.kernel_cases --json $(GPU_CHECK)/kernel_cases.json
 	$(BIN)/python -m benchmarks.gpu.sanitize --out $(GPU_CHECK)
 	$(BIN)/python -m benchmarks.gpu.router_kernel $(if $(PREDECESSOR),--predecessor $(PREDECESSOR)) --json $(GPU_CHECK)/router_kernel.json
+	$(BIN)/python -m benchmarks.gpu.decode_cuda --json $(GPU_CHECK)/decode_cuda.json
 
 clean:
 	rm -rf $(VENV) build engine

@@ -6,11 +6,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from export.made_up_calibration import exit_tensors
 from targets.tiny_graphs import SLOTS, copy_of, traced
+from tide_runtime.calibration import ExitInfo
 from tide_runtime.errors import TargetError
 from tide_runtime.manifest import TargetInfo
 
 from tide_export.build_targets import BuiltTargets, Cuts, build_targets
+from tide_export.exit_graphs import exit_graph_model
 from tide_export.passes.base import LoweringContext
 from tide_export.progress import ExportProgress
 from tide_export.targets import TARGETS
@@ -32,6 +35,7 @@ class Breaks:
         raise TargetError("segment_1 cannot be parsed")
 
 
+EXIT, HIDDEN = ExitInfo(1, "linear", "mlp", 0.5), 64
 BROKEN = replace(TARGETS["rtx-sm_89"], name="broken", builder=Breaks())
 
 
@@ -41,7 +45,8 @@ def make(targets: list[Target], folder: Path, cache: Path | None = None, rebuild
         path.mkdir(parents=True)
     profiles, engines = step_profiles(2, 0, SLOTS), EngineCache(cache or folder / "cache")
     job = BuildJob(directory, workspace, "fp16", profiles, ExportProgress(quiet=True), engines, rebuild)
-    cuts, context = Cuts([1]), LoweringContext(SLOTS)
+    exit_graph = exit_graph_model(EXIT, exit_tensors(EXIT, HIDDEN), HIDDEN, "fp16")
+    cuts, context = Cuts([1], [exit_graph], [EXIT]), LoweringContext(SLOTS)
     return build_targets(copy_of(traced("llama").trace), targets, cuts, context, job, lambda lowered: None), job
 
 
@@ -77,7 +82,11 @@ def test_engines_are_built_once_and_described(tmp_path, monkeypatch):
         "segment_0": ("fused", 1),
         "segment_1": ("fused", 1),
         "head": ("none", 0),
+        "exit_1": ("none", 0),
+        "kv_fill_1": ("none", 0),
     }
+    assert [tensor.name for tensor in info.engines["exit_1"].outputs] == ["score", "hidden_out"]
+    assert info.engines["kv_fill_1"].aliases == {f"{kind}_cache_out_1": f"{kind}_cache_1" for kind in ("key", "value")}
     assert all(engine.build_seconds > 0 for engine in info.engines.values())
 
     def build_nothing(*_: object) -> None:
