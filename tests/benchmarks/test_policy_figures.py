@@ -12,7 +12,8 @@ from tide_bench.paired_ratio import paired_ratio
 from tide_bench.report import Report
 from tide_bench.text_comparison import disagreement_rate, first_difference, identical_share, ngram_hit_share
 from tide_runtime import GenerationParams
-from tide_runtime.calibration import StepCost
+from tide_runtime.calibration import ExitInfo, StepCost
+from tide_runtime.exits import Exit
 from tide_runtime.step_costs import StepCosts
 
 from benchmarks.arm_figures import speed_figures, text_figures, theory_figures
@@ -27,10 +28,13 @@ UNCUT = {"segment_0": 24, "head": 0}
 
 
 class FlatCosts(StepCosts):
-    """Launch 1, layer 2, head 10, exit graph 5, loop 3 at every shape, a tenth more for each token after the first."""
+    """Launch 1, layer 2, head 10, exit graph 5, loop 3 at every shape, a tenth more for each token after the first; a tenth of
+    a layer projects its keys and values."""
 
     def __init__(self) -> None:
         self.step = cache(self._step)
+        self.fills = {"kv_fill_6": Exit(ExitInfo(6, "identity", "max_probability", 0.5), 1, None)}
+        self._edges, self._fill_share = [0, 6, 24], 0.1
 
     def _step(self, rows: int, tokens: int) -> StepCost:
         return StepCost(rows, tokens, *(part * (1 + 0.1 * (tokens - 1)) for part in (1.0, 2.0, 10.0, 5.0, 3.0)))
@@ -63,6 +67,7 @@ def test_modelled_time_charges_every_launch() -> None:
     assert modelled_ms({("segment_0", 1, 1): 2}, LAYERS, costs) == pytest.approx(2 * (1 + 12))
     assert modelled_ms({("head", 1, 1): 1}, LAYERS, costs) == pytest.approx(13)
     assert modelled_ms({("exit_6", 1, 1): 1}, LAYERS, costs) == pytest.approx(5)
+    assert modelled_ms({("kv_fill_6", 1, 3): 1}, LAYERS, costs) == pytest.approx(1.2 * (1 + 0.1 * 18 * 2))
     assert modelled_ms({("segment_0", 1, 1): 1}, UNCUT, costs) == pytest.approx(48 + 10 + 3)
     assert modelled_ms({("segment_1", 1, 5): 1}, LAYERS, costs) == pytest.approx(1.4 * (1 + 36 + 9 + 3))
 
