@@ -63,23 +63,28 @@ def _replace(staging: Path, out: Path) -> None:
 
 
 def write_graphs(
-    graphs: list[CutGraph], batched: list[CutGraph], target: str, directory: Path, progress: ExportProgress
-) -> tuple[dict[str, str], str]:
-    """Write one target's graphs, their forms for several rows and the weights.
+    graphs: list[CutGraph], batched: list[CutGraph], target: str, weights: WeightFile, progress: ExportProgress
+) -> dict[str, str]:
+    """Write one target's graphs and their forms for several rows beside ``weights``, and into it what it has not yet.
 
-    Returns graph name → file for both, and the file of the weights.
+    Returns graph name → file for both.
     """
-    folder, weights_name = directory / ONNX_FOLDER, WEIGHTS_NAME if target == "cpu" else f"{target}.{WEIGHTS_NAME}"
-    folder.mkdir(exist_ok=True)
+    folder = weights.path.parent
     total = sum(v.const_value.nbytes for g in graphs for v in g.model.graph.initializers.values() if v.const_value is not None)
-    with progress.phase("write weights", total) as advance, WeightFile(folder / weights_name, advance) as weights:
+    with progress.phase("write weights", total) as weights.progress:
         for graph in (*graphs, *batched):
             weights.externalise(graph.model)
     files = {}
     for graph in (*graphs, *batched):
         files[graph.name] = f"{ONNX_FOLDER}/{target}.{graph.name}.onnx"
-        ir.save(graph.model, directory / files[graph.name])
-    return files, f"{ONNX_FOLDER}/{weights_name}"
+        ir.save(graph.model, folder / f"{target}.{graph.name}.onnx")
+    return files
+
+
+def onnx_weights(directory: Path) -> WeightFile:
+    """The weights that all ONNX targets of the bundle in ``directory`` share."""
+    (directory / ONNX_FOLDER).mkdir(exist_ok=True)
+    return WeightFile(directory / ONNX_FOLDER / WEIGHTS_NAME)
 
 
 def describe(graph: CutGraph) -> GraphInfo:

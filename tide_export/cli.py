@@ -86,9 +86,7 @@ def export(
     ] = False,
     hardware_compatible: Annotated[
         bool,
-        typer.Option(
-            "--hardware-compatible", help="TensorRT, sm_80 and newer: engines for all GPUs from Ampere on; slower."
-        ),
+        typer.Option("--hardware-compatible", help="TensorRT, sm_80 and newer: engines for all GPUs from Ampere on; slower."),
     ] = False,
     version_compatible: Annotated[
         bool, typer.Option("--version-compatible", help="TensorRT: engines that later releases of the same major version load.")

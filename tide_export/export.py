@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from datetime import UTC, datetime
 from functools import partial
 from importlib.metadata import version
@@ -13,7 +13,7 @@ from tide_runtime.errors import IncompleteBundleError, ParamsError
 from tide_runtime.manifest import MANIFEST_NAME, SCHEMA_VERSION, GenerationInfo, KVInfo, Manifest, ModelInfo, TargetInfo
 
 from tide_export.build_targets import BuiltTargets, Cuts, build_targets
-from tide_export.bundle_writer import describe, hash_files, new_directory, write_graphs
+from tide_export.bundle_writer import ONNX_FOLDER, WEIGHTS_NAME, describe, hash_files, new_directory, onnx_weights, write_graphs
 from tide_export.calibrate_first import calibrated
 from tide_export.config import ExportConfig, place_checkpoints
 from tide_export.exit_calibration import ExitCalibration, read_exit_calibration
@@ -94,7 +94,8 @@ def write_bundle(
         traced = trace(loaded.model)
     with tempfile.TemporaryDirectory(prefix=".workspace.", dir=directory) as workspace:
         job = _job(directory, Path(workspace), config, context, progress, calibration)
-        built = build_targets(traced, targets, cuts, context, job, partial(_explain, config, progress))
+        with closing(job):
+            built = build_targets(traced, targets, cuts, context, job, partial(_explain, config, progress))
     manifest = _write_manifest(loaded, traced, built, directory, config, calibration)
     if "cpu" not in manifest.targets and config.verify:
         progress.note("not verified: none of these targets runs on this machine's processor; add --target cpu to hold one to it")
@@ -166,9 +167,12 @@ def write_lowered(
     progress: ExportProgress,
 ) -> Manifest:
     """Write a model that is lowered for the target ``cpu`` as a bundle into ``directory``."""
-    files, weights = write_graphs(lowered.graphs, lowered.batched, CPU.name, directory, progress)
+    with onnx_weights(directory) as weights:
+        files = write_graphs(lowered.graphs, lowered.batched, CPU.name, weights, progress)
     passes = {report.name: report.applied for report in prepared} | lowered.applied
-    built = BuiltTargets({CPU.name: TargetInfo(CPU.backend, files, weights, passes)}, [describe(g) for g in lowered.graphs])
+    built = BuiltTargets(
+        {CPU.name: TargetInfo(CPU.backend, files, f"{ONNX_FOLDER}/{WEIGHTS_NAME}", passes)}, [describe(g) for g in lowered.graphs]
+    )
     return _write_manifest(loaded, traced, built, directory, config, None)
 
 

@@ -21,7 +21,7 @@ class WeightFile:
         self.path = path
         self.digest = hashlib.sha256()
         self._file: BinaryIO = path.open("wb")
-        self._progress = progress or (lambda written: None)
+        self.progress = progress or (lambda written: None)
         self._by_identity: dict[int, tuple[ir.TensorProtocol, int, int]] = {}
         self._by_content: dict[bytes, int] = {}
 
@@ -29,6 +29,9 @@ class WeightFile:
         return self
 
     def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def close(self) -> None:
         self._file.close()
 
     def externalise(self, model: ir.Model) -> None:
@@ -67,7 +70,7 @@ class WeightFile:
         self._write(padding)
         offset = self._file.tell()
         self._write(data)
-        self._progress(len(data))
+        self.progress(len(data))
         return offset
 
     def _write(self, data: bytes | memoryview) -> None:

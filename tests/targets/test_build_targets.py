@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -47,7 +48,8 @@ def make(targets: list[Target], folder: Path, cache: Path | None = None, rebuild
     job = BuildJob(directory, workspace, "fp16", profiles, ExportProgress(quiet=True), engines, rebuild)
     exit_graph = exit_graph_model(EXIT, exit_tensors(EXIT, HIDDEN), HIDDEN, "fp16")
     cuts, context = Cuts([1], [exit_graph], [EXIT]), LoweringContext(SLOTS)
-    return build_targets(copy_of(traced("llama").trace), targets, cuts, context, job, lambda lowered: None), job
+    with closing(job):
+        return build_targets(copy_of(traced("llama").trace), targets, cuts, context, job, lambda lowered: None), job
 
 
 def files(job: BuildJob) -> set[str]:
@@ -61,6 +63,15 @@ def test_a_failed_target_leaves_the_others_whole(tmp_path):
     assert {*built.targets["cpu"].graphs.values(), built.targets["cpu"].weights} == files(job)
     assert job.progress.failures == {"broken": "broken: segment_1 cannot be parsed"}
     assert {tensor.name for tensor in built.graphs[0].inputs} >= {"input_ids", "seqlens_k"}
+
+
+def test_onnx_targets_share_their_weights(tmp_path):
+    """A bundle for the processor and for GPUs would hold the model twice."""
+    both, job = make([TARGETS["cpu"], TARGETS["cuda"]], tmp_path / "both")
+    _, alone = make([TARGETS["cpu"]], tmp_path / "alone")
+    assert {target.weights for target in both.targets.values()} == {"onnx/weights.bin"}
+    sizes = [(made.directory / "onnx/weights.bin").stat().st_size for made in (job, alone)]
+    assert sizes[0] == sizes[1] > 0
 
 
 def test_nothing_built_is_an_error(tmp_path):

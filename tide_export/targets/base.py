@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from tide_runtime.manifest import ProfileInfo, TargetInfo
 
+from tide_export.bundle_writer import onnx_weights
 from tide_export.passes.base import GraphPass
 from tide_export.progress import ExportProgress
+from tide_export.weights import WeightFile
 
 from .engine_cache import EngineCache
 from .graph_files import GraphFile, write_graph_file
@@ -61,6 +64,16 @@ class BuildJob:
     rebuild: bool = False
     trt: TrtOptions = field(default_factory=TrtOptions)
     _files: dict[int, list[GraphFile]] = field(default_factory=dict)
+
+    @cached_property
+    def weights(self) -> WeightFile:
+        """Shared by all ONNX targets: a tensor that several have is written once."""
+        return onnx_weights(self.directory)
+
+    def close(self) -> None:
+        """End of the last target's build."""
+        if "weights" in self.__dict__:
+            self.weights.close()
 
     def files(self, lowered: LoweredModel) -> list[GraphFile]:
         """The graphs of ``lowered`` as files; written once, however many targets are made from them."""

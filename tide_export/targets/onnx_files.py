@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from tide_runtime.manifest import TargetInfo
 
-from tide_export.bundle_writer import write_graphs
+from tide_export.bundle_writer import ONNX_FOLDER, WEIGHTS_NAME, write_graphs
 
 from .base import BuildJob, Target
 
@@ -21,5 +21,5 @@ class OnnxFiles:
         """Can always be built."""
 
     def build(self, target: Target, lowered: LoweredModel, job: BuildJob) -> TargetInfo:
-        files, weights = write_graphs(lowered.graphs, lowered.batched, target.name, job.directory, job.progress)
-        return TargetInfo(target.backend, files, weights, lowered.applied)
+        files = write_graphs(lowered.graphs, lowered.batched, target.name, job.weights, job.progress)
+        return TargetInfo(target.backend, files, f"{ONNX_FOLDER}/{WEIGHTS_NAME}", lowered.applied)
