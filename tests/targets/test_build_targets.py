@@ -37,6 +37,7 @@ class Breaks:
 
 
 EXIT, HIDDEN = ExitInfo(1, "linear", "mlp", 0.5), 64
+SM89 = 1 << 3  # in the header of TensorRT-RTX 1.7, whose bits are the capabilities that an engine is for
 BROKEN = replace(TARGETS["rtx-sm_89"], name="broken", builder=Breaks())
 
 
@@ -99,6 +100,8 @@ def test_engines_are_built_once_and_described(tmp_path, monkeypatch):
     assert [tensor.name for tensor in info.engines["exit_1"].outputs] == ["score", "hidden_out"]
     assert info.engines["kv_fill_1"].aliases == {f"{kind}_cache_out_1": f"{kind}_cache_1" for kind in ("key", "value")}
     assert all(engine.build_seconds > 0 for engine in info.engines.values())
+    header = (job.directory / info.graphs["segment_0"]).read_bytes()[:64]
+    assert int.from_bytes(header[32:36], "little") == SM89
 
     def build_nothing(*_: object) -> None:
         raise TargetError("built again")

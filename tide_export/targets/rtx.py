@@ -1,7 +1,7 @@
 """TensorRT-RTX: engines compiled ahead of time for GPUs that need not be there, one target for each compute capability.
 
-``rtx-ampere+`` is one engine for all capabilities from 8.0 on: larger, and the same file everywhere. At load time the runtime
-compiles the engine's kernels for the GPU it finds, in seconds. https://docs.nvidia.com/deeplearning/tensorrt-rtx/
+``rtx-ampere+`` is one engine for all capabilities from 8.0 on, hardly larger than one for a single capability. When an engine is
+loaded, the runtime compiles its kernels for the GPU it finds. https://docs.nvidia.com/deeplearning/tensorrt-rtx/
 """
 
 from __future__ import annotations
