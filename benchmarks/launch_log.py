@@ -83,6 +83,7 @@ class _LoggedStep:
     def __init__(self, step: Step, log: LaunchLog, rows: int, tokens: int) -> None:
         self.input_ids, self.hidden, self.score = step.input_ids, step.hidden, step.score
         self.logits, self.token, self.place = step.logits, step.token, step.place
+        self.place_scattered = step.place_scattered
         self._run, self._log, self._shape = step.run, log, (rows, tokens)
 
     def run(self, graph: str) -> None:

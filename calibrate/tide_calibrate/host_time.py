@@ -84,6 +84,7 @@ class _WatchedStep:
     def __init__(self, step: Step, stopwatch: _Stopwatch, rows: int, seq: int) -> None:
         self.input_ids, self.hidden, self.score = step.input_ids, step.hidden, step.score
         self.logits, self.token = step.logits, step.token
+        self.place_scattered = step.place_scattered
         self._step, self._stopwatch, self._shape = step, stopwatch, (rows, seq)
 
     def place(self, lengths: Sequence[int]) -> None:

@@ -15,6 +15,7 @@ class DepthStats:
         drafted, accepted: drafts proposed and those that the model confirmed, by drafter (``router``, ``ngram``).
         deep_passes: runs to the last layer.
         forced: tokens that stopped early only to keep a depth budget.
+        prompt_exits: prompt tokens that stopped early.
         token_depths: of each output token after the first, the layers run before it was final (or first proposed, for
             accepted drafts): 0 for tokens copied by the n-gram drafter, L for those that the whole model produced.
     """
@@ -23,6 +24,7 @@ class DepthStats:
     accepted: Counter[str] = field(default_factory=Counter)
     deep_passes: int = 0
     forced: int = 0
+    prompt_exits: int = 0
     token_depths: list[int] = field(default_factory=list)
 
     def record(self, sources: Sequence[str], depths: Sequence[int], accepted: int, last: int) -> None:

@@ -225,7 +225,8 @@ class Engine:
     @contextmanager
     def _slots(self, rows: int) -> Iterator[Slots]:
         """KV caches for up to ``rows`` rows, from the pool when one is large enough."""
-        wanted = min(max(rows, 1), self.options.max_batch)
+        # Caches of one row are as long as they may get, which the attention of an exiting prefill would read through.
+        wanted = min(max(rows, 1), self.options.max_batch) + self.options.depth.prefill_exit
         with self._lock:
             if self._closed:
                 raise TideError("the engine is closed; load it again")

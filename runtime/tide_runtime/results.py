@@ -20,6 +20,7 @@ class RequestStats:
         layers_per_token: decoder layers launched per token after the first, counted at the backend.
         drafted, accepted: drafts of policy ``exact`` by drafter (``router``, ``ngram``), and those the model confirmed.
         deep_passes: runs to the last layer.
+        prompt_exits: prompt tokens that stopped early (``prefill_exit``); no certificate covers what follows them.
         forced: tokens that stopped early only to keep the request's depth budget; no certificate covers them.
         token_depths: of each output token after the first, the layers run before it was said (0: copied from the text).
     """
@@ -34,6 +35,7 @@ class RequestStats:
     accepted: dict[str, int] = field(default_factory=dict)
     deep_passes: int = 0
     forced: int = 0
+    prompt_exits: int = 0
     token_depths: tuple[int, ...] = ()
 
     def depths(self, num_layers: int) -> dict[int, int]:
@@ -81,6 +83,7 @@ def finished(row: Row, policy: str, tokenizer: Tokenizer | None) -> Generation:
         accepted=dict(row.depth.accepted),
         deep_passes=row.depth.deep_passes,
         forced=row.depth.forced,
+        prompt_exits=row.depth.prompt_exits,
         token_depths=tuple(row.depth.token_depths),
     )
     ids = row.new_tokens.tolist()

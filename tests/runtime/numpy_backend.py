@@ -104,11 +104,16 @@ class NumpyStep:
         for hidden in self.hidden:
             hidden[:] = FORGOTTEN
         self._places: list[int] | None = None
+        self._scattered: tuple[NDArray[np.int64], NDArray[np.int64] | None] | None = None
 
     def place(self, lengths: Sequence[int]) -> None:
         seq, slots = max(self._counts), self._slots.backend.manifest.max_seq_len
         assert len(lengths) == len(self._counts) and all(0 <= n <= slots - seq for n in lengths), f"{lengths} + {seq} of {slots}"
-        self._places = list(lengths)
+        self._places, self._scattered = list(lengths), None
+
+    def place_scattered(self, slot: int, positions: NDArray[np.int64], before: NDArray[np.int64] | None = None) -> None:
+        self.place([slot])
+        self._scattered = positions, before
 
     def run(self, graph: str) -> None:
         backend = self._slots.backend
@@ -168,6 +173,11 @@ class NumpyStep:
         slots, model = self._slots, self._slots.backend.model
         positions = place + np.arange(tokens.stop - tokens.start)
         visible = np.arange(slots.keys.shape[2]) <= positions[:, None]
+        if self._scattered is not None:
+            texts, before = self._scattered
+            assert before is not None and len(before) == place, "the positions of what the cache holds are not known"
+            visible[:] = False
+            visible[:, : place + len(texts)] = np.append(before, texts) <= texts[:, None]
         ids, states = self.input_ids[tokens], np.array(self.hidden[reads][tokens], np.float64)
         hidden = model.embed(ids, positions) if layers.start == 0 else states
         for layer in layers:

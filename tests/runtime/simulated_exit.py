@@ -58,12 +58,12 @@ class SimulatedExit:
             if logits is not None and score >= least:
                 self.depths.append(stop.exit.info.checkpoint)
                 self.streak += 1
-                self._stopped(stop.exit.info, states[stop.exit.info.checkpoint])
+                self._stopped(stop.exit.info, states)
                 self.trial.saw(1, self.policy._cost(asked, 0))
                 return self._say(logits)
         waited, self.deep, self.streak = newest + 1 - self.deep, newest + 1, 0
         self.depths.append(self.manifest.model.num_layers)
-        self._stopped(None, states[-1])
+        self._stopped(None, states)
         if self.trial.resting:
             self.trial.rest(1)
         else:
@@ -81,7 +81,7 @@ class SimulatedExit:
         keys = [*self.text.keys[layer][: self.deep], *(k for k, _ in since)]
         return np.array(keys), np.array([*self.text.values[layer][: self.deep], *(v for _, v in since)])
 
-    def _stopped(self, info: ExitInfo | None, state: Array) -> None:
+    def _stopped(self, info: ExitInfo | None, states: list[Array]) -> None:
         """The last token left at an exit, None: went deep."""
 
     def _ask(self, info: ExitInfo, threshold: float, state: Array) -> tuple[float, Array | None]:
@@ -118,9 +118,18 @@ class SimulatedPropagation(SimulatedExit):
     """With ``kv propagate``: ``caches``, layer → keys and values by position, are what the tokens left behind."""
 
     def _prompt(self) -> Array:
-        text = self.model.states_of(np.array(self.tokens))
-        self.caches = [(list(keys), list(values)) for keys, values in zip(text.keys, text.values, strict=True)]
-        return text.logits[-1]
+        prompt, self.tokens = self.tokens, []
+        self.caches = [([], []) for _ in range(self.manifest.model.num_layers)]
+        for token in prompt:
+            self.tokens.append(token)
+            states, last = self._newest()
+            stops = self.policy.stops if self.policy.options.prefill_exit and len(self.tokens) < len(prompt) else []
+            self._stopped(next((s.exit.info for s in stops if self._clears(s.exit.info, s.threshold, states)), None), states)
+        return last
+
+    def _clears(self, info: ExitInfo, threshold: float, states: list[Array]) -> bool:
+        score, logits = self._ask(info, threshold, states[info.checkpoint])
+        return logits is not None and score >= threshold
 
     def _newest(self) -> tuple[list[Array], Array]:
         newest = len(self.tokens) - 1
@@ -135,12 +144,12 @@ class SimulatedPropagation(SimulatedExit):
         keys, values = self.caches[layer]
         return np.array(keys), np.array(values)
 
-    def _stopped(self, info: ExitInfo | None, state: Array) -> None:
+    def _stopped(self, info: ExitInfo | None, states: list[Array]) -> None:
         layers = len(self.caches)
         end = layers - info.tail_layers if info is not None else layers
         for layer, (keys, values) in enumerate(self.caches):
             skipped = info is not None and info.checkpoint <= layer < end
-            key, value = self.model.project(layer, state) if skipped else self.own[layer]
+            key, value = self.model.project(layer, states[info.checkpoint]) if skipped and info else self.own[layer]
             if layer >= end:
                 key, value = self.tails[layer, len(self.tokens) - 1]
             keys.append(key)

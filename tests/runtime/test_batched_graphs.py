@@ -36,6 +36,28 @@ def run(engine: Engine) -> np.ndarray:
     return step.logits.copy()
 
 
+def test_tokens_attend_by_their_place_in_the_text_wherever_it_lies_in_the_cache(load: Callable[..., Engine]) -> None:
+    """An exiting prefill puts a chunk's tokens into the cache in another order: later ones would miss some, or see ahead."""
+    with load() as engine:
+        segments, text = [segment.name for segment in engine.manifest.segments], np.array([9, 5, 7, 11, 6, 8])
+        slots = engine.backend.slots(2)
+        step = slots.step(0, [6], [6])
+        step.input_ids[:] = text
+        step.place([0])
+        for segment in segments:
+            step.run(segment)
+        wanted, order = step.logits[[3, 5]].copy(), np.array([4, 0, 2, 1])
+        for name, cache in slots.caches.arrays.items():
+            cache[0, :, :4] = cache[0, :, order].swapaxes(0, 1)
+            cache[0, :, 4:] = 1e3 if "value" in name else 0.0
+        step = slots.step(0, [2], [2])
+        step.input_ids[:] = text[[3, 5]]
+        step.place_scattered(4, np.array([3, 5]), before=order)  # 3 must not see 4, 5 must see all
+        for segment in segments:
+            step.run(segment)
+        assert np.abs(step.logits - wanted).max() < 1e-4
+
+
 def test_one_row_at_a_time_never_loads_them(load: Callable[..., Engine]) -> None:
     """Whoever embeds a single chat would hold every weight twice."""
     with load() as engine:

@@ -164,7 +164,7 @@ def test_a_budget_that_cannot_be_kept_is_refused(exits_bundle: Path, policy: str
 
 
 def test_propagate_needs_its_graphs(exits_bundle: Path) -> None:
-    with pytest.raises(ParamsError, match="kv_fill_1, kv_fill_3.*export the model again"):
+    with pytest.raises(ParamsError, match=r"kv_fill_1, kv_fill_3.*export the model again"):
         load(exits_bundle, "exit", kv="propagate")
 
 

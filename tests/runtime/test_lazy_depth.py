@@ -105,7 +105,7 @@ def test_exit_says_what_its_exits_say(case: Case, random: object) -> None:
 @given(cases(sampling=True))
 def test_exit_that_never_exits_is_full(case: Case) -> None:
     """Breaks: a threshold nothing clears still changes the text."""
-    policy = ExitDepth(case.manifest, case.chunk, case.options)
+    policy = ExitDepth(case.manifest, case.chunk, replace(case.options, prefill_exit=False))
     policy.stops = [exit_module._Stop(stop.exit, NEVER) for stop in policy.stops]
     requests = [replace(r, params=replace(r.params, depth_budget=None)) for r in case.requests]  # a budget exits unsure
     rows = generate(policy, case.backend(), requests, case.capacity, case.rest)

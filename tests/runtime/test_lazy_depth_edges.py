@@ -15,7 +15,7 @@ from runtime.simulated_exit import SimulatedExit
 from runtime.tiny_generation import Request, generate, make_row, output
 from runtime.tiny_transformer import Array, TinyTransformer
 from tide_runtime.calibration import CostTable, ExitInfo, StepCost
-from tide_runtime.errors import NumericsError
+from tide_runtime.errors import NumericsError, ParamsError
 from tide_runtime.params import GenerationParams
 from tide_runtime.policies import make_policy
 from tide_runtime.policies.exact import ExactDepth
@@ -267,3 +267,16 @@ def test_exits_that_cost_more_than_they_save_in_a_batch_are_not_asked() -> None:
             pass
         assert {finished(row, "exit", None).stats.policy for row in rows} == {wanted}
         assert [output(row) for row in rows] == full(model, asked)
+
+
+def test_prefill_exit_with_tails_is_refused() -> None:
+    """Tails would attend to a cache in another order than the one that asking them filled."""
+    with pytest.raises(ParamsError, match="calibrate with --heads identity,linear"):
+        manifest = tiny_manifest(model_of(), (2, 3), [exit_after(2, "tail:2")])
+        make_policy("exit", manifest, 8, DepthOptions(prefill_exit=True))
+
+
+def test_prompt_tokens_that_stop_early_are_counted_and_the_last_never_does() -> None:
+    model, options = model_of(), DepthOptions(prefill_exit=True, kv="propagate")
+    (row,) = rows_of("exit", model, [exit_after(2), exit_after(3)], requests(tuple(range(10))), options=options)
+    assert row.depth.prompt_exits == 9

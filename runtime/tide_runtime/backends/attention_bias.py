@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
+from numpy.typing import NDArray
 
 NAME = "attention_bias"
 
@@ -30,3 +31,9 @@ class AttentionBias:
         seq = self.array.shape[1]
         for row, length in zip(self.array, lengths, strict=True):
             row[:, 0] = self._of_position[length : length + seq]
+
+    def fill_scattered(self, before: NDArray[np.int64], positions: NDArray[np.int64]) -> None:
+        """For one row's tokens at ``positions`` of the text, behind a cache that holds those at ``before`` in any order."""
+        held = np.append(before, positions)
+        self.array[0, :, 0] = -np.inf
+        self.array[0, :, 0, : len(held)][held <= positions[:, None]] = 0

@@ -32,6 +32,17 @@ class Step(Protocol):
         in rows without any. Raises CacheFullError when the last of them is beyond the bundle's max_seq_len.
         """
 
+    def place_scattered(self, slot: int, positions: NDArray[np.int64], before: NDArray[np.int64] | None = None) -> None:
+        """For a step of one row whose tokens stand at any ``positions`` [T] of the text, rising: they go to the slots from
+        ``slot`` on.
+
+        Args:
+            before: positions of the tokens in the slots up to there, in any order; the step's tokens attend to those that
+                stand before them in the text. None where no segment is run, only ``kv_fill_c``.
+
+        Raises ParamsError where an attention of the model goes by slots, as those with sliding windows do.
+        """
+
     def run(self, graph: str) -> None:
         """Run one graph of the bundle on the buffers: ``segment_i``, ``exit_c`` or ``head``."""
 

@@ -23,6 +23,7 @@ from tide_runtime.backends.step_arrays import StepPositions, StepShape
 from tide_runtime.cuda.device import Device, Memory
 from tide_runtime.cuda.program import Enqueue
 from tide_runtime.cuda.transfer_block import TransferBlock
+from tide_runtime.errors import ParamsError
 from tide_runtime.manifest import HEAD, Manifest
 
 _KEPT_STEPS = 128  # shapes whose bindings are kept per Slots
@@ -151,6 +152,9 @@ class DeviceStep:
         self._lengths = list(lengths)
         self.positions.place(lengths)
         self._sent = False
+
+    def place_scattered(self, slot: int, positions: NDArray[np.int64], before: NDArray[np.int64] | None = None) -> None:
+        raise ParamsError("prefill_exit needs the target cpu: attention on a GPU goes by slots; leave prefill_exit out")
 
     def widen(self) -> None:
         """Let what kernels size their work by, on the host, hold for any place: the device will move the rows on."""

@@ -26,7 +26,7 @@ from tide_runtime.backends.kv_caches import KVCaches
 from tide_runtime.backends.step_arrays import StepBuffers, StepPositions, StepShape
 from tide_runtime.backends.threads import ThreadOptions, session_options
 from tide_runtime.bundle import Bundle
-from tide_runtime.errors import BundleError
+from tide_runtime.errors import BundleError, ParamsError
 from tide_runtime.manifest import HEAD, Manifest, batched_graph, kv_fill_graph
 
 _NUMPY_DTYPES: dict[str, type[np.generic]] = {"fp32": np.float32, "fp16": np.float16, "bf16": np.uint16}  # its bits
@@ -80,6 +80,12 @@ class OnnxRuntimeBackend:
         if name not in self.sessions:
             self._load_late({name} if name in self.layers else {batched_graph(n) for n, layers in self.layers.items() if layers})
         return self.sessions[name]
+
+    def slides(self) -> bool:
+        """Whether some layers attend to a sliding window only."""
+        segments = (self.session(batched_graph(segment.name)) for segment in self.manifest.segments)
+        names = {value.name for session in segments for value in session.get_inputs()}
+        return any(name.startswith(attention_bias.NAME) and name != attention_bias.NAME for name in names)
 
     def _load_late(self, names: set[str]) -> None:
         """Load what nobody has needed so far. Raises BundleError like `load`."""
@@ -164,6 +170,21 @@ class _BoundStep:
         if self._plain:
             for bias in self._biases.values():
                 bias.fill(lengths)
+
+    def place_scattered(self, slot: int, positions: NDArray[np.int64], before: NDArray[np.int64] | None = None) -> None:
+        self._slots.reserve(slot + len(positions))
+        if self._generation != self._slots.caches.generation:
+            self.unbind()
+        self.positions.arrange(self.counts, self.wanted)
+        self.positions.place_scattered(slot, positions)
+        self._plain = True
+        if before is not None:
+            if self._slots.backend.slides():
+                raise ParamsError(
+                    "prefill_exit puts prompt tokens into the cache in another order, and this model's sliding windows go by "
+                    "that order; leave prefill_exit out"
+                )
+            self._bias(attention_bias.NAME).fill_scattered(before, positions)
 
     def run(self, graph: str) -> None:
         self._slots.count(graph)

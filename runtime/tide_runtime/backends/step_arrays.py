@@ -119,6 +119,11 @@ class StepPositions:
             np.add(self._write_index[:, None], self._steps, out=self._padded_position_ids)
             np.take(self._padded_position_ids.ravel(), self._packed_from, out=self._position_ids, mode="clip")
 
+    def place_scattered(self, slot: int, positions: NDArray[np.int64]) -> None:
+        """One row's tokens go to the cache slots from ``slot`` on; they stand at ``positions`` of the text."""
+        self._write_index[0] = slot
+        self._position_ids[:] = self._padded_position_ids[0] = positions
+
 
 def _rounded(count: int) -> int:
     """So that rows of different lengths need few shapes, whose bindings are kept."""

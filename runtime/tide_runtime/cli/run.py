@@ -85,6 +85,9 @@ def run(
             "propagate projects these from where the token stopped and never runs them (faster, not certified)."
         ),
     ] = _DEPTH.kv,
+    prefill_exit: Annotated[
+        bool, typer.Option("--prefill-exit", help="Under exit, prompt tokens may stop early as well (faster, not certified).")
+    ] = _DEPTH.prefill_exit,
     depth_budget: Annotated[
         float | None,
         typer.Option(help="Layers that exit may take a token on average; over it tokens stop at the first exit, unsure or not."),
@@ -115,7 +118,15 @@ def run(
         target=target,
         device=device,
         policy=policy,
-        depth=DepthOptions(draft, draft_limit, threshold=threshold, min_depth=min_depth, max_exit_streak=max_exit_streak, kv=kv),  # type: ignore[arg-type]
+        depth=_depth_options(
+            draft=draft,
+            draft_limit=draft_limit,
+            threshold=threshold,
+            min_depth=min_depth,
+            max_exit_streak=max_exit_streak,
+            kv=kv,
+            prefill_exit=prefill_exit,
+        ),
         threads=ThreadOptions(threads, shared=True),
         verify=verify,
         max_batch=1,
@@ -149,6 +160,11 @@ def run(
             print_stats(engine, generation)
         if depth_html is not None:
             depth_html.write_text(html_view(generation, engine.tokenizer, engine.depth), encoding="utf-8")
+
+
+def _depth_options(**options: Any) -> DepthOptions:
+    """Texts from the command line may be anything; `DepthOptions` says what is wrong with them."""
+    return DepthOptions(**options)
 
 
 def _read_prompt(prompt: str | None, interactive: bool) -> str | None:

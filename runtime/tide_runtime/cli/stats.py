@@ -45,11 +45,16 @@ def _notes(engine: Engine, generation: Generation) -> list[str]:
     if stats.policy == "exit":
         if stats.forced:
             notes.append(f"{stats.forced} tokens stopped early only to keep the depth budget: no certificate covers this output")
+        if stats.prompt_exits:
+            notes.append(
+                f"{stats.prompt_exits} of {stats.prompt_tokens} prompt tokens stopped early (prefill exit): no certificate "
+                "covers this output"
+            )
         if engine.options.depth.kv == "propagate":
             notes.append("keys and values of skipped layers were projected (kv propagate): no certificate covers this output")
         elif engine.options.depth.threshold is not None:
             notes.append(f"threshold {engine.options.depth.threshold} was set by hand: no certificate covers this output")
-        elif not stats.forced and calibration is not None and calibration.certificate is not None:
+        elif not stats.forced and not stats.prompt_exits and calibration is not None and calibration.certificate is not None:
             c = calibration.certificate
             notes.append(f"certified: at most {c.max_disagreement:.1%} of tokens differ, with {c.confidence:.0%} confidence")
     return notes

@@ -15,10 +15,11 @@ from tide_runtime.errors import ParamsError
 from tide_runtime.executor import Executor, Guess
 from tide_runtime.exit_gain import exit_gain
 from tide_runtime.exits import Exit
-from tide_runtime.manifest import Manifest
+from tide_runtime.manifest import Manifest, kv_fill_graph
 from tide_runtime.policies.full import FullDepth
 from tide_runtime.policies.options import DepthOptions
 from tide_runtime.policies.skipped_layers import Deferred, Propagated, SkippedLayers
+from tide_runtime.prefill_exit import ExitingPrefill
 from tide_runtime.row import Row
 from tide_runtime.step_costs import StepCosts
 from tide_runtime.trial import BENEFIT_OF_DOUBT
@@ -49,7 +50,7 @@ class ExitDepth:
             FullDepth(manifest, prefill_chunk),
         )
         propagate = options.kv == "propagate"
-        self.skipped: SkippedLayers = Propagated(self.executor, manifest) if propagate else Deferred(self.executor)
+        self.skipped: SkippedLayers = Propagated(self.executor) if propagate else Deferred(self.executor)
         stops = [_Stop(e, t) for e in self.executor.exits if (t := self._threshold(e)) is not None]
         calibrated = manifest.calibration is not None and options.threshold is None  # with other thresholds they are not known
         depths = manifest.calibration.exit_depths if manifest.calibration is not None and calibrated else {}
@@ -58,9 +59,15 @@ class ExitDepth:
         self._gains: dict[int, float] = {}  # by rows at once
         if not self.stops:
             raise ParamsError(_too_deep(stops, options) if stops else _no_exit(manifest))
+        if propagate or options.prefill_exit:
+            _check_fills(manifest)
+        self.exiting_prefill: ExitingPrefill | None = None
+        if options.prefill_exit:
+            _check_tails(manifest)
+            self.exiting_prefill = ExitingPrefill(self.executor, [(s.exit, s.threshold) for s in self.stops], prefill_chunk)
 
     def prefill(self, slots: Slots, row: Row) -> int:
-        token = self.full.prefill(slots, row)
+        token = self.exiting_prefill.run(slots, row) if self.exiting_prefill else self.full.prefill(slots, row)
         row.frontier = self.executor.frontier(slots, row, room=_ROOM)
         return token
 
@@ -184,6 +191,24 @@ class ExitDepth:
 
     def _threshold(self, exit: Exit) -> float | None:
         return self.options.threshold if self.options.threshold is not None else exit.info.exit_threshold
+
+
+def _check_fills(manifest: Manifest) -> None:
+    exits = manifest.calibration.exits if manifest.calibration is not None else []
+    missing = {kv_fill_graph(info) for info in exits} - {graph.name for graph in manifest.graphs}
+    if missing:
+        raise ParamsError(
+            f"projecting keys and values needs the graphs {', '.join(sorted(missing))}, which this bundle has not; export the "
+            "model again, for a target that has them (cpu), or leave out kv propagate and prefill_exit"
+        )
+
+
+def _check_tails(manifest: Manifest) -> None:
+    if manifest.calibration is not None and manifest.calibration.tail_layers:
+        raise ParamsError(
+            "prefill_exit cannot ask exits that run the model's last layers, whose caches they fill in the text's order; leave "
+            "it out, or calibrate with --heads identity,linear"
+        )
 
 
 def _too_deep(stops: Sequence[_Stop], options: DepthOptions) -> str:

@@ -25,6 +25,7 @@ class DepthOptions:
         kv: what becomes of the layers that a token skipped under ``exit``: ``deferred`` runs them when a later token needs their
             keys and values, which are then exact; ``propagate`` projects these from the state the token stopped with, and
             never runs the layers: faster, and outside the certificate.
+        prefill_exit: under ``exit``, prompt tokens may stop too, their keys and values projected; outside the certificate.
         max_exit_streak: after this many early exits in a row the next token goes through every layer; 0: no limit.
     """
 
@@ -35,6 +36,7 @@ class DepthOptions:
     min_depth: int = 0
     max_exit_streak: int = 0
     kv: SkippedKV = "deferred"
+    prefill_exit: bool = False
 
     def __post_init__(self) -> None:
         if self.draft not in get_args(Drafters):
@@ -45,6 +47,8 @@ class DepthOptions:
             raise ParamsError(f"threshold is {self.threshold!r}; set it to a number from 0 (always exits) to 1")
         if self.kv not in get_args(SkippedKV):
             raise ParamsError(f"kv is {self.kv!r}; set it to one of: {', '.join(get_args(SkippedKV))}")
+        if not isinstance(self.prefill_exit, bool):
+            raise ParamsError(f"prefill_exit is {self.prefill_exit!r}; set it to True or False")
         for name in ("max_wait_steps", "min_depth", "max_exit_streak"):
             value = getattr(self, name)
             if not _is_int(value) or value < 0:

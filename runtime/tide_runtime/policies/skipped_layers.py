@@ -10,9 +10,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from tide_runtime.backends.base import Slots
-from tide_runtime.errors import ParamsError
 from tide_runtime.executor import Executor
-from tide_runtime.manifest import Manifest, kv_fill_graph
 from tide_runtime.row import Row
 
 
@@ -44,16 +42,8 @@ class Deferred:
 
 
 class Propagated:
-    """Raises ParamsError when the bundle has no graphs for it."""
-
-    def __init__(self, executor: Executor, manifest: Manifest) -> None:
+    def __init__(self, executor: Executor) -> None:
         self.executor = executor
-        missing = {kv_fill_graph(exit.info) for exit in executor.exits} - {graph.name for graph in manifest.graphs}
-        if missing:
-            raise ParamsError(
-                f"kv propagate needs the graphs {', '.join(sorted(missing))}, which this bundle has not; export the model "
-                "again, for a target that has them (cpu), or use kv deferred"
-            )
 
     def make_way(self, slots: Slots, rows: Sequence[Row], chosen: Sequence[int]) -> None:
         behind = [i for i in chosen if rows[i].known - rows[i].frontier.done[-1] > 1]
