@@ -18,6 +18,7 @@ from tide_runtime.backends.threads import ThreadOptions
 from tide_runtime.bundle import Bundle
 from tide_runtime.chat import render_chat
 from tide_runtime.choose_target import DeviceChoice, choose_target
+from tide_runtime.cuda.drive import choose_drive
 from tide_runtime.errors import BundleError, ParamsError, PromptError, TideError
 from tide_runtime.manifest import Manifest
 from tide_runtime.metrics import EngineMetrics
@@ -79,8 +80,10 @@ class Engine:
         self.options = options
         device = DeviceChoice.parse(options.device)
         self.target = options.target if options.target != "auto" else choose_target(bundle.manifest, device)
-        self.policy = make_policy(options.policy, bundle.manifest, options.prefill_chunk, options.depth)
+        policy = make_policy(options.policy, bundle.manifest, options.prefill_chunk, options.depth)
         self.backend = load_backend(bundle, self.target, options.threads, device.ordinal)
+        self.drive = choose_drive(policy, self.backend)
+        self.policy = self.drive.policy
         info = bundle.manifest.tokenizer
         self.tokenizer = Tokenizer.from_file(bundle.path(info.file)) if info is not None else None
         self._template = bundle.text(info.chat_template) if info is not None and info.chat_template is not None else None

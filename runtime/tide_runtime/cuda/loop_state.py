@@ -32,7 +32,7 @@ class LoopState:
         turns_left scalar int32
         waiting [B] int32      tokens that have left early and wait for the layers they skipped
 
-    On the device alone, of one turn: chosen and tokens [B] int64, emitted [B] int32, running scalar int32, exits [B] uint8.
+    On the device alone, of one turn: chosen, tokens [B] int64, emitted [B] int32, running scalar int32, exits, wants [B] uint8.
     """
 
     def __init__(self, device: Device, rows: int, turns: int) -> None:
@@ -56,6 +56,7 @@ class LoopState:
             "proceed": ((1,), np.int32),
             "deeper": ((1,), np.int32),
             "exits": ((rows,), np.uint8),
+            "wants": ((rows,), np.uint8),
         }
         self._block = TransferBlock(device, sent)
         self._arena = Arena(device, {name: prod(shape) * np.dtype(dtype).itemsize for name, (shape, dtype) in kept.items()})

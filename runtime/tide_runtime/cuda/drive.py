@@ -1,0 +1,103 @@
+"""Who drives decoding: the device, several tokens a launch, where driver, kernels and bundle allow it; else the host. And why."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, cast
+
+from tide_runtime.backends.base import Backend
+from tide_runtime.backends.device_step import DeviceBackend
+from tide_runtime.cuda.decode_loop import LoopExit
+from tide_runtime.cuda.graph_driver import GraphDriver
+from tide_runtime.cuda.host_driver import HostDriver
+from tide_runtime.cuda.plugin_kernels import PluginLoopKernels
+from tide_runtime.errors import TargetError, TideError
+from tide_runtime.policies.base import DepthPolicy
+from tide_runtime.policies.driven import DrivenDepth, Drivers
+from tide_runtime.policies.exit import ExitDepth
+from tide_runtime.policies.full import FullDepth
+
+_TURNS, _WINDOW = 16, 8  # tokens a launch; most tokens that wait for the layers they skipped
+_LEAST_DRIVER = 12040  # conditional nodes came with CUDA 12.4
+_LEAST_KERNELS = 13  # kernels for older GPUs are compiled by CUDA 12 without conditions
+
+
+@dataclass
+class Drive:
+    """``policy``: what to decode with. ``reason``: why the host drives, None: the device does."""
+
+    policy: DepthPolicy
+    reason: str | None = None
+
+    def __str__(self) -> str:
+        return f"device-driven, {_TURNS} tokens a launch" if self.reason is None else f"host-driven: {self.reason}"
+
+
+def choose_drive(policy: DepthPolicy, backend: Backend) -> Drive:
+    """Let the device drive ``policy`` if it can."""
+    device = getattr(backend, "device", None)
+    if device is None:
+        return Drive(policy, "the target runs on the processor")
+    on_device = cast(DeviceBackend, backend)
+    reason = _why_not_policy(policy, on_device) or _why_not_driver()
+    if reason is not None:
+        return Drive(policy, reason)
+    try:
+        kernels = _kernels(device)
+    except TideError as error:
+        return Drive(policy, str(error))
+    drivers = Drivers(HostDriver(device).compile, GraphDriver(device).compile)
+    return Drive(DrivenDepth(policy, kernels, _TURNS, drivers, _exit_of(policy)))
+
+
+def _why_not_policy(policy: DepthPolicy, backend: DeviceBackend) -> str | None:
+    if isinstance(policy, ExitDepth):
+        return _why_not_exit(policy, backend)
+    if not isinstance(policy, FullDepth):
+        return f"policy {policy.name} decides on the host"
+    if not backend.pads_rows and backend.manifest.dtype == "fp32":
+        return "attention in fp32 takes a mask that the host fills (ONNX Runtime has no fused kernel for it)"
+    return None
+
+
+def _why_not_exit(policy: ExitDepth, backend: DeviceBackend) -> str | None:
+    if not backend.pads_rows:
+        return "ONNX Runtime's attention takes several tokens of one row only; exits are asked from the host"
+    if len(policy.stops) != 1:
+        return f"there are {len(policy.stops)} exits, the device asks one"
+    info = policy.stops[0].exit.info
+    if info.router != "mlp" or info.head != "linear":
+        return f"the exit has router {info.router} and head {info.head}, the device asks mlp and linear ones"
+    if policy.options.max_exit_streak or policy.options.kv != "deferred":
+        return "max_exit_streak and propagated keys and values are the host's"
+    return None
+
+
+def _exit_of(policy: DepthPolicy) -> LoopExit | None:
+    if not isinstance(policy, ExitDepth):
+        return None
+    [stop] = policy.stops
+    assert stop.exit.graph is not None  # an mlp has one
+    return LoopExit(stop.exit.boundary, stop.exit.info.checkpoint, stop.exit.graph, stop.threshold, _WINDOW)
+
+
+def _why_not_driver() -> str | None:
+    from cuda.bindings import driver
+
+    error, version = driver.cuDriverGetVersion()
+    if error != driver.CUresult.CUDA_SUCCESS:
+        return f"the driver does not say its version ({error.name})"
+    if version < _LEAST_DRIVER:
+        return f"the driver is for CUDA {version // 1000}.{version % 1000 // 10}, conditional graph nodes need 12.4"
+    return None
+
+
+def _kernels(device: Any) -> PluginLoopKernels:
+    """Raises TideError when they cannot be built or loaded."""
+    from tide_plugins.launch.cuda_driver import CudaDriver
+    from tide_plugins.launch.kernel_library import KernelLibrary
+
+    library = KernelLibrary(CudaDriver(device.ordinal))
+    if library.architecture.cuda < _LEAST_KERNELS:
+        raise TargetError(f"kernels for {library.architecture.name} set no graph conditions")
+    return PluginLoopKernels(library, device.stream)

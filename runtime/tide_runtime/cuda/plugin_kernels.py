@@ -1,0 +1,118 @@
+"""The kernels of a decode loop as `plugins/` has them in CUDA."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from tide_runtime.backends.element_types import INT32
+from tide_runtime.cuda.loop_kernels import ExitGate, NextInputs
+from tide_runtime.cuda.loop_state import MOST_EOS, LoopState
+from tide_runtime.cuda.program import Condition, Enqueue
+
+if TYPE_CHECKING:
+    from tide_plugins.launch.kernel_library import KernelLibrary
+
+Prepare = Callable[..., Any]
+
+
+def _setting(launch: Any, handle: int) -> Any:
+    """``launch``, setting the condition ``handle`` as well. Parameters are passed by value: a captured launch keeps its own."""
+    params = type(launch.params).from_buffer_copy(launch.params)
+    params.graph_condition, params.sets_condition = handle, 1
+    return replace(launch, params=params)
+
+
+class PluginLoopKernels:
+    """`LoopKernels` from ``library``; ``stream``: where scratch memory is made, the device's own."""
+
+    def __init__(self, library: KernelLibrary, stream: int) -> None:
+        self._library, self._stream = library, stream
+
+    def take_tokens(self, state: LoopState, chosen: int) -> Enqueue:
+        """`draft_verify` of no drafts."""
+        from tide_plugins.launch.draft_verify import prepare_draft_verify
+
+        rows = state.rows
+        drafts = self._array(state.pointers["tokens"], "i64", rows, 0)
+        tensors = self._of(state, "length", "last_token", "limit", dtype="i64")
+        tensors |= self._of(state, "draft_count", "accepted", "emitted", dtype="i32") | self._of(state, "finished", dtype="u8")
+        tensors |= {
+            "drafts": drafts,
+            "deep_tokens": self._array(chosen, "i64", rows, 1),
+            "tokens": self._array(state.pointers["tokens"], "i64", rows, 1),
+            "eos": self._array(state.pointers["eos"], "i64", MOST_EOS),
+            "running": self._array(state.pointers["running"], "i32"),
+        }
+        return self._fixed(prepare_draft_verify, tensors)
+
+    def turn(self, state: LoopState, inputs: NextInputs, slots: int) -> Enqueue:
+        from tide_plugins.launch.decode_loop import prepare_loop_turn
+
+        tensors = self._of(state, "tokens", "length", "last_token", dtype="i64") | self._of(state, "exits", dtype="u8")
+        tensors |= self._of(state, "emitted", dtype="i32") | self._scalars(state, "running", "turns_left", "proceed")
+        ring, counts = state.ring.pointers
+        tensors |= {"ring": self._array(ring, "i64", state.ring.turns, state.rows), "counts": self._array(counts, "i64", 2)}
+        tensors |= self._places(inputs, (state.rows,))
+        return self._deciding(prepare_loop_turn, state.proceed, tensors, slots=slots)
+
+    def exit_gate(self, state: LoopState, gate: ExitGate) -> Enqueue:
+        from tide_plugins.launch.decode_loop import prepare_exit_gate
+
+        tensors = self._of(state, "length", dtype="i64") | self._of(state, "waiting", dtype="i32")
+        tensors |= self._of(state, "finished", "exits", "wants", dtype="u8") | self._scalars(state, "turns_left", "deeper")
+        tensors |= {
+            "hidden": self._array(gate.hidden, "u8", state.rows, gate.row_bytes),
+            "window": self._array(gate.window, "u8", state.rows, gate.width, gate.row_bytes),
+            "score": self._array(gate.score, "f32", state.rows),
+        }
+        tensors |= self._places(gate.deep, (state.rows, gate.width))
+        return self._deciding(prepare_exit_gate, state.deeper, tensors, slots=gate.slots, threshold=gate.threshold)
+
+    def exit_merge(self, state: LoopState, gate: ExitGate) -> Enqueue:
+        from tide_plugins.launch.decode_loop import prepare_exit_merge
+
+        tensors = self._of(state, "chosen", dtype="i64") | self._of(state, "waiting", dtype="i32")
+        tensors |= self._of(state, "exits", dtype="u8") | self._scalars(state, "deeper")
+        tensors |= {
+            "exit_token": self._array(gate.exit_token, "i64", state.rows),
+            "deep_token": self._array(gate.deep_token, "i64", state.rows),
+            "counts": self._array(state.ring.pointers[1], "i64", 2),
+        }
+        return self._fixed(prepare_exit_merge, tensors)
+
+    def _fixed(self, prepare: Prepare, tensors: dict[str, Any]) -> Enqueue:
+        launch = prepare(self._library, stream=self._stream, **tensors)
+        return lambda stream: launch.enqueue(stream)
+
+    def _deciding(self, prepare: Prepare, condition: Condition, tensors: dict[str, Any], **numbers: Any) -> Enqueue:
+        """A kernel that sets ``condition``; a launch holds its handle, which each graph has of its own."""
+        launch = prepare(self._library, stream=self._stream, **tensors, **numbers)
+
+        def enqueue(stream: int) -> None:
+            # The same launch over the same scratch memory: nothing is to be allocated while a graph is captured.
+            (launch if condition.handle is None else _setting(launch, condition.handle)).enqueue(stream)
+
+        return enqueue
+
+    def _places(self, inputs: NextInputs, windows: tuple[int, ...]) -> dict[str, Any]:
+        """The next inputs by the kernels' names for them: those of 32 bits end in 32."""
+        tensors = {}
+        for name, pointer in inputs.pointers.items():
+            narrow = inputs.types[name] is INT32
+            shape = windows if name == "position_ids" else windows[:1]
+            key = f"{name}32" if narrow and name != "seqlens_k" else name
+            tensors[key] = self._array(pointer, "i32" if narrow else "i64", *shape)
+        return tensors
+
+    def _of(self, state: LoopState, *names: str, dtype: str) -> dict[str, Any]:
+        return {name: self._array(state.pointers[name], dtype, state.rows) for name in names}
+
+    def _scalars(self, state: LoopState, *names: str) -> dict[str, Any]:
+        return {name: self._array(state.pointers[name], "i32") for name in names}
+
+    def _array(self, pointer: int, dtype: str, *shape: int) -> Any:
+        from tide_plugins.launch.device_array import DeviceArray
+
+        return DeviceArray(pointer, shape, dtype, self._library.driver.device)
