@@ -45,6 +45,10 @@ KERNELS = (
     Kernel("exit_select", ("exit_select",)),
     Kernel("exit_translate", ("exit_translate_down", "exit_translate_up")),
     Kernel("draft_verify", ("draft_verify",)),
+    # They copy states as bytes, so one entry point serves every element type.
+    Kernel("loop_turn", ("loop_turn",), ("f32",)),
+    Kernel("exit_gate", ("exit_gate",), ("f32",)),
+    Kernel("exit_merge", ("exit_merge",), ("f32",)),
 )
 # The router for TensorRT's ahead-of-time plugins (trt/aot.py), which compile it themselves: built to see that it compiles.
 ROUTER_SPLIT = Kernel("exit_router_split", ("exit_router_project", "exit_router_score"))

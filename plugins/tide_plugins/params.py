@@ -62,9 +62,44 @@ class DraftVerifyParams(Structure):
     )
 
 
+class LoopTurnParams(Structure):
+    """`loop_turn_params`, of csrc/loop_turn_plan.h."""
+
+    _fields_ = _fields(
+        "tokens emitted exits length last_token running turns_left ring counts input_ids position_ids position_ids32 write_index "
+        "write_index32 seqlens_k proceed",
+        ("graph_condition", c_uint64),
+        ("slots", c_int64),
+        ("rows ring_turns sets_condition reserved", c_int32),
+    )
+
+
+class ExitGateParams(Structure):
+    """`exit_gate_params`, of csrc/exit_gate_plan.h."""
+
+    _fields_ = _fields(
+        "hidden window score finished length turns_left waiting exits wants position_ids position_ids32 write_index "
+        "write_index32 seqlens_k logits_index logits_index32 deeper counters",
+        ("graph_condition", c_uint64),
+        ("row_bytes slots", c_int64),
+        ("rows width", c_int32),
+        ("threshold", c_float),
+        ("sets_condition", c_int32),
+    )
+
+
+class ExitMergeParams(Structure):
+    """`exit_merge_params`, of csrc/exit_merge_plan.h."""
+
+    _fields_ = _fields("exits exit_token deep_token deeper chosen waiting counts", ("rows reserved", c_int32))
+
+
 PARAMS: dict[str, type[Structure]] = {
     "exit_router": ExitRouterParams,
     "exit_select": ExitSelectParams,
     "exit_translate": ExitTranslateParams,
     "draft_verify": DraftVerifyParams,
+    "loop_turn": LoopTurnParams,
+    "exit_gate": ExitGateParams,
+    "exit_merge": ExitMergeParams,
 }

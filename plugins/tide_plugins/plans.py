@@ -7,6 +7,7 @@ from dataclasses import dataclass
 # csrc/down_projection_plan.h
 GROUP_ROWS, GROUP_THREADS, SLICE_WIDTH, MAX_CHUNKS = 8, 256, 16, 32
 TILE_ROWS, WARP_ROWS, WARP_WIDTH, STAGE_BYTES, STAGE_PITCH, TILE_CHUNKS = 128, 32, 64, 64, 80, 8
+LOOP_THREADS = 256  # csrc/decode_loop_plan.h
 # csrc/exit_router_plan.h, exit_translate_plan.h, exit_select_plan.h, draft_verify_plan.h
 MAX_ROUTER_WIDTH, MOST_DECODE_ROWS = 256, 128
 MAX_RANK, UP_THREADS, UP_LANES = 128, 256, 8
@@ -77,6 +78,16 @@ def plan_draft_verify(rows: int, vocab: int, sampling: bool) -> LaunchPlan:
     """A block a row; a warp is enough for greedy verification."""
     threads = _clamp(_round_up(_divide_up(vocab, 16), 32), 32, MOST_VERIFY_THREADS) if sampling else 32
     return LaunchPlan((max(rows, 1), 1, 1), (threads, 1, 1), counters=1)
+
+
+def plan_loop_block() -> LaunchPlan:
+    """One block for all rows: `loop_turn`, `exit_merge`."""
+    return LaunchPlan((1, 1, 1), (LOOP_THREADS, 1, 1))
+
+
+def plan_exit_gate(rows: int) -> LaunchPlan:
+    """A block a row, which copies its state."""
+    return LaunchPlan((max(rows, 1), 1, 1), (LOOP_THREADS, 1, 1), counters=1)
 
 
 def _plan_group_projection(rows: int, hidden_size: int, width: int, element_bytes: int, sm_count: int) -> tuple[LaunchPlan, int]:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from tide_plugins.kernels import BUILT
+from tide_plugins.launch.decode_loop import prepare_exit_gate, prepare_exit_merge, prepare_loop_turn
 from tide_plugins.launch.device_array import ITEM_BYTES, DeviceArray
 from tide_plugins.launch.draft_verify import prepare_draft_verify
 from tide_plugins.launch.exit_router import prepare_exit_router
@@ -82,6 +83,44 @@ def verify_tensors(rows: int = 4, width: int = 5, vocab: int = 0, dtype: str = "
     }
 
 
+def turn_tensors(rows: int = 4, ring_turns: int = 8) -> dict[str, Any]:
+    new = Addresses().array
+    return {
+        **{name: new("i64", rows) for name in ("tokens", "length", "last_token", "input_ids", "position_ids", "write_index")},
+        **{name: new("i32", rows) for name in ("emitted", "position_ids32", "write_index32", "seqlens_k")},
+        **{name: new("i32") for name in ("running", "turns_left", "proceed")},
+        "exits": new("u8", rows),
+        "ring": new("i64", ring_turns, rows),
+        "counts": new("i64", 2),
+    }
+
+
+def gate_tensors(rows: int = 4, width: int = 8, row_bytes: int = 128) -> dict[str, Any]:
+    new = Addresses().array
+    return {
+        "hidden": new("u8", rows, row_bytes),
+        "window": new("u8", rows, width, row_bytes),
+        "score": new("f32", rows),
+        "position_ids": new("i64", rows, width),
+        "position_ids32": new("i32", rows, width),
+        **{name: new("i64", rows) for name in ("length", "write_index", "logits_index")},
+        **{name: new("i32", rows) for name in ("waiting", "write_index32", "seqlens_k", "logits_index32")},
+        **{name: new("u8", rows) for name in ("finished", "exits", "wants")},
+        **{name: new("i32") for name in ("turns_left", "deeper")},
+    }
+
+
+def merge_tensors(rows: int = 4) -> dict[str, Any]:
+    new = Addresses().array
+    return {
+        "exits": new("u8", rows),
+        **{name: new("i64", rows) for name in ("exit_token", "deep_token", "chosen")},
+        "waiting": new("i32", rows),
+        "deeper": new("i32"),
+        "counts": new("i64", 2),
+    }
+
+
 Prepare = Callable[..., Any]
 
 
@@ -91,3 +130,6 @@ def every_kernel() -> Iterator[tuple[str, Prepare, dict[str, Any], dict[str, Any
     yield "exit_select", prepare_exit_select, select_tensors(), {}
     yield "exit_translate", prepare_exit_translate, translate_tensors(), {"epsilon": 1e-6}
     yield "draft_verify", prepare_draft_verify, verify_tensors(), {}
+    yield "loop_turn", prepare_loop_turn, turn_tensors(), {"slots": 512}
+    yield "exit_gate", prepare_exit_gate, gate_tensors(), {"slots": 512, "threshold": 0.5}
+    yield "exit_merge", prepare_exit_merge, merge_tensors(), {}

@@ -232,4 +232,5 @@ def test_every_entry_point_can_be_loaded(library: KernelLibrary) -> None:
     plan = plan_exit_router(1, 64, 8, 4, 1).launch
     for kernel in KERNELS:
         for form in kernel.forms:
-            assert library.entry(kernel.name, form, "bf16", plan) == f"tide_{form}_bf16"
+            dtype = kernel.dtypes[-1]
+            assert library.entry(kernel.name, form, dtype, plan) == f"tide_{form}_{dtype}"

@@ -14,6 +14,7 @@ from tide_plugins.plans import LaunchPlan
 
 _SOURCE = r"""
 #include "draft_verify_plan.h"
+#include "exit_gate_plan.h"
 #include "exit_router_plan.h"
 #include "exit_select_plan.h"
 #include "exit_translate_plan.h"
@@ -34,6 +35,7 @@ void translate(int64_t n, int32_t h, int32_t r, int32_t bytes, int32_t sms, int6
 void select(int64_t n, int32_t h, int32_t bytes, int32_t in_place, int64_t* out) {
   put(plan_exit_select(n, h, bytes, in_place), out);
 }
+void loop(int64_t n, int64_t* out) { put(plan_loop_block(), out); put(plan_exit_gate(n), out + 9); }
 void verify(int64_t n, int32_t vocab, int32_t sampling, int64_t* out) { put(plan_draft_verify(n, vocab, sampling), out); }
 }
 """
@@ -94,6 +96,12 @@ def test_select_and_verify_plans_agree(planned_by_cpp: Callable[..., list[int]])
             vocab = hidden * 2
             assert _numbers(plans.plan_draft_verify(rows, vocab, True)) == planned_by_cpp("verify", rows, vocab, 1)[:9]
         assert _numbers(plans.plan_draft_verify(rows, 0, False)) == planned_by_cpp("verify", rows, 0, 0)[:9]
+
+
+def test_loop_plans_agree(planned_by_cpp: Callable[..., list[int]]) -> None:
+    for rows in _ROWS:
+        expected = [*_numbers(plans.plan_loop_block()), *_numbers(plans.plan_exit_gate(rows))]
+        assert expected == planned_by_cpp("loop", rows)[:18]
 
 
 @pytest.mark.parametrize("rows", [1, 4096])

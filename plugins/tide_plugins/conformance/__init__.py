@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tide_plugins.conformance.case import Case, CaseSpec
+from tide_plugins.conformance.loop_cases import loop_cases
 from tide_plugins.conformance.router_cases import router_cases
 from tide_plugins.conformance.select_cases import select_cases
 from tide_plugins.conformance.translate_cases import translate_cases
@@ -19,3 +20,4 @@ def cases() -> Iterator[CaseSpec]:
     yield from select_cases()
     yield from translate_cases()
     yield from verify_cases()
+    yield from loop_cases()

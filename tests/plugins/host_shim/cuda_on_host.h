@@ -45,6 +45,7 @@ inline int lane() { return Block::active()->current().number % 32; }
 
 inline void __syncthreads() { host::Block::active()->sync(); }
 inline void __threadfence() {}
+inline void __threadfence_system() {}
 
 template <typename T>
 T __shfl_xor_sync(unsigned, T value, int offset) {

@@ -1,0 +1,12 @@
+// How the kernels of a decode loop are launched that take all rows at once: `loop_turn`, `exit_merge`.
+#pragma once
+
+#include "launch_plan.h"
+
+namespace tide {
+
+constexpr int32_t kLoopThreads = 256;
+
+inline TIDE_HOST_DEVICE LaunchPlan plan_loop_block() { return {{1, 1, 1}, {uint32_t(kLoopThreads), 1, 1}, 0, 0, 0}; }
+
+}  // namespace tide

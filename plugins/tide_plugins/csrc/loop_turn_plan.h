@@ -1,0 +1,33 @@
+// What `loop_turn` takes and how it is launched.
+#pragma once
+
+#include "decode_loop_plan.h"
+
+namespace tide {
+
+struct loop_turn_params {
+  const int64_t* tokens;      // [rows] of this turn, where emitted
+  const int32_t* emitted;     // [rows]
+  const uint8_t* exits;       // [rows] 1: the token left early
+  const int64_t* length;      // [rows] the next token's place
+  const int64_t* last_token;  // [rows] the next token
+  const int32_t* running;     // scalar: rows not finished
+  int32_t* turns_left;        // scalar, in and out
+  int64_t* ring;              // [ring_turns, rows] pinned: tokens, + 2^32 where they left early, or -1
+  int64_t* counts;            // [2] pinned: turns written
+  int64_t* input_ids;         // [rows] the next turn's inputs; a null one is not wanted
+  int64_t* position_ids;      // [rows]
+  int32_t* position_ids32;
+  int64_t* write_index;  // [rows]
+  int32_t* write_index32;
+  int32_t* seqlens_k;        // [rows]
+  int32_t* proceed;          // scalar: rows run and turns are left
+  uint64_t graph_condition;  // cudaGraphConditionalHandle that is set to it
+  int64_t slots;             // of a row's cache: a row that has ended writes to the last one at most
+  int32_t rows;
+  int32_t ring_turns;
+  int32_t sets_condition;
+  int32_t reserved;
+};
+
+}  // namespace tide

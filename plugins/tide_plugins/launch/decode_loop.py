@@ -1,0 +1,103 @@
+"""Launching the kernels of a decode loop: `exit_gate`, `exit_merge`, `loop_turn`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tide_plugins.launch.kernel_call import KernelCall
+from tide_plugins.launch.kernel_library import KernelLibrary
+from tide_plugins.launch.prepared_launch import PreparedLaunch
+from tide_plugins.launch.tensor_contract import Tensor
+from tide_plugins.params import ExitGateParams, ExitMergeParams, LoopTurnParams
+from tide_plugins.plans import plan_exit_gate, plan_loop_block
+
+_PLACES = (
+    Tensor("write_index", "i64", ("rows",), optional=True, output=True),
+    Tensor("write_index32", "i32", ("rows",), optional=True, output=True),
+    Tensor("seqlens_k", "i32", ("rows",), optional=True, output=True),
+)
+TURN_TENSORS = (
+    Tensor("tokens", "i64", ("rows",)),
+    Tensor("emitted", "i32", ("rows",)),
+    Tensor("exits", "u8", ("rows",)),
+    Tensor("length", "i64", ("rows",)),
+    Tensor("last_token", "i64", ("rows",)),
+    Tensor("running", "i32"),
+    Tensor("turns_left", "i32", output=True),
+    Tensor("ring", "i64", ("ring_turns", "rows"), output=True),
+    Tensor("counts", "i64", ("counted",), output=True),
+    Tensor("input_ids", "i64", ("rows",), optional=True, output=True),
+    Tensor("position_ids", "i64", ("rows",), optional=True, output=True),
+    Tensor("position_ids32", "i32", ("rows",), optional=True, output=True),
+    *_PLACES,
+    Tensor("proceed", "i32", output=True),
+)
+GATE_TENSORS = (
+    Tensor("hidden", "u8", ("rows", "row_bytes")),
+    Tensor("window", "u8", ("rows", "width", "row_bytes"), output=True),
+    Tensor("score", "f32", ("rows",)),
+    Tensor("finished", "u8", ("rows",)),
+    Tensor("length", "i64", ("rows",)),
+    Tensor("turns_left", "i32"),
+    Tensor("waiting", "i32", ("rows",), output=True),
+    Tensor("exits", "u8", ("rows",), output=True),
+    Tensor("wants", "u8", ("rows",), output=True),
+    Tensor("position_ids", "i64", ("rows", "width"), optional=True, output=True),
+    Tensor("position_ids32", "i32", ("rows", "width"), optional=True, output=True),
+    *_PLACES,
+    Tensor("logits_index", "i64", ("rows",), optional=True, output=True),
+    Tensor("logits_index32", "i32", ("rows",), optional=True, output=True),
+    Tensor("deeper", "i32", output=True),
+)
+MERGE_TENSORS = (
+    Tensor("exits", "u8", ("rows",)),
+    Tensor("exit_token", "i64", ("rows",)),
+    Tensor("deep_token", "i64", ("rows",)),
+    Tensor("deeper", "i32"),
+    Tensor("chosen", "i64", ("rows",), output=True),
+    Tensor("waiting", "i32", ("rows",), output=True),
+    Tensor("counts", "i64", ("counted",), output=True),
+)
+
+
+def prepare_loop_turn(
+    library: KernelLibrary, *, stream: Any, slots: int, graph_condition: int | None = None, **tensors: Any
+) -> PreparedLaunch:
+    """Check the tensors (`TURN_TENSORS`) and lay out the launch; csrc/loop_turn.cuh has the rule.
+
+    Args:
+        stream: what will use the tensors.
+        slots: of a row's cache.
+        graph_condition: ``cudaGraphConditionalHandle`` that is set to ``proceed``.
+
+    Raises:
+        ParamsError: a tensor breaks the contract.
+        TargetError: the kernel cannot be built for this GPU, or sets no graph condition there.
+    """
+    call = KernelCall(library, "loop_turn", TURN_TENSORS, tensors, stream)
+    params = LoopTurnParams(slots=slots, rows=call.size("rows"), ring_turns=call.size("ring_turns"))
+    call.set_condition(params, graph_condition)
+    return call.prepare(params, {"loop_turn": plan_loop_block()}, {})
+
+
+def prepare_exit_gate(
+    library: KernelLibrary, *, stream: Any, slots: int, threshold: float, graph_condition: int | None = None, **tensors: Any
+) -> PreparedLaunch:
+    """Check the tensors (`GATE_TENSORS`) and lay out the launch; csrc/exit_gate.cuh has the rule.
+
+    Args, errors: as `prepare_loop_turn`. ``threshold``: rows leave from this score on.
+    """
+    call = KernelCall(library, "exit_gate", GATE_TENSORS, tensors, stream)
+    rows, width = call.size("rows"), call.size("width")
+    call.require(width <= slots, f"the window has {width} places, a row's cache {slots} slots; expected no more")
+    params = ExitGateParams(row_bytes=call.size("row_bytes"), slots=slots, rows=rows, width=width, threshold=threshold)
+    call.set_condition(params, graph_condition)
+    plan = plan_exit_gate(rows)
+    return call.prepare(params, {"exit_gate": plan}, {"counters": 4 * plan.counters})
+
+
+def prepare_exit_merge(library: KernelLibrary, *, stream: Any, **tensors: Any) -> PreparedLaunch:
+    """Check the tensors (`MERGE_TENSORS`) and lay out the launch. Errors: as `prepare_loop_turn`."""
+    call = KernelCall(library, "exit_merge", MERGE_TENSORS, tensors, stream)
+    params = ExitMergeParams(rows=call.size("rows"))
+    return call.prepare(params, {"exit_merge": plan_loop_block()}, {})
