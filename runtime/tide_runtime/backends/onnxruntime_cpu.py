@@ -102,7 +102,7 @@ class OnnxRuntimeSlots:
         self.caches = KVCaches(backend.manifest, backend.dtype, capacity)
         self.buffers = StepBuffers(backend.manifest, backend.dtype, backend.logits_dtype)
         self._steps: OrderedDict[StepShape, _BoundStep] = OrderedDict()
-        self._bindings: dict[tuple[str, int, int], _Binding] = {}
+        self._bound_caches: dict[tuple[int, int], dict[str, ort.OrtValue]] = {}
 
     def step(self, first_row: int, counts: Sequence[int], wanted: Sequence[int] = ()) -> Step:
         shape = StepShape.of(first_row, counts, wanted)
@@ -124,58 +124,24 @@ class OnnxRuntimeSlots:
     def reserve(self, needed: int) -> None:
         """Have at least ``needed`` cache slots a row. Raises CacheFullError when the bundle has fewer."""
         if self.caches.reserve(needed):
-            self._bindings.clear()
+            self._bound_caches.clear()
             for step in self._steps.values():
                 step.unbind()  # would keep the arrays alive that have been replaced
 
-    def binding(self, form: str, first_row: int, rows: int) -> _Binding:
-        """A session's binding to the caches of some rows; steps of every shape take turns in it."""
-        key = (form, first_row, rows)
-        binding = self._bindings.get(key)
-        if binding is None:
-            part, session = slice(first_row, first_row + rows), self.backend.session(form)
-            binding = self._bindings[key] = _Binding(session)
-            for name, array in self.caches.arrays.items():
-                binding.bind(name, array[part])
-                binding.bind(name.replace("_cache_", "_cache_out_"), array[part])
-        return binding
+    def bound_caches(self, first_row: int, rows: int) -> dict[str, ort.OrtValue]:
+        """The caches of some rows as ONNX Runtime's values, by name."""
+        key = (first_row, rows)
+        if key not in self._bound_caches:
+            part, arrays = slice(first_row, first_row + rows), self.caches.arrays.items()
+            self._bound_caches[key] = {name: ort.OrtValue.ortvalue_from_numpy(array[part]) for name, array in arrays}
+        return self._bound_caches[key]
 
     def move_row(self, source: int, target: int, length: int) -> None:
         self.caches.move_row(source, target, length)
 
 
-class _Binding:
-    """A session with everything bound. Caches are most of it, and the same for steps of every shape: only the step's own arrays
-    are bound anew when another step runs."""
-
-    def __init__(self, session: ort.InferenceSession) -> None:
-        self._session, self._io = session, session.io_binding()
-        self._inputs = {value.name for value in session.get_inputs()}
-        self._outputs = {value.name for value in session.get_outputs()}
-        self._tenant: object = None
-
-    @property
-    def names(self) -> set[str]:
-        return self._inputs | self._outputs
-
-    def bind(self, name: str, array: NDArray[Any]) -> None:
-        """Bind ``array`` if the graph has an input or output of that name."""
-        if name in self._inputs:
-            self._io.bind_ortvalue_input(name, ort.OrtValue.ortvalue_from_numpy(array))
-        elif name in self._outputs:
-            self._io.bind_ortvalue_output(name, ort.OrtValue.ortvalue_from_numpy(array))
-
-    def run(self, tenant: object, arrays: Callable[[], dict[str, NDArray[Any]]]) -> None:
-        """Run on the ``arrays`` of ``tenant``, which stay bound until another one's are."""
-        if self._tenant is not tenant:
-            for name, array in arrays().items():
-                self.bind(name, array)
-            self._tenant = tenant
-        self._session.run_with_iobinding(self._io)
-
-
 class _BoundStep:
-    """The arrays of one shape of step."""
+    """The arrays of one shape of step, and one IO binding per graph and form, made when it is first run."""
 
     counts: Sequence[int]
     wanted: Sequence[int]
@@ -188,7 +154,7 @@ class _BoundStep:
         self._lengths: Sequence[int] = [0] * shape.rows
         self._plain = False
         self._biases: dict[str, AttentionBias] = {}
-        self._own: dict[str, dict[str, NDArray[Any]]] = {}  # by form: the arrays that its graph takes and gives
+        self._runs: dict[str, Callable[[], None]] = {}
         self._generation = slots.caches.generation
 
     def place(self, lengths: Sequence[int]) -> None:
@@ -226,8 +192,10 @@ class _BoundStep:
         if self._generation != self._slots.caches.generation:  # grown after this step was dropped from the kept ones
             self.unbind()
         try:
-            binding = self._slots.binding(form, self.shape.first_row, self.shape.rows)
-            binding.run(self, lambda: self._arrays(graph, form, binding.names))
+            run = self._runs.get(form)
+            if run is None:
+                run = self._runs[form] = self._bind(graph, form)
+            run()
         except BundleError:
             raise
         except Exception as error:  # ONNX Runtime raises RuntimeError and bare classes of its own
@@ -235,19 +203,27 @@ class _BoundStep:
 
     def unbind(self) -> None:
         """Forget what is bound to caches that have been replaced."""
-        self._own.clear()
+        self._runs.clear()
         self._biases.clear()
         self._generation = self._slots.caches.generation
 
-    def _arrays(self, graph: str, form: str, names: set[str]) -> dict[str, NDArray[Any]]:
-        """What ``form`` of the graph takes and gives but for caches, by its ``names`` for them."""
-        if form not in self._own:
-            arrays = self._graph_arrays(graph, packed=form != graph or not self._slots.backend.layers[graph])
-            arrays |= {name: self._bias(name).array for name in names if name.startswith(attention_bias.NAME)}
-            self._own[form] = {name: array for name, array in arrays.items() if name in names}
-        return self._own[form]
+    def _bind(self, graph: str, form: str) -> Callable[[], None]:
+        session = self._slots.backend.session(form)
+        caches = self._slots.bound_caches(self.shape.first_row, self.shape.rows)
+        arrays = self._arrays(graph, packed=form != graph or not self._slots.backend.layers[graph])
+        binding = session.io_binding()
+        for value in session.get_inputs():
+            name = value.name
+            array = self._bias(name).array if name.startswith(attention_bias.NAME) else arrays.get(name)
+            binding.bind_ortvalue_input(name, caches[name] if array is None else ort.OrtValue.ortvalue_from_numpy(array))
+        for value in session.get_outputs():
+            in_place = value.name.replace("_cache_out_", "_cache_")
+            array = arrays.get(value.name)
+            bound = caches[in_place] if array is None else ort.OrtValue.ortvalue_from_numpy(array)
+            binding.bind_ortvalue_output(value.name, bound)
+        return lambda: session.run_with_iobinding(binding)
 
-    def _graph_arrays(self, graph: str, packed: bool) -> dict[str, NDArray[Any]]:
+    def _arrays(self, graph: str, packed: bool) -> dict[str, NDArray[Any]]:
         """The step's arrays by the graph's names for them: ``packed`` as [1, T, …], else as [B, S, …]."""
         manifest, shape = self._slots.backend.manifest, self.shape
         reads, writes = hidden_states(manifest, graph)

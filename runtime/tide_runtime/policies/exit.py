@@ -25,8 +25,8 @@ from tide_runtime.step_costs import StepCosts
 
 _ROOM = 64  # most tokens that wait at one checkpoint; then the layers they skipped are settled
 
-# What rows that wait for company, uneven rows and the loop take is not in the estimate of a batch's gain: on the demo model 8 rows
-# came to 0.5–0.65 of it.
+# What rows that wait for company, uneven rows and the loop take is not in the estimate of a batch's gain: on the demo model
+# 8 rows came to 0.5–0.65 of it.
 _BATCH_GAIN = 1.3
 _ANY_SCORE = -1.0  # below every score but NaN
 
