@@ -18,6 +18,7 @@ import torch
 import typer
 from plugins.host_driver import HostDriver
 from plugins.launch_case import EMPTY_KERNELS
+from tide_bench.report import Report
 from tide_plugins.build import builder
 from tide_plugins.conformance import Case, CaseSpec, cases
 from tide_plugins.launch.cuda_driver import CudaDriver
@@ -30,7 +31,6 @@ from benchmarks.gpu.gpu_floors import Floors
 from benchmarks.gpu.predecessor_kernel import compile_predecessor, device_code, symbol
 from benchmarks.gpu.router_arms import THRESHOLD, RouterTensors, torch_router
 from benchmarks.gpu.router_problem import RouterProblem, problems
-from tide_bench.report import Report
 
 
 class HostGpu:
