@@ -21,7 +21,7 @@ FP64 = ElementType("fp64", 11, np.float64)
 class TinyDeviceBackend:
     """``fixed_stream``: as ONNX Runtime, which knows one stream; otherwise as TensorRT."""
 
-    name, pads_rows = "tiny", True
+    name, pads_rows, copies_caches = "tiny", True, False
 
     def __init__(self, manifest: Manifest, model: TinyTransformer, gpu: SimulatedGpu, fixed_stream: bool = False) -> None:
         self.manifest, self.model, self.device, self.fixed_stream = manifest, model, gpu, fixed_stream

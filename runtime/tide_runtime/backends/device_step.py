@@ -51,6 +51,7 @@ class DeviceBackend(Protocol):
     logits_element: ElementType
     pads_rows: bool  # every row of a step takes as many places as the longest has tokens
     fixed_stream: bool  # graphs run on the device's stream, whichever they are queued on
+    copies_caches: bool  # on the device's stream, after each run of a graph
     input_types: Mapping[str, ElementType]  # of inputs that are not int64, or int32 where the name says it
 
     def form(self, graph: str, shape: StepShape) -> str:

@@ -33,7 +33,7 @@ class OnnxRuntimeCudaBackend(OnnxRuntimeBackend):
     """The ``cuda`` target on ``device``. Several threads may run steps, each with its own slots."""
 
     name = "onnxruntime-cuda"
-    pads_rows, fixed_stream = False, True
+    pads_rows, fixed_stream, copies_caches = False, True, False
 
     def __init__(
         self, manifest: Manifest, layers: dict[str, int], load: Callable[[str], ort.InferenceSession], device: Device

@@ -7,9 +7,11 @@ one stream one of them runs at a time. Not executed so far: tests drive it with 
 from __future__ import annotations
 
 import importlib
+import math
+import os
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 from weakref import WeakKeyDictionary
 
@@ -19,9 +21,10 @@ from tide_runtime.backends.element_types import ELEMENT_TYPES, ElementType, elem
 from tide_runtime.backends.step_arrays import StepShape
 from tide_runtime.bundle import Bundle
 from tide_runtime.cuda.arena import Arena
-from tide_runtime.cuda.device import Device
+from tide_runtime.cuda.device import Device, Memory
 from tide_runtime.cuda.engine_refit import refit, stripped_graph
 from tide_runtime.cuda.program import Enqueue
+from tide_runtime.engine_info import EngineInfo
 from tide_runtime.errors import BundleError, ParamsError, TargetError
 from tide_runtime.manifest import HEAD, TargetInfo
 
@@ -47,8 +50,10 @@ class TensorRtBackend:
         self.input_types: Mapping[str, ElementType] = {
             name: element_type(tensor.dtype, name) for name, tensor in inputs.items() if tensor.dtype in ("int32", "int64")
         }
+        self.copies_caches = any(_apart(engine) for engine in self._info.engines.values())
         device.use()
         self._log = trt.Logger(trt.Logger.WARNING)
+        _load_plugins(trt, self._info)
         self._runtime = trt.Runtime(self._log)
         if "version-compatible" in (self._info.tool or ""):
             self._runtime.engine_host_code_allowed = True  # such engines bring the runtime that runs them
@@ -81,12 +86,15 @@ class TensorRtBackend:
         inputs = [tensor.name for tensor in engine.inputs]
         tensors = step.tensors(graph, False, [*inputs, *(tensor.name for tensor in engine.outputs)])
         self._check_types(graph, tensors)
+        copies = [_Copy.of(step, tensors, name) for name in _apart(engine)]
 
         def enqueue(stream: int) -> None:
             if context.bound is not step:
                 context.bind(step, tensors, inputs, stream)
             if not context.context.execute_async_v3(stream):
                 raise BundleError(f"{self._info.tool} cannot run {graph} of {self.target}; export the bundle again")
+            for copy in copies:
+                self.device.copy(copy.cache, copy.made.pointer, copy.count_bytes)
 
         return enqueue
 
@@ -160,6 +168,41 @@ class _Context:
             if not self.context.set_tensor_address(name, tensor.pointer):
                 raise BundleError(f"the engine has no tensor {name}: the manifest belongs to other files; export again")
         self.bound = step
+
+
+@dataclass(frozen=True)
+class _Copy:
+    """A cache that an engine writes to other memory than it reads, as TensorRT before 10.15 must; copied back after each run."""
+
+    cache: int
+    made: Memory
+    count_bytes: int
+
+    @staticmethod
+    def of(step: DeviceStep, tensors: dict[str, DeviceTensor], name: str) -> _Copy:
+        """Gives the engine memory of its own for the cache output ``name``."""
+        tensor = tensors[name]
+        count_bytes = math.prod(tensor.shape) * tensor.element.bytes
+        made = step.slots.buffers.get(name, count_bytes)
+        tensors[name] = replace(tensor, pointer=made.pointer)
+        return _Copy(tensor.pointer, made, count_bytes)
+
+
+def _apart(engine: EngineInfo) -> list[str]:
+    """Cache outputs that are not in the memory of their inputs."""
+    return [tensor.name for tensor in engine.outputs if "_cache_out_" in tensor.name and tensor.name not in engine.aliases]
+
+
+def _load_plugins(trt: Any, target: TargetInfo) -> None:
+    """Engines with the router plugin need its library. Raises TargetError when nobody has said where it is."""
+    if "router plugin" not in (target.tool or ""):
+        return
+    library = os.environ.get("TIDE_PLUGINS_LIBRARY")
+    if not library:
+        raise TargetError(
+            "the engines hold TIDE's router plugin; set TIDE_PLUGINS_LIBRARY to its library (plugins/trt says how to build it)"
+        )
+    trt.get_plugin_registry().load_library(library)
 
 
 def load_module(target: TargetInfo) -> Any:

@@ -51,6 +51,8 @@ def choose_drive(policy: DepthPolicy, backend: Backend) -> Drive:
 
 
 def _why_not_policy(policy: DepthPolicy, backend: DeviceBackend) -> str | None:
+    if backend.copies_caches:
+        return "its engines do not update caches in place, and the copies back are queued from the host"
     if isinstance(policy, ExitDepth):
         return _why_not_exit(policy, backend)
     if not isinstance(policy, FullDepth):

@@ -1,6 +1,6 @@
 """A depth policy whose greedy steps run on the device, several tokens a launch; everything else it leaves to the host.
 
-What needs the host after every token: sampling, penalties, log-probabilities, stop strings.
+What needs the host after every token: sampling, penalties, log-probabilities, stop strings, depth budgets.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ def _is_plain(row: Row) -> bool:
     """Whether the device can choose the row's tokens and see its end."""
     params = row.params
     certain = params.greedy and params.repetition_penalty == 1.0
-    return certain and not params.logprobs and not params.stop and len(_eos(row)) <= MOST_EOS
+    return certain and not params.logprobs and not params.stop and params.depth_budget is None and len(_eos(row)) <= MOST_EOS
 
 
 def _eos(row: Row) -> frozenset[int]:
