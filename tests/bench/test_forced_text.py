@@ -5,15 +5,20 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from tide_bench.arms import tide
 from tide_bench.arms.tide import TideArm
-from tide_runtime import GenerationParams
+from tide_runtime import Engine, EngineOptions, GenerationParams, ThreadOptions
 
 PROMPT = [5, 9, 3, 7]
 
 
 @pytest.fixture(scope="module")
 def arm(bundle: Path) -> TideArm:
-    return TideArm(bundle)
+    """In this process, whose other tests have ONNX Runtime sessions of their own, so without the pool that all must share."""
+    options = EngineOptions(threads=ThreadOptions(1), verify=False)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tide, "load_engine", lambda folder: Engine.load(folder, options))
+        return TideArm(bundle)
 
 
 def test_a_model_agrees_with_its_own_text(arm: TideArm) -> None:

@@ -15,6 +15,7 @@ from tide_runtime.calibration import ExitInfo
 
 from tide_export.exit_graphs import exit_graph_model
 from tide_export.passes.base import LoweringContext, run_passes
+from tide_export.passes.decompose_rms_norm import decompose_rms_norm
 from tide_export.targets import TARGETS
 
 HIDDEN = 48
@@ -81,8 +82,10 @@ def test_lowering_leaves_the_exit_what_it_is(target, dtype):
     plain = run(exit_graph_model(info, tensors, HIDDEN, dtype).model, hidden)
     lowered = exit_graph_model(info, tensors, HIDDEN, dtype).model
     run_passes(lowered, TARGETS[target].pieces, LoweringContext(64))
+    # Taken apart into primitive operators, a norm sums in another order.
+    tolerance = {"fp32": 1e-6, "fp16": STATE_TOLERANCE["fp16"]}[dtype] if decompose_rms_norm in TARGETS[target].pieces else 0.0
     for name, value in run(lowered, hidden).items():
-        np.testing.assert_array_equal(value, plain[name])
+        np.testing.assert_allclose(value, plain[name], atol=tolerance, rtol=0)
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "fp16", "bf16"])
