@@ -108,9 +108,10 @@ def _policy_notes(run: dict[str, Any]) -> list[str]:
     ]
     notes = [f"At temperature 0.8, batch 1, `exact` with both drafters: {', '.join(sampled)}."] if sampled else []
     if "worst_case" in results:
+        random = " (random weights with a wrong calibration among them)" if "random" in run["settings"]["models"] else ""
         notes.append(
-            "The slowest policy of all models (random weights with a wrong calibration among them), batch sizes and "
-            f"temperatures: {results['worst_case']:.2f} ({results['worst_case_low']:.2f}–{results['worst_case_high']:.2f})."
+            f"The slowest policy of all models{random}, batch sizes and temperatures: {results['worst_case']:.2f} "
+            f"({results['worst_case_low']:.2f}–{results['worst_case_high']:.2f})."
         )
     notes += [f"{row['model']}, {title_of(row['arm'])} could not run: {row['note']}." for row in run["rows"] if "note" in row]
     return notes
