@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from tide_runtime.backends.base import Slots
 from tide_runtime.errors import ParamsError
 from tide_runtime.executor import Executor, Guess
-from tide_runtime.exit_gain import exit_gain
+from tide_runtime.exit_gain import BatchGate
 from tide_runtime.exits import Exit
-from tide_runtime.manifest import Manifest, kv_fill_graph
+from tide_runtime.manifest import Manifest
+from tide_runtime.policies.exit_refusals import check_fills, check_tails, no_exit, too_deep
 from tide_runtime.policies.full import FullDepth
 from tide_runtime.policies.options import DepthOptions
 from tide_runtime.policies.skipped_layers import Deferred, Propagated, SkippedLayers
@@ -24,10 +25,6 @@ from tide_runtime.row import Row
 from tide_runtime.step_costs import StepCosts
 
 _ROOM = 64  # most tokens that wait at one checkpoint; then the layers they skipped are settled
-
-# What rows that wait for company, uneven rows and the loop take is not in the estimate of a batch's gain: on the demo model
-# 8 rows came to 0.5–0.65 of it.
-_BATCH_GAIN = 1.3
 _ANY_SCORE = -1.0  # below every score but NaN
 
 
@@ -54,18 +51,17 @@ class ExitDepth:
         propagate = options.kv == "propagate"
         self.skipped: SkippedLayers = Propagated(self.executor) if propagate else Deferred(self.executor)
         stops = [_Stop(e, t) for e in self.executor.exits if (t := self._threshold(e)) is not None]
-        calibrated = manifest.calibration is not None and options.threshold is None  # with other thresholds they are not known
-        depths = manifest.calibration.exit_depths if manifest.calibration is not None and calibrated else {}
-        self.shares = {int(layers): share for layers, share in depths.items()}
         self.stops = [stop for stop in stops if stop.exit.info.checkpoint >= options.min_depth]
-        self._gains: dict[int, float] = {}  # by rows at once
         if not self.stops:
-            raise ParamsError(_too_deep(stops, options) if stops else _no_exit(manifest))
+            raise ParamsError(too_deep(stops[-1].exit.info.checkpoint, options) if stops else no_exit(manifest))
+        known = manifest.calibration if options.threshold is None else None  # with other thresholds shares are not known
+        exits, shares = [stop.exit for stop in self.stops], known.exit_depths if known is not None else {}
+        self.gate = BatchGate(self.costs, exits, {int(layers): share for layers, share in shares.items()}, propagate)
         if propagate or options.prefill_exit:
-            _check_fills(manifest)
+            check_fills(manifest)
         self.exiting_prefill: ExitingPrefill | None = None
         if options.prefill_exit:
-            _check_tails(manifest)
+            check_tails(manifest)
             self.exiting_prefill = ExitingPrefill(self.executor, [(s.exit, s.threshold) for s in self.stops], prefill_chunk)
 
     def prefill(self, slots: Slots, row: Row) -> int:
@@ -75,7 +71,8 @@ class ExitDepth:
 
     def decode(self, slots: Slots, rows: Sequence[Row]) -> list[list[int]]:
         everyone = range(len(rows))
-        if not self._pays(rows[0]):
+        budget = rows[0].params.depth_budget  # must be kept whatever that costs
+        if budget is None and not self.gate.opens(rows[0].width):
             return self._leave_to_full(slots, rows)
         if all(row.trial.resting and not self._over_budget(row) and row.frontier.done[-1] == row.length for row in rows):
             return self._plain(slots, rows)
@@ -105,16 +102,6 @@ class ExitDepth:
         for row in rows:
             row.length = row.frontier.done[0]
         return tokens
-
-    def _pays(self, row: Row) -> bool:
-        """Whether to ask exits where as many rows run at once as in the row's call. A row alone finds out for itself (see
-        `Trial`), and a budget must be kept whatever that costs."""
-        if row.width == 1 or row.params.depth_budget is not None or not self.shares:
-            return True
-        if row.width not in self._gains:
-            exits, propagate = [stop.exit for stop in self.stops], self.options.kv == "propagate"
-            self._gains[row.width] = exit_gain(self.costs, exits, self.shares, row.width, propagate)
-        return self._gains[row.width] >= _BATCH_GAIN
 
     def _leave_to_full(self, slots: Slots, rows: Sequence[Row]) -> list[list[int]]:
         for row in rows:
@@ -193,43 +180,3 @@ class ExitDepth:
 
     def _threshold(self, exit: Exit) -> float | None:
         return self.options.threshold if self.options.threshold is not None else exit.info.exit_threshold
-
-
-def _check_fills(manifest: Manifest) -> None:
-    exits = manifest.calibration.exits if manifest.calibration is not None else []
-    missing = {kv_fill_graph(info) for info in exits} - {graph.name for graph in manifest.graphs}
-    if missing:
-        raise ParamsError(
-            f"projecting keys and values needs the graphs {', '.join(sorted(missing))}, which this bundle has not; export the "
-            "model again, for a target that has them (cpu), or leave out kv propagate and prefill_exit"
-        )
-
-
-def _check_tails(manifest: Manifest) -> None:
-    if manifest.calibration is not None and manifest.calibration.tail_layers:
-        raise ParamsError(
-            "prefill_exit cannot ask exits that run the model's last layers, whose caches they fill in the text's order; leave "
-            "it out, or calibrate with --heads identity,linear"
-        )
-
-
-def _too_deep(stops: Sequence[_Stop], options: DepthOptions) -> str:
-    deepest = stops[-1].exit.info.checkpoint
-    return f"min_depth is {options.min_depth}, the deepest exit comes after {deepest} layers; set it to at most {deepest}"
-
-
-def _no_exit(manifest: Manifest) -> str:
-    if manifest.calibration is None:
-        return (
-            "policy exit needs a calibration, which this bundle has not; make one with "
-            "tide-calibrate MODEL --data DATA --out calib/ and export again with --calibration calib/"
-        )
-    if not manifest.calibration.exits:
-        return (
-            "policy exit cannot stop anywhere: the calibration found no exit that agrees early enough to pay for its cut; "
-            "use policy full or exact"
-        )
-    return (
-        "policy exit has no certified threshold in this bundle; calibrate with a larger --max-disagreement or more data, "
-        "or set a threshold yourself (threshold=…), which no certificate covers"
-    )
