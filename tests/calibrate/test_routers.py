@@ -56,8 +56,8 @@ def test_calibrated_scores_are_probabilities(share: float) -> None:
 
 
 @given(
-    slope=st.floats(0.2, 5),
-    offset=st.floats(-2, 2),
+    slope=st.floats(0.2, 5, allow_subnormal=False),
+    offset=st.floats(-2, 2, allow_subnormal=False),  # other tests' training has switched them off in this process
     seed=st.integers(0, 1000),
 )
 @settings(max_examples=15, deadline=None)

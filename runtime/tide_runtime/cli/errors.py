@@ -23,6 +23,9 @@ def run_app(app: typer.Typer, interrupted: str = "interrupted") -> None:
     except TideError as error:
         report(error)
         sys.exit(error.exit_code)
+    except KeyboardInterrupt:  # one that came while typer was on its way out
+        _stderr().print(interrupted)
+        sys.exit(INTERRUPTED)
     except SystemExit as end:  # typer turns KeyboardInterrupt into this exit code
         if end.code == INTERRUPTED:
             _stderr().print(interrupted)
