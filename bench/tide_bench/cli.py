@@ -94,7 +94,7 @@ def bench(
         seconds=seconds,
     )
     opened = Bundle.open(bundle, verify=False)
-    report = Report("tide_bench", model=opened.manifest.model.name, bundle=str(bundle), long=long, **asdict(config))
+    report = Report("tide_bench", model=opened.manifest.model.name, bundle=bundle.name, long=long, **asdict(config))
     points: list[CurvePoint] = []
     with Bench(opened, config, model, prompts, cache or _default_cache(), long) as run:
         report.rows = run.rows()

@@ -82,6 +82,7 @@ class Engine:
         self.target = options.target if options.target != "auto" else choose_target(bundle.manifest, device)
         policy = make_policy(options.policy, bundle.manifest, options.prefill_chunk, options.depth)
         self.backend = load_backend(bundle, self.target, options.threads, device.ordinal)
+        self._exit = policy if isinstance(policy, ExitDepth) else None
         self.drive = choose_drive(policy, self.backend)
         self.policy = self.drive.policy
         info = bundle.manifest.tokenizer
@@ -111,7 +112,7 @@ class Engine:
         several = [prompts] if isinstance(prompts, str) or _is_ids(prompts) else list(_sequence(prompts))
         rows = [self._row(i, prompt, params or GenerationParams()) for i, prompt in enumerate(several)]  # type: ignore[arg-type]
         with self._slots(len(rows)) as slots:
-            for _ in run(self.policy, slots, rows):
+            for _ in run(self.policy, slots, rows, self.options.max_batch):
                 pass
         return [self._finish(row) for row in rows]
 
@@ -194,12 +195,12 @@ class Engine:
         """Raise ParamsError where a depth budget cannot be kept."""
         if params.depth_budget is None:
             return
-        if not isinstance(self.policy, ExitDepth):
+        if self._exit is None:
             raise ParamsError(
                 f"depth_budget is set, and policy {self.policy.name} promises the model's own output, which takes every layer; "
                 "leave it out, or load the engine with policy exit"
             )
-        shallowest = self.policy.stops[0].exit.info.checkpoint
+        shallowest = self._exit.stops[0].exit.info.checkpoint
         if params.depth_budget < shallowest:
             raise ParamsError(
                 f"depth_budget is {params.depth_budget} layers, the first exit comes after {shallowest}; set it to at least that"

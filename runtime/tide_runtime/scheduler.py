@@ -24,13 +24,15 @@ class TokenEvent:
     text: str
 
 
-def run(policy: DepthPolicy, slots: Slots, rows: Sequence[Row]) -> Iterator[TokenEvent]:
-    """Generate for all ``rows`` in ``slots.capacity`` slots; yields every token as it becomes final."""
+def run(policy: DepthPolicy, slots: Slots, rows: Sequence[Row], at_once: int | None = None) -> Iterator[TokenEvent]:
+    """Generate for all ``rows``, ``at_once`` of them together and no more than there are slots; yields every token as it becomes
+    final."""
     waiting, active = deque(rows), list[Row]()
+    most = min(slots.capacity, at_once or slots.capacity)
     for row in rows:
-        row.width = min(len(rows), slots.capacity)
+        row.width = min(len(rows), most)
     while waiting or active:
-        while waiting and len(active) < slots.capacity:
+        while waiting and len(active) < most:
             row = waiting.popleft()
             row.slot = len(active)
             active.append(row)

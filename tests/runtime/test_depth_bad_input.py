@@ -16,6 +16,7 @@ from tide_runtime import Engine, EngineOptions, Generation, GenerationParams, Th
 from tide_runtime.errors import NumericsError, ParamsError
 from tide_runtime.ngram import NgramDrafter
 from tide_runtime.policies.options import DepthOptions
+from tide_runtime.scheduler import run
 
 MAX_SEQ_LEN = 64
 PROMPTS = ["def add(a, b):", "class", "x x x x x x", "return a + b\nreturn a + b\n"]
@@ -161,6 +162,13 @@ def test_min_depth_behind_the_last_exit_is_explained(exits_bundle: Path) -> None
 def test_a_budget_that_cannot_be_kept_is_refused(exits_bundle: Path, policy: str, budget: float, words: str) -> None:
     with load(exits_bundle, policy) as engine, pytest.raises(ParamsError, match=words):
         engine.generate(PROMPTS[0], params(depth_budget=budget))
+
+
+def test_more_slots_than_rows_at_once_are_left_empty(exits_bundle: Path, full: Engine) -> None:
+    """An exiting prefill takes a slot more, for its caches to grow: as many rows more would run than the caller allowed."""
+    rows = [full._row(i, prompt, params(4)) for i, prompt in enumerate(PROMPTS)]
+    used = {event.row.slot for event in run(full.policy, full.backend.slots(3), rows, 2)}
+    assert used == {0, 1} and {row.width for row in rows} == {2}
 
 
 def test_propagate_needs_its_graphs(exits_bundle: Path) -> None:
