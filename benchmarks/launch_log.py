@@ -60,7 +60,7 @@ class LoggedBackend:
 
 class _LoggedSlots:
     def __init__(self, slots: Slots, log: LaunchLog) -> None:
-        self.capacity = slots.capacity
+        self.capacity, self.every_layer = slots.capacity, slots.every_layer
         self._slots, self._log = slots, log
 
     @property

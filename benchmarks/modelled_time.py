@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 
-from tide_runtime.manifest import HEAD
+from tide_runtime.manifest import HEAD, UNCUT
 from tide_runtime.step_costs import StepCosts
 
 from benchmarks.launch_log import Launch
@@ -19,11 +19,11 @@ def modelled_ms(launches: Mapping[Launch, int], layers: Mapping[str, int], costs
 
     Each launch that gives logits stands for one turn of the runtime's loop, whose time it is charged with.
     """
-    last = [graph for graph, depth in layers.items() if depth][-1]
-    return sum(count * _launch_ms(launch, layers, last, costs) for launch, count in launches.items())
+    ends = {UNCUT, [graph for graph, depth in layers.items() if depth and graph != UNCUT][-1]}
+    return sum(count * _launch_ms(launch, layers, ends, costs) for launch, count in launches.items())
 
 
-def _launch_ms(launch: Launch, layers: Mapping[str, int], last: str, costs: StepCosts) -> float:
+def _launch_ms(launch: Launch, layers: Mapping[str, int], ends: Container[str], costs: StepCosts) -> float:
     graph, rows, tokens = launch
     cost = costs.step(rows, tokens)
     if graph == HEAD:
@@ -32,4 +32,4 @@ def _launch_ms(launch: Launch, layers: Mapping[str, int], last: str, costs: Step
         return costs.fill(tokens, costs.fills[graph])
     if not layers[graph]:
         return cost.exit_ms
-    return cost.launch_ms + layers[graph] * cost.layer_ms + (cost.logits_ms + cost.host_ms if graph == last else 0.0)
+    return cost.launch_ms + layers[graph] * cost.layer_ms + (cost.logits_ms + cost.host_ms if graph in ends else 0.0)

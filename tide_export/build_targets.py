@@ -48,7 +48,7 @@ def build_targets(
     """Compile for each of ``targets``; what fails is reported to ``job.progress``.
 
     Args:
-        tell: is shown every lowering, of which targets with the same passes share one.
+        tell: is shown every lowering, of which several targets may share one.
 
     Raises TargetError, or what the only target raised, when none could be built.
     """
@@ -58,10 +58,10 @@ def build_targets(
         prepared = _prepare(traced, targets, context)
     for target in targets:
         try:
-            if target.passes not in lowerings:
-                lowerings[target.passes] = _lower(prepared, target, cuts, context, job)
-                tell(lowerings[target.passes])
-            lowered = lowerings[target.passes]
+            if target.lowering not in lowerings:
+                lowerings[target.lowering] = _lower(prepared, target, cuts, context, job)
+                tell(lowerings[target.lowering])
+            lowered = lowerings[target.lowering]
             graphs = [describe(graph) for graph in lowered.graphs]
             built.targets[target.name] = target.builder.build(target, lowered, job)
             built.graphs = built.graphs or graphs
@@ -97,7 +97,7 @@ def _lower(prepared: _Prepared, target: Target, cuts: Cuts, context: LoweringCon
         exits = [CutGraph(graph.name, graph.model.clone(), graph.layers) for graph in cuts.exits]
         rest = run_passes(copy.model, target.whole[len(prepared.passes) :], context)
         lowered = lower(copy, target, cuts.checkpoints, context, exits, cuts.skips)
-    return LoweredModel(lowered.graphs, lowered.batched, [*prepared.reports, *rest, *lowered.reports])
+    return LoweredModel(lowered.graphs, lowered.forms, [*prepared.reports, *rest, *lowered.reports])
 
 
 def _remove_files(job: BuildJob, target: Target) -> None:

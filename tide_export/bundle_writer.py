@@ -63,19 +63,19 @@ def _replace(staging: Path, out: Path) -> None:
 
 
 def write_graphs(
-    graphs: list[CutGraph], batched: list[CutGraph], target: str, weights: WeightFile, progress: ExportProgress
+    graphs: list[CutGraph], forms: list[CutGraph], target: str, weights: WeightFile, progress: ExportProgress
 ) -> dict[str, str]:
-    """Write one target's graphs and their forms for several rows beside ``weights``, and into it what it has not yet.
+    """Write one target's graphs and other ``forms`` of them beside ``weights``, and into it what it has not yet.
 
     Returns graph name → file for both.
     """
     folder = weights.path.parent
     total = sum(v.const_value.nbytes for g in graphs for v in g.model.graph.initializers.values() if v.const_value is not None)
     with progress.phase("write weights", total) as weights.progress:
-        for graph in (*graphs, *batched):
+        for graph in (*graphs, *forms):
             weights.externalise(graph.model)
     files = {}
-    for graph in (*graphs, *batched):
+    for graph in (*graphs, *forms):
         files[graph.name] = f"{ONNX_FOLDER}/{target}.{graph.name}.onnx"
         ir.save(graph.model, folder / f"{target}.{graph.name}.onnx")
     return files

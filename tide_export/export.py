@@ -168,7 +168,7 @@ def write_lowered(
 ) -> Manifest:
     """Write a model that is lowered for the target ``cpu`` as a bundle into ``directory``."""
     with onnx_weights(directory) as weights:
-        files = write_graphs(lowered.graphs, lowered.batched, CPU.name, weights, progress)
+        files = write_graphs(lowered.graphs, lowered.forms, CPU.name, weights, progress)
     passes = {report.name: report.applied for report in prepared} | lowered.applied
     built = BuiltTargets(
         {CPU.name: TargetInfo(CPU.backend, files, f"{ONNX_FOLDER}/{WEIGHTS_NAME}", passes)}, [describe(g) for g in lowered.graphs]

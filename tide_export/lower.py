@@ -6,9 +6,8 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import onnx_ir as ir
 from tide_runtime.calibration import ExitInfo
-from tide_runtime.manifest import batched_graph
+from tide_runtime.manifest import UNCUT, batched_graph
 
 from tide_export.cut import CutGraph, cut, keep_boundaries, name_values
 from tide_export.kv_fill import cut_kv_fill
@@ -19,10 +18,10 @@ from tide_export.trace import TracedModel
 
 @dataclass(frozen=True)
 class LoweredModel:
-    """A target's graphs, ready to write, and what each pass did. ``batched``: the segments' forms for several rows."""
+    """A target's graphs, ready to write, and what each pass did. ``forms``: of segments, for several rows or uncut."""
 
     graphs: list[CutGraph]
-    batched: list[CutGraph]
+    forms: list[CutGraph]
     reports: list[PassReport]
 
     @property
@@ -63,20 +62,31 @@ def lower(
     reports: list[PassReport] = []
     for graph in graphs:
         reports += run_passes(graph.model, target.pieces, context)
-    batched = []
+    forms = []
     for graph in graphs:
         if graph.layers is not None and target.several_rows:
-            model, made = lower_several_rows(graph.model, target, context)
-            batched.append(CutGraph(batched_graph(graph.name), model, graph.layers))
+            form, made = lower_several_rows(graph, target, context)
+            forms.append(form)
             reports += made
+    if target.uncut and checkpoints:
+        forms += _lower_uncut(traced, target, context)
     for info in skips if target.kv_fill else ():
         graphs.append(cut_kv_fill(traced, info))
         reports += run_passes(graphs[-1].model, target.kv_fill, context)
-    return LoweredModel(graphs, batched, reports)
+    return LoweredModel(graphs, forms, reports)
 
 
-def lower_several_rows(model: ir.Model, target: Target, context: LoweringContext) -> tuple[ir.Model, list[PassReport]]:
+def _lower_uncut(traced: TracedModel, target: Target, context: LoweringContext) -> list[CutGraph]:
+    """All segments as one graph, in every form. What the passes do there they have done to the segments, and reported."""
+    whole = cut(keep_boundaries(traced, ()), traced.num_layers)[0]
+    whole.model.graph.name = UNCUT
+    uncut = CutGraph(UNCUT, whole.model, whole.layers)
+    run_passes(uncut.model, target.pieces, context)
+    return [uncut, lower_several_rows(uncut, target, context)[0]] if target.several_rows else [uncut]
+
+
+def lower_several_rows(segment: CutGraph, target: Target, context: LoweringContext) -> tuple[CutGraph, list[PassReport]]:
     """The form of a lowered segment for steps of several rows; its weights are the same tensors."""
-    copy = model.clone()
-    copy.graph.name = batched_graph(model.graph.name or "")
-    return copy, run_passes(copy, target.several_rows, context)
+    name, copy = batched_graph(segment.name), segment.model.clone()
+    copy.graph.name = name
+    return CutGraph(name, copy, segment.layers), run_passes(copy, target.several_rows, context)

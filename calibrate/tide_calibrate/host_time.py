@@ -1,68 +1,142 @@
-"""How long the runtime's own loop takes: a decode step's wall time less the time spent inside graphs."""
+"""How long the runtime's own loop takes: the wall time of a decode turn less the time spent inside graphs.
+
+Three kinds of turns differ: a plain one; one that asks an exit and stops there; one that takes tokens which wait, and the last one
+with them, through the remaining layers. The second and third kinds are seen in policy ``exit`` when it may only stop so often in a row.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 from tide_runtime import Engine, GenerationParams
 from tide_runtime.backends.base import Backend, Slots, Step
+from tide_runtime.calibration import CalibrationInfo, ExitInfo
+from tide_runtime.manifest import HEAD, Manifest
+from tide_runtime.policies import make_policy
+from tide_runtime.policies.base import DepthPolicy
+from tide_runtime.policies.full import FullDepth
+from tide_runtime.policies.options import DepthOptions
+from tide_runtime.row import Row
 
 PROMPT_TOKENS = 8
-STEPS = 48
+TURNS = 64
+REPEATS = 2
+STREAK = 3  # early stops between deep passes: after one, the processor has to fetch Python's own data again
+_CHUNK = 256  # prompt tokens per prefill step
 
 
-def measure_host_ms(engine: Engine, rows: int) -> float:
-    """Median ms that one decode step of ``rows`` rows spends outside graphs, in ``engine``'s real generation loop."""
-    backend = engine.backend
-    watched = _WatchedBackend(backend)
-    engine.backend = watched
-    count = min(STEPS, engine.manifest.max_seq_len - PROMPT_TOKENS)
-    try:
+@dataclass(frozen=True)
+class HostTimes:
+    """Median ms of a turn outside graphs: a plain one, one that asks an exit and stops, one that runs what waits."""
+
+    plain: float
+    ask: float
+    deep: float
+
+
+def measure_host_times(engine: Engine, rows: Iterable[int]) -> dict[int, HostTimes]:
+    """The host's share of turns of so many ``rows`` in ``engine``'s real generation loop, its first cut an exit.
+
+    The engine is not to be used again: its pool keeps slots that report here.
+    """
+    stopwatch = _Stopwatch()
+    engine.backend = _WatchedBackend(engine.backend, stopwatch)
+    plain = FullDepth(engine.manifest, _CHUNK)
+    options = DepthOptions(threshold=0.0, max_exit_streak=STREAK)
+    lazy = make_policy("exit", _with_exit(engine.manifest), _CHUNK, options)
+    times = {}
+    for count in rows:
+        turns = _turns(engine, lazy, count, stopwatch)
+        samples = (
+            _turns(engine, plain, count, stopwatch),
+            [turn for turn in turns if turn.asked],
+            [turn for turn in turns if not turn.asked],
+        )
+        times[count] = HostTimes(*(float(np.median([turn.outside_ms for turn in kind])) for kind in samples))
+    return times
+
+
+def _with_exit(manifest: Manifest) -> Manifest:
+    exit = ExitInfo(manifest.checkpoints[0], "identity", "max_probability", 0.0)
+    return replace(manifest, calibration=CalibrationInfo([exit], draft_limit=1, recommended="exit"))
+
+
+def _turns(engine: Engine, policy: DepthPolicy, rows: int, stopwatch: _Stopwatch) -> list[_Turn]:
+    """Of generations of ``rows`` rows, all turns that another one follows."""
+    count = min(TURNS, engine.manifest.max_seq_len - PROMPT_TOKENS)
+    engine.policy = _WatchedPolicy(policy, stopwatch)
+    turns = []
+    for _ in range(REPEATS):
+        stopwatch.clear()
         engine.generate([[0] * PROMPT_TOKENS] * rows, GenerationParams(max_new_tokens=count, ignore_eos=True))
-    finally:
-        engine.backend = backend
-    return float(np.median(watched.stopwatch.outside_ms(rows)))
+        turns += stopwatch.turns()
+    return turns
+
+
+@dataclass(frozen=True)
+class _Turn:
+    asked: bool
+    outside_ms: float
 
 
 class _Stopwatch:
-    """When each step was placed, and how long its graphs ran."""
+    """When each turn began, how long its graphs ran, and whether an exit was asked."""
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self.clock = clock
-        self.steps: list[tuple[int, int, float]] = []  # rows, seq, when placed
-        self.inside: list[float] = []
+        self.began, self.inside, self.asked = list[float](), list[float](), list[bool]()
 
-    def place(self, rows: int, seq: int) -> None:
-        self.steps.append((rows, seq, self.clock()))
+    def clear(self) -> None:
+        for samples in (self.began, self.inside, self.asked):
+            samples.clear()
+
+    def begin(self) -> None:
+        self.began.append(self.clock())
         self.inside.append(0.0)
+        self.asked.append(False)
 
-    def outside_ms(self, rows: int) -> list[float]:
-        """Of every decode step of ``rows`` rows that another one follows."""
-        samples = []
-        for i in range(len(self.steps) - 1):
-            (*shape, begin), (*following, end) = self.steps[i], self.steps[i + 1]
-            if shape == following == [rows, 1]:
-                samples.append((end - begin - self.inside[i]) * 1e3)
-        return samples
+    def ran(self, graph: str, seconds: float) -> None:
+        if self.began:  # prompts come before the first turn
+            self.inside[-1] += seconds
+            self.asked[-1] |= graph == HEAD
+
+    def turns(self) -> list[_Turn]:
+        wall = np.diff(self.began)
+        return [_Turn(*pair) for pair in zip(self.asked[:-1], (wall - self.inside[:-1]) * 1e3, strict=True)]
+
+
+class _WatchedPolicy:
+    """A depth policy whose turns a stopwatch sees."""
+
+    def __init__(self, policy: DepthPolicy, stopwatch: _Stopwatch) -> None:
+        self.name = policy.name
+        self._policy, self._stopwatch = policy, stopwatch
+
+    def prefill(self, slots: Slots, row: Row) -> int:
+        return self._policy.prefill(slots, row)
+
+    def decode(self, slots: Slots, rows: Sequence[Row]) -> list[list[int]]:
+        self._stopwatch.begin()
+        return self._policy.decode(slots, rows)
 
 
 class _WatchedBackend:
     """A backend whose steps report to a stopwatch."""
 
-    def __init__(self, backend: Backend) -> None:
+    def __init__(self, backend: Backend, stopwatch: _Stopwatch) -> None:
         self.name, self.launches = backend.name, backend.launches
-        self.stopwatch = _Stopwatch()
-        self._backend = backend
+        self._backend, self._stopwatch = backend, stopwatch
 
     def slots(self, capacity: int) -> Slots:
-        return _WatchedSlots(self._backend.slots(capacity), self.stopwatch)
+        return _WatchedSlots(self._backend.slots(capacity), self._stopwatch)
 
 
 class _WatchedSlots:
     def __init__(self, slots: Slots, stopwatch: _Stopwatch) -> None:
-        self.capacity = slots.capacity
+        self.capacity, self.every_layer = slots.capacity, slots.every_layer
         self._slots, self._stopwatch = slots, stopwatch
 
     @property
@@ -74,24 +148,20 @@ class _WatchedSlots:
         self._slots.layers_launched = value
 
     def step(self, first_row: int, counts: Sequence[int], wanted: Sequence[int] = ()) -> Step:
-        return _WatchedStep(self._slots.step(first_row, counts, wanted), self._stopwatch, len(counts), max(counts))
+        return _WatchedStep(self._slots.step(first_row, counts, wanted), self._stopwatch)
 
     def move_row(self, source: int, target: int, length: int) -> None:
         self._slots.move_row(source, target, length)
 
 
 class _WatchedStep:
-    def __init__(self, step: Step, stopwatch: _Stopwatch, rows: int, seq: int) -> None:
+    def __init__(self, step: Step, stopwatch: _Stopwatch) -> None:
         self.input_ids, self.hidden, self.score = step.input_ids, step.hidden, step.score
-        self.logits, self.token = step.logits, step.token
+        self.logits, self.token, self.place = step.logits, step.token, step.place
         self.place_scattered = step.place_scattered
-        self._step, self._stopwatch, self._shape = step, stopwatch, (rows, seq)
-
-    def place(self, lengths: Sequence[int]) -> None:
-        self._stopwatch.place(*self._shape)
-        self._step.place(lengths)
+        self._step, self._stopwatch = step, stopwatch
 
     def run(self, graph: str) -> None:
         begin = self._stopwatch.clock()
         self._step.run(graph)
-        self._stopwatch.inside[-1] += self._stopwatch.clock() - begin
+        self._stopwatch.ran(graph, self._stopwatch.clock() - begin)

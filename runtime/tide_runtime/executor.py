@@ -175,8 +175,8 @@ class Executor:
                 step.hidden[first - 1][begin:end] = frontier.states[first][:count]
             begin = end
         step.place(self._places(rows, chosen, first))
-        for segment in self.segments[first:stop]:
-            step.run(segment)
+        for graph in slots.every_layer if (first, stop) == (0, self.depth) else self.segments[first:stop]:
+            step.run(graph)
         begin = 0
         for i, count in zip(chosen, counts, strict=True):
             if stop == self.depth:

@@ -22,6 +22,7 @@ from tide_runtime.errors import BundleError, ParamsError
 SCHEMA_VERSION = 1
 MANIFEST_NAME = "manifest.json"
 HEAD = "head"  # the graph that early exits end with; the last segment has a head of its own
+UNCUT = "uncut"  # all segments as one graph, which a target may have
 DTYPES = ("fp32", "fp16", "bf16")
 
 
@@ -67,7 +68,8 @@ class GraphInfo:
 class TargetInfo:
     """The graphs as compiled for one kind of machine: graph name → file, their weights, what the lowering passes did.
 
-    A target may hold a second form of each segment, for steps of several rows (see `batched_graph`).
+    A target may hold a second form of each segment, for steps of several rows (see `batched_graph`), and `UNCUT` in both forms:
+    tokens that go through all segments at once need not stop between them.
 
     Args:
         weights: the file that the graphs refer to; None where each holds its own, as engines do.

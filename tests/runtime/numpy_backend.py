@@ -67,6 +67,7 @@ class NumpySlots:
 
     def __init__(self, backend: NumpyBackend, capacity: int) -> None:
         self.backend, self.capacity, self.layers_launched = backend, capacity, 0
+        self.every_layer: Sequence[str] = [segment.name for segment in backend.manifest.segments]
         shape = (backend.manifest.model.num_layers, capacity, backend.manifest.max_seq_len, HIDDEN)
         self.keys, self.values = np.full(shape, GARBAGE), np.full(shape, -GARBAGE)
         self._latest: NumpyStep | None = None

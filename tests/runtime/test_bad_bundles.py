@@ -16,6 +16,7 @@ import onnx
 import pytest
 from tide_runtime import Engine, EngineOptions, GenerationParams, ThreadOptions, TideError
 from tide_runtime.errors import BundleError, TargetError
+from tide_runtime.manifest import UNCUT, batched_graph
 
 FIXES = ("export", "tide-export", "upgrade", "copy", "add it", "do not load", "give the folder")
 WEIGHTS, SEGMENT, LAST, HEAD = "onnx/weights.bin", *(f"onnx/cpu.{name}.onnx" for name in ("segment_1", "segment_2", "head"))
@@ -612,6 +613,14 @@ def chat_template_is_not_utf8(bundle: Path) -> None:
 @corruption(BundleError, "tokenizer.special_tokens.bos_token", "an object")
 def special_token_as_object(bundle: Path) -> None:
     edit(bundle, "tokenizer", "special_tokens", "bos_token", value={"content": "<s>"})
+
+
+@pytest.fixture
+def bundle_copy(bundle_copy: Path) -> Path:
+    """A copy whose segments are all loaded at once, as they are in a bundle with exits."""
+    for form in (UNCUT, batched_graph(UNCUT)):
+        edit(bundle_copy, "targets", "cpu", "graphs", form, remove=True)
+    return bundle_copy
 
 
 @pytest.mark.parametrize("case", CORRUPTIONS, ids=lambda case: case.name)

@@ -12,7 +12,7 @@ from runtime.test_bad_bundles import edit, rename_tensor, sign
 from tide_runtime import Engine, EngineOptions, GenerationParams, ThreadOptions
 from tide_runtime.backends.base import Step
 from tide_runtime.errors import BundleError
-from tide_runtime.manifest import batched_graph
+from tide_runtime.manifest import UNCUT, batched_graph
 
 FILE = "onnx/cpu.segment_1.batched.onnx"
 
@@ -62,10 +62,13 @@ def test_one_row_at_a_time_never_loads_them(load: Callable[..., Engine]) -> None
     """Whoever embeds a single chat would hold every weight twice."""
     with load() as engine:
         engine.generate([5, 6, 7], GenerationParams(max_new_tokens=4, ignore_eos=True))
-        names = {segment.name for segment in engine.manifest.segments}
-        assert set(engine.backend.sessions) == names
+        assert set(engine.backend.sessions) == {UNCUT}
+        verify_step(engine).run(UNCUT)
+        assert set(engine.backend.sessions) == {UNCUT, batched_graph(UNCUT)}
         run(engine)
-        assert set(engine.backend.sessions) == names | {batched_graph(name) for name in names}
+        assert set(engine.backend.sessions) == {UNCUT, batched_graph(UNCUT)} | {
+            batched_graph(s.name) for s in engine.manifest.segments
+        }
 
 
 def test_threads_load_them_once(load: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -316,9 +316,8 @@ def launched(engine: Engine, run: Callable[[], object]) -> dict[str, int]:
     return {name: count - before.get(name, 0) for name, count in engine.backend.launches.items()}
 
 
-def test_full_depth_launches_every_segment_once_per_token(engine: Engine) -> None:
-    graphs = {"segment_0", "segment_1", "segment_2"}
-    assert launched(engine, lambda: engine.generate([5, 6, 7], params(10))) == dict.fromkeys(graphs, 10)
+def test_full_depth_launches_the_model_once_per_token(engine: Engine) -> None:
+    assert launched(engine, lambda: engine.generate([5, 6, 7], params(10))) == {"uncut": 10}
     [result] = engine.generate([5, 6, 7], params(10))
     assert result.stats.layers_per_token == engine.manifest.model.num_layers == 4
 
@@ -329,10 +328,10 @@ def test_rows_of_a_batch_share_their_launches(engine: Engine) -> None:
     assert set(counts.values()) == {3 + 9}
 
 
-def test_prefill_launches_every_segment_once_a_chunk(load: Callable[..., Engine]) -> None:
+def test_prefill_launches_the_model_once_a_chunk(load: Callable[..., Engine]) -> None:
     with load(prefill_chunk=4) as engine:
         counts = launched(engine, lambda: engine.generate([5] * 10, params(1)))
-    assert counts == {"segment_0": 3, "segment_1": 3, "segment_2": 3}
+    assert counts == {"uncut": 3}
 
 
 def test_times_add_up(engine: Engine) -> None:

@@ -100,6 +100,7 @@ class Target:
 
     ``several_rows``: passes that make of a lowered segment its form for steps of several rows; none: one form serves all.
     ``kv_fill``: passes on the graphs that fill skipped layers' caches; none: the target has no such graphs.
+    ``uncut``: all segments are wanted as one graph too.
     """
 
     name: str
@@ -111,8 +112,9 @@ class Target:
     pieces: tuple[GraphPass, ...]
     several_rows: tuple[GraphPass, ...] = ()
     kv_fill: tuple[GraphPass, ...] = ()
+    uncut: bool = False
 
     @property
-    def passes(self) -> tuple[tuple[GraphPass, ...], ...]:
-        """All of them: targets with the same ones share one lowering."""
-        return self.whole, self.pieces, self.several_rows, self.kv_fill
+    def lowering(self) -> tuple[object, ...]:
+        """What decides about it: targets with the same share one."""
+        return self.whole, self.pieces, self.several_rows, self.kv_fill, self.uncut

@@ -32,4 +32,5 @@ CPU = Target(
     pieces=(lower_attention_gqa, pack_projections, fuse_skip_norm),
     several_rows=(lower_attention_batched,),
     kv_fill=(lower_attention_gqa, lower_attention_batched),
+    uncut=True,
 )

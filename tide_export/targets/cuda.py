@@ -19,6 +19,7 @@ CUDA = replace(
     backend="onnxruntime-cuda",
     dtypes=("fp32", "fp16", "bf16"),
     pieces=(*CPU.pieces, guard_token),
+    uncut=False,  # every session has weights of its own in the GPU's memory
     machine=Machine(
         compute=(75, 80, 86, 89, 90, 100, 120),
         examples="NVIDIA GPUs from Turing on",

@@ -21,5 +21,5 @@ class OnnxFiles:
         """Can always be built."""
 
     def build(self, target: Target, lowered: LoweredModel, job: BuildJob) -> TargetInfo:
-        files = write_graphs(lowered.graphs, lowered.batched, target.name, job.weights, job.progress)
+        files = write_graphs(lowered.graphs, lowered.forms, target.name, job.weights, job.progress)
         return TargetInfo(target.backend, files, f"{ONNX_FOLDER}/{WEIGHTS_NAME}", lowered.applied)

@@ -56,6 +56,7 @@ class Slots(Protocol):
 
     capacity: int
     layers_launched: int  # decoder layers launched on these slots so far
+    every_layer: Sequence[str]  # graphs that take tokens through all layers: every segment, or one where they are not cut
 
     def step(self, first_row: int, counts: Sequence[int], wanted: Sequence[int] = ()) -> Step:
         """A step of ``counts[b]`` tokens for each slot from ``first_row`` on, 0 for one that only stands between others.

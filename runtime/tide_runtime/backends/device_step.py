@@ -66,6 +66,7 @@ class DeviceSlots:
 
     def __init__(self, backend: DeviceBackend, capacity: int) -> None:
         self.backend, self.capacity, self.layers_launched = backend, capacity, 0
+        self.every_layer: Sequence[str] = [segment.name for segment in backend.manifest.segments]
         backend.device.use()
         self.caches = DeviceCaches(backend.device, backend.manifest, backend.element, capacity)
         self.buffers = DeviceBuffers(backend)

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from tide_runtime.errors import BundleError
-from tide_runtime.manifest import HEAD, GraphInfo, Manifest, batched_graph, exit_graph, kv_fill_graph
+from tide_runtime.manifest import HEAD, UNCUT, GraphInfo, Manifest, batched_graph, exit_graph, kv_fill_graph
 
 Shape = Sequence[int | str | None]
 _POSITIONS: dict[str, Shape] = {  # name, as a regular expression → shape; position_ids is like input_ids
@@ -24,21 +24,23 @@ def check_interface(manifest: Manifest, name: str, file: str, inputs: Mapping[st
     """Raise BundleError unless the ``inputs`` and ``outputs`` (name → shape) compiled into ``file`` fit the manifest.
 
     Args:
-        name: of a graph, or of a segment's form for several rows: that takes its positions in another form than the
-            manifest lists, and is a segment otherwise.
+        name: of a graph, or of a form that the manifest does not list: all segments as one, or of a segment for several rows,
+            which takes its positions in another way.
 
     Names must be those the manifest lists and the contract asks for; dimensions fixed in the graph must be the model's.
     """
-    graph = next(g for g in manifest.graphs if name in (g.name, batched_graph(g.name)))
-    other_form, packed = name != graph.name, "padded_from" in inputs  # which tells where packed tokens stand
+    packed = "padded_from" in inputs  # which tells where packed tokens stand
+    listed_as = next((g for g in manifest.graphs if g.name == name), None)
+    graph = listed_as or _formed(manifest, name)
     wanted_inputs, wanted_outputs = _contract(manifest, graph, packed)
     if any(n.startswith("key_cache_") for n in wanted_inputs):  # lowering may take positions in its kernel's own form, or not
         positions = _POSITIONS | {"position_ids": (1 if packed else None, None)}
         wanted_inputs |= {n: shape for n in inputs for known, shape in positions.items() if re.fullmatch(known, n)}
-    listed_inputs = set(inputs) if other_form else {tensor.name for tensor in graph.inputs}
+    listed_inputs = {tensor.name for tensor in listed_as.inputs} if listed_as else set(inputs)
+    listed_outputs = {tensor.name for tensor in listed_as.outputs} if listed_as else set(outputs)
     for kind, wanted, listed, found in (
         ("inputs", wanted_inputs, listed_inputs, inputs),
-        ("outputs", wanted_outputs, {tensor.name for tensor in graph.outputs}, outputs),
+        ("outputs", wanted_outputs, listed_outputs, outputs),
     ):
         if set(found) != set(wanted) or listed != set(wanted):
             odd = sorted(set(found) ^ set(wanted)) or sorted(listed ^ set(wanted))
@@ -48,6 +50,12 @@ def check_interface(manifest: Manifest, name: str, file: str, inputs: Mapping[st
             )
         for tensor, shape in wanted.items():
             _check_shape(file, tensor, shape, found[tensor])
+
+
+def _formed(manifest: Manifest, name: str) -> GraphInfo:
+    """The segment, or all of them as one, that ``name`` is a form of."""
+    uncut = GraphInfo(UNCUT, [0, manifest.model.num_layers], 0, [], [])
+    return next(g for g in (*manifest.segments, uncut) if name in (g.name, batched_graph(g.name)))
 
 
 def _contract(manifest: Manifest, graph: GraphInfo, packed: bool) -> tuple[dict[str, Shape], dict[str, Shape]]:
@@ -87,7 +95,7 @@ def _written(caches: dict[str, Shape]) -> dict[str, Shape]:
 
 def hidden_states(manifest: Manifest, graph: str) -> tuple[int, int]:
     """Which of a step's ``hidden`` arrays ``graph`` reads and writes. Array i is what segment i gives; the last segment gives
-    logits instead, and the last array is what ``head`` reads.
+    logits instead, as ``uncut`` does, and the last array is what ``head`` reads.
 
     An exit's translated state goes where its head continues: into the last segment (``tail:k``) or into the LM head.
     """

@@ -1,16 +1,16 @@
 """ONNX Runtime on the CPU: one session per graph, everything bound once per shape, caches updated in place.
 
 A segment is compiled twice: ``segment_i`` with GroupQueryAttention, ``segment_i.batched`` with plain products for steps of
-several rows (see attention_form). ONNX Runtime keeps packed copies of the weights in every session, so the second form is
-loaded when a step first needs it, and whoever runs one row at a time never pays for it. Nor is ``head`` loaded for a bundle
-without exits, as the last segment has its own, or ``kv_fill_c`` before a policy uses it.
+several rows (see attention_form); so are all segments as one graph, ``uncut``, for tokens that go through every layer.
+What not everybody needs is loaded when a step first needs it: the forms for several rows, ``kv_fill_c``, and, in a bundle
+without exits, the segments and ``head``.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import Any
 
 import numpy as np
@@ -27,7 +27,7 @@ from tide_runtime.backends.step_arrays import StepBuffers, StepPositions, StepSh
 from tide_runtime.backends.threads import ThreadOptions, session_options
 from tide_runtime.bundle import Bundle
 from tide_runtime.errors import BundleError, ParamsError
-from tide_runtime.manifest import HEAD, Manifest, batched_graph, kv_fill_graph
+from tide_runtime.manifest import HEAD, UNCUT, Manifest, batched_graph, kv_fill_graph
 
 _NUMPY_DTYPES: dict[str, type[np.generic]] = {"fp32": np.float32, "fp16": np.float16, "bf16": np.uint16}  # its bits
 _ORT_DTYPES: dict[str, type[np.generic]] = {
@@ -49,8 +49,10 @@ class OnnxRuntimeBackend:
         """``layers``: graph name → how many decoder layers it runs. ``load``: makes the session of a graph, or of a
         segment's form for several rows, given its name."""
         self.manifest, self.layers, self._load = manifest, layers, load
+        segments = [segment.name for segment in manifest.segments]
+        self.every_layer = [UNCUT] if UNCUT in layers else segments
         exits = manifest.calibration.exits if manifest.calibration is not None else []
-        late = {kv_fill_graph(e) for e in exits} if exits else {HEAD}
+        late = {kv_fill_graph(e) for e in exits} if exits else {HEAD, *segments} - {*self.every_layer}
         self.sessions = {form: load(form) for form in (self.first_form(name) for name in layers if name not in late)}
         self.launches: dict[str, int] = Counter()
         self.dtype = _NUMPY_DTYPES[manifest.dtype]
@@ -65,7 +67,7 @@ class OnnxRuntimeBackend:
         missing = sorted({batched_graph(s.name) for s in manifest.segments} - set(files))
         if missing:
             raise BundleError(f"target {target} lacks graphs {missing}: an older tide-export made it; export the bundle again")
-        layers = {g.name: g.layers[1] - g.layers[0] if g.layers else 0 for g in manifest.graphs}
+        layers = decoder_layers(manifest, files)
         return cls(manifest, layers, lambda name: load_session(bundle, name, files[name], options, ["CPUExecutionProvider"]))
 
     def slots(self, capacity: int) -> OnnxRuntimeSlots:
@@ -78,7 +80,8 @@ class OnnxRuntimeBackend:
     def session(self, name: str) -> ort.InferenceSession:
         """The session of a graph, or of a segment's form for several rows, which may have to be loaded first."""
         if name not in self.sessions:
-            self._load_late({name} if name in self.layers else {batched_graph(n) for n, layers in self.layers.items() if layers})
+            cut = {batched_graph(segment.name) for segment in self.manifest.segments}
+            self._load_late(cut if name in cut else {name})
         return self.sessions[name]
 
     def slides(self) -> bool:
@@ -99,6 +102,7 @@ class OnnxRuntimeSlots:
 
     def __init__(self, backend: OnnxRuntimeBackend, capacity: int) -> None:
         self.backend, self.capacity, self.layers_launched = backend, capacity, 0
+        self.every_layer: Sequence[str] = backend.every_layer
         self.caches = KVCaches(backend.manifest, backend.dtype, capacity)
         self.buffers = StepBuffers(backend.manifest, backend.dtype, backend.logits_dtype)
         self._steps: OrderedDict[StepShape, _BoundStep] = OrderedDict()
@@ -246,6 +250,12 @@ class _BoundStep:
             bias = self._biases[name] = AttentionBias.named(name, shape.rows, shape.seq, self._slots.caches.slots)
             bias.fill(self._lengths)
         return self._biases[name]
+
+
+def decoder_layers(manifest: Manifest, graphs: Container[str]) -> dict[str, int]:
+    """Name → decoder layers of every graph that a target with ``graphs`` can be told to run."""
+    layers = {g.name: g.layers[1] - g.layers[0] if g.layers else 0 for g in manifest.graphs}
+    return layers | ({UNCUT: manifest.model.num_layers} if UNCUT in graphs else {})
 
 
 def load_session(

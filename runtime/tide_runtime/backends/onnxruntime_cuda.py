@@ -15,7 +15,7 @@ import onnxruntime as ort
 from tide_runtime.backends.base import Slots
 from tide_runtime.backends.device_step import DeviceSlots, DeviceStep
 from tide_runtime.backends.element_types import BF16, ELEMENT_TYPES, FP16, FP32, ElementType
-from tide_runtime.backends.onnxruntime_cpu import OnnxRuntimeBackend, load_session
+from tide_runtime.backends.onnxruntime_cpu import OnnxRuntimeBackend, decoder_layers, load_session
 from tide_runtime.backends.step_arrays import StepShape
 from tide_runtime.backends.threads import ThreadOptions, session_options
 from tide_runtime.bundle import Bundle
@@ -58,7 +58,7 @@ class OnnxRuntimeCudaBackend(OnnxRuntimeBackend):
         missing = sorted({batched_graph(s.name) for s in manifest.segments} - set(files))
         if missing:
             raise BundleError(f"target {target} lacks graphs {missing}: an older tide-export made it; export the bundle again")
-        layers = {g.name: g.layers[1] - g.layers[0] if g.layers else 0 for g in manifest.graphs}
+        layers = decoder_layers(manifest, files)
         return cls(manifest, layers, lambda name: load_session(bundle, name, files[name], options, [provider]), device)
 
     def slots(self, capacity: int) -> Slots:  # type: ignore[override]

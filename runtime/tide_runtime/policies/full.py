@@ -17,19 +17,18 @@ class FullDepth:
     name = "full"
 
     def __init__(self, manifest: Manifest, prefill_chunk: int, options: DepthOptions | None = None) -> None:
-        self.segments = [segment.name for segment in manifest.segments]
         self.prefill_chunk = prefill_chunk
 
     def prefill(self, slots: Slots, row: Row) -> int:
-        return prefill_full(slots, row, self.segments, self.prefill_chunk)
+        return prefill_full(slots, row, self.prefill_chunk)
 
     def decode(self, slots: Slots, rows: Sequence[Row]) -> list[list[int]]:
         ones = [1] * len(rows)
         step = slots.step(0, ones, ones)
         step.input_ids[:] = [row.last_token for row in rows]
         step.place([row.length for row in rows])
-        for segment in self.segments:
-            step.run(segment)
+        for graph in slots.every_layer:
+            step.run(graph)
         logits, likeliest = step.logits, step.token.tolist()
         chosen = []
         for i, row in enumerate(rows):
