@@ -27,7 +27,7 @@ from tide_runtime.backends.onnxruntime_cpu import OnnxRuntimeBackend
 from tide_runtime.backends.threads import ThreadOptions
 from tide_runtime.bundle import Bundle
 
-from benchmarks.even_cuts import write_cuts
+from benchmarks.even_cuts import write_even_cuts
 from benchmarks.models import BENCH_MODELS
 
 START = 128  # cache slots filled before the timed steps
@@ -115,7 +115,7 @@ def main(
     )
     with tempfile.TemporaryDirectory() as temporary:
         for model in models.split(","):
-            write_cuts(BENCH_MODELS[model](), Path(temporary) / model, SEGMENTS, max_seq_len=512)
+            write_even_cuts(BENCH_MODELS[model](), Path(temporary) / model, SEGMENTS, max_seq_len=512)
         for model in models.split(","):
             times: dict[int, dict[str, list[float]]] = {seq: {} for seq in SEQS}
             for turn in range(loads):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 _KEY_FILE = "bench-key.txt"
@@ -12,14 +12,25 @@ _KEY_FILE = "bench-key.txt"
 
 def cached_folder(folder: Path, key: str, make: Callable[[Path], None]) -> Path:
     """``folder``, filled by ``make(folder)`` unless it was already filled for the same ``key``."""
-    stamp = folder / _KEY_FILE
-    if stamp.is_file() and stamp.read_text(encoding="utf-8") == key:
-        return folder
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    make(folder)
-    stamp.write_text(key, encoding="utf-8")  # last: an interrupted `make` leaves a folder without a key
+    cached_folders({folder: key}, lambda stale: make(stale[0]))
     return folder
+
+
+def cached_folders(keys: Mapping[Path, str], make: Callable[[list[Path]], None]) -> None:
+    """Have ``make`` fill those folders at once that were not already filled for their key."""
+    stale = [folder for folder, key in keys.items() if _key_of(folder) != key]
+    for folder in stale:
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+    if stale:
+        make(stale)
+    for folder in stale:  # last: an interrupted `make` leaves folders without a key
+        (folder / _KEY_FILE).write_text(keys[folder], encoding="utf-8")
+
+
+def _key_of(folder: Path) -> str | None:
+    stamp = folder / _KEY_FILE
+    return stamp.read_text(encoding="utf-8") if stamp.is_file() else None
 
 
 def files_digest(files: Iterable[Path]) -> str:

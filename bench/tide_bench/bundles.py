@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 
-from tide_bench.build_cache import cached_folder, files_digest
+from tide_bench.build_cache import cached_folder, cached_folders, files_digest
 from tide_bench.in_process import run_in_process
 
 
@@ -21,18 +22,32 @@ def export_bundle(
     weights: Path, identity: str, folder: Path, checkpoints: str = "auto", dtype: str = "fp32", max_seq_len: int | None = None
 ) -> Path:
     """The bundle of the model in ``weights``, cut at ``checkpoints``, exported again when `export_key` has changed."""
-    key = export_key(identity) + ("" if checkpoints == "auto" else f"\ncut at {checkpoints}")
-    key += "" if (dtype, max_seq_len) == ("fp32", None) else f"\n{dtype}, {max_seq_len} slots"
 
     def make(empty: Path) -> None:
         run_in_process(_export, str(weights), empty / "bundle", checkpoints, dtype, max_seq_len)
 
-    return cached_folder(folder, key, make) / "bundle"
+    return cached_folder(folder, _key(identity, checkpoints, dtype, max_seq_len), make) / "bundle"
+
+
+def export_cuts(weights: Path, identity: str, cuts: Mapping[Path, str], dtype: str, max_seq_len: int) -> dict[Path, Path]:
+    """For each folder of ``cuts`` its bundle, cut at the checkpoints given; those to be made again are made from one trace."""
+    keys = {folder: _key(identity, checkpoints, dtype, max_seq_len) for folder, checkpoints in cuts.items()}
+
+    def make(stale: list[Path]) -> None:
+        run_in_process(_export_cuts, str(weights), {folder / "bundle": cuts[folder] for folder in stale}, dtype, max_seq_len)
+
+    cached_folders(keys, make)
+    return {folder: folder / "bundle" for folder in cuts}
 
 
 def build_unsplit(weights: Path, identity: str, folder: Path, dtype: str = "fp32", max_seq_len: int | None = None) -> Path:
     """The unsplit graph: same model, same lowering, one ONNX graph, run by the same loop. The baseline of every figure."""
     return export_bundle(weights, identity, folder, "none", dtype, max_seq_len)
+
+
+def _key(identity: str, checkpoints: str, dtype: str, max_seq_len: int | None) -> str:
+    key = export_key(identity) + ("" if checkpoints == "auto" else f"\ncut at {checkpoints}")
+    return key + ("" if (dtype, max_seq_len) == ("fp32", None) else f"\n{dtype}, {max_seq_len} slots")
 
 
 def _package(name: str) -> Path:
@@ -47,3 +62,13 @@ def _export(weights: str, out: Path, checkpoints: str, dtype: str, max_seq_len: 
     from tide_export.config import ExportConfig
 
     export(weights, out, ExportConfig(verify=False, checkpoints=checkpoints, dtype=dtype, max_seq_len=max_seq_len))
+
+
+def _export_cuts(weights: str, cuts: Mapping[Path, str], dtype: str, max_seq_len: int) -> None:
+    from tide_bench.cuts import write_cuts
+    from tide_export.config import place_checkpoints
+    from tide_export.load import load_model
+
+    loaded = load_model(weights, dtype)
+    layers = loaded.model.config.get_text_config().num_hidden_layers
+    write_cuts(loaded, {folder: place_checkpoints(at, layers) for folder, at in cuts.items()}, dtype, max_seq_len)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from time import perf_counter
@@ -27,6 +26,7 @@ from tide_bench.contestants import POLICIES, RIVALS, Contestant
 from tide_bench.curve import CurvePoint, measure_curve
 from tide_bench.energy import EnergyMeter
 from tide_bench.load import load_rows
+from tide_bench.phases import Phases
 from tide_bench.prompts import joined, read_prompts, windows
 from tide_bench.report import Report
 from tide_bench.results import add_results
@@ -37,6 +37,7 @@ from tide_bench.table import CAPTION, print_rows
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 console = Console(width=max(170, Console().width))  # piped output would wrap the table at 80
 _DEFAULTS = BenchConfig()
+_ROOMY = 8  # arms that fit into memory where two may get ready at once: making one may hold the model several times
 _PROCESS_SHARE = 2.2  # memory of an arm over its fp32 weights: runtimes keep them packed for their kernels as well
 LOAD_PROMPTS = 16
 CURVE_TEXTS = 8
@@ -64,6 +65,9 @@ def bench(
     new_tokens: Annotated[int, typer.Option(help="New tokens a row.")] = _DEFAULTS.new_tokens,
     rounds: Annotated[int, typer.Option(help="Turns of each arm at most.")] = _DEFAULTS.rounds,
     minutes: Annotated[float, typer.Option(help="Time for all turns together; preparing arms comes on top.")] = _DEFAULTS.minutes,
+    precision: Annotated[
+        float, typer.Option(help="End the turns early once every ratio is known to within this share of it.")
+    ] = _DEFAULTS.precision,
     mode: Annotated[
         str,
         typer.Option(help=f"Of {_list(MODES)}: tokens after the first; time to the first; requests that come when they like."),
@@ -90,13 +94,15 @@ def bench(
         new_tokens=new_tokens,
         rounds=rounds,
         minutes=minutes,
+        precision=precision,
         rates=_numbers(rate, float, "--rate"),
         seconds=seconds,
     )
     opened = Bundle.open(bundle, verify=False)
     report = Report("tide_bench", model=opened.manifest.model.name, bundle=bundle.name, long=long, **asdict(config))
     points: list[CurvePoint] = []
-    with Bench(opened, config, model, prompts, cache or _default_cache(), long) as run:
+    phases = Phases(lambda text: console.print(text, style="dim", markup=False))
+    with Bench(opened, config, model, prompts, cache or _default_cache(), long, phases) as run:
         report.rows = run.rows()
         print_rows(console, mode, report.rows)
         console.print(CAPTION, style="dim", markup=False)
@@ -108,6 +114,9 @@ def bench(
     report.settings["curve"] = [asdict(point) for point in points]
     add_results(report)
     report.add("bench_seconds", perf_counter() - begin)
+    report.settings["phases"] = phases.seconds
+    for line in phases.lines():
+        console.print(line, style="dim", markup=False)
     report.finish(json)
     if html is not None:
         from tide_bench.page import write_report
@@ -119,16 +128,26 @@ class Bench:
     """One run of the command: what it needs, opened and closed together."""
 
     def __init__(
-        self, bundle: Bundle, config: BenchConfig, model: str | None, prompts: Path | None, cache: Path, long: bool
+        self,
+        bundle: Bundle,
+        config: BenchConfig,
+        model: str | None,
+        prompts: Path | None,
+        cache: Path,
+        long: bool,
+        phases: Phases,
     ) -> None:
         self.manifest, self.config, self.meter = bundle.manifest, config, EnergyMeter()
         info = bundle.manifest.tokenizer
         tokenizer = Tokenizer.from_file(bundle.path(info.file)) if info is not None else None
         self._prompts = read_prompts(prompts, tokenizer)
         self._lengths = _lengths(config, bundle.manifest.max_seq_len, long)
-        with _phase("the HuggingFace model"):
+        self._phases = phases
+        with phases("find the HuggingFace model"):
             source = _source(bundle, config, model)
-        self.stage = Stage(bundle.directory, bundle.manifest, source, cache, self._exit_depth, _announce)
+        kinds = [contestant.kind for contestant in self._contestants()]
+        lanes = 2 if self._most_in_memory() >= _ROOMY else 1
+        self.stage = Stage(bundle.directory, bundle.manifest, source, cache, kinds, self._exit_depth, lanes, phases)
 
     def __enter__(self) -> Bench:
         return self
@@ -140,13 +159,13 @@ class Bench:
         """What the mode measures, a row for each arm and place."""
         if self.config.mode == "load":
             texts = [p for n in self._lengths for p in self._windows(n, LOAD_PROMPTS)]
-            return load_rows(self.stage, self._contestants(), texts, self.config, _announce)
+            return load_rows(self.stage, self._contestants(), texts, self.config, self._phases)
         places = [
             Place(length, batch, _groups(self._windows(length, batch * self.config.rounds), batch))
             for length in self._lengths
             for batch in sorted(self.config.batches)
         ]
-        compared = Comparison(self.stage, self._contestants(), places, self.manifest, self.config, self.meter, _announce)
+        compared = Comparison(self.stage, self._contestants(), places, self.manifest, self.config, self.meter, self._phases)
         return compared.run(self._most_in_memory())
 
     def curve(self) -> list[CurvePoint]:
@@ -156,7 +175,7 @@ class Bench:
         self.stage.leave([kind for kind in ARMS if kind != OURS])
         entries = self.stage.enter([POLICIES["full"]])
         try:
-            with _phase("curve"):
+            with self._phases("curve"):
                 return measure_curve(entries[0].process, texts, length, self.meter)
         except (ArmError, IndexError) as error:
             console.print(f"No curve: {error}", style="yellow", markup=False)
@@ -173,9 +192,8 @@ class Bench:
             texts = joined(texts, tokens)
         return windows(texts, tokens, count)
 
-    def _exit_depth(self) -> int:
+    def _exit_depth(self, entry: Entry) -> int:
         """Layers that `exit` runs before it speaks, on average: what static layer skip is compared at."""
-        entry: Entry = self.stage.enter([POLICIES["exit"]])[0]
         prompts = self._windows(self._lengths[0], 4)
         depths = [entry.generate([prompt], self.config.new_tokens).depth or 0.0 for prompt in prompts]
         return max(1, min(round(sum(depths) / len(depths)), self.manifest.model.num_layers - 1))
@@ -220,17 +238,6 @@ def _numbers(text: str, kind: Callable[[str], Any], option: str) -> tuple[Any, .
 
 def _default_cache() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "tide-bench"
-
-
-def _announce(text: str) -> None:
-    console.print(text, style="dim", markup=False)
-
-
-@contextmanager
-def _phase(title: str) -> Iterator[None]:
-    start = perf_counter()
-    yield
-    console.print(f"{title}: {perf_counter() - start:.1f} s", style="dim", markup=False)
 
 
 def main() -> None:

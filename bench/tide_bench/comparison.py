@@ -1,4 +1,4 @@
-"""The comparison: meetings of arms, each checked, warmed up, and then timed in turn."""
+"""The comparison: meetings of arms, each checked while it gets ready, warmed up, and then timed in turn."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from tide_bench.arms.process import ArmError
 from tide_bench.config import BenchConfig
 from tide_bench.contestants import Contestant
 from tide_bench.energy import EnergyMeter
-from tide_bench.figures import PIVOT, decode_seconds, prefill_seconds, ratio_row, speed_row, text_row
+from tide_bench.figures import PIVOT, decode_seconds, prefill_seconds, ratio_row, settled, speed_row, text_row
 from tide_bench.other_load import OtherLoad
+from tide_bench.phases import Phases
 from tide_bench.promises import NEAR_TIE, broken_promise
-from tide_bench.stage import Announce, Entry, Stage, meetings
+from tide_bench.stage import Entry, Stage, meetings
 from tide_bench.turns import Group, Turn, take_turns
 
-WARM_UPS = 1  # after the check, which is one: compiled code settles on its second call
 REFERENCE = "eager"
 
 
@@ -29,6 +29,10 @@ class Place:
     prompt_tokens: int
     batch: int
     groups: list[Group]
+
+    @property
+    def title(self) -> str:
+        return f"batch {self.batch}, {self.prompt_tokens} prompt tokens"
 
 
 @dataclass
@@ -51,10 +55,10 @@ class Comparison:
         manifest: Manifest,
         config: BenchConfig,
         meter: EnergyMeter,
-        announce: Announce,
+        phases: Phases,
     ) -> None:
         self._stage, self._contestants, self._places, self._config = stage, contestants, places, config
-        self._manifest, self._meter, self._announce = manifest, meter, announce
+        self._manifest, self._meter, self._phases = manifest, meter, phases
         self._records = [_Record() for _ in places]
         self._seconds = prefill_seconds if config.mode == "prefill" else decode_seconds
         self.new_tokens = 2 if config.mode == "prefill" else config.new_tokens
@@ -65,34 +69,47 @@ class Comparison:
         planned = meetings(kinds, most_in_memory)
         share = 60 * self._config.minutes / (len(planned) * len(self._places))
         for number, company in enumerate(planned):
-            entries = self._stage.enter([c for c in self._contestants if c.kind in company])
+            entries = self._stage.enter([c for c in self._contestants if c.kind in company], self._rehearse)
             for place, record in zip(self._places, self._records, strict=True):
-                entries = self._meet(entries, place, record, number, share)
+                self._meet(entries, place, record, number, share)
             if number + 1 < len(planned):
                 self._stage.leave(company[1:])
-        return [row for place, record in zip(self._places, self._records, strict=True) for row in self._rows(place, record)]
+        with self._phases("hold texts to their promises"):
+            return [row for place, record in zip(self._places, self._records, strict=True) for row in self._rows(place, record)]
 
-    def _meet(self, entries: list[Entry], place: Place, record: _Record, number: int, seconds: float) -> list[Entry]:
-        """One meeting at one place; returns the arms that still run."""
-        self._announce(f"batch {place.batch}, {place.prompt_tokens} prompt tokens: check and warm up")
-        left = [entry for entry in entries if self._check(entry, place, record)]
-        self._announce(f"batch {place.batch}, {place.prompt_tokens} prompt tokens: {len(left)} arms in turn")
+    def _rehearse(self, entry: Entry) -> None:
+        """A text at every place: it is held to the arm's promise later, and what compiles at its first call does so now."""
+        contestant = entry.contestant
+        for place, record in zip(self._places, self._records, strict=True):
+            if contestant.name not in record.checked:
+                with self._phases("check", contestant.title):
+                    tokens = self._generate(entry, place)
+                if tokens is not None:
+                    record.checked[contestant.name] = tokens
+
+    def _generate(self, entry: Entry, place: Place) -> list[list[int]] | None:
+        try:
+            return entry.generate(place.groups[0], self.new_tokens).tokens
+        except ArmError as error:
+            self._stage.withdraw(entry.contestant, f"batch {place.batch}: {error}")
+            return None
+
+    def _meet(self, entries: Sequence[Entry], place: Place, record: _Record, number: int, seconds: float) -> None:
+        """One meeting at one place, of the arms that could say anything there."""
+        present = [entry for entry in entries if entry.contestant.name in record.checked]
+        with self._phases("warm up", place.title):
+            present = [entry for entry in present if self._generate(entry, place) is not None]
         load = OtherLoad(self._stage.pids)
-        turns = take_turns(left, place.groups, self.new_tokens, self._meter, seconds, number, self._stage.withdraw)
+        with self._phases("turns", place.title):
+            turns = take_turns(
+                present, place.groups, self.new_tokens, self._meter, seconds, number, self._stage.withdraw, self._settled
+            )
         record.other_load = max(record.other_load, load.share())
         for name, own in turns.items():
             record.turns.setdefault(name, []).extend(own)
-        return [entry for entry in left if entry.contestant.name not in self._stage.failures]
 
-    def _check(self, entry: Entry, place: Place, record: _Record) -> bool:
-        try:
-            record.checked[entry.contestant.name] = entry.generate(place.groups[0], self.new_tokens).tokens
-            for _ in range(WARM_UPS):
-                entry.generate(place.groups[0], self.new_tokens)
-        except ArmError as error:
-            self._stage.withdraw(entry, f"batch {place.batch}: {error}")
-            return False
-        return True
+    def _settled(self, turns: dict[str, list[Turn]]) -> bool:
+        return settled(turns, self._seconds, self._config.precision)
 
     def _rows(self, place: Place, record: _Record) -> list[dict[str, Any]]:
         where = {"prompt_tokens": place.prompt_tokens, "batch": place.batch, "other_load": record.other_load}

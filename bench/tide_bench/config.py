@@ -26,6 +26,7 @@ class BenchConfig:
         new_tokens: tokens to generate for each row.
         rounds: turns of each arm, at most.
         minutes: time for all turns together; each arm has `FEWEST_ROUNDS` turns even when that takes longer.
+        precision: turns end early once every ratio's 95% interval is within this share of it.
         rates: of mode ``load``: requests per second, as shares of what `full` can do when asked one by one.
         seconds: of mode ``load``: how long requests come.
     """
@@ -38,6 +39,7 @@ class BenchConfig:
     new_tokens: int = 64
     rounds: int = 12
     minutes: float = 2.0
+    precision: float = 0.02
     rates: tuple[float, ...] = (0.5, 0.9)
     seconds: float = 10.0
 
@@ -50,7 +52,7 @@ class BenchConfig:
             values = getattr(self, name)
             if not values or min(values) < least:
                 raise ParamsError(f"{name} is {values}; give numbers of at least {least}")
-        for name, least in (("new_tokens", 2), ("rounds", 1), ("minutes", 0), ("seconds", 1)):
+        for name, least in (("new_tokens", 2), ("rounds", 1), ("minutes", 0), ("precision", 0), ("seconds", 1)):
             if getattr(self, name) < least:
                 raise ParamsError(f"{name} is {getattr(self, name)}; give at least {least}")
 

@@ -60,6 +60,19 @@ def ratio_row(name: str, turns: Mapping[str, Sequence[Turn]], seconds: Seconds) 
     return row
 
 
+def settled(turns: Mapping[str, Sequence[Turn]], seconds: Seconds, precision: float) -> bool:
+    """Whether every arm's speed over the first baseline here is known to within ``precision`` of itself (95% interval).
+
+    To stop there leaves the interval as it is in the limit of many turns (Chow & Robbins 1965).
+    """
+    baseline = next((name for name in BASELINES if turns.get(name)), None)
+    if baseline is None:
+        return False
+    others = (own for name, own in turns.items() if name != baseline and own)
+    ratios = [ratio for own in others if (ratio := _ratio(own, baseline, turns, seconds)) is not None]
+    return bool(ratios) and all(ratio.high - ratio.low <= 2 * precision * ratio.median for ratio in ratios)
+
+
 def _ratio(own: Sequence[Turn], baseline: str, turns: Mapping[str, Sequence[Turn]], seconds: Seconds) -> PairedRatio | None:
     """From turns at the same prompts next to each other; over the pivot when the two were never in memory together."""
     if direct := _pairs(turns[baseline], own, seconds):

@@ -15,7 +15,8 @@ from tide_bench.arms.base import Arm
 from tide_bench.arms.process import ArmError
 from tide_bench.config import BenchConfig
 from tide_bench.contestants import Contestant
-from tide_bench.stage import Announce, Entry, Stage
+from tide_bench.phases import Phases
+from tide_bench.stage import Entry, Stage
 from tide_bench.turns import SETTLE_S
 
 # Kinds whose engines take calls of several threads at once; the others serve one request after the other.
@@ -68,10 +69,10 @@ def serve(arm: Arm, requests: Sequence[Request], workers: int, options: Mapping[
 
 
 def load_rows(
-    stage: Stage, contestants: Sequence[Contestant], prompts: Sequence[list[int]], config: BenchConfig, announce: Announce
+    stage: Stage, contestants: Sequence[Contestant], prompts: Sequence[list[int]], config: BenchConfig, phases: Phases
 ) -> list[dict[str, Any]]:
     """A row for each rate and contestant; rates are shares of what `full` does when asked one by one."""
-    entries = [entry for entry in stage.enter(contestants) if _warm_up(stage, entry, prompts, config.new_tokens)]
+    entries = stage.enter(contestants, lambda entry: _warm_up(entry, prompts, config.new_tokens))
     alone = next((_one_by_one(e, prompts, config.new_tokens) for e in entries if e.contestant.name == "full"), None)
     if alone is None:
         return [{"arm": c.name, "title": c.title, "note": stage.failures.get(c.name, "`full` did not run")} for c in contestants]
@@ -79,23 +80,18 @@ def load_rows(
     for share in config.rates:
         requests = poisson_requests(share / alone, config.seconds, prompts, config.new_tokens)
         for entry in entries:
-            announce(f"{len(requests)} requests, {share / alone:.1f} a second: {entry.contestant.title}")
             time.sleep(SETTLE_S)
-            rows.append({"share": share, "rate": share / alone, **_row(stage, entry, requests)})
+            with phases(f"{len(requests)} requests, {share / alone:.1f} a second", entry.contestant.title):
+                rows.append({"share": share, "rate": share / alone, **_row(stage, entry, requests)})
     failed = [c for c in contestants if c.name in stage.failures and all(row["arm"] != c.name for row in rows)]
     return rows + [{"arm": c.name, "title": c.title, "note": stage.failures[c.name]} for c in failed]
 
 
-def _warm_up(stage: Stage, entry: Entry, prompts: Sequence[list[int]], new_tokens: int) -> bool:
+def _warm_up(entry: Entry, prompts: Sequence[list[int]], new_tokens: int) -> None:
     """Every shape once: compiled code is made for it."""
-    try:
-        for length in {len(prompt): prompt for prompt in prompts}.values():
-            for tokens in {new_tokens, max(2, new_tokens // SHORT_SHARE)}:
-                entry.generate([length], tokens)
-    except ArmError as error:
-        stage.withdraw(entry, str(error))
-        return False
-    return True
+    for prompt in {len(prompt): prompt for prompt in prompts}.values():
+        for tokens in {new_tokens, max(2, new_tokens // SHORT_SHARE)}:
+            entry.generate([prompt], tokens)
 
 
 def _one_by_one(entry: Entry, prompts: Sequence[list[int]], new_tokens: int) -> float:
@@ -112,7 +108,7 @@ def _row(stage: Stage, entry: Entry, requests: Sequence[Request]) -> dict[str, A
     try:
         served: list[Served] = entry.process.apply(serve, list(requests), workers, entry.contestant.options)
     except ArmError as error:
-        stage.withdraw(entry, str(error))
+        stage.withdraw(entry.contestant, str(error))
         return row | {"note": str(error)}
     percentile = partial(np.percentile, q=(50, 95))
     first, last = (percentile([getattr(s, name) for s in served]) for name in ("first_token_s", "last_token_s"))

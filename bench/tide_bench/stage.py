@@ -1,22 +1,31 @@
-"""Gets contestants ready: makes what they load, starts their processes, and notes why one cannot run."""
+"""Gets contestants ready: makes what they load, starts their processes, and notes why one cannot run.
+
+Nothing is timed here, so arms get ready two at a time where the machine has room: compilers and exporters run on one core.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
-from typing import Any
+from threading import Lock
 
 from tide_runtime import TideError
 from tide_runtime.manifest import Manifest
 
+from tide_bench.arms import OURS
 from tide_bench.arms.base import Timing
 from tide_bench.arms.process import ArmError, ArmProcess
-from tide_bench.bundles import build_unsplit, export_bundle
-from tide_bench.contestants import Contestant
+from tide_bench.bundles import export_cuts
+from tide_bench.contestants import POLICIES, Contestant
+from tide_bench.phases import Phases
 from tide_bench.source_model import SourceModel
 
-Announce = Callable[[str], None]
+# TIDE's arm first, as static skip asks it for its depth; then what takes longest, so that nothing waits for it at the end.
+_FIRST = (OURS, "compile")
+_CUTS = ("unsplit", "static")  # bundles of our own exporter, made from one trace
 
 
 @dataclass(frozen=True)
@@ -36,7 +45,9 @@ class Stage:
 
     Args:
         source: the HuggingFace model, or why there is none here.
+        kinds: of arms that will be asked for.
         depth: gives the layers that static skip is to run, after how many `exit` ran; asked when the arm is made.
+        lanes: arms that get ready at once.
     """
 
     def __init__(
@@ -45,28 +56,47 @@ class Stage:
         manifest: Manifest,
         source: SourceModel | str,
         cache: Path,
-        depth: Callable[[], int],
-        announce: Announce,
+        kinds: Sequence[str],
+        depth: Callable[[Entry], int],
+        lanes: int,
+        phases: Phases,
     ) -> None:
         self.failures: dict[str, str] = {}
         self._bundle, self._manifest, self._source, self._depth = bundle, manifest, source, depth
         self._cache = cache / manifest.model.fingerprint[:16]
+        self._kinds, self._lanes, self._phases = kinds, lanes, phases
         self._processes: dict[str, ArmProcess] = {}
-        self._announce = announce
+        self._cuts = _Cuts()
 
-    def enter(self, contestants: Sequence[Contestant]) -> list[Entry]:
-        """Start those that can run."""
+    def enter(self, contestants: Sequence[Contestant], rehearse: Callable[[Entry], None] = lambda entry: None) -> list[Entry]:
+        """Start those that can run, and let each ``rehearse``; one that raises ArmError there cannot."""
+        kinds = sorted({c.kind for c in contestants}, key=lambda k: _FIRST.index(k) if k in _FIRST else len(_FIRST))
+        companies = [[c for c in contestants if c.kind == kind] for kind in kinds]
+        alone = companies[: kinds[:1] == [OURS]]
+        with ThreadPoolExecutor(self._lanes) as pool:
+            ready = [
+                *(self._ready(company, rehearse) for company in alone),
+                *pool.map(lambda company: self._ready(company, rehearse), companies[len(alone) :]),
+            ]
+        entries = {entry.contestant.name: entry for entry in chain(*ready)}
+        return [entries[c.name] for c in contestants if c.name in entries]
+
+    def _ready(self, company: Sequence[Contestant], rehearse: Callable[[Entry], None]) -> list[Entry]:
+        """Contestants of one kind, which share its process."""
         entries = []
-        for contestant in contestants:
+        for contestant in company:
             try:
-                entries.append(Entry(contestant, self._process(contestant.kind)))
+                entry = Entry(contestant, self._process(contestant.kind))
+                rehearse(entry)
             except (TideError, ArmError, RuntimeError, ImportError) as error:
-                self.failures[contestant.name] = _first_line(error)
+                self.withdraw(contestant, _first_line(error))
+            else:
+                entries.append(entry)
         return entries
 
-    def withdraw(self, entry: Entry, reason: str) -> None:
-        """Note that an arm failed on the way; a process that died takes its other contestants along when they are asked."""
-        self.failures[entry.contestant.name] = reason
+    def withdraw(self, contestant: Contestant, reason: str) -> None:
+        """Note why an arm failed, the first time; a process that died takes its other contestants along when they are asked."""
+        self.failures.setdefault(contestant.name, reason)
 
     def leave(self, kinds: Sequence[str]) -> None:
         """End the processes of these kinds."""
@@ -87,28 +117,58 @@ class Stage:
 
     def _process(self, kind: str) -> ArmProcess:
         if kind not in self._processes:
-            self._announce(f"preparing {kind}")
-            self._processes[kind] = ArmProcess(kind, self._folder(kind))
+            with self._phases("make", kind):
+                folder = self._folder(kind)
+            with self._phases("load", kind):
+                self._processes[kind] = ArmProcess(kind, folder)
         return self._processes[kind]
 
     def _folder(self, kind: str) -> Path:
         """What the arm loads. Raises ArmError when it needs the model and there is none."""
-        if kind == "tide":
+        if kind == OURS:
             return self._bundle
         if isinstance(self._source, str):
             raise ArmError(self._source)
-        weights, identity = self._source.folder, self._source.identity
-        form: dict[str, Any] = {"dtype": self._manifest.dtype, "max_seq_len": self._manifest.max_seq_len}
-        if kind == "unsplit":
-            return build_unsplit(weights, identity, self._cache / "unsplit", **form)
-        if kind == "static":
-            layers = str(self._depth())
-            return export_bundle(weights, identity, self._cache / f"static_{layers}", layers, **form)
+        if kind in _CUTS:
+            return self._cut(kind, self._source)
         if kind == "genai":
             from tide_bench.arms.genai import build_model_folder
 
-            return build_model_folder(weights, identity, self._cache / "genai")
-        return weights
+            return build_model_folder(self._source.folder, self._source.identity, self._cache / "genai")
+        return self._source.folder
+
+    def _cut(self, kind: str, source: SourceModel) -> Path:
+        """Whoever comes first has the bundles of all such kinds made."""
+        with self._cuts.lock:
+            if not self._cuts.wanted:
+                self._cuts.wanted = self._cuts_wanted()
+                at = dict(cut for cut in self._cuts.wanted.values() if isinstance(cut, tuple))
+                form = (self._manifest.dtype, self._manifest.max_seq_len)
+                self._cuts.made = export_cuts(source.folder, source.identity, at, *form)
+        cut = self._cuts.wanted[kind]
+        if isinstance(cut, ArmError):
+            raise cut
+        return self._cuts.made[cut[0]]
+
+    def _cuts_wanted(self) -> dict[str, tuple[Path, str] | ArmError]:
+        """Of each kind the folder and the checkpoints of its bundle, or why nobody can say."""
+        wanted: dict[str, tuple[Path, str] | ArmError] = {}
+        for kind in (kind for kind in _CUTS if kind in self._kinds):
+            try:
+                layers = self._depth(Entry(POLICIES["exit"], self._process(OURS))) if kind == "static" else None
+                wanted[kind] = (self._cache / kind, "none") if layers is None else (self._cache / f"{kind}_{layers}", str(layers))
+            except ArmError as error:
+                wanted[kind] = error
+        return wanted
+
+
+@dataclass
+class _Cuts:
+    """``wanted``: kind → (folder, checkpoints), or why not; ``made``: folder → bundle."""
+
+    wanted: dict[str, tuple[Path, str] | ArmError] = field(default_factory=dict)
+    made: dict[Path, Path] = field(default_factory=dict)
+    lock: Lock = field(default_factory=Lock)
 
 
 def with_options(contestants: Mapping[str, Contestant], manifest: Manifest) -> dict[str, Contestant]:

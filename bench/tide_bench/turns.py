@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from tide_bench.arms.base import Timing
 from tide_bench.arms.process import ArmError
+from tide_bench.contestants import Contestant
 from tide_bench.energy import EnergyMeter
 from tide_bench.stage import Entry
 
@@ -40,14 +41,16 @@ def take_turns(
     meter: EnergyMeter,
     seconds: float,
     meeting: int,
-    failed: Callable[[Entry, str], None],
+    failed: Callable[[Contestant, str], None],
+    settled: Callable[[dict[str, list[Turn]]], bool],
 ) -> dict[str, list[Turn]]:
-    """A turn of every arm at each of ``groups``, until ``seconds`` are over but for `FEWEST_ROUNDS`. The order shifts by one
-    each round, so that none always follows the same one. ``failed`` hears of arms that stop on the way."""
+    """A turn of every arm at each of ``groups``, until ``seconds`` are over or the turns so far are ``settled``, but for
+    `FEWEST_ROUNDS`. The order shifts by one each round, so that none always follows the same one. ``failed`` hears of arms
+    that stop on the way."""
     turns: dict[str, list[Turn]] = {entry.contestant.name: [] for entry in entries}
     running, end = list(entries), time.monotonic() + seconds
     for number, group in enumerate(groups):
-        if number >= FEWEST_ROUNDS and time.monotonic() > end:
+        if number >= FEWEST_ROUNDS and (time.monotonic() > end or settled(turns)):
             break
         shift = number % max(1, len(running))
         for entry in running[shift:] + running[:shift]:
@@ -55,7 +58,7 @@ def take_turns(
                 turns[entry.contestant.name].append(_turn(entry, group, new_tokens, meter, meeting, number))
             except ArmError as error:
                 running.remove(entry)
-                failed(entry, str(error))
+                failed(entry.contestant, str(error))
     return turns
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from bench.made_up_turns import turn
-from tide_bench.figures import decode_seconds, ratio_row, speed_row, text_row
+from tide_bench.figures import decode_seconds, ratio_row, settled, speed_row, text_row
 from tide_bench.paired_ratio import chained_ratio
 
 
@@ -43,3 +43,11 @@ def test_agreement_holds_texts_of_the_same_round_together() -> None:
     full = [turn(1, 0, tokens=[[1, 2, 3]]), turn(1, 1, tokens=[[4, 5, 6]])]
     assert text_row([turn(1, 1, tokens=[[4, 5, 6]])], full) == {"agreement": 1.0, "identical": 1.0}
     assert text_row([turn(1, 1, tokens=[[4, 9, 6]])], full)["agreement"] == 0
+
+
+def test_settled_is_what_every_ratio_has_to_be() -> None:
+    """Turns would end while one arm's figure is still a guess."""
+    steady = {"eager": [turn(2, n) for n in range(6)], "full": [turn(1, n) for n in range(6)]}
+    wavering = steady | {"exit": [turn(1 + n % 3, n) for n in range(6)]}
+    assert settled(steady, decode_seconds, 0.02) and not settled(wavering, decode_seconds, 0.02)
+    assert not settled({"full": steady["full"]}, decode_seconds, 0.02)  # no baseline: nothing is known

@@ -9,6 +9,7 @@ from tide_bench.energy import EnergyMeter
 from tide_bench.stage import Entry, meetings
 
 GROUPS = [[[1]]] * 5
+NEVER = lambda turns: False  # noqa: E731
 
 
 @pytest.fixture(autouse=True)
@@ -23,14 +24,21 @@ def _entries(calls: list[str], **fails_at: int | None) -> list[Entry]:
 def test_arms_take_turns_and_the_order_shifts(tmp_path) -> None:
     """All runs of one arm would stand together, and a slow minute hit one arm only."""
     calls: list[str] = []
-    own = turns.take_turns(_entries(calls, a=None, b=None), GROUPS[:3], 2, EnergyMeter(tmp_path), 9, 0, lambda *_: None)
+    own = turns.take_turns(_entries(calls, a=None, b=None), GROUPS[:3], 2, EnergyMeter(tmp_path), 9, 0, lambda *_: None, NEVER)
     assert calls == ["a", "b", "b", "a", "a", "b"]
     assert [turn.round for turn in own["a"]] == [0, 1, 2]
 
 
 def test_time_that_is_up_ends_the_turns_but_for_the_fewest(tmp_path) -> None:
     """A comparison of six minutes would take an hour on a slow machine, or show an interval of one turn."""
-    own = turns.take_turns(_entries([], a=None), GROUPS, 2, EnergyMeter(tmp_path), 0, 0, lambda *_: None)
+    own = turns.take_turns(_entries([], a=None), GROUPS, 2, EnergyMeter(tmp_path), 0, 0, lambda *_: None, NEVER)
+    assert len(own["a"]) == turns.FEWEST_ROUNDS
+
+
+def test_turns_end_once_they_are_settled(tmp_path) -> None:
+    """A quiet machine would be kept busy for a figure that is known, or a loud one stopped after a lucky turn."""
+    settled = lambda turns: len(turns["a"]) >= 2  # noqa: E731
+    own = turns.take_turns(_entries([], a=None), GROUPS, 2, EnergyMeter(tmp_path), 9, 0, lambda *_: None, settled)
     assert len(own["a"]) == turns.FEWEST_ROUNDS
 
 
@@ -39,7 +47,7 @@ def test_an_arm_that_fails_leaves_the_others_running(tmp_path) -> None:
     failed: list[tuple[str, str]] = []
     entries = _entries([], a=None, b=2)
     own = turns.take_turns(
-        entries, GROUPS[:3], 2, EnergyMeter(tmp_path), 9, 0, lambda e, why: failed.append((e.contestant.name, why))
+        entries, GROUPS[:3], 2, EnergyMeter(tmp_path), 9, 0, lambda c, why: failed.append((c.name, why)), NEVER
     )
     assert failed == [("b", "out of memory")] and len(own["a"]) == 3 and len(own["b"]) == 1
 

@@ -1,0 +1,46 @@
+"""Where the time went."""
+
+from __future__ import annotations
+
+from threading import Thread
+
+import pytest
+from tide_bench import phases
+from tide_bench.phases import Phases
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The time is its only entry."""
+    now = [0.0]
+    monkeypatch.setattr(phases, "perf_counter", lambda: now[0])
+    return now
+
+
+def test_parts_add_up_longest_first(clock: list[float]) -> None:
+    """A user would not see which arm the minutes go to."""
+    said: list[str] = []
+    timed = Phases(said.append)
+    for part, seconds in (("eager", 1.0), ("compile", 5.0), ("eager", 2.0)):
+        with timed("check", part):
+            clock[0] += seconds
+    with timed("curve"):
+        clock[0] += 4
+    assert timed.lines() == ["check 8.0 s: compile 5.0, eager 3.0", "curve 4.0 s"]
+    assert said == ["check: eager", "check: compile", "check: eager", "curve"]
+
+
+def test_what_fails_and_what_runs_beside_it_counts(clock: list[float]) -> None:
+    """An arm that took a minute to fail would cost nothing, or two at once would overwrite each other."""
+    timed = Phases(lambda text: None)
+
+    def fail() -> None:
+        with pytest.raises(ImportError), timed("load", "genai"):
+            clock[0] += 3
+            raise ImportError
+
+    with timed("load", "compile"):
+        thread = Thread(target=fail)
+        thread.start()
+        thread.join()
+    assert timed.seconds == {"load": {"compile": 3.0, "genai": 3.0}}
