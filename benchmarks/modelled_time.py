@@ -17,7 +17,8 @@ def modelled_ms(launches: Mapping[Launch, int], layers: Mapping[str, int], costs
         layers: graph name → decoder layers it runs, shallow segments first.
         costs: of a bundle with a measured cost table (`tide_runtime.calibration.StepCost` says what its parts are).
 
-    Each launch that gives logits stands for one turn of the runtime's loop, whose time it is charged with.
+    Each launch that gives logits stands for one turn of the runtime's loop, whose time it is charged with. Which launches found
+    their weights in the processor's caches a count of them does not tell, so none are taken to.
     """
     ends = {UNCUT, [graph for graph, depth in layers.items() if depth and graph != UNCUT][-1]}
     return sum(count * _launch_ms(launch, layers, ends, costs) for launch, count in launches.items())
@@ -27,9 +28,13 @@ def _launch_ms(launch: Launch, layers: Mapping[str, int], ends: Container[str], 
     graph, rows, tokens = launch
     cost = costs.step(rows, tokens)
     if graph == HEAD:
-        return cost.head_ms + cost.host_ms
+        return cost.head_ms + cost.host_ms + cost.ask_extra_ms
     if graph in costs.fills:
         return costs.fill(tokens, costs.fills[graph])
     if not layers[graph]:
         return cost.exit_ms
-    return cost.launch_ms + layers[graph] * cost.layer_ms + (cost.logits_ms + cost.host_ms if graph in ends else 0.0)
+    ms = cost.launch_ms + layers[graph] * cost.layer_ms
+    if graph not in ends:
+        return ms
+    plain = graph == UNCUT and tokens == rows
+    return ms + cost.logits_ms + cost.host_ms + (0.0 if plain else cost.deep_extra_ms)

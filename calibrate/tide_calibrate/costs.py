@@ -1,14 +1,15 @@
-"""What a step costs on this machine: graphs of a bundle timed at several batch shapes, and a line fitted through their depths.
+"""What a step costs on this machine: graphs of a bundle timed at several shapes, and launches told from layers (`cost_fit`).
 
 The bundle needs segments of different depth (`measuring_checkpoints`), or launches cannot be told from layers.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
 import platform
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import numpy as np
@@ -17,9 +18,11 @@ from tide_runtime.backends.base import Backend
 from tide_runtime.backends.threads import ThreadOptions
 from tide_runtime.calibration import CostTable, StepCost
 from tide_runtime.errors import CalibrationError
-from tide_runtime.manifest import HEAD, Manifest
+from tide_runtime.manifest import UNCUT, Manifest
 
-from tide_calibrate.host_time import measure_host_ms
+from tide_calibrate.cost_fit import fit_steps
+from tide_calibrate.host_time import measure_host_times
+from tide_calibrate.warm_runs import measure_warm_shares
 
 Shape = tuple[int, int]  # rows, tokens of each
 Clock = Callable[[], float]  # seconds
@@ -28,7 +31,6 @@ START = 96  # cache slots filled before the timed steps, where the cache has tha
 WARM_UPS = 2
 LEAST_ROUNDS = 3
 QUANTILE = 0.25  # of a graph's times over the rounds: whatever else runs on the machine only ever adds
-ROUTER_WIDTH = 128  # of the MLP router; a translator's rank is at most the same
 
 
 def measuring_checkpoints(num_layers: int) -> list[int]:
@@ -54,16 +56,21 @@ def measure_costs(
         budget_s: no new pass starts after this many seconds (after three passes).
 
     ``unsplit_ms`` follows from the fit: launch + L layers + the head without a launch of its own + host.
-    Raises CalibrationError when all segments have the same depth.
+    Raises CalibrationError when all segments have the same depth, or the timings make no sense.
     """
     engine = Engine.load(bundle, EngineOptions(target=target, policy="full", threads=threads or ThreadOptions()))
     manifest = engine.manifest
     check_depths(manifest)
     shapes = [(r, s) for r in sorted(set(rows)) for s in sorted(set(seqs)) if s < manifest.max_seq_len]
-    host = {r: measure_host_ms(engine, r) for r in sorted({r for r, _ in shapes})}
     times = time_graphs(engine.backend, manifest, shapes, rounds, budget_s)
-    steps = [fit_step(manifest, shape, times[shape], host[shape[0]]) for shape in shapes]
-    return CostTable(target, _machine(), unsplit_ms(steps, manifest.model.num_layers), steps)
+    warm = measure_warm_shares(engine.backend, manifest)
+    host = measure_host_times(engine, sorted({r for r, _ in shapes}))
+    steps = [
+        step
+        for r, outside in host.items()
+        for step in fit_steps(manifest, r, {s: times[r, s] for count, s in shapes if count == r}, outside)
+    ]
+    return CostTable(target, _machine(), unsplit_ms(steps, manifest.model.num_layers), steps, warm)
 
 
 def time_graphs(
@@ -76,12 +83,12 @@ def time_graphs(
 ) -> dict[Shape, dict[str, float]]:
     """ms of every graph at every shape, lower quartile over the rounds.
 
-    Graphs run in the order of a step, so each finds the CPU's caches as it will in use.
+    Graphs run in the order of a step, and those of an uncut one apart, so each finds the CPU's caches as it will in use.
     """
     shapes = list(shapes)
     slots = backend.slots(max(rows for rows, _ in shapes))
-    graphs = [graph.name for graph in manifest.graphs]
-    samples: dict[Shape, dict[str, list[float]]] = {shape: {name: [] for name in graphs} for shape in shapes}
+    orders = [[graph.name for graph in manifest.graphs], *([[UNCUT]] if UNCUT in slots.every_layer else [])]
+    samples: dict[Shape, dict[str, list[float]]] = {shape: {name: [] for order in orders for name in order} for shape in shapes}
     begin = clock()
     for turn in range(rounds):
         if turn >= LEAST_ROUNDS and clock() - begin > budget_s:
@@ -90,8 +97,8 @@ def time_graphs(
             rows, seq = shape
             step = slots.step(0, [seq] * rows, [seq] * rows)
             step.place([min(START, manifest.max_seq_len - seq)] * rows)
-            for repeat in range(WARM_UPS + 1):
-                for name in graphs:
+            for order, repeat in itertools.product(orders, range(WARM_UPS + 1)):
+                for name in order:
                     start = clock()
                     step.run(name)
                     if repeat == WARM_UPS:
@@ -100,23 +107,6 @@ def time_graphs(
         shape: {name: float(np.quantile(times, QUANTILE)) for name, times in by_name.items()}
         for shape, by_name in samples.items()
     }
-
-
-def fit_step(manifest: Manifest, shape: Shape, graph_ms: Mapping[str, float], host_ms: float) -> StepCost:
-    """The cost of one shape from the times of its graphs: least squares of launch + n * layer over the segments' depths n.
-
-    The last segment ends in the head, which is a third unknown: the graph ``head`` takes launch + head.
-    """
-    depths = [segment.layers[1] - segment.layers[0] for segment in manifest.segments if segment.layers]
-    unknowns = [[1.0, depth, 0.0] for depth in depths[:-1]] + [[1.0, depths[-1], 1.0], [1.0, 0.0, 1.0]]
-    times = [*(graph_ms[segment.name] for segment in manifest.segments), graph_ms[HEAD]]
-    launch, layer, _ = np.linalg.lstsq(np.array(unknowns, float), np.array(times), rcond=None)[0]
-    if launch < 0 or layer <= 0:  # noise; through the origin then
-        shallow = np.array(depths[:-1], float)
-        layer, launch = float(shallow @ np.array(times[:-2]) / (shallow @ shallow)), 0.0
-    exits = [ms for name, ms in graph_ms.items() if name.startswith("exit_")]
-    exit_ms = float(np.mean(exits)) if exits else launch + layer * _exit_share(manifest)
-    return StepCost(*shape, float(launch), float(layer), graph_ms[HEAD], float(exit_ms), host_ms)
 
 
 def check_depths(manifest: Manifest) -> None:
@@ -136,14 +126,6 @@ def unsplit_ms(steps: Iterable[StepCost], num_layers: int) -> float:
     if one is None:
         raise CalibrationError("one row of one token was not measured; include 1 in rows and in seqs")
     return num_layers * one.layer_ms + max(one.head_ms, one.launch_ms) + one.host_ms
-
-
-def _exit_share(manifest: Manifest) -> float:
-    """Weights of a router and a translator as a share of a layer's: their time, when the bundle has no such graph to time."""
-    last = manifest.segments[-1]
-    assert last.layers is not None
-    layer = last.parameters / (last.layers[1] - last.layers[0])
-    return min(1.0, 3 * ROUTER_WIDTH * manifest.model.hidden_size / layer) if layer else 1.0
 
 
 def _machine() -> str:

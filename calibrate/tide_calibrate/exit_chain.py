@@ -5,11 +5,12 @@ A token that passes option p (its router said no) goes on to a deeper option o, 
     V(p) = min( carry(p, L) + head,  min over o deeper than p of
                 carry(p, o) + ask(o) + P(wrong at o | passed p) * wrong_ms + P(passed o | passed p) * V(o) )
 
-    carry(p, o) = launch + (c_o - c_p) * (layer_1 - extra), to the end with a turn of the runtime's loop
+    carry(p, o) = launch + (c_o - c_p) * (layer_1 - extra), to the end with what the runtime's loop takes for a deep pass
 
 where ``extra`` is what a layer takes longer per token more in its batch. Tokens that stop early are run later with those
 that pass, so a launch is paid per token that passes and ``extra`` per token and layer, wherever it stops: a constant, but for
-the layers before the first option, which every token runs alone: carry(0, o) = turn + launch + c_o * layer_1 + (L - c_o) * extra.
+the layers before the first option, which each token runs alone: carry(0, o) = warm * (launch + c_o * layer_1) + (L - c_o) * extra
+where ``warm`` is the mean share of its time that a prefix takes when tokens stop there again and again.
 
 ``wrong_ms`` is the price of a wrong stop: for policy ``exact`` the work done on drafts after it, which only the whole cycle
 tells, so the caller tries several and lets the simulation judge. Taking the rates as conditional on the last option passed
@@ -59,12 +60,13 @@ def chain_costs(options: Sequence[ExitOption], num_layers: int, times: StepTimes
     before = np.concatenate([np.ones_like(passes[:1]), passes])
     reached = np.maximum(before.sum(1, keepdims=True), 1)  # where nobody passes, nothing is reached
     fixed = float(times.layer[1]) - times.extra_token
-    start = float(times.host + times.launch[1]) + places * times.layer[1] + (num_layers - places) * times.extra_token
+    warm = np.array([times.warm_shares(place, num_layers).mean() for place in places.tolist()])
+    start = (times.launch[1] + places * times.layer[1]) * warm + (num_layers - places) * times.extra_token
     step = np.concatenate([start[None], times.launch[1] + (places[None] - places[:, None]) * fixed])
     step = step + [option.ask_ms for option in options] + (before @ wrong.T) / reached * wrong_ms
     step[1:][places[None] <= places[:, None]] = np.inf
     whole = float(times.launch[1] + num_layers * times.layer[1])
-    end = np.concatenate([[whole], times.launch[1] + (num_layers - places) * fixed]) + times.logits[1] + times.host
+    end = np.concatenate([[whole], times.launch[1] + (num_layers - places) * fixed]) + times.logits[1] + times.deep
     return ChainCosts(step, (before @ passes.T) / reached, end)
 
 

@@ -77,4 +77,4 @@ def _exits(traced: ExitTrace, router: str) -> Iterator[ExitInfo]:
 def _option(trace: SplitTrace, info: ExitInfo, times: StepTimes) -> ExitOption:
     decisions = decide(trace, info, info.exact_threshold)
     head = head_ms(info, times)
-    return ExitOption(decisions, router_ms(info, times) + float(decisions.asks_head.mean()) * head)
+    return ExitOption(decisions, times.asking + router_ms(info, times) + float(decisions.asks_head.mean()) * head)

@@ -1,7 +1,8 @@
 """What a simulated policy launched, counted, and what that costs.
 
 With exits at checkpoints c_1 < … < c_K there are K + 1 levels: level l is the layers from c_l to c_{l+1} (c_0 = 0,
-c_{K+1} = L). Each is one segment, or several where the tail of an exit head makes a further cut.
+c_{K+1} = L). Each is one segment, or several where the tail of an exit head makes a further cut. Tokens that go through all
+levels at once take one launch, however many cuts there are.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from tide_runtime.calibration import cuts
 from tide_calibrate.exit_decisions import ExitDecisions, head_ms, router_ms
 from tide_calibrate.step_times import StepTimes
 
+STREAK = 16  # early stops in a row that are told apart
+
 
 @dataclass
 class LaunchCounts:
@@ -25,35 +28,39 @@ class LaunchCounts:
     Args:
         tokens: of the text.
         batches: [K + 1][S], how often a level was run for S tokens at once.
-        heads: [S], how often the last segment gave the logits of S tokens.
-        turns: how often the runtime's own loop came round: for every token that asked, and for every run of the last layers.
+        heads: [S], how often the last segment, run alone, gave the logits of S tokens.
+        whole: [S], how often S tokens went through all levels at once, the head on each.
+        warm: [STREAK + 1], runs of the first level for one token, by how many turns stopped early since the last deep one.
         fills: [K + 1], tokens whose K and V of a level were projected instead of computed.
     """
 
     tokens: int
     batches: list[list[int]]
     heads: list[int]
+    whole: list[int]
+    warm: list[int]
     fills: list[int]
-    turns: int = 0
     _asked: list[tuple[int, int]] = field(default_factory=list)
 
     @staticmethod
     def zeros(tokens: int, exits: int, most: int) -> LaunchCounts:
         """For a text of ``tokens`` tokens, ``exits`` exits and batches of up to ``most`` tokens."""
-        return LaunchCounts(tokens, [[0] * (most + 1) for _ in range(exits + 1)], [0] * (most + 1), [0] * (exits + 1))
+        levels, sizes = exits + 1, most + 1
+        batches = [[0] * sizes for _ in range(levels)]
+        return LaunchCounts(tokens, batches, [0] * sizes, [0] * sizes, [0] * (STREAK + 1), [0] * levels)
+
+    def enter(self, streak: int) -> None:
+        """Run one new token through the first level; ``streak``: turns that stopped early since the last deep one."""
+        self.batches[0][1] += 1
+        self.warm[min(streak, STREAK)] += 1
 
     def ask(self, first: int, end: int) -> None:
         """Note that the tokens [first, end) of the text asked their exits, each up to the one where it stopped."""
         self._asked.append((first, end))
 
-    def run_through(self, tokens: int) -> None:
-        """Run ``tokens`` new tokens through all levels at once, and the head on each."""
-        for batches in (*self.batches, self.heads):
-            batches[tokens] += 1
-
     def processed(self) -> int:
         """Tokens that were run through the first level, each as often as it was."""
-        return sum(tokens * count for tokens, count in enumerate(self.batches[0]))
+        return sum(tokens * (one + other) for tokens, (one, other) in enumerate(zip(self.batches[0], self.whole, strict=True)))
 
     def asked(self) -> NDArray[np.int64]:
         """[tokens], how often each asked: a token that was drafted over again asks again."""
@@ -79,18 +86,32 @@ def price(
     kv_fill_ms: float = 0.0,
 ) -> LaunchPrice:
     """The time of all launches in ``counts``; ``stops``: see `first_stops`; ``kv_fill_ms``: of one layer and token."""
-    places = cuts([decision.info for decision in decisions], num_layers)
-    edges = [0, *(decision.info.checkpoint for decision in decisions), num_layers]
-    ms, layers = times.host * counts.turns + float(np.dot(counts.heads, times.logits)), 0
+    infos = [decision.info for decision in decisions]
+    places, edges = cuts(infos, num_layers), [0, *(info.checkpoint for info in infos), num_layers]
+    whole, deep = sum(counts.whole), sum(counts.heads)
+    ms, layers = float(np.dot(counts.whole, times.whole(num_layers)) + np.dot(counts.heads, times.logits)), whole * num_layers
+    ms += times.host * counts.whole[1] + times.deep * (deep + sum(counts.whole[2:]))
     for level, (first, end) in enumerate(itertools.pairwise(edges)):
         launches = 1 + sum(first < place < end for place in places)
         ms += float(np.dot(counts.batches[level], times.segments(launches, end - first)))
         ms += counts.fills[level] * float(launches * times.launch[1] + (end - first) * kv_fill_ms)
         layers += (end - first) * sum(counts.batches[level])
-    asked = counts.asked()
-    for index, decision in enumerate(decisions):
+    asked, head = counts.asked(), 0.0
+    for index, info in enumerate(infos):
         reached = np.where(stops >= index, asked, 0)
-        heads = int(reached @ decision.asks_head)
-        ms += int(reached.sum()) * router_ms(decision.info, times) + heads * head_ms(decision.info, times)
-        layers += heads * decision.info.tail_layers
+        heads = int(reached @ decisions[index].asks_head)
+        ms += int(reached.sum()) * (router_ms(info, times) + times.asking)
+        head += heads * head_ms(info, times)
+        layers += heads * info.tail_layers
+    ms += head
+    if infos:
+        saved = 1 - _mean_share(counts, times, infos[0].checkpoint + infos[0].tail_layers, num_layers)
+        ms -= saved * (sum(counts.warm) * float(times.segments(1, infos[0].checkpoint)[1]) + head)
     return LaunchPrice(ms, layers)
+
+
+def _mean_share(counts: LaunchCounts, times: StepTimes, depth: int, num_layers: int) -> float:
+    """What a token's run of the first level, and asking, takes of its cost among passes through all ``num_layers`` layers."""
+    shares = times.warm_shares(depth, num_layers)
+    by_streak = shares[np.minimum(np.arange(STREAK + 1), len(shares) - 1)]
+    return float(np.average(by_streak, weights=counts.warm)) if any(counts.warm) else 1.0

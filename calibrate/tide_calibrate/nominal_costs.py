@@ -9,7 +9,7 @@ from __future__ import annotations
 from tide_runtime.calibration import CostTable, StepCost
 from transformers import PreTrainedModel
 
-from tide_calibrate.costs import ROUTER_WIDTH
+from tide_calibrate.cost_fit import ROUTER_WIDTH
 from tide_export.trace import decoder_layers
 
 TARGET = "nominal"

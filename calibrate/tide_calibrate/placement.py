@@ -111,7 +111,7 @@ def only_if_they_pay(trace: SplitTrace, costs: CostTable, exits: Sequence[ExitIn
 
 def predict(trace: SplitTrace, costs: CostTable, exits: Sequence[ExitInfo], draft_limit: int) -> Placement:
     """Simulate every policy that ``exits`` allow on ``trace``, and recommend one; ``exit`` where a threshold is certified."""
-    simulations = {"full": simulate_full(trace, cuts(exits, trace.num_layers), costs)}
+    simulations = {"full": simulate_full(trace, costs)}
     simulations |= {name: simulate_exact(trace, exits, costs, draft_limit, draft) for name, draft in _drafters(trace, exits)}
     if any(exit.exit_threshold is not None for exit in exits):
         simulations["exit"] = simulate_exit(trace, exits, costs)
@@ -155,7 +155,9 @@ class _Search:
         times, layers = StepTimes(self.costs, 1), self.trace.num_layers
         for (checkpoint, _), exit in self.trace.exits.items():
             deep = 1 - float(exit.agrees.mean())
-            ms = times.segments(1, checkpoint)[1] + deep * times.segments(1, layers - checkpoint)[1] + times.head[1] + times.host
+            share = float(times.warm_shares(checkpoint, layers).min())
+            shallow = share * (times.segments(1, checkpoint)[1] + times.head[1]) + times.asking
+            ms = shallow + deep * (times.segments(1, layers - checkpoint)[1] + times.deep)
             if times.unsplit / ms >= GATE:
                 return True
         return False

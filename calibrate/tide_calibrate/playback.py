@@ -80,7 +80,7 @@ class Playback:
     ) -> PolicySimulation:
         counts, tokens, times = self.counts, len(self.stops), StepTimes(costs, self.most)
         total = price(counts, self.decisions, self.stops, self.num_layers, times, kv_fill_ms)
-        ms, cycles = total.ms / tokens, sum(counts.heads)
+        ms, cycles = total.ms / tokens, sum(counts.heads) + sum(counts.whole)
         return PolicySimulation(
             policy=policy,
             tokens=tokens,
@@ -112,9 +112,12 @@ def check_order(exits: Sequence[ExitInfo], num_layers: int) -> None:
         )
 
 
-def advance(counts: LaunchCounts, waiting: list[int], stop: int) -> None:
-    """Run one new token through the levels up to ``stop``, and with it everything that waits on its way."""
-    counts.batches[0][1] += 1
+def advance(counts: LaunchCounts, waiting: list[int], stop: int, streak: int) -> None:
+    """Run one new token through the levels up to ``stop``, and with it everything that waits on its way.
+
+    ``streak``: turns that stopped early since the last deep one.
+    """
+    counts.enter(streak)
     waiting[0] += 1
     for level in range(stop):
         carried = waiting[level]

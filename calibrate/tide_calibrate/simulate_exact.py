@@ -14,13 +14,12 @@ from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
-from tide_runtime.calibration import CostTable, ExitInfo, cuts
+from tide_runtime.calibration import CostTable, ExitInfo
 from tide_runtime.errors import CalibrationError, ParamsError
 
 from tide_calibrate.copies import COPY_LIMIT, Copier
 from tide_calibrate.launches import LaunchCounts
 from tide_calibrate.playback import Playback, PolicySimulation, advance, windows
-from tide_calibrate.simulate import simulate_full
 from tide_calibrate.step_times import StepTimes
 from tide_calibrate.traces import SplitTrace
 
@@ -48,7 +47,6 @@ def simulate_exact(
         copier = copies.copier(trace, start) if copies is not None else None
         made, right = _Generation(run, start, end, limit, copier).play()
         drafts, accepted = drafts + made, accepted + right
-    run.counts.turns = int(run.counts.asked().sum()) + sum(run.counts.heads)  # a draft or a refusal each, and verification
     return run.result("exact", costs, acceptance=accepted / drafts if drafts else None, disagreement=0.0)
 
 
@@ -73,12 +71,11 @@ def _check(trace: SplitTrace, draft_limit: int, draft: str) -> None:
 
 
 def _copying(trace: SplitTrace, exits: Sequence[ExitInfo], costs: CostTable, draft_limit: int, draft: str) -> _Copying:
-    times, places = StepTimes(costs, COPY_LIMIT + 1), cuts(exits, trace.num_layers)
-    pass_ms = times.segments(len(places) + 1, trace.num_layers) + times.logits + times.host
+    times = StepTimes(costs, COPY_LIMIT + 1)
+    pass_ms = times.whole(trace.num_layers) + times.host
     if draft == "ngram" or not exits:
         return _Copying(pass_ms, 1.0)
-    alone = simulate_exact(trace, exits, costs, draft_limit)
-    return _Copying(pass_ms, simulate_full(trace, places, costs).ms_per_token / alone.ms_per_token)
+    return _Copying(pass_ms, simulate_exact(trace, exits, costs, draft_limit).speedup)
 
 
 class _Generation:
@@ -107,12 +104,15 @@ class _Generation:
         made, right = self.copier.copy(position) if self.copier is not None else (0, 0)
         if not made:
             return None
-        self.counts.run_through(made + 1)
+        self.counts.whole[made + 1] += 1
         return made, right
 
     def _draft(self, position: int) -> tuple[int, int]:
         """Exits' drafts and right ones among them, and a run of the rest for all."""
         last = min(position + self.limit, self.size - 1)  # not asked: at the limit, or at the text's end, nothing is drafted
+        if last == position:
+            self.counts.whole[1] += 1
+            return 0, 0
         deep = min(self.next_deep[position], last)
         self.counts.ask(self.start + position, self.start + min(deep + 1, last))
         _run_cycle(self.counts, self.stops[position:deep], self.deepest)
@@ -124,12 +124,13 @@ def _run_cycle(counts: LaunchCounts, drafts: list[int], deepest: int) -> None:
     tokens = len(drafts) + 1
     counts.heads[tokens] += 1
     if deepest == 1:  # the usual case, and what follows would give the same
-        counts.batches[0][1] += tokens
         counts.batches[1][tokens] += 1
+        for streak in range(tokens):
+            counts.enter(streak)
         return
     waiting = [0] * (deepest + 1)  # tokens at the end of each level
-    for stop in (*drafts, deepest):
-        advance(counts, waiting, stop)
+    for streak, stop in enumerate((*drafts, deepest)):
+        advance(counts, waiting, stop, streak)
 
 
 def _next(marked: NDArray[np.bool_]) -> list[int]:

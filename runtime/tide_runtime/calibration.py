@@ -103,6 +103,8 @@ class StepCost:
 
     A segment of n layers takes ``launch_ms + n * layer_ms``, the last one ``logits_ms`` more; ``head_ms`` is the graph
     ``head``; ``exit_ms`` a router or translator graph; ``host_ms`` what the runtime's own loop adds to one decode step.
+    Beyond that it adds ``ask_extra_ms`` where it asks an exit, ``deep_extra_ms`` where it takes what waits through the
+    remaining layers.
     """
 
     rows: int
@@ -112,6 +114,8 @@ class StepCost:
     head_ms: float
     exit_ms: float
     host_ms: float
+    ask_extra_ms: float = 0.0
+    deep_extra_ms: float = 0.0
 
     @property
     def logits_ms(self) -> float:
@@ -121,12 +125,19 @@ class StepCost:
 
 @dataclass(frozen=True)
 class CostTable:
-    """Step costs measured on ``target`` of ``machine``; ``unsplit_ms``: one decode step of the uncut model, one row."""
+    """Step costs measured on ``target`` of ``machine``.
+
+    Args:
+        unsplit_ms: one decode step of the uncut model, one row.
+        warm_shares: layers of a prefix → what it and the head take in the 1st, 2nd, … turn that stops early after a pass through
+            all layers, over their cost among such passes: the processor's caches keep small ones. Empty: nobody has measured.
+    """
 
     target: str
     machine: str
     unsplit_ms: float
     steps: list[StepCost]
+    warm_shares: dict[str, list[float]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

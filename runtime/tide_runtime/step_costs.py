@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from functools import cache
 
+import numpy as np
+
 from tide_runtime.calibration import CostTable, StepCost
 from tide_runtime.exits import Exit, bundle_exits
-from tide_runtime.manifest import Manifest, kv_fill_graph
+from tide_runtime.manifest import UNCUT, Manifest, kv_fill_graph
 
 _GUESS = [StepCost(1, seq, launch_ms=0.1, layer_ms=0.92 + 0.08 * seq, head_ms=1.4, exit_ms=0.2, host_ms=0.1) for seq in (1, 64)]
-_PARTS = ("launch_ms", "layer_ms", "head_ms", "exit_ms", "host_ms")
+_PARTS = ("launch_ms", "layer_ms", "head_ms", "exit_ms", "host_ms", "ask_extra_ms", "deep_extra_ms")
 
 
 class StepCosts:
@@ -22,8 +24,10 @@ class StepCosts:
     def __init__(self, manifest: Manifest) -> None:
         table: CostTable | None = manifest.calibration.costs if manifest.calibration is not None else None
         self._steps = table.steps if table is not None and table.steps else _GUESS
+        self._warm_shares = table.warm_shares if table is not None else {}
         self._edges = [0, *manifest.checkpoints, manifest.model.num_layers]
         self.depth = len(manifest.segments)
+        self._whole_launches = 1 if any(UNCUT in target.graphs for target in manifest.targets.values()) else self.depth
         self.fills = {kv_fill_graph(exit.info): exit for exit in bundle_exits(manifest)}
         self._fill_share = _fill_share(manifest)
         self.step = cache(self._step)
@@ -72,12 +76,23 @@ class StepCosts:
 
     def asking(self, rows: int, first: int, exit: Exit, with_head: bool = True) -> float:
         """Running a token of each row from boundary ``first`` to ``exit`` and asking it, the loop included."""
-        return self.segments(rows, rows, first, exit.boundary) + self.ask(rows, exit, with_head) + self.step(rows, rows).host_ms
+        step, shallow = self.step(rows, rows), self.segments(rows, rows, first, exit.boundary)
+        warm = self._warm_share(exit) if first == 0 else 1.0
+        return warm * shallow + self.ask(rows, exit, with_head) + step.host_ms + step.ask_extra_ms
+
+    def _warm_share(self, exit: Exit) -> float:
+        """What the layers before the first exit take of their cost when tokens stop there again and again."""
+        depths = sorted(int(layers) for layers in self._warm_shares)
+        if not depths:
+            return 1.0
+        shares = [float(np.mean(self._warm_shares[str(depth)])) for depth in depths]
+        return float(np.interp(exit.info.checkpoint + exit.info.tail_layers, [*depths, self._edges[-1]], [*shares, 1.0]))
 
     def _full(self, rows: int, tokens: int, seq: int) -> float:
-        """All segments, the head on every token, and the loop around them; ``seq``: tokens of the longest row."""
-        cost = self.step(rows, tokens)
-        return self.uneven(rows, tokens, seq, 0, len(self._edges) - 1) + cost.logits_ms + cost.host_ms
+        """All layers, the head on every token, and the loop around them; ``seq``: tokens of the longest row."""
+        cost, saved = self.step(rows, tokens), self.depth - self._whole_launches
+        graphs = self.uneven(rows, tokens, seq, 0, self.depth) - saved * self.step(rows, rows * seq).launch_ms
+        return graphs + cost.logits_ms + cost.host_ms
 
 
 def _fill_share(manifest: Manifest) -> float:

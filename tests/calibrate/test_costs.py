@@ -10,12 +10,16 @@ import numpy as np
 import pytest
 from calibrate.cost_model import table
 from tide_calibrate.cost_file import load_costs, save_costs
-from tide_calibrate.costs import check_depths, fit_step, measuring_checkpoints, time_graphs, unsplit_ms
+from tide_calibrate.cost_fit import fit_steps
+from tide_calibrate.costs import check_depths, measuring_checkpoints, time_graphs, unsplit_ms
+from tide_calibrate.host_time import HostTimes
 from tide_calibrate.step_times import StepTimes
+from tide_calibrate.warm_runs import TURNS, measure_warm_shares
 from tide_runtime.errors import CalibrationError
 from tide_runtime.manifest import GenerationInfo, GraphInfo, KVInfo, Manifest, ModelInfo
 
 LAYERS, HIDDEN, LAYER_WEIGHTS = 12, 64, 49152
+HOST = HostTimes(plain=0.5, ask=0.75, deep=0.9)
 
 
 def manifest(*checkpoints: int) -> Manifest:
@@ -49,7 +53,8 @@ class FakeBackend:
 
     def __init__(self, cut: Manifest) -> None:
         self.last = cut.segments[-1].name
-        self.layers = {g.name: g.layers[1] - g.layers[0] for g in cut.segments if g.layers}
+        self.layers = {g.name: g.layers[1] - g.layers[0] for g in cut.segments if g.layers} | {"uncut": LAYERS}
+        self.every_layer = ["uncut"]
         self.now, self.placed, self.order = 0.0, 0, []
 
     def slots(self, capacity: int) -> FakeBackend:
@@ -73,7 +78,7 @@ class FakeStep:
     def run(self, graph: str) -> None:
         layers = self.backend.layers.get(graph)
         ms = FakeBackend.HEAD if layers is None else FakeBackend.LAUNCH + layers * (1 + self.rows * self.seq / 10)
-        ms += FakeBackend.HEAD - FakeBackend.LAUNCH if graph == self.backend.last else 0
+        ms += FakeBackend.HEAD - FakeBackend.LAUNCH if graph in (self.backend.last, "uncut") else 0
         busy = self.backend.placed % 5 == 0
         self.backend.now += ms * (10 if busy else 1) / 1e3
 
@@ -84,16 +89,16 @@ def test_known_times_are_recovered():
     backend = FakeBackend(cut)
     shapes = [(1, 1), (1, 4), (2, 2)]
     times = time_graphs(backend, cut, shapes, rounds=20, budget_s=1e9, clock=lambda: backend.now)
-    for rows, seq in shapes:
-        step = fit_step(cut, (rows, seq), times[rows, seq], host_ms=0.5)
+    steps = [*fit_steps(cut, 1, {1: times[1, 1], 4: times[1, 4]}, HOST), *fit_steps(cut, 2, {2: times[2, 2]}, HOST)]
+    for step, (rows, seq) in zip(steps, shapes, strict=True):
         assert (step.rows, step.seq, step.host_ms) == (rows, seq, 0.5)
+        assert (step.ask_extra_ms, step.deep_extra_ms) == pytest.approx((0.25, 0.4))
         assert step.launch_ms == pytest.approx(FakeBackend.LAUNCH)
         assert step.layer_ms == pytest.approx(1 + rows * seq / 10)
         assert step.head_ms == pytest.approx(FakeBackend.HEAD)
         share = 3 * 128 * HIDDEN / LAYER_WEIGHTS  # no exit graph in the bundle: from the weights it would have
         assert step.exit_ms == pytest.approx(step.launch_ms + share * step.layer_ms)
-    one = fit_step(cut, (1, 1), times[1, 1], host_ms=0.5)
-    assert unsplit_ms([one], LAYERS) == pytest.approx(LAYERS * 1.1 + FakeBackend.HEAD + 0.5)
+    assert unsplit_ms(steps, LAYERS) == pytest.approx(LAYERS * 1.1 + FakeBackend.HEAD + 0.5)
 
 
 def test_shapes_take_turns():
@@ -112,11 +117,68 @@ def test_measuring_stops_when_its_time_is_up():
     assert len(backend.order) == 3
 
 
+def noisy(layer_ms: dict[int, float], seed: int) -> dict[int, dict[str, float]]:
+    """Tokens → times of the graphs of a model cut after 1, 3 and 7 layers, some percent off."""
+    random, depths = np.random.default_rng(seed), {"segment_0": 1, "segment_1": 2, "segment_2": 4, "segment_3": 5}
+    exact = {s: {name: 0.03 + n * ms + (name == "segment_3") * 0.1 for name, n in depths.items()} for s, ms in layer_ms.items()}
+    return {s: {name: ms * random.normal(1, 0.03) for name, ms in (*t.items(), ("head", 0.13))} for s, t in exact.items()}
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_noise_does_not_move_the_costs(seed):
+    """Exits are placed by what a launch and a further token cost; fitted size by size, noise would move both."""
+    truth = {1: 0.14, 2: 0.14, 4: 0.145, 8: 0.18, 16: 0.22}
+    steps = fit_steps(manifest(1, 3, 7), 1, noisy(truth, seed), HOST)
+    assert [step.layer_ms for step in steps] == pytest.approx(list(truth.values()), rel=0.06)  # 3% noise in 4 segments
+    assert 0.01 < steps[0].launch_ms < 0.05
+    assert len({step.launch_ms for step in steps}) == 1
+    for part in ("layer_ms", "head_ms", "exit_ms"):
+        assert all(a <= b for a, b in itertools.pairwise(getattr(step, part) for step in steps))
+
+
 def test_noise_never_gives_a_negative_cost():
-    """Deep segments measured too fast would make launches of negative length; then nothing could be predicted."""
-    step = fit_step(manifest(2, 8), (1, 1), {"segment_0": 0.5, "segment_1": 4.0, "segment_2": 3.0, "head": 1.0}, 0.0)
+    """Deep segments measured too slow would make launches of negative length; then nothing could be predicted."""
+    (step,) = fit_steps(manifest(2, 8), 1, {1: {"segment_0": 0.5, "segment_1": 4.0, "segment_2": 3.0, "head": 1.0}}, HOST)
     assert step.launch_ms == 0
-    assert step.layer_ms == pytest.approx(0.6, rel=0.3)
+    assert 0.25 <= step.layer_ms <= 0.75
+    with pytest.raises(CalibrationError, match="when the machine is quiet"):
+        fit_steps(manifest(2, 8), 1, {1: {"segment_0": 4.0, "segment_1": 1.0, "segment_2": 1.5, "head": 4.5}}, HOST)
+
+
+class CachingBackend(FakeBackend):
+    """A layer takes 1 ms, half of that when fewer than 8 layers ran since it last did."""
+
+    def __init__(self, cut: Manifest) -> None:
+        super().__init__(cut)
+        self.ran: dict[str, int] = {}
+        self.count = 0
+
+    def step(self, first_row: int, counts: list[int], wanted: list[int]) -> CachingStep:
+        return CachingStep(self, 1, 1)
+
+
+class CachingStep(FakeStep):
+    def run(self, graph: str) -> None:
+        layers = self.backend.layers.get(graph, 0)
+        since = self.backend.count - self.backend.ran.get(graph, -100)
+        self.backend.count += layers
+        self.backend.ran[graph] = self.backend.count
+        self.backend.now += (layers * (0.5 if since < 8 else 1.0) + 0.01) / 1e3
+
+
+def test_small_prefixes_are_found_warm():
+    """Exits that stop early again and again run from the processor's caches; costs that missed that would undersell them."""
+    cut = manifest(1, 3, 10)
+    backend = CachingBackend(cut)
+    shares = measure_warm_shares(backend, cut, rounds=5, clock=lambda: backend.now)
+    assert list(shares) == ["1", "3", "10"]
+    assert all(len(shares[depth]) == TURNS for depth in shares)
+    assert shares["3"] == pytest.approx([1.0, *[0.5] * (TURNS - 1)], abs=0.02)
+    assert shares["10"][-1] > 0.9
+    times = StepTimes(replace(table(), warm_shares={"3": [1.0, 0.5], "10": [1.0, 0.9]}), 4)
+    assert times.warm_shares(3, 12) == pytest.approx([1.0, 0.5])
+    assert times.warm_shares(11, 12) == pytest.approx([1.0, 0.95])
+    assert times.warm_shares(1, 12) == pytest.approx([1.0, 0.5])
 
 
 def test_segments_of_one_depth_are_refused():

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
 from calibrate.cost_model import EXIT, EXTRA, HEAD, HOST, LAUNCH, LAYER, LAYERS, LOGITS, table, trace
 from hypothesis import given
 from hypothesis import strategies as st
+from tide_calibrate import simulate
 from tide_calibrate.simulate import simulate_exit, simulate_full
 from tide_calibrate.simulate_exact import simulate_exact
 from tide_runtime.calibration import ExitInfo
 from tide_runtime.errors import CalibrationError, ParamsError
+from tide_runtime.trial import Trial
 
 
 def exit_at(checkpoint: int, threshold: float = 0.5, **changes) -> ExitInfo:
@@ -33,7 +36,7 @@ def test_one_cycle_by_hand():
     # Tokens 0-2 in one cycle. Token 3 drafts wrongly, token 4 (the last of the text) goes deep with it and comes again.
     first = 3 * (shallow + ask) + segment(6, 3) + LOGITS + HOST
     second = 2 * shallow + ask + segment(6, 2) + LOGITS + HOST
-    third = shallow + segment(6) + LOGITS + HOST
+    third = segment(LAYERS) + LOGITS + HOST  # not asked, so it goes through the uncut graph
     assert done.ms_per_token * 5 == pytest.approx(first + second + third)
     assert done.tokens_per_cycle == pytest.approx(5 / 3)
     assert done.acceptance == pytest.approx(2 / 3)
@@ -53,9 +56,9 @@ def test_a_deeper_exit_carries_what_waits_at_a_shallower_one():
     """Token 0 waits after layer 2; token 1 goes on to layer 6 and takes it along in one launch, and so on to the end."""
     text = trace({2: ([0.9, 0.1, 0.1], [True] * 3), 6: ([0.1, 0.9, 0.1], [True] * 3)})
     done = simulate_exact(text, [exit_at(2), exit_at(6)], table(), draft_limit=8)
-    start = segment(2) + HOST
-    ask = HEAD * (1 + 2)  # token 0 asks once, token 1 at both; token 2 ends the text
-    assert done.ms_per_token * 3 == pytest.approx(3 * start + ask + segment(4, 2) + segment(4, 1) + segment(4, 3) + LOGITS)
+    ask = (HEAD + HOST) * (1 + 2)  # token 0 asks once, token 1 at both; token 2 ends the text
+    deep = segment(4, 2) + segment(4, 1) + segment(4, 3) + LOGITS + HOST
+    assert done.ms_per_token * 3 == pytest.approx(3 * segment(2) + ask + deep)
     assert done.layers_per_token * 3 == 3 * 2 + 2 * 4 + 4
 
 
@@ -78,16 +81,16 @@ def test_what_each_router_costs(router, asks):
     text = trace({4: ([0.9, 0.2, 0.4, 0.0], [True] * 4)})
     info = exit_at(4, router=router, mlp_threshold=0.3 if "+" in router else None)
     done = simulate_exact(text, [info], table(), draft_limit=8)
-    cycles = segment(6, 2) + segment(6) + segment(6) + 3 * LOGITS
+    cycles = segment(6, 2) + segment(6) + segment(LAYERS) + 3 * LOGITS  # the last token is not asked
     turns = 3 + 3  # three tokens ask, three cycles end
-    assert done.ms_per_token * 4 == pytest.approx(4 * segment(4) + turns * HOST + asks + cycles)
+    assert done.ms_per_token * 4 == pytest.approx(3 * segment(4) + turns * HOST + asks + cycles)
 
 
 def test_deferred_layers_run_when_a_later_token_goes_deep():
     """Tokens 0 and 1 exit, token 2 takes their layers along; token 3 exits and its layers are never run."""
     text = trace({4: ([0.9, 0.9, 0.1, 0.9], [True, False, True, True])})
     done = simulate_exit(text, [exit_at(4)], table())
-    assert done.ms_per_token * 4 == pytest.approx(4 * (segment(4) + HOST + HEAD) + segment(6, 3) + LOGITS)
+    assert done.ms_per_token * 4 == pytest.approx(4 * (segment(4) + HOST + HEAD) + segment(6, 3) + LOGITS + HOST)
     assert done.disagreement == 0.25
     assert done.acceptance == pytest.approx(2 / 3)
     assert done.tokens_per_cycle == 4
@@ -98,15 +101,41 @@ def test_propagated_layers_never_run():
     text = trace({4: ([0.9, 0.9, 0.1, 0.9], [True] * 4)})
     done = simulate_exit(text, [exit_at(4)], table(), kv="propagate", kv_fill_ms=0.125)
     fills = 3 * (LAUNCH + 6 * 0.125)
-    assert done.ms_per_token * 4 == pytest.approx(4 * (segment(4) + HOST + HEAD) + segment(6) + LOGITS + fills)
+    assert done.ms_per_token * 4 == pytest.approx(4 * (segment(4) + HOST + HEAD) + segment(6) + LOGITS + HOST + fills)
     assert done.layers_per_token * 4 == 4 * 4 + 6
 
 
-def test_full_pays_for_its_cuts():
-    """`full` on a cut model is predicted a little under the uncut one, never over it."""
+def test_full_runs_the_uncut_graph():
+    """Cuts that nobody stops at cost nothing, so a calibration never makes `full` slower."""
     text = trace({4: ([0.9], [True])})
-    assert simulate_full(text, [], table()).speedup == pytest.approx(1)
-    assert simulate_full(text, [4, 7], table()).ms_per_token == pytest.approx(table().unsplit_ms + 2 * LAUNCH)
+    assert simulate_full(text, table()).speedup == pytest.approx(1)
+
+
+def test_what_is_measured_of_the_host_is_charged():
+    """The host takes longer for an ask or a deep pass than for a plain step; left out, exits are oversold by a fifth."""
+    text = trace({4: ([0.9, 0.9, 0.1, 0.9], [True] * 4)})
+    dearer = replace(table(), steps=[replace(step, ask_extra_ms=0.25, deep_extra_ms=0.5) for step in table().steps])
+    for play, asks, deep in ((simulate_exit, 4, 1), (partial(simulate_exact, draft_limit=8), 3, 1)):
+        before, after = (play(text, [exit_at(4)], costs=costs).ms_per_token * 4 for costs in (table(), dearer))
+        assert after - before == pytest.approx(asks * 0.25 + deep * 0.5)
+
+
+def test_shallow_layers_that_run_again_and_again_are_warm():
+    """Three tokens stop one after the other: the second and third find the first layers in the processor's caches."""
+    text = trace({4: ([0.9, 0.9, 0.9, 0.1], [True] * 4)})
+    warm = replace(table(), warm_shares={"2": [1.0, 0.8, 0.4], "6": [1.0, 0.8, 0.4]})
+    before, after = (simulate_exit(text, [exit_at(4)], costs).ms_per_token * 4 for costs in (table(), warm))
+    assert before - after == pytest.approx((segment(4) + HEAD) * (0.0 + 0.2 + 0.6 + 0.6))
+
+
+def test_asking_that_does_not_pay_rests():
+    """The runtime stops asking exits that are never sure; a prediction that goes on asking would be too low."""
+    text = trace({4: ([0.0] * 30, [True] * 30)})
+    done = simulate_exit(text, [exit_at(4)], table())
+    asks = segment(4) + HOST + HEAD + segment(6) + LOGITS + HOST
+    plain = segment(LAYERS) + LOGITS + HOST
+    lost = (done.ms_per_token * 30 - 30 * plain) / (asks - plain)
+    assert lost == pytest.approx(3)  # 8.8 tokens credited for 8 steps' time, and each ask takes a fifth of a step too long
 
 
 def test_windows_are_separate_texts():
@@ -172,10 +201,12 @@ def test_wrong_drafts_never_count_as_tokens(tokens, limit):
 @given(scores=st.lists(st.floats(0, 1, width=32), min_size=1, max_size=80))
 def test_deferred_exits_run_every_layer_that_later_tokens_attend_to(scores):
     """Each batch of deep layers holds the token that asked for them and everything since the last such token."""
-    done = simulate_exit(trace({4: (scores, [True] * len(scores))}), [exit_at(4)], table())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(simulate, "Trial", partial(Trial, expected=1e9))  # asking never rests
+        done = simulate_exit(trace({4: (scores, [True] * len(scores))}), [exit_at(4)], table())
     deep = np.flatnonzero(np.array(scores, np.float32) < 0.5)
     batches = np.diff([-1, *deep])
-    expected = len(scores) * (segment(4) + HOST + HEAD) + sum(segment(6, int(m)) + LOGITS for m in batches)
+    expected = len(scores) * (segment(4) + HOST + HEAD) + sum(segment(6, int(m)) + LOGITS + HOST for m in batches)
     assert done.ms_per_token * len(scores) == pytest.approx(expected)
 
 
