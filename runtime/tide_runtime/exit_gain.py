@@ -1,8 +1,9 @@
-"""What policy ``exit`` gains when several rows run at once, estimated before a text begins.
+"""What exits gain when several rows run at once, estimated before a text begins.
 
 Rows of a batch share every launch, so few of them save much by stopping early, and on small models asking may cost more than
 that. What a row says must not depend on its neighbours, so it is not their texts that decide whether exits are asked, but
-how many rows run at once and what the calibration expects of each: a mean step of that many rows, priced.
+how many rows run at once and what the calibration expects of each: a mean step of that many rows, priced. For ``exact``, whose
+drafts are all run deep in the end, the price is that of ``exit`` without `propagate`.
 """
 
 from __future__ import annotations

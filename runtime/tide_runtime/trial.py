@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 _KEPT = 0.9  # of the past, at each outcome
 _SHORT_REST, _LONG_REST = 32, 512  # tokens
 _FIRST, _AGAIN = 8.0, 2.0  # how much the expectation weighs at the start, and after a rest
-PLAIN_FIRST = 3  # steps of a batch before it tries anything
 BENEFIT_OF_DOUBT = 1.1  # the gain expected of a gamble that nobody has calibrated
 
 
@@ -49,27 +48,3 @@ class Trial:
     def rest(self, tokens: float) -> None:
         """``tokens`` were made without it."""
         self.resting = max(0.0, self.resting - tokens)
-
-
-@dataclass
-class TimedTrial(Trial):
-    """The record of a whole batch, judged by the clock: how uneven its rows are no table of costs can say.
-
-    It rests until a few plain steps have shown what they take.
-    """
-
-    resting: float = PLAIN_FIRST
-    plain_s: float = 0.0  # seconds of a plain step, fading with time
-
-    @property
-    def asks(self) -> bool:
-        return self.resting == 0 and self.plain_s > 0
-
-    def plain(self, seconds: float) -> None:
-        """A step without drafts took so long."""
-        usual = self.plain_s or seconds
-        self.plain_s = _KEPT * usual + (1 - _KEPT) * min(seconds, 2 * usual)  # a stop of the machine is none of ours
-
-    def took(self, tokens: float, seconds: float) -> None:
-        """A try gave each row ``tokens``."""
-        self.saw(tokens, seconds / self.plain_s)

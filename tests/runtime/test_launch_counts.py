@@ -8,9 +8,7 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
-import tide_runtime.policies.exact as exact_module
 import tide_runtime.policies.exit as exit_module
-from runtime.always_tried import AlwaysTried
 from runtime.numpy_backend import NumpyBackend, Script, tiny_manifest
 from runtime.tiny_generation import Request, make_row
 from runtime.tiny_transformer import Array, TinyTransformer
@@ -32,7 +30,6 @@ def exits_never_rest() -> Iterator[None]:
     with (
         patch.object(ExitDepth, "_cost", lambda *_: 0.5),
         patch.object(ExactDepth, "_cycle_cost", lambda *_: 0.5),
-        patch.object(exact_module, "TimedTrial", AlwaysTried),
     ):
         yield
 

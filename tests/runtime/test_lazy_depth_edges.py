@@ -16,6 +16,7 @@ from runtime.tiny_generation import Request, generate, make_row, output
 from runtime.tiny_transformer import Array, TinyTransformer
 from tide_runtime.calibration import CostTable, ExitInfo, StepCost
 from tide_runtime.errors import NumericsError, ParamsError
+from tide_runtime.manifest import HEAD
 from tide_runtime.params import GenerationParams
 from tide_runtime.policies import make_policy
 from tide_runtime.policies.exact import ExactDepth
@@ -252,20 +253,23 @@ def test_a_depth_budget_is_kept_by_exits_that_are_unsure(kv: Any) -> None:
         assert row.depth.forced == depths.count(2) == forced
 
 
-def test_exits_that_cost_more_than_they_save_in_a_batch_are_not_asked() -> None:
-    """Several rows share every launch: `exit` would be slower than `full` where a row alone gains."""
+@pytest.mark.parametrize("policy", ["exit", "exact"])
+def test_exits_that_cost_more_than_they_save_in_a_batch_are_not_asked(policy: str) -> None:
+    """Several rows share every launch: `exit` and `exact` would be slower than `full` where a row alone gains."""
     model = model_of(SILENT)
     manifest = tiny_manifest(model, (2, 3), [exit_after(2)])
     assert manifest.calibration is not None
     dear_head = [StepCost(rows, seq, 0.1, 1.0, 30.0, 0.0, 0.1) for rows in (1, 4) for seq in (1, 16)]
-    for shares, wanted in (({"2": 0.9, "5": 0.1}, "full"), ({}, "exit")):
+    for shares, ran_full in (({"2": 0.9, "5": 0.1}, True), ({}, False)):
         info = replace(manifest.calibration, costs=CostTable("numpy", "", 5.0, dear_head), exit_depths=shares)
         asked = requests((1, 2), (3, 4), (5, 6))
         rows = [make_row(request, manifest) for request in asked]
-        policy = make_policy("exit", replace(manifest, calibration=info), 8, DepthOptions())
-        for _ in run(policy, NumpyBackend(manifest, model).slots(3), rows):
-            pass
-        assert {finished(row, "exit", None).stats.policy for row in rows} == {wanted}
+        made = make_policy(policy, replace(manifest, calibration=info), 8, DepthOptions(draft="router"))
+        backend = NumpyBackend(manifest, model)
+        list(run(made, backend.slots(3), rows))
+        assert (HEAD not in backend.launches) is ran_full
+        if policy == "exit":  # what differs from it is said
+            assert {finished(row, policy, None).stats.policy for row in rows} == {"full" if ran_full else "exit"}
         assert [output(row) for row in rows] == full(model, asked)
 
 

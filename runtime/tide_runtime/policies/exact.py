@@ -9,7 +9,7 @@ drafts are copied from it instead.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from time import perf_counter
+from statistics import fmean
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,12 +17,13 @@ from numpy.typing import NDArray
 from tide_runtime.backends.base import Slots
 from tide_runtime.draft_control import DraftControl, copy_lengths
 from tide_runtime.executor import Executor, Guess
+from tide_runtime.exit_gain import BatchGate
 from tide_runtime.manifest import Manifest
 from tide_runtime.policies.full import FullDepth
 from tide_runtime.policies.options import DepthOptions
 from tide_runtime.row import Row
 from tide_runtime.step_costs import StepCosts
-from tide_runtime.trial import BENEFIT_OF_DOUBT, TimedTrial, Trial
+from tide_runtime.trial import BENEFIT_OF_DOUBT, Trial
 from tide_runtime.verification import Draft, verify
 
 _DEFAULT_LIMIT, _COPY_LIMIT = 8, 12  # drafts with exits, without a calibration; copies cost no draft, so they go further
@@ -45,7 +46,8 @@ class ExactDepth:
         self.exits = self.executor.exits if options.draft in ("router", "both") else []
         predicted = calibration.predicted.get("exact:router", 0.0) if calibration is not None else 0.0
         self.expected = max(BENEFIT_OF_DOUBT, predicted) if self.exits else 1.0
-        self._batches: dict[int, TimedTrial] = {}  # by number of rows
+        shares = calibration.exit_depths if calibration is not None else {}
+        self.gate = BatchGate(self.costs, self.exits, {int(layers): share for layers, share in shares.items()}, propagate=False)
 
     def prefill(self, slots: Slots, row: Row) -> int:
         token = self.full.prefill(slots, row)
@@ -54,33 +56,25 @@ class ExactDepth:
         return token
 
     def decode(self, slots: Slots, rows: Sequence[Row]) -> list[list[int]]:
-        begin, trial = perf_counter(), self._trial(rows)
-        drafts = self._copy(rows, trial)
-        asked_ms = self._draft_with_exits(slots, rows, drafts) if self.exits and trial.asks else 0.0
-        if not any(drafts) and not asked_ms:
-            tokens = self._plain(slots, rows)
-            trial.rest(1)
-            if isinstance(trial, TimedTrial):
-                trial.plain(perf_counter() - begin)
-            return tokens
+        drafts = self._copy(rows)
+        asking = self._asking(rows, drafts)
+        asked_ms = self._draft_with_exits(slots, rows, asking, drafts) if asking else 0.0
+        if not any(drafts) and not asking:
+            return self._plain(slots, rows)
         fresh = [row.known - row.frontier.done[0] for row in rows]
         waiting = [len(made) + 1 for made in drafts]
         deep = self.executor.advance(slots, rows, range(len(rows)), 0, self.executor.depth, waiting)
         tokens = [self._settle(row, made, *verify(row, made, given)) for row, made, given in zip(rows, drafts, deep, strict=True)]
-        made_per_row = sum(map(len, tokens)) / len(rows)
-        if not asked_ms:
-            trial.rest(made_per_row)
-        elif isinstance(trial, TimedTrial):
-            trial.took(made_per_row, perf_counter() - begin)
-        else:
-            trial.saw(made_per_row, self._cycle_cost(asked_ms, fresh, waiting))
+        cost = self._cycle_cost(asked_ms, fresh, waiting) if asking else 0.0
+        for i, row in enumerate(rows):
+            if i in asking:
+                row.control.exits.saw(len(tokens[i]), cost)
+            else:
+                row.control.exits.rest(len(tokens[i]))
         return tokens
 
-    def _trial(self, rows: Sequence[Row]) -> Trial:
-        """Of asking exits: a row alone has its own; rows of a batch wait for each other, so batches of a size share theirs."""
-        if len(rows) == 1:
-            return rows[0].control.exits
-        return self._batches.setdefault(len(rows), TimedTrial())
+    def _may_ask(self, rows: Sequence[Row]) -> bool:
+        return bool(self.exits) and self.gate.opens(rows[0].width)
 
     def _plain(self, slots: Slots, rows: Sequence[Row]) -> list[list[int]]:
         """Nobody drafts: a step of `full`."""
@@ -89,16 +83,19 @@ class ExactDepth:
             row.frontier.reset(row.length)
             row.depth.record([], [], 0, self.num_layers)
             row.control.learn(tokens)
+            row.control.exits.rest(1)
         return chosen
 
-    def _copy(self, rows: Sequence[Row], trial: Trial) -> list[list[Draft]]:
+    def _copy(self, rows: Sequence[Row]) -> list[list[Draft]]:
         """Drafts from the text so far, placed behind the rows' ends, where they are likely enough to pay."""
         if not self.copies:
             return [[] for _ in rows]
         for row in rows:
             room = min(self.copy_limit, self._room(row))
             row.control.guess = row.control.ngram.draft(row.tokens, row.end, room)
-        lengths = copy_lengths([row.control for row in rows], self.costs.full, trial.gain if self.exits else 1.0)
+        controls = [row.control for row in rows]
+        gain = fmean(control.exits.gain for control in controls) if self._may_ask(rows) else 1.0
+        lengths = copy_lengths(controls, self.costs.full, gain)
         return [self._place_copy(row, row.control.guess[:length]) for row, length in zip(rows, lengths, strict=True)]
 
     @staticmethod
@@ -107,12 +104,16 @@ class ExactDepth:
         row.tokens[row.end : row.end + len(guess)] = guess
         return [Draft(int(token), "ngram", 0) for token in guess]
 
-    def _draft_with_exits(self, slots: Slots, rows: Sequence[Row], drafts: list[list[Draft]]) -> float:
-        """Draft with exit heads in every row that has no copied drafts; returns the modelled ms that it took."""
-        drafting = [i for i, row in enumerate(rows) if not drafts[i] and self._room(row) > 0]
-        if 2 * len(drafting) < len(rows):
-            return 0.0  # a launch costs nearly as much for a few rows as for all
-        started, held, spent = len(drafting), 0, 0.0
+    def _asking(self, rows: Sequence[Row], drafts: Sequence[list[Draft]]) -> list[int]:
+        """The rows whose exits are to be asked: those without copied drafts whose trial goes on, where most rows are."""
+        if not self._may_ask(rows):
+            return []
+        asking = [i for i, row in enumerate(rows) if not drafts[i] and row.control.exits.asks and self._room(row) > 0]
+        return asking if 2 * len(asking) >= len(rows) else []  # a launch costs nearly as much for a few rows as for all
+
+    def _draft_with_exits(self, slots: Slots, rows: Sequence[Row], asking: Sequence[int], drafts: list[list[Draft]]) -> float:
+        """Draft with exit heads in the rows at ``asking``; returns the modelled ms that it took."""
+        drafting, started, held, spent = list(asking), len(asking), 0, 0.0
         while drafting:
             drafting, cost = self._draft_once(slots, rows, drafting, drafts)
             spent += cost
