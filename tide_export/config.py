@@ -27,6 +27,8 @@ class ExportConfig:
         calibration: a directory that ``tide-calibrate`` wrote for this model, whose exits the bundle is to have.
         data: text to calibrate on first: a file, a directory or a hub data set, as ``tide-calibrate --data`` takes it.
         max_batch: rows that engines take in one step; targets that are no engines take any number.
+        packed_weights: target ``cpu`` in fp32: write the weights as ONNX Runtime packs them on this kind of processor, too: all
+            graphs, engines and processes then map one copy, of a bundle twice as large. See `tide_export.packed_weights`.
         force_rebuild: build engines anew that the cache has.
         hardware_compatible, version_compatible, strip_weights: what is asked of TensorRT's engines; see TrtOptions.
     """
@@ -40,6 +42,7 @@ class ExportConfig:
     calibration: str | None = None
     data: str | None = None
     max_batch: int = 16
+    packed_weights: bool = True
     force_rebuild: bool = False
     hardware_compatible: bool = False
     version_compatible: bool = False

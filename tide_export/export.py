@@ -115,7 +115,8 @@ def _job(
     profiles = step_profiles(config.max_batch, drafts, context.max_seq_len)
     cache = EngineCache(default_cache_folder())
     options = TrtOptions(config.hardware_compatible, config.version_compatible, config.strip_weights)
-    return BuildJob(directory, workspace, config.dtype, profiles, progress, cache, config.force_rebuild, options)
+    rebuild, packed = config.force_rebuild, config.packed_weights
+    return BuildJob(directory, workspace, config.dtype, profiles, progress, cache, rebuild, options, packed)
 
 
 def _explain(config: ExportConfig, progress: ExportProgress, lowered: LoweredModel) -> None:

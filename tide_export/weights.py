@@ -10,7 +10,7 @@ from typing import BinaryIO
 import numpy as np
 import onnx_ir as ir
 
-_INLINE_BYTES = 1024  # smaller tensors stay in the graph
+INLINE_BYTES = 1024  # smaller tensors stay in the graph
 _ALIGNMENT = 4096  # of large tensors, a page, so that they can be mapped
 
 
@@ -39,7 +39,7 @@ class WeightFile:
         for name, value in model.graph.initializers.items():
             tensor = value.const_value
             assert tensor is not None
-            if tensor.nbytes < _INLINE_BYTES:
+            if tensor.nbytes < INLINE_BYTES:
                 value.const_value = ir.Tensor(np.array(tensor.numpy()), dtype=tensor.dtype, name=name)
                 continue
             offset, length = self._store(tensor)
@@ -58,12 +58,21 @@ class WeightFile:
         if known is not None:
             return known[1], known[2]
         data = memoryview(np.ascontiguousarray(tensor.numpy()).reshape(-1).view(np.uint8))  # bf16 is no buffer to Python
+        offset = self.store(data)
+        self._by_identity[id(tensor)] = (tensor, offset, len(data))
+        return offset, len(data)
+
+    def store(self, data: memoryview) -> int:
+        """Offset in the file of the bytes ``data``, which are appended unless they are there."""
         content = hashlib.sha256(data).digest()
         offset = self._by_content.get(content)
         if offset is None:
             offset = self._by_content[content] = self._append(data)
-        self._by_identity[id(tensor)] = (tensor, offset, len(data))
-        return offset, len(data)
+        return offset
+
+    def flush(self) -> None:
+        """Let others read what has been stored so far."""
+        self._file.flush()
 
     def _append(self, data: memoryview) -> int:
         padding = bytes(-self._file.tell() % _ALIGNMENT)

@@ -53,6 +53,7 @@ class BuildJob:
         profiles: the kinds of steps that engines are to take.
         rebuild: build engines that the cache has.
         trt: what is asked of TensorRT's engines.
+        packed_weights: put fp32 weights into the bundle as the CPU packs them, too.
     """
 
     directory: Path
@@ -63,6 +64,7 @@ class BuildJob:
     cache: EngineCache
     rebuild: bool = False
     trt: TrtOptions = field(default_factory=TrtOptions)
+    packed_weights: bool = True
     _files: dict[int, list[GraphFile]] = field(default_factory=dict)
 
     @cached_property

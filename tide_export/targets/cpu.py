@@ -27,7 +27,7 @@ CPU = Target(
         built="on any machine",
         attention="fused",
     ),
-    builder=OnnxFiles(),
+    builder=OnnxFiles(packs_fp32=True),
     whole=(canonicalize, static_reshape, share_tied_head, fold_weights, fuse_rms_norm),
     pieces=(lower_attention_gqa, pack_projections, fuse_skip_norm),
     several_rows=(lower_attention_batched,),

@@ -12,6 +12,7 @@ from tide_export.passes.guard_token import guard_token
 
 from .base import Machine
 from .cpu import CPU
+from .onnx_files import OnnxFiles
 
 CUDA = replace(
     CPU,
@@ -28,4 +29,5 @@ CUDA = replace(
         built="on any machine",
         attention="fused; decomposed in fp32 and for several tokens of several rows",
     ),
+    builder=OnnxFiles(),
 )
