@@ -40,9 +40,12 @@ BENCH_ENGINE ?= engine# a calibrated bundle of the demo model, as `make demo` le
 bench-arms: $(READY) ## tide-bench against every other way to run the demo model; then `make tables`
 	$(BIN)/python -m benchmarks.held_out $(BENCH_PROMPTS)
 	$(BIN)/tide-bench $(BENCH_ENGINE) --prompts $(BENCH_PROMPTS) --curve --html build/tide-bench --json docs/results/$(DATE)-tide_bench.json
-	$(BIN)/tide-bench $(BENCH_ENGINE) --prompts $(BENCH_PROMPTS) --mode prefill --json docs/results/$(DATE)-tide_bench_prefill.json
-	$(BIN)/tide-bench $(BENCH_ENGINE) --prompts $(BENCH_PROMPTS) --mode load --json docs/results/$(DATE)-tide_bench_load.json
+	$(BIN)/tide-bench $(BENCH_ENGINE) --prompts $(BENCH_PROMPTS) --mode prefill --policy full,exact \
+	  --vs unsplit,eager,genai,predecessor --json docs/results/$(DATE)-tide_bench_prefill.json
+	$(BIN)/tide-bench $(BENCH_ENGINE) --prompts $(BENCH_PROMPTS) --mode load --vs unsplit,eager,genai \
+	  --json docs/results/$(DATE)-tide_bench_load.json
 	$(BIN)/python -m benchmarks.tide_bench_1b --json docs/results/$(DATE)-tide_bench_1b.json
+	$(BIN)/python -m benchmarks.serve_fastapi $(BENCH_ENGINE) --json docs/results/$(DATE)-serve_fastapi.json
 
 docs: $(READY) ## the documentation as a site, in build/site
 	$(BIN)/python docs/draw_pictures.py

@@ -16,7 +16,7 @@ from typing import Annotated, Any
 import typer
 from tide_bench.arms import ARMS
 
-from benchmarks.bench_tables import bench_table, predecessor_table
+from benchmarks.bench_tables import bench_table, predecessor_table, serve_line
 from benchmarks.policy_table import HEADINGS, cells, title_of
 from benchmarks.verified_table import verified_table
 
@@ -166,6 +166,10 @@ def on_predecessors_terms(run: dict[str, Any]) -> str:
     return predecessor_table(run, latest("tide_bench_prefill"), _where(run))
 
 
+def service_line(run: dict[str, Any]) -> str:
+    return serve_line(run, _where(run))
+
+
 # Of each page, in order: the run that a table is drawn from, and how.
 PAGES: dict[str, list[tuple[str, Callable[[dict[str, Any]], str]]]] = {
     "README.md": [("tide_bench", bench_tables), *TABLES.items()],
@@ -175,6 +179,7 @@ PAGES: dict[str, list[tuple[str, Callable[[dict[str, Any]], str]]]] = {
         ("tide_bench_1b", bench_tables),
         ("tide_bench_prefill", bench_tables),
         ("tide_bench_load", bench_tables),
+        ("serve_fastapi", service_line),
     ],
 }
 

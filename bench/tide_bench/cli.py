@@ -26,7 +26,7 @@ from tide_bench.contestants import POLICIES, RIVALS, Contestant
 from tide_bench.curve import CurvePoint, measure_curve
 from tide_bench.energy import EnergyMeter
 from tide_bench.load import load_rows
-from tide_bench.phases import Phases
+from tide_bench.phases import Phases, phase_lines
 from tide_bench.prompts import joined, read_prompts, windows
 from tide_bench.report import Report
 from tide_bench.results import add_results
@@ -115,7 +115,7 @@ def bench(
     add_results(report)
     report.add("bench_seconds", perf_counter() - begin)
     report.settings["phases"] = phases.seconds
-    for line in phases.lines():
+    for line in phase_lines(phases.seconds):
         console.print(line, style="dim", markup=False)
     report.finish(json)
     if html is not None:

@@ -10,6 +10,7 @@ from tide_calibrate.report.page import PAGE_NAME, Chart
 
 from tide_bench.charts import curve_charts, speed_charts
 from tide_bench.curve import CurvePoint
+from tide_bench.phases import phase_lines
 from tide_bench.report import Report
 from tide_bench.table import CAPTION, HEADINGS, cells, notes, places
 
@@ -41,4 +42,5 @@ def _render(report: Report, charts: Sequence[Chart]) -> str:
         caption=CAPTION,
         notes=notes(report.rows),
         charts=charts,
+        phases=phase_lines(report.settings.get("phases", {})),
     )

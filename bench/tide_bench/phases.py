@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from threading import Lock
 from time import perf_counter
@@ -30,11 +30,12 @@ class Phases:
             with self._lock:
                 self.seconds[phase][part] += perf_counter() - start
 
-    def lines(self) -> list[str]:
-        """A line for each phase: its seconds, and those of its parts, longest first."""
-        lines = []
-        for phase, parts in self.seconds.items():
-            named = sorted(((s, part) for part, s in parts.items() if part), reverse=True)
-            detail = ": " + ", ".join(f"{part} {seconds:.1f}" for seconds, part in named) if named else ""
-            lines.append(f"{phase} {sum(parts.values()):.1f} s{detail}")
-        return lines
+
+def phase_lines(seconds: Mapping[str, Mapping[str, float]]) -> list[str]:
+    """A line for each phase of `Phases.seconds`: its sum, and its parts, longest first."""
+    lines = []
+    for phase, parts in seconds.items():
+        named = sorted(((s, part) for part, s in parts.items() if part), reverse=True)
+        detail = ": " + ", ".join(f"{part} {s:.1f}" for s, part in named) if named else ""
+        lines.append(f"{phase} {sum(parts.values()):.1f} s{detail}")
+    return lines

@@ -28,7 +28,7 @@ COLOURS = ((0, 114, 178), (213, 94, 0), (102, 114, 127))  # bars and the sweep; 
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    report = Report("tide_bench", model="<tiny>", mode="decode")
+    report = Report("tide_bench", model="<tiny>", mode="decode", phases={"load": {"eager": 2.0, "genai": 3.0}})
     marked = row("static-skip", 3.0, mark="promises nothing about its text")
     failed = {"arm": "genai", "title": "onnxruntime-genai", "prompt_tokens": 8, "batch": 1, "note": "no wheel"}
     report.rows = [row("exact", 2.5, rank=1), row("full", 0.98, rank=2), marked, failed]
@@ -63,6 +63,11 @@ def test_arms_without_rank_say_why(page: Path) -> None:
     """A reader would take a wrong text's speed for a result."""
     text = page.read_text()
     assert "promises nothing about its text" in text and "onnxruntime-genai could not run: no wheel" in text
+
+
+def test_the_page_says_where_the_time_went(page: Path) -> None:
+    """A user would wait for minutes and not know for what."""
+    assert "load 5.0 s: genai 3.0, eager 2.0" in page.read_text()
 
 
 def test_a_browser_draws_every_chart(page: Path, tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from threading import Thread
 
 import pytest
 from tide_bench import phases
-from tide_bench.phases import Phases
+from tide_bench.phases import Phases, phase_lines
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def test_parts_add_up_longest_first(clock: list[float]) -> None:
             clock[0] += seconds
     with timed("curve"):
         clock[0] += 4
-    assert timed.lines() == ["check 8.0 s: compile 5.0, eager 3.0", "curve 4.0 s"]
+    assert phase_lines(timed.seconds) == ["check 8.0 s: compile 5.0, eager 3.0", "curve 4.0 s"]
     assert said == ["check: eager", "check: compile", "check: eager", "curve"]
 
 
