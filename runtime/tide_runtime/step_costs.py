@@ -24,7 +24,7 @@ class StepCosts:
     def __init__(self, manifest: Manifest) -> None:
         table: CostTable | None = manifest.calibration.costs if manifest.calibration is not None else None
         self._steps = table.steps if table is not None and table.steps else _GUESS
-        self._warm_shares = table.warm_shares if table is not None else {}
+        self._warm_shares = {int(layers): shares for layers, shares in table.warm_shares.items()} if table is not None else {}
         self._edges = [0, *manifest.checkpoints, manifest.model.num_layers]
         self.depth = len(manifest.segments)
         self._whole_launches = 1 if any(UNCUT in target.graphs for target in manifest.targets.values()) else self.depth
@@ -32,6 +32,7 @@ class StepCosts:
         self._fill_share = _fill_share(manifest)
         self.step = cache(self._step)
         self.full = cache(self._full)
+        self.asking = cache(self._asking)  # by far the most wanted: of every token that an exit is asked about
 
     def _step(self, rows: int, tokens: int) -> StepCost:
         """Costs at the nearest measured number of rows: linear in the tokens between the measured numbers of them, and beyond."""
@@ -74,7 +75,7 @@ class StepCosts:
         last = len(self._edges) - 2
         return graph + self.segments(rows, rows, last, last + 1) + single.logits_ms
 
-    def asking(self, rows: int, first: int, exit: Exit, with_head: bool = True) -> float:
+    def _asking(self, rows: int, first: int, exit: Exit, with_head: bool = True) -> float:
         """Running a token of each row from boundary ``first`` to ``exit`` and asking it, the loop included."""
         step, shallow = self.step(rows, rows), self.segments(rows, rows, first, exit.boundary)
         warm = self._warm_share(exit) if first == 0 else 1.0
@@ -82,11 +83,10 @@ class StepCosts:
 
     def _warm_share(self, exit: Exit) -> float:
         """What the layers before the first exit take of their cost when tokens stop there again and again."""
-        depths = sorted(int(layers) for layers in self._warm_shares)
-        if not depths:
+        if not self._warm_shares:
             return 1.0
-        shares = [float(np.mean(self._warm_shares[str(depth)])) for depth in depths]
-        return float(np.interp(exit.info.checkpoint + exit.info.tail_layers, [*depths, self._edges[-1]], [*shares, 1.0]))
+        means = {depth: float(np.mean(shares)) for depth, shares in sorted(self._warm_shares.items())} | {self._edges[-1]: 1.0}
+        return float(np.interp(exit.info.checkpoint + exit.info.tail_layers, list(means), list(means.values())))
 
     def _full(self, rows: int, tokens: int, seq: int) -> float:
         """All layers, the head on every token, and the loop around them; ``seq``: tokens of the longest row."""
