@@ -54,6 +54,11 @@ class GenerationParams:
         """Whether the likeliest token is always taken (temperature 0)."""
         return self.temperature == 0
 
+    @property
+    def takes_likeliest(self) -> bool:
+        """Whether the model's own argmax is the token: greedy, and nothing changes the logits first."""
+        return self.temperature == 0 and self.repetition_penalty == 1
+
     def _store_tuples(self) -> None:
         """Lists, as JSON gives them, become tuples, so that equal params stay equal and hashable."""
         for field in ("stop", "eos_token_ids"):

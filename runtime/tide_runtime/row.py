@@ -80,11 +80,9 @@ class Row:
     def pick(self, logits: NDArray[np.floating], likeliest: int, seen: int | None = None) -> int:
         """`choose` without noting log-probabilities: for tokens that may yet be refused."""
         params, seen = self.params, self.end if seen is None else seen
-        if params.greedy and params.repetition_penalty == 1.0:
-            token = likeliest if _is_finite(logits, likeliest) else self.sampler.sample(np.asarray(logits), self.tokens[:seen])
-        else:
-            token = self.sampler.sample(np.asarray(logits, np.float32), self.tokens[:seen])
-        return token
+        if params.takes_likeliest:
+            return likeliest if _is_finite(logits, likeliest) else self.sampler.sample(np.asarray(logits), self.tokens[:seen])
+        return self.sampler.sample(np.asarray(logits, np.float32), self.tokens[:seen])
 
     def note_logprobs(self, logits: NDArray[np.floating], token: int) -> None:
         """Keep the log-probability of output ``token``, when the caller asked for them."""
@@ -124,4 +122,4 @@ class Row:
 def _is_finite(logits: NDArray[np.floating] | DeviceRow, likeliest: int) -> bool:
     """A NaN wins every argmax, so one look at the winner finds it. Graphs whose logits stay on a device have looked themselves:
     ``likeliest`` is -1 then."""
-    return likeliest >= 0 and (isinstance(logits, DeviceRow) or math.isfinite(logits[likeliest]))
+    return likeliest >= 0 and (isinstance(logits, DeviceRow) or math.isfinite(logits.item(likeliest)))

@@ -106,10 +106,14 @@ class OnnxRuntimeSlots:
         self.caches = KVCaches(backend.manifest, backend.dtype, capacity)
         self.buffers = StepBuffers(backend.manifest, backend.dtype, backend.logits_dtype)
         self._steps: OrderedDict[StepShape, _BoundStep] = OrderedDict()
+        self._latest: tuple[tuple[int, list[int], list[int]], _BoundStep] | None = None
         self._bound_caches: dict[tuple[int, int], dict[str, ort.OrtValue]] = {}
 
     def step(self, first_row: int, counts: Sequence[int], wanted: Sequence[int] = ()) -> Step:
-        shape = StepShape.of(first_row, counts, wanted)
+        asked = (first_row, counts, wanted)
+        if self._latest is not None and self._latest[0] == asked:  # as in most turns of plain decoding
+            return self._latest[1]
+        shape = StepShape.of(*asked)
         step = self._steps.get(shape)
         if step is None:
             step = self._steps[shape] = _BoundStep(self, shape)
@@ -117,7 +121,8 @@ class OnnxRuntimeSlots:
                 self._steps.popitem(last=False)
         else:
             self._steps.move_to_end(shape)
-        step.counts, step.wanted = counts, wanted
+        step.positions.arrange(counts, wanted)
+        self._latest = (first_row, list(counts), list(wanted)), step
         return step
 
     def count(self, graph: str) -> None:
@@ -147,9 +152,6 @@ class OnnxRuntimeSlots:
 class _BoundStep:
     """The arrays of one shape of step, and one IO binding per graph and form, made when it is first run."""
 
-    counts: Sequence[int]
-    wanted: Sequence[int]
-
     def __init__(self, slots: OnnxRuntimeSlots, shape: StepShape) -> None:
         self.shape, self.positions = shape, StepPositions(shape)
         arrays = slots.buffers.views(shape)
@@ -167,7 +169,6 @@ class _BoundStep:
         self._lengths = list(lengths)
         kv_heads = slots.backend.manifest.kv[0].heads
         self._plain = not shape.even or prefers_plain(lengths, shape.seq, slots.caches.slots, kv_heads)
-        self.positions.arrange(self.counts, self.wanted)
         self.positions.place(lengths)
         if self._generation != slots.caches.generation:
             self.unbind()
@@ -179,7 +180,6 @@ class _BoundStep:
         self._slots.reserve(slot + len(positions))
         if self._generation != self._slots.caches.generation:
             self.unbind()
-        self.positions.arrange(self.counts, self.wanted)
         self.positions.place_scattered(slot, positions)
         self._plain = True
         if before is not None:

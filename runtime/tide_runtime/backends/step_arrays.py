@@ -76,7 +76,7 @@ class StepPositions:
         self._padded_from = np.zeros((rows, seq), np.int64)
         self._packed_from = np.zeros(tokens, np.int64)
         self._logits_index = np.zeros(shape.outputs, np.int64)
-        self._seq, self._steps = seq, np.arange(seq)
+        self._seq, self._steps, self._single = seq, np.arange(seq), rows == tokens == 1
         self._arranged: tuple[list[int], list[int]] | None = None
         self.arrays: dict[str, NDArray[Any]] = {
             "write_index": self._write_index,
@@ -110,14 +110,14 @@ class StepPositions:
     def place(self, lengths: Sequence[int]) -> None:
         """Row b's tokens go to the cache slots and positions from ``lengths[b]`` on."""
         seq = self._seq
-        self._seqlens_k[:] = [length + seq - 1 for length in lengths]
         self._total[()] = max(lengths) + seq
+        if self._single:  # whole-array arithmetic takes several times as long
+            self._seqlens_k[0] = self._write_index[0] = self._position_ids[0] = self._padded_position_ids[0, 0] = lengths[0]
+            return
+        self._seqlens_k[:] = [length + seq - 1 for length in lengths]
         self._write_index[:] = lengths
-        if self._position_ids.size == 1:
-            self._position_ids[0] = self._padded_position_ids[0, 0] = lengths[0]
-        else:
-            np.add(self._write_index[:, None], self._steps, out=self._padded_position_ids)
-            np.take(self._padded_position_ids.ravel(), self._packed_from, out=self._position_ids, mode="clip")
+        np.add(self._write_index[:, None], self._steps, out=self._padded_position_ids)
+        np.take(self._padded_position_ids.ravel(), self._packed_from, out=self._position_ids, mode="clip")
 
     def place_scattered(self, slot: int, positions: NDArray[np.int64]) -> None:
         """One row's tokens go to the cache slots from ``slot`` on; they stand at ``positions`` of the text."""

@@ -119,7 +119,7 @@ class _DrivenLoop:
 def _is_plain(row: Row) -> bool:
     """Whether the device can choose the row's tokens and see its end."""
     params = row.params
-    certain = params.greedy and params.repetition_penalty == 1.0
+    certain = params.takes_likeliest
     return certain and not params.logprobs and not params.stop and params.depth_budget is None and len(_eos(row)) <= MOST_EOS
 
 
