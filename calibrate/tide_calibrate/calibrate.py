@@ -118,7 +118,9 @@ class _Placed:
         date, learned = _now(), self.learned
         with progress.phase(f"certify thresholds for {config.max_disagreement:.2%}"):
             certified = _certify(learned, self.placement, config, self.data.sha256["threshold"], date)
-            predicted = predict(learned.own_test, self.assumed, certified.exits, self.placement.draft_limit)
+            # On both: the speed of texts differs so much that few of them say little, and their choice of exits moves it less.
+            own = learned.own_threshold.joined(learned.own_test)
+            predicted = predict(own, self.assumed, certified.exits, self.placement.draft_limit)
         file = CalibrationFile(
             model=Path(self.loaded.source).resolve().name if Path(self.loaded.source).exists() else self.loaded.source,
             model_fingerprint=fingerprint(self.loaded),

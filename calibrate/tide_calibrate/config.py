@@ -45,7 +45,7 @@ class CalibrationConfig:
     window: int = 256
     max_windows: int = 2000
     rank: int = 128
-    prompts: int = 32
+    prompts: int = 64
     new_tokens: int = 96
     seed: int = 0
     dtype: str = "fp32"

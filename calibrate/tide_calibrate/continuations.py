@@ -20,7 +20,7 @@ from tide_calibrate.parallel import Check, in_parallel
 from tide_calibrate.traces import OwnText, SplitTrace
 
 PROMPT_TOKENS = 64
-ROWS = 16  # prompts continued at once
+ROWS = 32  # prompts continued at once
 
 
 def continue_prompts(

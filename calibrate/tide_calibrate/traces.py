@@ -31,6 +31,12 @@ class ExitTrace:
         scores = {name: values[kept] for name, values in self.scores.items()}
         return replace(self, agrees=self.agrees[kept], nll=self.nll[kept], scores=scores)
 
+    def joined(self, other: ExitTrace) -> ExitTrace:
+        """This trace's tokens and then those of the ``other``, of the same exit."""
+        scores = {name: np.concatenate([values, other.scores[name]]) for name, values in self.scores.items()}
+        agrees, nll = np.concatenate([self.agrees, other.agrees]), np.concatenate([self.nll, other.nll])
+        return replace(self, agrees=agrees, nll=nll, scores=scores)
+
 
 @dataclass(frozen=True)
 class OwnText:
@@ -64,3 +70,14 @@ class SplitTrace:
         exits = {key: trace.select(kept) for key, trace in self.exits.items()}
         window, document, full_nll = self.window[kept], self.document[kept], self.full_nll[kept]
         return replace(self, window=window, document=document, full_nll=full_nll, exits=exits)
+
+    def joined(self, other: SplitTrace) -> SplitTrace:
+        """This trace's tokens and then the ``other``'s, of other windows; both have the same exits."""
+        return replace(
+            self,
+            window=np.concatenate([self.window, other.window]),
+            document=np.concatenate([self.document, other.document]),
+            full_nll=np.concatenate([self.full_nll, other.full_nll]),
+            exits={key: trace.joined(other.exits[key]) for key, trace in self.exits.items()},
+            texts=self.texts | other.texts,
+        )

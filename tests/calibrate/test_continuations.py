@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from calibrate.made_up import made_up_trace
 from export.architectures import VOCAB, tiny_model
 from tide_calibrate.continuations import ROWS, continue_prompts, generated_tokens
 from tide_calibrate.data import SPLITS, Windows
@@ -77,3 +78,15 @@ def test_windows_too_short_for_a_prompt_are_an_error(model: PreTrainedModel, win
     short = replace(windows, lengths=np.full_like(windows.lengths, PROMPT - 1))
     with pytest.raises(DataError, match="no window of 7 tokens"):
         continue_prompts(model, short, split, 8, NEW)
+
+
+def test_traces_of_two_splits_are_joined() -> None:
+    """Speed is predicted on the texts of both; tokens of one window taken for the other's would be copied from the wrong text."""
+    whole = made_up_trace()
+    first, rest = whole.window < 7, whole.window >= 7
+    joined = whole.select(first).joined(whole.select(rest))
+    for field in ("window", "document", "full_nll"):
+        assert np.array_equal(getattr(joined, field), getattr(whole, field), equal_nan=field == "full_nll")
+    for key, trace in whole.exits.items():
+        assert np.array_equal(joined.exits[key].agrees, trace.agrees)
+        assert all(np.array_equal(joined.exits[key].scores[name], scores) for name, scores in trace.scores.items())
