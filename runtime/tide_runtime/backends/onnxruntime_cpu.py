@@ -63,12 +63,18 @@ class OnnxRuntimeBackend:
     @classmethod
     def load(cls, bundle: Bundle, target: str, threads: ThreadOptions) -> OnnxRuntimeBackend:
         """Load the graphs of ``target``. Raises BundleError when ONNX Runtime refuses one or it breaks the contract."""
-        manifest, options, files = bundle.manifest, session_options(threads), bundle.manifest.targets[target].graphs
+        manifest, files = bundle.manifest, bundle.manifest.targets[target].graphs
         missing = sorted({batched_graph(s.name) for s in manifest.segments} - set(files))
         if missing:
             raise BundleError(f"target {target} lacks graphs {missing}: an older tide-export made it; export the bundle again")
         layers = decoder_layers(manifest, files)
-        return cls(manifest, layers, lambda name: load_session(bundle, name, files[name], options, ["CPUExecutionProvider"]))
+        whole = {form for graph, count in layers.items() if count == manifest.model.num_layers for form in (graph, batched_graph(graph))}
+
+        def load(name: str) -> ort.InferenceSession:
+            options = session_options(threads, chained=name not in whole)
+            return load_session(bundle, name, files[name], options, ["CPUExecutionProvider"])
+
+        return cls(manifest, layers, load)
 
     def slots(self, capacity: int) -> OnnxRuntimeSlots:
         return OnnxRuntimeSlots(self, capacity)

@@ -54,7 +54,7 @@ class OnnxRuntimeCudaBackend(OnnxRuntimeBackend):
 
         Raises BundleError when ONNX Runtime refuses a graph, or it breaks the contract.
         """
-        manifest, options, files = bundle.manifest, session_options(threads), bundle.manifest.targets[target].graphs
+        manifest, options, files = bundle.manifest, session_options(threads, chained=True), bundle.manifest.targets[target].graphs
         missing = sorted({batched_graph(s.name) for s in manifest.segments} - set(files))
         if missing:
             raise BundleError(f"target {target} lacks graphs {missing}: an older tide-export made it; export the bundle again")
