@@ -109,7 +109,7 @@ class _Placed:
         """Exits that pay on the text they are chosen on, and on text they are not."""
         assumed = costs or nominal_costs(loaded.model)
         with progress.phase("place the exits"):
-            chosen = choose_exits(learned.own_threshold, assumed, config.router)
+            chosen = choose_exits(learned.own_threshold, assumed, config.router, max_disagreement=config.max_disagreement)
             if chosen.exits:
                 chosen = only_if_they_pay(learned.own_test, assumed, chosen.exits, chosen.draft_limit)
         return _Placed(loaded, data, learned, costs, assumed, chosen)

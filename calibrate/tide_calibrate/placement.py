@@ -14,6 +14,7 @@ from tide_runtime.calibration import ROUTERS, CostTable, ExitInfo, cuts
 from tide_runtime.errors import ParamsError
 
 from tide_calibrate.exit_chain import best_chains, chain_costs
+from tide_calibrate.exit_estimate import exit_speedup
 from tide_calibrate.exit_options import ExitOption, exit_options, score_thresholds
 from tide_calibrate.playback import PolicySimulation, windows
 from tide_calibrate.simulate import simulate_exit, simulate_full
@@ -22,7 +23,7 @@ from tide_calibrate.step_times import StepTimes
 from tide_calibrate.traces import SplitTrace
 
 GATE = 1.02  # least predicted speedup for which leaving `full` is recommended
-WORTH = 1.005  # what one exit more must gain, for it is one cut more for `full` as well
+CLOSE = 0.99  # of the fastest `exact`: among exits that come so close, policy `exit` decides
 SEARCH_TOKENS = 4000  # simulated while searching
 WRONG_SHARES = (0.1, 0.3, 0.6)  # tried prices of a wrong draft, in steps of the whole model
 PROPOSALS, FINALISTS = 4, 8  # chains taken from one run of dynamic programming; chains polished
@@ -72,16 +73,19 @@ class Placement:
         return max((gain for name, gain in self.predicted.items() if name.startswith("exact")), default=0.0)
 
 
-def choose_exits(trace: SplitTrace, costs: CostTable, router: str = "auto", most_exits: int = 3) -> Placement:
+def choose_exits(
+    trace: SplitTrace, costs: CostTable, router: str = "auto", most_exits: int = 3, max_disagreement: float = 0.01
+) -> Placement:
     """Choose exits and draft limit for ``exact`` on ``trace``; their ``exit_threshold`` is left to the certificate.
 
-    Every exit is a cut, which slows ``full`` and copied drafts down, so there are exits only where they earn that.
+    Where several numbers of exits make ``exact`` about as fast, the one that suits ``exit`` best is chosen, fewer before more.
 
     Args:
         trace: text like what will be generated, best the model's own greedy output.
         costs: of the machine that will generate; one row.
         router: ``auto``, ``max_probability``, ``mlp`` or ``mlp+max_probability``.
         most_exits: checkpoints at most; 1 or more.
+        max_disagreement: what policy ``exit`` will be allowed.
 
     Deterministic. Raises CalibrationError when the table lacks sizes or the trace has no tokens, ParamsError for options.
     """
@@ -90,7 +94,7 @@ def choose_exits(trace: SplitTrace, costs: CostTable, router: str = "auto", most
     if most_exits < 1:
         raise ParamsError(f"most_exits is {most_exits}; set it to an integer >= 1")
     sample = sample_windows(trace, SEARCH_TOKENS)
-    search = _Search(sample, costs, _draft_limits(costs))
+    search = _Search(sample, costs, _draft_limits(costs), max_disagreement)
     if not search.anything_to_gain():
         return replace(predict(trace, costs, [], 0), reason=NEVER_AGREES)
     best = search.best(router, most_exits)
@@ -149,6 +153,7 @@ class _Search:
     trace: SplitTrace
     costs: CostTable
     limits: list[int]
+    max_disagreement: float
 
     def anything_to_gain(self) -> bool:
         """Whether a router that is always right would gain anywhere, were every early guess free but for its head."""
@@ -166,13 +171,12 @@ class _Search:
         screening = [limit for limit in self.limits if limit in SCREENED_LIMITS]
         screened = [self._best_limit(exits, screening) for exits in self._proposals(router, most_exits)]
         finalists = sorted(screened, key=lambda found: -found.speedup)[:FINALISTS]
-        # The best single exit always competes: more of them must be worth their cuts.
+        # The best of each number of exits always competes: policy `exit` may prefer it.
         finalists += [found for found in _by_length(screened) if found not in finalists]
         polished = _by_length([self._polish(found) for found in finalists])
-        best = polished[0]
-        for found in polished[1:]:
-            best = found if found.speedup >= best.speedup * WORTH else best
-        return best
+        least = CLOSE * max(found.speedup for found in polished)
+        close = [found for found in polished if found.speedup >= least]
+        return max(close, key=lambda found: exit_speedup(self.trace, found.exits, self.costs, self.max_disagreement))
 
     def _proposals(self, router: str, most_exits: int) -> list[list[ExitInfo]]:
         """The best chain of each kind, in the order in which dynamic programming ranks them, for several prices of a draft."""

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from calibrate.cost_model import LAYERS, table, trace
 from tide_calibrate.exit_chain import best_chains, chain_costs
+from tide_calibrate.exit_estimate import exit_speedup
 from tide_calibrate.exit_options import exit_options
 from tide_calibrate.placement import GATE, Placement, choose_exits, predict
 from tide_calibrate.simulate_exact import simulate_exact
@@ -153,3 +154,18 @@ def test_bad_options_say_what_to_set():
         for exit in text.exits.values():
             del exit.scores["mlp"]
         choose_exits(text, table(), router="mlp")
+
+
+def test_exits_that_draft_alike_are_chosen_for_policy_exit():
+    """Drafts may be wrong, exits may not: where `exact` is as fast with one exit as with two, `exit` may gain by the second."""
+    random = np.random.default_rng(2)
+    easy, unsure = random.random(400) < 0.5, random.random(400)
+    shallow = (np.where(easy, 0.99, 0.6 * unsure), easy | (unsure < 0.8))
+    deeper = (np.full(400, 0.999), np.ones(400, bool))
+    text = trace({3: shallow, 5: deeper}, window=np.arange(400) // 50)
+    one, two = [ExitInfo(3, "identity", "max_probability", 0.0)], [
+        ExitInfo(3, "identity", "max_probability", 0.5), ExitInfo(5, "identity", "max_probability", 0.0)
+    ]  # fmt: skip
+    assert exit_speedup(text, two, table(), 0.01) > exit_speedup(text, one, table(), 0.01) > 1
+    hopeless = trace({3: (random.random(400), np.zeros(400, bool))})
+    assert exit_speedup(hopeless, one, table(), 0.01) == 1
