@@ -10,21 +10,20 @@ from importlib.metadata import version
 from pathlib import Path
 
 from tide_runtime.errors import IncompleteBundleError, ParamsError
-from tide_runtime.manifest import MANIFEST_NAME, SCHEMA_VERSION, GenerationInfo, KVInfo, Manifest, ModelInfo, TargetInfo
+from tide_runtime.manifest import MANIFEST_NAME, SCHEMA_VERSION, GenerationInfo, KVInfo, Manifest, ModelInfo
 
 from tide_export.build_targets import BuiltTargets, Cuts, build_targets
-from tide_export.bundle_writer import ONNX_FOLDER, WEIGHTS_NAME, describe, hash_files, new_directory, onnx_weights, write_graphs
+from tide_export.bundle_writer import hash_files, new_directory
 from tide_export.calibrate_first import calibrated
 from tide_export.config import ExportConfig, place_checkpoints
 from tide_export.exit_calibration import ExitCalibration, read_exit_calibration
 from tide_export.exit_graphs import exit_graph_model
 from tide_export.load import LoadedModel, fingerprint, load_model
 from tide_export.lower import LoweredModel, explain
-from tide_export.passes.base import LoweringContext, PassReport
+from tide_export.passes.base import LoweringContext
 from tide_export.progress import ExportProgress
 from tide_export.targets.base import BuildJob
 from tide_export.targets.choice import choose_targets
-from tide_export.targets.cpu import CPU
 from tide_export.targets.engine_cache import EngineCache, default_cache_folder
 from tide_export.targets.step_profiles import step_profiles
 from tide_export.targets.trt_options import TrtOptions
@@ -80,9 +79,11 @@ def write_bundle(
     config: ExportConfig,
     progress: ExportProgress,
     calibration: ExitCalibration | None = None,
+    traced: TracedModel | None = None,
 ) -> tuple[Manifest, list[PromptCheck]]:
     """Fill ``directory`` (existing, empty) with the bundle of a model in memory, with the exits of its ``calibration``.
 
+    ``traced``: its trace, when there is one already; it is changed.
     Targets that could not be built are in ``progress.failures``; raises TargetError when none could.
     """
     targets, refused = choose_targets(config.targets, config.dtype)
@@ -90,8 +91,9 @@ def write_bundle(
         progress.failed(name, str(error))
     context = LoweringContext(_cache_slots(loaded, config))
     cuts = _cuts(loaded, config, calibration)
-    with progress.phase("trace"):
-        traced = trace(loaded.model)
+    if traced is None:
+        with progress.phase("trace"):
+            traced = trace(loaded.model)
     with tempfile.TemporaryDirectory(prefix=".workspace.", dir=directory) as workspace:
         job = _job(directory, Path(workspace), config, context, progress, calibration)
         with closing(job):
@@ -156,25 +158,6 @@ def _verify(
         for exit_check in exit_checks:
             progress.note(f"{exit_check.graph}: max |Δ{exit_check.output}| {exit_check.max_difference:.1e}")
     return checks
-
-
-def write_lowered(
-    loaded: LoadedModel,
-    traced: TracedModel,
-    prepared: list[PassReport],
-    lowered: LoweredModel,
-    directory: Path,
-    config: ExportConfig,
-    progress: ExportProgress,
-) -> Manifest:
-    """Write a model that is lowered for the target ``cpu`` as a bundle into ``directory``."""
-    with onnx_weights(directory) as weights:
-        files = write_graphs(lowered.graphs, lowered.forms, CPU.name, weights, progress)
-    passes = {report.name: report.applied for report in prepared} | lowered.applied
-    built = BuiltTargets(
-        {CPU.name: TargetInfo(CPU.backend, files, f"{ONNX_FOLDER}/{WEIGHTS_NAME}", passes)}, [describe(g) for g in lowered.graphs]
-    )
-    return _write_manifest(loaded, traced, built, directory, config, None)
 
 
 def _write_manifest(

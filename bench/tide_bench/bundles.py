@@ -66,9 +66,6 @@ def _export(weights: str, out: Path, checkpoints: str, dtype: str, max_seq_len: 
 
 def _export_cuts(weights: str, cuts: Mapping[Path, str], dtype: str, max_seq_len: int) -> None:
     from tide_bench.cuts import write_cuts
-    from tide_export.config import place_checkpoints
     from tide_export.load import load_model
 
-    loaded = load_model(weights, dtype)
-    layers = loaded.model.config.get_text_config().num_hidden_layers
-    write_cuts(loaded, {folder: place_checkpoints(at, layers) for folder, at in cuts.items()}, dtype, max_seq_len)
+    write_cuts(load_model(weights, dtype), cuts, dtype, max_seq_len)

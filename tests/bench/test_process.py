@@ -7,11 +7,12 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
 from threading import Thread
+from types import SimpleNamespace
 
 import pytest
 from tide_bench.arms import ARMS
 from tide_bench.arms.base import ArmKind
-from tide_bench.arms.process import _serve
+from tide_bench.arms.process import ArmError, ArmProcess, _serve
 
 
 class Moody:
@@ -54,6 +55,17 @@ def test_a_function_is_applied_where_the_arm_is(pipe: Connection) -> None:
     pipe.send(("__call__", (_twice, 4), {}))
     error, value, peak = pipe.recv()
     assert (error, value) == (None, 8) and peak > 2**20
+
+
+def test_a_process_that_died_with_a_call_unread_is_an_arm_that_failed() -> None:
+    """One arm that ran out of memory would end the whole comparison with a traceback."""
+    process = ArmProcess.__new__(ArmProcess)
+    process._pipe, theirs = Pipe()
+    process._process = SimpleNamespace(join=lambda: None, exitcode=-9)  # type: ignore[assignment]
+    process._pipe.send("a call")
+    theirs.close()
+    with pytest.raises(ArmError, match="exit code -9"):
+        process._answer()
 
 
 def test_an_arm_that_cannot_be_loaded_says_why(monkeypatch: pytest.MonkeyPatch) -> None:

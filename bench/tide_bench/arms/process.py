@@ -82,7 +82,7 @@ class ArmProcess:
             raise ArmError(f"no answer within {_TIMEOUT_S} s")
         try:
             error, value, self.peak_bytes = self._pipe.recv()
-        except EOFError:
+        except (EOFError, ConnectionError):  # reset: it died with a call unread
             self._process.join()
             raise ArmError(f"its process died with exit code {self._process.exitcode}") from None
         if error is not None:
