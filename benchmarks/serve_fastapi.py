@@ -21,6 +21,7 @@ from tide_runtime import Engine, EngineOptions, GenerationParams, ThreadOptions
 from benchmarks.serve_clients import Wish, ask_all, serving, wrong_answers
 
 HANG_UP_EVERY = 5
+TEXTS = 16  # with all lengths 144 different requests, each of which is run alone once
 PROMPT_TOKENS, NEW_TOKENS = (16, 48, 96), (8, 24, 40)
 
 
@@ -28,7 +29,7 @@ def make_wishes(prompts: list[list[int]], count: int) -> list[Wish]:
     """Prompts and outputs of several lengths; every fifth client hangs up after a third of its tokens."""
     lengths = [(PROMPT_TOKENS[i % 3], NEW_TOKENS[i // 3 % 3]) for i in range(count)]
     return [
-        Wish(windows(prompts[i % len(prompts) :] + prompts, tokens, 1)[0], new, new // 3 if i % HANG_UP_EVERY == 4 else None)
+        Wish(windows(prompts[i % TEXTS :] + prompts, tokens, 1)[0], new, new // 3 if i % HANG_UP_EVERY == 4 else None)
         for i, (tokens, new) in enumerate(lengths)
     ]
 

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tide_bench.cli import _lengths
 from tide_bench.config import BenchConfig
 from tide_runtime.errors import ParamsError
 
@@ -48,6 +49,14 @@ def test_another_model_is_refused_for_the_arms_that_need_it(bundle: Path, tmp_pa
     assert "--model" in rows["eager"]["note"] and rows["full"]["first_token_ms"] > 0
 
 
+def test_long_prompts_fill_the_cache_and_no_more() -> None:
+    """--long would measure short contexts, or end with an error about a full cache after minutes of work."""
+    config = BenchConfig(prompt_tokens=(64,), new_tokens=24)
+    assert _lengths(config, 1024, long=True) == [64, 512, 1000] and _lengths(config, 1024, long=False) == [64]
+    with pytest.raises(ParamsError, match="do not fit into 80 cache slots"):
+        _lengths(config, 80, long=False)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -55,6 +64,7 @@ def test_another_model_is_refused_for_the_arms_that_need_it(bundle: Path, tmp_pa
         ({"rivals": ("vllm",)}, "--vs has vllm"),
         ({"batches": (0,)}, "batches"),
         ({"rounds": 0}, "rounds"),
+        ({"precision": -1}, "precision"),
     ],
 )
 def test_settings_that_mean_nothing_are_refused(options: dict[str, object], message: str) -> None:
