@@ -17,6 +17,9 @@ def test_a_token_sees_itself_and_what_came_before_within_the_window(data: st.Dat
     lengths = data.draw(st.lists(st.integers(0, slots - seq), min_size=1, max_size=4))
     bias = AttentionBias(len(lengths), seq, slots, window)
     bias.fill(lengths)
+    if max(lengths) + seq < slots and data.draw(st.booleans()):  # the next step of plain decoding
+        lengths = [length + 1 for length in lengths]
+        bias.fill(lengths)
     for row, length in enumerate(lengths):
         for token in range(seq):
             own = length + token

@@ -68,7 +68,12 @@ class OnnxRuntimeBackend:
         if missing:
             raise BundleError(f"target {target} lacks graphs {missing}: an older tide-export made it; export the bundle again")
         layers = decoder_layers(manifest, files)
-        whole = {form for graph, count in layers.items() if count == manifest.model.num_layers for form in (graph, batched_graph(graph))}
+        whole = {
+            form
+            for graph, count in layers.items()
+            if count == manifest.model.num_layers
+            for form in (graph, batched_graph(graph))
+        }
 
         def load(name: str) -> ort.InferenceSession:
             options = session_options(threads, chained=name not in whole)

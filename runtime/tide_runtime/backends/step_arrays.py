@@ -68,15 +68,16 @@ class StepPositions:
 
     def __init__(self, shape: StepShape) -> None:
         rows, seq, tokens = shape.rows, shape.seq, shape.tokens
+        self._one_each = shape.even and seq == 1  # as when decoding
         self._write_index = np.zeros(rows, np.int64)
         self._position_ids = np.zeros(tokens, np.int64)
-        self._padded_position_ids = np.zeros((rows, seq), np.int64)
+        self._padded_position_ids = self._position_ids[:, None] if self._one_each else np.zeros((rows, seq), np.int64)
         self._seqlens_k = np.zeros(rows, np.int32)
         self._total = np.zeros((), np.int32)
         self._padded_from = np.zeros((rows, seq), np.int64)
         self._packed_from = np.zeros(tokens, np.int64)
         self._logits_index = np.zeros(shape.outputs, np.int64)
-        self._seq, self._steps, self._single = seq, np.arange(seq), rows == tokens == 1
+        self._seq, self._steps = seq, np.arange(seq)
         self._arranged: tuple[list[int], list[int]] | None = None
         self.arrays: dict[str, NDArray[Any]] = {
             "write_index": self._write_index,
@@ -111,11 +112,11 @@ class StepPositions:
         """Row b's tokens go to the cache slots and positions from ``lengths[b]`` on."""
         seq = self._seq
         self._total[()] = max(lengths) + seq
-        if self._single:  # whole-array arithmetic takes several times as long
-            self._seqlens_k[0] = self._write_index[0] = self._position_ids[0] = self._padded_position_ids[0, 0] = lengths[0]
+        self._write_index[:] = lengths
+        if self._one_each:  # arithmetic on arrays takes several times as long
+            self._seqlens_k[:] = self._position_ids[:] = lengths
             return
         self._seqlens_k[:] = [length + seq - 1 for length in lengths]
-        self._write_index[:] = lengths
         np.add(self._write_index[:, None], self._steps, out=self._padded_position_ids)
         np.take(self._padded_position_ids.ravel(), self._packed_from, out=self._position_ids, mode="clip")
 
