@@ -63,15 +63,28 @@ def generated_tokens(trace: SplitTrace, own: Windows, prompt_lengths: NDArray[np
 
 
 def _prompt_rows(windows: Windows, split: NDArray[np.int8], count: int, length: int) -> NDArray[np.intp]:
-    """Rows long enough to hold a prompt, evenly spread over the threshold split's windows and over the test split's."""
+    """Rows long enough to hold a prompt, half from the threshold split's documents and half from the test split's."""
     chosen = []
     for name in ("threshold", "test"):
         rows = np.flatnonzero((split[windows.document] == SPLITS.index(name)) & (windows.lengths >= length))
         if not len(rows):
             raise DataError(f"the {name} split has no window of {length} tokens to take a prompt from; give longer documents")
-        picked = np.linspace(0, len(rows) - 1, min(count // 2, len(rows))).round().astype(int)
-        chosen.append(rows[picked])
+        chosen.append(_even_share(rows, windows.document[rows], count // 2))
     return np.concatenate(chosen)
+
+
+def _even_share(rows: NDArray[np.intp], documents: NDArray[np.int32], count: int) -> NDArray[np.intp]:
+    """``count`` of ``rows``, rising: as many of each document as of any other while it has more, evenly spread over it.
+
+    Texts differ more between documents than within one, and the certificate counts each document alike too.
+    """
+    parts = [rows[documents == document] for document in np.unique(documents)]
+    shares = np.zeros(len(parts), int)
+    room = np.array([len(part) for part in parts])
+    for _ in range(min(count, len(rows))):
+        shares[np.where(shares < room, shares, count).argmin()] += 1
+    picked = [part[np.linspace(0, len(part) - 1, share).round().astype(int)] for part, share in zip(parts, shares, strict=True)]
+    return np.concatenate(picked)
 
 
 @torch.inference_mode()

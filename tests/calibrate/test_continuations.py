@@ -90,3 +90,13 @@ def test_traces_of_two_splits_are_joined() -> None:
     for key, trace in whole.exits.items():
         assert np.array_equal(joined.exits[key].agrees, trace.agrees)
         assert all(np.array_equal(joined.exits[key].scores[name], scores) for name, scores in trace.scores.items())
+
+
+def test_every_document_gives_as_many_prompts_as_any_other(model: PreTrainedModel) -> None:
+    """One long file would decide where exits go and what speed is promised, for texts that are not like it."""
+    document = np.array([0] * 12 + [1] * 2 + [2] * 6 + [3] * 6, np.int32)
+    tokens = np.ones((len(document), WIDTH), np.int32)
+    own, _ = continue_prompts(
+        model, Windows(tokens, np.full(len(tokens), WIDTH, np.int32), document), np.array([1, 1, 1, 2], np.int8), 16, NEW
+    )
+    assert np.bincount(own.document).tolist() == [3, 2, 3, 6]
