@@ -20,11 +20,12 @@ def modelled_ms(launches: Mapping[Launch, int], layers: Mapping[str, int], costs
     Each launch that gives logits stands for one turn of the runtime's loop, whose time it is charged with. Which launches found
     their weights in the processor's caches a count of them does not tell, so none are taken to.
     """
-    ends = {UNCUT, [graph for graph, depth in layers.items() if depth and graph != UNCUT][-1]}
-    return sum(count * _launch_ms(launch, layers, ends, costs) for launch, count in launches.items())
+    segments = {graph: depth for graph, depth in layers.items() if depth and graph != UNCUT}
+    ends, every = {UNCUT, [*segments][-1]}, sum(segments.values())
+    return sum(count * _launch_ms(launch, layers, ends, every, costs) for launch, count in launches.items())
 
 
-def _launch_ms(launch: Launch, layers: Mapping[str, int], ends: Container[str], costs: StepCosts) -> float:
+def _launch_ms(launch: Launch, layers: Mapping[str, int], ends: Container[str], every: int, costs: StepCosts) -> float:
     graph, rows, tokens = launch
     cost = costs.step(rows, tokens)
     if graph == HEAD:
@@ -36,5 +37,5 @@ def _launch_ms(launch: Launch, layers: Mapping[str, int], ends: Container[str], 
     ms = cost.launch_ms + layers[graph] * cost.layer_ms
     if graph not in ends:
         return ms
-    plain = graph == UNCUT and tokens == rows
+    plain = layers[graph] == every and tokens == rows
     return ms + cost.logits_ms + cost.host_ms + (0.0 if plain else cost.deep_extra_ms)
