@@ -34,6 +34,7 @@ bench: $(READY) ## the published benchmarks, one after the other
 	$(BIN)/python -m benchmarks.export_1b --json docs/results/$(DATE)-export_1b.json
 	$(BIN)/python -m benchmarks.policies_cpu --prompts 96 --json docs/results/$(DATE)-policies_cpu.json
 	$(BIN)/python -m benchmarks.exact_identity --json docs/results/$(DATE)-exact_identity.json
+	$(BIN)/python -m benchmarks.predicted_speedup --json docs/results/$(DATE)-predicted_speedup.json
 
 BENCH_PROMPTS := build/held_out.jsonl
 BENCH_ENGINE ?= engine# a calibrated bundle of the demo model, as `make demo` leaves it

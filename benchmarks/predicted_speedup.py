@@ -25,6 +25,7 @@ from rich.table import Table
 from tide_bench.arms.tide import load_engine
 from tide_bench.bundles import build_unsplit
 from tide_bench.in_process import run_in_process
+from tide_bench.other_load import OtherLoad
 from tide_bench.report import Report
 from tide_runtime import GenerationParams
 from tide_runtime.policies.full import FullDepth
@@ -129,7 +130,9 @@ def main(
     report = Report(
         "predicted_speedup", model=MODEL, prompts=prompts, prompt_tokens=PROMPT_TOKENS, new_tokens=NEW_TOKENS, data=data
     )
+    load = OtherLoad(())
     base, turns = measure(folder / f"bundle_{low}", unsplit, cases, [[ids] for ids in given])
+    report.add("other_load_pct", 100 * load.share())
     texts = {name: [[*ids, *turn.tokens[0]] for ids, turn in zip(given, own, strict=True)] for name, own in turns.items()}
     modelled = run_in_process(model_speeds, folder / f"calibration_{low}", cases, texts)
     add_results(report, modelled, base, turns)
