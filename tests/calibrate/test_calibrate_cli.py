@@ -39,10 +39,10 @@ from tide_export.load import fingerprint, load_model
 LAYERS = 6
 TEXTS = Path(__file__).resolve().parents[2] / "examples" / "demo_model" / "data" / "stdlib"
 FILES = ("crypt.py", "copy.py", "uu.py", "xdrlib.py", "idlelib/history.py", "tkinter/messagebox.py", "asyncio/threads.py")
-SMALL = ("--candidates", "2,3", "--heads", "identity,linear,tail:1", "--window", "64", "--max-windows", "40", "--prompts", "4",
+SMALL = ("--candidates", "2,3", "--heads", "identity,linear,tail:1", "--window", "64", "--max-windows", "40", "--prompts", "16",
          "--new-tokens", "16", "--rank", "8", "--max-disagreement", "0.3")  # fmt: skip
 CONFIG = CalibrationConfig(
-    candidates="2,3", heads="identity,linear,tail:1", window=64, max_windows=40, prompts=4, new_tokens=16, rank=8,
+    candidates="2,3", heads="identity,linear,tail:1", window=64, max_windows=40, prompts=16, new_tokens=16, rank=8,
     max_disagreement=0.3,
 )  # fmt: skip
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 from export.architectures import ARCHITECTURES, VOCAB, WINDOW
 from tide_runtime import GenerationParams
+from tide_runtime.manifest import UNCUT
 
 from tide_export.verify import prompt_logits
 
@@ -67,9 +68,10 @@ def test_lowering_passes_fire(exported, name):
     case = exported(name)
     applied = case.manifest.targets["cpu"].passes
     assert applied["attention_gqa"] == case.manifest.model.num_layers
-    operators = _operators(case)
-    assert operators.count("GroupQueryAttention") == case.manifest.model.num_layers
-    assert ("Cos" in operators) == (name in _ROTARY_NOT_FUSED - {"gpt2", "opt"})
+    for graphs in ([graph.name for graph in case.manifest.segments], [UNCUT]):
+        operators = _operators(case, graphs)
+        assert operators.count("GroupQueryAttention") == case.manifest.model.num_layers
+        assert ("Cos" in operators) == (name in _ROTARY_NOT_FUSED - {"gpt2", "opt"})
 
 
 @pytest.mark.parametrize("name", sorted(_WINDOWED))
@@ -86,11 +88,11 @@ def test_sliding_window_matters(exported, name):
     assert (far[0] - near[0]).abs().max() > 1e-3  # token 0 sees the change
 
 
-def _operators(case) -> list[str]:
+def _operators(case, graphs: list[str]) -> list[str]:
     import onnx
 
     operators = []
-    for file in case.manifest.targets["cpu"].graphs.values():
-        path = case.engine.bundle.path(file)
+    for name in graphs:
+        path = case.engine.bundle.path(case.manifest.targets["cpu"].graphs[name])
         operators += [node.op_type for node in onnx.load(path, load_external_data=False).graph.node]
     return operators

@@ -171,7 +171,7 @@ def test_interrupted_export_leaves_nothing(llama, tmp_path):
     assert any(tmp_path.iterdir()), "the export never started writing"
     process.send_signal(signal.SIGTERM)
     _, errors = process.communicate(timeout=60)
-    assert process.returncode == 130 and "no bundle was written" in errors
+    assert process.returncode == 130 and "no bundle was written" in errors, errors
     assert nothing_left(tmp_path)
 
 

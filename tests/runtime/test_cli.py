@@ -240,7 +240,8 @@ def test_inspect_json_agrees_with_the_bundle(bundle: Path, command: Command) -> 
     cpu = facts["targets"]["cpu"]
     assert cpu["weight_bytes"] == (bundle / "onnx/weights.bin").stat().st_size
     assert cpu["graph_bytes"] == sum(file.stat().st_size for file in bundle.glob("onnx/cpu.*.onnx"))
-    assert cpu["graph_bytes"] == sum(graph["file_bytes"]["cpu"] for graph in facts["graphs"])
+    assert cpu["uncut_bytes"] == sum(file.stat().st_size for file in bundle.glob("onnx/cpu.uncut*.onnx")) > 0
+    assert cpu["graph_bytes"] == sum(graph["file_bytes"]["cpu"] for graph in facts["graphs"]) + cpu["uncut_bytes"]
     assert facts["generation"]["eos_token_ids"] == [0, 2]
 
 

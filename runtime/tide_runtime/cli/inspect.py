@@ -18,7 +18,7 @@ from tide_runtime.cli.engines_table import engine_facts, engines_table
 from tide_runtime.cli.errors import run_app
 from tide_runtime.cli.human_size import human_size
 from tide_runtime.engine_validity import targets_here
-from tide_runtime.manifest import Manifest, batched_graph
+from tide_runtime.manifest import UNCUT, Manifest, batched_graph
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 _DTYPE_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2}
@@ -124,6 +124,7 @@ def _target_facts(manifest: Manifest, name: str) -> dict[str, Any]:
         "backend": target.backend,
         "files": sorted(graphs) + weights,
         "graph_bytes": sum(manifest.files[file].bytes for file in graphs),
+        "uncut_bytes": _graph_bytes(manifest, name, UNCUT),
         "weight_bytes": sum(manifest.files[file].bytes for file in weights),
         "passes": target.passes,
         **(engine_facts(target) if target.engines else {}),
