@@ -9,9 +9,10 @@ from typing import Any, cast
 
 from tide_bench.arms.tide import mean_depth
 from tide_runtime import Engine, GenerationParams
+from tide_runtime.backends.observed import ObservedBackend
 from tide_runtime.policies.base import DepthPolicy
 
-from benchmarks.launch_log import LaunchLog, LoggedBackend, LoggedPolicy
+from benchmarks.launch_log import LaunchLog, LoggedPolicy
 from benchmarks.turns import Group, Turn
 
 
@@ -22,7 +23,7 @@ class LoggedEngine:
         self.log = LaunchLog()
         self.manifest = engine.manifest
         self.layers: dict[str, int] = cast(Any, engine.backend).layers
-        engine.backend = LoggedBackend(engine.backend, self.log)
+        engine.backend = ObservedBackend(engine.backend, self.log)
         self._engine = engine
 
     def turn(self, policy: DepthPolicy, prompts: Group, params: GenerationParams, rows: int) -> Turn:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from time import perf_counter
 
-from tide_runtime.backends.base import Backend, Slots, Step
+from tide_runtime.backends.base import Slots
 from tide_runtime.policies.base import DepthPolicy
 from tide_runtime.row import Row
 
@@ -21,6 +21,9 @@ class LaunchLog:
         self.decode: Counter[Launch] = Counter()
         self.current = self.decode
         self.prefill_seconds = 0.0
+
+    def launched(self, graph: str, rows: int, tokens: int, seconds: float) -> None:
+        self.current[graph, rows, tokens] += 1
 
     def clear(self) -> None:
         self.prefill.clear()
@@ -45,47 +48,3 @@ class LoggedPolicy:
     def decode(self, slots: Slots, rows: Sequence[Row]) -> list[list[int]]:
         self._log.current = self._log.decode
         return self._policy.decode(slots, rows)
-
-
-class LoggedBackend:
-    """A backend whose steps note every launch in ``log``."""
-
-    def __init__(self, backend: Backend, log: LaunchLog) -> None:
-        self.name, self.launches = backend.name, backend.launches
-        self._backend, self._log = backend, log
-
-    def slots(self, capacity: int) -> Slots:
-        return _LoggedSlots(self._backend.slots(capacity), self._log)
-
-
-class _LoggedSlots:
-    def __init__(self, slots: Slots, log: LaunchLog) -> None:
-        self.capacity, self.every_layer = slots.capacity, slots.every_layer
-        self._slots, self._log = slots, log
-
-    @property
-    def layers_launched(self) -> int:
-        return self._slots.layers_launched
-
-    @layers_launched.setter
-    def layers_launched(self, value: int) -> None:
-        self._slots.layers_launched = value
-
-    def step(self, first_row: int, counts: Sequence[int], wanted: Sequence[int] = ()) -> Step:
-        rows = sum(count > 0 for count in counts)
-        return _LoggedStep(self._slots.step(first_row, counts, wanted), self._log, rows, sum(counts))
-
-    def move_row(self, source: int, target: int, length: int) -> None:
-        self._slots.move_row(source, target, length)
-
-
-class _LoggedStep:
-    def __init__(self, step: Step, log: LaunchLog, rows: int, tokens: int) -> None:
-        self.input_ids, self.hidden, self.score = step.input_ids, step.hidden, step.score
-        self.logits, self.token, self.place = step.logits, step.token, step.place
-        self.place_scattered = step.place_scattered
-        self._run, self._log, self._shape = step.run, log, (rows, tokens)
-
-    def run(self, graph: str) -> None:
-        self._log.current[graph, *self._shape] += 1
-        self._run(graph)

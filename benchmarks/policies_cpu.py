@@ -18,6 +18,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from random import Random
 from time import perf_counter
 from typing import Annotated, Any
 
@@ -42,7 +43,7 @@ CACHE = Path(__file__).resolve().parents[1] / "build" / "bench-cache"
 MODELS = ("layerskip", "stock", "random")
 PROMPT_TOKENS = 64
 SAMPLED_SHARE, RANDOM_SHARE = 4, 4  # one prompt in so many for sampling and for random weights
-LEAST_GROUPS = 4
+LEAST_GROUPS = 8  # intervals of fewer say nothing
 QUEUE = 6  # prompts per slot that a batch works off in one turn: a slot whose row is finished takes the next one
 SAMPLE = 6  # prompts on which baselines are fitted
 
@@ -61,11 +62,16 @@ class Plan:
     new_tokens: int
 
     def groups(self, model: str, batch: int, temperature: float) -> list[Group]:
-        """The prompts by turns; a rest that is too few for another turn is left out."""
+        """The prompts by turns, a rest that is too few for another turn left out; again in other company until it is enough."""
         share = (SAMPLED_SHARE if temperature else 1) * (RANDOM_SHARE if model == "random" else 1)
         size = batch if batch == 1 else min(QUEUE * batch, len(self.prompts))
-        count = min(len(self.prompts), max(len(self.prompts) // share, LEAST_GROUPS * size))
-        return [self.prompts[i : i + size] for i in range(0, count - size + 1, size)]
+        order = list(self.prompts[: max(len(self.prompts) // share, size)])
+        groups: list[Group] = []
+        shuffle = Random(batch).shuffle
+        while len(groups) < LEAST_GROUPS:
+            groups += [order[i : i + size] for i in range(0, len(order) - size + 1, size)]
+            shuffle(order)
+        return groups
 
 
 def measure(arms: ArmSet, groups: Sequence[Group], params: GenerationParams, batch: int) -> tuple[list[dict[str, Any]], float]:

@@ -6,13 +6,14 @@ remaining layers. The second and third kind are seen in policy ``exit`` when it 
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from time import perf_counter
 
 import numpy as np
 from tide_runtime import Engine, GenerationParams
-from tide_runtime.backends.base import Backend, Slots, Step
+from tide_runtime.backends.base import Slots
+from tide_runtime.backends.observed import ObservedBackend
 from tide_runtime.calibration import CalibrationInfo, ExitInfo
 from tide_runtime.manifest import HEAD, Manifest
 from tide_runtime.policies import make_policy
@@ -43,7 +44,7 @@ def measure_host_times(engine: Engine, rows: Iterable[int]) -> dict[int, HostTim
     The engine is not to be used again: its pool keeps slots that report here.
     """
     stopwatch = _Stopwatch()
-    engine.backend = _WatchedBackend(engine.backend, stopwatch)
+    engine.backend = ObservedBackend(engine.backend, stopwatch)
     plain = FullDepth(engine.manifest, _CHUNK)
     options = DepthOptions(threshold=0.0, max_exit_streak=STREAK)
     lazy = make_policy("exit", _with_exit(engine.manifest), _CHUNK, options)
@@ -85,8 +86,7 @@ class _Turn:
 class _Stopwatch:
     """When each turn began, how long its graphs ran, and whether an exit was asked."""
 
-    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
-        self.clock = clock
+    def __init__(self) -> None:
         self.began, self.inside, self.asked = list[float](), list[float](), list[bool]()
 
     def clear(self) -> None:
@@ -94,11 +94,11 @@ class _Stopwatch:
             samples.clear()
 
     def begin(self) -> None:
-        self.began.append(self.clock())
+        self.began.append(perf_counter())
         self.inside.append(0.0)
         self.asked.append(False)
 
-    def ran(self, graph: str, seconds: float) -> None:
+    def launched(self, graph: str, rows: int, tokens: int, seconds: float) -> None:
         if self.began:  # prompts come before the first turn
             self.inside[-1] += seconds
             self.asked[-1] |= graph == HEAD
@@ -121,47 +121,3 @@ class _WatchedPolicy:
     def decode(self, slots: Slots, rows: Sequence[Row]) -> list[list[int]]:
         self._stopwatch.begin()
         return self._policy.decode(slots, rows)
-
-
-class _WatchedBackend:
-    """A backend whose steps report to a stopwatch."""
-
-    def __init__(self, backend: Backend, stopwatch: _Stopwatch) -> None:
-        self.name, self.launches = backend.name, backend.launches
-        self._backend, self._stopwatch = backend, stopwatch
-
-    def slots(self, capacity: int) -> Slots:
-        return _WatchedSlots(self._backend.slots(capacity), self._stopwatch)
-
-
-class _WatchedSlots:
-    def __init__(self, slots: Slots, stopwatch: _Stopwatch) -> None:
-        self.capacity, self.every_layer = slots.capacity, slots.every_layer
-        self._slots, self._stopwatch = slots, stopwatch
-
-    @property
-    def layers_launched(self) -> int:
-        return self._slots.layers_launched
-
-    @layers_launched.setter
-    def layers_launched(self, value: int) -> None:
-        self._slots.layers_launched = value
-
-    def step(self, first_row: int, counts: Sequence[int], wanted: Sequence[int] = ()) -> Step:
-        return _WatchedStep(self._slots.step(first_row, counts, wanted), self._stopwatch)
-
-    def move_row(self, source: int, target: int, length: int) -> None:
-        self._slots.move_row(source, target, length)
-
-
-class _WatchedStep:
-    def __init__(self, step: Step, stopwatch: _Stopwatch) -> None:
-        self.input_ids, self.hidden, self.score = step.input_ids, step.hidden, step.score
-        self.logits, self.token, self.place = step.logits, step.token, step.place
-        self.place_scattered = step.place_scattered
-        self._step, self._stopwatch = step, stopwatch
-
-    def run(self, graph: str) -> None:
-        begin = self._stopwatch.clock()
-        self._step.run(graph)
-        self._stopwatch.ran(graph, self._stopwatch.clock() - begin)

@@ -1,0 +1,62 @@
+"""A backend whose every launch is reported to somebody: what profilers, benchmarks and the cost model look through."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from time import perf_counter
+from typing import Protocol
+
+from tide_runtime.backends.base import Backend, Slots, Step
+
+
+class Observer(Protocol):
+    """Whoever wants to know."""
+
+    def launched(self, graph: str, rows: int, tokens: int, seconds: float) -> None:
+        """``graph`` has run for so many wall ``seconds`` on ``tokens`` tokens of ``rows`` rows."""
+
+
+class ObservedBackend:
+    """``backend``, whose launches go to ``observer``."""
+
+    def __init__(self, backend: Backend, observer: Observer) -> None:
+        self.name, self.launches = backend.name, backend.launches
+        self._backend, self._observer = backend, observer
+
+    def slots(self, capacity: int) -> Slots:
+        """Slots of the backend, observed."""
+        return _ObservedSlots(self._backend.slots(capacity), self._observer)
+
+
+class _ObservedSlots:
+    def __init__(self, slots: Slots, observer: Observer) -> None:
+        self.capacity, self.every_layer = slots.capacity, slots.every_layer
+        self._slots, self._observer = slots, observer
+
+    @property
+    def layers_launched(self) -> int:
+        return self._slots.layers_launched
+
+    @layers_launched.setter
+    def layers_launched(self, value: int) -> None:
+        self._slots.layers_launched = value
+
+    def step(self, first_row: int, counts: Sequence[int], wanted: Sequence[int] = ()) -> Step:
+        rows = sum(count > 0 for count in counts)
+        return _ObservedStep(self._slots.step(first_row, counts, wanted), self._observer, rows, sum(counts))
+
+    def move_row(self, source: int, target: int, length: int) -> None:
+        self._slots.move_row(source, target, length)
+
+
+class _ObservedStep:
+    def __init__(self, step: Step, observer: Observer, rows: int, tokens: int) -> None:
+        self.input_ids, self.hidden, self.score = step.input_ids, step.hidden, step.score
+        self.logits, self.token, self.place = step.logits, step.token, step.place
+        self.place_scattered = step.place_scattered
+        self._run, self._observer, self._rows, self._tokens = step.run, observer, rows, tokens
+
+    def run(self, graph: str) -> None:
+        begin = perf_counter()
+        self._run(graph)
+        self._observer.launched(graph, self._rows, self._tokens, perf_counter() - begin)
