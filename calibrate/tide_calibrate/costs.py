@@ -45,7 +45,7 @@ def measure_costs(
     rows: Iterable[int] = (1, 4, 8),
     seqs: Iterable[int] = (1, 2, 4, 8, 16),
     threads: ThreadOptions | None = None,
-    rounds: int = 25,
+    rounds: int = 14,
     budget_s: float = 30.0,
 ) -> CostTable:
     """Time the graphs of ``bundle`` at every shape of ``rows`` x ``seqs``.
