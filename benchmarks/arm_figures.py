@@ -18,10 +18,9 @@ from benchmarks.turns import Group, Turn
 Layers = Mapping[str, int]  # graph name → decoder layers it runs
 
 
-def speed_figures(turns: Sequence[Turn], base: Sequence[Turn]) -> dict[str, Any]:
-    """Ratio to the baseline, tokens/s, and what was launched for it."""
-    base = base[: len(turns)]
-    ratio = paired_ratio([turn.seconds for turn in base], [turn.seconds for turn in turns])
+def speed_figures(turns: Sequence[Turn]) -> dict[str, Any]:
+    """Ratio to the baseline beside each turn, tokens/s, and what was launched for it."""
+    ratio = paired_ratio([turn.base_seconds for turn in turns], [turn.seconds for turn in turns])
     decoded = sum(turn.decoded for turn in turns)
     figures: dict[str, Any] = {
         **{f"ratio_{name}": value for name, value in asdict(ratio).items()},
@@ -46,7 +45,7 @@ def theory_figures(
     pairs = list(zip(turns, base, strict=False))  # an arm may have stopped after the first groups
     modelled = np.array([modelled_ms(turn.launches, layers, costs) for turn, _ in pairs])
     base_modelled = np.array([modelled_ms(turn.launches, base_layers, costs) for _, turn in pairs])
-    measured = np.array([other.seconds / turn.seconds for turn, other in pairs])
+    measured = np.array([turn.base_seconds / turn.seconds for turn in turns])
     segments = sum(count for turn in turns for (graph, _, _), count in turn.launches.items() if layers[graph])
     return {
         "launches_per_token": segments / sum(turn.decoded for turn in turns),

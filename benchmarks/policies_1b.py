@@ -96,7 +96,7 @@ def measure(stage: Stage, rates: list[int], groups: list[Group], params: Generat
     base, turns = take_turns(stage.baseline, arms, groups, params, 1)
     layers = stage.engine.layers
     return [
-        {"arm": name} | speed_figures(own, base) | theory_figures(own, layers, base, stage.baseline.engine.layers, stage.costs)
+        {"arm": name} | speed_figures(own) | theory_figures(own, layers, base, stage.baseline.engine.layers, stage.costs)
         for name, own in turns.items()
     ]
 

@@ -43,8 +43,8 @@ CACHE = Path(__file__).resolve().parents[1] / "build" / "bench-cache"
 MODELS = ("layerskip", "stock", "random")
 PROMPT_TOKENS = 64
 SAMPLED_SHARE, RANDOM_SHARE = 4, 4  # one prompt in so many for sampling and for random weights
-LEAST_GROUPS = 8  # intervals of fewer say nothing
-QUEUE = 6  # prompts per slot that a batch works off in one turn: a slot whose row is finished takes the next one
+LEAST_GROUPS = 16  # intervals of fewer say nothing
+QUEUE = 3  # prompts per slot that a batch works off in one turn: a slot whose row is finished takes the next one
 SAMPLE = 6  # prompts on which baselines are fitted
 
 console = Console(width=max(190, Console().width))  # piped output would wrap the table at 80
@@ -83,7 +83,7 @@ def measure(arms: ArmSet, groups: Sequence[Group], params: GenerationParams, bat
     share = load.share()
     full, rows = turns.get("full", base), []
     for name, own in {BASELINE: base, **turns}.items():
-        row = {"arm": name, **speed_figures(own, base), "ngram_hits": repetition(groups, own)}
+        row = {"arm": name, **speed_figures(own), "ngram_hits": repetition(groups, own)}
         arm = arms.baseline if name == BASELINE else running[name]
         if isinstance(arm, EngineArm) and arms.costs is not None:
             row |= theory_figures(own, arm.engine.layers, base, arms.baseline.engine.layers, arms.costs)

@@ -46,10 +46,8 @@ RESAMPLES = 2000
 console = Console(width=max(120, Console().width))
 
 
-def measure(
-    bundle: Path, unsplit: Path, cases: Mapping[str, Case], groups: Sequence[Group]
-) -> tuple[list[Turn], dict[str, list[Turn]]]:
-    """The baseline's turns and every case's."""
+def measure(bundle: Path, unsplit: Path, cases: Mapping[str, Case], groups: Sequence[Group]) -> dict[str, list[Turn]]:
+    """Every case's turns, with the baseline between them."""
     first_loaded = load_engine(unsplit)  # what a process loads first is some percent faster; it is not used
     base, engine = LoggedEngine(load_engine(unsplit)), LoggedEngine(load_engine(bundle))
     baseline = EngineArm(base, FullDepth(base.manifest, CHUNK))
@@ -57,9 +55,9 @@ def measure(
     params = GenerationParams(max_new_tokens=NEW_TOKENS, ignore_eos=True)
     for arm in (baseline, *arms.values()):
         arm.turn(groups[0], params, 1)
-    done = take_turns(baseline, arms, groups, params, 1)
+    _, turns = take_turns(baseline, arms, groups, params, 1)
     first_loaded.close()
-    return done
+    return turns
 
 
 def model_speeds(calibration: Path, cases: Mapping[str, Case], texts: Mapping[str, Group]) -> dict[str, tuple[float, float]]:
@@ -77,9 +75,9 @@ def model_speeds(calibration: Path, cases: Mapping[str, Case], texts: Mapping[st
     }
 
 
-def total_ratio(base: Sequence[Turn], turns: Sequence[Turn]) -> tuple[float, float, float]:
-    """Summed time of the baseline over that of the arm, and the 95% interval from resampled prompts (percentile bootstrap)."""
-    seconds = np.array([[one.seconds, other.seconds] for one, other in zip(base, turns, strict=True)])
+def total_ratio(turns: Sequence[Turn]) -> tuple[float, float, float]:
+    """Summed time of the baseline beside the turns over theirs, and the 95% interval from resampled prompts (percentile bootstrap)."""
+    seconds = np.array([[turn.base_seconds, turn.seconds] for turn in turns])
     drawn = np.random.default_rng(0).integers(0, len(seconds), (RESAMPLES, len(seconds)))
     sums = seconds[drawn].sum(axis=1)
     total = seconds.sum(axis=0)
@@ -87,15 +85,13 @@ def total_ratio(base: Sequence[Turn], turns: Sequence[Turn]) -> tuple[float, flo
     return float(total[0] / total[1]), float(low), float(high)
 
 
-def add_results(
-    report: Report, modelled: Mapping[str, tuple[float, float]], base: Sequence[Turn], turns: Mapping[str, Sequence[Turn]]
-) -> None:
+def add_results(report: Report, modelled: Mapping[str, tuple[float, float]], turns: Mapping[str, Sequence[Turn]]) -> None:
     """A row of the table, and the figures, of each policy; then how far off the worst of them is."""
     table = Table(title="speed over the uncut model, one row", title_justify="left")
     for heading in ("policy", "predicted", "replayed", "measured (95%)", "predicted / measured", "replayed / measured"):
         table.add_column(heading, justify="left" if heading == "policy" else "right")
     for name, own in turns.items():
-        (predicted, replayed), (measured, low, high) = modelled[name], total_ratio(base, own)
+        (predicted, replayed), (measured, low, high) = modelled[name], total_ratio(own)
         off = {"predicted": predicted / measured, "replayed": replayed / measured}
         for kind, ratio in off.items():
             report.add(f"{kind}_over_measured_{name}", ratio)
@@ -131,11 +127,11 @@ def main(
         "predicted_speedup", model=MODEL, prompts=prompts, prompt_tokens=PROMPT_TOKENS, new_tokens=NEW_TOKENS, data=data
     )
     load = OtherLoad(())
-    base, turns = measure(folder / f"bundle_{low}", unsplit, cases, [[ids] for ids in given])
+    turns = measure(folder / f"bundle_{low}", unsplit, cases, [[ids] for ids in given])
     report.add("other_load_pct", 100 * load.share())
     texts = {name: [[*ids, *turn.tokens[0]] for ids, turn in zip(given, own, strict=True)] for name, own in turns.items()}
     modelled = run_in_process(model_speeds, folder / f"calibration_{low}", cases, texts)
-    add_results(report, modelled, base, turns)
+    add_results(report, modelled, turns)
     report.finish(json)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from statistics import fmean
 from typing import Protocol
 
 from tide_runtime import GenerationParams
@@ -25,6 +26,7 @@ class Turn:
         layers_per_token: decoder layers launched per token of a row; None for other libraries.
         depth: mean layers run before a token was said.
         drafted, accepted: drafts by drafter.
+        base_seconds: of the baseline beside this turn, the mean of its turns just before and just after; 0 outside `take_turns`.
     """
 
     tokens: list[list[int]]
@@ -34,6 +36,7 @@ class Turn:
     depth: float | None = None
     drafted: Counter[str] = field(default_factory=Counter)
     accepted: Counter[str] = field(default_factory=Counter)
+    base_seconds: float = 0.0
 
     @property
     def decoded(self) -> int:
@@ -55,8 +58,9 @@ def take_turns(
 ) -> tuple[list[Turn], dict[str, list[Turn]]]:
     """The baseline's turn and every arm's at each of ``groups``, ``rows`` prompts at once; group g is sampled with seed g.
 
-    The baseline runs before and after the others and counts with its mean time. The order of the others turns, so that none
-    always follows the same one.
+    The baseline runs before and after every other arm: the speed of a shared machine changes within seconds, and an arm that
+    follows itself finds its weights in the caches. The order of the others turns, so that none always follows the same one.
+    Returns the baseline's last turn at each group with its mean time there, and the arms' turns.
     """
     base: list[Turn] = []
     turns: dict[str, list[Turn]] = {name: [] for name in arms}
@@ -64,9 +68,11 @@ def take_turns(
         seeded = replace(params, seed=number)
         names = [name for name, arm in arms.items() if arm.most_groups is None or number < arm.most_groups]
         shift = number % max(1, len(names))
-        before = baseline.turn(prompts, seeded, rows)
+        beside = [baseline.turn(prompts, seeded, rows)]
         for name in names[shift:] + names[:shift]:
-            turns[name].append(arms[name].turn(prompts, seeded, rows))
-        after = baseline.turn(prompts, seeded, rows)
-        base.append(replace(after, seconds=(before.seconds + after.seconds) / 2))
+            own = arms[name].turn(prompts, seeded, rows)
+            beside.append(baseline.turn(prompts, seeded, rows))
+            turns[name].append(replace(own, base_seconds=fmean(turn.seconds for turn in beside[-2:])))
+        seconds = fmean(turn.seconds for turn in beside)
+        base.append(replace(beside[-1], seconds=seconds, base_seconds=seconds))
     return base, turns

@@ -76,7 +76,7 @@ def test_theory_is_the_ratio_of_modelled_times() -> None:
     """Measured over theoretical would compare different things."""
     base = [Turn([[1, 2, 3]], 2.0, Counter({("segment_0", 1, 1): 2}))]
     split = Counter({("segment_0", 1, 1): 2, ("segment_1", 1, 2): 1, ("head", 1, 1): 2})
-    figures = theory_figures([Turn([[1, 2, 3]], 1.0, split)], LAYERS, base, UNCUT, FlatCosts())
+    figures = theory_figures([Turn([[1, 2, 3]], 1.0, split, base_seconds=2.0)], LAYERS, base, UNCUT, FlatCosts())
     theory = 2 * 61 / (2 * 13 + 1.1 * (37 + 9 + 3) + 2 * 13)
     assert figures["theoretical"] == pytest.approx(theory)
     assert figures["measured_over_theoretical"] == pytest.approx(2 / theory)
@@ -88,7 +88,7 @@ def test_speed_counts_the_tokens_after_the_first_of_every_row() -> None:
     turn = Turn(
         [[1, 2, 3], [4, 5, 6]], 0.5, layers_per_token=12.0, depth=8.0, drafted=Counter(router=4), accepted=Counter(router=3)
     )
-    figures = speed_figures([turn], [replace(turn, seconds=1.0)])
+    figures = speed_figures([replace(turn, base_seconds=1.0)])
     assert figures["tokens_per_s"] == 8 and figures["ratio_median"] == 2
     assert figures["layers_per_token"] == 12 and figures["accepted_router"] == 0.75
 
@@ -127,15 +127,16 @@ class CountingArm:
         return Turn([[0, 1]], self._seconds.pop(0))
 
 
-def test_the_baseline_frames_every_group_and_the_order_turns() -> None:
-    """An arm would always run behind the same one, or far in time from its baseline."""
+def test_the_baseline_runs_between_all_arms_and_the_order_turns() -> None:
+    """An arm would always run behind the same one, or be held against a baseline far from it in time."""
     order: list[str] = []
-    base = CountingArm("u", [1.0, 3.0, 5.0, 5.0], order)
+    base = CountingArm("u", [1.0, 3.0, 5.0, 7.0, 8.0, 9.0], order)
     arms = {"a": CountingArm("a", [1.0, 1.0], order), "b": CountingArm("b", [1.0, 1.0], order)}
     times, turns = take_turns(base, arms, [[[1]], [[2]]], GenerationParams(), 1)
-    assert order == ["u0", "a0", "b0", "u0", "u1", "b1", "a1", "u1"]
-    assert [turn.seconds for turn in times] == [2.0, 5.0]
-    assert {name: len(own) for name, own in turns.items()} == {"a": 2, "b": 2}
+    assert order == ["u0", "a0", "u0", "b0", "u0", "u1", "b1", "u1", "a1", "u1"]
+    assert [turn.seconds for turn in times] == [3.0, 8.0]
+    beside = {name: [turn.base_seconds for turn in own] for name, own in turns.items()}
+    assert beside == {"a": [2.0, 8.5], "b": [4.0, 7.5]}
 
 
 def test_a_slow_arm_takes_part_in_its_first_groups_only() -> None:
