@@ -43,8 +43,8 @@ CACHE = Path(__file__).resolve().parents[1] / "build" / "bench-cache"
 MODELS = ("layerskip", "stock", "random")
 PROMPT_TOKENS = 64
 SAMPLED_SHARE, RANDOM_SHARE = 4, 4  # one prompt in so many for sampling and for random weights
-LEAST_GROUPS = 16  # intervals of fewer say nothing
-QUEUE = 3  # prompts per slot that a batch works off in one turn: a slot whose row is finished takes the next one
+LEAST_GROUPS = 8  # intervals of fewer say nothing
+QUEUE = 6  # prompts per slot that a batch works off in one turn: a slot whose row is finished takes the next one
 SAMPLE = 6  # prompts on which baselines are fitted
 
 console = Console(width=max(190, Console().width))  # piped output would wrap the table at 80

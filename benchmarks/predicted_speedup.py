@@ -76,7 +76,7 @@ def model_speeds(calibration: Path, cases: Mapping[str, Case], texts: Mapping[st
 
 
 def total_ratio(turns: Sequence[Turn]) -> tuple[float, float, float]:
-    """Summed time of the baseline beside the turns over theirs, and the 95% interval from resampled prompts (percentile bootstrap)."""
+    """Summed time of the baseline beside the turns over theirs, and its 95% interval (percentile bootstrap over prompts)."""
     seconds = np.array([[turn.base_seconds, turn.seconds] for turn in turns])
     drawn = np.random.default_rng(0).integers(0, len(seconds), (RESAMPLES, len(seconds)))
     sums = seconds[drawn].sum(axis=1)
