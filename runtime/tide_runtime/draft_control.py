@@ -16,7 +16,7 @@ from tide_runtime.ngram import NgramDrafter
 from tide_runtime.trial import Trial
 
 _WEIGHT = 0.1  # of the newest token in the n-gram drafter's hit rate
-_LENGTHS = (1, 3, 7, 64)  # most tokens that one row copies: rows of a batch wait for the longest of them
+_LENGTHS = (1, 2, 3, 4, 6, 9, 64)  # most tokens that one row copies: rows of a batch wait for the longest of them
 
 
 @dataclass
