@@ -1,15 +1,15 @@
 """Depth policies on the CPU, fp32: how much faster than the *unsplit* ONNX graph, and how much of that the theory promises.
 
-    python -m benchmarks.policies_cpu                          # 24 prompts x 64 tokens: about 8 minutes on 2 quiet cores
-    python -m benchmarks.policies_cpu --prompts 100 --new-tokens 128       # what README shows: about 40 minutes
+    python -m benchmarks.policies_cpu                          # 24 prompts x 64 tokens
+    python -m benchmarks.policies_cpu --prompts 100 --new-tokens 128
     python -m benchmarks.policies_cpu --models layerskip --batch 1 --arms full,exact_both --temperature 0
 
 Every ratio has the unsplit graph, driven by the same loop, as its baseline: all of TIDE's arms run in one process, in turn,
-on the same prompts (see `turns`). HF's arms have processes of their own and 4 groups of prompts. Prompts are windows of 64
-tokens from files that neither the models nor the calibration have seen (see `held_out`; ``--data demo`` takes the demo's
-own files instead, which the calibration learned from); batches, sampling and random weights get fewer of them. ``random``
-has random weights and a calibration that is wrong about them: the worst that can happen. The first run calibrates both demo
-models, which takes some minutes more.
+on the same prompts, the baseline between all others (see `turns`). HF's arms have processes of their own and 4 groups of
+prompts. Prompts are windows of 64 tokens from files that neither the models nor the calibration have seen (see `held_out`;
+``--data demo`` takes the demo's own files instead, which the calibration learned from); sampling and random weights get
+fewer of them, batches the same ones in other company. ``random`` has random weights and a calibration that is wrong about
+them: the worst that can happen. The first run calibrates both demo models, which takes some minutes more.
 """
 
 from __future__ import annotations
