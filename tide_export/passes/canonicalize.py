@@ -14,7 +14,7 @@ from .base import LoweringContext, PassReport
 _FOLD_LIMIT = 16384
 _ITERATIONS = 2  # folding uncovers what a rule matches, and the other way round
 # `onnxscript.optimizer.optimize` has these and more: rules for convolutions, which decoders lack, and slice_split_rule, which
-# compares every slice with every node of the graph: two thirds of the time, and nothing in any decoder that it applies to.
+# compares every slice with every node of the graph: two thirds of the time, and it applies to none that was tried.
 _RULES = [
     rules.add_0_rule,
     rules.cast_cast_rule,
