@@ -42,9 +42,9 @@ def theory_figures(
 
     ``measured_over_theoretical`` is the median over groups of (measured ratio / modelled ratio) of the same group.
     """
-    pairs = list(zip(turns, base, strict=False))  # an arm may have stopped after the first groups
-    modelled = np.array([modelled_ms(turn.launches, layers, costs) for turn, _ in pairs])
-    base_modelled = np.array([modelled_ms(turn.launches, base_layers, costs) for _, turn in pairs])
+    base = base[: len(turns)]  # an arm may have stopped after the first groups
+    modelled = np.array([modelled_ms(turn.launches, layers, costs) for turn in turns])
+    base_modelled = np.array([modelled_ms(turn.launches, base_layers, costs) for turn in base])
     measured = np.array([turn.base_seconds / turn.seconds for turn in turns])
     segments = sum(count for turn in turns for (graph, _, _), count in turn.launches.items() if layers[graph])
     return {
