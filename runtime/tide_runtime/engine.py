@@ -238,7 +238,10 @@ class Engine:
             slots = min(fitting, key=lambda s: s.capacity) if fitting else None
             if slots is not None:
                 self._idle.remove(slots)
-        slots = slots or self.backend.slots(wanted)
+        if slots is None:
+            slots = self.backend.slots(wanted)
+        else:
+            slots.clear()
         try:
             yield slots
         except TideError:

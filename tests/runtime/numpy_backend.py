@@ -80,6 +80,9 @@ class NumpySlots:
         self._latest = NumpyStep(self, first_row, counts, wanted or [0] * len(counts))
         return self._latest
 
+    def clear(self) -> None:
+        self.keys[:], self.values[:] = GARBAGE, -GARBAGE
+
     def move_row(self, source: int, target: int, length: int) -> None:
         for cache in (self.keys, self.values):
             cache[:, target, :length] = cache[:, source, :length]

@@ -8,7 +8,7 @@ from runtime.conftest import MAX_SEQ_LEN
 from tide_runtime import Engine
 from tide_runtime.backends import kv_caches
 from tide_runtime.backends.kv_caches import KVCaches
-from tide_runtime.backends.onnxruntime_cpu import _KEPT_STEPS
+from tide_runtime.backends.onnxruntime_cpu import _KEPT_STEPS, OnnxRuntimeSlots
 from tide_runtime.errors import CacheFullError
 
 
@@ -34,6 +34,22 @@ def test_growing_keeps_what_was_written(caches: KVCaches) -> None:
     assert all(np.array_equal(array[:, :, :filled], before[name]) for name, array in caches.arrays.items())
 
 
+def test_cleared_caches_are_short_again_and_grow_in_their_memory(caches: KVCaches) -> None:
+    """After one long conversation the attention of every later batch would read through as many slots; and rows move apart
+    when caches grow, over memory that other rows still stand in."""
+    fewest, name = caches.slots, "key_cache_0"
+    caches.reserve(MAX_SEQ_LEN)
+    grown, generation = caches.arrays[name], caches.generation
+    caches.clear()
+    assert caches.slots == fewest < MAX_SEQ_LEN
+    before = {n: np.random.default_rng(0).random(array.shape, np.float32) for n, array in caches.arrays.items()}
+    for n, array in caches.arrays.items():
+        array[:] = before[n]
+    caches.reserve(MAX_SEQ_LEN)
+    assert all(np.array_equal(array[:, :, :fewest], before[n]) for n, array in caches.arrays.items())
+    assert np.shares_memory(caches.arrays[name], grown) and caches.generation == generation
+
+
 def test_a_step_beyond_the_last_slot_is_refused(caches: KVCaches) -> None:
     """A draft near the end of the cache would be written over a neighbour's row, or over memory of something else."""
     caches.reserve(MAX_SEQ_LEN)
@@ -49,6 +65,27 @@ def test_place_refuses_rows_that_would_run_over(engine: Engine, lengths: list[in
     step = engine.backend.slots(2).step(0, [4, 4])
     with pytest.raises(CacheFullError):
         step.place(lengths)
+
+
+def test_steps_go_back_to_short_caches(engine: Engine) -> None:
+    """A step that stayed with the long caches would write to places where nobody looks."""
+    graphs = [segment.name for segment in engine.manifest.segments]
+
+    def run(slots: OnnxRuntimeSlots, counts: list[int], lengths: list[int]) -> np.ndarray:
+        step = slots.step(0, counts, counts)
+        step.input_ids[: sum(counts)] = np.arange(sum(counts))
+        step.place(lengths)
+        for graph in graphs:
+            step.run(graph)
+        return step.logits[: sum(counts)].copy()
+
+    slots = engine.backend.slots(2)
+    slots.step(0, [1]).place([MAX_SEQ_LEN - 1])
+    run(slots, [2, 1], [0, 0])  # bound while they are long
+    slots.clear()
+    for own in (slots, fresh := engine.backend.slots(2)):
+        run(own, [2, 1], [0, 0])
+    np.testing.assert_array_equal(run(slots, [3, 3], [2, 1]), run(fresh, [3, 3], [2, 1]))  # bound while they are short
 
 
 def test_one_row_never_copies_its_cache(engine: Engine) -> None:

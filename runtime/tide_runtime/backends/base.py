@@ -65,6 +65,9 @@ class Slots(Protocol):
             wanted: of how many of its last tokens each row wants logits from the last segment; of none when left out.
         """
 
+    def clear(self) -> None:
+        """Forget all rows: what comes next are rows of another caller."""
+
     def move_row(self, source: int, target: int, length: int) -> None:
         """Copy the first ``length`` cache entries of slot ``source`` to slot ``target``, in every layer."""
 

@@ -84,6 +84,9 @@ class DeviceSlots:
         step.begin(counts, wanted)
         return step
 
+    def clear(self) -> None:
+        """Nothing to do: these caches have all their slots at once, for addresses that never change."""
+
     def move_row(self, source: int, target: int, length: int) -> None:
         self.backend.device.use()
         self.caches.move_row(source, target, length)

@@ -1,10 +1,12 @@
-"""KV caches that are as long as their longest row needs and grow with it.
+"""KV caches that are as long as their longest row needs: they grow with it, and are short again for the next rows.
 
 The attention of several rows reads every slot of the cache, whatever the rows' lengths, so a slot too many costs as much as
 a token. That of one row reads its valid length only: caches of one row have all their slots at once.
 """
 
 from __future__ import annotations
+
+from math import prod
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,39 +23,52 @@ _SLOT_STEP = 32
 class KVCaches:
     """The caches of ``capacity`` rows, ``arrays`` name → [capacity, heads, slots, width].
 
-    Untouched pages cost nothing: the operating system backs them when first written. ``generation`` changes whenever the
-    arrays are replaced by longer ones, which makes bindings to the old ones stale.
+    Untouched pages cost nothing: the operating system backs them when first written. Arrays of every length start where
+    their memory starts; ``generation`` changes whenever longer ones need more of it, which makes bindings to the old stale.
     """
 
     def __init__(self, manifest: Manifest, dtype: type[np.generic], capacity: int) -> None:
         self.limit, self.generation = manifest.max_seq_len, 0
-        self.slots = self.limit if capacity == 1 else _slots_for(1, self.limit)
+        self._fewest = self.slots = self.limit if capacity == 1 else _slots_for(1, self.limit)
+        self._memory: dict[str, NDArray[np.generic]] = {}  # [capacity · heads · slots · width], of the most slots so far
         self.arrays: dict[str, NDArray[np.generic]] = {}
         for layer, kv in enumerate(manifest.kv):
             for kind, width in (("key", kv.key_dim), ("value", kv.value_dim)):
-                self.arrays[f"{kind}_cache_{layer}"] = np.zeros((capacity, kv.heads, self.slots, width), dtype)
+                shape = (capacity, kv.heads, self.slots, width)
+                self._memory[f"{kind}_cache_{layer}"] = np.zeros(prod(shape), dtype)
+                self.arrays[f"{kind}_cache_{layer}"] = self._memory[f"{kind}_cache_{layer}"].reshape(shape)
 
-    def reserve(self, needed: int) -> bool:
-        """Have at least ``needed`` slots; True when ``arrays`` were replaced for it.
+    def clear(self) -> None:
+        """Forget all rows: as few slots as new caches have, with what was in that memory."""
+        self.slots = self._fewest
+        for name, array in self.arrays.items():
+            self.arrays[name] = self._cut(name, array)
 
-        Raises CacheFullError when that is more than the bundle's max_seq_len.
-        """
+    def reserve(self, needed: int) -> None:
+        """Have at least ``needed`` slots. Raises CacheFullError when that is more than the bundle's max_seq_len."""
         if needed <= self.slots:
-            return False
+            return
         if needed > self.limit:
             raise cache_full(needed, self.limit)
         filled, self.slots = self.slots, _slots_for(needed, self.limit)
+        most = next(iter(self._memory.values())).size
         for name, old in self.arrays.items():  # one at a time: never two copies of everything
-            longer = np.zeros((*old.shape[:2], self.slots, old.shape[3]), old.dtype)
-            longer[:, :, :filled] = old
-            self.arrays[name] = longer
-        self.generation += 1
-        return True
+            size = old.size // filled * self.slots
+            if self._memory[name].size < size:
+                self._memory[name] = np.zeros(size, old.dtype)
+            self.arrays[name] = self._cut(name, old)
+            self.arrays[name][:, :, :filled] = old  # NumPy copies as if they did not overlap
+        self.generation += next(iter(self._memory.values())).size > most
 
     def move_row(self, source: int, target: int, length: int) -> None:
         """Copy the first ``length`` entries of row ``source`` to row ``target``, in every layer."""
         for array in self.arrays.values():
             array[target, :, :length] = array[source, :, :length]
+
+    def _cut(self, name: str, like: NDArray[np.generic]) -> NDArray[np.generic]:
+        """``slots`` slots, in the memory of that name, for the rows of ``like``."""
+        shape = (*like.shape[:2], self.slots, like.shape[3])
+        return self._memory[name][: prod(shape)].reshape(shape)
 
 
 def cache_full(needed: int, limit: int) -> CacheFullError:

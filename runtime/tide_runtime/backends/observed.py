@@ -45,6 +45,9 @@ class _ObservedSlots:
         rows = sum(count > 0 for count in counts)
         return _ObservedStep(self._slots.step(first_row, counts, wanted), self._observer, rows, sum(counts))
 
+    def clear(self) -> None:
+        self._slots.clear()
+
     def move_row(self, source: int, target: int, length: int) -> None:
         self._slots.move_row(source, target, length)
 

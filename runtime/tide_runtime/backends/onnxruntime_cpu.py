@@ -11,6 +11,7 @@ from __future__ import annotations
 import threading
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Container, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -118,7 +119,7 @@ class OnnxRuntimeSlots:
         self.buffers = StepBuffers(backend.manifest, backend.dtype, backend.logits_dtype)
         self._steps: OrderedDict[StepShape, _BoundStep] = OrderedDict()
         self._latest: tuple[tuple[int, list[int], list[int]], _BoundStep] | None = None
-        self._bound_caches: dict[tuple[int, int], dict[str, ort.OrtValue]] = {}
+        self._bound_caches: dict[tuple[int, int, int], dict[str, ort.OrtValue]] = {}
 
     def step(self, first_row: int, counts: Sequence[int], wanted: Sequence[int] = ()) -> Step:
         asked = (first_row, counts, wanted)
@@ -143,25 +144,38 @@ class OnnxRuntimeSlots:
 
     def reserve(self, needed: int) -> None:
         """Have at least ``needed`` cache slots a row. Raises CacheFullError when the bundle has fewer."""
-        if self.caches.reserve(needed):
+        generation = self.caches.generation
+        self.caches.reserve(needed)
+        if self.caches.generation != generation:
             self._bound_caches.clear()
             for step in self._steps.values():
-                step.unbind()  # would keep the arrays alive that have been replaced
+                step.unbind()  # would keep memory alive that has been replaced
 
     def bound_caches(self, first_row: int, rows: int) -> dict[str, ort.OrtValue]:
-        """The caches of some rows as ONNX Runtime's values, by name."""
-        key = (first_row, rows)
+        """The caches of some rows, as long as they are now, as ONNX Runtime's values, by name."""
+        key = (first_row, rows, self.caches.slots)
         if key not in self._bound_caches:
             part, arrays = slice(first_row, first_row + rows), self.caches.arrays.items()
             self._bound_caches[key] = {name: ort.OrtValue.ortvalue_from_numpy(array[part]) for name, array in arrays}
         return self._bound_caches[key]
 
+    def clear(self) -> None:
+        self.caches.clear()
+
     def move_row(self, source: int, target: int, length: int) -> None:
         self.caches.move_row(source, target, length)
 
 
+@dataclass
+class _Bound:
+    """What a step has bound to caches of one length: runs by graph or form, masks by name."""
+
+    runs: dict[str, Callable[[], None]] = field(default_factory=dict)
+    biases: dict[str, AttentionBias] = field(default_factory=dict)
+
+
 class _BoundStep:
-    """The arrays of one shape of step, and one IO binding per graph and form, made when it is first run."""
+    """The arrays of one shape of step, and one IO binding per graph, form and length of the caches, made when first run."""
 
     def __init__(self, slots: OnnxRuntimeSlots, shape: StepShape) -> None:
         self.shape, self.positions = shape, StepPositions(shape)
@@ -170,8 +184,8 @@ class _BoundStep:
         self._slots = slots
         self._lengths: Sequence[int] = [0] * shape.rows
         self._plain = False
-        self._biases: dict[str, AttentionBias] = {}
-        self._runs: dict[str, Callable[[], None]] = {}
+        self._kept: dict[int, _Bound] = {}  # by slots of the caches
+        self._bound = _Bound()  # to caches as long as they are now
         self._generation = slots.caches.generation
 
     def place(self, lengths: Sequence[int]) -> None:
@@ -181,16 +195,14 @@ class _BoundStep:
         kv_heads = slots.backend.manifest.kv[0].heads
         self._plain = not shape.even or prefers_plain(lengths, shape.seq, slots.caches.slots, kv_heads)
         self.positions.place(lengths)
-        if self._generation != slots.caches.generation:
-            self.unbind()
+        self._follow_caches()
         if self._plain:
-            for bias in self._biases.values():
+            for bias in self._bound.biases.values():
                 bias.fill(lengths)
 
     def place_scattered(self, slot: int, positions: NDArray[np.int64], before: NDArray[np.int64] | None = None) -> None:
         self._slots.reserve(slot + len(positions))
-        if self._generation != self._slots.caches.generation:
-            self.unbind()
+        self._follow_caches()
         self.positions.place_scattered(slot, positions)
         self._plain = True
         if before is not None:
@@ -204,12 +216,11 @@ class _BoundStep:
     def run(self, graph: str) -> None:
         self._slots.count(graph)
         form = batched_graph(graph) if self._plain and self._slots.backend.layers[graph] else graph
-        if self._generation != self._slots.caches.generation:  # grown after this step was dropped from the kept ones
-            self.unbind()
+        self._follow_caches()  # another step may have made them grow since this one was placed
         try:
-            run = self._runs.get(form)
+            run = self._bound.runs.get(form)
             if run is None:
-                run = self._runs[form] = self._bind(graph, form)
+                run = self._bound.runs[form] = self._bind(graph, form)
             run()
         except BundleError:
             raise
@@ -217,10 +228,21 @@ class _BoundStep:
             raise BundleError(f"ONNX Runtime {ort.__version__} cannot run {graph} ({error}); export the bundle again") from error
 
     def unbind(self) -> None:
-        """Forget what is bound to caches that have been replaced."""
-        self._runs.clear()
-        self._biases.clear()
+        """Forget what is bound to memory that has been replaced."""
+        self._kept.clear()
+        self._bound = self._kept[self._slots.caches.slots] = _Bound()
         self._generation = self._slots.caches.generation
+
+    def _follow_caches(self) -> None:
+        """Take up what is bound to caches as long as they are now."""
+        caches = self._slots.caches
+        if self._generation != caches.generation:
+            self.unbind()
+        bound = self._kept.setdefault(caches.slots, _Bound())
+        if bound is not self._bound:
+            self._bound = bound
+            for bias in bound.biases.values():  # of the last time that they were so long
+                bias.fill(self._lengths)
 
     def _bind(self, graph: str, form: str) -> Callable[[], None]:
         session = self._slots.backend.session(form)
@@ -256,11 +278,11 @@ class _BoundStep:
         }
 
     def _bias(self, name: str) -> AttentionBias:
-        if name not in self._biases:
+        if name not in self._bound.biases:
             shape = self.shape
-            bias = self._biases[name] = AttentionBias.named(name, shape.rows, shape.seq, self._slots.caches.slots)
+            bias = self._bound.biases[name] = AttentionBias.named(name, shape.rows, shape.seq, self._slots.caches.slots)
             bias.fill(self._lengths)
-        return self._biases[name]
+        return self._bound.biases[name]
 
 
 def decoder_layers(manifest: Manifest, graphs: Container[str]) -> dict[str, int]:
