@@ -27,6 +27,7 @@ from tide_bench.curve import CurvePoint, measure_curve
 from tide_bench.energy import EnergyMeter
 from tide_bench.load import load_rows
 from tide_bench.phases import Phases, phase_lines
+from tide_bench.promises import Terms
 from tide_bench.prompts import joined, read_prompts, windows
 from tide_bench.report import Report
 from tide_bench.results import add_results
@@ -159,7 +160,7 @@ class Bench:
         """What the mode measures, a row for each arm and place."""
         if self.config.mode == "load":
             texts = [p for n in self._lengths for p in self._windows(n, LOAD_PROMPTS)]
-            return load_rows(self.stage, self._contestants(), texts, self.config, self._phases)
+            return load_rows(self.stage, self._contestants(), texts, Terms.of(self.manifest), self.config, self._phases)
         places = [
             Place(length, batch, _groups(self._windows(length, batch * self.config.rounds), batch))
             for length in self._lengths

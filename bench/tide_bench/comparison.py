@@ -15,7 +15,7 @@ from tide_bench.energy import EnergyMeter
 from tide_bench.figures import PIVOT, decode_seconds, prefill_seconds, ratio_row, settled, speed_row, text_row
 from tide_bench.other_load import OtherLoad
 from tide_bench.phases import Phases
-from tide_bench.promises import NEAR_TIE, broken_promise
+from tide_bench.promises import Terms, broken_promise
 from tide_bench.stage import Entry, Stage, meetings
 from tide_bench.turns import Group, Turn, take_turns
 
@@ -143,10 +143,7 @@ class Comparison:
             if turn.round in known:
                 prompts += place.groups[turn.round]
                 texts, references = texts + turn.timing.tokens, references + known[turn.round]
-        certificate = self._manifest.calibration.certificate if self._manifest.calibration is not None else None
-        certified = certificate.max_disagreement if certificate is not None else None
-        near_tie = NEAR_TIE[self._manifest.dtype]
-        return broken_promise(contestant.promise, prompts, texts, references, self._stage.gap, near_tie, certified)
+        return broken_promise(contestant.promise, prompts, texts, references, self._stage.gap, Terms.of(self._manifest))
 
 
 def _ranked(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:

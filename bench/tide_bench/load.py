@@ -15,7 +15,9 @@ from tide_bench.arms.base import Arm
 from tide_bench.arms.process import ArmError
 from tide_bench.config import BenchConfig
 from tide_bench.contestants import Contestant
+from tide_bench.figures import PIVOT
 from tide_bench.phases import Phases
+from tide_bench.promises import Terms, broken_promise
 from tide_bench.stage import Entry, Stage
 from tide_bench.turns import SETTLE_S
 
@@ -35,11 +37,11 @@ class Request:
 
 @dataclass(frozen=True)
 class Served:
-    """Seconds from a request's arrival to its first and its last token, waiting included."""
+    """Seconds from a request's arrival to its first and its last token, waiting included; ``tokens``: what came."""
 
     first_token_s: float
     last_token_s: float
-    new_tokens: int
+    tokens: list[int]
 
 
 def poisson_requests(rate: float, seconds: float, prompts: Sequence[list[int]], new_tokens: int, seed: int = 0) -> list[Request]:
@@ -58,7 +60,7 @@ def serve(arm: Arm, requests: Sequence[Request], workers: int, options: Mapping[
         begin = time.perf_counter() - start
         timing = arm.generate([request.prompt], request.new_tokens, **options)
         first = begin + timing.first_token_s - request.arrival_s
-        return Served(first, first + timing.decode_s, request.new_tokens)
+        return Served(first, first + timing.decode_s, timing.tokens[0])
 
     with ThreadPoolExecutor(workers) as pool:
         futures = []
@@ -69,20 +71,36 @@ def serve(arm: Arm, requests: Sequence[Request], workers: int, options: Mapping[
 
 
 def load_rows(
-    stage: Stage, contestants: Sequence[Contestant], prompts: Sequence[list[int]], config: BenchConfig, phases: Phases
+    stage: Stage,
+    contestants: Sequence[Contestant],
+    prompts: Sequence[list[int]],
+    terms: Terms,
+    config: BenchConfig,
+    phases: Phases,
 ) -> list[dict[str, Any]]:
-    """A row for each rate and contestant; rates are shares of what `full` does when asked one by one."""
+    """A row for each rate and contestant; rates are shares of what `full` does when asked one by one.
+
+    ``mark``: why what an arm answered is not what it promises, with `full`'s answers to the same requests for the model's.
+    """
     entries = stage.enter(contestants, lambda entry: _warm_up(entry, prompts, config.new_tokens))
-    alone = next((_one_by_one(e, prompts, config.new_tokens) for e in entries if e.contestant.name == "full"), None)
+    alone = next((_one_by_one(e, prompts, config.new_tokens) for e in entries if e.contestant.name == PIVOT), None)
     if alone is None:
         return [{"arm": c.name, "title": c.title, "note": stage.failures.get(c.name, "`full` did not run")} for c in contestants]
     rows = []
     for share in config.rates:
         requests = poisson_requests(share / alone, config.seconds, prompts, config.new_tokens)
+        own, answers = [], dict[str, list[list[int]]]()
         for entry in entries:
             time.sleep(SETTLE_S)
             with phases(f"{len(requests)} requests, {share / alone:.1f} a second", entry.contestant.title):
-                rows.append({"share": share, "rate": share / alone, **_row(stage, entry, requests)})
+                row, answers[entry.contestant.name] = _row(stage, entry, requests)
+            own.append({"share": share, "rate": share / alone, **row})
+        asked, right = [request.prompt for request in requests], answers[PIVOT]
+        for row, entry in zip(own, entries, strict=True):
+            said = answers[entry.contestant.name]
+            if said and right:
+                row["mark"] = broken_promise(entry.contestant.promise, asked, said, right, stage.gap, terms)
+        rows += own
     failed = [c for c in contestants if c.name in stage.failures and all(row["arm"] != c.name for row in rows)]
     return rows + [{"arm": c.name, "title": c.title, "note": stage.failures[c.name]} for c in failed]
 
@@ -102,22 +120,24 @@ def _one_by_one(entry: Entry, prompts: Sequence[list[int]], new_tokens: int) -> 
     return (time.perf_counter() - begin) / len(prompts[:8])
 
 
-def _row(stage: Stage, entry: Entry, requests: Sequence[Request]) -> dict[str, Any]:
+def _row(stage: Stage, entry: Entry, requests: Sequence[Request]) -> tuple[dict[str, Any], list[list[int]]]:
+    """What one arm did with ``requests``, and its answers: none when it failed."""
     row: dict[str, Any] = {"arm": entry.contestant.name, "title": entry.contestant.title, "requests": len(requests)}
     workers = CONCURRENT.get(entry.contestant.kind, 1)
     try:
         served: list[Served] = entry.process.apply(serve, list(requests), workers, entry.contestant.options)
     except ArmError as error:
         stage.withdraw(entry.contestant, str(error))
-        return row | {"note": str(error)}
+        return row | {"note": str(error)}, []
     percentile = partial(np.percentile, q=(50, 95))
     first, last = (percentile([getattr(s, name) for s in served]) for name in ("first_token_s", "last_token_s"))
     end = max(request.arrival_s + s.last_token_s for request, s in zip(requests, served, strict=True))
-    return row | {
+    figures = {
         "workers": workers,
         "first_token_ms": 1e3 * float(first[0]),
         "first_token_ms_p95": 1e3 * float(first[1]),
         "request_ms": 1e3 * float(last[0]),
         "request_ms_p95": 1e3 * float(last[1]),
-        "tokens_per_s": sum(s.new_tokens for s in served) / end,
+        "tokens_per_s": sum(len(s.tokens) for s in served) / end,
     }
+    return row | figures, [s.tokens for s in served]

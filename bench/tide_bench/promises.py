@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
+from tide_runtime.manifest import Manifest
 
 from tide_bench.contestants import Promise
 from tide_bench.text_comparison import Tokens, disagreement_events, first_difference
@@ -17,26 +19,41 @@ _RESAMPLES = 2000
 Gap = Callable[[Sequence[int], int, int], float]  # distance of two tokens' logits behind a text
 
 
-def broken_promise(
-    promise: Promise, prompts: Tokens, texts: Tokens, references: Tokens, gap: Gap, near_tie: float, certified: float | None
-) -> str:
+@dataclass(frozen=True)
+class Terms:
+    """How far texts may be from the model's.
+
+    Args:
+        near_tie: a text may part from its reference where two logits are as near as this.
+        certified: the share of tokens that may differ, with promise ``certified``; None: nothing was certified.
+    """
+
+    near_tie: float
+    certified: float | None
+
+    @classmethod
+    def of(cls, manifest: Manifest) -> Terms:
+        certificate = manifest.calibration.certificate if manifest.calibration is not None else None
+        return cls(NEAR_TIE[manifest.dtype], certificate.max_disagreement if certificate is not None else None)
+
+
+def broken_promise(promise: Promise, prompts: Tokens, texts: Tokens, references: Tokens, gap: Gap, terms: Terms) -> str:
     """Why an arm is not ranked; empty when it keeps its promise.
 
     Args:
         texts, references: continuations of ``prompts``, [rows][tokens].
-        gap: by the model with every layer; a text may part from its reference where two logits are nearly equal.
-        certified: the share of tokens that may differ, with promise ``certified``; None: nothing was certified.
+        gap: by the model with every layer.
     """
     if promise == "none":
         return NO_PROMISE
     if promise == "certified":
-        return _more_than_certified(texts, references, certified)
+        return _more_than_certified(texts, references, terms.certified)
     for number, (prompt, text, reference) in enumerate(zip(prompts, texts, references, strict=True)):
         place = first_difference(text, reference)
         if place is None:
             continue
         apart = gap([*prompt, *reference[:place]], text[place], reference[place])
-        if apart > near_tie:
+        if apart > terms.near_tie:
             return (
                 f"says something else: text {number + 1}, new token {place + 1} is {text[place]}, the model's {reference[place]} "
                 f"(logits {apart:.2g} apart)"

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any, cast
+
 import numpy as np
 import pytest
 from tide_bench.arms.base import Timing
-from tide_bench.load import Request, poisson_requests, serve
+from tide_bench.config import BenchConfig
+from tide_bench.contestants import POLICIES, RIVALS
+from tide_bench.load import Request, load_rows, poisson_requests, serve
+from tide_bench.phases import Phases
+from tide_bench.promises import Terms
+from tide_bench.stage import Entry
 
 
 def test_arrivals_have_the_rate_and_an_end() -> None:
@@ -34,3 +42,28 @@ def test_latency_counts_from_the_arrival_in_order() -> None:
     served = serve(arm, [Request(0.0, [1], 2), Request(0.0, [2], 2), Request(0.05, [3], 2)], 1, {})
     assert arm.seen == [[1], [2], [3]]
     assert all(s.first_token_s >= 0.25 and s.last_token_s == pytest.approx(s.first_token_s + 0.5) for s in served)
+
+
+class FixedArm:
+    """Says one token all the time, and lives here instead of in a process."""
+
+    def __init__(self, token: int) -> None:
+        self.token = token
+
+    def generate(self, prompts: list[list[int]], new_tokens: int, **options: object) -> Timing:
+        return Timing([[self.token] * new_tokens], 0.001, 0.001)
+
+    def apply(self, function: Any, *arguments: Any) -> Any:
+        return function(self, *arguments)
+
+
+def test_an_arm_that_answers_something_else_is_marked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that is fast because it is wrong would look like the best one."""
+    monkeypatch.setattr("tide_bench.load.SETTLE_S", 0)
+    arms = [POLICIES["full"], RIVALS["unsplit"], RIVALS["eager"]]
+    entries = [Entry(arm, cast(Any, FixedArm(token))) for arm, token in zip(arms, (3, 3, 4), strict=True)]
+    stage = SimpleNamespace(enter=lambda *_: entries, gap=lambda *_: 1.0, failures={})
+    config = BenchConfig(mode="load", rates=(0.01,), seconds=1, new_tokens=4)
+    rows = load_rows(cast(Any, stage), arms, [[1], [2]], Terms(1e-3, None), config, Phases(print))
+    assert [bool(row["mark"]) for row in rows] == [False, False, True]
+    assert "new token 1 is 4, the model's 3" in rows[2]["mark"]

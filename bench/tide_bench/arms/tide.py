@@ -93,7 +93,8 @@ class _TimedSession:
 
 
 def load_engine(folder: Path) -> Engine:
-    return Engine.load(folder, EngineOptions(threads=ThreadOptions(shared=True), verify=False))
+    """On the CPU, where all arms are: a GPU that TIDE found would be compared with the others' processor."""
+    return Engine.load(folder, EngineOptions(threads=ThreadOptions(shared=True), verify=False), device="cpu")
 
 
 def load_second(folder: Path) -> Engine:
