@@ -1,0 +1,35 @@
+"""What steps of several rows are taken to cost."""
+
+from __future__ import annotations
+
+import pytest
+from tide_runtime.calibration import StepCost
+from tide_runtime.step_costs import StepCosts
+
+ROWS, LAYERS = 8, 4
+
+
+class MeasuredCosts(StepCosts):
+    """Of a model that is not cut, from the ms of a layer by (rows, tokens of each)."""
+
+    def __init__(self, layer_ms: dict[tuple[int, int], float]) -> None:
+        rest = {"launch_ms": 0.1, "head_ms": 0.1, "exit_ms": 0.1, "host_ms": 0.1}
+        self._steps = [StepCost(rows, seq, layer_ms=ms, **rest) for (rows, seq), ms in layer_ms.items()]
+        self._edges, self.step = [0, LAYERS], self._step
+
+
+# Of one row many tokens are expensive; of eight rows the last shape was measured in a good moment of the machine.
+COSTS = MeasuredCosts({(1, 1): 0.7, (1, 64): 4.0, (ROWS, 1): 1.0, (ROWS, 2): 1.3, (ROWS, 8): 1.9})
+
+
+@pytest.mark.parametrize("seq", [2, 3, 8])
+def test_one_row_that_is_longer_makes_a_step_dearer(seq: int) -> None:
+    """Batches copied whatever they could: a step with one long row was taken to be cheaper than one without."""
+    plain = COSTS.segments(ROWS, ROWS, 0, 1)
+    packed, padded = (COSTS.segments(ROWS, tokens, 0, 1) for tokens in (ROWS - 1 + seq, ROWS * seq))
+    assert plain < packed < COSTS.uneven(ROWS, ROWS - 1 + seq, seq, 0, 1) < padded
+
+
+def test_even_rows_cost_what_was_measured() -> None:
+    """Rows that go on together would pay for padding that is not there."""
+    assert COSTS.uneven(ROWS, 2 * ROWS, 2, 0, 1) == COSTS.segments(ROWS, 2 * ROWS, 0, 1)
