@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 DATE := $(shell date -u +%F)
 
-.PHONY: evidence demo demo-rtx test lint bindings bench tables kernels gpu-check clean bench-arms docs
+.PHONY: evidence demo demo-rtx test lint bindings bench tables kernels gpu-check onnxruntime-gpu clean bench-arms docs
 demo: $(READY) ## export the demo model, generate from it, compare with eager and unsplit
 	$(BIN)/python examples/demo.py
 
@@ -22,9 +22,10 @@ lint: $(READY) ## ruff and mypy
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-# Two releases cannot be installed at once, so each has a folder; where a release has no wheel for this Python its test is skipped.
+# Two releases cannot be installed at once, so each has a folder. 10.4, for V100, has no wheel for newer Pythons; its test is then
+# skipped. 11.4 has to be there: a check of our calls that nobody runs looks like one that found nothing.
 bindings: $(READY) ## TensorRT's Python bindings, which import without TensorRT: tests/api holds our calls against them
-	-test -d build/bindings/11.4 || $(BIN)/python -m pip install --quiet --no-deps --target build/bindings/11.4 tensorrt-cu13-bindings==11.4.*
+	test -d build/bindings/11.4 || $(BIN)/python -m pip install --quiet --no-deps --target build/bindings/11.4 tensorrt-cu13-bindings==11.4.*
 	-test -d build/bindings/10.4 || $(BIN)/python -m pip install --quiet --no-deps --target build/bindings/10.4 tensorrt-cu12-bindings==10.4.*
 
 bench: $(READY) ## the published benchmarks, one after the other
@@ -39,6 +40,7 @@ bench: $(READY) ## the published benchmarks, one after the other
 BENCH_PROMPTS := build/held_out.jsonl
 BENCH_ENGINE ?= engine# a calibrated bundle of the demo model, as `make demo` leaves it
 bench-arms: $(READY) ## tide-bench against every other way to run the demo model; then `make tables`
+	-$(BIN)/python -m pip install --quiet tide-inference==0.2.1 # the predecessor; its row says so where it cannot be had
 	$(BIN)/python -m benchmarks.held_out $(BENCH_PROMPTS)
 	$(BIN)/tide-bench $(BENCH_ENGINE) --prompts $(BENCH_PROMPTS) --curve --html build/tide-bench --json docs/results/$(DATE)-tide_bench.json
 	$(BIN)/tide-bench $(BENCH_ENGINE) --prompts $(BENCH_PROMPTS) --mode prefill --policy full,exact \
@@ -63,11 +65,19 @@ kernels: $(READY) ## every CUDA kernel for every architecture, and the table of 
 	$(BIN)/python -m tide_plugins build --arch all --markdown plugins/README.md
 
 GPU_CHECK ?= build/gpu-check
-gpu-check: $(READY) ## the kernels on a GPU: cases, sanitizers, timings; logs in build/gpu-check; PREDECESSOR=path times that too
+gpu-check: onnxruntime-gpu ## the kernels and decode loops on a GPU: cases, sanitizers, timings; logs in build/gpu-check; PREDECESSOR=path times that too
 	$(BIN)/python -m benchmarks.gpu.kernel_cases --json $(GPU_CHECK)/kernel_cases.json
 	$(BIN)/python -m benchmarks.gpu.sanitize --out $(GPU_CHECK)
 	$(BIN)/python -m benchmarks.gpu.router_kernel $(if $(PREDECESSOR),--predecessor $(PREDECESSOR)) --json $(GPU_CHECK)/router_kernel.json
 	$(BIN)/python -m benchmarks.gpu.decode_cuda --json $(GPU_CHECK)/decode_cuda.json
+	$(BIN)/python -m benchmarks.gpu.decode_loop --json $(GPU_CHECK)/decode_loop.json
+
+# Both packages install the module onnxruntime, so the CPU's has to go; without a GPU it stays.
+HAS_CUDA := import onnxruntime, sys; sys.exit("CUDAExecutionProvider" not in onnxruntime.get_available_providers())
+onnxruntime-gpu: $(READY)
+	if nvidia-smi >/dev/null 2>&1 && ! $(BIN)/python -c '$(HAS_CUDA)'; then \
+	  $(BIN)/python -m pip uninstall --quiet --yes onnxruntime onnxruntime-gpu && \
+	  $(BIN)/python -m pip install --quiet 'onnxruntime-gpu>=1.31'; fi
 
 clean:
 	rm -rf $(VENV) build engine

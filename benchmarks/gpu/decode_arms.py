@@ -6,7 +6,7 @@ import gc
 from collections.abc import Callable
 from pathlib import Path
 from time import perf_counter
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import torch
 from tide_bench.arms.base import Timing
@@ -17,36 +17,54 @@ from transformers import PreTrainedModel, StaticCache
 Step = Callable[..., Any]
 
 
-class TorchArm:
-    """A greedy loop over a static cache on the GPU; ``compiled``: `torch.compile` with CUDA graphs for the step."""
+class DecodeArm(Protocol):
+    """A loaded model."""
 
-    def __init__(self, model: PreTrainedModel, slots: int, compiled: bool) -> None:
-        self._model = cast(Any, model).to("cuda")
-        self._slots = slots
+    def generate(self, prompts: list[list[int]], new_tokens: int) -> Timing:
+        """Continue ``prompts`` [B][S], all of one length, greedily by ``new_tokens`` tokens."""
+
+    def host_ms(self, prompts: list[list[int]], new_tokens: int) -> float | None:
+        """Milliseconds of a step in which the host does not wait for the GPU; None where nobody counts."""
+
+    def close(self) -> None:
+        """Let go of the model; `release_memory` then gives its memory back."""
+
+
+class TorchArm:
+    """A greedy loop over a static cache; ``compiled``: `torch.compile` for the step, with CUDA graphs on a GPU."""
+
+    def __init__(self, model: PreTrainedModel, slots: int, compiled: bool, device: str = "cuda") -> None:
+        self._model, self._device = cast(Any, model).to(device), device
+        self._wait = torch.get_device_module(device).synchronize
+        # The same tensors each time: compiled code, and its CUDA graphs, are bound to them.
+        self._cache = StaticCache(config=self._model.config, max_cache_len=slots)
         forward = self._model.forward
         self._step: Step = torch.compile(forward, mode="reduce-overhead", dynamic=False) if compiled else forward
 
     @torch.no_grad()
     def generate(self, prompts: list[list[int]], new_tokens: int) -> Timing:
-        ids = torch.tensor(prompts, device="cuda")
+        ids = torch.tensor(prompts, device=self._device)
         rows, length = ids.shape
-        cache = StaticCache(config=self._model.config, max_cache_len=self._slots)
+        self._cache.reset()
+        self._wait()
         start = perf_counter()
-        logits = self._model(input_ids=ids, past_key_values=cache, logits_to_keep=1).logits
+        logits = self._model(input_ids=ids, past_key_values=self._cache, logits_to_keep=1).logits
         tokens = [logits[:, -1:].argmax(-1)]
-        torch.cuda.synchronize()
+        self._wait()
         first = perf_counter()
         for place in range(length, length + new_tokens - 1):
-            positions = torch.full((rows, 1), place, device="cuda")
-            logits = self._step(input_ids=tokens[-1], position_ids=positions, past_key_values=cache).logits
+            positions = torch.full((rows, 1), place, device=self._device)
+            logits = self._step(input_ids=tokens[-1], position_ids=positions, past_key_values=self._cache).logits
             tokens.append(logits[:, -1:].argmax(-1).clone())
-        torch.cuda.synchronize()
+        self._wait()
         return Timing(torch.cat(tokens, 1).tolist(), first - start, perf_counter() - first)
 
+    def host_ms(self, prompts: list[list[int]], new_tokens: int) -> float | None:
+        return None
+
     def close(self) -> None:
-        self._model = self._step = cast(Any, None)
-        gc.collect()
-        torch.cuda.empty_cache()
+        self._model = self._step = self._cache = cast(Any, None)
+        torch.compiler.reset()  # code compiled for other models counts as recompiled, and after eight of them nothing is
 
 
 class TideArm:
@@ -64,7 +82,7 @@ class TideArm:
         return Timing([list(row.token_ids) for row in rows], wall - decode, decode)
 
     def host_ms(self, prompts: list[list[int]], new_tokens: int) -> float:
-        """Milliseconds of a step in which the host does not wait for the GPU, prefill included."""
+        """With the prefill's share."""
         self._waited.seconds, begin = 0.0, perf_counter()
         self.generate(prompts, new_tokens)
         return 1e3 * (perf_counter() - begin - self._waited.seconds) / new_tokens
@@ -72,7 +90,12 @@ class TideArm:
     def close(self) -> None:
         self._engine.close()
         self._engine = cast(Any, None)
-        gc.collect()
+
+
+def release_memory() -> None:
+    """Give back what arms that are closed, or could not be loaded, held on the GPU."""
+    gc.collect()
+    torch.cuda.empty_cache()
 
 
 class WaitClock:

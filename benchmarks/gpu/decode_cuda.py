@@ -1,13 +1,16 @@
 """How fast do models decode on a GPU? TIDE's segments against the unsplit graph, HuggingFace eager and `torch.compile`.
 
-Every arm decodes greedily after the same prompts; arms are timed in turns, medians are shown. ``vs_unsplit`` is the unsplit
-graph's time over the segments' (below 1: cutting costs), ``vs_eager`` eager's over theirs. Tokens are held against eager's, in
-fp32 for the demo model. Without a GPU everything is made up to the launch and nothing runs (exit code 2).
+Every arm decodes greedily after the same prompts; medians over the repetitions are shown. Arms come one after the other, as four
+copies of a large model do not fit beside each other; one that cannot run is a cell with the reason. ``over_unsplit`` is the
+segments' time over the unsplit graph's (above 1: cutting costs), ``vs_eager`` eager's over theirs, ``as_eager`` the share of
+tokens that are eager's. What of these is promised is checked on each row (`decode_promises`). Without a GPU everything is made
+up to the launch and nothing runs (exit code 2).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Annotated, Any
@@ -24,16 +27,20 @@ from tide_runtime.bundle import Bundle
 from tide_runtime.errors import TargetError
 
 from benchmarks.gpu.absent_gpu import say_not_run
-from benchmarks.gpu.decode_arms import TideArm, TorchArm
-from benchmarks.gpu.model_shapes import MAX_SEQ_LEN, SHAPES, ModelShape
+from benchmarks.gpu.decode_arms import DecodeArm, TideArm, TorchArm, release_memory
+from benchmarks.gpu.decode_cases import ARMS, BATCHES, MODELS, DecodeCase, decode_cases
+from benchmarks.gpu.decode_promises import complaints, verdicts
+from benchmarks.gpu.gpu_report import executed, gpu_report
+from benchmarks.gpu.model_shapes import MAX_SEQ_LEN, ModelShape
 from tide_export.config import ExportConfig
 from tide_export.export import write_bundle
 from tide_export.progress import ExportProgress
 
 CACHE = Path("build") / "decode_cuda"
+_TARGET = "cuda"
 _PROMPT, _BANDWIDTH = 64, 4.3e12  # tokens; bytes/s of a copy on an H200, for the table of what would run
-ARMS = ("eager", "compile", "unsplit", "tide")
 _CUTS = {"unsplit": "none", "tide": "auto"}
+Figures = dict[str, Any]  # of an arm; only ``note`` where it could not run
 
 
 def bundle(shape: ModelShape, dtype: str, arm: str, cache: Path) -> Path:
@@ -42,110 +49,149 @@ def bundle(shape: ModelShape, dtype: str, arm: str, cache: Path) -> Path:
 
     def make(folder: Path) -> None:
         (folder / "bundle").mkdir()
-        config = ExportConfig(dtype, checkpoints, MAX_SEQ_LEN, targets=("cuda",), verify=False)
+        config = ExportConfig(dtype, checkpoints, MAX_SEQ_LEN, targets=(_TARGET,), verify=False)
         write_bundle(shape.load(dtype), folder / "bundle", config, ExportProgress(quiet=True))
 
     return cached_folder(cache / f"{shape.name}_{dtype}_{arm}", f"{shape} {dtype} {checkpoints}", make) / "bundle"
 
 
-def prompts(shape: ModelShape, rows: int) -> list[list[int]]:
-    return np.random.default_rng(0).integers(3, shape.config().vocab_size, (rows, _PROMPT)).tolist()
+def prompts(case: DecodeCase) -> list[list[int]]:
+    return np.random.default_rng(0).integers(3, case.shape.config().vocab_size, (case.rows, _PROMPT)).tolist()
 
 
-def load_arm(name: str, shape: ModelShape, dtype: str, rows: int, cache: Path) -> Any:
+def load_arm(case: DecodeCase, cache: Path, name: str) -> DecodeArm:
     if name in _CUTS:
-        return TideArm(bundle(shape, dtype, name, cache), "cuda", rows)
-    return TorchArm(shape.load(dtype).model, MAX_SEQ_LEN, compiled=name == "compile")
+        return TideArm(bundle(case.shape, case.dtype, name, cache), _TARGET, case.rows)
+    return TorchArm(case.shape.load(case.dtype).model, MAX_SEQ_LEN, compiled=name == "compile")
 
 
-def measure(shape: ModelShape, dtype: str, rows: int, new_tokens: int, repeats: int, cache: Path) -> dict[str, Any]:
-    """Arm → median ms a step, tokens/s, share of tokens as eager's, host ms a step; or why it could not run."""
-    given, timings = prompts(shape, rows), dict[str, list[Timing]]()
-    found: dict[str, Any] = {}
-    for name in ARMS:  # two copies of an 8B model and its caches fit, but four do not: one arm after the other
-        arm = load_arm(name, shape, dtype, rows, cache)
-        arm.generate(given, new_tokens)  # compiles, captures, allocates
-        timings[name] = [arm.generate(given, new_tokens) for _ in range(repeats)]
-        found[name] = _figures(timings[name], timings["eager"][0].tokens, rows)
-        if isinstance(arm, TideArm):
-            found[name]["host_ms_per_token"] = arm.host_ms(given, new_tokens)
-        arm.close()
+def measure(load: Callable[[str], DecodeArm], given: list[list[int]], new_tokens: int, repeats: int) -> dict[str, Figures]:
+    """Arm → median ms a step, tokens/s, share of tokens as eager's, host ms a step; or, as ``note``, why it could not run."""
+    found: dict[str, Figures] = {}
+    reference: list[list[int]] | None = None
+    for name in ARMS:
+        try:
+            timings, host_ms = _time(load(name), given, new_tokens, repeats)
+        except Exception as error:  # an arm that cannot run is a cell of the table, not the end of the benchmark
+            found[name] = {"note": f"{type(error).__name__}: {error}".splitlines()[0]}
+            continue
+        finally:
+            release_memory()
+        if name == "eager":
+            reference = timings[-1].tokens
+        found[name] = _figures(timings, reference, host_ms)
     return found
 
 
-def _figures(timings: list[Timing], reference: list[list[int]], rows: int) -> dict[str, float]:
-    ms = median(timing.decode_ms_per_token for timing in timings)
-    same = np.mean(np.array(timings[-1].tokens) == np.array(reference))
-    return {"ms_per_token": ms, "tokens_per_s": 1e3 * rows / ms, "as_eager": float(same)}
+def _time(arm: DecodeArm, given: list[list[int]], new_tokens: int, repeats: int) -> tuple[list[Timing], float | None]:
+    try:
+        arm.generate(given, new_tokens)  # compiles, captures, allocates
+        return [arm.generate(given, new_tokens) for _ in range(repeats)], arm.host_ms(given, new_tokens)
+    finally:
+        arm.close()
 
 
-def cases(models: str, batch: str) -> Iterator[tuple[ModelShape, str, int]]:
-    for name in models.split(","):
-        if name not in SHAPES:
-            raise typer.BadParameter(f"there is no model {name!r}; choose from: {', '.join(SHAPES)}")
-        for dtype in SHAPES[name].dtypes:
-            for rows in batch.split(","):
-                yield SHAPES[name], dtype, int(rows)
+def _figures(timings: Sequence[Timing], reference: list[list[int]] | None, host_ms: float | None) -> Figures:
+    ms, tokens = median(timing.decode_ms_per_token for timing in timings), timings[-1].tokens
+    figures = {"ms_per_token": ms, "tokens_per_s": 1e3 * len(tokens) / ms}
+    if reference is not None:
+        figures["as_eager"] = float(np.mean(np.array(tokens) == np.array(reference)))
+    return figures if host_ms is None else figures | {"host_ms_per_token": host_ms}
 
 
 def prepare(models: str, batch: str, cache: Path) -> str:
     """Everything up to the launches; of the bundles, one of the demo model is made. Returns what was done."""
     table = Table("model", "dtype", "rows", "GB a step", f"ms at {_BANDWIDTH / 1e12} TB/s", title="to run")
     made = ""
-    for shape, dtype, rows in cases(models, batch):
-        count = shape.step_bytes(dtype, rows, 2 * _PROMPT)
-        table.add_row(shape.name, dtype, str(rows), f"{count / 1e9:.2f}", f"{1e3 * count / _BANDWIDTH:.3f}")
-        if not shape.layers and not made:
-            made = f"the demo model was exported to {Bundle.open(bundle(shape, dtype, 'tide', cache)).directory}; "
+    for case in decode_cases(models, batch):
+        count = case.shape.step_bytes(case.dtype, case.rows, 2 * _PROMPT)
+        table.add_row(*map(str, case.key.values()), f"{count / 1e9:.2f}", f"{1e3 * count / _BANDWIDTH:.3f}")
+        if not case.shape.layers and not made:
+            made = f"the demo model was exported to {Bundle.open(bundle(case.shape, case.dtype, 'tide', cache)).directory}; "
     Console().print(table)
     return f"{made}no model was loaded on a GPU, run or timed"
 
 
 def main(
-    models: Annotated[str, typer.Option(help=f"Of {','.join(SHAPES)}.")] = ",".join(SHAPES),
-    batch: Annotated[str, typer.Option(help="Batch sizes.")] = "1,8,32",
+    models: Annotated[str, typer.Option(help=f"Of {MODELS}.")] = MODELS,
+    batch: Annotated[str, typer.Option(help="Batch sizes.")] = BATCHES,
     new_tokens: Annotated[int, typer.Option(min=2, help="New tokens a row.")] = 64,
     repeats: Annotated[int, typer.Option(min=1, help="Timed repetitions of each arm.")] = 5,
     cache: Annotated[Path, typer.Option(help="Where bundles are kept between runs.")] = CACHE,
     json: Annotated[Path | None, typer.Option(help="Write all figures to this file.")] = None,
 ) -> None:
-    """Compare decode speed on a GPU. Exit code 2: not run."""
+    """Compare decode speed on a GPU. Exit code 0, also where a promise is missed; 2: not run."""
     if not torch.cuda.is_available():
         reason = TargetError(f"torch {torch.__version__} sees no GPU; install a build for CUDA")
         say_not_run(reason, prepare(models, batch, cache))
-    report = Report("decode_cuda", gpu=torch.cuda.get_device_name(), models=models, batch=batch, new_tokens=new_tokens)
-    for shape, dtype, rows in cases(models, batch):
-        record(report, f"{shape.name}_{dtype}_b{rows}", measure(shape, dtype, rows, new_tokens, repeats, cache))
+    report = gpu_report("decode_cuda", torch.cuda.get_device_name(), models=models, batch=batch, new_tokens=new_tokens)
+    for case in decode_cases(models, batch):
+        record(report, case, measure(partial(load_arm, case, cache), prompts(case), new_tokens, repeats))
+        if json is not None:
+            report.write(json)  # large models take long: a run that is cut short keeps what it has
     Console(width=140).print(results_table(report))
+    print("\n".join(remarks(report)))
+    report.add("promises_missed", sum(not kept for row in report.rows for kept in verdicts(row).values()))
     report.finish(json)
 
 
-def record(report: Report, case: str, arms: dict[str, dict[str, float]]) -> None:
-    """A row, and RESULT lines: each arm's figures, and TIDE's ratios."""
-    tide = arms["tide"]["ms_per_token"]
-    ratios = {f"vs_{name}": arms[name]["ms_per_token"] / tide for name in ARMS if name != "tide"}
-    report.rows.append({"case": case, "arms": arms, **ratios})
+def record(report: Report, case: DecodeCase, arms: dict[str, Figures]) -> None:
+    """A row, and RESULT lines: each arm's figures, TIDE's ratios, and 1 or 0 for what is promised of them."""
+    ratios = _ratios(arms)
+    row = {"case": case.name, **case.key, "arms": arms, **ratios}
+    report.rows.append(row)
+    if any("note" not in arms[name] for name in _CUTS):
+        executed(report, _TARGET)
     for name, figures in arms.items():
         for figure, value in figures.items():
-            report.add(f"{case}_{name}_{figure}", value)
+            if figure != "note":
+                report.add(f"{case.name}_{name}_{figure}", value)
     for name, value in ratios.items():
-        report.add(f"{case}_{name}", value)
+        report.add(f"{case.name}_{name}", value)
+    for figure, kept in verdicts(row).items():
+        report.add(f"{case.name}_{figure}_kept", kept)
+
+
+def _ratios(arms: dict[str, Figures]) -> dict[str, float]:
+    """Of the arms that ran: ``vs_eager`` and ``vs_compile``, ``over_unsplit``, and TIDE's ``as_eager``."""
+    ms = {name: figures["ms_per_token"] for name, figures in arms.items() if "note" not in figures}
+    if "tide" not in ms:
+        return {}
+    ratios = {f"vs_{name}": ms[name] / ms["tide"] for name in ("eager", "compile") if name in ms}
+    if "unsplit" in ms:
+        ratios["over_unsplit"] = ms["tide"] / ms["unsplit"]
+    return ratios | {"as_eager": arms["tide"]["as_eager"]} if "eager" in ms else ratios
 
 
 def results_table(report: Report) -> Table:
-    table = Table("case", *(f"{name} ms/token" for name in ARMS), "tokens/s", "× unsplit", "× eager", "as eager", "host ms/token")
+    table = Table("case", *(f"{arm} ms/token" for arm in ARMS), "tokens/s", "÷ unsplit", "× eager", "as eager", "host ms/token")
     for row in report.rows:
-        arms, tide = row["arms"], row["arms"]["tide"]
+        tide = row["arms"]["tide"]
         table.add_row(
             row["case"],
-            *(f"{arms[name]['ms_per_token']:.3f}" for name in ARMS),
-            f"{tide['tokens_per_s']:.0f}",
-            f"{row['vs_unsplit']:.2f}",
-            f"{row['vs_eager']:.2f}",
-            f"{tide['as_eager']:.1%}",
-            f"{tide['host_ms_per_token']:.3f}",
+            *(_shown(row["arms"][arm], "ms_per_token", ".3f") for arm in ARMS),
+            _shown(tide, "tokens_per_s", ".0f"),
+            _shown(row, "over_unsplit", ".3f"),
+            _shown(row, "vs_eager", ".2f"),
+            _shown(row, "as_eager", ".1%"),
+            _shown(tide, "host_ms_per_token", ".3f"),
         )
     return table
+
+
+def _shown(figures: Figures, name: str, form: str) -> str:
+    return format(figures[name], form) if name in figures else "–"
+
+
+def remarks(report: Report) -> list[str]:
+    """Lines on what could not run, and on promises that are missed."""
+    failed = [
+        f"{row['case']}: {arm} could not run: {figures['note']}"
+        for row in report.rows
+        for arm, figures in row["arms"].items()
+        if "note" in figures
+    ]
+    return failed + [f"{row['case']}: {line}" for row in report.rows for line in complaints(row)]
 
 
 if __name__ == "__main__":

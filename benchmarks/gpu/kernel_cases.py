@@ -13,7 +13,6 @@ from typing import Annotated, Any
 import typer
 from numpy.typing import NDArray
 from rich.progress import track
-from tide_bench.report import Report
 from tide_plugins.architectures import architectures
 from tide_plugins.conformance import Case, CaseSpec, cases
 from tide_plugins.launch.kernel_library import KernelLibrary
@@ -23,6 +22,7 @@ from tide_runtime.errors import TargetError
 from benchmarks.gpu.absent_gpu import AbsentGpu, say_not_run
 from benchmarks.gpu.device_copy import DeviceCopy
 from benchmarks.gpu.gpu import Gpu
+from benchmarks.gpu.gpu_report import gpu_report
 
 Array = NDArray[Any]
 _STREAM = LEGACY_DEFAULT_STREAM
@@ -92,7 +92,7 @@ def main(
         prepare_all(specs, KernelLibrary(absent), absent)
         say_not_run(reason, f"{len(specs)} cases were prepared for {arch} up to the launch; none was launched")
     failures = run_all(specs, KernelLibrary(gpu.driver), gpu, repeats)
-    report = Report("kernel_cases", gpu=gpu.driver.name, repeats=repeats, only=only)
+    report = gpu_report("kernel_cases", gpu.driver.name, repeats=repeats, only=only)
     report.rows = [{"case": name, "error": error} for name, error in failures.items()]
     for kernel, count in Counter(spec.kernel for spec in specs).items():
         report.add(f"{kernel}_cases", count)

@@ -28,6 +28,7 @@ from tide_runtime.errors import TargetError
 from benchmarks.gpu.absent_gpu import AbsentGpu, say_not_run
 from benchmarks.gpu.cuda_timing import Work, call_time, gpu_time
 from benchmarks.gpu.gpu_floors import Floors, measure_floors
+from benchmarks.gpu.gpu_report import gpu_report
 from benchmarks.gpu.predecessor_kernel import compile_predecessor, predecessor_arm
 from benchmarks.gpu.router_arms import EPSILON, THRESHOLD, RouterTensors, tide_arm, torch_arm
 from benchmarks.gpu.router_problem import RouterProblem, problems
@@ -92,7 +93,7 @@ def main(
     except TargetError as reason:
         say_not_run(reason, prepare_without_gpu(some, arch, predecessor))
     library, floors = KernelLibrary(driver), measure_floors()
-    report = Report("router_kernel", gpu=driver.name, predecessor=str(predecessor), only=only)
+    report = gpu_report("router_kernel", driver.name, predecessor=str(predecessor), only=only)
     report.add("bandwidth_gb_s", floors.bandwidth / 1e3)
     report.add("empty_launch_us", floors.launch_us)
     for problem in some:

@@ -15,6 +15,7 @@ from tide_runtime.manifest import TargetInfo
 from tide_runtime.present_gpu import present_gpu
 
 VALID = "valid"
+SLOWER = f"{VALID}, slower than one built here"
 
 
 def targets_here(bundle: Bundle) -> dict[str, str]:
@@ -36,17 +37,26 @@ def _here(bundle: Bundle, target: TargetInfo) -> str:
 
 
 def engines_validity(trt: Any, files: Iterable[Path]) -> str:
-    """``valid``, or what is wrong with the first of ``files`` that is not, in TensorRT-RTX's words.
+    """``valid``, that the first of ``files`` that is slower here is so, or what is wrong with the first that cannot be loaded.
+
+    Reasons are in TensorRT-RTX's words.
 
     Args:
         trt: the module ``tensorrt_rtx``.
     """
     runtime = trt.Runtime(trt.Logger(trt.Logger.ERROR))
+    answer = VALID
     for path in files:
         with path.open("rb") as file:
             validity, diagnostics = runtime.get_engine_validity(file.read(runtime.engine_header_size))
-        if validity != trt.EngineValidity.VALID:
-            members = trt.EngineInvalidityDiagnostics.__members__
-            reasons = [name.lower().replace("_", " ") for name, bit in members.items() if diagnostics & int(bit)]
-            return f"{validity.name.lower()}: {path.name}: {', '.join(reasons) or 'no reason given'}"
-    return VALID
+        if validity == trt.EngineValidity.INVALID:
+            return f"invalid: {path.name}: {_reasons(trt, diagnostics)}"
+        if validity == trt.EngineValidity.SUBOPTIMAL and answer == VALID:  # runs; another file may still be invalid
+            answer = f"{SLOWER}: {path.name}: {_reasons(trt, diagnostics)}"
+    return answer
+
+
+def _reasons(trt: Any, diagnostics: int) -> str:
+    members = trt.EngineInvalidityDiagnostics.__members__
+    reasons = [name.lower().replace("_", " ") for name, bit in members.items() if diagnostics & int(bit)]
+    return ", ".join(reasons) or "no reason given"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -81,11 +82,17 @@ class Profile:
 
 
 class Recording:
-    """``builds``: network name and configuration of every engine that was asked for. ``trt``: the module."""
+    """A module ``trt``, and what became of it.
+
+    ``builds``: network name and configuration of every engine that was asked for. ``errors``: lines for the log while ``parsing``
+    or ``building``, which succeed all the same. ``goes_on``: what the last build's progress monitor has answered.
+    """
 
     def __init__(self, version: str) -> None:
         self.builds: list[tuple[str, Config]] = []
         self.parsed: list[Path] = []
+        self.errors: dict[str, str] = {}
+        self.goes_on: list[bool] = []
         self.trt = SimpleNamespace(
             __version__=version,
             ILogger=type("ILogger", (), {"ERROR": 1}),
@@ -94,13 +101,22 @@ class Recording:
             ProfilingVerbosity=Members(),
             BuilderFlag=Members(),
             HardwareCompatibilityLevel=Members(),
-            Builder=lambda log: self,
+            Builder=self._with_log,
             OnnxParser=lambda network, log: SimpleNamespace(parse_from_file=lambda path: self._parse(network, path)),
         )
 
+    def _with_log(self, log: Any) -> Recording:
+        self._log = log
+        return self
+
     def _parse(self, network: Network, path: str) -> bool:
         self.parsed.append(Path(path))
+        self._complain("parsing")
         return network.read(path)
+
+    def _complain(self, doing: str) -> None:
+        if doing in self.errors:
+            self._log.log(self.trt.ILogger.ERROR, self.errors[doing])
 
     def create_network(self, flags: int) -> Network:
         return Network(self, flags)
@@ -111,6 +127,21 @@ class Recording:
     def create_optimization_profile(self) -> Profile:
         return Profile()
 
-    def build_serialized_network(self, network: Network, config: Config) -> bytes:
+    def build_serialized_network(self, network: Network, config: Config) -> bytes | None:
         self.builds.append((network.name, config))
-        return f"plan of {network.name}".encode()
+        self._complain("building")
+        self.goes_on = list(_phases(config.progress_monitor))
+        return f"plan of {network.name}".encode() if all(self.goes_on) else None
+
+
+def _phases(monitor: Any) -> Iterator[bool]:
+    """A build as a progress monitor sees it: reading, then building, with a phase within; what the monitor answers."""
+    monitor.phase_start("read", None, 2)
+    monitor.phase_finish("read")
+    monitor.phase_start("build", None, 4)
+    monitor.phase_start("time kernels", "build", 9)
+    yield monitor.step_complete("build", 0)
+    yield monitor.step_complete("time kernels", 7)
+    monitor.phase_finish("time kernels")
+    yield monitor.step_complete("build", 1)
+    monitor.phase_finish("build")

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import onnx_ir as ir
 import pytest
 from export.one_attention import SLOTS, one_attention
-from targets.recording_tensorrt import Recording
 from tide_runtime.engine_info import ProfileInfo
 from tide_runtime.errors import TargetError
 from tide_runtime.present_gpu import PresentGpu
@@ -25,20 +23,6 @@ from tide_export.targets.trt_options import TrtOptions
 
 V100, H200 = PresentGpu("Tesla V100", 70), PresentGpu("NVIDIA H200", 90)
 PROFILES = [ProfileInfo("decode", [1, 1, 4], [1, 1, 3]), ProfileInfo("prefill", [1, 1, 4], [1, 16, 16])]
-
-
-@pytest.fixture
-def machine(monkeypatch: pytest.MonkeyPatch):
-    """``machine(gpu, version)``: a GPU that is present, and a TensorRT that is installed."""
-
-    def make(gpu: PresentGpu | None, version: str) -> Recording:
-        recording = Recording(version)
-        monkeypatch.setitem(sys.modules, "tensorrt", recording.trt)
-        monkeypatch.setattr(trt, "present_gpu", lambda: gpu)
-        monkeypatch.delenv("TIDE_PLUGINS_LIBRARY", raising=False)
-        return recording
-
-    return make
 
 
 def lowered_for_v100() -> LoweredModel:

@@ -42,4 +42,5 @@ def release(module: Any) -> tuple[int, int]:
 RTX = TensorRTPackage("tensorrt_rtx", "TensorRT-RTX", (1, 7), "pip install 'tide-llm[rtx]'")
 # CUDA 13 and the TensorRTs after 10.4 have dropped V100.
 TENSORRT_VOLTA = TensorRTPackage("tensorrt", "TensorRT", (10, 0), "pip install tensorrt-cu12==10.4.0", (10, 4))
+# 10.15 and 10.16 know attentions, but neither causal_kind nor key_value_lengths: see attention_repair.
 TENSORRT = TensorRTPackage("tensorrt", "TensorRT", (11, 0), "pip install 'tide-llm[tensorrt]'")

@@ -1,0 +1,54 @@
+"""The documentation's table of the GPU decode benchmark: every cell that nobody has run says so."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from benchmarks.gpu.decode_cases import ARMS, DecodeCase, decode_cases
+from benchmarks.gpu.decode_promises import complaints
+
+NOT_RUN, COULD_NOT = "not run", "could not run"
+Row = dict[str, Any]
+
+
+def decode_cuda_table(run: Mapping[str, Any]) -> str:
+    """From a run in docs/results; cases that it left out are not run."""
+    machine = run["machine"]
+    versions = ", ".join(f"{name} {machine[name]}" for name in ("onnxruntime", "torch"))
+    return _table(f"{run['date'][:10]}, {machine['gpu']}, {versions}", run["rows"])
+
+
+def decode_cuda_not_run() -> str:
+    """While there is no run."""
+    return _table("nobody has run it on a GPU yet", [])
+
+
+def _table(where: str, rows: Sequence[Row]) -> str:
+    measured = {tuple(row[name] for name in ("model", "dtype", "batch")): row for row in rows}
+    lines = [
+        "**Decode speed on a GPU**, target `cuda`, greedy, ms per step; all models but `demo` have random weights "
+        f"(`benchmarks/gpu/decode_cuda.py`: {where}).",
+        "",
+        "| model | dtype | batch | " + " | ".join(ARMS.values()) + " |",
+        "|---" * (3 + len(ARMS)) + "|",
+    ]
+    for case in decode_cases():
+        row = measured.get(tuple(case.key.values()))
+        lines.append("| " + " | ".join([*map(str, case.key.values()), *(_cell(row, arm) for arm in ARMS)]) + " |")
+    notes = [note for case in decode_cases() for note in _notes(case, measured.get(tuple(case.key.values())))]
+    return "\n".join([*lines, *(["", *notes] if notes else [])])
+
+
+def _cell(row: Row | None, arm: str) -> str:
+    if row is None:
+        return NOT_RUN
+    figures = row["arms"][arm]
+    return COULD_NOT if "note" in figures else f"{figures['ms_per_token']:.3f}"
+
+
+def _notes(case: DecodeCase, row: Row | None) -> list[str]:
+    if row is None:
+        return []
+    failed = [f"{ARMS[arm]} {COULD_NOT}: {figures['note']}" for arm, figures in row["arms"].items() if "note" in figures]
+    return [f"- {case.shape.name}, {case.dtype}, batch {case.rows}: {line}." for line in (*failed, *complaints(row))]

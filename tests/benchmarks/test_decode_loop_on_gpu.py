@@ -1,0 +1,158 @@
+"""The check of decode loops on a GPU, on a machine without one: what it says, what it finds, and that its bundle qualifies."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import typer
+from runtime.numpy_backend import tiny_manifest
+from runtime.numpy_loop_kernels import NumpyLoopKernels
+from runtime.simulated_gpu import SimulatedGpu
+from runtime.test_decode_loop import EXIT, MODEL, PROMPTS
+from runtime.tiny_device_backend import TinyDeviceBackend
+from runtime.tiny_generation import Request, make_row
+from tide_plugins.launch.cuda_driver import CudaDriver
+from tide_runtime import Engine, EngineOptions, GenerationParams
+from tide_runtime.cuda import drive
+from tide_runtime.cuda.drive import Drive
+from tide_runtime.cuda.graph_driver import GraphDriver
+from tide_runtime.cuda.host_driver import HostDriver
+from tide_runtime.errors import TargetError
+from tide_runtime.manifest import Manifest
+from tide_runtime.policies import make_policy
+from tide_runtime.policies.driven import DrivenDepth, Drivers
+from tide_runtime.policies.options import DepthOptions
+from tide_runtime.row import Row
+from tide_runtime.scheduler import run
+from typer.testing import CliRunner
+
+from benchmarks.gpu import decode_loop, loop_cases
+from benchmarks.gpu.gpu_report import gpu_report
+from benchmarks.gpu.loop_cases import LoopCase
+from benchmarks.gpu.model_shapes import ModelShape
+from benchmarks.gpu.one_exit import COSTS, one_exit
+from tide_export.config import ExportConfig
+from tide_export.export import write_bundle
+from tide_export.progress import ExportProgress
+
+TINY = ModelShape("tiny", ("fp32",), layers=4, hidden=64, heads=4, kv_heads=2, mlp=96, vocab=120)
+
+
+class SimulatedEngine:
+    """What the check needs of an `Engine`, with a transformer in NumPy on the simulated GPU."""
+
+    def __init__(self, policy: str, mutation: str = "") -> None:
+        self.gpu, manifest = SimulatedGpu(), tiny_manifest(MODEL, [1, 3], [EXIT])
+        assert manifest.calibration is not None
+        self.manifest: Manifest = replace(manifest, calibration=replace(manifest.calibration, costs=COSTS))
+        inner: Any = make_policy(policy, self.manifest, 8, DepthOptions())
+        self.drivers = Drivers(HostDriver(self.gpu).compile, GraphDriver(self.gpu).compile)
+        made = DrivenDepth(inner, NumpyLoopKernels(self.gpu, mutation), 5, self.drivers, drive._exit_of(inner))
+        self.drive, self.policy, self.depth = Drive(made), inner, len(MODEL.strengths)
+        self._slots: Any = TinyDeviceBackend(self.manifest, MODEL, self.gpu).slots(len(PROMPTS))
+
+    def generate(self, prompts: list[list[int]], params: GenerationParams) -> list[Any]:
+        self._slots.clear()
+        rows = [make_row(Request(tuple(prompt), params, seat), self.manifest) for seat, prompt in enumerate(prompts)]
+        for _ in run(self.policy, self._slots, rows):
+            pass
+        return [_generation(row) for row in rows]
+
+
+def _generation(row: Row) -> Any:
+    tokens = tuple(row.new_tokens.tolist())
+    stats = SimpleNamespace(decode_time=1.0, new_tokens=len(tokens) + 1, token_depths=tuple(row.depth.token_depths))
+    return SimpleNamespace(token_ids=tokens, stats=stats)
+
+
+def compared(engine: SimulatedEngine, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    monkeypatch.setattr(decode_loop, "_NEW", 25)
+    given: Any = engine
+    return decode_loop.compare(given, [list(prompt) for prompt in PROMPTS])
+
+
+@pytest.mark.parametrize("policy", ["full", "exit"])
+def test_a_device_that_says_the_same_has_no_complaint(policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A check that always complains, or whose host rests from exits while the device asks them, is soon ignored."""
+    engine = SimulatedEngine(policy)
+    row = compared(engine, monkeypatch)
+    assert engine.gpu.graph_launches > 0
+    assert row["reason"] is None and row["different"] == 0 and row["texts"] == 4 * len(PROMPTS)
+    assert decode_loop.complaint(LoopCase("trt-sm_90", "fp32", policy), row) is None
+
+
+@pytest.mark.parametrize(("policy", "mutation"), [("full", "eos"), ("exit", "eos"), ("exit", "window")])
+def test_a_device_that_breaks_a_rule_is_found(policy: str, mutation: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A check that cannot fail proves nothing: an EOS that a launch runs over, or a window that overflows."""
+    try:
+        row = compared(SimulatedEngine(policy, mutation), monkeypatch)
+    except (AssertionError, IndexError):
+        return  # the simulated GPU itself objects
+    assert "texts are not the host's" in str(decode_loop.complaint(LoopCase("trt-sm_90", "fp32", policy), row))
+
+
+def test_a_graph_that_was_not_captured_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The host would drive, say the same, and the check be green."""
+    engine = SimulatedEngine("full")
+
+    def refuse(program: Sequence[object]) -> Any:
+        raise TargetError("the decode step cannot be captured in a CUDA graph: no")
+
+    engine.drivers.compile = refuse
+    row = compared(engine, monkeypatch)
+    complaint = decode_loop.complaint(LoopCase("cuda", "fp16", "full"), row)
+    assert complaint is not None and complaint.startswith("the host drove: the decode step cannot be captured")
+
+
+def test_a_host_that_drives_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing of the device would be tried, and the target count as executed."""
+    engine = SimulatedEngine("full")
+    engine.drive = Drive(engine.policy, "the driver is for CUDA 12.2")
+    report, case = gpu_report("decode_loop", "H200"), LoopCase("cuda", "fp16", "full")
+    monkeypatch.setattr(decode_loop, "write_demo", lambda case, folder: folder)
+    monkeypatch.setattr(decode_loop.Engine, "load", lambda *_: engine)
+    decode_loop.try_case(report, case)
+    assert report.rows[0]["complaint"] == "the host drove: the driver is for CUDA 12.2"
+    assert report.results["cuda_fp16_full_b1_right"] == 0 and report.settings["targets"] == []
+
+
+@pytest.mark.parametrize("share", [0.0, 1.0])
+def test_exits_that_were_not_tried_are_found(share: float) -> None:
+    """A router that always says the same leaves one of the two ways untried."""
+    row = {"reason": None, "different": 0, "texts": 4, "left_early": share}
+    assert "left early" in str(decode_loop.complaint(LoopCase("trt-sm_90", "fp32", "exit"), row))
+
+
+def test_without_a_gpu_nothing_looks_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A green check that did not run."""
+
+    def refuse(self: CudaDriver, device: int = 0) -> None:
+        raise TargetError("GPU 0 cannot be used: there is none in this test")
+
+    monkeypatch.setattr(CudaDriver, "__init__", refuse)
+    monkeypatch.setattr(loop_cases, "_DEMO", TINY)
+    app = typer.Typer()
+    app.command()(decode_loop.main)
+    done = CliRunner().invoke(app)
+    assert done.exit_code == 2 and "RESULT" not in done.stdout
+    assert "NOT RUN: GPU 0 cannot be used" in done.stderr and "no loop was captured or launched" in done.stderr
+
+
+def test_the_exit_is_one_that_the_device_asks(tmp_path: Path) -> None:
+    """On a GPU that is paid by the hour the check would end with "the host drove"."""
+    loaded, texts = TINY.load("fp32"), np.random.default_rng(0).integers(3, 120, (8, 24)).tolist()
+    config = ExportConfig(max_seq_len=128, targets=("cpu",), verify=False)
+    manifest, _ = write_bundle(loaded, tmp_path, config, ExportProgress(quiet=True), one_exit(loaded, 2, texts))
+    policy: Any = make_policy("exit", manifest, 8, DepthOptions())
+    assert drive._why_not_exit(policy, SimpleNamespace(pads_rows=True)) is None  # type: ignore[arg-type]
+    with Engine.load(tmp_path, EngineOptions(target="cpu", policy="exit")) as engine:
+        rows = engine.generate(texts, GenerationParams(max_new_tokens=40, eos_token_ids=()))
+    depths = [depth for row in rows for depth in row.stats.token_depths]
+    assert len(depths) == 8 * 39 and 0.1 < np.mean(np.array(depths) == 2) < 0.9
+    assert engine.backend.launches["exit_2"] == 39  # asked about every token: nobody rested

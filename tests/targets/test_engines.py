@@ -1,0 +1,122 @@
+"""The engines of a target, with a module that records what it is asked: what is built anew, what is shown, what ends a build."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+from rich.progress import Progress
+from targets.recording_tensorrt import Recording
+from tide_runtime.errors import TargetError
+
+from tide_export.cut import CutGraph
+from tide_export.lower import LoweredModel
+from tide_export.progress import ExportProgress
+from tide_export.targets import TARGETS, engines
+from tide_export.targets.base import BuildJob
+from tide_export.targets.engine_cache import EngineCache
+from tide_export.targets.step_profiles import step_profiles
+
+HIDDEN = 32
+# All that an engine is made from.
+ASKED = {
+    "target": "trt-sm_90",
+    "tool": "tensorrt 11.4.0",
+    "dtype": "fp16",
+    "profiles": step_profiles(max_batch=4, draft_limit=0, max_seq_len=64),
+    "weight": 1.0,
+    "activation": "Relu",
+}
+
+
+def product(weight: float, activation: str) -> ir.Model:
+    """activation(hidden × W): a W full of ``weight``, large enough to lie beside the graph."""
+    hidden = ir.val("hidden", dtype=ir.DataType.FLOAT16, shape=["batch", "seq", HIDDEN])
+    weights = ir.val("W", const_value=ir.tensor(np.full((HIDDEN, HIDDEN), weight, np.float16), name="W"))
+    multiply = ir.node("MatMul", [hidden, weights])
+    activate = ir.node(activation, multiply.outputs)
+    (result,) = activate.outputs
+    result.name, result.dtype, result.shape = "hidden_out", hidden.dtype, hidden.shape
+    nodes = [multiply, activate]
+    return ir.Model(
+        ir.Graph([hidden], [result], nodes=nodes, initializers=[weights], opset_imports={"": 24}, name="product"), ir_version=10
+    )
+
+
+def build(recording: Recording, folder: Path, progress: ExportProgress | None = None, **change: object) -> BuildJob:
+    """An export into ``folder``, as `ASKED` but for ``change``; exports of one test share their cache."""
+    asked = ASKED | change
+    directory, workspace = folder / "bundle", folder / "workspace"
+    for path in (directory, workspace):
+        path.mkdir(parents=True)
+    cache, progress = EngineCache(folder.parent / "cache"), progress or ExportProgress(quiet=True)
+    job = BuildJob(directory, workspace, asked["dtype"], asked["profiles"], progress, cache)
+    lowered = LoweredModel([CutGraph("segment_0", product(asked["weight"], asked["activation"]), (0, 1))], [], [])
+    engines.build_engines(TARGETS[asked["target"]], recording.trt, asked["tool"], lambda *_: None, lowered, job)
+    return job
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"target": "trt-sm_80"},
+        {"tool": "tensorrt 11.5.0"},
+        {"dtype": "bf16"},
+        {"profiles": step_profiles(max_batch=8, draft_limit=0, max_seq_len=64)},
+        {"weight": 2.0},
+        {"activation": "Tanh"},
+    ],
+    ids=lambda change: next(iter(change)),
+)
+def test_what_an_engine_is_made_from_tells_it_apart(change, tmp_path):
+    """The cache would give out an engine for another GPU, release, precision or step; or of another model, whose text follows."""
+    recording = Recording("11.4.0")
+    build(recording, tmp_path / "first")
+    build(recording, tmp_path / "same")
+    assert len(recording.builds) == 1
+    build(recording, tmp_path / "changed", **change)
+    assert len(recording.builds) == 2
+
+
+def test_a_new_recipe_makes_new_engines(tmp_path, monkeypatch):
+    """Engines without a repair that a later tide-llm knows of would stay with whoever has built them once."""
+    recording = Recording("11.4.0")
+    build(recording, tmp_path / "before")
+    monkeypatch.setattr(engines, "_RECIPE", engines._RECIPE + 1)
+    build(recording, tmp_path / "after")
+    assert len(recording.builds) == 2
+
+
+@pytest.mark.parametrize(
+    "doing, said", [("parsing", "parsing segment_0"), ("building", "building trt-sm_90 segment_0")], ids=["parsing", "building"]
+)
+def test_an_error_in_the_log_ends_the_build(doing, said, tmp_path):
+    """TensorRT calls some wrong networks built, with nothing but a line in its log: such an engine would be shipped, and kept."""
+    recording = Recording("11.4.0")
+    recording.errors[doing] = "a scale is\n  not positive"
+    with pytest.raises(TargetError, match=f"^{said}: TensorRT reports a scale is not positive. Please report"):
+        build(recording, tmp_path / "first")
+    recording.errors.clear()
+    built = len(recording.builds)
+    build(recording, tmp_path / "second")
+    assert len(recording.builds) == built + 1
+
+
+def test_the_bar_follows_the_builder(tmp_path, monkeypatch):
+    """A build of minutes would stand still on the screen, or jump between the steps of phases within phases."""
+    shown: list[dict[str, int]] = []
+    monkeypatch.setattr(Progress, "update", lambda bar, task, **values: shown.append(values))
+    build(Recording("11.4.0"), tmp_path / "first")
+    assert shown == [{"total": 2, "completed": 0}, {"total": 4, "completed": 0}, {"completed": 1}, {"completed": 2}]
+
+
+def test_ctrl_c_ends_the_builders_work(tmp_path, monkeypatch):
+    """The user would wait until the builder is through; or an exception would get into it, which is no Python code."""
+    recording, progress = Recording("11.4.0"), ExportProgress(quiet=True)
+    monkeypatch.setattr(Progress, "update", lambda *_, **__: progress.interrupt(signal.SIGINT, None))
+    with pytest.raises(KeyboardInterrupt):
+        build(recording, tmp_path / "first", progress)
+    assert recording.goes_on == [False, False, False]
