@@ -29,7 +29,7 @@ def _here(bundle: Bundle, target: TargetInfo) -> str:
         return "not checked: TensorRT tells when it loads them"
     try:
         trt = importlib.import_module("tensorrt_rtx")
-    except ImportError:
+    except (ImportError, OSError, RuntimeError):  # the last two: its libraries are missing
         return "not checked: pip install 'tide-llm[rtx]'"
     if present_gpu() is None:
         return "not checked: no GPU with a driver here"

@@ -143,10 +143,12 @@ class DeviceStep:
         self.block.wait_until_writable()
         self.positions.arrange(counts, wanted)
         if self._padded:
-            packed_from = self.positions.arrays["packed_from"][0]
-            self.hidden = self._hidden_rows(packed_from.tolist())
-            index = self.positions.arrays["logits_index"]
-            index[:] = packed_from[index]
+            self.hidden = self._hidden_rows(self._packed_from.tolist())
+
+    @property
+    def _packed_from(self) -> NDArray[np.int64]:
+        """[T]: the place of each packed token among the padded ones."""
+        return self.positions.arrays["packed_from"][0]
 
     @property
     def input_ids(self) -> NDArray[np.int64]:
@@ -188,6 +190,8 @@ class DeviceStep:
         for name, array in self.positions.arrays.items():
             if name != ON_HOST:
                 self.block.host[name][...] = array
+        if self._padded:
+            self.block.host["logits_index"][...] = self._packed_from[self.positions.arrays["logits_index"]]
         self.block.send()
         for bias, block in self._biases.values():
             self._send_bias(bias, block)
@@ -196,7 +200,8 @@ class DeviceStep:
     @property
     def token(self) -> NDArray[np.int64]:
         """[N]; reading waits for all that is queued."""
-        return self._read("token", INT64, self._token_room)
+        token = self._read("token", INT64, self._token_room)
+        return token[self._packed_from] if self._padded and self._from_head else token
 
     @property
     def _token_room(self) -> int:
@@ -206,15 +211,18 @@ class DeviceStep:
     def score(self) -> NDArray[np.float32]:
         """[T]"""
         score = self._read("score", FP32, self.places)
-        return score[self.positions.arrays["packed_from"][0]] if self._padded else score
+        return score[self._packed_from] if self._padded else score
 
     @property
     def logits(self) -> DeviceRows:
         """[N, V], of the graph run last; stay where they are until somebody looks at them."""
         element, vocab = self.slots.backend.logits_element, self.slots.backend.manifest.model.vocab_size
-        rows = self.places if self._from_head else self.shape.outputs
-        memory = self._matrix("head_logits" if self._from_head else "logits", rows, vocab, element)
-        return DeviceRows(self.slots.backend.device, memory.pointer, (rows, vocab), element, memory, None)
+        if not self._from_head:
+            memory = self._matrix("logits", self.shape.outputs, vocab, element)
+            return DeviceRows(self.slots.backend.device, memory.pointer, (self.shape.outputs, vocab), element, memory, None)
+        memory = self._matrix("head_logits", self.places, vocab, element)
+        places = self._packed_from.tolist() if self._padded else None
+        return DeviceRows(self.slots.backend.device, memory.pointer, (self.shape.tokens, vocab), element, memory, places)
 
     def address(self, name: str) -> int:
         """Where ``token`` [N] or ``score`` [T] lies."""
@@ -249,9 +257,10 @@ class DeviceStep:
         if name == ON_HOST:
             array = self.positions.arrays[name]
             return DeviceTensor(array.ctypes.data, array.shape, ELEMENT_TYPES["int32"], on_host=True)
-        array = self.block.host[name]
+        sent = "padded_position_ids" if self._padded and name == "position_ids" else name
+        array = self.block.host[sent]
         dims = tokens if name in ("input_ids", "position_ids") else array.shape
-        return DeviceTensor(self.block.pointers[name], dims, ELEMENT_TYPES[array.dtype.name])
+        return DeviceTensor(self.block.pointers[sent], dims, ELEMENT_TYPES[array.dtype.name])
 
     def _bias(self, name: str) -> DeviceTensor:
         if name not in self._biases:
