@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -153,7 +154,8 @@ def start_conversation(bundle: Path) -> tuple[subprocess.Popen[bytes], int]:
     """`tide-run --chat` on a terminal of its own, at its first question."""
     terminal, its_end = os.openpty()
     command = [sys.executable, "-m", "tide_runtime.cli.run", str(bundle), "--chat", *map(str, SHORT)]
-    process = subprocess.Popen(command, stdin=its_end, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    heard = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # what a shell starts in the background ignores Ctrl-C
+    process = subprocess.Popen(command, stdin=its_end, stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=heard)
     os.close(its_end)
     assert process.stdout is not None and process.stdout.read(2) == b"> "
     return process, terminal
@@ -179,11 +181,13 @@ def test_a_conversation_remembers_its_turns(bundle: Path, engine: Engine) -> Non
 
 def test_ctrl_c_exits_with_130(bundle: Path) -> None:
     process, terminal = start_conversation(bundle)
-    stderr = None
-    while stderr is None:  # a signal that comes just before the process waits for input wakes nobody: send another
+    stderr = b""
+    for _ in range(10):  # a signal that comes just before the process waits for input wakes nobody: send another
         process.send_signal(signal.SIGINT)
         with contextlib.suppress(subprocess.TimeoutExpired):
             _, stderr = process.communicate(timeout=2)
+            break
+    process.kill()
     os.close(terminal)
     assert (process.returncode, stderr.strip()) == (130, b"interrupted")
 
