@@ -5,17 +5,16 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import signal
 from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 import tokenizers
 import torch
 from calibrate.cost_model import table
+from cli_in_process import Run, cli_runner
 from tide_calibrate import capture as capture_module
 from tide_calibrate import cli
 from tide_calibrate import learn as learn_module
@@ -47,29 +46,10 @@ CONFIG = CalibrationConfig(
 )  # fmt: skip
 
 
-class Done(NamedTuple):
-    code: int
-    out: str
-    err: str
-
-
-Run = Callable[..., Done]
-
-
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    """Run the command in this process: importing torch in another one for each test takes too long."""
-    monkeypatch.setattr(signal, "signal", lambda *_: None)  # pytest keeps its own handlers
-    monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.setenv("SOURCE_DATE_EPOCH", "1790000000")
-
-    def run_with(*arguments: object) -> Done:
-        monkeypatch.setattr("sys.argv", ["tide-calibrate", *map(str, arguments)])
-        with pytest.raises(SystemExit) as end:
-            cli.main()
-        return Done(int(end.value.code or 0), *capsys.readouterr())
-
-    return run_with
+    return cli_runner("tide-calibrate", cli.main, monkeypatch, capsys, columns=200)
 
 
 @pytest.fixture(autouse=True)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import signal
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from cli_in_process import Run, cli_runner
 from export.architectures import ARCHITECTURES
 from tide_runtime.manifest import Manifest, read_manifest
 from tide_runtime.present_gpu import PresentGpu
@@ -18,13 +16,6 @@ from tide_export.targets import TARGETS
 from tide_export.targets.table import COLUMNS
 
 V100 = PresentGpu("Tesla V100", 70)
-
-
-@dataclass(frozen=True)
-class Done:
-    code: int
-    out: str
-    err: str
 
 
 @pytest.fixture(scope="module")
@@ -38,19 +29,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Callable[..., Done]:
-    """Run the command in this process: importing torch in another one for each test takes too long."""
-    monkeypatch.setattr(signal, "signal", lambda *_: None)  # pytest keeps its own handlers
-    monkeypatch.setenv("COLUMNS", "400")
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Run:
     monkeypatch.setenv("TIDE_CACHE_DIR", str(tmp_path / "cache"))
-
-    def run_with(*arguments: object) -> Done:
-        monkeypatch.setattr("sys.argv", ["tide-export", *map(str, arguments)])
-        with pytest.raises(SystemExit) as end:
-            cli.main()
-        return Done(int(end.value.code or 0), *capsys.readouterr())
-
-    return run_with
+    return cli_runner("tide-export", cli.main, monkeypatch, capsys, columns=400)
 
 
 def targets(out: Path, *names: str) -> list[str]:

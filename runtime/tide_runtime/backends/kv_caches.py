@@ -40,6 +40,8 @@ class KVCaches:
 
     def clear(self) -> None:
         """Forget all rows: as few slots as new caches have, with what was in that memory."""
+        if self.slots == self._fewest:
+            return
         self.slots = self._fewest
         for name, array in self.arrays.items():
             self.arrays[name] = self._cut(name, array)
@@ -51,14 +53,14 @@ class KVCaches:
         if needed > self.limit:
             raise cache_full(needed, self.limit)
         filled, self.slots = self.slots, _slots_for(needed, self.limit)
-        most = next(iter(self._memory.values())).size
+        replaced = False
         for name, old in self.arrays.items():  # one at a time: never two copies of everything
             size = old.size // filled * self.slots
             if self._memory[name].size < size:
-                self._memory[name] = np.zeros(size, old.dtype)
+                self._memory[name], replaced = np.zeros(size, old.dtype), True
             self.arrays[name] = self._cut(name, old)
             self.arrays[name][:, :, :filled] = old  # NumPy copies as if they did not overlap
-        self.generation += next(iter(self._memory.values())).size > most
+        self.generation += replaced
 
     def move_row(self, source: int, target: int, length: int) -> None:
         """Copy the first ``length`` entries of row ``source`` to row ``target``, in every layer."""

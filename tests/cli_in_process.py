@@ -1,0 +1,34 @@
+"""Commands as a shell meets them, in this process: importing torch in another one for each test takes too long."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from typing import NamedTuple
+
+import pytest
+
+
+class Done(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+Run = Callable[..., Done]
+
+
+def cli_runner(
+    name: str, main: Callable[[], None], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], columns: int
+) -> Run:
+    """What runs the command ``name`` with the arguments it is given, on a terminal of so many ``columns``."""
+    monkeypatch.setattr(signal, "signal", lambda *_: None)  # pytest keeps its own handlers
+    monkeypatch.setenv("COLUMNS", str(columns))
+
+    def run_with(*arguments: object) -> Done:
+        monkeypatch.setattr("sys.argv", [name, *map(str, arguments)])
+        with pytest.raises(SystemExit) as end:
+            main()
+        return Done(int(end.value.code or 0), *capsys.readouterr())
+
+    return run_with
