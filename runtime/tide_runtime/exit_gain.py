@@ -22,14 +22,18 @@ LEAST_GAIN = 1.3
 class BatchGate:
     """Whether to ask exits where several rows run at once; a row alone finds out for itself (see `Trial`)."""
 
-    def __init__(self, costs: StepCosts, exits: Sequence[Exit], shares: Mapping[int, float], propagate: bool) -> None:
-        """Arguments as for `exit_gain`; without ``shares`` nothing is known, and the gate is open."""
+    def __init__(
+        self, costs: StepCosts, exits: Sequence[Exit], shares: Mapping[int, float], propagate: bool, unknown: bool = True
+    ) -> None:
+        """Arguments as for `exit_gain`; ``unknown``: whether the gate is open without ``shares``."""
         self._costs, self._exits, self._shares, self._propagate = costs, exits, shares, propagate
-        self._gains: dict[int, float] = {}
+        self._unknown, self._gains = unknown, dict[int, float]()
 
     def opens(self, rows: int) -> bool:
-        if rows == 1 or not self._shares:
+        if rows == 1:
             return True
+        if not self._shares:
+            return self._unknown
         if rows not in self._gains:
             self._gains[rows] = exit_gain(self._costs, self._exits, self._shares, rows, self._propagate)
         return self._gains[rows] >= LEAST_GAIN

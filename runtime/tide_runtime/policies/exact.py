@@ -47,9 +47,9 @@ class ExactDepth:
         predicted = calibration.predicted.get("exact:router", 0.0) if calibration is not None else 0.0
         self.expected = max(BENEFIT_OF_DOUBT, predicted) if self.exits else 1.0
         shares = calibration.exit_depths if calibration is not None else {}
-        if calibration is not None and calibration.costs is not None and not shares:
-            shares = {str(self.num_layers): 1.0}  # nobody has seen tokens stop early: no reason to ask in batches
-        self.gate = BatchGate(self.costs, self.exits, {int(layers): share for layers, share in shares.items()}, propagate=False)
+        known = {int(layers): share for layers, share in shares.items()}
+        unmeasured = calibration is None or calibration.costs is None
+        self.gate = BatchGate(self.costs, self.exits, known, propagate=False, unknown=unmeasured)
 
     def prefill(self, slots: Slots, row: Row) -> int:
         token = self.full.prefill(slots, row)
