@@ -1,9 +1,9 @@
 """The policy ``exact``, played through on a text of which it is known what every exit would have said.
 
-Draft from the shallow segments while the router is confident (at most ``draft_limit`` drafts), then run the rest for all m
-waiting tokens at once. Gained: the drafts up to the first wrong one, and one token more. Speculative decoding (Leviathan et
-al. 2023) with the model's own first layers as drafter (LayerSkip, Elhoushi et al. 2024). Where the text repeats, drafts are
-copied from it instead (`copies`), and one pass takes them through the whole model.
+Draft from the shallow segments while the router is confident (at most ``draft_limit`` drafts, fewer in a text's first cycles:
+`next_reach`), then run the rest for all m waiting tokens at once. Gained: the drafts up to the first wrong one, and one token
+more. Speculative decoding (Leviathan et al. 2023) with the model's own first layers as drafter (LayerSkip, Elhoushi et al.
+2024). Where the text repeats, drafts are copied from it instead (`copies`), and one pass takes them through the whole model.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 from tide_runtime.calibration import CostTable, ExitInfo
+from tide_runtime.draft_control import FIRST_REACH, next_reach
 from tide_runtime.errors import CalibrationError, ParamsError
 
 from tide_calibrate.copies import COPY_LIMIT, Copier
@@ -84,7 +85,7 @@ class _Generation:
     def __init__(self, run: Playback, start: int, end: int, draft_limit: int, copier: Copier | None) -> None:
         self.counts, self.deepest = run.counts, len(run.decisions)
         self.start, self.size, self.limit, self.copier = start, end - start, draft_limit, copier
-        self.stops = run.stops[start:end].tolist()
+        self.stops, self.reach = run.stops[start:end].tolist(), FIRST_REACH
         self.next_deep = _next(run.stops[start:end] == self.deepest)
         self.next_wrong = _next(~run.agrees[start:end])
 
@@ -109,14 +110,17 @@ class _Generation:
 
     def _draft(self, position: int) -> tuple[int, int]:
         """Exits' drafts and right ones among them, and a run of the rest for all."""
-        last = min(position + self.limit, self.size - 1)  # not asked: at the limit, or at the text's end, nothing is drafted
+        # Not asked: where so many are drafted, or at the text's end, there is no further draft.
+        last = min(position + min(self.limit, self.reach), self.size - 1)
         if last == position:
             self.counts.whole[1] += 1
             return 0, 0
         deep = min(self.next_deep[position], last)
         self.counts.ask(self.start + position, self.start + min(deep + 1, last))
         _run_cycle(self.counts, self.stops[position:deep], self.deepest)
-        return deep - position, min(deep, self.next_wrong[position]) - position
+        made, right = deep - position, min(deep, self.next_wrong[position]) - position
+        self.reach = next_reach(self.reach, made, right)
+        return made, right
 
 
 def _run_cycle(counts: LaunchCounts, drafts: list[int], deepest: int) -> None:

@@ -1,7 +1,7 @@
 """How a row's drafting adapts: which drafter is worth its cost just now, and how far ahead it should go.
 
 The n-gram drafter is judged without being used: its guess is held against what came, so it is taken up as soon as the
-text repeats. Asking exits costs, so they are on trial (`Trial`).
+text repeats. Asking exits costs, so they are on trial (`Trial`), and draft few tokens until the first ones were right.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from tide_runtime.ngram import NgramDrafter
 from tide_runtime.trial import Trial
 
+FIRST_REACH = 1  # drafts of the first cycle
 _WEIGHT = 0.1  # of the newest token in the n-gram drafter's hit rate
 _LENGTHS = (1, 2, 3, 4, 6, 9, 64)  # most tokens that one row copies: rows of a batch wait for the longest of them
 
@@ -27,6 +28,7 @@ class DraftControl:
     ngram: NgramDrafter = field(default_factory=NgramDrafter)
     guess: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
     hit_rate: float = 0.5  # of n-gram guesses, per token
+    reach: int = FIRST_REACH  # most tokens that exits draft in the next cycle
 
     def learn(self, tokens: list[int]) -> None:
         """Hold the guess against the ``tokens`` that came."""
@@ -35,6 +37,13 @@ class DraftControl:
             self.hit_rate += _WEIGHT * (hit - self.hit_rate)
             if not hit:
                 break
+
+
+def next_reach(reach: int, drafts: int, accepted: int) -> int:
+    """``reach`` after a cycle of so many drafts, of which so many were accepted: further after all, less far after none."""
+    if accepted == drafts:
+        return max(reach, 2 * drafts)
+    return reach if accepted else max(1, reach // 2)
 
 
 def copy_lengths(controls: Sequence[DraftControl], pass_ms: Callable[[int, int, int], float], gain: float) -> list[int]:

@@ -43,7 +43,7 @@ class EngineOptions:
         target: which target of the bundle; ``auto`` takes the best one for ``device``.
         policy: depth policy: ``full``, ``exact``, ``exit``, or ``auto``: what the calibration recommends, else ``full``.
         depth: options of the policies that skip layers.
-        max_batch: rows that run at once; more prompts wait for a free slot.
+        max_batch: rows that run at once, fewer where engines were built for fewer; more prompts wait for a free slot.
         prefill_chunk: prompt tokens per prefill step.
         threads: ONNX Runtime's threads (see `ThreadOptions`).
         verify: compare the bundle's files with their SHA-256 when loading.
@@ -82,6 +82,8 @@ class Engine:
         self.target = options.target if options.target != "auto" else choose_target(bundle.manifest, device)
         policy = make_policy(options.policy, bundle.manifest, options.prefill_chunk, options.depth)
         self.backend = load_backend(bundle, self.target, options.threads, device.ordinal)
+        engines_take = [profile.rows[2] for profile in bundle.manifest.targets[self.target].profiles]
+        self.max_batch = min([options.max_batch, *engines_take])
         self._exit = policy if isinstance(policy, ExitDepth) else None
         self.drive = choose_drive(policy, self.backend)
         self.policy = self.drive.policy
@@ -112,7 +114,7 @@ class Engine:
         several = [prompts] if isinstance(prompts, str) or _is_ids(prompts) else list(_sequence(prompts))
         rows = [self._row(i, prompt, params or GenerationParams()) for i, prompt in enumerate(several)]  # type: ignore[arg-type]
         with self._slots(len(rows)) as slots:
-            for _ in run(self.policy, slots, rows, self.options.max_batch):
+            for _ in run(self.policy, slots, rows, self.max_batch):
                 pass
         return [self._finish(row) for row in rows]
 
@@ -230,7 +232,7 @@ class Engine:
     def _slots(self, rows: int) -> Iterator[Slots]:
         """KV caches for up to ``rows`` rows, from the pool when one is large enough."""
         # Caches of one row are as long as they may get, which the attention of an exiting prefill would read through.
-        wanted = min(max(rows, 1), self.options.max_batch) + self.options.depth.prefill_exit
+        wanted = min(max(rows, 1), self.max_batch) + self.options.depth.prefill_exit
         with self._lock:
             if self._closed:
                 raise TideError("the engine is closed; load it again")

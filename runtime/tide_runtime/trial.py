@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 _KEPT = 0.9  # of the past, at each outcome
 _SHORT_REST, _LONG_REST = 32, 512  # tokens
-_FIRST, _AGAIN = 8.0, 2.0  # how much the expectation weighs at the start, and after a rest
+_FIRST, _AGAIN = 2.0, 1.0  # how much the expectation weighs at the start, and after a rest
 BENEFIT_OF_DOUBT = 1.1  # the gain expected of a gamble that nobody has calibrated
 
 

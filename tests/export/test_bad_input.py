@@ -171,7 +171,8 @@ def test_interrupted_export_leaves_nothing(llama, tmp_path):
     assert any(tmp_path.iterdir()), "the export never started writing"
     process.send_signal(signal.SIGTERM)
     _, errors = process.communicate(timeout=60)
-    assert process.returncode == 130 and "no bundle was written" in errors, errors
+    # One that comes inside code which a C library runs makes Python end itself with the signal: a shell says 130 to both.
+    assert process.returncode in (130, -signal.SIGINT) and "no bundle was written" in errors, errors
     assert nothing_left(tmp_path)
 
 

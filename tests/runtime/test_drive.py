@@ -90,6 +90,21 @@ def test_kernels_that_cannot_be_built_are_a_reason(monkeypatch: pytest.MonkeyPat
     assert str(chosen()) == "host-driven: kernels for sm_70 set no graph conditions"
 
 
+@pytest.mark.usefixtures("can")
+def test_a_loop_that_cannot_be_captured_is_a_reason() -> None:
+    """It shows at the first launches only: until then the device was to drive."""
+    made = chosen()
+    assert isinstance(made.policy, DrivenDepth)
+
+    def refuse(program: Any) -> Callable[[], None]:
+        raise TargetError("the graph cannot be instantiated")
+
+    made.policy.drivers.compile = refuse
+    with pytest.warns(RuntimeWarning, match="driven from the host"):
+        made.policy.drivers.compiled([])
+    assert str(made) == "host-driven: the graph cannot be instantiated"
+
+
 def test_engines_say_who_drives(load: Callable[..., Engine]) -> None:
     with load() as engine:
         assert str(engine.drive) == "host-driven: the target runs on the processor"

@@ -41,11 +41,12 @@ class Validity(Enum):
 
 @dataclass
 class RecordedApi:
-    """A module like ``tensorrt_rtx``. ``invalid``: graphs that are not for this GPU."""
+    """A module like ``tensorrt_rtx``. ``invalid``, ``slower``: graphs that are not for this GPU, or were built for another."""
 
     gpu: SimulatedGpu
     manifest: Manifest
     invalid: tuple[str, ...] = ()
+    slower: tuple[str, ...] = ()
     contexts: list[RecordedContext] = field(default_factory=list)
     __version__ = VERSION
     EngineValidity = Validity
@@ -56,7 +57,8 @@ class RecordedApi:
         self.Runtime = lambda log: self
 
     def get_engine_validity(self, plan: bytes) -> tuple[Validity, int]:
-        return (Validity.INVALID if plan.decode() in self.invalid else Validity.VALID), 0
+        bad = Validity.SUBOPTIMAL if plan.decode() in self.slower else Validity.VALID
+        return (Validity.INVALID if plan.decode() in self.invalid else bad), 0
 
     def deserialize_cuda_engine(self, plan: bytes) -> Any:
         name = plan.decode()
@@ -251,6 +253,12 @@ def test_engines_for_another_gpu_are_refused(bundle: Bundle) -> None:
     """An engine that runs anyway is slow at best."""
     with pytest.raises(TargetError, match=r"segment_1 is not valid for this GPU.*--target rtx again"):
         backend(bundle, invalid=("segment_1",))
+
+
+def test_engines_that_are_slower_here_say_so(bundle: Bundle) -> None:
+    """Nothing else would tell that exporting again pays."""
+    with pytest.warns(RuntimeWarning, match=r"segment_1.* of rtx is valid, slower than one built here; tide-inspect says why"):
+        backend(bundle, slower=("segment_1",))
 
 
 def test_engines_of_another_version_are_refused(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import math
 import os
+import warnings
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -25,6 +26,7 @@ from tide_runtime.cuda.device import Device, Memory
 from tide_runtime.cuda.engine_refit import refit, stripped_graph
 from tide_runtime.cuda.program import Enqueue
 from tide_runtime.engine_info import EngineInfo
+from tide_runtime.engine_validity import SLOWER
 from tide_runtime.errors import BundleError, ParamsError, TargetError
 from tide_runtime.manifest import HEAD, TargetInfo
 
@@ -133,6 +135,8 @@ class TensorRtBackend:
                     f"{self._info.graphs[graph]} is not valid for this GPU and {self._info.tool}; export with "
                     f"--target {self.target} again, with the {self.name} installed here"
                 )
+            if validity == self._trt.EngineValidity.SUBOPTIMAL:
+                warnings.warn(f"{path.name} of {self.target} is {SLOWER}; tide-inspect says why", RuntimeWarning, stacklevel=2)
         engine = self._runtime.deserialize_cuda_engine(plan)
         if engine is None:
             raise TargetError(

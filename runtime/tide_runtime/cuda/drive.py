@@ -24,10 +24,16 @@ _LEAST_KERNELS = 13  # kernels for older GPUs are compiled by CUDA 12 without co
 
 @dataclass
 class Drive:
-    """``policy``: what to decode with. ``reason``: why the host drives, None: the device does."""
+    """``policy``: what to decode with. ``refusal``: why the host drives from the start."""
 
     policy: DepthPolicy
-    reason: str | None = None
+    refusal: str | None = None
+
+    @property
+    def reason(self) -> str | None:
+        """Why the host drives, None: the device does. A driver that cannot capture a loop says so at its first launches."""
+        failed = self.policy.drivers.refused if isinstance(self.policy, DrivenDepth) else None
+        return self.refusal or (str(failed) if failed is not None else None)
 
     def __str__(self) -> str:
         return f"device-driven, {_TURNS} tokens a launch" if self.reason is None else f"host-driven: {self.reason}"

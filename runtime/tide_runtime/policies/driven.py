@@ -56,7 +56,7 @@ class DrivenDepth:
         self, inner: DepthPolicy, kernels: LoopKernels, turns: int, drivers: Drivers, exit: LoopExit | None = None
     ) -> None:
         self.inner, self.name = inner, inner.name
-        self._kernels, self._turns, self._drivers, self._exit = kernels, turns, drivers, exit
+        self.drivers, self._kernels, self._turns, self._exit = drivers, kernels, turns, exit
         self._loops: WeakKeyDictionary[DeviceSlots, dict[int, _DrivenLoop]] = WeakKeyDictionary()
 
     def prefill(self, slots: Slots, row: Row) -> int:
@@ -85,7 +85,7 @@ class DrivenDepth:
         loops = self._loops.setdefault(slots, {})
         if size not in loops:
             loop = DecodeLoop(slots, size, self._kernels, self._turns, self._exit)
-            loops[size] = _DrivenLoop(loop, self._drivers)
+            loops[size] = _DrivenLoop(loop, self.drivers)
         return loops[size]
 
     def _take(self, slots: DeviceSlots, row: Row, values: Iterable[int]) -> list[int]:

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tide_runtime.backends.base import Slots
-from tide_runtime.draft_control import DraftControl, copy_lengths
+from tide_runtime.draft_control import DraftControl, copy_lengths, next_reach
 from tide_runtime.executor import Executor, Guess
 from tide_runtime.exit_gain import BatchGate
 from tide_runtime.manifest import Manifest
@@ -27,6 +27,7 @@ from tide_runtime.trial import BENEFIT_OF_DOUBT, Trial
 from tide_runtime.verification import Draft, verify
 
 _DEFAULT_LIMIT, _COPY_LIMIT = 8, 12  # drafts with exits, without a calibration; copies cost no draft, so they go further
+_MOST_EXPECTED = 1.3  # gain of exits' drafts at first; a text may be unlike the calibration's, and more would hide it longer
 
 
 class ExactDepth:
@@ -44,8 +45,8 @@ class ExactDepth:
         self.copy_limit = options.draft_limit or _COPY_LIMIT
         self.copies = options.draft in ("ngram", "both")
         self.exits = self.executor.exits if options.draft in ("router", "both") else []
-        predicted = calibration.predicted.get("exact:router", 0.0) if calibration is not None else 0.0
-        self.expected = max(BENEFIT_OF_DOUBT, predicted) if self.exits else 1.0
+        predicted = calibration.predicted if calibration is not None else {}
+        self.expected = min(_MOST_EXPECTED, predicted.get("exact:router", BENEFIT_OF_DOUBT)) if self.exits else 1.0
         shares = calibration.exit_depths if calibration is not None else {}
         known = {int(layers): share for layers, share in shares.items()}
         unmeasured = calibration is None or calibration.costs is None
@@ -70,6 +71,7 @@ class ExactDepth:
         cost = self._cycle_cost(asked_ms, fresh, waiting) if asking else 0.0
         for i, row in enumerate(rows):
             if i in asking:
+                row.control.reach = next_reach(row.control.reach, len(drafts[i]), len(tokens[i]) - 1)
                 row.control.exits.saw(len(tokens[i]), cost)
             else:
                 row.control.exits.rest(len(tokens[i]))
@@ -123,8 +125,13 @@ class ExactDepth:
             held += len(drafting) < started
             if 2 * len(drafting) < started or held > self.max_wait_steps:
                 break
-            drafting = [i for i in drafting if len(drafts[i]) < self.limit and self._room(rows[i]) > 0]
+            drafting = [
+                i for i in drafting if len(drafts[i]) < min(self.limit, rows[i].control.reach) and self._room(rows[i]) > 0
+            ]
         return spent
+
+    def _may_go_on(self, row: Row, drafted: int) -> bool:
+        return drafted < min(self.limit, row.control.reach) and self._room(row) > 0
 
     def _draft_once(
         self, slots: Slots, rows: Sequence[Row], drafting: list[int], drafts: list[list[Draft]]
