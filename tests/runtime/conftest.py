@@ -6,12 +6,15 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 import tokenizers
 import torch
 from tide_runtime import Engine, EngineOptions, ThreadOptions
+from tide_runtime.draft_control import DraftControl
+from tide_runtime.policies import exact
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from tide_export.config import ExportConfig
@@ -125,3 +128,9 @@ def command() -> Callable[..., subprocess.CompletedProcess[str]]:
         )
 
     return run
+
+
+@pytest.fixture
+def far_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Exits draft up to the limit from a text's first cycle on, as they do when their drafts have proved right."""
+    monkeypatch.setattr(exact, "DraftControl", partial(DraftControl, reach=64))

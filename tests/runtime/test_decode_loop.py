@@ -49,6 +49,8 @@ class Driven:
         self.backend = TinyDeviceBackend(self.manifest, MODEL, self.gpu, fixed)
         self.drivers = Drivers(HostDriver(self.gpu).compile, GraphDriver(self.gpu).compile if compile else None)
         inner = ExitDepth(self.manifest, 4, DepthOptions()) if exit else FullDepth(self.manifest, 4)
+        if isinstance(inner, ExitDepth):
+            inner.asks_always = True
         threshold = EXIT.exit_threshold or 0.0
         place = LoopExit(1, EXIT.checkpoint, f"exit_{EXIT.checkpoint}", threshold, WINDOW) if exit else None
         self.policy = DrivenDepth(inner, NumpyLoopKernels(self.gpu, mutation), TURNS, self.drivers, place)

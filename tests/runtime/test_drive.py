@@ -19,6 +19,7 @@ from tide_runtime.cuda.plugin_kernels import PluginLoopKernels
 from tide_runtime.errors import TargetError
 from tide_runtime.policies import make_policy
 from tide_runtime.policies.driven import DrivenDepth
+from tide_runtime.policies.exit import ExitDepth
 from tide_runtime.policies.options import DepthOptions
 
 
@@ -68,6 +69,15 @@ def test_the_host_drives_the_rest_and_says_why(changes: dict[str, Any], reason: 
     made = chosen(**changes)
     assert not isinstance(made.policy, DrivenDepth)
     assert reason in str(made) and str(made).startswith("host-driven: ")
+
+
+@pytest.mark.parametrize("reason", [None, "the driver is for CUDA 12.2"])
+def test_the_same_tokens_whoever_drives(reason: str | None, monkeypatch: pytest.MonkeyPatch, can: None) -> None:
+    """A loop on the device asks exits about every token; a host that let them rest would say other tokens in its place."""
+    monkeypatch.setattr(drive, "_why_not_driver", lambda: reason)
+    made = chosen("exit").policy
+    inner = made.inner if isinstance(made, DrivenDepth) else made
+    assert isinstance(inner, ExitDepth) and inner.asks_always
 
 
 def test_an_old_driver_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

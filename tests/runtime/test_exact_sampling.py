@@ -71,6 +71,7 @@ def _quantile(freedom: int) -> float:
     return float(freedom * (1 - 2 / (9 * freedom) + 3.09 * np.sqrt(2 / (9 * freedom))) ** 3)
 
 
+@pytest.mark.usefixtures("far_drafts")
 @pytest.mark.parametrize(
     ("prompt", "draft", "changes"),
     [
@@ -95,6 +96,7 @@ def _the_models_draw_on_rejection(wanted: np.ndarray, draft: Draft) -> np.ndarra
     return wanted
 
 
+@pytest.mark.usefixtures("far_drafts")
 @pytest.mark.parametrize(
     ("prompt", "draft", "name", "broken"),
     [(PLAIN, "router", "_residual", _the_models_draw_on_rejection), (REPEATING, "ngram", "_one", _whatever_was_drafted)],

@@ -138,12 +138,20 @@ def test_a_deep_pass_of_one_row_serves_the_rows_that_wait_with_it() -> None:
 # --- exact
 
 
+@pytest.mark.usefixtures("far_drafts")
 @pytest.mark.parametrize("limit", [1, 3, 5])
 def test_accepted_drafts_share_one_deep_pass(limit: int) -> None:
     passes = STEPS // (limit + 1)
     counts = decode_launches("exact", [exit_after(2)], draft_limit=limit)
     # The last draft of a pass goes through the first segment with the deep pass.
     assert counts == {"head": passes * limit, "segment_0": STEPS, "segment_1": passes, "segment_2": passes}
+
+
+def test_the_first_drafts_of_a_text_are_few() -> None:
+    """Wrong drafts of a text that early layers do not know would cost most before anybody knows that."""
+    cycles = [2, 3, 5, 6, 6]  # tokens: 1, 2, 4 and from then on 5 drafts, the limit, and one token more
+    counts = decode_launches("exact", [exit_after(2)], draft_limit=5, tokens=sum(cycles) + 1)
+    assert counts == {"head": sum(cycles) - 5, "segment_0": sum(cycles), "segment_1": 5, "segment_2": 5}
 
 
 def test_drafts_through_a_tail_skip_the_middle() -> None:

@@ -150,6 +150,7 @@ def test_rows_near_the_end_of_the_cache_run_alone(policy: str, head: str) -> Non
     assert [row.finish_reason for row in rows] == ["cache_full"] * 5
 
 
+@pytest.mark.usefixtures("far_drafts")
 # --- Ends inside a draft
 
 

@@ -45,7 +45,10 @@ def choose_drive(policy: DepthPolicy, backend: Backend) -> Drive:
     if device is None:
         return Drive(policy, "the target runs on the processor")
     on_device = cast(DeviceBackend, backend)
-    reason = _why_not_policy(policy, on_device) or _why_not_driver()
+    reason = _why_not_policy(policy, on_device)
+    if reason is None and isinstance(policy, ExitDepth):
+        policy.asks_always = True  # as a loop on the device does: the same tokens must come where the host fills in for it
+    reason = reason or _why_not_driver()
     if reason is not None:
         return Drive(policy, reason)
     try:

@@ -59,6 +59,7 @@ class ExitDepth:
         self.gate = BatchGate(self.costs, exits, {int(layers): share for layers, share in shares.items()}, propagate)
         if propagate or options.prefill_exit:
             check_fills(manifest)
+        self.asks_always = False  # also where it does not pay
         self.exiting_prefill: ExitingPrefill | None = None
         if options.prefill_exit:
             check_tails(manifest)
@@ -72,7 +73,7 @@ class ExitDepth:
     def decode(self, slots: Slots, rows: Sequence[Row]) -> list[list[int]]:
         everyone = range(len(rows))
         budget = rows[0].params.depth_budget  # must be kept whatever that costs
-        if budget is None and not self.gate.opens(rows[0].width):
+        if budget is None and not self.asks_always and not self.gate.opens(rows[0].width):
             return self._leave_to_full(slots, rows)
         if all(row.trial.resting and not self._over_budget(row) and row.frontier.done[-1] == row.length for row in rows):
             return self._plain(slots, rows)
@@ -96,7 +97,7 @@ class ExitDepth:
                 if guess.logits is not None and guess.score >= enough:  # a NaN clears nothing
                     rows[i].depth.forced += guess.score < stop.threshold
                     tokens[i].append(self._take(rows[i], stop, guess))
-                    rows[i].trial.saw(1, self._cost(asked[i], 0))
+                    self._judge(rows[i], asked[i], waited=0)
             undecided, first = [i for i in undecided if not tokens[i]], stop.exit.boundary
         self._go_deep(slots, rows, [i for i in everyone if not tokens[i]], tokens)
         for row in rows:
@@ -137,8 +138,12 @@ class ExitDepth:
         if row.trial.resting:
             row.trial.rest(1)
         else:
-            row.trial.saw(1, self._cost([0 if self._tired(row) else 1] * len(self.stops), waited))
+            self._judge(row, [0 if self._tired(row) else 1] * len(self.stops), waited)
         row.held = row.streak = 0
+
+    def _judge(self, row: Row, asked: list[int], waited: int) -> None:
+        if not self.asks_always:
+            row.trial.saw(1, self._cost(asked, waited))
 
     def _cost(self, asked: list[int], waited: int) -> float:
         """Of one token, as if alone, plain decoding being 1: asking exits, then the other layers where ``waited`` tokens need
