@@ -8,8 +8,9 @@ Every ratio has the unsplit graph, driven by the same loop, as its baseline: all
 on the same prompts, the baseline between all others (see `turns`). HF's arms have processes of their own and 4 groups of
 prompts. Prompts are windows of 64 tokens from files that neither the models nor the calibration have seen (see `held_out`;
 ``--data demo`` takes the demo's own files instead, which the calibration learned from); sampling and random weights get
-fewer of them, batches the same ones in other company. ``random`` has random weights and a calibration that is wrong about
-them: the worst that can happen. The first run calibrates both demo models, which takes some minutes more.
+fewer of them, batches the same ones in other company. One row runs every arm and every temperature, batches run
+``--batch-arms``, greedily. ``random`` has random weights and a calibration that is wrong about them: the worst that can
+happen. The first run calibrates both demo models, which takes some minutes more.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ from benchmarks.policy_table import BASELINE, CAPTION, add_policy_results, print
 from benchmarks.turns import Group, take_turns
 
 CACHE = Path(__file__).resolve().parents[1] / "build" / "bench-cache"
+BATCH_ARMS = ("full", "exact_ngram", "exact_router", "exact_both", "exit1")  # what a user would choose from
 MODELS = ("layerskip", "stock", "random")
 PROMPT_TOKENS = 64
 SAMPLED_SHARE, RANDOM_SHARE = 4, 4  # one prompt in so many for sampling and for random weights
@@ -57,9 +59,14 @@ class Plan:
     models: Sequence[str]
     batches: Sequence[int]
     arms: Sequence[str]
+    batch_arms: Sequence[str]
     temperatures: Sequence[float]
     prompts: Group
     new_tokens: int
+
+    def cases(self) -> list[tuple[float, int]]:
+        """Temperatures and batch sizes to run: every batch greedily, the smallest one at every temperature."""
+        return [(t, batch) for t in self.temperatures for batch in self.batches if not t or batch == min(self.batches)]
 
     def groups(self, model: str, batch: int, temperature: float) -> list[Group]:
         """The prompts by turns, a rest that is too few for another turn left out; again in other company until it is enough."""
@@ -74,10 +81,13 @@ class Plan:
         return groups
 
 
-def measure(arms: ArmSet, groups: Sequence[Group], params: GenerationParams, batch: int) -> tuple[list[dict[str, Any]], float]:
-    """A row for each arm, the baseline first; and the share of the CPU that others took."""
-    _warm_up(arms, groups[0], params, batch)
-    running = {name: arm for name, arm in arms.arms.items() if params.greedy or isinstance(arm, EngineArm)}
+def measure(
+    arms: ArmSet, names: Sequence[str], groups: Sequence[Group], params: GenerationParams, batch: int
+) -> tuple[list[dict[str, Any]], float]:
+    """A row for each arm of ``names``, the baseline first; and the share of the CPU that others took."""
+    names = [name for name in names if name in arms.arms and (params.greedy or isinstance(arms.arms[name], EngineArm))]
+    _warm_up(arms, names, groups[0], params, batch)
+    running = {name: arms.arms[name] for name in names if name in arms.arms}
     load = OtherLoad(arm.process.pid for arm in running.values() if isinstance(arm, HFArm))
     base, turns = take_turns(arms.baseline, running, groups, params, batch)
     share = load.share()
@@ -91,14 +101,12 @@ def measure(arms: ArmSet, groups: Sequence[Group], params: GenerationParams, bat
     return rows, share
 
 
-def _warm_up(arms: ArmSet, group: Group, params: GenerationParams, batch: int) -> None:
+def _warm_up(arms: ArmSet, names: Sequence[str], group: Group, params: GenerationParams, batch: int) -> None:
     """Bind every shape; an arm that fails here is left out from now on."""
     arms.baseline.turn(group, params, batch)
-    for name, arm in list(arms.arms.items()):
-        if not params.greedy and isinstance(arm, HFArm):
-            continue
+    for name in names:
         try:
-            arm.turn(group, params, batch)
+            arms.arms[name].turn(group, params, batch)
         except ArmError as error:
             arms.drop(name, f"batch {batch}: {error}")
 
@@ -107,15 +115,14 @@ def run_model(report: Report, plan: Plan, model: str, bundles: Path | None, cach
     """All batch sizes and temperatures of one model."""
     with _phase(f"{model}: bundles and arms"):
         arms = _arms(plan, model, bundles, cache)
-    for temperature in plan.temperatures:
-        for batch in plan.batches:
-            params = GenerationParams(max_new_tokens=plan.new_tokens, temperature=temperature, ignore_eos=True)
-            groups = plan.groups(model, batch, temperature)
-            with _phase(f"{model}: batch {batch}, temperature {temperature:g}, {len(groups)} groups"):
-                rows, load = measure(arms, groups, params, batch)
-            place = {"model": model, "batch": batch, "temperature": temperature}
-            report.rows += [{**place, "other_load": load, **row} for row in rows]
-            print_policy_table(console, place, rows, load)
+    for temperature, batch in plan.cases():
+        params = GenerationParams(max_new_tokens=plan.new_tokens, temperature=temperature, ignore_eos=True)
+        groups, names = plan.groups(model, batch, temperature), plan.arms if batch == 1 else plan.batch_arms
+        with _phase(f"{model}: batch {batch}, temperature {temperature:g}, {len(groups)} groups"):
+            rows, load = measure(arms, names, groups, params, batch)
+        place = {"model": model, "batch": batch, "temperature": temperature}
+        report.rows += [{**place, "other_load": load, **row} for row in rows]
+        print_policy_table(console, place, rows, load)
     console.print(CAPTION, style="dim")
     for name, reason in arms.failures.items():
         console.print(f"{model}, {TITLES[name]} could not run: {reason}", style="yellow", markup=False)
@@ -163,6 +170,7 @@ def main(
     models: Annotated[str, typer.Option(help=f"Models, of {','.join(MODELS)}.")] = ",".join(MODELS),
     batch: Annotated[str, typer.Option(help="Batch sizes.")] = "1,4,8",
     arms: Annotated[str, typer.Option(help=f"Arms, of {','.join(TITLES)}.")] = ",".join(TITLES),
+    batch_arms: Annotated[str, typer.Option(help="Those of them that also run in batches.")] = ",".join(BATCH_ARMS),
     temperature: Annotated[str, typer.Option(help="Temperatures; 0 is greedy, others take fewer prompts.")] = "0,0.8",
     prompts: Annotated[int, typer.Option(min=1, help="Held-out prompts of 64 tokens.")] = 24,
     new_tokens: Annotated[int, typer.Option(min=2, help="New tokens a row.")] = 64,
@@ -176,11 +184,12 @@ def main(
         models=_split(models, MODELS, "model"),
         batches=_numbers(batch, int, "batch", 1, EngineOptions().max_batch),
         arms=_split(arms, list(TITLES), "arm"),
+        batch_arms=[name for name in _split(batch_arms, list(TITLES), "arm") if name in _split(arms, list(TITLES), "arm")],
         temperatures=_numbers(temperature, float, "temperature", 0, 2),
         prompts=[prompt.ids for prompt in held_out_prompts(prompts, PROMPT_TOKENS, _split(data, SOURCES, "data")[0])],
         new_tokens=new_tokens,
     )
-    settings = {name: getattr(plan, name) for name in ("models", "batches", "arms", "temperatures", "new_tokens")}
+    settings = {name: getattr(plan, name) for name in ("models", "batches", "arms", "batch_arms", "temperatures", "new_tokens")}
     report = Report("policies_cpu", prompts=prompts, data=data, **settings)
     for model in plan.models:
         run_model(report, plan, model, bundles, cache)
