@@ -47,6 +47,14 @@ def test_the_two_commands_are_in_the_makefile():
     assert shutil.which("make")
 
 
+@pytest.mark.parametrize("page", ["README.md", "plugins/README.md", "plugins/trt/README.md", "CHANGELOG.md"])
+def test_links_lead_to_files(page):
+    """A reader would click on a file that has moved. (The pages in docs/ are checked where their site is built.)"""
+    path = ROOT / page
+    links = re.findall(r"\]\(([^)#:\s]+)(?:#[^)]*)?\)", path.read_text(encoding="utf-8"))
+    assert [link for link in links if not (path.parent / link).exists()] == []
+
+
 def test_tables_are_up_to_date():
     """A number in the README would not be the one that its script measured."""
     done = subprocess.run([sys.executable, "-m", "benchmarks.tables", "--check"], cwd=ROOT, capture_output=True, text=True)

@@ -45,6 +45,7 @@ KERNELS = (
     Kernel("exit_select", ("exit_select",)),
     Kernel("exit_translate", ("exit_translate_down", "exit_translate_up")),
     Kernel("draft_verify", ("draft_verify",)),
+    Kernel("exit_score", ("exit_score",)),
     # They copy states as bytes, so one entry point serves every element type.
     Kernel("loop_turn", ("loop_turn",), ("f32",)),
     Kernel("exit_gate", ("exit_gate",), ("f32",)),

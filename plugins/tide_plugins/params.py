@@ -74,6 +74,12 @@ class LoopTurnParams(Structure):
     )
 
 
+class ExitScoreParams(Structure):
+    """`exit_score_params`, of csrc/exit_score_plan.h."""
+
+    _fields_ = _fields("logits token mlp_score score", ("rows vocab", c_int32), ("mlp_threshold", c_float), ("reserved", c_int32))
+
+
 class ExitGateParams(Structure):
     """`exit_gate_params`, of csrc/exit_gate_plan.h."""
 
@@ -100,6 +106,7 @@ PARAMS: dict[str, type[Structure]] = {
     "exit_translate": ExitTranslateParams,
     "draft_verify": DraftVerifyParams,
     "loop_turn": LoopTurnParams,
+    "exit_score": ExitScoreParams,
     "exit_gate": ExitGateParams,
     "exit_merge": ExitMergeParams,
 }

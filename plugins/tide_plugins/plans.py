@@ -7,7 +7,7 @@ from dataclasses import dataclass
 # csrc/down_projection_plan.h
 GROUP_ROWS, GROUP_THREADS, SLICE_WIDTH, MAX_CHUNKS = 8, 256, 16, 32
 TILE_ROWS, WARP_ROWS, WARP_WIDTH, STAGE_BYTES, STAGE_PITCH, TILE_CHUNKS = 128, 32, 64, 64, 80, 8
-LOOP_THREADS = 256  # csrc/decode_loop_plan.h
+LOOP_THREADS, SCORE_THREADS = 256, 1024  # csrc/decode_loop_plan.h, exit_score_plan.h
 # csrc/exit_router_plan.h, exit_translate_plan.h, exit_select_plan.h, draft_verify_plan.h
 MAX_ROUTER_WIDTH, MOST_DECODE_ROWS = 256, 128
 MAX_RANK, UP_THREADS, UP_LANES = 128, 256, 8
@@ -83,6 +83,11 @@ def plan_draft_verify(rows: int, vocab: int, sampling: bool) -> LaunchPlan:
 def plan_loop_block() -> LaunchPlan:
     """One block for all rows: `loop_turn`, `exit_merge`."""
     return LaunchPlan((1, 1, 1), (LOOP_THREADS, 1, 1))
+
+
+def plan_exit_score(rows: int) -> LaunchPlan:
+    """A block a row."""
+    return LaunchPlan((max(rows, 1), 1, 1), (SCORE_THREADS, 1, 1))
 
 
 def plan_exit_gate(rows: int) -> LaunchPlan:

@@ -82,8 +82,6 @@ class Engine:
         self.target = options.target if options.target != "auto" else choose_target(bundle.manifest, device)
         policy = make_policy(options.policy, bundle.manifest, options.prefill_chunk, options.depth)
         self.backend = load_backend(bundle, self.target, options.threads, device.ordinal)
-        engines_take = [profile.rows[2] for profile in bundle.manifest.targets[self.target].profiles]
-        self.max_batch = min([options.max_batch, *engines_take])
         self._exit = policy if isinstance(policy, ExitDepth) else None
         self.drive = choose_drive(policy, self.backend)
         self.policy = self.drive.policy
@@ -152,6 +150,12 @@ class Engine:
     def depth(self) -> int:
         """Decoder layers of the model."""
         return self.manifest.model.num_layers
+
+    @property
+    def max_batch(self) -> int:
+        """Rows that run at once: what the options say, or fewer where engines were built for fewer."""
+        profiles = self.manifest.targets[self.target].profiles
+        return min([self.options.max_batch, *(profile.rows[2] for profile in profiles)])
 
     def metrics(self) -> str:
         """Totals since the engine was loaded, in the Prometheus text format."""

@@ -18,7 +18,7 @@ from tide_runtime.backends.base import Slots, Step
 from tide_runtime.exits import Exit, bundle_exits
 from tide_runtime.frontier import Frontier
 from tide_runtime.manifest import HEAD, Manifest, kv_fill_graph
-from tide_runtime.row import Row
+from tide_runtime.row import Row, is_finite
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +107,7 @@ class Executor:
         if info.router != "mlp":
             scores = max_probability(logits, likeliest).tolist()
         return [
-            Guess(score if math.isfinite(row[token]) else math.nan, token, row) if may else Guess(asked, -1, None)
+            Guess(score if is_finite(row, token) else math.nan, token, row) if may else Guess(asked, -1, None)
             for score, asked, may, token, row in zip(scores, mlp_scores, passed, tokens, logits, strict=True)
         ]
 
@@ -208,6 +208,7 @@ def _logits(step: Step, group: Sequence[int], asked: Mapping[int, int], kept: bo
 def max_probability(logits: NDArray[np.floating], likeliest: NDArray[np.int64]) -> NDArray[np.float32]:
     """Softmax probability [T] of the ``likeliest`` token [T] of logits [T, V]; NaN where they hold one, which clears no
     threshold."""
+    logits = np.asarray(logits)  # on a device they come to the host
     terms = np.subtract(logits, logits[np.arange(len(logits)), likeliest][:, None], dtype=np.float32)
     np.exp(terms, out=terms)
     return np.asarray(1.0 / terms.sum(-1))

@@ -81,7 +81,7 @@ class Row:
         """`choose` without noting log-probabilities: for tokens that may yet be refused."""
         params, seen = self.params, self.end if seen is None else seen
         if params.takes_likeliest:
-            return likeliest if _is_finite(logits, likeliest) else self.sampler.sample(np.asarray(logits), self.tokens[:seen])
+            return likeliest if is_finite(logits, likeliest) else self.sampler.sample(np.asarray(logits), self.tokens[:seen])
         return self.sampler.sample(np.asarray(logits, np.float32), self.tokens[:seen])
 
     def note_logprobs(self, logits: NDArray[np.floating], token: int) -> None:
@@ -119,7 +119,7 @@ class Row:
         return shown if self.text is None else shown + self.text.flush()
 
 
-def _is_finite(logits: NDArray[np.floating] | DeviceRow, likeliest: int) -> bool:
+def is_finite(logits: NDArray[np.floating] | DeviceRow, likeliest: int) -> bool:
     """A NaN wins every argmax, so one look at the winner finds it. Graphs whose logits stay on a device have looked themselves:
     ``likeliest`` is -1 then."""
     return likeliest >= 0 and (isinstance(logits, DeviceRow) or math.isfinite(logits.item(likeliest)))

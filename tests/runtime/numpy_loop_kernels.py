@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 from runtime.simulated_gpu import SimulatedGpu
-from tide_runtime.cuda.loop_kernels import ExitGate, NextInputs
+from tide_runtime.cuda.loop_kernels import ExitGate, ExitScore, NextInputs
 from tide_runtime.cuda.loop_state import MOST_EOS, LoopState
 from tide_runtime.cuda.program import Condition, Enqueue
 from tide_runtime.cuda.token_ring import EXITED, NO_TOKEN
+from tide_runtime.executor import max_probability
 
 RUNNING, EOS, LIMIT, NO_DISTRIBUTION = 0, 1, 2, 3
 
@@ -79,6 +80,18 @@ class NumpyLoopKernels:
             self._set(state.proceed, handle, int(proceed))
 
         return self._deciding(state.proceed, turn)
+
+    def exit_score(self, state: LoopState, exit: ExitScore) -> Enqueue:
+        logits = memory(exit.logits, (state.rows, exit.vocab), exit.element.host)
+        token, score = memory(exit.token, (state.rows,), np.int64), memory(exit.score, (state.rows,), np.float32)
+
+        def rate() -> None:
+            asked = token >= 0
+            if exit.has_mlp and self._mutation != "mlp":
+                asked &= score >= np.float32(exit.mlp_threshold)
+            score[:] = np.where(asked, max_probability(logits, np.maximum(token, 0)), -1)
+
+        return lambda stream: self._gpu.submit(stream, rate)
 
     def exit_gate(self, state: LoopState, gate: ExitGate) -> Enqueue:
         rows, score = Rows(state), memory(gate.score, (state.rows,), np.float32)

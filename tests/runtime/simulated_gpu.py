@@ -68,6 +68,9 @@ class SimulatedGpu(HostDevice):
         assert not self.recording, "memory was allocated while a graph was captured"
         return super().allocate(count_bytes)
 
+    def copy(self, target: int, source: int, count_bytes: int) -> None:
+        self.submit(self.stream, lambda: HostDevice.copy(self, target, source, count_bytes))
+
     def synchronize(self) -> None:
         assert not self.recording, "the host waited while a graph was captured"
         super().synchronize()

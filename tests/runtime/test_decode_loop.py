@@ -7,19 +7,20 @@ from itertools import product
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 from runtime.numpy_backend import tiny_manifest
 from runtime.numpy_loop_kernels import NumpyLoopKernels
 from runtime.simulated_gpu import SimulatedGpu
-from runtime.tiny_device_backend import TinyDeviceBackend
+from runtime.tiny_device_backend import FP64, TinyDeviceBackend
 from runtime.tiny_generation import Request, make_row, output
 from runtime.tiny_transformer import TinyTransformer
+from tide_runtime.backends.element_types import ElementType
 from tide_runtime.calibration import ExitInfo
 from tide_runtime.cuda.decode_loop import LoopExit
 from tide_runtime.cuda.graph_driver import GraphDriver
 from tide_runtime.cuda.host_driver import HostDriver
 from tide_runtime.cuda.token_ring import NO_TOKEN, TokenRing
 from tide_runtime.errors import NumericsError, TargetError, TideError
-from tide_runtime.manifest import Manifest
 from tide_runtime.params import GenerationParams
 from tide_runtime.policies.driven import DrivenDepth, Drivers
 from tide_runtime.policies.exit import ExitDepth
@@ -30,6 +31,12 @@ from tide_runtime.scheduler import run
 
 MODEL = TinyTransformer(3, (0.5, 0.5, 0.4, 0.6), vocab=11, positions=40)
 EXIT = ExitInfo(1, "linear", "mlp", exact_threshold=0.5, exit_threshold=0.45)
+EXITS = {
+    "none": None,
+    "mlp": EXIT,
+    "probability": ExitInfo(1, "identity", "max_probability", exact_threshold=0.5, exit_threshold=0.4),
+    "both": ExitInfo(1, "linear", "mlp+max_probability", exact_threshold=0.5, exit_threshold=0.3, mlp_threshold=0.45),
+}
 WINDOW, TURNS = 4, 5
 PROMPTS = ((1, 2, 3), (4,), (5, 6, 7, 8, 9, 10, 1), (2, 2), (9, 8, 7))
 BUDGETS = (12, 3, 30, 1, 17)
@@ -43,16 +50,23 @@ def requests(eos: tuple[int, ...] = (), budgets: tuple[int, ...] = BUDGETS) -> l
 class Driven:
     """Requests through `DrivenDepth` over the simulated GPU. ``compile`` False: the host drives every launch."""
 
-    def __init__(self, exit: bool = False, compile: bool = True, fixed: bool = False, mutation: str = "") -> None:
+    def __init__(
+        self,
+        exit: ExitInfo | None = None,
+        compile: bool = True,
+        fixed: bool = False,
+        mutation: str = "",
+        logits: ElementType = FP64,
+    ) -> None:
         self.gpu = SimulatedGpu()
-        self.manifest = tiny_manifest(MODEL, [1, 3], [EXIT] if exit else [])
-        self.backend = TinyDeviceBackend(self.manifest, MODEL, self.gpu, fixed)
+        self.manifest = tiny_manifest(MODEL, [1, 3], [exit] if exit else [])
+        self.backend = TinyDeviceBackend(self.manifest, MODEL, self.gpu, fixed, logits)
         self.drivers = Drivers(HostDriver(self.gpu).compile, GraphDriver(self.gpu).compile if compile else None)
         inner = ExitDepth(self.manifest, 4, DepthOptions()) if exit else FullDepth(self.manifest, 4)
+        place = None
         if isinstance(inner, ExitDepth):
             inner.asks_always = True
-        threshold = EXIT.exit_threshold or 0.0
-        place = LoopExit(1, EXIT.checkpoint, f"exit_{EXIT.checkpoint}", threshold, WINDOW) if exit else None
+            place = LoopExit(inner.stops[0].exit, inner.stops[0].threshold, WINDOW)
         self.policy = DrivenDepth(inner, NumpyLoopKernels(self.gpu, mutation), TURNS, self.drivers, place)
 
     def rows(self, wanted: list[Request], capacity: int) -> list[Row]:
@@ -65,19 +79,17 @@ class Driven:
         return [output(row) for row in self.rows(wanted, capacity)]
 
 
-def expected(wanted: list[Request], exit: bool) -> list[tuple[list[int], str | None]]:
+def expected(wanted: list[Request], exit: ExitInfo | None) -> list[tuple[list[int], str | None]]:
     """Token for token from states computed from scratch; with ``exit``, every token may leave."""
     return [_continuation(request, exit) for request in wanted]
 
 
-def _continuation(request: Request, exit: bool) -> tuple[list[int], str | None]:
+def _continuation(request: Request, exit: ExitInfo | None) -> tuple[list[int], str | None]:
     text, count = list(request.prompt), len(request.prompt)
     while True:
         states = MODEL.states_of(np.array(text))
-        at_exit = states.hidden[EXIT.checkpoint][-1]
-        leaves = exit and len(text) > count and np.float32(MODEL.score(EXIT.checkpoint, at_exit)) >= EXIT.exit_threshold
-        logits = MODEL.logits(MODEL.translated(EXIT.checkpoint, at_exit)) if leaves else states.logits[-1]
-        text.append(int(logits.argmax()))
+        early = _exit_logits(exit, states.hidden[exit.checkpoint][-1]) if exit is not None and len(text) > count else None
+        text.append(int((states.logits[-1] if early is None else early).argmax()))
         if text[-1] in (request.params.eos_token_ids or ()):
             return text[count:], "eos"
         if len(text) - count == request.params.max_new_tokens:
@@ -86,11 +98,22 @@ def _continuation(request: Request, exit: bool) -> tuple[list[int], str | None]:
             return text[count:], "cache_full"
 
 
-@pytest.mark.parametrize("exit", [False, True])
+def _exit_logits(exit: ExitInfo, state: NDArray[np.float64]) -> NDArray[np.float64] | None:
+    """None where the row goes on."""
+    assert exit.exit_threshold is not None
+    score = float(MODEL.score(exit.checkpoint, state))
+    logits = MODEL.logits(state if exit.head == "identity" else MODEL.translated(exit.checkpoint, state))
+    if exit.router == "mlp":
+        return logits if score >= exit.exit_threshold else None
+    sure = 1 / np.exp(logits - logits.max()).sum() >= exit.exit_threshold
+    return logits if sure and (exit.mlp_threshold is None or score >= exit.mlp_threshold) else None
+
+
+@pytest.mark.parametrize("exit", EXITS.values(), ids=EXITS)
 @pytest.mark.parametrize("fixed", [False, True])
 @pytest.mark.parametrize("compile", [False, True])
 @pytest.mark.parametrize("capacity", [1, 3, 5])
-def test_every_drive_says_the_same(exit: bool, fixed: bool, compile: bool, capacity: int) -> None:
+def test_every_drive_says_the_same(exit: ExitInfo | None, fixed: bool, compile: bool, capacity: int) -> None:
     """A GPU whose driver cannot do conditional graphs would answer otherwise than one that can."""
     for wanted in (requests(), requests(eos=(4,))):
         driven = Driven(exit, compile, fixed)
@@ -98,21 +121,21 @@ def test_every_drive_says_the_same(exit: bool, fixed: bool, compile: bool, capac
     assert driven.gpu.graph_launches == 0 or compile
 
 
-@pytest.mark.parametrize("exit", [False, True])
-def test_a_full_cache_ends_a_row_and_no_other(exit: bool) -> None:
+@pytest.mark.parametrize("exit", EXITS.values(), ids=EXITS)
+def test_a_full_cache_ends_a_row_and_no_other(exit: ExitInfo | None) -> None:
     """A long chat would write behind its cache, into another row's, or stop its neighbours."""
     wanted = requests(budgets=(99, 5, 99, 99, 9))
     assert Driven(exit).tokens(wanted, 4) == expected(wanted, exit)
 
 
-@pytest.mark.parametrize("mutation", ["eos", "limit", "mask", "turns", "window"])
+@pytest.mark.parametrize("mutation", ["eos", "limit", "mask", "turns", "window", "mlp"])
 def test_every_rule_of_the_loop_is_seen(mutation: str) -> None:
     """A rule that no test needs would be lost with the next change of a kernel."""
 
     def seen(mutation: str) -> object:
         """What is said and what it took, or what the simulated GPU or the ring object to."""
         done = []
-        for exit, wanted in product((False, True), (requests(eos=(4,)), requests(budgets=(99, 5, 99, 99, 9)))):
+        for exit, wanted in product(EXITS.values(), (requests(eos=(4,)), requests(budgets=(99, 5, 99, 99, 9)))):
             driven = Driven(exit, mutation=mutation)
             try:
                 done.append((driven.tokens(wanted, 5), dict(driven.backend.launches)))
@@ -135,7 +158,7 @@ def test_one_launch_says_several_tokens() -> None:
 def test_segments_without_an_active_row_do_not_run() -> None:
     """Early exits that run every layer cost more than none."""
     wanted = requests(budgets=(21, 21, 21, 21, 21))
-    driven = Driven(exit=True)
+    driven = Driven(EXIT)
     rows = driven.rows(wanted, 1)
     depths = [depth for row in rows for depth in row.depth.token_depths]
     left = depths.count(EXIT.checkpoint)
@@ -188,7 +211,7 @@ def test_a_graph_that_cannot_be_captured_is_announced() -> None:
     driven.drivers.compile = refuse  # type: ignore[assignment]
     wanted = requests(eos=(4,))
     with pytest.warns(RuntimeWarning, match="driven from the host"):
-        assert driven.tokens(wanted) == expected(wanted, False)
+        assert driven.tokens(wanted) == expected(wanted, None)
     assert driven.gpu.graph_launches == 0 and driven.drivers.refused is not None
 
 
@@ -202,9 +225,9 @@ def test_a_ring_that_was_not_read_in_time_is_refused() -> None:
         ring.take()
 
 
-def test_manifest_of_these_tests_has_an_exit() -> None:
-    """Half of the tests above would compare `full` with `full`."""
-    manifest: Manifest = Driven(exit=True).manifest
-    assert [e.checkpoint for e in manifest.calibration.exits] == [1]  # type: ignore[union-attr]
-    wanted = requests()
-    assert expected(wanted, True) != expected(wanted, False)
+@pytest.mark.parametrize("name", ["mlp", "probability", "both"])
+def test_exits_of_these_tests_are_taken_and_not_taken(name: str) -> None:
+    """Most of the tests above would compare `full` with `full`."""
+    rows = Driven(EXITS[name]).rows(requests(budgets=(21, 21, 21, 21, 21)), 3)
+    depths = [depth for row in rows for depth in row.depth.token_depths]
+    assert 0.1 < depths.count(1) / len(depths) < 0.9

@@ -44,9 +44,17 @@ def chosen(policy: str = "full", exits: tuple[ExitInfo, ...] = (EXIT,), pads: bo
 
 
 @pytest.mark.usefixtures("can")
-@pytest.mark.parametrize("policy", ["full", "exit"])
-def test_the_device_drives_what_it_can(policy: str) -> None:
-    made = chosen(policy)
+@pytest.mark.parametrize(
+    ("policy", "changes"),
+    [
+        ("full", {}),
+        ("exit", {}),
+        ("exit", {"head": "identity", "router": "max_probability"}),
+        ("exit", {"router": "mlp+max_probability", "mlp_threshold": 0.4}),
+    ],
+)
+def test_the_device_drives_what_it_can(policy: str, changes: dict[str, Any]) -> None:
+    made = chosen(policy, (replace(EXIT, **changes),))
     assert isinstance(made.policy, DrivenDepth) and made.policy.name == policy
     assert str(made) == "device-driven, 16 tokens a launch"
 
@@ -59,8 +67,7 @@ def test_the_device_drives_what_it_can(policy: str) -> None:
         ({"pads": False}, "attention in fp32"),
         ({"policy": "exit", "pads": False}, "several tokens of one row only"),
         ({"policy": "exit", "exits": (EXIT, replace(EXIT, checkpoint=2))}, "there are 2 exits"),
-        ({"policy": "exit", "exits": (replace(EXIT, head="identity"),)}, "router mlp and head identity"),
-        ({"policy": "exit", "exits": (replace(EXIT, router="max_probability"),)}, "router max_probability"),
+        ({"policy": "exit", "exits": (replace(EXIT, head="tail:1"),)}, "the exit's tail attends to"),
         ({"policy": "exit", "max_exit_streak": 3}, "max_exit_streak"),
     ],
 )

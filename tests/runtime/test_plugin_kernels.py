@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 from plugins.host_driver import HostDriver
 from runtime.simulated_gpu import SimulatedGpu
-from runtime.test_decode_loop import TURNS, Driven, expected, requests
+from runtime.test_decode_loop import EXITS, TURNS, Driven, expected, requests
 from tide_plugins.plans import LaunchPlan
+from tide_runtime.backends.element_types import FP32
+from tide_runtime.calibration import ExitInfo
 from tide_runtime.cuda.plugin_kernels import PluginLoopKernels
 from tide_runtime.policies.driven import DrivenDepth
 
@@ -41,11 +43,11 @@ def with_real_kernels(driven: Driven, order: int) -> Driven:
     return driven
 
 
-@pytest.mark.parametrize("exit", [False, True])
+@pytest.mark.parametrize("exit", EXITS.values(), ids=EXITS)
 @pytest.mark.parametrize(("compile", "order"), [(True, 0), (True, 5), (False, 1)])
-def test_loops_of_real_kernels_say_the_same(exit: bool, compile: bool, order: int) -> None:
+def test_loops_of_real_kernels_say_the_same(exit: ExitInfo | None, compile: bool, order: int) -> None:
     """Kernels in NumPy that are right, and kernels in CUDA that are not."""
     for wanted in (requests(eos=(4,)), requests(budgets=(99, 5, 99, 99, 9))):
-        driven = with_real_kernels(Driven(exit, compile), order)
+        driven = with_real_kernels(Driven(exit, compile, logits=FP32), order)
         assert driven.tokens(wanted, 5) == expected(wanted, exit)
     assert bool(driven.gpu.graph_launches) == compile

@@ -19,13 +19,20 @@ FP64 = ElementType("fp64", 11, np.float64)
 
 
 class TinyDeviceBackend:
-    """``fixed_stream``: as ONNX Runtime, which knows one stream; otherwise as TensorRT."""
+    """``fixed_stream``: as ONNX Runtime, which knows one stream; otherwise as TensorRT. ``logits``: their elements."""
 
     name, pads_rows, copies_caches = "tiny", True, False
 
-    def __init__(self, manifest: Manifest, model: TinyTransformer, gpu: SimulatedGpu, fixed_stream: bool = False) -> None:
+    def __init__(
+        self,
+        manifest: Manifest,
+        model: TinyTransformer,
+        gpu: SimulatedGpu,
+        fixed_stream: bool = False,
+        logits: ElementType = FP64,
+    ) -> None:
         self.manifest, self.model, self.device, self.fixed_stream = manifest, model, gpu, fixed_stream
-        self.element = self.logits_element = FP64
+        self.element, self.logits_element = FP64, logits
         self.input_types = {"write_index": INT32}
         self.layers = {g.name: g.layers[1] - g.layers[0] if g.layers else 0 for g in manifest.graphs}
         self.launches: Counter[str] = Counter()

@@ -1,4 +1,5 @@
-"""Cases of a decode loop's kernels: one row to more than a block's threads, ended rows, full windows, last turns, NaN scores."""
+"""Cases of a decode loop's kernels: one row to more than a block's threads, ended rows, full windows, last turns, NaN scores,
+vocabularies of one token to more than a block's threads, logits without numbers."""
 
 from __future__ import annotations
 
@@ -8,8 +9,19 @@ from typing import Any
 
 import numpy as np
 
-from tide_plugins.conformance.case import Case, CaseSpec, Tensors, assert_same, rng_for, untouched
-from tide_plugins.launch.decode_loop import prepare_exit_gate, prepare_exit_merge, prepare_loop_turn
+from tide_plugins.conformance.case import (
+    ELEMENTS,
+    TOLERANCE,
+    Case,
+    CaseSpec,
+    Tensors,
+    assert_close,
+    assert_same,
+    matrix,
+    rng_for,
+    untouched,
+)
+from tide_plugins.launch.decode_loop import prepare_exit_gate, prepare_exit_merge, prepare_exit_score, prepare_loop_turn
 from tide_plugins.reference import decode_loop as reference
 
 _SLOTS, _THRESHOLD = 64, 0.5
@@ -24,6 +36,9 @@ def loop_cases() -> Iterator[CaseSpec]:
             yield CaseSpec("loop_turn", name, lambda name=name, a=(rows, left, running): _turn(name, *a))  # type: ignore[misc]
         name = f"b{rows}-left{left}"
         yield CaseSpec("exit_gate", name, lambda name=name, a=(rows, left): _gate(name, *a))  # type: ignore[misc]
+    for dtype, vocab, mlp in product(ELEMENTS, (1, 33, 1000, 2053), (False, True)):
+        name = f"exit_score-{dtype}-v{vocab}-mlp{int(mlp)}"
+        yield CaseSpec("exit_score", name, lambda name=name, a=(dtype, vocab, mlp): _score(name, *a))  # type: ignore[misc]
     for rows, deeper in product(_ROWS, (0, 1)):
         name = f"b{rows}-deeper{deeper}"
         yield CaseSpec("exit_merge", name, lambda name=name, a=(rows, deeper): _merge(name, *a))  # type: ignore[misc]
@@ -68,6 +83,22 @@ def _gate(name: str, rows: int, left: int, width: int = 4, row_bytes: int = 24) 
     outputs |= {"logits_index": untouched(rows, dtype=np.int64), "logits_index32": untouched(rows)}
     outputs |= {n: untouched(rows, dtype=np.uint8) for n in ("exits", "wants")}
     return _case(prepare_exit_gate, given, outputs, {"slots": _SLOTS, "threshold": _THRESHOLD}, reference.exit_gate)
+
+
+def _score(name: str, dtype: str, vocab: int, mlp: bool, rows: int = 24) -> Case:
+    """``mlp``: its scores come in and the result goes to the same memory, as in the loop."""
+    rng = rng_for(name)
+    logits = matrix(6 * rng.standard_normal((rows, vocab)), dtype)
+    token = logits.astype(np.float32).argmax(-1)
+    token[rng.random(rows) < 0.2] = -1
+    asked = rng.random(rows).astype(np.float32)
+    asked[rng.random(rows) < 0.2] = np.nan
+    asked[rng.random(rows) < 0.2] = _THRESHOLD
+    score = asked if mlp else untouched(rows, dtype=np.float32)
+    given: Tensors = {"logits": logits, "token": token, "score": score} | ({"mlp_score": score} if mlp else {})
+    wanted = reference.exit_score({k: v.copy() for k, v in given.items()}, _THRESHOLD)["score"]
+    numbers = {"mlp_threshold": _THRESHOLD}
+    return Case(prepare_exit_score, given, numbers, lambda out: assert_close("score", out["score"], wanted, TOLERANCE["f32"]))
 
 
 def _merge(name: str, rows: int, deeper: int) -> Case:

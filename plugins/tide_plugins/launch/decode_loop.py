@@ -1,4 +1,4 @@
-"""Launching the kernels of a decode loop: `exit_gate`, `exit_merge`, `loop_turn`."""
+"""Launching the kernels of a decode loop: `exit_score`, `exit_gate`, `exit_merge`, `loop_turn`."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Any
 from tide_plugins.launch.kernel_call import KernelCall
 from tide_plugins.launch.kernel_library import KernelLibrary
 from tide_plugins.launch.prepared_launch import PreparedLaunch
-from tide_plugins.launch.tensor_contract import Tensor
-from tide_plugins.params import ExitGateParams, ExitMergeParams, LoopTurnParams
-from tide_plugins.plans import plan_exit_gate, plan_loop_block
+from tide_plugins.launch.tensor_contract import ELEMENT, Tensor
+from tide_plugins.params import ExitGateParams, ExitMergeParams, ExitScoreParams, LoopTurnParams
+from tide_plugins.plans import plan_exit_gate, plan_exit_score, plan_loop_block
 
 _PLACES = (
     Tensor("write_index", "i64", ("rows",), optional=True, output=True),
@@ -31,6 +31,12 @@ TURN_TENSORS = (
     Tensor("position_ids32", "i32", ("rows",), optional=True, output=True),
     *_PLACES,
     Tensor("proceed", "i32", output=True),
+)
+SCORE_TENSORS = (
+    Tensor("logits", ELEMENT, ("rows", "vocab")),
+    Tensor("token", "i64", ("rows",)),
+    Tensor("mlp_score", "f32", ("rows",), optional=True),
+    Tensor("score", "f32", ("rows",), output=True),
 )
 GATE_TENSORS = (
     Tensor("hidden", "u8", ("rows", "row_bytes")),
@@ -78,6 +84,22 @@ def prepare_loop_turn(
     params = LoopTurnParams(slots=slots, rows=call.size("rows"), ring_turns=call.size("ring_turns"))
     call.set_condition(params, graph_condition)
     return call.prepare(params, {"loop_turn": plan_loop_block()}, {})
+
+
+def prepare_exit_score(library: KernelLibrary, *, stream: Any, mlp_threshold: float = 0.0, **tensors: Any) -> PreparedLaunch:
+    """Check the tensors (`SCORE_TENSORS`) and lay out the launch; csrc/exit_score.cuh has the rule.
+
+    Args:
+        stream: what will use the tensors.
+        mlp_threshold: rows whose ``mlp_score`` is less are not let through.
+
+    Raises:
+        ParamsError: a tensor breaks the contract.
+        TargetError: the kernel cannot be built for this GPU.
+    """
+    call = KernelCall(library, "exit_score", SCORE_TENSORS, tensors, stream)
+    params = ExitScoreParams(rows=call.size("rows"), vocab=call.size("vocab"), mlp_threshold=mlp_threshold)
+    return call.prepare(params, {"exit_score": plan_exit_score(params.rows)}, {})
 
 
 def prepare_exit_gate(

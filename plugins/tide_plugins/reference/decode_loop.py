@@ -1,4 +1,4 @@
-"""The kernels of a decode loop as csrc/loop_turn.cuh, exit_gate.cuh and exit_merge.cuh, in NumPy, on arrays by tensor name."""
+"""The kernels of a decode loop (csrc/{loop_turn,exit_score,exit_gate,exit_merge}.cuh) in NumPy, on arrays by tensor name."""
 
 from __future__ import annotations
 
@@ -23,6 +23,18 @@ def loop_turn(given: Tensors, slots: int) -> Tensors:
     places = {name: place for name in ("position_ids", "position_ids32", "write_index", "write_index32", "seqlens_k")}
     proceed = (given["running"] > 0) & (left > 0)
     return {"ring": ring, "counts": counts, "turns_left": left, "input_ids": given["last_token"], "proceed": proceed, **places}
+
+
+def exit_score(given: Tensors, mlp_threshold: float) -> Tensors:
+    """Probability of the head's token in float64, -1 where it is not asked for or there is none."""
+    rows, token = np.arange(len(given["token"])), np.maximum(given["token"], 0)
+    logits = given["logits"].astype(np.float64)
+    with np.errstate(over="ignore", invalid="ignore"):
+        probability = 1 / np.exp(logits - logits[rows, token][:, None]).sum(-1)
+    asked = given["token"] >= 0
+    if "mlp_score" in given:
+        asked &= given["mlp_score"] >= np.float32(mlp_threshold)
+    return {"score": np.where(asked, probability, -1.0)}
 
 
 def exit_gate(given: Tensors, slots: int, threshold: float) -> Tensors:

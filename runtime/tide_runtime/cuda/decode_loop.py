@@ -2,7 +2,7 @@
 
     while some row runs and turns are left:
         segments up to the exit                                     all rows, one token each
-        exit router and head · exit_gate                            only where rows may leave early
+        the exit's graph and head · exit_score · exit_gate          only where rows may leave early
         if a row goes on (or a window is full, or the last turn):
             the other segments                                      all rows, all that waits: [B, W]
         exit_merge · take_tokens · turn
@@ -19,9 +19,10 @@ from dataclasses import dataclass
 from tide_runtime.backends.device_step import DeviceBuffers, DeviceSlots, DeviceStep
 from tide_runtime.backends.element_types import ELEMENT_TYPES
 from tide_runtime.backends.step_arrays import StepShape
-from tide_runtime.cuda.loop_kernels import ExitGate, LoopKernels, NextInputs
+from tide_runtime.cuda.loop_kernels import ExitGate, ExitScore, LoopKernels, NextInputs
 from tide_runtime.cuda.loop_state import LoopState
 from tide_runtime.cuda.program import IfThen, Node, Run, While
+from tide_runtime.exits import Exit
 from tide_runtime.manifest import HEAD
 
 _NEXT = ("input_ids", "position_ids", "write_index", "seqlens_k")
@@ -30,16 +31,27 @@ _DEEP = ("position_ids", "write_index", "seqlens_k", "logits_index")
 
 @dataclass(frozen=True)
 class LoopExit:
-    """Where rows may leave: in front of segment ``boundary``, after ``depth`` layers, from ``threshold`` on.
+    """Where rows may leave: at ``exit``, in front of a segment, from ``threshold`` on.
 
-    ``graph``: router and translator. ``window``: most tokens that wait in front of the deeper layers.
+    ``window``: most tokens that wait in front of the deeper layers.
     """
 
-    boundary: int
-    depth: int
-    graph: str
+    exit: Exit
     threshold: float
     window: int
+
+    @property
+    def boundary(self) -> int:
+        return self.exit.boundary
+
+    @property
+    def depth(self) -> int:
+        return self.exit.info.checkpoint
+
+    @property
+    def graphs(self) -> list[str]:
+        """Those that are run to ask it."""
+        return [HEAD] if self.exit.graph is None else [self.exit.graph, HEAD]
 
 
 class DecodeLoop:
@@ -102,15 +114,38 @@ class DecodeLoop:
         deep.widen()
         deep.send()  # what stays the same from turn to turn
         return (
-            *self._graphs(self._step, [*self._segments[: exit.boundary], exit.graph, HEAD]),
+            *self._graphs(self._step, self._segments[: exit.boundary]),
+            *self._asking(kernels, exit),
             Run("exit_gate", kernels.exit_gate(self.state, gate)),
             IfThen(self.state.deeper, tuple(self._graphs(deep, self._segments[exit.boundary :]))),
             Run("exit_merge", kernels.exit_merge(self.state, gate)),
         )
 
+    def _asking(self, kernels: LoopKernels, exit: LoopExit) -> list[Run]:
+        """The exit's router and head, on the states in front of its segment."""
+        info, step, device = exit.exit.info, self._step, self.slots.backend.device
+        nodes = self._graphs(step, exit.graphs)
+        if info.head == "identity":  # the head reads behind the last segment
+            source, target = step.hidden[exit.boundary - 1], step.hidden[-1]
+            size = self.rows * source.row_bytes
+            nodes.insert(0, Run("to_head", lambda _: device.copy(target.pointer, source.pointer, size), fixed_stream=True))
+        if info.router != "mlp":
+            logits = step.tensors(HEAD, False, ["logits"])["logits"]
+            score = ExitScore(
+                logits=logits.pointer,
+                element=logits.element,
+                vocab=logits.shape[-1],
+                token=step.address("token"),
+                score=step.address("score"),
+                has_mlp=info.asks_mlp,
+                mlp_threshold=info.mlp_threshold or 0.0,
+            )
+            nodes.append(Run("exit_score", kernels.exit_score(self.state, score)))
+        return nodes
+
     def _count(self, turns: int, deep: int) -> None:
         """Launches of the loop, as the device counted its turns."""
-        every = self._segments if self._exit is None else [*self._segments[: self._exit.boundary], self._exit.graph, HEAD]
+        every = self._segments if self._exit is None else [*self._segments[: self._exit.boundary], *self._exit.graphs]
         for graph in every:
             self.slots.count(graph, turns)
         if self._exit is not None:

@@ -76,9 +76,8 @@ def _why_not_exit(policy: ExitDepth, backend: DeviceBackend) -> str | None:
         return "ONNX Runtime's attention takes several tokens of one row only; exits are asked from the host"
     if len(policy.stops) != 1:
         return f"there are {len(policy.stops)} exits, the device asks one"
-    info = policy.stops[0].exit.info
-    if info.router != "mlp" or info.head != "linear":
-        return f"the exit has router {info.router} and head {info.head}, the device asks mlp and linear ones"
+    if policy.stops[0].exit.info.tail_layers:
+        return "the exit's tail attends to keys and values that a loop on the device settles sooner than the host"
     if policy.options.max_exit_streak or policy.options.kv != "deferred":
         return "max_exit_streak and propagated keys and values are the host's"
     return None
@@ -88,8 +87,7 @@ def _exit_of(policy: DepthPolicy) -> LoopExit | None:
     if not isinstance(policy, ExitDepth):
         return None
     [stop] = policy.stops
-    assert stop.exit.graph is not None  # an mlp has one
-    return LoopExit(stop.exit.boundary, stop.exit.info.checkpoint, stop.exit.graph, stop.threshold, _WINDOW)
+    return LoopExit(stop.exit, stop.threshold, _WINDOW)
 
 
 def _why_not_driver() -> str | None:

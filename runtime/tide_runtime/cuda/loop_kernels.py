@@ -19,6 +19,25 @@ class NextInputs:
 
 
 @dataclass(frozen=True)
+class ExitScore:
+    """How sure an exit's head is, where its MLP lets it say so.
+
+    Args:
+        logits: [B, ``vocab``] of type ``element``, the head's. ``token``: [B] int64, their argmax, -1 where they are no numbers.
+        score: [B] float32, the MLP's where the exit ``has_mlp``; replaced by the token's probability, or by -1 where the MLP says
+            less than ``mlp_threshold`` or there is no token.
+    """
+
+    logits: int
+    element: ElementType
+    vocab: int
+    token: int
+    score: int
+    has_mlp: bool
+    mlp_threshold: float
+
+
+@dataclass(frozen=True)
 class ExitGate:
     """What an exit decides with, and what the layers behind it read.
 
@@ -55,6 +74,9 @@ class LoopKernels(Protocol):
 
         A row that has ended writes to its cache's last slot at most; nobody reads its caches again.
         """
+
+    def exit_score(self, state: LoopState, exit: ExitScore) -> Enqueue:
+        """Max-probability of the exit's head into ``score``."""
 
     def exit_gate(self, state: LoopState, gate: ExitGate) -> Enqueue:
         """Let a running row's state join those that wait; ``exits``: rows whose score clears the threshold. Set ``deeper``

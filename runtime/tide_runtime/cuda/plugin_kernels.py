@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from tide_runtime.backends.element_types import INT32
-from tide_runtime.cuda.loop_kernels import ExitGate, NextInputs
+from tide_runtime.backends.element_types import BF16, FP16, FP32, INT32
+from tide_runtime.cuda.loop_kernels import ExitGate, ExitScore, NextInputs
 from tide_runtime.cuda.loop_state import MOST_EOS, LoopState
 from tide_runtime.cuda.program import Condition, Enqueue
 
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from tide_plugins.launch.kernel_library import KernelLibrary
 
 Prepare = Callable[..., Any]
+_DTYPES = {FP32: "f32", FP16: "f16", BF16: "bf16"}
 
 
 def _setting(launch: Any, handle: int) -> Any:
@@ -56,6 +57,19 @@ class PluginLoopKernels:
         tensors |= {"ring": self._array(ring, "i64", state.ring.turns, state.rows), "counts": self._array(counts, "i64", 2)}
         tensors |= self._places(inputs, (state.rows,))
         return self._deciding(prepare_loop_turn, state.proceed, tensors, slots=slots)
+
+    def exit_score(self, state: LoopState, exit: ExitScore) -> Enqueue:
+        from tide_plugins.launch.decode_loop import prepare_exit_score
+
+        score = self._array(exit.score, "f32", state.rows)
+        tensors = {
+            "logits": self._array(exit.logits, _DTYPES[exit.element], state.rows, exit.vocab),
+            "token": self._array(exit.token, "i64", state.rows),
+            "score": score,
+        }
+        tensors |= {"mlp_score": score} if exit.has_mlp else {}
+        launch = prepare_exit_score(self._library, stream=self._stream, mlp_threshold=exit.mlp_threshold, **tensors)
+        return lambda stream: launch.enqueue(stream)
 
     def exit_gate(self, state: LoopState, gate: ExitGate) -> Enqueue:
         from tide_plugins.launch.decode_loop import prepare_exit_gate

@@ -7,6 +7,7 @@
 #include "exit_gate.cuh"
 #include "exit_merge.cuh"
 #include "exit_router.cuh"
+#include "exit_score.cuh"
 #include "exit_select.cuh"
 #include "exit_translate.cuh"
 #include "loop_turn.cuh"
@@ -58,6 +59,7 @@ extern "C" int tide_launch(const char* entry_point, const void* params, const ti
   TIDE_TRY_ALL(tide_exit_translate_down)
   TIDE_TRY_ALL(tide_exit_translate_up)
   TIDE_TRY_ALL(tide_draft_verify)
+  TIDE_TRY_ALL(tide_exit_score)
   TIDE_TRY(tide_loop_turn_f32)
   TIDE_TRY(tide_exit_gate_f32)
   TIDE_TRY(tide_exit_merge_f32)
