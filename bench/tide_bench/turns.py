@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from random import Random
 
 from tide_bench.arms.base import Timing
 from tide_bench.arms.process import ArmError
@@ -45,15 +46,14 @@ def take_turns(
     settled: Callable[[dict[str, list[Turn]]], bool],
 ) -> dict[str, list[Turn]]:
     """A turn of every arm at each of ``groups``, until ``seconds`` are over or the turns so far are ``settled``, but for
-    `FEWEST_ROUNDS`. The order shifts by one each round, so that none always follows the same one. ``failed`` hears of arms
-    that stop on the way."""
+    `FEWEST_ROUNDS`. Each round has an order of its own, so that none always follows the same one, whose work may have left the
+    machine slower. ``failed`` hears of arms that stop on the way."""
     turns: dict[str, list[Turn]] = {entry.contestant.name: [] for entry in entries}
     running, end = list(entries), time.monotonic() + seconds
     for number, group in enumerate(groups):
         if number >= FEWEST_ROUNDS and (time.monotonic() > end or settled(turns)):
             break
-        shift = number % max(1, len(running))
-        for entry in running[shift:] + running[:shift]:
+        for entry in Random(f"{meeting} {number}").sample(running, len(running)):
             try:
                 turns[entry.contestant.name].append(_turn(entry, group, new_tokens, meter, meeting, number))
             except ArmError as error:
