@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from bench.made_up_turns import FakeProcess, contestant
 from tide_bench import turns
@@ -22,13 +24,13 @@ def _entries(calls: list[str], **fails_at: int | None) -> list[Entry]:
 
 
 def test_arms_take_turns_and_follow_different_ones(tmp_path) -> None:
-    """All runs of one arm would stand together, and a slow minute hit one arm only; or one would always come after the loudest."""
+    """All runs of one arm would stand together, and a slow minute hit one arm only; or one always come after the loudest."""
     calls: list[str] = []
     entries = _entries(calls, a=None, b=None, c=None)
     own = turns.take_turns(entries, GROUPS, 2, EnergyMeter(tmp_path), 9, 0, lambda *_: None, NEVER)
     rounds = [calls[i : i + 3] for i in range(0, 15, 3)]
     assert all(sorted(arms) == ["a", "b", "c"] for arms in rounds)
-    assert {before for before, after in zip(calls, calls[1:], strict=False) if after == "a" and before != "a"} == {"b", "c"}
+    assert {before for before, after in pairwise(calls) if after == "a" and before != "a"} == {"b", "c"}
     assert [turn.round for turn in own["a"]] == [0, 1, 2, 3, 4]
 
 
