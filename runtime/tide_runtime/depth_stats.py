@@ -30,6 +30,7 @@ class DepthStats:
     def record(self, sources: Sequence[str], depths: Sequence[int], accepted: int, last: int) -> None:
         """A deep pass over drafts from ``sources`` at ``depths``: the first ``accepted`` held, and it gave one token more."""
         self.deep_passes += 1
-        self.drafted.update(sources)
-        self.accepted.update(sources[:accepted])
+        if sources:  # as every plain step of a row comes by here
+            self.drafted.update(sources)
+            self.accepted.update(sources[:accepted])
         self.token_depths += [*depths[:accepted], last]
