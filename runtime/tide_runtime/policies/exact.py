@@ -125,9 +125,7 @@ class ExactDepth:
             held += len(drafting) < started
             if 2 * len(drafting) < started or held > self.max_wait_steps:
                 break
-            drafting = [
-                i for i in drafting if len(drafts[i]) < min(self.limit, rows[i].control.reach) and self._room(rows[i]) > 0
-            ]
+            drafting = [i for i in drafting if self._may_go_on(rows[i], len(drafts[i]))]
         return spent
 
     def _may_go_on(self, row: Row, drafted: int) -> bool:
