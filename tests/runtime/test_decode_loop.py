@@ -186,9 +186,11 @@ def test_what_the_device_cannot_choose_is_left_to_the_host() -> None:
         assert found[0].logprobs == reference[0].logprobs
 
 
-def test_logits_that_are_no_numbers_raise() -> None:
+@pytest.mark.parametrize("compile", [False, True])
+@pytest.mark.parametrize("exit", EXITS.values(), ids=EXITS)
+def test_logits_that_are_no_numbers_raise(exit: ExitInfo | None, compile: bool) -> None:
     """A loop that goes on with token -1, or never returns, would hide a broken engine."""
-    driven = Driven()
+    driven = Driven(exit, compile)
     object.__setattr__(driven.backend, "model", _broken(MODEL))
     with pytest.raises(NumericsError, match="NaN"):
         driven.tokens(requests(), 2)
