@@ -175,7 +175,7 @@ def test_rows_that_join_and_leave_say_what_the_model_says(bundle: Bundle, driven
     rows = [make_row(request, bundle.manifest) for request in requests(eos=(4,))]
     for _ in run(policy, made.slots(capacity), rows):
         pass
-    assert [output(row) for row in rows] == expected(requests(eos=(4,)), False)
+    assert [output(row) for row in rows] == expected(requests(eos=(4,)), None)
 
 
 def test_caches_that_engines_copy_are_copied_back(bundle: Bundle) -> None:
