@@ -65,7 +65,7 @@ class Plan:
     new_tokens: int
 
     def cases(self) -> list[tuple[float, int]]:
-        """Temperatures and batch sizes to run: every batch greedily, the smallest one at every temperature."""
+        """Temperatures and batch sizes to run: greedily every one, otherwise the smallest."""
         return [(t, batch) for t in self.temperatures for batch in self.batches if not t or batch == min(self.batches)]
 
     def groups(self, model: str, batch: int, temperature: float) -> list[Group]:
@@ -180,11 +180,12 @@ def main(
     json: Annotated[Path | None, typer.Option(help="Also write everything to this file.")] = None,
 ) -> None:
     """Compare depth policies on this machine's CPU."""
+    wanted = _split(arms, list(TITLES), "arm")
     plan = Plan(
         models=_split(models, MODELS, "model"),
         batches=_numbers(batch, int, "batch", 1, EngineOptions().max_batch),
-        arms=_split(arms, list(TITLES), "arm"),
-        batch_arms=[name for name in _split(batch_arms, list(TITLES), "arm") if name in _split(arms, list(TITLES), "arm")],
+        arms=wanted,
+        batch_arms=[name for name in _split(batch_arms, list(TITLES), "arm") if name in wanted],
         temperatures=_numbers(temperature, float, "temperature", 0, 2),
         prompts=[prompt.ids for prompt in held_out_prompts(prompts, PROMPT_TOKENS, _split(data, SOURCES, "data")[0])],
         new_tokens=new_tokens,

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 from tide_runtime import Engine, EngineOptions, Generation, GenerationParams, ThreadOptions
-from tide_runtime.engine_info import ProfileInfo
 from tide_runtime.errors import ParamsError, PromptError, TargetError, TideError
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
@@ -100,16 +99,6 @@ def test_a_ragged_batch_is_each_prompt_alone(load: Callable[..., Engine], engine
     alone = [tokens(engine.generate(prompt, params(14))[0]) for prompt in PROMPTS]
     with load(max_batch=max_batch) as batched:
         assert [tokens(r) for r in batched.generate(PROMPTS, params(14))] == alone
-
-
-def test_no_more_rows_at_once_than_engines_were_built_for(engine: Engine) -> None:
-    """Such a step has no optimization profile, and a service that sends 16 prompts would get an error for all of them."""
-    target = replace(engine.manifest.targets["cpu"], profiles=[ProfileInfo("decode", [1, 1, 2], [1, 1, 1])])
-    bundle = replace(engine.bundle, manifest=replace(engine.manifest, targets={"cpu": target}))
-    alone = [tokens(engine.generate(prompt, params())[0]) for prompt in PROMPTS]
-    with Engine(bundle, EngineOptions(policy="full")) as narrow:
-        assert [tokens(r) for r in narrow.generate(PROMPTS, params())] == alone
-        assert narrow._idle[0].capacity == 2
 
 
 def test_rows_that_end_at_different_times_do_not_disturb_the_rest(load: Callable[..., Engine], engine: Engine) -> None:
