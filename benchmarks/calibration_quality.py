@@ -1,7 +1,8 @@
 """What exit heads and routers are worth on held-out files: agreement by depth, and how well each router orders tokens.
 
-Files are split by document: heads and routers learn from some, every figure comes from others (split ``test``). They are
-the demo models' own held-out files, so the models have seen none of them either.
+Files are split by document: heads and routers learn from some, every figure comes from others (split ``test``). The models have
+seen none of them either. ``--data library`` is this installation's held-out files, some 500: of the demo's own 23, heads learn
+the authors' habits, and six documents more or less decide who agrees more often on three others.
 """
 
 from __future__ import annotations
@@ -19,10 +20,11 @@ from rich.table import Table
 from tide_bench.report import Report
 from tide_calibrate.capture import capture
 from tide_calibrate.capture_store import Capture
-from tide_calibrate.data import load_documents, split_documents, windows
+from tide_calibrate.data import split_documents, windows
 from tide_calibrate.evaluate import trace_split
 from tide_calibrate.exit_heads import ExitHead, make_head, parse_kind
 from tide_calibrate.frozen_model import FrozenModel
+from tide_calibrate.measure_model_costs import measure_model_costs
 from tide_calibrate.routers import TRAINING_FREE, Router
 from tide_calibrate.traces import ExitTrace, SplitTrace
 from tide_calibrate.train_heads import HeadTraining, train_head
@@ -30,8 +32,10 @@ from tide_calibrate.train_routers import RouterTraining, train_router
 from tide_calibrate.train_windows import divide_train_windows
 
 from benchmarks.agreement_coverage import area_under_agreement, share_exiting
+from benchmarks.exit_traces import held_out_documents
 from benchmarks.models import DEMO_MODELS
 from benchmarks.predecessor_router import train_predecessor
+from benchmarks.router_choice import AUTO, RouterChoice, router_choices
 from tide_export.load import LoadedModel, load_model
 
 HEADS = "identity,linear,tail:1,tail:2,block:1"
@@ -41,8 +45,9 @@ Exit = tuple[int, str]
 
 @dataclass(frozen=True)
 class Plan:
-    """What is measured of each model: exit heads ``kinds`` after ``places`` layers, routers for one of those kinds."""
+    """What is measured of each model on ``data``: exit heads ``kinds`` after ``places`` layers, routers for one kind."""
 
+    data: str
     kinds: Sequence[str]
     places: Sequence[int]
     router_head: str
@@ -51,10 +56,10 @@ class Plan:
 
 
 def capture_model(loaded: LoadedModel, plan: Plan, directory: Path) -> Capture:
-    """Capture the demo's held-out files; a capture already in ``directory`` is used again."""
+    """Capture the held-out files; a capture already in ``directory`` is used again."""
     layers = loaded.model.config.num_hidden_layers
     tails = {layers - k for name, k in map(parse_kind, plan.kinds) if name == "tail"}
-    documents = load_documents(str(DEMO_MODELS / "data" / "stdlib"))
+    documents = held_out_documents(str(DEMO_MODELS / "data" / "stdlib") if plan.data == "demo" else plan.data)
     split = split_documents(documents)
     assert loaded.tokenizer is not None
     text = windows(documents, split, loaded.tokenizer, limit=plan.windows)
@@ -85,6 +90,7 @@ def train_routers(head: ExitHead, captured: Capture, loaded: LoadedModel) -> lis
 
 def main(
     models: Annotated[str, typer.Option(help="Comma-separated: layerskip, stock.")] = "layerskip,stock",
+    data: Annotated[str, typer.Option(help="library, demo, or a path: held-out text.")] = "library",
     limit: Annotated[int, typer.Option("--windows", help="Windows of 256 tokens captured, at most.")] = 2000,
     heads: Annotated[str, typer.Option(help="Exit heads to train, comma-separated.")] = HEADS,
     checkpoints: Annotated[str, typer.Option(help="Layers to exit after, comma-separated.")] = CHECKPOINTS,
@@ -94,7 +100,7 @@ def main(
     json: Annotated[Path | None, typer.Option(help="Write all figures to this file.")] = None,
 ) -> None:
     """Measure exit heads and routers on held-out files."""
-    plan = Plan(heads.split(","), [int(c) for c in checkpoints.split(",")], router_head, limit, steps)
+    plan = Plan(data, heads.split(","), [int(c) for c in checkpoints.split(",")], router_head, limit, steps)
     if router_head not in plan.kinds:
         raise typer.BadParameter(f"--router-head {router_head} must be one of --heads {heads}")
     report = Report("calibration_quality", models=models, **asdict(plan))
@@ -115,6 +121,10 @@ def measure(report: Report, name: str, plan: Plan, directory: Path) -> None:
     test = trace_split(captured, "test", model.lm_head, heads, routers)
     _report_heads(report, name, test, plan, seconds)
     _report_routers(report, name, test, judged)
+    threshold = trace_split(captured, "threshold", model.lm_head, heads, routers)
+    with tempfile.TemporaryDirectory() as temporary:
+        costs = measure_model_costs(loaded, "fp32", Path(temporary))
+    _report_choice(report, name, router_choices(threshold, test, costs))
 
 
 def _report_heads(report: Report, model: str, test: SplitTrace, plan: Plan, seconds: dict[str, float]) -> None:
@@ -148,6 +158,18 @@ def _router_cell(report: Report, model: str, trace: ExitTrace, router: str) -> s
     report.add(f"{model}_exit5_{router}_{c}", at_5)
     _row(report, model, "router", checkpoint=c, router=router, head=trace.head, area=area, exit1=at_1, exit5=at_5)
     return f"{area:.3f} ({at_1:.0%}, {at_5:.0%})"
+
+
+def _report_choice(report: Report, model: str, choices: dict[str, RouterChoice]) -> None:
+    table = Table(
+        "router", "predicted speedup of exact", "exits", title=f"{model}: what --router chooses, predicted on the test files"
+    )
+    for kind, choice in choices.items():
+        table.add_row(kind, f"{choice.speedup:.3f}", choice.places)
+        report.add(f"{model}_predicted_{kind.replace('+', '_')}", choice.speedup)
+        _row(report, model, "choice", router=kind, speedup=choice.speedup, exits=[asdict(exit) for exit in choice.exits])
+    report.add(f"{model}_predicted_auto_over_best", choices[AUTO].speedup / max(choice.speedup for choice in choices.values()))
+    Console().print(table)
 
 
 def _row(report: Report, model: str, table: str, **values: Any) -> None:

@@ -164,8 +164,10 @@ class Engine:
     def close(self) -> None:
         """Release the caches. Calls in progress finish; later ones raise."""
         with self._lock:
-            self._closed = True
-            self._idle.clear()
+            self._closed, idle = True, self._idle
+            self._idle = []
+        for slots in idle:
+            slots.close()
 
     def __enter__(self) -> Engine:
         return self
@@ -248,15 +250,19 @@ class Engine:
             slots = self.backend.slots(wanted)
         else:
             slots.clear()
+        sound = True
         try:
             yield slots
         except TideError:
-            slots = None  # a request that failed may have left NaN in its caches, which must not reach another
+            sound = False  # a request that failed may have left NaN in its caches, which must not reach another
             raise
         finally:
             with self._lock:
-                if slots is not None and not self._closed:
+                kept = sound and not self._closed
+                if kept:
                     self._idle.append(slots)
+            if not kept:
+                slots.close()
 
     def _chunk(self, event: TokenEvent) -> Chunk:
         row = event.row

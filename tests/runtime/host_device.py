@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
+from threading import RLock
 from typing import Any
 
 import numpy as np
@@ -34,7 +35,7 @@ class HostDevice:
     def __init__(self) -> None:
         self.downloads: list[int] = []  # bytes of each copy to the host
         self.uploads: list[int] = []
-        self.waits = 0
+        self.waits, self.lock = 0, RLock()
         self._memory: list[HostMemory] = []
         self._queue: list[tuple[NDArray[Any], bytes, int]] = []  # uploads: the source, what it held, where it goes
 

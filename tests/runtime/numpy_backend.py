@@ -88,6 +88,9 @@ class NumpySlots:
             cache[:, target, :length] = cache[:, source, :length]
             cache[:, target, length:] = cache[:, source] = GARBAGE
 
+    def close(self) -> None:
+        self._latest = None
+
 
 class NumpyStep:
     """As long arrays as a backend that rounds their length up may have."""

@@ -90,6 +90,11 @@ class SimulatedBuilder:
         self.state, self.gpu.recording[self.stream.handle] = "building", self
         return self
 
+    def close(self) -> None:
+        """Ends a capture that has begun."""
+        if self.state == "building":
+            self.end_building()
+
     def end_building(self) -> SimulatedBuilder:
         assert self.state == "building"
         self.state = "built"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import product
+from weakref import ref
 
 import numpy as np
 import pytest
@@ -14,11 +15,13 @@ from runtime.simulated_gpu import SimulatedGpu
 from runtime.tiny_device_backend import FP64, TinyDeviceBackend
 from runtime.tiny_generation import Request, make_row, output
 from runtime.tiny_transformer import TinyTransformer
+from tide_runtime.backends.device_step import DeviceStep
 from tide_runtime.backends.element_types import ElementType
 from tide_runtime.calibration import ExitInfo
 from tide_runtime.cuda.decode_loop import LoopExit
 from tide_runtime.cuda.graph_driver import GraphDriver
 from tide_runtime.cuda.host_driver import HostDriver
+from tide_runtime.cuda.program import Enqueue
 from tide_runtime.cuda.token_ring import NO_TOKEN, TokenRing
 from tide_runtime.errors import NumericsError, TargetError, TideError
 from tide_runtime.params import GenerationParams
@@ -215,6 +218,54 @@ def test_a_graph_that_cannot_be_captured_is_announced() -> None:
     with pytest.warns(RuntimeWarning, match="driven from the host"):
         assert driven.tokens(wanted) == expected(wanted, None)
     assert driven.gpu.graph_launches == 0 and driven.drivers.refused is not None
+
+
+@pytest.mark.parametrize("fixed", [False, True])
+def test_a_capture_that_fails_on_the_way_leaves_nothing_behind(fixed: bool) -> None:
+    """A stream that still captures fails at its next use, and so does the request, which the host could have gone on with."""
+    driven = Driven(EXIT, fixed=fixed)
+    bind = driven.backend.bind
+
+    def bind_uncapturable(form: str, step: DeviceStep, graph: str) -> Enqueue:
+        enqueue = bind(form, step, graph)
+
+        def run(stream: int) -> None:
+            if graph == "segment_2" and driven.gpu.recording:
+                raise RuntimeError("it waits for the stream")
+            enqueue(stream)
+
+        return run
+
+    driven.backend.bind = bind_uncapturable  # type: ignore[method-assign]
+    wanted = requests(eos=(4,))
+    with pytest.warns(RuntimeWarning, match="RuntimeError: it waits for the stream; decoding is driven from the host"):
+        assert driven.tokens(wanted) == expected(wanted, EXIT)
+    assert not driven.gpu.recording and driven.gpu.graph_launches == 0
+
+
+def test_a_loop_is_captured_when_all_of_it_has_run() -> None:
+    """What a graph's first run loads and allocates cannot be captured; early launches may never have gone deep."""
+    always = replace(EXIT, exit_threshold=0.0)
+    driven = Driven(always)
+    [row] = driven.rows([replace(requests()[0], params=GenerationParams(max_new_tokens=3))], 1)
+    assert row.finish_reason == "length" and driven.gpu.graph_launches == 0
+    ran = driven.backend.launches["segment_2"]
+    driven.rows([replace(requests()[0], params=GenerationParams(max_new_tokens=1 + 3 * TURNS))], 1)
+    assert driven.gpu.graph_launches and driven.backend.launches["segment_2"] > ran
+
+
+def test_caches_that_nobody_uses_are_given_back() -> None:
+    """What a loop keeps of them would hold gigabytes of a GPU until the engine goes."""
+    driven = Driven(EXIT)
+    slots = driven.backend.slots(2)
+    rows = [make_row(request, driven.manifest) for request in requests()]
+    for _ in run(driven.policy, slots, rows):  # type: ignore[arg-type]
+        pass
+    known = ref(slots)
+    assert slots.attached
+    slots.close()
+    del slots
+    assert known() is None
 
 
 def test_a_ring_that_was_not_read_in_time_is_refused() -> None:

@@ -4,36 +4,41 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from runtime.numpy_backend import tiny_manifest
 from runtime.simulated_gpu import SimulatedGpu
-from runtime.test_decode_loop import EXIT, MODEL
+from runtime.test_decode_loop import EXIT, MODEL, expected, requests
 from runtime.test_plugin_kernels import SimulatedDriver
 from runtime.tiny_device_backend import TinyDeviceBackend
+from runtime.tiny_generation import make_row, output
+from tide_plugins.architectures import ARCHITECTURES
+from tide_plugins.launch.kernel_library import KernelLibrary
 from tide_runtime import Engine
 from tide_runtime.calibration import ExitInfo
 from tide_runtime.cuda import drive
-from tide_runtime.cuda.plugin_kernels import PluginLoopKernels
 from tide_runtime.errors import TargetError
 from tide_runtime.policies import make_policy
 from tide_runtime.policies.driven import DrivenDepth
 from tide_runtime.policies.exit import ExitDepth
 from tide_runtime.policies.options import DepthOptions
+from tide_runtime.scheduler import run
 
 
 @pytest.fixture
 def can(monkeypatch: pytest.MonkeyPatch) -> None:
     """A driver and kernels that can do it."""
 
-    def kernels(device: Any) -> PluginLoopKernels:
+    def library(device: Any) -> KernelLibrary:
         driver = SimulatedDriver()
         driver.gpu = device
-        return PluginLoopKernels(driver.kernels(), device.stream)
+        return driver.kernels()
 
     monkeypatch.setattr(drive, "_why_not_driver", lambda: None)
-    monkeypatch.setattr(drive, "_kernels", kernels)
+    monkeypatch.setattr(drive, "_why_not_kernels", lambda library: None)
+    monkeypatch.setattr(drive, "_library", library)
 
 
 def chosen(policy: str = "full", exits: tuple[ExitInfo, ...] = (EXIT,), pads: bool = True, **options: Any) -> drive.Drive:
@@ -78,13 +83,28 @@ def test_the_host_drives_the_rest_and_says_why(changes: dict[str, Any], reason: 
     assert reason in str(made) and str(made).startswith("host-driven: ")
 
 
-@pytest.mark.parametrize("reason", [None, "the driver is for CUDA 12.2"])
-def test_the_same_tokens_whoever_drives(reason: str | None, monkeypatch: pytest.MonkeyPatch, can: None) -> None:
+def no_kernels(device: Any) -> KernelLibrary:
+    raise TargetError("no kernels for sm_61")
+
+
+@pytest.mark.parametrize("library", [None, no_kernels])
+def test_the_same_tokens_whoever_drives(library: Any, monkeypatch: pytest.MonkeyPatch, can: None) -> None:
     """A loop on the device asks exits about every token; a host that let them rest would say other tokens in its place."""
-    monkeypatch.setattr(drive, "_why_not_driver", lambda: reason)
+    if library is not None:
+        monkeypatch.setattr(drive, "_library", library)
     made = chosen("exit").policy
+    assert isinstance(made, DrivenDepth) == (library is None)
     inner = made.inner if isinstance(made, DrivenDepth) else made
     assert isinstance(inner, ExitDepth) and inner.asks_always
+
+
+@pytest.mark.parametrize("which", ["_why_not_driver", "_why_not_kernels"])
+def test_without_conditions_the_host_drives_the_same_loop(which: str, monkeypatch: pytest.MonkeyPatch, can: None) -> None:
+    """It waits for a flag at each condition; the policy's own steps would wait for every exit's tokens and scores."""
+    monkeypatch.setattr(drive, which, lambda *given: "no graph conditions")
+    made = chosen("exit")
+    assert isinstance(made.policy, DrivenDepth) and str(made) == "host-driven: no graph conditions"
+    assert made.policy._drivers.compile is None
 
 
 def test_an_old_driver_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,15 +116,38 @@ def test_an_old_driver_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         assert reason is None if wanted is None else reason is not None and wanted in reason
 
 
-def test_kernels_that_cannot_be_built_are_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A missing compiler must not keep a model from running."""
+def test_a_gpu_without_kernels_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An old GPU must not keep a model from running."""
+    monkeypatch.setattr(drive, "_library", no_kernels)
+    assert str(chosen()) == "host-driven: no kernels for sm_61"
 
-    def refuse(device: Any) -> None:
-        raise TargetError("kernels for sm_70 set no graph conditions")
 
-    monkeypatch.setattr(drive, "_why_not_driver", lambda: None)
-    monkeypatch.setattr(drive, "_kernels", refuse)
-    assert str(chosen()) == "host-driven: kernels for sm_70 set no graph conditions"
+def test_kernels_for_old_gpus_set_no_conditions() -> None:
+    """CUDA 12 compiles them, whose headers have no graph conditions for them."""
+    reasons = {a.name: drive._why_not_kernels(SimpleNamespace(architecture=a)) for a in ARCHITECTURES}  # type: ignore[arg-type]
+    assert reasons["sm_70"] == "kernels for sm_70 set no graph conditions" and reasons["sm_90"] is None
+
+
+def test_kernels_that_cannot_be_built_are_a_reason(monkeypatch: pytest.MonkeyPatch, can: None) -> None:
+    """A missing compiler shows when a loop first asks for a kernel, in the middle of a request that can go on without."""
+    library = drive._library
+
+    def without_compiler(device: Any) -> KernelLibrary:
+        made = library(device)
+        monkeypatch.setattr(made, "entry", lambda *what: no_kernels(device))
+        return made
+
+    monkeypatch.setattr(drive, "_library", without_compiler)
+    manifest = tiny_manifest(MODEL, [1, 3])
+    backend: Any = TinyDeviceBackend(manifest, MODEL, SimulatedGpu())
+    made = drive.choose_drive(make_policy("full", manifest, 8, DepthOptions()), backend)
+    wanted = requests(eos=(4,))
+    rows = [make_row(request, manifest) for request in wanted]
+    with pytest.warns(RuntimeWarning, match="no kernels for sm_61; decoding is driven from the host") as warned:
+        for _ in run(made.policy, backend.slots(3), rows):
+            pass
+    assert [output(row) for row in rows] == expected(wanted, None)
+    assert str(made) == "host-driven: no kernels for sm_61" and len(warned) == 1
 
 
 @pytest.mark.usefixtures("can")
@@ -116,9 +159,9 @@ def test_a_loop_that_cannot_be_captured_is_a_reason() -> None:
     def refuse(program: Any) -> Callable[[], None]:
         raise TargetError("the graph cannot be instantiated")
 
-    made.policy.drivers.compile = refuse
+    made.policy._drivers.compile = refuse
     with pytest.warns(RuntimeWarning, match="driven from the host"):
-        made.policy.drivers.compiled([])
+        made.policy._drivers.compiled([])
     assert str(made) == "host-driven: the graph cannot be instantiated"
 
 

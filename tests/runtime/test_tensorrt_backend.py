@@ -51,6 +51,7 @@ class RecordedApi:
     __version__ = VERSION
     EngineValidity = Validity
     ExecutionContextAllocationStrategy = SimpleNamespace(USER_MANAGED="user")
+    DynamicShapesKernelSpecializationStrategy = SimpleNamespace(EAGER="eager")
 
     def __post_init__(self) -> None:
         self.Logger = type("Logger", (), {"WARNING": 1, "__init__": lambda self, severity: None})
@@ -63,19 +64,35 @@ class RecordedApi:
     def deserialize_cuda_engine(self, plan: bytes) -> Any:
         name = plan.decode()
         return SimpleNamespace(
-            device_memory_size_v2=SCRATCH[name], create_execution_context=lambda strategy: self._context(name, strategy)
+            device_memory_size_v2=SCRATCH[name],
+            create_execution_context=lambda options: self._context(name, options),
+            create_runtime_config=RecordedOptions,
         )
 
-    def _context(self, name: str, strategy: str) -> RecordedContext:
-        assert strategy == "user"
-        self.contexts.append(RecordedContext(self, name))
+    def _context(self, name: str, options: str | RecordedOptions) -> RecordedContext:
+        given = options if isinstance(options, RecordedOptions) else RecordedOptions(options)
+        assert given.allocation == "user"
+        self.contexts.append(RecordedContext(self, name, given.dynamic_shapes_kernel_specialization_strategy == "eager"))
         return self.contexts[-1]
 
 
 @dataclass
+class RecordedOptions:
+    allocation: str = "static"
+    dynamic_shapes_kernel_specialization_strategy: str = "lazy"
+
+    def set_execution_context_allocation_strategy(self, strategy: str) -> None:
+        self.allocation = strategy
+
+
+@dataclass
 class RecordedContext:
+    """``eager``: it waits for the best kernels, so that nobody captures others. ``steps``: addresses it was bound to."""
+
     api: RecordedApi
     graph: str
+    eager: bool
+    steps: set[int] = field(default_factory=set)
     profile: int = -1
     scratch: tuple[int, int] = (0, 0)
     shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
@@ -95,6 +112,8 @@ class RecordedContext:
 
     def set_tensor_address(self, name: str, address: int) -> bool:
         self.addresses[name] = address
+        if name == "position_ids":
+            self.steps.add(address)
         return True
 
     def execute_async_v3(self, stream: int) -> bool:
@@ -176,6 +195,10 @@ def test_rows_that_join_and_leave_say_what_the_model_says(bundle: Bundle, driven
     for _ in run(policy, made.slots(capacity), rows):
         pass
     assert [output(row) for row in rows] == expected(requests(eos=(4,)), None)
+    captured = [context for context in api.contexts if context.eager]
+    assert bool(captured) == driven
+    # A graph keeps what its contexts were: no other step may use them.
+    assert all(len(context.steps) == 1 for context in captured)
 
 
 def test_caches_that_engines_copy_are_copied_back(bundle: Bundle) -> None:
@@ -285,7 +308,9 @@ def test_what_is_called_exists_in_the_real_bindings() -> None:
     trt = pytest.importorskip("tensorrt_rtx", reason="the package tensorrt-rtx is not installed")
     for owner, names in (
         ("Runtime", ("get_engine_validity", "deserialize_cuda_engine")),
-        ("ICudaEngine", ("device_memory_size_v2", "create_execution_context")),
+        ("ICudaEngine", ("device_memory_size_v2", "create_execution_context", "create_runtime_config")),
+        ("IRuntimeConfig", ("set_execution_context_allocation_strategy", "dynamic_shapes_kernel_specialization_strategy")),
+        ("DynamicShapesKernelSpecializationStrategy", ("EAGER",)),
         ("IExecutionContext", tuple(n for n in vars(RecordedContext) if n.startswith(("set_", "execute_")))),
         ("EngineValidity", ("INVALID",)),
         ("ExecutionContextAllocationStrategy", ("USER_MANAGED",)),

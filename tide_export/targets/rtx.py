@@ -47,6 +47,7 @@ class RtxEngines:
         trt = RTX.load()
 
         def configure(trt: Any, config: Any) -> None:
+            config.set_flag(trt.BuilderFlag.REQUIRE_USER_ALLOCATION)  # what allocates in a step cannot be part of a CUDA graph
             config.num_compute_capabilities = len(target.machine.compute)
             for place, compute in enumerate(target.machine.compute):
                 config.set_compute_capability(getattr(trt.ComputeCapability, f"SM{compute}"), place)

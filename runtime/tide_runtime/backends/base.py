@@ -71,6 +71,9 @@ class Slots(Protocol):
     def move_row(self, source: int, target: int, length: int) -> None:
         """Copy the first ``length`` cache entries of slot ``source`` to slot ``target``, in every layer."""
 
+    def close(self) -> None:
+        """Nobody uses them again: their memory is free once the caller has forgotten them."""
+
 
 class Backend(Protocol):
     """A loaded target."""

@@ -6,7 +6,7 @@ Hidden states, logits and caches are handed from graph to graph by address. A `D
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -62,7 +62,7 @@ class DeviceBackend(Protocol):
 
 
 class DeviceSlots:
-    """KV caches in device memory, and the steps over them."""
+    """KV caches in device memory, and the steps over them. ``attached``: what backends and policies keep as long as these."""
 
     def __init__(self, backend: DeviceBackend, capacity: int) -> None:
         self.backend, self.capacity, self.layers_launched = backend, capacity, 0
@@ -70,6 +70,7 @@ class DeviceSlots:
         backend.device.use()
         self.caches = DeviceCaches(backend.device, backend.manifest, backend.element, capacity)
         self.buffers = DeviceBuffers(backend)
+        self.attached: dict[Hashable, Any] = {}
         self._steps: OrderedDict[StepShape, DeviceStep] = OrderedDict()
 
     def step(self, first_row: int, counts: Sequence[int], wanted: Sequence[int] = ()) -> DeviceStep:
@@ -86,6 +87,11 @@ class DeviceSlots:
 
     def clear(self) -> None:
         """Nothing to do: these caches have all their slots at once, for addresses that never change."""
+
+    def close(self) -> None:
+        """Steps, and what is attached, know these slots; while they were kept, the caches' memory would be too."""
+        self.attached.clear()
+        self._steps.clear()
 
     def move_row(self, source: int, target: int, length: int) -> None:
         self.backend.device.use()
@@ -112,11 +118,19 @@ class DeviceBuffers:
 
 
 class DeviceStep:
-    """One shape of step. ``tensors`` has what graphs are bound to; `send` and `run` queue work, reading results waits for it."""
+    """One shape of step. ``tensors`` has what graphs are bound to; `send` and `run` queue work, reading results waits for it.
 
-    def __init__(self, slots: DeviceSlots, shape: StepShape, buffers: DeviceBuffers | None = None) -> None:
-        """``buffers``: memory of its own, for steps that hand states to each other in other ways than from graph to graph."""
+    Args:
+        buffers: memory of its own, for steps that hand states to each other in other ways than from graph to graph.
+        captured: it becomes part of a CUDA graph, which nothing that other steps use may change afterwards.
+    """
+
+    def __init__(
+        self, slots: DeviceSlots, shape: StepShape, buffers: DeviceBuffers | None = None, captured: bool = False
+    ) -> None:
         backend = slots.backend
+        self.captured = captured
+        self.attached: dict[Hashable, Any] = {} if captured else slots.attached
         self.slots, self.shape, self.positions = slots, shape, StepPositions(shape)
         self._buffers = buffers or slots.buffers
         self._padded = backend.pads_rows and not shape.even
@@ -175,12 +189,14 @@ class DeviceStep:
 
     def enqueue(self, graph: str, stream: int | None = None) -> None:
         """Queue one graph on whatever the inputs hold by then; on the device's stream unless another is given."""
-        form = self.slots.backend.form(graph, self.shape)
-        if form not in self._runs:
-            self._runs[form] = self.slots.backend.bind(form, self, graph)
+        backend = self.slots.backend
+        form = backend.form(graph, self.shape)
         self._fresh.clear()
         self._from_head = graph == HEAD
-        self._runs[form](self.slots.backend.device.stream if stream is None else stream)
+        with backend.device.lock:
+            if form not in self._runs:
+                self._runs[form] = backend.bind(form, self, graph)
+            self._runs[form](backend.device.stream if stream is None else stream)
 
     def send(self) -> None:
         """Queue the copy of token ids and places to the device."""

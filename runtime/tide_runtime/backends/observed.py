@@ -51,6 +51,9 @@ class _ObservedSlots:
     def move_row(self, source: int, target: int, length: int) -> None:
         self._slots.move_row(source, target, length)
 
+    def close(self) -> None:
+        self._slots.close()
+
 
 class _ObservedStep:
     def __init__(self, step: Step, observer: Observer, rows: int, tokens: int) -> None:

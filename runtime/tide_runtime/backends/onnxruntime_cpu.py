@@ -165,6 +165,11 @@ class OnnxRuntimeSlots:
     def move_row(self, source: int, target: int, length: int) -> None:
         self.caches.move_row(source, target, length)
 
+    def close(self) -> None:
+        self._steps.clear()
+        self._bound_caches.clear()
+        self._latest = None
+
 
 @dataclass
 class _Bound:

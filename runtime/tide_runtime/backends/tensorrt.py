@@ -1,7 +1,8 @@
 """TensorRT and TensorRT-RTX: engines on caller's streams, every tensor bound by its address, nothing allocated in a step.
 
-An execution context belongs to one `Slots`, one graph and one optimization profile. All contexts share one scratch memory: on
-one stream one of them runs at a time. Not executed so far: tests drive it with a recorded API over host memory.
+An execution context belongs to one `Slots`, one graph and one optimization profile, or to one step of a captured graph, which
+keeps what the context was. All contexts share one scratch memory: on one stream one of them runs at a time. Not executed so far:
+tests drive it with a recorded API over host memory.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, cast
-from weakref import WeakKeyDictionary
 
 from tide_runtime.backends.base import Slots
 from tide_runtime.backends.device_step import DeviceSlots, DeviceStep, DeviceTensor
@@ -63,7 +63,6 @@ class TensorRtBackend:
         self.engines = {n: self._engine(bundle, n) for n in self._info.engines if exits or n != HEAD}
         self._scratch_bytes = max(engine.device_memory_size_v2 for engine in self.engines.values())
         self._scratch = Arena(device, {"scratch": self._scratch_bytes})
-        self._contexts: WeakKeyDictionary[DeviceSlots, dict[tuple[str, int], _Context]] = WeakKeyDictionary()
 
     @classmethod
     def load(cls, bundle: Bundle, target: str, device: Device) -> TensorRtBackend:
@@ -113,17 +112,27 @@ class TensorRtBackend:
 
     def _context(self, step: DeviceStep, graph: str) -> _Context:
         profile = self.profile(step.shape.rows, step.shape.seq)
-        contexts = self._contexts.setdefault(step.slots, {})
-        if (graph, profile) not in contexts:
-            managed = self._trt.ExecutionContextAllocationStrategy.USER_MANAGED
-            context = self.engines[graph].create_execution_context(managed)
+        key = (graph, profile)
+        if key not in step.attached:
+            context = self.engines[graph].create_execution_context(self._context_options(graph, step.captured))
             if context is None:
                 raise TargetError(f"{self._info.tool} gives no execution context for {graph}: GPU memory may be short")
             if not context.set_optimization_profile_async(profile, self.device.stream):
                 raise TargetError(f"{graph} of {self.target} has no optimization profile {profile}; export the bundle again")
             context.set_device_memory(self._scratch.pointer, self._scratch_bytes)
-            contexts[graph, profile] = _Context(context)
-        return contexts[graph, profile]
+            step.attached[key] = _Context(context)
+        return cast(_Context, step.attached[key])
+
+    def _context_options(self, graph: str, captured: bool) -> Any:
+        """What a context is made with: memory of ours, and kernels that will do for a graph if it is to be ``captured``."""
+        managed = self._trt.ExecutionContextAllocationStrategy.USER_MANAGED
+        if not captured or self.name != "tensorrt-rtx":
+            return managed
+        options = self.engines[graph].create_runtime_config()
+        options.set_execution_context_allocation_strategy(managed)
+        # Otherwise kernels for the shapes at hand are compiled in the background, and the graph keeps those they were to replace.
+        options.dynamic_shapes_kernel_specialization_strategy = self._trt.DynamicShapesKernelSpecializationStrategy.EAGER
+        return options
 
     def _engine(self, bundle: Bundle, graph: str) -> Any:
         path = bundle.path(self._info.graphs[graph])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
+from threading import RLock
 from typing import Any
 
 import numpy as np
@@ -66,6 +68,7 @@ class CudaDevice:
             raise TargetError(f"GPU {ordinal} cannot be used: {type(error).__name__}: {error}") from error
         self.stream = int(self.core_stream.handle)
         self._pinned = LegacyPinnedMemoryResource()
+        self.lock: AbstractContextManager[Any] = RLock()
         major, minor = self.gpu.compute_capability
         self.compute, self.name = 10 * major + minor, self.gpu.name
 
@@ -74,26 +77,30 @@ class CudaDevice:
 
     def allocate(self, count_bytes: int) -> CudaMemory:
         try:
-            buffer = self.gpu.allocate(max(count_bytes, 1), stream=self.core_stream)
+            with self.lock:
+                buffer = self.gpu.allocate(max(count_bytes, 1), stream=self.core_stream)
+                buffer.fill(0, stream=self.core_stream)
         except Exception as error:  # cuda.core's CUDAError is not part of its public names
             raise TargetError(
                 f"GPU {self.ordinal} ({self.name}) has no {count_bytes / 2**20:.0f} MiB left ({error}); "
                 "run fewer rows at once (max_batch), or export with a smaller --max-seq-len"
             ) from error
-        buffer.fill(0, stream=self.core_stream)
         return CudaMemory(buffer)
 
     def pinned(self, count_bytes: int) -> NDArray[np.uint8]:
         return np.asarray(_PinnedBytes(self._pinned.allocate(count_bytes), count_bytes))
 
     def upload(self, pointer: int, source: NDArray[Any]) -> None:
-        self._done("cuMemcpyHtoDAsync", self._api.cuMemcpyHtoDAsync(pointer, source.ctypes.data, source.nbytes, self.stream))
+        with self.lock:
+            self._done("cuMemcpyHtoDAsync", self._api.cuMemcpyHtoDAsync(pointer, source.ctypes.data, source.nbytes, self.stream))
 
     def download(self, target: NDArray[Any], pointer: int) -> None:
-        self._done("cuMemcpyDtoHAsync", self._api.cuMemcpyDtoHAsync(target.ctypes.data, pointer, target.nbytes, self.stream))
+        with self.lock:
+            self._done("cuMemcpyDtoHAsync", self._api.cuMemcpyDtoHAsync(target.ctypes.data, pointer, target.nbytes, self.stream))
 
     def copy(self, target: int, source: int, count_bytes: int) -> None:
-        self._done("cuMemcpyDtoDAsync", self._api.cuMemcpyDtoDAsync(target, source, count_bytes, self.stream))
+        with self.lock:
+            self._done("cuMemcpyDtoDAsync", self._api.cuMemcpyDtoDAsync(target, source, count_bytes, self.stream))
 
     def copy_strided(self, target: int, source: int, pitch: int, width: int, height: int) -> None:
         device = self._api.CUmemorytype.CU_MEMORYTYPE_DEVICE
@@ -101,13 +108,15 @@ class CudaDevice:
         wanted.srcMemoryType, wanted.srcDevice, wanted.srcPitch = device, source, pitch
         wanted.dstMemoryType, wanted.dstDevice, wanted.dstPitch = device, target, pitch
         wanted.WidthInBytes, wanted.Height = width, height
-        self._done("cuMemcpy2DAsync", self._api.cuMemcpy2DAsync(wanted, self.stream))
+        with self.lock:
+            self._done("cuMemcpy2DAsync", self._api.cuMemcpy2DAsync(wanted, self.stream))
 
     def mark(self) -> CudaMark:
-        return CudaMark(self.core_stream.record())
+        with self.lock:
+            return CudaMark(self.core_stream.record())
 
     def synchronize(self) -> None:
-        self.core_stream.sync()
+        self.mark().wait()  # of the stream itself it could not be asked while another thread captures
 
     def _done(self, call: str, result: tuple[Any, ...]) -> None:
         if result[0] != self._api.CUresult.CUDA_SUCCESS:

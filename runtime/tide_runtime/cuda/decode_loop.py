@@ -55,13 +55,13 @@ class LoopExit:
 
 
 class DecodeLoop:
-    """Slots 0 … ``rows`` - 1 of ``slots``, ``turns`` tokens a launch."""
+    """Slots 0 … ``rows`` - 1 of ``slots``, ``turns`` tokens a launch. ``is_warm``: each of its graphs has run."""
 
     def __init__(self, slots: DeviceSlots, rows: int, kernels: LoopKernels, turns: int, exit: LoopExit | None = None) -> None:
-        self.slots, self.rows, self._exit = slots, rows, exit
+        self.slots, self.rows, self._exit, self.is_warm = slots, rows, exit, False
         self.state = LoopState(slots.backend.device, rows, turns)
         self._ones = [1] * rows
-        self._step = DeviceStep(slots, StepShape.of(0, self._ones, self._ones))
+        self._step = DeviceStep(slots, StepShape.of(0, self._ones, self._ones), captured=True)
         self._segments = [segment.name for segment in slots.backend.manifest.segments]
         self.program: tuple[Node, ...] = (While(self.state.proceed, self._body(kernels)),)
 
@@ -95,7 +95,7 @@ class DecodeLoop:
     def _with_exit(self, kernels: LoopKernels, exit: LoopExit) -> tuple[Node, ...]:
         wide = [exit.window] * self.rows
         # Its buffers hold what waits from turn to turn, so they are not those of the other steps.
-        deep = DeviceStep(self.slots, StepShape.of(0, wide, self._ones), DeviceBuffers(self.slots.backend))
+        deep = DeviceStep(self.slots, StepShape.of(0, wide, self._ones), DeviceBuffers(self.slots.backend), captured=True)
         states = self._step.hidden[exit.boundary - 1]
         gate = ExitGate(
             hidden=states.pointer,
@@ -151,6 +151,7 @@ class DecodeLoop:
         if self._exit is not None:
             for graph in self._segments[self._exit.boundary :]:
                 self.slots.count(graph, deep)
+        self.is_warm |= turns > 0 and (self._exit is None or deep > 0)
 
     def _graphs(self, step: DeviceStep, names: Sequence[str]) -> list[Run]:
         fixed = self.slots.backend.fixed_stream

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 import numpy as np
@@ -26,12 +27,14 @@ class Mark(Protocol):
 class Device(Protocol):
     """One device and its stream. What is queued runs in order; nothing but `synchronize` and `Mark.wait` waits.
 
-    ``kind`` and ``ordinal`` name it to ONNX Runtime; ``stream`` is a ``cudaStream_t``.
+    ``kind`` and ``ordinal`` name it to ONNX Runtime; ``stream`` is a ``cudaStream_t``. ``lock``, re-entrant, is held by whoever
+    queues something: what another thread queues while one captures the stream would become part of its graph.
     """
 
     kind: str
     ordinal: int
     stream: int
+    lock: AbstractContextManager[Any]
 
     def use(self) -> None:
         """Make it the calling thread's device."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from tide_runtime.backends.base import Backend
 from tide_runtime.backends.device_step import DeviceBackend
@@ -11,11 +11,14 @@ from tide_runtime.cuda.decode_loop import LoopExit
 from tide_runtime.cuda.graph_driver import GraphDriver
 from tide_runtime.cuda.host_driver import HostDriver
 from tide_runtime.cuda.plugin_kernels import PluginLoopKernels
-from tide_runtime.errors import TargetError, TideError
+from tide_runtime.errors import TideError
 from tide_runtime.policies.base import DepthPolicy
 from tide_runtime.policies.driven import DrivenDepth, Drivers
 from tide_runtime.policies.exit import ExitDepth
 from tide_runtime.policies.full import FullDepth
+
+if TYPE_CHECKING:
+    from tide_plugins.launch.kernel_library import KernelLibrary
 
 _TURNS, _WINDOW = 16, 8  # tokens a launch; most tokens that wait for the layers they skipped
 _LEAST_DRIVER = 12040  # conditional nodes came with CUDA 12.4
@@ -24,7 +27,7 @@ _LEAST_KERNELS = 13  # kernels for older GPUs are compiled by CUDA 12 without co
 
 @dataclass
 class Drive:
-    """``policy``: what to decode with. ``refusal``: why the host drives from the start."""
+    """``policy``: what to decode with. ``refusal``: why the host drives from the start, the same loop or single steps."""
 
     policy: DepthPolicy
     refusal: str | None = None
@@ -32,8 +35,7 @@ class Drive:
     @property
     def reason(self) -> str | None:
         """Why the host drives, None: the device does. A driver that cannot capture a loop says so at its first launches."""
-        failed = self.policy.drivers.refused if isinstance(self.policy, DrivenDepth) else None
-        return self.refusal or (str(failed) if failed is not None else None)
+        return self.refusal or (self.policy.refused if isinstance(self.policy, DrivenDepth) else None)
 
     def __str__(self) -> str:
         return f"device-driven, {_TURNS} tokens a launch" if self.reason is None else f"host-driven: {self.reason}"
@@ -48,15 +50,17 @@ def choose_drive(policy: DepthPolicy, backend: Backend) -> Drive:
     reason = _why_not_policy(policy, on_device)
     if reason is None and isinstance(policy, ExitDepth):
         policy.asks_always = True  # as a loop on the device does: the same tokens must come where the host fills in for it
-    reason = reason or _why_not_driver()
     if reason is not None:
         return Drive(policy, reason)
     try:
-        kernels = _kernels(device)
+        library = _library(device)
     except TideError as error:
         return Drive(policy, str(error))
-    drivers = Drivers(HostDriver(device).compile, GraphDriver(device).compile)
-    return Drive(DrivenDepth(policy, kernels, _TURNS, drivers, _exit_of(policy)))
+    # The same loop: from the host it waits for one flag at each condition, not for the tokens and scores of every exit.
+    reason = _why_not_driver() or _why_not_kernels(library)
+    drivers = Drivers(HostDriver(device).compile, GraphDriver(device).compile if reason is None else None)
+    loop = DrivenDepth(policy, PluginLoopKernels(library, device.stream), _TURNS, drivers, _exit_of(policy))
+    return Drive(loop, reason)
 
 
 def _why_not_policy(policy: DepthPolicy, backend: DeviceBackend) -> str | None:
@@ -101,12 +105,15 @@ def _why_not_driver() -> str | None:
     return None
 
 
-def _kernels(device: Any) -> PluginLoopKernels:
-    """Raises TideError when they cannot be built or loaded."""
+def _why_not_kernels(library: KernelLibrary) -> str | None:
+    if library.architecture.cuda < _LEAST_KERNELS:
+        return f"kernels for {library.architecture.name} set no graph conditions"
+    return None
+
+
+def _library(device: Any) -> KernelLibrary:
+    """Kernels for the GPU, built when a loop first asks for them. Raises TideError when there are none for it."""
     from tide_plugins.launch.cuda_driver import CudaDriver
     from tide_plugins.launch.kernel_library import KernelLibrary
 
-    library = KernelLibrary(CudaDriver(device.ordinal))
-    if library.architecture.cuda < _LEAST_KERNELS:
-        raise TargetError(f"kernels for {library.architecture.name} set no graph conditions")
-    return PluginLoopKernels(library, device.stream)
+    return KernelLibrary(CudaDriver(device.ordinal))

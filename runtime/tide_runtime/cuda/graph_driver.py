@@ -8,9 +8,10 @@ https://docs.nvidia.com/cuda/cuda-c-programming-guide/#conditional-graph-nodes
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack, suppress
 from typing import Any, Protocol
 
-from tide_runtime.cuda.program import IfThen, Node, Run
+from tide_runtime.cuda.program import IfThen, Node, Run, conditions
 from tide_runtime.errors import TargetError
 
 
@@ -20,6 +21,7 @@ class CapturingDevice(Protocol):
     gpu: Any
     core_stream: Any
     stream: int
+    lock: AbstractContextManager[Any]
 
 
 class GraphDriver:
@@ -33,17 +35,26 @@ class GraphDriver:
     def compile(self, program: Sequence[Node]) -> Callable[[], None]:
         """What launches ``program`` as one graph. Raises TargetError when the driver, or a library, cannot capture it."""
         try:
-            builder = self._device.gpu.create_graph_builder()
-            builder.begin_building()
-            self._emit(builder, program)
-            builder.end_building()
-            graph = builder.complete()
-            graph.upload(self._device.core_stream)
+            with self._device.lock, ExitStack() as begun:
+                builder = _begin(self._device.gpu.create_graph_builder(), begun)
+                self._emit(builder, program, begun)
+                builder.end_building()
+                graph = builder.complete()
+                graph.upload(self._device.core_stream)
+                begun.pop_all()
         except Exception as error:  # cuda.core's and each library's own
             raise TargetError(f"the decode step cannot be captured in a CUDA graph: {type(error).__name__}: {error}") from error
-        return lambda: graph.launch(self._device.core_stream)
+        finally:
+            for condition in conditions(program):
+                condition.handle = None  # the host may drive the same program
 
-    def _emit(self, builder: Any, program: Sequence[Node]) -> None:
+        def launch() -> None:
+            with self._device.lock:
+                graph.launch(self._device.core_stream)
+
+        return launch
+
+    def _emit(self, builder: Any, program: Sequence[Node], begun: ExitStack) -> None:
         made = {}
         for place, node in enumerate(program):
             if not isinstance(node, Run):
@@ -51,20 +62,29 @@ class GraphDriver:
                 node.condition.handle = int(made[place].handle)
         for place, node in enumerate(program):
             if isinstance(node, Run):
-                self._capture(builder, node)
+                self._capture(builder, node, begun)
                 continue
-            body = builder.if_then(made[place]) if isinstance(node, IfThen) else builder.while_loop(made[place])
-            body.begin_building()
-            self._emit(body, node.body)
+            body = _begin(builder.if_then(made[place]) if isinstance(node, IfThen) else builder.while_loop(made[place]), begun)
+            self._emit(body, node.body, begun)
             body.end_building()
-            node.condition.handle = None  # the host may drive the same program again
 
-    def _capture(self, builder: Any, node: Run) -> None:
+    def _capture(self, builder: Any, node: Run, begun: ExitStack) -> None:
         if not node.fixed_stream:
             node.enqueue(int(builder.stream.handle))
             return
-        piece = self._device.core_stream.create_graph_builder()
-        piece.begin_building()
+        piece = _begin(self._device.core_stream.create_graph_builder(), begun)
         node.enqueue(self._device.stream)
         piece.end_building()
         builder.embed(piece)
+
+
+def _begin(builder: Any, begun: ExitStack) -> Any:
+    """``builder``, capturing. Should the rest fail, ``begun`` closes it: nothing else ends a capture, and until then its stream,
+    the device's own for a `Run` that is fixed to it, can do nothing else."""
+    begun.callback(_close, builder)
+    return builder.begin_building()
+
+
+def _close(builder: Any) -> None:
+    with suppress(Exception):  # what a capture that failed says of itself is known by then
+        builder.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tide_runtime.cuda.device import Device
 from tide_runtime.cuda.program import Condition, IfThen, Node, Run
@@ -17,26 +18,27 @@ class HostDriver:
 
     def __init__(self, device: Device) -> None:
         self._device = device
-        self._flag = device.pinned(np.dtype(np.int32).itemsize).view(np.int32)
 
     def compile(self, program: Sequence[Node]) -> Callable[[], None]:
-        """What runs ``program`` once."""
-        return lambda: self._run(program)
+        """What runs ``program`` once. It has a flag of its own: several threads may run programs."""
+        flag = self._device.pinned(np.dtype(np.int32).itemsize).view(np.int32)
+        return lambda: self._run(program, flag)
 
-    def _run(self, program: Sequence[Node]) -> None:
+    def _run(self, program: Sequence[Node], flag: NDArray[np.int32]) -> None:
         for node in program:
             if isinstance(node, Run):
-                node.enqueue(self._device.stream)
+                with self._device.lock:
+                    node.enqueue(self._device.stream)
             elif isinstance(node, IfThen):
-                if self._read(node.condition):
-                    self._run(node.body)
+                if self._read(node.condition, flag):
+                    self._run(node.body, flag)
             else:
                 proceed = node.condition.default
                 while proceed:
-                    self._run(node.body)
-                    proceed = self._read(node.condition)
+                    self._run(node.body, flag)
+                    proceed = self._read(node.condition, flag)
 
-    def _read(self, condition: Condition) -> int:
-        self._device.download(self._flag, condition.flag)
+    def _read(self, condition: Condition, flag: NDArray[np.int32]) -> int:
+        self._device.download(flag, condition.flag)
         self._device.synchronize()
-        return int(self._flag[0])
+        return int(flag[0])

@@ -12,7 +12,7 @@ Both drivers run the same kernels over the same memory in the same order, so bot
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 Enqueue = Callable[[int], None]  # puts work on a stream, given as its handle
@@ -62,3 +62,11 @@ class While:
 
 
 Node = Run | IfThen | While
+
+
+def conditions(program: Sequence[Node]) -> Iterator[Condition]:
+    """All that ``program`` asks, inner ones too."""
+    for node in program:
+        if not isinstance(node, Run):
+            yield node.condition
+            yield from conditions(node.body)

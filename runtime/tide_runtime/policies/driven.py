@@ -9,7 +9,6 @@ import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import cast
-from weakref import WeakKeyDictionary
 
 from tide_runtime.backends.base import Slots
 from tide_runtime.backends.device_step import DeviceSlots
@@ -18,7 +17,7 @@ from tide_runtime.cuda.loop_kernels import LoopKernels
 from tide_runtime.cuda.loop_state import MOST_EOS
 from tide_runtime.cuda.program import Node
 from tide_runtime.cuda.token_ring import EXITED, NO_TOKEN
-from tide_runtime.errors import TargetError
+from tide_runtime.errors import TargetError, TideError
 from tide_runtime.policies.base import DepthPolicy
 from tide_runtime.row import Row
 
@@ -37,16 +36,21 @@ class Drivers:
 
     warm: Compile
     compile: Compile | None
-    refused: TargetError | None = None
+    refused: str | None = None
 
     def compiled(self, program: Sequence[Node]) -> Callable[[], None]:
         if self.compile is not None:
             try:
                 return self.compile(program)
             except TargetError as error:
-                self.compile, self.refused = None, error
-                warnings.warn(f"{error}; decoding is driven from the host", RuntimeWarning, stacklevel=2)
+                self.compile, self.refused = None, announced(error)
         return self.warm(program)
+
+
+def announced(error: TideError) -> str:
+    """The reason, for later; said once here, as a silent fallback looks like a slow GPU."""
+    warnings.warn(f"{error}; decoding is driven from the host", RuntimeWarning, stacklevel=4)
+    return str(error)
 
 
 class DrivenDepth:
@@ -56,17 +60,23 @@ class DrivenDepth:
         self, inner: DepthPolicy, kernels: LoopKernels, turns: int, drivers: Drivers, exit: LoopExit | None = None
     ) -> None:
         self.inner, self.name = inner, inner.name
-        self.drivers, self._kernels, self._turns, self._exit = drivers, kernels, turns, exit
-        self._loops: WeakKeyDictionary[DeviceSlots, dict[int, _DrivenLoop]] = WeakKeyDictionary()
+        self._drivers, self._kernels, self._turns, self._exit = drivers, kernels, turns, exit
+        self._without_loops: str | None = None
+
+    @property
+    def refused(self) -> str | None:
+        """Why the host took over; None: it has not."""
+        return self._without_loops or self._drivers.refused
 
     def prefill(self, slots: Slots, row: Row) -> int:
         return self.inner.prefill(slots, row)
 
     def decode(self, slots: Slots, rows: Sequence[Row]) -> list[list[int]]:
         device_slots = cast(DeviceSlots, slots)
-        if not self._can(device_slots, rows):
+        loop = self._loop(device_slots, len(rows)) if self._can(device_slots, rows) else None
+        if loop is None:
             return self.inner.decode(slots, rows)
-        turns = self._loop(device_slots, len(rows)).launch(rows)
+        turns = loop.launch(rows)
         tokens = [self._take(device_slots, row, [turn[i] for turn in turns]) for i, row in enumerate(rows)]
         # No row got any: their logits are no numbers, for which the host has an error.
         return tokens if any(tokens) else self.inner.decode(slots, rows)
@@ -79,14 +89,19 @@ class DrivenDepth:
         last = slots.caches.limit - self._turns - self._exit.window  # a window writes all of its slots
         return all(row.length <= last and row.frontier.done[-1] == row.length for row in rows)
 
-    def _loop(self, slots: DeviceSlots, rows: int) -> _DrivenLoop:
-        """For up to the next power of two of rows, so that few graphs are captured."""
+    def _loop(self, slots: DeviceSlots, rows: int) -> _DrivenLoop | None:
+        """For up to the next power of two of rows, so that few graphs are captured. None where its kernels cannot be built."""
         size = min(slots.capacity, 1 << (rows - 1).bit_length())
-        loops = self._loops.setdefault(slots, {})
-        if size not in loops:
-            loop = DecodeLoop(slots, size, self._kernels, self._turns, self._exit)
-            loops[size] = _DrivenLoop(loop, self.drivers)
-        return loops[size]
+        key = (self, size)
+        if key not in slots.attached and self._without_loops is None:
+            try:
+                with slots.backend.device.lock:
+                    loop = DecodeLoop(slots, size, self._kernels, self._turns, self._exit)
+            except TideError as error:
+                self._without_loops = announced(error)
+            else:
+                slots.attached[key] = _DrivenLoop(loop, self._drivers)
+        return slots.attached.get(key)
 
     def _take(self, slots: DeviceSlots, row: Row, values: Iterable[int]) -> list[int]:
         """The row's new tokens, from what the ring holds of it."""
@@ -101,7 +116,7 @@ class DrivenDepth:
 
 @dataclass
 class _DrivenLoop:
-    """A loop, and what runs its program: from the second launch on, what was compiled."""
+    """A loop, and what runs its program: what was compiled, once a launch has run every graph of it."""
 
     loop: DecodeLoop
     drivers: Drivers
@@ -111,7 +126,7 @@ class _DrivenLoop:
         run = self.run or self.drivers.warm(self.loop.program)
         lengths, tokens = [row.length for row in rows], [row.last_token for row in rows]
         turns = self.loop.launch(run, lengths, tokens, [len(row.tokens) for row in rows], _eos(rows[0]))
-        if self.run is None:
+        if self.run is None and self.loop.is_warm:
             self.run = self.drivers.compiled(self.loop.program)
         return turns
 
