@@ -65,10 +65,11 @@ def build_targets(
             graphs = [describe(graph) for graph in lowered.graphs]
             built.targets[target.name] = target.builder.build(target, lowered, job)
             built.graphs = built.graphs or graphs
-        except TideError as error:
+        except Exception as error:  # each compiler has its own
             _remove_files(job, target)
-            errors.append(error)
-            job.progress.failed(target.name, str(error))
+            known = isinstance(error, TideError)
+            errors.append(error if known else TargetError(f"{type(error).__name__}: {error}"))
+            job.progress.failed(target.name, str(errors[-1]))
     if not built.targets:
         raise errors[0] if len(errors) == 1 else TargetError("; ".join(map(str, errors)))
     return built

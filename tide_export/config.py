@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from tide_runtime.calibration import CalibrationInfo
 from tide_runtime.errors import ParamsError
 from tide_runtime.manifest import DTYPES
+
+if TYPE_CHECKING:  # the targets take long to import
+    from tide_export.targets.trt_options import TrtOptions
 
 
 @dataclass(frozen=True)
@@ -66,6 +70,13 @@ class ExportConfig:
             raise ParamsError(
                 f"checkpoints is {self.checkpoints!r}; set it to layers such as 6,12,18, to every:6, to none, or to auto"
             )
+
+    @property
+    def trt(self) -> TrtOptions:
+        """What is asked of TensorRT's engines."""
+        from tide_export.targets.trt_options import TrtOptions
+
+        return TrtOptions(self.hardware_compatible, self.version_compatible, self.strip_weights)
 
 
 def place_checkpoints(spec: str, num_layers: int, calibration: CalibrationInfo | None = None) -> list[int]:

@@ -23,10 +23,9 @@ from tide_export.lower import LoweredModel, explain
 from tide_export.passes.base import LoweringContext
 from tide_export.progress import ExportProgress
 from tide_export.targets.base import BuildJob
-from tide_export.targets.choice import choose_targets
+from tide_export.targets.choice import buildable, check_options, choose_targets
 from tide_export.targets.engine_cache import EngineCache, default_cache_folder
 from tide_export.targets.step_profiles import step_profiles
-from tide_export.targets.trt_options import TrtOptions
 from tide_export.tokenizer import write_tokenizer
 from tide_export.trace import TracedModel, trace
 from tide_export.verify import PromptCheck, verify_bundle
@@ -53,7 +52,7 @@ def export(
     that were asked for, and the others could not be built.
     """
     config, progress = config or ExportConfig(), progress or ExportProgress(quiet=True)
-    choose_targets(config.targets, config.dtype)  # what cannot be built is said before minutes of work
+    check_options(config.trt, choose_targets(config.targets, config.dtype)[0])  # said before minutes of work
     calibration = read_exit_calibration(Path(config.calibration)) if config.calibration is not None else None
     with new_directory(Path(out), force) as directory, ExitStack() as stack:
         if config.data is not None:
@@ -63,13 +62,14 @@ def export(
             loaded = load_model(source, config.dtype, revision, trust_remote_code)
         manifest, _ = write_bundle(loaded, directory, config, progress, calibration)
     if progress.failures:
-        raise IncompleteBundleError(_incomplete(out, manifest, progress.failures))
+        raise IncompleteBundleError(_incomplete(out, manifest, progress.failures, config.dtype))
     return manifest
 
 
-def _incomplete(out: str | Path, manifest: Manifest, failures: dict[str, str]) -> str:
+def _incomplete(out: str | Path, manifest: Manifest, failures: dict[str, str], dtype: str) -> str:
     return (
-        f"{out} was written with {', '.join(manifest.targets)}, but without {', '.join(failures)}: {'; '.join(failures.values())}"
+        f"{out} was written with {', '.join(manifest.targets)}, but without {', '.join(failures)}: "
+        f"{'; '.join(failures.values())}. Here can be built in {dtype}: {', '.join(buildable(dtype))}"
     )
 
 
@@ -116,9 +116,8 @@ def _job(
     drafts = calibration.info.draft_limit if calibration is not None else 0
     profiles = step_profiles(config.max_batch, drafts, context.max_seq_len)
     cache = EngineCache(default_cache_folder())
-    options = TrtOptions(config.hardware_compatible, config.version_compatible, config.strip_weights)
     rebuild, packed = config.force_rebuild, config.packed_weights
-    return BuildJob(directory, workspace, config.dtype, profiles, progress, cache, rebuild, options, packed)
+    return BuildJob(directory, workspace, config.dtype, profiles, progress, cache, rebuild, config.trt, packed)
 
 
 def _explain(config: ExportConfig, progress: ExportProgress, lowered: LoweredModel) -> None:

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import importlib.util
 import warnings
 from dataclasses import dataclass
 
 from tide_runtime.errors import ParamsError, TargetError
 from tide_runtime.manifest import Manifest, TargetInfo
-from tide_runtime.present_gpu import PresentGpu, present_gpu
+from tide_runtime.present_gpu import PresentGpu, present_gpu, runs_code_for
 
 AUTO, CPU, CUDA = "auto", "cpu", "cuda"
 _CPU_BACKEND = "onnxruntime-cpu"
+_FIRST_OF_ONNXRUNTIME = 75  # GPUs before have no kernels in its builds for CUDA 13
 # Best first: what was compiled for a GPU, then what picks its kernels when it runs.
 _PREFERRED = ("tensorrt", "tensorrt-rtx", "onnxruntime-cuda", _CPU_BACKEND)
-_MODULES = {"tensorrt": "tensorrt", "tensorrt-rtx": "tensorrt_rtx"}
 
 
 @dataclass(frozen=True)
@@ -42,7 +41,7 @@ def choose_target(manifest: Manifest, device: DeviceChoice) -> str:
         TargetError: none can run; with what the bundle has, what the machine is, and the command that adds what is missing.
     """
     gpu = present_gpu(device.ordinal) if device.kind != CPU else None
-    obstacles = {name: _obstacle(target, device, gpu) for name, target in manifest.targets.items()}
+    obstacles = {name: obstacle(target, device, gpu) for name, target in manifest.targets.items()}
     fitting = sorted((name for name, why in obstacles.items() if why is None), key=lambda name: _rank(manifest.targets[name]))
     if not fitting:
         raise TargetError(_nothing_fits(manifest, device, gpu, obstacles))
@@ -54,7 +53,7 @@ def choose_target(manifest: Manifest, device: DeviceChoice) -> str:
     return chosen
 
 
-def _obstacle(target: TargetInfo, device: DeviceChoice, gpu: PresentGpu | None) -> str | None:
+def obstacle(target: TargetInfo, device: DeviceChoice, gpu: PresentGpu | None) -> str | None:
     """Why ``target`` cannot run on ``device``; None: it can."""
     if target.backend not in _PREFERRED:
         return f"needs the backend {target.backend!r}, this runtime has: {', '.join(_PREFERRED)}; upgrade tide-llm"
@@ -64,7 +63,9 @@ def _obstacle(target: TargetInfo, device: DeviceChoice, gpu: PresentGpu | None) 
         return "needs a GPU"
     if gpu is None:
         return f"needs a GPU; here is no GPU number {device.ordinal} with a driver"
-    if target.compute and gpu.compute not in target.compute:
+    picks_kernels = target.backend == "onnxruntime-cuda"
+    fits = runs_code_for(target.compute, gpu.compute) if picks_kernels else gpu.compute in target.compute
+    if target.compute and not fits:
         return f"was compiled for {', '.join(f'sm_{number}' for number in target.compute)}"
     return _missing_package(target)
 
@@ -76,10 +77,12 @@ def _missing_package(target: TargetInfo) -> str | None:
         if "CUDAExecutionProvider" not in onnxruntime.get_available_providers():
             return "this ONNX Runtime has no CUDA provider; pip uninstall onnxruntime, then pip install 'tide-llm[cuda]'"
         return None
-    module = _MODULES[target.backend]
-    if importlib.util.find_spec(module) is None:
-        extra = "rtx" if module == "tensorrt_rtx" else module
-        return f"the package {module} is not installed; pip install 'tide-llm[{extra}]'"
+    from tide_runtime.backends.tensorrt import load_module
+
+    try:
+        load_module(target)
+    except TargetError as error:
+        return str(error)
     return None
 
 
@@ -91,8 +94,15 @@ def _rank(target: TargetInfo) -> tuple[int, int]:
 def _nothing_fits(manifest: Manifest, device: DeviceChoice, gpu: PresentGpu | None, obstacles: dict[str, str | None]) -> str:
     machine = "a processor" if gpu is None else f"a {gpu.name}, sm_{gpu.compute}"
     has = "; ".join(f"{name} ({why})" for name, why in obstacles.items()) or "no target"
-    wanted = "cpu" if gpu is None and device.kind != CUDA else "cuda" if gpu is None else f"cuda --target trt-sm_{gpu.compute}"
     return (
         f"the bundle has nothing that runs on {device.kind} here. It has: {has}. The machine is {machine}. "
-        f"Add a target: tide-export {manifest.model.source} --out DIR --target {wanted} (tide-export --list-targets shows all)"
+        f"Add a target: tide-export {manifest.model.source} --out DIR --target {_wanted(device, gpu)} "
+        "(tide-export --list-targets shows all)"
     )
+
+
+def _wanted(device: DeviceChoice, gpu: PresentGpu | None) -> str:
+    if gpu is None:
+        return CUDA if device.kind == CUDA else CPU
+    engines = f"trt-sm_{gpu.compute}"
+    return engines if gpu.compute < _FIRST_OF_ONNXRUNTIME else f"{CUDA} --target {engines}"

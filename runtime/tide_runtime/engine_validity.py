@@ -1,6 +1,6 @@
-"""Whether engines run on this machine, asked of TensorRT-RTX by their first bytes: nothing is loaded and nothing compiled.
+"""Whether targets run on this machine: what keeps them from it, and what TensorRT-RTX says of its engines' first bytes.
 
-TensorRT itself has no such question: its engines are checked when they are loaded.
+Nothing is loaded and nothing compiled. TensorRT itself has no such question: its engines are checked when they are loaded.
 """
 
 from __future__ import annotations
@@ -11,28 +11,31 @@ from pathlib import Path
 from typing import Any
 
 from tide_runtime.bundle import Bundle
+from tide_runtime.choose_target import DeviceChoice, obstacle
 from tide_runtime.manifest import TargetInfo
-from tide_runtime.present_gpu import present_gpu
+from tide_runtime.present_gpu import PresentGpu, present_gpu
 
 VALID = "valid"
 SLOWER = f"{VALID}, slower than one built here"
 
 
 def targets_here(bundle: Bundle) -> dict[str, str]:
-    """Target → whether its engines run here, or why that was not checked; only targets that have engines."""
-    targets = bundle.manifest.targets
-    return {name: _here(bundle, target) for name, target in targets.items() if target.engines}
+    """Target → whether it runs here, why not, or why that was not checked."""
+    gpu = present_gpu()
+    return {name: _here(bundle, target, gpu) for name, target in bundle.manifest.targets.items()}
 
 
-def _here(bundle: Bundle, target: TargetInfo) -> str:
+def _here(bundle: Bundle, target: TargetInfo, gpu: PresentGpu | None) -> str:
+    if target.engines and gpu is None:
+        return "not checked: no GPU with a driver here"
+    why_not = obstacle(target, DeviceChoice(), gpu)
+    if why_not is not None:
+        return f"no: {why_not}"
+    if not target.engines:
+        return "yes"
     if target.backend != "tensorrt-rtx":
         return "not checked: TensorRT tells when it loads them"
-    try:
-        trt = importlib.import_module("tensorrt_rtx")
-    except (ImportError, OSError, RuntimeError):  # the last two: its libraries are missing
-        return "not checked: pip install 'tide-llm[rtx]'"
-    if present_gpu() is None:
-        return "not checked: no GPU with a driver here"
+    trt = importlib.import_module("tensorrt_rtx")
     return engines_validity(trt, (bundle.path(file) for file in target.graphs.values()))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Collection
 from dataclasses import dataclass
 
 _NAME_BYTES = 256
@@ -15,6 +16,13 @@ class PresentGpu:
 
     name: str
     compute: int
+
+
+def runs_code_for(compiled: Collection[int], gpu: int) -> bool:
+    """Whether a GPU of capability ``gpu`` runs binaries for one of ``compiled``: those of its own major version, up to its minor
+    one. https://docs.nvidia.com/cuda/cuda-c-programming-guide/#binary-compatibility
+    """
+    return any(one // 10 == gpu // 10 and one <= gpu for one in compiled)
 
 
 def present_gpu(ordinal: int = 0) -> PresentGpu | None:

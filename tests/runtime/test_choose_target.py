@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
+from types import SimpleNamespace
 
 import onnxruntime
 import pytest
@@ -18,7 +21,7 @@ from tide_runtime.present_gpu import PresentGpu
 H200, T4 = PresentGpu("NVIDIA H200", 90), PresentGpu("Tesla T4", 75)
 TARGETS = {
     "cpu": ("onnxruntime-cpu", []),
-    "cuda": ("onnxruntime-cuda", []),
+    "cuda": ("onnxruntime-cuda", [75, 80, 86, 90, 100, 120]),
     "rtx-ampere+": ("tensorrt-rtx", [80, 86, 89, 120, 121]),
     "rtx-sm_75": ("tensorrt-rtx", [75]),
     "trt-sm_90": ("tensorrt", [90]),
@@ -42,7 +45,8 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
     def be(gpu: PresentGpu | None, *packages: str) -> None:
         monkeypatch.setattr(choose_target, "present_gpu", lambda ordinal: gpu)
-        monkeypatch.setattr(choose_target.importlib.util, "find_spec", lambda name: object() if name in packages else None)
+        for name in ("tensorrt", "tensorrt_rtx"):
+            monkeypatch.setitem(sys.modules, name, SimpleNamespace(__version__="1.0") if name in packages else None)  # type: ignore[arg-type]
         providers = ["CPUExecutionProvider", *(["CUDAExecutionProvider"] if "onnxruntime-gpu" in packages else [])]
         monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: providers)
 
@@ -75,10 +79,29 @@ def test_an_engine_for_this_gpu_alone_before_a_portable_one(machine: Callable[..
     assert chosen(both) == "rtx-sm_89"
 
 
+def test_engines_of_another_release_are_passed_over(machine: Callable[..., None]) -> None:
+    """The bundle would not load, where the target next to it runs."""
+    both = manifest("cpu", "rtx-sm_75")
+    both.targets["rtx-sm_75"] = replace(both.targets["rtx-sm_75"], tool="tensorrt-rtx 2.0")
+    machine(T4, "tensorrt_rtx")
+    with pytest.warns(RuntimeWarning, match="rtx-sm_75: the engines were built by tensorrt-rtx 2.0, here is 1.0"):
+        assert chosen(both) == "cpu"
+
+
+@pytest.mark.parametrize(("compute", "runs"), [(70, False), (75, True), (87, True), (103, True), (110, False), (121, True)])
+def test_gpus_run_binaries_of_their_own_major_version(compute: int, runs: bool, machine: Callable[..., None]) -> None:
+    """A V100 would be given kernels that it cannot load, and an Orin none."""
+    machine(PresentGpu("made-up GPU", compute), "onnxruntime-gpu")
+    with nullcontext() if runs else pytest.warns(RuntimeWarning, match="cuda: was compiled for sm_75, sm_80"):
+        assert chosen(manifest("cpu", "cuda")) == ("cuda" if runs else "cpu")
+
+
 def test_the_processor_beside_a_gpu_is_announced(machine: Callable[..., None]) -> None:
     """Somebody would take the processor's speed for the GPU's."""
     machine(H200)
-    with pytest.warns(RuntimeWarning, match="beside a NVIDIA H200: cuda: .*no CUDA provider.*trt-sm_90: .*tensorrt is not"):
+    with pytest.warns(
+        RuntimeWarning, match="beside a NVIDIA H200: cuda: .*no CUDA provider.*trt-sm_90: .*tensorrt cannot be imported"
+    ):
         assert chosen(manifest("cpu", "cuda", "trt-sm_90")) == "cpu"
 
 
@@ -101,6 +124,7 @@ def test_a_bundle_for_processors_runs_there_without_a_word(machine: Callable[...
             "compiled for sm_80, sm_86.*a Tesla T4, sm_75.*cuda --target trt-sm_75",
         ),
         (T4, ("cpu",), "cuda", "runs on the processor.*--target trt-sm_75"),
+        (PresentGpu("V100", 70), ("cpu",), "cuda", "a V100, sm_70.*--target trt-sm_70"),
         (H200, ("cuda",), "cpu", r"cuda \(needs a GPU\)"),
     ],
 )

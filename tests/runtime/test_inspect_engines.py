@@ -54,6 +54,7 @@ class PlayedRtx:
 
     def __init__(self) -> None:
         self.read: list[int] = []
+        self.__version__ = TOOL.split()[1]
         self.Logger = type("Logger", (), {"ERROR": 1, "WARNING": 2, "__init__": lambda self, severity: None})
         self.Runtime = lambda log: self
 
@@ -107,9 +108,9 @@ def targets(bundle: Bundle) -> dict[str, Any]:
     return json.loads(inspect(bundle, "--json"))["targets"]
 
 
-def row(printed: str, target: str) -> list[str]:
-    """The cells of a target's row in the table of engines."""
-    lines = printed[printed.index("\nEngines") :].splitlines()
+def row(printed: str, target: str, title: str = "Engines") -> list[str]:
+    """The cells of a target's row in the table ``title``."""
+    lines = printed[printed.index(f"\n{title}") :].splitlines()
     return next(cells for line in lines if (cells := [cell.strip() for cell in line.strip("│").split("│")])[0] == target)
 
 
@@ -122,15 +123,15 @@ def test_facts(rtx: PlayedRtx, tmp_path: Path) -> None:
     assert built["graph_bytes"] == len(ENGINES) * PLAN_BYTES
     assert [(p["name"], p["rows"], p["tokens"]) for p in built["profiles"]] == [(p.name, p.rows, p.tokens) for p in PROFILES]
     assert set(built["engines"]) == set(ENGINES) and built["engines"]["segment_1"]["outputs"][0]["name"] == "logits"
-    assert built["here"] == "valid"
-    assert not {"tool", "engines", "here"} & set(facts["cpu"])
+    assert built["here"] == "valid" and facts["cpu"]["here"] == "yes"
+    assert not {"tool", "engines"} & set(facts["cpu"])
 
 
 def test_the_table_of_engines(rtx: PlayedRtx, tmp_path: Path) -> None:
     """A column would hold another one's facts, and engines be listed with the graphs that ONNX Runtime loads."""
     printed = inspect(write_bundle(tmp_path))
     steps = "decode 1–4 × 1–13; prefill 1–4 × 1–64"
-    assert row(printed, "built") == ["built", TOOL, "80, 89", "3", "3.0 KiB", "3.8", "1 fused, 2 decomposed", steps, "valid"]
+    assert row(printed, "built") == ["built", TOOL, "80, 89", "3", "3.0 KiB", "3.8", "1 fused, 2 decomposed", steps]
     assert "cpu file" in printed and "built file" not in printed
 
 
@@ -163,7 +164,7 @@ def test_whether_engines_run_here(plans: dict[str, bytes], here: str, rtx: Playe
     bundle = write_bundle(tmp_path, **plans)
     assert targets(bundle)["built"]["here"] == here
     assert set(rtx.read) == {HEADER_BYTES}
-    assert row(inspect(bundle), "built")[-1] == here
+    assert row(inspect(bundle), "built", "Targets")[2] == here
 
 
 @pytest.mark.parametrize("validity", list(Validity), ids=lambda validity: validity.name)
@@ -181,8 +182,14 @@ def test_what_is_not_checked_says_why(rtx: PlayedRtx, tmp_path: Path, monkeypatc
     bundle = write_bundle(tmp_path / "rtx")
     monkeypatch.setattr(engine_validity, "present_gpu", lambda: None)
     assert targets(bundle)["built"]["here"] == "not checked: no GPU with a driver here"
-    monkeypatch.setitem(sys.modules, "tensorrt_rtx", None)  # type: ignore[arg-type]
-    assert targets(bundle)["built"]["here"] == "not checked: pip install 'tide-llm[rtx]'"
+    monkeypatch.setattr(engine_validity, "present_gpu", lambda: PresentGpu("T4", 75))
+    assert targets(bundle)["built"]["here"] == "no: was compiled for sm_80, sm_89"
+    monkeypatch.setattr(engine_validity, "present_gpu", lambda: PresentGpu("L4", 89))
+    monkeypatch.setitem(sys.modules, "tensorrt", SimpleNamespace(__version__=rtx.__version__))  # type: ignore[arg-type]
     other = write_bundle(tmp_path / "trt", backend="tensorrt")
     assert targets(other)["built"]["here"] == "not checked: TensorRT tells when it loads them"
+    rtx.__version__ = "1.8.0"
+    assert targets(bundle)["built"]["here"].startswith("no: the engines were built by tensorrt-rtx 1.7.1.116, here is 1.8.0")
+    monkeypatch.setitem(sys.modules, "tensorrt_rtx", None)  # type: ignore[arg-type]
+    assert "pip install 'tide-llm[rtx]'" in targets(bundle)["built"]["here"]
     assert not rtx.read

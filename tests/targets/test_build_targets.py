@@ -24,7 +24,10 @@ from tide_export.targets.step_profiles import step_profiles
 
 
 class Breaks:
-    """A builder that fails when half of its files are written."""
+    """A builder that fails with ``error`` when half of its files are written."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
 
     def check(self, target: Target) -> None:
         pass
@@ -33,12 +36,12 @@ class Breaks:
         folder = job.directory / "engines" / target.name
         folder.mkdir(parents=True)
         (folder / "segment_0.engine").write_bytes(b"half")
-        raise TargetError("segment_1 cannot be parsed")
+        raise self.error
 
 
 EXIT, HIDDEN = ExitInfo(1, "linear", "mlp", 0.5), 64
 SM89 = 1 << 3  # in the header of TensorRT-RTX 1.7, whose bits are the capabilities that an engine is for
-BROKEN = replace(TARGETS["rtx-sm_89"], name="broken", builder=Breaks())
+BROKEN = replace(TARGETS["rtx-sm_89"], name="broken", builder=Breaks(TargetError("segment_1 cannot be parsed")))
 
 
 def make(targets: list[Target], folder: Path, cache: Path | None = None, rebuild: bool = False) -> tuple[BuiltTargets, BuildJob]:
@@ -57,12 +60,19 @@ def files(job: BuildJob) -> set[str]:
     return {path.relative_to(job.directory).as_posix() for path in job.directory.rglob("*") if path.is_file()}
 
 
-def test_a_failed_target_leaves_the_others_whole(tmp_path):
-    """One target's failure would cost the user the bundle of all, or leave half an engine in it."""
-    built, job = make([BROKEN, TARGETS["cpu"]], tmp_path)
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (TargetError("segment_1 cannot be parsed"), "segment_1 cannot be parsed"),
+        (RuntimeError("CUDA error 999"), "RuntimeError: CUDA error 999"),
+    ],
+)
+def test_a_failed_target_leaves_the_others_whole(error, said, tmp_path):
+    """One target's failure, whoever raises it, would cost the user the bundle of all, or leave half an engine in it."""
+    built, job = make([replace(BROKEN, builder=Breaks(error)), TARGETS["cpu"]], tmp_path)
     assert list(built.targets) == ["cpu"]
     assert {*built.targets["cpu"].graphs.values(), built.targets["cpu"].weights} == files(job)
-    assert job.progress.failures == {"broken": "broken: segment_1 cannot be parsed"}
+    assert job.progress.failures == {"broken": f"broken: {said}"}
     assert {tensor.name for tensor in built.graphs[0].inputs} >= {"input_ids", "seqlens_k"}
 
 

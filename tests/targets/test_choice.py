@@ -59,6 +59,10 @@ def test_auto_takes_what_fits_the_gpu(gpu, packages):
     assert names(["auto"]) == ["cpu", "cuda", "rtx-sm_89"]
     gpu(90)
     assert names(["auto"]) == ["cpu", "cuda"]
+    gpu(87)  # runs sm_80's binaries, for which ONNX Runtime is built
+    assert names(["auto"]) == ["cpu", "cuda"]
+    gpu(70)
+    assert names(["auto"]) == ["cpu"]
 
 
 def test_all_is_what_this_machine_can_build(gpu, packages):

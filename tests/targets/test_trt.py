@@ -18,6 +18,7 @@ from tide_export.passes.base import LoweringContext, run_passes
 from tide_export.progress import ExportProgress
 from tide_export.targets import TARGETS, trt
 from tide_export.targets.base import BuildJob
+from tide_export.targets.choice import check_options
 from tide_export.targets.engine_cache import EngineCache
 from tide_export.targets.trt_options import TrtOptions
 
@@ -104,11 +105,17 @@ def test_options(machine, tmp_path):
 def test_the_routers_plugin(machine, tmp_path, monkeypatch):
     """The parser would take the function's operators although the library with the kernel is there, or the key hide that."""
     recording, loaded = machine(H200, "11.4.0"), []
-    monkeypatch.setenv("TIDE_PLUGINS_LIBRARY", "/opt/libtide_plugins.so")
+    library = tmp_path / "libtide_plugins.so"
+    library.write_bytes(b"kernels")
+    monkeypatch.setenv("TIDE_PLUGINS_LIBRARY", str(library))
     monkeypatch.setattr(trt, "_load_plugins", loaded.append)
     info = build("trt-sm_90", job(tmp_path / "a", version_compatible=True))
-    assert loaded == ["/opt/libtide_plugins.so"] and "router plugin" in info.tool
+    assert loaded == [str(library)] and "router plugin" in info.tool
     assert recording.builds[0][1].plugins_to_serialize == loaded
+    built = len(recording.builds)
+    library.write_bytes(b"other kernels")
+    build("trt-sm_90", job(tmp_path / "b", version_compatible=True))
+    assert len(recording.builds) == 2 * built  # engines from the cache would have the old ones
 
 
 @pytest.mark.parametrize(
@@ -137,8 +144,19 @@ def test_what_cannot_be_built_here_is_explained(machine, name, gpu, version, mes
         TARGETS[name].builder.check(TARGETS[name])
 
 
-def test_hardware_compatibility_needs_ampere(machine, tmp_path):
-    """The builder would fail on the GPU machine after the whole export."""
-    machine(V100, "10.4.0")
-    with pytest.raises(TargetError, match="need Ampere or newer"):
-        build("trt-sm_70", job(tmp_path / "a", hardware_compatible=True))
+@pytest.mark.parametrize(
+    ("options", "targets", "said"),
+    [
+        ({"hardware_compatible": True}, ["trt-sm_70", "cpu"], "need Ampere or newer"),
+        (
+            {"strip_weights": True, "version_compatible": True},
+            ["cpu", "rtx-sm_89"],
+            "--version-compatible, --strip-weights: only",
+        ),
+    ],
+)
+def test_options_that_nothing_takes_are_refused(options, targets, said):
+    """The builder would fail on the GPU machine after the whole export, or engines be other than was asked for."""
+    with pytest.raises(TargetError, match=said):
+        check_options(TrtOptions(**options), [TARGETS[name] for name in targets])
+    check_options(TrtOptions(), [TARGETS[name] for name in targets])

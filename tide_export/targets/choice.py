@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tide_runtime.errors import TargetError
-from tide_runtime.present_gpu import present_gpu
+from tide_runtime.present_gpu import present_gpu, runs_code_for
 
 from . import TARGETS, find_target
 from .base import Target
+from .trt_options import TrtOptions
 
 AUTO, ALL = "auto", "all"
 
@@ -30,6 +31,15 @@ def choose_targets(names: Sequence[str], dtype: str) -> tuple[list[Target], dict
         reasons = "; ".join(map(str, refused.values())) or f"no target of this machine has {dtype} kernels"
         raise TargetError(f"{reasons}. Here can be built in {dtype}: {', '.join(buildable(dtype)) or 'nothing'}")
     return chosen, refused
+
+
+def check_options(options: TrtOptions, targets: Sequence[Target]) -> None:
+    """Raise TargetError for options that none of ``targets`` takes, or that TensorRT does not offer for the GPU of one."""
+    engines = [target for target in targets if target.backend == "tensorrt"]
+    if options.asked and not engines:
+        raise TargetError(f"{', '.join(options.asked)}: only targets trt-sm_* take that, and none is to be built; leave it out")
+    for target in engines:
+        options.check(*target.machine.compute)
 
 
 def buildable(dtype: str) -> list[str]:
@@ -66,4 +76,10 @@ def _fitting(dtype: str) -> list[str]:
     if gpu is None:
         return []
     targets = (TARGETS[name] for name in buildable(dtype))
-    return [t.name for t in targets if gpu.compute in t.machine.compute and (len(t.machine.compute) == 1 or t.name == "cuda")]
+    return [t.name for t in targets if _fits(t, gpu.compute)]
+
+
+def _fits(target: Target, compute: int) -> bool:
+    if target.backend == "onnxruntime-cuda":  # it picks its kernels when it runs
+        return runs_code_for(target.machine.compute, compute)
+    return target.machine.compute == (compute,)

@@ -33,7 +33,8 @@ class OnnxFiles:
         files = write_graphs(lowered.graphs, lowered.forms, target.name, job.weights, job.progress)
         if self.packs_fp32 and job.dtype == "fp32" and job.packed_weights:
             _pack(files.values(), job)
-        return TargetInfo(target.backend, files, f"{ONNX_FOLDER}/{WEIGHTS_NAME}", lowered.applied)
+        compute = list(target.machine.compute)
+        return TargetInfo(target.backend, files, f"{ONNX_FOLDER}/{WEIGHTS_NAME}", lowered.applied, compute)
 
 
 def _pack(files: Iterable[str], job: BuildJob) -> None:

@@ -7,8 +7,10 @@ https://docs.nvidia.com/deeplearning/tensorrt/
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import os
 import shutil
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tide_plugins.architectures import ARCHITECTURES, Architecture
@@ -46,11 +48,10 @@ class TrtEngines:
 
     def build(self, target: Target, lowered: LoweredModel, job: BuildJob) -> TargetInfo:
         trt, gpu, options = _load(target), _gpu(target), job.trt
-        options.check(gpu.compute)
         plugins = "" if gpu.compute == _VOLTA else os.environ.get("TIDE_PLUGINS_LIBRARY", "")
         if plugins:
             _load_plugins(plugins)
-        tool = f"tensorrt {trt.__version__} on {gpu.name}{', router plugin' if plugins else ''}"
+        tool = f"tensorrt {trt.__version__} on {gpu.name}{_plugin_of(plugins)}"
         timings = TimingCache(job.cache.folder.parent / "timings", tool)
 
         def configure(trt: Any, config: Any) -> None:
@@ -86,6 +87,11 @@ def _load_plugins(library: str) -> None:
     from tide_plugins.trt import load
 
     load(library)
+
+
+def _plugin_of(library: str) -> str:
+    """Part of every engine's key: another library has other kernels."""
+    return f", router plugin {hashlib.sha256(Path(library).read_bytes()).hexdigest()[:8]}" if library else ""
 
 
 def _keep_weights(target: Target, lowered: LoweredModel, job: BuildJob) -> None:

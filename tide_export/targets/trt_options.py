@@ -45,7 +45,11 @@ class TrtOptions:
             return [compute]
         return [one.compute for one in ARCHITECTURES if one.compute >= _AMPERE and not one.ptx]
 
+    @property
+    def asked(self) -> list[str]:
+        """As on the command line: ``--version-compatible``, …"""
+        return [f"--{name.replace('_', '-')}" for name, value in vars(self).items() if value]
+
     def __str__(self) -> str:
         """As the engines' tool says it: empty, or `, version-compatible`, …"""
-        asked = [name.replace("_", "-") for name, value in vars(self).items() if value]
-        return "".join(f", {name}" for name in asked)
+        return "".join(f", {name.removeprefix('--')}" for name in self.asked)

@@ -112,27 +112,28 @@ class TensorRtBackend:
 
     def _context(self, step: DeviceStep, graph: str) -> _Context:
         profile = self.profile(step.shape.rows, step.shape.seq)
-        key = (graph, profile)
-        if key not in step.attached:
-            context = self.engines[graph].create_execution_context(self._context_options(graph, step.captured))
+        kept = step.attached.get((graph, profile))
+        if kept is None:
+            context = self._new_context(graph, step.captured)
             if context is None:
                 raise TargetError(f"{self._info.tool} gives no execution context for {graph}: GPU memory may be short")
             if not context.set_optimization_profile_async(profile, self.device.stream):
                 raise TargetError(f"{graph} of {self.target} has no optimization profile {profile}; export the bundle again")
             context.set_device_memory(self._scratch.pointer, self._scratch_bytes)
-            step.attached[key] = _Context(context)
-        return cast(_Context, step.attached[key])
+            kept = step.attached[graph, profile] = _Context(context)
+        return kept
 
-    def _context_options(self, graph: str, captured: bool) -> Any:
-        """What a context is made with: memory of ours, and kernels that will do for a graph if it is to be ``captured``."""
+    def _new_context(self, graph: str, captured: bool) -> Any:
+        """With memory of ours; if it is to be ``captured``, with the kernels that it will stay with."""
+        engine = self.engines[graph]
         managed = self._trt.ExecutionContextAllocationStrategy.USER_MANAGED
-        if not captured or self.name != "tensorrt-rtx":
-            return managed
-        options = self.engines[graph].create_runtime_config()
-        options.set_execution_context_allocation_strategy(managed)
-        # Otherwise kernels for the shapes at hand are compiled in the background, and the graph keeps those they were to replace.
-        options.dynamic_shapes_kernel_specialization_strategy = self._trt.DynamicShapesKernelSpecializationStrategy.EAGER
-        return options
+        if hasattr(self._trt, "DynamicShapesKernelSpecializationStrategy"):  # TensorRT-RTX only
+            options = engine.create_runtime_config()
+            options.set_execution_context_allocation_strategy(managed)
+            if captured:  # otherwise better ones are compiled in the background, and a graph would keep those they replace
+                options.dynamic_shapes_kernel_specialization_strategy = self._trt.DynamicShapesKernelSpecializationStrategy.EAGER
+            return engine.create_execution_context(options)
+        return engine.create_execution_context(managed)
 
     def _engine(self, bundle: Bundle, graph: str) -> Any:
         path = bundle.path(self._info.graphs[graph])

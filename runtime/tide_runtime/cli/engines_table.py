@@ -1,4 +1,4 @@
-"""What ``tide-inspect`` says of a bundle's engines: what built them and for what, how large they are, whether they run here."""
+"""What ``tide-inspect`` says of a bundle's engines: what built them and for what, how large they are."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def engines_table(targets: dict[str, Any]) -> list[Table]:
     if not built:
         return []
     table = Table(title="Engines", title_justify="left", title_style="bold")
-    for column in ("target", "built with", "sm", "engines", "size", "build s", "attentions", "steps", "here"):
+    for column in ("target", "built with", "sm", "engines", "size", "build s", "attentions", "steps"):
         table.add_column(column, justify="right" if column in ("engines", "size", "build s") else "left", overflow="fold")
     for name, facts in built.items():
         table.add_row(
@@ -45,7 +45,6 @@ def engines_table(targets: dict[str, Any]) -> list[Table]:
             f"{facts['build_seconds']:.1f}",
             ", ".join(f"{count} {kind}" for kind, count in facts["attention"].items()),
             "; ".join(_steps(profile) for profile in facts["profiles"]),
-            facts.get("here", ""),
         )
     return [table]
 
