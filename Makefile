@@ -65,12 +65,13 @@ kernels: $(READY) ## every CUDA kernel for every architecture, and the table of 
 	$(BIN)/python -m tide_plugins build --arch all --markdown plugins/README.md
 
 GPU_CHECK ?= build/gpu-check
-gpu-check: onnxruntime-gpu ## the kernels and decode loops on a GPU: cases, sanitizers, timings; logs in build/gpu-check; PREDECESSOR=path times that too
+gpu-check: onnxruntime-gpu ## the kernels and decode loops on a GPU: cases, sanitizers, timings; logs in build/gpu-check, figures in docs/results; PREDECESSOR=path times that too
 	$(BIN)/python -m benchmarks.gpu.kernel_cases --json $(GPU_CHECK)/kernel_cases.json
 	$(BIN)/python -m benchmarks.gpu.sanitize --out $(GPU_CHECK)
 	$(BIN)/python -m benchmarks.gpu.router_kernel $(if $(PREDECESSOR),--predecessor $(PREDECESSOR)) --json $(GPU_CHECK)/router_kernel.json
 	$(BIN)/python -m benchmarks.gpu.decode_cuda --json $(GPU_CHECK)/decode_cuda.json
 	$(BIN)/python -m benchmarks.gpu.decode_loop --json $(GPU_CHECK)/decode_loop.json
+	for run in decode_cuda router_kernel; do test ! -f $(GPU_CHECK)/$$run.json || cp $(GPU_CHECK)/$$run.json docs/results/$(DATE)-$$run.json; done
 
 # Both packages install the module onnxruntime, so the CPU's has to go; without a GPU it stays.
 HAS_CUDA := import onnxruntime, sys; sys.exit("CUDAExecutionProvider" not in onnxruntime.get_available_providers())

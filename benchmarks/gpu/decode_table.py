@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from benchmarks.gpu.decode_cases import ARMS, DecodeCase, decode_cases
@@ -10,6 +10,14 @@ from benchmarks.gpu.decode_promises import complaints
 
 NOT_RUN, COULD_NOT = "not run", "could not run"
 Row = dict[str, Any]
+# Title → what of a row: TIDE's speed, its ratios, and what of its time the host takes.
+_FURTHER: dict[str, Callable[[Row], str]] = {
+    "tokens/s of the last": lambda row: f"{row['arms']['tide']['tokens_per_s']:.0f}",
+    "× eager": lambda row: f"{row['vs_eager']:.2f}",
+    "× compile": lambda row: f"{row['vs_compile']:.2f}",
+    "time ÷ unsplit": lambda row: f"{row['over_unsplit']:.3f}",
+    "host ms": lambda row: f"{row['arms']['tide']['host_ms_per_token']:.3f}",
+}
 
 
 def decode_cuda_table(run: Mapping[str, Any]) -> str:
@@ -30,12 +38,13 @@ def _table(where: str, rows: Sequence[Row]) -> str:
         "**Decode speed on a GPU**, target `cuda`, greedy, ms per step; all models but `demo` have random weights "
         f"(`benchmarks/gpu/decode_cuda.py`: {where}).",
         "",
-        "| model | dtype | batch | " + " | ".join(ARMS.values()) + " |",
-        "|---" * (3 + len(ARMS)) + "|",
+        "| model | dtype | batch | " + " | ".join([*ARMS.values(), *_FURTHER]) + " |",
+        "|---" * (3 + len(ARMS) + len(_FURTHER)) + "|",
     ]
     for case in decode_cases():
         row = measured.get(tuple(case.key.values()))
-        lines.append("| " + " | ".join([*map(str, case.key.values()), *(_cell(row, arm) for arm in ARMS)]) + " |")
+        cells = [*(_cell(row, arm) for arm in ARMS), *(_further(row, title) for title in _FURTHER)]
+        lines.append("| " + " | ".join([*map(str, case.key.values()), *cells]) + " |")
     notes = [note for case in decode_cases() for note in _notes(case, measured.get(tuple(case.key.values())))]
     return "\n".join([*lines, *(["", *notes] if notes else [])])
 
@@ -45,6 +54,16 @@ def _cell(row: Row | None, arm: str) -> str:
         return NOT_RUN
     figures = row["arms"][arm]
     return COULD_NOT if "note" in figures else f"{figures['ms_per_token']:.3f}"
+
+
+def _further(row: Row | None, title: str) -> str:
+    """A dash where one of the arms that it compares could not run."""
+    if row is None:
+        return NOT_RUN
+    try:
+        return _FURTHER[title](row)
+    except KeyError:
+        return "–"
 
 
 def _notes(case: DecodeCase, row: Row | None) -> list[str]:

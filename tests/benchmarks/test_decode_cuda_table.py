@@ -24,7 +24,7 @@ def test_what_nobody_has_run_says_so_in_every_cell() -> None:
     """A missing table reads as if speed on GPUs were beside the point."""
     found = cells(decode_cuda_not_run())
     assert len(found) == len(list(decode_cases())) > 20
-    assert all(line == [NOT_RUN] * len(ARMS) for line in found.values())
+    assert all(line == [NOT_RUN] * len(line) and len(line) > len(ARMS) for line in found.values())
     assert "nobody has run it" in decode_cuda_not_run()
 
 
@@ -34,12 +34,15 @@ def test_a_run_fills_the_cells_that_it_measured(tmp_path: Path) -> None:
     case = next(case for case in decode_cases() if case.name == "8b_bf16_b8")
     figures = {"ms_per_token": 4.0, "tokens_per_s": 2000.0, "as_eager": 1.0}
     arms = {"eager": figures, "compile": {"note": "OutOfMemoryError: 3 GiB"}, "unsplit": figures, "tide": figures}
-    decode_cuda.record(report, case, arms | {"tide": figures | {"ms_per_token": 5.0}})
+    decode_cuda.record(report, case, arms | {"tide": figures | {"ms_per_token": 5.0, "host_ms_per_token": 0.25}})
     report.write(tmp_path / "run.json")
     table = decode_cuda_table(json.loads((tmp_path / "run.json").read_text()))
     found = cells(table)
-    assert found.pop(("8b", "bf16", "8")) == ["4.000", "could not run", "4.000", "5.000"]
-    assert all(line == [NOT_RUN] * len(ARMS) for line in found.values())
+    assert found.pop(("8b", "bf16", "8")) == [
+        *("4.000", "could not run", "4.000", "5.000"),
+        *("2000", "0.80", "–", "1.250", "0.250"),
+    ]
+    assert all(line == [NOT_RUN] * len(line) for line in found.values())
     assert "H200" in table and "- 8b, bf16, batch 8: HF torch.compile could not run: OutOfMemoryError: 3 GiB." in table
     assert "segments take at most 1.03 times the unsplit graph's time; it is 1.250" in table
 

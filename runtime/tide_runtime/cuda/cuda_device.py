@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from tide_runtime.errors import TargetError
 
-INSTALL = "pip install 'tide-llm[cuda]'"
+INSTALL = "pip install 'tide-llm[kernels]'"
 
 
 class CudaMemory:
