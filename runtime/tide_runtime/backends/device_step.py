@@ -20,7 +20,8 @@ from tide_runtime.backends.device_rows import DeviceRows
 from tide_runtime.backends.element_types import ELEMENT_TYPES, FP32, INT64, ElementType
 from tide_runtime.backends.interface import hidden_states
 from tide_runtime.backends.step_arrays import StepPositions, StepShape
-from tide_runtime.cuda.device import Device, Memory
+from tide_runtime.cuda.arena import Arena
+from tide_runtime.cuda.device import Device
 from tide_runtime.cuda.program import Enqueue
 from tide_runtime.cuda.transfer_block import TransferBlock
 from tide_runtime.errors import ParamsError
@@ -69,7 +70,7 @@ class DeviceSlots:
         self.every_layer: Sequence[str] = [segment.name for segment in backend.manifest.segments]
         backend.device.use()
         self.caches = DeviceCaches(backend.device, backend.manifest, backend.element, capacity)
-        self.buffers = DeviceBuffers(backend)
+        self.buffers = DeviceBuffers(backend.device)
         self.attached: dict[Hashable, Any] = {}
         self._steps: OrderedDict[StepShape, DeviceStep] = OrderedDict()
 
@@ -104,17 +105,20 @@ class DeviceSlots:
 
 
 class DeviceBuffers:
-    """Memory for what graphs give each other, shared by the steps of all shapes; a step keeps alive what it was bound to."""
+    """Arenas for what graphs give each other, shared by the steps of all shapes; a step keeps alive what it was bound to."""
 
-    def __init__(self, backend: DeviceBackend) -> None:
-        self._backend, self._kept = backend, dict[str, tuple[int, Memory]]()
+    def __init__(self, device: Device) -> None:
+        self._device, self._kept = device, dict[tuple[str, ...], Arena]()
 
-    def get(self, name: str, count_bytes: int) -> Memory:
-        size, memory = self._kept.get(name, (0, None))
-        if memory is None or size < count_bytes:
-            size = max(count_bytes, 2 * size)
-            self._kept[name] = size, self._backend.device.allocate(size)
-        return self._kept[name][1]
+    def get(self, **sizes: int) -> Arena:
+        """One for at least so many bytes of each name; asked for the same names again, the same one while it is large enough."""
+        names = tuple(sizes)
+        kept = self._kept.get(names)
+        if kept is None or any(size > kept.sizes[name] for name, size in sizes.items()):
+            known = kept.sizes if kept is not None else {}
+            grown = {name: max(size, 2 * known.get(name, 0)) for name, size in sizes.items()}
+            self._kept[names] = Arena(self._device, grown)
+        return self._kept[names]
 
 
 class DeviceStep:
@@ -142,7 +146,8 @@ class DeviceStep:
         self.block = TransferBlock(backend.device, {name: (size, types.get(name, dtype)) for name, (size, dtype) in sent.items()})
         self._biases: dict[str, tuple[AttentionBias, TransferBlock]] = {}
         self._runs: dict[str, Enqueue] = {}
-        self._memory: dict[str, Memory] = {}
+        self._arena = self._buffers.get(**self._sizes())
+        self._head_logits: Arena | None = None
         self._counts: Sequence[int] = ()
         self._wanted: Sequence[int] = ()
         self._lengths: Sequence[int] = [0] * shape.rows
@@ -233,17 +238,16 @@ class DeviceStep:
     def logits(self) -> DeviceRows:
         """[N, V], of the graph run last; stay where they are until somebody looks at them."""
         element, vocab = self.slots.backend.logits_element, self.slots.backend.manifest.model.vocab_size
+        device, arena = self.slots.backend.device, self._arena
         if not self._from_head:
-            memory = self._matrix("logits", self.shape.outputs, vocab, element)
-            return DeviceRows(self.slots.backend.device, memory.pointer, (self.shape.outputs, vocab), element, memory, None)
-        memory = self._matrix("head_logits", self.places, vocab, element)
+            return DeviceRows(device, arena.pointers["logits"], (self.shape.outputs, vocab), element, arena, None)
         places = self._packed_from.tolist() if self._padded else None
-        return DeviceRows(self.slots.backend.device, memory.pointer, (self.shape.tokens, vocab), element, memory, places)
+        arena = self._for_head()
+        return DeviceRows(device, arena.pointer, (self.shape.tokens, vocab), element, arena, places)
 
     def address(self, name: str) -> int:
         """Where ``token`` [N] or ``score`` [T] lies."""
-        kind, count = (INT64, self._token_room) if name == "token" else (FP32, self.places)
-        return self._buffer(name, count * kind.bytes).pointer
+        return self._arena.pointers[name]
 
     def tensors(self, graph: str, packed: bool, names: Sequence[str]) -> dict[str, DeviceTensor]:
         """Those of the tensors ``names`` that ``graph`` takes and gives: as [1, T, …] where ``packed``, else as [B, S, …]."""
@@ -264,8 +268,8 @@ class DeviceStep:
         if name == "token":
             return DeviceTensor(self.address("token"), (1, given), INT64)
         if name == "logits":
-            memory = self._matrix("head_logits" if graph == HEAD else "logits", given, model.vocab_size, backend.logits_element)
-            return DeviceTensor(memory.pointer, (1, given, model.vocab_size), backend.logits_element)
+            pointer = self._for_head().pointer if graph == HEAD else self._arena.pointers["logits"]
+            return DeviceTensor(pointer, (1, given, model.vocab_size), backend.logits_element)
         if name == "score":
             return DeviceTensor(self.address("score"), tokens, FP32)
         if name.startswith(BIAS):
@@ -298,25 +302,34 @@ class DeviceStep:
         backend = self.slots.backend
         width, rows = backend.manifest.model.hidden_size, []
         for number in range(len(backend.manifest.segments)):
-            memory = self._matrix(f"hidden_{number}", self.places, width, backend.element)
-            shape = (self.shape.tokens, width)
-            rows.append(DeviceRows(backend.device, memory.pointer, shape, backend.element, memory, places))
+            pointer, shape = self._arena.pointers[f"hidden_{number}"], (self.shape.tokens, width)
+            rows.append(DeviceRows(backend.device, pointer, shape, backend.element, self._arena, places))
         return rows
 
-    def _matrix(self, name: str, rows: int, width: int, element: ElementType) -> Memory:
-        return self._buffer(name, rows * width * element.bytes)
+    def _sizes(self) -> dict[str, int]:
+        """Bytes of what the graphs of a step give, but for the head's logits of every token, which few steps ask for."""
+        backend, model = self.slots.backend, self.slots.backend.manifest.model
+        states = self.places * model.hidden_size * backend.element.bytes
+        return {
+            **{f"hidden_{number}": states for number in range(len(backend.manifest.segments))},
+            "logits": self.shape.outputs * model.vocab_size * backend.logits_element.bytes,
+            "token": self._token_room * INT64.bytes,
+            "score": self.places * FP32.bytes,
+        }
 
-    def _buffer(self, name: str, count_bytes: int) -> Memory:
-        if name not in self._memory:
-            self._memory[name] = self._buffers.get(name, count_bytes)
-        return self._memory[name]
+    def _for_head(self) -> Arena:
+        if self._head_logits is None:
+            backend = self.slots.backend
+            row_bytes = backend.manifest.model.vocab_size * backend.logits_element.bytes
+            self._head_logits = self._buffers.get(head_logits=self.places * row_bytes)
+        return self._head_logits
 
     def _read(self, name: str, element: ElementType, count: int) -> NDArray[Any]:
         device = self.slots.backend.device
         if name not in self._read_back:
             self._read_back[name] = device.pinned(count * element.bytes).view(element.host)
         if name not in self._fresh:
-            device.download(self._read_back[name], self._buffer(name, count * element.bytes).pointer)
+            device.download(self._read_back[name], self._arena.pointers[name])
             device.synchronize()
             self._fresh.add(name)
         return self._read_back[name]

@@ -22,7 +22,7 @@ from tide_runtime.backends.element_types import ELEMENT_TYPES, ElementType, elem
 from tide_runtime.backends.step_arrays import StepShape
 from tide_runtime.bundle import Bundle
 from tide_runtime.cuda.arena import Arena
-from tide_runtime.cuda.device import Device, Memory
+from tide_runtime.cuda.device import Device
 from tide_runtime.cuda.engine_refit import refit, stripped_graph
 from tide_runtime.cuda.program import Enqueue
 from tide_runtime.engine_info import EngineInfo
@@ -189,7 +189,7 @@ class _Copy:
     """A cache that an engine writes to other memory than it reads, as TensorRT before 10.15 must; copied back after each run."""
 
     cache: int
-    made: Memory
+    made: Arena
     count_bytes: int
 
     @staticmethod
@@ -197,7 +197,7 @@ class _Copy:
         """Gives the engine memory of its own for the cache output ``name``."""
         tensor = tensors[name]
         count_bytes = math.prod(tensor.shape) * tensor.element.bytes
-        made = step.slots.buffers.get(name, count_bytes)
+        made = step.slots.buffers.get(**{name: count_bytes})
         tensors[name] = replace(tensor, pointer=made.pointer)
         return _Copy(tensor.pointer, made, count_bytes)
 

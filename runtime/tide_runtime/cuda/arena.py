@@ -23,12 +23,15 @@ def layout(sizes: Mapping[str, int]) -> tuple[dict[str, int], int]:
 
 
 class Arena:
-    """Device memory for ``sizes`` (name → bytes), zero at first; ``pointers``: address of each. Freed with this object.
+    """Device memory for ``sizes`` (name → bytes), zero at first; ``pointers``: address of each, ``pointer``: of the first.
+
+    Freed with this object.
 
     Raises TargetError when the device has not so much.
     """
 
     def __init__(self, device: Device, sizes: Mapping[str, int]) -> None:
+        self.sizes = dict(sizes)
         places, self.bytes = layout(sizes)
         self._memory = device.allocate(self.bytes)
         self.pointer = self._memory.pointer

@@ -95,7 +95,7 @@ class DecodeLoop:
     def _with_exit(self, kernels: LoopKernels, exit: LoopExit) -> tuple[Node, ...]:
         wide = [exit.window] * self.rows
         # Its buffers hold what waits from turn to turn, so they are not those of the other steps.
-        deep = DeviceStep(self.slots, StepShape.of(0, wide, self._ones), DeviceBuffers(self.slots.backend), captured=True)
+        deep = DeviceStep(self.slots, StepShape.of(0, wide, self._ones), DeviceBuffers(self.slots.backend.device), captured=True)
         states = self._step.hidden[exit.boundary - 1]
         gate = ExitGate(
             hidden=states.pointer,
