@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 ENGINE_FOLDER = "engines"
 # Part of every engine's key: to be raised when the same graph is to become another engine (repairs, builder settings).
-_RECIPE = 1
+_RECIPE = 2
 
 
 def build_engines(
