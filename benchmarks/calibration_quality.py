@@ -121,7 +121,7 @@ def measure(report: Report, name: str, plan: Plan, directory: Path) -> None:
     test = trace_split(captured, "test", model.lm_head, heads, routers)
     _report_heads(report, name, test, plan, seconds)
     _report_routers(report, name, test, judged)
-    threshold = trace_split(captured, "threshold", model.lm_head, heads, routers)
+    threshold = trace_split(captured, "threshold", model.lm_head, {exit: heads[exit] for exit in judged}, routers)
     with tempfile.TemporaryDirectory() as temporary:
         costs = measure_model_costs(loaded, "fp32", Path(temporary))
     _report_choice(report, name, router_choices(threshold, test, costs))

@@ -44,18 +44,21 @@ def trace_split(
     """
     windows = windows_of(capture, split, max_windows)
     boundaries = sorted({boundary for head in heads.values() for boundary in head.boundaries} | {capture.num_layers})
-    full_nll, rows = [], {exit: _ExitRows() for exit in heads}
+    lengths = capture.lengths[windows]
+    tokens, done = int(lengths.sum()), 0
+    full_nll = np.empty(tokens, np.float32)
+    rows = {exit: _ExitRows(tokens, routers.get(exit, ())) for exit in heads}
     for part in in_batches(windows, _WINDOWS_PER_READ):
         batch = read_batch(capture, part, boundaries)
         following = _following(capture, part, batch)
-        full_nll.append(_full_nll(batch, following, lm_head, capture.num_layers))
+        here = slice(done, done := done + len(following))
+        full_nll[here] = _full_nll(batch, following, lm_head, capture.num_layers)
         for exit, head in heads.items():
-            rows[exit].add(batch, following, head, routers.get(exit, ()))
-    lengths = capture.lengths[windows]
+            rows[exit].put(here, batch, following, head)
     return SplitTrace(
         window=np.repeat(windows, lengths).astype(np.int32),
         document=np.repeat(capture.document[windows], lengths).astype(np.int32),
-        full_nll=np.concatenate(full_nll),
+        full_nll=full_nll,
         exits={exit: rows[exit].trace(*exit) for exit in heads},
         num_layers=capture.num_layers,
     )
@@ -72,25 +75,27 @@ def windows_of(capture: Capture, split: SplitName, max_windows: int | None = Non
 
 
 class _ExitRows:
-    """One exit's answers, collected batch by batch."""
+    """One exit's answers to ``tokens`` tokens, filled batch by batch.
 
-    def __init__(self) -> None:
-        self.agrees: list[NDArray[np.bool_]] = []
-        self.nll: list[NDArray[np.float32]] = []
-        self.scores: dict[str, list[NDArray[np.float32]]] = {}
+    Nothing that stays is allocated on the way: small arrays between a batch's logits would keep the heap from shrinking, by the
+    size of the logits of every batch.
+    """
+
+    def __init__(self, tokens: int, routers: Sequence[Router]) -> None:
+        self.agrees, self.nll = np.empty(tokens, np.bool_), np.empty(tokens, np.float32)
+        self.scores = {router.kind: np.empty(tokens, np.float32) for router in routers}
+        self._routers = routers
 
     @torch.no_grad()
-    def add(self, batch: WindowBatch, following: Tensor, head: ExitHead, routers: Sequence[Router]) -> None:
+    def put(self, here: slice, batch: WindowBatch, following: Tensor, head: ExitHead) -> None:
         logits = head.logits(batch.states)[batch.valid]
-        self.agrees.append((logits.argmax(-1) == batch.top_ids[batch.valid][:, 0]).numpy())
-        self.nll.append(_nll(logits, logits.logsumexp(-1), following))
-        for router in routers:
-            scores = router.scores(batch.states[head.checkpoint][batch.valid], logits)
-            self.scores.setdefault(router.kind, []).append(scores.numpy())
+        self.agrees[here] = (logits.argmax(-1) == batch.top_ids[batch.valid][:, 0]).numpy()
+        self.nll[here] = _nll(logits, logits.logsumexp(-1), following)
+        for router in self._routers:
+            self.scores[router.kind][here] = router.scores(batch.states[head.checkpoint][batch.valid], logits).numpy()
 
     def trace(self, checkpoint: int, kind: str) -> ExitTrace:
-        scores = {name: np.concatenate(parts) for name, parts in self.scores.items()}
-        return ExitTrace(checkpoint, kind, np.concatenate(self.agrees), np.concatenate(self.nll), scores)
+        return ExitTrace(checkpoint, kind, self.agrees, self.nll, self.scores)
 
 
 def _following(capture: Capture, windows: NDArray[np.int64], batch: WindowBatch) -> Tensor:
