@@ -1,6 +1,7 @@
 """Gets contestants ready: makes what they load, starts their processes, and notes why one cannot run.
 
-Nothing is timed here, so arms get ready two at a time where the machine has room: compilers and exporters run on one core.
+Nothing is timed here, so arms get ready two at a time where the machine has room: compilers and exporters run on one core. What
+runs by torch keeps to one core meanwhile: threads that wait for each other on cores that others use wait ten times as long.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from tide_runtime import TideError
 from tide_runtime.manifest import Manifest
 
 from tide_bench.arms import OURS
-from tide_bench.arms.base import Timing
+from tide_bench.arms.base import Timing, use_all_cores
 from tide_bench.arms.process import ArmError, ArmProcess
 from tide_bench.bundles import export_cuts
 from tide_bench.contestants import POLICIES, Contestant
@@ -26,6 +27,7 @@ from tide_bench.source_model import SourceModel
 # TIDE's arm first, as static skip asks it for its depth; then what takes longest, so that nothing waits for it at the end.
 _FIRST = (OURS, "compile")
 _CUTS = ("unsplit", "static")  # bundles of our own exporter, made from one trace
+_BY_TORCH = ("eager", "predecessor")  # compiled code is for as many threads as it was compiled with
 
 
 @dataclass(frozen=True)
@@ -92,6 +94,8 @@ class Stage:
                 self.withdraw(contestant, _first_line(error))
             else:
                 entries.append(entry)
+        if entries and self._lanes > 1 and entries[0].contestant.kind in _BY_TORCH:
+            entries[0].process.apply(use_all_cores)
         return entries
 
     def withdraw(self, contestant: Contestant, reason: str) -> None:
@@ -120,7 +124,7 @@ class Stage:
             with self._phases("make", kind):
                 folder = self._folder(kind)
             with self._phases("load", kind):
-                self._processes[kind] = ArmProcess(kind, folder)
+                self._processes[kind] = ArmProcess(kind, folder, 1 if self._lanes > 1 and kind in _BY_TORCH else None)
         return self._processes[kind]
 
     def _folder(self, kind: str) -> Path:

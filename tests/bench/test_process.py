@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
@@ -10,9 +11,11 @@ from threading import Thread
 from types import SimpleNamespace
 
 import pytest
+import torch
 from tide_bench.arms import ARMS
-from tide_bench.arms.base import ArmKind
+from tide_bench.arms.base import FEW_THREADS, ArmKind, use_all_cores
 from tide_bench.arms.process import ArmError, ArmProcess, _serve
+from tide_bench.report import cores
 
 
 class Moody:
@@ -78,3 +81,36 @@ def test_an_arm_that_cannot_be_loaded_says_why(monkeypatch: pytest.MonkeyPatch) 
     ours, theirs = Pipe()
     _serve(theirs, "absent", Path())
     assert ours.recv()[0] == "ImportError: no module named genai"
+
+
+class Threaded:
+    """Says how many threads torch has."""
+
+    def __init__(self) -> None:
+        torch.set_num_threads(int(os.environ.get(FEW_THREADS, cores())))
+
+    def threads(self) -> int:
+        return torch.get_num_threads()
+
+
+@pytest.mark.parametrize("few", [None, 1])
+def test_torch_begins_with_few_threads_and_goes_on_with_all(few: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A baseline on one core would flatter everybody else."""
+    monkeypatch.setenv(FEW_THREADS, "")  # is put back afterwards
+    monkeypatch.delenv(FEW_THREADS)
+    monkeypatch.setitem(ARMS, "threaded", ArmKind("threaded", lambda folder: Threaded()))
+    before = torch.get_num_threads()
+    ours, theirs = Pipe()
+    thread = Thread(target=_serve, args=(theirs, "threaded", Path(), few))
+    thread.start()
+    try:
+        assert ours.recv()[0] is None
+        asked = []
+        for request in (("threads", (), {}), ("__call__", (use_all_cores,), {}), ("threads", (), {})):
+            ours.send(request)
+            asked.append(ours.recv()[1])
+        assert asked == [few or cores(), None, cores()]
+    finally:
+        ours.send(None)
+        thread.join(10)
+        torch.set_num_threads(before)

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 import pytest
 from tide_bench import stage as module
+from tide_bench.arms.base import use_all_cores
 from tide_bench.arms.process import ArmError
 from tide_bench.contestants import Contestant
 from tide_bench.phases import Phases
@@ -23,11 +24,15 @@ class Loaded:
 
     order: ClassVar[list[str]] = []
 
-    def __init__(self, kind: str, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, kind: str, folder: Path, threads: int | None = None) -> None:
+        self.folder, self.threads = folder, threads
         if kind == "genai":
             raise ArmError("no wheel")
         Loaded.order.append(kind)
+
+    def apply(self, function: Any) -> None:
+        assert function is use_all_cores
+        self.threads = None
 
 
 @pytest.fixture
@@ -46,9 +51,9 @@ def exports(monkeypatch: pytest.MonkeyPatch) -> list[dict[Path, str]]:
     return calls
 
 
-def _stage(kinds: list[str], depth: Any = lambda entry: 9) -> Stage:
+def _stage(kinds: list[str], depth: Any = lambda entry: 9, lanes: int = 2) -> Stage:
     source = SourceModel(Path("weights"), "identity")
-    return Stage(Path("engine"), MANIFEST, source, Path("cache"), kinds, depth, 2, Phases(lambda text: None))
+    return Stage(Path("engine"), MANIFEST, source, Path("cache"), kinds, depth, lanes, Phases(lambda text: None))
 
 
 def _contestants(*kinds: str) -> list[Contestant]:
@@ -75,6 +80,20 @@ def test_two_arms_get_ready_at_once_but_never_beside_tide(exports: list) -> None
 
     _stage(["tide"]).enter(_contestants("tide", "eager", "compile"), rehearse)
     assert beside == ["tide"]
+
+
+@pytest.mark.parametrize("lanes", [1, 2])
+def test_torch_keeps_to_one_core_while_others_get_ready(exports: list, lanes: int) -> None:
+    """Its threads would wait for each other on cores that a compiler uses; or time an eager model on one core."""
+    while_ready = {}
+
+    def rehearse(entry: Entry) -> None:
+        while_ready[entry.contestant.kind] = entry.process.threads  # type: ignore[attr-defined]
+
+    entries = _stage(["tide"], lanes=lanes).enter(_contestants("tide", "eager", "compile", "predecessor"), rehearse)
+    few = 1 if lanes > 1 else None
+    assert while_ready == {"tide": None, "eager": few, "compile": None, "predecessor": few}
+    assert {entry.process.threads for entry in entries} == {None}  # type: ignore[attr-defined]
 
 
 def test_our_own_graphs_come_from_one_trace(exports: list) -> None:

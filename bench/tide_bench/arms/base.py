@@ -7,6 +7,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from tide_bench.report import cores
+
+FEW_THREADS = "TIDE_BENCH_THREADS"  # environment: threads of torch while arms get ready beside each other
+
+
+def use_all_cores(arm: Any) -> None:
+    """Of this process, whose ``arm`` runs by torch."""
+    import torch
+
+    torch.set_num_threads(cores())
+
 
 @dataclass(frozen=True)
 class Timing:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -11,13 +12,13 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.generation.streamers import BaseStreamer
 from transformers.utils import logging
 
-from tide_bench.arms.base import Timing
+from tide_bench.arms.base import FEW_THREADS, Timing
 from tide_bench.report import cores
 
 
 def load_eager(folder: Path) -> PreTrainedModel:
-    """The model in fp32 and eval mode, with end-of-sequence ids off, and torch on all cores of this process."""
-    torch.set_num_threads(cores())
+    """The model in fp32 and eval mode, with end-of-sequence ids off, and torch on all cores or the few it is to begin with."""
+    torch.set_num_threads(int(os.environ.get(FEW_THREADS, cores())))
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()

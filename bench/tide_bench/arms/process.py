@@ -6,6 +6,7 @@ Thread pools of different libraries in one process would spin against each other
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable
 from functools import partial
 from multiprocessing import get_context
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from tide_bench.arms import ARMS
-from tide_bench.arms.base import Timing
+from tide_bench.arms.base import FEW_THREADS, Timing
 from tide_bench.peak_memory import forget_peak, peak_bytes
 
 _TIMEOUT_S = 900  # torch.compile of 24 layers takes a minute or two
@@ -28,13 +29,16 @@ class ArmProcess:
     """The arm ``name`` on the model in ``folder``. Close it to give its memory back.
 
     ``peak_bytes``: the most memory that its process held during the last call.
+
+    Args:
+        threads: of torch, until `use_all_cores` is applied; None: all cores from the beginning.
     """
 
-    def __init__(self, name: str, folder: Path) -> None:
+    def __init__(self, name: str, folder: Path, threads: int | None = None) -> None:
         self.name, self.peak_bytes = name, 0
         context = get_context("spawn")
         self._pipe, theirs = context.Pipe()
-        self._process = context.Process(target=_serve, args=(theirs, name, folder), daemon=True)
+        self._process = context.Process(target=_serve, args=(theirs, name, folder, threads), daemon=True)
         self._process.start()
         theirs.close()
         try:
@@ -90,8 +94,10 @@ class ArmProcess:
         return value
 
 
-def _serve(pipe: Connection, name: str, folder: Path) -> None:
+def _serve(pipe: Connection, name: str, folder: Path, threads: int | None = None) -> None:
     """Load the arm, then answer calls. One that fails is answered with the reason; the arm stays for the next."""
+    if threads is not None:
+        os.environ[FEW_THREADS] = str(threads)
     arm = _answer(pipe, lambda: ARMS[name].load(folder), keep=True)
     while arm is not None and (request := pipe.recv()) is not None:
         method, args, options = request
