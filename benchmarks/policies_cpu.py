@@ -46,7 +46,7 @@ MODELS = ("layerskip", "stock", "random")
 PROMPT_TOKENS = 64
 SAMPLED_SHARE, RANDOM_SHARE = 4, 4  # one prompt in so many for sampling and for random weights
 LEAST_GROUPS = 8  # intervals of fewer say nothing
-LEAST_PROMPTS = 64  # in all turns of an arm: one prompt takes a quarter of a second, in which a machine's speed says little
+LEAST_PROMPTS = 64  # in all turns of an arm that takes a share: a quarter of a second for one says little
 QUEUE = 6  # prompts per slot that a batch works off in one turn: a slot whose row is finished takes the next one
 SAMPLE = 6  # prompts on which baselines are fitted
 

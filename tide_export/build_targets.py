@@ -50,7 +50,7 @@ def build_targets(
     Args:
         tell: is shown every lowering, of which several targets may share one.
 
-    Raises TargetError, or what the only target raised, when none could be built.
+    Raises TargetError, or the only target's own child of TideError, when none could be built.
     """
     lowerings: dict[object, LoweredModel] = {}
     built, errors = BuiltTargets(), []
@@ -67,12 +67,19 @@ def build_targets(
             built.graphs = built.graphs or graphs
         except Exception as error:  # each compiler has its own
             _remove_files(job, target)
-            known = isinstance(error, TideError)
-            errors.append(error if known else TargetError(f"{type(error).__name__}: {error}"))
+            errors.append(_as_tide_error(error))
             job.progress.failed(target.name, str(errors[-1]))
     if not built.targets:
         raise errors[0] if len(errors) == 1 else TargetError("; ".join(map(str, errors)))
     return built
+
+
+def _as_tide_error(error: Exception) -> TideError:
+    if isinstance(error, TideError):
+        return error
+    wrapped = TargetError(f"{type(error).__name__}: {error}")
+    wrapped.__cause__ = error
+    return wrapped
 
 
 @dataclass(frozen=True)

@@ -52,7 +52,7 @@ def export(
     that were asked for, and the others could not be built.
     """
     config, progress = config or ExportConfig(), progress or ExportProgress(quiet=True)
-    check_options(config.trt, choose_targets(config.targets, config.dtype)[0])  # said before minutes of work
+    check_options(config.trt, *choose_targets(config.targets, config.dtype))  # said before minutes of work
     calibration = read_exit_calibration(Path(config.calibration)) if config.calibration is not None else None
     with new_directory(Path(out), force) as directory, ExitStack() as stack:
         if config.data is not None:

@@ -95,7 +95,12 @@ class Stage:
             else:
                 entries.append(entry)
         if entries and self._lanes > 1 and entries[0].contestant.kind in _BY_TORCH:
-            entries[0].process.apply(use_all_cores)
+            try:
+                entries[0].process.apply(use_all_cores)
+            except ArmError as error:  # its process died in the rehearsal
+                for entry in entries:
+                    self.withdraw(entry.contestant, _first_line(error))
+                return []
         return entries
 
     def withdraw(self, contestant: Contestant, reason: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import warnings
 from dataclasses import dataclass
 
@@ -71,6 +72,8 @@ def obstacle(target: TargetInfo, device: DeviceChoice, gpu: PresentGpu | None) -
 
 
 def _missing_package(target: TargetInfo) -> str | None:
+    if not _is_installed("cuda.core"):
+        return "the package cuda-core is not installed; pip install 'tide-llm[kernels]'"
     if target.backend == "onnxruntime-cuda":
         import onnxruntime
 
@@ -84,6 +87,13 @@ def _missing_package(target: TargetInfo) -> str | None:
     except TargetError as error:
         return str(error)
     return None
+
+
+def _is_installed(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # nor is the package that it is in
+        return False
 
 
 def _rank(target: TargetInfo) -> tuple[int, int]:

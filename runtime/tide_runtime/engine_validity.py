@@ -1,6 +1,6 @@
 """Whether targets run on this machine: what keeps them from it, and what TensorRT-RTX says of its engines' first bytes.
 
-Nothing is loaded and nothing compiled. TensorRT itself has no such question: its engines are checked when they are loaded.
+No engine is loaded and nothing compiled. TensorRT itself has no such question: its engines are checked when they are loaded.
 """
 
 from __future__ import annotations

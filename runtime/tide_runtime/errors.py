@@ -31,6 +31,10 @@ class TargetError(TideError):
     """A target cannot be built or run on this machine."""
 
 
+class DeviceMemoryError(TargetError):
+    """A device has not as much memory as is asked for."""
+
+
 class IncompleteBundleError(TargetError):
     """A bundle was written with some of the targets that were asked for; the others cannot be built."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
@@ -14,6 +13,7 @@ import pytest
 import torch
 from tide_bench.arms import ARMS
 from tide_bench.arms.base import FEW_THREADS, ArmKind, use_all_cores
+from tide_bench.arms.eager import load_eager
 from tide_bench.arms.process import ArmError, ArmProcess, _serve
 from tide_bench.report import cores
 
@@ -83,11 +83,14 @@ def test_an_arm_that_cannot_be_loaded_says_why(monkeypatch: pytest.MonkeyPatch) 
     assert ours.recv()[0] == "ImportError: no module named genai"
 
 
+DEMO = Path(__file__).parents[2] / "examples" / "demo_model" / "stock"
+
+
 class Threaded:
     """Says how many threads torch has."""
 
     def __init__(self) -> None:
-        torch.set_num_threads(int(os.environ.get(FEW_THREADS, cores())))
+        load_eager(DEMO)
 
     def threads(self) -> int:
         return torch.get_num_threads()

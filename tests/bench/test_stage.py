@@ -96,6 +96,18 @@ def test_torch_keeps_to_one_core_while_others_get_ready(exports: list, lanes: in
     assert {entry.process.threads for entry in entries} == {None}  # type: ignore[attr-defined]
 
 
+def test_who_dies_in_the_rehearsal_ends_nobody_else(exports: list, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One arm that ran out of memory would end the benchmark of all."""
+
+    def dead(loaded: Loaded, function: Any) -> None:
+        raise ArmError("its process is gone")
+
+    monkeypatch.setattr(Loaded, "apply", dead)
+    stage = _stage(["tide"])
+    assert [e.contestant.name for e in stage.enter(_contestants("tide", "eager", "compile"))] == ["tide", "compile"]
+    assert stage.failures == {"eager": "its process is gone"}
+
+
 def test_our_own_graphs_come_from_one_trace(exports: list) -> None:
     """Tracing, which is most of an export, would be done for each of them."""
     kinds = ["tide", "unsplit", "static"]

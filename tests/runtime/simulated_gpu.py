@@ -6,6 +6,7 @@ The builder has the part of cuda.core's interface that the runtime uses; test_cu
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -43,6 +44,9 @@ class SimulatedGpu(HostDevice):
         self.recording: dict[int, SimulatedBuilder] = {}  # by the handle of the stream
         self.graph_launches = 0
         self._next = 1000
+
+    def capturing(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def new_handle(self) -> int:
         self._next += 1

@@ -45,6 +45,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
     def be(gpu: PresentGpu | None, *packages: str) -> None:
         monkeypatch.setattr(choose_target, "present_gpu", lambda ordinal: gpu)
+        monkeypatch.setattr(choose_target, "_is_installed", lambda module: True)
         for name in ("tensorrt", "tensorrt_rtx"):
             monkeypatch.setitem(sys.modules, name, SimpleNamespace(__version__="1.0") if name in packages else None)  # type: ignore[arg-type]
         providers = ["CPUExecutionProvider", *(["CUDAExecutionProvider"] if "onnxruntime-gpu" in packages else [])]
@@ -77,6 +78,16 @@ def test_an_engine_for_this_gpu_alone_before_a_portable_one(machine: Callable[..
     both.targets["rtx-sm_89"] = replace(both.targets["rtx-ampere+"], compute=[89])
     machine(PresentGpu("L4", 89), "tensorrt_rtx")
     assert chosen(both) == "rtx-sm_89"
+
+
+def test_a_gpu_without_cuda_core_is_passed_over(machine: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Loading would fail although the bundle has a target for the processor: the extra that builds engines has no runtime."""
+    machine(T4, "tensorrt_rtx", "onnxruntime-gpu")
+    monkeypatch.setattr(choose_target, "_is_installed", lambda module: module != "cuda.core")
+    with pytest.warns(
+        RuntimeWarning, match=r"rtx-sm_75: the package cuda-core is not installed; pip install 'tide-llm\[kernels\]'"
+    ):
+        assert chosen(manifest("cpu", "rtx-sm_75")) == "cpu"
 
 
 def test_engines_of_another_release_are_passed_over(machine: Callable[..., None]) -> None:

@@ -26,7 +26,6 @@ HELD = {
         "self.gpu": core.Device,
         "self.core_stream": core.Stream,
         "self._pinned": core.LegacyPinnedMemoryResource,
-        "self._buffer": core.Buffer,
         "buffer": core.Buffer,
         "self._event": core.Event,
         "self._api": driver,
@@ -34,6 +33,7 @@ HELD = {
         "self._api.CUmemorytype": driver.CUmemorytype,
         "wanted": driver.CUDA_MEMCPY2D,
     },
+    "deferred_frees.py": {"self._dropped.popleft()": core.Buffer},
     "graph_driver.py": {
         "self._device.gpu": core.Device,
         "self._device.core_stream": core.Stream,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import product
+from threading import Thread
 from weakref import ref
 
 import numpy as np
@@ -19,11 +20,13 @@ from tide_runtime.backends.device_step import DeviceStep
 from tide_runtime.backends.element_types import ElementType
 from tide_runtime.calibration import ExitInfo
 from tide_runtime.cuda.decode_loop import LoopExit
+from tide_runtime.cuda.device import Device
 from tide_runtime.cuda.graph_driver import GraphDriver
 from tide_runtime.cuda.host_driver import HostDriver
+from tide_runtime.cuda.loop_state import LoopState
 from tide_runtime.cuda.program import Enqueue
 from tide_runtime.cuda.token_ring import NO_TOKEN, TokenRing
-from tide_runtime.errors import NumericsError, TargetError, TideError
+from tide_runtime.errors import DeviceMemoryError, NumericsError, TargetError, TideError
 from tide_runtime.params import GenerationParams
 from tide_runtime.policies.driven import DrivenDepth, Drivers
 from tide_runtime.policies.exit import ExitDepth
@@ -241,6 +244,52 @@ def test_a_capture_that_fails_on_the_way_leaves_nothing_behind(fixed: bool) -> N
     with pytest.warns(RuntimeWarning, match="RuntimeError: it waits for the stream; decoding is driven from the host"):
         assert driven.tokens(wanted) == expected(wanted, EXIT)
     assert not driven.gpu.recording and driven.gpu.graph_launches == 0
+
+
+def test_other_threads_wait_until_a_capture_is_done() -> None:
+    """What they queue on the stream would become part of the graph, and run again with every token of somebody else's text."""
+    driven = Driven(fixed=True)
+    bind, beside = driven.backend.bind, list[tuple[Thread, bool]]()
+    others = driven.backend.slots(1).step(0, [1])
+    others.place([0])
+    others.run("segment_0")
+
+    def bind_watched(form: str, step: DeviceStep, graph: str) -> Enqueue:
+        enqueue = bind(form, step, graph)
+
+        def run(stream: int) -> None:
+            if driven.gpu.recording and not beside:
+                thread = Thread(target=others.run, args=("segment_0",))
+                thread.start()
+                thread.join(0.2)
+                beside.append((thread, thread.is_alive()))
+            enqueue(stream)
+
+        return run
+
+    driven.backend.bind = bind_watched  # type: ignore[method-assign]
+    wanted = requests()
+    assert driven.tokens(wanted) == expected(wanted, None) and driven.gpu.graph_launches
+    [(thread, waited)] = beside
+    thread.join(10)
+    assert waited and not thread.is_alive()
+
+
+def test_a_loop_that_has_no_room_leaves_its_rows_to_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU that was full once would drive nothing any more."""
+    driven, made = Driven(), LoopState.__init__
+
+    def full(state: LoopState, device: Device, rows: int, turns: int) -> None:
+        if rows > 1:
+            raise DeviceMemoryError("the GPU has no 1 MiB left")
+        made(state, device, rows, turns)
+
+    monkeypatch.setattr(LoopState, "__init__", full)
+    wanted = requests()
+    with pytest.warns(RuntimeWarning, match="no 1 MiB left; decoding is driven from the host"):
+        assert driven.tokens(wanted) == expected(wanted, None)
+    assert driven.tokens(wanted, 1) == expected(wanted, None)
+    assert driven.gpu.graph_launches and driven.policy.refused is None
 
 
 def test_a_loop_is_captured_when_all_of_it_has_run() -> None:

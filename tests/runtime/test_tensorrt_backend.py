@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
+from weakref import ref
 
 import numpy as np
 import pytest
@@ -18,6 +20,7 @@ from runtime.tiny_device_backend import TinyDeviceBackend
 from runtime.tiny_generation import make_row, output
 from runtime.tiny_transformer import HIDDEN
 from tide_runtime.backends import element_types, tensorrt
+from tide_runtime.backends.device_step import DeviceSlots
 from tide_runtime.backends.element_types import ELEMENT_TYPES
 from tide_runtime.backends.tensorrt import TensorRtBackend, load_module
 from tide_runtime.bundle import Bundle
@@ -261,6 +264,24 @@ def test_a_context_for_each_profile_and_one_scratch_memory(bundle: Bundle) -> No
         step.run("segment_0")
     assert sorted(context.profile for context in api.contexts) == [0, 1]
     assert {context.scratch for context in api.contexts} == {(made._scratch.pointer, max(SCRATCH.values()))}
+
+
+def test_caches_that_nobody_uses_are_given_back(bundle: Bundle) -> None:
+    """Contexts, or what is bound to them, would keep gigabytes of a GPU until the garbage collector comes by."""
+    made, api = backend(bundle)
+    slots = cast(DeviceSlots, made.slots(2))
+    drivers = Drivers(HostDriver(api.gpu).compile, GraphDriver(api.gpu).compile)
+    policy: Any = DrivenDepth(FullDepth(bundle.manifest, 8), NumpyLoopKernels(api.gpu), 3, drivers)
+    gc.disable()
+    try:
+        for _ in run(policy, slots, [make_row(request, bundle.manifest) for request in requests(eos=(4,))]):
+            pass
+        known = ref(slots)
+        slots.close()
+        del slots
+        assert known() is None
+    finally:
+        gc.enable()
 
 
 def test_a_step_without_a_profile_is_refused(bundle: Bundle) -> None:

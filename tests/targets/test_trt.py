@@ -160,3 +160,4 @@ def test_options_that_nothing_takes_are_refused(options, targets, said):
     with pytest.raises(TargetError, match=said):
         check_options(TrtOptions(**options), [TARGETS[name] for name in targets])
     check_options(TrtOptions(), [TARGETS[name] for name in targets])
+    check_options(TrtOptions(strip_weights=True), [TARGETS["cpu"]], ["trt-sm_90"])  # whose own reason is told later

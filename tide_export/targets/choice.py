@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from tide_runtime.errors import TargetError
 from tide_runtime.present_gpu import present_gpu, runs_code_for
@@ -33,11 +33,11 @@ def choose_targets(names: Sequence[str], dtype: str) -> tuple[list[Target], dict
     return chosen, refused
 
 
-def check_options(options: TrtOptions, targets: Sequence[Target]) -> None:
-    """Raise TargetError for options that none of ``targets`` takes, or that TensorRT does not offer for the GPU of one."""
-    engines = [target for target in targets if target.backend == "tensorrt"]
+def check_options(options: TrtOptions, chosen: Sequence[Target], refused: Collection[str] = ()) -> None:
+    """Raise TargetError for options that no target asked for takes, or that TensorRT does not offer for the GPU of one."""
+    engines = [t for t in (*chosen, *(TARGETS[name] for name in refused)) if t.backend == "tensorrt"]
     if options.asked and not engines:
-        raise TargetError(f"{', '.join(options.asked)}: only targets trt-sm_* take that, and none is to be built; leave it out")
+        raise TargetError(f"{', '.join(options.asked)}: only targets trt-sm_* take that, and none is asked for; leave it out")
     for target in engines:
         options.check(*target.machine.compute)
 

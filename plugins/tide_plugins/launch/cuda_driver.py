@@ -9,7 +9,7 @@ import ctypes
 from ctypes import Structure
 from typing import Any
 
-from tide_runtime.errors import TargetError
+from tide_runtime.errors import DeviceMemoryError, TargetError
 
 from tide_plugins.plans import LaunchPlan
 
@@ -53,8 +53,11 @@ class CudaDriver:
         from cuda.core import ObjectCode
 
         self._gpu.set_current()
-        code = ObjectCode.from_ptx(image) if ptx else ObjectCode.from_cubin(image)
-        return code.get_kernel(symbol)
+        try:
+            code = ObjectCode.from_ptx(image) if ptx else ObjectCode.from_cubin(image)
+            return code.get_kernel(symbol)
+        except Exception as error:  # cuda.core's own, for images that an older driver does not know
+            raise TargetError(f"GPU {self.device} cannot load {symbol}: {type(error).__name__}: {error}") from error
 
     def allow_shared(self, entry: Any, shared_bytes: int) -> None:
         attribute = self._api.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
@@ -65,8 +68,11 @@ class CudaDriver:
 
         self._gpu.set_current()
         on = Stream.from_handle(stream)
-        buffer = self._gpu.allocate(count_bytes, stream=on)
-        buffer.fill(0, stream=on)
+        try:
+            buffer = self._gpu.allocate(count_bytes, stream=on)
+            buffer.fill(0, stream=on)
+        except Exception as error:  # cuda.core's own
+            raise DeviceMemoryError(f"GPU {self.device} has no {count_bytes} bytes left ({error})") from error
         return BufferMemory(buffer)
 
     def launch(self, entry: Any, plan: LaunchPlan, params: Structure, stream: int) -> None:

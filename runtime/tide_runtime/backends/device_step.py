@@ -116,9 +116,14 @@ class DeviceBuffers:
         kept = self._kept.get(names)
         if kept is None or any(size > kept.sizes[name] for name, size in sizes.items()):
             known = kept.sizes if kept is not None else {}
-            grown = {name: max(size, 2 * known.get(name, 0)) for name, size in sizes.items()}
+            grown = {name: _grown(known.get(name, 0), size) for name, size in sizes.items()}
             self._kept[names] = Arena(self._device, grown)
         return self._kept[names]
+
+
+def _grown(known: int, wanted: int) -> int:
+    """By a factor when it must, so that it must seldom."""
+    return known if wanted <= known else max(wanted, 2 * known)
 
 
 class DeviceStep:

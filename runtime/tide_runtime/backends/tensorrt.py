@@ -90,8 +90,8 @@ class TensorRtBackend:
         copies = [_Copy.of(step, tensors, name) for name in _apart(engine)]
 
         def enqueue(stream: int) -> None:
-            if context.bound is not step:
-                context.bind(step, tensors, inputs, stream)
+            if context.bound is not tensors:
+                context.bind(tensors, inputs)
             if not context.context.execute_async_v3(stream):
                 raise BundleError(f"{self._info.tool} cannot run {graph} of {self.target}; export the bundle again")
             for copy in copies:
@@ -170,18 +170,18 @@ class TensorRtBackend:
 
 @dataclass
 class _Context:
-    """An execution context, and the step whose addresses it holds."""
+    """An execution context, and what it is bound to: of one step, which nothing here keeps alive."""
 
     context: Any
-    bound: DeviceStep | None = None
+    bound: dict[str, DeviceTensor] | None = None
 
-    def bind(self, step: DeviceStep, tensors: dict[str, DeviceTensor], inputs: list[str], stream: int) -> None:
+    def bind(self, tensors: dict[str, DeviceTensor], inputs: list[str]) -> None:
         for name, tensor in tensors.items():
             if name in inputs and not self.context.set_input_shape(name, tensor.shape):
                 raise BundleError(f"{name} cannot have the shape {list(tensor.shape)}; export the bundle again")
             if not self.context.set_tensor_address(name, tensor.pointer):
                 raise BundleError(f"the engine has no tensor {name}: the manifest belongs to other files; export again")
-        self.bound = step
+        self.bound = tensors
 
 
 @dataclass(frozen=True)

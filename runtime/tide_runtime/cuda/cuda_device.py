@@ -9,20 +9,21 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tide_runtime.errors import TargetError
+from tide_runtime.cuda.deferred_frees import DeferredFrees
+from tide_runtime.errors import DeviceMemoryError, TargetError
 
 INSTALL = "pip install 'tide-llm[kernels]'"
 
 
 class CudaMemory:
-    """A cuda.core buffer."""
+    """A cuda.core buffer, which goes to ``frees`` with this object."""
 
-    def __init__(self, buffer: Any) -> None:
-        self._buffer = buffer
+    def __init__(self, buffer: Any, frees: DeferredFrees) -> None:
+        self._buffer, self._frees = buffer, frees
+        self.pointer = int(buffer.handle)
 
-    @property
-    def pointer(self) -> int:
-        return int(self._buffer.handle)
+    def __del__(self) -> None:
+        self._frees.drop(self._buffer)
 
 
 class _PinnedBytes:
@@ -68,9 +69,14 @@ class CudaDevice:
             raise TargetError(f"GPU {ordinal} cannot be used: {type(error).__name__}: {error}") from error
         self.stream = int(self.core_stream.handle)
         self._pinned = LegacyPinnedMemoryResource()
-        self.lock: AbstractContextManager[Any] = RLock()
+        lock = RLock()
+        self.lock: AbstractContextManager[Any] = lock
+        self._frees = DeferredFrees(lock)
         major, minor = self.gpu.compute_capability
         self.compute, self.name = 10 * major + minor, self.gpu.name
+
+    def capturing(self) -> AbstractContextManager[None]:
+        return self._frees.kept()
 
     def use(self) -> None:
         self.gpu.set_current()
@@ -78,14 +84,15 @@ class CudaDevice:
     def allocate(self, count_bytes: int) -> CudaMemory:
         try:
             with self.lock:
+                self._frees.free()
                 buffer = self.gpu.allocate(max(count_bytes, 1), stream=self.core_stream)
                 buffer.fill(0, stream=self.core_stream)
         except Exception as error:  # cuda.core's CUDAError is not part of its public names
-            raise TargetError(
+            raise DeviceMemoryError(
                 f"GPU {self.ordinal} ({self.name}) has no {count_bytes / 2**20:.0f} MiB left ({error}); "
                 "run fewer rows at once (max_batch), or export with a smaller --max-seq-len"
             ) from error
-        return CudaMemory(buffer)
+        return CudaMemory(buffer, self._frees)
 
     def pinned(self, count_bytes: int) -> NDArray[np.uint8]:
         return np.asarray(_PinnedBytes(self._pinned.allocate(count_bytes), count_bytes))

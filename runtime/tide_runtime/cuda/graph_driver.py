@@ -23,6 +23,9 @@ class CapturingDevice(Protocol):
     stream: int
     lock: AbstractContextManager[Any]
 
+    def capturing(self) -> AbstractContextManager[None]:
+        """Around a capture, by whoever has the lock."""
+
 
 class GraphDriver:
     """For what has run once on the device's stream: nothing may be loaded or allocated while it is captured."""
@@ -35,7 +38,7 @@ class GraphDriver:
     def compile(self, program: Sequence[Node]) -> Callable[[], None]:
         """What launches ``program`` as one graph. Raises TargetError when the driver, or a library, cannot capture it."""
         try:
-            with self._device.lock, ExitStack() as begun:
+            with self._device.lock, self._device.capturing(), ExitStack() as begun:
                 builder = _begin(self._device.gpu.create_graph_builder(), begun)
                 self._emit(builder, program, begun)
                 builder.end_building()

@@ -17,7 +17,7 @@ from tide_runtime.cuda.loop_kernels import LoopKernels
 from tide_runtime.cuda.loop_state import MOST_EOS
 from tide_runtime.cuda.program import Node
 from tide_runtime.cuda.token_ring import EXITED, NO_TOKEN
-from tide_runtime.errors import TargetError, TideError
+from tide_runtime.errors import DeviceMemoryError, TargetError, TideError
 from tide_runtime.policies.base import DepthPolicy
 from tide_runtime.row import Row
 
@@ -90,13 +90,19 @@ class DrivenDepth:
         return all(row.length <= last and row.frontier.done[-1] == row.length for row in rows)
 
     def _loop(self, slots: DeviceSlots, rows: int) -> _DrivenLoop | None:
-        """For up to the next power of two of rows, so that few graphs are captured. None where its kernels cannot be built."""
+        """For up to the next power of two of rows, so that few graphs are captured.
+
+        None where its kernels cannot be built, then for all sizes, or where there is no memory for it beside these slots.
+        """
         size = min(slots.capacity, 1 << (rows - 1).bit_length())
         key = (self, size)
         if key not in slots.attached and self._without_loops is None:
             try:
                 with slots.backend.device.lock:
                     loop = DecodeLoop(slots, size, self._kernels, self._turns, self._exit)
+            except DeviceMemoryError as error:
+                slots.attached[key] = None
+                announced(error)
             except TideError as error:
                 self._without_loops = announced(error)
             else:
