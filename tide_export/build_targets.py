@@ -65,6 +65,8 @@ def build_targets(
             graphs = [describe(graph) for graph in lowered.graphs]
             built.targets[target.name] = target.builder.build(target, lowered, job)
             built.graphs = built.graphs or graphs
+        except OSError:  # a full disk is full for the other targets too
+            raise
         except Exception as error:  # each compiler has its own
             _remove_files(job, target)
             errors.append(_as_tide_error(error))

@@ -164,7 +164,7 @@ def test_whether_engines_run_here(plans: dict[str, bytes], here: str, rtx: Playe
     bundle = write_bundle(tmp_path, **plans)
     assert targets(bundle)["built"]["here"] == here
     assert set(rtx.read) == {HEADER_BYTES}
-    assert row(inspect(bundle), "built", "Targets")[2] == here
+    assert row(inspect(bundle), "built", "Runs here")[1] == here
 
 
 @pytest.mark.parametrize("validity", list(Validity), ids=lambda validity: validity.name)

@@ -154,6 +154,7 @@ def _tables(facts: dict[str, Any]) -> list[Table]:
         _pairs("Checkpoints", {"depth": depth_bar(model["num_layers"], facts["checkpoints"])}),
         *_calibration_tables(facts["calibration"]),
         _targets_table(targets),
+        _pairs("Runs here", {name: target["here"] for name, target in targets.items()}),
         *engines_table(targets),
         _pairs("Tokenizer", _tokenizer_rows(facts["tokenizer"])),
         _pairs("Generation defaults", {name: _listed(value) for name, value in facts["generation"].items()}),
@@ -210,11 +211,11 @@ def _certificate(certificate: dict[str, Any] | None) -> str:
 
 
 def _targets_table(targets: dict[str, Any]) -> Table:
-    table = _table("Targets", ["target", "backend", "runs here", "files", "graphs", "weights", "passes (times applied)"])
+    table = _table("Targets", ["target", "backend", "files", "graphs", "weights", "passes (times applied)"])
     for name, target in targets.items():
         passes = ", ".join(f"{label} {count}" for label, count in target["passes"].items())
         sizes = human_size(target["graph_bytes"]), human_size(target["weight_bytes"])
-        table.add_row(name, target["backend"], target.get("here", ""), str(len(target["files"])), *sizes, passes)
+        table.add_row(name, target["backend"], str(len(target["files"])), *sizes, passes)
     return table
 
 
