@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
-from threading import RLock
-from typing import Protocol
+from typing import Any, Protocol
 
 
 class Closes(Protocol):
@@ -18,20 +17,20 @@ class Closes(Protocol):
 
 
 class DeferredFrees:
-    """Buffers that nobody needs, until ``lock``, which guards their stream, is free and nobody captures."""
+    """Buffers that nobody needs, until ``lock``, an RLock that guards their stream, is free and nobody captures."""
 
-    def __init__(self, lock: RLock) -> None:  # type: ignore[valid-type]  # a function to typeshed of older Pythons
+    def __init__(self, lock: Any) -> None:
         self._lock, self._capturing = lock, False
         self._dropped: deque[Closes] = deque()
 
     def drop(self, buffer: Closes) -> None:
         """Free ``buffer`` now or later; never waits."""
         self._dropped.append(buffer)
-        if self._lock.acquire(blocking=False):  # type: ignore[attr-defined]
+        if self._lock.acquire(blocking=False):
             try:
                 self.free()
             finally:
-                self._lock.release()  # type: ignore[attr-defined]
+                self._lock.release()
 
     def free(self) -> None:
         """Those that were dropped so far; for whoever has the lock."""
