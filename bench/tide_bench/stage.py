@@ -94,7 +94,7 @@ class Stage:
                 self.withdraw(contestant, _first_line(error))
             else:
                 entries.append(entry)
-        if entries and self._lanes > 1 and entries[0].contestant.kind in _BY_TORCH:
+        if entries and self._keeps_to_one_core(entries[0].contestant.kind):
             try:
                 entries[0].process.apply(use_all_cores)
             except ArmError as error:  # its process died in the rehearsal
@@ -129,8 +129,12 @@ class Stage:
             with self._phases("make", kind):
                 folder = self._folder(kind)
             with self._phases("load", kind):
-                self._processes[kind] = ArmProcess(kind, folder, 1 if self._lanes > 1 and kind in _BY_TORCH else None)
+                self._processes[kind] = ArmProcess(kind, folder, 1 if self._keeps_to_one_core(kind) else None)
         return self._processes[kind]
+
+    def _keeps_to_one_core(self, kind: str) -> bool:
+        """While it gets ready."""
+        return self._lanes > 1 and kind in _BY_TORCH
 
     def _folder(self, kind: str) -> Path:
         """What the arm loads. Raises ArmError when it needs the model and there is none."""
