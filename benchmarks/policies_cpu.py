@@ -5,7 +5,9 @@
     python -m benchmarks.policies_cpu --models layerskip --batch 1 --arms full,exact_both --temperature 0
 
 Every ratio has the unsplit graph, driven by the same loop, as its baseline: all of TIDE's arms run in one process, in turn,
-on the same prompts, the baseline between all others (see `turns`). HF's arms have processes of their own and 4 groups of
+on the same prompts, the baseline between all others (see `turns`). The baseline maps the weights of the bundle that the
+policies run on, which holds the unsplit graph too; as a bundle of its own it is an arm: up to 5% of speed hang on where in
+memory the pages of a file happen to lie. HF's arms have processes of their own and 4 groups of
 prompts. Prompts are windows of 64 tokens from files that neither the models nor the calibration have seen (see `held_out`;
 ``--data demo`` takes the demo's own files instead, which the calibration learned from); sampling and random weights get
 fewer of them, batches the same ones in other company. One row runs every arm and every temperature, batches run

@@ -8,10 +8,10 @@ from functools import partial
 from pathlib import Path
 
 from tide_bench.arms.process import ArmError
-from tide_bench.arms.tide import load_engine
+from tide_bench.arms.tide import load_engine, load_second
 from tide_bench.bundles import build_unsplit, export_bundle
 from tide_bench.made_up_exits import with_exits
-from tide_runtime import Engine, GenerationParams, TideError
+from tide_runtime import GenerationParams, TideError
 from tide_runtime.manifest import Manifest
 from tide_runtime.policies import make_policy
 from tide_runtime.policies.base import DepthPolicy
@@ -29,7 +29,6 @@ from benchmarks.policy_list import HF_TITLES, POLICIES, PolicyArm
 from benchmarks.random_twin import random_identity, random_twin
 from benchmarks.turns import Arm, Group
 
-_FIRST_LOADED: list[Engine] = []
 CHUNK = 256  # prompt tokens per prefill step, the engine's default
 NEVER_SURE = 1.0  # a threshold that no softmax of a random model reaches
 
@@ -66,13 +65,15 @@ def demo_arms(
 ) -> ArmSet:
     """Arms on a demo model. ``bundles``: calibrated ones, by certified percentage; ``sample``: prompts to fit baselines on."""
     weights, identity = DEMO_MODELS / model, demo_identity(model)
-    baseline = _baseline(build_unsplit(weights, identity, cache / model / "unsplit"))
+    baseline = _uncut(bundles[1])
     engines = {percent: LoggedEngine(load_engine(folder)) for percent, folder in bundles.items()}
     own = engines[1].manifest
     arms = ArmSet(model, baseline, _costs(own))
     params = GenerationParams(max_new_tokens=new_tokens, ignore_eos=True)
     for name in (name for name in POLICIES if name in wanted):
         arms.add(name, partial(_policy_arm, POLICIES[name], engines[POLICIES[name].percent]))
+    if "unsplit_bundle" in wanted:
+        arms.add("unsplit_bundle", lambda: _uncut(build_unsplit(weights, identity, cache / model / "unsplit")))
     if "exit1_entropy" in wanted:
         arms.add("exit1_entropy", lambda: _entropy_arm(engines[1], sample, params))
     if "static" in wanted:
@@ -91,22 +92,20 @@ def random_arms(calibrated: Path, wanted: Sequence[str], cache: Path) -> ArmSet:
     weights, known = random_twin(cache), load_engine(calibrated).manifest
     assert known.calibration is not None
     places = [e.checkpoint for e in known.calibration.exits] or [known.model.num_layers // 4]
-    folder = cache / "random" / "bundle"
-    engine = LoggedEngine(load_engine(export_bundle(weights, random_identity(), folder, ",".join(map(str, places)))))
+    bundle = export_bundle(weights, random_identity(), cache / "random" / "bundle", ",".join(map(str, places)))
+    engine = LoggedEngine(load_engine(bundle))
     costs, predicted, depths = known.calibration.costs, known.calibration.predicted, known.calibration.exit_depths
     sure = with_exits(engine.manifest, places, costs, predicted=predicted)
     unsure = with_exits(engine.manifest, places, costs, exit_threshold=NEVER_SURE, predicted=predicted, exit_depths=depths)
-    baseline = _baseline(build_unsplit(weights, random_identity(), cache / "random" / "unsplit"))
-    arms = ArmSet("random", baseline, _costs(sure))
+    arms = ArmSet("random", _uncut(bundle), _costs(sure))
     for name in (name for name in POLICIES if name in wanted and POLICIES[name].percent == 1 and name != "exit1_propagate"):
         arms.add(name, partial(_policy_arm, POLICIES[name], engine, unsure if name == "exit1" else sure))
     return arms
 
 
-def _baseline(folder: Path) -> EngineArm:
-    """The uncut graph. One copy that is not used is loaded first: what a process loads first is some percent faster."""
-    _FIRST_LOADED.append(load_engine(folder))
-    engine = LoggedEngine(load_engine(folder))
+def _uncut(folder: Path) -> EngineArm:
+    """The uncut graph of a bundle, by an engine of its own."""
+    engine = LoggedEngine(load_second(folder))
     return EngineArm(engine, FullDepth(engine.manifest, CHUNK))
 
 

@@ -34,5 +34,9 @@ HF_TITLES = {
     "prompt_lookup": "HF prompt lookup",
     "early_exit": "HF assistant_early_exit",
 }
-COMPARED_TITLES = {"exit1_entropy": "… asked by entropy", "static": "static layer skip"}
+COMPARED_TITLES = {
+    "unsplit_bundle": "unsplit, a bundle of its own",
+    "exit1_entropy": "… asked by entropy",
+    "static": "static layer skip",
+}
 TITLES = {name: arm.title for name, arm in POLICIES.items()} | COMPARED_TITLES | HF_TITLES

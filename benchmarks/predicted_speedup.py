@@ -4,8 +4,8 @@
     python -m benchmarks.predicted_speedup --bundles DIR   # with calibration_1, calibration_5, bundle_1 and bundle_5 in DIR
 
 ``exit`` runs with the thresholds certified at 1% and at 5%, and with those in the middle between them; ``exact`` with each
-drafter. All arms and the uncut model run in turn in one process, on held-out prompts of as many tokens as the calibration's,
-continued as far. Three speeds over the uncut model for each, of summed times:
+drafter. All arms and the uncut model, on the same weights in memory, run in turn in one process, on held-out prompts of as many
+tokens as the calibration's, continued as far. Three speeds over the uncut model for each, of summed times:
 
 predicted   by the calibration's cost model on the calibration's own continuations, as in the manifest
 replayed    by the same cost model on the texts that the arm wrote here: what it is off by is the model's own error
@@ -22,15 +22,14 @@ import numpy as np
 import typer
 from rich.console import Console
 from rich.table import Table
-from tide_bench.arms.tide import load_engine
-from tide_bench.bundles import build_unsplit
+from tide_bench.arms.tide import load_engine, load_second
 from tide_bench.in_process import run_in_process
 from tide_bench.other_load import OtherLoad
 from tide_bench.report import Report
 from tide_runtime import GenerationParams
 from tide_runtime.policies.full import FullDepth
 
-from benchmarks.calibrated_bundles import PERCENTS, calibrated_bundles, demo_identity
+from benchmarks.calibrated_bundles import PERCENTS, calibrated_bundles
 from benchmarks.engine_arm import EngineArm, LoggedEngine
 from benchmarks.held_out import SOURCES, held_out_prompts
 from benchmarks.models import DEMO_MODELS
@@ -46,17 +45,15 @@ RESAMPLES = 2000
 console = Console(width=max(120, Console().width))
 
 
-def measure(bundle: Path, unsplit: Path, cases: Mapping[str, Case], groups: Sequence[Group]) -> dict[str, list[Turn]]:
+def measure(bundle: Path, cases: Mapping[str, Case], groups: Sequence[Group]) -> dict[str, list[Turn]]:
     """Every case's turns, with the baseline between them."""
-    first_loaded = load_engine(unsplit)  # what a process loads first is some percent faster; it is not used
-    base, engine = LoggedEngine(load_engine(unsplit)), LoggedEngine(load_engine(bundle))
+    base, engine = LoggedEngine(load_second(bundle)), LoggedEngine(load_engine(bundle))
     baseline = EngineArm(base, FullDepth(base.manifest, CHUNK))
     arms = {name: EngineArm(engine, make_case(case, engine.manifest)) for name, case in cases.items()}
     params = GenerationParams(max_new_tokens=NEW_TOKENS, ignore_eos=True)
     for arm in (baseline, *arms.values()):
         arm.turn(groups[0], params, 1)
     _, turns = take_turns(baseline, arms, groups, params, 1)
-    first_loaded.close()
     return turns
 
 
@@ -121,13 +118,12 @@ def main(
     low, high = PERCENTS
     folder = bundles or calibrated_bundles(MODEL, cache)[low].parent
     cases = policy_cases(*(folder / f"bundle_{percent}" for percent in (low, high)))
-    unsplit = build_unsplit(DEMO_MODELS / MODEL, demo_identity(MODEL), cache / MODEL / "unsplit")
     given = [prompt.ids for prompt in held_out_prompts(prompts, PROMPT_TOKENS, data)]
     report = Report(
         "predicted_speedup", model=MODEL, prompts=prompts, prompt_tokens=PROMPT_TOKENS, new_tokens=NEW_TOKENS, data=data
     )
     load = OtherLoad(())
-    turns = measure(folder / f"bundle_{low}", unsplit, cases, [[ids] for ids in given])
+    turns = measure(folder / f"bundle_{low}", cases, [[ids] for ids in given])
     report.add("other_load_pct", 100 * load.share())
     texts = {name: [[*ids, *turn.tokens[0]] for ids, turn in zip(given, own, strict=True)] for name, own in turns.items()}
     modelled = run_in_process(model_speeds, folder / f"calibration_{low}", cases, texts)

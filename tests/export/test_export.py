@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import os
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,6 +19,7 @@ from tide_runtime.manifest import read_manifest
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from tide_export import ExportConfig, export
+from tide_export.bundle_writer import hash_files
 from tide_export.lower import lower, prepare
 from tide_export.passes.base import LoweringContext
 from tide_export.progress import ExportProgress
@@ -122,3 +125,24 @@ def test_explain_names_the_reasons(bundle):
     """--explain would print nothing, or fail, where a pass left a place alone."""
     _, _, printed = bundle
     assert "skip_norm left" in printed and "its input is not a sum" in printed
+
+
+def test_what_was_written_is_read_anew_for_its_hash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Nothing of a file is in the page cache when its hash is taken."""
+    if subprocess.check_output(["stat", "-f", "-c", "%T", tmp_path], text=True).strip() in ("tmpfs", "ramfs"):
+        pytest.skip("the temporary directory is memory itself")
+    cached: list[bool] = []
+
+    def look(path: Path) -> str:
+        with path.open("rb") as file:
+            try:
+                cached.append(os.preadv(file.fileno(), [bytearray(4096)], 0, os.RWF_NOWAIT) > 0)
+            except BlockingIOError:
+                cached.append(False)
+        return ""
+
+    monkeypatch.setattr("tide_export.bundle_writer.sha256_of", look)
+    (tmp_path / "weights.bin").write_bytes(bytes(1 << 20))
+    look(tmp_path / "weights.bin")
+    hash_files(tmp_path)
+    assert cached == [True, False]
