@@ -97,8 +97,7 @@ class Comparison:
     def _meet(self, entries: Sequence[Entry], place: Place, record: _Record, number: int, seconds: float) -> None:
         """One meeting at one place, of the arms that could say anything there."""
         present = [entry for entry in entries if entry.contestant.name in record.checked]
-        with self._phases("warm up", place.title):
-            present = [entry for entry in present if self._generate(entry, place) is not None]
+        present = [entry for entry in present if self._warm_up(entry, place)]
         load = OtherLoad(self._stage.pids)
         with self._phases("turns", place.title):
             turns = take_turns(
@@ -107,6 +106,10 @@ class Comparison:
         record.other_load = max(record.other_load, load.share())
         for name, own in turns.items():
             record.turns.setdefault(name, []).extend(own)
+
+    def _warm_up(self, entry: Entry, place: Place) -> bool:
+        with self._phases("warm up", entry.contestant.title):
+            return self._generate(entry, place) is not None
 
     def _settled(self, turns: dict[str, list[Turn]]) -> bool:
         return settled(turns, self._seconds, self._config.precision)

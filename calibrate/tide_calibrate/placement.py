@@ -23,7 +23,7 @@ from tide_calibrate.step_times import StepTimes
 from tide_calibrate.traces import SplitTrace
 
 GATE = 1.02  # least predicted speedup for which leaving `full` is recommended
-CLOSE = 0.99  # of the fastest `exact`: among exits that come so close, policy `exit` decides
+CLOSE = 0.99  # of the fastest `exact`: among exits that come so close, policy `exit` has a say
 SEARCH_TOKENS = 4000  # simulated while searching
 WRONG_SHARES = (0.1, 0.3, 0.6)  # tried prices of a wrong draft, in steps of the whole model
 PROPOSALS, FINALISTS = 4, 8  # chains taken from one run of dynamic programming; chains polished
@@ -78,7 +78,8 @@ def choose_exits(
 ) -> Placement:
     """Choose exits and draft limit for ``exact`` on ``trace``; their ``exit_threshold`` is left to the certificate.
 
-    Where several numbers of exits make ``exact`` about as fast, the one that suits ``exit`` best is chosen, fewer before more.
+    Where several numbers of exits make ``exact`` about as fast, a percent of ``exit``'s speed counts as much as one of its own;
+    fewer exits before more.
 
     Args:
         trace: text like what will be generated, best the model's own greedy output.
@@ -176,7 +177,10 @@ class _Search:
         polished = _by_length([self._polish(found) for found in finalists])
         least = CLOSE * max(found.speedup for found in polished)
         close = [found for found in polished if found.speedup >= least]
-        return max(close, key=lambda found: exit_speedup(self.trace, found.exits, self.costs, self.max_disagreement))
+        return max(close, key=lambda found: found.speedup * self._exit_speedup(found))
+
+    def _exit_speedup(self, found: _Found) -> float:
+        return exit_speedup(self.trace, found.exits, self.costs, self.max_disagreement)
 
     def _proposals(self, router: str, most_exits: int) -> list[list[ExitInfo]]:
         """The best chain of each kind, in the order in which dynamic programming ranks them, for several prices of a draft."""
