@@ -17,6 +17,7 @@ from tide_bench.arms.eager import load_eager
 from tide_bench.arms.process import ArmError
 from tide_bench.prompts import library_texts
 
+_END = 2  # at this token its loop stops, whatever the tokenizer calls it
 SAMPLES = 16  # texts of up to 512 tokens to calibrate on; its default of 2,000 takes a CPU long
 
 
@@ -37,6 +38,8 @@ class PredecessorArm:
             router = Path(scratch) / "router.pt"
             calibrator.calibrate(model, _tokenizer(folder), config=config, save_path=str(router))
             self._runtime = TIDE.TIDE(model, str(router), config)
+        sample = self._runtime._sample_next_token
+        self._runtime._sample_next_token = lambda logits, *settings: sample(_without_end(logits), *settings)
         model.register_forward_hook(lambda *_: self._times.append(perf_counter()))
 
     def generate(self, prompts: list[list[int]], new_tokens: int, **options: Any) -> Timing:
@@ -46,6 +49,11 @@ class PredecessorArm:
         output = self._runtime.generate(ids, max_new_tokens=new_tokens, temperature=0.0)
         first, last = self._times[0], self._times[new_tokens - 1]
         return Timing(output[:, ids.shape[1] :].tolist(), first - start, last - first)
+
+
+def _without_end(logits: torch.Tensor) -> torch.Tensor:
+    """All arms write texts of one length, past any end."""
+    return logits.index_fill(-1, torch.tensor([_END]), float("-inf"))
 
 
 def _tokenizer(folder: Path) -> Any:
