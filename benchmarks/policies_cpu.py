@@ -6,8 +6,9 @@
 
 Every ratio has the unsplit graph, driven by the same loop, as its baseline: all of TIDE's arms run in one process, in turn,
 on the same prompts, the baseline between all others (see `turns`). The baseline maps the weights of the bundle that the
-policies run on, which holds the unsplit graph too; as a bundle of its own it is an arm: up to 5% of speed hang on where in
-memory the pages of a file happen to lie. HF's arms have processes of their own and 4 groups of
+policies run on, which holds the unsplit graph too; as a bundle of its own it is an arm. Where in memory weights and caches
+happen to lie makes an engine some percent faster or slower for as long as it is loaded: everything is loaded several times
+(``--loads``), each time for a part of the prompts. HF's arms have processes of their own and 4 groups of
 prompts. Prompts are windows of 64 tokens from files that neither the models nor the calibration have seen (see `held_out`;
 ``--data demo`` takes the demo's own files instead, which the calibration learned from); sampling and random weights get
 fewer of them, batches the same ones in other company. One row runs every arm and every temperature, batches run
@@ -19,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 from time import perf_counter
@@ -38,9 +39,9 @@ from benchmarks.engine_arm import EngineArm
 from benchmarks.held_out import SOURCES, held_out_prompts
 from benchmarks.hf_arms import HFArm
 from benchmarks.policy_arms import ArmSet, demo_arms, random_arms
-from benchmarks.policy_list import TITLES
+from benchmarks.policy_list import HF_TITLES, TITLES
 from benchmarks.policy_table import BASELINE, CAPTION, add_policy_results, print_policy_table
-from benchmarks.turns import Group, take_turns
+from benchmarks.turns import Group, Turn, take_turns
 
 CACHE = Path(__file__).resolve().parents[1] / "build" / "bench-cache"
 BATCH_ARMS = ("full", "exact_ngram", "exact_router", "exact_both", "exit1")  # what a user would choose from
@@ -50,6 +51,7 @@ SAMPLED_SHARE, RANDOM_SHARE = 4, 4  # one prompt in so many for sampling and for
 LEAST_GROUPS = 8  # intervals of fewer say nothing
 LEAST_PROMPTS = 64  # in all turns of an arm that takes a share: a quarter of a second for one says little
 QUEUE = 6  # prompts per slot that a batch works off in one turn: a slot whose row is finished takes the next one
+WARM_UP = 2  # prompts per slot
 SAMPLE = 6  # prompts on which baselines are fitted
 
 console = Console(width=max(190, Console().width))  # piped output would wrap the table at 80
@@ -66,6 +68,7 @@ class Plan:
     temperatures: Sequence[float]
     prompts: Group
     new_tokens: int
+    loads: int
 
     def cases(self) -> list[tuple[float, int]]:
         """Temperatures and batch sizes to run: greedily every one, otherwise the smallest."""
@@ -84,24 +87,38 @@ class Plan:
         return groups
 
 
-def measure(
-    arms: ArmSet, names: Sequence[str], groups: Sequence[Group], params: GenerationParams, batch: int
-) -> tuple[list[dict[str, Any]], float]:
-    """A row for each arm of ``names``, the baseline first; and the share of the CPU that others took."""
-    names = [name for name in names if name in arms.arms and (params.greedy or isinstance(arms.arms[name], EngineArm))]
-    _warm_up(arms, names, groups[0], params, batch)
-    running = {name: arms.arms[name] for name in names if name in arms.arms}
-    load = OtherLoad(arm.process.pid for arm in running.values() if isinstance(arm, HFArm))
-    base, turns = take_turns(arms.baseline, running, groups, params, batch)
-    share = load.share()
-    full, rows = turns.get("full", base), []
-    for name, own in {BASELINE: base, **turns}.items():
-        row = {"arm": name, **speed_figures(own), "ngram_hits": repetition(groups, own)}
-        arm = arms.baseline if name == BASELINE else running[name]
-        if isinstance(arm, EngineArm) and arms.costs is not None:
-            row |= theory_figures(own, arm.engine.layers, base, arms.baseline.engine.layers, arms.costs)
-        rows.append(row | text_figures(own, full) if params.greedy else row)
-    return rows, share
+@dataclass
+class Taken:
+    """The turns that were taken of some groups of prompts at one batch size and temperature, in the groups' order."""
+
+    groups: Sequence[Group]
+    base: list[Turn] = field(default_factory=list)
+    turns: dict[str, list[Turn]] = field(default_factory=dict)
+    load: float = 0.0  # the largest share of the CPU that others took
+
+    def take(self, arms: ArmSet, names: Sequence[str], params: GenerationParams, batch: int, end: int) -> None:
+        """Let ``arms`` take their turns at the next groups, up to the ``end``-th."""
+        names = [name for name in names if name in arms.arms and (params.greedy or isinstance(arms.arms[name], EngineArm))]
+        done, most = len(self.base), WARM_UP * batch
+        _warm_up(arms, names, self.groups[done][:most], params, batch)
+        running = {name: arms.arms[name] for name in names if name in arms.arms}
+        load = OtherLoad(arm.process.pid for arm in running.values() if isinstance(arm, HFArm))
+        base, turns = take_turns(arms.baseline, running, self.groups[done:end], params, batch, done)
+        self.load = max(self.load, load.share())
+        self.base += base
+        for name, own in turns.items():
+            self.turns.setdefault(name, []).extend(own)
+
+    def rows(self, arms: ArmSet, greedy: bool) -> list[dict[str, Any]]:
+        """A row for each arm, the baseline first."""
+        full, rows = self.turns.get("full", self.base), []
+        for name, own in {BASELINE: self.base, **self.turns}.items():
+            row = {"arm": name, **speed_figures(own), "ngram_hits": repetition(self.groups, own)}
+            arm = arms.baseline if name == BASELINE else arms.arms.get(name)
+            if isinstance(arm, EngineArm) and arms.costs is not None:
+                row |= theory_figures(own, arm.engine.layers, self.base, arms.baseline.engine.layers, arms.costs)
+            rows.append(row | text_figures(own, full) if greedy else row)
+        return rows
 
 
 def _warm_up(arms: ArmSet, names: Sequence[str], group: Group, params: GenerationParams, batch: int) -> None:
@@ -116,30 +133,39 @@ def _warm_up(arms: ArmSet, names: Sequence[str], group: Group, params: Generatio
 
 def run_model(report: Report, plan: Plan, model: str, bundles: Path | None, cache: Path) -> None:
     """All batch sizes and temperatures of one model."""
-    with _phase(f"{model}: bundles and arms"):
-        arms = _arms(plan, model, bundles, cache)
-    for temperature, batch in plan.cases():
-        params = GenerationParams(max_new_tokens=plan.new_tokens, temperature=temperature, ignore_eos=True)
-        groups, names = plan.groups(model, batch, temperature), plan.arms if batch == 1 else plan.batch_arms
-        with _phase(f"{model}: batch {batch}, temperature {temperature:g}, {len(groups)} groups"):
-            rows, load = measure(arms, names, groups, params, batch)
-        place = {"model": model, "batch": batch, "temperature": temperature}
-        report.rows += [{**place, "other_load": load, **row} for row in rows]
-        print_policy_table(console, place, rows, load)
+    cases = {(t, batch): Taken(plan.groups(model, batch, t)) for t, batch in plan.cases()}
+    failures: dict[str, str] = {}
+    for number in range(plan.loads):
+        wanted = [name for name in plan.arms if name not in failures and (number == 0 or name not in HF_TITLES)]
+        with _phase(f"{model}: bundles and arms, load {number + 1} of {plan.loads}"):
+            arms = _arms(plan, model, wanted, bundles, cache)
+        for (temperature, batch), taken in cases.items():
+            params = GenerationParams(max_new_tokens=plan.new_tokens, temperature=temperature, ignore_eos=True)
+            end = round(len(taken.groups) * (number + 1) / plan.loads)
+            names = plan.arms if batch == 1 else plan.batch_arms
+            title = f"{model}: batch {batch}, temperature {temperature:g}, {end} of {len(taken.groups)} groups"
+            if end > len(taken.base):
+                with _phase(title):
+                    taken.take(arms, names, params, batch, end)
+        failures |= arms.failures
+        arms.close()
+    for (temperature, batch), taken in cases.items():
+        place, rows = {"model": model, "batch": batch, "temperature": temperature}, taken.rows(arms, temperature == 0)
+        report.rows += [{**place, "other_load": taken.load, **row} for row in rows]
+        print_policy_table(console, place, rows, taken.load)
     console.print(CAPTION, style="dim")
-    for name, reason in arms.failures.items():
+    for name, reason in failures.items():
         console.print(f"{model}, {TITLES[name]} could not run: {reason}", style="yellow", markup=False)
         report.rows.append({"model": model, "arm": name, "note": reason})
-    arms.close()
 
 
-def _arms(plan: Plan, model: str, bundles: Path | None, cache: Path) -> ArmSet:
+def _arms(plan: Plan, model: str, wanted: Sequence[str], bundles: Path | None, cache: Path) -> ArmSet:
     calibrated = "layerskip" if model == "random" else model
     made = {p: bundles / f"{calibrated}_{p}" for p in PERCENTS} if bundles else calibrated_bundles(calibrated, cache)
     if model == "random":
-        return random_arms(made[1], plan.arms, cache)
+        return random_arms(made[1], wanted, cache)
     sample = [[prompt] for prompt in plan.prompts[:SAMPLE]]
-    return demo_arms(model, made, plan.arms, sample, plan.new_tokens, cache)
+    return demo_arms(model, made, wanted, sample, plan.new_tokens, cache)
 
 
 @contextmanager
@@ -177,6 +203,9 @@ def main(
     temperature: Annotated[str, typer.Option(help="Temperatures; 0 is greedy, others take fewer prompts.")] = "0,0.8",
     prompts: Annotated[int, typer.Option(min=1, help="Held-out prompts of 64 tokens.")] = 24,
     new_tokens: Annotated[int, typer.Option(min=2, help="New tokens a row.")] = 64,
+    loads: Annotated[
+        int, typer.Option(min=1, help="How often everything is loaded anew, each time for a part of the prompts.")
+    ] = 4,
     data: Annotated[str, typer.Option(help=f"Where the prompts come from, of {','.join(SOURCES)}.")] = "library",
     bundles: Annotated[Path | None, typer.Option(help="Take MODEL_1 and MODEL_5 from this folder; do not calibrate.")] = None,
     cache: Annotated[Path, typer.Option(help="Where bundles and graphs are kept between runs.")] = CACHE,
@@ -192,8 +221,10 @@ def main(
         temperatures=_numbers(temperature, float, "temperature", 0, 2),
         prompts=[prompt.ids for prompt in held_out_prompts(prompts, PROMPT_TOKENS, _split(data, SOURCES, "data")[0])],
         new_tokens=new_tokens,
+        loads=loads,
     )
-    settings = {name: getattr(plan, name) for name in ("models", "batches", "arms", "batch_arms", "temperatures", "new_tokens")}
+    kept = ("models", "batches", "arms", "batch_arms", "temperatures", "new_tokens", "loads")
+    settings = {name: getattr(plan, name) for name in kept}
     report = Report("policies_cpu", prompts=prompts, data=data, **settings)
     for model in plan.models:
         run_model(report, plan, model, bundles, cache)

@@ -54,9 +54,10 @@ class Arm(Protocol):
 
 
 def take_turns(
-    baseline: Arm, arms: Mapping[str, Arm], groups: Iterable[Group], params: GenerationParams, rows: int
+    baseline: Arm, arms: Mapping[str, Arm], groups: Iterable[Group], params: GenerationParams, rows: int, first: int = 0
 ) -> tuple[list[Turn], dict[str, list[Turn]]]:
     """The baseline's turn and every arm's at each of ``groups``, ``rows`` prompts at once; group g is sampled with seed g.
+    ``first``: the number of the first one.
 
     The baseline runs before and after every other arm: the speed of a shared machine changes within seconds, and an arm that
     follows itself finds its weights in the caches. The order of the others turns, so that none always follows the same one.
@@ -64,7 +65,7 @@ def take_turns(
     """
     base: list[Turn] = []
     turns: dict[str, list[Turn]] = {name: [] for name in arms}
-    for number, prompts in enumerate(groups):
+    for number, prompts in enumerate(groups, first):
         seeded = replace(params, seed=number)
         names = [name for name, arm in arms.items() if arm.most_groups is None or number < arm.most_groups]
         shift = number % max(1, len(names))
