@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 from functools import cache
+from typing import cast
 
 import numpy as np
 import pytest
@@ -17,8 +18,11 @@ from tide_runtime.exits import Exit
 from tide_runtime.step_costs import StepCosts
 
 from benchmarks.arm_figures import speed_figures, text_figures, theory_figures
+from benchmarks.engine_arm import EngineArm
 from benchmarks.entropy_exit import matched_threshold, sureness
 from benchmarks.modelled_time import modelled_ms
+from benchmarks.policies_cpu import Taken
+from benchmarks.policy_arms import ArmSet
 from benchmarks.policy_table import BASELINE, HEADINGS, add_policy_results, cells
 from benchmarks.scripted_exits import Script
 from benchmarks.turns import Group, Turn, take_turns
@@ -144,6 +148,22 @@ def test_a_slow_arm_takes_part_in_its_first_groups_only() -> None:
     base, slow = CountingArm("u", [1.0] * 6, []), CountingArm("s", [1.0] * 3, [], most_groups=1)
     _, turns = take_turns(base, {"s": slow}, [[[1]]] * 3, GenerationParams(), 1)
     assert len(turns["s"]) == 1
+
+
+def test_every_load_takes_the_next_prompts() -> None:
+    """Some prompts would be measured twice, others never; a slow arm would stand for prompts that it has not seen."""
+    order: list[str] = []
+    taken = Taken([[[1]], [[2]], [[3]]])
+    for end in (2, 3):
+        arms = ArmSet("m", cast(EngineArm, CountingArm("u", [1.0] * 9, order)), None)
+        arms.arms["a"] = CountingArm("a", [1.0] * 9, order)
+        arms.arms["s"] = CountingArm("s", [1.0] * 9, order, most_groups=1)
+        taken.take(arms, ["a", "s"], GenerationParams(), 1, end)
+    warm_up = ["uNone", "aNone", "sNone"]
+    first = [*warm_up, "u0", "a0", "u0", "s0", "u0", "u1", "a1", "u1"]
+    assert order == [*first, *warm_up, "u2", "a2", "u2"]
+    assert [len(taken.base), len(taken.turns["a"]), len(taken.turns["s"])] == [3, 3, 1]
+    assert [row["groups"] for row in taken.rows(arms, greedy=True)] == [3, 3, 1]
 
 
 def test_sureness_is_one_for_certainty_and_one_over_v_for_none() -> None:
