@@ -19,13 +19,11 @@ PUBLISHED = (
 )
 
 
-def bench_table(run: Run, where: str) -> str:
-    """A table for every place of one run. ``where``: date and machine."""
+def bench_table(run: Run, where: str, model: str | None = None) -> str:
+    """A table for every place of one run. ``where``: date and machine. ``model``: what to call it, if not by its folder."""
     settings, mode = run["settings"], run["settings"]["mode"]
-    lines = [
-        f"**tide-bench, {mode}**: {settings['model']}, {settings['new_tokens']} new tokens a row ({where}). {CAPTION[0].upper()}"
-        f"{CAPTION[1:]}."
-    ]
+    name, tokens = model or settings["model"], settings["new_tokens"]
+    lines = [f"**tide-bench, {mode}**: {name}, {tokens} new tokens a row ({where}). {CAPTION[0].upper()}{CAPTION[1:]}."]
     for place, rows in places(run["rows"]).items():
         lines += ["", f"{place}:", "", _line(HEADINGS[mode]), "|---" * len(HEADINGS[mode]) + "|"]
         lines += [_line(cells(mode, row)) for row in rows]
