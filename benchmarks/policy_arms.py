@@ -65,7 +65,7 @@ def demo_arms(
 ) -> ArmSet:
     """Arms on a demo model. ``bundles``: calibrated ones, by certified percentage; ``sample``: prompts to fit baselines on."""
     weights, identity = DEMO_MODELS / model, demo_identity(model)
-    baseline = _uncut(bundles[1])
+    baseline = uncut_arm(bundles[1])
     engines = {percent: LoggedEngine(load_engine(folder)) for percent, folder in bundles.items()}
     own = engines[1].manifest
     arms = ArmSet(model, baseline, _costs(own))
@@ -73,7 +73,7 @@ def demo_arms(
     for name in (name for name in POLICIES if name in wanted):
         arms.add(name, partial(_policy_arm, POLICIES[name], engines[POLICIES[name].percent]))
     if "unsplit_bundle" in wanted:
-        arms.add("unsplit_bundle", lambda: _uncut(build_unsplit(weights, identity, cache / model / "unsplit")))
+        arms.add("unsplit_bundle", lambda: uncut_arm(build_unsplit(weights, identity, cache / model / "unsplit")))
     if "exit1_entropy" in wanted:
         arms.add("exit1_entropy", lambda: _entropy_arm(engines[1], sample, params))
     if "static" in wanted:
@@ -97,13 +97,13 @@ def random_arms(calibrated: Path, wanted: Sequence[str], cache: Path) -> ArmSet:
     costs, predicted, depths = known.calibration.costs, known.calibration.predicted, known.calibration.exit_depths
     sure = with_exits(engine.manifest, places, costs, predicted=predicted)
     unsure = with_exits(engine.manifest, places, costs, exit_threshold=NEVER_SURE, predicted=predicted, exit_depths=depths)
-    arms = ArmSet("random", _uncut(bundle), _costs(sure))
+    arms = ArmSet("random", uncut_arm(bundle), _costs(sure))
     for name in (name for name in POLICIES if name in wanted and POLICIES[name].percent == 1 and name != "exit1_propagate"):
         arms.add(name, partial(_policy_arm, POLICIES[name], engine, unsure if name == "exit1" else sure))
     return arms
 
 
-def _uncut(folder: Path) -> EngineArm:
+def uncut_arm(folder: Path) -> EngineArm:
     """The uncut graph of a bundle, by an engine of its own."""
     engine = LoggedEngine(load_second(folder))
     return EngineArm(engine, FullDepth(engine.manifest, CHUNK))
