@@ -25,7 +25,6 @@ class BenchModel:
         name: short name, used on the command line and in result names.
         title: what people see.
         prompt_tokens, new_tokens: tokens a row.
-        repeats: timed repetitions of each arm.
         weights: makes or finds the HuggingFace folder, given the cache folder.
         identity: changes when the weights do.
         prompts: ``prompts(rows, tokens)`` → token ids [rows][tokens].
@@ -35,7 +34,6 @@ class BenchModel:
     title: str
     prompt_tokens: int
     new_tokens: int
-    repeats: int
     weights: Callable[[Path], Path]
     identity: Callable[[], str]
     prompts: Callable[[int, int], list[list[int]]]
@@ -88,7 +86,6 @@ MODELS = {
         title="demo model (24 layers, hidden 192, 10M parameters)",
         prompt_tokens=64,
         new_tokens=64,
-        repeats=9,
         weights=lambda cache: _DEMO_WEIGHTS,
         identity=_demo_identity,
         prompts=_held_out_prompts,
@@ -98,7 +95,6 @@ MODELS = {
         title="random Llama (22 layers, hidden 2048, 1.1B parameters)",
         prompt_tokens=32,
         new_tokens=12,
-        repeats=9,
         weights=_llama_1b,
         identity=_llama_1b_identity,
         prompts=_seeded_ids,

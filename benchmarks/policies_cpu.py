@@ -94,7 +94,7 @@ class Taken:
     groups: Sequence[Group]
     base: list[Turn] = field(default_factory=list)
     turns: dict[str, list[Turn]] = field(default_factory=dict)
-    load: float = 0.0  # the largest share of the CPU that others took
+    other_load: float = 0.0  # the largest share of the CPU that others took
 
     def take(self, arms: ArmSet, names: Sequence[str], params: GenerationParams, batch: int, end: int) -> None:
         """Let ``arms`` take their turns at the next groups, up to the ``end``-th."""
@@ -104,7 +104,7 @@ class Taken:
         running = {name: arms.arms[name] for name in names if name in arms.arms}
         load = OtherLoad(arm.process.pid for arm in running.values() if isinstance(arm, HFArm))
         base, turns = take_turns(arms.baseline, running, self.groups[done:end], params, batch, done)
-        self.load = max(self.load, load.share())
+        self.other_load = max(self.other_load, load.share())
         self.base += base
         for name, own in turns.items():
             self.turns.setdefault(name, []).extend(own)
@@ -151,8 +151,8 @@ def run_model(report: Report, plan: Plan, model: str, bundles: Path | None, cach
         arms.close()
     for (temperature, batch), taken in cases.items():
         place, rows = {"model": model, "batch": batch, "temperature": temperature}, taken.rows(arms, temperature == 0)
-        report.rows += [{**place, "other_load": taken.load, **row} for row in rows]
-        print_policy_table(console, place, rows, taken.load)
+        report.rows += [{**place, "other_load": taken.other_load, **row} for row in rows]
+        print_policy_table(console, place, rows, taken.other_load)
     console.print(CAPTION, style="dim")
     for name, reason in failures.items():
         console.print(f"{model}, {TITLES[name]} could not run: {reason}", style="yellow", markup=False)

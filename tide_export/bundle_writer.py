@@ -114,7 +114,7 @@ def _drop_from_page_cache(file: Path) -> None:
     """Have ``file`` read anew by whoever reads it next.
 
     Linux places what it reads in larger pieces of memory than what was written. The page cache is the weights' home for as long
-    as a bundle is mapped, and the demo model was measured to decode 2 to 5% slower from where its exporter had written it.
+    as a bundle is mapped, and the demo model was found to decode some percent slower from where its exporter had written it.
     """
     if hasattr(os, "posix_fadvise"):
         with file.open("rb") as opened:
