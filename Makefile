@@ -4,8 +4,10 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 DATE := $(shell date -u +%F)
+CONSTRAINTS := .ci/constraints.txt
+EXTRAS := export,calibrate,kernels,rtx,bench,dev
 
-.PHONY: evidence demo demo-rtx test lint bindings bench tables kernels gpu-check onnxruntime-gpu clean bench-arms docs
+.PHONY: evidence demo demo-rtx test lint bindings bench tables kernels gpu-check onnxruntime-gpu clean bench-arms docs constraints
 demo: $(READY) ## export the demo model, generate from it, compare with eager and unsplit
 	$(BIN)/python examples/demo.py
 
@@ -83,7 +85,15 @@ onnxruntime-gpu: $(READY)
 clean:
 	rm -rf $(VENV) build engine
 
-$(READY): pyproject.toml
+# Releases that passed the tests: a release of tomorrow fails nobody's first `make demo`.
+$(READY): pyproject.toml $(CONSTRAINTS)
 	test -d $(VENV) || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --editable ".[export,calibrate,kernels,rtx,bench,dev]"
+	$(BIN)/python -m pip install --quiet --constraint $(CONSTRAINTS) --editable ".[$(EXTRAS)]"
 	touch $@
+
+constraints: ## the newest releases that pyproject.toml allows, in .ci/constraints.txt; `make test` says whether they will do
+	rm -rf $(VENV)
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --editable ".[$(EXTRAS)]"
+	$(BIN)/python -m pip freeze --exclude-editable | sed 's/+cpu$$//' > $(CONSTRAINTS)
+	touch $(READY)
