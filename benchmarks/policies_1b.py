@@ -1,12 +1,11 @@
 """Does the machinery of lazy depth cost anything at real sizes? Scripted exits on a 1.1B model: measured against theory.
 
-    python -m benchmarks.policies_1b                   # 1.1B random weights, fp32: 20 GB of memory, some minutes
+    python -m benchmarks.policies_1b                   # 1.1B random weights, fp32: 10 GB of memory, some minutes
     python -m benchmarks.policies_1b --model demo      # the same on the small model
-    python -m benchmarks.policies_1b --baseline full   # without the unsplit graph: half the memory
 
 Random weights have no exits worth asking, so the exits' answers are scripted (see `scripted_exits`): the router says yes to
 0, 50, 90 or 100% of the tokens, and `exact`'s drafts are right. Theory: the time that the launches made should take by step
-costs measured in this run; the baseline's the same way. What is left is the policies' own work.
+costs measured in this run; the baseline's, the bundle's unsplit graph, the same way. What is left is the policies' own work.
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ import typer
 from rich.console import Console
 from rich.table import Table
 from tide_bench.arms.tide import load_engine
-from tide_bench.bundles import build_unsplit, export_bundle
 from tide_bench.made_up_exits import with_exits
 from tide_bench.report import Report
 from tide_calibrate.costs import measure_costs
@@ -35,12 +33,12 @@ from benchmarks.arm_figures import speed_figures, theory_figures
 from benchmarks.engine_arm import EngineArm, LoggedEngine
 from benchmarks.model_folders import MODELS, BenchModel
 from benchmarks.policies_cpu import CACHE
-from benchmarks.policy_arms import CHUNK
+from benchmarks.policy_arms import CHUNK, uncut_arm
+from benchmarks.quarter_cut import quarter_cut
 from benchmarks.scripted_exits import ScriptedArm, SkippingPolicy, Texts
 from benchmarks.turns import Arm, Group, take_turns
 
 COST_SEQS = (1, 2, 4, 6, 16, 64)  # tokens at once: single ones, drafts, and what `exit` defers
-BASELINES = ("unsplit", "full")
 
 console = Console(width=max(110, Console().width))
 
@@ -55,22 +53,16 @@ class Stage:
     costs: StepCosts
 
 
-def set_stage(model: BenchModel, baseline: str, cache: Path) -> Stage:
+def set_stage(model: BenchModel, cache: Path) -> Stage:
     """Export, measure the costs, load."""
-    weights, identity, folder = model.weights(cache), model.identity(), cache / model.name
-    place = _exit_layer(weights)
     with console.status(f"{model.name}: export"):
-        bundle = export_bundle(weights, identity, folder / "scripted", str(place))
-        unsplit = build_unsplit(weights, identity, folder / "unsplit") if baseline == "unsplit" else None
+        bundle, place = quarter_cut(model, cache)
     with console.status(f"{model.name}: step costs"):
         table = measure_costs(bundle, rows=(1,), seqs=COST_SEQS, threads=ThreadOptions(shared=True))
     with console.status(f"{model.name}: load"):
-        # The uncut graph first: while it loads, a second engine is in memory for a moment.
-        whole = LoggedEngine(load_engine(unsplit)) if unsplit else None
-        engine = LoggedEngine(load_engine(bundle))
+        baseline, engine = uncut_arm(bundle), LoggedEngine(load_engine(bundle))
     manifest = with_exits(engine.manifest, [place], table, exact_threshold=0.5, exit_threshold=0.5)
-    base = EngineArm(whole or engine, FullDepth((whole or engine).manifest, CHUNK))
-    return Stage(engine, manifest, base, StepCosts(manifest))
+    return Stage(engine, manifest, baseline, StepCosts(manifest))
 
 
 def scripted_arms(stage: Stage, rates: list[int], said: Texts) -> dict[str, Arm]:
@@ -101,15 +93,9 @@ def measure(stage: Stage, rates: list[int], groups: list[Group], params: Generat
     ]
 
 
-def _exit_layer(weights: Path) -> int:
-    from transformers import AutoConfig
-
-    return round(AutoConfig.from_pretrained(weights).num_hidden_layers / 4)
-
-
-def _print(model: BenchModel, baseline: str, rows: list[dict[str, Any]]) -> None:
-    table = Table(title=f"{model.title}, fp32, batch 1, scripted exits; baseline: {baseline}")
-    for heading in ("policy", "yes", f"× {baseline}", "theory ×", "measured ÷ theory", "layers/token", "tokens/s"):
+def _print(model: BenchModel, rows: list[dict[str, Any]]) -> None:
+    table = Table(title=f"{model.title}, fp32, batch 1, scripted exits")
+    for heading in ("policy", "yes", "× unsplit", "theory ×", "measured ÷ theory", "layers/token", "tokens/s"):
         table.add_column(heading, justify="left" if heading == "policy" else "right")
     for row in rows:
         policy, rate = row["arm"].split("_")
@@ -133,19 +119,18 @@ def main(
     rates: Annotated[str, typer.Option(help="Percentages of yes.")] = "0,50,90,100",
     prompts: Annotated[int, typer.Option(min=1, help="Prompts, one after the other.")] = 3,
     new_tokens: Annotated[int, typer.Option(min=2, help="New tokens of each.")] = 32,
-    baseline: Annotated[str, typer.Option(help=f"Of {','.join(BASELINES)}.")] = "unsplit",
     cache: Annotated[Path, typer.Option(help="Where weights and graphs are kept between runs.")] = CACHE,
     json: Annotated[Path | None, typer.Option(help="Write all figures to this file.")] = None,
 ) -> None:
     """Measure policies with scripted exits."""
-    if model not in MODELS or baseline not in BASELINES:
-        raise typer.BadParameter(f"--model is one of {', '.join(MODELS)}, --baseline one of {', '.join(BASELINES)}")
+    if model not in MODELS:
+        raise typer.BadParameter(f"--model is one of {', '.join(MODELS)}")
     chosen, percents = MODELS[model], [int(rate) for rate in rates.split(",")]
-    report = Report("policies_1b", model=model, rates=rates, prompts=prompts, new_tokens=new_tokens, baseline=baseline)
-    stage = set_stage(chosen, baseline, cache)
+    report = Report("policies_1b", model=model, rates=rates, prompts=prompts, new_tokens=new_tokens)
+    stage = set_stage(chosen, cache)
     groups: list[Group] = [[prompt] for prompt in chosen.prompts(prompts, chosen.prompt_tokens)]
     report.rows = measure(stage, percents, groups, GenerationParams(max_new_tokens=new_tokens, ignore_eos=True))
-    _print(chosen, baseline, report.rows)
+    _print(chosen, report.rows)
     add_results(report, report.rows, percents)
     report.finish(json)
 
