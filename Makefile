@@ -36,8 +36,14 @@ bench: $(READY) ## the published benchmarks, one after the other
 	$(BIN)/python -m benchmarks.decode_cpu --models 1b --arms tide,eager,genai --json docs/results/$(DATE)-decode_cpu_1b.json
 	$(BIN)/python -m benchmarks.export_1b --json docs/results/$(DATE)-export_1b.json
 	$(BIN)/python -m benchmarks.policies_cpu --prompts 96 --json docs/results/$(DATE)-policies_cpu.json
+	$(BIN)/python -m benchmarks.policies_1b --json docs/results/$(DATE)-policies_1b.json
 	$(BIN)/python -m benchmarks.exact_identity --json docs/results/$(DATE)-exact_identity.json
 	$(BIN)/python -m benchmarks.predicted_speedup --json docs/results/$(DATE)-predicted_speedup.json
+	$(BIN)/python -m benchmarks.calibration_quality --json docs/results/$(DATE)-calibration_quality.json
+	$(BIN)/python -m benchmarks.certificate --json docs/results/$(DATE)-certificate.json
+	$(BIN)/python -m benchmarks.policy_quality --json docs/results/$(DATE)-policy_quality.json
+	$(BIN)/python -m benchmarks.capture_memory --json docs/results/$(DATE)-capture_memory.json
+	$(BIN)/python -m benchmarks.capture_memory --model demo --tokens 400000 --json docs/results/$(DATE)-capture_memory_demo.json
 
 BENCH_PROMPTS := build/held_out.jsonl
 BENCH_ENGINE ?= engine# a calibrated bundle of the demo model, as `make demo` leaves it
@@ -51,6 +57,7 @@ bench-arms: $(READY) ## tide-bench against every other way to run the demo model
 	  --json docs/results/$(DATE)-tide_bench_load.json
 	$(BIN)/python -m benchmarks.tide_bench_1b --json docs/results/$(DATE)-tide_bench_1b.json
 	$(BIN)/python -m benchmarks.serve_fastapi $(BENCH_ENGINE) --json docs/results/$(DATE)-serve_fastapi.json
+	$(BIN)/python -m benchmarks.shared_weights $(BENCH_ENGINE) --json docs/results/$(DATE)-shared_weights.json
 
 docs: $(READY) ## the documentation as a site, in build/site
 	$(BIN)/python docs/draw_pictures.py

@@ -7,6 +7,8 @@ from typing import Any
 
 from tide_bench.table import CAPTION, HEADINGS, cells, notes, places
 
+from benchmarks.markdown import table
+
 Run = Mapping[str, Any]
 Row = Mapping[str, Any]
 
@@ -25,28 +27,29 @@ def bench_table(run: Run, where: str, model: str | None = None) -> str:
     name, tokens = model or settings["model"], settings["new_tokens"]
     lines = [f"**tide-bench, {mode}**: {name}, {tokens} new tokens a row ({where}). {CAPTION[0].upper()}{CAPTION[1:]}."]
     for place, rows in places(run["rows"]).items():
-        lines += ["", f"{place}:", "", _line(HEADINGS[mode]), "|---" * len(HEADINGS[mode]) + "|"]
-        lines += [_line(cells(mode, row)) for row in rows]
+        lines += ["", f"{place}:", "", *table(HEADINGS[mode], (cells(mode, row) for row in rows))]
     remarks = notes(run["rows"])
     return "\n".join([*lines, "", *(f"- {remark}" for remark in remarks)]).rstrip()
 
 
 def predecessor_table(decode: Run, prefill: Run | None, where: str) -> str:
     """What the predecessor publishes, beside the same quantities here: other model, other machine, same question."""
-    lines = [
-        "**On the predecessor's terms**: change against HF eager. Left: what tide-inference publishes (A100-SXM4-40GB, bf16); "
-        f"right: `{decode['settings']['model']}` on the machine at hand ({where}). The left is another model on another "
-        "machine; the columns on the right are one experiment.",
-        "",
-        "| quantity | batch | published by the predecessor | predecessor here | TIDE full | TIDE exact | unsplit |",
-        "|---|---|---|---|---|---|---|",
-    ]
+    rows = []
     for quantity, model, batch, change in PUBLISHED:
         run = prefill if quantity == "prefill latency" else decode
         if run is not None:
             figures = [_change(run["rows"], arm, batch, quantity) for arm in ("predecessor", "full", "exact", "unsplit")]
-            lines.append(_line([quantity, str(batch), f"{change:+.1%} ({model})", *figures]))
-    return "\n".join(lines)
+            rows.append([quantity, str(batch), f"{change:+.1%} ({model})", *figures])
+    headings = ["quantity", "batch", "published by the predecessor", "predecessor here", "TIDE full", "TIDE exact", "unsplit"]
+    return "\n".join(
+        [
+            "**On the predecessor's terms**: change against HF eager. Left: what tide-inference publishes (A100-SXM4-40GB, "
+            f"bf16); right: `{decode['settings']['model']}` on the machine at hand ({where}). The left is another model on "
+            "another machine; the columns on the right are one experiment.",
+            "",
+            *table(headings, rows),
+        ]
+    )
 
 
 def serve_line(run: Run, where: str) -> str:
@@ -69,7 +72,3 @@ def _change(rows: Sequence[Row], arm: str, batch: int, quantity: str) -> str:
         return ""
     change = 1 / row["vs_eager"] - 1 if quantity == "prefill latency" else row["vs_eager"] - 1
     return f"{change:+.1%}"
-
-
-def _line(texts: Sequence[str]) -> str:
-    return "| " + " | ".join(text.replace("|", "\\|") for text in texts) + " |"

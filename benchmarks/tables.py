@@ -1,6 +1,6 @@
 """Write README's tables and the documentation's from the dated runs in docs/results/: nobody types a measured number.
 
-python -m benchmarks.tables            # rewrite README.md, docs/measured.md and docs/targets.md
+python -m benchmarks.tables            # rewrite README.md and the pages of docs/ that hold tables
 python -m benchmarks.tables --check    # exit 1 when one of them is not what the results say
 """
 
@@ -16,8 +16,10 @@ from typing import Annotated, Any
 import typer
 from tide_bench.arms import ARMS
 
+from benchmarks import calibration_tables
 from benchmarks.bench_tables import bench_table, predecessor_table, serve_line
 from benchmarks.gpu.decode_table import decode_cuda_not_run, decode_cuda_table
+from benchmarks.markdown import table
 from benchmarks.model_folders import MODELS
 from benchmarks.policy_table import HEADINGS, cells, title_of
 from benchmarks.verified_table import verified_table
@@ -35,13 +37,12 @@ def latest(benchmark: str) -> dict[str, Any] | None:
 
 
 def decode_table(run: dict[str, Any]) -> str:
-    lines = [
+    title = (
         f"**Decode speed**, fp32, greedy ({_where(run)}). TIDE ×: that arm's time over TIDE's, "
-        "measured in turns (below 1: that arm is faster).",
-        "",
-        "| model | batch | arm | ms per step | tokens/s | first token | TIDE × | tokens as HF eager |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
+        "measured in turns (below 1: that arm is faster)."
+    )
+    headings = ["model", "batch", "arm", "ms per step", "tokens/s", "first token", "TIDE ×", "tokens as HF eager"]
+    rows = []
     for row in run["rows"]:
         cells = [row["model"], str(row["batch"]), ARMS[row["arm"]].title]
         if "decode_ms_per_token" in row:
@@ -55,26 +56,22 @@ def decode_table(run: dict[str, Any]) -> str:
             ]
         else:
             cells += ["could not run", "", "", "", ""]
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+        rows.append(cells)
+    return "\n".join([title, "", *table(headings, rows)])
 
 
 def tax_table(run: dict[str, Any]) -> str:
     counts = sorted({int(m[1]) for name in run["results"] if (m := re.search(r"tax_(\d+)_s", name))})
-    lines = [
-        f"**What cutting costs**: one decode step through N segments over the same step of the unsplit graph ({_where(run)}).",
-        "",
-        "| model | S | unsplit ms | " + " | ".join(f"{n} segments" for n in counts) + " |",
-        "|---|---|---|" + "---|" * len(counts),
-    ]
-    for prefix, title in (("", "12 layers × 512, random"), ("demo_", "demo model")):
+    title = f"**What cutting costs**: one decode step through N segments over the same step of the unsplit graph ({_where(run)})."
+    rows = []
+    for prefix, model in (("", "12 layers × 512, random"), ("demo_", "demo model")):
         for seq in (1, 4):
             name = f"{prefix}segment_tax"
             if f"{name}_unsplit_ms_s{seq}" not in run["results"]:
                 continue
             ratios = [f"{run['results'][f'{name}_{n}_s{seq}']:.3f}" for n in counts]
-            lines.append(f"| {title} | {seq} | {run['results'][f'{name}_unsplit_ms_s{seq}']:.2f} | " + " | ".join(ratios) + " |")
-    return "\n".join(lines)
+            rows.append([model, str(seq), f"{run['results'][f'{name}_unsplit_ms_s{seq}']:.2f}", *ratios])
+    return "\n".join([title, "", *table(["model", "S", "unsplit ms", *(f"{n} segments" for n in counts)], rows)])
 
 
 def export_line(run: dict[str, Any]) -> str:
@@ -84,22 +81,44 @@ def export_line(run: dict[str, Any]) -> str:
     return f"**Export** of the 1.1B model in {dtype}, verified: {seconds:.0f} s, {peak:.1f} GiB peak memory ({_where(run)})."
 
 
+def weights_table(run: dict[str, Any]) -> str:
+    rows = (
+        [
+            row["weights"],
+            row["loaded"],
+            _figure(row, "load_s", ".2f", "s"),
+            *(_figure(row, m, ".0f", "MiB") for m in ("mib", "own_mib")),
+        ]
+        for row in run["rows"]
+    )
+    title = (
+        f"**Packed weights in the bundle**, {run['settings']['bundle']} model: proportional set size above what the process held "
+        f"before, and what of it nobody else can share ({_where(run)})."
+    )
+    return "\n".join([title, "", *table(["weights", "loaded", "after", "memory", "own"], rows)])
+
+
+def _figure(row: dict[str, Any], name: str, digits: str, unit: str) -> str:
+    return f"{row[name]:{digits}} {unit}" if name in row else ""
+
+
 def policies_table(run: dict[str, Any]) -> str:
     """Greedy rows of the demo models, one row and the largest batch; the rest is summed up below."""
     settings = run["settings"]
+    shown = (1, max(settings["batches"]))
+    rows = (
+        [row["model"], str(row["batch"]), *cells(row)]
+        for row in run["rows"]
+        if "ratio_median" in row and row["model"] != "random" and not row["temperature"] and row["batch"] in shown
+    )
     lines = [
         f"**Depth policies**, fp32, greedy, {settings['prompts']} held-out prompts, {settings['new_tokens']} new tokens a row "
         f"({_where(run)}). Ratios are to the unsplit ONNX graph driven by the same loop, measured in turns (above 1: faster): "
         "median over groups of prompts with its 95% interval, and of the total time. Theory: what the calibration's step costs "
         "make of the launches. Disagreement with `full`: per token up to the first difference (share of all tokens).",
         "",
-        "| model | batch | " + " | ".join(HEADINGS) + " |",
-        "|---" * (2 + len(HEADINGS)) + "|",
+        *table(["model", "batch", *HEADINGS], rows),
     ]
-    shown = (1, max(settings["batches"]))
-    for row in run["rows"]:
-        if "ratio_median" in row and row["model"] != "random" and not row["temperature"] and row["batch"] in shown:
-            lines.append("| " + " | ".join([row["model"], str(row["batch"]), *cells(row)]) + " |")
     return "\n".join([*lines, "", *_policy_notes(run)])
 
 
@@ -134,19 +153,20 @@ def identity_line(run: dict[str, Any]) -> str:
 
 
 def scripted_table(run: dict[str, Any]) -> str:
-    baseline = run["settings"]["baseline"]
-    lines = [
-        f"**The machinery at real sizes**: {run['settings']['model']} model, fp32, exits that answer by a script; "
-        f"baseline: {baseline} ({_where(run)}).",
-        "",
-        f"| policy | exits say yes | × {baseline} | theory × | measured ÷ theory | layers/token |",
-        "|---|---|---|---|---|---|",
-    ]
+    rows = []
     for row in run["rows"]:
         policy, rate = row["arm"].split("_")
         figures = [f"{row[name]:.2f}" for name in ("ratio_total", "theoretical", "measured_over_theoretical")]
-        lines.append("| " + " | ".join([policy, f"{rate}%", *figures, f"{row['layers_per_token']:.1f}"]) + " |")
-    return "\n".join(lines)
+        rows.append([policy, f"{rate}%", *figures, f"{row['layers_per_token']:.1f}"])
+    headings = ["policy", "exits say yes", "× unsplit", "theory ×", "measured ÷ theory", "layers/token"]
+    title = MODELS[run["settings"]["model"]].title
+    return "\n".join(
+        [
+            f"**The machinery at real sizes**: {title}, fp32, exits that answer by a script ({_where(run)}).",
+            "",
+            *table(headings, rows),
+        ]
+    )
 
 
 TABLES: dict[str, Callable[[dict[str, Any]], str]] = {
@@ -160,10 +180,6 @@ TABLES: dict[str, Callable[[dict[str, Any]], str]] = {
 }
 
 
-def bench_tables(run: dict[str, Any]) -> str:
-    return bench_table(run, _where(run))
-
-
 def bench_1b_tables(run: dict[str, Any]) -> str:
     return bench_table(run, _where(run), f"{MODELS['1b'].title}, with an exit that is never sure")
 
@@ -172,18 +188,27 @@ def on_predecessors_terms(run: dict[str, Any]) -> str:
     return predecessor_table(run, latest("tide_bench_prefill"), _where(run))
 
 
-def service_line(run: dict[str, Any]) -> str:
-    return serve_line(run, _where(run))
+def _placed(draw: Callable[[dict[str, Any], str], str]) -> Callable[[dict[str, Any]], str]:
+    """``draw`` with the run's date and machine."""
+    return lambda run: draw(run, _where(run))
 
 
 # Of each page, in order: the run that a table is drawn from, and how.
 PAGES: dict[str, list[tuple[str, Callable[[dict[str, Any]], str]]]] = {
-    "README.md": [("tide_bench", bench_tables), ("tide_bench_1b", bench_1b_tables), *TABLES.items()],
+    "README.md": [("tide_bench", _placed(bench_table)), ("tide_bench_1b", bench_1b_tables), *TABLES.items()],
     "docs/measured.md": [
         ("tide_bench", on_predecessors_terms),
-        ("tide_bench_prefill", bench_tables),
-        ("tide_bench_load", bench_tables),
-        ("serve_fastapi", service_line),
+        ("tide_bench_prefill", _placed(bench_table)),
+        ("tide_bench_load", _placed(bench_table)),
+        ("serve_fastapi", _placed(serve_line)),
+        ("shared_weights", weights_table),
+    ],
+    "docs/certificate.md": [
+        ("certificate", _placed(calibration_tables.certificate_table)),
+        ("policy_quality", _placed(calibration_tables.quality_table)),
+        ("calibration_quality", _placed(calibration_tables.heads_and_routers)),
+        ("capture_memory", _placed(calibration_tables.memory_line)),
+        ("capture_memory_demo", _placed(calibration_tables.memory_line)),
     ],
     "docs/targets.md": [("decode_cuda", decode_cuda_table)],
 }

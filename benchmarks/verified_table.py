@@ -14,6 +14,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from benchmarks.markdown import table
 from tide_export.targets import TARGETS
 from tide_export.targets.base import Target
 
@@ -26,9 +27,9 @@ Run = dict[str, Any]
 def verified_table(results: Path) -> str:
     """The table, targets with the same evidence in one row."""
     runs = list(_runs(results))
-    lines = ["| target | executed | compiled ahead of time | checked against the API |", "|---|---|---|---|"]
     by_evidence = groupby(TARGETS.values(), key=lambda target: _evidence(target, runs))
-    return "\n".join([*lines, *(f"| {_names(targets)} | {' | '.join(cells)} |" for cells, targets in by_evidence)])
+    headings = ["target", "executed", "compiled ahead of time", "checked against the API"]
+    return "\n".join(table(headings, ([_names(targets), *cells] for cells, targets in by_evidence)))
 
 
 def _runs(results: Path) -> Iterator[Run]:

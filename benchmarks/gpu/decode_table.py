@@ -7,6 +7,7 @@ from typing import Any
 
 from benchmarks.gpu.decode_cases import ARMS, DecodeCase, decode_cases
 from benchmarks.gpu.decode_promises import complaints
+from benchmarks.markdown import table
 
 NOT_RUN, COULD_NOT = "not run", "could not run"
 Row = dict[str, Any]
@@ -38,13 +39,13 @@ def _table(where: str, rows: Sequence[Row]) -> str:
         "**Decode speed on a GPU**, target `cuda`, greedy, ms per step; all models but `demo` have random weights "
         f"(`benchmarks/gpu/decode_cuda.py`: {where}).",
         "",
-        "| model | dtype | batch | " + " | ".join([*ARMS.values(), *_FURTHER]) + " |",
-        "|---" * (3 + len(ARMS) + len(_FURTHER)) + "|",
     ]
+    cells = []
     for case in decode_cases():
         row = measured.get(tuple(case.key.values()))
-        cells = [*(_cell(row, arm) for arm in ARMS), *(_further(row, title) for title in _FURTHER)]
-        lines.append("| " + " | ".join([*map(str, case.key.values()), *cells]) + " |")
+        figures = (*(_cell(row, arm) for arm in ARMS), *(_further(row, title) for title in _FURTHER))
+        cells.append([*map(str, case.key.values()), *figures])
+    lines += table(["model", "dtype", "batch", *ARMS.values(), *_FURTHER], cells)
     notes = [note for case in decode_cases() for note in _notes(case, measured.get(tuple(case.key.values())))]
     return "\n".join([*lines, *(["", *notes] if notes else [])])
 
