@@ -24,6 +24,7 @@ from tide_calibrate.traces import SplitTrace
 
 GATE = 1.02  # least predicted speedup for which leaving `full` is recommended
 CLOSE = 0.99  # of the fastest `exact`: among exits that come so close, policy `exit` has a say
+WORTH = 1.01  # what each further threshold has to gain: less, on so few tokens, is luck
 SEARCH_TOKENS = 4000  # simulated while searching
 WRONG_SHARES = (0.1, 0.3, 0.6)  # tried prices of a wrong draft, in steps of the whole model
 PROPOSALS, FINALISTS = 4, 8  # chains taken from one run of dynamic programming; chains polished
@@ -78,8 +79,8 @@ def choose_exits(
 ) -> Placement:
     """Choose exits and draft limit for ``exact`` on ``trace``; their ``exit_threshold`` is left to the certificate.
 
-    Where several numbers of exits make ``exact`` about as fast, a percent of ``exit``'s speed counts as much as one of its own;
-    fewer exits before more.
+    Where several make ``exact`` about as fast, a percent of ``exit``'s speed counts as much as one of its own, and each further
+    threshold, of another exit or of an MLP in front of the probability, costs one.
 
     Args:
         trace: text like what will be generated, best the model's own greedy output.
@@ -146,6 +147,11 @@ class _Found:
     exits: list[ExitInfo]
     limit: int
 
+    @property
+    def thresholds(self) -> int:
+        """How many were fitted."""
+        return len(self.exits) + sum(exit.mlp_threshold is not None for exit in self.exits)
+
 
 @dataclass(frozen=True)
 class _Search:
@@ -172,12 +178,12 @@ class _Search:
         screening = [limit for limit in self.limits if limit in SCREENED_LIMITS]
         screened = [self._best_limit(exits, screening) for exits in self._proposals(router, most_exits)]
         finalists = sorted(screened, key=lambda found: -found.speedup)[:FINALISTS]
-        # The best of each number of exits always competes: policy `exit` may prefer it.
-        finalists += [found for found in _by_length(screened) if found not in finalists]
-        polished = _by_length([self._polish(found) for found in finalists])
+        # The best of each number of thresholds always competes: policy `exit` may prefer it.
+        finalists += [found for found in _best_of_each_size(screened) if found not in finalists]
+        polished = _best_of_each_size([self._polish(found) for found in finalists])
         least = CLOSE * max(found.speedup for found in polished)
         close = [found for found in polished if found.speedup >= least]
-        return max(close, key=lambda found: found.speedup * self._exit_speedup(found))
+        return max(close, key=lambda found: found.speedup * self._exit_speedup(found) / WORTH**found.thresholds)
 
     def _exit_speedup(self, found: _Found) -> float:
         return exit_speedup(self.trace, found.exits, self.costs, self.max_disagreement)
@@ -232,11 +238,11 @@ class _Search:
         return _Found(simulate_exact(self.trace, exits, self.costs, limit).speedup, exits, limit)
 
 
-def _by_length(found: Sequence[_Found]) -> list[_Found]:
-    """The fastest of each number of exits, few exits first."""
-    best: dict[int, _Found] = {}
-    for one in sorted(found, key=lambda one: (len(one.exits), -one.speedup)):
-        best.setdefault(len(one.exits), one)
+def _best_of_each_size(found: Sequence[_Found]) -> list[_Found]:
+    """The fastest of each number of exits and thresholds, few first."""
+    best: dict[tuple[int, int], _Found] = {}
+    for one in sorted(found, key=lambda one: (len(one.exits), one.thresholds, -one.speedup)):
+        best.setdefault((len(one.exits), one.thresholds), one)
     return list(best.values())
 
 

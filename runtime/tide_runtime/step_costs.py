@@ -10,6 +10,7 @@ from functools import cache
 
 import numpy as np
 
+from tide_runtime.backends.step_arrays import rounded_tokens
 from tide_runtime.calibration import CostTable, StepCost
 from tide_runtime.exits import Exit, bundle_exits
 from tide_runtime.manifest import UNCUT, Manifest, kv_fill_graph
@@ -56,9 +57,10 @@ class StepCosts:
     def uneven(self, rows: int, tokens: int, seq: int, first: int, end: int) -> float:
         """Segments ``first`` … ``end - 1`` for rows of different lengths, the longest of ``seq`` tokens.
 
-        Measured were even ones. Products take the tokens there are, attention and what moves data as many as if all rows
-        were the longest.
+        Measured were even ones. Products take the tokens there are, rounded up as backends do it, attention and what moves data
+        as many as if all rows were the longest.
         """
+        tokens = tokens if tokens == rows * seq else rounded_tokens(tokens)
         packed, padded = self.segments(rows, tokens, first, end), self.segments(rows, rows * seq, first, end)
         return packed + _PADDING * max(0.0, padded - packed)
 

@@ -134,6 +134,17 @@ def test_an_mlp_that_knows_as_much_is_preferred_to_asking_the_head(placed):
     assert placed.predicted["exact"] >= choose_exits(easy_text(), table(), router="max_probability").predicted["exact"]
 
 
+@pytest.mark.parametrize(("seed", "gated"), [(1, False), (7, False), (0, True), (2, True)])
+def test_a_second_threshold_has_to_gain_a_percent(seed, gated):
+    """An MLP before the probability can be fitted to a few thousand tokens; on others the gain was gone (calibration_quality)."""
+    text, random = easy_text(seed), np.random.default_rng(seed + 100)
+    for exit in text.exits.values():  # an MLP that half knows what the probability knows
+        exit.scores["mlp"] = ((exit.scores["mlp"] + random.random(len(exit.agrees))) / 2).astype(np.float32)
+    auto, *others = (choose_exits(text, table(), router) for router in ("auto", "mlp", "max_probability"))
+    assert [exit.mlp_threshold is not None for exit in auto.exits] == [gated]
+    assert (auto.predicted["exact"] > 1.01 * max(other.predicted["exact"] for other in others)) == gated
+
+
 def test_exit_is_predicted_once_thresholds_are_certified():
     """The certificate comes after placement; the prediction of `exit` must follow from its thresholds alone."""
     text = easy_text()

@@ -30,6 +30,12 @@ def test_one_row_that_is_longer_makes_a_step_dearer(seq: int) -> None:
     assert plain < packed < COSTS.uneven(ROWS, ROWS - 1 + seq, seq, 0, 1) < padded
 
 
+def test_a_draft_that_fills_a_step_up_is_nearly_free() -> None:
+    """Uneven steps are padded to a multiple of four tokens: drafts were weighed as if the last ones cost as much as the first."""
+    ten, twelve, thirteen = (COSTS.uneven(ROWS, tokens, 2, 0, 1) for tokens in (10, 12, 13))
+    assert ten == twelve < thirteen
+
+
 def test_even_rows_cost_what_was_measured() -> None:
     """Rows that go on together would pay for padding that is not there."""
     assert COSTS.uneven(ROWS, 2 * ROWS, 2, 0, 1) == COSTS.segments(ROWS, 2 * ROWS, 0, 1)

@@ -31,7 +31,7 @@ class StepShape(NamedTuple):
         rows, seq, tokens, outputs = len(counts), max(counts), sum(counts), sum(wanted) or 1
         even = tokens == rows * seq
         if not even:
-            tokens, outputs = _rounded(tokens), _rounded(outputs)
+            tokens, outputs = rounded_tokens(tokens), rounded_tokens(outputs)
         return cls(first_row, rows, seq, even, tokens, outputs)
 
 
@@ -126,6 +126,6 @@ class StepPositions:
         self._position_ids[:] = self._padded_position_ids[0] = positions
 
 
-def _rounded(count: int) -> int:
+def rounded_tokens(count: int) -> int:
     """So that rows of different lengths need few shapes, whose bindings are kept."""
     return count if count <= 4 else -(-count // 4) * 4
