@@ -5,9 +5,9 @@ forms of a segment, or two processes, hold the weights twice. An initializer may
 entries ``prepacked_N`` of its external data: ``OPERATOR+HASH|offset;length;checksum``, as ONNX Runtime writes them itself
 (``session.save_external_prepacked_constant_initializers``, onnxruntime/core/framework/tensor_external_data_info.cc).
 
-At load it still packs one weight after the other, and where an entry has the hash of what came out it maps that and drops its
-own. So a processor or a release that packs in another way finds nothing and computes the same from its own copies, and a graph
-keeps our nodes: what is fused is decided where it runs.
+At load it still packs one weight after the other, and where an entry has the hash of what came out it maps that (since 1.32 after
+comparing the two) and drops its own. So a processor or a release that packs in another way finds nothing and computes the same
+from its own copies, and a graph keeps our nodes: what is fused is decided where it runs.
 
 Only fp32: of an fp16 weight ONNX Runtime makes an fp32 one when it loads the graph (no kernels), which has no place in a file.
 """

@@ -20,8 +20,8 @@ HEADINGS = {
 }  # fmt: skip
 CAPTION = (
     "ms per token: one more token for every row; ×: speed over the baseline, median of neighbouring turns; layers: launched; "
-    "as `full`: share of tokens up to the first difference; memory: the most its process held; no rank: its text is not what "
-    "it promises, or nothing is promised"
+    "as `full`: share of tokens up to the first difference; memory: the most its process had resident, a page of weights once "
+    "for each graph that maps it; no rank: its text is not what it promises, or nothing is promised"
 )
 
 
