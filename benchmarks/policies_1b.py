@@ -1,6 +1,6 @@
 """Does the machinery of lazy depth cost anything at real sizes? Scripted exits on a 1.1B model: measured against theory.
 
-    python -m benchmarks.policies_1b                   # 1.1B random weights, fp32: 10 GB of memory, some minutes
+    python -m benchmarks.policies_1b                   # 1.1B random weights, fp32: some minutes
     python -m benchmarks.policies_1b --model demo      # the same on the small model
 
 Random weights have no exits worth asking, so the exits' answers are scripted (see `scripted_exits`): the router says yes to

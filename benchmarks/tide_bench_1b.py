@@ -4,9 +4,9 @@
     python -m benchmarks.tide_bench_1b                    # some 20 minutes more
     python -m benchmarks.tide_bench_1b --model demo       # the same in small, to see that it runs
 
-Random weights have no exits worth asking. Theirs stands after a quarter of the layers and is never sure, so `exact` and `exit`
-show what asking in vain costs, and static skip runs all layers but one. Two such models fit into 24 GB at once: arms meet
-`full` one after the other.
+Random weights have no exits worth asking. Theirs stands after a quarter of the layers and is never sure: `exit`, and `exact` with
+one row, show what asking in vain costs (with several rows `exact` asks only what a calibration expects to pay), and static skip
+runs all layers but one. Two such models fit into 24 GB at once: arms meet `full` one after the other.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ def main(
     """Export the model when need be, and compare."""
     shapes, folder = MODELS[model], cache / model
     cut, place = quarter_cut(shapes, cache)
-    bundle = folder / "never_sure"
-    cached_folder(bundle, files_digest([cut / MANIFEST_NAME]), lambda empty: run_in_process(_never_sure, cut, place, empty))
+    key = files_digest([cut / MANIFEST_NAME])
+    bundle = cached_folder(folder / "never_sure", key, lambda empty: run_in_process(_never_sure, cut, place, empty))
     prompts = folder / "prompts.jsonl"
     prompts.write_text("".join(f'{{"ids": {ids}}}\n' for ids in shapes.prompts(PROMPTS, shapes.prompt_tokens)), encoding="utf-8")
     command = [sys.executable, "-m", "tide_bench.cli", str(bundle), "--model", str(shapes.weights(cache))]
