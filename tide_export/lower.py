@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tide_runtime.calibration import ExitInfo
-from tide_runtime.manifest import UNCUT, batched_graph
+from tide_runtime.manifest import UNCUT, batched_graph, ragged_graph
 
 from tide_export.cut import CutGraph, cut, keep_boundaries, name_values
 from tide_export.kv_fill import cut_kv_fill
@@ -18,7 +18,7 @@ from tide_export.trace import TracedModel
 
 @dataclass(frozen=True)
 class LoweredModel:
-    """A target's graphs, ready to write, and what each pass did. ``forms``: of segments, for several rows or uncut."""
+    """A target's graphs, ready to write, and what each pass did. ``forms``: further ones, of segments and uncut."""
 
     graphs: list[CutGraph]
     forms: list[CutGraph]
@@ -64,10 +64,10 @@ def lower(
         reports += run_passes(graph.model, target.pieces, context)
     forms = []
     for graph in graphs:
-        if graph.layers is not None and target.several_rows:
-            form, made = lower_several_rows(graph, target, context)
-            forms.append(form)
-            reports += made
+        if graph.layers is not None:
+            made, done = _lower_forms(graph, target, context)
+            forms += made
+            reports += done
     if target.uncut and checkpoints:
         forms += _lower_uncut(traced, target, context)
     for info in skips if target.kv_fill else ():
@@ -82,11 +82,17 @@ def _lower_uncut(traced: TracedModel, target: Target, context: LoweringContext) 
     whole.model.graph.name = UNCUT
     uncut = CutGraph(UNCUT, whole.model, whole.layers)
     run_passes(uncut.model, target.pieces, context)
-    return [uncut, lower_several_rows(uncut, target, context)[0]] if target.several_rows else [uncut]
+    return [uncut, *_lower_forms(uncut, target, context)[0]]
 
 
-def lower_several_rows(segment: CutGraph, target: Target, context: LoweringContext) -> tuple[CutGraph, list[PassReport]]:
-    """The form of a lowered segment for steps of several rows; its weights are the same tensors."""
-    name, copy = batched_graph(segment.name), segment.model.clone()
-    copy.graph.name = name
-    return CutGraph(name, copy, segment.layers), run_passes(copy, target.several_rows, context)
+def _lower_forms(segment: CutGraph, target: Target, context: LoweringContext) -> tuple[list[CutGraph], list[PassReport]]:
+    """The further forms of a lowered segment; their weights are the same tensors. One that nothing was done to is none."""
+    forms, reports = [], list[PassReport]()
+    for named, passes in ((batched_graph, target.several_rows), (ragged_graph, target.ragged_rows)):
+        name, copy = named(segment.name), segment.model.clone()
+        copy.graph.name = name
+        made = run_passes(copy, passes, context)
+        if any(report.applied for report in made):
+            forms.append(CutGraph(name, copy, segment.layers))
+        reports += made
+    return forms, reports

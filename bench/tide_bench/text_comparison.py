@@ -42,5 +42,5 @@ def ngram_hit_share(prompt: Sequence[int], output: Sequence[int]) -> float:
     tokens, drafter, hits = np.array([*prompt, *output], np.int64), NgramDrafter(), 0
     for end in range(len(prompt), len(tokens)):
         guess = drafter.draft(tokens, end, 1)
-        hits += bool(len(guess)) and int(guess[0]) == int(tokens[end])
+        hits += guess == [tokens[end]]
     return hits / len(output)

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
+from tide_runtime.draft_control import FIRST_HIT_RATE, HIT_WEIGHT
 from tide_runtime.ngram import NgramDrafter
 
 from tide_calibrate.traces import OwnText
 
 COPY_LIMIT = 12  # drafts copied at once, at most
-_FIRST_HIT_RATE, _WEIGHT = 0.5, 0.1  # of guesses, per token; of the newest one
 
 
 class Copier:
@@ -28,13 +28,13 @@ class Copier:
     def __init__(self, text: OwnText, pass_ms: NDArray[np.float64], gain: float) -> None:
         self._text, self._gain = text, gain
         self._plain_over_pass = pass_ms[1] / pass_ms[2:]
-        self._ngram, self._hit_rate = NgramDrafter(), _FIRST_HIT_RATE
+        self._ngram, self._hit_rate = NgramDrafter(), FIRST_HIT_RATE
         self._hits: NDArray[np.bool_] = np.zeros(0, np.bool_)  # of the last guess
 
     def copy(self, position: int) -> tuple[int, int]:
         """How many tokens are copied when ``position`` new ones are written, and how many of them are right."""
         tokens, end = self._text.tokens, self._text.prompt + position
-        guess = self._ngram.draft(tokens, end, min(COPY_LIMIT, len(tokens) - end - 1))
+        guess = np.array(self._ngram.draft(tokens, end, min(COPY_LIMIT, len(tokens) - end - 1)), np.int64)
         self._hits = guess == tokens[end : end + len(guess)]
         count = self._worth_checking(len(guess))
         return count, _leading(self._hits[:count])
@@ -43,7 +43,7 @@ class Copier:
         """After the last guess ``made`` tokens came."""
         known = self._hits[:made]
         for hit in known[: _leading(known) + 1].tolist():
-            self._hit_rate += _WEIGHT * (hit - self._hit_rate)
+            self._hit_rate += HIT_WEIGHT * (hit - self._hit_rate)
 
     def _worth_checking(self, length: int) -> int:
         """How much of a guess to check for the most tokens per time; the n-th is right with probability hit rate to the n."""

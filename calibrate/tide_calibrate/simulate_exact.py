@@ -73,7 +73,7 @@ def _check(trace: SplitTrace, draft_limit: int, draft: str) -> None:
 
 def _copying(trace: SplitTrace, exits: Sequence[ExitInfo], costs: CostTable, draft_limit: int, draft: str) -> _Copying:
     times = StepTimes(costs, COPY_LIMIT + 1)
-    pass_ms = times.whole(trace.num_layers) + times.host
+    pass_ms = times.whole(trace.num_layers) + np.where(np.arange(COPY_LIMIT + 2) > 1, times.deep, times.host)
     if draft == "ngram" or not exits:
         return _Copying(pass_ms, 1.0)
     return _Copying(pass_ms, simulate_exact(trace, exits, costs, draft_limit).speedup)

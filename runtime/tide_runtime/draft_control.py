@@ -9,15 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
-from numpy.typing import NDArray
-
 from tide_runtime.ngram import NgramDrafter
 from tide_runtime.trial import Trial
 
 FIRST_REACH = 1  # drafts of the first cycle
-_WEIGHT = 0.1  # of the newest token in the n-gram drafter's hit rate
+FIRST_HIT_RATE = 0.5  # of n-gram guesses, per token, before any was seen
+HIT_WEIGHT = 0.15  # of the newest token in it
 _LENGTHS = (1, 2, 3, 4, 6, 9, 64)  # most tokens that one row copies: rows of a batch wait for the longest of them
+_PATIENCE = 8  # tokens that may be added to a pass without a better rate: steps are rounded up to four
 
 
 @dataclass
@@ -26,15 +25,15 @@ class DraftControl:
 
     exits: Trial
     ngram: NgramDrafter = field(default_factory=NgramDrafter)
-    guess: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
-    hit_rate: float = 0.5  # of n-gram guesses, per token
+    guess: list[int] = field(default_factory=list)
+    hit_rate: float = FIRST_HIT_RATE
     reach: int = FIRST_REACH  # most tokens that exits draft in the next cycle
 
     def learn(self, tokens: list[int]) -> None:
         """Hold the guess against the ``tokens`` that came."""
-        for guessed, token in zip(self.guess.tolist(), tokens, strict=False):
+        for guessed, token in zip(self.guess, tokens, strict=False):
             hit = guessed == token
-            self.hit_rate += _WEIGHT * (hit - self.hit_rate)
+            self.hit_rate += HIT_WEIGHT * (hit - self.hit_rate)
             if not hit:
                 break
 
@@ -61,15 +60,22 @@ def copy_lengths(controls: Sequence[DraftControl], pass_ms: Callable[[int, int, 
     chances = sorted(  # of equal ones the earlier token first: a row copies no token without those before it
         (-(control.hit_rate**n), n, row) for row, control in enumerate(controls) for n in range(1, len(control.guess) + 1)
     )
+    if not chances:
+        return [0] * rows
     plain, best, best_gain = pass_ms(rows, rows, 1), [0] * rows, rows * gain
-    for longest in _LENGTHS if rows > 1 else (_LENGTHS[-1],):
+    for longest in _LENGTHS if rows > 1 else _LENGTHS[-1:]:
         given, lengths, seq, count = float(rows), [0] * rows, 1, rows
+        highest, reached = 0.0, rows  # best rate at this length, and how many tokens gave it
         for negative, n, row in chances:
             if n > longest:
                 continue
             given, seq, count = given - negative, max(seq, n + 1), count + 1
             lengths[row] = n
             rate = given * plain / pass_ms(rows, count, seq)
-            if rate > best_gain:
-                best, best_gain = list(lengths), rate
+            if rate > highest:
+                highest, reached = rate, count
+                if rate > best_gain:
+                    best, best_gain = list(lengths), rate
+            elif count - reached >= _PATIENCE:  # chances only fall from here on
+                break
     return best

@@ -68,8 +68,8 @@ class GraphInfo:
 class TargetInfo:
     """The graphs as compiled for one kind of machine: graph name → file, their weights, what the lowering passes did.
 
-    A target may hold a second form of each segment, for steps of several rows (see `batched_graph`), and `UNCUT` in both forms:
-    tokens that go through all segments at once need not stop between them.
+    A target may hold further forms of each segment, for steps of several rows (`batched_graph`, `ragged_graph`), and `UNCUT` in
+    every form: tokens that go through all segments at once need not stop between them.
 
     Args:
         weights: the file that the graphs refer to; None where each holds its own, as engines do.
@@ -233,6 +233,11 @@ def kv_fill_graph(info: ExitInfo) -> str:
 def batched_graph(segment: str) -> str:
     """Name of a segment's form for steps of several rows, in a target's ``graphs``."""
     return f"{segment}.batched"
+
+
+def ragged_graph(segment: str) -> str:
+    """Name of a segment's form for one token each of several rows of different lengths; not every target or model has one."""
+    return f"{segment}.ragged"
 
 
 def read_manifest(directory: Path) -> Manifest:

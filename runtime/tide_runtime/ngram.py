@@ -18,15 +18,20 @@ class NgramDrafter:
         self._places: dict[tuple[int, ...], int] = {}
         self._indexed = ORDER
 
-    def draft(self, tokens: NDArray[np.int64], end: int, limit: int) -> NDArray[np.int64]:
+    def draft(self, tokens: NDArray[np.int64], end: int, limit: int) -> list[int]:
         """Up to ``limit`` tokens likely to follow ``tokens[:end]``; none when its last n-gram is new.
 
         Where the earlier place runs into the present the text repeats with that period, and the draft goes on repeating.
         """
+        if end < ORDER or limit < 1:
+            return []
+        begin = min(self._indexed, end) - ORDER
+        known = tokens[begin:end].tolist()  # indexing lists takes a fraction of the time
         for place in range(self._indexed, end):
-            self._places[tuple(tokens[place - ORDER : place].tolist())] = place
+            self._places[tuple(known[place - begin - ORDER : place - begin])] = place
         self._indexed = max(self._indexed, end)
-        seen = self._places.get(tuple(tokens[end - ORDER : end].tolist())) if end >= ORDER else None
-        if seen is None or limit < 1:
-            return tokens[:0]
-        return np.resize(tokens[seen:end], limit) if end - seen < limit else tokens[seen : seen + limit]
+        seen = self._places.get(tuple(known[-ORDER:]))
+        if seen is None:
+            return []
+        copied: list[int] = tokens[seen : min(end, seen + limit)].tolist()
+        return (copied * -(-limit // len(copied)))[:limit]

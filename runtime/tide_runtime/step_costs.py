@@ -95,10 +95,11 @@ class StepCosts:
         return float(np.interp(exit.info.checkpoint + exit.info.tail_layers, list(means), list(means.values())))
 
     def _full(self, rows: int, tokens: int, seq: int) -> float:
-        """All layers, the head on every token, and the loop around them; ``seq``: tokens of the longest row."""
+        """All layers, the head on every token, and the loop around them, which is longer where drafts are verified; ``seq``:
+        tokens of the longest row."""
         cost, saved = self.step(rows, tokens), self.depth - self._whole_launches
         graphs = self.uneven(rows, tokens, seq, 0, self.depth) - saved * self.step(rows, rows * seq).launch_ms
-        return graphs + cost.logits_ms + cost.host_ms
+        return graphs + cost.logits_ms + cost.host_ms + (cost.deep_extra_ms if tokens > rows else 0.0)
 
 
 def _fill_share(manifest: Manifest) -> float:

@@ -8,7 +8,7 @@ model's distribution p untouched.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,8 +17,7 @@ from tide_runtime.executor import Logits
 from tide_runtime.row import Row
 
 
-@dataclass(frozen=True)
-class Draft:
+class Draft(NamedTuple):
     """A proposed token. ``proposal``: the distribution [V] it was drawn from, None when it was certain (a one-hot)."""
 
     token: int

@@ -9,7 +9,7 @@ import torch
 from export.architectures import MAX_POSITIONS, VOCAB, tiny_model
 from tide_runtime import Engine
 from tide_runtime.backends import onnxruntime_cpu
-from tide_runtime.manifest import batched_graph
+from tide_runtime.manifest import batched_graph, ragged_graph
 
 from tide_export.config import ExportConfig
 from tide_export.export import write_bundle
@@ -74,6 +74,17 @@ def check_ragged(engine: Engine, given: list[int]) -> None:
 def test_several_rows_equal_one_row_at_a_time(exported, always_plain, name, counts):
     """Rows of a batch, or drafts verified together, would get other logits than alone."""
     check_ragged(exported(name).engine, counts)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_rows_of_different_lengths_equal_one_row_at_a_time(exported, name):
+    """Every batch that serves more than one person is one; a head sink with any weight would change all of its logits."""
+    case = exported(name)
+    check_ragged(case.engine, [1, 1, 1])
+    named = {ragged_graph(segment.name) for segment in case.manifest.segments}
+    capped = name == "gemma2"  # whose soft-cap has one kernel only
+    assert named & set(case.manifest.targets["cpu"].graphs) == (set() if capped else named)
+    assert named & set(case.engine.backend.sessions) == (set() if capped else named)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -12,7 +12,7 @@ from runtime.test_bad_bundles import edit, rename_tensor, sign
 from tide_runtime import Engine, EngineOptions, GenerationParams, ThreadOptions
 from tide_runtime.backends.base import Step
 from tide_runtime.errors import BundleError
-from tide_runtime.manifest import UNCUT, batched_graph
+from tide_runtime.manifest import UNCUT, batched_graph, ragged_graph
 
 FILE = "onnx/cpu.segment_1.batched.onnx"
 
@@ -69,6 +69,37 @@ def test_one_row_at_a_time_never_loads_them(load: Callable[..., Engine]) -> None
         assert set(engine.backend.sessions) == {UNCUT, batched_graph(UNCUT)} | {
             batched_graph(s.name) for s in engine.manifest.segments
         }
+
+
+def decode_step(engine: Engine, lengths: list[int]) -> np.ndarray:
+    """Logits of one token for each row; what lies in the caches is zeros."""
+    step = engine.backend.slots(len(lengths)).step(0, [1] * len(lengths), [1] * len(lengths))
+    step.input_ids[:] = 5
+    step.place(lengths)
+    step.run(UNCUT)
+    return step.logits.copy()
+
+
+def test_only_rows_of_different_lengths_load_the_form_for_them(load: Callable[..., Engine]) -> None:
+    """Rows of equal lengths would be slower in it, others without it."""
+    with load() as engine:
+        even = decode_step(engine, [4, 4])
+        assert set(engine.backend.sessions) == {UNCUT}
+        ragged = decode_step(engine, [4, 3])
+        assert set(engine.backend.sessions) == {UNCUT, ragged_graph(UNCUT)}
+        assert np.abs(even[0] - ragged[0]).max() < 1e-4 < np.abs(even[1] - ragged[1]).max()
+        assert engine.backend.launches == {UNCUT: 2}
+
+
+def test_a_bundle_without_that_form_runs(bundle_copy: Path) -> None:
+    """Bundles of older versions, and of models that have no use for it, would fail at the first two people."""
+    with load_copy(bundle_copy) as engine:
+        wanted = decode_step(engine, [4, 3])
+    for name in (UNCUT, "segment_0", "segment_1", "segment_2"):
+        edit(bundle_copy, "targets", "cpu", "graphs", ragged_graph(name), remove=True)
+    with load_copy(bundle_copy) as engine:
+        assert np.abs(decode_step(engine, [4, 3]) - wanted).max() < 1e-4
+        assert set(engine.backend.sessions) == {UNCUT}
 
 
 def test_threads_load_them_once(load: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch) -> None:

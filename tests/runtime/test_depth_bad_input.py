@@ -184,7 +184,7 @@ def foreseen(exact: Engine, full: Engine) -> Iterator[Generation]:
     """What the model says to the first prompt, and an n-gram drafter that foresees it: every draft is accepted."""
     [result] = full.generate(PROMPTS[0], params())
     whole = np.array([*exact.tokenizer.encode(PROMPTS[0]), *result.token_ids])  # type: ignore[union-attr]
-    with patch.object(NgramDrafter, "draft", lambda self, tokens, end, limit: whole[end : end + limit]):
+    with patch.object(NgramDrafter, "draft", lambda self, tokens, end, limit: whole[end : end + limit].tolist()):
         [drafted] = exact.generate(PROMPTS[0], params())
         assert ends([drafted]) == ends([result]) and drafted.stats.deep_passes < 15
         assert drafted.stats.accepted == drafted.stats.drafted

@@ -101,6 +101,7 @@ class Target:
     """``whole``: passes on the traced model before it is cut; ``pieces``: passes on each graph after the cut.
 
     ``several_rows``: passes that make of a lowered segment its form for steps of several rows; none: one form serves all.
+    ``ragged_rows``: those of its form for one token each of several rows of different lengths, where that is another.
     ``kv_fill``: passes on the graphs that fill skipped layers' caches; none: the target has no such graphs.
     ``uncut``: all segments are wanted as one graph too.
     """
@@ -113,10 +114,11 @@ class Target:
     whole: tuple[GraphPass, ...]
     pieces: tuple[GraphPass, ...]
     several_rows: tuple[GraphPass, ...] = ()
+    ragged_rows: tuple[GraphPass, ...] = ()
     kv_fill: tuple[GraphPass, ...] = ()
     uncut: bool = False
 
     @property
     def lowering(self) -> tuple[object, ...]:
         """What decides about it: targets with the same share one."""
-        return self.whole, self.pieces, self.several_rows, self.kv_fill, self.uncut
+        return self.whole, self.pieces, self.several_rows, self.ragged_rows, self.kv_fill, self.uncut

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tide_export.passes.attention_batched import lower_attention_batched
 from tide_export.passes.attention_gqa import lower_attention_gqa
+from tide_export.passes.attention_ragged import lower_attention_ragged
 from tide_export.passes.canonicalize import canonicalize
 from tide_export.passes.fold_weights import fold_weights
 from tide_export.passes.pack_projections import pack_projections
@@ -31,6 +32,7 @@ CPU = Target(
     whole=(canonicalize, static_reshape, share_tied_head, fold_weights, fuse_rms_norm),
     pieces=(lower_attention_gqa, pack_projections, fuse_skip_norm),
     several_rows=(lower_attention_batched,),
+    ragged_rows=(lower_attention_ragged,),
     kv_fill=(lower_attention_gqa, lower_attention_batched),
     uncut=True,
 )

@@ -1,7 +1,8 @@
 """ONNX Runtime on the CPU: one session per graph, everything bound once per shape, caches updated in place.
 
-A segment is compiled twice: ``segment_i`` with GroupQueryAttention, ``segment_i.batched`` with plain products for steps of
-several rows (see attention_form); so are all segments as one graph, ``uncut``, for tokens that go through every layer.
+A segment is compiled several times: ``segment_i`` with GroupQueryAttention, ``segment_i.ragged`` with another kernel of it for
+rows of different lengths, ``segment_i.batched`` with plain products for steps of several rows (see attention_form); so are all
+segments as one graph, ``uncut``, for tokens that go through every layer.
 What not everybody needs is loaded when a step first needs it: the forms for several rows, ``kv_fill_c``, and, in a bundle
 without exits, the segments and ``head``.
 """
@@ -10,7 +11,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,7 +29,7 @@ from tide_runtime.backends.step_arrays import StepBuffers, StepPositions, StepSh
 from tide_runtime.backends.threads import ThreadOptions, session_options
 from tide_runtime.bundle import Bundle
 from tide_runtime.errors import BundleError, ParamsError
-from tide_runtime.manifest import HEAD, UNCUT, Manifest, batched_graph, kv_fill_graph
+from tide_runtime.manifest import HEAD, UNCUT, Manifest, batched_graph, kv_fill_graph, ragged_graph
 
 _NUMPY_DTYPES: dict[str, type[np.generic]] = {"fp32": np.float32, "fp16": np.float16, "bf16": np.uint16}  # its bits
 _ORT_DTYPES: dict[str, type[np.generic]] = {
@@ -46,10 +47,16 @@ class OnnxRuntimeBackend:
 
     name = "onnxruntime-cpu"
 
-    def __init__(self, manifest: Manifest, layers: dict[str, int], load: Callable[[str], ort.InferenceSession]) -> None:
-        """``layers``: graph name → how many decoder layers it runs. ``load``: makes the session of a graph, or of a
-        segment's form for several rows, given its name."""
-        self.manifest, self.layers, self._load = manifest, layers, load
+    def __init__(
+        self,
+        manifest: Manifest,
+        layers: dict[str, int],
+        load: Callable[[str], ort.InferenceSession],
+        ragged: Set[str] = frozenset(),
+    ) -> None:
+        """``layers``: graph name → how many decoder layers it runs. ``load``: makes the session of a graph, or of another
+        form of a segment, given its name. ``ragged``: the forms for rows of different lengths that there are."""
+        self.manifest, self.layers, self._load, self.ragged = manifest, layers, load, ragged
         segments = [segment.name for segment in manifest.segments]
         self.every_layer = [UNCUT] if UNCUT in layers else segments
         exits = manifest.calibration.exits if manifest.calibration is not None else []
@@ -73,14 +80,14 @@ class OnnxRuntimeBackend:
             form
             for graph, count in layers.items()
             if count == manifest.model.num_layers
-            for form in (graph, batched_graph(graph))
+            for form in (graph, batched_graph(graph), ragged_graph(graph))
         }
 
         def load(name: str) -> ort.InferenceSession:
             options = session_options(threads, chained=name not in whole)
             return load_session(bundle, name, files[name], options, ["CPUExecutionProvider"])
 
-        return cls(manifest, layers, load)
+        return cls(manifest, layers, load, {ragged_graph(name) for name in layers} & set(files))
 
     def slots(self, capacity: int) -> OnnxRuntimeSlots:
         return OnnxRuntimeSlots(self, capacity)
@@ -90,10 +97,10 @@ class OnnxRuntimeBackend:
         return graph
 
     def session(self, name: str) -> ort.InferenceSession:
-        """The session of a graph, or of a segment's form for several rows, which may have to be loaded first."""
+        """The session of a graph, or of another form of a segment, which may have to be loaded first."""
         if name not in self.sessions:
-            cut = {batched_graph(segment.name) for segment in self.manifest.segments}
-            self._load_late(cut if name in cut else {name})
+            cut = [{named(segment.name) for segment in self.manifest.segments} for named in (batched_graph, ragged_graph)]
+            self._load_late(next((names for names in cut if name in names), {name}))
         return self.sessions[name]
 
     def slides(self) -> bool:
@@ -188,7 +195,7 @@ class _BoundStep:
         self.input_ids, self.hidden, self.logits, self.token, self.score = arrays
         self._slots = slots
         self._lengths: Sequence[int] = [0] * shape.rows
-        self._plain = False
+        self._plain = self._ragged = False
         self._kept: dict[int, _Bound] = {}  # by slots of the caches
         self._bound = _Bound()  # to caches as long as they are now
         self._generation = slots.caches.generation
@@ -197,8 +204,9 @@ class _BoundStep:
         slots, shape = self._slots, self.shape
         slots.reserve(max(lengths) + shape.seq)
         self._lengths = list(lengths)
-        kv_heads = slots.backend.manifest.kv[0].heads
-        self._plain = not shape.even or prefers_plain(lengths, shape.seq, slots.caches.slots, kv_heads)
+        fp32 = slots.backend.manifest.dtype == "fp32"
+        self._plain = not shape.even or prefers_plain(lengths, shape.seq, slots.caches.slots, fp32)
+        self._ragged = not self._plain and shape.rows > 1 and min(lengths) != max(lengths)
         self.positions.place(lengths)
         self._follow_caches()
         if self._plain:
@@ -209,7 +217,7 @@ class _BoundStep:
         self._slots.reserve(slot + len(positions))
         self._follow_caches()
         self.positions.place_scattered(slot, positions)
-        self._plain = True
+        self._plain, self._ragged = True, False
         if before is not None:
             if self._slots.backend.slides():
                 raise ParamsError(
@@ -220,7 +228,7 @@ class _BoundStep:
 
     def run(self, graph: str) -> None:
         self._slots.count(graph)
-        form = batched_graph(graph) if self._plain and self._slots.backend.layers[graph] else graph
+        form = self._form(graph)
         self._follow_caches()  # another step may have made them grow since this one was placed
         try:
             run = self._bound.runs.get(form)
@@ -231,6 +239,15 @@ class _BoundStep:
             raise
         except Exception as error:  # ONNX Runtime raises RuntimeError and bare classes of its own
             raise BundleError(f"ONNX Runtime {ort.__version__} cannot run {graph} ({error}); export the bundle again") from error
+
+    def _form(self, graph: str) -> str:
+        """The form of ``graph`` for the rows as they were placed."""
+        backend = self._slots.backend
+        if not backend.layers[graph]:
+            return graph
+        if self._plain:
+            return batched_graph(graph)
+        return ragged_graph(graph) if self._ragged and ragged_graph(graph) in backend.ragged else graph
 
     def unbind(self) -> None:
         """Forget what is bound to memory that has been replaced."""
@@ -252,7 +269,7 @@ class _BoundStep:
     def _bind(self, graph: str, form: str) -> Callable[[], None]:
         session = self._slots.backend.session(form)
         caches = self._slots.bound_caches(self.shape.first_row, self.shape.rows)
-        arrays = self._arrays(graph, packed=form != graph or not self._slots.backend.layers[graph])
+        arrays = self._arrays(graph, packed=form == batched_graph(graph) or not self._slots.backend.layers[graph])
         binding = session.io_binding()
         for value in session.get_inputs():
             name = value.name

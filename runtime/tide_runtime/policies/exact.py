@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from statistics import fmean
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tide_runtime.backends.base import Slots
 from tide_runtime.draft_control import DraftControl, copy_lengths, next_reach
@@ -103,10 +102,10 @@ class ExactDepth:
         return [self._place_copy(row, row.control.guess[:length]) for row, length in zip(rows, lengths, strict=True)]
 
     @staticmethod
-    def _place_copy(row: Row, guess: NDArray[np.int64]) -> list[Draft]:
+    def _place_copy(row: Row, guess: list[int]) -> list[Draft]:
         row.drafted = len(guess)
         row.tokens[row.end : row.end + len(guess)] = guess
-        return [Draft(int(token), "ngram", 0) for token in guess]
+        return [Draft(token, "ngram", 0) for token in guess]
 
     def _asking(self, rows: Sequence[Row], drafts: Sequence[list[Draft]]) -> list[int]:
         """The rows whose exits are to be asked: those without copied drafts whose trial goes on, where most rows are."""
@@ -169,7 +168,8 @@ class ExactDepth:
         """
         rows, begin, depth = len(waiting), self.exits[0].boundary, self.executor.depth
         deep = self.costs.step(rows, sum(waiting))
-        ms = asked_ms + deep.logits_ms + deep.host_ms + self.costs.uneven(rows, sum(waiting), max(waiting), begin, depth)
+        ms = asked_ms + deep.logits_ms + deep.host_ms + deep.deep_extra_ms
+        ms += self.costs.uneven(rows, sum(waiting), max(waiting), begin, depth)
         if any(fresh):
             ms += self.costs.uneven(rows, sum(fresh), max(fresh), 0, begin)
         return ms / self.costs.full(rows, rows, 1)
