@@ -98,6 +98,28 @@ def weights_table(run: dict[str, Any]) -> str:
     return "\n".join([title, "", *table(["weights", "loaded", "after", "memory", "own"], rows)])
 
 
+def forms_table(run: dict[str, Any]) -> str:
+    rows = (
+        [
+            f"{row['heads']} / {row['kv_heads']}, {row['dtype']}",
+            row["slots"],
+            f"{row['ms']['even']:.2f} ms",
+            *(
+                f"{row['ms'][form] / row['ms']['even']:.2f}" if form in row["ms"] else ""
+                for form in ("uneven", "ragged", "plain")
+            ),
+        ]
+        for row in run["rows"]
+    )
+    title = (
+        f"**Forms of attention**, a decode step of {run['settings']['rows']} rows whose caches are filled to nine tenths, over "
+        f"rows of equal lengths ({_where(run)}). Rows of different lengths run in the ragged form where there is one; fp16, and 8 "
+        "heads a KV head, run in plain products."
+    )
+    headings = ["query / KV heads", "slots", "equal lengths", "different", "ragged form", "plain products"]
+    return "\n".join([title, "", *table(headings, rows)])
+
+
 def _figure(row: dict[str, Any], name: str, digits: str, unit: str) -> str:
     return f"{row[name]:{digits}} {unit}" if name in row else ""
 
@@ -202,6 +224,7 @@ PAGES: dict[str, list[tuple[str, Callable[[dict[str, Any]], str]]]] = {
         ("tide_bench_load", _placed(bench_table)),
         ("serve_fastapi", _placed(serve_line)),
         ("shared_weights", weights_table),
+        ("attention_forms", forms_table),
     ],
     "docs/certificate.md": [
         ("certificate", _placed(calibration_tables.certificate_table)),

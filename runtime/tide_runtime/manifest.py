@@ -28,7 +28,8 @@ DTYPES = ("fp32", "fp16", "bf16")
 
 @dataclass(frozen=True)
 class ModelInfo:
-    """The model the bundle was made from. ``source``: the directory name or hub id; ``fingerprint``: SHA-256 of its weights."""
+    """The model the bundle was made from. ``source``: the directory name or hub id; ``fingerprint``: SHA-256 of its weights;
+    ``attention_heads``: query heads of a layer, 0 where nobody has said."""
 
     name: str
     source: str
@@ -41,6 +42,7 @@ class ModelInfo:
     parameters: int
     max_position_embeddings: int
     fingerprint: str
+    attention_heads: int = 0
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from tide_runtime.backends import attention_bias
 from tide_runtime.backends.attention_bias import AttentionBias
-from tide_runtime.backends.attention_form import prefers_plain
+from tide_runtime.backends.attention_form import prefers_plain, products_pay
 from tide_runtime.backends.base import Step
 from tide_runtime.backends.interface import check_interface, hidden_states
 from tide_runtime.backends.kv_caches import KVCaches
@@ -63,6 +63,7 @@ class OnnxRuntimeBackend:
         late = {kv_fill_graph(e) for e in exits} if exits else {HEAD, *segments} - {*self.every_layer}
         self.sessions = {form: load(form) for form in (self.first_form(name) for name in layers if name not in late)}
         self.launches: dict[str, int] = Counter()
+        self.products_pay = products_pay(manifest)
         self.dtype = _NUMPY_DTYPES[manifest.dtype]
         outputs = {value.name: value for session in self.sessions.values() for value in session.get_outputs()}
         self.logits_dtype = _ORT_DTYPES[outputs["logits"].type]
@@ -204,8 +205,8 @@ class _BoundStep:
         slots, shape = self._slots, self.shape
         slots.reserve(max(lengths) + shape.seq)
         self._lengths = list(lengths)
-        fp32 = slots.backend.manifest.dtype == "fp32"
-        self._plain = not shape.even or prefers_plain(lengths, shape.seq, slots.caches.slots, fp32)
+        pays = slots.backend.products_pay
+        self._plain = not shape.even or prefers_plain(lengths, shape.seq, slots.caches.slots, pays)
         self._ragged = not self._plain and shape.rows > 1 and min(lengths) != max(lengths)
         self.positions.place(lengths)
         self._follow_caches()
