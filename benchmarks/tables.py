@@ -113,8 +113,8 @@ def forms_table(run: dict[str, Any]) -> str:
     )
     title = (
         f"**Forms of attention**, a decode step of {run['settings']['rows']} rows whose caches are filled to nine tenths, over "
-        f"rows of equal lengths ({_where(run)}). Rows of different lengths run in the ragged form where there is one; fp16, and 8 "
-        "heads a KV head, run in plain products."
+        f"rows of equal lengths ({_where(run)}). Rows of different lengths run in the ragged form where there is one; fp16 and 8 "
+        "heads a KV head in plain products."
     )
     headings = ["query / KV heads", "slots", "equal lengths", "different", "ragged form", "plain products"]
     return "\n".join([title, "", *table(headings, rows)])
