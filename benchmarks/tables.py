@@ -102,7 +102,7 @@ def forms_table(run: dict[str, Any]) -> str:
     rows = (
         [
             f"{row['heads']} / {row['kv_heads']}, {row['dtype']}",
-            row["slots"],
+            str(row["slots"]),
             f"{row['ms']['even']:.2f} ms",
             *(
                 f"{row['ms'][form] / row['ms']['even']:.2f}" if form in row["ms"] else ""
