@@ -78,10 +78,9 @@ class Sampler:
 
     def draw(self, probabilities: NDArray[np.float64]) -> int:
         """A token id drawn from probabilities [V], by inversion: one uniform number a token."""
-        support = np.flatnonzero(probabilities)
-        cumulative = np.cumsum(probabilities[support])
-        index = np.searchsorted(cumulative, self.uniform() * cumulative[-1], side="right")
-        return int(support[min(int(index), support.size - 1)])
+        cumulative = np.cumsum(probabilities)
+        index = int(np.searchsorted(cumulative, self.uniform() * cumulative[-1], side="right"))
+        return index if index < cumulative.size else int(np.flatnonzero(probabilities)[-1])  # where the product was rounded up
 
     def uniform(self) -> float:
         """A number in [0, 1) from this row's stream; speculative verification accepts or rejects with it."""
