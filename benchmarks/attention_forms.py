@@ -35,6 +35,8 @@ SPREAD = (0.95, 1.05, 0.9, 1.0, 0.97, 1.03, 1.04, 0.98)  # of rows' lengths, abo
 # Query heads, KV heads, dtype; 3 heads are the demo's, which do not divide by two threads.
 MODELS = ((8, 8, "fp32"), (3, 1, "fp32"), (8, 2, "fp32"), (8, 1, "fp32"), (8, 2, "fp16"))
 
+COMPARED = ("uneven", "ragged", "plain")  # with rows of equal lengths
+
 console = Console(width=max(110, Console().width))
 
 
@@ -139,8 +141,8 @@ def main(
         for row in run_models(rounds, status.update):
             report.rows.append(row)
             ms, group = row["ms"], row["heads"] // row["kv_heads"]
-            ratios = {name: ms[name] / ms["even"] for name in ("uneven", "ragged", "plain") if name in ms}
-            cells = [f"{ratios[name]:.2f}" if name in ratios else "" for name in ("uneven", "ragged", "plain")]
+            ratios = {name: ms[name] / ms["even"] for name in COMPARED if name in ms}
+            cells = [f"{ratios[name]:.2f}" if name in ratios else "" for name in COMPARED]
             table.add_row(f"{row['heads']} / {row['kv_heads']}, {row['dtype']}", str(row["slots"]), f"{ms['even']:.2f}", *cells)
             for name, ratio in ratios.items():
                 report.add(f"{name}_over_even_{group}_{row['dtype']}_{row['slots']}", ratio)

@@ -32,7 +32,7 @@ from rich.table import Table
 from tide_bench.in_process import run_in_process
 from tide_bench.report import Report
 from tide_runtime.bundle import Bundle
-from tide_runtime.manifest import MANIFEST_NAME, UNCUT, Manifest, batched_graph, ragged_graph, read_manifest
+from tide_runtime.manifest import MANIFEST_NAME, UNCUT, Manifest, forms_of, read_manifest
 
 from tide_export.bundle_writer import ONNX_FOLDER, WEIGHTS_NAME, hash_files
 
@@ -80,8 +80,8 @@ def stages_of(manifest: Manifest) -> dict[str, list[str]]:
     files, segments = manifest.targets["cpu"].graphs, [segment.name for segment in manifest.segments]
     stages = {
         "segments": segments,
-        "+ for several rows": [form for name in segments for form in (batched_graph(name), ragged_graph(name)) if form in files],
-        "+ uncut": [name for name in (UNCUT, batched_graph(UNCUT), ragged_graph(UNCUT)) if name in files],
+        "+ for several rows": [form for name in segments for form in forms_of(name)[1:] if form in files],
+        "+ uncut": [form for form in forms_of(UNCUT) if form in files],
     }
     named = {name for names in stages.values() for name in names}
     stages["all graphs"] = [name for name in files if name not in named]

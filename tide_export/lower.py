@@ -88,7 +88,8 @@ def _lower_uncut(traced: TracedModel, target: Target, context: LoweringContext) 
 def _lower_forms(segment: CutGraph, target: Target, context: LoweringContext) -> tuple[list[CutGraph], list[PassReport]]:
     """The further forms of a lowered segment; their weights are the same tensors. One that nothing was done to is none."""
     forms, reports = [], list[PassReport]()
-    for named, passes in ((batched_graph, target.several_rows), (ragged_graph, target.ragged_rows)):
+    wanted = ((batched_graph, target.several_rows), (ragged_graph, target.ragged_rows))
+    for named, passes in ((named, passes) for named, passes in wanted if passes):
         name, copy = named(segment.name), segment.model.clone()
         copy.graph.name = name
         made = run_passes(copy, passes, context)

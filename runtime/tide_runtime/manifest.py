@@ -70,7 +70,7 @@ class GraphInfo:
 class TargetInfo:
     """The graphs as compiled for one kind of machine: graph name → file, their weights, what the lowering passes did.
 
-    A target may hold further forms of each segment, for steps of several rows (`batched_graph`, `ragged_graph`), and `UNCUT` in
+    A target may hold further forms of each segment, for steps of several rows (`forms_of`), and `UNCUT` in
     every form: tokens that go through all segments at once need not stop between them.
 
     Args:
@@ -240,6 +240,11 @@ def batched_graph(segment: str) -> str:
 def ragged_graph(segment: str) -> str:
     """Name of a segment's form for one token each of several rows of different lengths; not every target or model has one."""
     return f"{segment}.ragged"
+
+
+def forms_of(segment: str) -> tuple[str, str, str]:
+    """Names of all forms of a segment, or of `UNCUT`, itself first."""
+    return segment, batched_graph(segment), ragged_graph(segment)
 
 
 def read_manifest(directory: Path) -> Manifest:

@@ -8,6 +8,9 @@ from dataclasses import replace
 import pytest
 from tide_runtime import Engine
 from tide_runtime.backends.attention_form import prefers_plain, products_pay
+from tide_runtime.manifest import UNCUT, forms_of
+
+from benchmarks.attention_forms import FORMS, measure
 
 
 @pytest.mark.parametrize("pays", [True, False])
@@ -43,8 +46,16 @@ def test_one_token_each_takes_the_faster_form(lengths: list[int], slots: int, pa
 def test_products_pay_where_many_heads_share_keys_or_no_kernel_is_there(
     load: Callable[..., Engine], heads: int, kv_heads: int, dtype: str, pay: bool
 ) -> None:
-    """Models of 8 heads a KV head would decode up to 1.4 times slower in batches, those of few the other way round."""
+    """Batches would decode slower: models of many heads a KV head without products, those of few with them."""
     with load() as engine:
         known = engine.manifest
         model, kv = replace(known.model, attention_heads=heads), [replace(layer, heads=kv_heads) for layer in known.kv]
         assert products_pay(replace(known, model=model, kv=kv, dtype=dtype)) == pay
+
+
+def test_the_benchmark_times_the_forms_it_names(load: Callable[..., Engine]) -> None:
+    """The rule above stands on its figures: a form that was not forced would be another one's time under its name."""
+    with load() as engine:
+        times = measure(engine.backend, slots=48, rounds=1)
+        assert set(times) == set(FORMS) and all(ms > 0 for ms in times.values())
+        assert set(engine.backend.sessions) == set(forms_of(UNCUT))

@@ -5,8 +5,8 @@ other, each shared out over the threads by its few heads (https://github.com/mic
 it shares out the heads of all rows at once; it still serves what the new one does not know. Head sinks are such a thing: a
 logit of each head that takes part in the softmax and has no value. Sinks that weigh nothing change no other bit: exp(-1e30) = 0.
 
-benchmarks/attention_forms.py measures both. It pays most where heads do not divide by the threads: a decode step of 8 rows of the
-demo model, whose 3 heads are two for one thread and one for the other, takes 0.8 to 0.95 times as long.
+benchmarks/attention_forms.py measures both. It pays most where heads do not divide by the threads: with 3 heads, two for one
+thread and one for the other, a decode step of 8 rows takes 0.7 to 0.9 times as long (two cores; docs/measured.md).
 """
 
 from __future__ import annotations

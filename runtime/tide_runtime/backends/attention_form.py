@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from tide_runtime.manifest import Manifest
 
-_SHARING = 8  # query heads a KV head from which on products are faster; with 4 they take as long, with 1 up to 1.4 times
+_SHARING = 8  # query heads a KV head from which on products are faster; with 4 they take as long, with 1 up to 1.5 times
 
 
 def products_pay(manifest: Manifest) -> bool:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from tide_runtime.errors import BundleError
-from tide_runtime.manifest import HEAD, UNCUT, GraphInfo, Manifest, batched_graph, exit_graph, kv_fill_graph, ragged_graph
+from tide_runtime.manifest import HEAD, UNCUT, GraphInfo, Manifest, exit_graph, forms_of, kv_fill_graph
 
 Shape = Sequence[int | str | None]
 _POSITIONS: dict[str, Shape] = {  # name, as a regular expression → shape; position_ids is like input_ids
@@ -55,7 +55,7 @@ def check_interface(manifest: Manifest, name: str, file: str, inputs: Mapping[st
 def _formed(manifest: Manifest, name: str) -> GraphInfo:
     """The segment, or all of them as one, that ``name`` is a form of."""
     uncut = GraphInfo(UNCUT, [0, manifest.model.num_layers], 0, [], [])
-    return next(g for g in (*manifest.segments, uncut) if name in (g.name, batched_graph(g.name), ragged_graph(g.name)))
+    return next(g for g in (*manifest.segments, uncut) if name in forms_of(g.name))
 
 
 def _contract(manifest: Manifest, graph: GraphInfo, packed: bool) -> tuple[dict[str, Shape], dict[str, Shape]]:

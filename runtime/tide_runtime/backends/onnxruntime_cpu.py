@@ -29,7 +29,7 @@ from tide_runtime.backends.step_arrays import StepBuffers, StepPositions, StepSh
 from tide_runtime.backends.threads import ThreadOptions, session_options
 from tide_runtime.bundle import Bundle
 from tide_runtime.errors import BundleError, ParamsError
-from tide_runtime.manifest import HEAD, UNCUT, Manifest, batched_graph, kv_fill_graph, ragged_graph
+from tide_runtime.manifest import HEAD, UNCUT, Manifest, batched_graph, forms_of, kv_fill_graph, ragged_graph
 
 _NUMPY_DTYPES: dict[str, type[np.generic]] = {"fp32": np.float32, "fp16": np.float16, "bf16": np.uint16}  # its bits
 _ORT_DTYPES: dict[str, type[np.generic]] = {
@@ -77,12 +77,7 @@ class OnnxRuntimeBackend:
         if missing:
             raise BundleError(f"target {target} lacks graphs {missing}: an older tide-export made it; export the bundle again")
         layers = decoder_layers(manifest, files)
-        whole = {
-            form
-            for graph, count in layers.items()
-            if count == manifest.model.num_layers
-            for form in (graph, batched_graph(graph), ragged_graph(graph))
-        }
+        whole = {form for graph, count in layers.items() if count == manifest.model.num_layers for form in forms_of(graph)}
 
         def load(name: str) -> ort.InferenceSession:
             options = session_options(threads, chained=name not in whole)

@@ -18,7 +18,7 @@ from tide_runtime.cli.engines_table import engine_facts, engines_table
 from tide_runtime.cli.errors import run_app
 from tide_runtime.cli.human_size import human_size
 from tide_runtime.engine_validity import targets_here
-from tide_runtime.manifest import UNCUT, Manifest, batched_graph, ragged_graph
+from tide_runtime.manifest import UNCUT, Manifest, forms_of
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 _DTYPE_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2}
@@ -109,8 +109,7 @@ def kv_cache_bytes(manifest: Manifest) -> int:
 def _graph_bytes(manifest: Manifest, target: str, graph: str) -> int:
     """Size of a graph's file and, where the target has them, of its forms for several rows."""
     files = manifest.targets[target].graphs
-    forms = (graph, batched_graph(graph), ragged_graph(graph))
-    return sum(manifest.files[files[name]].bytes for name in forms if name in files)
+    return sum(manifest.files[files[name]].bytes for name in forms_of(graph) if name in files)
 
 
 def _target_facts(manifest: Manifest, name: str) -> dict[str, Any]:
