@@ -48,7 +48,7 @@ class LoggedEngine:
 
     def _check(self, counted: Counter[str]) -> None:
         logged: Counter[str] = Counter()
-        for (graph, _, _), count in (self.log.prefill + self.log.decode).items():
+        for (graph, *_), count in (self.log.prefill + self.log.decode).items():
             logged[graph] += count
         if logged != counted:
             raise RuntimeError(f"the backend launched {dict(counted)}, the log has {dict(logged)}")

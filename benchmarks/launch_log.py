@@ -10,7 +10,7 @@ from tide_runtime.backends.base import Slots
 from tide_runtime.policies.base import DepthPolicy
 from tide_runtime.row import Row
 
-Launch = tuple[str, int, int]  # graph, rows that have tokens, tokens in all
+Launch = tuple[str, int, int, int]  # graph, rows that have tokens, tokens in all, tokens of the longest row
 
 
 class LaunchLog:
@@ -22,8 +22,8 @@ class LaunchLog:
         self.current = self.decode
         self.prefill_seconds = 0.0
 
-    def launched(self, graph: str, rows: int, tokens: int, seconds: float) -> None:
-        self.current[graph, rows, tokens] += 1
+    def launched(self, graph: str, rows: int, tokens: int, longest: int, seconds: float) -> None:
+        self.current[graph, rows, tokens, longest] += 1
 
     def clear(self) -> None:
         self.prefill.clear()

@@ -26,8 +26,8 @@ def modelled_ms(launches: Mapping[Launch, int], layers: Mapping[str, int], costs
 
 
 def _launch_ms(launch: Launch, layers: Mapping[str, int], ends: Container[str], every: int, costs: StepCosts) -> float:
-    graph, rows, tokens = launch
-    cost = costs.step(rows, tokens)
+    graph, rows, tokens, longest = launch
+    cost = costs.step(rows, tokens, longest)
     if graph == HEAD:
         return cost.head_ms + cost.host_ms + cost.ask_extra_ms
     if graph in costs.fills:

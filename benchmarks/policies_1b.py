@@ -58,7 +58,7 @@ def set_stage(model: BenchModel, cache: Path) -> Stage:
     with console.status(f"{model.name}: export"):
         bundle, place = quarter_cut(model, cache)
     with console.status(f"{model.name}: step costs"):
-        table = measure_costs(bundle, rows=(1,), seqs=COST_SEQS, threads=ThreadOptions(shared=True))
+        table = measure_costs(bundle, seqs={1: COST_SEQS}, threads=ThreadOptions(shared=True))
     with console.status(f"{model.name}: load"):
         baseline, engine = uncut_arm(bundle), LoggedEngine(load_engine(bundle))
     manifest = with_exits(engine.manifest, [place], table, exact_threshold=0.5, exit_threshold=0.5)

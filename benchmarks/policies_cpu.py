@@ -21,6 +21,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from random import Random
 from time import perf_counter
@@ -51,7 +52,6 @@ SAMPLED_SHARE, RANDOM_SHARE = 4, 4  # one prompt in so many for sampling and for
 LEAST_GROUPS = 8  # intervals of fewer say nothing
 LEAST_PROMPTS = 64  # in all turns of an arm that takes a share: a quarter of a second for one says little
 QUEUE = 6  # prompts per slot that a batch works off in one turn: a slot whose row is finished takes the next one
-WARM_UP = 2  # prompts per slot
 SAMPLE = 6  # prompts on which baselines are fitted
 
 console = Console(width=max(190, Console().width))  # piped output would wrap the table at 80
@@ -99,8 +99,8 @@ class Taken:
     def take(self, arms: ArmSet, names: Sequence[str], params: GenerationParams, batch: int, end: int) -> None:
         """Let ``arms`` take their turns at the next groups, up to the ``end``-th."""
         names = [name for name in names if name in arms.arms and (params.greedy or isinstance(arms.arms[name], EngineArm))]
-        done, most = len(self.base), WARM_UP * batch
-        _warm_up(arms, names, self.groups[done][:most], params, batch)
+        done = len(self.base)
+        _warm_up(arms, names, list(chain.from_iterable(self.groups[done:]))[: QUEUE * batch], params, batch)
         running = {name: arms.arms[name] for name in names if name in arms.arms}
         load = OtherLoad(arm.process.pid for arm in running.values() if isinstance(arm, HFArm))
         base, turns = take_turns(arms.baseline, running, self.groups[done:end], params, batch, done)
@@ -121,12 +121,12 @@ class Taken:
         return rows
 
 
-def _warm_up(arms: ArmSet, names: Sequence[str], group: Group, params: GenerationParams, batch: int) -> None:
-    """Bind every shape; an arm that fails here is left out from now on."""
-    arms.baseline.turn(group, params, batch)
+def _warm_up(arms: ArmSet, names: Sequence[str], prompts: Group, params: GenerationParams, batch: int) -> None:
+    """Bind every shape, as whoever serves has after some requests; an arm that fails here is left out from now on."""
+    arms.baseline.turn(prompts, params, batch)
     for name in names:
         try:
-            arms.arms[name].turn(group, params, batch)
+            arms.arms[name].turn(prompts if isinstance(arms.arms[name], EngineArm) else prompts[:batch], params, batch)
         except ArmError as error:
             arms.drop(name, f"batch {batch}: {error}")
 

@@ -62,7 +62,7 @@ def main(
 def _never_sure(cut: Path, place: int, folder: Path) -> None:
     """The bundle ``cut`` once more in ``folder``, its files the same ones, with an exit at ``place`` that is never sure."""
     shutil.copytree(cut, folder, copy_function=os.link, ignore=shutil.ignore_patterns(MANIFEST_NAME), dirs_exist_ok=True)
-    costs = measure_costs(cut, rows=(1, 8), seqs=(1, 2, 4), threads=ThreadOptions(shared=True))
+    costs = measure_costs(cut, seqs=dict.fromkeys((1, 8), (1, 2, 4)), threads=ThreadOptions(shared=True))
     manifest = with_exits(read_manifest(cut), [place], costs, NEVER_SURE, NEVER_SURE)
     (folder / MANIFEST_NAME).write_text(manifest.to_json(), encoding="utf-8")
 

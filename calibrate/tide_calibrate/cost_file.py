@@ -29,8 +29,8 @@ def load_costs(path: Path) -> CostTable:
         steps = [StepCost(**step) for step in data.pop("steps")]
         table = CostTable(steps=steps, **data)
         bad = [name for step in steps for name, value in vars(step).items() if not _is_cost(name, value)]
-        if not _is_cost("unsplit_ms", table.unsplit_ms) or not steps:
-            bad.append("unsplit_ms" if steps else "steps")
+        bad += [name for name in ("unsplit_ms", "padding", "draw_ms") if not _is_cost(name, getattr(table, name))]
+        bad += [] if steps else ["steps"]
     except (TypeError, KeyError, AttributeError) as error:
         raise CalibrationError(f"{path} is not a cost table ({error}); measure the costs again") from error
     if bad:
@@ -40,6 +40,6 @@ def load_costs(path: Path) -> CostTable:
 
 def _is_cost(name: str, value: Any) -> bool:
     if name in ("rows", "seq"):
-        return isinstance(value, int) and value >= 1
+        return isinstance(value, int | float if name == "seq" else int) and value >= 1
     least = 0.0 if name not in ("layer_ms", "unsplit_ms") else 1e-9
     return isinstance(value, int | float) and math.isfinite(value) and value >= least

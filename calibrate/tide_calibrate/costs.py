@@ -5,16 +5,15 @@ The bundle needs segments of different depth (`measuring_checkpoints`), or launc
 
 from __future__ import annotations
 
-import itertools
 import os
 import platform
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 from tide_runtime import Engine, EngineOptions
-from tide_runtime.backends.base import Backend
+from tide_runtime.backends.base import Backend, Step
 from tide_runtime.backends.threads import ThreadOptions
 from tide_runtime.calibration import CostTable, StepCost
 from tide_runtime.errors import CalibrationError
@@ -22,13 +21,18 @@ from tide_runtime.manifest import UNCUT, Manifest
 
 from tide_calibrate.cost_fit import fit_steps
 from tide_calibrate.host_time import measure_host_times
+from tide_calibrate.uneven_rows import Counts, fit_uneven, uneven_rows
 from tide_calibrate.warm_runs import measure_warm_shares
 
-Shape = tuple[int, int]  # rows, tokens of each
 Clock = Callable[[], float]  # seconds
 
+SEQS = {
+    1: (1, 2, 4, 6, 7, 12, 13, 24),
+    4: (1, 2, 4, 8, 16),
+    8: (1, 2, 4, 8),
+}  # see tide_runtime.backends.step_arrays.rounded_tokens
 START = 96  # cache slots filled before the timed steps, where the cache has that many: a short chat
-WARM_UPS = 2
+WARM_UPS, WARM_UP_S = (2, 8), 0.03  # passes, seconds: the processor's caches take some passes to keep what they will in use
 LEAST_ROUNDS = 3
 QUANTILE = 0.25  # of a graph's times over the rounds: whatever else runs on the machine only ever adds
 
@@ -42,15 +46,15 @@ def measuring_checkpoints(num_layers: int) -> list[int]:
 def measure_costs(
     bundle: str | Path,
     target: str = "cpu",
-    rows: Iterable[int] = (1, 4, 8),
-    seqs: Iterable[int] = (1, 2, 4, 8, 16),
+    seqs: Mapping[int, Sequence[int]] | None = None,
     threads: ThreadOptions | None = None,
     rounds: int = 14,
     budget_s: float = 30.0,
 ) -> CostTable:
-    """Time the graphs of ``bundle`` at every shape of ``rows`` x ``seqs``.
+    """Time the graphs of ``bundle``.
 
     Args:
+        seqs: numbers of rows → tokens of each; None: `SEQS`. Of several rows also some of different lengths (`uneven_rows`).
         threads: as the runtime will have them; the commands run with ``ThreadOptions(shared=True)``.
         rounds: passes over all shapes, interleaved so that a slow moment of the machine meets all of them.
         budget_s: no new pass starts after this many seconds (after three passes).
@@ -61,52 +65,70 @@ def measure_costs(
     engine = Engine.load(bundle, EngineOptions(target=target, policy="full", threads=threads or ThreadOptions()))
     manifest = engine.manifest
     check_depths(manifest)
-    shapes = [(r, s) for r in sorted(set(rows)) for s in sorted(set(seqs)) if s < manifest.max_seq_len]
+    sizes = {rows: [s for s in sorted(set(given)) if s < manifest.max_seq_len] for rows, given in sorted((seqs or SEQS).items())}
+    shapes = [(s,) * rows for rows, even in sizes.items() for s in even]
+    shapes += [counts for rows, even in sizes.items() for counts in uneven_rows(rows, even)]
     times = time_graphs(engine.backend, manifest, shapes, rounds, budget_s)
     warm = measure_warm_shares(engine.backend, manifest)
-    host = measure_host_times(engine, sorted({r for r, _ in shapes}))
+    host = measure_host_times(engine, sizes)
     steps = [
         step
-        for r, outside in host.items()
-        for step in fit_steps(manifest, r, {s: times[r, s] for count, s in shapes if count == r}, outside)
+        for rows, even in sizes.items()
+        for step in fit_steps(manifest, rows, {s: times[(s,) * rows] for s in even}, host[rows])
     ]
-    return CostTable(target, _machine(), unsplit_ms(steps, manifest.model.num_layers), steps, warm)
+    draw_ms = float(np.mean([outside.draw for outside in host.values()]))
+    padding, between = fit_uneven(steps, {counts: _whole(manifest, by_graph) for counts, by_graph in times.items()})
+    steps = sorted([*steps, *between], key=lambda step: (step.rows, step.seq))
+    return CostTable(target, _machine(), unsplit_ms(steps, manifest.model.num_layers), steps, warm, padding, draw_ms)
 
 
 def time_graphs(
     backend: Backend,
     manifest: Manifest,
-    shapes: Iterable[Shape],
+    shapes: Iterable[Counts],
     rounds: int,
     budget_s: float,
     clock: Clock = time.perf_counter,
-) -> dict[Shape, dict[str, float]]:
+) -> dict[Counts, dict[str, float]]:
     """ms of every graph at every shape, lower quartile over the rounds.
 
     Graphs run in the order of a step, and those of an uncut one apart, so each finds the CPU's caches as it will in use.
     """
     shapes = list(shapes)
-    slots = backend.slots(max(rows for rows, _ in shapes))
+    slots = backend.slots(max(len(counts) for counts in shapes))
     orders = [[graph.name for graph in manifest.graphs], *([[UNCUT]] if UNCUT in slots.every_layer else [])]
-    samples: dict[Shape, dict[str, list[float]]] = {shape: {name: [] for order in orders for name in order} for shape in shapes}
+    samples: dict[Counts, dict[str, list[float]]] = {shape: {name: [] for order in orders for name in order} for shape in shapes}
     begin = clock()
     for turn in range(rounds):
         if turn >= LEAST_ROUNDS and clock() - begin > budget_s:
             break
-        for shape in shapes:
-            rows, seq = shape
-            step = slots.step(0, [seq] * rows, [seq] * rows)
-            step.place([min(START, manifest.max_seq_len - seq)] * rows)
-            for order, repeat in itertools.product(orders, range(WARM_UPS + 1)):
+        for counts in shapes:
+            step = slots.step(0, counts, counts)
+            step.place([min(START, manifest.max_seq_len - max(counts))] * len(counts))
+            for order in orders:
+                _warm_up(step, order, clock)
                 for name in order:
                     start = clock()
                     step.run(name)
-                    if repeat == WARM_UPS:
-                        samples[shape][name].append((clock() - start) * 1e3)
+                    samples[counts][name].append((clock() - start) * 1e3)
     return {
         shape: {name: float(np.quantile(times, QUANTILE)) for name, times in by_name.items()}
         for shape, by_name in samples.items()
     }
+
+
+def _warm_up(step: Step, graphs: Sequence[str], clock: Clock) -> None:
+    (least, most), begin = WARM_UPS, clock()
+    for number in range(most):
+        if number >= least and clock() - begin > WARM_UP_S:
+            break
+        for name in graphs:
+            step.run(name)
+
+
+def _whole(manifest: Manifest, by_graph: Mapping[str, float]) -> float:
+    """ms of a pass through all layers, as segments and as one graph together."""
+    return sum(by_graph[name] for name in (*(segment.name for segment in manifest.segments), UNCUT) if name in by_graph)
 
 
 def check_depths(manifest: Manifest) -> None:

@@ -31,11 +31,13 @@ _CHUNK = 256  # prompt tokens per prefill step
 
 @dataclass(frozen=True)
 class HostTimes:
-    """Median ms of a turn outside graphs: a plain one, one that asks an exit and stops, one that runs what waits."""
+    """Median ms of a turn outside graphs: a plain one, one that asks an exit and stops, one that runs what waits; ``draw``: what
+    it takes longer for each row that chooses its token at random."""
 
     plain: float
     ask: float
     deep: float
+    draw: float = 0.0
 
 
 def measure_host_times(engine: Engine, rows: Iterable[int]) -> dict[int, HostTimes]:
@@ -55,8 +57,10 @@ def measure_host_times(engine: Engine, rows: Iterable[int]) -> dict[int, HostTim
             _turns(engine, plain, count, stopwatch),
             [turn for turn in turns if turn.asked],
             [turn for turn in turns if not turn.asked],
+            _turns(engine, plain, count, stopwatch, temperature=1.0),
         )
-        times[count] = HostTimes(*(float(np.median([turn.outside_ms for turn in kind])) for kind in samples))
+        greedy, ask, deep, random = (float(np.median([turn.outside_ms for turn in kind])) for kind in samples)
+        times[count] = HostTimes(greedy, ask, deep, max(0.0, random - greedy) / count)
     return times
 
 
@@ -65,14 +69,15 @@ def _with_exit(manifest: Manifest) -> Manifest:
     return replace(manifest, calibration=CalibrationInfo([exit], draft_limit=1, recommended="exit"))
 
 
-def _turns(engine: Engine, policy: DepthPolicy, rows: int, stopwatch: _Stopwatch) -> list[_Turn]:
+def _turns(engine: Engine, policy: DepthPolicy, rows: int, stopwatch: _Stopwatch, temperature: float = 0.0) -> list[_Turn]:
     """Of generations of ``rows`` rows, all turns that another one follows."""
     count = min(TURNS, engine.manifest.max_seq_len - PROMPT_TOKENS)
     engine.policy = _WatchedPolicy(policy, stopwatch)
+    params = GenerationParams(max_new_tokens=count, temperature=temperature, ignore_eos=True)
     turns = []
     for _ in range(REPEATS):
         stopwatch.clear()
-        engine.generate([[0] * PROMPT_TOKENS] * rows, GenerationParams(max_new_tokens=count, ignore_eos=True))
+        engine.generate([[0] * PROMPT_TOKENS] * rows, params)
         turns += stopwatch.turns()
     return turns
 
@@ -98,7 +103,7 @@ class _Stopwatch:
         self.inside.append(0.0)
         self.asked.append(False)
 
-    def launched(self, graph: str, rows: int, tokens: int, seconds: float) -> None:
+    def launched(self, graph: str, rows: int, tokens: int, longest: int, seconds: float) -> None:
         if self.began:  # prompts come before the first turn
             self.inside[-1] += seconds
             self.asked[-1] |= graph == HEAD

@@ -190,7 +190,7 @@ class _Search:
 
     def _proposals(self, router: str, most_exits: int) -> list[list[ExitInfo]]:
         """The best chain of each kind, in the order in which dynamic programming ranks them, for several prices of a draft."""
-        times = StepTimes(self.costs, max(step.seq for step in self.costs.steps))
+        times = StepTimes(self.costs, int(max(step.seq for step in self.costs.steps)))
         options = exit_options(self.trace, times, router)
         proposals: dict[Structure, list[ExitInfo]] = {}
         for tail in sorted({option.info.tail_layers for option in options}):

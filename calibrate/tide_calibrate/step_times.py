@@ -26,7 +26,7 @@ class StepTimes:
         if len(sizes) < 2 or sizes[0] != 1:
             raise CalibrationError(
                 f"the cost table has one row measured at {[step.seq for step in steps]} tokens; "
-                "it needs 1 and at least one larger size: measure again with seqs=(1, 2, 4, 8, 16)"
+                "it needs 1 and at least one larger size: measure again with seqs={1: (1, 2, 4, 8, 16)}"
             )
         self.launch = _line(sizes, np.array([step.launch_ms for step in steps]), most)
         self.layer = _line(sizes, np.array([step.layer_ms for step in steps]), most)

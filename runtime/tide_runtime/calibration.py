@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 
 from tide_runtime.errors import ParamsError
 
 ROUTERS = ("max_probability", "mlp", "mlp+max_probability")
 RECOMMENDABLE = ("exact", "exit", "full")
+PADDING = 0.6  # where nobody has measured it
 
 
 @dataclass(frozen=True)
@@ -99,7 +100,7 @@ class CertificateInfo:
 
 @dataclass(frozen=True)
 class StepCost:
-    """Milliseconds of launching graphs on ``rows`` rows of ``seq`` tokens each.
+    """Milliseconds of launching graphs on ``rows`` rows of ``seq`` tokens each, on average where it is no whole number.
 
     A segment of n layers takes ``launch_ms + n * layer_ms``, the last one ``logits_ms`` more; ``head_ms`` is the graph
     ``head``; ``exit_ms`` a router or translator graph; ``host_ms`` what the runtime's own loop adds to one decode step.
@@ -108,7 +109,7 @@ class StepCost:
     """
 
     rows: int
-    seq: int
+    seq: float
     launch_ms: float
     layer_ms: float
     head_ms: float
@@ -116,6 +117,11 @@ class StepCost:
     host_ms: float
     ask_extra_ms: float = 0.0
     deep_extra_ms: float = 0.0
+
+    def towards(self, other: StepCost, share: float) -> StepCost:
+        """What lies at ``share`` of the way to ``other``, a step of as many rows; beyond it, where that is more than 1."""
+        parts = {part.name: getattr(self, part.name) for part in fields(self) if part.name != "rows"}
+        return StepCost(self.rows, **{name: ms + share * (getattr(other, name) - ms) for name, ms in parts.items()})
 
     @property
     def logits_ms(self) -> float:
@@ -131,6 +137,8 @@ class CostTable:
         unsplit_ms: one decode step of the uncut model, one row.
         warm_shares: layers of a prefix → what it and the head take in the 1st, 2nd, … turn that stops early after a pass through
             all layers, over their cost among such passes: the processor's caches keep small ones. Empty: nobody has measured.
+        padding: what a token that pads a shorter row takes of a real one's time, 0 … 1.
+        draw_ms: choosing a token at random instead of the likeliest one.
     """
 
     target: str
@@ -138,6 +146,8 @@ class CostTable:
     unsplit_ms: float
     steps: list[StepCost]
     warm_shares: dict[str, list[float]] = field(default_factory=dict)
+    padding: float = PADDING
+    draw_ms: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -55,7 +55,7 @@ def exit_gain(costs: StepCosts, exits: Sequence[Exit], shares: Mapping[int, floa
         launches, deep = min(1.0, left), _rows(left)
         tokens = deep if propagate else max(deep, round(rows / launches))
         last = costs.step(deep, deep)
-        rest = costs.uneven(deep, tokens, math.ceil(tokens / deep), first, costs.depth) + last.logits_ms + last.host_ms
+        rest = costs.segments(deep, tokens, first, costs.depth, math.ceil(tokens / deep)) + last.logits_ms + last.host_ms
         ms += launches * (rest + (costs.fill(round((rows - left) / launches), exits[0]) if propagate else 0.0))
     return costs.full(rows, rows, 1) / ms
 

@@ -6,20 +6,17 @@ and every run. Without a calibration layers count as 1 each, a batch of 4 tokens
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
 
 from tide_runtime.backends.step_arrays import rounded_tokens
-from tide_runtime.calibration import CostTable, StepCost
+from tide_runtime.calibration import PADDING, CostTable, StepCost
 from tide_runtime.exits import Exit, bundle_exits
 from tide_runtime.manifest import UNCUT, Manifest, kv_fill_graph
 
 _GUESS = [StepCost(1, seq, launch_ms=0.1, layer_ms=0.92 + 0.08 * seq, head_ms=1.4, exit_ms=0.2, host_ms=0.1) for seq in (1, 64)]
-# What a token that pads a shorter row takes of a real one's time. Measured on two cores with 8 rows of the demo model: 0.25 where
-# the same step is run again and again; decoding, whose steps differ, was slower with 0.25 and 0.4 than with 0.6 … 1.
-_PADDING = 0.6
-_PARTS = ("launch_ms", "layer_ms", "head_ms", "exit_ms", "host_ms", "ask_extra_ms", "deep_extra_ms")
 
 
 class StepCosts:
@@ -29,6 +26,7 @@ class StepCosts:
         table: CostTable | None = manifest.calibration.costs if manifest.calibration is not None else None
         self._steps = table.steps if table is not None and table.steps else _GUESS
         self._warm_shares = {int(layers): shares for layers, shares in table.warm_shares.items()} if table is not None else {}
+        self._padding, self.draw_ms = (table.padding, table.draw_ms) if table is not None else (PADDING, 0.0)
         self._edges = [0, *manifest.checkpoints, manifest.model.num_layers]
         self.depth = len(manifest.segments)
         self._whole_launches = 1 if any(UNCUT in target.graphs for target in manifest.targets.values()) else self.depth
@@ -38,7 +36,19 @@ class StepCosts:
         self.full = cache(self._full)
         self.asking = cache(self._asking)  # by far the most wanted: of every token that an exit is asked about
 
-    def _step(self, rows: int, tokens: int) -> StepCost:
+    def _step(self, rows: int, tokens: int, seq: int = 0) -> StepCost:
+        """Of so many rows, the longest of ``seq`` tokens; 0: all of the same length.
+
+        Of rows of different lengths products take the tokens there are, rounded up as backends do it; attention and what moves
+        data take padding too.
+        """
+        if not seq or tokens == rows * seq:
+            return self._on_average(rows, tokens)
+        packed = self._on_average(rows, rounded_tokens(tokens))
+        added = max(0.0, self._on_average(rows, rows * seq).layer_ms - packed.layer_ms)
+        return replace(packed, layer_ms=packed.layer_ms + self._padding * added)
+
+    def _on_average(self, rows: int, tokens: int) -> StepCost:
         """Costs at the nearest measured number of rows: linear in the tokens between the measured numbers of them, and beyond."""
         nearest = min({s.rows for s in self._steps}, key=lambda measured: abs(measured - rows))
         known = sorted((s for s in self._steps if s.rows == nearest), key=lambda s: s.seq)
@@ -46,23 +56,12 @@ class StepCosts:
         above = next((i for i, s in enumerate(known) if s.seq >= seq), len(known) - 1)
         low, high = known[max(0, above - 1)], known[max(above, min(1, len(known) - 1))]
         share = max(0.0, (seq - low.seq) / (high.seq - low.seq)) if high.seq != low.seq else 0.0
-        values = {name: getattr(low, name) + share * (getattr(high, name) - getattr(low, name)) for name in _PARTS}
-        return StepCost(rows, tokens, **values)
+        return replace(low.towards(high, share), rows=rows)
 
-    def segments(self, rows: int, tokens: int, first: int, end: int) -> float:
-        """Segments ``first`` … ``end - 1``."""
-        cost = self.step(rows, tokens)
+    def segments(self, rows: int, tokens: int, first: int, end: int, seq: int = 0) -> float:
+        """Segments ``first`` … ``end - 1``; ``seq``: tokens of the longest row, 0 where all have as many."""
+        cost = self.step(rows, tokens, seq)
         return (end - first) * cost.launch_ms + (self._edges[end] - self._edges[first]) * cost.layer_ms
-
-    def uneven(self, rows: int, tokens: int, seq: int, first: int, end: int) -> float:
-        """Segments ``first`` … ``end - 1`` for rows of different lengths, the longest of ``seq`` tokens.
-
-        Measured were even ones. Products take the tokens there are, rounded up as backends do it, attention and what moves data
-        as many as if all rows were the longest.
-        """
-        tokens = tokens if tokens == rows * seq else rounded_tokens(tokens)
-        packed, padded = self.segments(rows, tokens, first, end), self.segments(rows, rows * seq, first, end)
-        return packed + _PADDING * max(0.0, padded - packed)
 
     def fill(self, tokens: int, exit: Exit) -> float:
         """Projecting keys and values of the layers that ``tokens`` of one row skipped: by their share of the layers' weights."""
@@ -97,8 +96,8 @@ class StepCosts:
     def _full(self, rows: int, tokens: int, seq: int) -> float:
         """All layers, the head on every token, and the loop around them, which is longer where drafts are verified; ``seq``:
         tokens of the longest row."""
-        cost, saved = self.step(rows, tokens), self.depth - self._whole_launches
-        graphs = self.uneven(rows, tokens, seq, 0, self.depth) - saved * self.step(rows, rows * seq).launch_ms
+        cost, saved = self.step(rows, tokens, seq), self.depth - self._whole_launches
+        graphs = self.segments(rows, tokens, 0, self.depth, seq) - saved * cost.launch_ms
         return graphs + cost.logits_ms + cost.host_ms + (cost.deep_extra_ms if tokens > rows else 0.0)
 
 

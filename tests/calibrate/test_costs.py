@@ -14,7 +14,10 @@ from tide_calibrate.cost_fit import fit_steps
 from tide_calibrate.costs import check_depths, measuring_checkpoints, time_graphs, unsplit_ms
 from tide_calibrate.host_time import HostTimes
 from tide_calibrate.step_times import StepTimes
+from tide_calibrate.uneven_rows import fit_uneven, uneven_rows
 from tide_calibrate.warm_runs import TURNS, measure_warm_shares
+from tide_runtime.backends.step_arrays import rounded_tokens
+from tide_runtime.calibration import StepCost
 from tide_runtime.errors import CalibrationError
 from tide_runtime.manifest import GenerationInfo, GraphInfo, KVInfo, Manifest, ModelInfo
 
@@ -62,22 +65,22 @@ class FakeBackend:
         return self
 
     def step(self, first_row: int, counts: list[int], wanted: list[int]) -> FakeStep:
-        assert first_row + len(counts) <= self.capacity and wanted == counts == counts[:1] * len(counts)
-        return FakeStep(self, len(counts), counts[0])
+        assert first_row + len(counts) <= self.capacity and wanted == counts
+        return FakeStep(self, counts)
 
 
 class FakeStep:
-    def __init__(self, backend: FakeBackend, rows: int, seq: int) -> None:
-        self.backend, self.rows, self.seq = backend, rows, seq
+    def __init__(self, backend: FakeBackend, counts: tuple[int, ...]) -> None:
+        self.backend, self.counts = backend, counts
 
     def place(self, lengths) -> None:
-        assert len(lengths) == self.rows and max(lengths) + self.seq <= 64
+        assert len(lengths) == len(self.counts) and max(lengths) + max(self.counts) <= 64
         self.backend.placed += 1
-        self.backend.order.append((self.rows, self.seq))
+        self.backend.order.append(self.counts)
 
     def run(self, graph: str) -> None:
         layers = self.backend.layers.get(graph)
-        ms = FakeBackend.HEAD if layers is None else FakeBackend.LAUNCH + layers * (1 + self.rows * self.seq / 10)
+        ms = FakeBackend.HEAD if layers is None else FakeBackend.LAUNCH + layers * (1 + sum(self.counts) / 10)
         ms += FakeBackend.HEAD - FakeBackend.LAUNCH if graph in (self.backend.last, "uncut") else 0
         busy = self.backend.placed % 5 == 0
         self.backend.now += ms * (10 if busy else 1) / 1e3
@@ -87,10 +90,9 @@ def test_known_times_are_recovered():
     """A fit that mixed up launches and layers would put every checkpoint in the wrong place."""
     cut = manifest(1, 3, 7)
     backend = FakeBackend(cut)
-    shapes = [(1, 1), (1, 4), (2, 2)]
-    times = time_graphs(backend, cut, shapes, rounds=20, budget_s=1e9, clock=lambda: backend.now)
-    steps = [*fit_steps(cut, 1, {1: times[1, 1], 4: times[1, 4]}, HOST), *fit_steps(cut, 2, {2: times[2, 2]}, HOST)]
-    for step, (rows, seq) in zip(steps, shapes, strict=True):
+    times = time_graphs(backend, cut, [(1,), (4,), (2, 2)], rounds=20, budget_s=1e9, clock=lambda: backend.now)
+    steps = [*fit_steps(cut, 1, {1: times[1,], 4: times[4,]}, HOST), *fit_steps(cut, 2, {2: times[2, 2]}, HOST)]
+    for step, (rows, seq) in zip(steps, [(1, 1), (1, 4), (2, 2)], strict=True):
         assert (step.rows, step.seq, step.host_ms) == (rows, seq, 0.5)
         assert (step.ask_extra_ms, step.deep_extra_ms) == pytest.approx((0.25, 0.4))
         assert step.launch_ms == pytest.approx(FakeBackend.LAUNCH)
@@ -105,16 +107,65 @@ def test_shapes_take_turns():
     """Timed one after the other, a slow minute of the machine would make one batch size look bad."""
     cut = manifest(1, 3)
     backend = FakeBackend(cut)
-    time_graphs(backend, cut, [(1, 1), (1, 2)], rounds=4, budget_s=1e9, clock=lambda: backend.now)
-    assert backend.order == [(1, 1), (1, 2)] * 4
+    time_graphs(backend, cut, [(1,), (2, 1)], rounds=4, budget_s=1e9, clock=lambda: backend.now)
+    assert backend.order == [(1,), (2, 1)] * 4
 
 
 def test_measuring_stops_when_its_time_is_up():
     """On a model of billions of parameters a pass takes seconds; calibration must not take an hour."""
     cut = manifest(1, 3)
     backend = FakeBackend(cut)
-    time_graphs(backend, cut, [(1, 1)], rounds=100, budget_s=0.0, clock=lambda: backend.now)
+    time_graphs(backend, cut, [(1,)], rounds=100, budget_s=0.0, clock=lambda: backend.now)
     assert len(backend.order) == 3
+
+
+class SlowToWarm(FakeBackend):
+    """As if caches kept nothing of a shape before it has run six times: until then everything takes twice as long."""
+
+    def step(self, first_row: int, counts: tuple[int, ...], wanted: tuple[int, ...]) -> SlowToWarmStep:
+        return SlowToWarmStep(self, counts)
+
+
+class SlowToWarmStep(FakeStep):
+    def __init__(self, backend: FakeBackend, counts: tuple[int, ...]) -> None:
+        super().__init__(backend, counts)
+        self.passes: dict[str, int] = {}
+
+    def run(self, graph: str) -> None:
+        begin, self.passes[graph] = self.backend.now, self.passes.get(graph, 0) + 1
+        super().run(graph)
+        took = (self.backend.now - begin) / 10  # a small model's
+        self.backend.now = begin + took * (2 if self.passes[graph] <= 6 else 1)
+
+
+def test_graphs_are_timed_as_they_run_in_decoding():
+    """A plain step gains most from its weights' staying in the caches: timed too early, all drafting looks a tenth too good."""
+    cut = manifest(1, 3)
+    backend = SlowToWarm(cut)
+    times = time_graphs(backend, cut, [(1,)], rounds=4, budget_s=1e9, clock=lambda: backend.now)
+    assert times[1,]["segment_0"] == pytest.approx((FakeBackend.LAUNCH + 1.1) / 10)
+
+
+def test_uneven_rows_are_told_from_even_ones():
+    """Batches' first drafts cost a form of their own, and padding: both would be taken from a line between even steps."""
+    padding, entry, token, seqs = 0.25, 2.0, 0.5, (1, 2, 4)
+
+    def whole(counts: tuple[int, ...]) -> float:
+        rows, even = len(counts), len(set(counts)) == 1
+        extra = sum(counts) - rows if even else rounded_tokens(sum(counts)) - rows
+        padded = rows * max(counts) - rows - extra
+        return 10 + (entry + token * (extra + padding * padded) if extra else 0.0)
+
+    shapes = {rows: [(s,) * rows for s in seqs] + uneven_rows(rows, seqs) for rows in (4, 5, 8)}
+    assert [len(own) for own in shapes.values()] == [4, 5, 5]  # twice 4 tokens are rounded up: they tell nothing of padding
+    even = [StepCost(rows, s, 0.0, whole((s,) * rows) / LAYERS, 0.0, 0.0, 0.0) for rows in shapes for s in seqs]
+    found, between = fit_uneven(even, {counts: whole(counts) for own in shapes.values() for counts in own})
+    assert found == pytest.approx(padding)
+    for step, (rows, own) in zip(between, shapes.items(), strict=True):
+        tokens = sum(own[3])
+        assert tokens == rounded_tokens(rows + 1) and (step.rows, step.seq) == (rows, tokens / rows)
+        assert step.layer_ms * LAYERS == pytest.approx(10 + entry + token * (tokens - rows))
+    assert uneven_rows(8, (1, 2)) == uneven_rows(2, seqs) == []
 
 
 def noisy(layer_ms: dict[int, float], seed: int) -> dict[int, dict[str, float]]:
@@ -154,7 +205,7 @@ class CachingBackend(FakeBackend):
         self.count = 0
 
     def step(self, first_row: int, counts: list[int], wanted: list[int]) -> CachingStep:
-        return CachingStep(self, 1, 1)
+        return CachingStep(self, (1,))
 
 
 class CachingStep(FakeStep):
@@ -210,6 +261,7 @@ def test_a_table_survives_its_file(tmp_path):
         (lambda data: data["steps"][0].update(head_ms="fast"), "head_ms"),
         (lambda data: data["steps"][0].pop("exit_ms"), "exit_ms"),
         (lambda data: data.update(unsplit_ms=0), "unsplit_ms"),
+        (lambda data: data.update(padding=-0.5), "padding"),
         (lambda data: data.update(steps=[]), "steps"),
         (lambda data: data.pop("machine"), "machine"),
     ],

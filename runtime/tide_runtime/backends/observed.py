@@ -12,8 +12,8 @@ from tide_runtime.backends.base import Backend, Slots, Step
 class Observer(Protocol):
     """Whoever wants to know."""
 
-    def launched(self, graph: str, rows: int, tokens: int, seconds: float) -> None:
-        """``graph`` has run for so many wall ``seconds`` on ``tokens`` tokens of ``rows`` rows."""
+    def launched(self, graph: str, rows: int, tokens: int, longest: int, seconds: float) -> None:
+        """``graph`` has run for so many wall ``seconds`` on ``tokens`` tokens of ``rows`` rows, ``longest`` of one of them."""
 
 
 class ObservedBackend:
@@ -43,7 +43,7 @@ class _ObservedSlots:
 
     def step(self, first_row: int, counts: Sequence[int], wanted: Sequence[int] = ()) -> Step:
         rows = sum(count > 0 for count in counts)
-        return _ObservedStep(self._slots.step(first_row, counts, wanted), self._observer, rows, sum(counts))
+        return _ObservedStep(self._slots.step(first_row, counts, wanted), self._observer, (rows, sum(counts), max(counts)))
 
     def clear(self) -> None:
         self._slots.clear()
@@ -56,13 +56,13 @@ class _ObservedSlots:
 
 
 class _ObservedStep:
-    def __init__(self, step: Step, observer: Observer, rows: int, tokens: int) -> None:
+    def __init__(self, step: Step, observer: Observer, size: tuple[int, int, int]) -> None:
         self.input_ids, self.hidden, self.score = step.input_ids, step.hidden, step.score
         self.logits, self.token, self.place = step.logits, step.token, step.place
         self.place_scattered = step.place_scattered
-        self._run, self._observer, self._rows, self._tokens = step.run, observer, rows, tokens
+        self._run, self._observer, self._size = step.run, observer, size
 
     def run(self, graph: str) -> None:
         begin = perf_counter()
         self._run(graph)
-        self._observer.launched(graph, self._rows, self._tokens, perf_counter() - begin)
+        self._observer.launched(graph, *self._size, perf_counter() - begin)

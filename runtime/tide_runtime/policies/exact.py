@@ -67,7 +67,8 @@ class ExactDepth:
         waiting = [len(made) + 1 for made in drafts]
         deep = self.executor.advance(slots, rows, range(len(rows)), 0, self.executor.depth, waiting)
         tokens = [self._settle(row, made, *verify(row, made, given)) for row, made, given in zip(rows, drafts, deep, strict=True)]
-        cost = self._cycle_cost(asked_ms, fresh, waiting) if asking else 0.0
+        drawn = [len(made) + len(new) for row, made, new in zip(rows, drafts, tokens, strict=True) if not row.params.greedy]
+        cost = self._cycle_cost(asked_ms, fresh, waiting, drawn) if asking else 0.0
         for i, row in enumerate(rows):
             if i in asking:
                 row.control.reach = next_reach(row.control.reach, len(drafts[i]), len(tokens[i]) - 1)
@@ -161,18 +162,20 @@ class ExactDepth:
         row.control.learn(tokens)
         return tokens
 
-    def _cycle_cost(self, asked_ms: float, fresh: list[int], waiting: list[int]) -> float:
+    def _cycle_cost(self, asked_ms: float, fresh: list[int], waiting: list[int], drawn: list[int]) -> float:
         """Of a cycle, plain decoding of one step being 1: asking exits, then the rest of the layers for all that waits.
 
-        ``fresh``: each row's tokens that no exit was asked about, such as its last draft; ``waiting``: all of its tokens.
+        ``fresh``: each row's tokens that no exit was asked about, such as its last draft; ``waiting``: all of its tokens;
+        ``drawn``: drafts and tokens of those rows that draw them at random, where plain decoding draws one.
         """
         rows, begin, depth = len(waiting), self.exits[0].boundary, self.executor.depth
-        deep = self.costs.step(rows, sum(waiting))
+        deep = self.costs.step(rows, sum(waiting), max(waiting))
         ms = asked_ms + deep.logits_ms + deep.host_ms + deep.deep_extra_ms
-        ms += self.costs.uneven(rows, sum(waiting), max(waiting), begin, depth)
+        ms += self.costs.segments(rows, sum(waiting), begin, depth, max(waiting))
         if any(fresh):
-            ms += self.costs.uneven(rows, sum(fresh), max(fresh), 0, begin)
-        return ms / self.costs.full(rows, rows, 1)
+            ms += self.costs.segments(rows, sum(fresh), 0, begin, max(fresh))
+        plain = self.costs.full(rows, rows, 1)
+        return (ms + sum(drawn) * self.costs.draw_ms) / (plain + len(drawn) * self.costs.draw_ms)
 
     @staticmethod
     def _room(row: Row) -> int:
