@@ -15,6 +15,7 @@ from tide_runtime.errors import BundleError, NumericsError
 from tide_runtime.params import GenerationParams
 
 FloatArray = NDArray[np.floating]
+_BLOCK = 256  # probabilities that `Sampler.draw` looks at one by one
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,7 @@ class Sampler:
     def __init__(self, params: GenerationParams, vocab_size: int, row: int = 0) -> None:
         self.params = params
         self.vocab_size = vocab_size
+        self._blocks = np.arange(0, vocab_size, _BLOCK)
         # The row as spawn key is what SeedSequence.spawn gives child number `row`: streams that do not overlap.
         self._random = np.random.Generator(np.random.PCG64(np.random.SeedSequence(params.seed, spawn_key=(row,))))
 
@@ -77,10 +79,15 @@ class Sampler:
             return _softmax(self._filtered(shifted / self.params.temperature))
 
     def draw(self, probabilities: NDArray[np.float64]) -> int:
-        """A token id drawn from probabilities [V], by inversion: one uniform number a token."""
-        cumulative = np.cumsum(probabilities)
-        index = int(np.searchsorted(cumulative, self.uniform() * cumulative[-1], side="right"))
-        return index if index < cumulative.size else int(np.flatnonzero(probabilities)[-1])  # where the product was rounded up
+        """A token id drawn from probabilities [V], by inversion: one uniform number a token.
+
+        First a block of them, then one of the block: adding up all of a large vocabulary one by one would take ten times as long.
+        """
+        of_blocks = np.add.reduceat(probabilities, self._blocks)
+        wanted = self.uniform() * float(of_blocks.sum())
+        block = _reached(of_blocks, wanted)
+        begin, left = block * _BLOCK, max(0.0, wanted - float(of_blocks[:block].sum()))
+        return begin + _reached(probabilities[begin : begin + _BLOCK], left)
 
     def uniform(self) -> float:
         """A number in [0, 1) from this row's stream; speculative verification accepts or rejects with it."""
@@ -123,6 +130,13 @@ class Sampler:
         return logits
 
 
+def _reached(weights: NDArray[np.float64], wanted: float) -> int:
+    """The first place up to which the weights sum to more than ``wanted``; where rounding leaves none, the last with any."""
+    ends = np.cumsum(weights)
+    place = int(np.searchsorted(ends, wanted, side="right"))
+    return place if place < ends.size else int(np.flatnonzero(weights)[-1])
+
+
 def _likeliest(scores: FloatArray) -> int:
     """Index of the maximum, the first of equals. argmax stops at NaN, so one look at the winner checks them all."""
     best = int(np.argmax(scores))
@@ -136,8 +150,8 @@ def _likeliest(scores: FloatArray) -> int:
 
 def _softmax(scores: NDArray[np.float64]) -> NDArray[np.float64]:
     """Softmax of scores [V] whose maximum is 0, as `distribution` keeps it."""
-    weights = np.exp(scores)
-    return np.asarray(weights / weights.sum(), dtype=np.float64)
+    weights = np.exp(scores.astype(np.float32))  # a third of the time of float64, for nothing that a draw could tell
+    return np.asarray(weights / weights.sum(dtype=np.float64), dtype=np.float64)
 
 
 def _keep_top_k(scores: NDArray[np.float64], k: int) -> NDArray[np.float64]:

@@ -133,6 +133,21 @@ def test_frequencies_follow_the_distribution():
     assert ((drawn - expected) ** 2 / expected).sum() < 24.3
 
 
+def test_large_vocabularies_are_drawn_from_like_small_ones():
+    """Breaks: tokens at the edges of the blocks that are looked at one by one come too often, or impossible ones come."""
+    probabilities = np.zeros(3 * 256 + 7)
+    places = [0, 1, 255, 256, 700, 774]
+    probabilities[places] = weights = np.array([0.1, 0.2, 0.25, 0.15, 0.1, 0.2])
+    sampler = Sampler(GenerationParams(temperature=1.0, seed=3), probabilities.size)
+    drawn = np.bincount([sampler.draw(probabilities) for _ in range(20_000)], minlength=probabilities.size)
+    assert drawn[places].sum() == 20_000
+    assert ((drawn[places] - 20_000 * weights) ** 2 / (20_000 * weights)).sum() < 20.5  # chi-square, 5 degrees, 99.9%
+    inverted = [Sampler(GenerationParams(temperature=1.0, seed=seed), probabilities.size) for seed in range(200)]
+    uniform = [Sampler(GenerationParams(temperature=1.0, seed=seed), 1).uniform() for seed in range(200)]
+    expected = np.searchsorted(np.cumsum(probabilities), uniform, side="right").tolist()
+    assert [sampler.draw(probabilities) for sampler in inverted] == expected
+
+
 def draws(seed, row, count=40):
     sampler = Sampler(GenerationParams(temperature=1.0, seed=seed), 1000, row)
     return [sampler.sample(np.zeros(1000, np.float32), NOTHING) for _ in range(count)]
