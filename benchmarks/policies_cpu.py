@@ -122,7 +122,8 @@ class Taken:
 
 
 def _warm_up(arms: ArmSet, names: Sequence[str], prompts: Group, params: GenerationParams, batch: int) -> None:
-    """Bind every shape, as whoever serves has after some requests; an arm that fails here is left out from now on."""
+    """Bind every shape, as whoever serves has after some requests (HF binds none: a prompt for each row will do); an arm that
+    fails here is left out from now on."""
     arms.baseline.turn(prompts, params, batch)
     for name in names:
         try:

@@ -30,16 +30,21 @@ def load_costs(path: Path) -> CostTable:
         table = CostTable(steps=steps, **data)
         bad = [name for step in steps for name, value in vars(step).items() if not _is_cost(name, value)]
         bad += [name for name in ("unsplit_ms", "padding", "draw_ms") if not _is_cost(name, getattr(table, name))]
+        bad += ["padding"] if table.padding > 1 else []
         bad += [] if steps else ["steps"]
     except (TypeError, KeyError, AttributeError) as error:
         raise CalibrationError(f"{path} is not a cost table ({error}); measure the costs again") from error
     if bad:
-        raise CalibrationError(f"{path} has values of {', '.join(sorted(set(bad)))} that are no times in ms; measure them again")
+        raise CalibrationError(
+            f"{path} has values of {', '.join(sorted(set(bad)))} that cannot be (times are in ms); measure them again"
+        )
     return table
 
 
 def _is_cost(name: str, value: Any) -> bool:
-    if name in ("rows", "seq"):
-        return isinstance(value, int | float if name == "seq" else int) and value >= 1
+    if name == "rows":
+        return isinstance(value, int) and value >= 1
+    if name == "seq":
+        return isinstance(value, int | float) and math.isfinite(value) and value >= 1
     least = 0.0 if name not in ("layer_ms", "unsplit_ms") else 1e-9
     return isinstance(value, int | float) and math.isfinite(value) and value >= least

@@ -8,7 +8,8 @@ from __future__ import annotations
 import os
 import platform
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -22,17 +23,11 @@ from tide_runtime.manifest import UNCUT, Manifest
 from tide_calibrate.cost_fit import fit_steps
 from tide_calibrate.host_time import measure_host_times
 from tide_calibrate.uneven_rows import Counts, fit_uneven, uneven_rows
-from tide_calibrate.warm_runs import measure_warm_shares
+from tide_calibrate.warm_runs import Clock, measure_warm_shares, warm_up
 
-Clock = Callable[[], float]  # seconds
-
-SEQS = {
-    1: (1, 2, 4, 6, 7, 12, 13, 24),
-    4: (1, 2, 4, 8, 16),
-    8: (1, 2, 4, 8),
-}  # see tide_runtime.backends.step_arrays.rounded_tokens
+# Rows → tokens of each. Products take much longer from 7 tokens on, and from 13 (see step_arrays.rounded_tokens of the runtime).
+SEQS = {1: (1, 2, 4, 6, 7, 12, 13, 24), 4: (1, 2, 4, 8, 16), 8: (1, 2, 4, 8)}
 START = 96  # cache slots filled before the timed steps, where the cache has that many: a short chat
-WARM_UPS, WARM_UP_S = (2, 8), 0.03  # passes, seconds: the processor's caches take some passes to keep what they will in use
 LEAST_ROUNDS = 3
 QUANTILE = 0.25  # of a graph's times over the rounds: whatever else runs on the machine only ever adds
 
@@ -65,7 +60,9 @@ def measure_costs(
     engine = Engine.load(bundle, EngineOptions(target=target, policy="full", threads=threads or ThreadOptions()))
     manifest = engine.manifest
     check_depths(manifest)
-    sizes = {rows: [s for s in sorted(set(given)) if s < manifest.max_seq_len] for rows, given in sorted((seqs or SEQS).items())}
+    wanted = sorted((SEQS if seqs is None else seqs).items())
+    sizes = {rows: [s for s in sorted(set(given)) if s < manifest.max_seq_len] for rows, given in wanted}
+    sizes = {rows: even for rows, even in sizes.items() if even}
     shapes = [(s,) * rows for rows, even in sizes.items() for s in even]
     shapes += [counts for rows, even in sizes.items() for counts in uneven_rows(rows, even)]
     times = time_graphs(engine.backend, manifest, shapes, rounds, budget_s)
@@ -106,7 +103,7 @@ def time_graphs(
             step = slots.step(0, counts, counts)
             step.place([min(START, manifest.max_seq_len - max(counts))] * len(counts))
             for order in orders:
-                _warm_up(step, order, clock)
+                warm_up(partial(_run, step, order), clock)
                 for name in order:
                     start = clock()
                     step.run(name)
@@ -117,13 +114,9 @@ def time_graphs(
     }
 
 
-def _warm_up(step: Step, graphs: Sequence[str], clock: Clock) -> None:
-    (least, most), begin = WARM_UPS, clock()
-    for number in range(most):
-        if number >= least and clock() - begin > WARM_UP_S:
-            break
-        for name in graphs:
-            step.run(name)
+def _run(step: Step, graphs: Sequence[str]) -> None:
+    for name in graphs:
+        step.run(name)
 
 
 def _whole(manifest: Manifest, by_graph: Mapping[str, float]) -> float:
@@ -146,7 +139,7 @@ def unsplit_ms(steps: Iterable[StepCost], num_layers: int) -> float:
     """One decode step of the uncut model, one row. The head's time holds a launch, which serves for the whole graph."""
     one = next((step for step in steps if (step.rows, step.seq) == (1, 1)), None)
     if one is None:
-        raise CalibrationError("one row of one token was not measured; include 1 in rows and in seqs")
+        raise CalibrationError("one row of one token was not measured; include 1 in seqs of 1 row")
     return num_layers * one.layer_ms + max(one.head_ms, one.launch_ms) + one.host_ms
 
 

@@ -1,7 +1,8 @@
 """How long the runtime's own loop takes: the wall time of a decode turn less the time spent inside graphs.
 
-Three kinds of turns differ: a plain one; one that asks an exit and stops there; one that takes all that waits through the
-remaining layers. The second and third kind are seen in policy ``exit`` when it may only stop so often in a row.
+Four kinds of turns differ: a plain one; one that asks an exit and stops there; one that takes all that waits through the
+remaining layers; a plain one that draws its tokens at random. The second and third kind are seen in policy ``exit`` when it may
+only stop so often in a row.
 """
 
 from __future__ import annotations

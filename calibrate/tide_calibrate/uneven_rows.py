@@ -15,20 +15,21 @@ from tide_runtime.calibration import PADDING, StepCost
 
 Counts = tuple[int, ...]  # tokens of each row
 
-LEAST_ROWS = 4  # of fewer, rows of 1 and 4 tokens are not 2 on average
+LEAST_ROWS = 4  # fewer are not measured by default, and say little about padding
+MOST_PADDING = 0.9  # of a token's time; more would be noise, and leave nothing to tell the tokens by
 
 
 def uneven_rows(rows: int, seqs: Sequence[int]) -> list[Counts]:
-    """Shapes to time: some rows with a token more; rows of 1 to 4 tokens, 2 on average. None that the even ones which are timed,
-    ``seqs`` tokens a row, have nothing to be held against."""
+    """Shapes to time: some rows with a token more; rows of 1 to 4 tokens, 2 on average. Only those that can be held against the
+    even ones that are timed, of ``seqs`` tokens a row."""
     if rows < LEAST_ROWS or not {1, 2, 4} <= set(seqs):
         return []
-    as_many = rounded_tokens(2 * rows) == 2 * rows  # as products take for even rows of two tokens
+    as_many = rounded_tokens(2 * rows, 4 * rows) == 2 * rows  # as products take for even rows of two tokens
     return [_some_longer(rows), *([_to_four(rows)] if as_many else [])]
 
 
 def _some_longer(rows: int) -> Counts:
-    longer = rounded_tokens(rows + 1) - rows
+    longer = rounded_tokens(rows + 1, 2 * rows) - rows
     return (2,) * longer + (1,) * (rows - longer)
 
 
@@ -46,8 +47,9 @@ def fit_uneven(steps: Sequence[StepCost], whole_ms: Mapping[Counts, float]) -> t
     """
     timed = sorted({len(counts) for counts in whole_ms if len(set(counts)) > 1})
     even = {rows: {s: whole_ms[(s,) * rows] for s in (1, 2, 4)} for rows in timed}
-    shares = [(whole_ms[_to_four(rows)] - ms[2]) / (ms[4] - ms[2]) for rows, ms in even.items() if _to_four(rows) in whole_ms]
-    padding = float(np.clip(np.mean(shares), 0.0, 0.9)) if shares else PADDING
+    telling = [rows for rows, ms in even.items() if _to_four(rows) in whole_ms and ms[4] > ms[2]]
+    shares = [(whole_ms[_to_four(rows)] - even[rows][2]) / (even[rows][4] - even[rows][2]) for rows in telling]
+    padding = float(np.clip(np.mean(shares), 0.0, MOST_PADDING)) if shares else PADDING
     between = []
     for rows, ms in even.items():
         counts = _some_longer(rows)

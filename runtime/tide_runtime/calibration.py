@@ -138,7 +138,7 @@ class CostTable:
         warm_shares: layers of a prefix → what it and the head take in the 1st, 2nd, … turn that stops early after a pass through
             all layers, over their cost among such passes: the processor's caches keep small ones. Empty: nobody has measured.
         padding: what a token that pads a shorter row takes of a real one's time, 0 … 1.
-        draw_ms: choosing a token at random instead of the likeliest one.
+        draw_ms: choosing a token at random instead of the likeliest one. ``exact`` charges its exits with it, copies are not.
     """
 
     target: str

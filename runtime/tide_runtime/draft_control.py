@@ -16,7 +16,7 @@ FIRST_REACH = 1  # drafts of the first cycle
 FIRST_HIT_RATE = 0.5  # of n-gram guesses, per token, before any was seen
 HIT_WEIGHT = 0.15  # of the newest token in it
 _LENGTHS = (1, 2, 3, 4, 6, 9, 64)  # most tokens that one row copies: rows of a batch wait for the longest of them
-_PATIENCE = 8  # tokens that may be added to a pass without a better rate: steps are rounded up to four
+_PATIENCE = 8  # tokens that may be added to a pass without a better rate: steps are rounded up
 
 
 @dataclass

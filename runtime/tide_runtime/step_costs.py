@@ -36,31 +36,36 @@ class StepCosts:
         self.full = cache(self._full)
         self.asking = cache(self._asking)  # by far the most wanted: of every token that an exit is asked about
 
-    def _step(self, rows: int, tokens: int, seq: int = 0) -> StepCost:
-        """Of so many rows, the longest of ``seq`` tokens; 0: all of the same length.
+    def _step(self, rows: int, tokens: int, longest: int | None = None) -> StepCost:
+        """Of so many rows, the longest of so many tokens; None: all of the same length.
 
         Of rows of different lengths products take the tokens there are, rounded up as backends do it; attention and what moves
         data take padding too.
         """
-        if not seq or tokens == rows * seq:
-            return self._on_average(rows, tokens)
-        packed = self._on_average(rows, rounded_tokens(tokens))
-        added = max(0.0, self._on_average(rows, rows * seq).layer_ms - packed.layer_ms)
+        if longest is None or tokens == rows * longest:
+            return self._on_average(rows, tokens, even=True)
+        packed = self._on_average(rows, rounded_tokens(tokens, rows * longest), even=False)
+        added = max(0.0, self._on_average(rows, rows * longest, even=True).layer_ms - packed.layer_ms)
         return replace(packed, layer_ms=packed.layer_ms + self._padding * added)
 
-    def _on_average(self, rows: int, tokens: int) -> StepCost:
-        """Costs at the nearest measured number of rows: linear in the tokens between the measured numbers of them, and beyond."""
+    def _on_average(self, rows: int, tokens: int, even: bool) -> StepCost:
+        """Costs at the nearest measured number of rows: linear in the tokens between the measured numbers of them, and beyond.
+
+        Rows of one token each run in another form than all other steps, so what lies between one token a row and two is of
+        uneven rows only, and what is of one token of even ones.
+        """
         nearest = min({s.rows for s in self._steps}, key=lambda measured: abs(measured - rows))
         known = sorted((s for s in self._steps if s.rows == nearest), key=lambda s: s.seq)
-        seq = tokens / nearest
+        seq, between = tokens / nearest, any(1 < s.seq < 2 for s in known)
+        known = [s for s in known if (not 1 < s.seq < 2 if even else s.seq > 1 or not between)]
         above = next((i for i, s in enumerate(known) if s.seq >= seq), len(known) - 1)
         low, high = known[max(0, above - 1)], known[max(above, min(1, len(known) - 1))]
         share = max(0.0, (seq - low.seq) / (high.seq - low.seq)) if high.seq != low.seq else 0.0
         return replace(low.towards(high, share), rows=rows)
 
-    def segments(self, rows: int, tokens: int, first: int, end: int, seq: int = 0) -> float:
-        """Segments ``first`` … ``end - 1``; ``seq``: tokens of the longest row, 0 where all have as many."""
-        cost = self.step(rows, tokens, seq)
+    def segments(self, rows: int, tokens: int, first: int, end: int, longest: int | None = None) -> float:
+        """Segments ``first`` … ``end - 1``; ``longest``: tokens of the longest row, None: all have as many."""
+        cost = self.step(rows, tokens, longest)
         return (end - first) * cost.launch_ms + (self._edges[end] - self._edges[first]) * cost.layer_ms
 
     def fill(self, tokens: int, exit: Exit) -> float:
@@ -93,11 +98,11 @@ class StepCosts:
         means = {depth: float(np.mean(shares)) for depth, shares in sorted(self._warm_shares.items())} | {self._edges[-1]: 1.0}
         return float(np.interp(exit.info.checkpoint + exit.info.tail_layers, list(means), list(means.values())))
 
-    def _full(self, rows: int, tokens: int, seq: int) -> float:
-        """All layers, the head on every token, and the loop around them, which is longer where drafts are verified; ``seq``:
+    def _full(self, rows: int, tokens: int, longest: int) -> float:
+        """All layers, the head on every token, and the loop around them, which is longer where drafts are verified; ``longest``:
         tokens of the longest row."""
-        cost, saved = self.step(rows, tokens, seq), self.depth - self._whole_launches
-        graphs = self.segments(rows, tokens, 0, self.depth, seq) - saved * cost.launch_ms
+        cost, saved = self.step(rows, tokens, longest), self.depth - self._whole_launches
+        graphs = self.segments(rows, tokens, 0, self.depth, longest) - saved * cost.launch_ms
         return graphs + cost.logits_ms + cost.host_ms + (cost.deep_extra_ms if tokens > rows else 0.0)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -48,7 +49,7 @@ def manifest(*checkpoints: int) -> Manifest:
 
 
 class FakeBackend:
-    """Graphs that take launch + layers * (1 + rows * seq / 10) ms of a clock of its own; every fifth pass ten times that.
+    """Graphs that take launch + layers * (1 + tokens / 10) ms of a clock of its own; every fifth pass ten times that.
 
     The head takes 3 ms, a launch of its own included; the last segment ends in one."""
 
@@ -64,13 +65,13 @@ class FakeBackend:
         self.capacity = capacity
         return self
 
-    def step(self, first_row: int, counts: list[int], wanted: list[int]) -> FakeStep:
+    def step(self, first_row: int, counts: Sequence[int], wanted: Sequence[int]) -> FakeStep:
         assert first_row + len(counts) <= self.capacity and wanted == counts
         return FakeStep(self, counts)
 
 
 class FakeStep:
-    def __init__(self, backend: FakeBackend, counts: tuple[int, ...]) -> None:
+    def __init__(self, backend: FakeBackend, counts: Sequence[int]) -> None:
         self.backend, self.counts = backend, counts
 
     def place(self, lengths) -> None:
@@ -122,12 +123,12 @@ def test_measuring_stops_when_its_time_is_up():
 class SlowToWarm(FakeBackend):
     """As if caches kept nothing of a shape before it has run six times: until then everything takes twice as long."""
 
-    def step(self, first_row: int, counts: tuple[int, ...], wanted: tuple[int, ...]) -> SlowToWarmStep:
+    def step(self, first_row: int, counts: Sequence[int], wanted: Sequence[int]) -> SlowToWarmStep:
         return SlowToWarmStep(self, counts)
 
 
 class SlowToWarmStep(FakeStep):
-    def __init__(self, backend: FakeBackend, counts: tuple[int, ...]) -> None:
+    def __init__(self, backend: FakeBackend, counts: Sequence[int]) -> None:
         super().__init__(backend, counts)
         self.passes: dict[str, int] = {}
 
@@ -152,7 +153,7 @@ def test_uneven_rows_are_told_from_even_ones():
 
     def whole(counts: tuple[int, ...]) -> float:
         rows, even = len(counts), len(set(counts)) == 1
-        extra = sum(counts) - rows if even else rounded_tokens(sum(counts)) - rows
+        extra = sum(counts) - rows if even else rounded_tokens(sum(counts), rows * max(counts)) - rows
         padded = rows * max(counts) - rows - extra
         return 10 + (entry + token * (extra + padding * padded) if extra else 0.0)
 
@@ -163,7 +164,7 @@ def test_uneven_rows_are_told_from_even_ones():
     assert found == pytest.approx(padding)
     for step, (rows, own) in zip(between, shapes.items(), strict=True):
         tokens = sum(own[3])
-        assert tokens == rounded_tokens(rows + 1) and (step.rows, step.seq) == (rows, tokens / rows)
+        assert tokens == rounded_tokens(rows + 1, 2 * rows) and (step.rows, step.seq) == (rows, tokens / rows)
         assert step.layer_ms * LAYERS == pytest.approx(10 + entry + token * (tokens - rows))
     assert uneven_rows(8, (1, 2)) == uneven_rows(2, seqs) == []
 
@@ -204,7 +205,7 @@ class CachingBackend(FakeBackend):
         self.ran: dict[str, int] = {}
         self.count = 0
 
-    def step(self, first_row: int, counts: list[int], wanted: list[int]) -> CachingStep:
+    def step(self, first_row: int, counts: Sequence[int], wanted: Sequence[int]) -> CachingStep:
         return CachingStep(self, (1,))
 
 
@@ -261,7 +262,8 @@ def test_a_table_survives_its_file(tmp_path):
         (lambda data: data["steps"][0].update(head_ms="fast"), "head_ms"),
         (lambda data: data["steps"][0].pop("exit_ms"), "exit_ms"),
         (lambda data: data.update(unsplit_ms=0), "unsplit_ms"),
-        (lambda data: data.update(padding=-0.5), "padding"),
+        (lambda data: data.update(padding=1.5), "padding"),
+        (lambda data: data["steps"][0].update(seq=float("inf")), "seq"),
         (lambda data: data.update(steps=[]), "steps"),
         (lambda data: data.pop("machine"), "machine"),
     ],

@@ -21,7 +21,7 @@ def test_a_row_that_does_not_repeat_copies_nothing() -> None:
 
 
 def test_a_step_in_the_cost_is_looked_over() -> None:
-    """Steps are rounded up to four tokens: the first of four would seem too dear, and copying would stop before it."""
+    """Steps are rounded up: the first of four such tokens would seem too dear, and copying would stop before it."""
     assert copy_lengths([row(1.0, 12)], lambda rows, tokens, seq: 1 + 0.2 * -(-tokens // 4) * 4, 1.0) == [11]
 
 

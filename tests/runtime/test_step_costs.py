@@ -2,8 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
-from tide_runtime.calibration import StepCost
+from runtime.numpy_backend import NumpyBackend, tiny_manifest
+from runtime.tiny_generation import Request, make_row
+from runtime.tiny_transformer import TinyTransformer
+from tide_runtime.backends.step_arrays import StepShape
+from tide_runtime.calibration import CostTable, ExitInfo, StepCost
+from tide_runtime.manifest import HEAD
+from tide_runtime.params import GenerationParams
+from tide_runtime.policies import make_policy
+from tide_runtime.policies.options import DepthOptions
+from tide_runtime.scheduler import run
 from tide_runtime.step_costs import StepCosts
 
 ROWS, LAYERS, PADDING = 8, 4, 0.5
@@ -12,7 +23,7 @@ ROWS, LAYERS, PADDING = 8, 4, 0.5
 class MeasuredCosts(StepCosts):
     """Of a model that is not cut, from the ms of a layer by (rows, tokens of each)."""
 
-    def __init__(self, layer_ms: dict[tuple[int, int], float]) -> None:
+    def __init__(self, layer_ms: dict[tuple[int, float], float]) -> None:
         rest = {"launch_ms": 0.1, "head_ms": 0.1, "exit_ms": 0.1, "host_ms": 0.1}
         self._steps = [StepCost(rows, seq, layer_ms=ms, **rest) for (rows, seq), ms in layer_ms.items()]
         self._edges, self._padding, self.step = [0, LAYERS], PADDING, self._step
@@ -42,6 +53,41 @@ def test_padding_takes_its_share_of_a_token() -> None:
     assert COSTS.step(ROWS, 2 * ROWS, 4).layer_ms == pytest.approx((1 - PADDING) * packed + PADDING * padded)
 
 
+def test_even_rows_are_not_priced_by_what_lies_between() -> None:
+    """Ten plain rows are 1.25 tokens for each of eight: they would cost what eight rows with two drafts do, form and all."""
+    measured = {(ROWS, 1): 1.0, (ROWS, 2): 1.6, (ROWS, 8): 2.0}
+    without, with_uneven = MeasuredCosts(measured), MeasuredCosts(measured | {(ROWS, 1.25): 1.5})
+    assert with_uneven.step(10, 10) == without.step(10, 10)
+    assert with_uneven.step(ROWS, 9, 2).layer_ms == pytest.approx(1.5 + PADDING * 0.1)
+    assert with_uneven.step(6, 7, 2).layer_ms > with_uneven.step(6, 6).layer_ms + 0.4  # the form, with fewer rows too
+
+
 def test_even_rows_cost_what_was_measured() -> None:
     """Rows that go on together would pay for padding that is not there."""
     assert COSTS.segments(ROWS, 2 * ROWS, 0, 1, 2) == COSTS.segments(ROWS, 2 * ROWS, 0, 1)
+
+
+def test_rounding_adds_no_more_than_padding_would() -> None:
+    """Engines are compiled for so many rows of so many tokens: a step of more would be refused in the middle of a request."""
+    assert StepShape.of(0, [4, 3], [4, 3])[-2:] == (8, 8)
+    assert StepShape.of(0, [5, 1, 1], [1, 1, 1])[-2:] == (10, 3)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_rows_that_draw_at_random_pay_for_it(temperature: float) -> None:
+    """Exits' drafts are drawn, and weighed again: where that takes long, asking on would make sampling slower than `full`."""
+
+    def asked(draw_ms: float) -> int:
+        model = TinyTransformer(0, (0.5, 0.5, 0.0, 0.0), 11, 40)  # an exit after 2 layers says what the model says
+        manifest = tiny_manifest(model, (2,), [ExitInfo(2, "identity", "max_probability", 0.0)])
+        assert manifest.calibration is not None
+        steps = [StepCost(1, seq, 0.1, 1.0, 0.2, 0.0, 0.1) for seq in (1, 16)]
+        calibration = replace(manifest.calibration, costs=CostTable("numpy", "", 4.0, steps, draw_ms=draw_ms))
+        policy = make_policy("exact", replace(manifest, calibration=calibration), 8, DepthOptions(draft="router"))
+        backend = NumpyBackend(manifest, model)
+        params = GenerationParams(max_new_tokens=30, temperature=temperature, seed=1)
+        list(run(policy, backend.slots(1), [make_row(Request((1, 2), params, 0), manifest)]))
+        return backend.launches[HEAD]
+
+    assert (asked(100.0) < asked(0.0) / 2) is (temperature > 0)
+    assert asked(0.0) > 10

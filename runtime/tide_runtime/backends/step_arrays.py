@@ -31,7 +31,7 @@ class StepShape(NamedTuple):
         rows, seq, tokens, outputs = len(counts), max(counts), sum(counts), sum(wanted) or 1
         even = tokens == rows * seq
         if not even:
-            tokens, outputs = rounded_tokens(tokens), rounded_tokens(outputs)
+            tokens, outputs = rounded_tokens(tokens, rows * seq), rounded_tokens(outputs, rows * seq)
         return cls(first_row, rows, seq, even, tokens, outputs)
 
 
@@ -126,13 +126,14 @@ class StepPositions:
         self._position_ids[:] = self._padded_position_ids[0] = positions
 
 
-def rounded_tokens(count: int) -> int:
-    """So that rows of different lengths need few shapes, whose bindings are kept.
+def rounded_tokens(count: int, most: int) -> int:
+    """``count`` tokens of uneven rows, rounded up so that they need few shapes, whose bindings are kept; ``most``: as many as if
+    all rows were the longest.
 
-    ONNX Runtime's matrix products take six tokens at a time (with AVX2; twice as many with AVX-512), and four of those for
-    the time of one: 10 tokens take as long as 7, 11 somewhat longer, 13 a fifth more than 12.
+    Rounded to what costs least on the CPU: ONNX Runtime's matrix products take six tokens at a time (with AVX2; twice as many
+    with AVX-512), and one to four of a last six in about the same time. Other backends do not mind.
     """
     if count <= 4:
         return count
     sixes, rest = divmod(count - 1, 6)
-    return 6 * sixes + (4 if rest < 4 else 6)
+    return min(most, 6 * sixes + (4 if rest < 4 else 6))

@@ -67,7 +67,7 @@ class ExactDepth:
         waiting = [len(made) + 1 for made in drafts]
         deep = self.executor.advance(slots, rows, range(len(rows)), 0, self.executor.depth, waiting)
         tokens = [self._settle(row, made, *verify(row, made, given)) for row, made, given in zip(rows, drafts, deep, strict=True)]
-        drawn = [len(made) + len(new) for row, made, new in zip(rows, drafts, tokens, strict=True) if not row.params.greedy]
+        drawn = [_draws(made, new) for row, made, new in zip(rows, drafts, tokens, strict=True) if not row.params.greedy]
         cost = self._cycle_cost(asked_ms, fresh, waiting, drawn) if asking else 0.0
         for i, row in enumerate(rows):
             if i in asking:
@@ -181,6 +181,11 @@ class ExactDepth:
     def _room(row: Row) -> int:
         """Drafts that still fit before the output, or the cache, is full: the last token is the model's own."""
         return len(row.tokens) - row.known - 1
+
+
+def _draws(drafts: Sequence[Draft], tokens: Sequence[int]) -> int:
+    """How often a row drew at random: drafts of exits, but not copies, and the tokens that came of them."""
+    return sum(draft.proposal is not None for draft in drafts) + len(tokens)
 
 
 def _draft(row: Row, guess: Guess, depth: int) -> Draft:
