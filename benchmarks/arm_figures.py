@@ -46,7 +46,7 @@ def theory_figures(
     modelled = np.array([modelled_ms(turn.launches, layers, costs) for turn in turns])
     base_modelled = np.array([modelled_ms(turn.launches, base_layers, costs) for turn in base])
     measured = np.array([turn.base_seconds / turn.seconds for turn in turns])
-    segments = sum(count for turn in turns for (graph, *_), count in turn.launches.items() if layers[graph])
+    segments = sum(count for turn in turns for launch, count in turn.launches.items() if layers[launch.graph])
     return {
         "launches_per_token": segments / sum(turn.decoded for turn in turns),
         "theoretical": float(base_modelled.sum() / modelled.sum()),

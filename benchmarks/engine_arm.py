@@ -48,8 +48,8 @@ class LoggedEngine:
 
     def _check(self, counted: Counter[str]) -> None:
         logged: Counter[str] = Counter()
-        for (graph, *_), count in (self.log.prefill + self.log.decode).items():
-            logged[graph] += count
+        for launch, count in (self.log.prefill + self.log.decode).items():
+            logged[launch.graph] += count
         if logged != counted:
             raise RuntimeError(f"the backend launched {dict(counted)}, the log has {dict(logged)}")
 

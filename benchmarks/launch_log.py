@@ -5,12 +5,20 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from time import perf_counter
+from typing import NamedTuple
 
 from tide_runtime.backends.base import Slots
 from tide_runtime.policies.base import DepthPolicy
 from tide_runtime.row import Row
 
-Launch = tuple[str, int, int, int]  # graph, rows that have tokens, tokens in all, tokens of the longest row
+
+class Launch(NamedTuple):
+    """``graph`` on so many ``tokens`` of ``rows`` rows, ``longest`` of one of them."""
+
+    graph: str
+    rows: int
+    tokens: int
+    longest: int
 
 
 class LaunchLog:
@@ -23,7 +31,7 @@ class LaunchLog:
         self.prefill_seconds = 0.0
 
     def launched(self, graph: str, rows: int, tokens: int, longest: int, seconds: float) -> None:
-        self.current[graph, rows, tokens, longest] += 1
+        self.current[Launch(graph, rows, tokens, longest)] += 1
 
     def clear(self) -> None:
         self.prefill.clear()

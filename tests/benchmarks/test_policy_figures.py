@@ -20,6 +20,7 @@ from tide_runtime.step_costs import StepCosts
 from benchmarks.arm_figures import speed_figures, text_figures, theory_figures
 from benchmarks.engine_arm import EngineArm
 from benchmarks.entropy_exit import matched_threshold, sureness
+from benchmarks.launch_log import Launch
 from benchmarks.modelled_time import modelled_ms
 from benchmarks.policies_cpu import Taken
 from benchmarks.policy_arms import ArmSet
@@ -68,18 +69,18 @@ def test_unpaired_times_are_refused() -> None:
 def test_modelled_time_charges_every_launch() -> None:
     """A launch would be free, and theory promise more than can be had."""
     costs = FlatCosts()
-    assert modelled_ms({("segment_0", 1, 1, 1): 2}, LAYERS, costs) == pytest.approx(2 * (1 + 12))
-    assert modelled_ms({("head", 1, 1, 1): 1}, LAYERS, costs) == pytest.approx(13)
-    assert modelled_ms({("exit_6", 1, 1, 1): 1}, LAYERS, costs) == pytest.approx(5)
-    assert modelled_ms({("kv_fill_6", 1, 3, 3): 1}, LAYERS, costs) == pytest.approx(1.2 * (1 + 0.1 * 18 * 2))
-    assert modelled_ms({("segment_0", 1, 1, 1): 1}, UNCUT, costs) == pytest.approx(48 + 10 + 3)
-    assert modelled_ms({("segment_1", 1, 5, 5): 1}, LAYERS, costs) == pytest.approx(1.4 * (1 + 36 + 9 + 3))
+    assert modelled_ms({Launch("segment_0", 1, 1, 1): 2}, LAYERS, costs) == pytest.approx(2 * (1 + 12))
+    assert modelled_ms({Launch("head", 1, 1, 1): 1}, LAYERS, costs) == pytest.approx(13)
+    assert modelled_ms({Launch("exit_6", 1, 1, 1): 1}, LAYERS, costs) == pytest.approx(5)
+    assert modelled_ms({Launch("kv_fill_6", 1, 3, 3): 1}, LAYERS, costs) == pytest.approx(1.2 * (1 + 0.1 * 18 * 2))
+    assert modelled_ms({Launch("segment_0", 1, 1, 1): 1}, UNCUT, costs) == pytest.approx(48 + 10 + 3)
+    assert modelled_ms({Launch("segment_1", 1, 5, 5): 1}, LAYERS, costs) == pytest.approx(1.4 * (1 + 36 + 9 + 3))
 
 
 def test_theory_is_the_ratio_of_modelled_times() -> None:
     """Measured over theoretical would compare different things."""
-    base = [Turn([[1, 2, 3]], 2.0, Counter({("segment_0", 1, 1, 1): 2}))]
-    split = Counter({("segment_0", 1, 1, 1): 2, ("segment_1", 1, 2, 2): 1, ("head", 1, 1, 1): 2})
+    base = [Turn([[1, 2, 3]], 2.0, Counter({Launch("segment_0", 1, 1, 1): 2}))]
+    split = Counter({Launch("segment_0", 1, 1, 1): 2, Launch("segment_1", 1, 2, 2): 1, Launch("head", 1, 1, 1): 2})
     figures = theory_figures([Turn([[1, 2, 3]], 1.0, split, base_seconds=2.0)], LAYERS, base, UNCUT, FlatCosts())
     theory = 2 * 61 / (2 * 13 + 1.1 * (37 + 9 + 3) + 2 * 13)
     assert figures["theoretical"] == pytest.approx(theory)
