@@ -51,13 +51,13 @@ class StepCosts:
     def _on_average(self, rows: int, tokens: int, even: bool) -> StepCost:
         """Costs at the nearest measured number of rows: linear in the tokens between the measured numbers of them, and beyond.
 
-        Rows of one token each run in another form than all other steps, so what lies between one token a row and two is of
-        uneven rows only, and what is of one token of even ones.
+        Rows of one token each run in another form than all other steps: where a step between one token a row and two was
+        measured, uneven rows are priced by it and not by the one of one token, even rows the other way round.
         """
         nearest = min({s.rows for s in self._steps}, key=lambda measured: abs(measured - rows))
-        known = sorted((s for s in self._steps if s.rows == nearest), key=lambda s: s.seq)
-        seq, between = tokens / nearest, any(1 < s.seq < 2 for s in known)
-        known = [s for s in known if (not 1 < s.seq < 2 if even else s.seq > 1 or not between)]
+        measured, seq = sorted((s for s in self._steps if s.rows == nearest), key=lambda s: s.seq), tokens / nearest
+        between = [s for s in measured if 1 < s.seq < 2]
+        known = [s for s in measured if s not in between] if even or not between else [s for s in measured if s.seq > 1]
         above = next((i for i, s in enumerate(known) if s.seq >= seq), len(known) - 1)
         low, high = known[max(0, above - 1)], known[max(above, min(1, len(known) - 1))]
         share = max(0.0, (seq - low.seq) / (high.seq - low.seq)) if high.seq != low.seq else 0.0

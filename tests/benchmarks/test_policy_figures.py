@@ -41,7 +41,7 @@ class FlatCosts(StepCosts):
         self.fills = {"kv_fill_6": Exit(ExitInfo(6, "identity", "max_probability", 0.5), 1, None)}
         self._edges, self._fill_share = [0, 6, 24], 0.1
 
-    def _step(self, rows: int, tokens: int, seq: int = 0) -> StepCost:
+    def _step(self, rows: int, tokens: int, longest: int | None = None) -> StepCost:
         return StepCost(rows, tokens, *(part * (1 + 0.1 * (tokens - 1)) for part in (1.0, 2.0, 10.0, 5.0, 3.0)))
 
 
