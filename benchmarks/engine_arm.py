@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from dataclasses import replace
+from itertools import islice
 from time import perf_counter
 from typing import Any, cast
 
@@ -24,34 +26,62 @@ class LoggedEngine:
         self.manifest = engine.manifest
         self.layers: dict[str, int] = cast(Any, engine.backend).layers
         engine.backend = ObservedBackend(engine.backend, self.log)
-        self._engine = engine
+        self.engine = engine
 
     def turn(self, policy: DepthPolicy, prompts: Group, params: GenerationParams, rows: int) -> Turn:
-        """Generate with ``policy``, ``rows`` at once. Raises RuntimeError when the log and the backend counted differently."""
-        engine, log = self._engine, self.log
-        engine.policy, engine.options = LoggedPolicy(policy, log), replace(engine.options, max_batch=rows)
-        before = Counter(engine.backend.launches)
-        log.clear()
+        """Generate with ``policy``, ``rows`` at once."""
+        play = self.start(policy, prompts, params, rows)
+        while play.advance(sys.maxsize):
+            pass
+        return play.turn()
+
+    def start(self, policy: DepthPolicy, prompts: Group, params: GenerationParams, rows: int) -> EnginePlay:
+        """A turn, to be advanced; the engine has time for one at once."""
+        self.engine.policy = LoggedPolicy(policy, self.log)
+        self.engine.options = replace(self.engine.options, max_batch=rows)
+        self.log.clear()
+        return EnginePlay(self, prompts, params)
+
+
+class EnginePlay:
+    """A turn on an engine, which pauses between tokens: `Engine.generate`, taken apart."""
+
+    def __init__(self, logged: LoggedEngine, prompts: Group, params: GenerationParams) -> None:
+        engine, self._logged = logged.engine, logged
+        self._rows = engine._rows(prompts, params)
+        self._events = engine._events(self._rows)
+        self._launched = Counter(engine.backend.launches)
+        self._seconds, self._said = 0.0, 0
+
+    def advance(self, tokens: int) -> bool:
+        """Go on until the rows have said ``tokens``, their first ones included; False when they are finished."""
         begin = perf_counter()
-        done = engine.generate(prompts, params)
-        seconds = perf_counter() - begin - log.prefill_seconds
-        self._check(Counter(engine.backend.launches) - before)
+        self._said += sum(1 for _ in islice(self._events, max(0, tokens - self._said)))
+        self._seconds += perf_counter() - begin
+        return self._said >= tokens
+
+    def turn(self) -> Turn:
+        """What was done. Raises RuntimeError when the log and the backend counted differently."""
+        engine, log = self._logged.engine, self._logged.log
+        done = [engine._finish(row) for row in self._rows]
+        _check(log, Counter(engine.backend.launches) - self._launched)
         return Turn(
             tokens=[list(row.token_ids) for row in done],
-            seconds=seconds,
+            seconds=self._seconds - log.prefill_seconds,
             launches=Counter(log.decode),
             layers_per_token=sum(row.stats.layers_per_token for row in done) / len(done),
-            depth=mean_depth(done, self.manifest.model.num_layers),
+            depth=mean_depth(done, self._logged.manifest.model.num_layers),
             drafted=sum((Counter(row.stats.drafted) for row in done), Counter()),
             accepted=sum((Counter(row.stats.accepted) for row in done), Counter()),
         )
 
-    def _check(self, counted: Counter[str]) -> None:
-        logged: Counter[str] = Counter()
-        for launch, count in (self.log.prefill + self.log.decode).items():
-            logged[launch.graph] += count
-        if logged != counted:
-            raise RuntimeError(f"the backend launched {dict(counted)}, the log has {dict(logged)}")
+
+def _check(log: LaunchLog, counted: Counter[str]) -> None:
+    logged: Counter[str] = Counter()
+    for launch, count in (log.prefill + log.decode).items():
+        logged[launch.graph] += count
+    if logged != counted:
+        raise RuntimeError(f"the backend launched {dict(counted)}, the log has {dict(logged)}")
 
 
 class EngineArm:
@@ -64,3 +94,6 @@ class EngineArm:
 
     def turn(self, prompts: Group, params: GenerationParams, rows: int) -> Turn:
         return self.engine.turn(self.policy, prompts, params, rows)
+
+    def start(self, prompts: Group, params: GenerationParams, rows: int) -> EnginePlay:
+        return self.engine.start(self.policy, prompts, params, rows)

@@ -19,7 +19,7 @@ from tide_runtime.policies.exact import ExactDepth
 from tide_runtime.policies.exit import ExitDepth
 from tide_runtime.row import Row
 
-from benchmarks.engine_arm import LoggedEngine
+from benchmarks.engine_arm import EnginePlay, LoggedEngine
 from benchmarks.turns import Group, Turn
 
 SkippingPolicy = ExactDepth | ExitDepth
@@ -70,3 +70,7 @@ class ScriptedArm:
     def turn(self, prompts: Group, params: GenerationParams, rows: int) -> Turn:
         self._script.rewind()
         return self.engine.turn(self._policy, prompts, params, rows)
+
+    def start(self, prompts: Group, params: GenerationParams, rows: int) -> EnginePlay:
+        self._script.rewind()
+        return self.engine.start(self._policy, prompts, params, rows)

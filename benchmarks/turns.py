@@ -1,4 +1,4 @@
-"""Arms that run the same prompts one after the other, so that a ratio compares neighbours in time."""
+"""Arms that run the same prompts side by side, so that a ratio compares neighbours in time."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from tide_runtime import GenerationParams
 
 from benchmarks.launch_log import Launch
 
 Group = Sequence[Sequence[int]]  # prompts of one turn, [N][S] token ids
+SLICE = 4  # tokens a row that an arm and its baseline say in turn: 10 to 30 ms of the demo model
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,7 @@ class Turn:
         layers_per_token: decoder layers launched per token of a row; None for other libraries.
         depth: mean layers run before a token was said.
         drafted, accepted: drafts by drafter.
-        base_seconds: of the baseline beside this turn, the mean of its turns just before and just after; 0 outside `take_turns`.
+        base_seconds: of the baseline's turn beside this one; 0 outside `take_turns`.
     """
 
     tokens: list[list[int]]
@@ -53,15 +54,32 @@ class Arm(Protocol):
         """Continue ``prompts``, ``rows`` at once; a prompt that waits takes the place of one that is finished."""
 
 
-def take_turns(
-    baseline: Arm, arms: Mapping[str, Arm], groups: Iterable[Group], params: GenerationParams, rows: int, first: int = 0
-) -> tuple[list[Turn], dict[str, list[Turn]]]:
-    """The baseline's turn and every arm's at each of ``groups``, ``rows`` prompts at once; group g is sampled with seed g.
-    ``first``: the number of the first one.
+class Play(Protocol):
+    """A turn that pauses between steps; its clock stands still meanwhile."""
 
-    The baseline runs before and after every other arm: the speed of a shared machine changes within seconds, and an arm that
-    follows itself finds its weights in the caches. The order of the others turns, so that none always follows the same one.
-    Returns the baseline's last turn at each group with its mean time there, and the arms' turns.
+    def advance(self, tokens: int) -> bool:
+        """Go on until all rows together have said ``tokens``; returns whether there is more to say."""
+
+    def turn(self) -> Turn:
+        """What was done, at the end."""
+
+
+@runtime_checkable
+class PausingArm(Arm, Protocol):
+    """An arm that can run step by step."""
+
+    def start(self, prompts: Group, params: GenerationParams, rows: int) -> Play:
+        """A turn, to be advanced."""
+
+
+def take_turns(
+    baseline: PausingArm, arms: Mapping[str, Arm], groups: Iterable[Group], params: GenerationParams, rows: int, first: int = 0
+) -> tuple[list[Turn], dict[str, list[Turn]]]:
+    """Every arm's turn at each of ``groups``, ``rows`` prompts at once, and the baseline's beside it; group g is sampled with
+    seed g. ``first``: the number of the first one.
+
+    The order of the arms turns, so that none always follows the same one. Returns the baseline's last turn at each group with
+    its mean time there, and the arms' turns.
     """
     base: list[Turn] = []
     turns: dict[str, list[Turn]] = {name: [] for name in arms}
@@ -69,11 +87,29 @@ def take_turns(
         seeded = replace(params, seed=number)
         names = [name for name, arm in arms.items() if arm.most_groups is None or number < arm.most_groups]
         shift = number % max(1, len(names))
-        beside = [baseline.turn(prompts, seeded, rows)]
+        beside: list[Turn] = []
         for name in names[shift:] + names[:shift]:
-            own = arms[name].turn(prompts, seeded, rows)
-            beside.append(baseline.turn(prompts, seeded, rows))
-            turns[name].append(replace(own, base_seconds=fmean(turn.seconds for turn in beside[-2:])))
-        seconds = fmean(turn.seconds for turn in beside)
-        base.append(replace(beside[-1], seconds=seconds, base_seconds=seconds))
+            theirs, own = _beside(baseline, arms[name], prompts, seeded, rows)
+            turns[name].append(replace(own, base_seconds=theirs.seconds))
+            beside.append(theirs)
+        last = beside[-1] if beside else baseline.turn(prompts, seeded, rows)
+        seconds = fmean(turn.seconds for turn in beside or [last])
+        base.append(replace(last, seconds=seconds, base_seconds=seconds))
     return base, turns
+
+
+def _beside(baseline: PausingArm, arm: Arm, prompts: Group, params: GenerationParams, rows: int) -> tuple[Turn, Turn]:
+    """The baseline's and the arm's turns at the same prompts, as close in time as they can be.
+
+    In slices of a few tokens, now one first, now the other, where both can pause: the speed of a shared machine changes within
+    tenths of a second. Otherwise between two turns of the baseline, whose mean counts.
+    """
+    if not isinstance(arm, PausingArm):
+        before, own, after = (one.turn(prompts, params, rows) for one in (baseline, arm, baseline))
+        return replace(after, seconds=fmean((before.seconds, after.seconds))), own
+    theirs, own_play = (one.start(prompts, params, rows) for one in (baseline, arm))
+    running, said = [theirs, own_play], 0
+    while running:
+        said += SLICE * rows
+        running = [play for play in running if play.advance(said)][::-1]
+    return theirs.turn(), own_play.turn()

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
@@ -109,11 +109,9 @@ class Engine:
 
         Raises PromptError for an empty or too long prompt or ids outside the vocabulary, before anything is computed.
         """
-        several = [prompts] if isinstance(prompts, str) or _is_ids(prompts) else list(_sequence(prompts))
-        rows = [self._row(i, prompt, params or GenerationParams()) for i, prompt in enumerate(several)]  # type: ignore[arg-type]
-        with self._slots(len(rows)) as slots:
-            for _ in run(self.policy, slots, rows, self.max_batch):
-                pass
+        rows = self._rows(prompts, params or GenerationParams())
+        for _ in self._events(rows):
+            pass
         return [self._finish(row) for row in rows]
 
     def stream(self, prompt: Prompt, params: GenerationParams | None = None) -> Iterator[Chunk]:
@@ -121,9 +119,8 @@ class Engine:
         row = self._row(0, prompt, params or GenerationParams(), streamed=True)
 
         def chunks() -> Iterator[Chunk]:
-            with self._slots(1) as slots:
-                for event in run(self.policy, slots, [row]):
-                    yield self._chunk(event)
+            with closing(self._events([row])) as events:
+                yield from map(self._chunk, events)
 
         return chunks()
 
@@ -174,6 +171,15 @@ class Engine:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
+
+    def _rows(self, prompts: Prompt | Sequence[Prompt], params: GenerationParams) -> list[Row]:
+        several = [prompts] if isinstance(prompts, str) or _is_ids(prompts) else list(_sequence(prompts))
+        return [self._row(i, prompt, params) for i, prompt in enumerate(several)]  # type: ignore[arg-type]
+
+    def _events(self, rows: Sequence[Row]) -> Generator[TokenEvent, None, None]:
+        """Generate for ``rows``, an event per token; the caches go back to the pool when the iterator is closed."""
+        with self._slots(len(rows)) as slots:
+            yield from run(self.policy, slots, rows, self.max_batch)
 
     def _row(self, index: int, prompt: Prompt, params: GenerationParams, streamed: bool = False) -> Row:
         ids = self._prompt_ids(prompt)

@@ -26,7 +26,7 @@ from benchmarks.policies_cpu import Taken
 from benchmarks.policy_arms import ArmSet
 from benchmarks.policy_table import BASELINE, HEADINGS, add_policy_results, cells
 from benchmarks.scripted_exits import Script
-from benchmarks.turns import Group, Turn, take_turns
+from benchmarks.turns import SLICE, Group, Turn, take_turns
 
 LAYERS = {"segment_0": 6, "segment_1": 18, "exit_6": 0, "head": 0}
 UNCUT = {"segment_0": 24, "head": 0}
@@ -132,22 +132,69 @@ class CountingArm:
         return Turn([[0, 1]], self._seconds.pop(0))
 
 
-def test_the_baseline_runs_between_all_arms_and_the_order_turns() -> None:
-    """An arm would always run behind the same one, or be held against a baseline far from it in time."""
+class PausingArm(CountingArm):
+    """Says a token in each of its steps, and notes every slice."""
+
+    def start(self, prompts: Group, params: GenerationParams, rows: int) -> PausingPlay:
+        return PausingPlay(self._name, params.max_new_tokens, self._seconds.pop(0), self._order)
+
+
+class PausingPlay:
+    def __init__(self, name: str, tokens: int, seconds: float, order: list[str]) -> None:
+        self._name, self._tokens, self._seconds, self._order = name, tokens, seconds, order
+
+    def advance(self, tokens: int) -> bool:
+        self._order.append(f"{self._name}{min(tokens, self._tokens)}")
+        return tokens <= self._tokens
+
+    def turn(self) -> Turn:
+        return Turn([[0, 1]], self._seconds)
+
+
+def test_arms_and_the_baseline_go_on_in_slices_and_take_the_lead_in_turn() -> None:
+    """The machine's speed would change between an arm and its baseline, or one of them always find the other's work."""
     order: list[str] = []
-    base = CountingArm("u", [1.0, 3.0, 5.0, 7.0, 8.0, 9.0], order)
-    arms = {"a": CountingArm("a", [1.0, 1.0], order), "b": CountingArm("b", [1.0, 1.0], order)}
-    times, turns = take_turns(base, arms, [[[1]], [[2]]], GenerationParams(), 1)
-    assert order == ["u0", "a0", "u0", "b0", "u0", "u1", "b1", "u1", "a1", "u1"]
-    assert [turn.seconds for turn in times] == [3.0, 8.0]
+    base, arm = PausingArm("u", [4.0], order), PausingArm("a", [1.0], order)
+    times, turns = take_turns(base, {"a": arm}, [[[1]]], GenerationParams(max_new_tokens=2 * SLICE + 1), 1)
+    assert order == ["u4", "a4", "a8", "u8", "u9", "a9"]
+    assert turns["a"][0].base_seconds == times[0].seconds == 4.0
+
+
+def test_one_that_is_finished_earlier_leaves_the_rest_to_the_other() -> None:
+    """A text's end would be cut off, or a finished row advanced."""
+    order: list[str] = []
+    base, play = PausingArm("u", [4.0], order), PausingPlay("a", 1, 1.0, order)
+    arm = PausingArm("a", [], order)
+    arm.start = lambda *_: play  # type: ignore[method-assign]
+    take_turns(base, {"a": arm}, [[[1]]], GenerationParams(max_new_tokens=2 * SLICE), 1)
+    assert order == ["u4", "a1", "u8", "u8"]
+
+
+def test_the_order_of_arms_turns() -> None:
+    """An arm would always run behind the same one."""
+    order: list[str] = []
+    base = PausingArm("u", [3.0, 5.0, 7.0, 9.0], [])
+    arms = {name: PausingArm(name, [1.0, 1.0], order) for name in "ab"}
+    times, turns = take_turns(base, arms, [[[1]], [[2]]], GenerationParams(max_new_tokens=1), 1)
+    assert order == ["a1", "b1", "b1", "a1"]
+    assert [turn.seconds for turn in times] == [4.0, 8.0]
     beside = {name: [turn.base_seconds for turn in own] for name, own in turns.items()}
-    assert beside == {"a": [2.0, 8.5], "b": [4.0, 7.5]}
+    assert beside == {"a": [3.0, 9.0], "b": [5.0, 7.0]}
+
+
+def test_an_arm_that_cannot_pause_runs_between_two_turns_of_the_baseline() -> None:
+    """HF's arms would be held against a baseline far from them in time."""
+    order: list[str] = []
+    base, arm = CountingArm("u", [1.0, 3.0], order), CountingArm("a", [1.0], order)
+    times, turns = take_turns(cast(EngineArm, base), {"a": arm}, [[[1]]], GenerationParams(), 1)
+    assert order == ["u0", "a0", "u0"]
+    assert turns["a"][0].base_seconds == times[0].seconds == 2.0
 
 
 def test_a_slow_arm_takes_part_in_its_first_groups_only() -> None:
     """HF's arms would make the benchmark take hours."""
-    base, slow = CountingArm("u", [1.0] * 6, []), CountingArm("s", [1.0] * 3, [], most_groups=1)
-    _, turns = take_turns(base, {"s": slow}, [[[1]]] * 3, GenerationParams(), 1)
+    base, slow = CountingArm("u", [1.0] * 4, []), CountingArm("s", [1.0] * 3, [], most_groups=1)
+    _, turns = take_turns(cast(EngineArm, base), {"s": slow}, [[[1]]] * 3, GenerationParams(), 1)
     assert len(turns["s"]) == 1
 
 
@@ -161,7 +208,7 @@ def test_every_load_takes_the_next_prompts() -> None:
         arms.arms["s"] = CountingArm("s", [1.0] * 9, order, most_groups=1)
         taken.take(arms, ["a", "s"], GenerationParams(), 1, end)
     warm_up = ["uNone", "aNone", "sNone"]
-    first = [*warm_up, "u0", "a0", "u0", "s0", "u0", "u1", "a1", "u1"]
+    first = [*warm_up, "u0", "a0", "u0", "u0", "s0", "u0", "u1", "a1", "u1"]
     assert order == [*first, *warm_up, "u2", "a2", "u2"]
     assert [len(taken.base), len(taken.turns["a"]), len(taken.turns["s"])] == [3, 3, 1]
     assert [row["groups"] for row in taken.rows(arms, greedy=True)] == [3, 3, 1]

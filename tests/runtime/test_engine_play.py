@@ -1,0 +1,44 @@
+"""Benchmarks' turns that pause between tokens, on a real engine."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from tide_runtime import Engine, GenerationParams
+from tide_runtime.policies.full import FullDepth
+
+from benchmarks.engine_arm import EngineArm, LoggedEngine
+
+PROMPTS = [[5, 40, 99, 7], [1, 2], [3, 4, 5]]
+PARAMS = GenerationParams(max_new_tokens=9, ignore_eos=True)
+
+
+def arm_on(engine: Engine) -> EngineArm:
+    return EngineArm(LoggedEngine(engine), FullDepth(engine.manifest, 64))
+
+
+def test_a_turn_in_slices_is_the_same_turn(load: Callable[..., Engine]) -> None:
+    """Pauses would lose tokens or launches, or rows that wait for a place would never get one."""
+    with load() as engine:
+        arm = arm_on(engine)
+        whole, said = arm.turn(PROMPTS, PARAMS, 2), 0
+        play = arm.start(PROMPTS, PARAMS, 2)
+        while play.advance(said):
+            said += 2
+        assert said > 2 * PARAMS.max_new_tokens
+        sliced = play.turn()
+    assert sliced.tokens == whole.tokens and all(len(row) == 9 for row in sliced.tokens)
+    assert sliced.launches == whole.launches and sliced.layers_per_token == whole.layers_per_token
+
+
+def test_the_clock_stands_still_in_pauses(load: Callable[..., Engine]) -> None:
+    """An arm would be charged with the baseline's slices."""
+    with load() as engine:
+        arm = arm_on(engine)
+        arm.turn(PROMPTS, PARAMS, 2)
+        play, begin, said = arm.start(PROMPTS, PARAMS, 2), time.perf_counter(), 9
+        while play.advance(said):
+            time.sleep(0.2)
+            said += 9
+        assert play.turn().seconds <= time.perf_counter() - begin - 2 * 0.2
