@@ -17,6 +17,10 @@ FIRST_HIT_RATE = 0.5  # of n-gram guesses, per token, before any was seen
 HIT_WEIGHT = 0.15  # of the newest token in it
 _LENGTHS = (1, 2, 3, 4, 6, 9, 64)  # most tokens that one row copies: rows of a batch wait for the longest of them
 _PATIENCE = 8  # tokens that may be added to a pass without a better rate: steps are rounded up
+_LEAST_CHANCE = 0.05  # of a token to be right; less pays nowhere
+# Of a row's plain step, for each slot that pads a shorter row, besides what it costs. Long drafts of one row are dear in the end:
+# it gets ahead, and what it would have copied later, together with others, is gone.
+_AHEAD = 0.05
 
 
 @dataclass
@@ -45,7 +49,9 @@ def next_reach(reach: int, drafts: int, accepted: int) -> int:
     return reach if accepted else max(1, reach // 2)
 
 
-def copy_lengths(controls: Sequence[DraftControl], pass_ms: Callable[[int, int, int], float], gain: float) -> list[int]:
+def copy_lengths(
+    controls: Sequence[DraftControl], pass_ms: Callable[[int, int, int], float], gain: float, worth: Sequence[float] | None = None
+) -> list[int]:
     """How many tokens of its guess each row of a batch copies, for the best expected rate of all rows together.
 
     The n-th token of a guess is confirmed with probability hit_rate ** n, so tokens are taken in the order of these, of
@@ -55,14 +61,23 @@ def copy_lengths(controls: Sequence[DraftControl], pass_ms: Callable[[int, int, 
     Args:
         gain: tokens that drafting with exits gives in the time of one plain token; 1 without.
         pass_ms: what a pass through the whole model takes for so many rows, tokens in all, and tokens of the longest row.
+        worth: of a token in each row (see `row_worth`); None: the same in all.
     """
     rows = len(controls)
-    chances = sorted(  # of equal ones the earlier token first: a row copies no token without those before it
-        (-(control.hit_rate**n), n, row) for row, control in enumerate(controls) for n in range(1, len(control.guess) + 1)
-    )
-    if not chances:
-        return [0] * rows
+    worth = worth or [1.0] * rows
+    chances = []
+    for row, control in enumerate(controls):
+        chance = 1.0
+        for n in range(1, len(control.guess) + 1):
+            chance *= control.hit_rate
+            if chance < _LEAST_CHANCE:
+                break
+            chances.append((-worth[row] * chance, n, row))
+    chances.sort()  # of equal ones the earlier token first: a row copies no token without those before it
     plain, best, best_gain = pass_ms(rows, rows, 1), [0] * rows, rows * gain
+    if not chances or (rows - sum(chance[0] for chance in chances)) * plain <= best_gain * pass_ms(rows, rows + 1, 2):
+        return best  # all guesses together would not pay for the least of such passes
+    ahead, shorter = _AHEAD * plain / rows, 0.0
     for longest in _LENGTHS if rows > 1 else _LENGTHS[-1:]:
         given, lengths, seq, count = float(rows), [0] * rows, 1, rows
         highest, reached = 0.0, rows  # best rate at this length, and how many tokens gave it
@@ -71,11 +86,14 @@ def copy_lengths(controls: Sequence[DraftControl], pass_ms: Callable[[int, int, 
                 continue
             given, seq, count = given - negative, max(seq, n + 1), count + 1
             lengths[row] = n
-            rate = given * plain / pass_ms(rows, count, seq)
+            rate = given * plain / (pass_ms(rows, count, seq) + ahead * (rows * seq - count))
             if rate > highest:
                 highest, reached = rate, count
                 if rate > best_gain:
                     best, best_gain = list(lengths), rate
             elif count - reached >= _PATIENCE:  # chances only fall from here on
                 break
+        if highest < shorter:
+            break
+        shorter = highest
     return best

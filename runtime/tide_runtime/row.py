@@ -41,6 +41,7 @@ class Row:
     text: TextStream | None
     cache_slots: int
     width: int = 1  # rows that run at once in its call
+    awaited: bool = False  # whether others wait for a place
     slot: int = -1
     length: int = 0
     drafted: int = 0

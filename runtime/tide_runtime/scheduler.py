@@ -41,6 +41,8 @@ def run(policy: DepthPolicy, slots: Slots, rows: Sequence[Row], at_once: int | N
                 active.pop()
         if not active:
             continue
+        for row in active:
+            row.awaited = bool(waiting)
         before = slots.layers_launched
         decoded = policy.decode(slots, active)
         for row, tokens in zip(list(active), decoded, strict=True):

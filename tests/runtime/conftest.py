@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import tokenizers
 import torch
-from tide_runtime import Engine, EngineOptions, ThreadOptions
+from tide_runtime import Engine, EngineOptions, ThreadOptions, draft_control
 from tide_runtime.draft_control import DraftControl
 from tide_runtime.policies import exact
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
@@ -132,5 +132,7 @@ def command() -> Callable[..., subprocess.CompletedProcess[str]]:
 
 @pytest.fixture
 def far_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Exits draft up to the limit from a text's first cycle on, as they do when their drafts have proved right."""
+    """Exits draft up to the limit from a text's first cycle on, as they do when their drafts have proved right, and a row may get
+    ahead of others."""
     monkeypatch.setattr(exact, "DraftControl", partial(DraftControl, reach=64))
+    monkeypatch.setattr(draft_control, "_AHEAD", 0.0)

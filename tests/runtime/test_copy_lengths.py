@@ -28,3 +28,35 @@ def test_a_step_in_the_cost_is_looked_over() -> None:
 def test_nothing_is_copied_where_exits_give_more() -> None:
     """Copies that are seldom right would take the place of drafts that mostly are."""
     assert copy_lengths([row(0.5, 12)], lambda rows, tokens, seq: 1.0, 3.0) == [0]
+
+
+def flat(rows: int, tokens: int, seq: int) -> float:
+    """A pass that costs by its tokens alone."""
+    return 1 + 0.1 * tokens
+
+
+def test_a_token_that_is_worth_little_is_not_copied() -> None:
+    """A row ahead of the others would be sped up at their cost."""
+    rows = [row(0.9, 4), row(0.9, 4)]
+    assert min(copy_lengths(rows, flat, 1.0)) > 0
+    assert copy_lengths(rows, flat, 1.0, [1.9, 0.1])[1] == 0
+
+
+def test_rows_go_ahead_together_where_passes_cost_the_same() -> None:
+    """One row would copy far ahead, and the others find nobody left to share a pass with."""
+    rows = [row(0.95, 12), *(row(0.9, 12) for _ in range(7))]
+    lengths = copy_lengths(rows, lambda rows, tokens, seq: 1.0 + 0.02 * tokens, 1.0)
+    assert max(lengths) < 12 and max(lengths) - min(lengths) <= 1
+
+
+def test_few_guesses_are_weighed_against_the_least_pass_that_checks_any() -> None:
+    """The cheap look at all guesses together would refuse what pays, or cost as much as the long one."""
+    asked: list[tuple[int, int, int]] = []
+
+    def dear(rows: int, tokens: int, seq: int) -> float:
+        asked.append((rows, tokens, seq))
+        return 1.0 if tokens == rows else 1.5
+
+    assert copy_lengths([row(0.6, 1), row(0.6, 1), row(0.5, 0)], dear, 1.0) == [0, 0, 0]
+    assert set(asked) == {(3, 3, 1), (3, 4, 2)}
+    assert copy_lengths([row(0.9, 1), row(0.9, 1), row(0.5, 0)], dear, 1.0) == [1, 1, 0]

@@ -21,6 +21,7 @@ from tide_runtime.manifest import Manifest
 from tide_runtime.policies.full import FullDepth
 from tide_runtime.policies.options import DepthOptions
 from tide_runtime.row import Row
+from tide_runtime.row_worth import row_worth
 from tide_runtime.step_costs import StepCosts
 from tide_runtime.trial import BENEFIT_OF_DOUBT, Trial
 from tide_runtime.verification import Draft, verify
@@ -99,8 +100,14 @@ class ExactDepth:
             row.control.guess = row.control.ngram.draft(row.tokens, row.end, room)
         controls = [row.control for row in rows]
         gain = fmean(control.exits.gain for control in controls) if self._may_ask(rows) else 1.0
-        lengths = copy_lengths(controls, self.costs.full, gain)
-        return [self._place_copy(row, row.control.guess[:length]) for row, length in zip(rows, lengths, strict=True)]
+        lengths = copy_lengths(controls, self.costs.full, gain, self._worth(rows))
+        return [self._place_copy(row, row.control.guess[:n]) if n else [] for row, n in zip(rows, lengths, strict=True)]
+
+    def _worth(self, rows: Sequence[Row]) -> list[float] | None:
+        """What a token is worth in each row; None: the same in all."""
+        if len(rows) == 1 or rows[0].awaited:
+            return None
+        return row_worth([len(row.tokens) - row.end for row in rows], lambda count: self.costs.full(count, count, 1))
 
     @staticmethod
     def _place_copy(row: Row, guess: list[int]) -> list[Draft]:
