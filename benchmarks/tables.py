@@ -22,6 +22,7 @@ from benchmarks.gpu.decode_table import decode_cuda_not_run, decode_cuda_table
 from benchmarks.markdown import table
 from benchmarks.model_folders import MODELS
 from benchmarks.policy_table import HEADINGS, cells, title_of
+from benchmarks.turns import SLICE
 from benchmarks.verified_table import verified_table
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -135,9 +136,10 @@ def policies_table(run: dict[str, Any]) -> str:
     )
     lines = [
         f"**Depth policies**, fp32, greedy, {settings['prompts']} held-out prompts, {settings['new_tokens']} new tokens a row "
-        f"({_where(run)}). Ratios are to the unsplit ONNX graph driven by the same loop, measured in turns (above 1: faster): "
-        "median over groups of prompts with its 95% interval, and of the total time. Theory: what the calibration's step costs "
-        "make of the launches. Disagreement with `full`: per token up to the first difference (share of all tokens).",
+        f"({_where(run)}). Ratios are to the unsplit ONNX graph driven by the same loop, in slices of {SLICE} tokens a row by "
+        "turns (above 1: faster): median over groups of prompts with its 95% interval, and of the total time. Theory: what the "
+        "calibration's step costs make of the launches. Disagreement with `full`: per token up to the first difference (share of "
+        "all tokens).",
         "",
         *table(["model", "batch", *HEADINGS], rows),
     ]
