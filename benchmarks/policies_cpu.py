@@ -6,15 +6,15 @@
 
 Every ratio has the unsplit graph, driven by the same loop, as its baseline: all of TIDE's arms run in one process, each beside
 the baseline on the same prompts, in slices of 4 tokens a row by turns (see `turns`; a whole turn of one after a whole turn of
-the other scatters three to five times as much here). The baseline maps the weights of the bundle that the policies run on,
-which holds the unsplit graph too; as a bundle of its own it is an arm. Where in memory weights and caches happen to lie makes
-an engine some percent faster or slower for as long as it is loaded: everything is loaded several times (``--loads``), each
-time for a part of the prompts. HF's arms have processes of their own, 4 groups of prompts, and whole turns of the baseline
-before and after theirs. Prompts are windows of 64 tokens from files that neither the models nor the calibration have seen (see
-`held_out`; ``--data demo`` takes the demo's own files instead, which the calibration learned from); sampling and random
-weights get fewer of them, batches the same ones in other company. One row runs every arm and every temperature, batches run
-``--batch-arms``, greedily. ``random`` has random weights and a calibration that is wrong about them: the worst that can
-happen. The first run calibrates both demo models, which takes some minutes more.
+the other scatters several times as much on a shared machine). The baseline maps the weights of the bundle that the policies
+run on, which holds the unsplit graph too; as a bundle of its own it is an arm. Where in memory weights and caches happen to
+lie makes an engine some percent faster or slower for as long as it is loaded: everything is loaded several times
+(``--loads``), each time for a part of the prompts. HF's arms have processes of their own, 4 groups of prompts, and whole turns
+of the baseline before and after theirs. Prompts are windows of 64 tokens from files that neither the models nor the
+calibration have seen (see `held_out`; ``--data demo`` takes the demo's own files instead, which the calibration learned from);
+sampling and random weights get fewer of them, batches the same ones in other company. One row runs every arm and every
+temperature, batches run ``--batch-arms``, greedily. ``random`` has random weights and a calibration that is wrong about them:
+the worst that can happen. The first run calibrates both demo models, which takes some minutes more.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
     python -m benchmarks.predicted_speedup --bundles DIR   # with calibration_1, calibration_5, bundle_1 and bundle_5 in DIR
 
 ``exit`` runs with the thresholds certified at 1% and at 5%, and with those in the middle between them; ``exact`` with each
-drafter. All arms and the uncut model, on the same weights in memory, run in turn in one process, on held-out prompts of as many
+drafter. All arms run beside the uncut model, on the same weights in memory, in one process, on held-out prompts of as many
 tokens as the calibration's, continued as far. Three speeds over the uncut model for each, of summed times:
 
 predicted   by the calibration's cost model on the calibration's own continuations, as in the manifest

@@ -13,7 +13,7 @@ from tide_runtime import GenerationParams
 from benchmarks.launch_log import Launch
 
 Group = Sequence[Sequence[int]]  # prompts of one turn, [N][S] token ids
-SLICE = 4  # tokens a row that an arm and its baseline say in turn: 10 to 30 ms of the demo model
+SLICE = 4  # tokens a row that an arm says before it is the baseline's turn, and the other way round
 
 
 @dataclass(frozen=True)
