@@ -31,6 +31,8 @@ class DepthStats:
         """A deep pass over drafts from ``sources`` at ``depths``: the first ``accepted`` held, and it gave one token more."""
         self.deep_passes += 1
         if sources:  # as every plain step of a row comes by here
-            self.drafted.update(sources)
-            self.accepted.update(sources[:accepted])
+            for source in sources:  # Counter.update takes several times as long
+                self.drafted[source] += 1
+            for source in sources[:accepted]:
+                self.accepted[source] += 1
         self.token_depths += [*depths[:accepted], last]

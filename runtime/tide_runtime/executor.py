@@ -198,10 +198,11 @@ def _spread(chosen: Sequence[int], values: Sequence[int]) -> list[int]:
 def _logits(step: Step, group: Sequence[int], asked: Mapping[int, int], kept: bool) -> dict[int, Logits]:
     """The logits that the rows of one launch asked for; copies, where another launch follows before they are read."""
     found, begin = {}, 0
+    tokens = step.token[: sum(asked[i] for i in group)].tolist()
     for i in group:
-        part = slice(begin, begin + asked[i])
-        logits = step.logits[part].copy() if kept else step.logits[part]
-        found[i], begin = Logits(logits, step.token[part].tolist()), part.stop
+        end = begin + asked[i]
+        logits = step.logits[begin:end]
+        found[i], begin = Logits(logits.copy() if kept else logits, tokens[begin:end]), end
     return found
 
 

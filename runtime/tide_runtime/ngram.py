@@ -16,6 +16,7 @@ class NgramDrafter:
 
     def __init__(self) -> None:
         self._places: dict[tuple[int, ...], int] = {}
+        self._text: list[int] = []  # indexing lists takes a fraction of the time
         self._indexed = ORDER
 
     def draft(self, tokens: NDArray[np.int64], end: int, limit: int) -> list[int]:
@@ -25,13 +26,13 @@ class NgramDrafter:
         """
         if end < ORDER or limit < 1:
             return []
-        begin = min(self._indexed, end) - ORDER
-        known = tokens[begin:end].tolist()  # indexing lists takes a fraction of the time
+        text = self._text
+        text += tokens[len(text) : end].tolist()
         for place in range(self._indexed, end):
-            self._places[tuple(known[place - begin - ORDER : place - begin])] = place
+            self._places[tuple(text[place - ORDER : place])] = place
         self._indexed = max(self._indexed, end)
-        seen = self._places.get(tuple(known[-ORDER:]))
+        seen = self._places.get(tuple(text[end - ORDER : end]))
         if seen is None:
             return []
-        copied: list[int] = tokens[seen : min(end, seen + limit)].tolist()
-        return (copied * -(-limit // len(copied)))[:limit]
+        copied = text[seen : min(end, seen + limit)]
+        return copied if len(copied) == limit else (copied * -(-limit // len(copied)))[:limit]

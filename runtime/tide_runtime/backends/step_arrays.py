@@ -96,17 +96,19 @@ class StepPositions:
         if self._arranged == arranged:
             return
         self._arranged = arranged
-        sizes = np.array(counts)
-        ends = np.cumsum(sizes)
-        starts = ends - sizes
-        total = int(ends[-1])
-        self._packed_from[:total] = np.arange(total) + np.repeat(np.arange(len(sizes)) * self._seq - starts, sizes)
-        self._packed_from[total:] = 0
-        # A row without tokens takes another's: garbage, written behind what it has.
-        np.minimum(starts[:, None] + self._steps, np.maximum(ends - 1, 0)[:, None], out=self._padded_from)
-        chosen = [end - back for end, count in zip(ends.tolist(), wanted) for back in range(count, 0, -1)]  # noqa: B905
-        self._logits_index[: len(chosen)] = chosen
-        self._logits_index[len(chosen) :] = 0
+        # Lists, as a step has few tokens and arithmetic on arrays takes a microsecond or more each time.
+        packed, padded, chosen, begin = list[int](), list[int](), list[int](), 0
+        for row, count in enumerate(counts):
+            place, end = row * self._seq, begin + count
+            packed += range(place, place + count)
+            padded += range(begin, end)
+            # A row without tokens takes another's: garbage, written behind what it has.
+            padded += [max(0, end - 1)] * (self._seq - count)
+            chosen += range(end - wanted[row], end) if wanted else ()
+            begin = end
+        self._packed_from[:begin], self._packed_from[begin:] = packed, 0
+        self._padded_from.reshape(-1)[:] = padded
+        self._logits_index[: len(chosen)], self._logits_index[len(chosen) :] = chosen, 0
 
     def place(self, lengths: Sequence[int]) -> None:
         """Row b's tokens go to the cache slots and positions from ``lengths[b]`` on."""

@@ -55,7 +55,8 @@ class ExactDepth:
     def prefill(self, slots: Slots, row: Row) -> int:
         token = self.full.prefill(slots, row)
         row.frontier = self.executor.frontier(slots, row, room=max(self.limit, self.copy_limit) + 1)
-        row.control = DraftControl(Trial(self.expected))
+        # The calibration foretells greedy decoding; of what is drawn at random fewer drafts are right.
+        row.control = DraftControl(Trial(self.expected if row.params.greedy else min(self.expected, BENEFIT_OF_DOUBT)))
         return token
 
     def decode(self, slots: Slots, rows: Sequence[Row]) -> list[list[int]]:
