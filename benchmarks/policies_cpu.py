@@ -50,8 +50,8 @@ BATCH_ARMS = ("full", "exact_ngram", "exact_router", "exact_both", "exit1")  # w
 MODELS = ("layerskip", "stock", "random")
 PROMPT_TOKENS = 64
 SAMPLED_SHARE, RANDOM_SHARE = 4, 4  # one prompt in so many for sampling and for random weights
-LEAST_GROUPS = 8  # intervals of fewer say nothing
-LEAST_PROMPTS = 64  # in all turns of an arm that takes a share: a quarter of a second for one says little
+LEAST_GROUPS = 6  # a median of fewer has no 95% interval
+LEAST_TOKENS = 3072  # in all turns of an arm that takes a share: a quarter of a second for one says little
 QUEUE = 6  # prompts per slot that a batch works off in one turn: a slot whose row is finished takes the next one
 SAMPLE = 6  # prompts on which baselines are fitted
 
@@ -82,7 +82,7 @@ class Plan:
         order = list(self.prompts[: max(len(self.prompts) // share, size)])
         groups: list[Group] = []
         shuffle = Random(batch).shuffle
-        while len(groups) < LEAST_GROUPS or (share > 1 and sum(map(len, groups)) < LEAST_PROMPTS):
+        while len(groups) < LEAST_GROUPS or (share > 1 and sum(map(len, groups)) * self.new_tokens < LEAST_TOKENS):
             groups += [order[i : i + size] for i in range(0, len(order) - size + 1, size)]
             shuffle(order)
         return groups
@@ -230,6 +230,8 @@ def main(
     report = Report("policies_cpu", prompts=prompts, data=data, **settings)
     for model in plan.models:
         run_model(report, plan, model, bundles, cache)
+        if json is not None:
+            report.write(json)  # should the next model be interrupted
     add_policy_results(report)
     report.finish(json)
 
