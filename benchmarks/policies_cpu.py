@@ -53,6 +53,7 @@ SAMPLED_SHARE, RANDOM_SHARE = 4, 4  # one prompt in so many for sampling and for
 LEAST_GROUPS = 6  # a median of fewer has no 95% interval
 LEAST_TOKENS = 3072  # in all turns of an arm that takes a share: a quarter of a second for one says little
 QUEUE = 6  # prompts per slot that a batch works off in one turn: a slot whose row is finished takes the next one
+RANDOM_QUEUE = 2  # of random weights, which only show that nothing gets slow
 SAMPLE = 6  # prompts on which baselines are fitted
 
 console = Console(width=max(190, Console().width))  # piped output would wrap the table at 80
@@ -78,7 +79,8 @@ class Plan:
     def groups(self, model: str, batch: int, temperature: float) -> list[Group]:
         """The prompts by turns, a rest that is too few for another turn left out; again in other company until it is enough."""
         share = (SAMPLED_SHARE if temperature else 1) * (RANDOM_SHARE if model == "random" else 1)
-        size = batch if batch == 1 else min(QUEUE * batch, len(self.prompts))
+        queue = RANDOM_QUEUE if model == "random" else QUEUE
+        size = batch if batch == 1 else min(queue * batch, len(self.prompts))
         order = list(self.prompts[: max(len(self.prompts) // share, size)])
         groups: list[Group] = []
         shuffle = Random(batch).shuffle
@@ -211,7 +213,8 @@ def main(
     data: Annotated[str, typer.Option(help=f"Where the prompts come from, of {','.join(SOURCES)}.")] = "library",
     bundles: Annotated[Path | None, typer.Option(help="Take MODEL_1 and MODEL_5 from this folder; do not calibrate.")] = None,
     cache: Annotated[Path, typer.Option(help="Where bundles and graphs are kept between runs.")] = CACHE,
-    json: Annotated[Path | None, typer.Option(help="Also write everything to this file.")] = None,
+    json: Annotated[Path | None, typer.Option(help="Also write everything to this file, after every model.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on after the models that the file has.")] = False,
 ) -> None:
     """Compare depth policies on this machine's CPU."""
     wanted = _split(arms, list(TITLES), "arm")
@@ -228,7 +231,15 @@ def main(
     kept = ("models", "batches", "arms", "batch_arms", "temperatures", "new_tokens", "loads")
     settings = {name: getattr(plan, name) for name in kept}
     report = Report("policies_cpu", prompts=prompts, data=data, **settings)
-    for model in plan.models:
+    if resume:
+        if json is None:
+            raise typer.BadParameter("--resume goes on with a file; name it with --json")
+        try:
+            report.take_up(json)
+        except ValueError as error:
+            raise typer.BadParameter(f"{error}; leave out --resume") from error
+    done = {row["model"] for row in report.rows}
+    for model in (model for model in plan.models if model not in done):
         run_model(report, plan, model, bundles, cache)
         if json is not None:
             report.write(json)  # should the next model be interrupted
