@@ -50,7 +50,7 @@ BATCH_ARMS = ("full", "exact_ngram", "exact_router", "exact_both", "exit1")  # w
 MODELS = ("layerskip", "stock", "random")
 PROMPT_TOKENS = 64
 SAMPLED_SHARE, RANDOM_SHARE = 4, 4  # one prompt in so many for sampling and for random weights
-LEAST_GROUPS = 6  # a median of fewer has no 95% interval
+LEAST_GROUPS = 6  # the bootstrap over fewer says nothing
 LEAST_TOKENS = 3072  # in all turns of an arm that takes a share: a quarter of a second for one says little
 QUEUE = 6  # prompts per slot that a batch works off in one turn: a slot whose row is finished takes the next one
 RANDOM_QUEUE = 2  # of random weights, which only show that nothing gets slow
@@ -103,7 +103,8 @@ class Taken:
         """Let ``arms`` take their turns at the next groups, up to the ``end``-th."""
         names = [name for name in names if name in arms.arms and (params.greedy or isinstance(arms.arms[name], EngineArm))]
         done = len(self.base)
-        _warm_up(arms, names, list(chain.from_iterable(self.groups[done:]))[: QUEUE * batch], params, batch)
+        first = list(chain.from_iterable(self.groups[done:]))[: max(QUEUE, len(self.groups[done]))]
+        _warm_up(arms, names, first, params, batch)
         running = {name: arms.arms[name] for name in names if name in arms.arms}
         load = OtherLoad(arm.process.pid for arm in running.values() if isinstance(arm, HFArm))
         base, turns = take_turns(arms.baseline, running, self.groups[done:end], params, batch, done)

@@ -45,7 +45,7 @@ console = Console(width=max(120, Console().width))
 
 
 def measure(bundle: Path, cases: Mapping[str, Case], groups: Sequence[Group]) -> dict[str, list[Turn]]:
-    """Every case's turns, with the baseline between them."""
+    """Every case's turns, side by side with the baseline."""
     baseline, engine = uncut_arm(bundle), LoggedEngine(load_engine(bundle))
     arms = {name: EngineArm(engine, make_case(case, engine.manifest)) for name, case in cases.items()}
     params = GenerationParams(max_new_tokens=NEW_TOKENS, ignore_eos=True)

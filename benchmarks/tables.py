@@ -137,7 +137,8 @@ def policies_table(run: dict[str, Any]) -> str:
     lines = [
         f"**Depth policies**, fp32, greedy, {settings['prompts']} held-out prompts, {settings['new_tokens']} new tokens a row "
         f"({_where(run)}). Ratios are to the unsplit ONNX graph driven by the same loop, in slices of {SLICE} tokens a row by "
-        "turns (above 1: faster): median over groups of prompts with its 95% interval, and of the total time. Theory: what the "
+        "turns, HF's arms some groups of prompts between whole turns of it (above 1: faster): median over groups with its 95% "
+        "interval (groups of one load of the engines have its luck in common), and of the total time. Theory: what the "
         "calibration's step costs make of the launches. Disagreement with `full`: per token up to the first difference (share of "
         "all tokens).",
         "",

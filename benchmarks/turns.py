@@ -27,7 +27,7 @@ class Turn:
         layers_per_token: decoder layers launched per token of a row; None for other libraries.
         depth: mean layers run before a token was said.
         drafted, accepted: drafts by drafter.
-        base_seconds: of the baseline's turn beside this one; 0 outside `take_turns`.
+        base_seconds: of the baseline's turn beside this one, or the mean of two around it; 0 outside `take_turns`.
     """
 
     tokens: list[list[int]]
@@ -58,7 +58,7 @@ class Play(Protocol):
     """A turn that pauses between steps; its clock stands still meanwhile."""
 
     def advance(self, tokens: int) -> bool:
-        """Go on until all rows together have said ``tokens``; returns whether there is more to say."""
+        """Go on until all rows together have said ``tokens``; False when they ended before that."""
 
     def turn(self) -> Turn:
         """What was done, at the end."""
@@ -89,7 +89,7 @@ def take_turns(
         shift = number % max(1, len(names))
         beside: list[Turn] = []
         for name in names[shift:] + names[:shift]:
-            theirs, own = _beside(baseline, arms[name], prompts, seeded, rows)
+            theirs, own = _beside(baseline, arms[name], prompts, seeded, rows, arm_first=bool(number % 2))
             turns[name].append(replace(own, base_seconds=theirs.seconds))
             beside.append(theirs)
         last = beside[-1] if beside else baseline.turn(prompts, seeded, rows)
@@ -98,7 +98,9 @@ def take_turns(
     return base, turns
 
 
-def _beside(baseline: PausingArm, arm: Arm, prompts: Group, params: GenerationParams, rows: int) -> tuple[Turn, Turn]:
+def _beside(
+    baseline: PausingArm, arm: Arm, prompts: Group, params: GenerationParams, rows: int, arm_first: bool
+) -> tuple[Turn, Turn]:
     """The baseline's and the arm's turns at the same prompts, as close in time as they can be.
 
     In slices of a few tokens, now one first, now the other, where both can pause: the speed of a shared machine changes within
@@ -108,7 +110,7 @@ def _beside(baseline: PausingArm, arm: Arm, prompts: Group, params: GenerationPa
         before, own, after = (one.turn(prompts, params, rows) for one in (baseline, arm, baseline))
         return replace(after, seconds=fmean((before.seconds, after.seconds))), own
     theirs, own_play = (one.start(prompts, params, rows) for one in (baseline, arm))
-    running, said = [theirs, own_play], 0
+    running, said = [theirs, own_play][:: -1 if arm_first else 1], 0
     while running:
         said += SLICE * rows
         running = [play for play in running if play.advance(said)][::-1]

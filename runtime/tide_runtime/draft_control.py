@@ -54,9 +54,9 @@ def copy_lengths(
 ) -> list[int]:
     """How many tokens of its guess each row of a batch copies, for the best expected rate of all rows together.
 
-    The n-th token of a guess is confirmed with probability hit_rate ** n, so tokens are taken in the order of these, of
-    whatever row, as long as the pass that checks them all gives more for its time. None are where plain decoding, or the
-    exits, do better.
+    The n-th token of a guess is confirmed with probability hit_rate ** n, so tokens are taken in the order of these times what a
+    token is worth, of whatever row, as long as the pass that checks them all gives more for its time (and for the padding of
+    shorter rows, see `_AHEAD`). None are where plain decoding, or the exits, do better.
 
     Args:
         gain: tokens that drafting with exits gives in the time of one plain token; 1 without.
@@ -75,8 +75,11 @@ def copy_lengths(
             chances.append((-worth[row] * chance, n, row))
     chances.sort()  # of equal ones the earlier token first: a row copies no token without those before it
     plain, best, best_gain = pass_ms(rows, rows, 1), [0] * rows, rows * gain
-    if not chances or (rows - sum(chance[0] for chance in chances)) * plain <= best_gain * pass_ms(rows, rows + 1, 2):
-        return best  # all guesses together would not pay for the least of such passes
+    if not chances:
+        return best
+    least = min(pass_ms(rows, rows + 1, 2), pass_ms(rows, 2 * rows, 2))  # even rows may cost less than fewer uneven ones
+    if (rows - sum(chance[0] for chance in chances)) * plain <= best_gain * least:
+        return best  # all guesses together would not pay for it
     ahead, shorter = _AHEAD * plain / rows, 0.0
     for longest in _LENGTHS if rows > 1 else _LENGTHS[-1:]:
         given, lengths, seq, count = float(rows), [0] * rows, 1, rows

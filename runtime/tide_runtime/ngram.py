@@ -20,7 +20,8 @@ class NgramDrafter:
         self._indexed = ORDER
 
     def draft(self, tokens: NDArray[np.int64], end: int, limit: int) -> list[int]:
-        """Up to ``limit`` tokens likely to follow ``tokens[:end]``; none when its last n-gram is new.
+        """Up to ``limit`` tokens likely to follow ``tokens[:end]``; none when its last n-gram is new. From one call to the next
+        ``end`` never falls, and no token before it changes.
 
         Where the earlier place runs into the present the text repeats with that period, and the draft goes on repeating.
         """

@@ -34,6 +34,7 @@ class StepCosts:
         self._fill_share = _fill_share(manifest)
         self.step = cache(self._step)
         self.full = cache(self._full)
+        self.plain = cache(self._plain)
         self.asking = cache(self._asking)  # by far the most wanted: of every token that an exit is asked about
 
     def _step(self, rows: int, tokens: int, longest: int | None = None) -> StepCost:
@@ -97,6 +98,14 @@ class StepCosts:
             return 1.0
         means = {depth: float(np.mean(shares)) for depth, shares in sorted(self._warm_shares.items())} | {self._edges[-1]: 1.0}
         return float(np.interp(exit.info.checkpoint + exit.info.tail_layers, list(means), list(means.values())))
+
+    def _plain(self, rows: int) -> float:
+        """A step of `full`, linear in the rows between the measured numbers of them. `full` takes the nearest one, which does for
+        steps of the same rows, but not for what a row more adds."""
+        measured = sorted({step.rows for step in self._steps})
+        if not measured[0] < rows < measured[-1]:
+            return self.full(rows, rows, 1)
+        return float(np.interp(rows, measured, [self.full(count, count, 1) for count in measured]))
 
     def _full(self, rows: int, tokens: int, longest: int) -> float:
         """All layers, the head on every token, and the loop around them, which is longer where drafts are verified; ``longest``:

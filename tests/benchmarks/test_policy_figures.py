@@ -158,6 +158,10 @@ def test_arms_and_the_baseline_go_on_in_slices_and_take_the_lead_in_turn() -> No
     times, turns = take_turns(base, {"a": arm}, [[[1]]], GenerationParams(max_new_tokens=2 * SLICE + 1), 1)
     assert order == ["u4", "a4", "a8", "u8", "u9", "a9"]
     assert turns["a"][0].base_seconds == times[0].seconds == 4.0
+    order.clear()
+    arm, base = PausingArm("a", [1.0], order), PausingArm("u", [4.0], order)
+    take_turns(base, {"a": arm}, [[[1]]], GenerationParams(max_new_tokens=2 * SLICE + 1), 1, first=1)
+    assert order == ["a4", "u4", "u8", "a8", "a9", "u9"]  # the other way round, or one would always begin
 
 
 def test_one_that_is_finished_earlier_leaves_the_rest_to_the_other() -> None:

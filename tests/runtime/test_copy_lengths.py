@@ -58,5 +58,16 @@ def test_few_guesses_are_weighed_against_the_least_pass_that_checks_any() -> Non
         return 1.0 if tokens == rows else 1.5
 
     assert copy_lengths([row(0.6, 1), row(0.6, 1), row(0.5, 0)], dear, 1.0) == [0, 0, 0]
-    assert set(asked) == {(3, 3, 1), (3, 4, 2)}
+    assert set(asked) == {(3, 3, 1), (3, 4, 2), (3, 6, 2)}
     assert copy_lengths([row(0.9, 1), row(0.9, 1), row(0.5, 0)], dear, 1.0) == [1, 1, 0]
+
+
+def test_all_rows_copy_where_even_ones_cost_least() -> None:
+    """The cheap look would refuse them for the price of uneven rows."""
+
+    def even_is_cheap(rows: int, tokens: int, seq: int) -> float:
+        if tokens == rows:
+            return 1.0
+        return 1.2 if tokens == rows * seq else 1.5
+
+    assert copy_lengths([row(0.45, 1)] * 3, even_is_cheap, 1.0) == [1, 1, 1]

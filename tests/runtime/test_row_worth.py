@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import pairwise
 
 import pytest
+from runtime.numpy_backend import tiny_manifest
+from runtime.tiny_generation import Request, make_row
+from runtime.tiny_transformer import TinyTransformer
 from tide_runtime import Engine, GenerationParams
 from tide_runtime.backends.base import Slots
+from tide_runtime.calibration import CostTable, ExitInfo, StepCost
+from tide_runtime.policies.exact import ExactDepth
 from tide_runtime.policies.full import FullDepth
+from tide_runtime.policies.options import DepthOptions
 from tide_runtime.row import Row
 from tide_runtime.row_worth import row_worth
 
@@ -28,6 +36,48 @@ def test_the_last_row_is_worth_the_steps_it_has_to_itself() -> None:
     assert worth[1] > 1 > worth[2] == worth[0]
     assert sum(worth) == pytest.approx(3)
     assert worth[1] - 1 == pytest.approx(0.5 * (step_ms(1) / (step_ms(3) / 3) - 1))
+
+
+@pytest.fixture
+def drafting() -> tuple[ExactDepth, Callable[[int], Row]]:
+    """Policy exact where steps of one and of four rows were measured, and what makes a row with so many tokens to go."""
+    model = TinyTransformer(0, (0.5, 0.5, 0.0, 0.0), 11, 80)
+    manifest = tiny_manifest(model, (2,), [ExitInfo(2, "identity", "max_probability", 0.0)])
+    assert manifest.calibration is not None
+    steps = [StepCost(rows, seq, 0.1, 1.0 + 0.1 * rows * seq, 0.2, 0.0, 0.1) for rows in (1, 4) for seq in (1, 2)]
+    calibration = replace(manifest.calibration, costs=CostTable("numpy", "", 4.0, steps), predicted={"exact:router": 1.25})
+    policy = ExactDepth(replace(manifest, calibration=calibration), 8, DepthOptions(draft="both"))
+    return policy, lambda left: make_row(Request((1, 2), GenerationParams(max_new_tokens=left), 0), manifest)
+
+
+def test_rows_weigh_differently_only_where_nobody_waits(drafting: tuple[ExactDepth, Callable[[int], Row]]) -> None:
+    """A queue would be held up for the row that is last, or a batch that only shrinks would not hurry it."""
+    policy, row = drafting
+    rows = [row(60), row(20)]
+    worth = policy._worth(rows)
+    assert worth is not None and worth[0] > 1 > worth[1]
+    rows[0].awaited = True
+    assert policy._worth(rows) is None and policy._worth([row(60)]) is None
+
+
+def test_every_row_more_adds_to_a_step(drafting: tuple[ExactDepth, Callable[[int], Row]]) -> None:
+    """Between measured numbers of rows a further one would seem free, or as dear as several: some row would be hurried."""
+    costs = drafting[0].costs
+    plain = [costs.plain(rows) for rows in range(1, 7)]
+    assert all(more > fewer for fewer, more in pairwise(plain))
+    assert [plain[0], plain[3]] == [costs.full(1, 1, 1), costs.full(4, 4, 1)]
+    assert plain[2] - plain[1] == pytest.approx(plain[1] - plain[0])
+
+
+@pytest.mark.parametrize(("temperature", "expected"), [(0.0, 1.25), (0.8, 1.1)])
+def test_sampled_text_trusts_exits_less(
+    drafting: tuple[ExactDepth, Callable[[int], Row]], temperature: float, expected: float
+) -> None:
+    """The calibration foretells greedy decoding: sampling would pay for drafts that are refused until it has learned that."""
+    policy, row = drafting
+    begun = row(40)
+    begun.params = replace(begun.params, temperature=temperature)
+    assert policy.trial_of(begun).gain == pytest.approx(expected)
 
 
 class WatchedPolicy(FullDepth):

@@ -96,7 +96,7 @@ class StepPositions:
         if self._arranged == arranged:
             return
         self._arranged = arranged
-        # Lists, as a step has few tokens and arithmetic on arrays takes a microsecond or more each time.
+        # Lists, as uneven steps have few tokens, and arithmetic on arrays takes a microsecond or more each time.
         packed, padded, chosen, begin = list[int](), list[int](), list[int](), 0
         for row, count in enumerate(counts):
             place, end = row * self._seq, begin + count

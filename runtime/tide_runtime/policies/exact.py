@@ -55,9 +55,12 @@ class ExactDepth:
     def prefill(self, slots: Slots, row: Row) -> int:
         token = self.full.prefill(slots, row)
         row.frontier = self.executor.frontier(slots, row, room=max(self.limit, self.copy_limit) + 1)
-        # The calibration foretells greedy decoding; of what is drawn at random fewer drafts are right.
-        row.control = DraftControl(Trial(self.expected if row.params.greedy else min(self.expected, BENEFIT_OF_DOUBT)))
+        row.control = DraftControl(self.trial_of(row))
         return token
+
+    def trial_of(self, row: Row) -> Trial:
+        """Of exits, at first. The calibration foretells greedy decoding; of what is drawn at random fewer drafts are right."""
+        return Trial(self.expected if row.params.greedy else min(self.expected, BENEFIT_OF_DOUBT))
 
     def decode(self, slots: Slots, rows: Sequence[Row]) -> list[list[int]]:
         drafts = self._copy(rows)
@@ -101,14 +104,15 @@ class ExactDepth:
             row.control.guess = row.control.ngram.draft(row.tokens, row.end, room)
         controls = [row.control for row in rows]
         gain = fmean(control.exits.gain for control in controls) if self._may_ask(rows) else 1.0
-        lengths = copy_lengths(controls, self.costs.full, gain, self._worth(rows))
+        worth = self._worth(rows) if any(control.guess for control in controls) else None
+        lengths = copy_lengths(controls, self.costs.full, gain, worth)
         return [self._place_copy(row, row.control.guess[:n]) if n else [] for row, n in zip(rows, lengths, strict=True)]
 
     def _worth(self, rows: Sequence[Row]) -> list[float] | None:
         """What a token is worth in each row; None: the same in all."""
         if len(rows) == 1 or rows[0].awaited:
             return None
-        return row_worth([len(row.tokens) - row.end for row in rows], lambda count: self.costs.full(count, count, 1))
+        return row_worth([len(row.tokens) - row.end for row in rows], self.costs.plain)
 
     @staticmethod
     def _place_copy(row: Row, guess: list[int]) -> list[Draft]:
