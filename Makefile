@@ -80,8 +80,9 @@ gpu-check: onnxruntime-gpu ## the kernels and decode loops on a GPU: cases, sani
 	$(BIN)/python -m benchmarks.gpu.sanitize --out $(GPU_CHECK)
 	$(BIN)/python -m benchmarks.gpu.router_kernel $(if $(PREDECESSOR),--predecessor $(PREDECESSOR)) --json $(GPU_CHECK)/router_kernel.json
 	$(BIN)/python -m benchmarks.gpu.decode_cuda --json $(GPU_CHECK)/decode_cuda.json
-	$(BIN)/python -m benchmarks.gpu.decode_loop --json $(GPU_CHECK)/decode_loop.json
 	for run in decode_cuda router_kernel; do test ! -f $(GPU_CHECK)/$$run.json || cp $(GPU_CHECK)/$$run.json docs/results/$(DATE)-$$run.json; done
+	$(BIN)/python -m benchmarks.gpu.decode_loop --json $(GPU_CHECK)/decode_loop.json; status=$$?; \
+	  test $$status = 1 || cp $(GPU_CHECK)/decode_loop.json docs/results/$(DATE)-decode_loop.json; exit $$status  # 2: no engines for this GPU
 
 # Both packages install the module onnxruntime, so the CPU's has to go; without a GPU it stays.
 HAS_CUDA := import onnxruntime, sys; sys.exit("CUDAExecutionProvider" not in onnxruntime.get_available_providers())

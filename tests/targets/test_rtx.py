@@ -14,7 +14,7 @@ from tide_runtime.errors import TargetError
 from tide_runtime.present_gpu import present_gpu
 
 from tide_export.progress import ExportProgress
-from tide_export.targets.attention_repair import attentions, repair_attentions
+from tide_export.targets.attention_repair import attentions, layers_of, repair_attentions
 from tide_export.targets.build_log import require_no_errors
 from tide_export.targets.engine_build import BuildSettings, build_engine
 from tide_export.targets.engine_cache import BuiltEngine
@@ -71,6 +71,22 @@ def test_segment_compiles(name, dtype, tmp_path):
     assert engine.attention == ("fused" if name in FUSED else "none")
     assert engine.plan.count(FUSED_KERNEL) == len(found) * len(PROFILES)
     assert b"[profile 1]" in engine.plan and b"[profile 2]" not in engine.plan
+
+
+def test_lengths_count_the_tokens_of_the_step(tmp_path):
+    """Valid slots without the step's own tokens: each would attend to those before it, and not to itself."""
+    made = network("llama", "fp16", tmp_path)
+    [cast] = [layer for layer in _layers(made) if layer.get_output(0).name == "kv_lengths"]
+    [total] = layers_of(made.network, trt.LayerType.ELEMENTWISE, trt.IElementWiseLayer)[-1:]
+    assert total.op == trt.ElementWiseOperation.SUM and total.get_output(0).name == cast.get_input(0).name
+    assert total.get_input(0).name == "write_index"
+    [count] = [layer for layer in _layers(made) if layer.get_output(0).name == total.get_input(1).name]
+    [shape] = [layer for layer in _layers(made) if layer.get_output(0).name == count.get_input(0).name]
+    assert shape.type == trt.LayerType.SHAPE and shape.get_input(0).name == "input_ids"
+
+
+def _layers(made: EngineNetwork) -> list:
+    return [made.network.get_layer(i) for i in range(made.network.num_layers)]
 
 
 @pytest.mark.parametrize("name", ["llama", "mistral"])
