@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator
+from contextlib import contextmanager
 from time import perf_counter
 from typing import NamedTuple
 
@@ -22,20 +23,40 @@ class Launch(NamedTuple):
 
 
 class LaunchLog:
-    """Launches since `clear`, those of prompts apart, and the time that prompts took."""
+    """Launches since `clear`, those of prompts apart, and the time that prompts took. Counted when somebody asks, as the log is
+    kept while clocks run."""
 
     def __init__(self) -> None:
-        self.prefill: Counter[Launch] = Counter()
-        self.decode: Counter[Launch] = Counter()
-        self.current = self.decode
+        self._prefill, self._decode = list[tuple[str, int, int, int]](), list[tuple[str, int, int, int]]()
+        self._current = self._decode
         self.prefill_seconds = 0.0
 
     def launched(self, graph: str, rows: int, tokens: int, longest: int, seconds: float) -> None:
-        self.current[Launch(graph, rows, tokens, longest)] += 1
+        self._current.append((graph, rows, tokens, longest))
+
+    @contextmanager
+    def prompt(self) -> Iterator[None]:
+        """What is launched here is a prompt's."""
+        self._current, begin = self._prefill, perf_counter()
+        try:
+            yield
+        finally:
+            self._current = self._decode
+            self.prefill_seconds += perf_counter() - begin
+
+    @property
+    def prefill(self) -> Counter[Launch]:
+        """Of prompts."""
+        return Counter(map(Launch._make, self._prefill))
+
+    @property
+    def decode(self) -> Counter[Launch]:
+        """Of all steps but prompts'."""
+        return Counter(map(Launch._make, self._decode))
 
     def clear(self) -> None:
-        self.prefill.clear()
-        self.decode.clear()
+        self._prefill.clear()
+        self._decode.clear()
         self.prefill_seconds = 0.0
 
 
@@ -43,16 +64,9 @@ class LoggedPolicy:
     """A depth policy that tells the log which launches are a prompt's."""
 
     def __init__(self, policy: DepthPolicy, log: LaunchLog) -> None:
-        self.name = policy.name
+        self.name, self.decode = policy.name, policy.decode
         self._policy, self._log = policy, log
 
     def prefill(self, slots: Slots, row: Row) -> int:
-        self._log.current, begin = self._log.prefill, perf_counter()
-        try:
+        with self._log.prompt():
             return self._policy.prefill(slots, row)
-        finally:
-            self._log.prefill_seconds += perf_counter() - begin
-
-    def decode(self, slots: Slots, rows: Sequence[Row]) -> list[list[int]]:
-        self._log.current = self._log.decode
-        return self._policy.decode(slots, rows)

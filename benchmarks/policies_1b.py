@@ -17,7 +17,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 from rich.table import Table
-from tide_bench.arms.tide import load_engine
+from tide_bench.arms.tide import load_second
 from tide_bench.made_up_exits import with_exits
 from tide_bench.report import Report
 from tide_calibrate.costs import measure_costs
@@ -33,7 +33,7 @@ from benchmarks.arm_figures import speed_figures, theory_figures
 from benchmarks.engine_arm import EngineArm, LoggedEngine
 from benchmarks.model_folders import MODELS, BenchModel
 from benchmarks.policies_cpu import CACHE
-from benchmarks.policy_arms import CHUNK, uncut_arm
+from benchmarks.policy_arms import CHUNK, uncut_beside
 from benchmarks.quarter_cut import quarter_cut
 from benchmarks.scripted_exits import ScriptedArm, SkippingPolicy, Texts
 from benchmarks.turns import Arm, Group, take_turns
@@ -60,7 +60,8 @@ def set_stage(model: BenchModel, cache: Path) -> Stage:
     with console.status(f"{model.name}: step costs"):
         table = measure_costs(bundle, seqs={1: COST_SEQS}, threads=ThreadOptions(shared=True))
     with console.status(f"{model.name}: load"):
-        baseline, engine = uncut_arm(bundle), LoggedEngine(load_engine(bundle))
+        engine = LoggedEngine(load_second(bundle))
+        baseline = uncut_beside(engine)
     manifest = with_exits(engine.manifest, [place], table, exact_threshold=0.5, exit_threshold=0.5)
     return Stage(engine, manifest, baseline, StepCosts(manifest))
 

@@ -65,15 +65,14 @@ def demo_arms(
 ) -> ArmSet:
     """Arms on a demo model. ``bundles``: calibrated ones, by certified percentage; ``sample``: prompts to fit baselines on."""
     weights, identity = DEMO_MODELS / model, demo_identity(model)
-    baseline = uncut_arm(bundles[1])
-    engines = {percent: LoggedEngine(load_engine(folder)) for percent, folder in bundles.items()}
+    engines = {percent: LoggedEngine(load_second(folder)) for percent, folder in bundles.items()}
     own = engines[1].manifest
-    arms = ArmSet(model, baseline, _costs(own))
+    arms = ArmSet(model, uncut_beside(engines[1]), _costs(own))
     params = GenerationParams(max_new_tokens=new_tokens, ignore_eos=True)
     for name in (name for name in POLICIES if name in wanted):
         arms.add(name, partial(_policy_arm, POLICIES[name], engines[POLICIES[name].percent]))
     if "unsplit_bundle" in wanted:
-        arms.add("unsplit_bundle", lambda: uncut_arm(build_unsplit(weights, identity, cache / model / "unsplit")))
+        arms.add("unsplit_bundle", lambda: _unsplit_arm(build_unsplit(weights, identity, cache / model / "unsplit")))
     if "exit1_entropy" in wanted:
         arms.add("exit1_entropy", lambda: _entropy_arm(engines[1], sample, params))
     if "static" in wanted:
@@ -93,18 +92,22 @@ def random_arms(calibrated: Path, wanted: Sequence[str], cache: Path) -> ArmSet:
     assert known.calibration is not None
     places = [e.checkpoint for e in known.calibration.exits] or [known.model.num_layers // 4]
     bundle = export_bundle(weights, random_identity(), cache / "random" / "bundle", ",".join(map(str, places)))
-    engine = LoggedEngine(load_engine(bundle))
+    engine = LoggedEngine(load_second(bundle))
     costs, predicted, depths = known.calibration.costs, known.calibration.predicted, known.calibration.exit_depths
     sure = with_exits(engine.manifest, places, costs, predicted=predicted)
     unsure = with_exits(engine.manifest, places, costs, exit_threshold=NEVER_SURE, predicted=predicted, exit_depths=depths)
-    arms = ArmSet("random", uncut_arm(bundle), _costs(sure))
+    arms = ArmSet("random", uncut_beside(engine), _costs(sure))
     for name in (name for name in POLICIES if name in wanted and POLICIES[name].percent == 1 and name != "exit1_propagate"):
         arms.add(name, partial(_policy_arm, POLICIES[name], engine, unsure if name == "exit1" else sure))
     return arms
 
 
-def uncut_arm(folder: Path) -> EngineArm:
-    """The uncut graph of a bundle, by an engine of its own."""
+def uncut_beside(engine: LoggedEngine) -> EngineArm:
+    """The uncut graph of the engine's bundle, the baseline of what it runs: the same session, other caches and counts."""
+    return EngineArm(engine.second(), FullDepth(engine.manifest, CHUNK))
+
+
+def _unsplit_arm(folder: Path) -> EngineArm:
     engine = LoggedEngine(load_second(folder))
     return EngineArm(engine, FullDepth(engine.manifest, CHUNK))
 

@@ -22,7 +22,7 @@ import numpy as np
 import typer
 from rich.console import Console
 from rich.table import Table
-from tide_bench.arms.tide import load_engine
+from tide_bench.arms.tide import load_second
 from tide_bench.in_process import run_in_process
 from tide_bench.other_load import OtherLoad
 from tide_bench.report import Report
@@ -32,7 +32,7 @@ from benchmarks.calibrated_bundles import PERCENTS, calibrated_bundles
 from benchmarks.engine_arm import EngineArm, LoggedEngine
 from benchmarks.held_out import SOURCES, held_out_prompts
 from benchmarks.models import DEMO_MODELS
-from benchmarks.policy_arms import uncut_arm
+from benchmarks.policy_arms import uncut_beside
 from benchmarks.policy_cases import Case, make_case, policy_cases
 from benchmarks.turns import Group, Turn, take_turns
 
@@ -46,7 +46,8 @@ console = Console(width=max(120, Console().width))
 
 def measure(bundle: Path, cases: Mapping[str, Case], groups: Sequence[Group]) -> dict[str, list[Turn]]:
     """Every case's turns, side by side with the baseline."""
-    baseline, engine = uncut_arm(bundle), LoggedEngine(load_engine(bundle))
+    engine = LoggedEngine(load_second(bundle))
+    baseline = uncut_beside(engine)
     arms = {name: EngineArm(engine, make_case(case, engine.manifest)) for name, case in cases.items()}
     params = GenerationParams(max_new_tokens=NEW_TOKENS, ignore_eos=True)
     for arm in (baseline, *arms.values()):

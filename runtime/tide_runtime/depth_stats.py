@@ -29,10 +29,14 @@ class DepthStats:
 
     def record(self, sources: Sequence[str], depths: Sequence[int], accepted: int, last: int) -> None:
         """A deep pass over drafts from ``sources`` at ``depths``: the first ``accepted`` held, and it gave one token more."""
+        for source in sources:  # Counter.update takes several times as long
+            self.drafted[source] += 1
+        for source in sources[:accepted]:
+            self.accepted[source] += 1
+        self.token_depths += depths[:accepted]
+        self.record_plain(last)
+
+    def record_plain(self, last: int) -> None:
+        """A deep pass that gave one token."""
         self.deep_passes += 1
-        if sources:  # as every plain step of a row comes by here
-            for source in sources:  # Counter.update takes several times as long
-                self.drafted[source] += 1
-            for source in sources[:accepted]:
-                self.accepted[source] += 1
-        self.token_depths += [*depths[:accepted], last]
+        self.token_depths.append(last)

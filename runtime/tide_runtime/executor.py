@@ -102,10 +102,9 @@ class Executor:
         if info.tail_layers:
             step.place(self._tail_places(rows, chosen))
         step.run(self.segments[-1] if info.tail_layers else HEAD)
-        logits, likeliest = step.logits[: len(chosen)], step.token[: len(chosen)]
-        tokens = likeliest.tolist()
+        logits, tokens = step.logits[: len(chosen)], step.token[: len(chosen)].tolist()
         if info.router != "mlp":
-            scores = max_probability(logits, likeliest).tolist()
+            scores = max_probability(logits).tolist()
         return [
             Guess(score if is_finite(row, token) else math.nan, token, row) if may else Guess(asked, -1, None)
             for score, asked, may, token, row in zip(scores, mlp_scores, passed, tokens, logits, strict=True)
@@ -206,10 +205,9 @@ def _logits(step: Step, group: Sequence[int], asked: Mapping[int, int], kept: bo
     return found
 
 
-def max_probability(logits: NDArray[np.floating], likeliest: NDArray[np.int64]) -> NDArray[np.float32]:
-    """Softmax probability [T] of the ``likeliest`` token [T] of logits [T, V]; NaN where they hold one, which clears no
-    threshold."""
+def max_probability(logits: NDArray[np.floating]) -> NDArray[np.float32]:
+    """Softmax probability [T] of the likeliest token of logits [T, V]; NaN where they hold one, which clears no threshold."""
     logits = np.asarray(logits)  # on a device they come to the host
-    terms = np.subtract(logits, logits[np.arange(len(logits)), likeliest][:, None], dtype=np.float32)
+    terms = np.subtract(logits, logits.max(-1, keepdims=True), dtype=np.float32)
     np.exp(terms, out=terms)
     return np.asarray(1.0 / terms.sum(-1))

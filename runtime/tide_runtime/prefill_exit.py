@@ -87,7 +87,7 @@ class ExitingPrefill:
         if info.router == "mlp":
             return scores
         step.run(HEAD)
-        sure = max_probability(step.logits[:count], step.token[:count])
+        sure = max_probability(step.logits[:count])
         return np.where(scores >= (info.mlp_threshold or 0.0), sure, np.nan) if info.asks_mlp else sure
 
     def _fill(self, slots: Slots, row: Row, exit: Exit, states: NDArray[np.generic], positions: Positions, slot: int) -> None:

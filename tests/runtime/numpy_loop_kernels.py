@@ -89,7 +89,7 @@ class NumpyLoopKernels:
             asked = token >= 0
             if exit.has_mlp and self._mutation != "mlp":
                 asked &= score >= np.float32(exit.mlp_threshold)
-            score[:] = np.where(asked, max_probability(logits, np.maximum(token, 0)), -1)
+            score[:] = np.where(asked, max_probability(logits), -1)
 
         return lambda stream: self._gpu.submit(stream, rate)
 

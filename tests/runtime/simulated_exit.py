@@ -96,7 +96,7 @@ class SimulatedExit:
             self.tails[layer, len(self.tokens) - 1] = own = self.model.project(layer, state)
             state = self._attend(layer, state, (keys, values), own)
         logits = self.model.logits(state)
-        return score if info.router == "mlp" else float(max_probability(logits[None], logits.argmax(keepdims=True))[0]), logits
+        return score if info.router == "mlp" else float(max_probability(logits[None])[0]), logits
 
     def _attend(self, layer: int, state: Array, past: tuple[Array, Array], own: tuple[Array, Array]) -> Array:
         keys, values = (np.concatenate([before.reshape(-1, HIDDEN), new[None]]) for before, new in zip(past, own, strict=True))

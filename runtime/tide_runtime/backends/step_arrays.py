@@ -69,6 +69,7 @@ class StepPositions:
     def __init__(self, shape: StepShape) -> None:
         rows, seq, tokens = shape.rows, shape.seq, shape.tokens
         self._one_each = shape.even and seq == 1  # as when decoding
+        self._one = rows == tokens == 1  # goes to the only place there is
         self._write_index = np.zeros(rows, np.int64)
         self._position_ids = np.zeros(tokens, np.int64)
         self._padded_position_ids = self._position_ids[:, None] if self._one_each else np.zeros((rows, seq), np.int64)
@@ -93,7 +94,7 @@ class StepPositions:
     def arrange(self, counts: Sequence[int], wanted: Sequence[int]) -> None:
         """``counts[b]`` tokens of each row, logits for the last ``wanted[b]``. What is left over points to places that exist."""
         arranged = [*counts], [*wanted]
-        if self._arranged == arranged:
+        if self._one or self._arranged == arranged:
             return
         self._arranged = arranged
         # Lists, as uneven steps have few tokens, and arithmetic on arrays takes a microsecond or more each time.

@@ -90,8 +90,9 @@ class ExactDepth:
         chosen = self.full.decode(slots, rows)
         for row, tokens in zip(rows, chosen, strict=True):
             row.frontier.reset(row.length)
-            row.depth.record([], [], 0, self.num_layers)
-            row.control.learn(tokens)
+            row.depth.record_plain(self.num_layers)
+            if row.control.guess:
+                row.control.learn(tokens)
             row.control.exits.rest(1)
         return chosen
 
@@ -103,9 +104,10 @@ class ExactDepth:
             room = min(self.copy_limit, self._room(row))
             row.control.guess = row.control.ngram.draft(row.tokens, row.end, room)
         controls = [row.control for row in rows]
+        if not any(control.guess for control in controls):  # as at most tokens of most texts
+            return [[] for _ in rows]
         gain = fmean(control.exits.gain for control in controls) if self._may_ask(rows) else 1.0
-        worth = self._worth(rows) if any(control.guess for control in controls) else None
-        lengths = copy_lengths(controls, self.costs.full, gain, worth)
+        lengths = copy_lengths(controls, self.costs.full, gain, self._worth(rows))
         return [self._place_copy(row, row.control.guess[:n]) if n else [] for row, n in zip(rows, lengths, strict=True)]
 
     def _worth(self, rows: Sequence[Row]) -> list[float] | None:

@@ -72,11 +72,11 @@ class ExitDepth:
 
     def decode(self, slots: Slots, rows: Sequence[Row]) -> list[list[int]]:
         everyone = range(len(rows))
+        if all(row.trial.resting and row.frontier.done[-1] == row.length and not self._over_budget(row) for row in rows):
+            return self._plain(slots, rows)
         budget = rows[0].params.depth_budget  # must be kept whatever that costs
         if budget is None and not self.asks_always and not self.gate.opens(rows[0].width):
             return self._leave_to_full(slots, rows)
-        if all(row.trial.resting and not self._over_budget(row) and row.frontier.done[-1] == row.length for row in rows):
-            return self._plain(slots, rows)
         self._make_room(slots, rows)
         tokens: list[list[int]] = [[] for _ in rows]
         asked = [[0] * len(self.stops) for _ in rows]
@@ -107,7 +107,7 @@ class ExitDepth:
     def _leave_to_full(self, slots: Slots, rows: Sequence[Row]) -> list[list[int]]:
         for row in rows:
             row.ran_full = True
-            row.depth.record([], [], 0, self.num_layers)
+            row.depth.record_plain(self.num_layers)
         return self.full.decode(slots, rows)
 
     def _plain(self, slots: Slots, rows: Sequence[Row]) -> list[list[int]]:
@@ -115,7 +115,8 @@ class ExitDepth:
         tokens = self.full.decode(slots, rows)
         for row in rows:
             row.frontier.reset(row.length)
-            self._went_deep(row, waited=0)
+            row.depth.record_plain(self.num_layers)
+            row.trial.rest(1)
         return tokens
 
     def _go_deep(self, slots: Slots, rows: Sequence[Row], needy: list[int], tokens: list[list[int]]) -> None:
@@ -134,7 +135,7 @@ class ExitDepth:
             self._went_deep(rows[i], count)
 
     def _went_deep(self, row: Row, waited: int) -> None:
-        row.depth.record([], [], 0, self.num_layers)
+        row.depth.record_plain(self.num_layers)
         if row.trial.resting:
             row.trial.rest(1)
         else:
