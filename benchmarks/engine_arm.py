@@ -9,7 +9,7 @@ from itertools import islice
 from time import perf_counter
 from typing import cast
 
-from tide_bench.arms.tide import load_engine, mean_depth
+from tide_bench.arms.tide import mean_depth
 from tide_runtime import Engine, GenerationParams
 from tide_runtime.backends.observed import ObservedBackend
 from tide_runtime.backends.onnxruntime_cpu import OnnxRuntimeBackend
@@ -32,8 +32,8 @@ class LoggedEngine:
 
     def second(self) -> LoggedEngine:
         """An engine with caches and counts of its own that runs the very same sessions: where in memory a graph happens to lie
-        makes it a percent or two faster or slower for as long as it is loaded."""
-        engine, shared = load_engine(self.engine.bundle.directory), self._sessions
+        makes it a percent or two faster or slower for as long as it is loaded. Those that it loads itself are dropped."""
+        engine, shared = Engine(self.engine.bundle, self.engine.options), self._sessions
         engine.backend = OnnxRuntimeBackend(shared.manifest, shared.layers, shared.session, shared.ragged)
         return LoggedEngine(engine)
 

@@ -6,16 +6,17 @@
 
 Every ratio has the unsplit graph, driven by the same loop, as its baseline: all of TIDE's arms run in one process, each beside
 the baseline on the same prompts, in slices of 4 tokens a row by turns (see `turns`; a whole turn of one after a whole turn of
-the other scatters several times as much on a shared machine). Where in memory a graph and its caches happen to lie makes
-it a percent or two faster or slower for as long as it is loaded. So the baseline is the session of the unsplit graph that the
-policies' own engine loaded, with caches of its own (loaded apart, it was 0.5% to 1.5% faster than ``full``, which runs the
-same graph); as a bundle of its own the unsplit graph is an arm. And everything is loaded several times (``--loads``), each
-time for a part of the prompts. HF's arms have processes of their own, 4 groups of prompts, and whole turns
-of the baseline before and after theirs. Prompts are windows of 64 tokens from files that neither the models nor the
-calibration have seen (see `held_out`; ``--data demo`` takes the demo's own files instead, which the calibration learned from);
-sampling and random weights get fewer of them, batches the same ones in other company. One row runs every arm and every
-temperature, batches run ``--batch-arms``, greedily. ``random`` has random weights and a calibration that is wrong about them:
-the worst that can happen. The first run calibrates both demo models, which takes some minutes more.
+the other scatters several times as much on a shared machine). Where in memory a graph and its caches happen to lie makes it a
+percent or two faster or slower for as long as it is loaded. So the baseline is the session of the unsplit graph that the
+policies' own engine loaded, with caches of its own (loaded apart, it was 0.5% to 1.5% faster than ``full``, which runs the same
+graph; ``exit`` at 5% has a bundle and an engine of its own); as a bundle of its own the unsplit graph is an arm. And everything
+is loaded several times (``--loads``), each time for a part of the prompts. HF's arms have processes of their own, 4 groups of
+prompts, and whole turns of the baseline before and after theirs. Prompts are windows of 64 tokens from files that neither the
+models nor the calibration have seen (see `held_out`; ``--data demo`` takes the demo's own files instead, which the calibration
+learned from); sampling and random weights get fewer of them, batches the same ones in other company. One row runs every arm and
+every temperature, batches run ``--batch-arms``, greedily. ``random`` has random weights and a calibration that is wrong about
+them: the worst that can happen. The first run calibrates both demo models, which takes some minutes more. 100 prompts of 128
+tokens take 85 minutes; ``--resume`` goes on where a run was interrupted, after the models that its file has.
 """
 
 from __future__ import annotations

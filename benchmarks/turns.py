@@ -110,7 +110,8 @@ def _beside(
         before, own, after = (one.turn(prompts, params, rows) for one in (baseline, arm, baseline))
         return replace(after, seconds=fmean((before.seconds, after.seconds))), own
     theirs, own_play = (one.start(prompts, params, rows) for one in (baseline, arm))
-    running, said = [theirs, own_play][:: -1 if arm_first else 1], 0
+    running = [own_play, theirs] if arm_first else [theirs, own_play]
+    said = 0
     while running:
         said += SLICE * rows
         running = [play for play in running if play.advance(said)][::-1]

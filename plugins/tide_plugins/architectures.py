@@ -20,12 +20,14 @@ class Architecture:
         compute: compute capability times ten, as CUDA writes it: 90 is 9.0.
         cuda: the major version of the CUDA release whose NVRTC compiles it.
         devices: what people call the GPUs that have it.
+        rtx: whether TensorRT-RTX 1.7 compiles for it; Volta, Hopper and the data centre's Blackwell it leaves out.
         ptx: PTX for this virtual architecture instead of a cubin for the real one.
     """
 
     compute: int
     cuda: int
     devices: str
+    rtx: bool = False
     ptx: bool = False
 
     @property
@@ -38,6 +40,11 @@ class Architecture:
         """The file name's ending."""
         return "ptx" if self.ptx else "cubin"
 
+    @property
+    def has_bf16(self) -> bool:
+        """From Ampere on."""
+        return self.compute >= 80
+
     def runs_on(self, compute: int) -> bool:
         """Whether a GPU of capability ``compute`` (times ten) can load the image."""
         if self.ptx:
@@ -48,17 +55,17 @@ class Architecture:
 # CUDA 13 dropped Volta; 12.9 is the last release that compiles for it.
 ARCHITECTURES = (
     Architecture(70, 12, "V100"),
-    Architecture(75, 13, "T4, RTX 20"),
-    Architecture(80, 13, "A100, A30"),
-    Architecture(86, 13, "A10, A40, RTX 30"),
+    Architecture(75, 13, "T4, RTX 20", rtx=True),
+    Architecture(80, 13, "A100, A30", rtx=True),
+    Architecture(86, 13, "A10, A40, RTX 30", rtx=True),
     Architecture(87, 13, "Jetson Orin"),
-    Architecture(89, 13, "L4, L40, RTX 40"),
+    Architecture(89, 13, "L4, L40, RTX 40", rtx=True),
     Architecture(90, 13, "H100, H200, GH200"),
     Architecture(100, 13, "B200, GB200"),
     Architecture(103, 13, "B300, GB300"),
     Architecture(110, 13, "Jetson Thor"),
-    Architecture(120, 13, "RTX 50, RTX PRO Blackwell"),
-    Architecture(121, 13, "GB10 (DGX Spark)"),
+    Architecture(120, 13, "RTX 50, RTX PRO Blackwell", rtx=True),
+    Architecture(121, 13, "GB10 (DGX Spark)", rtx=True),
     Architecture(121, 13, "what comes after", ptx=True),
 )
 

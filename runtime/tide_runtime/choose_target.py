@@ -13,6 +13,7 @@ from tide_runtime.present_gpu import PresentGpu, present_gpu, runs_code_for
 AUTO, CPU, CUDA = "auto", "cpu", "cuda"
 _CPU_BACKEND = "onnxruntime-cpu"
 _FIRST_OF_ONNXRUNTIME = 75  # GPUs before have no kernels in its builds for CUDA 13
+_FIRST_WITH_BF16 = 80
 # Best first: what was compiled for a GPU, then what picks its kernels when it runs.
 _PREFERRED = ("tensorrt", "tensorrt-rtx", "onnxruntime-cuda", _CPU_BACKEND)
 
@@ -106,13 +107,37 @@ def _nothing_fits(manifest: Manifest, device: DeviceChoice, gpu: PresentGpu | No
     has = "; ".join(f"{name} ({why})" for name, why in obstacles.items()) or "no target"
     return (
         f"the bundle has nothing that runs on {device.kind} here. It has: {has}. The machine is {machine}. "
-        f"Add a target: tide-export {manifest.model.source} --out DIR --target {_wanted(device, gpu)} "
-        "(tide-export --list-targets shows all)"
+        f"{_advice(manifest, device, gpu)} (tide-export --list-targets shows all)"
     )
 
 
-def _wanted(device: DeviceChoice, gpu: PresentGpu | None) -> str:
-    if gpu is None:
-        return CUDA if device.kind == CUDA else CPU
-    engines = f"trt-sm_{gpu.compute}"
-    return engines if gpu.compute < _FIRST_OF_ONNXRUNTIME else f"{CUDA} --target {engines}"
+def _advice(manifest: Manifest, device: DeviceChoice, gpu: PresentGpu | None) -> str:
+    wanted = _targets_for(gpu) if gpu is not None else [CUDA if device.kind == CUDA else CPU]
+    if not wanted:
+        return "There is no target for this GPU; load with device cpu, from a bundle with --target cpu"
+    targets = " ".join(f"--target {name}" for name in wanted)
+    return (
+        f"Add a target: tide-export {manifest.model.source} --out DIR {targets} --dtype {_dtype_for(wanted, gpu, manifest.dtype)}"
+    )
+
+
+def _targets_for(gpu: PresentGpu) -> list[str]:
+    """Names of the targets that fit it, those that are built on any machine first."""
+    from tide_plugins.architectures import ARCHITECTURES
+
+    names = [CUDA] if gpu.compute >= _FIRST_OF_ONNXRUNTIME else []
+    own = next((one for one in ARCHITECTURES if one.compute == gpu.compute and not one.ptx), None)
+    if own is not None and own.rtx:
+        names.append(f"rtx-sm_{own.compute}")
+    if own is not None:
+        names.append(f"trt-sm_{own.compute}")
+    return names
+
+
+def _dtype_for(targets: list[str], gpu: PresentGpu | None, dtype: str) -> str:
+    """The bundle's own, where ``targets`` have it: all but bf16 is everywhere."""
+    if dtype != "bf16":
+        return dtype
+    if targets == [CPU]:
+        return "fp32"
+    return "fp16" if gpu is not None and gpu.compute < _FIRST_WITH_BF16 else dtype

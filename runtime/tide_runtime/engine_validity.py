@@ -5,7 +5,6 @@ No engine is loaded and nothing compiled. TensorRT itself has no such question: 
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from tide_runtime.bundle import Bundle
 from tide_runtime.choose_target import DeviceChoice, obstacle
 from tide_runtime.manifest import TargetInfo
 from tide_runtime.present_gpu import PresentGpu, present_gpu
+from tide_runtime.tensorrt_module import RTX
 
 VALID = "valid"
 SLOWER = f"{VALID}, slower than one built here"
@@ -35,8 +35,7 @@ def _here(bundle: Bundle, target: TargetInfo, gpu: PresentGpu | None) -> str:
         return "yes"
     if target.backend != "tensorrt-rtx":
         return "not checked: TensorRT tells when it loads them"
-    trt = importlib.import_module("tensorrt_rtx")
-    return engines_validity(trt, (bundle.path(file) for file in target.graphs.values()))
+    return engines_validity(RTX.imported(), (bundle.path(file) for file in target.graphs.values()))
 
 
 def engines_validity(trt: Any, files: Iterable[Path]) -> str:

@@ -207,7 +207,7 @@ def _logits(step: Step, group: Sequence[int], asked: Mapping[int, int], kept: bo
 
 def max_probability(logits: NDArray[np.floating]) -> NDArray[np.float32]:
     """Softmax probability [T] of the likeliest token of logits [T, V]; NaN where they hold one, which clears no threshold."""
-    logits = np.asarray(logits)  # on a device they come to the host
-    terms = np.subtract(logits, logits.max(-1, keepdims=True), dtype=np.float32)
+    terms = np.array(logits, np.float32)  # on a device they come to the host
+    terms -= terms.max(-1, keepdims=True)
     np.exp(terms, out=terms)
     return np.asarray(1.0 / terms.sum(-1))

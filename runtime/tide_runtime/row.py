@@ -27,7 +27,8 @@ class Row:
     """``tokens`` holds prompt and output; the first ``length`` of them are in the KV cache of slot ``slot``.
 
     Behind ``end`` stand ``drafted`` tokens that are not output yet. ``layers_run``: decoder layers launched in the decode
-    steps this row took part in. ``frontier`` and ``control`` are set by policies that skip layers.
+    steps this row took part in. ``frontier`` and ``control`` are set by policies that skip layers; in plain steps of `exact`,
+    where nothing waits, the frontier stays where it was until somebody drafts.
     """
 
     index: int

@@ -6,19 +6,28 @@ from dataclasses import dataclass, field
 
 _KEPT = 0.9  # of the past, at each outcome
 _SHORT_REST, _LONG_REST = 32, 512  # tokens
+_LONGER = 2  # times, the next rest after a loss
 _FIRST, _AGAIN = 2.0, 1.0  # how much the expectation weighs at the start, and after a rest
 BENEFIT_OF_DOUBT = 1.1  # the gain expected of a gamble that nobody has calibrated
 
 
 @dataclass
 class Trial:
-    """One row's record of asking exits. Costs are in units of plain decoding of one token; ``expected``: the gain at first."""
+    """One row's record of asking exits. Costs are in units of plain decoding of one token.
+
+    Args:
+        expected: the gain at first.
+        discouraged: times the next rest as long, after a loss, while no try has ever won; a try that costs more should be
+            repeated less.
+    """
 
     expected: float = BENEFIT_OF_DOUBT
+    discouraged: int = _LONGER
     tokens: float = field(init=False)
     cost: float = field(init=False)
     resting: float = 0  # tokens until it is tried again
     next_rest: int = _SHORT_REST
+    won: bool = False  # ever
 
     def __post_init__(self) -> None:
         self._expect(_FIRST)
@@ -36,8 +45,10 @@ class Trial:
     def saw(self, tokens: float, cost: float) -> None:
         """A try gave ``tokens`` for ``cost``."""
         self.tokens, self.cost = _KEPT * self.tokens + tokens, _KEPT * self.cost + cost
+        self.won |= tokens > cost
         if self.tokens < self.cost:
-            self.resting, self.next_rest = self.next_rest, min(2 * self.next_rest, _LONG_REST)
+            longer = _LONGER if self.won else self.discouraged
+            self.resting, self.next_rest = self.next_rest, min(longer * self.next_rest, _LONG_REST)
             self._expect(_AGAIN)
         elif self.tokens > BENEFIT_OF_DOUBT * self.cost:
             self.next_rest = _SHORT_REST

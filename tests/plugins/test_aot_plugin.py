@@ -142,7 +142,7 @@ def test_missing_tensorrt_is_explained(monkeypatch):
     """A bare ImportError does not tell what to install."""
     monkeypatch.setitem(sys.modules, "tensorrt", None)
     aot.registered.cache_clear()
-    with pytest.raises(TargetError, match="pip install tensorrt-cu13"):
+    with pytest.raises(TargetError, match=r"pip install 'tide-llm\[tensorrt\]'"):
         aot.registered()
 
 

@@ -71,5 +71,5 @@ def test_what_is_missing_is_said(registry, library, tmp_path, monkeypatch):
     with pytest.raises(TargetError, match=r"TensorRT 11\.1\.0 cannot load"):
         trt.load(library)
     monkeypatch.setitem(sys.modules, "tensorrt", None)
-    with pytest.raises(TargetError, match="pip install tensorrt-cu13"):
+    with pytest.raises(TargetError, match=r"pip install 'tide-llm\[tensorrt\]'"):
         trt.load(library)

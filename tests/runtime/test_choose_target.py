@@ -12,11 +12,14 @@ import onnxruntime
 import pytest
 from runtime.numpy_backend import tiny_manifest
 from runtime.tiny_transformer import TinyTransformer
+from tide_plugins.architectures import ARCHITECTURES
 from tide_runtime import Engine, EngineOptions, choose_target
 from tide_runtime.choose_target import DeviceChoice
 from tide_runtime.errors import ParamsError, TargetError
 from tide_runtime.manifest import Manifest, TargetInfo
 from tide_runtime.present_gpu import PresentGpu
+
+from tide_export.targets import TARGETS as EXPORTED
 
 H200, T4 = PresentGpu("NVIDIA H200", 90), PresentGpu("Tesla T4", 75)
 TARGETS = {
@@ -132,11 +135,13 @@ def test_a_bundle_for_processors_runs_there_without_a_word(machine: Callable[...
             T4,
             ("rtx-ampere+", "trt-sm_90"),
             "auto",
-            "compiled for sm_80, sm_86.*a Tesla T4, sm_75.*cuda --target trt-sm_75",
+            "compiled for sm_80, sm_86.*a Tesla T4, sm_75.*cuda --target rtx-sm_75 --target trt-sm_75 --dtype fp32 ",
         ),
         (T4, ("cpu",), "cuda", "runs on the processor.*--target trt-sm_75"),
-        (PresentGpu("V100", 70), ("cpu",), "cuda", "a V100, sm_70.*--target trt-sm_70"),
-        (H200, ("cuda",), "cpu", r"cuda \(needs a GPU\)"),
+        (PresentGpu("V100", 70), ("cpu",), "cuda", "a V100, sm_70.*DIR --target trt-sm_70 --dtype"),
+        (H200, ("cpu",), "cuda", "--target cuda --target trt-sm_90 --dtype"),  # TensorRT-RTX leaves Hopper out
+        (PresentGpu("GTX 1080", 61), ("cpu",), "cuda", "no target for this GPU"),
+        (H200, ("cuda",), "cpu", r"cuda \(needs a GPU\).*--target cpu --dtype fp32 "),
     ],
 )
 def test_nothing_fits(
@@ -146,6 +151,22 @@ def test_nothing_fits(
     machine(gpu, "tensorrt", "tensorrt_rtx", "onnxruntime-gpu")
     with pytest.raises(TargetError, match=words):
         chosen(manifest(*names), device)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "device", "dtype"), [(None, "auto", "fp32"), (T4, "cuda", "fp16"), (H200, "cuda", "bf16"), (None, "cuda", "bf16")]
+)
+def test_the_advice_can_be_taken(machine: Callable[..., None], gpu: PresentGpu | None, device: str, dtype: str) -> None:
+    """The command would be refused: processors and Turing have no bf16."""
+    machine(gpu)
+    with pytest.raises(TargetError, match=f"--dtype {dtype} "):
+        chosen(replace(manifest("cpu" if device == "cuda" else "cuda"), dtype="bf16"), device)
+
+
+def test_targets_that_are_advised_exist() -> None:
+    """A typo in a name would send people to a target that nobody has."""
+    names = {name for one in ARCHITECTURES for name in choose_target._targets_for(PresentGpu(one.devices, one.compute))}
+    assert names == {name for name in EXPORTED if name not in ("cpu", "rtx-ampere+")}
 
 
 @pytest.mark.parametrize("text", ["gpu", "cuda:", "cuda:x", "cpu:0", "auto:1", ""])

@@ -32,6 +32,18 @@ def test_a_turn_in_slices_is_the_same_turn(load: Callable[..., Engine]) -> None:
     assert sliced.launches == whole.launches and sliced.layers_per_token == whole.layers_per_token
 
 
+def test_a_second_engine_runs_the_same_sessions(load: Callable[..., Engine]) -> None:
+    """The baseline would be faster or slower for where its graph lies, or its launches be counted as the arm's."""
+    with load() as engine:
+        arm = arm_on(engine)
+        beside = EngineArm(arm.engine.second(), arm.policy)
+        first, second = (one.engine._sessions for one in (arm, beside))
+        assert second.sessions and all(second.sessions[name] is first.sessions[name] for name in second.sessions)
+        turns = [one.turn(PROMPTS, PARAMS, 2) for one in (arm, beside, arm)]
+        assert turns[1].tokens == turns[0].tokens and turns[1].launches == turns[0].launches
+        assert 2 * sum(second.launches.values()) == sum(first.launches.values())
+
+
 def test_the_clock_stands_still_in_pauses(load: Callable[..., Engine]) -> None:
     """An arm would be charged with the baseline's slices."""
     with load() as engine:

@@ -108,10 +108,11 @@ def targets(bundle: Bundle) -> dict[str, Any]:
     return json.loads(inspect(bundle, "--json"))["targets"]
 
 
-def row(printed: str, target: str, title: str = "Engines") -> list[str]:
-    """The cells of a target's row in the table ``title``."""
+def row(printed: str, name: str, title: str = "Engines", column: int = 0) -> list[str]:
+    """The cells of the row of ``name``, which stands in ``column`` of the table ``title``."""
     lines = printed[printed.index(f"\n{title}") :].splitlines()
-    return next(cells for line in lines if (cells := [cell.strip() for cell in line.strip("│").split("│")])[0] == target)
+    rows = ([cell.strip() for cell in line.strip("│").split("│")] for line in lines)
+    return next(cells for cells in rows if cells[column:][:1] == [name])
 
 
 def test_facts(rtx: PlayedRtx, tmp_path: Path) -> None:
@@ -120,7 +121,7 @@ def test_facts(rtx: PlayedRtx, tmp_path: Path) -> None:
     built = facts["built"]
     assert (built["compute"], built["tool"], built["build_seconds"]) == ([80, 89], TOOL, 3.8)
     assert built["attention"] == {"fused": 1, "decomposed": 2}
-    assert built["graph_bytes"] == len(ENGINES) * PLAN_BYTES
+    assert built["graph_bytes"] == len(ENGINES) * PLAN_BYTES and built["engines"]["head"]["bytes"] == PLAN_BYTES
     assert [(p["name"], p["rows"], p["tokens"]) for p in built["profiles"]] == [(p.name, p.rows, p.tokens) for p in PROFILES]
     assert set(built["engines"]) == set(ENGINES) and built["engines"]["segment_1"]["outputs"][0]["name"] == "logits"
     assert built["here"] == "valid" and facts["cpu"]["here"] == "yes"
@@ -131,7 +132,9 @@ def test_the_table_of_engines(rtx: PlayedRtx, tmp_path: Path) -> None:
     """A column would hold another one's facts, and engines be listed with the graphs that ONNX Runtime loads."""
     printed = inspect(write_bundle(tmp_path))
     steps = "decode 1–4 × 1–13; prefill 1–4 × 1–64"
-    assert row(printed, "built") == ["built", TOOL, "80, 89", "3", "3.0 KiB", "3.8", "1 fused, 2 decomposed", steps]
+    assert row(printed, "built") == ["built", TOOL, "80, 89", "all 3", "3.0 KiB", "3.8", "1 fused, 2 decomposed", steps]
+    engines = [row(printed, name, column=3)[4:7] for name in ENGINES]
+    assert engines == [["1.0 KiB", "1.2", "1 fused"], ["1.0 KiB", "2.5", "2 decomposed"], ["1.0 KiB", "0.1", ""]]
     assert "cpu file" in printed and "built file" not in printed
 
 

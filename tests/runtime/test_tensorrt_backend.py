@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
@@ -19,7 +20,7 @@ from runtime.test_decode_loop import MODEL, expected, requests
 from runtime.tiny_device_backend import TinyDeviceBackend
 from runtime.tiny_generation import make_row, output
 from runtime.tiny_transformer import HIDDEN
-from tide_runtime.backends import element_types, tensorrt
+from tide_runtime.backends import element_types
 from tide_runtime.backends.device_step import DeviceSlots
 from tide_runtime.backends.element_types import ELEMENT_TYPES
 from tide_runtime.backends.tensorrt import TensorRtBackend, load_module
@@ -216,9 +217,11 @@ def test_caches_that_engines_copy_are_copied_back(bundle: Bundle) -> None:
 def test_engines_with_the_plugin_say_where_it_must_be(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
     """TensorRT says that a creator was not found."""
     monkeypatch.delenv("TIDE_PLUGINS_LIBRARY", raising=False)
+    registry = SimpleNamespace(get_creator=lambda name, version, namespace: None)
+    monkeypatch.setitem(sys.modules, "tensorrt", SimpleNamespace(get_plugin_registry=lambda: registry))  # type: ignore[arg-type]
     info = bundle.manifest.targets["rtx"]
     object.__setattr__(info, "tool", f"tensorrt {VERSION} on NVIDIA H200, router plugin")
-    with pytest.raises(TargetError, match="TIDE_PLUGINS_LIBRARY"):
+    with pytest.raises(TargetError, match=r"hold TIDE's router plugin: .*TIDE_PLUGINS_LIBRARY"):
         backend(bundle)
 
 
@@ -308,7 +311,7 @@ def test_engines_that_are_slower_here_say_so(bundle: Bundle) -> None:
 def test_engines_of_another_version_are_refused(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
     """TensorRT says that a magic number does not match."""
     info = bundle.manifest.targets["rtx"]
-    monkeypatch.setattr(tensorrt.importlib, "import_module", lambda name: SimpleNamespace(__version__="1.8.0"))
+    monkeypatch.setitem(sys.modules, "tensorrt_rtx", SimpleNamespace(__version__="1.8.0"))  # type: ignore[arg-type]
     with pytest.raises(TargetError, match=rf"built by tensorrt-rtx {VERSION}, here is 1.8.0; pip install .*=={VERSION}"):
         load_module(info)
 

@@ -45,17 +45,21 @@ class Config:
 
 
 class Network:
-    """The inputs and outputs of a parsed file; it holds no layers."""
+    """The inputs and outputs of a parsed file, and a layer for each operator: a parser goes by a plugin's name."""
 
     name = ""
 
     def __init__(self, recording: Recording, flags: int) -> None:
         assert flags == 1 << recording.trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED
+        self._recording = recording
         self.inputs: list[Any] = []
         self.outputs: list[Any] = []
+        self.layers: list[Any] = []
 
     def read(self, path: str) -> bool:
         graph = onnx.load(path).graph  # with its weights, which lie beside it
+        plugins = self._recording.plugins
+        self.layers = [SimpleNamespace(type="PLUGIN_V3" if node.op_type in plugins else node.op_type) for node in graph.node]
         self.inputs, self.outputs = ([self._tensor(v) for v in values] for values in (graph.input, graph.output))
         return True
 
@@ -65,6 +69,10 @@ class Network:
 
     num_inputs = property(lambda self: len(self.inputs))
     num_outputs = property(lambda self: len(self.outputs))
+    num_layers = property(lambda self: len(self.layers))
+
+    def get_layer(self, index: int) -> Any:
+        return self.layers[index]
 
     def get_input(self, index: int) -> Any:
         return self.inputs[index]
@@ -85,7 +93,8 @@ class Recording:
     """A module ``trt``, and what became of it.
 
     ``builds``: network name and configuration of every engine that was asked for. ``errors``: lines for the log while ``parsing``
-    or ``building``, which succeed all the same. ``goes_on``: what the last build's progress monitor has answered.
+    or ``building``, which succeed all the same. ``goes_on``: what the last build's progress monitor has answered. ``registered``:
+    names in the plugin registry; ``plugins``: those that the parser takes.
     """
 
     def __init__(self, version: str) -> None:
@@ -93,6 +102,8 @@ class Recording:
         self.parsed: list[Path] = []
         self.errors: dict[str, str] = {}
         self.goes_on: list[bool] = []
+        self.registered: set[str] = set()
+        self.plugins: set[str] = set()
         self.trt = SimpleNamespace(
             __version__=version,
             ILogger=type("ILogger", (), {"ERROR": 1}),
@@ -101,6 +112,8 @@ class Recording:
             ProfilingVerbosity=Members(),
             BuilderFlag=Members(),
             HardwareCompatibilityLevel=Members(),
+            LayerType=Members(),
+            get_plugin_registry=lambda: self,
             Builder=self._with_log,
             OnnxParser=lambda network, log: SimpleNamespace(parse_from_file=lambda path: self._parse(network, path)),
         )
@@ -117,6 +130,9 @@ class Recording:
     def _complain(self, doing: str) -> None:
         if doing in self.errors:
             self._log.log(self.trt.ILogger.ERROR, self.errors[doing])
+
+    def get_creator(self, name: str, version: str, namespace: str) -> str | None:
+        return name if (version, namespace) == ("1", "tide") and name in self.registered else None
 
     def create_network(self, flags: int) -> Network:
         return Network(self, flags)

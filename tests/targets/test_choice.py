@@ -7,11 +7,11 @@ import sys
 import pytest
 from tide_runtime.errors import TargetError
 from tide_runtime.present_gpu import PresentGpu
+from tide_runtime.tensorrt_module import TensorRTPackage
 
 from tide_export.targets import TARGETS, choice
 from tide_export.targets.choice import buildable, choose_targets
 from tide_export.targets.table import COLUMNS, target_row
-from tide_export.targets.tensorrt_module import TensorRTPackage
 
 
 @pytest.fixture

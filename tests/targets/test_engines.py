@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -21,9 +22,10 @@ from tide_export.targets.engine_cache import EngineCache
 from tide_export.targets.step_profiles import step_profiles
 
 HIDDEN = 32
+H100 = TARGETS["trt-sm_90"]
 # All that an engine is made from.
 ASKED = {
-    "target": "trt-sm_90",
+    "target": H100,
     "tool": "tensorrt 11.4.0",
     "dtype": "fp16",
     "profiles": step_profiles(max_batch=4, draft_limit=0, max_seq_len=64),
@@ -55,14 +57,15 @@ def build(recording: Recording, folder: Path, progress: ExportProgress | None = 
     cache, progress = EngineCache(folder.parent / "cache"), progress or ExportProgress(quiet=True)
     job = BuildJob(directory, workspace, asked["dtype"], asked["profiles"], progress, cache)
     lowered = LoweredModel([CutGraph("segment_0", product(asked["weight"], asked["activation"]), (0, 1))], [], [])
-    engines.build_engines(TARGETS[asked["target"]], recording.trt, asked["tool"], lambda *_: None, lowered, job)
+    engines.build_engines(asked["target"], recording.trt, asked["tool"], lambda *_: None, lowered, job)
     return job
 
 
 @pytest.mark.parametrize(
     "change",
     [
-        {"target": "trt-sm_80"},
+        {"target": TARGETS["trt-sm_80"]},
+        {"target": replace(H100, machine=replace(H100.machine, compute=(90, 100)))},
         {"tool": "tensorrt 11.5.0"},
         {"dtype": "bf16"},
         {"profiles": step_profiles(max_batch=8, draft_limit=0, max_seq_len=64)},

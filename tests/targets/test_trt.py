@@ -7,16 +7,20 @@ from pathlib import Path
 
 import onnx_ir as ir
 import pytest
+import tide_plugins.trt
+from export.made_up_calibration import exit_tensors
 from export.one_attention import SLOTS, one_attention
+from tide_runtime.calibration import ExitInfo
 from tide_runtime.engine_info import ProfileInfo
 from tide_runtime.errors import TargetError
 from tide_runtime.present_gpu import PresentGpu
 
 from tide_export.cut import CutGraph
+from tide_export.exit_graphs import exit_graph_model
 from tide_export.lower import LoweredModel
 from tide_export.passes.base import LoweringContext, run_passes
 from tide_export.progress import ExportProgress
-from tide_export.targets import TARGETS, trt
+from tide_export.targets import TARGETS
 from tide_export.targets.base import BuildJob
 from tide_export.targets.choice import check_options
 from tide_export.targets.engine_cache import EngineCache
@@ -40,8 +44,13 @@ def job(folder: Path, **options: bool) -> BuildJob:
     return BuildJob(directory, workspace, "fp16", PROFILES, progress, cache, trt=TrtOptions(**options))
 
 
-def build(name: str, work: BuildJob):
-    return TARGETS[name].builder.build(TARGETS[name], lowered_for_v100(), work)
+def build(name: str, work: BuildJob, lowered: LoweredModel | None = None):
+    return TARGETS[name].builder.build(TARGETS[name], lowered or lowered_for_v100(), work)
+
+
+def with_router() -> LoweredModel:
+    info = ExitInfo(1, "identity", "mlp", 0.5)
+    return LoweredModel([*lowered_for_v100().graphs, exit_graph_model(info, exit_tensors(info, 4), 4, "fp16")], [], [])
 
 
 def test_an_engine_for_v100(machine, tmp_path):
@@ -108,14 +117,31 @@ def test_the_routers_plugin(machine, tmp_path, monkeypatch):
     library = tmp_path / "libtide_plugins.so"
     library.write_bytes(b"kernels")
     monkeypatch.setenv("TIDE_PLUGINS_LIBRARY", str(library))
-    monkeypatch.setattr(trt, "_load_plugins", loaded.append)
-    info = build("trt-sm_90", job(tmp_path / "a", version_compatible=True))
+    monkeypatch.setattr(tide_plugins.trt, "load", loaded.append)
+    recording.registered = recording.plugins = {"TideExitRouter"}
+    info = build("trt-sm_90", job(tmp_path / "a", version_compatible=True), with_router())
     assert loaded == [str(library)] and "router plugin" in info.tool
     assert recording.builds[0][1].plugins_to_serialize == loaded
     built = len(recording.builds)
     library.write_bytes(b"other kernels")
-    build("trt-sm_90", job(tmp_path / "b", version_compatible=True))
+    build("trt-sm_90", job(tmp_path / "b", version_compatible=True), with_router())
     assert len(recording.builds) == 2 * built  # engines from the cache would have the old ones
+    recording.plugins = set()
+    with pytest.raises(TargetError, match=r"made 0 router plugins of 1.*unset TIDE_PLUGINS_LIBRARY"):
+        build("trt-sm_90", job(tmp_path / "c"), with_router())
+
+
+def test_routers_without_their_plugin(machine, tmp_path, monkeypatch, capsys):
+    """A bundle without routers would ask for a library that it does not need; one with them be slow without a word."""
+    recording = machine(H200, "11.4.0")
+    info = build("trt-sm_90", replace(job(tmp_path / "a"), progress=ExportProgress(quiet=False)), with_router())
+    assert "router plugin" not in info.tool and len(recording.builds) == 2
+    assert "set TIDE_PLUGINS_LIBRARY" in " ".join(capsys.readouterr().err.split())
+    recording.registered = {"TideExitRouter"}  # by the caller: the parser would take it, and the manifest not know
+    with pytest.raises(TargetError, match="set TIDE_PLUGINS_LIBRARY to its library"):
+        build("trt-sm_90", job(tmp_path / "c"), with_router())
+    monkeypatch.setenv("TIDE_PLUGINS_LIBRARY", str(tmp_path / "missing.so"))
+    assert "router plugin" not in build("trt-sm_90", job(tmp_path / "b")).tool
 
 
 @pytest.mark.parametrize(

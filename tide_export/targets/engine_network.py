@@ -9,9 +9,12 @@ from typing import Any
 from tide_runtime.errors import TargetError
 from tide_runtime.manifest import ProfileInfo, TensorInfo
 
+from tide_export.router_function import NAME as ROUTER
+
 from .attention_repair import cache_updates, check_attentions, check_cache_updates, repair_attentions
 from .build_log import build_log, require_no_errors
 from .graph_files import GraphFile
+from .router_plugin import check_routers
 
 _DTYPES = {"FLOAT": "fp32", "HALF": "fp16", "BF16": "bf16", "INT32": "int32", "INT64": "int64", "BOOL": "bool"}
 
@@ -62,6 +65,7 @@ def read_network(trt: Any, file: GraphFile, repair: Callable[[Any, Any], None] =
     if attentions:  # releases without such operators have no classes for them either
         repair(trt, network)
         check_attentions(trt, network, attentions)
+    check_routers(trt, network, file.operators[ROUTER])
     aliases = cache_updates(trt, network) if updates else {}
     check_cache_updates(network, aliases, updates)
     return EngineNetwork(trt, file, log, builder, network, parser, attentions, aliases)

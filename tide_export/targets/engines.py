@@ -55,7 +55,8 @@ def _engine(
 ) -> tuple[BuiltEngine, EngineInfo, bool]:
     """The engine of one graph, what the manifest says of it, and whether it was known."""
     profiles = json.dumps([dataclasses.asdict(profile) for profile in settings.profiles])
-    key = engine_key([str(_RECIPE), tool, target.name, job.dtype, profiles, file.digest])
+    compute = json.dumps(target.machine.compute)
+    key = engine_key([str(_RECIPE), tool, target.name, compute, job.dtype, profiles, file.digest])
     known = None if job.rebuild else job.cache.load(key)
     network = read_network(trt, file)
     built = known or build_engine(network, lambda: read_network(trt, file), settings, job.progress, f"{target.name} {file.name}")

@@ -6,9 +6,12 @@ loaded, the runtime compiles its kernels for the GPU it finds. https://docs.nvid
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from tide_plugins.architectures import ARCHITECTURES, Architecture
 from tide_runtime.manifest import TargetInfo
+from tide_runtime.tensorrt_module import RTX
 
 from tide_export.passes.attention_standard import lower_attention_standard
 from tide_export.passes.canonicalize import canonicalize
@@ -21,20 +24,11 @@ from tide_export.passes.static_reshape import static_reshape
 
 from .base import BuildJob, Machine, Target
 from .engines import build_engines
-from .tensorrt_module import RTX
 
 if TYPE_CHECKING:
     from tide_export.lower import LoweredModel
 
-# Volta, Hopper and the data centre's Blackwell are not among what this release compiles for.
-_GPUS = {
-    75: "T4, RTX 20",
-    80: "A100, A30",
-    86: "A10, A40, RTX 30",
-    89: "L4, L40, RTX 40",
-    120: "RTX 50, RTX PRO Blackwell",
-    121: "GB10 (DGX Spark)",
-}
+_GPUS = [architecture for architecture in ARCHITECTURES if architecture.rtx]
 
 
 class RtxEngines:
@@ -55,16 +49,15 @@ class RtxEngines:
         return build_engines(target, trt, f"tensorrt-rtx {trt.__version__}", configure, lowered, job)
 
 
-def _target(name: str, compute: tuple[int, ...]) -> Target:
-    narrow = min(compute) < 80  # the first GPUs with bf16 are Ampere's
+def _target(name: str, gpus: Sequence[Architecture]) -> Target:
     layers = (static_caches, inline_functions, lower_attention_standard)
     return Target(
         name=name,
         backend="tensorrt-rtx",
-        dtypes=("fp32", "fp16") if narrow else ("fp32", "fp16", "bf16"),
+        dtypes=("fp32", "fp16", "bf16") if all(gpu.has_bf16 for gpu in gpus) else ("fp32", "fp16"),
         machine=Machine(
-            compute=compute,
-            examples="; ".join(_GPUS[number] for number in compute),
+            compute=tuple(gpu.compute for gpu in gpus),
+            examples="; ".join(gpu.devices for gpu in gpus),
             backend="TensorRT-RTX 1.7",
             cuda="13",
             built="on any machine",
@@ -78,6 +71,6 @@ def _target(name: str, compute: tuple[int, ...]) -> Target:
 
 
 RTX_TARGETS = (
-    *(_target(f"rtx-sm_{compute}", (compute,)) for compute in _GPUS),
-    _target("rtx-ampere+", tuple(compute for compute in _GPUS if compute >= 80)),
+    *(_target(f"rtx-sm_{gpu.compute}", [gpu]) for gpu in _GPUS),
+    _target("rtx-ampere+", [gpu for gpu in _GPUS if gpu.compute >= 80]),
 )

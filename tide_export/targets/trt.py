@@ -7,16 +7,14 @@ https://docs.nvidia.com/deeplearning/tensorrt/
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import os
 import shutil
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tide_plugins.architectures import ARCHITECTURES, Architecture
 from tide_runtime.errors import TargetError
 from tide_runtime.manifest import TargetInfo
 from tide_runtime.present_gpu import PresentGpu, present_gpu
+from tide_runtime.tensorrt_module import TENSORRT, TENSORRT_VOLTA
 
 from tide_export.passes.attention_standard import lower_attention_standard
 from tide_export.passes.canonicalize import canonicalize
@@ -29,7 +27,7 @@ from tide_export.passes.static_reshape import static_reshape
 from . import trt_sm_70
 from .base import BuildJob, Machine, Target
 from .engines import ENGINE_FOLDER, build_engines
-from .tensorrt_module import TENSORRT, TENSORRT_VOLTA
+from .router_plugin import load_router_plugin, plugin_key
 from .timing_cache import TimingCache
 
 if TYPE_CHECKING:
@@ -48,10 +46,8 @@ class TrtEngines:
 
     def build(self, target: Target, lowered: LoweredModel, job: BuildJob) -> TargetInfo:
         trt, gpu, options = _load(target), _gpu(target), job.trt
-        plugins = "" if gpu.compute == _VOLTA else os.environ.get("TIDE_PLUGINS_LIBRARY", "")
-        if plugins:
-            _load_plugins(plugins)
-        tool = f"tensorrt {trt.__version__} on {gpu.name}{_plugin_of(plugins)}"
+        plugins = load_router_plugin(trt, job.files(lowered), job.progress) if gpu.compute != _VOLTA else ""
+        tool = f"tensorrt {trt.__version__} on {gpu.name}{plugin_key(plugins)}"
         timings = TimingCache(job.cache.folder.parent / "timings", tool)
 
         def configure(trt: Any, config: Any) -> None:
@@ -83,17 +79,6 @@ def _gpu(target: Target) -> PresentGpu:
     return gpu
 
 
-def _load_plugins(library: str) -> None:
-    from tide_plugins.trt import load
-
-    load(library)
-
-
-def _plugin_of(library: str) -> str:
-    """Part of every engine's key: another library has other kernels."""
-    return f", router plugin {hashlib.sha256(Path(library).read_bytes()).hexdigest()[:8]}" if library else ""
-
-
 def _keep_weights(target: Target, lowered: LoweredModel, job: BuildJob) -> None:
     """The graphs and their weights beside the engines, which are refitted from them when they are loaded."""
     folder = job.directory / ENGINE_FOLDER / target.name
@@ -107,7 +92,7 @@ def _target(architecture: Architecture) -> Target:
     return Target(
         name=f"trt-sm_{architecture.compute}",
         backend="tensorrt",
-        dtypes=("fp32", "fp16") if architecture.compute < 80 else ("fp32", "fp16", "bf16"),
+        dtypes=("fp32", "fp16", "bf16") if architecture.has_bf16 else ("fp32", "fp16"),
         machine=Machine(
             compute=(architecture.compute,),
             examples=architecture.devices,

@@ -6,17 +6,12 @@ import importlib
 from typing import Any
 
 from tide_runtime.errors import TargetError
+from tide_runtime.tensorrt_module import TENSORRT
 
 
 def tensorrt() -> Any:
     """The module ``tensorrt``. Raises TargetError when it cannot be imported."""
-    try:
-        return importlib.import_module("tensorrt")
-    except ImportError as error:
-        raise TargetError(
-            f"TensorRT's Python package cannot be imported ({error}); install the one of your CUDA release, such as "
-            "`pip install tensorrt-cu13`, or take the package of an installed TensorRT"
-        ) from error
+    return TENSORRT.imported()
 
 
 def tensorrt_plugin() -> Any:

@@ -93,8 +93,10 @@ class StepPositions:
 
     def arrange(self, counts: Sequence[int], wanted: Sequence[int]) -> None:
         """``counts[b]`` tokens of each row, logits for the last ``wanted[b]``. What is left over points to places that exist."""
+        if self._one:
+            return
         arranged = [*counts], [*wanted]
-        if self._one or self._arranged == arranged:
+        if self._arranged == arranged:
             return
         self._arranged = arranged
         # Lists, as uneven steps have few tokens, and arithmetic on arrays takes a microsecond or more each time.

@@ -7,9 +7,7 @@ tests drive it with a recorded API over host memory.
 
 from __future__ import annotations
 
-import importlib
 import math
-import os
 import warnings
 from collections import Counter
 from collections.abc import Mapping
@@ -29,9 +27,7 @@ from tide_runtime.engine_info import EngineInfo
 from tide_runtime.engine_validity import SLOWER
 from tide_runtime.errors import BundleError, ParamsError, TargetError
 from tide_runtime.manifest import HEAD, TargetInfo
-
-_MODULES = {"tensorrt": "tensorrt", "tensorrt-rtx": "tensorrt_rtx"}
-_EXTRAS = {"tensorrt": "tensorrt", "tensorrt-rtx": "rtx"}
+from tide_runtime.tensorrt_module import RTX, TENSORRT, TENSORRT_VOLTA, TensorRTPackage
 
 
 class TensorRtBackend:
@@ -55,7 +51,7 @@ class TensorRtBackend:
         self.copies_caches = any(_apart(engine) for engine in self._info.engines.values())
         device.use()
         self._log = trt.Logger(trt.Logger.WARNING)
-        _load_plugins(trt, self._info)
+        _load_plugins(self._info)
         self._runtime = trt.Runtime(self._log)
         if "version-compatible" in (self._info.tool or ""):
             self._runtime.engine_host_code_allowed = True  # such engines bring the runtime that runs them
@@ -207,25 +203,27 @@ def _apart(engine: EngineInfo) -> list[str]:
     return [tensor.name for tensor in engine.outputs if "_cache_out_" in tensor.name and tensor.name not in engine.aliases]
 
 
-def _load_plugins(trt: Any, target: TargetInfo) -> None:
-    """Engines with the router plugin need its library. Raises TargetError when nobody has said where it is."""
+def _load_plugins(target: TargetInfo) -> None:
+    """Engines with the router plugin need its library. Raises TargetError when it cannot be loaded."""
     if "router plugin" not in (target.tool or ""):
         return
-    library = os.environ.get("TIDE_PLUGINS_LIBRARY")
-    if not library:
-        raise TargetError(
-            "the engines hold TIDE's router plugin; set TIDE_PLUGINS_LIBRARY to its library (plugins/trt says how to build it)"
-        )
-    trt.get_plugin_registry().load_library(library)
+    from tide_plugins.trt import load
+
+    try:
+        load()
+    except TargetError as error:
+        raise TargetError(f"the engines hold TIDE's router plugin: {error}") from error
+
+
+def _package(target: TargetInfo) -> TensorRTPackage:
+    if target.backend == "tensorrt-rtx":
+        return RTX
+    return TENSORRT_VOLTA if target.compute == [70] else TENSORRT
 
 
 def load_module(target: TargetInfo) -> Any:
     """The Python module of the target's TensorRT. Raises TargetError, with the pip command, when it is missing or another."""
-    module, extra = _MODULES[target.backend], _EXTRAS[target.backend]
-    try:
-        trt = importlib.import_module(module)
-    except (ImportError, OSError, RuntimeError) as error:  # the last two: its libraries are missing
-        raise TargetError(f"the package {module} cannot be imported ({error}); pip install 'tide-llm[{extra}]'") from error
+    trt = _package(target).imported()
     built = (target.tool or "").split()
     if len(built) > 1 and built[1] != trt.__version__ and "version-compatible" not in (target.tool or ""):
         raise TargetError(

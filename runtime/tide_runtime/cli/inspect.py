@@ -115,6 +115,7 @@ def _graph_bytes(manifest: Manifest, target: str, graph: str) -> int:
 def _target_facts(manifest: Manifest, name: str) -> dict[str, Any]:
     target = manifest.targets[name]
     graphs = set(target.graphs.values())
+    sizes = {graph: manifest.files[file].bytes for graph, file in target.graphs.items()}
     folders = {Path(file).parent for file in graphs}
     others = [other for other in manifest.targets.values() if other is not target]
     foreign = {file for other in others for file in (*other.graphs.values(), other.weights)} - {target.weights}
@@ -127,7 +128,7 @@ def _target_facts(manifest: Manifest, name: str) -> dict[str, Any]:
         "uncut_bytes": _graph_bytes(manifest, name, UNCUT),
         "weight_bytes": sum(manifest.files[file].bytes for file in weights),
         "passes": target.passes,
-        **(engine_facts(target) if target.engines else {}),
+        **(engine_facts(target, sizes) if target.engines else {}),
     }
 
 

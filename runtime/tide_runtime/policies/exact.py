@@ -16,7 +16,7 @@ import numpy as np
 from tide_runtime.backends.base import Slots
 from tide_runtime.draft_control import DraftControl, copy_lengths, next_reach
 from tide_runtime.executor import Executor, Guess
-from tide_runtime.exit_gain import BatchGate
+from tide_runtime.exit_gain import ExitGate
 from tide_runtime.manifest import Manifest
 from tide_runtime.policies.full import FullDepth
 from tide_runtime.policies.options import DepthOptions
@@ -28,6 +28,7 @@ from tide_runtime.verification import Draft, verify
 
 _DEFAULT_LIMIT, _COPY_LIMIT = 8, 12  # drafts with exits, without a calibration; copies cost no draft, so they go further
 _MOST_EXPECTED = 1.3  # gain of exits' drafts at first; a text may be unlike the calibration's, and more would hide it longer
+_DISCOURAGED = 4  # see `Trial`: a draft in vain costs half a step, four times what a vain question of policy `exit` costs
 
 
 class ExactDepth:
@@ -50,7 +51,7 @@ class ExactDepth:
         shares = calibration.exit_depths if calibration is not None else {}
         known = {int(layers): share for layers, share in shares.items()}
         unmeasured = calibration is None or calibration.costs is None
-        self.gate = BatchGate(self.costs, self.exits, known, propagate=False, unknown=unmeasured)
+        self.gate = ExitGate(self.costs, self.exits, known, False, predicted.get("exact:router"), unknown=unmeasured)
 
     def prefill(self, slots: Slots, row: Row) -> int:
         token = self.full.prefill(slots, row)
@@ -60,14 +61,17 @@ class ExactDepth:
 
     def trial_of(self, row: Row) -> Trial:
         """Of exits, at first. The calibration foretells greedy decoding; of what is drawn at random fewer drafts are right."""
-        return Trial(self.expected if row.params.greedy else min(self.expected, BENEFIT_OF_DOUBT))
+        expected = self.expected if row.params.greedy else min(self.expected, BENEFIT_OF_DOUBT)
+        return Trial(expected, discouraged=_DISCOURAGED)
 
     def decode(self, slots: Slots, rows: Sequence[Row]) -> list[list[int]]:
-        drafts = self._copy(rows)
+        drafts = self._copy(rows) if self._guess(rows) else [[] for _ in rows]
         asking = self._asking(rows, drafts)
-        asked_ms = self._draft_with_exits(slots, rows, asking, drafts) if asking else 0.0
-        if not any(drafts) and not asking:
+        if not asking and not any(drafts):
             return self._plain(slots, rows)
+        for row in rows:
+            row.frontier.reset(row.length)  # plain steps leave it where it was
+        asked_ms = self._draft_with_exits(slots, rows, asking, drafts)
         fresh = [row.known - row.frontier.done[0] for row in rows]
         waiting = [len(made) + 1 for made in drafts]
         deep = self.executor.advance(slots, rows, range(len(rows)), 0, self.executor.depth, waiting)
@@ -83,29 +87,30 @@ class ExactDepth:
         return tokens
 
     def _may_ask(self, rows: Sequence[Row]) -> bool:
-        return bool(self.exits) and self.gate.opens(rows[0].width)
+        return bool(self.exits) and self.gate.opens(rows[0].width, rows[0].params.greedy)
 
     def _plain(self, slots: Slots, rows: Sequence[Row]) -> list[list[int]]:
-        """Nobody drafts: a step of `full`."""
+        """Nobody drafts, as at most tokens of most texts: a step of `full`, with little around it."""
         chosen = self.full.decode(slots, rows)
         for row, tokens in zip(rows, chosen, strict=True):
-            row.frontier.reset(row.length)
             row.depth.record_plain(self.num_layers)
             if row.control.guess:
                 row.control.learn(tokens)
-            row.control.exits.rest(1)
+            if self.exits:
+                row.control.exits.rest(1)
         return chosen
 
-    def _copy(self, rows: Sequence[Row]) -> list[list[Draft]]:
-        """Drafts from the text so far, placed behind the rows' ends, where they are likely enough to pay."""
+    def _guess(self, rows: Sequence[Row]) -> bool:
+        """Note how each text may go on by what it said before; whether any may."""
         if not self.copies:
-            return [[] for _ in rows]
+            return False
         for row in rows:
-            room = min(self.copy_limit, self._room(row))
-            row.control.guess = row.control.ngram.draft(row.tokens, row.end, room)
+            row.control.guess = row.control.ngram.draft(row.tokens, row.end, min(self.copy_limit, self._room(row)))
+        return any(row.control.guess for row in rows)
+
+    def _copy(self, rows: Sequence[Row]) -> list[list[Draft]]:
+        """Drafts from the guesses, placed behind the rows' ends, where they are likely enough to pay."""
         controls = [row.control for row in rows]
-        if not any(control.guess for control in controls):  # as at most tokens of most texts
-            return [[] for _ in rows]
         gain = fmean(control.exits.gain for control in controls) if self._may_ask(rows) else 1.0
         lengths = copy_lengths(controls, self.costs.full, gain, self._worth(rows))
         return [self._place_copy(row, row.control.guess[:n]) if n else [] for row, n in zip(rows, lengths, strict=True)]

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from tide_runtime.backends.base import Slots
 from tide_runtime.errors import ParamsError
 from tide_runtime.executor import Executor, Guess
-from tide_runtime.exit_gain import BatchGate
+from tide_runtime.exit_gain import ExitGate
 from tide_runtime.exits import Exit
 from tide_runtime.manifest import Manifest
 from tide_runtime.policies.exit_refusals import check_fills, check_tails, no_exit, too_deep
@@ -56,7 +56,8 @@ class ExitDepth:
             raise ParamsError(too_deep(stops[-1].exit.info.checkpoint, options) if stops else no_exit(manifest))
         known = manifest.calibration if options.threshold is None else None  # with other thresholds shares are not known
         exits, shares = [stop.exit for stop in self.stops], known.exit_depths if known is not None else {}
-        self.gate = BatchGate(self.costs, exits, {int(layers): share for layers, share in shares.items()}, propagate)
+        predicted = known.predicted.get("exit") if known is not None else None
+        self.gate = ExitGate(self.costs, exits, {int(layers): share for layers, share in shares.items()}, propagate, predicted)
         if propagate or options.prefill_exit:
             check_fills(manifest)
         self.asks_always = False  # also where it does not pay
@@ -75,7 +76,7 @@ class ExitDepth:
         if all(row.trial.resting and row.frontier.done[-1] == row.length and not self._over_budget(row) for row in rows):
             return self._plain(slots, rows)
         budget = rows[0].params.depth_budget  # must be kept whatever that costs
-        if budget is None and not self.asks_always and not self.gate.opens(rows[0].width):
+        if budget is None and not self.asks_always and not self.gate.opens(rows[0].width, rows[0].params.greedy):
             return self._leave_to_full(slots, rows)
         self._make_room(slots, rows)
         tokens: list[list[int]] = [[] for _ in rows]

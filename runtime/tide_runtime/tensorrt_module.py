@@ -1,4 +1,4 @@
-"""TensorRT and TensorRT-RTX through one door: two packages with one API, of which RTX's compiles for GPUs that are not there."""
+"""TensorRT and TensorRT-RTX through one door, to export, to run and for plugins: two packages with one API."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tide_runtime.errors import TargetError
 
 @dataclass(frozen=True)
 class TensorRTPackage:
-    """One of the two. ``least``: the oldest release with all that our networks ask of it; ``last``: the newest that will do."""
+    """One of the two. ``least``: the oldest release that builds what our networks ask of it; ``last``: the newest that does."""
 
     module: str
     title: str
@@ -20,12 +20,16 @@ class TensorRTPackage:
     pip: str
     last: tuple[int, int] | None = None
 
-    def load(self) -> Any:
-        """The imported module. Raises TargetError, with the pip command, when it is missing, broken or too old."""
+    def imported(self) -> Any:
+        """The module, of whatever release. Raises TargetError, with the pip command, when it is missing or broken."""
         try:
-            module = importlib.import_module(self.module)
+            return importlib.import_module(self.module)
         except (ImportError, OSError, RuntimeError) as error:  # the last two: its libraries are missing or cannot be fetched
             raise TargetError(f"{self.title}'s Python package {self.module} cannot be imported ({error}); {self.pip}") from error
+
+    def load(self) -> Any:
+        """The module, to build engines with. Raises TargetError like `imported`, and for a release that cannot."""
+        module = self.imported()
         if release(module) < self.least or (self.last is not None and release(module) > self.last):
             least, last = (".".join(map(str, numbers)) for numbers in (self.least, self.last or ()))
             wanted = f"{least} to {last}" if last else f"{least} or newer"

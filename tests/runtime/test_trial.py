@@ -1,0 +1,37 @@
+"""When a gamble is given up, and for how long."""
+
+from __future__ import annotations
+
+import pytest
+from tide_runtime.trial import Trial
+
+IN_VAIN, A_WIN = (1.0, 1.5), (3.0, 1.5)  # tokens, cost
+
+
+def rests(trial: Trial, tries: list[tuple[float, float]]) -> list[float]:
+    """The rests that ``tries`` lead to; whoever rests, rests to the end."""
+    found = []
+    for tokens, cost in tries:
+        trial.saw(tokens, cost)
+        if not trial.asks:
+            found.append(trial.resting)
+            trial.rest(trial.resting)
+    return found
+
+
+@pytest.mark.parametrize(("discouraged", "expected"), [(2, [32, 64, 128, 256, 512, 512]), (4, [32, 128, 512, 512])])
+def test_rests_grow_while_nothing_is_won(discouraged: int, expected: list[float]) -> None:
+    """Hopeless text would be asked for ever; or, where a try in vain costs half a step, four times in 128 tokens."""
+    assert rests(Trial(1.0, discouraged=discouraged), [IN_VAIN] * len(expected)) == expected
+
+
+def test_who_has_won_is_asked_again_sooner() -> None:
+    """A text whose easy parts come late would be given up for good."""
+    trial = Trial(1.0, discouraged=4)
+    assert rests(trial, [IN_VAIN, A_WIN]) == [32]
+    assert rests(trial, [IN_VAIN] * 9)[:2] == [32, 64]
+
+
+def test_what_pays_goes_on() -> None:
+    """One miss among wins would end it."""
+    assert rests(Trial(1.0), [A_WIN, A_WIN, IN_VAIN, A_WIN, IN_VAIN, A_WIN]) == []
