@@ -29,28 +29,34 @@ def engine_facts(target: TargetInfo, sizes: Mapping[str, int]) -> dict[str, Any]
 
 
 def engines_table(targets: dict[str, Any]) -> list[Table]:
-    """A row for each target with engines, below it one for each of them; no table when there is none."""
+    """A row for each target with engines, and a table of the engines themselves; none when no target has any."""
     built = {name: facts for name, facts in targets.items() if "engines" in facts}
     if not built:
         return []
-    table = Table(title="Engines", title_justify="left", title_style="bold")
-    for column in ("target", "built with", "sm", "engine", "size", "build s", "attentions", "steps"):
-        table.add_column(column, justify="right" if column in ("size", "build s") else "left", overflow="fold")
+    summary = _table("Engines", "target", "built with", "sm", "engines", "size", "build s", "steps")
+    each = _table("Each engine", "target", "engine", "size", "build s", "attentions")
     for name, facts in built.items():
-        table.add_row(
+        summary.add_row(
             name,
             facts["tool"],
             ", ".join(map(str, facts["compute"])),
-            f"all {len(facts['engines'])}",
+            str(len(facts["engines"])),
             human_size(facts["graph_bytes"]),
             f"{facts['build_seconds']:.1f}",
-            ", ".join(f"{count} {kind}" for kind, count in facts["attention"].items()),
             "; ".join(_steps(profile) for profile in facts["profiles"]),
         )
-        for engine, own in facts["engines"].items():
-            attention = f"{own['attentions']} {own['attention']}" if own["attentions"] else ""
-            table.add_row("", "", "", engine, human_size(own["bytes"]), f"{own['build_seconds']:.1f}", attention, "")
-    return [table]
+        for graph, engine in facts["engines"].items():
+            attention = f"{engine['attentions']} {engine['attention']}" if engine["attentions"] else ""
+            each.add_row(name, graph, human_size(engine["bytes"]), f"{engine['build_seconds']:.1f}", attention)
+    return [summary, each]
+
+
+def _table(title: str, *columns: str) -> Table:
+    table = Table(title=title, title_justify="left", title_style="bold")
+    for column in columns:
+        number = column in ("engines", "size", "build s")
+        table.add_column(column, justify="right" if number else "left", overflow="fold", no_wrap=column == "target")
+    return table
 
 
 def _steps(profile: dict[str, Any]) -> str:
