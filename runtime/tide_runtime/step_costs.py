@@ -86,10 +86,11 @@ class StepCosts:
         last = len(self._edges) - 2
         return graph + self.segments(rows, rows, last, last + 1) + single.logits_ms
 
-    def _asking(self, rows: int, first: int, exit: Exit, with_head: bool = True) -> float:
-        """Running a token of each row from boundary ``first`` to ``exit`` and asking it, the loop included."""
+    def _asking(self, rows: int, first: int, exit: Exit, with_head: bool = True, again: bool = True) -> float:
+        """Running a token of each row from boundary ``first`` to ``exit`` and asking it, the loop included; ``again``: the token
+        before stopped early too, so that the first layers' weights are still in the caches."""
         step, shallow = self.step(rows, rows), self.segments(rows, rows, first, exit.boundary)
-        warm = self._warm_share(exit) if first == 0 else 1.0
+        warm = self._warm_share(exit) if first == 0 and again else 1.0
         return warm * shallow + self.ask(rows, exit, with_head) + step.host_ms + step.ask_extra_ms
 
     def _warm_share(self, exit: Exit) -> float:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 _KEPT = 0.9  # of the past, at each outcome
 _SHORT_REST, _LONG_REST = 32, 512  # tokens
-_LONGER = 2  # times, the next rest after a loss
+_LONGER, _NEVER_WON = 2, 4  # times, the next rest after a loss: of who has won before, of who never has
 _FIRST, _AGAIN = 2.0, 1.0  # how much the expectation weighs at the start, and after a rest
 BENEFIT_OF_DOUBT = 1.1  # the gain expected of a gamble that nobody has calibrated
 
@@ -17,12 +17,9 @@ class Trial:
 
     Args:
         expected: the gain at first.
-        discouraged: times the next rest as long, after a loss, while no try has ever won; a try that costs more should be
-            repeated less.
     """
 
     expected: float = BENEFIT_OF_DOUBT
-    discouraged: int = _LONGER
     tokens: float = field(init=False)
     cost: float = field(init=False)
     resting: float = 0  # tokens until it is tried again
@@ -47,7 +44,7 @@ class Trial:
         self.tokens, self.cost = _KEPT * self.tokens + tokens, _KEPT * self.cost + cost
         self.won |= tokens > cost
         if self.tokens < self.cost:
-            longer = _LONGER if self.won else self.discouraged
+            longer = _LONGER if self.won else _NEVER_WON
             self.resting, self.next_rest = self.next_rest, min(longer * self.next_rest, _LONG_REST)
             self._expect(_AGAIN)
         elif self.tokens > BENEFIT_OF_DOUBT * self.cost:

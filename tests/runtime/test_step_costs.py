@@ -10,6 +10,7 @@ from runtime.tiny_generation import Request, make_row
 from runtime.tiny_transformer import TinyTransformer
 from tide_runtime.backends.step_arrays import StepShape
 from tide_runtime.calibration import CostTable, ExitInfo, StepCost
+from tide_runtime.exits import bundle_exits
 from tide_runtime.manifest import HEAD
 from tide_runtime.params import GenerationParams
 from tide_runtime.policies import make_policy
@@ -91,3 +92,16 @@ def test_rows_that_draw_at_random_pay_for_it(temperature: float) -> None:
 
     assert (asked(100.0) < asked(0.0) / 2) is (temperature > 0)
     assert asked(0.0) > 10
+
+
+def test_an_exit_asked_after_a_deep_token_finds_the_caches_cold() -> None:
+    """A lone question in vain was priced as one of many: random weights were asked five times a text, at a quarter step each."""
+    exit = ExitInfo(2, "identity", "max_probability", 0.5, exit_threshold=0.5)
+    manifest = tiny_manifest(TinyTransformer(0, (0.5,) * 4, 11, 40), (2,), [exit])
+    assert manifest.calibration is not None
+    steps = [StepCost(1, seq, 0.1, 1.0, 0.2, 0.0, 0.1) for seq in (1, 16)]
+    table = CostTable("numpy", "", 4.0, steps, warm_shares={"2": [0.6]})
+    costs = StepCosts(replace(manifest, calibration=replace(manifest.calibration, costs=table)))
+    (asked,) = bundle_exits(manifest)
+    shallow = costs.segments(1, 1, 0, asked.boundary)
+    assert costs.asking(1, 0, asked, again=False) - costs.asking(1, 0, asked) == pytest.approx(0.4 * shallow)

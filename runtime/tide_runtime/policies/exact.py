@@ -28,7 +28,6 @@ from tide_runtime.verification import Draft, verify
 
 _DEFAULT_LIMIT, _COPY_LIMIT = 8, 12  # drafts with exits, without a calibration; copies cost no draft, so they go further
 _MOST_EXPECTED = 1.3  # gain of exits' drafts at first; a text may be unlike the calibration's, and more would hide it longer
-_DISCOURAGED = 4  # see `Trial`: a draft in vain costs half a step, four times what a vain question of policy `exit` costs
 
 
 class ExactDepth:
@@ -62,7 +61,7 @@ class ExactDepth:
     def trial_of(self, row: Row) -> Trial:
         """Of exits, at first. The calibration foretells greedy decoding; of what is drawn at random fewer drafts are right."""
         expected = self.expected if row.params.greedy else min(self.expected, BENEFIT_OF_DOUBT)
-        return Trial(expected, discouraged=_DISCOURAGED)
+        return Trial(expected)
 
     def decode(self, slots: Slots, rows: Sequence[Row]) -> list[list[int]]:
         drafts = self._copy(rows) if self._guess(rows) else [[] for _ in rows]

@@ -152,7 +152,7 @@ class ExitDepth:
         them, itself included."""
         total, first = 0.0, 0
         for stop, count in zip(self.stops, asked, strict=True):
-            total += count * self.costs.asking(1, first, stop.exit)
+            total += count * self.costs.asking(1, first, stop.exit, again=waited != 1)
             first = stop.exit.boundary
         if waited:
             last, deep = self.costs.step(1, 1), self.skipped.run_deep(waited)
