@@ -1,8 +1,9 @@
 """Does a GPU that drives decoding by itself say what the host would say? One CUDA graph for many tokens against the host's loop.
 
-Policies `full` and `exit`, the latter with one exit that half of the tokens take (`one_exit`); whole texts, and texts that an EOS
-token ends in the middle of a launch. In fp16 with ONNX Runtime, whose fp32 attention needs the host; in fp32 with TensorRT's
-engines, which alone can be asked for exits from the device: small differences then decide about few tokens.
+Policies `full` and `exit`, the latter with two exits that half of the tokens take each (`made_up_exits`), one condition inside
+the other; whole texts, and texts that an EOS token ends in the middle of a launch. In fp16 with ONNX Runtime, whose fp32
+attention needs the host; in fp32 with TensorRT's engines, which alone can be asked for exits from the device: small differences
+then decide about few tokens.
 Exit code 0: the device drives everything and says the same; 1: it does not; 2: not run, or not all of it.
 """
 
@@ -31,7 +32,8 @@ _ROWS, _NEW, _ENDS = (1, 4), 96, 3  # rows at once; new tokens; EOS tokens that 
 
 
 def compare(engine: Engine, prompts: Prompts) -> dict[str, Any]:
-    """Why the host drove (``reason``, None: it did not), texts that differ, ms a token, and the share of tokens that left early.
+    """Why the host drove (``reason``, None: it did not), texts that differ, ms a token, and the share of tokens that left early,
+    and that took whichever way out was taken least.
 
     Tokens that come up for the first time at several places serve as EOS: they do not all stand at the end of a launch.
     """
@@ -47,6 +49,7 @@ def compare(engine: Engine, prompts: Prompts) -> dict[str, Any]:
     refused = [str(warning.message) for warning in heard if "driven from the host" in str(warning.message)]
     texts = [(ours.token_ids, theirs.token_ids) for pair in pairs for ours, theirs in zip(*pair, strict=True)]
     depths = [depth for row in whole[0] for depth in row.stats.token_depths]
+    ways = [*(exit.depth for exit in device.exits), engine.depth]
     return {
         "reason": refused[0] if refused else None,
         "texts": len(texts),
@@ -54,6 +57,7 @@ def compare(engine: Engine, prompts: Prompts) -> dict[str, Any]:
         "device_ms_per_token": ms_per_token(whole[0]),
         "host_ms_per_token": ms_per_token(whole[1]),
         "left_early": float(np.mean(np.array(depths) < engine.depth)) if depths else 0.0,
+        "least_taken": min(float(np.mean(np.array(depths) == way)) for way in ways) if depths else 0.0,
     }
 
 
@@ -72,8 +76,8 @@ def complaint(case: LoopCase, row: dict[str, Any]) -> str | None:
         return f"the host drove: {row['reason']}"
     if row["different"]:
         return f"{row['different']} of {row['texts']} texts are not the host's"
-    if case.policy == "exit" and not 0 < row["left_early"] < 1:
-        return f"{row['left_early']:.0%} of the tokens left early: it was not tried whether both ways out work"
+    if case.policy == "exit" and row["least_taken"] == 0:
+        return f"{row['left_early']:.0%} of the tokens left early, at some exit or at the end none: not every way out was tried"
     return None
 
 
@@ -105,7 +109,7 @@ def record(report: Report, case: LoopCase, rows: int, row: dict[str, Any]) -> No
 def prepare() -> str:
     with TemporaryDirectory() as folder:
         write_demo(loop_cases(None)[0], Path(folder))
-    return "the demo model was exported with an exit for target cuda; no loop was captured or launched"
+    return "the demo model was exported with exits for target cuda; no loop was captured or launched"
 
 
 def main(json: Annotated[Path | None, typer.Option(help="Write all figures to this file.")] = None) -> None:

@@ -1,4 +1,4 @@
-"""What loops on a GPU are tried on: the demo model, with an exit in the middle, for the targets that a device can drive."""
+"""What loops on a GPU are tried on: the demo model, with two exits, for the targets that a device can drive."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 from tide_runtime.present_gpu import present_gpu
 
+from benchmarks.gpu.made_up_exits import made_up_exits
 from benchmarks.gpu.model_shapes import MAX_SEQ_LEN, SHAPES
-from benchmarks.gpu.one_exit import one_exit
 from tide_export.config import ExportConfig
 from tide_export.export import write_bundle
 from tide_export.progress import ExportProgress
@@ -18,7 +18,7 @@ from tide_export.targets import TARGETS
 from tide_export.targets.choice import buildable
 
 _DEMO = SHAPES["demo"]
-_PROMPT, _TEXTS = 24, 8  # tokens of a prompt; prompts from which the exit's router learns what half of the tokens is
+_PROMPT, _TEXTS = 24, 8  # tokens of a prompt; prompts from which the exits' routers learn what half of the tokens is
 Prompts = list[list[int]]
 
 
@@ -52,9 +52,10 @@ def demo_prompts(rows: int) -> Prompts:
 
 
 def write_demo(case: LoopCase, folder: Path) -> Path:
-    """The demo model for a case, with an exit in the middle."""
+    """The demo model for a case, with exits after a third and two thirds of its layers."""
     loaded = _DEMO.load(case.dtype)
-    calibration = one_exit(loaded, loaded.model.config.num_hidden_layers // 2, demo_prompts(_TEXTS))
+    layers = loaded.model.config.num_hidden_layers
+    calibration = made_up_exits(loaded, [layers // 3, 2 * layers // 3], demo_prompts(_TEXTS))
     config = ExportConfig(case.dtype, "auto", MAX_SEQ_LEN, targets=(case.target,), verify=False)
     write_bundle(loaded, folder, config, ExportProgress(quiet=True), calibration)
     return folder

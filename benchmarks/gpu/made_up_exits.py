@@ -1,10 +1,11 @@
-"""A calibration whose one exit the GPU can ask by itself: an MLP router that says yes to half of the tokens, a linear head.
+"""A calibration whose exits the GPU can ask by itself: MLP routers that say yes to half of the tokens, linear heads.
 
 Nothing was learnt: it shows that loops on the device and on the host take the same exits, not that the exits are any good.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -22,15 +23,15 @@ _FREE = StepCost(rows=1, seq=1, launch_ms=0.0, layer_ms=1.0, head_ms=0.0, exit_m
 COSTS = CostTable(target="made up", machine="none", unsplit_ms=1.0, steps=[_FREE])
 
 
-def one_exit(loaded: LoadedModel, checkpoint: int, texts: list[list[int]]) -> ExitCalibration:
-    """An exit after ``checkpoint`` layers whose router says yes to half of the tokens of ``texts`` [B][S]."""
+def made_up_exits(loaded: LoadedModel, checkpoints: Sequence[int], texts: list[list[int]]) -> ExitCalibration:
+    """An exit after each of ``checkpoints`` layers whose router says yes to half of the tokens of ``texts`` [B][S]."""
     config = loaded.model.config.get_text_config()
-    info = ExitInfo(checkpoint, "linear", "mlp", exact_threshold=_THRESHOLD, exit_threshold=_THRESHOLD)
+    infos = [ExitInfo(at, "linear", "mlp", exact_threshold=_THRESHOLD, exit_threshold=_THRESHOLD) for at in checkpoints]
     file = CalibrationFile(
         model=loaded.source,
         model_fingerprint=fingerprint(loaded),
         num_layers=config.num_hidden_layers,
-        calibration=CalibrationInfo([info], draft_limit=4, recommended="exit", costs=COSTS),
+        calibration=CalibrationInfo(infos, draft_limit=4, recommended="exit", costs=COSTS),
         refusal="made up",
         data=DataInfo("none", 0, {}, {}, {}),
         heads=[],
@@ -38,16 +39,18 @@ def one_exit(loaded: LoadedModel, checkpoint: int, texts: list[list[int]]) -> Ex
         tools={},
         date="",
     )
-    tensors = {f"router.{checkpoint}.{name}": array for name, array in _router(loaded, checkpoint, texts).items()}
-    tensors |= {f"translator.{checkpoint}.{name}": array for name, array in _translator(config.hidden_size).items()}
+    tensors: dict[str, np.ndarray] = {}
+    for checkpoint in checkpoints:
+        tensors |= {f"router.{checkpoint}.{name}": array for name, array in _router(loaded, checkpoint, texts).items()}
+        tensors |= {f"translator.{checkpoint}.{name}": array for name, array in _translator(config.hidden_size).items()}
     return ExitCalibration(Path(), file, tensors)
 
 
 @torch.no_grad()
 def _router(loaded: LoadedModel, checkpoint: int, texts: list[list[int]]) -> dict[str, np.ndarray]:
-    """Random weights; the bias puts the median of the scores at ½."""
+    """Random weights, others at each exit; the bias puts the median of the scores at ½."""
     router = MlpRouter(loaded.model.config.get_text_config().hidden_size)
-    router.up.normal_(generator=torch.Generator().manual_seed(0))
+    router.up.normal_(generator=torch.Generator().manual_seed(checkpoint))
     states = loaded.model(torch.tensor(texts), output_hidden_states=True).hidden_states[checkpoint]
     router.rescale(1.0, -float(router(states.float().flatten(0, 1)).median()))
     return {name: parameter.numpy() for name, parameter in router.named_parameters()}

@@ -48,6 +48,7 @@ KERNELS = (
     Kernel("exit_score", ("exit_score",)),
     # They copy states as bytes, so one entry point serves every element type.
     Kernel("loop_turn", ("loop_turn",), ("f32",)),
+    Kernel("exit_join", ("exit_join",), ("f32",)),
     Kernel("exit_gate", ("exit_gate",), ("f32",)),
     Kernel("exit_merge", ("exit_merge",), ("f32",)),
 )

@@ -80,15 +80,21 @@ class ExitScoreParams(Structure):
     _fields_ = _fields("logits token mlp_score score", ("rows vocab", c_int32), ("mlp_threshold", c_float), ("reserved", c_int32))
 
 
+class ExitJoinParams(Structure):
+    """`exit_join_params`, of csrc/exit_join_plan.h."""
+
+    _fields_ = _fields("states finished waiting window last", ("row_bytes", c_int64), ("rows arriving width number", c_int32))
+
+
 class ExitGateParams(Structure):
     """`exit_gate_params`, of csrc/exit_gate_plan.h."""
 
     _fields_ = _fields(
-        "hidden window score finished length turns_left waiting exits wants position_ids position_ids32 write_index "
-        "write_index32 seqlens_k logits_index logits_index32 deeper counters",
+        "score exit_token finished length turns_left waiting exits chosen position_ids position_ids32 write_index "
+        "write_index32 seqlens_k logits_index logits_index32 deeper counts",
         ("graph_condition", c_uint64),
-        ("row_bytes slots", c_int64),
-        ("rows width", c_int32),
+        ("slots", c_int64),
+        ("rows width exit_count number", c_int32),
         ("threshold", c_float),
         ("sets_condition", c_int32),
     )
@@ -97,7 +103,7 @@ class ExitGateParams(Structure):
 class ExitMergeParams(Structure):
     """`exit_merge_params`, of csrc/exit_merge_plan.h."""
 
-    _fields_ = _fields("exits exit_token deep_token deeper chosen waiting counts", ("rows reserved", c_int32))
+    _fields_ = _fields("exits deep_token chosen waiting", ("rows exit_count", c_int32))
 
 
 PARAMS: dict[str, type[Structure]] = {
@@ -107,6 +113,7 @@ PARAMS: dict[str, type[Structure]] = {
     "draft_verify": DraftVerifyParams,
     "loop_turn": LoopTurnParams,
     "exit_score": ExitScoreParams,
+    "exit_join": ExitJoinParams,
     "exit_gate": ExitGateParams,
     "exit_merge": ExitMergeParams,
 }

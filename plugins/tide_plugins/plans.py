@@ -81,7 +81,7 @@ def plan_draft_verify(rows: int, vocab: int, sampling: bool) -> LaunchPlan:
 
 
 def plan_loop_block() -> LaunchPlan:
-    """One block for all rows: `loop_turn`, `exit_merge`."""
+    """One block for all rows: `loop_turn`, `exit_gate`, `exit_merge`."""
     return LaunchPlan((1, 1, 1), (LOOP_THREADS, 1, 1))
 
 
@@ -90,9 +90,9 @@ def plan_exit_score(rows: int) -> LaunchPlan:
     return LaunchPlan((max(rows, 1), 1, 1), (SCORE_THREADS, 1, 1))
 
 
-def plan_exit_gate(rows: int) -> LaunchPlan:
-    """A block a row, which copies its state."""
-    return LaunchPlan((max(rows, 1), 1, 1), (LOOP_THREADS, 1, 1), counters=1)
+def plan_exit_join(rows: int, arriving: int) -> LaunchPlan:
+    """A block for each state that may arrive: up to ``arriving`` of a row."""
+    return LaunchPlan((max(rows, 1), max(arriving, 1), 1), (LOOP_THREADS, 1, 1))
 
 
 def _plan_group_projection(rows: int, hidden_size: int, width: int, element_bytes: int, sm_count: int) -> tuple[LaunchPlan, int]:

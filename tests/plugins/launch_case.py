@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from tide_plugins.kernels import BUILT
-from tide_plugins.launch.decode_loop import prepare_exit_gate, prepare_exit_merge, prepare_loop_turn
+from tide_plugins.launch.decode_loop import prepare_exit_gate, prepare_exit_join, prepare_exit_merge, prepare_loop_turn
 from tide_plugins.launch.device_array import ITEM_BYTES, DeviceArray
 from tide_plugins.launch.draft_verify import prepare_draft_verify
 from tide_plugins.launch.exit_router import prepare_exit_router
@@ -95,29 +95,37 @@ def turn_tensors(rows: int = 4, ring_turns: int = 8) -> dict[str, Any]:
     }
 
 
-def gate_tensors(rows: int = 4, width: int = 8, row_bytes: int = 128) -> dict[str, Any]:
+def join_tensors(rows: int = 4, width: int = 8, row_bytes: int = 128, exits: int = 2) -> dict[str, Any]:
     new = Addresses().array
     return {
-        "hidden": new("u8", rows, row_bytes),
-        "window": new("u8", rows, width, row_bytes),
-        "score": new("f32", rows),
-        "position_ids": new("i64", rows, width),
-        "position_ids32": new("i32", rows, width),
-        **{name: new("i64", rows) for name in ("length", "write_index", "logits_index")},
-        **{name: new("i32", rows) for name in ("waiting", "write_index32", "seqlens_k", "logits_index32")},
-        **{name: new("u8", rows) for name in ("finished", "exits", "wants")},
-        **{name: new("i32") for name in ("turns_left", "deeper")},
+        **{name: new("u8", rows, width, row_bytes) for name in ("states", "window")},
+        "finished": new("u8", rows),
+        "waiting": new("i32", exits, rows),
+        "last": new("u8", rows, row_bytes),
     }
 
 
-def merge_tensors(rows: int = 4) -> dict[str, Any]:
+def gate_tensors(rows: int = 4, width: int = 8, exits: int = 2) -> dict[str, Any]:
+    new = Addresses().array
+    return {
+        "score": new("f32", rows),
+        "waiting": new("i32", exits, rows),
+        "position_ids": new("i64", rows, width),
+        "position_ids32": new("i32", rows, width),
+        **{name: new("i64", rows) for name in ("exit_token", "chosen", "length", "write_index", "logits_index")},
+        **{name: new("i32", rows) for name in ("write_index32", "seqlens_k", "logits_index32")},
+        **{name: new("u8", rows) for name in ("finished", "exits")},
+        **{name: new("i32") for name in ("turns_left", "deeper")},
+        "counts": new("i64", exits + 1),
+    }
+
+
+def merge_tensors(rows: int = 4, exits: int = 2) -> dict[str, Any]:
     new = Addresses().array
     return {
         "exits": new("u8", rows),
-        **{name: new("i64", rows) for name in ("exit_token", "deep_token", "chosen")},
-        "waiting": new("i32", rows),
-        "deeper": new("i32"),
-        "counts": new("i64", 2),
+        **{name: new("i64", rows) for name in ("deep_token", "chosen")},
+        "waiting": new("i32", exits, rows),
     }
 
 
@@ -131,5 +139,6 @@ def every_kernel() -> Iterator[tuple[str, Prepare, dict[str, Any], dict[str, Any
     yield "exit_translate", prepare_exit_translate, translate_tensors(), {"epsilon": 1e-6}
     yield "draft_verify", prepare_draft_verify, verify_tensors(), {}
     yield "loop_turn", prepare_loop_turn, turn_tensors(), {"slots": 512}
-    yield "exit_gate", prepare_exit_gate, gate_tensors(), {"slots": 512, "threshold": 0.5}
+    yield "exit_join", prepare_exit_join, join_tensors(), {"number": 2}
+    yield "exit_gate", prepare_exit_gate, gate_tensors(), {"slots": 512, "threshold": 0.5, "number": 2, "width": 8}
     yield "exit_merge", prepare_exit_merge, merge_tensors(), {}

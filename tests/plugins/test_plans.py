@@ -14,7 +14,7 @@ from tide_plugins.plans import LaunchPlan
 
 _SOURCE = r"""
 #include "draft_verify_plan.h"
-#include "exit_gate_plan.h"
+#include "exit_join_plan.h"
 #include "exit_router_plan.h"
 #include "exit_score_plan.h"
 #include "exit_select_plan.h"
@@ -36,7 +36,7 @@ void translate(int64_t n, int32_t h, int32_t r, int32_t bytes, int32_t sms, int6
 void select(int64_t n, int32_t h, int32_t bytes, int32_t in_place, int64_t* out) {
   put(plan_exit_select(n, h, bytes, in_place), out);
 }
-void loop(int64_t n, int64_t* out) { put(plan_loop_block(), out); put(plan_exit_gate(n), out + 9); }
+void loop(int64_t n, int32_t arriving, int64_t* out) { put(plan_loop_block(), out); put(plan_exit_join(n, arriving), out + 9); }
 void score(int64_t n, int64_t* out) { put(plan_exit_score(n), out); }
 void verify(int64_t n, int32_t vocab, int32_t sampling, int64_t* out) { put(plan_draft_verify(n, vocab, sampling), out); }
 }
@@ -102,8 +102,9 @@ def test_select_and_verify_plans_agree(planned_by_cpp: Callable[..., list[int]])
 
 def test_loop_plans_agree(planned_by_cpp: Callable[..., list[int]]) -> None:
     for rows in _ROWS:
-        expected = [*_numbers(plans.plan_loop_block()), *_numbers(plans.plan_exit_gate(rows))]
-        assert expected == planned_by_cpp("loop", rows)[:18]
+        for arriving in (1, 8):
+            expected = [*_numbers(plans.plan_loop_block()), *_numbers(plans.plan_exit_join(rows, arriving))]
+            assert expected == planned_by_cpp("loop", rows, arriving)[:18]
         assert _numbers(plans.plan_exit_score(rows)) == planned_by_cpp("score", rows)[:9]
 
 

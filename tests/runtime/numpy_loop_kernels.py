@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 from runtime.simulated_gpu import SimulatedGpu
-from tide_runtime.cuda.loop_kernels import ExitGate, ExitScore, NextInputs
+from tide_runtime.cuda.loop_kernels import ExitGate, ExitScore, ExitWindow, NextInputs
 from tide_runtime.cuda.loop_state import MOST_EOS, LoopState
 from tide_runtime.cuda.program import Condition, Enqueue
-from tide_runtime.cuda.token_ring import EXITED, NO_TOKEN
+from tide_runtime.cuda.token_ring import EXIT_UNIT, NO_TOKEN
 from tide_runtime.executor import max_probability
 
 RUNNING, EOS, LIMIT, NO_DISTRIBUTION = 0, 1, 2, 3
@@ -32,7 +32,7 @@ class Rows:
 
         self.length, self.last_token, self.limit = (rows(n, np.int64) for n in ("length", "last_token", "limit"))
         self.tokens, self.chosen, self.eos = rows("tokens", np.int64), rows("chosen", np.int64), rows("eos", np.int64, MOST_EOS)
-        self.emitted, self.waiting = rows("emitted", np.int32), rows("waiting", np.int32)
+        self.emitted, self.waiting = rows("emitted", np.int32), rows("waiting", np.int32, state.exits, state.rows)
         self.finished, self.exits = rows("finished", np.uint8), rows("exits", np.uint8)
         self.running, self.turns_left = rows("running", np.int32, 1), rows("turns_left", np.int32, 1)
 
@@ -64,11 +64,11 @@ class NumpyLoopKernels:
         return lambda stream: self._gpu.submit(stream, take)
 
     def turn(self, state: LoopState, inputs: NextInputs, slots: int) -> Enqueue:
-        rows, written = Rows(state), memory(state.ring.pointers[1], (2,), np.int64)
+        rows, written = Rows(state), memory(state.ring.pointers[1], (1 + state.exits,), np.int64)
         entries = memory(state.ring.pointers[0], state.ring.entries.shape, np.int64)
 
         def turn(handle: int | None) -> None:
-            left = np.where(rows.exits.astype(bool), EXITED, 0)
+            left = rows.exits * np.int64(EXIT_UNIT)
             entries[written[0] % len(entries)] = np.where(rows.emitted > 0, rows.tokens + left, NO_TOKEN)
             written[0] += 1
             rows.turns_left -= 1
@@ -93,45 +93,69 @@ class NumpyLoopKernels:
 
         return lambda stream: self._gpu.submit(stream, rate)
 
+    def exit_join(self, state: LoopState, window: ExitWindow) -> Enqueue:
+        rows, bytes_ = Rows(state), window.row_bytes
+        states = memory(window.states, (state.rows, window.arriving, bytes_), np.uint8)
+        target = memory(window.window, (state.rows, window.width, bytes_), np.uint8)
+        last = None if window.last is None else memory(window.last, (state.rows, bytes_), np.uint8)
+
+        def join() -> None:
+            for b, arrived in enumerate(self._arrivals(rows, window.number)):
+                first = rows.waiting[window.number - 1, b]
+                target[b, first : first + arrived] = states[b, :arrived]
+                if last is not None and arrived:
+                    last[b] = states[b, arrived - 1 if self._mutation != "last" else 0]
+
+        return lambda stream: self._gpu.submit(stream, join)
+
     def exit_gate(self, state: LoopState, gate: ExitGate) -> Enqueue:
         rows, score = Rows(state), memory(gate.score, (state.rows,), np.float32)
-        hidden = memory(gate.hidden, (state.rows, gate.row_bytes), np.uint8)
-        window = memory(gate.window, (state.rows, gate.width, gate.row_bytes), np.uint8)
+        early, counts = (
+            memory(gate.exit_token, (state.rows,), np.int64),
+            memory(state.ring.pointers[1], (1 + state.exits,), np.int64),
+        )
+        here = gate.number - 1
 
         def decide(handle: int | None) -> None:
             active = rows.finished == RUNNING
-            for b in np.flatnonzero(active):
-                window[b, rows.waiting[b]] = hidden[b]
-                rows.waiting[b] += 1
-            rows.exits[:] = active & (score >= np.float32(gate.threshold))
-            forced = (rows.waiting == gate.width) | (rows.turns_left[0] == 1)
-            deeper = active & (~rows.exits.astype(bool) | (forced if self._mutation != "window" else False))
-            first = np.minimum(rows.length + 1 - np.maximum(rows.waiting, 1), gate.slots - gate.width)
+            rows.waiting[here] += self._arrivals(rows, gate.number)
+            if here:
+                rows.waiting[here - 1] = 0
+            else:
+                rows.exits[:] = 0
+            open_ = active & (rows.exits == 0) if self._mutation != "again" else active
+            leaves = open_ & (score >= np.float32(gate.threshold))
+            rows.exits[leaves], rows.chosen[leaves] = gate.number, early[leaves]
+            everywhere = rows.waiting[here:].sum(0) if self._mutation != "elsewhere" else rows.waiting[here]
+            forced = (everywhere == gate.width) | (rows.turns_left[0] == 1)
+            deeper = active & ((rows.exits == 0) | (forced if self._mutation != "window" else False))
+            waiting = np.maximum(rows.waiting[here], 1)
+            first = np.minimum(rows.length + 1 - waiting, gate.slots - gate.width)
             given = {
                 "write_index": first,
                 "position_ids": first[:, None] + np.arange(gate.width),
                 "seqlens_k": first + gate.width - 1,
-                "logits_index": np.arange(state.rows) * gate.width + np.maximum(rows.waiting, 1) - 1,
+                "logits_index": np.arange(state.rows) * gate.width + waiting - 1,
             }
-            for name, pointer in gate.deep.pointers.items():
-                target = memory(pointer, given[name].shape, gate.deep.types[name].host)
-                target[...] = given[name]
-            self._set(state.deeper, handle, int(deeper.any()))
+            for name, pointer in gate.behind.pointers.items():
+                memory(pointer, given[name].shape, gate.behind.types[name].host)[...] = given[name]
+            counts[gate.number] += deeper.any()
+            self._set(condition, handle, int(deeper.any()))
 
-        return self._deciding(state.deeper, decide)
+        condition = state.deeper[here]
+        return self._deciding(condition, decide)
 
-    def exit_merge(self, state: LoopState, gate: ExitGate) -> Enqueue:
-        rows, counts = Rows(state), memory(state.ring.pointers[1], (2,), np.int64)
-        early, deep = (memory(p, (state.rows,), np.int64) for p in (gate.exit_token, gate.deep_token))
-        flag = memory(state.deeper.flag, (1,), np.int32)
+    def exit_merge(self, state: LoopState, deep_token: int) -> Enqueue:
+        rows, deep = Rows(state), memory(deep_token, (state.rows,), np.int64)
 
         def merge() -> None:
-            rows.chosen[:] = np.where(rows.exits.astype(bool), early, deep)
-            if flag[0]:
-                rows.waiting[:] = 0
-                counts[1] += 1
+            rows.chosen[:] = np.where(rows.exits == 0, deep, rows.chosen)
+            rows.waiting[-1] = 0
 
         return lambda stream: self._gpu.submit(stream, merge)
+
+    def _arrivals(self, rows: Rows, number: int) -> NDArray[Any]:
+        return (rows.finished == RUNNING).astype(np.int32) if number == 1 else rows.waiting[number - 2].copy()
 
     def _deciding(self, condition: Condition, kernel: Any) -> Enqueue:
         def enqueue(stream: int) -> None:

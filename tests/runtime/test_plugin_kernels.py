@@ -39,15 +39,15 @@ def with_real_kernels(driven: Driven, order: int) -> Driven:
     driver.gpu = driven.gpu
     kernels: Any = PluginLoopKernels(driver.kernels(), driven.gpu.stream)
     policy = driven.policy
-    driven.policy = DrivenDepth(policy.inner, kernels, TURNS, driven.drivers, policy._exit)
+    driven.policy = DrivenDepth(policy.inner, kernels, TURNS, driven.drivers, policy.exits, policy._window)
     return driven
 
 
-@pytest.mark.parametrize("exit", EXITS.values(), ids=EXITS)
+@pytest.mark.parametrize("exits", EXITS.values(), ids=EXITS)
 @pytest.mark.parametrize(("compile", "order"), [(True, 0), (True, 5), (False, 1)])
-def test_loops_of_real_kernels_say_the_same(exit: ExitInfo | None, compile: bool, order: int) -> None:
+def test_loops_of_real_kernels_say_the_same(exits: tuple[ExitInfo, ...], compile: bool, order: int) -> None:
     """Kernels in NumPy that are right, and kernels in CUDA that are not."""
     for wanted in (requests(eos=(4,)), requests(budgets=(99, 5, 99, 99, 9))):
-        driven = with_real_kernels(Driven(exit, compile, logits=FP32), order)
-        assert driven.tokens(wanted, 5) == expected(wanted, exit)
+        driven = with_real_kernels(Driven(exits, compile, logits=FP32), order)
+        assert driven.tokens(wanted, 5) == expected(wanted, exits)
     assert bool(driven.gpu.graph_launches) == compile

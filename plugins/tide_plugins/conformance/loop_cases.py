@@ -8,6 +8,7 @@ from itertools import product
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tide_plugins.conformance.case import (
     ELEMENTS,
@@ -21,11 +22,18 @@ from tide_plugins.conformance.case import (
     rng_for,
     untouched,
 )
-from tide_plugins.launch.decode_loop import prepare_exit_gate, prepare_exit_merge, prepare_exit_score, prepare_loop_turn
+from tide_plugins.launch.decode_loop import (
+    prepare_exit_gate,
+    prepare_exit_join,
+    prepare_exit_merge,
+    prepare_exit_score,
+    prepare_loop_turn,
+)
 from tide_plugins.reference import decode_loop as reference
 
 _SLOTS, _THRESHOLD = 64, 0.5
 _ROWS = (1, 3, 32, 300)
+_EXITS, _WIDTH = 3, 4
 _PLACES = {"write_index": np.int64, "write_index32": np.int32, "seqlens_k": np.int32}
 
 
@@ -34,14 +42,17 @@ def loop_cases() -> Iterator[CaseSpec]:
         for running in (0, rows):
             name = f"b{rows}-left{left}-running{running}"
             yield CaseSpec("loop_turn", name, lambda name=name, a=(rows, left, running): _turn(name, *a))  # type: ignore[misc]
-        name = f"b{rows}-left{left}"
-        yield CaseSpec("exit_gate", name, lambda name=name, a=(rows, left): _gate(name, *a))  # type: ignore[misc]
+        for number in range(1, _EXITS + 1):
+            name = f"b{rows}-left{left}-exit{number}"
+            yield CaseSpec("exit_gate", name, lambda name=name, a=(rows, left, number): _gate(name, *a))  # type: ignore[misc]
+    for rows, number, row_bytes in product(_ROWS, range(1, _EXITS + 1), (24, 4096)):
+        name = f"b{rows}-exit{number}-bytes{row_bytes}"
+        yield CaseSpec("exit_join", name, lambda name=name, a=(rows, number, row_bytes): _join(name, *a))  # type: ignore[misc]
     for dtype, vocab, mlp in product(ELEMENTS, (1, 33, 1000, 2053), (False, True)):
         name = f"exit_score-{dtype}-v{vocab}-mlp{int(mlp)}"
         yield CaseSpec("exit_score", name, lambda name=name, a=(dtype, vocab, mlp): _score(name, *a))  # type: ignore[misc]
-    for rows, deeper in product(_ROWS, (0, 1)):
-        name = f"b{rows}-deeper{deeper}"
-        yield CaseSpec("exit_merge", name, lambda name=name, a=(rows, deeper): _merge(name, *a))  # type: ignore[misc]
+    for rows in _ROWS:
+        yield CaseSpec("exit_merge", f"b{rows}", lambda name=f"b{rows}", a=(rows,): _merge(name, *a))  # type: ignore[misc]
 
 
 def _turn(name: str, rows: int, left: int, running: int) -> Case:
@@ -49,7 +60,7 @@ def _turn(name: str, rows: int, left: int, running: int) -> Case:
     given: Tensors = {
         "tokens": rng.integers(0, 2**31, rows),
         "emitted": rng.integers(0, 2, rows).astype(np.int32),
-        "exits": rng.integers(0, 2, rows).astype(np.uint8),
+        "exits": rng.integers(0, _EXITS + 1, rows).astype(np.uint8),
         "length": rng.integers(0, _SLOTS + 2, rows),
         "last_token": rng.integers(0, 2**31, rows),
         "running": np.array([running], np.int32),
@@ -63,26 +74,58 @@ def _turn(name: str, rows: int, left: int, running: int) -> Case:
     return _case(prepare_loop_turn, given, outputs, {"slots": _SLOTS}, reference.loop_turn)
 
 
-def _gate(name: str, rows: int, left: int, width: int = 4, row_bytes: int = 24) -> Case:
+def _gate(name: str, rows: int, left: int, number: int) -> Case:
     rng = rng_for(name)
-    finished = rng.choice([0, 0, 0, 1], rows).astype(np.uint8)
     score = rng.random(rows).astype(np.float32)
     score[rng.random(rows) < 0.2] = np.nan
     score[rng.random(rows) < 0.2] = _THRESHOLD
     given: Tensors = {
-        "hidden": rng.integers(0, 256, (rows, row_bytes)).astype(np.uint8),
-        "window": rng.integers(0, 256, (rows, width, row_bytes)).astype(np.uint8),
+        **_rows_at(rng, rows, number),
         "score": score,
-        "finished": finished,
-        "length": rng.integers(width, _SLOTS + 1, rows),
+        "exit_token": rng.integers(0, 2**31, rows),
+        "length": rng.integers(_WIDTH, _SLOTS + 1, rows),
         "turns_left": np.array([left], np.int32),
-        "waiting": rng.integers(0, width, rows).astype(np.int32),
+        "exits": rng.integers(0, number, rows).astype(np.uint8),
+        "chosen": rng.integers(0, 2**31, rows),
+        "counts": np.arange(_EXITS + 1),
     }
-    outputs = {"position_ids": untouched(rows, width, dtype=np.int64), "position_ids32": untouched(rows, width)}
+    outputs = {"position_ids": untouched(rows, _WIDTH, dtype=np.int64), "position_ids32": untouched(rows, _WIDTH)}
     outputs |= {n: untouched(rows, dtype=kind) for n, kind in _PLACES.items()} | {"deeper": untouched(1)}
     outputs |= {"logits_index": untouched(rows, dtype=np.int64), "logits_index32": untouched(rows)}
-    outputs |= {n: untouched(rows, dtype=np.uint8) for n in ("exits", "wants")}
-    return _case(prepare_exit_gate, given, outputs, {"slots": _SLOTS, "threshold": _THRESHOLD}, reference.exit_gate)
+    numbers = {"slots": _SLOTS, "threshold": _THRESHOLD, "number": number}
+    return _case(prepare_exit_gate, given, outputs, numbers, reference.exit_gate, {"width": _WIDTH})
+
+
+def _join(name: str, rows: int, number: int, row_bytes: int) -> Case:
+    rng, arriving = rng_for(name), 1 if number == 1 else _WIDTH
+    given: Tensors = {
+        **_rows_at(rng, rows, number),
+        "states": _bytes(rng, rows, arriving, row_bytes),
+        "window": _bytes(rng, rows, _WIDTH, row_bytes),
+        "last": _bytes(rng, rows, row_bytes),
+    }
+    return _case(prepare_exit_join, given, {}, {"number": number}, reference.exit_join)
+
+
+def _rows_at(rng: np.random.Generator, rows: int, number: int) -> Tensors:
+    """Rows that reach exit ``number``: what waited in front of the layers before it arrives, nothing else waits further up.
+    At most `_WIDTH` tokens of a row wait."""
+    finished = rng.choice([0, 0, 0, 1], rows).astype(np.uint8)
+    waiting = np.zeros((_EXITS, rows), np.int32)
+    room = np.full(rows, _WIDTH)
+    if number == 1:
+        room -= finished == 0  # for the one that comes
+    else:
+        waiting[number - 2] = rng.integers((finished == 0).astype(int), _WIDTH + 1)
+        room -= waiting[number - 2]
+    for later in range(number - 1, _EXITS):
+        waiting[later] = rng.integers(0, room + 1)
+        room -= waiting[later]
+    return {"finished": finished, "waiting": waiting}
+
+
+def _bytes(rng: np.random.Generator, *shape: int) -> NDArray[np.uint8]:
+    return rng.integers(0, 256, shape).astype(np.uint8)
 
 
 def _score(name: str, dtype: str, vocab: int, mlp: bool, rows: int = 24) -> Case:
@@ -101,26 +144,30 @@ def _score(name: str, dtype: str, vocab: int, mlp: bool, rows: int = 24) -> Case
     return Case(prepare_exit_score, given, numbers, lambda out: assert_close("score", out["score"], wanted, TOLERANCE["f32"]))
 
 
-def _merge(name: str, rows: int, deeper: int) -> Case:
+def _merge(name: str, rows: int) -> Case:
     rng = rng_for(name)
     given: Tensors = {
-        "exits": rng.integers(0, 2, rows).astype(np.uint8),
-        "exit_token": rng.integers(0, 2**31, rows),
+        "exits": rng.integers(0, _EXITS + 1, rows).astype(np.uint8),
         "deep_token": rng.integers(-1, 2**31, rows),
-        "deeper": np.array([deeper], np.int32),
-        "waiting": rng.integers(0, 4, rows).astype(np.int32),
-        "counts": np.array([13, 4], np.int64),
+        "chosen": rng.integers(0, 2**31, rows),
+        "waiting": np.stack([*np.zeros((_EXITS - 1, rows), np.int32), rng.integers(0, _WIDTH, rows).astype(np.int32)]),
     }
-    return _case(prepare_exit_merge, given, {"chosen": untouched(rows, dtype=np.int64)}, {}, reference.exit_merge)
+    return _case(prepare_exit_merge, given, {}, {}, reference.exit_merge)
 
 
 def _case(
-    prepare: Callable[..., Any], given: Tensors, outputs: Tensors, numbers: dict[str, Any], expected: Callable[..., Tensors]
+    prepare: Callable[..., Any],
+    given: Tensors,
+    outputs: Tensors,
+    numbers: dict[str, Any],
+    expected: Callable[..., Tensors],
+    sizes: dict[str, int] | None = None,
 ) -> Case:
-    before = {name: tensor.copy() for name, tensor in given.items()}
+    """``sizes``: numbers that the reference takes from its arrays."""
+    before = {name: tensor.copy() for name, tensor in (given | outputs).items()}
 
     def check(out: Tensors) -> None:
         for name, wanted in expected(before, **numbers).items():
             assert_same(name, out[name], wanted.astype(out[name].dtype))
 
-    return Case(prepare, given | outputs, numbers, check)
+    return Case(prepare, given | outputs, numbers | (sizes or {}), check)

@@ -1,5 +1,5 @@
-// exit_merge: the token of each row of a decode loop, the exit's where the row left, else the model's own. Where the deeper
-// layers ran, nothing waits for them any more.
+// exit_merge: the layers behind the last exit of a decode loop have run. Rows that did not leave take the model's own token, and
+// nothing waits any more.
 #pragma once
 
 #include "entry_points.cuh"
@@ -9,12 +9,10 @@ namespace tide {
 
 template <typename T>
 __device__ __forceinline__ void exit_merge(const exit_merge_params& v) {
-  const int32_t deeper = *v.deeper;
   for (int row = threadIdx.x; row < v.rows; row += blockDim.x) {
-    v.chosen[row] = v.exits[row] ? v.exit_token[row] : v.deep_token[row];
-    if (deeper) v.waiting[row] = 0;
+    if (v.exits[row] == 0) v.chosen[row] = v.deep_token[row];
+    v.waiting[(v.exit_count - 1) * v.rows + row] = 0;  // what waited at the others has moved on
   }
-  if (threadIdx.x == 0 && deeper) v.counts[1] += 1;
 }
 
 }  // namespace tide

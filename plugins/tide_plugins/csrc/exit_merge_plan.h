@@ -1,4 +1,4 @@
-// What `exit_merge` takes and how it is launched.
+// What `exit_merge` takes; it is launched as one block.
 #pragma once
 
 #include "decode_loop_plan.h"
@@ -6,15 +6,12 @@
 namespace tide {
 
 struct exit_merge_params {
-  const uint8_t* exits;       // [rows]
-  const int64_t* exit_token;  // [rows]
+  const uint8_t* exits;       // [rows] 0: the token did not leave
   const int64_t* deep_token;  // [rows]
-  const int32_t* deeper;      // scalar
   int64_t* chosen;            // [rows]
-  int32_t* waiting;           // [rows] in and out
-  int64_t* counts;            // [2] pinned: turns written, turns whose deeper layers ran
+  int32_t* waiting;           // [exits, rows] in and out
   int32_t rows;
-  int32_t reserved;
+  int32_t exit_count;
 };
 
 }  // namespace tide

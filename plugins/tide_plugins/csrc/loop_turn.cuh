@@ -12,7 +12,7 @@
 
 namespace tide {
 
-constexpr int64_t kExited = int64_t(1) << 32;
+constexpr int64_t kExitUnit = int64_t(1) << 32;
 
 __device__ __forceinline__ void place_row(const loop_turn_params& v, int row, int64_t place) {
   if (v.input_ids) v.input_ids[row] = v.last_token[row];
@@ -28,7 +28,7 @@ __device__ __forceinline__ void loop_turn(const loop_turn_params& v) {
   const int64_t turn = v.counts[0];
   int64_t* entry = v.ring + (turn % v.ring_turns) * v.rows;
   for (int row = threadIdx.x; row < v.rows; row += blockDim.x) {
-    entry[row] = v.emitted[row] > 0 ? v.tokens[row] + (v.exits[row] ? kExited : 0) : -1;
+    entry[row] = v.emitted[row] > 0 ? v.tokens[row] + v.exits[row] * kExitUnit : -1;
     place_row(v, row, v.length[row] < v.slots ? v.length[row] : v.slots - 1);
   }
   __threadfence_system();  // the host reads the entry when it sees the count

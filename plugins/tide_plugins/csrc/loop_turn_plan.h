@@ -8,13 +8,13 @@ namespace tide {
 struct loop_turn_params {
   const int64_t* tokens;      // [rows] of this turn, where emitted
   const int32_t* emitted;     // [rows]
-  const uint8_t* exits;       // [rows] 1: the token left early
+  const uint8_t* exits;       // [rows] number of the exit that the token left at, or 0
   const int64_t* length;      // [rows] the next token's place
   const int64_t* last_token;  // [rows] the next token
   const int32_t* running;     // scalar: rows not finished
   int32_t* turns_left;        // scalar, in and out
-  int64_t* ring;              // [ring_turns, rows] pinned: tokens, + 2^32 where they left early, or -1
-  int64_t* counts;            // [2] pinned: turns written
+  int64_t* ring;              // [ring_turns, rows] pinned: tokens, + 2^32 times the exit's number, or -1
+  int64_t* counts;            // pinned: turns written, and what exit_gate counts
   int64_t* input_ids;         // [rows] the next turn's inputs; a null one is not wanted
   int64_t* position_ids;      // [rows]
   int32_t* position_ids32;

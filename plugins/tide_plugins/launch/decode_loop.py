@@ -1,4 +1,4 @@
-"""Launching the kernels of a decode loop: `exit_score`, `exit_gate`, `exit_merge`, `loop_turn`."""
+"""Launching the kernels of a decode loop: `exit_score`, `exit_join`, `exit_gate`, `exit_merge`, `loop_turn`."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from tide_plugins.launch.kernel_call import KernelCall
 from tide_plugins.launch.kernel_library import KernelLibrary
 from tide_plugins.launch.prepared_launch import PreparedLaunch
 from tide_plugins.launch.tensor_contract import ELEMENT, Tensor
-from tide_plugins.params import ExitGateParams, ExitMergeParams, ExitScoreParams, LoopTurnParams
-from tide_plugins.plans import plan_exit_gate, plan_exit_score, plan_loop_block
+from tide_plugins.params import ExitGateParams, ExitJoinParams, ExitMergeParams, ExitScoreParams, LoopTurnParams
+from tide_plugins.plans import plan_exit_join, plan_exit_score, plan_loop_block
 
 _PLACES = (
     Tensor("write_index", "i64", ("rows",), optional=True, output=True),
@@ -38,31 +38,35 @@ SCORE_TENSORS = (
     Tensor("mlp_score", "f32", ("rows",), optional=True),
     Tensor("score", "f32", ("rows",), output=True),
 )
-GATE_TENSORS = (
-    Tensor("hidden", "u8", ("rows", "row_bytes")),
+JOIN_TENSORS = (
+    Tensor("states", "u8", ("rows", "arriving", "row_bytes")),
+    Tensor("finished", "u8", ("rows",)),
+    Tensor("waiting", "i32", ("exits", "rows")),
     Tensor("window", "u8", ("rows", "width", "row_bytes"), output=True),
+    Tensor("last", "u8", ("rows", "row_bytes"), optional=True, output=True),
+)
+GATE_TENSORS = (
     Tensor("score", "f32", ("rows",)),
+    Tensor("exit_token", "i64", ("rows",)),
     Tensor("finished", "u8", ("rows",)),
     Tensor("length", "i64", ("rows",)),
     Tensor("turns_left", "i32"),
-    Tensor("waiting", "i32", ("rows",), output=True),
+    Tensor("waiting", "i32", ("exits", "rows"), output=True),
     Tensor("exits", "u8", ("rows",), output=True),
-    Tensor("wants", "u8", ("rows",), output=True),
+    Tensor("chosen", "i64", ("rows",), output=True),
     Tensor("position_ids", "i64", ("rows", "width"), optional=True, output=True),
     Tensor("position_ids32", "i32", ("rows", "width"), optional=True, output=True),
     *_PLACES,
     Tensor("logits_index", "i64", ("rows",), optional=True, output=True),
     Tensor("logits_index32", "i32", ("rows",), optional=True, output=True),
     Tensor("deeper", "i32", output=True),
+    Tensor("counts", "i64", ("exits+1",), output=True),
 )
 MERGE_TENSORS = (
     Tensor("exits", "u8", ("rows",)),
-    Tensor("exit_token", "i64", ("rows",)),
     Tensor("deep_token", "i64", ("rows",)),
-    Tensor("deeper", "i32"),
     Tensor("chosen", "i64", ("rows",), output=True),
-    Tensor("waiting", "i32", ("rows",), output=True),
-    Tensor("counts", "i64", ("counted",), output=True),
+    Tensor("waiting", "i32", ("exits", "rows"), output=True),
 )
 
 
@@ -102,24 +106,54 @@ def prepare_exit_score(library: KernelLibrary, *, stream: Any, mlp_threshold: fl
     return call.prepare(params, {"exit_score": plan_exit_score(params.rows)}, {})
 
 
+def prepare_exit_join(library: KernelLibrary, *, stream: Any, number: int, **tensors: Any) -> PreparedLaunch:
+    """Check the tensors (`JOIN_TENSORS`) and lay out the launch; csrc/exit_join.cuh has the rule.
+
+    Args, errors: as `prepare_loop_turn`. ``number``: of the exit, 1 for the first.
+    """
+    call = KernelCall(library, "exit_join", JOIN_TENSORS, tensors, stream)
+    _check_number(call, number)
+    arriving, width = call.size("arriving"), call.size("width")
+    call.require(arriving <= width, f"{arriving} states of a row may arrive, its window has {width} places; expected no more")
+    params = ExitJoinParams(
+        row_bytes=call.size("row_bytes"), rows=call.size("rows"), arriving=arriving, width=width, number=number
+    )
+    return call.prepare(params, {"exit_join": plan_exit_join(params.rows, arriving)}, {})
+
+
 def prepare_exit_gate(
-    library: KernelLibrary, *, stream: Any, slots: int, threshold: float, graph_condition: int | None = None, **tensors: Any
+    library: KernelLibrary,
+    *,
+    stream: Any,
+    slots: int,
+    threshold: float,
+    number: int,
+    width: int,
+    graph_condition: int | None = None,
+    **tensors: Any,
 ) -> PreparedLaunch:
     """Check the tensors (`GATE_TENSORS`) and lay out the launch; csrc/exit_gate.cuh has the rule.
 
-    Args, errors: as `prepare_loop_turn`. ``threshold``: rows leave from this score on.
+    Args, errors: as `prepare_loop_turn`. ``threshold``: rows leave from this score on. ``number``: of the exit, 1 for the first.
+        ``width``: most tokens of a row that wait at all exits together.
     """
     call = KernelCall(library, "exit_gate", GATE_TENSORS, tensors, stream)
-    rows, width = call.size("rows"), call.size("width")
+    _check_number(call, number)
+    call.require(call.size("width") in (0, width), f"positions are for windows of {call.size('width')}; expected {width}")
     call.require(width <= slots, f"the window has {width} places, a row's cache {slots} slots; expected no more")
-    params = ExitGateParams(row_bytes=call.size("row_bytes"), slots=slots, rows=rows, width=width, threshold=threshold)
+    params = ExitGateParams(
+        slots=slots, rows=call.size("rows"), width=width, exit_count=call.size("exits"), number=number, threshold=threshold
+    )
     call.set_condition(params, graph_condition)
-    plan = plan_exit_gate(rows)
-    return call.prepare(params, {"exit_gate": plan}, {"counters": 4 * plan.counters})
+    return call.prepare(params, {"exit_gate": plan_loop_block()}, {})
 
 
 def prepare_exit_merge(library: KernelLibrary, *, stream: Any, **tensors: Any) -> PreparedLaunch:
     """Check the tensors (`MERGE_TENSORS`) and lay out the launch. Errors: as `prepare_loop_turn`."""
     call = KernelCall(library, "exit_merge", MERGE_TENSORS, tensors, stream)
-    params = ExitMergeParams(rows=call.size("rows"))
+    params = ExitMergeParams(rows=call.size("rows"), exit_count=call.size("exits"))
     return call.prepare(params, {"exit_merge": plan_loop_block()}, {})
+
+
+def _check_number(call: KernelCall, number: int) -> None:
+    call.require(1 <= number <= call.size("exits"), f"exit {number} of {call.size('exits')}; they are numbered from 1")

@@ -1,4 +1,4 @@
-"""The kernels of a decode loop (csrc/{loop_turn,exit_score,exit_gate,exit_merge}.cuh) in NumPy, on arrays by tensor name."""
+"""The kernels of a decode loop (csrc/{loop_turn,exit_score,exit_join,exit_gate,exit_merge}.cuh) in NumPy, by tensor name."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 Tensors = dict[str, NDArray[Any]]
-EXITED = 1 << 32  # added to a token that left early
+EXIT_UNIT = 1 << 32  # a token that left early has the exit's number in these bits
 
 
 def loop_turn(given: Tensors, slots: int) -> Tensors:
     """What a turn's end writes."""
     turn = int(given["counts"][0])
     ring, counts = given["ring"].copy(), given["counts"].copy()
-    said = given["tokens"] + np.where(given["exits"] > 0, EXITED, 0)
+    said = given["tokens"] + given["exits"] * np.int64(EXIT_UNIT)
     ring[turn % len(ring)] = np.where(given["emitted"] > 0, said, -1)
     counts[0] = turn + 1
     left = given["turns_left"] - 1
@@ -37,35 +37,52 @@ def exit_score(given: Tensors, mlp_threshold: float) -> Tensors:
     return {"score": np.where(asked, probability, -1.0)}
 
 
-def exit_gate(given: Tensors, slots: int, threshold: float) -> Tensors:
-    """Which rows leave, what waits then, and what the deeper layers read."""
-    rows, width = given["window"].shape[:2]
-    runs, waiting, window = given["finished"] == 0, given["waiting"].copy(), given["window"].copy()
-    window[runs, waiting[runs]] = given["hidden"][runs]
-    waiting[runs] += 1
-    exits = runs & (given["score"] >= np.float32(threshold))
-    wants = runs & (~exits | (waiting == width) | (given["turns_left"] == 1))
-    first = np.minimum(given["length"] + 1 - np.maximum(waiting, 1), slots - width)
-    positions = first[:, None] + np.arange(width)
-    chosen = np.arange(rows) * width + np.maximum(waiting, 1) - 1
+def exit_join(given: Tensors, number: int) -> Tensors:
+    """The states that wait at exit ``number``, and the newest of each row."""
+    window, last, waiting = given["window"].copy(), given["last"].copy(), given["waiting"]
+    for row, arrived in enumerate(_arrivals(given, number)):
+        first = waiting[number - 1, row]
+        window[row, first : first + arrived] = given["states"][row, :arrived]
+        if arrived:
+            last[row] = given["states"][row, arrived - 1]
+    return {"window": window, "last": last}
+
+
+def exit_gate(given: Tensors, slots: int, threshold: float, number: int) -> Tensors:
+    """Which rows leave, how many tokens wait then, and what the layers behind read."""
+    rows, width = given["position_ids"].shape
+    runs, waiting, counts = given["finished"] == 0, given["waiting"].copy(), given["counts"].copy()
+    waiting[number - 1] += _arrivals(given, number)
+    if number > 1:
+        waiting[number - 2] = 0
+    before = np.zeros_like(given["exits"]) if number == 1 else given["exits"]
+    leaves = runs & (before == 0) & (given["score"] >= np.float32(threshold))
+    exits = np.where(leaves, number, before)
+    wants = runs & ((exits == 0) | (waiting[number - 1 :].sum(0) == width) | (given["turns_left"] == 1))
+    counts[number] += wants.any()
+    some = np.maximum(waiting[number - 1], 1)
+    first = np.minimum(given["length"] + 1 - some, slots - width)
+    positions, last = first[:, None] + np.arange(width), np.arange(rows) * width + some - 1
     return {
-        "window": window,
         "waiting": waiting,
         "exits": exits,
-        "wants": wants,
+        "chosen": np.where(leaves, given["exit_token"], given["chosen"]),
         "deeper": wants.any(keepdims=True),
+        "counts": counts,
         **{name: positions for name in ("position_ids", "position_ids32")},
         **{name: first for name in ("write_index", "write_index32")},
         "seqlens_k": first + width - 1,
-        **{name: chosen for name in ("logits_index", "logits_index32")},
+        **{name: last for name in ("logits_index", "logits_index32")},
     }
 
 
 def exit_merge(given: Tensors) -> Tensors:
-    """The rows' tokens."""
-    ran = given["deeper"][0] != 0
-    return {
-        "chosen": np.where(given["exits"] > 0, given["exit_token"], given["deep_token"]),
-        "waiting": np.zeros_like(given["waiting"]) if ran else given["waiting"],
-        "counts": given["counts"] + [0, int(ran)],
-    }
+    """The rows' tokens, once every layer has run."""
+    waiting = given["waiting"].copy()
+    waiting[-1] = 0
+    return {"chosen": np.where(given["exits"] > 0, given["chosen"], given["deep_token"]), "waiting": waiting}
+
+
+def _arrivals(given: Tensors, number: int) -> NDArray[Any]:
+    """Tokens of each row that come to exit ``number``."""
+    return (given["finished"] == 0).astype(np.int32) if number == 1 else given["waiting"][number - 2]

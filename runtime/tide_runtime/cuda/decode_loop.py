@@ -1,14 +1,19 @@
 """Decoding several tokens a launch: the segments, and kernels that take the tokens and lay out the next turn, in a loop.
 
     while some row runs and turns are left:
-        segments up to the exit                                     all rows, one token each
-        the exit's graph and head · exit_score · exit_gate          only where rows may leave early
+        segments up to the first exit                               all rows, one token each
+        exit_join · the exit's graph and head · exit_score · exit_gate
         if a row goes on (or a window is full, or the last turn):
-            the other segments                                      all rows, all that waits: [B, W]
-        exit_merge · take_tokens · turn
+            segments up to the next exit                            all rows, all that waits: [B, W]
+            exit_join · the exit's graph and head · exit_score · exit_gate
+            if a row goes on …:
+                the other segments                                  all rows, all that waits
+                exit_merge
+        take_tokens · turn
 
-Rows that have ended are masked until the launch is over; then rows join and leave. Layers that a token skipped are run for it
-when the next token needs them, and for all of them in a launch's last turn: between launches nothing waits on the device.
+Without exits, all segments, take_tokens and turn. Rows that have ended are masked until the launch is over; then rows join and
+leave. Layers that a token skipped are run for it when a later token needs them, and for all of them in a launch's last turn:
+between launches nothing waits on the device.
 """
 
 from __future__ import annotations
@@ -19,26 +24,22 @@ from dataclasses import dataclass
 from tide_runtime.backends.device_step import DeviceBuffers, DeviceSlots, DeviceStep
 from tide_runtime.backends.element_types import ELEMENT_TYPES
 from tide_runtime.backends.step_arrays import StepShape
-from tide_runtime.cuda.loop_kernels import ExitGate, ExitScore, LoopKernels, NextInputs
+from tide_runtime.cuda.loop_kernels import ExitGate, ExitScore, ExitWindow, LoopKernels, NextInputs
 from tide_runtime.cuda.loop_state import LoopState
 from tide_runtime.cuda.program import IfThen, Node, Run, While
 from tide_runtime.exits import Exit
 from tide_runtime.manifest import HEAD
 
 _NEXT = ("input_ids", "position_ids", "write_index", "seqlens_k")
-_DEEP = ("position_ids", "write_index", "seqlens_k", "logits_index")
+_BEHIND = ("position_ids", "write_index", "seqlens_k", "logits_index")
 
 
 @dataclass(frozen=True)
 class LoopExit:
-    """Where rows may leave: at ``exit``, in front of a segment, from ``threshold`` on.
-
-    ``window``: most tokens that wait in front of the deeper layers.
-    """
+    """Where rows may leave: at ``exit``, in front of a segment, from ``threshold`` on."""
 
     exit: Exit
     threshold: float
-    window: int
 
     @property
     def boundary(self) -> int:
@@ -55,15 +56,32 @@ class LoopExit:
 
 
 class DecodeLoop:
-    """Slots 0 … ``rows`` - 1 of ``slots``, ``turns`` tokens a launch. ``is_warm``: each of its graphs has run."""
+    """Slots 0 … ``rows`` - 1 of ``slots``, ``turns`` tokens a launch.
 
-    def __init__(self, slots: DeviceSlots, rows: int, kernels: LoopKernels, turns: int, exit: LoopExit | None = None) -> None:
-        self.slots, self.rows, self._exit, self.is_warm = slots, rows, exit, False
-        self.state = LoopState(slots.backend.device, rows, turns)
+    ``exits``: shallow first. ``window``: most tokens of a row that wait at all of them together.
+    """
+
+    def __init__(
+        self,
+        slots: DeviceSlots,
+        rows: int,
+        kernels: LoopKernels,
+        turns: int,
+        exits: Sequence[LoopExit] = (),
+        window: int = 1,
+    ) -> None:
+        self.slots, self.rows, self._exits, self._window = slots, rows, exits, window
+        self.state = LoopState(slots.backend.device, rows, turns, len(exits))
         self._ones = [1] * rows
+        self._ran = [False] * (1 + len(exits))  # the turn, and the layers behind each exit
         self._step = DeviceStep(slots, StepShape.of(0, self._ones, self._ones), captured=True)
         self._segments = [segment.name for segment in slots.backend.manifest.segments]
         self.program: tuple[Node, ...] = (While(self.state.proceed, self._body(kernels)),)
+
+    @property
+    def is_warm(self) -> bool:
+        """Whether each of its graphs has run."""
+        return all(self._ran)
 
     def launch(
         self, run: Callable[[], None], lengths: Sequence[int], tokens: Sequence[int], limits: Sequence[int], eos: Iterable[int]
@@ -84,42 +102,60 @@ class DecodeLoop:
         return turns
 
     def _body(self, kernels: LoopKernels) -> tuple[Node, ...]:
-        state, slots = self.state, self.slots.caches.limit
-        turn = Run("turn", kernels.turn(state, _inputs(self._step, _NEXT), slots))
-        if self._exit is None:
-            take = Run("take_tokens", kernels.take_tokens(state, self._step.address("token")))
-            return (*self._graphs(self._step, self._segments), take, turn)
-        take = Run("take_tokens", kernels.take_tokens(state, state.pointers["chosen"]))
-        return (*self._with_exit(kernels, self._exit), take, turn)
+        state, step = self.state, self._step
+        chosen = state.pointers["chosen"] if self._exits else step.address("token")
+        take = Run("take_tokens", kernels.take_tokens(state, chosen))
+        turn = Run("turn", kernels.turn(state, _inputs(step, _NEXT), self.slots.caches.limit))
+        if not self._exits:
+            return (*self._graphs(step, self._segments), take, turn)
+        first = self._exits[0].boundary
+        return (*self._graphs(step, self._segments[:first]), *self._from_exit(kernels, 1, step, 1), take, turn)
 
-    def _with_exit(self, kernels: LoopKernels, exit: LoopExit) -> tuple[Node, ...]:
-        wide = [exit.window] * self.rows
-        # Its buffers hold what waits from turn to turn, so they are not those of the other steps.
-        deep = DeviceStep(self.slots, StepShape.of(0, wide, self._ones), DeviceBuffers(self.slots.backend.device), captured=True)
-        states = self._step.hidden[exit.boundary - 1]
-        gate = ExitGate(
-            hidden=states.pointer,
+    def _from_exit(self, kernels: LoopKernels, number: int, before: DeviceStep, arriving: int) -> tuple[Node, ...]:
+        """Asking exit ``number``, to which ``before`` brings up to ``arriving`` tokens of a row, and what lies behind it."""
+        exit, more = self._exits[number - 1], number < len(self._exits)
+        following = self._exits[number].boundary if more else len(self._segments)
+        behind = self._step_behind()
+        states, asked = before.hidden[exit.boundary - 1], self._step.hidden[exit.boundary - 1]
+        window = ExitWindow(
+            number=number,
+            states=states.pointer,
+            arriving=arriving,
             row_bytes=states.row_bytes,
-            window=deep.hidden[exit.boundary - 1].pointer,
-            width=exit.window,
+            window=behind.hidden[exit.boundary - 1].pointer,
+            width=self._window,
+            last=None if before is self._step else asked.pointer,
+        )
+        gate = ExitGate(
+            number=number,
             score=self._step.address("score"),
             threshold=exit.threshold,
             exit_token=self._step.address("token"),
-            deep_token=deep.address("token"),
-            deep=_inputs(deep, _DEEP),
+            behind=_inputs(behind, _BEHIND),
+            width=self._window,
             slots=self.slots.caches.limit,
         )
-        deep.begin(wide, self._ones)
-        deep.place([0] * self.rows)
-        deep.widen()
-        deep.send()  # what stays the same from turn to turn
+        deeper = self._graphs(behind, self._segments[exit.boundary : following])
+        if more:
+            rest = self._from_exit(kernels, number + 1, behind, self._window)
+        else:
+            rest = (Run("exit_merge", kernels.exit_merge(self.state, behind.address("token"))),)
         return (
-            *self._graphs(self._step, self._segments[: exit.boundary]),
+            Run("exit_join", kernels.exit_join(self.state, window)),
             *self._asking(kernels, exit),
             Run("exit_gate", kernels.exit_gate(self.state, gate)),
-            IfThen(self.state.deeper, tuple(self._graphs(deep, self._segments[exit.boundary :]))),
-            Run("exit_merge", kernels.exit_merge(self.state, gate)),
+            IfThen(self.state.deeper[number - 1], (*deeper, *rest)),
         )
+
+    def _step_behind(self) -> DeviceStep:
+        """All that waits at an exit. Its buffers hold that from turn to turn, so they are not those of the other steps."""
+        wide = [self._window] * self.rows
+        step = DeviceStep(self.slots, StepShape.of(0, wide, self._ones), DeviceBuffers(self.slots.backend.device), captured=True)
+        step.begin(wide, self._ones)
+        step.place([0] * self.rows)
+        step.widen()
+        step.send()  # what stays the same from turn to turn
+        return step
 
     def _asking(self, kernels: LoopKernels, exit: LoopExit) -> list[Run]:
         """The exit's router and head, on the states in front of its segment."""
@@ -143,15 +179,15 @@ class DecodeLoop:
             nodes.append(Run("exit_score", kernels.exit_score(self.state, score)))
         return nodes
 
-    def _count(self, turns: int, deep: int) -> None:
-        """Launches of the loop, as the device counted its turns."""
-        every = self._segments if self._exit is None else [*self._segments[: self._exit.boundary], *self._exit.graphs]
-        for graph in every:
-            self.slots.count(graph, turns)
-        if self._exit is not None:
-            for graph in self._segments[self._exit.boundary :]:
-                self.slots.count(graph, deep)
-        self.is_warm |= turns > 0 and (self._exit is None or deep > 0)
+    def _count(self, turns: int, deep: Sequence[int]) -> None:
+        """Launches of the loop, as the device counted its turns. ``deep``: those that ran what lies behind each exit."""
+        edges = [0, *(exit.boundary for exit in self._exits), len(self._segments)]
+        times = [turns, *deep]
+        for number, count in enumerate(times):
+            asked = self._exits[number].graphs if number < len(self._exits) else []
+            for graph in [*self._segments[edges[number] : edges[number + 1]], *asked]:
+                self.slots.count(graph, count)
+        self._ran = [before or count > 0 for before, count in zip(self._ran, times, strict=True)]
 
     def _graphs(self, step: DeviceStep, names: Sequence[str]) -> list[Run]:
         fixed = self.slots.backend.fixed_stream

@@ -59,7 +59,7 @@ def choose_drive(policy: DepthPolicy, backend: Backend) -> Drive:
     # The same loop: from the host it waits for one flag at each condition, not for the tokens and scores of every exit.
     reason = _why_not_driver() or _why_not_kernels(library)
     drivers = Drivers(HostDriver(device).compile, GraphDriver(device).compile if reason is None else None)
-    loop = DrivenDepth(policy, PluginLoopKernels(library, device.stream), _TURNS, drivers, _exit_of(policy))
+    loop = DrivenDepth(policy, PluginLoopKernels(library, device.stream), _TURNS, drivers, _exits_of(policy), _WINDOW)
     return Drive(loop, reason)
 
 
@@ -78,20 +78,15 @@ def _why_not_policy(policy: DepthPolicy, backend: DeviceBackend) -> str | None:
 def _why_not_exit(policy: ExitDepth, backend: DeviceBackend) -> str | None:
     if not backend.pads_rows:
         return "ONNX Runtime's attention takes several tokens of one row only; exits are asked from the host"
-    if len(policy.stops) != 1:
-        return f"there are {len(policy.stops)} exits, the device asks one"
-    if policy.stops[0].exit.info.tail_layers:
-        return "the exit's tail attends to keys and values that a loop on the device settles sooner than the host"
+    if any(stop.exit.info.tail_layers for stop in policy.stops):
+        return "an exit's tail attends to keys and values that a loop on the device settles sooner than the host"
     if policy.options.max_exit_streak or policy.options.kv != "deferred":
         return "max_exit_streak and propagated keys and values are the host's"
     return None
 
 
-def _exit_of(policy: DepthPolicy) -> LoopExit | None:
-    if not isinstance(policy, ExitDepth):
-        return None
-    [stop] = policy.stops
-    return LoopExit(stop.exit, stop.threshold, _WINDOW)
+def _exits_of(policy: DepthPolicy) -> list[LoopExit]:
+    return [LoopExit(stop.exit, stop.threshold) for stop in policy.stops] if isinstance(policy, ExitDepth) else []
 
 
 def _why_not_driver() -> str | None:

@@ -38,28 +38,44 @@ class ExitScore:
 
 
 @dataclass(frozen=True)
+class ExitWindow:
+    """The states that wait at an exit, and those that come to it.
+
+    Args:
+        number: of the exit, 1 for the first.
+        states: [B, ``arriving``, H] outputs of the layers in front of it. ``row_bytes``: of one state.
+        window: [B, W, H] the states that wait, W = ``width``.
+        last: [B, H] where the newest state of each row is wanted, None: nowhere.
+    """
+
+    number: int
+    states: int
+    arriving: int
+    row_bytes: int
+    window: int
+    width: int
+    last: int | None
+
+
+@dataclass(frozen=True)
 class ExitGate:
     """What an exit decides with, and what the layers behind it read.
 
     Args:
-        hidden: [B, H] the states at the exit. ``row_bytes``: of one.
-        window: [B, W, H] the states that wait in front of the deeper layers, W = ``width``.
+        number: of the exit, 1 for the first.
         score: [B] float32, the router's.
         exit_token: [B] int64, the exit head's.
-        deep_token: [B] int64, the model's own, of each row's last waiting token.
-        deep: inputs of the deeper layers: write_index, position_ids [B, W], …, logits_index [B].
+        behind: inputs of the layers behind: write_index, position_ids [B, W], …, logits_index [B], W = ``width``.
+        width: most tokens of a row that wait at all exits together.
         slots: of a cache's row.
     """
 
-    hidden: int
-    row_bytes: int
-    window: int
-    width: int
+    number: int
     score: int
     threshold: float
     exit_token: int
-    deep_token: int
-    deep: NextInputs
+    behind: NextInputs
+    width: int
     slots: int
 
 
@@ -78,9 +94,14 @@ class LoopKernels(Protocol):
     def exit_score(self, state: LoopState, exit: ExitScore) -> Enqueue:
         """Max-probability of the exit's head into ``score``."""
 
-    def exit_gate(self, state: LoopState, gate: ExitGate) -> Enqueue:
-        """Let a running row's state join those that wait; ``exits``: rows whose score clears the threshold. Set ``deeper``
-        where a row does not leave, a window is full, or this is the last turn; lay out the deeper layers' inputs."""
+    def exit_join(self, state: LoopState, window: ExitWindow) -> Enqueue:
+        """Copy the states that come to an exit behind those that wait there: at the first exit one of each row that runs, at
+        the others what waited at the exit before."""
 
-    def exit_merge(self, state: LoopState, gate: ExitGate) -> Enqueue:
-        """``chosen``: the exit's token where the row left, else the model's own. Where the layers ran, nothing waits now."""
+    def exit_gate(self, state: LoopState, gate: ExitGate) -> Enqueue:
+        """``waiting``: what has come waits here now. ``exits``, ``chosen``: rows whose score clears the threshold, unless they
+        left before. Set the exit's ``deeper`` where a row has not left, as much waits as a window holds, or this is the last
+        turn; lay out the inputs of the layers behind."""
+
+    def exit_merge(self, state: LoopState, deep_token: int) -> Enqueue:
+        """Every layer has run: ``chosen`` of rows that did not leave is the model's own token [B], and nothing waits now."""

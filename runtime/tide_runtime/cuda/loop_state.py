@@ -20,7 +20,7 @@ _NO_ID = -1  # no token
 
 
 class LoopState:
-    """Fixed slots for ``rows`` rows.
+    """Fixed slots for ``rows`` rows, which may leave at ``exits`` places, numbered from 1.
 
     ``pointers``: device addresses by name. The host sends those of ``_SENT`` before a launch, kernels change them after:
 
@@ -30,20 +30,21 @@ class LoopState:
         finished [B] uint8     0 while the row runs
         eos [8] int64          ids that end a row, then -1
         turns_left scalar int32
-        waiting [B] int32      tokens that have left early and wait for the layers they skipped
+        waiting [exits, B] int32   tokens that have come to an exit and wait there for the layers behind it
 
-    On the device alone, of one turn: chosen, tokens [B] int64, emitted [B] int32, running scalar int32, exits, wants [B] uint8.
+    On the device alone, of one turn: chosen, tokens [B] int64, emitted [B] int32, running scalar int32, deeper [exits] int32,
+    exits [B] uint8: number of the exit that the token left at, or 0.
     """
 
-    def __init__(self, device: Device, rows: int, turns: int) -> None:
-        self.device, self.rows, self.turns = device, rows, turns
+    def __init__(self, device: Device, rows: int, turns: int, exits: int = 0) -> None:
+        self.device, self.rows, self.turns, self.exits = device, rows, turns, exits
         sent: dict[str, tuple[tuple[int, ...], DTypeLike]] = {
             "length": ((rows,), np.int64),
             "last_token": ((rows,), np.int64),
             "limit": ((rows,), np.int64),
             "eos": ((MOST_EOS,), np.int64),
             "turns_left": ((1,), np.int32),
-            "waiting": ((rows,), np.int32),
+            "waiting": ((exits, rows), np.int32),
             "finished": ((rows,), np.uint8),
         }
         kept: dict[str, tuple[tuple[int, ...], DTypeLike]] = {
@@ -54,16 +55,15 @@ class LoopState:
             "draft_count": ((rows,), np.int32),
             "running": ((1,), np.int32),
             "proceed": ((1,), np.int32),
-            "deeper": ((1,), np.int32),
+            "deeper": ((exits,), np.int32),
             "exits": ((rows,), np.uint8),
-            "wants": ((rows,), np.uint8),
         }
         self._block = TransferBlock(device, sent)
         self._arena = Arena(device, {name: prod(shape) * np.dtype(dtype).itemsize for name, (shape, dtype) in kept.items()})
         self.pointers = self._block.pointers | self._arena.pointers
-        self.ring = TokenRing(device, 2 * turns, rows)
+        self.ring = TokenRing(device, 2 * turns, rows, exits)
         self.proceed = Condition(self.pointers["proceed"], default=1)
-        self.deeper = Condition(self.pointers["deeper"], default=0)
+        self.deeper = [Condition(self.pointers["deeper"] + np.dtype(np.int32).itemsize * i, default=0) for i in range(exits)]
 
     def send(self, lengths: Sequence[int], tokens: Sequence[int], limits: Sequence[int], eos: Iterable[int]) -> None:
         """Start the first rows where the host has them; the others stay idle."""

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from tide_runtime.backends.element_types import BF16, FP16, FP32, INT32
-from tide_runtime.cuda.loop_kernels import ExitGate, ExitScore, NextInputs
+from tide_runtime.cuda.loop_kernels import ExitGate, ExitScore, ExitWindow, NextInputs
 from tide_runtime.cuda.loop_state import MOST_EOS, LoopState
 from tide_runtime.cuda.program import Condition, Enqueue
 
@@ -54,7 +54,10 @@ class PluginLoopKernels:
         tensors = self._of(state, "tokens", "length", "last_token", dtype="i64") | self._of(state, "exits", dtype="u8")
         tensors |= self._of(state, "emitted", dtype="i32") | self._scalars(state, "running", "turns_left", "proceed")
         ring, counts = state.ring.pointers
-        tensors |= {"ring": self._array(ring, "i64", state.ring.turns, state.rows), "counts": self._array(counts, "i64", 2)}
+        tensors |= {
+            "ring": self._array(ring, "i64", state.ring.turns, state.rows),
+            "counts": self._array(counts, "i64", 1 + state.exits),
+        }
         tensors |= self._places(inputs, (state.rows,))
         return self._deciding(prepare_loop_turn, state.proceed, tensors, slots=slots)
 
@@ -71,33 +74,43 @@ class PluginLoopKernels:
         launch = prepare_exit_score(self._library, stream=self._stream, mlp_threshold=exit.mlp_threshold, **tensors)
         return lambda stream: launch.enqueue(stream)
 
+    def exit_join(self, state: LoopState, window: ExitWindow) -> Enqueue:
+        from tide_plugins.launch.decode_loop import prepare_exit_join
+
+        tensors = self._of(state, "finished", dtype="u8") | self._waiting(state)
+        tensors |= {
+            "states": self._array(window.states, "u8", state.rows, window.arriving, window.row_bytes),
+            "window": self._array(window.window, "u8", state.rows, window.width, window.row_bytes),
+        }
+        if window.last is not None:
+            tensors["last"] = self._array(window.last, "u8", state.rows, window.row_bytes)
+        return self._fixed(prepare_exit_join, tensors, number=window.number)
+
     def exit_gate(self, state: LoopState, gate: ExitGate) -> Enqueue:
         from tide_plugins.launch.decode_loop import prepare_exit_gate
 
-        tensors = self._of(state, "length", dtype="i64") | self._of(state, "waiting", dtype="i32")
-        tensors |= self._of(state, "finished", "exits", "wants", dtype="u8") | self._scalars(state, "turns_left", "deeper")
+        deeper = state.deeper[gate.number - 1]
+        tensors = self._of(state, "length", "chosen", dtype="i64") | self._of(state, "finished", "exits", dtype="u8")
+        tensors |= self._scalars(state, "turns_left") | self._waiting(state)
         tensors |= {
-            "hidden": self._array(gate.hidden, "u8", state.rows, gate.row_bytes),
-            "window": self._array(gate.window, "u8", state.rows, gate.width, gate.row_bytes),
             "score": self._array(gate.score, "f32", state.rows),
+            "exit_token": self._array(gate.exit_token, "i64", state.rows),
+            "deeper": self._array(deeper.flag, "i32"),
+            "counts": self._array(state.ring.pointers[1], "i64", 1 + state.exits),
         }
-        tensors |= self._places(gate.deep, (state.rows, gate.width))
-        return self._deciding(prepare_exit_gate, state.deeper, tensors, slots=gate.slots, threshold=gate.threshold)
+        tensors |= self._places(gate.behind, (state.rows, gate.width))
+        numbers = {"slots": gate.slots, "threshold": gate.threshold, "number": gate.number, "width": gate.width}
+        return self._deciding(prepare_exit_gate, deeper, tensors, **numbers)
 
-    def exit_merge(self, state: LoopState, gate: ExitGate) -> Enqueue:
+    def exit_merge(self, state: LoopState, deep_token: int) -> Enqueue:
         from tide_plugins.launch.decode_loop import prepare_exit_merge
 
-        tensors = self._of(state, "chosen", dtype="i64") | self._of(state, "waiting", dtype="i32")
-        tensors |= self._of(state, "exits", dtype="u8") | self._scalars(state, "deeper")
-        tensors |= {
-            "exit_token": self._array(gate.exit_token, "i64", state.rows),
-            "deep_token": self._array(gate.deep_token, "i64", state.rows),
-            "counts": self._array(state.ring.pointers[1], "i64", 2),
-        }
+        tensors = self._of(state, "chosen", dtype="i64") | self._of(state, "exits", dtype="u8") | self._waiting(state)
+        tensors["deep_token"] = self._array(deep_token, "i64", state.rows)
         return self._fixed(prepare_exit_merge, tensors)
 
-    def _fixed(self, prepare: Prepare, tensors: dict[str, Any]) -> Enqueue:
-        launch = prepare(self._library, stream=self._stream, **tensors)
+    def _fixed(self, prepare: Prepare, tensors: dict[str, Any], **numbers: Any) -> Enqueue:
+        launch = prepare(self._library, stream=self._stream, **tensors, **numbers)
         return lambda stream: launch.enqueue(stream)
 
     def _deciding(self, prepare: Prepare, condition: Condition, tensors: dict[str, Any], **numbers: Any) -> Enqueue:
@@ -122,6 +135,9 @@ class PluginLoopKernels:
 
     def _of(self, state: LoopState, *names: str, dtype: str) -> dict[str, Any]:
         return {name: self._array(state.pointers[name], dtype, state.rows) for name in names}
+
+    def _waiting(self, state: LoopState) -> dict[str, Any]:
+        return {"waiting": self._array(state.pointers["waiting"], "i32", state.exits, state.rows)}
 
     def _scalars(self, state: LoopState, *names: str) -> dict[str, Any]:
         return {name: self._array(state.pointers[name], "i32") for name in names}

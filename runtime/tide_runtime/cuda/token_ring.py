@@ -8,21 +8,27 @@ from tide_runtime.cuda.device import Device
 from tide_runtime.errors import TideError
 
 NO_TOKEN = -1
-EXITED = 1 << 32  # added to a token that left early
+EXIT_UNIT = 1 << 32  # a token that left early has the exit's number, from 1 on, in these bits
+
+
+def exit_and_token(value: int) -> tuple[int, int]:
+    """The exit that the token of a ring's entry left at (0: none), and the token."""
+    return divmod(value, EXIT_UNIT)
 
 
 class TokenRing:
     """``entries`` [R, rows] int64: turn t of all turns since the ring was made is in entry t % R.
 
-    ``counts`` [2] int64: turns written, by the kernel `loop_turn` after each entry, and turns whose deeper layers ran.
+    ``counts`` [1 + exits] int64: turns written, by the kernel `loop_turn` after each entry, and turns that ran the layers behind
+    each exit, by `exit_gate`.
     """
 
-    def __init__(self, device: Device, turns: int, rows: int) -> None:
+    def __init__(self, device: Device, turns: int, rows: int, exits: int = 0) -> None:
         self.turns, self.rows = turns, rows
-        self._memory = device.pinned(8 * (turns * rows + 2)).view(np.int64)
+        self._memory = device.pinned(8 * (turns * rows + 1 + exits)).view(np.int64)
         self._memory[:] = 0
-        self.counts, self.entries = self._memory[:2], self._memory[2:].reshape(turns, rows)
-        self._read = self._read_deep = 0
+        self.counts, self.entries = self._memory[: 1 + exits], self._memory[1 + exits :].reshape(turns, rows)
+        self._read = self.counts.copy()
 
     @property
     def pointers(self) -> tuple[int, int]:
@@ -30,18 +36,19 @@ class TokenRing:
         return self.entries.ctypes.data, self.counts.ctypes.data
 
     def take(self) -> list[list[int]]:
-        """The turns that were written since the last call, each with a value a row: a token (+ `EXITED`), or `NO_TOKEN`.
+        """The turns that were written since the last call, each with a value a row: see `exit_and_token`, or `NO_TOKEN`.
 
         Raises TideError when more were written than the ring holds.
         """
-        written = int(self.counts[0])
-        if written - self._read > self.turns:
-            raise TideError(f"{written - self._read} turns were written to a ring of {self.turns}; read it after every launch")
-        found = [self.entries[turn % self.turns].tolist() for turn in range(self._read, written)]
-        self._read = written
+        before, written = int(self._read[0]), int(self.counts[0])
+        if written - before > self.turns:
+            raise TideError(f"{written - before} turns were written to a ring of {self.turns}; read it after every launch")
+        found = [self.entries[turn % self.turns].tolist() for turn in range(before, written)]
+        self._read[0] = written
         return found
 
-    def take_deep(self) -> int:
-        """How many turns since the last call ran the layers behind the exit."""
-        before, self._read_deep = self._read_deep, int(self.counts[1])
-        return self._read_deep - before
+    def take_deep(self) -> list[int]:
+        """How many turns since the last call ran the layers behind each exit."""
+        deep = (self.counts[1:] - self._read[1:]).tolist()
+        self._read[1:] = self.counts[1:]
+        return deep

@@ -16,7 +16,7 @@ from tide_runtime.cuda.decode_loop import DecodeLoop, LoopExit
 from tide_runtime.cuda.loop_kernels import LoopKernels
 from tide_runtime.cuda.loop_state import MOST_EOS
 from tide_runtime.cuda.program import Node
-from tide_runtime.cuda.token_ring import EXITED, NO_TOKEN
+from tide_runtime.cuda.token_ring import NO_TOKEN, exit_and_token
 from tide_runtime.errors import DeviceMemoryError, TargetError, TideError
 from tide_runtime.policies.base import DepthPolicy
 from tide_runtime.row import Row
@@ -54,13 +54,19 @@ def announced(error: TideError) -> str:
 
 
 class DrivenDepth:
-    """``inner``, with loops of ``turns`` tokens a launch. ``exit``: where rows may leave early."""
+    """``inner``, with loops of ``turns`` tokens a launch. ``exits``, ``window``: as of `DecodeLoop`."""
 
     def __init__(
-        self, inner: DepthPolicy, kernels: LoopKernels, turns: int, drivers: Drivers, exit: LoopExit | None = None
+        self,
+        inner: DepthPolicy,
+        kernels: LoopKernels,
+        turns: int,
+        drivers: Drivers,
+        exits: Sequence[LoopExit] = (),
+        window: int = 1,
     ) -> None:
         self.inner, self.name = inner, inner.name
-        self._drivers, self._kernels, self._turns, self._exit = drivers, kernels, turns, exit
+        self.exits, self._drivers, self._kernels, self._turns, self._window = exits, drivers, kernels, turns, window
         self._without_loops: str | None = None
 
     @property
@@ -84,9 +90,9 @@ class DrivenDepth:
     def _can(self, slots: DeviceSlots, rows: Sequence[Row]) -> bool:
         if not all(_is_plain(row) and _eos(row) == _eos(rows[0]) for row in rows):
             return False
-        if self._exit is None:
+        if not self.exits:
             return True
-        last = slots.caches.limit - self._turns - self._exit.window  # a window writes all of its slots
+        last = slots.caches.limit - self._turns - self._window  # a window writes all of its slots
         return all(row.length <= last and row.frontier.done[-1] == row.length for row in rows)
 
     def _loop(self, slots: DeviceSlots, rows: int) -> _DrivenLoop | None:
@@ -99,7 +105,7 @@ class DrivenDepth:
         if key not in slots.attached and self._without_loops is None:
             try:
                 with slots.backend.device.lock:
-                    loop = DecodeLoop(slots, size, self._kernels, self._turns, self._exit)
+                    loop = DecodeLoop(slots, size, self._kernels, self._turns, self.exits, self._window)
             except DeviceMemoryError as error:
                 slots.attached[key] = None
                 announced(error)
@@ -111,13 +117,13 @@ class DrivenDepth:
 
     def _take(self, slots: DeviceSlots, row: Row, values: Iterable[int]) -> list[int]:
         """The row's new tokens, from what the ring holds of it."""
-        said = [value for value in values if value != NO_TOKEN]
+        said = [exit_and_token(value) for value in values if value != NO_TOKEN]
         row.length += len(said)
-        if self._exit is not None:
-            deepest = slots.backend.manifest.model.num_layers
-            row.depth.token_depths += [self._exit.depth if value & EXITED else deepest for value in said]
+        if self.exits:
+            depths = [slots.backend.manifest.model.num_layers, *(exit.depth for exit in self.exits)]
+            row.depth.token_depths += [depths[exit] for exit, _ in said]
             row.frontier.reset(row.length)
-        return [value & ~EXITED for value in said]
+        return [token for _, token in said]
 
 
 @dataclass

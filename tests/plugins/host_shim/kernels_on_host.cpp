@@ -5,6 +5,7 @@
 
 #include "draft_verify.cuh"
 #include "exit_gate.cuh"
+#include "exit_join.cuh"
 #include "exit_merge.cuh"
 #include "exit_router.cuh"
 #include "exit_score.cuh"
@@ -61,6 +62,7 @@ extern "C" int tide_launch(const char* entry_point, const void* params, const ti
   TIDE_TRY_ALL(tide_draft_verify)
   TIDE_TRY_ALL(tide_exit_score)
   TIDE_TRY(tide_loop_turn_f32)
+  TIDE_TRY(tide_exit_join_f32)
   TIDE_TRY(tide_exit_gate_f32)
   TIDE_TRY(tide_exit_merge_f32)
   return 2;

@@ -1,0 +1,37 @@
+// exit_join: states that arrive at an exit of a decode loop join those that wait there. Pure copies; exit_gate counts them.
+//
+//   arrived = first exit ? the row runs : waiting[exit - 1]    what waited in front of the layers that have just run
+//   window[waiting[exit] + i] = states[i], i < arrived;  last = states[arrived - 1]
+#pragma once
+
+#include "async_copy.cuh"
+#include "entry_points.cuh"
+#include "exit_join_plan.h"
+#include "exit_waiting.cuh"
+
+namespace tide {
+
+__device__ __forceinline__ void copy_state(const uint8_t* from, uint8_t* to, int64_t bytes) {
+  if ((reinterpret_cast<uint64_t>(from) | reinterpret_cast<uint64_t>(to) | uint64_t(bytes)) % 16 == 0) {
+    for (int64_t i = threadIdx.x; i < bytes / 16; i += blockDim.x)
+      reinterpret_cast<Bytes16*>(to)[i] = reinterpret_cast<const Bytes16*>(from)[i];
+  } else {
+    for (int64_t i = threadIdx.x; i < bytes; i += blockDim.x) to[i] = from[i];
+  }
+}
+
+template <typename T>
+__device__ __forceinline__ void exit_join(const exit_join_params& v) {
+  const int row = blockIdx.x, i = blockIdx.y;
+  if (row >= v.rows) return;
+  const int32_t arrived = arrivals(v.waiting, v.finished, v.number, v.rows, row);
+  if (i >= arrived) return;
+  const uint8_t* state = v.states + (int64_t(row) * v.arriving + i) * v.row_bytes;
+  const int32_t place = waiting_at(v.waiting, v.number, v.rows, row) + i;
+  copy_state(state, v.window + (int64_t(row) * v.width + place) * v.row_bytes, v.row_bytes);
+  if (v.last && i == arrived - 1) copy_state(state, v.last + row * v.row_bytes, v.row_bytes);
+}
+
+}  // namespace tide
+
+TIDE_ENTRY_POINT(exit_join, f32, float, exit_join_params, tide::kLoopThreads)

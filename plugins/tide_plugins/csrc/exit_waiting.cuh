@@ -1,0 +1,18 @@
+// How many of a row's tokens wait at each exit of a decode loop: `waiting` [exits, rows], exits by number: 1, 2, …
+// Where the layers between two exits run, they run for all that waits at the first.
+#pragma once
+
+#include "portable.h"
+
+namespace tide {
+
+__device__ __forceinline__ int32_t waiting_at(const int32_t* waiting, int number, int rows, int row) {
+  return waiting[(number - 1) * rows + row];
+}
+
+// Tokens of a row that come to an exit now. Every row that runs has at least its newest among them, or has left before.
+__device__ __forceinline__ int32_t arrivals(const int32_t* waiting, const uint8_t* finished, int number, int rows, int row) {
+  return number == 1 ? int32_t(finished[row] == 0) : waiting_at(waiting, number - 1, rows, row);
+}
+
+}  // namespace tide
