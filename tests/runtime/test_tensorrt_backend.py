@@ -198,7 +198,7 @@ def test_rows_that_join_and_leave_say_what_the_model_says(bundle: Bundle, driven
     rows = [make_row(request, bundle.manifest) for request in requests(eos=(4,))]
     for _ in run(policy, made.slots(capacity), rows):
         pass
-    assert [output(row) for row in rows] == expected(requests(eos=(4,)), None)
+    assert [output(row) for row in rows] == expected(requests(eos=(4,)), ())
     captured = [context for context in api.contexts if context.eager]
     assert bool(captured) == driven
     # A graph keeps what its contexts were: no other step may use them.
