@@ -27,8 +27,8 @@ class Row:
     """``tokens`` holds prompt and output; the first ``length`` of them are in the KV cache of slot ``slot``.
 
     Behind ``end`` stand ``drafted`` tokens that are not output yet. ``layers_run``: decoder layers launched in the decode
-    steps this row took part in. ``frontier`` and ``control`` are set by policies that skip layers; in plain steps of `exact`,
-    where nothing waits, the frontier stays where it was until somebody drafts.
+    steps this row took part in. ``frontier`` and ``control`` are set by policies that skip layers; in plain steps, where nothing
+    waits, the frontier stays where it was until somebody drafts or asks an exit.
     """
 
     index: int
@@ -51,6 +51,7 @@ class Row:
     held: int = 0  # steps that policy exit has kept the last token waiting for company
     streak: int = 0  # early exits since the last deep token
     trial: Trial = field(default_factory=Trial)  # of asking exits, policy exit
+    plain_until: float = 0  # of policy exit: the length up to which its steps are those of `full`
     depth: DepthStats = field(default_factory=DepthStats)
     layers_run: int = 0
     ran_full: bool = False  # the policy left it to `full`, as skipping layers would not have paid

@@ -72,12 +72,18 @@ class ExitDepth:
         return token
 
     def decode(self, slots: Slots, rows: Sequence[Row]) -> list[list[int]]:
-        everyone = range(len(rows))
-        if all(row.trial.resting and row.frontier.done[-1] == row.length and not self._over_budget(row) for row in rows):
+        if all(row.length < row.plain_until for row in rows):
             return self._plain(slots, rows)
         budget = rows[0].params.depth_budget  # must be kept whatever that costs
         if budget is None and not self.asks_always and not self.gate.opens(rows[0].width, rows[0].params.greedy):
             return self._leave_to_full(slots, rows)
+        for row in rows:
+            self._catch_up(row)
+        if all(row.trial.resting and row.frontier.done[-1] == row.length and not self._over_budget(row) for row in rows):
+            for row in rows:
+                row.plain_until = row.length + (row.trial.resting if row.params.depth_budget is None else 0)
+            return self._plain(slots, rows)
+        everyone = range(len(rows))
         self._make_room(slots, rows)
         tokens: list[list[int]] = [[] for _ in rows]
         asked = [[0] * len(self.stops) for _ in rows]
@@ -112,13 +118,18 @@ class ExitDepth:
         return self.full.decode(slots, rows)
 
     def _plain(self, slots: Slots, rows: Sequence[Row]) -> list[list[int]]:
-        """Exits do not pay just now and nothing waits: a step of `full`."""
+        """Exits do not pay just now and nothing waits: a step of `full`, with little around it."""
         tokens = self.full.decode(slots, rows)
         for row in rows:
-            row.frontier.reset(row.length)
             row.depth.record_plain(self.num_layers)
-            row.trial.rest(1)
         return tokens
+
+    def _catch_up(self, row: Row) -> None:
+        """With plain steps, which leave frontier and trial where they were."""
+        passed = row.length - row.frontier.done[0]
+        if passed:
+            row.frontier.reset(row.length)
+            row.trial.rest(passed)
 
     def _go_deep(self, slots: Slots, rows: Sequence[Row], needy: list[int], tokens: list[list[int]]) -> None:
         """Run the rest for the rows that need it: when that is most rows, or one has waited long enough."""
