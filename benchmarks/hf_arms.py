@@ -1,4 +1,5 @@
-"""HuggingFace's own ways to decode as arms: plain, and with drafts. Each has a process of its own and few prompts."""
+"""Ways to decode with torch as arms: HuggingFace's own, plain and with drafts, and the predecessor. Each has a process of its own
+and few prompts."""
 
 from __future__ import annotations
 
@@ -14,25 +15,27 @@ from tide_runtime import GenerationParams
 from benchmarks.turns import Group, Turn
 
 SETTLE_S = 0.3  # thread pools spin for a while after their last work
+PREDECESSOR = "predecessor"
 HF_GROUPS = 4  # eager is several times slower than everything else
 
 
 def hf_options(arm: str, exit_layer: int) -> dict[str, Any]:
-    """Arguments of HF's ``generate`` that make the arm. ``exit_layer``: layers that `early_exit` drafts with."""
+    """Arguments of ``generate`` that make the arm. ``exit_layer``: layers that `early_exit` drafts with."""
     return {
         "eager": {},
         "prompt_lookup": {"prompt_lookup_num_tokens": 10},  # HF's documentation, "Prompt lookup decoding"
         "early_exit": {"assistant_early_exit": exit_layer},
+        PREDECESSOR: {},
     }[arm]
 
 
 class HFArm:
-    """``model.generate(…, **options)``, greedy, in fp32."""
+    """``model.generate(…, **options)``, greedy, in fp32. ``kind``: of `tide_bench.arms.ARMS`; ArmError where it is missing."""
 
     most_groups: int | None = HF_GROUPS
 
-    def __init__(self, weights: Path, options: Mapping[str, Any]) -> None:
-        self.process = ArmProcess(REFERENCE, weights)
+    def __init__(self, weights: Path, options: Mapping[str, Any], kind: str = REFERENCE) -> None:
+        self.process = ArmProcess(kind, weights)
         self._options = options
 
     def turn(self, prompts: Group, params: GenerationParams, rows: int) -> Turn:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
+from tide_bench.arms import REFERENCE
 from tide_bench.arms.process import ArmError
 from tide_bench.arms.tide import load_engine, load_second
 from tide_bench.bundles import build_unsplit, export_bundle
@@ -23,7 +24,7 @@ from tide_runtime.step_costs import StepCosts
 from benchmarks.calibrated_bundles import demo_identity
 from benchmarks.engine_arm import EngineArm, LoggedEngine
 from benchmarks.entropy_exit import entropy_exit, listening_exit
-from benchmarks.hf_arms import HFArm, hf_options
+from benchmarks.hf_arms import PREDECESSOR, HFArm, hf_options
 from benchmarks.models import DEMO_MODELS
 from benchmarks.policy_list import HF_TITLES, POLICIES, PolicyArm
 from benchmarks.random_twin import random_identity, random_twin
@@ -79,7 +80,8 @@ def demo_arms(
         arms.add("static", lambda: _static_arm(weights, identity, engines[1], sample, params, cache / model / "static"))
     exit_layer = own.calibration.exits[0].checkpoint if own.calibration is not None and own.calibration.exits else 6
     for name in (name for name in HF_TITLES if name in wanted):
-        arms.add(name, partial(HFArm, weights, hf_options(name, exit_layer)))
+        kind = name if name == PREDECESSOR else REFERENCE
+        arms.add(name, partial(HFArm, weights, hf_options(name, exit_layer), kind))
     return arms
 
 

@@ -33,6 +33,7 @@ HF_TITLES = {
     "eager": "HF eager",
     "prompt_lookup": "HF prompt lookup",
     "early_exit": "HF assistant_early_exit",
+    "predecessor": "tide-inference",
 }
 COMPARED_TITLES = {
     "unsplit_bundle": "unsplit, a bundle of its own",

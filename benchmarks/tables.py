@@ -121,6 +121,26 @@ def forms_table(run: dict[str, Any]) -> str:
     return "\n".join([title, "", *table(headings, rows)])
 
 
+def python_table(run: dict[str, Any]) -> str:
+    rows = (
+        [
+            row["model"],
+            str(row["batch"]),
+            title_of(row["arm"]),
+            f"{row['ms']:.2f} ms",
+            f"{row['python_ms'] * 1e3:.0f} us",
+            f"{row['python_ms'] / row['ms']:.1%}",
+            f"{row['python_of_full']:.2f}",
+        ]
+        for row in run["rows"]
+    )
+    title = (
+        f"**The runtime's own loop**: wall time of decoding outside the graphs, {run['settings']['prompts']} prompts × "
+        f"{run['settings']['tokens']} greedy tokens; a token is one more for every row ({_where(run)})."
+    )
+    return "\n".join([title, "", *table(["model", "batch", "policy", "per token", "in Python", "share", "of `full`'s"], rows)])
+
+
 def _figure(row: dict[str, Any], name: str, digits: str, unit: str) -> str:
     return f"{row[name]:{digits}} {unit}" if name in row else ""
 
@@ -228,6 +248,7 @@ PAGES: dict[str, list[tuple[str, Callable[[dict[str, Any]], str]]]] = {
         ("serve_fastapi", _placed(serve_line)),
         ("shared_weights", weights_table),
         ("attention_forms", forms_table),
+        ("python_time", python_table),
     ],
     "docs/certificate.md": [
         ("certificate", _placed(calibration_tables.certificate_table)),

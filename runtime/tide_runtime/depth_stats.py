@@ -14,6 +14,7 @@ class DepthStats:
     Args:
         drafted, accepted: drafts proposed and those that the model confirmed, by drafter (``router``, ``ngram``).
         deep_passes: runs to the last layer.
+        exit_time: seconds of steps in which exits were asked or copies placed, up to where the rest of the layers began.
         forced: tokens that stopped early only to keep a depth budget.
         prompt_exits: prompt tokens that stopped early.
         token_depths: of each output token after the first, the layers run before it was final (or first proposed, for
@@ -23,6 +24,7 @@ class DepthStats:
     drafted: Counter[str] = field(default_factory=Counter)
     accepted: Counter[str] = field(default_factory=Counter)
     deep_passes: int = 0
+    exit_time: float = 0.0
     forced: int = 0
     prompt_exits: int = 0
     token_depths: list[int] = field(default_factory=list)

@@ -1,7 +1,8 @@
 """How a row's drafting adapts: which drafter is worth its cost just now, and how far ahead it should go.
 
 The n-gram drafter is judged without being used: its guess is held against what came, so it is taken up as soon as the
-text repeats. Asking exits costs, so they are on trial (`Trial`), and draft few tokens until the first ones were right.
+text repeats. Asking exits costs, so they are on trial (`Trial`), and draft few tokens until the first ones were right. Of several
+exits each one is on trial against the next: is it worth asking, or better passed by?
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from tide_runtime.trial import Trial
 FIRST_REACH = 1  # drafts of the first cycle
 FIRST_HIT_RATE = 0.5  # of n-gram guesses, per token, before any was seen
 HIT_WEIGHT = 0.15  # of the newest token in it
+_EARLY = 1.5  # gain expected at first of asking an exit that has others behind it: the calibration chose it
 _LENGTHS = (1, 2, 3, 4, 6, 9, 64)  # most tokens that one row copies: rows of a batch wait for the longest of them
 _PATIENCE = 8  # tokens that may be added to a pass without a better rate: steps are rounded up
 _LEAST_CHANCE = 0.05  # of a token to be right; less pays nowhere
@@ -32,6 +34,19 @@ class DraftControl:
     guess: list[int] = field(default_factory=list)
     hit_rate: float = FIRST_HIT_RATE
     reach: int = FIRST_REACH  # most tokens that exits draft in the next cycle
+    early: list[Trial] = field(default_factory=list)  # of asking each exit but the last, where a draft from the next one costs 1
+
+    def passes_by(self, exit: int) -> bool:
+        """Whether the next draft goes by the exit of that number without asking it; counts as a token of its rest."""
+        if exit >= len(self.early) or self.early[exit].asks:
+            return False
+        self.early[exit].rest(1)
+        return True
+
+    def saw(self, exit: int, drafts: int, cost: float) -> None:
+        """Asking an exit gave so many drafts that were right for ``cost``."""
+        if exit < len(self.early):
+            self.early[exit].saw(drafts, cost)
 
     def learn(self, tokens: list[int]) -> None:
         """Hold the guess against the ``tokens`` that came."""
@@ -40,6 +55,11 @@ class DraftControl:
             self.hit_rate += HIT_WEIGHT * (hit - self.hit_rate)
             if not hit:
                 break
+
+
+def early_trials(exits: int) -> list[Trial]:
+    """For so many exits."""
+    return [Trial(_EARLY) for _ in range(exits - 1)]
 
 
 def next_reach(reach: int, drafts: int, accepted: int) -> int:

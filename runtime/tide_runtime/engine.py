@@ -26,6 +26,7 @@ from tide_runtime.params import GenerationParams
 from tide_runtime.policies import make_policy
 from tide_runtime.policies.exit import ExitDepth
 from tide_runtime.policies.options import DepthOptions
+from tide_runtime.promises import with_promises
 from tide_runtime.results import Chunk, Generation, finished
 from tide_runtime.row import Row
 from tide_runtime.sampling import Sampler
@@ -119,8 +120,14 @@ class Engine:
         row = self._row(0, prompt, params or GenerationParams(), streamed=True)
 
         def chunks() -> Iterator[Chunk]:
-            with closing(self._events([row])) as events:
-                yield from map(self._chunk, events)
+            try:
+                with closing(self._events([row])) as events:
+                    yield from map(self._chunk, events)
+            except GeneratorExit:
+                if row.finish_reason is None:
+                    row.cancel()
+                    self._finish(row)
+                raise
 
         return chunks()
 
@@ -156,7 +163,7 @@ class Engine:
 
     def metrics(self) -> str:
         """Totals since the engine was loaded, in the Prometheus text format."""
-        return self._metrics.text(self.backend.launches)
+        return self._metrics.text(dict(self.backend.launches))  # a copy: other threads launch on
 
     def close(self) -> None:
         """Release the caches. Calls in progress finish; later ones raise."""
@@ -214,10 +221,12 @@ class Engine:
                 f"depth_budget is set, and policy {self.policy.name} promises the model's own output, which takes every layer; "
                 "leave it out, or load the engine with policy exit"
             )
-        shallowest = self._exit.stops[0].exit.info.checkpoint
-        if params.depth_budget < shallowest:
+        least, streak = self._exit.least_depth, self.options.depth.max_exit_streak
+        if params.depth_budget < least:
+            then = f" and max_exit_streak {streak} sends one token in {streak + 1} through all {self.depth}" if streak else ""
             raise ParamsError(
-                f"depth_budget is {params.depth_budget} layers, the first exit comes after {shallowest}; set it to at least that"
+                f"depth_budget is {params.depth_budget} layers, the first exit comes after {self._exit.stops[0].exit.layers}"
+                f"{then}; set it to at least {least:g}"
             )
 
     def _prompt_ids(self, prompt: Prompt) -> list[int]:
@@ -277,6 +286,8 @@ class Engine:
 
     def _finish(self, row: Row) -> Generation:
         generation = finished(row, self.policy.name, self.tokenizer)
+        stats = with_promises(generation.stats, row, self.manifest, self.options.depth)
+        generation = replace(generation, stats=stats)
         self._metrics.add(generation)
         return generation
 

@@ -16,6 +16,11 @@ class Exit:
     boundary: int
     graph: str | None
 
+    @property
+    def layers(self) -> int:
+        """Decoder layers that run before it speaks."""
+        return self.info.checkpoint + self.info.tail_layers
+
 
 def bundle_exits(manifest: Manifest) -> list[Exit]:
     """All exits, shallow first; none without a calibration."""

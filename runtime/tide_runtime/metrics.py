@@ -9,20 +9,25 @@ from collections.abc import Mapping
 from tide_runtime.results import Generation
 
 _HELP = {
-    "tide_requests_total": "Finished rows, by the reason they finished.",
-    "tide_prompt_tokens_total": "Prompt tokens of finished rows.",
-    "tide_generated_tokens_total": "Output tokens of finished rows, by the layers run before they were said.",
+    "tide_requests_total": "Rows, by the reason they ended.",
+    "tide_prompt_tokens_total": "Prompt tokens of rows that ended.",
+    "tide_generated_tokens_total": "Output tokens of rows that ended, by the layers run before they were said.",
     "tide_drafted_tokens_total": "Drafts of policy exact, by drafter.",
     "tide_accepted_tokens_total": "Drafts that the model confirmed, by drafter.",
     "tide_deep_passes_total": "Runs to the last layer after the first token.",
-    "tide_first_token_seconds_total": "Time to first token, summed over finished rows.",
-    "tide_decode_seconds_total": "Time from first to last token, summed over finished rows.",
+    "tide_decoder_layers_total": "Decoder layers launched in decode steps, for each row that took part.",
+    "tide_forced_exits_total": "Tokens that stopped early only to keep a depth budget.",
+    "tide_prompt_exits_total": "Prompt tokens that stopped early.",
+    "tide_uncovered_tokens_total": "Output tokens of policy exit that no certificate covers.",
+    "tide_first_token_seconds_total": "Time to first token, summed over rows that ended.",
+    "tide_decode_seconds_total": "Time from first to last token, summed over rows that ended.",
+    "tide_exit_seconds_total": "Part of it in which exits were asked or drafts made.",
     "tide_graph_launches_total": "Launches, by graph, counted at the backend.",
 }
 
 
 class EngineMetrics:
-    """Counts of finished rows; safe to feed from several threads."""
+    """Counts of rows that ended; safe to feed from several threads."""
 
     def __init__(self, num_layers: int) -> None:
         self._num_layers = num_layers
@@ -30,7 +35,7 @@ class EngineMetrics:
         self._lock = threading.Lock()
 
     def add(self, generation: Generation) -> None:
-        """Count one finished row."""
+        """Count one row that ended."""
         stats = generation.stats
         found: Counter[tuple[str, str]] = Counter()
         found["tide_requests_total", f'reason="{generation.finish_reason}"'] = 1
@@ -40,7 +45,15 @@ class EngineMetrics:
         for name, counts in (("drafted", stats.drafted), ("accepted", stats.accepted)):
             found.update({(f"tide_{name}_tokens_total", f'drafter="{drafter}"'): n for drafter, n in counts.items()})
         found["tide_deep_passes_total", ""] = stats.deep_passes
-        times = {"tide_first_token_seconds_total": stats.time_to_first_token, "tide_decode_seconds_total": stats.decode_time}
+        found["tide_decoder_layers_total", ""] = round(stats.layers_per_token * max(1, stats.new_tokens - 1))
+        found["tide_forced_exits_total", ""] = stats.forced
+        found["tide_prompt_exits_total", ""] = stats.prompt_exits
+        found["tide_uncovered_tokens_total", ""] = stats.new_tokens if stats.uncovered else 0
+        times = {
+            "tide_first_token_seconds_total": stats.time_to_first_token,
+            "tide_decode_seconds_total": stats.decode_time,
+            "tide_exit_seconds_total": stats.exit_time,
+        }
         with self._lock:
             self._counts.update(found)
             for metric, seconds in times.items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Literal
@@ -19,7 +20,7 @@ from tide_runtime.sampling import Sampler, TokenLogprob
 from tide_runtime.text import TextStream
 from tide_runtime.trial import Trial
 
-FinishReason = Literal["eos", "stop", "length", "cache_full"]
+FinishReason = Literal["eos", "stop", "length", "cache_full", "cancelled"]
 
 
 @dataclass
@@ -115,11 +116,23 @@ class Row:
         self.pieces.append(shown)
         return shown
 
+    def cancel(self) -> None:
+        """End it here: nobody listens any more."""
+        self.finish_reason = "cancelled"
+        self.pieces.append(self._close(""))
+
     def _close(self, shown: str) -> str:
         self.finished = perf_counter()
         # Drafts accepted behind the end are not output.
         del self.logprobs[len(self.new_tokens) :], self.depth.token_depths[len(self.new_tokens) - 1 :]
         return shown if self.text is None else shown + self.text.flush()
+
+
+def note_exit_time(rows: Iterable[Row], began: float) -> None:
+    """A step of ``rows`` that began at ``began`` has done with exits and drafts."""
+    spent = perf_counter() - began
+    for row in rows:
+        row.depth.exit_time += spent
 
 
 def is_finite(logits: NDArray[np.floating] | DeviceRow, likeliest: int) -> bool:

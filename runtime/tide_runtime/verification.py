@@ -18,12 +18,17 @@ from tide_runtime.row import Row
 
 
 class Draft(NamedTuple):
-    """A proposed token. ``proposal``: the distribution [V] it was drawn from, None when it was certain (a one-hot)."""
+    """A proposed token.
+
+    ``proposal``: the distribution [V] it was drawn from, None when it was certain (a one-hot); ``exit``: number of the exit that
+    it comes from.
+    """
 
     token: int
     source: str
     depth: int
     proposal: NDArray[np.float64] | None = None
+    exit: int | None = None
 
 
 def verify(row: Row, drafts: Sequence[Draft], deep: Logits) -> tuple[list[int], int]:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import tokenizers
 import torch
+from runtime.made_up_calibration import calibrate, exit_after
 from tide_runtime import Engine, EngineOptions, ThreadOptions, draft_control
 from tide_runtime.draft_control import DraftControl
 from tide_runtime.policies import exact
@@ -78,6 +79,14 @@ def bundle(hf_model_directory: Path, tmp_path_factory: pytest.TempPathFactory) -
     config = ExportConfig(checkpoints="1,3", max_seq_len=MAX_SEQ_LEN, verify=False, targets=("cpu", "cuda"))
     export(str(hf_model_directory), out, config)
     return out
+
+
+@pytest.fixture(scope="session")
+def exits_bundle(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The bundle with an exit at both checkpoints."""
+    copy = Path(shutil.copytree(bundle, tmp_path_factory.mktemp("exits") / "tiny"))
+    calibrate(copy, exits=[exit_after(1), exit_after(3)])
+    return copy
 
 
 @pytest.fixture

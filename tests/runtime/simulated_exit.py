@@ -56,7 +56,7 @@ class SimulatedExit:
             least = -1.0 if over else stop.threshold
             score, logits = self._ask(stop.exit.info, least, states[stop.exit.info.checkpoint])
             if logits is not None and score >= least:
-                self.depths.append(stop.exit.info.checkpoint)
+                self.depths.append(stop.exit.layers)
                 self.streak += 1
                 self._stopped(stop.exit.info, states)
                 self.trial.saw(1, self.policy._cost(asked, 0))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import shutil
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +10,7 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
+from runtime.made_up_calibration import calibrate, exit_after
 from tide_runtime import Engine, EngineOptions, Generation, GenerationParams, ThreadOptions
 from tide_runtime.errors import NumericsError, ParamsError
 from tide_runtime.ngram import NgramDrafter
@@ -20,26 +19,6 @@ from tide_runtime.scheduler import run
 
 MAX_SEQ_LEN = 64
 PROMPTS = ["def add(a, b):", "class", "x x x x x x", "return a + b\nreturn a + b\n"]
-
-
-@pytest.fixture(scope="module")
-def exits_bundle(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The tiny bundle with an exit at both checkpoints; the identity head needs no graph of its own."""
-    copy = Path(shutil.copytree(bundle, tmp_path_factory.mktemp("exits") / "tiny"))
-    _calibrate(copy, exits=[_exit(1), _exit(3)])
-    return copy
-
-
-def _exit(checkpoint: int, threshold: float | None = 0.3) -> dict[str, Any]:
-    thresholds = {"exact_threshold": 0.2, "exit_threshold": threshold, "mlp_threshold": None}
-    return {"checkpoint": checkpoint, "head": "identity", "router": "max_probability", **thresholds}
-
-
-def _calibrate(bundle: Path, exits: list[dict[str, Any]]) -> None:
-    manifest = json.loads((bundle / "manifest.json").read_text())
-    rest = {"draft_limit": 6, "recommended": "exact", "predicted": {}, "certificate": None, "costs": None}
-    manifest["calibration"] = {"exits": exits, **rest}
-    (bundle / "manifest.json").write_text(json.dumps(manifest))
 
 
 def load(bundle: Path, policy: str = "exact", verify: bool = True, **depth: Any) -> Engine:
@@ -97,7 +76,7 @@ def test_the_recommended_policy_is_the_default(exits_bundle: Path) -> None:
 # --- What cannot be done is said when the engine is loaded
 
 
-def test_exit_without_calibration_says_to_calibrate(bundle: Path) -> None:
+def test_exit_without_calibration_says_tocalibrate(bundle: Path) -> None:
     with pytest.raises(ParamsError, match=r"needs a calibration.*tide-calibrate MODEL"):
         load(bundle, "exit")
 
@@ -113,10 +92,10 @@ def test_exact_without_calibration_still_copies(bundle: Path, full: Engine) -> N
 
 @pytest.mark.parametrize(
     ("exits", "words"),
-    [([], "use policy full"), ([_exit(1, None), _exit(3, None)], "no certified threshold.*max-disagreement")],
+    [([], "use policy full"), ([exit_after(1, None), exit_after(3, None)], "no certified threshold.*max-disagreement")],
 )
 def test_exit_without_a_threshold_says_what_to_do(bundle_copy: Path, exits: list[dict[str, Any]], words: str) -> None:
-    _calibrate(bundle_copy, exits)
+    calibrate(bundle_copy, exits)
     with pytest.raises(ParamsError, match=words):
         load(bundle_copy, "exit")
 
@@ -275,7 +254,7 @@ def test_two_threads_on_one_engine(exact: Engine, full: Engine) -> None:
 @pytest.mark.parametrize("policy", ["full", "exact", "exit"])
 def test_nan_logits_are_explained(bundle_copy: Path, policy: str) -> None:
     """Weights that overflowed when they were converted, or rotted on the disk of somebody who does not verify."""
-    _calibrate(bundle_copy, exits=[_exit(1), _exit(3)])
+    calibrate(bundle_copy, exits=[exit_after(1), exit_after(3)])
     weights = bundle_copy / "onnx" / "weights.bin"
     weights.write_bytes(b"\xff" * weights.stat().st_size)
     with load(bundle_copy, policy, verify=False) as engine, pytest.raises(NumericsError, match=r"NaN.*compare the bundle"):

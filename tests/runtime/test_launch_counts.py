@@ -13,6 +13,7 @@ from runtime.numpy_backend import NumpyBackend, Script, tiny_manifest
 from runtime.tiny_generation import Request, make_row
 from runtime.tiny_transformer import Array, TinyTransformer
 from tide_runtime.calibration import ExitInfo
+from tide_runtime.manifest import kv_fill_graph
 from tide_runtime.params import GenerationParams
 from tide_runtime.policies import make_policy
 from tide_runtime.policies.exact import ExactDepth
@@ -124,6 +125,50 @@ def test_exits_below_min_depth_are_not_asked() -> None:
     assert counts == {"head": STEPS, "segment_0": STEPS, "segment_1": STEPS, "segment_2": 0}
 
 
+def test_projected_layers_are_never_run() -> None:
+    """Two tokens stop, the third goes deep: one projection for those that wait, and depth for one token."""
+    info = exit_after(2, router="mlp", threshold=0.5)
+    counts = decode_launches("exit", [info], script=scores(1.0, 1.0, 0.0), kv="propagate")
+    deep = STEPS // 3
+    wanted = {"exit_2": STEPS, "head": STEPS - deep, "segment_0": STEPS, "segment_1": deep, "segment_2": deep}
+    assert counts == {**wanted, kv_fill_graph(info): deep}
+
+
+@pytest.mark.parametrize(("answer", "deep"), [(1.0, 1), (0.0, 5)])
+def test_prompt_tokens_that_stop_launch_nothing_behind_their_exit(answer: float, deep: int) -> None:
+    """Five chunks of four tokens: of those that clear the exit only the prompt's last token goes on."""
+    model, info = TinyTransformer(3, SILENT, 31, SLOTS), exit_after(2, router="mlp", threshold=0.5)
+    manifest = tiny_manifest(model, (2, 4), [info])
+    backend = NumpyBackend(manifest, model, scores(answer))
+    made = make_policy("exit", manifest, 4, DepthOptions(prefill_exit=True))
+    row = make_row(Request(tuple(range(1, 21)), GenerationParams(max_new_tokens=1), 0), manifest)
+    list(run(made, backend.slots(1), [row]))
+    assert [backend.launches[f"segment_{i}"] for i in range(3)] == [5, deep, deep]
+    assert backend.launches[kv_fill_graph(info)] == (5 if answer else 0)
+    assert row.depth.prompt_exits == (19 if answer else 0)
+
+
+@pytest.mark.parametrize("wait", [0, 1, 3])
+def test_a_row_that_needs_depth_waits_for_company_only_so_long(wait: int) -> None:
+    """Alone among rows that exit, it goes deep at every step (the others wait for it each time), or never."""
+    model = TinyTransformer(3, SILENT, 31, SLOTS)
+    manifest = tiny_manifest(model, (2, 4), [exit_after(2, router="mlp", threshold=0.5)])
+    asked: list[Request] = [Request((1 + n, 2, 3), GenerationParams(max_new_tokens=TOKENS), n) for n in range(5)]
+    rows = [make_row(request, manifest) for request in asked]
+
+    def the_first_refuses(graph: str, states: Array) -> Array:  # while it is held only the others are asked
+        return np.array([0.0, 1.0, 1.0, 1.0, 1.0][-len(states) :])
+
+    backend = NumpyBackend(manifest, model, the_first_refuses)
+    policy = make_policy("exit", manifest, 8, DepthOptions(max_wait_steps=wait))
+    for event in run(policy, backend.slots(5), rows):
+        assert rows[0].held <= wait
+        if event.row is rows[1] and event.row.finish_reason is not None:
+            break
+    assert len(rows[0].depth.token_depths) == STEPS // (wait + 1)
+    assert backend.launches["segment_1"] == 5 + STEPS // (wait + 1)  # five prompts
+
+
 def test_a_deep_pass_of_one_row_serves_the_rows_that_wait_with_it() -> None:
     """Four rows, of which two go deep at every second step: one launch for both."""
 
@@ -169,6 +214,19 @@ def test_copied_drafts_launch_everything_once_per_pass() -> None:
 
 def test_no_drafts_are_full() -> None:
     assert decode_launches("exact", [exit_after(2)], draft="none") == decode_launches("full", [exit_after(2)])
+
+
+@pytest.mark.usefixtures("far_drafts")
+def test_an_exit_whose_drafts_are_wrong_is_passed_by_for_the_next_one() -> None:
+    """Drafts would always come from the exit that was placed first, however wrong it is about this text."""
+    knowing = (0.5, 0.5, 0.5, 0.5, 0.0, 0.0)  # what is said after 4 layers is what the model says; after 2 it is not
+    model = TinyTransformer(3, knowing, 31, 128)
+    manifest = tiny_manifest(model, (2, 4), [exit_after(2), exit_after(4)])
+    policy = make_policy("exact", manifest, 8, DepthOptions(draft="router", draft_limit=4))
+    row = make_row(Request((1, 2, 3), GenerationParams(max_new_tokens=60), 0), manifest)
+    list(run(policy, NumpyBackend(manifest, model).slots(1), [row]))
+    assert row.depth.token_depths.count(4) > 3 * row.depth.token_depths.count(2)
+    assert row.depth.accepted["router"] > 0.5 * row.depth.drafted["router"]
 
 
 def test_a_router_that_refuses_costs_its_graph_and_nothing_else() -> None:

@@ -86,7 +86,7 @@ def test_a_neighbour_going_deep_leaves_a_drafts_tail_alone(seed: int) -> None:
         simulated = SimulatedExit(policy, manifest, model, request, room=64)
         assert output(row) == (simulated.run(), simulated.reason)
         assert row.depth.token_depths == simulated.depths
-    assert {1, LAYERS} <= {depth for row in rows for depth in row.depth.token_depths}
+    assert {3, LAYERS} <= {depth for row in rows for depth in row.depth.token_depths}  # a tail counts
 
 
 def test_a_neighbours_mlp_does_not_speak_for_others() -> None:

@@ -14,6 +14,7 @@ from tide_runtime.exits import bundle_exits
 from tide_runtime.manifest import HEAD
 from tide_runtime.params import GenerationParams
 from tide_runtime.policies import make_policy
+from tide_runtime.policies.exit import ExitDepth
 from tide_runtime.policies.options import DepthOptions
 from tide_runtime.scheduler import run
 from tide_runtime.step_costs import StepCosts
@@ -105,3 +106,17 @@ def test_an_exit_asked_after_a_deep_token_finds_the_caches_cold() -> None:
     (asked,) = bundle_exits(manifest)
     shallow = costs.segments(1, 1, 0, asked.boundary)
     assert costs.asking(1, 0, asked, again=False) - costs.asking(1, 0, asked) == pytest.approx(0.4 * shallow)
+
+
+def test_a_token_that_asks_nobody_runs_all_layers_all_the_same() -> None:
+    """With `max_exit_streak` exits would seem to gain where they lose: of every deep token the first layers came for nothing."""
+    manifest = tiny_manifest(
+        TinyTransformer(0, (0.5,) * LAYERS, 11, 16), (1, 3), [ExitInfo(c, "identity", "mlp", 0.5, 0.5) for c in (1, 3)]
+    )
+    assert manifest.calibration is not None
+    steps = [StepCost(1, seq, 0.1, 1.0, 0.3, 0.3, 0.2) for seq in (1, 16)]
+    measured = replace(manifest, calibration=replace(manifest.calibration, costs=CostTable("cpu", "", 5.0, steps)))
+    policy = make_policy("exit", measured, 8, DepthOptions(max_exit_streak=2))
+    assert isinstance(policy, ExitDepth)
+    assert 1.0 <= policy._cost([0, 0], 1) < policy._cost([1, 1], 1)
+    assert policy._cost([1, 0], 0) < min(1.0, policy._cost([1, 1], 0))

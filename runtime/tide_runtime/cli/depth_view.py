@@ -48,9 +48,15 @@ def html_view(generation: Generation, tokenizer: Tokenizer | None, num_layers: i
 
 
 def _pieces(generation: Generation, tokenizer: Tokenizer | None, num_layers: int) -> Iterator[tuple[str, int]]:
-    """The text of each token and its depth; the first token comes from the prompt's pass through all layers."""
-    stream = TextStream(tokenizer, ()) if tokenizer is not None else None
-    for token, depth in zip(generation.token_ids, (num_layers, *generation.stats.token_depths), strict=False):
-        yield (stream.push(token) if stream is not None else f"{token} "), depth
+    """The text of each token and its depth, up to where the text ends; the first comes from the prompt's pass through all layers.
+
+    A policy that takes all layers for every token notes no depths.
+    """
+    stats, stream, depth = generation.stats, TextStream(tokenizer, ()) if tokenizer is not None else None, num_layers
+    left = len(generation.text or "")  # what ended the text, a stop string or the end's own token, is not shown
+    for token, depth in zip(generation.token_ids, stats.depth_of_each(num_layers), strict=True):
+        piece = stream.push(token)[:left] if stream is not None else f"{token} "
+        left -= len(piece)
+        yield piece, depth
     if stream is not None:
-        yield stream.flush(), num_layers
+        yield stream.flush()[: max(0, left)], depth

@@ -74,7 +74,9 @@ def run(
     threshold: Annotated[
         float | None, typer.Option(help="Replaces the certified thresholds of exit, 0 to 1; the certificate no longer holds.")
     ] = None,
-    min_depth: Annotated[int, typer.Option(help="exit never stops before this many layers.")] = _DEPTH.min_depth,
+    min_depth: Annotated[
+        int, typer.Option(help="exit never stops before this many layers (not certified where that leaves out exits).")
+    ] = _DEPTH.min_depth,
     max_exit_streak: Annotated[
         int, typer.Option(help="After so many early exits in a row exit takes every layer once; 0: no limit.")
     ] = _DEPTH.max_exit_streak,
@@ -110,6 +112,8 @@ def run(
         raise typer.BadParameter("a system message belongs to a chat; add --chat", param_hint="--system")
     if logprobs and not as_json:
         raise typer.BadParameter("log-probabilities are part of the JSON output; add --json", param_hint="--logprobs")
+    if depth_html is not None and not depth_html.absolute().parent.is_dir():
+        raise typer.BadParameter(f"there is no folder {depth_html.parent}; make it first", param_hint="--depth-html")
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a Latin-1 terminal shows ? for 漢 instead of failing
     text = _read_prompt(prompt, interactive=chat and not as_json)
@@ -237,6 +241,8 @@ def _as_json(engine: Engine, generation: Generation) -> dict[str, Any]:
             "prompt_tokens": stats.prompt_tokens,
             "new_tokens": stats.new_tokens,
             "time_to_first_token_ms": stats.time_to_first_token * 1e3,
+            "decode_time_ms": stats.decode_time * 1e3,
+            "exit_time_ms": stats.exit_time * 1e3,
             "tokens_per_second": stats.tokens_per_second,
             "layers_per_token": stats.layers_per_token,
             "num_layers": engine.manifest.model.num_layers,
@@ -245,6 +251,12 @@ def _as_json(engine: Engine, generation: Generation) -> dict[str, Any]:
             "accepted": stats.accepted,
             "deep_passes": stats.deep_passes,
             "tokens_by_depth": stats.depths(engine.depth),
+            "forced": stats.forced,
+            "prompt_exits": stats.prompt_exits,
+            "speedup": stats.speedup,
+            "predicted_speedup": stats.predicted_speedup,
+            "uncovered": stats.uncovered,
+            "launches": dict(engine.backend.launches),
         },
     }
 

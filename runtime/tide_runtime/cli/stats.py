@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tide_runtime.engine import Engine
-from tide_runtime.results import Generation
+from tide_runtime.results import Generation, RequestStats
 
 
 def print_stats(engine: Engine, generation: Generation) -> None:
@@ -27,34 +27,25 @@ def print_stats(engine: Engine, generation: Generation) -> None:
     for graph, count in engine.backend.launches.items():
         launches.add_row(graph, str(count))
     console.print(launches)
-    for line in _notes(engine, generation):
+    for line in _notes(engine, stats):
         console.print(line, style="dim", highlight=False)
 
 
-def _notes(engine: Engine, generation: Generation) -> list[str]:
-    notes, calibration, stats = [], engine.manifest.calibration, generation.stats
-    if calibration is not None and calibration.costs is not None and stats.new_tokens > 1:
-        costs = calibration.costs
-        measured = costs.unsplit_ms * stats.tokens_per_second / 1e3
-        predicted = calibration.predicted.get(stats.policy)
+def _notes(engine: Engine, stats: RequestStats) -> list[str]:
+    calibration, in_exits = engine.manifest.calibration, stats.exit_time * 1e3
+    notes = [
+        f"time: prompt {stats.time_to_first_token * 1e3:.0f} ms, exits and drafts {in_exits:.0f} ms, all layers "
+        f"{stats.decode_time * 1e3 - in_exits:.0f} ms"
+    ]
+    if stats.speedup is not None and calibration is not None and calibration.costs is not None:
+        costs, predicted = calibration.costs, stats.predicted_speedup
         expected = "" if predicted is None else f"; the calibration predicts {predicted:.2f} on average"
         notes.append(
-            f"speed {measured:.2f} times the uncut model's {costs.unsplit_ms:.2f} ms per token, which was measured when "
+            f"speed {stats.speedup:.2f} times the uncut model's {costs.unsplit_ms:.2f} ms per token, which was measured when "
             f"calibrating on {costs.machine}{expected}"
         )
-    if stats.policy == "exit":
-        if stats.forced:
-            notes.append(f"{stats.forced} tokens stopped early only to keep the depth budget: no certificate covers this output")
-        if stats.prompt_exits:
-            notes.append(
-                f"{stats.prompt_exits} of {stats.prompt_tokens} prompt tokens stopped early (prefill exit): no certificate "
-                "covers this output"
-            )
-        if engine.options.depth.kv == "propagate":
-            notes.append("keys and values of skipped layers were projected (kv propagate): no certificate covers this output")
-        elif engine.options.depth.threshold is not None:
-            notes.append(f"threshold {engine.options.depth.threshold} was set by hand: no certificate covers this output")
-        elif not stats.forced and not stats.prompt_exits and calibration is not None and calibration.certificate is not None:
-            c = calibration.certificate
-            notes.append(f"certified: at most {c.max_disagreement:.1%} of tokens differ, with {c.confidence:.0%} confidence")
+    notes += [f"no certificate covers this output: {reason}" for reason in stats.uncovered]
+    if stats.policy == "exit" and not stats.uncovered and calibration is not None and calibration.certificate is not None:
+        c = calibration.certificate
+        notes.append(f"certified: at most {c.max_disagreement:.1%} of tokens differ, with {c.confidence:.0%} confidence")
     return notes

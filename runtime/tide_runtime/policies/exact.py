@@ -9,18 +9,20 @@ drafts are copied from it instead.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from statistics import fmean
+from time import perf_counter
 
 import numpy as np
 
 from tide_runtime.backends.base import Slots
-from tide_runtime.draft_control import DraftControl, copy_lengths, next_reach
+from tide_runtime.draft_control import DraftControl, copy_lengths, early_trials, next_reach
 from tide_runtime.executor import Executor, Guess
 from tide_runtime.exit_gain import ExitGate
 from tide_runtime.manifest import Manifest
 from tide_runtime.policies.full import FullDepth
 from tide_runtime.policies.options import DepthOptions
-from tide_runtime.row import Row
+from tide_runtime.row import Row, note_exit_time
 from tide_runtime.row_worth import row_worth
 from tide_runtime.step_costs import StepCosts
 from tide_runtime.trial import BENEFIT_OF_DOUBT, Trial
@@ -45,6 +47,11 @@ class ExactDepth:
         self.copy_limit = options.draft_limit or _COPY_LIMIT
         self.copies = options.draft in ("ngram", "both")
         self.exits = self.executor.exits if options.draft in ("router", "both") else []
+        # [e]: what asking exit e takes, asking the next one instead being 1; the last one has none
+        self.asking_share = [
+            self.costs.asking(1, e.boundary, e) / self.costs.asking(1, e.boundary, n) for e, n in pairwise(self.exits)
+        ]
+        self.asking_share.append(0.0)
         predicted = calibration.predicted if calibration is not None else {}
         self.expected = min(_MOST_EXPECTED, predicted.get("exact:router", BENEFIT_OF_DOUBT)) if self.exits else 1.0
         shares = calibration.exit_depths if calibration is not None else {}
@@ -55,7 +62,7 @@ class ExactDepth:
     def prefill(self, slots: Slots, row: Row) -> int:
         token = self.full.prefill(slots, row)
         row.frontier = self.executor.frontier(slots, row, room=max(self.limit, self.copy_limit) + 1)
-        row.control = DraftControl(self.trial_of(row))
+        row.control = DraftControl(self.trial_of(row), early=early_trials(len(self.exits)))
         return token
 
     def trial_of(self, row: Row) -> Trial:
@@ -64,6 +71,7 @@ class ExactDepth:
         return Trial(expected)
 
     def decode(self, slots: Slots, rows: Sequence[Row]) -> list[list[int]]:
+        began = perf_counter()
         drafts = self._copy(rows) if self._guess(rows) else [[] for _ in rows]
         asking = self._asking(rows, drafts)
         if not asking and not any(drafts):
@@ -71,6 +79,7 @@ class ExactDepth:
         for row in rows:
             row.frontier.reset(row.length)  # plain steps leave it where it was
         asked_ms = self._draft_with_exits(slots, rows, asking, drafts)
+        note_exit_time(rows, began)
         fresh = [row.known - row.frontier.done[0] for row in rows]
         waiting = [len(made) + 1 for made in drafts]
         deep = self.executor.advance(slots, rows, range(len(rows)), 0, self.executor.depth, waiting)
@@ -152,21 +161,27 @@ class ExactDepth:
     def _draft_once(
         self, slots: Slots, rows: Sequence[Row], drafting: list[int], drafts: list[list[Draft]]
     ) -> tuple[list[int], float]:
-        """One more token for each row: to the first exit, and on to the next where it is not sure.
+        """One more token for each row: to the first exit, and on to the next where it is not sure, or better not asked.
 
         Returns the rows that were sure of one, and the modelled ms.
         """
         sure: list[int] = []
-        unsure, first, spent = drafting, 0, 0.0
-        for exit in self.exits:
-            self.executor.advance(slots, rows, unsure, first, exit.boundary)
-            guesses = self.executor.ask(slots, rows, unsure, exit, [exit.info.exact_threshold] * len(unsure))
-            spent += self.costs.asking(len(unsure), first, exit, with_head=any(guess.logits is not None for guess in guesses))
-            for i, guess in zip(unsure, guesses, strict=True):
+        unsure, run, priced, spent = drafting, 0, 0, 0.0  # run, priced: boundaries up to which the rest was
+        for number, exit in enumerate(self.exits):
+            self.executor.advance(slots, rows, unsure, run, exit.boundary)
+            run, asked = exit.boundary, [i for i in unsure if not rows[i].control.passes_by(number)]
+            if not asked:
+                continue
+            guesses = self.executor.ask(slots, rows, asked, exit, [exit.info.exact_threshold] * len(asked))
+            spent += self.costs.asking(len(asked), priced, exit, with_head=any(guess.logits is not None for guess in guesses))
+            priced = run
+            for i, guess in zip(asked, guesses, strict=True):
                 if guess.score >= exit.info.exact_threshold and guess.logits is not None:
-                    drafts[i].append(_draft(rows[i], guess, exit.info.checkpoint))
+                    drafts[i].append(_draft(rows[i], guess, exit.layers, number))
                     sure.append(i)
-            unsure, first = [i for i in unsure if i not in sure], exit.boundary
+                else:
+                    rows[i].control.saw(number, 1, 1 + self.asking_share[number])
+            unsure = [i for i in unsure if i not in sure]
             if not unsure:
                 break
         return sorted(sure), spent
@@ -177,6 +192,11 @@ class ExactDepth:
         row.length = row.end + accepted
         row.frontier.roll_back(row.length)
         row.depth.record([d.source for d in drafts], [d.depth for d in drafts], accepted, self.num_layers)
+        for i, draft in enumerate(
+            drafts[: accepted + 1] if row.control.early else ()
+        ):  # nobody knows of those behind a wrong one
+            if draft.exit is not None:
+                row.control.saw(draft.exit, i < accepted, self.asking_share[draft.exit])
         row.control.learn(tokens)
         return tokens
 
@@ -206,7 +226,7 @@ def _draws(drafts: Sequence[Draft], tokens: Sequence[int]) -> int:
     return sum(draft.proposal is not None for draft in drafts) + len(tokens)
 
 
-def _draft(row: Row, guess: Guess, depth: int) -> Draft:
+def _draft(row: Row, guess: Guess, depth: int, exit: int) -> Draft:
     """Take the exit head's choice as a draft, placed behind the row's known tokens."""
     assert guess.logits is not None
     proposal = None
@@ -217,4 +237,4 @@ def _draft(row: Row, guess: Guess, depth: int) -> Draft:
         token = row.sampler.draw(proposal)
     row.tokens[row.known] = token
     row.drafted += 1
-    return Draft(token, "router", depth, proposal)
+    return Draft(token, "router", depth, proposal, exit)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from time import perf_counter
 
 from tide_runtime.backends.base import Slots
 from tide_runtime.errors import ParamsError
@@ -21,7 +22,7 @@ from tide_runtime.policies.full import FullDepth
 from tide_runtime.policies.options import DepthOptions
 from tide_runtime.policies.skipped_layers import Deferred, Propagated, SkippedLayers
 from tide_runtime.prefill_exit import ExitingPrefill
-from tide_runtime.row import Row
+from tide_runtime.row import Row, note_exit_time
 from tide_runtime.step_costs import StepCosts
 
 _ROOM = 64  # most tokens that wait at one checkpoint; then the layers they skipped are settled
@@ -83,7 +84,7 @@ class ExitDepth:
             for row in rows:
                 row.plain_until = row.length + (row.trial.resting if row.params.depth_budget is None else 0)
             return self._plain(slots, rows)
-        everyone = range(len(rows))
+        everyone, began = range(len(rows)), perf_counter()
         self._make_room(slots, rows)
         tokens: list[list[int]] = [[] for _ in rows]
         asked = [[0] * len(self.stops) for _ in rows]
@@ -106,6 +107,7 @@ class ExitDepth:
                     tokens[i].append(self._take(rows[i], stop, guess))
                     self._judge(rows[i], asked[i], waited=0)
             undecided, first = [i for i in undecided if not tokens[i]], stop.exit.boundary
+        note_exit_time(rows, began)
         self._go_deep(slots, rows, [i for i in everyone if not tokens[i]], tokens)
         for row in rows:
             row.length = row.frontier.done[0]
@@ -160,16 +162,25 @@ class ExitDepth:
 
     def _cost(self, asked: list[int], waited: int) -> float:
         """Of one token, as if alone, plain decoding being 1: asking exits, then the other layers where ``waited`` tokens need
-        them, itself included."""
+        them, itself included. One that asks nobody passes the exits."""
         total, first = 0.0, 0
         for stop, count in zip(self.stops, asked, strict=True):
-            total += count * self.costs.asking(1, first, stop.exit, again=waited != 1)
+            if count:
+                total += self.costs.asking(1, first, stop.exit, again=waited != 1)
+            elif waited:
+                total += self.costs.segments(1, 1, first, stop.exit.boundary)
             first = stop.exit.boundary
         if waited:
             last, deep = self.costs.step(1, 1), self.skipped.run_deep(waited)
             rest = self.costs.segments(1, deep, first, self.executor.depth) + self.costs.fill(waited - deep, self.stops[0].exit)
             total += rest + last.logits_ms + last.host_ms
         return total / self.costs.full(1, 1, 1)
+
+    @property
+    def least_depth(self) -> float:
+        """Layers per token that a text takes in any case: the first exit's, and all of them where `max_exit_streak` says so."""
+        streak, shallow = self.options.max_exit_streak, self.stops[0].exit.layers
+        return (streak * shallow + self.num_layers) / (streak + 1) if streak else shallow
 
     def _asks(self, row: Row) -> bool:
         """Whether exits are asked about the last token. A held one stands at the last exit: it was asked in an earlier step."""
@@ -186,7 +197,7 @@ class ExitDepth:
 
     def _take(self, row: Row, stop: _Stop, guess: Guess) -> int:
         assert guess.logits is not None
-        row.depth.token_depths.append(stop.exit.info.checkpoint)
+        row.depth.token_depths.append(stop.exit.layers)
         row.streak += 1
         return row.choose(guess.logits, guess.token)
 

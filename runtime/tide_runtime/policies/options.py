@@ -26,7 +26,8 @@ class DepthOptions:
             keys and values, which are then exact; ``propagate`` projects these from the state the token stopped with, and
             never runs the layers: faster, and outside the certificate.
         prefill_exit: under ``exit``, prompt tokens may stop too, their keys and values projected; outside the certificate.
-        max_exit_streak: after this many early exits in a row the next token goes through every layer; 0: no limit.
+        max_exit_streak: after this many early exits in a row the next token goes through every layer, whatever the request's
+            depth budget; 0: no limit.
     """
 
     draft: Drafters = "both"
@@ -44,7 +45,7 @@ class DepthOptions:
         if self.draft_limit is not None and (not _is_int(self.draft_limit) or not 1 <= self.draft_limit <= 64):
             raise ParamsError(f"draft_limit is {self.draft_limit!r}; set it to a number of tokens from 1 to 64")
         if self.threshold is not None and (not isinstance(self.threshold, Real) or not 0.0 <= self.threshold <= 1.0):
-            raise ParamsError(f"threshold is {self.threshold!r}; set it to a number from 0 (always exits) to 1")
+            raise ParamsError(f"threshold is {self.threshold!r}; set it to a number from 0 (stops wherever it asks) to 1")
         if self.kv not in get_args(SkippedKV):
             raise ParamsError(f"kv is {self.kv!r}; set it to one of: {', '.join(get_args(SkippedKV))}")
         if not isinstance(self.prefill_exit, bool):

@@ -1,0 +1,125 @@
+"""How much of decoding is Python: wall time outside the graphs, per token and as a share, for each policy on the demo models.
+
+    python -m benchmarks.python_time                  # layerskip and stock, batch 1 and 8
+    python -m benchmarks.python_time --models stock --prompts 4
+
+Time inside a launch is ONNX Runtime's; everything else of decode steps is the runtime's own loop, and what watching costs (a few
+us a launch). `full` is the baseline: it runs as one graph, so its share is the least there can be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from tide_bench.report import Report
+from tide_runtime import Engine, EngineOptions, GenerationParams, ThreadOptions
+from tide_runtime.backends.base import Slots
+from tide_runtime.backends.observed import ObservedBackend
+from tide_runtime.policies.base import DepthPolicy
+from tide_runtime.policies.options import DepthOptions
+from tide_runtime.row import Row
+
+from benchmarks.calibrated_bundles import calibrated_bundles
+from benchmarks.held_out import held_out_prompts
+from benchmarks.policies_cpu import CACHE, PROMPT_TOKENS
+from benchmarks.policy_list import POLICIES, PolicyArm
+
+MODELS = ("layerskip", "stock")
+ARMS = ("full", "exact_ngram", "exact_router", "exact_both", "exit1")
+
+
+@dataclass
+class _Watch:
+    """Seconds of decoding, and those of them inside graphs."""
+
+    decoding: float = 0.0
+    inside: float = 0.0
+
+    def launched(self, graph: str, rows: int, tokens: int, longest: int, seconds: float) -> None:
+        self.inside += seconds
+
+
+class _WatchedPolicy:
+    """A depth policy whose prompts do not count."""
+
+    def __init__(self, policy: DepthPolicy, watch: _Watch) -> None:
+        self.name, self._policy, self._watch = policy.name, policy, watch
+
+    def prefill(self, slots: Slots, row: Row) -> int:
+        began, inside = perf_counter(), self._watch.inside
+        token = self._policy.prefill(slots, row)
+        self._watch.decoding -= perf_counter() - began
+        self._watch.inside = inside
+        return token
+
+    def decode(self, slots: Slots, rows: Sequence[Row]) -> list[list[int]]:
+        return self._policy.decode(slots, rows)
+
+
+def python_time(bundle: Path, arm: PolicyArm, batch: int, prompts: Sequence[Sequence[int]], tokens: int) -> tuple[float, float]:
+    """Milliseconds of decoding per token of a row, and of these in Python."""
+    options = EngineOptions(
+        policy=arm.policy, depth=DepthOptions(draft=arm.draft), max_batch=batch, threads=ThreadOptions(shared=True), verify=False
+    )
+    params = GenerationParams(max_new_tokens=tokens, ignore_eos=True)
+    with Engine.load(bundle, options) as engine:
+        watch = _Watch()
+        engine.backend = ObservedBackend(engine.backend, watch)
+        engine.policy = _WatchedPolicy(engine.policy, watch)
+        engine.generate(list(prompts), params)  # binds every shape
+        watch.decoding = watch.inside = 0.0
+        began = perf_counter()
+        engine.generate(list(prompts), params)
+        watch.decoding += perf_counter() - began
+    steps = len(prompts) * (tokens - 1) / batch
+    return watch.decoding / steps * 1e3, (watch.decoding - watch.inside) / steps * 1e3
+
+
+def main(
+    models: Annotated[str, typer.Option(help=f"Models, of {','.join(MODELS)}.")] = ",".join(MODELS),
+    batch: Annotated[str, typer.Option(help="Batch sizes.")] = "1,8",
+    prompts: Annotated[int, typer.Option(min=1, help="Held-out prompts of 64 tokens.")] = 16,
+    tokens: Annotated[int, typer.Option(min=2, help="Greedy tokens of each.")] = 128,
+    cache: Annotated[Path, typer.Option(help="Where bundles are kept between runs.")] = CACHE,
+    json: Annotated[Path | None, typer.Option(help="Write all figures to this file.")] = None,
+) -> None:
+    """Measure the runtime's own loop."""
+    report = Report("python_time", models=models, batch=batch, prompts=prompts, tokens=tokens)
+    given = [prompt.ids for prompt in held_out_prompts(prompts, PROMPT_TOKENS, "library")]
+    console = Console()
+    for model in models.split(","):
+        bundle = calibrated_bundles(model, cache)[1]
+        table = Table("batch", "policy", "ms per token of all rows", "in Python", "share", "of full's", title=model)
+        for size in (int(size) for size in batch.split(",")):
+            base = 0.0
+            for name in ARMS:
+                with console.status(f"{model}: {name}, batch {size}"):
+                    whole, python = python_time(
+                        bundle, POLICIES[name], size, given[: max(size, len(given) // size * size)], tokens
+                    )
+                base = base or python
+                row = {
+                    "model": model,
+                    "batch": size,
+                    "arm": name,
+                    "ms": whole,
+                    "python_ms": python,
+                    "python_of_full": python / base,
+                }
+                report.rows.append(row)
+                report.add(f"python_pct_{name}_{model}_b{size}", 100 * python / whole)
+                cells = [f"{whole:.2f}", f"{python * 1e3:.0f} us", f"{python / whole:.1%}", f"{python / base:.2f}"]
+                table.add_row(str(size), POLICIES[name].title, *cells)
+        console.print(table)
+    report.finish(json)
+
+
+if __name__ == "__main__":
+    typer.run(main)
