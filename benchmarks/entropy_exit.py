@@ -70,4 +70,4 @@ class _Listener(Executor):
 class _EntropyExecutor(Executor):
     def ask(self, slots: Slots, rows: Sequence[Row], chosen: Sequence[int], exit: Exit, least: Sequence[float]) -> list[Guess]:
         guesses = super().ask(slots, rows, chosen, exit, least)
-        return [guess if guess.logits is None else replace(guess, score=sureness(guess.logits)) for guess in guesses]
+        return [guess if guess.logits is None else guess._replace(score=sureness(guess.logits)) for guess in guesses]

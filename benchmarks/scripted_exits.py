@@ -7,7 +7,6 @@ token that `full` said there, so what is drafted is accepted.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 from tide_runtime import GenerationParams
@@ -55,7 +54,7 @@ class ScriptedExecutor(Executor):
         said = self._said[tuple(row.tokens[: row.prompt_tokens].tolist())]
         place = row.known - row.prompt_tokens
         token = said[place] if place < len(said) else guess.token
-        return replace(guess, score=float(self._script.says_yes()), token=token)
+        return guess._replace(score=float(self._script.says_yes()), token=token)
 
 
 class ScriptedArm:

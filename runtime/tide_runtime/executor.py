@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from functools import cache
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,9 +21,10 @@ from tide_runtime.frontier import Frontier
 from tide_runtime.manifest import HEAD, Manifest, kv_fill_graph
 from tide_runtime.row import Row, is_finite
 
+_PLAIN_LOGIT = 40.0  # up to which its exponential, summed over any vocabulary, is within float32
 
-@dataclass(frozen=True, slots=True)
-class Guess:
+
+class Guess(NamedTuple):
     """What an exit says of a row's last token: the router's ``score``; when the head was asked, its ``logits`` [V] and argmax."""
 
     score: float
@@ -30,8 +32,7 @@ class Guess:
     logits: NDArray[np.floating] | None
 
 
-@dataclass(frozen=True, slots=True)
-class Logits:
+class Logits(NamedTuple):
     """The model's own ``logits`` [S, V] for the last S tokens of a row, and the argmax of each."""
 
     logits: NDArray[np.floating]
@@ -69,8 +70,7 @@ class Executor:
             while stop < end and all(rows[i].frontier.done[stop - 1] == rows[i].frontier.done[stop] for i in chosen):
                 stop += 1
             ready = [i for i in chosen if self._waiting(rows[i], first)]
-            # A row near the end of its cache cannot take its neighbours' garbage: then each runs alone.
-            groups = [ready] if ready and self._has_room(rows, ready, first) else [[i] for i in ready]
+            groups = self._groups(rows, ready, first)
             for group in groups:
                 step = self._launch(slots, rows, group, first, stop, asked)
                 if stop == self.depth and asked:
@@ -103,10 +103,14 @@ class Executor:
             step.place(self._tail_places(rows, chosen))
         step.run(self.segments[-1] if info.tail_layers else HEAD)
         logits, tokens = step.logits[: len(chosen)], step.token[: len(chosen)].tolist()
-        if info.router != "mlp":
-            scores = max_probability(logits).tolist()
+        if info.router == "mlp":
+            scores = [
+                score if is_finite(row, token) else math.nan for score, token, row in zip(scores, tokens, logits, strict=True)
+            ]
+        else:  # NaN of logits that hold one
+            scores = [probability(row, token) for token, row in zip(tokens, logits, strict=True)]
         return [
-            Guess(score if is_finite(row, token) else math.nan, token, row) if may else Guess(asked, -1, None)
+            Guess(score, token, row) if may else Guess(asked, -1, None)
             for score, asked, may, token, row in zip(scores, mlp_scores, passed, tokens, logits, strict=True)
         ]
 
@@ -116,8 +120,7 @@ class Executor:
         for exit in reversed(self.exits):  # deep ones first: they hold the earlier tokens
             counts = {i: self._skipped(rows[i], exit.boundary) for i in chosen}
             ready = [i for i in chosen if counts[i]]
-            groups = [ready] if ready and self._has_room(rows, ready, exit.boundary) else [[i] for i in ready]
-            for group in groups:
+            for group in self._groups(rows, ready, exit.boundary):
                 self._fill(slots, rows, group, [counts[i] for i in group], exit)
 
     @staticmethod
@@ -155,9 +158,14 @@ class Executor:
             places[i - low] = rows[i].frontier.done[segment]
         return places
 
-    def _has_room(self, rows: Sequence[Row], chosen: Sequence[int], segment: int) -> bool:
-        count = max(self._waiting(rows[i], segment) for i in chosen)
-        return max(self._places(rows, chosen, segment)) + count <= self._cache_slots
+    def _groups(self, rows: Sequence[Row], ready: list[int], segment: int) -> list[list[int]]:
+        """Who runs with whom: everyone with everyone, but for a row near the end of its cache, which cannot take its neighbours'
+        garbage: then each runs alone."""
+        if len(ready) > 1:
+            count = max(self._waiting(rows[i], segment) for i in ready)
+            if max(self._places(rows, ready, segment)) + count > self._cache_slots:
+                return [[i] for i in ready]
+        return [ready] if ready else []
 
     def _launch(
         self, slots: Slots, rows: Sequence[Row], chosen: Sequence[int], first: int, stop: int, asked: Mapping[int, int]
@@ -188,7 +196,10 @@ class Executor:
 
 def _spread(chosen: Sequence[int], values: Sequence[int]) -> list[int]:
     """``values`` of the rows at ``chosen``, 0 for those in between."""
-    spread = [0] * (chosen[-1] - chosen[0] + 1)
+    span = chosen[-1] - chosen[0] + 1
+    if len(values) == span:
+        return list(values)
+    spread = [0] * span
     for i, value in zip(chosen, values, strict=True):
         spread[i - chosen[0]] = value
     return spread
@@ -205,8 +216,23 @@ def _logits(step: Step, group: Sequence[int], asked: Mapping[int, int], kept: bo
     return found
 
 
+def probability(logits: NDArray[np.floating], likeliest: int) -> float:
+    """Softmax probability of the likeliest token, known to be ``likeliest``, of its logits [V]; NaN where they hold one, which
+    clears no threshold. In few calls: NumPy's find cold caches behind a graph."""
+    on_host = isinstance(logits, np.ndarray) and logits.dtype == np.float32
+    highest = logits.item(likeliest) if on_host and likeliest >= 0 else math.nan
+    if not abs(highest) <= _PLAIN_LOGIT:
+        return float(max_probability(logits[None])[0])
+    return math.exp(highest) / float(np.exp(logits).dot(_ones(len(logits))))
+
+
+@cache
+def _ones(count: int) -> NDArray[np.float32]:
+    return np.ones(count, np.float32)
+
+
 def max_probability(logits: NDArray[np.floating]) -> NDArray[np.float32]:
-    """Softmax probability [T] of the likeliest token of logits [T, V]; NaN where they hold one, which clears no threshold."""
+    """Softmax probability [T] of the likeliest token of logits [T, V], of any size; NaN where they hold one."""
     terms = np.array(logits, np.float32)  # on a device they come to the host
     terms -= terms.max(-1, keepdims=True)
     np.exp(terms, out=terms)

@@ -8,7 +8,7 @@ from tide_runtime.calibration import ExitInfo
 from tide_runtime.manifest import Manifest, exit_graph
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # as a key of what exits cost it is looked up for every token
 class Exit:
     """One checkpoint's exit. ``boundary``: segments run before it; ``graph``: of its router and translator, if it has one."""
 

@@ -8,15 +8,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from tide_runtime.backends.base import Slots
 from tide_runtime.policies.base import DepthPolicy
 from tide_runtime.row import Row
 
 
-@dataclass(frozen=True)
-class TokenEvent:
+class TokenEvent(NamedTuple):
     """``row`` has taken ``token``; ``text`` may be shown now."""
 
     row: Row

@@ -125,8 +125,8 @@ class OnnxRuntimeSlots:
         self._bound_caches: dict[tuple[int, int, int], dict[str, ort.OrtValue]] = {}
 
     def step(self, first_row: int, counts: Sequence[int], wanted: Sequence[int] = ()) -> Step:
-        asked = (first_row, counts, wanted)
-        if self._latest is not None and self._latest[0] == asked:  # as in most turns of plain decoding
+        asked = (first_row, counts, wanted or [])
+        if self._latest is not None and self._latest[0] == asked:  # as in most turns of decoding
             return self._latest[1]
         shape = StepShape.of(*asked)
         step = self._steps.get(shape)
@@ -176,8 +176,9 @@ class OnnxRuntimeSlots:
 
 @dataclass
 class _Bound:
-    """What a step has bound to caches of one length: runs by graph or form, masks by name."""
+    """What a step has bound to caches of so many ``slots``: runs by graph or form, masks by name."""
 
+    slots: int
     runs: dict[str, Callable[[], None]] = field(default_factory=dict)
     biases: dict[str, AttentionBias] = field(default_factory=dict)
 
@@ -193,16 +194,19 @@ class _BoundStep:
         self._lengths: Sequence[int] = [0] * shape.rows
         self._plain = self._ragged = False
         self._kept: dict[int, _Bound] = {}  # by slots of the caches
-        self._bound = _Bound()  # to caches as long as they are now
+        self._bound = self._kept[slots.caches.slots] = _Bound(slots.caches.slots)  # to caches as long as they are now
         self._generation = slots.caches.generation
 
     def place(self, lengths: Sequence[int]) -> None:
-        slots, shape = self._slots, self.shape
-        slots.reserve(max(lengths) + shape.seq)
+        slots, shape, longest = self._slots, self.shape, max(lengths)
+        slots.reserve(longest + shape.seq)
         self._lengths = list(lengths)
-        pays = slots.backend.products_pay
-        self._plain = not shape.even or prefers_plain(lengths, shape.seq, slots.caches.slots, pays)
-        self._ragged = not self._plain and shape.rows > 1 and min(lengths) != max(lengths)
+        if shape.rows == 1:
+            self._plain = self._ragged = False
+        else:
+            pays = slots.backend.products_pay
+            self._plain = not shape.even or prefers_plain(lengths, shape.seq, slots.caches.slots, pays)
+            self._ragged = not self._plain and min(lengths) != longest
         self.positions.place(lengths)
         self._follow_caches()
         if self._plain:
@@ -247,19 +251,19 @@ class _BoundStep:
 
     def unbind(self) -> None:
         """Forget what is bound to memory that has been replaced."""
+        caches = self._slots.caches
         self._kept.clear()
-        self._bound = self._kept[self._slots.caches.slots] = _Bound()
-        self._generation = self._slots.caches.generation
+        self._bound = self._kept[caches.slots] = _Bound(caches.slots)
+        self._generation = caches.generation
 
     def _follow_caches(self) -> None:
         """Take up what is bound to caches as long as they are now."""
         caches = self._slots.caches
         if self._generation != caches.generation:
             self.unbind()
-        bound = self._kept.setdefault(caches.slots, _Bound())
-        if bound is not self._bound:
-            self._bound = bound
-            for bias in bound.biases.values():  # of the last time that they were so long
+        if self._bound.slots != caches.slots:
+            self._bound = self._kept.setdefault(caches.slots, _Bound(caches.slots))
+            for bias in self._bound.biases.values():  # of the last time that they were so long
                 bias.fill(self._lengths)
 
     def _bind(self, graph: str, form: str) -> Callable[[], None]:

@@ -117,6 +117,9 @@ class StepPositions:
         """Row b's tokens go to the cache slots and positions from ``lengths[b]`` on."""
         seq = self._seq
         self._total[()] = max(lengths) + seq
+        if self._one:
+            self._write_index[0] = self._seqlens_k[0] = self._position_ids[0] = lengths[0]
+            return
         self._write_index[:] = lengths
         if self._one_each:  # arithmetic on arrays takes several times as long
             self._seqlens_k[:] = self._position_ids[:] = lengths

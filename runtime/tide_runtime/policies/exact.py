@@ -173,7 +173,7 @@ class ExactDepth:
             if not asked:
                 continue
             guesses = self.executor.ask(slots, rows, asked, exit, [exit.info.exact_threshold] * len(asked))
-            spent += self.costs.asking(len(asked), priced, exit, with_head=any(guess.logits is not None for guess in guesses))
+            spent += self.costs.asking(len(asked), priced, exit, any(guess.logits is not None for guess in guesses))
             priced = run
             for i, guess in zip(asked, guesses, strict=True):
                 if guess.score >= exit.info.exact_threshold and guess.logits is not None:

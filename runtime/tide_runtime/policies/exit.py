@@ -61,6 +61,7 @@ class ExitDepth:
         self.gate = ExitGate(self.costs, exits, {int(layers): share for layers, share in shares.items()}, propagate, predicted)
         if propagate or options.prefill_exit:
             check_fills(manifest)
+        self._known_costs: dict[tuple[int, ...], float] = {}
         self.asks_always = False  # also where it does not pay
         self.exiting_prefill: ExitingPrefill | None = None
         if options.prefill_exit:
@@ -158,7 +159,11 @@ class ExitDepth:
 
     def _judge(self, row: Row, asked: list[int], waited: int) -> None:
         if not self.asks_always:
-            row.trial.saw(1, self._cost(asked, waited))
+            key = (*asked, waited)
+            cost = self._known_costs.get(key)
+            if cost is None:
+                cost = self._known_costs[key] = self._cost(asked, waited)
+            row.trial.saw(1, cost)
 
     def _cost(self, asked: list[int], waited: int) -> float:
         """Of one token, as if alone, plain decoding being 1: asking exits, then the other layers where ``waited`` tokens need
