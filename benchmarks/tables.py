@@ -130,6 +130,7 @@ def python_table(run: dict[str, Any]) -> str:
             f"{row['ms']:.2f} ms",
             f"{row['python_ms'] * 1e3:.0f} us",
             f"{row['python_ms'] / row['ms']:.1%}",
+            f"{row['of_full_token']:.1%}",
             f"{row['python_of_full']:.2f}",
         ]
         for row in run["rows"]
@@ -138,7 +139,8 @@ def python_table(run: dict[str, Any]) -> str:
         f"**The runtime's own loop**: wall time of decoding outside the graphs, {run['settings']['prompts']} prompts × "
         f"{run['settings']['tokens']} greedy tokens; a token is one more for every row ({_where(run)})."
     )
-    return "\n".join([title, "", *table(["model", "batch", "policy", "per token", "in Python", "share", "of `full`'s"], rows)])
+    columns = ["model", "batch", "policy", "per token", "in Python", "share", "of a token of `full`", "× `full`'s"]
+    return "\n".join([title, "", *table(columns, rows)])
 
 
 def _figure(row: dict[str, Any], name: str, digits: str, unit: str) -> str:
