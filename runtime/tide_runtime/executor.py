@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tide_runtime.backends.base import Slots, Step
+from tide_runtime.calibration import ExitInfo
 from tide_runtime.exits import Exit, bundle_exits
 from tide_runtime.frontier import Frontier
 from tide_runtime.manifest import HEAD, Manifest, kv_fill_graph
@@ -69,13 +70,13 @@ class Executor:
             stop = first + 1
             while stop < end and all(rows[i].frontier.done[stop - 1] == rows[i].frontier.done[stop] for i in chosen):
                 stop += 1
-            ready = [i for i in chosen if self._waiting(rows[i], first)]
-            groups = self._groups(rows, ready, first)
+            counts = {i: count for i in chosen if (count := self._waiting(rows[i], first))}
+            groups = self._groups(rows, counts, first)
             for group in groups:
-                step = self._launch(slots, rows, group, first, stop, asked)
+                step = self._launch(slots, rows, group, [counts[i] for i in group], first, stop, asked)
                 if stop == self.depth and asked:
                     given |= _logits(step, group, asked, kept=len(groups) > 1)
-            first = stop if ready else first + 1
+            first = stop if counts else first + 1
         return [given[i] for i in asked]
 
     def ask(self, slots: Slots, rows: Sequence[Row], chosen: Sequence[int], exit: Exit, least: Sequence[float]) -> list[Guess]:
@@ -94,33 +95,40 @@ class Executor:
                 step.hidden[-1][place] = newest
         if exit.graph is not None:
             step.run(exit.graph)
-        scores = mlp_scores = step.score[: len(chosen)].tolist() if info.asks_mlp else [1.0] * len(chosen)
-        gates = least if info.router == "mlp" else [min(enough, 0.0) or info.mlp_threshold or 0.0 for enough in least]
-        passed = [score >= gate for score, gate in zip(scores, gates, strict=True)]  # a NaN passes no gate
+        scores, passed = self._pass_mlp(step, info, least)
         if not any(passed):
             return [Guess(score, -1, None) for score in scores]
         if info.tail_layers:
             step.place(self._tail_places(rows, chosen))
         step.run(self.segments[-1] if info.tail_layers else HEAD)
-        logits, tokens = step.logits[: len(chosen)], step.token[: len(chosen)].tolist()
-        if info.router == "mlp":
-            scores = [
-                score if is_finite(row, token) else math.nan for score, token, row in zip(scores, tokens, logits, strict=True)
-            ]
-        else:  # NaN of logits that hold one
-            scores = [probability(row, token) for token, row in zip(tokens, logits, strict=True)]
-        return [
-            Guess(score, token, row) if may else Guess(asked, -1, None)
-            for score, asked, may, token, row in zip(scores, mlp_scores, passed, tokens, logits, strict=True)
-        ]
+        tokens, guesses = step.token[: len(chosen)].tolist(), list[Guess]()
+        for place, (score, may, token) in enumerate(zip(scores, passed, tokens, strict=True)):
+            if may:
+                logits = step.logits[place]
+                if info.router != "mlp":
+                    score = probability(logits, token)  # NaN of logits that hold one
+                elif not is_finite(logits, token):
+                    score = math.nan
+                guesses.append(Guess(score, token, logits))
+            else:
+                guesses.append(Guess(score, -1, None))
+        return guesses
+
+    @staticmethod
+    def _pass_mlp(step: Step, info: ExitInfo, least: Sequence[float]) -> tuple[Sequence[float], Sequence[bool]]:
+        """What the MLP says, 1 where there is none, and whether that is enough for the head to be asked."""
+        if not info.asks_mlp:
+            return [1.0] * len(least), [True] * len(least)
+        scores = step.score[: len(least)].tolist()
+        gates = least if info.router == "mlp" else [min(enough, 0.0) or info.mlp_threshold or 0.0 for enough in least]
+        return scores, [score >= gate for score, gate in zip(scores, gates, strict=True)]  # a NaN passes no gate
 
     def fill(self, slots: Slots, rows: Sequence[Row], chosen: Sequence[int]) -> None:
         """Project the keys and values of the layers that the chosen rows' tokens skipped, each token's from the state it
         stopped with; none of them is run deeper after that. A row's last token still waits if it does."""
         for exit in reversed(self.exits):  # deep ones first: they hold the earlier tokens
-            counts = {i: self._skipped(rows[i], exit.boundary) for i in chosen}
-            ready = [i for i in chosen if counts[i]]
-            for group in self._groups(rows, ready, exit.boundary):
+            counts = {i: count for i in chosen if (count := self._skipped(rows[i], exit.boundary)) > 0}
+            for group in self._groups(rows, counts, exit.boundary):
                 self._fill(slots, rows, group, [counts[i] for i in group], exit)
 
     @staticmethod
@@ -152,26 +160,33 @@ class Executor:
 
     def _places(self, rows: Sequence[Row], chosen: Sequence[int], segment: int) -> list[int]:
         """Where each row from the first chosen to the last writes: those in between behind all they have, tails included."""
-        low = chosen[0]
-        places = [row.frontier.done[0] for row in rows[low : chosen[-1] + 1]]
+        low, span = chosen[0], chosen[-1] - chosen[0] + 1
+        if len(chosen) == span:
+            return [rows[i].frontier.done[segment] for i in chosen]
+        places = [row.frontier.done[0] for row in rows[low : low + span]]
         for i in chosen:
             places[i - low] = rows[i].frontier.done[segment]
         return places
 
-    def _groups(self, rows: Sequence[Row], ready: list[int], segment: int) -> list[list[int]]:
-        """Who runs with whom: everyone with everyone, but for a row near the end of its cache, which cannot take its neighbours'
-        garbage: then each runs alone."""
-        if len(ready) > 1:
-            count = max(self._waiting(rows[i], segment) for i in ready)
-            if max(self._places(rows, ready, segment)) + count > self._cache_slots:
-                return [[i] for i in ready]
+    def _groups(self, rows: Sequence[Row], counts: Mapping[int, int], segment: int) -> list[list[int]]:
+        """Who of the rows with ``counts`` runs with whom: everyone with everyone, but for a row near the end of its cache, which
+        cannot take its neighbours' garbage: then each runs alone."""
+        ready = list(counts)
+        if len(ready) > 1 and max(self._places(rows, ready, segment)) + max(counts.values()) > self._cache_slots:
+            return [[i] for i in ready]
         return [ready] if ready else []
 
     def _launch(
-        self, slots: Slots, rows: Sequence[Row], chosen: Sequence[int], first: int, stop: int, asked: Mapping[int, int]
+        self,
+        slots: Slots,
+        rows: Sequence[Row],
+        chosen: Sequence[int],
+        counts: Sequence[int],
+        first: int,
+        stop: int,
+        asked: Mapping[int, int],
     ) -> Step:
-        """Run segments ``first`` … ``stop - 1`` for the chosen rows, in front of ``first`` of which something waits."""
-        counts = [self._waiting(rows[i], first) for i in chosen]
+        """Run segments ``first`` … ``stop - 1`` for the chosen rows' ``counts`` of tokens that wait in front of ``first``."""
         wanted = _spread(chosen, [asked[i] for i in chosen]) if asked and stop == self.depth else ()
         step, begin = slots.step(chosen[0], _spread(chosen, counts), wanted), 0
         for i, count in zip(chosen, counts, strict=True):

@@ -199,7 +199,8 @@ class _BoundStep:
 
     def place(self, lengths: Sequence[int]) -> None:
         slots, shape, longest = self._slots, self.shape, max(lengths)
-        slots.reserve(longest + shape.seq)
+        if longest + shape.seq > slots.caches.slots:
+            slots.reserve(longest + shape.seq)
         self._lengths = list(lengths)
         if shape.rows == 1:
             self._plain = self._ragged = False
