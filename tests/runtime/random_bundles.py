@@ -56,7 +56,6 @@ def cases(draw: st.DrawFn, *, sampling: bool) -> Case:
     cuts = random.permutation(np.arange(1, layers))[: draw(st.sampled_from([1, 2, 3, 3]))]
     checkpoints = sorted(cuts.tolist())
     exits = _exits(random, checkpoints, layers, draw(st.booleans()))
-    kv = draw(st.sampled_from(["deferred", "propagate"]))
     tails = any(info.tail_layers for info in exits)
     options = DepthOptions(
         draft=draw(st.sampled_from(["both", "both", "router", "router", "ngram", "none"])),
@@ -64,8 +63,8 @@ def cases(draw: st.DrawFn, *, sampling: bool) -> Case:
         max_wait_steps=draw(st.integers(0, 3)),
         threshold=draw(st.sampled_from([None, None, None, 0.0, 0.5, 1.0])),
         max_exit_streak=draw(st.sampled_from([0, 0, 1, 3])),
-        kv=kv,
-        prefill_exit=not tails and kv == "propagate" and draw(st.booleans()),
+        kv=draw(st.sampled_from(["deferred", "propagate"])),
+        prefill_exit=not tails and draw(st.booleans()),
     )
     return Case(
         model=model,

@@ -11,6 +11,7 @@ from tide_runtime.calibration import ExitInfo
 from tide_runtime.executor import max_probability
 from tide_runtime.manifest import Manifest
 from tide_runtime.policies.exit import ExitDepth
+from tide_runtime.policies.options import DepthOptions
 from tide_runtime.sampling import Sampler
 from tide_runtime.trial import Trial
 
@@ -154,3 +155,17 @@ class SimulatedPropagation(SimulatedExit):
                 key, value = self.tails[layer, len(self.tokens) - 1]
             keys.append(key)
             values.append(value)
+
+
+class SimulatedExitingPrompt(SimulatedPropagation):
+    """With ``prefill_exit`` and ``kv deferred``: what the prompt's tokens skipped was projected, what later ones skip is run."""
+
+    def _stopped(self, info: ExitInfo | None, states: list[Array]) -> None:
+        super()._stopped(info if len(self.tokens) <= len(self.request.prompt) else None, states)
+
+
+def simulation(options: DepthOptions) -> type[SimulatedExit]:
+    """What to hold policy `exit` with these options against."""
+    if options.kv == "propagate":
+        return SimulatedPropagation
+    return SimulatedExitingPrompt if options.prefill_exit else SimulatedExit

@@ -18,7 +18,7 @@ import tide_runtime.policies.exit as exit_module
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from runtime.random_bundles import Case, cases
-from runtime.simulated_exit import SimulatedExit, SimulatedPropagation
+from runtime.simulated_exit import simulation
 from runtime.tiny_generation import Request, generate, output
 from runtime.tiny_transformer import TinyTransformer
 from tide_runtime.policies import make_policy
@@ -87,9 +87,9 @@ def test_exact_is_full_token_for_token(case: Case) -> None:
 def test_exit_says_what_its_exits_say(case: Case, random: object) -> None:
     """Breaks: a token not taken from the first exit that is sure of it, computed over exact keys and values; or one whose
     depth depends on its neighbours (an involuntary exit), on the order of the batch, or on rows that wait for company. With
-    ``kv propagate``: over keys and values that were not projected from the state each token stopped with."""
-    policy = ExitDepth(case.manifest, case.chunk, case.options)
-    simulated = SimulatedExit if case.options.kv == "deferred" else SimulatedPropagation
+    ``kv propagate``, and of prompts that stop early: over keys and values that were not projected from the state each token
+    stopped with."""
+    policy, simulated = ExitDepth(case.manifest, case.chunk, case.options), simulation(case.options)
     shuffled = list(case.requests)
     random.shuffle(shuffled)  # type: ignore[attr-defined]
     with tuned(case):

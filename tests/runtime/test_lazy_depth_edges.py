@@ -184,17 +184,18 @@ def test_the_cache_fills_in_the_middle_of_a_draft(prompt: int) -> None:
 
 
 @pytest.mark.parametrize("router", ["mlp", "mlp+max_probability"])
-@pytest.mark.parametrize("policy", ["exact", "exit"])
-def test_a_nan_score_never_exits(policy: str, router: str) -> None:
+@pytest.mark.parametrize(("policy", "prompts_too"), [("exact", False), ("exit", False), ("exit", True)])
+def test_a_nan_score_never_exits(policy: str, prompts_too: bool, router: str) -> None:
     """Even where the threshold is 0 and everything else exits."""
-    model, asked = model_of(), requests((1, 2), (3,))
+    model, asked, options = model_of(), requests((1, 2), (3,)), DepthOptions(prefill_exit=prompts_too)
 
     def nan(graph: str, states: Array) -> Array:
         return np.full(len(states), np.nan)
 
-    rows = rows_of(policy, model, [exit_after(2, "linear", router)], asked, script=nan)
+    rows = rows_of(policy, model, [exit_after(2, "linear", router)], asked, options=options, script=nan)
     assert [output(row) for row in rows] == full(model, asked)
     assert all(set(row.depth.token_depths) == {LAYERS} and not row.depth.drafted for row in rows)
+    assert not any(row.depth.prompt_exits for row in rows)
 
 
 @pytest.mark.filterwarnings("ignore:invalid value encountered")

@@ -14,6 +14,8 @@ from tide_runtime.backends.base import Slots
 from tide_runtime.manifest import Manifest
 from tide_runtime.params import GenerationParams
 from tide_runtime.policies.base import DepthPolicy
+from tide_runtime.policies.exit import ExitDepth
+from tide_runtime.policies.options import DepthOptions
 from tide_runtime.row import Row
 from tide_runtime.sampling import Sampler
 from tide_runtime.scheduler import run
@@ -57,8 +59,8 @@ class Audited:
     def __init__(self, policy: DepthPolicy, manifest: Manifest, model: TinyTransformer) -> None:
         self.policy, self.model, self.name = policy, model, policy.name
         self.edges = [0, *manifest.checkpoints, manifest.model.num_layers]
-        options = getattr(policy, "options", None)
-        self.exact = options is None or options.kv == "deferred"  # projected keys and values are another thing
+        # projected keys and values are another thing
+        self.exact = not (isinstance(policy, ExitDepth) and _projects(policy.options))
         executor = getattr(policy, "executor", None)
         if executor is not None:
             advance = executor.advance
@@ -110,6 +112,10 @@ def generate(policy: DepthPolicy, backend: NumpyBackend, requests: Sequence[Requ
 def output(row: Row) -> tuple[list[int], str | None]:
     """A row's new tokens and why it ended."""
     return row.new_tokens.tolist(), row.finish_reason
+
+
+def _projects(options: DepthOptions) -> bool:
+    return options.kv == "propagate" or options.prefill_exit
 
 
 def _same(found: NDArray[Any], wanted: NDArray[np.float64]) -> None:
