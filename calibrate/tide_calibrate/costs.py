@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 from tide_runtime import Engine, EngineOptions
 from tide_runtime.backends.base import Backend, Step
 from tide_runtime.backends.threads import ThreadOptions
@@ -29,7 +30,7 @@ from tide_calibrate.warm_runs import Clock, measure_warm_shares, warm_up
 SEQS = {1: (1, 2, 4, 6, 7, 12, 13, 24), 4: (1, 2, 4, 8, 16), 8: (1, 2, 4, 8)}
 START = 96  # cache slots filled before the timed steps, where the cache has that many: a short chat
 LEAST_ROUNDS = 3
-QUANTILE = 0.25  # of a graph's times over the rounds: whatever else runs on the machine only ever adds
+QUANTILE = 0.25  # of a graph's times over the rounds
 
 
 def measuring_checkpoints(num_layers: int) -> list[int]:
@@ -71,10 +72,10 @@ def measure_costs(
     steps = [
         step
         for rows, even in sizes.items()
-        for step in fit_steps(manifest, rows, {s: times[(s,) * rows] for s in even}, host[rows])
+        for step in fit_steps(manifest, rows, {s: undisturbed(times[(s,) * rows]) for s in even}, host[rows])
     ]
     draw_ms = float(np.mean([outside.draw for outside in host.values()]))
-    padding, between = fit_uneven(steps, {counts: _whole(manifest, by_graph) for counts, by_graph in times.items()})
+    padding, between = fit_uneven(steps, {counts: _whole(manifest, of_graphs) for counts, of_graphs in times.items()})
     steps = sorted([*steps, *between], key=lambda step: (step.rows, step.seq))
     return CostTable(target, _machine(), unsplit_ms(steps, manifest.model.num_layers), steps, warm, padding, draw_ms)
 
@@ -86,8 +87,8 @@ def time_graphs(
     rounds: int,
     budget_s: float,
     clock: Clock = time.perf_counter,
-) -> dict[Counts, dict[str, float]]:
-    """ms of every graph at every shape, lower quartile over the rounds.
+) -> dict[Counts, dict[str, NDArray[np.float64]]]:
+    """ms of every graph at every shape, [rounds].
 
     Graphs run in the order of a step, and those of an uncut one apart, so each finds the CPU's caches as it will in use.
     """
@@ -108,10 +109,12 @@ def time_graphs(
                     start = clock()
                     step.run(name)
                     samples[counts][name].append((clock() - start) * 1e3)
-    return {
-        shape: {name: float(np.quantile(times, QUANTILE)) for name, times in by_name.items()}
-        for shape, by_name in samples.items()
-    }
+    return {shape: {name: np.array(times) for name, times in by_name.items()} for shape, by_name in samples.items()}
+
+
+def undisturbed(times: Mapping[str, NDArray[np.float64]]) -> dict[str, float]:
+    """ms of each graph as nothing else runs on the machine: whatever does only ever adds."""
+    return {name: float(np.quantile(ms, QUANTILE)) for name, ms in times.items()}
 
 
 def _run(step: Step, graphs: Sequence[str]) -> None:
@@ -119,9 +122,9 @@ def _run(step: Step, graphs: Sequence[str]) -> None:
         step.run(name)
 
 
-def _whole(manifest: Manifest, by_graph: Mapping[str, float]) -> float:
-    """ms of a pass through all layers, as segments and as one graph together."""
-    return sum(by_graph[name] for name in (*(segment.name for segment in manifest.segments), UNCUT) if name in by_graph)
+def _whole(manifest: Manifest, times: Mapping[str, NDArray[np.float64]]) -> NDArray[np.float64]:
+    """ms of a pass through all layers, as segments and as one graph together; [rounds]."""
+    return np.sum([times[name] for name in (*(segment.name for segment in manifest.segments), UNCUT) if name in times], axis=0)
 
 
 def check_depths(manifest: Manifest) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
+from numpy.typing import NDArray
 from tide_runtime.backends.step_arrays import rounded_tokens
 from tide_runtime.calibration import PADDING, StepCost
 
@@ -38,23 +39,32 @@ def _to_four(rows: int) -> Counts:
     return (4,) * fours + (2,) * twos + (1,) * (rows - fours - twos)
 
 
-def fit_uneven(steps: Sequence[StepCost], whole_ms: Mapping[Counts, float]) -> tuple[float, list[StepCost]]:
+def fit_uneven(steps: Sequence[StepCost], whole_ms: Mapping[Counts, NDArray[np.float64]]) -> tuple[float, list[StepCost]]:
     """What padding takes of a token's time, and for each number of rows a step between 1 and 2 tokens a row without padding.
 
     Args:
         steps: of even rows.
-        whole_ms: of a pass through all layers, at each shape that was timed.
+        whole_ms: of a pass through all layers, at each shape that was timed; [rounds], of all shapes the same ones.
     """
     timed = sorted({len(counts) for counts in whole_ms if len(set(counts)) > 1})
-    even = {rows: {s: whole_ms[(s,) * rows] for s in (1, 2, 4)} for rows in timed}
-    telling = [rows for rows, ms in even.items() if _to_four(rows) in whole_ms and ms[4] > ms[2]]
-    shares = [(whole_ms[_to_four(rows)] - even[rows][2]) / (even[rows][4] - even[rows][2]) for rows in telling]
+    shares = [_share(whole_ms, _to_four(rows), 2, 4) for rows in timed if _to_four(rows) in whole_ms]
     padding = float(np.clip(np.mean(shares), 0.0, MOST_PADDING)) if shares else PADDING
     between = []
-    for rows, ms in even.items():
+    for rows in timed:
         counts = _some_longer(rows)
-        packed = (whole_ms[counts] - padding * ms[2]) / (1 - padding)
-        share = float(np.clip((packed - ms[1]) / (ms[2] - ms[1]), 0.0, 1.0)) if ms[2] > ms[1] else 0.0
+        packed = float(np.clip((_share(whole_ms, counts, 1, 2) - padding) / (1 - padding), 0.0, 1.0))
         one, two = (next(s for s in steps if (s.rows, s.seq) == (rows, size)) for size in (1, 2))
-        between.append(replace(one.towards(two, share), seq=sum(counts) / rows))
+        between.append(replace(one.towards(two, packed), seq=sum(counts) / rows))
     return padding, between
+
+
+def _share(whole_ms: Mapping[Counts, NDArray[np.float64]], counts: Counts, low: int, high: int) -> float:
+    """How far ``counts`` is from even rows of ``low`` tokens to those of ``high``: 0 at the first, 1 at the second.
+
+    Told round by round, as a machine that is slow for a while is slow for all shapes: from quartiles of each shape's own times
+    the share came out several times less sure.
+    """
+    shortest, longest = (whole_ms[(size,) * len(counts)] for size in (low, high))
+    tells = longest > shortest
+    shares = (whole_ms[counts] - shortest)[tells] / (longest - shortest)[tells]
+    return float(np.median(shares)) if len(shares) else 0.0

@@ -12,7 +12,7 @@ import pytest
 from calibrate.cost_model import table
 from tide_calibrate.cost_file import load_costs, save_costs
 from tide_calibrate.cost_fit import fit_steps
-from tide_calibrate.costs import check_depths, measuring_checkpoints, time_graphs, unsplit_ms
+from tide_calibrate.costs import check_depths, measuring_checkpoints, time_graphs, undisturbed, unsplit_ms
 from tide_calibrate.host_time import HostTimes
 from tide_calibrate.step_times import StepTimes
 from tide_calibrate.uneven_rows import fit_uneven, uneven_rows
@@ -91,7 +91,8 @@ def test_known_times_are_recovered():
     """A fit that mixed up launches and layers would put every checkpoint in the wrong place."""
     cut = manifest(1, 3, 7)
     backend = FakeBackend(cut)
-    times = time_graphs(backend, cut, [(1,), (4,), (2, 2)], rounds=20, budget_s=1e9, clock=lambda: backend.now)
+    rounds = time_graphs(backend, cut, [(1,), (4,), (2, 2)], rounds=20, budget_s=1e9, clock=lambda: backend.now)
+    times = {shape: undisturbed(of_graphs) for shape, of_graphs in rounds.items()}
     steps = [*fit_steps(cut, 1, {1: times[1,], 4: times[4,]}, HOST), *fit_steps(cut, 2, {2: times[2, 2]}, HOST)]
     for step, (rows, seq) in zip(steps, [(1, 1), (1, 4), (2, 2)], strict=True):
         assert (step.rows, step.seq, step.host_ms) == (rows, seq, 0.5)
@@ -144,7 +145,7 @@ def test_graphs_are_timed_as_they_run_in_decoding():
     cut = manifest(1, 3)
     backend = SlowToWarm(cut)
     times = time_graphs(backend, cut, [(1,)], rounds=4, budget_s=1e9, clock=lambda: backend.now)
-    assert times[1,]["segment_0"] == pytest.approx((FakeBackend.LAUNCH + 1.1) / 10)
+    assert undisturbed(times[1,])["segment_0"] == pytest.approx((FakeBackend.LAUNCH + 1.1) / 10)
 
 
 def test_uneven_rows_are_told_from_even_ones():
@@ -160,7 +161,10 @@ def test_uneven_rows_are_told_from_even_ones():
     shapes = {rows: [(s,) * rows for s in seqs] + uneven_rows(rows, seqs) for rows in (4, 5, 8)}
     assert [len(own) for own in shapes.values()] == [4, 5, 5]  # twice 4 tokens are rounded up: they tell nothing of padding
     even = [StepCost(rows, s, 0.0, whole((s,) * rows) / LAYERS, 0.0, 0.0, 0.0) for rows in shapes for s in seqs]
-    found, between = fit_uneven(even, {counts: whole(counts) for own in shapes.values() for counts in own})
+    slow = np.array([1.0, 1.3, 1.0, 2.5, 1.1, 1.7])  # the machine, round by round
+    times = {counts: whole(counts) * slow for own in shapes.values() for counts in own}
+    times[shapes[8][-1]][[1, 4]] *= 20  # and a shape on its own, now and then
+    found, between = fit_uneven(even, times)
     assert found == pytest.approx(padding)
     for step, (rows, own) in zip(between, shapes.items(), strict=True):
         tokens = sum(own[3])
