@@ -4,7 +4,7 @@
 
 GroupQueryAttention is timed with rows of equal lengths and, by each of its kernels, with rows of different ones (``ragged``: the
 form with head sinks, see tide_export.passes.attention_ragged); plain products with the latter. The forms take turns, each on
-caches of its own. Which of them a step takes tide_runtime.backends.attention_form decides; this is the evidence.
+caches of its own. Which of them a step takes tide_runtime.backends.attention decides; this is the evidence.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from rich.table import Table
 from tide_bench.arms.tide import load_second
 from tide_bench.in_process import run_in_process
 from tide_bench.report import Report
-from tide_runtime.backends import onnxruntime_cpu
-from tide_runtime.backends.onnxruntime_cpu import OnnxRuntimeBackend, OnnxRuntimeSlots
-from tide_runtime.manifest import UNCUT
+from tide_runtime.backends.onnxruntime import cpu
+from tide_runtime.backends.onnxruntime.cpu import OnnxRuntimeBackend, OnnxRuntimeContext
+from tide_runtime.bundle.manifest import UNCUT
 
 ROWS = 8
 SLOTS = (128, 224, 448, 928)  # of caches that are filled to nine tenths
@@ -84,16 +84,16 @@ def make_bundle(heads: int, kv_heads: int, dtype: str, folder: Path) -> None:
 def forced(backend: OnnxRuntimeBackend, form: Form) -> Iterator[None]:
     ragged = backend.ragged if form.ragged else frozenset[str]()
     with (
-        patch.object(onnxruntime_cpu, "prefers_plain", lambda *_: form.plain),
+        patch.object(cpu, "prefers_plain", lambda *_: form.plain),
         patch.object(backend, "ragged", ragged),
     ):
         yield
 
 
-def decode_once(slots: OnnxRuntimeSlots, lengths: Sequence[int]) -> float:
+def decode_once(context: OnnxRuntimeContext, lengths: Sequence[int]) -> float:
     """Seconds of one decode step."""
     ones = [1] * len(lengths)
-    step = slots.step(0, ones, ones)
+    step = context.step(0, ones, ones)
     step.input_ids[:] = 5
     step.place(lengths)
     begin = time.perf_counter()
@@ -107,7 +107,7 @@ def measure(backend: OnnxRuntimeBackend, slots: int, rounds: int) -> dict[str, f
     uneven = [min(slots - 1, round(mean * share)) for share in SPREAD]
     lengths = {name: [round(mean)] * ROWS if form.even else uneven for name, form in FORMS.items()}
     wanted = {name: form for name, form in FORMS.items() if backend.ragged or not form.ragged}
-    own, times = {name: backend.slots(ROWS) for name in wanted}, {name: list[float]() for name in wanted}
+    own, times = {name: backend.context(ROWS) for name in wanted}, {name: list[float]() for name in wanted}
     for turn in range(rounds + 1):
         for name, form in wanted.items():
             own[name].reserve(slots)

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 from tide_bench.report import Report
-from tide_runtime.manifest import Manifest, TargetInfo, read_manifest
+from tide_runtime.bundle.manifest import Manifest, TargetInfo, read_manifest
 
 
 def main(

@@ -18,24 +18,24 @@ import typer
 from rich.console import Console
 from rich.table import Table
 from tide_bench.report import Report
-from tide_calibrate.capture import capture
-from tide_calibrate.capture_store import Capture
-from tide_calibrate.data import split_documents, windows
-from tide_calibrate.evaluate import trace_split
+from tide_calibrate.capture.capture import capture
+from tide_calibrate.capture.store import Capture
+from tide_calibrate.capture.training_split import divide_train_windows
+from tide_calibrate.costs.temporary_bundle import measure_model_costs
 from tide_calibrate.exit_heads import ExitHead, make_head, parse_kind
-from tide_calibrate.frozen_model import FrozenModel
-from tide_calibrate.measure_model_costs import measure_model_costs
+from tide_calibrate.exit_heads.train import HeadTraining, train_head
+from tide_calibrate.model.frozen import FrozenModel
 from tide_calibrate.routers import TRAINING_FREE, Router
-from tide_calibrate.traces import ExitTrace, SplitTrace
-from tide_calibrate.train_heads import HeadTraining, train_head
-from tide_calibrate.train_routers import RouterTraining, train_router
-from tide_calibrate.train_windows import divide_train_windows
+from tide_calibrate.routers.train import RouterTraining, train_router
+from tide_calibrate.text.documents import split_documents, windows
+from tide_calibrate.traces.record import trace_split
+from tide_calibrate.traces.trace import ExitTrace, SplitTrace
 
-from benchmarks.agreement_coverage import area_under_agreement, share_exiting
-from benchmarks.exit_traces import held_out_documents
-from benchmarks.models import DEMO_MODELS
-from benchmarks.predecessor_router import train_predecessor
-from benchmarks.router_choice import AUTO, RouterChoice, router_choices
+from benchmarks.arms.predecessor_router import train_predecessor
+from benchmarks.exits.agreement_coverage import area_under_agreement, share_exiting
+from benchmarks.exits.exit_traces import held_out_documents
+from benchmarks.exits.router_choice import AUTO, RouterChoice, router_choices
+from benchmarks.models.demo import DEMO_MODELS
 from tide_export.load import LoadedModel, load_model
 
 HEADS = "identity,linear,tail:1,tail:2,block:1"

@@ -21,12 +21,12 @@ from rich.console import Console
 from rich.table import Table
 from tide_bench.in_process import run_in_process
 from tide_bench.report import Report
-from tide_calibrate.capture import capture
+from tide_calibrate.capture.capture import capture
 from tide_calibrate.config import candidate_layers
-from tide_calibrate.data import Windows
+from tide_calibrate.text.documents import Windows
 from tide_runtime.errors import ParamsError
 
-from benchmarks.models import BENCH_MODELS
+from benchmarks.models.demo import BENCH_MODELS
 from tide_export.progress import ExportProgress
 from tide_export.trace import decoder_layers
 

@@ -24,12 +24,12 @@ import typer
 from rich.console import Console
 from rich.table import Table
 from tide_bench.report import Report
-from tide_calibrate.exit_policy import PolicyCounts, policy_counts
-from tide_calibrate.threshold_family import ThresholdFamily, fit_family
-from tide_calibrate.traces import SplitTrace
+from tide_calibrate.certificate.risk import PolicyCounts, policy_counts
+from tide_calibrate.certificate.threshold_family import ThresholdFamily, fit_family
+from tide_calibrate.traces.trace import SplitTrace
 
-from benchmarks.resplits import ARMS, Parts, draws, judge, resplits
-from benchmarks.synthetic_exits import EXITS, synthetic_trace
+from benchmarks.exits.resplits import ARMS, Parts, draws, judge, resplits
+from benchmarks.exits.synthetic_exits import EXITS, synthetic_trace
 
 EPSILONS = (0.01, 0.05)
 Resample = Callable[[int], Iterator[Parts]]  # number of groups → parts
@@ -110,7 +110,7 @@ def main(
     if synthetic:
         synthetic_rows(report, repeats, confidence)
     else:
-        from benchmarks.exit_traces import ROUTER, exit_traces  # torch is not needed for made-up traces
+        from benchmarks.exits.exit_traces import ROUTER, exit_traces  # torch is not needed for made-up traces
 
         layers = [int(layer) for layer in checkpoints.split(",")]
         for model in models.split(","):

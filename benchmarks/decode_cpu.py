@@ -32,7 +32,7 @@ from tide_bench.bundles import build_unsplit, export_bundle
 from tide_bench.other_load import OtherLoad
 from tide_bench.report import Report
 
-from benchmarks.model_folders import MODELS, BenchModel
+from benchmarks.models.model_folders import MODELS, BenchModel
 
 CACHE = Path(__file__).resolve().parents[1] / "build" / "bench-cache"
 SETTLE_S = 0.3  # thread pools spin for a while after their last work

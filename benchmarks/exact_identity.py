@@ -23,10 +23,10 @@ from tide_bench.report import Report
 from tide_bench.text_comparison import first_difference, identical_share
 from tide_runtime import Engine, EngineOptions, GenerationParams, ThreadOptions
 
-from benchmarks.calibrated_bundles import calibrated_bundles
-from benchmarks.eager_reference import NEAR_TIE, EagerReference
 from benchmarks.held_out import SOURCES, Prompt, held_out_prompts
-from benchmarks.models import DEMO_MODELS
+from benchmarks.models.calibrated_bundles import calibrated_bundles
+from benchmarks.models.demo import DEMO_MODELS
+from benchmarks.models.eager_reference import NEAR_TIE, EagerReference
 from benchmarks.policies_cpu import CACHE, PROMPT_TOKENS
 
 MODELS = ("layerskip", "stock")

@@ -17,7 +17,7 @@ import typer
 from tide_bench.report import Report
 
 from benchmarks.decode_cpu import CACHE
-from benchmarks.model_folders import MODELS
+from benchmarks.models.model_folders import MODELS
 
 
 def main(

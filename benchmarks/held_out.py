@@ -14,8 +14,8 @@ from typing import Annotated
 import typer
 from tokenizers import Tokenizer
 
-from benchmarks.exit_traces import held_out_documents
-from benchmarks.models import DEMO_MODELS
+from benchmarks.exits.exit_traces import held_out_documents
+from benchmarks.models.demo import DEMO_MODELS
 
 SOURCES = ("demo", "library")
 _DEMO_DATA = DEMO_MODELS / "data" / "stdlib"

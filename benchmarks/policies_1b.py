@@ -18,25 +18,25 @@ import typer
 from rich.console import Console
 from rich.table import Table
 from tide_bench.arms.tide import load_second
-from tide_bench.made_up_exits import with_exits
 from tide_bench.report import Report
-from tide_calibrate.costs import measure_costs
+from tide_bench.stub_exits import with_exits
+from tide_calibrate.costs.measure import measure_costs
 from tide_runtime import GenerationParams, ThreadOptions
-from tide_runtime.manifest import Manifest
-from tide_runtime.policies.exact import ExactDepth
-from tide_runtime.policies.exit import ExitDepth
-from tide_runtime.policies.full import FullDepth
-from tide_runtime.policies.options import DepthOptions
-from tide_runtime.step_costs import StepCosts
+from tide_runtime.bundle.manifest import Manifest
+from tide_runtime.costs.cost_model import CostModel
+from tide_runtime.depth.exact import ExactDepth
+from tide_runtime.depth.exit import ExitDepth
+from tide_runtime.depth.full import FullDepth
+from tide_runtime.depth.options import DepthOptions
 
-from benchmarks.arm_figures import speed_figures, theory_figures
-from benchmarks.engine_arm import EngineArm, LoggedEngine
-from benchmarks.model_folders import MODELS, BenchModel
+from benchmarks.arms.engine_arm import EngineArm, LoggedEngine
+from benchmarks.arms.policy_arms import CHUNK, uncut_beside
+from benchmarks.arms.turns import Arm, Group, take_turns
+from benchmarks.exits.scripted_exits import ScriptedArm, SkippingPolicy, Texts
+from benchmarks.models.model_folders import MODELS, BenchModel
+from benchmarks.models.quarter_cut import quarter_cut
 from benchmarks.policies_cpu import CACHE
-from benchmarks.policy_arms import CHUNK, uncut_beside
-from benchmarks.quarter_cut import quarter_cut
-from benchmarks.scripted_exits import ScriptedArm, SkippingPolicy, Texts
-from benchmarks.turns import Arm, Group, take_turns
+from benchmarks.tables.arm_figures import speed_figures, theory_figures
 
 COST_SEQS = (1, 2, 4, 6, 16, 64)  # tokens at once: single ones, drafts, and what `exit` defers
 
@@ -50,7 +50,7 @@ class Stage:
     engine: LoggedEngine
     manifest: Manifest
     baseline: EngineArm
-    costs: StepCosts
+    costs: CostModel
 
 
 def set_stage(model: BenchModel, cache: Path) -> Stage:
@@ -63,7 +63,7 @@ def set_stage(model: BenchModel, cache: Path) -> Stage:
         engine = LoggedEngine(load_second(bundle))
         baseline = uncut_beside(engine)
     manifest = with_exits(engine.manifest, [place], table, exact_threshold=0.5, exit_threshold=0.5)
-    return Stage(engine, manifest, baseline, StepCosts(manifest))
+    return Stage(engine, manifest, baseline, CostModel(manifest))
 
 
 def scripted_arms(stage: Stage, rates: list[int], said: Texts) -> dict[str, Arm]:

@@ -37,15 +37,15 @@ from tide_bench.other_load import OtherLoad
 from tide_bench.report import Report
 from tide_runtime import EngineOptions, GenerationParams
 
-from benchmarks.arm_figures import repetition, speed_figures, text_figures, theory_figures
-from benchmarks.calibrated_bundles import PERCENTS, calibrated_bundles
-from benchmarks.engine_arm import EngineArm
+from benchmarks.arms.engine_arm import EngineArm
+from benchmarks.arms.hf_arms import HFArm
+from benchmarks.arms.policy_arms import ArmSet, demo_arms, random_arms
+from benchmarks.arms.policy_list import HF_TITLES, TITLES
+from benchmarks.arms.turns import Group, Turn, take_turns
 from benchmarks.held_out import SOURCES, held_out_prompts
-from benchmarks.hf_arms import HFArm
-from benchmarks.policy_arms import ArmSet, demo_arms, random_arms
-from benchmarks.policy_list import HF_TITLES, TITLES
-from benchmarks.policy_table import BASELINE, CAPTION, add_policy_results, print_policy_table
-from benchmarks.turns import Group, Turn, take_turns
+from benchmarks.models.calibrated_bundles import PERCENTS, calibrated_bundles
+from benchmarks.tables.arm_figures import repetition, speed_figures, text_figures, theory_figures
+from benchmarks.tables.policy_table import BASELINE, CAPTION, add_policy_results, print_policy_table
 
 CACHE = Path(__file__).resolve().parents[1] / "build" / "bench-cache"
 BATCH_ARMS = ("full", "exact_ngram", "exact_router", "exact_both", "exit1")  # what a user would choose from

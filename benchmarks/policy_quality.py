@@ -21,14 +21,14 @@ import typer
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
-from tide_bench.forced_text import Reading, read_text
 from tide_bench.report import Report
+from tide_bench.teacher_forcing import Reading, read_text
 from tide_bench.text_comparison import disagreement_rate
 from tide_runtime import Engine, EngineOptions, GenerationParams, ThreadOptions
-from tide_runtime.policies.options import DepthOptions
+from tide_runtime.depth.options import DepthOptions
 
-from benchmarks.calibrated_bundles import PERCENTS, calibrated_bundles
 from benchmarks.held_out import held_out_prompts
+from benchmarks.models.calibrated_bundles import PERCENTS, calibrated_bundles
 
 CACHE = Path(__file__).resolve().parents[1] / "build" / "bench-cache"
 PROMPT_TOKENS = 64  # of a window; what follows is read, or written

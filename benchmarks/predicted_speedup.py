@@ -28,13 +28,13 @@ from tide_bench.other_load import OtherLoad
 from tide_bench.report import Report
 from tide_runtime import GenerationParams
 
-from benchmarks.calibrated_bundles import PERCENTS, calibrated_bundles
-from benchmarks.engine_arm import EngineArm, LoggedEngine
+from benchmarks.arms.engine_arm import EngineArm, LoggedEngine
+from benchmarks.arms.policy_arms import uncut_beside
+from benchmarks.arms.policy_cases import Case, make_case, policy_cases
+from benchmarks.arms.turns import Group, Turn, take_turns
 from benchmarks.held_out import SOURCES, held_out_prompts
-from benchmarks.models import DEMO_MODELS
-from benchmarks.policy_arms import uncut_beside
-from benchmarks.policy_cases import Case, make_case, policy_cases
-from benchmarks.turns import Group, Turn, take_turns
+from benchmarks.models.calibrated_bundles import PERCENTS, calibrated_bundles
+from benchmarks.models.demo import DEMO_MODELS
 
 CACHE = Path(__file__).resolve().parents[1] / "build" / "bench-cache"
 MODEL = "layerskip"
@@ -61,7 +61,7 @@ def model_speeds(calibration: Path, cases: Mapping[str, Case], texts: Mapping[st
 
     For a process of its own, as it brings torch.
     """
-    from benchmarks.recalled_exits import RecalledExits
+    from benchmarks.exits.recalled_exits import RecalledExits
 
     recalled = RecalledExits.load(DEMO_MODELS / MODEL, calibration)
     own = recalled.own_continuations()

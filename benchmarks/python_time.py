@@ -24,15 +24,15 @@ from rich.console import Console
 from rich.table import Table
 from tide_bench.report import Report
 from tide_runtime import Engine, EngineOptions, GenerationParams, ThreadOptions
-from tide_runtime.backends.base import Slots
-from tide_runtime.policies.base import DepthPolicy
-from tide_runtime.policies.options import DepthOptions
-from tide_runtime.row import Row
+from tide_runtime.backends.base import ExecutionContext
+from tide_runtime.depth.options import DepthOptions
+from tide_runtime.depth.policy import DepthPolicy
+from tide_runtime.sequence import TokenSequence
 
-from benchmarks.calibrated_bundles import calibrated_bundles
+from benchmarks.arms.policy_list import POLICIES, PolicyArm
 from benchmarks.held_out import held_out_prompts
+from benchmarks.models.calibrated_bundles import calibrated_bundles
 from benchmarks.policies_cpu import CACHE, PROMPT_TOKENS
-from benchmarks.policy_list import POLICIES, PolicyArm
 
 MODELS = ("layerskip", "stock")
 ARMS = ("full", "exact_ngram", "exact_router", "exact_both", "exit1")
@@ -65,15 +65,15 @@ class _WatchedPolicy:
     def __init__(self, policy: DepthPolicy, watch: _Watch) -> None:
         self.name, self._policy, self._watch = policy.name, policy, watch
 
-    def prefill(self, slots: Slots, row: Row) -> int:
+    def prefill(self, context: ExecutionContext, row: TokenSequence) -> int:
         began, inside = perf_counter(), self._watch.inside
-        token = self._policy.prefill(slots, row)
+        token = self._policy.prefill(context, row)
         self._watch.decoding -= perf_counter() - began
         self._watch.inside = inside
         return token
 
-    def decode(self, slots: Slots, rows: Sequence[Row]) -> list[list[int]]:
-        return self._policy.decode(slots, rows)
+    def decode(self, context: ExecutionContext, rows: Sequence[TokenSequence]) -> list[list[int]]:
+        return self._policy.decode(context, rows)
 
 
 def python_time(bundle: Path, arm: PolicyArm, batch: int, prompts: Sequence[Sequence[int]], tokens: int) -> tuple[float, float]:

@@ -23,12 +23,12 @@ from rich.console import Console
 from rich.table import Table
 from tide_bench.report import Report
 from tide_runtime.backends.base import Backend, Step
-from tide_runtime.backends.onnxruntime_cpu import OnnxRuntimeBackend
-from tide_runtime.backends.threads import ThreadOptions
+from tide_runtime.backends.onnxruntime.cpu import OnnxRuntimeBackend
+from tide_runtime.backends.onnxruntime.threads import ThreadOptions
 from tide_runtime.bundle import Bundle
 
-from benchmarks.even_cuts import write_even_cuts
-from benchmarks.models import BENCH_MODELS
+from benchmarks.models.demo import BENCH_MODELS
+from benchmarks.models.even_cuts import write_even_cuts
 
 START = 128  # cache slots filled before the timed steps
 SEGMENTS = (1, 2, 4, 6)
@@ -86,7 +86,7 @@ def time_step(step: Step, graphs: tuple[str, ...], steps: int) -> float:
 
 def measure(arms: dict[str, Arm], seq: int, rounds: int, steps: int) -> dict[str, list[float]]:
     """ms per step of every arm in every round; the order turns so that no arm always follows the same one."""
-    prepared = {name: arm.backend.slots(1).step(0, [seq], [seq]) for name, arm in arms.items()}
+    prepared = {name: arm.backend.context(1).step(0, [seq], [seq]) for name, arm in arms.items()}
     names = list(arms)
     results: dict[str, list[float]] = {name: [] for name in names}
     for turn in range(rounds):

@@ -18,7 +18,7 @@ from tide_bench.prompts import read_prompts, windows
 from tide_bench.report import Report
 from tide_runtime import Engine, EngineOptions, GenerationParams, ThreadOptions
 
-from benchmarks.serve_clients import Wish, ask_all, serving, wrong_answers
+from benchmarks.arms.serve_clients import Wish, ask_all, serving, wrong_answers
 
 HANG_UP_EVERY = 5
 TEXTS = 16  # with all lengths 144 different requests, each of which is run alone once

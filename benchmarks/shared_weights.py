@@ -32,7 +32,7 @@ from rich.table import Table
 from tide_bench.in_process import run_in_process
 from tide_bench.report import Report
 from tide_runtime.bundle import Bundle
-from tide_runtime.manifest import MANIFEST_NAME, UNCUT, Manifest, forms_of, read_manifest
+from tide_runtime.bundle.manifest import MANIFEST_NAME, UNCUT, Manifest, forms_of, read_manifest
 
 from tide_export.bundle_writer import ONNX_FOLDER, WEIGHTS_NAME, hash_files
 

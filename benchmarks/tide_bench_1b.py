@@ -19,18 +19,18 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from tide_bench.arms.registry import RIVALS
 from tide_bench.build_cache import cached_folder, files_digest
-from tide_bench.contestants import RIVALS
 from tide_bench.in_process import run_in_process
-from tide_bench.made_up_exits import with_exits
-from tide_calibrate.costs import measure_costs
+from tide_bench.stub_exits import with_exits
+from tide_calibrate.costs.measure import measure_costs
 from tide_runtime import ThreadOptions
-from tide_runtime.manifest import MANIFEST_NAME, read_manifest
+from tide_runtime.bundle.manifest import MANIFEST_NAME, read_manifest
 
-from benchmarks.model_folders import MODELS
+from benchmarks.arms.policy_arms import NEVER_SURE
+from benchmarks.models.model_folders import MODELS
+from benchmarks.models.quarter_cut import quarter_cut
 from benchmarks.policies_cpu import CACHE
-from benchmarks.policy_arms import NEVER_SURE
-from benchmarks.quarter_cut import quarter_cut
 
 PROMPTS, ROUNDS = 16, 4
 KEPT = ("unsplit", "static-skip", "genai")  # arms whose graphs are kept between runs

@@ -7,13 +7,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
 
-from tide_runtime.calibration import ExitInfo
+from tide_runtime.bundle.calibration import ExitInfo
+from tide_runtime.bundle.manifest import GraphInfo, TargetInfo
 from tide_runtime.errors import TargetError, TideError
-from tide_runtime.manifest import GraphInfo, TargetInfo
 
 from tide_export.bundle_writer import ONNX_FOLDER, describe
-from tide_export.cut import CutGraph, name_values
-from tide_export.lower import LoweredModel, lower
+from tide_export.cut import CutGraph, LoweredModel, name_values
+from tide_export.lower import lower
 from tide_export.passes.base import GraphPass, LoweringContext, PassReport, run_passes
 from tide_export.targets.base import BuildJob, Target
 from tide_export.targets.engines import ENGINE_FOLDER

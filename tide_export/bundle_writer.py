@@ -12,8 +12,8 @@ from pathlib import Path
 
 import onnx_ir as ir
 from tide_runtime.bundle import sha256_of
+from tide_runtime.bundle.manifest import MANIFEST_NAME, FileInfo, GraphInfo, TensorInfo
 from tide_runtime.errors import OutputError
-from tide_runtime.manifest import MANIFEST_NAME, FileInfo, GraphInfo, TensorInfo
 
 from tide_export.cut import CutGraph
 from tide_export.progress import ExportProgress

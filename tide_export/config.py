@@ -6,9 +6,9 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tide_runtime.calibration import CalibrationInfo
+from tide_runtime.bundle.calibration import CalibrationInfo
+from tide_runtime.bundle.manifest import DTYPES
 from tide_runtime.errors import ParamsError
-from tide_runtime.manifest import DTYPES
 
 if TYPE_CHECKING:  # the targets take long to import
     from tide_export.targets.trt_options import TrtOptions

@@ -14,6 +14,7 @@ that are not cut become plain edges; without any, the only segment is the whole 
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -23,8 +24,9 @@ import onnx_ir.passes.common as common
 from onnx_ir.tape import Tape
 from tide_runtime.errors import UnsupportedModelError
 
-from .passes.graph_walk import array_initializer, new_value, rename_dims
-from .trace import TracedModel
+from tide_export.passes.base import PassReport
+from tide_export.passes.graph_walk import array_initializer, new_value, rename_dims
+from tide_export.trace import TracedModel
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,23 @@ class CutGraph:
     name: str
     model: ir.Model
     layers: tuple[int, int] | None = None
+
+
+@dataclass(frozen=True)
+class LoweredModel:
+    """A target's graphs, ready to write, and what each pass did. ``forms``: further ones, of segments and uncut."""
+
+    graphs: list[CutGraph]
+    forms: list[CutGraph]
+    reports: list[PassReport]
+
+    @property
+    def applied(self) -> dict[str, int]:
+        """Pass name → how often it fired, over all graphs."""
+        counts: Counter[str] = Counter()
+        for report in self.reports:
+            counts[report.name] += report.applied
+        return dict(counts)
 
 
 def name_values(traced: TracedModel) -> None:

@@ -18,8 +18,8 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 from onnx_ir.tape import Tape
-from tide_runtime.calibration import ExitInfo
-from tide_runtime.manifest import exit_graph
+from tide_runtime.bundle.calibration import ExitInfo
+from tide_runtime.bundle.manifest import exit_graph
 
 from tide_export.cut import CutGraph
 from tide_export.router_function import DOMAIN, VERSION, call_router, ones, rms_norm, router_function

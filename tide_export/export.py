@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import tempfile
-from contextlib import ExitStack, closing
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack, closing
 from datetime import UTC, datetime
 from functools import partial
-from importlib.metadata import version
+from importlib.metadata import entry_points, version
 from pathlib import Path
 
-from tide_runtime.errors import IncompleteBundleError, ParamsError
-from tide_runtime.manifest import MANIFEST_NAME, SCHEMA_VERSION, GenerationInfo, KVInfo, Manifest, ModelInfo
+from tide_runtime.bundle.manifest import MANIFEST_NAME, SCHEMA_VERSION, GenerationInfo, KVInfo, Manifest, ModelInfo
+from tide_runtime.errors import CalibrationError, IncompleteBundleError, ParamsError
 
 from tide_export.build_targets import BuiltTargets, Cuts, build_targets
 from tide_export.bundle_writer import hash_files, new_directory
-from tide_export.calibrate_first import calibrated
+from tide_export.calibration.exit_calibration import ExitCalibration, read_exit_calibration
 from tide_export.config import ExportConfig, place_checkpoints
-from tide_export.exit_calibration import ExitCalibration, read_exit_calibration
+from tide_export.cut import LoweredModel
 from tide_export.exit_graphs import exit_graph_model
 from tide_export.load import LoadedModel, fingerprint, load_model
-from tide_export.lower import LoweredModel, explain
+from tide_export.lower import explain
 from tide_export.passes.base import LoweringContext
 from tide_export.progress import ExportProgress
 from tide_export.targets.base import BuildJob
@@ -56,7 +57,7 @@ def export(
     calibration = read_exit_calibration(Path(config.calibration)) if config.calibration is not None else None
     with new_directory(Path(out), force) as directory, ExitStack() as stack:
         if config.data is not None:
-            first = calibrated(source, config.data, Path(out), revision, trust_remote_code, progress)
+            first = _calibrator()(source, config.data, Path(out), revision, trust_remote_code, progress)
             calibration = stack.enter_context(first)
         with progress.phase(f"load {source}"):
             loaded = load_model(source, config.dtype, revision, trust_remote_code)
@@ -64,6 +65,19 @@ def export(
     if progress.failures:
         raise IncompleteBundleError(_incomplete(out, manifest, progress.failures, config.dtype))
     return manifest
+
+
+def _calibrator() -> Callable[..., AbstractContextManager[ExitCalibration]]:
+    """tide_calibrate's `calibrated`, by entry point: calibration imports the exporter. Raises CalibrationError without it."""
+    for found in entry_points(group="tide_export.calibrate"):
+        try:
+            return found.load()
+        except ModuleNotFoundError as error:
+            missing = error.name
+            raise CalibrationError(
+                f"--data calibrates the model first, which needs {missing}; install it with: pip install 'tide-llm[calibrate]'"
+            ) from error
+    raise CalibrationError("--data calibrates the model first, and no calibrator is installed; pip install 'tide-llm[calibrate]'")
 
 
 def _incomplete(out: str | Path, manifest: Manifest, failures: dict[str, str], dtype: str) -> str:

@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import onnx_ir as ir
 import onnx_ir.passes.common as common
-from tide_runtime.calibration import ExitInfo
-from tide_runtime.manifest import kv_fill_graph
+from tide_runtime.bundle.calibration import ExitInfo
+from tide_runtime.bundle.manifest import kv_fill_graph
 
-from .cut import CutGraph, boundary_nodes, sort_initializers
-from .trace import TracedModel
+from tide_export.cut import CutGraph, boundary_nodes, sort_initializers
+from tide_export.trace import TracedModel
 
 
 def cut_kv_fill(traced: TracedModel, exit: ExitInfo) -> CutGraph:

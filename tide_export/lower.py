@@ -4,33 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 
-from tide_runtime.calibration import ExitInfo
-from tide_runtime.manifest import UNCUT, batched_graph, ragged_graph
+from tide_runtime.bundle.calibration import ExitInfo
+from tide_runtime.bundle.manifest import UNCUT, batched_graph, ragged_graph
 
-from tide_export.cut import CutGraph, cut, keep_boundaries, name_values
+from tide_export.cut import CutGraph, LoweredModel, cut, keep_boundaries, name_values
 from tide_export.kv_fill import cut_kv_fill
 from tide_export.passes.base import LoweringContext, PassReport, run_passes
 from tide_export.targets.base import Target
 from tide_export.trace import TracedModel
-
-
-@dataclass(frozen=True)
-class LoweredModel:
-    """A target's graphs, ready to write, and what each pass did. ``forms``: further ones, of segments and uncut."""
-
-    graphs: list[CutGraph]
-    forms: list[CutGraph]
-    reports: list[PassReport]
-
-    @property
-    def applied(self) -> dict[str, int]:
-        """Pass name → how often it fired, over all graphs."""
-        counts: Counter[str] = Counter()
-        for report in self.reports:
-            counts[report.name] += report.applied
-        return dict(counts)
 
 
 def explain(reports: Sequence[PassReport]) -> list[str]:

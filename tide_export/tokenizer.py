@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from tide_runtime.bundle.manifest import TokenizerInfo
 from tide_runtime.errors import ModelFilesError
-from tide_runtime.manifest import TokenizerInfo
 from transformers import PreTrainedTokenizerFast
 
 

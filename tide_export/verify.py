@@ -84,7 +84,7 @@ def _check(loaded: LoadedModel, engine: Engine, name: str, ids: list[int], dtype
 
 def prompt_logits(engine: Engine, ids: list[int]) -> np.ndarray:
     """The compiled model's logits [S, V] fp32 for every token of a prompt, from an empty cache."""
-    step = engine.backend.slots(1).step(0, [len(ids)], [len(ids)])
+    step = engine.backend.context(1).step(0, [len(ids)], [len(ids)])
     step.input_ids[:] = ids
     step.place([0])
     for segment in engine.manifest.segments:

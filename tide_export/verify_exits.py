@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 from tide_runtime import Engine, EngineOptions
-from tide_runtime.backends.interface import hidden_states
-from tide_runtime.calibration import ExitInfo
+from tide_runtime.backends.graph_contract import hidden_states
+from tide_runtime.bundle.calibration import ExitInfo
+from tide_runtime.bundle.manifest import exit_graph
 from tide_runtime.errors import VerificationError
-from tide_runtime.manifest import exit_graph
 
 from tide_export.exit_graphs import RMS_EPSILON, ExitTensors
 from tide_export.verify import prompts
@@ -76,7 +76,7 @@ def _checks(engine: Engine, tensors: ExitTensors) -> list[ExitCheck]:
 def _differences(engine: Engine, ids: list[int], tensors: ExitTensors) -> dict[tuple[str, str], float]:
     """(graph, output) → max |Δ| over a prompt: of a score as it is, of a state as a share of the largest value."""
     assert engine.manifest.calibration is not None
-    step = engine.backend.slots(1).step(0, [len(ids)])
+    step = engine.backend.context(1).step(0, [len(ids)])
     step.input_ids[:] = ids
     step.place([0])
     for segment in engine.manifest.segments:

@@ -16,23 +16,23 @@ from tide_runtime import TideError
 from tide_runtime.bundle import Bundle
 from tide_runtime.cli.errors import run_app
 from tide_runtime.errors import ParamsError
-from tide_runtime.text import Tokenizer
+from tide_runtime.text.tokenizer import Tokenizer
 
+from tide_bench.arm_pool import Entry, Stage, with_options
 from tide_bench.arms import ARMS, OURS
 from tide_bench.arms.process import ArmError
+from tide_bench.arms.registry import POLICIES, RIVALS, Contestant
 from tide_bench.comparison import Comparison, Place
 from tide_bench.config import MODES, BenchConfig
-from tide_bench.contestants import POLICIES, RIVALS, Contestant
 from tide_bench.curve import CurvePoint, measure_curve
 from tide_bench.energy import EnergyMeter
 from tide_bench.load import load_rows
+from tide_bench.output_checks import Terms
 from tide_bench.phases import Phases, phase_lines
-from tide_bench.promises import Terms
 from tide_bench.prompts import joined, read_prompts, windows
 from tide_bench.report import Report
 from tide_bench.results import add_results
 from tide_bench.source_model import SourceModel, find_source
-from tide_bench.stage import Entry, Stage, with_options
 from tide_bench.table import CAPTION, print_rows
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")

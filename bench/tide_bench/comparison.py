@@ -6,17 +6,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tide_runtime.manifest import Manifest
+from tide_runtime.bundle.manifest import Manifest
 
+from tide_bench.arm_pool import Entry, Stage, meetings
 from tide_bench.arms.process import ArmError
+from tide_bench.arms.registry import Contestant
 from tide_bench.config import BenchConfig
-from tide_bench.contestants import Contestant
 from tide_bench.energy import EnergyMeter
 from tide_bench.figures import PIVOT, decode_seconds, prefill_seconds, ratio_row, settled, speed_row, text_row
 from tide_bench.other_load import OtherLoad
+from tide_bench.output_checks import Terms, broken_promise
 from tide_bench.phases import Phases
-from tide_bench.promises import Terms, broken_promise
-from tide_bench.stage import Entry, Stage, meetings
 from tide_bench.turns import Group, Turn, take_turns
 
 REFERENCE = "eager"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from tide_runtime.errors import ParamsError
 
-from tide_bench.contestants import POLICIES, RIVALS
+from tide_bench.arms.registry import POLICIES, RIVALS
 
 MODES = ("decode", "prefill", "load")
 

@@ -11,14 +11,14 @@ from typing import Any
 
 import numpy as np
 
+from tide_bench.arm_pool import Entry, Stage
 from tide_bench.arms.base import Arm
 from tide_bench.arms.process import ArmError
+from tide_bench.arms.registry import Contestant
 from tide_bench.config import BenchConfig
-from tide_bench.contestants import Contestant
 from tide_bench.figures import PIVOT
+from tide_bench.output_checks import Terms, broken_promise
 from tide_bench.phases import Phases
-from tide_bench.promises import Terms, broken_promise
-from tide_bench.stage import Entry, Stage
 from tide_bench.turns import SETTLE_S
 
 # Kinds whose engines take calls of several threads at once; the others serve one request after the other.

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tide_runtime.errors import PromptError
-from tide_runtime.text import Tokenizer
+from tide_runtime.text.tokenizer import Tokenizer
 
 LIBRARY_FILES = 64
 LIBRARY_CHARACTERS = 6000  # of each: prompts end in the middle of code, not with a file

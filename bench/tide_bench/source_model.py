@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from tide_runtime.bundle.manifest import ModelInfo
 from tide_runtime.errors import ModelFilesError
-from tide_runtime.manifest import ModelInfo
 
 from tide_bench.in_process import run_in_process
 

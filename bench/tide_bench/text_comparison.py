@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from tide_runtime.ngram import NgramDrafter
+from tide_runtime.drafting.ngram import NgramDrafter
 
 Tokens = Sequence[Sequence[int]]  # [rows][tokens]
 

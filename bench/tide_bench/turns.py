@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from random import Random
 
+from tide_bench.arm_pool import Entry
 from tide_bench.arms.base import Timing
 from tide_bench.arms.process import ArmError
-from tide_bench.contestants import Contestant
+from tide_bench.arms.registry import Contestant
 from tide_bench.energy import EnergyMeter
-from tide_bench.stage import Entry
 
 Group = list[list[int]]  # prompts of one turn, [B][S] token ids
 SETTLE_S = 0.2  # thread pools spin for a while after their last work

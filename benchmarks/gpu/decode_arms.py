@@ -11,7 +11,7 @@ from typing import Any, Protocol, cast
 import torch
 from tide_bench.arms.base import Timing
 from tide_runtime import Engine, EngineOptions, GenerationParams
-from tide_runtime.cuda.device import Device
+from tide_runtime.backends.device.device import Device
 from transformers import PreTrainedModel, StaticCache
 
 Step = Callable[..., Any]

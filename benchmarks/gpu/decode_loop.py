@@ -19,10 +19,10 @@ import typer
 from tide_bench.report import Report
 from tide_plugins.launch.cuda_driver import CudaDriver
 from tide_runtime import Engine, EngineOptions, GenerationParams
+from tide_runtime.depth.policy import DepthPolicy
+from tide_runtime.device_loop.policy import DrivenDepth
 from tide_runtime.errors import TargetError
-from tide_runtime.policies.base import DepthPolicy
-from tide_runtime.policies.driven import DrivenDepth
-from tide_runtime.results import Generation
+from tide_runtime.outputs import Generation
 
 from benchmarks.gpu.absent_gpu import NOT_RUN, say_not_run
 from benchmarks.gpu.gpu_report import executed, gpu_report

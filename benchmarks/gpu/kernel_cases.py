@@ -13,10 +13,10 @@ from typing import Annotated, Any
 import typer
 from numpy.typing import NDArray
 from rich.progress import track
-from tide_plugins.architectures import architectures
 from tide_plugins.conformance import Case, CaseSpec, cases
 from tide_plugins.launch.kernel_library import KernelLibrary
 from tide_plugins.launch.stream_handle import LEGACY_DEFAULT_STREAM
+from tide_runtime.bundle.architectures import architectures
 from tide_runtime.errors import TargetError
 
 from benchmarks.gpu.absent_gpu import AbsentGpu, say_not_run

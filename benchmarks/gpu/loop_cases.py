@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from tide_runtime.present_gpu import present_gpu
+from tide_runtime.targets.gpu_probe import present_gpu
 
 from benchmarks.gpu.made_up_exits import made_up_exits
 from benchmarks.gpu.model_shapes import MAX_SEQ_LEN, SHAPES

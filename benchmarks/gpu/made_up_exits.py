@@ -10,11 +10,11 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from tide_calibrate.calibration_file import CalibrationFile, DataInfo
 from tide_calibrate.routers.mlp import MlpRouter
-from tide_runtime.calibration import CalibrationInfo, CostTable, ExitInfo, StepCost
+from tide_runtime.bundle.calibration import CalibrationInfo, CostTable, ExitInfo, StepCost
 
-from tide_export.exit_calibration import ExitCalibration
+from tide_export.calibration.calibration_file import CalibrationFile, DataInfo
+from tide_export.calibration.exit_calibration import ExitCalibration
 from tide_export.load import LoadedModel, fingerprint
 
 _RANK, _THRESHOLD = 8, 0.5

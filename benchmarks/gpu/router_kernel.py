@@ -17,12 +17,12 @@ import typer
 from rich.console import Console
 from rich.table import Table
 from tide_bench.report import Report
-from tide_plugins.architectures import architectures
 from tide_plugins.launch.cuda_driver import CudaDriver
 from tide_plugins.launch.device_array import ITEM_BYTES, DeviceArray
 from tide_plugins.launch.exit_router import prepare_exit_router
 from tide_plugins.launch.kernel_library import KernelLibrary
 from tide_plugins.launch.stream_handle import LEGACY_DEFAULT_STREAM
+from tide_runtime.bundle.architectures import architectures
 from tide_runtime.errors import TargetError
 
 from benchmarks.gpu.absent_gpu import AbsentGpu, say_not_run

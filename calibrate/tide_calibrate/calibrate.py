@@ -11,23 +11,22 @@ from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 
-from tide_runtime.calibration import CalibrationInfo, CostTable
+from tide_runtime.bundle.calibration import CalibrationInfo, CostTable
 
-from tide_calibrate.calibration_file import CALIBRATION_NAME, EXITS_NAME, CalibrationFile, DataInfo
-from tide_calibrate.certified_exits import CertifiedExits, certify_exits, without_exits
+from tide_calibrate.certificate.certificate import CertifiedExits, certify_exits, without_exits
 from tide_calibrate.config import CalibrationConfig
-from tide_calibrate.cost_file import load_costs, save_costs
+from tide_calibrate.costs.nominal import nominal_costs
+from tide_calibrate.costs.table_file import load_costs, save_costs
+from tide_calibrate.costs.temporary_bundle import measure_model_costs
 from tide_calibrate.exits_file import write_exits
-from tide_calibrate.head_agreement import agreement_by_depth
-from tide_calibrate.learn import Learned, learn
-from tide_calibrate.measure_model_costs import measure_model_costs
-from tide_calibrate.nominal_costs import nominal_costs
-from tide_calibrate.placement import Placement, choose_exits, only_if_they_pay, predict
+from tide_calibrate.placement.search import Placement, choose_exits, only_if_they_pay, predict
 from tide_calibrate.report.data import collect
 from tide_calibrate.report.draw import REPORT_NAME, draw_report
-from tide_calibrate.split_text import read_text
-from tide_calibrate.train_exits import trace_exits
+from tide_calibrate.text.documents import read_text
+from tide_calibrate.traces.agreement import agreement_by_depth
+from tide_calibrate.train import Learned, learn, trace_exits
 from tide_export.bundle_writer import new_directory
+from tide_export.calibration.calibration_file import CALIBRATION_NAME, EXITS_NAME, CalibrationFile, DataInfo
 from tide_export.load import LoadedModel, fingerprint, load_model
 from tide_export.progress import ExportProgress
 

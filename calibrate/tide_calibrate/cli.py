@@ -108,7 +108,7 @@ def calibrate(
         dtype=dtype,
     )
     from tide_calibrate.calibrate import calibrate as run  # torch takes seconds to import; --help should not
-    from tide_calibrate.summary_tables import print_summary
+    from tide_calibrate.report.terminal import print_summary
 
     file = run(
         model,
@@ -134,9 +134,9 @@ def report(
     calibration: Annotated[Path, typer.Argument(help="The calibration's directory, as --out named it.")],
 ) -> None:
     """Draw a calibration's report again from its saved data, and print its summary."""
-    from tide_calibrate.calibration_file import read_calibration
     from tide_calibrate.report.draw import redraw
-    from tide_calibrate.summary_tables import print_summary
+    from tide_calibrate.report.terminal import print_summary
+    from tide_export.calibration.calibration_file import read_calibration
 
     page = redraw(calibration)
     print_summary(read_calibration(calibration), Console(markup=False, highlight=False))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from tide_runtime.bundle.manifest import DTYPES
 from tide_runtime.errors import ParamsError
-from tide_runtime.manifest import DTYPES
 
 AUTO_HEADS = ("identity", "linear", "tail:1", "tail:2")
 ROUTERS = ("auto", "mlp", "max_probability", "mlp+max_probability")

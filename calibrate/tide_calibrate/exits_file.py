@@ -1,40 +1,16 @@
-"""exits.safetensors: the trained weights of a calibration, as plain named arrays that need no torch to read.
-
-    translator.{c}: down [rank, H], up [H, rank]                         exit heads linear, tail:k and block:k
-    router.{c}: down [R, H], down_bias [R], up [R], up_bias [1]          router mlp
-    block.{c}.{i}: whatever layer i, 0 … k-1, of the model's last k has   exit head block:k
-
-All float32; c is the checkpoint. An exit with head ``identity`` has no translator. The bytes depend on the arrays alone.
-"""
+"""Writes the trained exit heads and routers to exits.safetensors (format: tide_export.calibration.exits_file)."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 
-import numpy as np
-from numpy.typing import NDArray
-from safetensors import SafetensorError
-from safetensors.numpy import load, save
-from tide_runtime.errors import CalibrationError, OutputError
 from torch import nn
 
-from .exit_heads import ExitHead
-from .exit_heads.block import BlockHead
-from .routers import MlpRouter
-
-Arrays = dict[str, NDArray[np.float32]]
-_PARTS = {"translator": {"down", "up"}, "router": {"down", "down_bias", "up", "up_bias"}}
-
-
-@dataclass(frozen=True)
-class ExitWeights:
-    """Checkpoint → name → array, for each part; names and shapes as in the file."""
-
-    translators: dict[int, Arrays] = field(default_factory=dict)
-    routers: dict[int, Arrays] = field(default_factory=dict)
-    blocks: dict[int, Arrays] = field(default_factory=dict)
+from tide_calibrate.exit_heads import ExitHead
+from tide_calibrate.exit_heads.block import BlockHead
+from tide_calibrate.routers import MlpRouter
+from tide_export.calibration.exits_file import Arrays, write_exit_tensors
 
 
 def write_exits(path: Path, heads: Mapping[int, ExitHead], routers: Mapping[int, MlpRouter]) -> None:
@@ -48,48 +24,8 @@ def write_exits(path: Path, heads: Mapping[int, ExitHead], routers: Mapping[int,
                 tensors |= _named(f"block.{checkpoint}.{index}", layer)
     for checkpoint, router in routers.items():
         tensors |= _named(f"router.{checkpoint}", router)
-    try:
-        path.write_bytes(save(dict(sorted(tensors.items()))))
-    except OSError as error:
-        raise OutputError(f"cannot write {path}: {error.strerror or error}") from error
-
-
-def read_exits(path: Path) -> ExitWeights:
-    """Read and check what ``write_exits`` wrote. Raises CalibrationError when it is missing, broken or incomplete."""
-    try:
-        tensors = load(path.read_bytes())
-    except (OSError, SafetensorError) as error:
-        raise CalibrationError(f"cannot read {path}: {error}; run tide-calibrate again") from error
-    weights = ExitWeights()
-    groups = {"translator": weights.translators, "router": weights.routers, "block": weights.blocks}
-    for name, tensor in tensors.items():
-        part, number, rest = (*name.split(".", 2), "", "")[:3]
-        if part not in groups or not number.isdecimal() or not rest:
-            raise CalibrationError(f"{path} holds a tensor {name!r} that no part of a calibration has; run tide-calibrate again")
-        if tensor.dtype != np.float32 or not np.isfinite(tensor).all():
-            raise CalibrationError(f"{path}: {name} must be finite float32 numbers; run tide-calibrate again")
-        groups[part].setdefault(int(number), {})[rest] = tensor
-    for part in _PARTS:
-        for checkpoint, arrays in groups[part].items():
-            _check(path, part, checkpoint, arrays)
-    return weights
+    write_exit_tensors(path, tensors)
 
 
 def _named(prefix: str, module: nn.Module) -> Arrays:
     return {f"{prefix}.{name}": value.detach().float().contiguous().numpy() for name, value in module.state_dict().items()}
-
-
-def _check(path: Path, part: str, checkpoint: int, arrays: Arrays) -> None:
-    if set(arrays) != _PARTS[part]:
-        raise CalibrationError(
-            f"{path}: {part}.{checkpoint} needs {', '.join(sorted(_PARTS[part]))}, it has {', '.join(sorted(arrays))}; "
-            "run tide-calibrate again"
-        )
-    rows, columns = arrays["down"].shape if arrays["down"].ndim == 2 else (-1, -1)
-    wanted = {"up": (columns, rows)} if part == "translator" else {"up": (rows,), "down_bias": (rows,), "up_bias": (1,)}
-    for name, shape in wanted.items():
-        if arrays[name].shape != shape:
-            raise CalibrationError(
-                f"{path}: {part}.{checkpoint}.{name} has shape {list(arrays[name].shape)}, expected {list(shape)} to fit down's; "
-                "run tide-calibrate again"
-            )

@@ -12,10 +12,10 @@ from typing import Annotated
 import typer
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TimeElapsedColumn
+from tide_runtime.bundle.architectures import ARCHITECTURES, Architecture, architectures
 from tide_runtime.cli.errors import run_app
 from tide_runtime.errors import ParamsError, TargetError
 
-from tide_plugins.architectures import ARCHITECTURES, Architecture, architectures
 from tide_plugins.build.builder import Builder, BuiltKernel
 from tide_plugins.build.compiler import why_not_built
 from tide_plugins.build.cubin_cache import CubinCache, default_cache_folder

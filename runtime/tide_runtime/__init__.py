@@ -5,11 +5,11 @@ with Engine.load("engine/") as engine:
     print(engine.generate("def add(a, b):", GenerationParams(max_new_tokens=32))[0].text)
 """
 
-from tide_runtime.backends.threads import ThreadOptions
+from tide_runtime.backends.onnxruntime.threads import ThreadOptions
 from tide_runtime.engine import Engine, EngineOptions
 from tide_runtime.errors import TideError
-from tide_runtime.params import GenerationParams
-from tide_runtime.results import Chunk, Generation, RequestStats
+from tide_runtime.generation_params import GenerationParams
+from tide_runtime.outputs import Chunk, Generation, RequestStats
 
 __all__ = [
     "Chunk",

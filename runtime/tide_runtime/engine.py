@@ -13,25 +13,24 @@ from typing import Any
 import numpy as np
 
 from tide_runtime.backends import load_backend
-from tide_runtime.backends.base import Slots
-from tide_runtime.backends.threads import ThreadOptions
+from tide_runtime.backends.base import ExecutionContext
+from tide_runtime.backends.onnxruntime.threads import ThreadOptions
 from tide_runtime.bundle import Bundle
-from tide_runtime.chat import render_chat
-from tide_runtime.choose_target import DeviceChoice, choose_target
-from tide_runtime.cuda.drive import choose_drive
+from tide_runtime.bundle.manifest import Manifest
+from tide_runtime.depth.certificate_coverage import with_promises
+from tide_runtime.depth.options import DepthOptions
+from tide_runtime.depth.registry import make_policy
+from tide_runtime.device_loop.select import choose_drive
 from tide_runtime.errors import BundleError, ParamsError, PromptError, TideError
-from tide_runtime.manifest import Manifest
+from tide_runtime.generation_params import GenerationParams
 from tide_runtime.metrics import EngineMetrics
-from tide_runtime.params import GenerationParams
-from tide_runtime.policies import make_policy
-from tide_runtime.policies.exit import ExitDepth
-from tide_runtime.policies.options import DepthOptions
-from tide_runtime.promises import with_promises
-from tide_runtime.results import Chunk, Generation, finished
-from tide_runtime.row import Row
-from tide_runtime.sampling import Sampler
+from tide_runtime.outputs import Chunk, Generation, finished
+from tide_runtime.sampler import Sampler
 from tide_runtime.scheduler import TokenEvent, run
-from tide_runtime.text import TextStream, Tokenizer
+from tide_runtime.sequence import TokenSequence
+from tide_runtime.targets.select import DeviceChoice, choose_target
+from tide_runtime.text.chat_template import render_chat
+from tide_runtime.text.tokenizer import TextStream, Tokenizer
 
 Prompt = str | Sequence[int]
 
@@ -83,7 +82,7 @@ class Engine:
         self.target = options.target if options.target != "auto" else choose_target(bundle.manifest, device)
         policy = make_policy(options.policy, bundle.manifest, options.prefill_chunk, options.depth)
         self.backend = load_backend(bundle, self.target, options.threads, device.ordinal)
-        self._exit = policy if isinstance(policy, ExitDepth) else None
+        self._check_params = policy.check_params
         self.drive = choose_drive(policy, self.backend)
         self.policy = self.drive.policy
         info = bundle.manifest.tokenizer
@@ -91,7 +90,7 @@ class Engine:
         self._template = bundle.text(info.chat_template) if info is not None and info.chat_template is not None else None
         self._check_tokenizer()
         self._metrics = EngineMetrics(bundle.manifest.model.num_layers)
-        self._idle: list[Slots] = []
+        self._idle: list[ExecutionContext] = []
         self._lock = threading.Lock()
         self._closed = False
 
@@ -170,8 +169,8 @@ class Engine:
         with self._lock:
             self._closed, idle = True, self._idle
             self._idle = []
-        for slots in idle:
-            slots.close()
+        for context in idle:
+            context.close()
 
     def __enter__(self) -> Engine:
         return self
@@ -179,55 +178,38 @@ class Engine:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
 
-    def _rows(self, prompts: Prompt | Sequence[Prompt], params: GenerationParams) -> list[Row]:
+    def _rows(self, prompts: Prompt | Sequence[Prompt], params: GenerationParams) -> list[TokenSequence]:
         several = [prompts] if isinstance(prompts, str) or _is_ids(prompts) else list(_sequence(prompts))
         return [self._row(i, prompt, params) for i, prompt in enumerate(several)]  # type: ignore[arg-type]
 
-    def _events(self, rows: Sequence[Row]) -> Generator[TokenEvent, None, None]:
+    def _events(self, rows: Sequence[TokenSequence]) -> Generator[TokenEvent, None, None]:
         """Generate for ``rows``, an event per token; the caches go back to the pool when the iterator is closed."""
-        with self._slots(len(rows)) as slots:
-            yield from run(self.policy, slots, rows, self.max_batch)
+        with self._lease_context(len(rows)) as context:
+            yield from run(self.policy, context, rows, self.max_batch)
 
-    def _row(self, index: int, prompt: Prompt, params: GenerationParams, streamed: bool = False) -> Row:
+    def _row(self, index: int, prompt: Prompt, params: GenerationParams, streamed: bool = False) -> TokenSequence:
         ids = self._prompt_ids(prompt)
         if params.stop and self.tokenizer is None:
             raise ParamsError("stop strings need a tokenizer, which this bundle has not; use eos_token_ids")
-        self._check_budget(params)
-        slots, vocab = self.manifest.max_seq_len, self.manifest.model.vocab_size
+        self._check_params(params)
+        cache_slots, vocab = self.manifest.max_seq_len, self.manifest.model.vocab_size
         eos = params.eos_token_ids if params.eos_token_ids is not None else self.manifest.generation.eos_token_ids
         # One token more than the cache holds can be generated: the last one is never written back.
-        tokens = np.zeros(min(len(ids) + params.max_new_tokens, slots + 1), np.int64)
+        tokens = np.zeros(min(len(ids) + params.max_new_tokens, cache_slots + 1), np.int64)
         tokens[: len(ids)] = ids
-        return Row(
+        return TokenSequence(
             index=index,
             tokens=tokens,
             last_token=ids[-1],
-            end=len(ids),
+            num_tokens=len(ids),
             prompt_tokens=len(ids),
             params=params,
             eos=frozenset(eos),
             sampler=Sampler(params, vocab, index),
             # Without stop strings or a listener the text is decoded once, at the end.
             text=TextStream(self.tokenizer, params.stop) if self.tokenizer is not None and (streamed or params.stop) else None,
-            cache_slots=slots,
+            cache_slots=cache_slots,
         )
-
-    def _check_budget(self, params: GenerationParams) -> None:
-        """Raise ParamsError where a depth budget cannot be kept."""
-        if params.depth_budget is None:
-            return
-        if self._exit is None:
-            raise ParamsError(
-                f"depth_budget is set, and policy {self.policy.name} promises the model's own output, which takes every layer; "
-                "leave it out, or load the engine with policy exit"
-            )
-        least, streak = self._exit.least_depth, self.options.depth.max_exit_streak
-        if params.depth_budget < least:
-            then = f" and max_exit_streak {streak} sends one token in {streak + 1} through all {self.depth}" if streak else ""
-            raise ParamsError(
-                f"depth_budget is {params.depth_budget} layers, the first exit comes after {self._exit.stops[0].exit.layers}"
-                f"{then}; set it to at least {least:g}"
-            )
 
     def _prompt_ids(self, prompt: Prompt) -> list[int]:
         if isinstance(prompt, str):
@@ -250,7 +232,7 @@ class Engine:
         return ids
 
     @contextmanager
-    def _slots(self, rows: int) -> Iterator[Slots]:
+    def _lease_context(self, rows: int) -> Iterator[ExecutionContext]:
         """KV caches for up to ``rows`` rows, from the pool when one is large enough."""
         # Caches of one row are as long as they may get, which the attention of an exiting prefill would read through.
         wanted = min(max(rows, 1), self.max_batch) + self.options.depth.prefill_exit
@@ -258,16 +240,16 @@ class Engine:
             if self._closed:
                 raise TideError("the engine is closed; load it again")
             fitting = [s for s in self._idle if s.capacity >= wanted]
-            slots = min(fitting, key=lambda s: s.capacity) if fitting else None
-            if slots is not None:
-                self._idle.remove(slots)
-        if slots is None:
-            slots = self.backend.slots(wanted)
+            context = min(fitting, key=lambda s: s.capacity) if fitting else None
+            if context is not None:
+                self._idle.remove(context)
+        if context is None:
+            context = self.backend.context(wanted)
         else:
-            slots.clear()
+            context.clear()
         sound = True
         try:
-            yield slots
+            yield context
         except TideError:
             sound = False  # a request that failed may have left NaN in its caches, which must not reach another
             raise
@@ -275,16 +257,16 @@ class Engine:
             with self._lock:
                 kept = sound and not self._closed
                 if kept:
-                    self._idle.append(slots)
+                    self._idle.append(context)
             if not kept:
-                slots.close()
+                context.close()
 
     def _chunk(self, event: TokenEvent) -> Chunk:
         row = event.row
         done = self._finish(row) if row.finish_reason is not None else None
         return Chunk(event.text, event.token, done)
 
-    def _finish(self, row: Row) -> Generation:
+    def _finish(self, row: TokenSequence) -> Generation:
         generation = finished(row, self.policy.name, self.tokenizer)
         stats = with_promises(generation.stats, row, self.manifest, self.options.depth)
         generation = replace(generation, stats=stats)

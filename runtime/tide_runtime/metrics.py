@@ -6,7 +6,7 @@ import threading
 from collections import Counter
 from collections.abc import Mapping
 
-from tide_runtime.results import Generation
+from tide_runtime.outputs import Generation
 
 _HELP = {
     "tide_requests_total": "Rows, by the reason they ended.",

@@ -6,7 +6,7 @@ from typing import Any
 
 from tide_bench.arms.base import Timing
 from tide_bench.arms.process import ArmError
-from tide_bench.contestants import Contestant
+from tide_bench.arms.registry import Contestant
 from tide_bench.turns import Turn
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from tide_bench.curve import CERTIFIED, FULL, THRESHOLDS, measure_curve
 from tide_bench.energy import EnergyMeter
-from tide_bench.forced_text import Reading
+from tide_bench.teacher_forcing import Reading
 
 
 class Reader:

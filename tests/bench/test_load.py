@@ -7,13 +7,13 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
+from tide_bench.arm_pool import Entry
 from tide_bench.arms.base import Timing
+from tide_bench.arms.registry import POLICIES, RIVALS
 from tide_bench.config import BenchConfig
-from tide_bench.contestants import POLICIES, RIVALS
 from tide_bench.load import Request, load_rows, poisson_requests, serve
+from tide_bench.output_checks import Terms
 from tide_bench.phases import Phases
-from tide_bench.promises import Terms
-from tide_bench.stage import Entry
 
 
 def test_arrivals_have_the_rate_and_an_end() -> None:

@@ -7,8 +7,8 @@ from itertools import pairwise
 import pytest
 from bench.made_up_turns import FakeProcess, contestant
 from tide_bench import turns
+from tide_bench.arm_pool import Entry, meetings
 from tide_bench.energy import EnergyMeter
-from tide_bench.stage import Entry, meetings
 
 GROUPS = [[[1]]] * 5
 NEVER = lambda turns: False  # noqa: E731

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bench.made_up_turns import row
 from tide_bench.table import HEADINGS, cells
 
-from benchmarks.bench_tables import bench_table, predecessor_table, serve_line
+from benchmarks.tables.bench_tables import bench_table, predecessor_table, serve_line
 
 SETTINGS = {"mode": "decode", "model": "tiny", "new_tokens": 8}
 

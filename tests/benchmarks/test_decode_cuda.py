@@ -14,7 +14,7 @@ import typer
 from runtime.host_device import HostDevice
 from tide_bench.arms.base import Timing
 from tide_runtime.backends import BACKENDS
-from tide_runtime.backends.onnxruntime_cuda import OnnxRuntimeCudaBackend
+from tide_runtime.backends.onnxruntime.cuda import OnnxRuntimeCudaBackend
 from tide_runtime.errors import TargetError
 from typer.testing import CliRunner
 

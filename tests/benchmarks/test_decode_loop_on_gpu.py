@@ -11,26 +11,26 @@ from typing import Any
 import numpy as np
 import pytest
 import typer
+from runtime.device_loop.test_decode_loop import EXITS, MODEL, PROMPTS
 from runtime.numpy_backend import tiny_manifest
 from runtime.numpy_loop_kernels import NumpyLoopKernels
 from runtime.simulated_gpu import SimulatedGpu
-from runtime.test_decode_loop import EXITS, MODEL, PROMPTS
 from runtime.tiny_device_backend import TinyDeviceBackend
 from runtime.tiny_generation import Request, make_row
 from tide_plugins.launch.cuda_driver import CudaDriver
 from tide_runtime import Engine, EngineOptions, GenerationParams
-from tide_runtime.backends.device_step import DeviceSlots
-from tide_runtime.cuda import drive
-from tide_runtime.cuda.drive import Drive
-from tide_runtime.cuda.graph_driver import GraphDriver
-from tide_runtime.cuda.host_driver import HostDriver
+from tide_runtime.backends.device.device_step import DeviceContext
+from tide_runtime.bundle.manifest import Manifest
+from tide_runtime.depth.options import DepthOptions
+from tide_runtime.depth.registry import make_policy
+from tide_runtime.device_loop import select as drive
+from tide_runtime.device_loop.graph_driver import GraphDriver
+from tide_runtime.device_loop.host_driver import HostDriver
+from tide_runtime.device_loop.policy import DrivenDepth, Drivers
+from tide_runtime.device_loop.select import Drive
 from tide_runtime.errors import TargetError
-from tide_runtime.manifest import Manifest
-from tide_runtime.policies import make_policy
-from tide_runtime.policies.driven import DrivenDepth, Drivers
-from tide_runtime.policies.options import DepthOptions
-from tide_runtime.row import Row
 from tide_runtime.scheduler import run
+from tide_runtime.sequence import TokenSequence
 from typer.testing import CliRunner
 
 from benchmarks.gpu import decode_loop, loop_cases
@@ -57,17 +57,17 @@ class SimulatedEngine:
         self.drivers = Drivers(HostDriver(self.gpu).compile, GraphDriver(self.gpu).compile)
         made = DrivenDepth(inner, NumpyLoopKernels(self.gpu), 5, self.drivers, drive._exits_of(inner), 4)
         self.drive, self.policy, self.depth = Drive(made), inner, len(MODEL.strengths)
-        self._slots: Any = TinyDeviceBackend(self.manifest, MODEL, self.gpu).slots(len(PROMPTS))
+        self._slots: Any = TinyDeviceBackend(self.manifest, MODEL, self.gpu).context(len(PROMPTS))
 
     def generate(self, prompts: list[list[int]], params: GenerationParams) -> list[Any]:
-        self._slots.clear()
+        self._context.clear()
         rows = [make_row(Request(tuple(prompt), params, seat), self.manifest) for seat, prompt in enumerate(prompts)]
         for _ in run(self.policy, self._slots, rows):
             pass
         return [_generation(row) for row in rows]
 
 
-def _generation(row: Row) -> Any:
+def _generation(row: TokenSequence) -> Any:
     tokens = tuple(row.new_tokens.tolist())
     stats = SimpleNamespace(decode_time=1.0, new_tokens=len(tokens) + 1, token_depths=tuple(row.depth.token_depths))
     return SimpleNamespace(token_ids=tokens, stats=stats)
@@ -94,8 +94,8 @@ def test_a_device_that_says_the_same_has_no_complaint(policy: str, prompts: Prom
 class MixesUpTwoTokens(DrivenDepth):
     """As a broken kernel would."""
 
-    def _take(self, slots: DeviceSlots, row: Row, values: Iterable[int]) -> list[int]:
-        return [{4: 3}.get(token, token) for token in super()._take(slots, row, values)]
+    def _take(self, context: DeviceContext, row: TokenSequence, values: Iterable[int]) -> list[int]:
+        return [{4: 3}.get(token, token) for token in super()._take(context, row, values)]
 
 
 @pytest.mark.parametrize(("policy", "prompts"), [("full", ALL), ("exit", [ALL[2]])])
@@ -160,7 +160,7 @@ def test_the_exits_are_some_that_the_device_asks(tmp_path: Path) -> None:
     config = ExportConfig(max_seq_len=128, targets=("cpu",), verify=False)
     manifest, _ = write_bundle(loaded, tmp_path, config, ExportProgress(quiet=True), made_up_exits(loaded, [1, 2], texts))
     policy: Any = make_policy("exit", manifest, 8, DepthOptions())
-    assert drive._why_not_exit(policy, SimpleNamespace(pads_rows=True)) is None  # type: ignore[arg-type]
+    assert policy.why_on_host(pads_sequences=True) is None
     with Engine.load(tmp_path, EngineOptions(target="cpu", policy="exit")) as engine:
         rows = [engine.generate(text, GenerationParams(max_new_tokens=40, eos_token_ids=()))[0] for text in texts]
     depths = [depth for row in rows for depth in row.stats.token_depths]

@@ -13,26 +13,26 @@ from tide_bench.paired_ratio import paired_ratio
 from tide_bench.report import Report
 from tide_bench.text_comparison import disagreement_rate, first_difference, identical_share, ngram_hit_share
 from tide_runtime import GenerationParams
-from tide_runtime.calibration import ExitInfo, StepCost
-from tide_runtime.exits import Exit
-from tide_runtime.step_costs import StepCosts
+from tide_runtime.bundle.calibration import ExitInfo, StepCost
+from tide_runtime.bundle.exits import Exit
+from tide_runtime.costs.cost_model import CostModel
 
-from benchmarks.arm_figures import speed_figures, text_figures, theory_figures
-from benchmarks.engine_arm import EngineArm
-from benchmarks.entropy_exit import matched_threshold, sureness
-from benchmarks.launch_log import Launch
-from benchmarks.modelled_time import modelled_ms
+from benchmarks.arms.engine_arm import EngineArm
+from benchmarks.arms.entropy_exit import matched_threshold, sureness
+from benchmarks.arms.launch_log import Launch
+from benchmarks.arms.policy_arms import ArmSet
+from benchmarks.arms.turns import SLICE, Group, Turn, take_turns
+from benchmarks.exits.scripted_exits import Script
 from benchmarks.policies_cpu import Taken
-from benchmarks.policy_arms import ArmSet
-from benchmarks.policy_table import BASELINE, HEADINGS, add_policy_results, cells
-from benchmarks.scripted_exits import Script
-from benchmarks.turns import SLICE, Group, Turn, take_turns
+from benchmarks.tables.arm_figures import speed_figures, text_figures, theory_figures
+from benchmarks.tables.modelled_time import modelled_ms
+from benchmarks.tables.policy_table import BASELINE, HEADINGS, add_policy_results, cells
 
 LAYERS = {"segment_0": 6, "segment_1": 18, "exit_6": 0, "head": 0}
 UNCUT = {"segment_0": 24, "head": 0}
 
 
-class FlatCosts(StepCosts):
+class FlatCosts(CostModel):
     """Launch 1, layer 2, head 10, exit graph 5, loop 3 at every shape, a tenth more for each token after the first; a tenth of
     a layer projects its keys and values."""
 

@@ -9,15 +9,15 @@ import torch
 from calibrate.made_up import made_up_file
 from export.architectures import tiny_model
 from tide_bench.report import Report
-from tide_calibrate.calibration_file import EXITS_NAME
 from tide_calibrate.exit_heads import make_head
 from tide_calibrate.exits_file import write_exits
-from tide_calibrate.frozen_model import FrozenModel
-from tide_runtime.calibration import ExitInfo
+from tide_calibrate.model.frozen import FrozenModel
+from tide_runtime.bundle.calibration import ExitInfo
 
+from benchmarks.arms.turns import Turn
+from benchmarks.exits.recalled_exits import recalled_exits
 from benchmarks.predicted_speedup import add_results, total_ratio
-from benchmarks.recalled_exits import recalled_exits
-from benchmarks.turns import Turn
+from tide_export.calibration.calibration_file import EXITS_NAME
 
 
 def turns(*seconds: float) -> list[Turn]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
-from tide_calibrate.capture_store import Capture
+from tide_calibrate.capture.store import Capture
 from transformers import PreTrainedModel
 
 from tide_export.trace import decoder_layers

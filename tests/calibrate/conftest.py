@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 from export.architectures import tiny_model
-from tide_calibrate.frozen_model import FrozenModel
+from tide_calibrate.model.frozen import FrozenModel
 
 
 @pytest.fixture(scope="module", autouse=True)

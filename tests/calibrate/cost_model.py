@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from tide_calibrate.traces import ExitTrace, SplitTrace
-from tide_runtime.calibration import CostTable, StepCost
+from tide_calibrate.traces.trace import ExitTrace, SplitTrace
+from tide_runtime.bundle.calibration import CostTable, StepCost
 
 LAYERS = 10
 LAUNCH, LAYER, EXTRA, HEAD, EXIT, HOST = 0.5, 1.0, 0.1, 2.0, 0.25, 0.125

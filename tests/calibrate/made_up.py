@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
-from tide_calibrate.calibration_file import CalibrationFile, DataInfo
-from tide_calibrate.head_agreement import agreement_by_depth
-from tide_calibrate.traces import ExitTrace, SplitTrace
-from tide_runtime.calibration import CalibrationInfo, CertificateInfo, CostTable, ExitInfo, StepCost
+from tide_calibrate.traces.agreement import agreement_by_depth
+from tide_calibrate.traces.trace import ExitTrace, SplitTrace
+from tide_runtime.bundle.calibration import CalibrationInfo, CertificateInfo, CostTable, ExitInfo, StepCost
+
+from tide_export.calibration.calibration_file import CalibrationFile, DataInfo
 
 LAYERS = 8
 HEADS = ("identity", "tail:1")

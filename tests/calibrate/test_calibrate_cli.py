@@ -15,23 +15,23 @@ import tokenizers
 import torch
 from calibrate.cost_model import table
 from cli_in_process import Run, cli_runner
-from tide_calibrate import capture as capture_module
 from tide_calibrate import cli
-from tide_calibrate import learn as learn_module
-from tide_calibrate import measure_model_costs as measure_module
-from tide_calibrate import train_exits as train_module
+from tide_calibrate import train as learn_module
+from tide_calibrate import train as train_module
 from tide_calibrate.calibrate import calibrate
-from tide_calibrate.calibration_file import CALIBRATION_NAME, EXITS_NAME, CalibrationFile, read_calibration
+from tide_calibrate.capture import capture as capture_module
 from tide_calibrate.config import CalibrationConfig, candidate_layers
-from tide_calibrate.cost_file import save_costs
-from tide_calibrate.exits_file import read_exits
-from tide_calibrate.measure_process import measure_in_own_process
+from tide_calibrate.costs import temporary_bundle as measure_module
+from tide_calibrate.costs.subprocess import measure_in_own_process
+from tide_calibrate.costs.table_file import save_costs
+from tide_calibrate.exit_heads.train import HeadTraining
 from tide_calibrate.report import draw as draw_module
 from tide_calibrate.report.draw import REPORT_NAME
-from tide_calibrate.train_heads import HeadTraining
 from tide_runtime.errors import CalibrationError, ParamsError
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from tide_export.calibration.calibration_file import CALIBRATION_NAME, EXITS_NAME, CalibrationFile, read_calibration
+from tide_export.calibration.exits_file import read_exits
 from tide_export.config import ExportConfig, place_checkpoints
 from tide_export.load import fingerprint, load_model
 

@@ -11,10 +11,12 @@ from export.architectures import tiny_model
 from safetensors.numpy import load_file, save_file
 from tide_calibrate.exit_heads import ExitHead, make_head
 from tide_calibrate.exit_heads.block import BlockHead
-from tide_calibrate.exits_file import read_exits, write_exits
-from tide_calibrate.frozen_model import FrozenModel
+from tide_calibrate.exits_file import write_exits
+from tide_calibrate.model.frozen import FrozenModel
 from tide_calibrate.routers import MlpRouter
 from tide_runtime.errors import CalibrationError, OutputError
+
+from tide_export.calibration.exits_file import read_exits
 
 
 @pytest.fixture(scope="module")

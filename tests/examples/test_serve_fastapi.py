@@ -11,7 +11,7 @@ import psutil
 import pytest
 from tide_runtime import Engine, EngineOptions, GenerationParams, ThreadOptions
 
-from benchmarks.serve_clients import Wish, ask, ask_all, serving, wrong_answers
+from benchmarks.arms.serve_clients import Wish, ask, ask_all, serving, wrong_answers
 
 CLIENTS = 6
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from export.architectures import MAX_POSITIONS, tiny_model
 from tide_runtime import Engine
-from tide_runtime.manifest import Manifest
+from tide_runtime.bundle.manifest import Manifest
 from transformers import PreTrainedModel
 
 from tide_export.config import ExportConfig

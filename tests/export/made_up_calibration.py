@@ -7,8 +7,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import save_file
-from tide_calibrate.calibration_file import CalibrationFile, DataInfo
-from tide_runtime.calibration import CalibrationInfo, CertificateInfo, ExitInfo
+from tide_runtime.bundle.calibration import CalibrationInfo, CertificateInfo, ExitInfo
+
+from tide_export.calibration.calibration_file import CalibrationFile, DataInfo
 
 CERTIFICATE = CertificateInfo(0.01, 0.95, "fixed-sequence testing", "document", 10_000, 50, 0.004, "ab" * 32, "2026-11-21")
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from export.architectures import ARCHITECTURES, VOCAB, WINDOW
 from tide_runtime import GenerationParams
-from tide_runtime.manifest import UNCUT, batched_graph
+from tide_runtime.bundle.manifest import UNCUT, batched_graph
 
 from tide_export.verify import prompt_logits
 

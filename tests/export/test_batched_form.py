@@ -8,8 +8,8 @@ import pytest
 import torch
 from export.architectures import MAX_POSITIONS, VOCAB, tiny_model
 from tide_runtime import Engine
-from tide_runtime.backends import onnxruntime_cpu
-from tide_runtime.manifest import batched_graph, ragged_graph
+from tide_runtime.backends.onnxruntime import cpu as onnxruntime_cpu
+from tide_runtime.bundle.manifest import batched_graph, ragged_graph
 
 from tide_export.config import ExportConfig
 from tide_export.export import write_bundle
@@ -31,7 +31,7 @@ class Rows:
     """The rows of ``LENGTHS``, prefilled one by one, in slots of their own."""
 
     def __init__(self, engine: Engine) -> None:
-        self.slots, self.segments = engine.backend.slots(len(LENGTHS)), [s.name for s in engine.manifest.segments]
+        self.slots, self.segments = engine.backend.context(len(LENGTHS)), [s.name for s in engine.manifest.segments]
         for row, length in enumerate(LENGTHS):
             self.run(row, [ids(length, seed=row)], [0])
 

@@ -19,13 +19,13 @@ from export.made_up_calibration import write_calibration
 from rich.console import Console
 from safetensors.numpy import load_file, save_file
 from tide_runtime import Engine, EngineOptions, GenerationParams, ThreadOptions
-from tide_runtime.calibration import CalibrationInfo, ExitInfo
+from tide_runtime.bundle.calibration import CalibrationInfo, ExitInfo
+from tide_runtime.bundle.manifest import read_manifest
 from tide_runtime.errors import CalibrationError, ParamsError, VerificationError
-from tide_runtime.manifest import read_manifest
 
 from tide_export import ExportConfig, export
+from tide_export.calibration.exit_calibration import ExitCalibration, read_exit_calibration
 from tide_export.config import place_checkpoints
-from tide_export.exit_calibration import ExitCalibration, read_exit_calibration
 from tide_export.load import LoadedModel, fingerprint, load_model
 from tide_export.progress import ExportProgress
 from tide_export.verify_exits import verify_exits
@@ -299,8 +299,8 @@ def test_skipped_layers_get_keys_and_values_of_the_state_given(bundle, model, la
     with torch.no_grad():
         eager = loaded.model(tokens, use_cache=True, output_hidden_states=True)
     with Engine.load(bundle, EngineOptions(threads=ThreadOptions(1))) as engine:
-        slots = engine.backend.slots(1)
-        step = slots.step(0, [tokens.shape[1]])
+        context = engine.backend.context(1)
+        step = context.step(0, [tokens.shape[1]])
         step.hidden[0][:] = eager.hidden_states[layer][0].numpy()
         step.place([0])
         step.run("kv_fill_1")
@@ -308,5 +308,5 @@ def test_skipped_layers_get_keys_and_values_of_the_state_given(bundle, model, la
             ("key", eager.past_key_values.layers[layer].keys),
             ("value", eager.past_key_values.layers[layer].values),
         ):
-            found = slots.caches.arrays[f"{kind}_cache_{layer}"][:, :, : tokens.shape[1]]
+            found = context.caches.arrays[f"{kind}_cache_{layer}"][:, :, : tokens.shape[1]]
             assert np.abs(found - wanted.numpy()).max() < 1e-5

@@ -11,7 +11,7 @@ import torch
 from export.made_up_calibration import exit_tensors
 from tide_calibrate.exit_heads.translator import Translator
 from tide_calibrate.routers import MlpRouter
-from tide_runtime.calibration import ExitInfo
+from tide_runtime.bundle.calibration import ExitInfo
 
 from tide_export.exit_graphs import exit_graph_model
 from tide_export.passes.base import LoweringContext, run_passes

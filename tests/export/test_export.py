@@ -15,7 +15,7 @@ import torch
 from export.architectures import VOCAB, tiny_model
 from rich.console import Console
 from tide_runtime import Engine, GenerationParams
-from tide_runtime.manifest import read_manifest
+from tide_runtime.bundle.manifest import read_manifest
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from tide_export import ExportConfig, export

@@ -11,7 +11,7 @@ import torch
 from export.architectures import MAX_POSITIONS, VOCAB, WINDOW
 from export.made_up_calibration import exit_tensors
 from onnx import TensorProto, helper
-from tide_runtime.calibration import ExitInfo
+from tide_runtime.bundle.calibration import ExitInfo
 from tide_runtime.errors import UnsupportedModelError
 
 from tide_export.cut import CutGraph

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from tide_plugins.architectures import ARCHITECTURES, architecture_for, architectures
+from tide_runtime.bundle.architectures import ARCHITECTURES, architecture_for, architectures
 from tide_runtime.errors import TargetError
 
 

@@ -6,13 +6,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tide_plugins.architectures import ARCHITECTURES, Architecture
 from tide_plugins.build.builder import Builder
 from tide_plugins.build.compiler import why_not_built
 from tide_plugins.build.cubin_cache import CubinCache
 from tide_plugins.build.nvrtc import CompilationError
 from tide_plugins.build.table import grids, spilling
 from tide_plugins.kernels import KERNELS
+from tide_runtime.bundle.architectures import ARCHITECTURES, Architecture
 from tide_runtime.errors import TargetError
 
 _KERNEL = replace(KERNELS[0], forms=("exit_router",), dtypes=("f32", "f16"))

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 from plugins.launch_case import EMPTY_KERNELS
-from tide_plugins.architectures import ARCHITECTURES
 from tide_plugins.build import builder
 from tide_plugins.cli import app
 from tide_plugins.kernels import BUILT
+from tide_runtime.bundle.architectures import ARCHITECTURES
 from typer.testing import CliRunner
 
 _ROOT = Path(__file__).parents[2]

@@ -12,7 +12,7 @@ import onnxruntime as ort
 import pytest
 from export.made_up_calibration import exit_tensors
 from tide_plugins.reference import exit_router
-from tide_runtime.calibration import ExitInfo
+from tide_runtime.bundle.calibration import ExitInfo
 
 from tide_export.exit_graphs import RMS_EPSILON, exit_graph_model
 from tide_export.router_function import DOMAIN, NAME, router_function

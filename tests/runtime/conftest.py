@@ -13,9 +13,10 @@ import pytest
 import tokenizers
 import torch
 from runtime.made_up_calibration import calibrate, exit_after
-from tide_runtime import Engine, EngineOptions, ThreadOptions, draft_control
-from tide_runtime.draft_control import DraftControl
-from tide_runtime.policies import exact
+from tide_runtime import Engine, EngineOptions, ThreadOptions
+from tide_runtime.depth import exact
+from tide_runtime.drafting import draft_length as draft_control
+from tide_runtime.drafting.draft_length import DraftControl
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from tide_export.config import ExportConfig

@@ -12,9 +12,9 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 from runtime.tiny_transformer import HIDDEN, Array, TinyTransformer
-from tide_runtime.backends.interface import hidden_states
-from tide_runtime.calibration import CalibrationInfo, ExitInfo
-from tide_runtime.manifest import HEAD, GenerationInfo, GraphInfo, KVInfo, Manifest, ModelInfo, exit_graph, kv_fill_graph
+from tide_runtime.backends.graph_contract import hidden_states
+from tide_runtime.bundle.calibration import CalibrationInfo, ExitInfo
+from tide_runtime.bundle.manifest import HEAD, GenerationInfo, GraphInfo, KVInfo, Manifest, ModelInfo, exit_graph, kv_fill_graph
 
 GARBAGE = 1e3
 FORGOTTEN = np.linspace(GARBAGE, -GARBAGE, HIDDEN)
@@ -58,11 +58,11 @@ class NumpyBackend:
         self.layers = {g.name: range(*g.layers) for g in manifest.segments if g.layers}
         self.launches: dict[str, int] = Counter()
 
-    def slots(self, capacity: int) -> NumpySlots:
-        return NumpySlots(self, capacity)
+    def context(self, capacity: int) -> NumpyContext:
+        return NumpyContext(self, capacity)
 
 
-class NumpySlots:
+class NumpyContext:
     """KV caches ``keys``, ``values``: [L, capacity, Smax, H]."""
 
     def __init__(self, backend: NumpyBackend, capacity: int) -> None:
@@ -95,9 +95,9 @@ class NumpySlots:
 class NumpyStep:
     """As long arrays as a backend that rounds their length up may have."""
 
-    def __init__(self, slots: NumpySlots, first_row: int, counts: Sequence[int], wanted: Sequence[int]) -> None:
-        manifest, self.tokens = slots.backend.manifest, sum(counts)
-        self._slots, self._first, self._counts, self._wanted = slots, first_row, list(counts), list(wanted)
+    def __init__(self, context: NumpyContext, first_row: int, counts: Sequence[int], wanted: Sequence[int]) -> None:
+        manifest, self.tokens = context.backend.manifest, sum(counts)
+        self._context, self._first, self._counts, self._wanted = context, first_row, list(counts), list(wanted)
         room = self.tokens if len(counts) * max(counts) == self.tokens else self.tokens + 3
         self.input_ids = np.zeros(room, np.int64)
         self.hidden: list[NDArray[np.generic]] = [np.zeros((room, HIDDEN)) for _ in manifest.segments]
@@ -114,7 +114,7 @@ class NumpyStep:
         self._scattered: tuple[NDArray[np.int64], NDArray[np.int64] | None] | None = None
 
     def place(self, lengths: Sequence[int]) -> None:
-        seq, slots = max(self._counts), self._slots.backend.manifest.max_seq_len
+        seq, slots = max(self._counts), self._context.backend.manifest.max_seq_len
         assert len(lengths) == len(self._counts) and all(0 <= n <= slots - seq for n in lengths), f"{lengths} + {seq} of {slots}"
         self._places, self._scattered = list(lengths), None
 
@@ -123,7 +123,7 @@ class NumpyStep:
         self._scattered = positions, before
 
     def run(self, graph: str) -> None:
-        backend = self._slots.backend
+        backend = self._context.backend
         backend.launches[graph] += 1
         if graph in backend.layers:
             self._segment(graph, backend.layers[graph])
@@ -135,21 +135,21 @@ class NumpyStep:
             self._exit(graph, backend.exits[graph])
 
     def _head(self, states: Array) -> None:
-        self.logits[: len(states)] = self._slots.backend.model.logits(states)
+        self.logits[: len(states)] = self._context.backend.model.logits(states)
         self.token[: len(states)] = self.logits[: len(states)].argmax(-1)
 
     def _segment(self, graph: str, layers: range) -> None:
         """Row by row, and garbage behind the tokens of rows that have fewer than the longest."""
         assert self._places is not None, f"{graph} was run before place()"
-        slots = self._slots
-        slots.layers_launched += len(layers)
-        reads, writes = hidden_states(slots.backend.manifest, graph)
+        context = self._context
+        context.layers_launched += len(layers)
+        reads, writes = hidden_states(context.backend.manifest, graph)
         begin, logits_of = 0, []
         for row, (place, count, wanted) in enumerate(zip(self._places, self._counts, self._wanted, strict=True)):
             end = begin + count
             self._spoil(layers, row, place + count, place + max(self._counts))
             states = self._layers(layers, self._first + row, place, slice(begin, end), reads)
-            if layers.stop == slots.backend.manifest.model.num_layers:
+            if layers.stop == context.backend.manifest.model.num_layers:
                 logits_of += list(states[count - wanted :])
             else:
                 self.hidden[writes][begin:end] = states
@@ -159,27 +159,27 @@ class NumpyStep:
 
     def _spoil(self, layers: range, row: int, begin: int, end: int) -> None:
         """Garbage behind the tokens of a row that has fewer than the longest."""
-        self._slots.keys[layers, self._first + row, begin:end] = GARBAGE
-        self._slots.values[layers, self._first + row, begin:end] = -GARBAGE
+        self._context.keys[layers, self._first + row, begin:end] = GARBAGE
+        self._context.values[layers, self._first + row, begin:end] = -GARBAGE
 
     def _fill(self, graph: str, info: ExitInfo) -> None:
         assert self._places is not None, f"{graph} was run before place()"
-        slots, model = self._slots, self._slots.backend.model
-        skipped = range(info.checkpoint, slots.backend.manifest.model.num_layers - info.tail_layers)
-        states, begin = self.hidden[hidden_states(slots.backend.manifest, graph)[0]], 0
+        context, model = self._context, self._context.backend.model
+        skipped = range(info.checkpoint, context.backend.manifest.model.num_layers - info.tail_layers)
+        states, begin = self.hidden[hidden_states(context.backend.manifest, graph)[0]], 0
         for row, (place, count) in enumerate(zip(self._places, self._counts, strict=True)):
             self._spoil(skipped, row, place + count, place + max(self._counts))
             state, filled = np.array(states[begin : begin + count], np.float64), slice(place, place + count)
             for layer in skipped:
                 keys, values = model.project(layer, state)
-                slots.keys[layer, self._first + row, filled], slots.values[layer, self._first + row, filled] = keys, values
+                context.keys[layer, self._first + row, filled], context.values[layer, self._first + row, filled] = keys, values
             begin += count
 
     def _layers(self, layers: range, row: int, place: int, tokens: slice, reads: int) -> Array:
         """States of one row's tokens after ``layers``; their keys and values go into its cache."""
-        slots, model = self._slots, self._slots.backend.model
+        context, model = self._context, self._context.backend.model
         positions = place + np.arange(tokens.stop - tokens.start)
-        visible = np.arange(slots.keys.shape[2]) <= positions[:, None]
+        visible = np.arange(context.keys.shape[2]) <= positions[:, None]
         if self._scattered is not None:
             texts, before = self._scattered
             assert before is not None and len(before) == place, "the positions of what the cache holds are not known"
@@ -188,12 +188,12 @@ class NumpyStep:
         ids, states = self.input_ids[tokens], np.array(self.hidden[reads][tokens], np.float64)
         hidden = model.embed(ids, positions) if layers.start == 0 else states
         for layer in layers:
-            slots.keys[layer, row, positions], slots.values[layer, row, positions] = model.project(layer, hidden)
-            hidden = model.layer(layer, hidden, slots.keys[layer, row], slots.values[layer, row], visible)
+            context.keys[layer, row, positions], context.values[layer, row, positions] = model.project(layer, hidden)
+            hidden = model.layer(layer, hidden, context.keys[layer, row], context.values[layer, row], visible)
         return hidden
 
     def _exit(self, graph: str, info: ExitInfo) -> None:
-        backend = self._slots.backend
+        backend = self._context.backend
         reads, writes = hidden_states(backend.manifest, graph)
         state = np.array(self.hidden[reads][: self.tokens], np.float64)
         if info.asks_mlp:

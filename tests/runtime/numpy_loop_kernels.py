@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 from runtime.simulated_gpu import SimulatedGpu
-from tide_runtime.cuda.loop_kernels import ExitGate, ExitScore, ExitWindow, NextInputs
-from tide_runtime.cuda.loop_state import MOST_EOS, LoopState
-from tide_runtime.cuda.program import Condition, Enqueue
-from tide_runtime.cuda.token_ring import EXIT_UNIT, NO_TOKEN
-from tide_runtime.executor import max_probability
+from tide_runtime.backends.device.program import Condition, Enqueue
+from tide_runtime.depth.executor import max_probability
+from tide_runtime.device_loop.loop_kernels import ExitGate, ExitScore, ExitWindow, NextInputs
+from tide_runtime.device_loop.loop_state import MOST_EOS, LoopState
+from tide_runtime.device_loop.token_ring import EXIT_UNIT, NO_TOKEN
 
 RUNNING, EOS, LIMIT, NO_DISTRIBUTION = 0, 1, 2, 3
 

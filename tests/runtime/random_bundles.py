@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from runtime.numpy_backend import NumpyBackend, tiny_manifest
 from runtime.tiny_generation import Request
 from runtime.tiny_transformer import TinyTransformer
-from tide_runtime.calibration import ExitInfo
-from tide_runtime.manifest import Manifest
-from tide_runtime.params import GenerationParams
-from tide_runtime.policies.options import DepthOptions
+from tide_runtime.bundle.calibration import ExitInfo
+from tide_runtime.bundle.manifest import Manifest
+from tide_runtime.depth.options import DepthOptions
+from tide_runtime.generation_params import GenerationParams
 
 ROUTERS = ("max_probability", "mlp", "mlp+max_probability")
 

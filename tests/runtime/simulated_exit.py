@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 import numpy as np
 from runtime.tiny_generation import Request
 from runtime.tiny_transformer import HIDDEN, Array, TinyTransformer
-from tide_runtime.calibration import ExitInfo
-from tide_runtime.executor import max_probability
-from tide_runtime.manifest import Manifest
-from tide_runtime.policies.exit import ExitDepth
-from tide_runtime.policies.options import DepthOptions
-from tide_runtime.sampling import Sampler
-from tide_runtime.trial import Trial
+from tide_runtime.bundle.calibration import ExitInfo
+from tide_runtime.bundle.manifest import Manifest
+from tide_runtime.depth.executor import max_probability
+from tide_runtime.depth.exit import ExitDepth
+from tide_runtime.depth.options import DepthOptions
+from tide_runtime.drafting.backoff import Trial
+from tide_runtime.sampler import Sampler
 
 
 @dataclass

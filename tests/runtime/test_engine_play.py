@@ -6,9 +6,9 @@ import time
 from collections.abc import Callable
 
 from tide_runtime import Engine, GenerationParams
-from tide_runtime.policies.full import FullDepth
+from tide_runtime.depth.full import FullDepth
 
-from benchmarks.engine_arm import EngineArm, LoggedEngine
+from benchmarks.arms.engine_arm import EngineArm, LoggedEngine
 
 PROMPTS = [[5, 40, 99, 7], [1, 2], [3, 4, 5]]
 PARAMS = GenerationParams(max_new_tokens=9, ignore_eos=True)

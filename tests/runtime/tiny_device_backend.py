@@ -8,12 +8,12 @@ import numpy as np
 from runtime.numpy_loop_kernels import memory
 from runtime.simulated_gpu import SimulatedGpu
 from runtime.tiny_transformer import HIDDEN, TinyTransformer
-from tide_runtime.backends.device_step import DeviceSlots, DeviceStep, DeviceTensor
-from tide_runtime.backends.element_types import INT32, ElementType
+from tide_runtime.backends.device.device_step import DeviceContext, DeviceStep, DeviceTensor
+from tide_runtime.backends.device.element_types import INT32, ElementType
+from tide_runtime.backends.device.program import Enqueue
 from tide_runtime.backends.step_arrays import StepShape
-from tide_runtime.calibration import ExitInfo
-from tide_runtime.cuda.program import Enqueue
-from tide_runtime.manifest import HEAD, Manifest, exit_graph
+from tide_runtime.bundle.calibration import ExitInfo
+from tide_runtime.bundle.manifest import HEAD, Manifest, exit_graph
 
 FP64 = ElementType("fp64", 11, np.float64)
 
@@ -38,8 +38,8 @@ class TinyDeviceBackend:
         self.launches: Counter[str] = Counter()
         self._exits = {exit_graph(e): e for e in (manifest.calibration.exits if manifest.calibration else [])}
 
-    def slots(self, capacity: int) -> DeviceSlots:
-        return DeviceSlots(self, capacity)
+    def context(self, capacity: int) -> DeviceContext:
+        return DeviceContext(self, capacity)
 
     def form(self, graph: str, shape: StepShape) -> str:
         return graph

@@ -8,18 +8,18 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from runtime.numpy_backend import NumpyBackend, NumpySlots
+from runtime.numpy_backend import NumpyBackend, NumpyContext
 from runtime.tiny_transformer import TinyTransformer
-from tide_runtime.backends.base import Slots
-from tide_runtime.manifest import Manifest
-from tide_runtime.params import GenerationParams
-from tide_runtime.policies.base import DepthPolicy
-from tide_runtime.policies.exit import ExitDepth
-from tide_runtime.policies.options import DepthOptions
-from tide_runtime.row import Row
-from tide_runtime.sampling import Sampler
+from tide_runtime.backends.base import ExecutionContext
+from tide_runtime.bundle.manifest import Manifest
+from tide_runtime.depth.exit import ExitDepth
+from tide_runtime.depth.options import DepthOptions
+from tide_runtime.depth.policy import DepthPolicy
+from tide_runtime.drafting.backoff import Trial
+from tide_runtime.generation_params import GenerationParams
+from tide_runtime.sampler import Sampler
 from tide_runtime.scheduler import run
-from tide_runtime.trial import Trial
+from tide_runtime.sequence import TokenSequence
 
 TOLERANCE = 1e-9  # float64, sums in another order
 
@@ -33,16 +33,16 @@ class Request:
     seat: int
 
 
-def make_row(request: Request, manifest: Manifest, rest: int = 32) -> Row:
+def make_row(request: Request, manifest: Manifest, rest: int = 32) -> TokenSequence:
     """A row as `Engine` makes it. ``rest``: tokens for which exits that do not pay first rest."""
     slots, prompt = manifest.max_seq_len, request.prompt
     tokens = np.zeros(min(len(prompt) + request.params.max_new_tokens, slots + 1), np.int64)
     tokens[: len(prompt)] = prompt
-    return Row(
+    return TokenSequence(
         index=request.seat,
         tokens=tokens,
         last_token=prompt[-1],
-        end=len(prompt),
+        num_tokens=len(prompt),
         prompt_tokens=len(prompt),
         params=request.params,
         eos=frozenset(request.params.eos_token_ids or ()),
@@ -65,51 +65,55 @@ class Audited:
         if executor is not None:
             advance = executor.advance
 
-            def audited(slots: NumpySlots, rows: Sequence[Row], *arguments: object) -> object:
-                logits = advance(slots, rows, *arguments)
-                self._check(slots, rows)
+            def audited(context: NumpyContext, rows: Sequence[TokenSequence], *arguments: object) -> object:
+                logits = advance(context, rows, *arguments)
+                self._check(context, rows)
                 return logits
 
             executor.advance = audited
 
-    def prefill(self, slots: Slots, row: Row) -> int:
-        return self.policy.prefill(slots, row)
+    def prefill(self, context: ExecutionContext, row: TokenSequence) -> int:
+        return self.policy.prefill(context, row)
 
-    def decode(self, slots: NumpySlots, rows: Sequence[Row]) -> list[list[int]]:
-        assert [row.slot for row in rows] == list(range(len(rows)))
-        tokens = self.policy.decode(slots, rows)
-        self._check(slots, rows)
+    def decode(self, context: NumpyContext, rows: Sequence[TokenSequence]) -> list[list[int]]:
+        assert [row.batch_index for row in rows] == list(range(len(rows)))
+        tokens = self.policy.decode(context, rows)
+        self._check(context, rows)
         return tokens
 
-    def _check(self, slots: NumpySlots, rows: Sequence[Row]) -> None:
+    def _check(self, context: NumpyContext, rows: Sequence[TokenSequence]) -> None:
         for row in rows:
-            skips = hasattr(row, "frontier") and row.frontier.done[0] >= row.length  # plain steps of `exact` leave it behind
-            done = row.frontier.done if skips else [row.length] * (len(self.edges) - 1)
+            skips = (
+                hasattr(row, "frontier") and row.frontier.done[0] >= row.num_cached_tokens
+            )  # plain steps of `exact` leave it behind
+            done = row.frontier.done if skips else [row.num_cached_tokens] * (len(self.edges) - 1)
             assert done == sorted(done, reverse=True) and done[-1] >= row.prompt_tokens
             if not self.exact:
                 continue
-            text = self.model.states_of(row.tokens[: max(done[0], row.end)])
+            text = self.model.states_of(row.tokens[: max(done[0], row.num_tokens)])
             for segment, count in enumerate(done):
                 layers = slice(self.edges[segment], self.edges[segment + 1])
-                _same(slots.keys[layers, row.slot, :count], text.keys[layers, :count])
-                _same(slots.values[layers, row.slot, :count], text.values[layers, :count])
+                _same(context.keys[layers, row.batch_index, :count], text.keys[layers, :count])
+                _same(context.values[layers, row.batch_index, :count], text.values[layers, :count])
                 if skips and segment > 0:
                     waiting = slice(count, done[segment - 1])
                     states = row.frontier.states[segment][: row.frontier.waiting(segment)]
                     _same(states, text.hidden[self.edges[segment]][waiting])
 
 
-def generate(policy: DepthPolicy, backend: NumpyBackend, requests: Sequence[Request], capacity: int, rest: int = 32) -> list[Row]:
+def generate(
+    policy: DepthPolicy, backend: NumpyBackend, requests: Sequence[Request], capacity: int, rest: int = 32
+) -> list[TokenSequence]:
     """The finished rows of ``requests``, in their order."""
     rows = [make_row(request, backend.manifest, rest) for request in requests]
     audited = Audited(policy, backend.manifest, backend.model)
-    for _ in run(audited, backend.slots(capacity), rows):  # type: ignore[arg-type]
+    for _ in run(audited, backend.context(capacity), rows):  # type: ignore[arg-type]
         pass
     assert all(row.finish_reason is not None for row in rows)
     return rows
 
 
-def output(row: Row) -> tuple[list[int], str | None]:
+def output(row: TokenSequence) -> tuple[list[int], str | None]:
     """A row's new tokens and why it ended."""
     return row.new_tokens.tolist(), row.finish_reason
 

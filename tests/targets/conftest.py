@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 from targets.recording_tensorrt import Recording
-from tide_runtime.present_gpu import PresentGpu
+from tide_runtime.targets.gpu_probe import PresentGpu
 
 from tide_export.targets import trt
 

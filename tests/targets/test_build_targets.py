@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from export.made_up_calibration import exit_tensors
 from targets.tiny_graphs import SLOTS, copy_of, traced
-from tide_runtime.calibration import ExitInfo
+from tide_runtime.bundle.calibration import ExitInfo
+from tide_runtime.bundle.manifest import TargetInfo
 from tide_runtime.errors import TargetError
-from tide_runtime.manifest import TargetInfo
 
 from tide_export.build_targets import BuiltTargets, Cuts, build_targets
 from tide_export.exit_graphs import exit_graph_model

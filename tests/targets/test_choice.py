@@ -5,9 +5,9 @@ from __future__ import annotations
 import sys
 
 import pytest
+from tide_runtime.backends.tensorrt.package import TensorRTPackage
 from tide_runtime.errors import TargetError
-from tide_runtime.present_gpu import PresentGpu
-from tide_runtime.tensorrt_module import TensorRTPackage
+from tide_runtime.targets.gpu_probe import PresentGpu
 
 from tide_export.targets import TARGETS, choice
 from tide_export.targets.choice import buildable, choose_targets

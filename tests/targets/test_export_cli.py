@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from cli_in_process import Run, cli_runner
 from export.architectures import ARCHITECTURES
-from tide_runtime.manifest import Manifest, read_manifest
-from tide_runtime.present_gpu import PresentGpu
+from tide_runtime.bundle.manifest import Manifest, read_manifest
+from tide_runtime.targets.gpu_probe import PresentGpu
 from transformers import AutoModelForCausalLM
 
 from tide_export import cli

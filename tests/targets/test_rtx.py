@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 from targets.tiny_graphs import LAYERS, SLOTS, segment
 from tide_runtime.errors import TargetError
-from tide_runtime.present_gpu import present_gpu
+from tide_runtime.targets.gpu_probe import present_gpu
 
 from tide_export.progress import ExportProgress
 from tide_export.targets.attention_repair import attentions, layers_of, repair_attentions

@@ -6,8 +6,8 @@ import pytest
 from runtime.numpy_backend import tiny_manifest
 from runtime.tiny_transformer import TinyTransformer
 from tide_runtime import EngineOptions
-from tide_runtime.policies.exact import ExactDepth
-from tide_runtime.policies.options import DepthOptions
+from tide_runtime.depth.exact import ExactDepth
+from tide_runtime.depth.options import DepthOptions
 
 from tide_export.config import ExportConfig
 from tide_export.targets.step_profiles import step_profiles

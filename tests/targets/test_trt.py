@@ -10,10 +10,10 @@ import pytest
 import tide_plugins.trt
 from export.made_up_calibration import exit_tensors
 from export.one_attention import SLOTS, one_attention
-from tide_runtime.calibration import ExitInfo
-from tide_runtime.engine_info import ProfileInfo
+from tide_runtime.bundle.calibration import ExitInfo
+from tide_runtime.bundle.engine_info import ProfileInfo
 from tide_runtime.errors import TargetError
-from tide_runtime.present_gpu import PresentGpu
+from tide_runtime.targets.gpu_probe import PresentGpu
 
 from tide_export.cut import CutGraph
 from tide_export.exit_graphs import exit_graph_model

@@ -29,9 +29,9 @@ import onnx_ir as ir
 import onnx_ir.passes.common as common
 from onnx_ir.tape import Tape
 
-from .attention_gqa import MS_DOMAIN
-from .base import LoweringContext, PassReport
-from .graph_walk import array_initializer, dims, new_value, rename_dims
+from tide_export.passes.attention_gqa import MS_DOMAIN
+from tide_export.passes.base import LoweringContext, PassReport
+from tide_export.passes.graph_walk import array_initializer, dims, new_value, rename_dims
 
 
 @dataclass(frozen=True)

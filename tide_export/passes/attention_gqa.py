@@ -15,9 +15,9 @@ import numpy as np
 import onnx_ir as ir
 import onnx_ir.passes.common as common
 
-from .base import LoweringContext, PassReport
-from .graph_walk import array_initializer, dims, insert_before, new_value, produced_by
-from .rotary import Rotation, match_rotation, rotary_tables
+from tide_export.passes.base import LoweringContext, PassReport
+from tide_export.passes.graph_walk import array_initializer, dims, insert_before, new_value, produced_by
+from tide_export.passes.rotary import Rotation, match_rotation, rotary_tables
 
 MS_DOMAIN = "com.microsoft"
 

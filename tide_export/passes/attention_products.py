@@ -17,7 +17,7 @@ import numpy as np
 import onnx_ir as ir
 from onnx_ir.tape import Tape
 
-from .graph_walk import array_initializer, dims
+from tide_export.passes.graph_walk import array_initializer, dims
 
 # The score of what a token may not see. Not -inf: a row of a batch that has no token in this step may see nothing at all.
 _UNSEEN = float(np.finfo(np.float32).min)

@@ -14,8 +14,8 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from .base import LoweringContext, PassReport
-from .graph_walk import array_initializer
+from tide_export.passes.base import LoweringContext, PassReport
+from tide_export.passes.graph_walk import array_initializer
 
 _HEAD_SINK = 11  # the operator's input
 _WEIGHTLESS = -1e30

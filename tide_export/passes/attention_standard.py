@@ -16,10 +16,10 @@ import onnx_ir as ir
 import onnx_ir.passes.common as common
 from onnx_ir.tape import Tape
 
-from .attention_products import attention_products
-from .base import LoweringContext, PassReport
-from .graph_walk import new_value
-from .visible_slots import token_count, visible_slots
+from tide_export.passes.attention_products import attention_products
+from tide_export.passes.base import LoweringContext, PassReport
+from tide_export.passes.graph_walk import new_value
+from tide_export.passes.visible_slots import token_count, visible_slots
 
 
 @dataclass

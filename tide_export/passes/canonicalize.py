@@ -8,7 +8,7 @@ import onnxscript.optimizer
 from onnxscript.rewriter import RewritePass
 from onnxscript.rewriter.rules import common as rules
 
-from .base import LoweringContext, PassReport
+from tide_export.passes.base import LoweringContext, PassReport
 
 # Folding a constant larger than this (elements) would hold a second copy of a weight in memory; fold_weights does it lazily.
 _FOLD_LIMIT = 16384

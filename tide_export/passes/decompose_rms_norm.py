@@ -9,8 +9,8 @@ import numpy as np
 import onnx_ir as ir
 from onnx_ir.tape import Tape
 
-from .base import LoweringContext, PassReport
-from .graph_walk import array_initializer
+from tide_export.passes.base import LoweringContext, PassReport
+from tide_export.passes.graph_walk import array_initializer
 
 
 def decompose_rms_norm(model: ir.Model, context: LoweringContext) -> PassReport:

@@ -6,8 +6,8 @@ import numpy as np
 import onnx_ir as ir
 import onnx_ir.passes.common as common
 
-from .base import LoweringContext, PassReport
-from .graph_walk import add_initializer, is_weight
+from tide_export.passes.base import LoweringContext, PassReport
+from tide_export.passes.graph_walk import add_initializer, is_weight
 
 
 def fold_weights(model: ir.Model, context: LoweringContext) -> PassReport:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import onnx_ir as ir
 import onnx_ir.passes.common as common
 
-from .base import LoweringContext, PassReport
+from tide_export.passes.base import LoweringContext, PassReport
 
 
 def inline_functions(model: ir.Model, context: LoweringContext) -> PassReport:

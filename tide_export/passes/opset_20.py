@@ -12,7 +12,7 @@ import onnx_ir as ir
 import onnx_ir.passes.common as common
 from tide_runtime.errors import UnsupportedModelError
 
-from .base import LoweringContext, PassReport
+from tide_export.passes.base import LoweringContext, PassReport
 
 OPSET = 20
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import onnx_ir as ir
 import onnx_ir.passes.common as common
 
-from .base import LoweringContext, PassReport
-from .fold_weights import concatenated
-from .graph_walk import add_initializer, insert_before, is_weight, new_value, produced_by
+from tide_export.passes.base import LoweringContext, PassReport
+from tide_export.passes.fold_weights import concatenated
+from tide_export.passes.graph_walk import add_initializer, insert_before, is_weight, new_value, produced_by
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import onnx_ir as ir
 import onnx_ir.passes.common as common
 
-from .base import LoweringContext, PassReport
-from .graph_walk import commuted, insert_before, is_weight, new_value, produced_by, scalar
+from tide_export.passes.base import LoweringContext, PassReport
+from tide_export.passes.graph_walk import commuted, insert_before, is_weight, new_value, produced_by, scalar
 
 
 def fuse_rms_norm(model: ir.Model, context: LoweringContext) -> PassReport:

@@ -14,7 +14,7 @@ import numpy as np
 import onnx_ir as ir
 from onnx.reference import ReferenceEvaluator
 
-from .graph_walk import constant, depends_only_on, dims, produced_by
+from tide_export.passes.graph_walk import constant, depends_only_on, dims, produced_by
 
 
 @dataclass(frozen=True)

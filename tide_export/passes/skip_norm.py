@@ -5,9 +5,9 @@ from __future__ import annotations
 import onnx_ir as ir
 import onnx_ir.passes.common as common
 
-from .attention_gqa import MS_DOMAIN
-from .base import LoweringContext, PassReport
-from .graph_walk import dims, insert_before, new_value, produced_by
+from tide_export.passes.attention_gqa import MS_DOMAIN
+from tide_export.passes.base import LoweringContext, PassReport
+from tide_export.passes.graph_walk import dims, insert_before, new_value, produced_by
 
 
 def fuse_skip_norm(model: ir.Model, context: LoweringContext) -> PassReport:

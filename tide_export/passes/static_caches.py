@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from .base import LoweringContext, PassReport
-from .graph_walk import rename_dims
+from tide_export.passes.base import LoweringContext, PassReport
+from tide_export.passes.graph_walk import rename_dims
 
 
 def static_caches(model: ir.Model, context: LoweringContext) -> PassReport:

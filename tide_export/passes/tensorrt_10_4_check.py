@@ -6,10 +6,9 @@ import onnx_ir as ir
 import onnx_ir.passes.common as common
 from tide_runtime.errors import UnsupportedModelError
 
+from tide_export.passes.base import LoweringContext, PassReport
+from tide_export.passes.graph_walk import is_weight
 from tide_export.targets.tensorrt_10_4_operators import CONSTANT_INPUTS, ELEMENT_TYPES, REFUSED_ATTRIBUTES
-
-from .base import LoweringContext, PassReport
-from .graph_walk import is_weight
 
 
 def check_tensorrt_10_4(model: ir.Model, context: LoweringContext) -> PassReport:

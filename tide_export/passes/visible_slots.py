@@ -6,7 +6,7 @@ import numpy as np
 import onnx_ir as ir
 from onnx_ir.tape import Tape
 
-from .graph_walk import array_initializer
+from tide_export.passes.graph_walk import array_initializer
 
 
 def visible_slots(graph: ir.Graph, tape: Tape, slots: int, window: int) -> ir.Value:

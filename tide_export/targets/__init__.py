@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from tide_runtime.errors import TargetError
 
-from .base import Target
-from .cpu import CPU
-from .cuda import CUDA
-from .rtx import RTX_TARGETS
-from .trt import TRT_TARGETS
+from tide_export.targets.base import Target
+from tide_export.targets.cpu import CPU
+from tide_export.targets.cuda import CUDA
+from tide_export.targets.rtx import RTX_TARGETS
+from tide_export.targets.trt import TRT_TARGETS
 
 TARGETS: dict[str, Target] = {target.name: target for target in (CPU, CUDA, *RTX_TARGETS, *TRT_TARGETS)}
 

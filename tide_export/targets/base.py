@@ -5,21 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
-from tide_runtime.manifest import ProfileInfo, TargetInfo
+from tide_runtime.bundle.manifest import ProfileInfo, TargetInfo
 
 from tide_export.bundle_writer import onnx_weights
+from tide_export.cut import LoweredModel
 from tide_export.passes.base import GraphPass
 from tide_export.progress import ExportProgress
+from tide_export.targets.engine_cache import EngineCache
+from tide_export.targets.graph_files import GraphFile, write_graph_file
+from tide_export.targets.trt_options import TrtOptions
 from tide_export.weights import WeightFile
-
-from .engine_cache import EngineCache
-from .graph_files import GraphFile, write_graph_file
-from .trt_options import TrtOptions
-
-if TYPE_CHECKING:  # lowering takes a target
-    from tide_export.lower import LoweredModel
 
 
 @dataclass(frozen=True)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from tide_runtime.errors import TargetError
-from tide_runtime.present_gpu import present_gpu, runs_code_for
+from tide_runtime.targets.gpu_probe import present_gpu, runs_code_for
 
-from . import TARGETS, find_target
-from .base import Target
-from .trt_options import TrtOptions
+from tide_export.targets import TARGETS, find_target
+from tide_export.targets.base import Target
+from tide_export.targets.trt_options import TrtOptions
 
 AUTO, ALL = "auto", "all"
 

@@ -12,9 +12,8 @@ from tide_export.passes.rms_norm import fuse_rms_norm
 from tide_export.passes.skip_norm import fuse_skip_norm
 from tide_export.passes.static_reshape import static_reshape
 from tide_export.passes.tied_head import share_tied_head
-
-from .base import Machine, Target
-from .onnx_files import OnnxFiles
+from tide_export.targets.base import Machine, Target
+from tide_export.targets.onnx_files import OnnxFiles
 
 CPU = Target(
     name="cpu",

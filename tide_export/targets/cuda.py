@@ -9,10 +9,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tide_export.passes.guard_token import guard_token
-
-from .base import Machine
-from .cpu import CPU
-from .onnx_files import OnnxFiles
+from tide_export.targets.base import Machine
+from tide_export.targets.cpu import CPU
+from tide_export.targets.onnx_files import OnnxFiles
 
 CUDA = replace(
     CPU,

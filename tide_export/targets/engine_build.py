@@ -7,16 +7,15 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
 
+from tide_runtime.bundle.manifest import ProfileInfo
 from tide_runtime.errors import TargetError
-from tide_runtime.manifest import ProfileInfo
 
 from tide_export.progress import ExportProgress
-
-from .attention_repair import attentions
-from .build_log import require_no_errors
-from .build_progress import build_progress
-from .engine_cache import BuiltEngine
-from .engine_network import EngineNetwork, add_profiles
+from tide_export.targets.attention_repair import attentions
+from tide_export.targets.build_log import require_no_errors
+from tide_export.targets.build_progress import build_progress
+from tide_export.targets.engine_cache import BuiltEngine
+from tide_export.targets.engine_network import EngineNetwork, add_profiles
 
 # What the builder says where an attention has no kernel of its own (fp32, odd head sizes).
 _NO_KERNEL = "decompos"

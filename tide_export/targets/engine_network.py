@@ -6,15 +6,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from tide_runtime.bundle.manifest import ProfileInfo, TensorInfo
 from tide_runtime.errors import TargetError
-from tide_runtime.manifest import ProfileInfo, TensorInfo
 
 from tide_export.router_function import NAME as ROUTER
-
-from .attention_repair import cache_updates, check_attentions, check_cache_updates, repair_attentions
-from .build_log import build_log, require_no_errors
-from .graph_files import GraphFile
-from .router_plugin import check_routers
+from tide_export.targets.attention_repair import cache_updates, check_attentions, check_cache_updates, repair_attentions
+from tide_export.targets.build_log import build_log, require_no_errors
+from tide_export.targets.graph_files import GraphFile
+from tide_export.targets.router_plugin import check_routers
 
 _DTYPES = {"FLOAT": "fp32", "HALF": "fp16", "BF16": "bf16", "INT32": "int32", "INT64": "int64", "BOOL": "bool"}
 

@@ -6,18 +6,16 @@ import dataclasses
 import json
 from collections.abc import Callable
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from tide_runtime.manifest import EngineInfo, TargetInfo
+from tide_runtime.bundle.manifest import EngineInfo, TargetInfo
 
-from .base import BuildJob, Target
-from .engine_build import BuildSettings, build_engine
-from .engine_cache import BuiltEngine, engine_key
-from .engine_network import read_network
-from .graph_files import GraphFile
-
-if TYPE_CHECKING:
-    from tide_export.lower import LoweredModel
+from tide_export.cut import LoweredModel
+from tide_export.targets.base import BuildJob, Target
+from tide_export.targets.engine_build import BuildSettings, build_engine
+from tide_export.targets.engine_cache import BuiltEngine, engine_key
+from tide_export.targets.engine_network import read_network
+from tide_export.targets.graph_files import GraphFile
 
 ENGINE_FOLDER = "engines"
 # Part of every engine's key: to be raised when the same graph is to become another engine (repairs, builder settings).

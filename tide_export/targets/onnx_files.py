@@ -4,17 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from tide_runtime.manifest import TargetInfo
+from tide_runtime.bundle.manifest import TargetInfo
 
 from tide_export.bundle_writer import ONNX_FOLDER, WEIGHTS_NAME, write_graphs
+from tide_export.cut import LoweredModel
 from tide_export.packed_weights import WeightPacker
-
-from .base import BuildJob, Target
-
-if TYPE_CHECKING:
-    from tide_export.lower import LoweredModel
+from tide_export.targets.base import BuildJob, Target
 
 
 @dataclass(frozen=True)

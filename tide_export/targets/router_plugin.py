@@ -17,8 +17,7 @@ from tide_runtime.errors import TargetError
 
 from tide_export.progress import ExportProgress
 from tide_export.router_function import DOMAIN, NAME, VERSION
-
-from .graph_files import GraphFile
+from tide_export.targets.graph_files import GraphFile
 
 
 def load_router_plugin(trt: Any, files: Iterable[GraphFile], progress: ExportProgress) -> str:

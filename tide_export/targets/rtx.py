@@ -7,12 +7,13 @@ loaded, the runtime compiles its kernels for the GPU it finds. https://docs.nvid
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from tide_plugins.architectures import ARCHITECTURES, Architecture
-from tide_runtime.manifest import TargetInfo
-from tide_runtime.tensorrt_module import RTX
+from tide_runtime.backends.tensorrt.package import RTX
+from tide_runtime.bundle.architectures import ARCHITECTURES, Architecture
+from tide_runtime.bundle.manifest import TargetInfo
 
+from tide_export.cut import LoweredModel
 from tide_export.passes.attention_standard import lower_attention_standard
 from tide_export.passes.canonicalize import canonicalize
 from tide_export.passes.fold_weights import fold_weights
@@ -21,12 +22,8 @@ from tide_export.passes.inline_functions import inline_functions
 from tide_export.passes.rms_norm import fuse_rms_norm
 from tide_export.passes.static_caches import static_caches
 from tide_export.passes.static_reshape import static_reshape
-
-from .base import BuildJob, Machine, Target
-from .engines import build_engines
-
-if TYPE_CHECKING:
-    from tide_export.lower import LoweredModel
+from tide_export.targets.base import BuildJob, Machine, Target
+from tide_export.targets.engines import build_engines
 
 _GPUS = [architecture for architecture in ARCHITECTURES if architecture.rtx]
 

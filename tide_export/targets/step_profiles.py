@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tide_runtime.manifest import ProfileInfo
+from tide_runtime.bundle.manifest import ProfileInfo
 
 _MOST_DRAFTS = 12  # what `exact` verifies at once, copied tokens included, where the calibration does not say more
 _PROMPT_TOKENS = 256  # the runtime's prefill step

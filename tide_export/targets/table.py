@@ -5,8 +5,8 @@ from __future__ import annotations
 from rich.table import Table
 from tide_runtime.errors import TargetError
 
-from . import TARGETS
-from .base import Target
+from tide_export.targets import TARGETS
+from tide_export.targets.base import Target
 
 COLUMNS = ("target", "compute capability", "machines", "backend", "CUDA", "dtypes", "built", "attention", "here")
 

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from tide_plugins.architectures import ARCHITECTURES, Architecture
+from tide_runtime.backends.tensorrt.package import TENSORRT, TENSORRT_VOLTA
+from tide_runtime.bundle.architectures import ARCHITECTURES, Architecture
+from tide_runtime.bundle.manifest import TargetInfo
 from tide_runtime.errors import TargetError
-from tide_runtime.manifest import TargetInfo
-from tide_runtime.present_gpu import PresentGpu, present_gpu
-from tide_runtime.tensorrt_module import TENSORRT, TENSORRT_VOLTA
+from tide_runtime.targets.gpu_probe import PresentGpu, present_gpu
 
+from tide_export.cut import LoweredModel
 from tide_export.passes.attention_standard import lower_attention_standard
 from tide_export.passes.canonicalize import canonicalize
 from tide_export.passes.fold_weights import fold_weights
@@ -23,15 +24,11 @@ from tide_export.passes.guard_token import guard_token
 from tide_export.passes.rms_norm import fuse_rms_norm
 from tide_export.passes.static_caches import static_caches
 from tide_export.passes.static_reshape import static_reshape
-
-from . import trt_sm_70
-from .base import BuildJob, Machine, Target
-from .engines import ENGINE_FOLDER, build_engines
-from .router_plugin import load_router_plugin, plugin_key
-from .timing_cache import TimingCache
-
-if TYPE_CHECKING:
-    from tide_export.lower import LoweredModel
+from tide_export.targets import trt_sm_70
+from tide_export.targets.base import BuildJob, Machine, Target
+from tide_export.targets.engines import ENGINE_FOLDER, build_engines
+from tide_export.targets.router_plugin import load_router_plugin, plugin_key
+from tide_export.targets.timing_cache import TimingCache
 
 _VOLTA = 70
 _LAYERS = (static_caches, lower_attention_standard)

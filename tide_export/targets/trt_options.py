@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from tide_plugins.architectures import ARCHITECTURES
+from tide_runtime.bundle.architectures import ARCHITECTURES
 from tide_runtime.errors import TargetError
 
 _AMPERE = 80

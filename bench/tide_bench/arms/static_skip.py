@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from tide_runtime.manifest import Manifest
+from tide_runtime.bundle.manifest import Manifest
 
 from tide_bench.arms.base import Timing
 from tide_bench.arms.tide import TideArm
-from tide_bench.made_up_exits import with_exits
+from tide_bench.stub_exits import with_exits
 
 
 class StaticSkipArm(TideArm):

@@ -10,15 +10,15 @@ from time import perf_counter
 from typing import Any, cast
 
 from tide_runtime import Engine, EngineOptions, GenerationParams
-from tide_runtime.backends.threads import ThreadOptions
-from tide_runtime.manifest import Manifest
-from tide_runtime.policies import make_policy
-from tide_runtime.policies.base import DepthPolicy
-from tide_runtime.policies.options import DepthOptions
-from tide_runtime.results import Generation
+from tide_runtime.backends.onnxruntime.threads import ThreadOptions
+from tide_runtime.bundle.manifest import Manifest
+from tide_runtime.depth.options import DepthOptions
+from tide_runtime.depth.policy import DepthPolicy
+from tide_runtime.depth.registry import make_policy
+from tide_runtime.outputs import Generation
 
 from tide_bench.arms.base import Timing
-from tide_bench.forced_text import Reading, logits_gap, read_text
+from tide_bench.teacher_forcing import Reading, logits_gap, read_text
 
 
 class TideArm:

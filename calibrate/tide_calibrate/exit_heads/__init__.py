@@ -6,13 +6,13 @@ from collections.abc import Callable
 
 from tide_runtime.errors import ParamsError
 
-from ..frozen_model import FrozenModel
-from .base import ExitHead
-from .block import BlockHead
-from .identity import IdentityHead
-from .linear import LinearHead
-from .tail import TailHead
-from .translator import MAX_RANK, Translator
+from tide_calibrate.exit_heads.base import ExitHead
+from tide_calibrate.exit_heads.block import BlockHead
+from tide_calibrate.exit_heads.identity import IdentityHead
+from tide_calibrate.exit_heads.linear import LinearHead
+from tide_calibrate.exit_heads.tail import TailHead
+from tide_calibrate.exit_heads.translator import MAX_RANK, Translator
+from tide_calibrate.model.frozen import FrozenModel
 
 _Maker = Callable[[FrozenModel, int, int, Translator], ExitHead]  # model, checkpoint, k, untrained translator
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from torch import Tensor, nn
 
-from .translator import Translator
+from tide_calibrate.exit_heads.translator import Translator
 
 
 class ExitHead(nn.Module, ABC):

@@ -10,9 +10,9 @@ from collections.abc import Mapping
 
 from torch import Tensor, nn
 
-from ..frozen_model import FrozenModel
-from .base import ExitHead
-from .translator import Translator
+from tide_calibrate.exit_heads.base import ExitHead
+from tide_calibrate.exit_heads.translator import Translator
+from tide_calibrate.model.frozen import FrozenModel
 
 
 class BlockHead(ExitHead):

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from ..frozen_model import FrozenModel
-from .base import ExitHead
+from tide_calibrate.exit_heads.base import ExitHead
+from tide_calibrate.model.frozen import FrozenModel
 
 
 class IdentityHead(ExitHead):

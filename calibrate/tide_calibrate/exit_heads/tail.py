@@ -12,10 +12,10 @@ from collections.abc import Mapping
 from tide_runtime.errors import ParamsError
 from torch import Tensor
 
-from ..frozen_model import FrozenModel
-from .base import ExitHead
-from .translator import Translator
-from .true_cache import draft_mask, true_cache
+from tide_calibrate.exit_heads.base import ExitHead
+from tide_calibrate.exit_heads.translator import Translator
+from tide_calibrate.exit_heads.true_cache import draft_mask, true_cache
+from tide_calibrate.model.frozen import FrozenModel
 
 
 class TailHead(ExitHead):

@@ -7,7 +7,7 @@ from tide_runtime.errors import UnsupportedModelError
 from torch import Tensor
 from transformers.cache_utils import DynamicCache
 
-from ..model_tail import ModelTail
+from tide_calibrate.model.tail import ModelTail
 
 
 class _Filled(Exception):

@@ -8,8 +8,8 @@ from typing import Any
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from tide_calibrate.head_agreement import HeadAgreement
 from tide_calibrate.report.canvas import COLOURS, MARKERS, house_style, legend_below, panels
+from tide_calibrate.traces.agreement import HeadAgreement
 
 _TITLES = {"text": "on the held-out text", "continuations": "on the model's own greedy continuations"}
 

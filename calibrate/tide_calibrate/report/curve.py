@@ -11,13 +11,13 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter, PercentFormatter, ScalarFormatter
 from numpy.typing import NDArray
-from tide_runtime.calibration import ExitInfo
+from tide_runtime.bundle.calibration import ExitInfo
 
-from tide_calibrate.exit_policy import ExitRule
+from tide_calibrate.certificate.risk import ExitRule
+from tide_calibrate.certificate.threshold_family import ThresholdFamily
 from tide_calibrate.report.canvas import COLOURS, INK, MUTED, house_style, legend_below, panels
 from tide_calibrate.report.stops import stops, thresholds_of
-from tide_calibrate.threshold_family import ThresholdFamily
-from tide_calibrate.traces import SplitTrace
+from tide_calibrate.traces.trace import SplitTrace
 
 SWEEP_POINTS = 49
 

@@ -7,15 +7,15 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from tide_runtime.calibration import ExitInfo
+from tide_runtime.bundle.calibration import ExitInfo
 from tide_runtime.errors import CalibrationError
 
-from tide_calibrate.head_agreement import HeadAgreement, agreement_by_depth
+from tide_calibrate.certificate.threshold_family import ThresholdFamily
 from tide_calibrate.report.curve import CostCurve, OperatingPoint, cost_curve
 from tide_calibrate.report.histogram import ExitHistogram, exit_histogram
 from tide_calibrate.report.reliability import Reliability, reliability
-from tide_calibrate.threshold_family import ThresholdFamily
-from tide_calibrate.traces import SplitTrace
+from tide_calibrate.traces.agreement import HeadAgreement, agreement_by_depth
+from tide_calibrate.traces.trace import SplitTrace
 
 DATA_NAME = "data.json"
 # Without a chosen exit the reliability diagram shows this many of the deepest candidates.

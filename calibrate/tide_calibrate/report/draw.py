@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tide_calibrate.calibration_file import CalibrationFile, read_calibration
 from tide_calibrate.report.agreement import describe_agreement, draw_agreement
 from tide_calibrate.report.canvas import png
 from tide_calibrate.report.curve import describe_curve, draw_curve
@@ -12,6 +11,7 @@ from tide_calibrate.report.data import ReportData, read_data
 from tide_calibrate.report.histogram import describe_histogram, draw_histogram
 from tide_calibrate.report.page import PAGE_NAME, Chart, render_page
 from tide_calibrate.report.reliability import describe_reliability, draw_reliability
+from tide_export.calibration.calibration_file import CalibrationFile, read_calibration
 
 REPORT_NAME = "report"
 

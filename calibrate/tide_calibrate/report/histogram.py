@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
-from tide_runtime.calibration import ExitInfo
+from tide_runtime.bundle.calibration import ExitInfo
 
 from tide_calibrate.report.canvas import COLOURS, MUTED, house_style, panels
 from tide_calibrate.report.stops import Policy, stops, thresholds_of
-from tide_calibrate.traces import SplitTrace
+from tide_calibrate.traces.trace import SplitTrace
 
 
 @dataclass(frozen=True)

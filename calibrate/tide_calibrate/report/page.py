@@ -8,10 +8,9 @@ from dataclasses import dataclass
 
 import jinja2
 
-from tide_calibrate.calibration_file import CalibrationFile
-from tide_calibrate.exit_rows import exit_rows
-from tide_calibrate.head_agreement import agreement_rows
-from tide_calibrate.verdict import certificate_line, predicted_line, recommendation_line
+from tide_calibrate.report.terminal import certificate_line, exit_rows, predicted_line, recommendation_line
+from tide_calibrate.traces.agreement import agreement_rows
+from tide_export.calibration.calibration_file import CalibrationFile
 
 PAGE_NAME = "index.html"
 

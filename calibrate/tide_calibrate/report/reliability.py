@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
 from tide_calibrate.report.canvas import COLOURS, MARKERS, MUTED, house_style, legend_below, panels
-from tide_calibrate.traces import ExitTrace, SplitTrace
+from tide_calibrate.traces.trace import ExitTrace, SplitTrace
 
 BINS = 10
 PROBABILITIES = ("mlp", "max_probability")  # entropy's scores are in 0 … 1 as well, but claim nothing

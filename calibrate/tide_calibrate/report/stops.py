@@ -8,10 +8,10 @@ from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from tide_runtime.calibration import ExitInfo
+from tide_runtime.bundle.calibration import ExitInfo
 
-from tide_calibrate.exit_decisions import decide
-from tide_calibrate.traces import SplitTrace
+from tide_calibrate.simulation.exit_decisions import decide
+from tide_calibrate.traces.trace import SplitTrace
 
 Policy = Literal["exact", "exit"]
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from .base import Router
-from .mlp import MlpRouter
-from .training_free import Entropy, MaxProbability
+from tide_calibrate.routers.base import Router
+from tide_calibrate.routers.mlp import MlpRouter
+from tide_calibrate.routers.training_free import Entropy, MaxProbability
 
 TRAINING_FREE: tuple[Router, ...] = (MaxProbability(), Entropy())
 

@@ -7,7 +7,8 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from itertools import chain
 
-from tide_plugins.architectures import Architecture
+from tide_runtime.bundle.architectures import Architecture
+
 from tide_plugins.build.compiler import compiler
 from tide_plugins.build.cubin_cache import CachedImage, CubinCache, content_key, default_cache_folder
 from tide_plugins.kernels import Kernel, sources

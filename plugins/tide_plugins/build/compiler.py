@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import cache
 
+from tide_runtime.bundle.architectures import Architecture
 from tide_runtime.errors import TargetError
 
-from tide_plugins.architectures import Architecture
 from tide_plugins.build.cubin_cache import CachedImage
 from tide_plugins.build.nvrtc import Nvrtc
 from tide_plugins.build.resources import Resources, parse_resources

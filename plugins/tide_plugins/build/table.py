@@ -6,7 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from tide_plugins.architectures import ARCHITECTURES, Architecture
+from tide_runtime.bundle.architectures import ARCHITECTURES, Architecture
+
 from tide_plugins.build.builder import BuiltKernel
 from tide_plugins.build.resources import Resources
 from tide_plugins.kernels import BUILT

@@ -8,7 +8,7 @@
 //              accepted drafts one is drawn from p: speculative sampling (Leviathan et al. 2023, arXiv:2211.17192, algorithm 1).
 //              Without q drafts were certain: q is 1 at the draft.
 //
-// As tide_runtime/verification.py, with random numbers that belong to a token's position (philox.cuh). A row ends at an eos id or
+// As tide_runtime/drafting/rejection_sampler.py, with random numbers that belong to a token's position (philox.cuh). A row ends at an eos id or
 // at its limit; tokens behind that are dropped. A NaN is never accepted, and a row without a distribution ends with code 3.
 #pragma once
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from threading import Lock
 from typing import Any
 
+from tide_runtime.bundle.architectures import Architecture, architecture_for
 from tide_runtime.errors import ParamsError
 
-from tide_plugins.architectures import Architecture, architecture_for
 from tide_plugins.build.builder import Builder
 from tide_plugins.kernels import KERNELS, entry_point
 from tide_plugins.launch.driver import Driver

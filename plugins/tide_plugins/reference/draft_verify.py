@@ -1,4 +1,4 @@
-"""Verification of drafts as in csrc/draft_verify.cuh: tide_runtime/verification.py with random numbers by position."""
+"""Draft verification as in csrc/draft_verify.cuh: tide_runtime.drafting.rejection_sampler, random numbers by position."""
 
 from __future__ import annotations
 

@@ -10,9 +10,9 @@ import struct
 from functools import cache
 from typing import Any
 
+from tide_runtime.bundle.architectures import Architecture
 from tide_runtime.errors import ParamsError
 
-from tide_plugins.architectures import Architecture
 from tide_plugins.build.builder import Builder
 from tide_plugins.kernels import ROUTER_SPLIT, entry_point
 from tide_plugins.plans import GROUP_ROWS, GROUP_THREADS, MAX_ROUTER_WIDTH, MOST_DECODE_ROWS, SLICE_WIDTH, plan_exit_router

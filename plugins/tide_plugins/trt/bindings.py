@@ -5,8 +5,8 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
+from tide_runtime.backends.tensorrt.package import TENSORRT
 from tide_runtime.errors import TargetError
-from tide_runtime.tensorrt_module import TENSORRT
 
 
 def tensorrt() -> Any:

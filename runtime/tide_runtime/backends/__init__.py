@@ -5,28 +5,28 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tide_runtime.backends.base import Backend
-from tide_runtime.backends.threads import ThreadOptions
+from tide_runtime.backends.onnxruntime.threads import ThreadOptions
 from tide_runtime.bundle import Bundle
 from tide_runtime.errors import TargetError
 
 
 def _onnxruntime(bundle: Bundle, target: str, threads: ThreadOptions, ordinal: int) -> Backend:
-    from tide_runtime.backends.onnxruntime_cpu import OnnxRuntimeBackend
+    from tide_runtime.backends.onnxruntime.cpu import OnnxRuntimeBackend
 
     return OnnxRuntimeBackend.load(bundle, target, threads)
 
 
 def _onnxruntime_cuda(bundle: Bundle, target: str, threads: ThreadOptions, ordinal: int) -> Backend:
-    from tide_runtime.backends.onnxruntime_cuda import OnnxRuntimeCudaBackend, cuda_provider
-    from tide_runtime.cuda.cuda_device import CudaDevice
+    from tide_runtime.backends.device.cuda_device import CudaDevice
+    from tide_runtime.backends.onnxruntime.cuda import OnnxRuntimeCudaBackend, cuda_provider
 
     device = CudaDevice(ordinal)
     return OnnxRuntimeCudaBackend.load(bundle, target, threads, device, cuda_provider(device))
 
 
 def _tensorrt(bundle: Bundle, target: str, threads: ThreadOptions, ordinal: int) -> Backend:
-    from tide_runtime.backends.tensorrt import TensorRtBackend
-    from tide_runtime.cuda.cuda_device import CudaDevice
+    from tide_runtime.backends.device.cuda_device import CudaDevice
+    from tide_runtime.backends.tensorrt.backend import TensorRtBackend
 
     return TensorRtBackend.load(bundle, target, CudaDevice(ordinal))
 

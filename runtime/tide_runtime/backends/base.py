@@ -1,7 +1,7 @@
 """What a backend is: it loads a target's graphs and runs them on the rows of a KV cache.
 
-A ``Backend`` holds the weights and is shared by all callers. A ``Slots`` holds the KV caches of some rows and belongs to
-one caller. A ``Step`` is what is run at once: some tokens of each of a run of rows; fill its arrays, run graphs.
+A ``Backend`` holds the weights and is shared by all callers. An ``ExecutionContext`` holds the KV caches of some sequences and
+belongs to one caller. A ``Step`` is one launch: some tokens of each of several sequences. Fill its arrays, run graphs.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Step(Protocol):
         """Run one graph of the bundle on the buffers: ``segment_i``, ``exit_c`` or ``head``."""
 
 
-class Slots(Protocol):
+class ExecutionContext(Protocol):
     """KV caches of ``capacity`` rows.
 
     What lies behind a row's valid entries counts for nothing, but must be finite: a backend may multiply it by 0. So caches
@@ -81,5 +81,5 @@ class Backend(Protocol):
     name: str
     launches: dict[str, int]  # graph name → times it was launched, counted here and nowhere else
 
-    def slots(self, capacity: int) -> Slots:
+    def context(self, capacity: int) -> ExecutionContext:
         """New KV caches for ``capacity`` rows."""

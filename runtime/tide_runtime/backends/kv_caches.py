@@ -11,8 +11,8 @@ from math import prod
 import numpy as np
 from numpy.typing import NDArray
 
+from tide_runtime.bundle.manifest import Manifest
 from tide_runtime.errors import CacheFullError
-from tide_runtime.manifest import Manifest
 
 _LEAST_SLOTS = 128  # fewer gain nothing: GroupQueryAttention divides its work badly over a short cache
 # Growing copies the caches: measured on the demo model with 8 rows, half a decode step. Finer steps copy more often than

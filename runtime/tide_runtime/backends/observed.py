@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from time import perf_counter
 from typing import Protocol
 
-from tide_runtime.backends.base import Backend, Slots, Step
+from tide_runtime.backends.base import Backend, ExecutionContext, Step
 
 
 class Observer(Protocol):
@@ -23,36 +23,36 @@ class ObservedBackend:
         self.name, self.launches = backend.name, backend.launches
         self._backend, self._observer = backend, observer
 
-    def slots(self, capacity: int) -> Slots:
-        """Slots of the backend, observed."""
-        return _ObservedSlots(self._backend.slots(capacity), self._observer)
+    def context(self, capacity: int) -> ExecutionContext:
+        """ExecutionContext of the backend, observed."""
+        return _ObservedContext(self._backend.context(capacity), self._observer)
 
 
-class _ObservedSlots:
-    def __init__(self, slots: Slots, observer: Observer) -> None:
-        self.capacity, self.every_layer = slots.capacity, slots.every_layer
-        self._slots, self._observer = slots, observer
+class _ObservedContext:
+    def __init__(self, context: ExecutionContext, observer: Observer) -> None:
+        self.capacity, self.every_layer = context.capacity, context.every_layer
+        self._context, self._observer = context, observer
 
     @property
     def layers_launched(self) -> int:
-        return self._slots.layers_launched
+        return self._context.layers_launched
 
     @layers_launched.setter
     def layers_launched(self, value: int) -> None:
-        self._slots.layers_launched = value
+        self._context.layers_launched = value
 
     def step(self, first_row: int, counts: Sequence[int], wanted: Sequence[int] = ()) -> Step:
         rows = sum(count > 0 for count in counts)
-        return _ObservedStep(self._slots.step(first_row, counts, wanted), self._observer, (rows, sum(counts), max(counts)))
+        return _ObservedStep(self._context.step(first_row, counts, wanted), self._observer, (rows, sum(counts), max(counts)))
 
     def clear(self) -> None:
-        self._slots.clear()
+        self._context.clear()
 
     def move_row(self, source: int, target: int, length: int) -> None:
-        self._slots.move_row(source, target, length)
+        self._context.move_row(source, target, length)
 
     def close(self) -> None:
-        self._slots.close()
+        self._context.close()
 
 
 class _ObservedStep:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tide_runtime.manifest import Manifest
+from tide_runtime.bundle.manifest import Manifest
 
 
 class StepShape(NamedTuple):

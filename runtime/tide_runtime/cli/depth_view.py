@@ -7,8 +7,8 @@ from html import escape
 
 from rich.text import Text
 
-from tide_runtime.results import Generation
-from tide_runtime.text import TextStream, Tokenizer
+from tide_runtime.outputs import Generation
+from tide_runtime.text.tokenizer import TextStream, Tokenizer
 
 # Shallow is cool, deep is warm; the colours stay apart for colour-blind readers (Wong 2011, Nature Methods 8, 441).
 _BANDS = ("#56b4e9", "#009e73", "#f0e442", "#e69f00", "#d55e00")

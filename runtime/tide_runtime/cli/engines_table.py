@@ -9,8 +9,8 @@ from typing import Any
 
 from rich.table import Table
 
+from tide_runtime.bundle.manifest import TargetInfo
 from tide_runtime.cli.human_size import human_size
-from tide_runtime.manifest import TargetInfo
 
 
 def engine_facts(target: TargetInfo, sizes: Mapping[str, int]) -> dict[str, Any]:

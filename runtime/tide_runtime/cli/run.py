@@ -12,18 +12,18 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from tide_runtime.backends.threads import ThreadOptions
+from tide_runtime.backends.onnxruntime.threads import ThreadOptions
+from tide_runtime.bundle.manifest import Manifest
 from tide_runtime.cli.depth_view import html_view, terminal_view
 from tide_runtime.cli.errors import run_app
 from tide_runtime.cli.stats import print_stats
+from tide_runtime.depth.options import DepthOptions
 from tide_runtime.engine import Engine, EngineOptions
 from tide_runtime.errors import PromptError
-from tide_runtime.manifest import Manifest
-from tide_runtime.params import GenerationParams
-from tide_runtime.policies.options import DepthOptions
-from tide_runtime.results import Generation
-from tide_runtime.sampling import TokenLogprob
-from tide_runtime.text import Tokenizer
+from tide_runtime.generation_params import GenerationParams
+from tide_runtime.outputs import Generation
+from tide_runtime.sampler import TokenLogprob
+from tide_runtime.text.tokenizer import Tokenizer
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 _PARAMS, _ENGINE, _DEPTH = GenerationParams(), EngineOptions(), DepthOptions()

@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tide_runtime.engine import Engine
-from tide_runtime.results import Generation, RequestStats
+from tide_runtime.outputs import Generation, RequestStats
 
 
 def print_stats(engine: Engine, generation: Generation) -> None:

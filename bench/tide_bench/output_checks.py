@@ -1,0 +1,74 @@
+"""Does an arm say what it promises? Its texts against the reference's, before and after anything is timed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from tide_runtime.bundle.manifest import Manifest
+
+from tide_bench.arms.registry import Promise
+from tide_bench.text_comparison import Tokens, disagreement_events, first_difference
+
+# Logits closer than this may change places with the order of a sum.
+NEAR_TIE = {"fp32": 1e-3, "fp16": 5e-2, "bf16": 5e-1}
+NO_PROMISE = "promises nothing about its text"
+_RESAMPLES = 2000
+
+Gap = Callable[[Sequence[int], int, int], float]  # distance of two tokens' logits behind a text
+
+
+@dataclass(frozen=True)
+class Terms:
+    """How far texts may be from the model's.
+
+    Args:
+        near_tie: a text may part from its reference where two logits are as near as this.
+        certified: the share of tokens that may differ, with promise ``certified``; None: nothing was certified.
+    """
+
+    near_tie: float
+    certified: float | None
+
+    @classmethod
+    def of(cls, manifest: Manifest) -> Terms:
+        certificate = manifest.calibration.certificate if manifest.calibration is not None else None
+        return cls(NEAR_TIE[manifest.dtype], certificate.max_disagreement if certificate is not None else None)
+
+
+def broken_promise(promise: Promise, prompts: Tokens, texts: Tokens, references: Tokens, gap: Gap, terms: Terms) -> str:
+    """Why an arm is not ranked; empty when it keeps its promise.
+
+    Args:
+        texts, references: continuations of ``prompts``, [rows][tokens].
+        gap: by the model with every layer.
+    """
+    if promise == "none":
+        return NO_PROMISE
+    if promise == "certified":
+        return _more_than_certified(texts, references, terms.certified)
+    for number, (prompt, text, reference) in enumerate(zip(prompts, texts, references, strict=True)):
+        place = first_difference(text, reference)
+        if place is None:
+            continue
+        apart = gap([*prompt, *reference[:place]], text[place], reference[place])
+        if apart > terms.near_tie:
+            return (
+                f"says something else: text {number + 1}, new token {place + 1} is {text[place]}, the model's {reference[place]} "
+                f"(logits {apart:.2g} apart)"
+            )
+    return ""
+
+
+def _more_than_certified(texts: Tokens, references: Tokens, certified: float | None) -> str:
+    """Whether the disagreement of a random text is above ``certified`` with 97.5% confidence (bootstrap over texts)."""
+    if certified is None:
+        return "its thresholds are not certified"
+    pairs = np.array([disagreement_events(text, reference) for text, reference in zip(texts, references, strict=True)])
+    drawn = pairs[np.random.default_rng(0).integers(0, len(pairs), (_RESAMPLES, len(pairs)))].sum(axis=1)
+    rates = drawn[:, 0] / np.maximum(1, drawn[:, 1])
+    low = float(np.percentile(rates, 2.5))
+    if low > certified:
+        return f"differs more often than certified: at least {low:.1%} of tokens, promised at most {certified:.1%}"
+    return ""

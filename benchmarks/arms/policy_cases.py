@@ -1,0 +1,59 @@
+"""Depth policies to hold predictions against: `exit` at three thresholds and `exact` with each drafter, on one bundle."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import typer
+from tide_runtime.bundle import Bundle
+from tide_runtime.bundle.calibration import ExitInfo
+from tide_runtime.bundle.manifest import Manifest
+from tide_runtime.depth.options import DepthOptions, Drafters
+from tide_runtime.depth.policy import DepthPolicy
+from tide_runtime.depth.registry import make_policy
+
+from benchmarks.arms.policy_arms import CHUNK
+
+DRAFTERS: tuple[Drafters, ...] = ("both", "ngram", "router")
+
+
+@dataclass(frozen=True)
+class Case:
+    """A policy with its options. ``exits``: with the thresholds that it runs with."""
+
+    policy: str
+    exits: list[ExitInfo]
+    draft: Drafters = "both"
+
+
+def policy_cases(strict: Path, loose: Path) -> dict[str, Case]:
+    """Name → what is compared. ``strict``, ``loose``: bundles with the same exits, certified at a low and a high disagreement."""
+    low, high = _exits(strict), _exits(loose)
+    middle = [replace(a, exit_threshold=_between(a, b)) for a, b in zip(low, high, strict=True)]
+    exits = {"exit_strict": low, "exit_between": middle, "exit_loose": high}
+    return {
+        "full": Case("full", low),
+        **{name: Case("exit", infos) for name, infos in exits.items()},
+        **{f"exact_{draft}": Case("exact", low, draft) for draft in DRAFTERS},
+    }
+
+
+def make_case(case: Case, manifest: Manifest) -> DepthPolicy:
+    """The case's policy on a bundle with this ``manifest``."""
+    assert manifest.calibration is not None
+    changed = replace(manifest, calibration=replace(manifest.calibration, exits=case.exits))
+    return make_policy(case.policy, changed, CHUNK, DepthOptions(draft=case.draft))
+
+
+def _exits(bundle: Path) -> list[ExitInfo]:
+    calibration = Bundle.open(bundle).manifest.calibration
+    exits = calibration.exits if calibration is not None else []
+    if not exits or any(info.exit_threshold is None for info in exits):
+        raise typer.BadParameter(f"{bundle} has no exits with certified thresholds; calibrate on more text")
+    return exits
+
+
+def _between(one: ExitInfo, other: ExitInfo) -> float:
+    assert one.exit_threshold is not None and other.exit_threshold is not None
+    return (one.exit_threshold + other.exit_threshold) / 2

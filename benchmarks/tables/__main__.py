@@ -1,0 +1,310 @@
+"""Write README's tables and the documentation's from the dated runs in docs/results/: nobody types a measured number.
+
+python -m benchmarks.tables.__main__            # rewrite README.md and the pages of docs/ that hold tables
+python -m benchmarks.tables.__main__ --check    # exit 1 when one of them is not what the results say
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from tide_bench.arms import ARMS
+
+from benchmarks.arms.turns import SLICE
+from benchmarks.gpu.decode_table import decode_cuda_not_run, decode_cuda_table
+from benchmarks.markdown import table
+from benchmarks.models.model_folders import MODELS
+from benchmarks.tables import calibration_tables
+from benchmarks.tables.bench_tables import bench_table, predecessor_table, serve_line
+from benchmarks.tables.policy_table import HEADINGS, cells, title_of
+from benchmarks.tables.verified_table import verified_table
+
+ROOT = Path(__file__).resolve().parents[2]
+RESULTS = ROOT / "docs" / "results"
+START, END = "<!-- tables: benchmarks/tables/__main__.py -->", "<!-- /tables -->"
+VERIFIED, VERIFIED_END = "<!-- verified: benchmarks/tables/__main__.py -->", "<!-- /verified -->"
+
+
+def latest(benchmark: str) -> dict[str, Any] | None:
+    """The newest run of a benchmark; files are named DATE-benchmark.json."""
+    files = sorted(RESULTS.glob(f"*-{benchmark}.json"))
+    return json.loads(files[-1].read_text(encoding="utf-8")) if files else None
+
+
+def decode_table(run: dict[str, Any]) -> str:
+    title = (
+        f"**Decode speed**, fp32, greedy ({_where(run)}). TIDE ×: that arm's time over TIDE's, "
+        "measured in turns (below 1: that arm is faster)."
+    )
+    headings = ["model", "batch", "arm", "ms per step", "tokens/s", "first token", "TIDE ×", "tokens as HF eager"]
+    rows = []
+    for row in run["rows"]:
+        cells = [row["model"], str(row["batch"]), ARMS[row["arm"]].title]
+        if "decode_ms_per_token" in row:
+            ratio, agreement = row["full_is_faster_by"], row["agreement"]
+            cells += [
+                f"{row['decode_ms_per_token']:.2f}",
+                f"{row['tokens_per_s']:.1f}",
+                f"{row['first_token_ms']:.0f} ms",
+                "" if ratio is None else f"{ratio:.2f}",
+                "" if agreement is None else f"{agreement:.0%}",
+            ]
+        else:
+            cells += ["could not run", "", "", "", ""]
+        rows.append(cells)
+    return "\n".join([title, "", *table(headings, rows)])
+
+
+def tax_table(run: dict[str, Any]) -> str:
+    counts = sorted({int(m[1]) for name in run["results"] if (m := re.search(r"tax_(\d+)_s", name))})
+    title = f"**What cutting costs**: one decode step through N segments over the same step of the unsplit graph ({_where(run)})."
+    rows = []
+    for prefix, model in (("", "12 layers × 512, random"), ("demo_", "demo model")):
+        for seq in (1, 4):
+            name = f"{prefix}segment_tax"
+            if f"{name}_unsplit_ms_s{seq}" not in run["results"]:
+                continue
+            ratios = [f"{run['results'][f'{name}_{n}_s{seq}']:.3f}" for n in counts]
+            rows.append([model, str(seq), f"{run['results'][f'{name}_unsplit_ms_s{seq}']:.2f}", *ratios])
+    return "\n".join([title, "", *table(["model", "S", "unsplit ms", *(f"{n} segments" for n in counts)], rows)])
+
+
+def export_line(run: dict[str, Any]) -> str:
+    results = run["results"]
+    seconds, peak = (next(v for name, v in results.items() if name.endswith(end)) for end in ("_seconds", "_peak_gib"))
+    dtype = run["settings"]["dtype"]
+    return f"**Export** of the 1.1B model in {dtype}, verified: {seconds:.0f} s, {peak:.1f} GiB peak memory ({_where(run)})."
+
+
+def weights_table(run: dict[str, Any]) -> str:
+    rows = (
+        [
+            row["weights"],
+            row["loaded"],
+            _figure(row, "load_s", ".2f", "s"),
+            *(_figure(row, m, ".0f", "MiB") for m in ("mib", "own_mib")),
+        ]
+        for row in run["rows"]
+    )
+    title = (
+        f"**Packed weights in the bundle**, {run['settings']['bundle']} model: proportional set size above what the process held "
+        f"before, and what of it nobody else can share ({_where(run)})."
+    )
+    return "\n".join([title, "", *table(["weights", "loaded", "after", "memory", "own"], rows)])
+
+
+def forms_table(run: dict[str, Any]) -> str:
+    rows = (
+        [
+            f"{row['heads']} / {row['kv_heads']}, {row['dtype']}",
+            str(row["slots"]),
+            f"{row['ms']['even']:.2f} ms",
+            *(
+                f"{row['ms'][form] / row['ms']['even']:.2f}" if form in row["ms"] else ""
+                for form in ("uneven", "ragged", "plain")
+            ),
+        ]
+        for row in run["rows"]
+    )
+    title = (
+        f"**Forms of attention**, a decode step of {run['settings']['rows']} rows whose caches are filled to nine tenths, over "
+        f"rows of equal lengths ({_where(run)}). Rows of different lengths run in the ragged form where there is one; fp16 and 8 "
+        "heads a KV head in plain products."
+    )
+    headings = ["query / KV heads", "slots", "equal lengths", "different", "ragged form", "plain products"]
+    return "\n".join([title, "", *table(headings, rows)])
+
+
+def python_table(run: dict[str, Any]) -> str:
+    rows = (
+        [
+            row["model"],
+            str(row["batch"]),
+            title_of(row["arm"]),
+            f"{row['ms']:.2f} ms",
+            f"{row['python_ms'] * 1e3:.0f} us",
+            f"{row['python_ms'] / row['ms']:.1%}",
+            f"{row['of_full_token']:.1%}",
+            f"{row['python_of_full']:.2f}",
+        ]
+        for row in run["rows"]
+    )
+    title = (
+        f"**The runtime's own loop**: wall time of decoding outside the graphs, {run['settings']['prompts']} prompts × "
+        f"{run['settings']['tokens']} greedy tokens; a token is one more for every row ({_where(run)})."
+    )
+    columns = ["model", "batch", "policy", "per token", "in Python", "share", "of a token of `full`", "× `full`'s"]
+    return "\n".join([title, "", *table(columns, rows)])
+
+
+def _figure(row: dict[str, Any], name: str, digits: str, unit: str) -> str:
+    return f"{row[name]:{digits}} {unit}" if name in row else ""
+
+
+def policies_table(run: dict[str, Any]) -> str:
+    """Greedy rows of the demo models, one row and the largest batch; the rest is summed up below."""
+    settings = run["settings"]
+    shown = (1, max(settings["batches"]))
+    rows = (
+        [row["model"], str(row["batch"]), *cells(row)]
+        for row in run["rows"]
+        if "ratio_median" in row and row["model"] != "random" and not row["temperature"] and row["batch"] in shown
+    )
+    lines = [
+        f"**Depth policies**, fp32, greedy, {settings['prompts']} held-out prompts, {settings['new_tokens']} new tokens a row "
+        f"({_where(run)}). Ratios are to the unsplit ONNX graph driven by the same loop, in slices of {SLICE} tokens a row by "
+        "turns, HF's arms some groups of prompts between whole turns of it (above 1: faster): median over groups with its 95% "
+        "interval (groups of one load of the engines have its luck in common), and of the total time. Theory: what the "
+        "calibration's step costs make of the launches. Disagreement with `full`: per token up to the first difference (share of "
+        "all tokens).",
+        "",
+        *table(["model", "batch", *HEADINGS], rows),
+    ]
+    return "\n".join([*lines, "", *_policy_notes(run)])
+
+
+def _policy_notes(run: dict[str, Any]) -> list[str]:
+    results = run["results"]
+    sampled = [
+        f"{name.split('_')[2]} {value:.2f}" for name, value in results.items() if re.match(r"exact_both_(?!r).*_b1_t08", name)
+    ]
+    notes = [f"At temperature 0.8, batch 1, `exact` with both drafters: {', '.join(sampled)}."] if sampled else []
+    if "worst_case" in results:
+        random = " (random weights with a wrong calibration among them)" if "random" in run["settings"]["models"] else ""
+        notes.append(
+            f"The slowest policy of all models{random}, batch sizes and temperatures: {results['worst_case']:.2f} "
+            f"({results['worst_case_low']:.2f}–{results['worst_case_high']:.2f})."
+        )
+    notes += [f"{row['model']}, {title_of(row['arm'])} could not run: {row['note']}." for row in run["rows"] if "note" in row]
+    return notes
+
+
+def identity_line(run: dict[str, Any]) -> str:
+    results, settings = run["results"], run["settings"]
+    shares = ", ".join(
+        f"batch {name.removeprefix('identical_pct_b')}: {value:.3f}% as `full`, "
+        f"{results[name.replace('identical_pct', 'identical_to_eager_pct')]:.3f}% as HF eager"
+        for name, value in results.items()
+        if name.startswith("identical_pct_b")
+    )
+    return (
+        f"**`exact` says what the model says**: {settings['prompts']} held-out prompts × {settings['tokens']} greedy tokens; "
+        f"{shares}; {results['unexplained_differences']:.0f} texts differ without a near tie ({_where(run)})."
+    )
+
+
+def scripted_table(run: dict[str, Any]) -> str:
+    rows = []
+    for row in run["rows"]:
+        policy, rate = row["arm"].split("_")
+        figures = [f"{row[name]:.2f}" for name in ("ratio_total", "theoretical", "measured_over_theoretical")]
+        rows.append([policy, f"{rate}%", *figures, f"{row['layers_per_token']:.1f}"])
+    headings = ["policy", "exits say yes", "× unsplit", "theory ×", "measured ÷ theory", "layers/token"]
+    title = MODELS[run["settings"]["model"]].title
+    return "\n".join(
+        [
+            f"**The machinery at real sizes**: {title}, fp32, exits that answer by a script ({_where(run)}).",
+            "",
+            *table(headings, rows),
+        ]
+    )
+
+
+TABLES: dict[str, Callable[[dict[str, Any]], str]] = {
+    "policies_cpu": policies_table,
+    "exact_identity": identity_line,
+    "policies_1b": scripted_table,
+    "decode_cpu": decode_table,
+    "decode_cpu_1b": decode_table,
+    "segment_tax": tax_table,
+    "export_1b": export_line,
+}
+
+
+def bench_1b_tables(run: dict[str, Any]) -> str:
+    return bench_table(run, _where(run), f"{MODELS['1b'].title}, with an exit that is never sure")
+
+
+def on_predecessors_terms(run: dict[str, Any]) -> str:
+    return predecessor_table(run, latest("tide_bench_prefill"), _where(run))
+
+
+def _placed(draw: Callable[[dict[str, Any], str], str]) -> Callable[[dict[str, Any]], str]:
+    """``draw`` with the run's date and machine."""
+    return lambda run: draw(run, _where(run))
+
+
+# Of each page, in order: the run that a table is drawn from, and how.
+PAGES: dict[str, list[tuple[str, Callable[[dict[str, Any]], str]]]] = {
+    "README.md": [("tide_bench", _placed(bench_table)), ("tide_bench_1b", bench_1b_tables), *TABLES.items()],
+    "docs/measured.md": [
+        ("tide_bench", on_predecessors_terms),
+        ("tide_bench_prefill", _placed(bench_table)),
+        ("tide_bench_load", _placed(bench_table)),
+        ("serve_fastapi", _placed(serve_line)),
+        ("shared_weights", weights_table),
+        ("attention_forms", forms_table),
+        ("python_time", python_table),
+    ],
+    "docs/certificate.md": [
+        ("certificate", _placed(calibration_tables.certificate_table)),
+        ("policy_quality", _placed(calibration_tables.quality_table)),
+        ("calibration_quality", _placed(calibration_tables.heads_and_routers)),
+        ("capture_memory", _placed(calibration_tables.memory_line)),
+        ("capture_memory_demo", _placed(calibration_tables.memory_line)),
+    ],
+    "docs/targets.md": [("decode_cuda", decode_cuda_table)],
+}
+# What stands for a run that nobody has made; tables of other benchmarks are left out until then.
+NOT_RUN = {"decode_cuda": decode_cuda_not_run}
+
+
+def _where(run: dict[str, Any]) -> str:
+    machine = run["machine"]
+    versions = ", ".join(f"{name} {machine[name]}" for name in ("onnxruntime", "torch"))
+    return f"{run['date'][:10]}, {machine['cpu']}, {machine['cores']} cores, {versions}"
+
+
+def with_tables(page: str, text: str) -> str:
+    """``text`` of ``page`` with everything between the markers written anew."""
+    body = "\n\n".join(drawn for name, table in PAGES[page] if (drawn := _drawn(name, table)))
+    text = _between(text, START, END, body)
+    return _between(text, VERIFIED, VERIFIED_END, verified_table(RESULTS)) if VERIFIED in text else text
+
+
+def _drawn(benchmark: str, table: Callable[[dict[str, Any]], str]) -> str:
+    run = latest(benchmark)
+    if run is not None:
+        return table(run)
+    return NOT_RUN[benchmark]() if benchmark in NOT_RUN else ""
+
+
+def _between(text: str, start: str, end: str, body: str) -> str:
+    before, rest = text.split(start, 1)
+    _, after = rest.split(end, 1)
+    return f"{before}{start}\n{body}\n{end}{after}"
+
+
+def main(
+    check: Annotated[bool, typer.Option("--check", help="Fail when a page is out of date.")] = False,
+) -> None:
+    """Regenerate the tables of README and the documentation."""
+    for page in PAGES:
+        path = ROOT / page
+        old = path.read_text(encoding="utf-8")
+        new = with_tables(page, old)
+        if check and new != old:
+            print(f"{page} does not show the newest results; run: make tables", file=sys.stderr)
+            raise typer.Exit(1)
+        if not check:
+            path.write_text(new, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    typer.run(main)

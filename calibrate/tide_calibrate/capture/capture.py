@@ -1,0 +1,115 @@
+"""One pass of the unmodified model over the calibration text: what every layer knew, and what the model said.
+
+Results are written batch by batch, so memory does not grow with the text; a capture that was interrupted goes on where it
+stopped and ends with the same bytes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from tide_runtime.errors import CalibrationError, ParamsError
+from transformers import PreTrainedModel
+
+from tide_calibrate.capture.hooks import hidden_states
+from tide_calibrate.capture.store import Capture, open_capture
+from tide_calibrate.capture.writer import HIDDEN_DTYPES, CaptureSettings, CaptureWriter
+from tide_calibrate.model.lm_head import sliced_logits
+from tide_calibrate.text.documents import Windows
+from tide_calibrate.token_bar import token_bar
+from tide_export.load import LoadedModel, fingerprint
+from tide_export.progress import ExportProgress
+from tide_export.trace import decoder_layers
+
+BATCH_TOKENS = 2048  # a layer's activations about fit a core's cache; more were no faster
+
+
+def capture(
+    loaded: LoadedModel,
+    windows: Windows,
+    split: NDArray[np.int8],
+    candidates: Sequence[int],
+    directory: Path,
+    *,
+    batch_size: int | None = None,
+    top_k: int = 16,
+    hidden_dtype: str = "float16",
+    progress: ExportProgress | None = None,
+) -> Capture:
+    """Run the model over all windows once; keep hidden states after ``candidates`` layers and the ``top_k`` logits.
+
+    Args:
+        split: [documents] int8, each document's split.
+        candidates: layers run, 0 … L; L is the state before the final norm.
+        directory: made when missing. A capture begun there with the same model, windows and settings is continued.
+        batch_size: windows in one forward; None: as many as make about 2,048 tokens.
+
+    Raises ParamsError for settings that the model cannot have, CalibrationError when ``directory`` holds another capture or
+    the model gives NaN or infinities, OutputError when the disk is too small.
+    """
+    model = loaded.model.eval()
+    _check(model, windows, candidates, top_k, hidden_dtype)
+    batch_size = batch_size or max(1, BATCH_TOKENS // windows.tokens.shape[1])
+    settings = CaptureSettings(
+        model=fingerprint(loaded),
+        data=_digest(windows, split),
+        model_dtype=str(model.dtype).removeprefix("torch."),
+        num_layers=len(decoder_layers(model)),
+        hidden_size=model.config.get_text_config().hidden_size,
+        candidates=sorted(set(candidates)),
+        hidden_dtype=hidden_dtype,
+        top_k=top_k,
+        batch_size=batch_size,
+    )
+    order = np.argsort(-windows.lengths, kind="stable")  # windows of like length together: hardly any padding
+    batches = [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
+    writer = CaptureWriter(directory, settings, windows, split)
+    with writer.run(len(batches)) as done:
+        tokens_done = sum(int(windows.lengths[rows].sum()) for rows in batches[:done])
+        with token_bar(progress or ExportProgress(quiet=True), "capture", windows.total_tokens, tokens_done) as advance:
+            for rows in batches[done:]:
+                _capture_batch(model, writer, rows)
+                advance(int(windows.lengths[rows].sum()))
+    return open_capture(directory)
+
+
+@torch.inference_mode()
+def _capture_batch(model: PreTrainedModel, writer: CaptureWriter, rows: NDArray[np.int64]) -> None:
+    lengths = torch.from_numpy(writer.windows.lengths[rows])
+    longest = int(lengths.max())
+    ids = torch.from_numpy(writer.windows.tokens[rows, :longest]).long()
+    valid = torch.arange(longest) < lengths[:, None]
+    mask = None if bool(valid.all()) else valid.long()  # without a mask, attention takes its faster causal path
+    with writer.batch(rows) as out, hidden_states(model, writer.settings.candidates, out.hidden):
+        for start, logits in sliced_logits(model, ids, mask):
+            out.logits(start, logits)
+
+
+def _digest(windows: Windows, split: NDArray[np.int8]) -> str:
+    sha = hashlib.sha256(str(windows.tokens.shape).encode())
+    for array in (windows.tokens, windows.lengths, windows.document, split):
+        sha.update(np.ascontiguousarray(array).tobytes())
+    return sha.hexdigest()
+
+
+def _check(model: PreTrainedModel, windows: Windows, candidates: Sequence[int], top_k: int, hidden_dtype: str) -> None:
+    layers, text = len(decoder_layers(model)), model.config.get_text_config()
+    if not candidates or min(candidates) < 0 or max(candidates) > layers:
+        raise ParamsError(f"candidates are {list(candidates)}; the model has {layers} layers: give layer counts 0 … {layers}")
+    if hidden_dtype not in HIDDEN_DTYPES:
+        raise ParamsError(f"hidden_dtype is {hidden_dtype!r}; give {' or '.join(HIDDEN_DTYPES)}")
+    if not 1 <= top_k <= text.vocab_size:
+        raise ParamsError(f"top_k is {top_k}; give 1 … {text.vocab_size}, the vocabulary's size")
+    if windows.tokens.max(initial=0) >= text.vocab_size:
+        raise CalibrationError(
+            f"the text has the token id {windows.tokens.max()}, but the model's vocabulary ends at {text.vocab_size - 1}: "
+            "the tokenizer belongs to another model; give the model's own"
+        )
+    positions = getattr(text, "max_position_embeddings", None)
+    if positions is not None and windows.lengths.max(initial=0) > positions:
+        raise ParamsError(f"windows have {windows.lengths.max()} tokens; give at most {positions}, the model's limit")

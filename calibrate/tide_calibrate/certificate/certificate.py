@@ -1,0 +1,116 @@
+"""The promise that travels with the exit thresholds, and what it means in words.
+
+Chosen exits with the thresholds of policy ``exit``, and the certificate of those, or why there is none."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from tide_runtime.bundle.calibration import CertificateInfo, ExitInfo
+from tide_runtime.errors import CalibrationError
+
+from tide_calibrate.certificate.threshold_family import ThresholdFamily, fit_family
+from tide_calibrate.certificate.thresholds import ThresholdChoice, choose_thresholds
+from tide_calibrate.traces.trace import SplitTrace
+
+METHOD = (
+    "Learn then Test (Angelopoulos et al. 2021, arXiv:2110.01052; CALM, Schuster et al. 2022, arXiv:2207.07061): "
+    "fixed-sequence testing, Hoeffding–Bentkus p-values"
+)
+_SIZE = {
+    "document": "; n from the scatter between documents (design effect, Student's t)",
+    "token": "; n tokens taken for independent",
+}
+
+
+def certify(choice: ThresholdChoice, data_sha256: str, date: str) -> CertificateInfo:
+    """The certificate of certified thresholds.
+
+    Args:
+        data_sha256: hash over the documents of the threshold split.
+        date: ISO 8601.
+
+    Raises CalibrationError when the choice holds no thresholds, or none that were tested.
+    """
+    if choice.thresholds is None:
+        raise CalibrationError(f"no thresholds are certified: {choice.reason}")
+    if not choice.certified:
+        raise CalibrationError("these thresholds were measured, not tested; choose them with choose_thresholds")
+    return CertificateInfo(
+        max_disagreement=choice.max_disagreement,
+        confidence=choice.confidence,
+        method=METHOD + _SIZE[choice.unit],
+        unit=choice.unit,
+        tokens=choice.tokens,
+        documents=choice.documents,
+        measured=choice.measured,
+        data_sha256=data_sha256,
+        date=date,
+    )
+
+
+def meaning(certificate: CertificateInfo) -> str:
+    """What the certificate says and what it does not, for people."""
+    c = certificate
+    by_document = c.unit == "document"
+    whose = "of a document's tokens, on average over documents" if by_document else "of the tokens of text"
+    assumed = (
+        "Documents are taken for independent, and how much they tell is estimated from their scatter: an approximation"
+        if by_document
+        else "Tokens are taken for independent, which those of one document are not"
+    )
+    return (
+        f"With {c.confidence:.0%} confidence, the exit policy changes at most {c.max_disagreement:.2%} {whose} like the "
+        f"calibration text's, against the full model's likeliest token after the same text "
+        f"(measured: {c.measured:.2%} on {c.tokens:,} tokens in {c.documents:,} documents). {assumed}. It says nothing about "
+        "text of another kind, a single document, how far a generation drifts after its first changed token, or which of the "
+        "two tokens is right."
+    )
+
+
+@dataclass(frozen=True)
+class CertifiedExits:
+    """What policy ``exit`` may do.
+
+    Args:
+        exits: shallow first, with an ``exit_threshold`` where one is certified.
+        certificate: of those thresholds; None when nothing holds the promise.
+        refusal: why there is no certificate; empty when there is one.
+        family: the thresholds from which they were chosen; None without exits.
+    """
+
+    exits: list[ExitInfo]
+    certificate: CertificateInfo | None
+    refusal: str
+    family: ThresholdFamily | None
+
+
+def without_exits(reason: str) -> CertifiedExits:
+    """Where no exit is worth having, for that ``reason``."""
+    return CertifiedExits([], None, reason, None)
+
+
+def certify_exits(
+    exits: Sequence[ExitInfo],
+    train: SplitTrace,
+    threshold: SplitTrace,
+    max_disagreement: float,
+    confidence: float,
+    data_sha256: str,
+    date: str,
+) -> CertifiedExits:
+    """Order thresholds on the ``train`` split, choose and certify them on the ``threshold`` split.
+
+    Args:
+        data_sha256: hash over the documents of the threshold split.
+        date: of the certificate, ISO 8601.
+    """
+    rules = [(info.checkpoint, info.head, info.router, info.mlp_threshold) for info in exits]
+    family = fit_family(train, rules)
+    choice = choose_thresholds(threshold, family, max_disagreement, confidence)
+    if choice.thresholds is None:
+        return CertifiedExits([replace(info, exit_threshold=None) for info in exits], None, choice.reason, family)
+    thresholds = dict(zip((rule.checkpoint for rule in choice.exits), choice.thresholds, strict=True))
+    certified = [replace(info, exit_threshold=thresholds[info.checkpoint]) for info in exits]
+    return CertifiedExits(certified, certify(choice, data_sha256, date), "", family)

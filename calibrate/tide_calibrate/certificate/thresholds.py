@@ -1,0 +1,187 @@
+"""Thresholds for the policy ``exit`` that keep a promise: the rate of changed tokens is at most ε, with confidence 1 - δ.
+
+Learn then Test (Angelopoulos et al. 2021, arXiv:2110.01052) as in CALM (Schuster et al. 2022, arXiv:2207.07061): a family of
+threshold vectors, fixed beforehand from safest to boldest, is tested in that order, each with a p-value of "its rate is above
+ε". The last one before the first p above δ is chosen: the sequence is tested at level δ as a whole.
+
+What is promised is the rate of a document drawn at random, because tokens of one document are not independent. Taking them for
+independent (``unit="token"``) is tighter and breaks the promise several times as often as δ allows; benchmarks/certificate.py
+shows both on real text.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+from tide_runtime.errors import DataError, ParamsError
+
+from tide_calibrate.certificate.effective_size import effective_size
+from tide_calibrate.certificate.hoeffding_bentkus import fewest_samples, hoeffding_bentkus
+from tide_calibrate.certificate.risk import ExitRule, PolicyCounts, policy_counts
+from tide_calibrate.certificate.threshold_family import ThresholdFamily
+from tide_calibrate.traces.trace import SplitTrace
+
+Unit = Literal["document", "token"]
+
+
+@dataclass(frozen=True)
+class ThresholdChoice:
+    """What was chosen, and how it did on the threshold split.
+
+    Args:
+        exits: shallow first.
+        thresholds: per exit, None where no token may stop; None altogether when nothing holds the promise.
+        reason: why there are no thresholds, and what to do; empty when there are.
+        max_disagreement, confidence: ε and 1 - δ; confidence 0 for thresholds that were only measured.
+        unit: what was taken for independent.
+        certified: False for thresholds that were only measured.
+        tokens, documents: size of the threshold split.
+        effective_tokens: independent tokens that it was worth.
+        measured: disagreement rate with these thresholds (of an average document, or token).
+        exit_share: share of tokens that stop early.
+        saved_share: share of all layers not run.
+    """
+
+    exits: tuple[ExitRule, ...]
+    thresholds: tuple[float | None, ...] | None
+    reason: str
+    max_disagreement: float
+    confidence: float
+    unit: Unit
+    certified: bool
+    tokens: int
+    documents: int
+    effective_tokens: int
+    measured: float
+    exit_share: float
+    saved_share: float
+
+
+def choose_thresholds(
+    trace: SplitTrace,
+    family: ThresholdFamily,
+    max_disagreement: float = 0.01,
+    confidence: float = 0.95,
+    unit: Unit = "document",
+) -> ThresholdChoice:
+    """The boldest thresholds of ``family`` that are certified on ``trace``, the threshold split.
+
+    The family must come from other documents than the trace's. Raises ParamsError for values out of range, DataError when the
+    trace is empty.
+    """
+    counts = document_counts(trace, family)
+    member = certified_member(counts, max_disagreement, confidence, unit)
+    return _choice(counts, family, member, max_disagreement, confidence, unit, certified=True)
+
+
+def naive_thresholds(
+    trace: SplitTrace, family: ThresholdFamily, max_disagreement: float = 0.01, unit: Unit = "document"
+) -> ThresholdChoice:
+    """The boldest thresholds whose measured rate is at most ε: the usual mistake, for comparison."""
+    counts = document_counts(trace, family)
+    member = naive_member(counts, max_disagreement, unit)
+    return _choice(counts, family, member, max_disagreement, 0.0, unit, certified=False)
+
+
+def certified_member(counts: PolicyCounts, max_disagreement: float, confidence: float, unit: Unit = "document") -> int:
+    """Fixed-sequence testing: the last member before the first whose p-value is above δ; 0 (nobody exits) when the first fails.
+
+    Groups of ``counts`` are the documents. Raises ParamsError for values out of range.
+    """
+    _check(max_disagreement, confidence, unit)
+    risk, size = disagreement(counts, unit), independent_tokens(counts, confidence, unit)
+    first = int(np.argmax(counts.exits.sum(0) > 0))  # before it nobody exits, and the rate is 0 without a test
+    for member in range(first, len(risk)):
+        if hoeffding_bentkus(float(risk[member]), int(size[member]), max_disagreement) > 1 - confidence:
+            return max(member - 1, 0)
+    return len(risk) - 1
+
+
+def naive_member(counts: PolicyCounts, max_disagreement: float, unit: Unit = "document") -> int:
+    """The boldest member whose measured rate is at most ε."""
+    return int(np.flatnonzero(disagreement(counts, unit) <= max_disagreement)[-1])
+
+
+def disagreement(counts: PolicyCounts, unit: Unit = "document") -> NDArray[np.float64]:
+    """[M], share of tokens whose exit differs from the full model's argmax, of an average document or an average token."""
+    return counts.rates().mean(0) if unit == "document" else counts.losses.sum(0) / counts.tokens.sum()
+
+
+def independent_tokens(counts: PolicyCounts, confidence: float, unit: Unit = "document") -> NDArray[np.int64]:
+    """[M], what the text is worth in independent tokens."""
+    if unit == "document":
+        return effective_size(counts.rates(), counts.tokens, confidence)
+    return np.full(counts.losses.shape[1], counts.tokens.sum(), np.int64)
+
+
+def document_counts(trace: SplitTrace, family: ThresholdFamily) -> PolicyCounts:
+    """The family's behaviour on every document of a trace. Raises DataError when the trace is empty."""
+    if not len(trace.document):
+        raise DataError("there is no text to choose thresholds on; give more documents, so that each split gets some")
+    documents = np.unique(trace.document, return_inverse=True)[1]
+    return policy_counts(trace, family.exits, family.thresholds, documents)
+
+
+def _check(max_disagreement: float, confidence: float, unit: str) -> None:
+    if not 0 < max_disagreement < 1 or not 0.5 < confidence < 1:
+        raise ParamsError(
+            f"max_disagreement is {max_disagreement} and confidence {confidence}; "
+            "give a share between 0 and 1, such as 0.01, and a confidence between 0.5 and 1, such as 0.95"
+        )
+    if unit not in get_args(Unit):
+        raise ParamsError(f"unit is {unit!r}; set it to one of: {', '.join(get_args(Unit))}")
+
+
+def _choice(
+    counts: PolicyCounts, family: ThresholdFamily, member: int, epsilon: float, confidence: float, unit: Unit, certified: bool
+) -> ThresholdChoice:
+    size = independent_tokens(counts, confidence, unit) if certified else np.full(len(family.wrong), counts.tokens.sum())
+    reason = _why_none(counts, family, member, epsilon, confidence, int(size[np.argmax(counts.exits.sum(0) > 0)]))
+    thresholds = tuple(float(t) if math.isfinite(t) else None for t in family.thresholds[member])
+    return ThresholdChoice(
+        exits=family.exits,
+        thresholds=None if reason else thresholds,
+        reason=reason,
+        max_disagreement=epsilon,
+        confidence=confidence,
+        unit=unit,
+        certified=certified and not reason,
+        tokens=int(counts.tokens.sum()),
+        documents=len(counts.tokens),
+        effective_tokens=int(size[member]),
+        measured=float(disagreement(counts, unit)[member]),
+        exit_share=float(counts.exit_share()[member]),
+        saved_share=float(counts.saved_share()[member]),
+    )
+
+
+def _why_none(counts: PolicyCounts, family: ThresholdFamily, member: int, epsilon: float, confidence: float, size: int) -> str:
+    """Why ``member`` is no thresholds to exit by; empty when it is."""
+    stopped, wrong = counts.exits.sum(0), counts.losses.sum(0)
+    if not np.isfinite(family.thresholds).any() or (stopped[member] and wrong[member] > stopped[member] / 2):
+        return (
+            "the layers never agree: at no checkpoint are the tokens that a router is surest of right more often than wrong; "
+            "use the policy full, or train exit heads on more text"
+        )
+    if stopped[member]:
+        return ""
+    if not stopped.any():
+        return "no token of this text stops at any threshold; use the policy full, or calibrate on more text"
+    fewest, tokens = fewest_samples(epsilon, 1 - confidence), int(counts.tokens.sum())
+    if size < fewest:
+        wanted = math.ceil(tokens * fewest / max(size, 1))
+        return (
+            f"too little text: the {tokens} tokens of {len(counts.tokens)} documents tell as much as {size} independent ones, "
+            f"but {epsilon:.2%} at {confidence:.0%} confidence needs {fewest}; give about {wanted} tokens, "
+            "in more documents, or a larger --max-disagreement"
+        )
+    first = int(np.argmax(stopped > 0))
+    return (
+        f"the surest exits are wrong too often: {stopped[first]} of {tokens} tokens stop at the safest thresholds and "
+        f"{wrong[first] / stopped[first]:.1%} of them differ; "
+        f"use the policy full, or a larger --max-disagreement than {epsilon:.2%}"
+    )

@@ -1,0 +1,151 @@
+"""What a step costs on this machine: graphs of a bundle timed at several shapes, and launches told from layers (`cost_fit`).
+
+The bundle needs segments of different depth (`measuring_checkpoints`), or launches cannot be told from layers.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from tide_runtime import Engine, EngineOptions
+from tide_runtime.backends.base import Backend, Step
+from tide_runtime.backends.onnxruntime.threads import ThreadOptions
+from tide_runtime.bundle.calibration import CostTable, StepCost
+from tide_runtime.bundle.manifest import UNCUT, Manifest
+from tide_runtime.errors import CalibrationError
+
+from tide_calibrate.costs.cache_warmth import Clock, measure_warm_shares, warm_up
+from tide_calibrate.costs.fit import fit_steps
+from tide_calibrate.costs.host_overhead import measure_host_times
+from tide_calibrate.costs.padding import Counts, fit_uneven, uneven_rows
+
+# Rows → tokens of each. Products take much longer from 7 tokens on, and from 13 (see step_arrays.rounded_tokens of the runtime).
+SEQS = {1: (1, 2, 4, 6, 7, 12, 13, 24), 4: (1, 2, 4, 8, 16), 8: (1, 2, 4, 8)}
+START = 96  # cache slots filled before the timed steps, where the cache has that many: a short chat
+LEAST_ROUNDS = 3
+QUANTILE = 0.25  # of a graph's times over the rounds
+
+
+def measuring_checkpoints(num_layers: int) -> list[int]:
+    """Cuts that suit `measure_costs`: segments of unequal depth, the first a short one. A model has 3 layers at least."""
+    shares = (1 / 12, 1 / 4, 1 / 2, 3 / 4) if num_layers >= 8 else (1 / 12,)
+    return sorted({max(1, round(num_layers * share)) for share in shares})
+
+
+def measure_costs(
+    bundle: str | Path,
+    target: str = "cpu",
+    seqs: Mapping[int, Sequence[int]] | None = None,
+    threads: ThreadOptions | None = None,
+    rounds: int = 14,
+    budget_s: float = 30.0,
+) -> CostTable:
+    """Time the graphs of ``bundle``.
+
+    Args:
+        seqs: numbers of rows → tokens of each; None: `SEQS`. Of several rows also some of different lengths (`uneven_rows`).
+        threads: as the runtime will have them; the commands run with ``ThreadOptions(shared=True)``.
+        rounds: passes over all shapes, interleaved so that a slow moment of the machine meets all of them.
+        budget_s: no new pass starts after this many seconds (after three passes).
+
+    ``unsplit_ms`` follows from the fit: launch + L layers + the head without a launch of its own + host.
+    Raises CalibrationError when all segments have the same depth, or the timings make no sense.
+    """
+    engine = Engine.load(bundle, EngineOptions(target=target, policy="full", threads=threads or ThreadOptions()))
+    manifest = engine.manifest
+    check_depths(manifest)
+    wanted = sorted((SEQS if seqs is None else seqs).items())
+    sizes = {rows: [s for s in sorted(set(given)) if s < manifest.max_seq_len] for rows, given in wanted}
+    sizes = {rows: even for rows, even in sizes.items() if even}
+    shapes = [(s,) * rows for rows, even in sizes.items() for s in even]
+    shapes += [counts for rows, even in sizes.items() for counts in uneven_rows(rows, even)]
+    times = time_graphs(engine.backend, manifest, shapes, rounds, budget_s)
+    warm = measure_warm_shares(engine.backend, manifest)
+    host = measure_host_times(engine, sizes)
+    steps = [
+        step
+        for rows, even in sizes.items()
+        for step in fit_steps(manifest, rows, {s: undisturbed(times[(s,) * rows]) for s in even}, host[rows])
+    ]
+    draw_ms = float(np.mean([outside.draw for outside in host.values()]))
+    padding, between = fit_uneven(steps, {counts: _whole(manifest, of_graphs) for counts, of_graphs in times.items()})
+    steps = sorted([*steps, *between], key=lambda step: (step.rows, step.seq))
+    return CostTable(target, _machine(), unsplit_ms(steps, manifest.model.num_layers), steps, warm, padding, draw_ms)
+
+
+def time_graphs(
+    backend: Backend,
+    manifest: Manifest,
+    shapes: Iterable[Counts],
+    rounds: int,
+    budget_s: float,
+    clock: Clock = time.perf_counter,
+) -> dict[Counts, dict[str, NDArray[np.float64]]]:
+    """ms of every graph at every shape, [rounds].
+
+    Graphs run in the order of a step, and those of an uncut one apart, so each finds the CPU's caches as it will in use.
+    """
+    shapes = list(shapes)
+    context = backend.context(max(len(counts) for counts in shapes))
+    orders = [[graph.name for graph in manifest.graphs], *([[UNCUT]] if UNCUT in context.every_layer else [])]
+    samples: dict[Counts, dict[str, list[float]]] = {shape: {name: [] for order in orders for name in order} for shape in shapes}
+    begin = clock()
+    for turn in range(rounds):
+        if turn >= LEAST_ROUNDS and clock() - begin > budget_s:
+            break
+        for counts in shapes:
+            step = context.step(0, counts, counts)
+            step.place([min(START, manifest.max_seq_len - max(counts))] * len(counts))
+            for order in orders:
+                warm_up(partial(_run, step, order), clock)
+                for name in order:
+                    start = clock()
+                    step.run(name)
+                    samples[counts][name].append((clock() - start) * 1e3)
+    return {shape: {name: np.array(times) for name, times in by_name.items()} for shape, by_name in samples.items()}
+
+
+def undisturbed(times: Mapping[str, NDArray[np.float64]]) -> dict[str, float]:
+    """ms of each graph as nothing else runs on the machine: whatever does only ever adds."""
+    return {name: float(np.quantile(ms, QUANTILE)) for name, ms in times.items()}
+
+
+def _run(step: Step, graphs: Sequence[str]) -> None:
+    for name in graphs:
+        step.run(name)
+
+
+def _whole(manifest: Manifest, times: Mapping[str, NDArray[np.float64]]) -> NDArray[np.float64]:
+    """ms of a pass through all layers, as segments and as one graph together; [rounds]."""
+    return np.sum([times[name] for name in (*(segment.name for segment in manifest.segments), UNCUT) if name in times], axis=0)
+
+
+def check_depths(manifest: Manifest) -> None:
+    """Raise CalibrationError unless two segments differ in depth."""
+    depths = {segment.layers[1] - segment.layers[0] for segment in manifest.segments if segment.layers}
+    if len(depths) < 2:
+        advice = ",".join(str(cut) for cut in measuring_checkpoints(manifest.model.num_layers))
+        raise CalibrationError(
+            f"all segments of the bundle have {min(depths)} layers, so a launch's time cannot be told from a layer's; "
+            f"measure on a bundle with segments of different depth, for example tide-export --checkpoints {advice}"
+        )
+
+
+def unsplit_ms(steps: Iterable[StepCost], num_layers: int) -> float:
+    """One decode step of the uncut model, one row. The head's time holds a launch, which serves for the whole graph."""
+    one = next((step for step in steps if (step.rows, step.seq) == (1, 1)), None)
+    if one is None:
+        raise CalibrationError("one row of one token was not measured; include 1 in seqs of 1 row")
+    return num_layers * one.layer_ms + max(one.head_ms, one.launch_ms) + one.host_ms
+
+
+def _machine() -> str:
+    cpu = platform.processor() or platform.machine()
+    return f"{platform.system()} {cpu}, {len(os.sched_getaffinity(0))} cores"

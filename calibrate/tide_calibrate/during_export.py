@@ -1,0 +1,39 @@
+"""``tide-export --data``: calibrates the model first. tide_export finds this by its entry point, ``tide_export.calibrate``."""
+
+from __future__ import annotations
+
+import itertools
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tide_calibrate.calibrate import calibrate
+from tide_export.calibration.exit_calibration import ExitCalibration, read_exit_calibration
+from tide_export.progress import ExportProgress
+
+
+@contextmanager
+def calibrated(
+    source: str, data: str, bundle: Path, revision: str | None, trust_remote_code: bool, progress: ExportProgress
+) -> Iterator[ExitCalibration]:
+    """Calibrate the model in ``source`` on the text in ``data``, with default options, in a temporary folder beside ``bundle``.
+
+    The folder vanishes with the context. When what follows fails or is interrupted, the calibration, which took minutes, is kept
+    as ``<bundle>.calibration`` and the progress says so. Raises whatever `calibrate` raises.
+    """
+    with tempfile.TemporaryDirectory(prefix=".calibration.", dir=bundle.parent) as folder:
+        out = Path(folder) / "calibration"
+        calibrate(source, data, out, revision=revision, trust_remote_code=trust_remote_code, progress=progress)
+        try:
+            yield read_exit_calibration(out)
+        except BaseException:
+            kept = out.rename(_free_name(bundle))
+            progress.note(f"the calibration is kept: export again with --calibration {kept}")
+            raise
+
+
+def _free_name(bundle: Path) -> Path:
+    """``<bundle>.calibration``, with a number where there is one already."""
+    names = itertools.chain([""], (f"-{number}" for number in itertools.count(2)))
+    return next(path for name in names if not (path := bundle.with_name(f"{bundle.name}.calibration{name}")).exists())

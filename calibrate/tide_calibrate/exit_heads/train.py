@@ -1,0 +1,156 @@
+"""Train an exit head on captured states to say what the full model says; the model itself stays as it is."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from tide_runtime.errors import CalibrationError
+from torch import Tensor
+
+from tide_calibrate.capture.batches import WindowBatch, in_batches, read_batch
+from tide_calibrate.capture.store import Capture
+from tide_calibrate.capture.training_split import divide_train_windows
+from tide_calibrate.config import require_positive
+from tide_calibrate.exit_heads import ExitHead
+from tide_calibrate.exit_heads.divergence import top_k_divergence
+
+Head = TypeVar("Head", bound=ExitHead)
+
+
+@dataclass(frozen=True)
+class HeadTraining:
+    """How an exit head is trained. Bounded in steps, not in seconds, so that the same data gives the same head.
+
+    Args:
+        steps: optimizer steps at most.
+        windows_per_step: windows of text per step.
+        learning_rate: Adam's, at its peak; it rises over the first tenth of the steps and then falls to 0 as a cosine.
+        held_out_windows: windows, at most, on which training is judged.
+        check_every: steps between two looks at them.
+        patience: looks without a gain after which training stops.
+        seed: of the order of the windows.
+    """
+
+    steps: int = 120
+    windows_per_step: int = 2
+    learning_rate: float = 3e-3
+    held_out_windows: int = 8
+    check_every: int = 30
+    patience: int = 3
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        require_positive(self, "steps", "windows_per_step", "held_out_windows", "check_every", "patience", "learning_rate")
+
+
+@dataclass(frozen=True)
+class HeadProgress:
+    """After ``step`` steps: mean divergence (nats per token) and agreement (0 … 1) on the held-out windows."""
+
+    step: int
+    divergence: float
+    agreement: float
+
+
+def train_head(
+    head: Head, capture: Capture, training: HeadTraining | None = None, on_step: Callable[[], None] = lambda: None
+) -> tuple[Head, list[HeadProgress]]:
+    """Minimise KL(full || early) over the train windows; the head ends with its best held-out weights.
+
+    Args:
+        on_step: called after every optimizer step; what it raises ends the training.
+
+    Returns:
+        ``head``, trained in place, and what the held-out windows said, first entry before training. A head without
+        trainable weights comes back as it was.
+
+    Raises:
+        CalibrationError: the loss is NaN or infinite, or the capture lacks a boundary the head reads.
+        DataError: too little text.
+    """
+    training = training or HeadTraining()
+    windows = divide_train_windows(capture, training.seed)
+    held_out = windows.head_held_out[: training.held_out_windows]
+    history = [_judge(head, capture, held_out, training, 0)]
+    if head.trained():
+        _Trainer(head, capture, training, windows.head, held_out).run(history, on_step)
+    return head, history
+
+
+class _Trainer:
+    def __init__(
+        self, head: ExitHead, capture: Capture, training: HeadTraining, windows: NDArray[np.int64], held_out: NDArray[np.int64]
+    ) -> None:
+        self.head, self.capture, self.training = head, capture, training
+        self.windows, self.held_out = windows, held_out
+        self.best = [parameter.detach().clone() for parameter in head.trained()]
+        self.optimizer = torch.optim.Adam(head.trained(), lr=training.learning_rate, betas=(0.9, 0.98))
+
+    def run(self, history: list[HeadProgress], on_step: Callable[[], None]) -> None:
+        best, misses = history[0].divergence, 0
+        for step, batch in enumerate(_endless(self.windows, self.training), start=1):
+            self._step(step, batch)
+            on_step()
+            if step % self.training.check_every and step < self.training.steps:
+                continue
+            history.append(_judge(self.head, self.capture, self.held_out, self.training, step))
+            if history[-1].divergence < best:
+                best, misses = history[-1].divergence, 0
+                self.best = [parameter.detach().clone() for parameter in self.head.trained()]
+            else:
+                misses += 1
+            if step >= self.training.steps or misses >= self.training.patience:
+                break
+        for parameter, value in zip(self.head.trained(), self.best, strict=True):
+            parameter.data.copy_(value)
+
+    def _step(self, step: int, windows: NDArray[np.int64]) -> None:
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.training.learning_rate * _schedule(step, self.training.steps)
+        batch = read_batch(self.capture, windows, self.head.boundaries)
+        loss = _divergence(self.head.logits(batch.states)[batch.valid], batch).mean()
+        if not torch.isfinite(loss):
+            raise CalibrationError(
+                f"training head {self.head.kind} at checkpoint {self.head.checkpoint} gave a loss of {loss.item()} "
+                f"in step {step}; the captured states or logits hold NaN or infinite values, capture again with --dtype fp32"
+            )
+        self.optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(self.head.trained(), 1.0)
+        self.optimizer.step()
+
+
+def _endless(windows: NDArray[np.int64], training: HeadTraining) -> Iterator[NDArray[np.int64]]:
+    """Batches of windows, in a new random order each time round."""
+    generator = np.random.default_rng(training.seed)
+    while True:
+        yield from in_batches(generator.permutation(windows), training.windows_per_step)
+
+
+def _schedule(step: int, steps: int) -> float:
+    warm_up = max(1, steps // 10)
+    if step <= warm_up:
+        return step / warm_up
+    return 0.5 * (1 + math.cos(math.pi * (step - warm_up) / max(1, steps - warm_up + 1)))
+
+
+def _divergence(logits: Tensor, batch: WindowBatch) -> Tensor:
+    valid = batch.valid
+    return top_k_divergence(logits, batch.top_ids[valid], batch.top_logits[valid], batch.logsumexp[valid])
+
+
+@torch.no_grad()
+def _judge(head: ExitHead, capture: Capture, windows: NDArray[np.int64], training: HeadTraining, step: int) -> HeadProgress:
+    divergences, agrees = [], []
+    for part in in_batches(windows, training.windows_per_step):
+        batch = read_batch(capture, part, head.boundaries)
+        logits = head.logits(batch.states)[batch.valid]
+        divergences.append(_divergence(logits, batch))
+        agrees.append(logits.argmax(1) == batch.top_ids[batch.valid][:, 0])
+    return HeadProgress(step, float(torch.cat(divergences).mean()), float(torch.cat(agrees).float().mean()))

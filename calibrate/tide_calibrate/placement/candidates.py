@@ -1,0 +1,97 @@
+"""Everything that could stand at a checkpoint: head, router and thresholds, with the trace's word on each.
+
+How fast policy ``exit`` would be with some exits, before thresholds are certified: to choose between exits, not to promise."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+from tide_runtime.bundle.calibration import ROUTERS, CostTable, ExitInfo
+from tide_runtime.errors import CalibrationError
+
+from tide_calibrate.certificate.risk import policy_counts
+from tide_calibrate.certificate.threshold_family import fit_family
+from tide_calibrate.costs.step_times import StepTimes
+from tide_calibrate.simulation.exit import simulate_exit
+from tide_calibrate.simulation.exit_decisions import ExitDecisions, decide, head_ms, router_ms
+from tide_calibrate.traces.trace import ExitTrace, SplitTrace
+
+THRESHOLD_SHARES = (0.1, 0.25, 0.4, 0.55, 0.7, 0.85)  # of the tokens kept back
+MLP_SHARES = (0.1, 0.3)  # of the tokens for which the head is not even asked
+
+
+@dataclass(frozen=True)
+class ExitOption:
+    """One way to leave at one checkpoint; ``ask_ms``: mean ms that asking costs a token that gets there."""
+
+    decisions: ExitDecisions
+    ask_ms: float
+
+    @property
+    def info(self) -> ExitInfo:
+        return self.decisions.info
+
+    @property
+    def checkpoint(self) -> int:
+        return self.info.checkpoint
+
+
+def exit_options(trace: SplitTrace, times: StepTimes, router: str = "auto") -> list[ExitOption]:
+    """All options on ``trace``, shallow first. ``router``: one kind, or ``auto`` for every kind whose scores were recorded.
+
+    A trained copy of layers (``block:k``) is no option: the runtime has no such head. Raises CalibrationError when no exit has
+    scores of the router.
+    """
+    known = sorted({name for exit in trace.exits.values() for name in exit.scores})
+    if not any(set(kind.split("+")) <= set(known) for kind in _kinds(router)):
+        raise CalibrationError(f"there are no scores of the router {router}; scored: {', '.join(known) or 'nothing'}")
+    options = []
+    for checkpoint, head in sorted(trace.exits):
+        if not head.startswith("block:"):
+            for info in _exits(trace.exits[checkpoint, head], router):
+                if checkpoint < trace.num_layers - info.tail_layers:
+                    options.append(_option(trace, info, times))
+    return options
+
+
+def score_thresholds(scores: NDArray[np.float32], shares: Iterable[float]) -> list[float]:
+    """Thresholds that keep back about these shares of the tokens, and 0, which keeps back none; rising, three digits."""
+    finite = scores[np.isfinite(scores)]
+    found = np.quantile(finite, list(shares)).tolist() if len(finite) else []
+    return sorted({0.0, *(round(min(max(value, 0.0), 1.0), 3) for value in found)})
+
+
+def _kinds(router: str) -> tuple[str, ...]:
+    return ROUTERS if router == "auto" else (router,)
+
+
+def _exits(traced: ExitTrace, router: str) -> Iterator[ExitInfo]:
+    for kind in _kinds(router):
+        asked = kind.split("+")
+        if not set(asked) <= set(traced.scores):
+            continue
+        gates = score_thresholds(traced.scores["mlp"], MLP_SHARES)[1:] if len(asked) > 1 else [None]
+        for threshold in score_thresholds(traced.scores[asked[-1]], THRESHOLD_SHARES):
+            for gate in gates:
+                yield ExitInfo(traced.checkpoint, traced.head, kind, threshold, mlp_threshold=gate)
+
+
+def _option(trace: SplitTrace, info: ExitInfo, times: StepTimes) -> ExitOption:
+    decisions = decide(trace, info, info.exact_threshold)
+    head = head_ms(info, times)
+    return ExitOption(decisions, times.asking + router_ms(info, times) + float(decisions.asks_head.mean()) * head)
+
+
+def exit_speedup(trace: SplitTrace, exits: Sequence[ExitInfo], costs: CostTable, max_disagreement: float) -> float:
+    """With the boldest thresholds that change at most ``max_disagreement`` of the tokens of ``trace``; 1 when none do."""
+    family = fit_family(trace, [(info.checkpoint, info.head, info.router, info.mlp_threshold) for info in exits])
+    counts = policy_counts(trace, family.exits, family.thresholds, np.zeros(len(trace.window), np.intp))
+    allowed = np.flatnonzero(counts.rates()[0] <= max_disagreement)
+    thresholds = family.thresholds[allowed[-1]] if len(allowed) else np.full(len(exits), np.inf)
+    if not np.isfinite(thresholds).any():
+        return 1.0
+    bold = [replace(info, exit_threshold=min(float(t), 1.0)) for info, t in zip(exits, thresholds, strict=True)]
+    return simulate_exit(trace, bold, costs).speedup

@@ -1,0 +1,156 @@
+"""The kernels of a decode loop, compiled from csrc. The runtime finds `load` by its entry point, ``loop_kernels``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from tide_runtime.backends.device.device import Device
+from tide_runtime.backends.device.element_types import BF16, FP16, FP32, INT32
+from tide_runtime.backends.device.program import Condition, Enqueue
+from tide_runtime.device_loop.loop_kernels import ExitGate, ExitScore, ExitWindow, NextInputs
+from tide_runtime.device_loop.loop_state import MOST_EOS, LoopState
+
+from tide_plugins.launch.cuda_driver import CudaDriver
+from tide_plugins.launch.decode_loop import (
+    prepare_exit_gate,
+    prepare_exit_join,
+    prepare_exit_merge,
+    prepare_exit_score,
+    prepare_loop_turn,
+)
+from tide_plugins.launch.device_array import DeviceArray
+from tide_plugins.launch.draft_verify import prepare_draft_verify
+from tide_plugins.launch.kernel_library import KernelLibrary
+
+Prepare = Callable[..., Any]
+_LEAST_CONDITIONS = 13  # kernels for older GPUs are compiled by CUDA 12, without conditions
+_DTYPES = {FP32: "f32", FP16: "f16", BF16: "bf16"}
+
+
+def _setting(launch: Any, handle: int) -> Any:
+    """``launch``, setting the condition ``handle`` as well. Parameters are passed by value: a captured launch keeps its own."""
+    params = type(launch.params).from_buffer_copy(launch.params)
+    params.graph_condition, params.sets_condition = handle, 1
+    return replace(launch, params=params)
+
+
+def load(device: Device) -> PluginLoopKernels:
+    """Kernels for the GPU of ``device``, built on first use. Raises TideError when there are none for it."""
+    return PluginLoopKernels(KernelLibrary(CudaDriver(device.ordinal)), device.stream)
+
+
+class PluginLoopKernels:
+    """`LoopKernels` from ``library``; ``stream``: where scratch memory is made, the device's own."""
+
+    def __init__(self, library: KernelLibrary, stream: int) -> None:
+        self._library, self._stream = library, stream
+
+    @property
+    def conditions_refused(self) -> str | None:
+        """Why these kernels cannot set conditions of CUDA graphs; None: they can."""
+        architecture = self._library.architecture
+        return f"kernels for {architecture.name} set no graph conditions" if architecture.cuda < _LEAST_CONDITIONS else None
+
+    def take_tokens(self, state: LoopState, chosen: int) -> Enqueue:
+        """`draft_verify` of no drafts."""
+        rows = state.rows
+        drafts = self._array(state.pointers["tokens"], "i64", rows, 0)
+        tensors = self._of(state, "length", "last_token", "limit", dtype="i64")
+        tensors |= self._of(state, "draft_count", "accepted", "emitted", dtype="i32") | self._of(state, "finished", dtype="u8")
+        tensors |= {
+            "drafts": drafts,
+            "deep_tokens": self._array(chosen, "i64", rows, 1),
+            "tokens": self._array(state.pointers["tokens"], "i64", rows, 1),
+            "eos": self._array(state.pointers["eos"], "i64", MOST_EOS),
+            "running": self._array(state.pointers["running"], "i32"),
+        }
+        return self._fixed(prepare_draft_verify, tensors)
+
+    def turn(self, state: LoopState, inputs: NextInputs, slots: int) -> Enqueue:
+        tensors = self._of(state, "tokens", "length", "last_token", dtype="i64") | self._of(state, "exits", dtype="u8")
+        tensors |= self._of(state, "emitted", dtype="i32") | self._scalars(state, "running", "turns_left", "proceed")
+        ring, counts = state.ring.pointers
+        tensors |= {
+            "ring": self._array(ring, "i64", state.ring.turns, state.rows),
+            "counts": self._array(counts, "i64", 1 + state.exits),
+        }
+        tensors |= self._places(inputs, (state.rows,))
+        return self._deciding(prepare_loop_turn, state.proceed, tensors, slots=slots)
+
+    def exit_score(self, state: LoopState, exit: ExitScore) -> Enqueue:
+        score = self._array(exit.score, "f32", state.rows)
+        tensors = {
+            "logits": self._array(exit.logits, _DTYPES[exit.element], state.rows, exit.vocab),
+            "token": self._array(exit.token, "i64", state.rows),
+            "score": score,
+        }
+        tensors |= {"mlp_score": score} if exit.has_mlp else {}
+        launch = prepare_exit_score(self._library, stream=self._stream, mlp_threshold=exit.mlp_threshold, **tensors)
+        return lambda stream: launch.enqueue(stream)
+
+    def exit_join(self, state: LoopState, window: ExitWindow) -> Enqueue:
+        tensors = self._of(state, "finished", dtype="u8") | self._waiting(state)
+        tensors |= {
+            "states": self._array(window.states, "u8", state.rows, window.arriving, window.row_bytes),
+            "window": self._array(window.window, "u8", state.rows, window.width, window.row_bytes),
+        }
+        if window.last is not None:
+            tensors["last"] = self._array(window.last, "u8", state.rows, window.row_bytes)
+        return self._fixed(prepare_exit_join, tensors, number=window.number)
+
+    def exit_gate(self, state: LoopState, gate: ExitGate) -> Enqueue:
+        deeper = state.deeper[gate.number - 1]
+        tensors = self._of(state, "length", "chosen", dtype="i64") | self._of(state, "finished", "exits", dtype="u8")
+        tensors |= self._scalars(state, "turns_left") | self._waiting(state)
+        tensors |= {
+            "score": self._array(gate.score, "f32", state.rows),
+            "exit_token": self._array(gate.exit_token, "i64", state.rows),
+            "deeper": self._array(deeper.flag, "i32"),
+            "counts": self._array(state.ring.pointers[1], "i64", 1 + state.exits),
+        }
+        tensors |= self._places(gate.behind, (state.rows, gate.width))
+        numbers = {"slots": gate.slots, "threshold": gate.threshold, "number": gate.number, "width": gate.width}
+        return self._deciding(prepare_exit_gate, deeper, tensors, **numbers)
+
+    def exit_merge(self, state: LoopState, deep_token: int) -> Enqueue:
+        tensors = self._of(state, "chosen", dtype="i64") | self._of(state, "exits", dtype="u8") | self._waiting(state)
+        tensors["deep_token"] = self._array(deep_token, "i64", state.rows)
+        return self._fixed(prepare_exit_merge, tensors)
+
+    def _fixed(self, prepare: Prepare, tensors: dict[str, Any], **numbers: Any) -> Enqueue:
+        launch = prepare(self._library, stream=self._stream, **tensors, **numbers)
+        return lambda stream: launch.enqueue(stream)
+
+    def _deciding(self, prepare: Prepare, condition: Condition, tensors: dict[str, Any], **numbers: Any) -> Enqueue:
+        """A kernel that sets ``condition``; a launch holds its handle, which each graph has of its own."""
+        launch = prepare(self._library, stream=self._stream, **tensors, **numbers)
+
+        def enqueue(stream: int) -> None:
+            # The same launch over the same scratch memory: nothing is to be allocated while a graph is captured.
+            (launch if condition.handle is None else _setting(launch, condition.handle)).enqueue(stream)
+
+        return enqueue
+
+    def _places(self, inputs: NextInputs, windows: tuple[int, ...]) -> dict[str, Any]:
+        """The next inputs by the kernels' names for them: those of 32 bits end in 32."""
+        tensors = {}
+        for name, pointer in inputs.pointers.items():
+            narrow = inputs.types[name] is INT32
+            shape = windows if name == "position_ids" else windows[:1]
+            key = f"{name}32" if narrow and name != "seqlens_k" else name
+            tensors[key] = self._array(pointer, "i32" if narrow else "i64", *shape)
+        return tensors
+
+    def _of(self, state: LoopState, *names: str, dtype: str) -> dict[str, Any]:
+        return {name: self._array(state.pointers[name], dtype, state.rows) for name in names}
+
+    def _waiting(self, state: LoopState) -> dict[str, Any]:
+        return {"waiting": self._array(state.pointers["waiting"], "i32", state.exits, state.rows)}
+
+    def _scalars(self, state: LoopState, *names: str) -> dict[str, Any]:
+        return {name: self._array(state.pointers[name], "i32") for name in names}
+
+    def _array(self, pointer: int, dtype: str, *shape: int) -> Any:
+        return DeviceArray(pointer, shape, dtype, self._library.driver.device)

@@ -1,0 +1,132 @@
+"""A GPU as the runtime's `Device`, through cuda.core, and cuda.bindings for copies of parts of a buffer."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from threading import RLock
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tide_runtime.backends.device.deferred_frees import DeferredFrees
+from tide_runtime.errors import DeviceMemoryError, TargetError
+
+INSTALL = "pip install 'tide-llm[kernels]'"
+
+
+class CudaMemory:
+    """A cuda.core buffer, which goes to ``frees`` with this object."""
+
+    def __init__(self, buffer: Any, frees: DeferredFrees) -> None:
+        self._buffer, self._frees = buffer, frees
+        self.pointer = int(buffer.handle)
+
+    def __del__(self) -> None:
+        self._frees.drop(self._buffer)
+
+
+class _PinnedBytes:
+    """A pinned buffer as NumPy sees it; arrays made of this keep it alive."""
+
+    def __init__(self, buffer: Any, count_bytes: int) -> None:
+        self._buffer = buffer
+        place = (int(buffer.handle), False)
+        self.__array_interface__ = {"data": place, "shape": (count_bytes,), "typestr": "|u1", "version": 3}
+
+
+class CudaMark:
+    """A cuda.core event."""
+
+    def __init__(self, event: Any) -> None:
+        self._event = event
+
+    def wait(self) -> None:
+        self._event.sync()
+
+
+class CudaDevice:
+    """GPU number ``ordinal`` with a stream of its own.
+
+    Raises:
+        TargetError: cuda.core is not installed, or this machine has no driver or no such GPU; with the reason.
+    """
+
+    kind = "cuda"
+
+    def __init__(self, ordinal: int = 0) -> None:
+        try:
+            from cuda.bindings import driver
+            from cuda.core import Device, LegacyPinnedMemoryResource
+        except ImportError as error:
+            raise TargetError(f"running on a GPU needs cuda.core ({error}): {INSTALL}") from None
+        self._api, self.ordinal = driver, ordinal
+        try:
+            self.gpu = Device(ordinal)
+            self.gpu.set_current()
+            self.core_stream = self.gpu.create_stream()
+        except Exception as error:  # cuda.core raises classes of its own for no driver, no GPU, and a wrong number
+            raise TargetError(f"GPU {ordinal} cannot be used: {type(error).__name__}: {error}") from error
+        self.stream = int(self.core_stream.handle)
+        self._pinned = LegacyPinnedMemoryResource()
+        lock = RLock()
+        self.lock: AbstractContextManager[Any] = lock
+        self._frees = DeferredFrees(lock)
+        major, minor = self.gpu.compute_capability
+        self.compute, self.name = 10 * major + minor, self.gpu.name
+
+    def capturing(self) -> AbstractContextManager[None]:
+        return self._frees.kept()
+
+    def use(self) -> None:
+        self.gpu.set_current()
+
+    def allocate(self, count_bytes: int) -> CudaMemory:
+        try:
+            with self.lock:
+                self._frees.free()
+                buffer = self.gpu.allocate(max(count_bytes, 1), stream=self.core_stream)
+                buffer.fill(0, stream=self.core_stream)
+        except Exception as error:  # cuda.core's CUDAError is not part of its public names
+            raise DeviceMemoryError(
+                f"GPU {self.ordinal} ({self.name}) has no {count_bytes / 2**20:.0f} MiB left ({error}); "
+                "run fewer rows at once (max_batch), or export with a smaller --max-seq-len"
+            ) from error
+        return CudaMemory(buffer, self._frees)
+
+    def pinned(self, count_bytes: int) -> NDArray[np.uint8]:
+        return np.asarray(_PinnedBytes(self._pinned.allocate(count_bytes), count_bytes))
+
+    def upload(self, pointer: int, source: NDArray[Any]) -> None:
+        with self.lock:
+            self._done("cuMemcpyHtoDAsync", self._api.cuMemcpyHtoDAsync(pointer, source.ctypes.data, source.nbytes, self.stream))
+
+    def download(self, target: NDArray[Any], pointer: int) -> None:
+        with self.lock:
+            self._done("cuMemcpyDtoHAsync", self._api.cuMemcpyDtoHAsync(target.ctypes.data, pointer, target.nbytes, self.stream))
+
+    def copy(self, target: int, source: int, count_bytes: int) -> None:
+        with self.lock:
+            self._done("cuMemcpyDtoDAsync", self._api.cuMemcpyDtoDAsync(target, source, count_bytes, self.stream))
+
+    def copy_strided(self, target: int, source: int, pitch: int, width: int, height: int) -> None:
+        device = self._api.CUmemorytype.CU_MEMORYTYPE_DEVICE
+        wanted = self._api.CUDA_MEMCPY2D()
+        wanted.srcMemoryType, wanted.srcDevice, wanted.srcPitch = device, source, pitch
+        wanted.dstMemoryType, wanted.dstDevice, wanted.dstPitch = device, target, pitch
+        wanted.WidthInBytes, wanted.Height = width, height
+        with self.lock:
+            self._done("cuMemcpy2DAsync", self._api.cuMemcpy2DAsync(wanted, self.stream))
+
+    def mark(self) -> CudaMark:
+        with self.lock:
+            return CudaMark(self.core_stream.record())
+
+    def synchronize(self) -> None:
+        self.mark().wait()  # of the stream itself it could not be asked while another thread captures
+
+    def _done(self, call: str, result: tuple[Any, ...]) -> None:
+        if result[0] != self._api.CUresult.CUDA_SUCCESS:
+            _, text = self._api.cuGetErrorString(result[0])
+            meaning = text.decode() if text else "no description"
+            raise TargetError(f"{call} on GPU {self.ordinal} failed: {result[0].name}: {meaning}")

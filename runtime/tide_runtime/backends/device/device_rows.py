@@ -1,0 +1,129 @@
+"""Rows in device memory that the host handles without copying them: slices assigned to each other are copied on the device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tide_runtime.backends.device.device import Device, Memory
+from tide_runtime.backends.device.element_types import ElementType
+
+
+class DeviceRows:
+    """[T, W] elements on ``device``, rows behind each other; NumPy's ``asarray`` copies them to the host (and waits).
+
+    Args:
+        places: in which row of the memory each of the T rows stands; None: one behind the other.
+        owner: what keeps the memory.
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        pointer: int,
+        shape: tuple[int, int],
+        element: ElementType,
+        owner: Memory,
+        places: Sequence[int] | None = None,
+    ) -> None:
+        self.device, self.pointer, self.shape, self.element = device, pointer, shape, element
+        self._owner, self._places = owner, places
+        self.row_bytes = shape[1] * element.bytes
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Of the values that `asarray` gives."""
+        return self.element.widened(np.empty(0, self.element.host)).dtype
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __iter__(self) -> Iterator[DeviceRow]:
+        return (self[i] for i in range(len(self)))
+
+    def __getitem__(self, index: int | slice) -> Any:
+        if isinstance(index, slice):
+            return self._slice(index)
+        return DeviceRow(self._slice(slice(index, index + 1)))
+
+    def __setitem__(self, index: int | slice, source: Any) -> None:
+        target = self._slice(index if isinstance(index, slice) else slice(index, index + 1))
+        if isinstance(source, DeviceRow):
+            source = source.rows
+        if isinstance(source, DeviceRows):
+            _copy_on_device(target, source)
+        else:
+            _upload(target, np.broadcast_to(np.asarray(source, self.element.host), target.shape))
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
+        bits = np.empty(self.shape, self.element.host)
+        for first, count, pointer in self.runs():
+            self.device.download(bits[first : first + count], pointer)
+        self.device.synchronize()
+        values = self.element.widened(bits)
+        return values if dtype is None else values.astype(dtype, copy=False)
+
+    def __array_function__(self, function: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        if function is np.empty_like:
+            rows, width = kwargs["shape"]
+            memory = self.device.allocate(rows * width * self.element.bytes)
+            return DeviceRows(self.device, memory.pointer, (rows, width), self.element, memory, None)
+        return function(*[np.asarray(a) if isinstance(a, DeviceRows) else a for a in args], **kwargs)
+
+    def astype(self, dtype: Any, copy: bool = True) -> NDArray[Any]:
+        return np.asarray(self).astype(dtype, copy=False)
+
+    def copy(self) -> NDArray[Any]:
+        return np.asarray(self)
+
+    def runs(self) -> Iterator[tuple[int, int, int]]:
+        """Rows that lie behind each other in memory: the first, how many, and the address."""
+        if self._places is None:
+            yield 0, len(self), self.pointer
+            return
+        begin = 0
+        while begin < len(self):
+            end = begin + 1
+            while end < len(self) and self._places[end] == self._places[end - 1] + 1:
+                end += 1
+            yield begin, end - begin, self.pointer + self._places[begin] * self.row_bytes
+            begin = end
+
+    def _slice(self, index: slice) -> DeviceRows:
+        first, stop, _ = index.indices(len(self))
+        shape = (max(0, stop - first), self.shape[1])
+        if self._places is not None:
+            return DeviceRows(self.device, self.pointer, shape, self.element, self._owner, self._places[first:stop])
+        return DeviceRows(self.device, self.pointer + first * self.row_bytes, shape, self.element, self._owner, None)
+
+
+class DeviceRow:
+    """One of `DeviceRows`, [W]."""
+
+    def __init__(self, rows: DeviceRows) -> None:
+        self.rows, self.shape = rows, rows.shape[1:]
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
+        return self.rows.__array__(dtype)[0]
+
+    def __getitem__(self, index: Any) -> Any:
+        return np.asarray(self)[index]
+
+
+def _upload(target: DeviceRows, values: NDArray[Any]) -> None:
+    """Through pinned memory of its own: the caller's array may change before the copy is made."""
+    for first, count, pointer in target.runs():
+        staged = target.device.pinned(count * target.row_bytes)
+        staged.view(target.element.host).reshape(count, -1)[:] = values[first : first + count]
+        target.device.upload(pointer, staged)
+    target.device.synchronize()  # frees the pinned memory only after it was read
+
+
+def _copy_on_device(target: DeviceRows, source: DeviceRows) -> None:
+    assert target.shape == source.shape, (target.shape, source.shape)
+    for first, count, pointer in target.runs():
+        for inner, many, origin in source._slice(slice(first, first + count)).runs():
+            target.device.copy(pointer + inner * target.row_bytes, origin, many * target.row_bytes)

@@ -1,0 +1,339 @@
+"""Steps whose tensors stay on a device: what goes there is token ids and places, what comes back token ids and scores.
+
+Hidden states, logits and caches are handed from graph to graph by address. A `DeviceBackend` binds a graph to the addresses.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tide_runtime.backends.attention import ATTENTION_BIAS, AttentionBias
+from tide_runtime.backends.device.arena import Arena
+from tide_runtime.backends.device.device import Device
+from tide_runtime.backends.device.device_caches import DeviceCaches
+from tide_runtime.backends.device.device_rows import DeviceRows
+from tide_runtime.backends.device.element_types import ELEMENT_TYPES, FP32, INT64, ElementType
+from tide_runtime.backends.device.program import Enqueue
+from tide_runtime.backends.device.transfer_block import TransferBlock
+from tide_runtime.backends.graph_contract import hidden_states
+from tide_runtime.backends.step_arrays import StepPositions, StepShape
+from tide_runtime.bundle.manifest import HEAD, Manifest
+from tide_runtime.errors import ParamsError
+
+_KEPT_STEPS = 128  # shapes whose bindings are kept per ExecutionContext
+ON_HOST = "total_sequence_length"  # ONNX Runtime's GroupQueryAttention reads it on the host, on every device
+
+
+@dataclass(frozen=True)
+class DeviceTensor:
+    """One tensor of a graph: where it lies, as the graph sees it. ``on_host``: in host memory."""
+
+    pointer: int
+    shape: tuple[int, ...]
+    element: ElementType
+    on_host: bool = False
+
+
+class DeviceBackend(Protocol):
+    """What differs between the backends whose tensors stay on a device."""
+
+    manifest: Manifest
+    device: Device
+    layers: dict[str, int]  # graph name → decoder layers it runs
+    launches: dict[str, int]
+    element: ElementType  # of hidden states and caches
+    logits_element: ElementType
+    pads_rows: bool  # every row of a step takes as many places as the longest has tokens
+    fixed_stream: bool  # graphs run on the device's stream, whichever they are queued on
+    copies_caches: bool  # on the device's stream, after each run of a graph
+    input_types: Mapping[str, ElementType]  # of inputs that are not int64, or int32 where the name says it
+
+    def form(self, graph: str, shape: StepShape) -> str:
+        """Which compiled form of ``graph`` runs steps of ``shape``."""
+
+    def bind(self, form: str, step: DeviceStep, graph: str) -> Enqueue:
+        """What queues ``form`` on a stream with the tensors of ``step``."""
+
+
+class DeviceContext:
+    """KV caches in device memory, and the steps over them. ``attached``: what backends and policies keep as long as these."""
+
+    def __init__(self, backend: DeviceBackend, capacity: int) -> None:
+        self.backend, self.capacity, self.layers_launched = backend, capacity, 0
+        self.every_layer: Sequence[str] = [segment.name for segment in backend.manifest.segments]
+        backend.device.use()
+        self.caches = DeviceCaches(backend.device, backend.manifest, backend.element, capacity)
+        self.buffers = DeviceBuffers(backend.device)
+        self.attached: dict[Hashable, Any] = {}
+        self._steps: OrderedDict[StepShape, DeviceStep] = OrderedDict()
+
+    def step(self, first_row: int, counts: Sequence[int], wanted: Sequence[int] = ()) -> DeviceStep:
+        self.backend.device.use()
+        shape = StepShape.of(first_row, counts, wanted)
+        if shape not in self._steps:
+            self._steps[shape] = DeviceStep(self, shape)
+            if len(self._steps) > _KEPT_STEPS:
+                self._steps.popitem(last=False)
+        self._steps.move_to_end(shape)
+        step = self._steps[shape]
+        step.begin(counts, wanted)
+        return step
+
+    def clear(self) -> None:
+        """Nothing to do: these caches have all their slots at once, for addresses that never change."""
+
+    def close(self) -> None:
+        """Steps, and what is attached, know these slots; while they were kept, the caches' memory would be too."""
+        self.attached.clear()
+        self._steps.clear()
+
+    def move_row(self, source: int, target: int, length: int) -> None:
+        self.backend.device.use()
+        self.caches.move_row(source, target, length)
+
+    def count(self, graph: str, times: int = 1) -> None:
+        """Note launches of ``graph``: the only place where they are counted."""
+        self.backend.launches[graph] += times
+        self.layers_launched += times * self.backend.layers[graph]
+
+
+class DeviceBuffers:
+    """Arenas for what graphs give each other, shared by the steps of all shapes; a step keeps alive what it was bound to."""
+
+    def __init__(self, device: Device) -> None:
+        self._device, self._kept = device, dict[tuple[str, ...], Arena]()
+
+    def get(self, **sizes: int) -> Arena:
+        """One for at least so many bytes of each name; asked for the same names again, the same one while it is large enough."""
+        names = tuple(sizes)
+        kept = self._kept.get(names)
+        if kept is None or any(size > kept.sizes[name] for name, size in sizes.items()):
+            known = kept.sizes if kept is not None else {}
+            grown = {name: _grown(known.get(name, 0), size) for name, size in sizes.items()}
+            self._kept[names] = Arena(self._device, grown)
+        return self._kept[names]
+
+
+def _grown(known: int, wanted: int) -> int:
+    """By a factor when it must, so that it must seldom."""
+    return known if wanted <= known else max(wanted, 2 * known)
+
+
+class DeviceStep:
+    """One shape of step. ``tensors`` has what graphs are bound to; `send` and `run` queue work, reading results waits for it.
+
+    Args:
+        buffers: memory of its own, for steps that hand states to each other in other ways than from graph to graph.
+        captured: it becomes part of a CUDA graph, which nothing that other steps use may change afterwards.
+    """
+
+    def __init__(
+        self, context: DeviceContext, shape: StepShape, buffers: DeviceBuffers | None = None, captured: bool = False
+    ) -> None:
+        backend = context.backend
+        self.captured = captured
+        self.attached: dict[Hashable, Any] = {} if captured else context.attached
+        self.slots, self.shape, self.positions = context, shape, StepPositions(shape)
+        self._buffers = buffers or context.buffers
+        self._padded = backend.pads_rows and not shape.even
+        self.places = shape.rows * shape.seq if self._padded else shape.tokens
+        self._ids = np.zeros(shape.tokens, np.int64)
+        sent = {"input_ids": ((self.places,), np.dtype(np.int64))}
+        sent |= {name: (a.shape, a.dtype) for name, a in self.positions.arrays.items() if name != ON_HOST}
+        types = {name: np.dtype(kind.host) for name, kind in backend.input_types.items()}
+        self.block = TransferBlock(backend.device, {name: (size, types.get(name, dtype)) for name, (size, dtype) in sent.items()})
+        self._biases: dict[str, tuple[AttentionBias, TransferBlock]] = {}
+        self._runs: dict[str, Enqueue] = {}
+        self._arena = self._buffers.get(**self._sizes())
+        self._head_logits: Arena | None = None
+        self._counts: Sequence[int] = ()
+        self._wanted: Sequence[int] = ()
+        self._lengths: Sequence[int] = [0] * shape.rows
+        self._read_back: dict[str, NDArray[Any]] = {}
+        self._fresh: set[str] = set()  # of these, what no launch has changed since
+        self._sent = self._from_head = False
+        self.hidden = self._hidden_rows(None)
+
+    def begin(self, counts: Sequence[int], wanted: Sequence[int]) -> None:
+        """For rows with ``counts`` tokens; the arrays may be filled from here on."""
+        self._counts, self._wanted, self._sent = counts, wanted, False
+        self.block.wait_until_writable()
+        self.positions.arrange(counts, wanted)
+        if self._padded:
+            self.hidden = self._hidden_rows(self._packed_from.tolist())
+
+    @property
+    def _packed_from(self) -> NDArray[np.int64]:
+        """[T]: the place of each packed token among the padded ones."""
+        return self.positions.arrays["packed_from"][0]
+
+    @property
+    def input_ids(self) -> NDArray[np.int64]:
+        return self._ids if self._padded else self.block.host["input_ids"]
+
+    def place(self, lengths: Sequence[int]) -> None:
+        self.slots.caches.reserve(max(lengths) + self.shape.seq)
+        self._lengths = list(lengths)
+        self.positions.place(lengths)
+        self._sent = False
+
+    def place_scattered(self, slot: int, positions: NDArray[np.int64], before: NDArray[np.int64] | None = None) -> None:
+        raise ParamsError("prefill_exit needs the target cpu: attention on a GPU goes by slots; leave prefill_exit out")
+
+    def widen(self) -> None:
+        """Let what kernels size their work by, on the host, hold for any place: the device will move the rows on."""
+        self.positions.arrays[ON_HOST][...] = self.slots.caches.limit
+
+    def run(self, graph: str) -> None:
+        self.slots.count(graph)
+        if not self._sent:
+            self.send()
+        self.enqueue(graph)
+
+    def enqueue(self, graph: str, stream: int | None = None) -> None:
+        """Queue one graph on whatever the inputs hold by then; on the device's stream unless another is given."""
+        backend = self.slots.backend
+        form = backend.form(graph, self.shape)
+        self._fresh.clear()
+        self._from_head = graph == HEAD
+        with backend.device.lock:
+            if form not in self._runs:
+                self._runs[form] = backend.bind(form, self, graph)
+            self._runs[form](backend.device.stream if stream is None else stream)
+
+    def send(self) -> None:
+        """Queue the copy of token ids and places to the device."""
+        self.block.wait_until_writable()
+        if self._padded:
+            self.block.host["input_ids"][:] = self._ids[self.positions.arrays["padded_from"].ravel()]
+        for name, array in self.positions.arrays.items():
+            if name != ON_HOST:
+                self.block.host[name][...] = array
+        if self._padded:
+            self.block.host["logits_index"][...] = self._packed_from[self.positions.arrays["logits_index"]]
+        self.block.send()
+        for bias, block in self._biases.values():
+            self._send_bias(bias, block)
+        self._sent = True
+
+    @property
+    def token(self) -> NDArray[np.int64]:
+        """[N]; reading waits for all that is queued."""
+        token = self._read("token", INT64, self._token_room)
+        return token[self._packed_from] if self._padded and self._from_head else token
+
+    @property
+    def _token_room(self) -> int:
+        return max(self.shape.outputs, self.places)
+
+    @property
+    def score(self) -> NDArray[np.float32]:
+        """[T]"""
+        score = self._read("score", FP32, self.places)
+        return score[self._packed_from] if self._padded else score
+
+    @property
+    def logits(self) -> DeviceRows:
+        """[N, V], of the graph run last; stay where they are until somebody looks at them."""
+        element, vocab = self.slots.backend.logits_element, self.slots.backend.manifest.model.vocab_size
+        device, arena = self.slots.backend.device, self._arena
+        if not self._from_head:
+            return DeviceRows(device, arena.pointers["logits"], (self.shape.outputs, vocab), element, arena, None)
+        places = self._packed_from.tolist() if self._padded else None
+        arena = self._for_head()
+        return DeviceRows(device, arena.pointer, (self.shape.tokens, vocab), element, arena, places)
+
+    def address(self, name: str) -> int:
+        """Where ``token`` [N] or ``score`` [T] lies."""
+        return self._arena.pointers[name]
+
+    def tensors(self, graph: str, packed: bool, names: Sequence[str]) -> dict[str, DeviceTensor]:
+        """Those of the tensors ``names`` that ``graph`` takes and gives: as [1, T, …] where ``packed``, else as [B, S, …]."""
+        tokens = (1, self.places) if packed else (self.shape.rows, self.shape.seq)
+        return {name: self._tensor(graph, tokens, name) for name in names}
+
+    def _tensor(self, graph: str, tokens: tuple[int, int], name: str) -> DeviceTensor:
+        backend, shape = self.slots.backend, self.shape
+        model, source = backend.manifest.model, name.replace("_cache_out_", "_cache_")
+        reads, writes = hidden_states(backend.manifest, graph)
+        if source in self.slots.caches.shapes:
+            rows = (shape.rows, *self.slots.caches.shapes[source][1:])
+            return DeviceTensor(self.slots.caches.pointer(source, shape.first_row), rows, backend.element)
+        if name in ("hidden", "hidden_out"):
+            states = self.hidden[reads if name == "hidden" else writes]
+            return DeviceTensor(states.pointer, (*tokens, model.hidden_size), backend.element)
+        given = self.places if graph == HEAD else shape.outputs
+        if name == "token":
+            return DeviceTensor(self.address("token"), (1, given), INT64)
+        if name == "logits":
+            pointer = self._for_head().pointer if graph == HEAD else self._arena.pointers["logits"]
+            return DeviceTensor(pointer, (1, given, model.vocab_size), backend.logits_element)
+        if name == "score":
+            return DeviceTensor(self.address("score"), tokens, FP32)
+        if name.startswith(ATTENTION_BIAS):
+            return self._bias(name)
+        if name == ON_HOST:
+            array = self.positions.arrays[name]
+            return DeviceTensor(array.ctypes.data, array.shape, ELEMENT_TYPES["int32"], on_host=True)
+        sent = "padded_position_ids" if self._padded and name == "position_ids" else name
+        array = self.block.host[sent]
+        dims = tokens if name in ("input_ids", "position_ids") else array.shape
+        return DeviceTensor(self.block.pointers[sent], dims, ELEMENT_TYPES[array.dtype.name])
+
+    def _bias(self, name: str) -> DeviceTensor:
+        if name not in self._biases:
+            bias = AttentionBias.named(name, self.shape.rows, self.shape.seq, self.slots.caches.limit)
+            block = TransferBlock(self.slots.backend.device, {name: (bias.array.shape, np.float32)})
+            self._biases[name] = bias, block
+            self._send_bias(bias, block)
+        bias, block = self._biases[name]
+        return DeviceTensor(block.pointers[name], bias.array.shape, FP32)
+
+    def _send_bias(self, bias: AttentionBias, block: TransferBlock) -> None:
+        bias.fill(self._lengths)
+        block.wait_until_writable()
+        [host] = block.host.values()
+        host[...] = bias.array
+        block.send()
+
+    def _hidden_rows(self, places: Sequence[int] | None) -> list[DeviceRows]:
+        backend = self.slots.backend
+        width, rows = backend.manifest.model.hidden_size, []
+        for number in range(len(backend.manifest.segments)):
+            pointer, shape = self._arena.pointers[f"hidden_{number}"], (self.shape.tokens, width)
+            rows.append(DeviceRows(backend.device, pointer, shape, backend.element, self._arena, places))
+        return rows
+
+    def _sizes(self) -> dict[str, int]:
+        """Bytes of what the graphs of a step give, but for the head's logits of every token, which few steps ask for."""
+        backend, model = self.slots.backend, self.slots.backend.manifest.model
+        states = self.places * model.hidden_size * backend.element.bytes
+        return {
+            **{f"hidden_{number}": states for number in range(len(backend.manifest.segments))},
+            "logits": self.shape.outputs * model.vocab_size * backend.logits_element.bytes,
+            "token": self._token_room * INT64.bytes,
+            "score": self.places * FP32.bytes,
+        }
+
+    def _for_head(self) -> Arena:
+        if self._head_logits is None:
+            backend = self.slots.backend
+            row_bytes = backend.manifest.model.vocab_size * backend.logits_element.bytes
+            self._head_logits = self._buffers.get(head_logits=self.places * row_bytes)
+        return self._head_logits
+
+    def _read(self, name: str, element: ElementType, count: int) -> NDArray[Any]:
+        device = self.slots.backend.device
+        if name not in self._read_back:
+            self._read_back[name] = device.pinned(count * element.bytes).view(element.host)
+        if name not in self._fresh:
+            device.download(self._read_back[name], self._arena.pointers[name])
+            device.synchronize()
+            self._fresh.add(name)
+        return self._read_back[name]

@@ -1,0 +1,121 @@
+"""The segment contract, checked: what a compiled graph takes and gives must be what the runtime will bind to it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+from tide_runtime.bundle.manifest import HEAD, UNCUT, GraphInfo, Manifest, exit_graph, forms_of, kv_fill_graph
+from tide_runtime.errors import BundleError
+
+Shape = Sequence[int | str | None]
+_POSITIONS: dict[str, Shape] = {  # name, as a regular expression → shape; position_ids is like input_ids
+    "write_index": (None,),
+    "seqlens_k": (None,),
+    "total_sequence_length": (),
+    "padded_from": (None, None),
+    "packed_from": (1, None),
+    "padded_position_ids": (None, None),
+    r"attention_bias(_\d+)?": (None, None, 1, None),
+}
+
+
+def check_interface(manifest: Manifest, name: str, file: str, inputs: Mapping[str, Shape], outputs: Mapping[str, Shape]) -> None:
+    """Raise BundleError unless the ``inputs`` and ``outputs`` (name → shape) compiled into ``file`` fit the manifest.
+
+    Args:
+        name: of a graph, or of a form that the manifest does not list: all segments as one, or of a segment for several rows,
+            which takes its positions in another way.
+
+    Names must be those the manifest lists and the contract asks for; dimensions fixed in the graph must be the model's.
+    """
+    packed = "padded_from" in inputs  # which tells where packed tokens stand
+    listed_as = next((g for g in manifest.graphs if g.name == name), None)
+    graph = listed_as or _formed(manifest, name)
+    wanted_inputs, wanted_outputs = _contract(manifest, graph, packed)
+    if any(n.startswith("key_cache_") for n in wanted_inputs):  # lowering may take positions in its kernel's own form, or not
+        positions = _POSITIONS | {"position_ids": (1 if packed else None, None)}
+        wanted_inputs |= {n: shape for n in inputs for known, shape in positions.items() if re.fullmatch(known, n)}
+    listed_inputs = {tensor.name for tensor in listed_as.inputs} if listed_as else set(inputs)
+    listed_outputs = {tensor.name for tensor in listed_as.outputs} if listed_as else set(outputs)
+    for kind, wanted, listed, found in (
+        ("inputs", wanted_inputs, listed_inputs, inputs),
+        ("outputs", wanted_outputs, listed_outputs, outputs),
+    ):
+        if set(found) != set(wanted) or listed != set(wanted):
+            odd = sorted(set(found) ^ set(wanted)) or sorted(listed ^ set(wanted))
+            raise BundleError(
+                f"{file} does not have the {kind} that {name} needs (missing or unexpected: {', '.join(odd)}): "
+                "the manifest belongs to other files; export the bundle again"
+            )
+        for tensor, shape in wanted.items():
+            _check_shape(file, tensor, shape, found[tensor])
+
+
+def _formed(manifest: Manifest, name: str) -> GraphInfo:
+    """The segment, or all of them as one, that ``name`` is a form of."""
+    uncut = GraphInfo(UNCUT, [0, manifest.model.num_layers], 0, [], [])
+    return next(g for g in (*manifest.segments, uncut) if name in forms_of(g.name))
+
+
+def _contract(manifest: Manifest, graph: GraphInfo, packed: bool) -> tuple[dict[str, Shape], dict[str, Shape]]:
+    """Inputs and outputs of ``graph`` by name; None is a dimension that varies. ``packed``: rows in one, [1, T]."""
+    model, rows = manifest.model, 1 if packed else None
+    tokens, hidden = (rows, None), (rows, None, model.hidden_size)
+    if graph.name == HEAD:
+        return {"hidden": hidden}, {"logits": (None, None, model.vocab_size), "token": tokens}
+    exits = manifest.calibration.exits if manifest.calibration is not None else []
+    for info in exits:
+        if graph.name == exit_graph(info):
+            return {"hidden": hidden}, {name: tokens if name == "score" else hidden for name in info.graph_outputs()}
+        if graph.name == kv_fill_graph(info):
+            skipped = _caches(manifest, range(info.checkpoint, model.num_layers - info.tail_layers))
+            return {"hidden": hidden} | skipped, _written(skipped)
+    assert graph.layers is not None
+    caches = _caches(manifest, range(*graph.layers))
+    inputs: dict[str, Shape] = {"input_ids": tokens} if graph.layers[0] == 0 else {"hidden": hidden}
+    outputs: dict[str, Shape] = {"hidden_out": hidden}
+    if graph.layers[1] == model.num_layers:
+        inputs["logits_index"], outputs = (None,), {"logits": (1, None, model.vocab_size), "token": (1, None)}
+    return inputs | caches, outputs | _written(caches)
+
+
+def _caches(manifest: Manifest, layers: range) -> dict[str, Shape]:
+    caches: dict[str, Shape] = {}
+    for layer in layers:
+        kv = manifest.kv[layer]
+        caches[f"key_cache_{layer}"] = (None, kv.heads, None, kv.key_dim)
+        caches[f"value_cache_{layer}"] = (None, kv.heads, None, kv.value_dim)
+    return caches
+
+
+def _written(caches: dict[str, Shape]) -> dict[str, Shape]:
+    return {name.replace("_cache_", "_cache_out_"): shape for name, shape in caches.items()}
+
+
+def hidden_states(manifest: Manifest, graph: str) -> tuple[int, int]:
+    """Which of a step's ``hidden`` arrays ``graph`` reads and writes. Array i is what segment i gives; the last segment gives
+    logits instead, as ``uncut`` does, and the last array is what ``head`` reads.
+
+    An exit's translated state goes where its head continues: into the last segment (``tail:k``) or into the LM head.
+    """
+    names = [segment.name for segment in manifest.segments]
+    if graph in names:
+        number = names.index(graph)
+        return number - 1, number  # segment_0 reads token ids instead
+    exits = manifest.calibration.exits if manifest.calibration is not None else []
+    for info in exits:
+        if graph in (exit_graph(info), kv_fill_graph(info)):  # the latter writes caches only
+            return manifest.checkpoints.index(info.checkpoint), len(names) - (2 if info.tail_layers else 1)
+    return len(names) - 1, len(names) - 1
+
+
+def _check_shape(file: str, name: str, wanted: Shape, found: Shape) -> None:
+    fits = len(found) == len(wanted) and all(
+        not isinstance(have, int) or have == need for have, need in zip(found, wanted, strict=False)
+    )
+    if not fits:
+        raise BundleError(
+            f"{name} of {file} has the shape {list(found)}, the manifest makes it {list(wanted)}: the two do not belong "
+            "together; export the bundle again"
+        )

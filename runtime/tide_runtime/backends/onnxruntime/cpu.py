@@ -1,0 +1,329 @@
+"""ONNX Runtime on the CPU: one session per graph, everything bound once per shape, caches updated in place.
+
+A segment is compiled several times: ``segment_i`` with GroupQueryAttention, ``segment_i.ragged`` with another kernel of it for
+rows of different lengths, ``segment_i.batched`` with plain products for steps of several rows (see attention_form); so are all
+segments as one graph, ``uncut``, for tokens that go through every layer.
+What not everybody needs is loaded when a step first needs it: the forms for several rows, ``kv_fill_c``, and, in a bundle
+without exits, the segments and ``head``.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Container, Sequence, Set
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+from numpy.typing import NDArray
+
+from tide_runtime.backends.attention import ATTENTION_BIAS, AttentionBias, prefers_plain, products_pay
+from tide_runtime.backends.base import Step
+from tide_runtime.backends.graph_contract import check_interface, hidden_states
+from tide_runtime.backends.kv_caches import KVCaches
+from tide_runtime.backends.onnxruntime.threads import ThreadOptions, session_options
+from tide_runtime.backends.step_arrays import StepBuffers, StepPositions, StepShape
+from tide_runtime.bundle import Bundle
+from tide_runtime.bundle.manifest import HEAD, UNCUT, Manifest, batched_graph, forms_of, kv_fill_graph, ragged_graph
+from tide_runtime.errors import BundleError, ParamsError
+
+_NUMPY_DTYPES: dict[str, type[np.generic]] = {"fp32": np.float32, "fp16": np.float16, "bf16": np.uint16}  # its bits
+_ORT_DTYPES: dict[str, type[np.generic]] = {
+    "tensor(float)": np.float32,
+    "tensor(float16)": np.float16,
+    "tensor(bfloat16)": np.uint16,
+    "tensor(int64)": np.int64,
+    "tensor(int32)": np.int32,
+}
+_KEPT_STEPS = 128  # shapes whose bindings are kept per ExecutionContext; policies that skip layers use many
+
+
+class OnnxRuntimeBackend:
+    """The ``cpu`` target. Sessions are safe to run from several threads; each caller takes its own ``ExecutionContext``."""
+
+    name = "onnxruntime-cpu"
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        layers: dict[str, int],
+        load: Callable[[str], ort.InferenceSession],
+        ragged: Set[str] = frozenset(),
+    ) -> None:
+        """``layers``: graph name → how many decoder layers it runs. ``load``: makes the session of a graph, or of another
+        form of a segment, given its name. ``ragged``: the forms for rows of different lengths that there are."""
+        self.manifest, self.layers, self._load, self.ragged = manifest, layers, load, ragged
+        segments = [segment.name for segment in manifest.segments]
+        self.every_layer = [UNCUT] if UNCUT in layers else segments
+        exits = manifest.calibration.exits if manifest.calibration is not None else []
+        late = {kv_fill_graph(e) for e in exits} if exits else {HEAD, *segments} - {*self.every_layer}
+        self.sessions = {form: load(form) for form in (self.first_form(name) for name in layers if name not in late)}
+        self.launches: dict[str, int] = Counter()
+        self.products_pay = products_pay(manifest)
+        self.dtype = _NUMPY_DTYPES[manifest.dtype]
+        outputs = {value.name: value for session in self.sessions.values() for value in session.get_outputs()}
+        self.logits_dtype = _ORT_DTYPES[outputs["logits"].type]
+        self._lock = threading.Lock()
+
+    @classmethod
+    def load(cls, bundle: Bundle, target: str, threads: ThreadOptions) -> OnnxRuntimeBackend:
+        """Load the graphs of ``target``. Raises BundleError when ONNX Runtime refuses one or it breaks the contract."""
+        manifest, files = bundle.manifest, bundle.manifest.targets[target].graphs
+        missing = sorted({batched_graph(s.name) for s in manifest.segments} - set(files))
+        if missing:
+            raise BundleError(f"target {target} lacks graphs {missing}: an older tide-export made it; export the bundle again")
+        layers = decoder_layers(manifest, files)
+        whole = {form for graph, count in layers.items() if count == manifest.model.num_layers for form in forms_of(graph)}
+
+        def load(name: str) -> ort.InferenceSession:
+            options = session_options(threads, chained=name not in whole)
+            return load_session(bundle, name, files[name], options, ["CPUExecutionProvider"])
+
+        return cls(manifest, layers, load, {ragged_graph(name) for name in layers} & set(files))
+
+    def context(self, capacity: int) -> OnnxRuntimeContext:
+        return OnnxRuntimeContext(self, capacity)
+
+    def first_form(self, graph: str) -> str:
+        """The form of ``graph`` that is loaded at once."""
+        return graph
+
+    def session(self, name: str) -> ort.InferenceSession:
+        """The session of a graph, or of another form of a segment, which may have to be loaded first."""
+        if name not in self.sessions:
+            cut = [{named(segment.name) for segment in self.manifest.segments} for named in (batched_graph, ragged_graph)]
+            self._load_late(next((names for names in cut if name in names), {name}))
+        return self.sessions[name]
+
+    def slides(self) -> bool:
+        """Whether some layers attend to a sliding window only."""
+        segments = (self.session(batched_graph(segment.name)) for segment in self.manifest.segments)
+        names = {value.name for session in segments for value in session.get_inputs()}
+        return any(name.startswith(ATTENTION_BIAS) and name != ATTENTION_BIAS for name in names)
+
+    def _load_late(self, names: set[str]) -> None:
+        """Load what nobody has needed so far. Raises BundleError like `load`."""
+        with self._lock:
+            for name in sorted(names - set(self.sessions)):
+                self.sessions[name] = self._load(name)
+
+
+class OnnxRuntimeContext:
+    """KV caches in host memory."""
+
+    def __init__(self, backend: OnnxRuntimeBackend, capacity: int) -> None:
+        self.backend, self.capacity, self.layers_launched = backend, capacity, 0
+        self.every_layer: Sequence[str] = backend.every_layer
+        self.caches = KVCaches(backend.manifest, backend.dtype, capacity)
+        self.buffers = StepBuffers(backend.manifest, backend.dtype, backend.logits_dtype)
+        self._steps: OrderedDict[StepShape, _BoundStep] = OrderedDict()
+        self._latest: tuple[tuple[int, list[int], list[int]], _BoundStep] | None = None
+        self._bound_caches: dict[tuple[int, int, int], dict[str, ort.OrtValue]] = {}
+
+    def step(self, first_row: int, counts: Sequence[int], wanted: Sequence[int] = ()) -> Step:
+        asked = (first_row, counts, wanted or [])
+        if self._latest is not None and self._latest[0] == asked:  # as in most turns of decoding
+            return self._latest[1]
+        shape = StepShape.of(*asked)
+        step = self._steps.get(shape)
+        if step is None:
+            step = self._steps[shape] = _BoundStep(self, shape)
+            if len(self._steps) > _KEPT_STEPS:
+                self._steps.popitem(last=False)
+        else:
+            self._steps.move_to_end(shape)
+        step.positions.arrange(counts, wanted)
+        self._latest = (first_row, list(counts), list(wanted)), step
+        return step
+
+    def count(self, graph: str) -> None:
+        """Note one launch of ``graph``: the only place where launches are counted."""
+        self.backend.launches[graph] += 1
+        self.layers_launched += self.backend.layers[graph]
+
+    def reserve(self, needed: int) -> None:
+        """Have at least ``needed`` cache slots a row. Raises CacheFullError when the bundle has fewer."""
+        generation = self.caches.generation
+        self.caches.reserve(needed)
+        if self.caches.generation != generation:
+            self._bound_caches.clear()
+            for step in self._steps.values():
+                step.unbind()  # would keep memory alive that has been replaced
+
+    def bound_caches(self, first_row: int, rows: int) -> dict[str, ort.OrtValue]:
+        """The caches of some rows, as long as they are now, as ONNX Runtime's values, by name."""
+        key = (first_row, rows, self.caches.slots)
+        if key not in self._bound_caches:
+            part, arrays = slice(first_row, first_row + rows), self.caches.arrays.items()
+            self._bound_caches[key] = {name: ort.OrtValue.ortvalue_from_numpy(array[part]) for name, array in arrays}
+        return self._bound_caches[key]
+
+    def clear(self) -> None:
+        self.caches.clear()
+
+    def move_row(self, source: int, target: int, length: int) -> None:
+        self.caches.move_row(source, target, length)
+
+    def close(self) -> None:
+        self._steps.clear()
+        self._bound_caches.clear()
+        self._latest = None
+
+
+@dataclass
+class _Bound:
+    """What a step has bound to caches of so many ``slots``: runs by graph or form, masks by name."""
+
+    slots: int
+    runs: dict[str, Callable[[], None]] = field(default_factory=dict)
+    biases: dict[str, AttentionBias] = field(default_factory=dict)
+
+
+class _BoundStep:
+    """The arrays of one shape of step, and one IO binding per graph, form and length of the caches, made when first run."""
+
+    def __init__(self, context: OnnxRuntimeContext, shape: StepShape) -> None:
+        self.shape, self.positions = shape, StepPositions(shape)
+        arrays = context.buffers.views(shape)
+        self.input_ids, self.hidden, self.logits, self.token, self.score = arrays
+        self._context = context
+        self._lengths: Sequence[int] = [0] * shape.rows
+        self._plain = self._ragged = False
+        self._kept: dict[int, _Bound] = {}  # by slots of the caches
+        self._bound = self._kept[context.caches.slots] = _Bound(context.caches.slots)  # to caches as long as they are now
+        self._generation = context.caches.generation
+
+    def place(self, lengths: Sequence[int]) -> None:
+        context, shape, longest = self._context, self.shape, max(lengths)
+        if longest + shape.seq > context.caches.slots:
+            context.reserve(longest + shape.seq)
+        self._lengths = list(lengths)
+        if shape.rows == 1:
+            self._plain = self._ragged = False
+        else:
+            pays = context.backend.products_pay
+            self._plain = not shape.even or prefers_plain(lengths, shape.seq, context.caches.slots, pays)
+            self._ragged = not self._plain and min(lengths) != longest
+        self.positions.place(lengths)
+        self._follow_caches()
+        if self._plain:
+            for bias in self._bound.biases.values():
+                bias.fill(lengths)
+
+    def place_scattered(self, slot: int, positions: NDArray[np.int64], before: NDArray[np.int64] | None = None) -> None:
+        self._context.reserve(slot + len(positions))
+        self._follow_caches()
+        self.positions.place_scattered(slot, positions)
+        self._plain, self._ragged = True, False
+        if before is not None:
+            if self._context.backend.slides():
+                raise ParamsError(
+                    "prefill_exit puts prompt tokens into the cache in another order, and this model's sliding windows go by "
+                    "that order; leave prefill_exit out"
+                )
+            self._bias(ATTENTION_BIAS).fill_scattered(before, positions)
+
+    def run(self, graph: str) -> None:
+        self._context.count(graph)
+        form = self._form(graph)
+        self._follow_caches()  # another step may have made them grow since this one was placed
+        try:
+            run = self._bound.runs.get(form)
+            if run is None:
+                run = self._bound.runs[form] = self._bind(graph, form)
+            run()
+        except BundleError:
+            raise
+        except Exception as error:  # ONNX Runtime raises RuntimeError and bare classes of its own
+            raise BundleError(f"ONNX Runtime {ort.__version__} cannot run {graph} ({error}); export the bundle again") from error
+
+    def _form(self, graph: str) -> str:
+        """The form of ``graph`` for the rows as they were placed."""
+        backend = self._context.backend
+        if not backend.layers[graph]:
+            return graph
+        if self._plain:
+            return batched_graph(graph)
+        return ragged_graph(graph) if self._ragged and ragged_graph(graph) in backend.ragged else graph
+
+    def unbind(self) -> None:
+        """Forget what is bound to memory that has been replaced."""
+        caches = self._context.caches
+        self._kept.clear()
+        self._bound = self._kept[caches.slots] = _Bound(caches.slots)
+        self._generation = caches.generation
+
+    def _follow_caches(self) -> None:
+        """Take up what is bound to caches as long as they are now."""
+        caches = self._context.caches
+        if self._generation != caches.generation:
+            self.unbind()
+        if self._bound.slots != caches.slots:
+            self._bound = self._kept.setdefault(caches.slots, _Bound(caches.slots))
+            for bias in self._bound.biases.values():  # of the last time that they were so long
+                bias.fill(self._lengths)
+
+    def _bind(self, graph: str, form: str) -> Callable[[], None]:
+        session = self._context.backend.session(form)
+        caches = self._context.bound_caches(self.shape.first_row, self.shape.rows)
+        arrays = self._arrays(graph, packed=form == batched_graph(graph) or not self._context.backend.layers[graph])
+        binding = session.io_binding()
+        for value in session.get_inputs():
+            name = value.name
+            array = self._bias(name).array if name.startswith(ATTENTION_BIAS) else arrays.get(name)
+            binding.bind_ortvalue_input(name, caches[name] if array is None else ort.OrtValue.ortvalue_from_numpy(array))
+        for value in session.get_outputs():
+            in_place = value.name.replace("_cache_out_", "_cache_")
+            array = arrays.get(value.name)
+            bound = caches[in_place] if array is None else ort.OrtValue.ortvalue_from_numpy(array)
+            binding.bind_ortvalue_output(value.name, bound)
+        return lambda: session.run_with_iobinding(binding)
+
+    def _arrays(self, graph: str, packed: bool) -> dict[str, NDArray[Any]]:
+        """The step's arrays by the graph's names for them: ``packed`` as [1, T, …], else as [B, S, …]."""
+        manifest, shape = self._context.backend.manifest, self.shape
+        reads, writes = hidden_states(manifest, graph)
+        tokens = (1, shape.tokens) if packed else (shape.rows, shape.seq)
+        given = shape.tokens if graph == HEAD else shape.outputs
+        return {
+            "input_ids": self.input_ids.reshape(tokens),
+            "hidden": self.hidden[reads].reshape(*tokens, -1),
+            "hidden_out": self.hidden[writes].reshape(*tokens, -1),
+            "logits": self.logits[None, :given],
+            "token": self.token[None, :given],
+            "score": self.score.reshape(tokens),
+            **self.positions.arrays,
+            "position_ids": self.positions.arrays["position_ids"].reshape(tokens),
+        }
+
+    def _bias(self, name: str) -> AttentionBias:
+        if name not in self._bound.biases:
+            shape = self.shape
+            bias = self._bound.biases[name] = AttentionBias.named(name, shape.rows, shape.seq, self._context.caches.slots)
+            bias.fill(self._lengths)
+        return self._bound.biases[name]
+
+
+def decoder_layers(manifest: Manifest, graphs: Container[str]) -> dict[str, int]:
+    """Name → decoder layers of every graph that a target with ``graphs`` can be told to run."""
+    layers = {g.name: g.layers[1] - g.layers[0] if g.layers else 0 for g in manifest.graphs}
+    return layers | ({UNCUT: manifest.model.num_layers} if UNCUT in graphs else {})
+
+
+def load_session(
+    bundle: Bundle, name: str, file: str, options: ort.SessionOptions, providers: Sequence[str | tuple[str, dict[str, str]]]
+) -> ort.InferenceSession:
+    """A session of graph ``name``. Raises BundleError when ONNX Runtime refuses its ``file`` or it breaks the contract."""
+    try:
+        session = ort.InferenceSession(str(bundle.path(file)), options, providers=list(providers))
+    except Exception as error:  # ONNX Runtime raises bare classes of its own for every kind of bad file
+        raise BundleError(f"ONNX Runtime {ort.__version__} cannot load {file} ({error}); export the bundle again") from error
+    values = [*session.get_inputs(), *session.get_outputs()]
+    foreign = sorted({value.type for value in values} - set(_ORT_DTYPES))
+    if foreign:
+        raise BundleError(f"{file} has inputs or outputs of type {', '.join(foreign)}; export the bundle again")
+    inputs, outputs = ({v.name: v.shape for v in part} for part in (session.get_inputs(), session.get_outputs()))
+    check_interface(bundle.manifest, name, file, inputs, outputs)
+    return session

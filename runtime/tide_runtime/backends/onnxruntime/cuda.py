@@ -1,0 +1,108 @@
+"""ONNX Runtime on a GPU: the sessions of `onnxruntime_cpu` with the CUDA provider, every tensor bound by its device address.
+
+All sessions and all copies use one stream of ours, so that nothing waits between graphs. Which form of a segment runs a step
+(`lower_attention_gqa`, `lower_attention_batched`) follows from what the provider has kernels for: GroupQueryAttention in fp16
+and bf16, for one token a row or one row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import cast
+
+import onnxruntime as ort
+
+from tide_runtime.backends.base import ExecutionContext
+from tide_runtime.backends.device.device import Device
+from tide_runtime.backends.device.device_step import DeviceContext, DeviceStep
+from tide_runtime.backends.device.element_types import BF16, ELEMENT_TYPES, FP16, FP32, ElementType
+from tide_runtime.backends.device.program import Enqueue
+from tide_runtime.backends.onnxruntime.cpu import OnnxRuntimeBackend, decoder_layers, load_session
+from tide_runtime.backends.onnxruntime.threads import ThreadOptions, session_options
+from tide_runtime.backends.step_arrays import StepShape
+from tide_runtime.bundle import Bundle
+from tide_runtime.bundle.manifest import Manifest, batched_graph
+from tide_runtime.errors import BundleError, TargetError
+
+PROVIDER = "CUDAExecutionProvider"
+_FUSED_TYPES = ("fp16", "bf16")  # of GroupQueryAttention's kernels for CUDA
+Provider = tuple[str, dict[str, str]]
+
+
+class OnnxRuntimeCudaBackend(OnnxRuntimeBackend):
+    """The ``cuda`` target on ``device``. Several threads may run steps, each with its own slots."""
+
+    name = "onnxruntime-cuda"
+    pads_rows, fixed_stream, copies_caches = False, True, False
+
+    def __init__(
+        self, manifest: Manifest, layers: dict[str, int], load: Callable[[str], ort.InferenceSession], device: Device
+    ) -> None:
+        self.device, self.element = device, ELEMENT_TYPES[manifest.dtype]
+        self.input_types: Mapping[str, ElementType] = {}
+        self._fused = manifest.dtype in _FUSED_TYPES
+        super().__init__(manifest, layers, load)
+        self.logits_element = next(e for e in (FP32, FP16, BF16) if e.host is self.logits_dtype)
+        self._options = ort.RunOptions()
+        self._options.add_run_config_entry("disable_synchronize_execution_providers", "1")
+
+    @classmethod
+    def load(  # type: ignore[override]  # on a device
+        cls, bundle: Bundle, target: str, threads: ThreadOptions, device: Device, provider: Provider
+    ) -> OnnxRuntimeCudaBackend:
+        """Load the graphs of ``target`` for ``device`` and ONNX Runtime's ``provider`` for it (`cuda_provider`).
+
+        Raises BundleError when ONNX Runtime refuses a graph, or it breaks the contract.
+        """
+        manifest, options, files = bundle.manifest, session_options(threads, chained=True), bundle.manifest.targets[target].graphs
+        missing = sorted({batched_graph(s.name) for s in manifest.segments} - set(files))
+        if missing:
+            raise BundleError(f"target {target} lacks graphs {missing}: an older tide-export made it; export the bundle again")
+        layers = decoder_layers(manifest, files)
+        return cls(manifest, layers, lambda name: load_session(bundle, name, files[name], options, [provider]), device)
+
+    def context(self, capacity: int) -> ExecutionContext:  # type: ignore[override]
+        return cast(ExecutionContext, DeviceContext(self, capacity))  # arrays of a step stand for device memory
+
+    def first_form(self, graph: str) -> str:
+        return graph if self._fused or not self.layers[graph] else batched_graph(graph)
+
+    def form(self, graph: str, shape: StepShape) -> str:
+        fused = self._fused and shape.even and (shape.rows == 1 or shape.seq == 1)
+        return graph if fused or not self.layers[graph] else batched_graph(graph)
+
+    def bind(self, form: str, step: DeviceStep, graph: str) -> Enqueue:
+        session = self.session(form)
+        binding = session.io_binding()
+        packed = form != graph or not self.layers[graph]
+        inputs, outputs = ([v.name for v in part] for part in (session.get_inputs(), session.get_outputs()))
+        for name, tensor in step.tensors(graph, packed, [*inputs, *outputs]).items():
+            kind, ordinal = ("cpu", 0) if tensor.on_host else (self.device.kind, self.device.ordinal)
+            bind = binding.bind_input if name in inputs else binding.bind_output
+            bind(name, kind, ordinal, tensor.element.onnx, tensor.shape, tensor.pointer)
+
+        def run(stream: int) -> None:
+            try:
+                session.run_with_iobinding(binding, self._options)
+            except Exception as error:  # ONNX Runtime raises RuntimeError and bare classes of its own
+                raise BundleError(
+                    f"ONNX Runtime {ort.__version__} cannot run {graph} ({error}); export the bundle again"
+                ) from error
+
+        return run
+
+
+def cuda_provider(device: Device) -> Provider:
+    """ONNX Runtime's provider on our stream. Raises TargetError when this ONNX Runtime has none."""
+    if PROVIDER not in ort.get_available_providers():
+        raise TargetError(
+            f"ONNX Runtime {ort.__version__} was installed without {PROVIDER}: pip uninstall onnxruntime, then "
+            "pip install 'tide-llm[cuda]'"
+        )
+    return PROVIDER, {
+        "device_id": str(device.ordinal),
+        "user_compute_stream": str(device.stream),
+        "arena_extend_strategy": "kSameAsRequested",  # doubling would take half of the memory that caches need
+        "cudnn_conv_algo_search": "HEURISTIC",
+        "use_tf32": "0",  # fp32 is what the eager model computes in
+    }

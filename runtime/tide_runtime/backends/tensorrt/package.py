@@ -1,0 +1,69 @@
+"""TensorRT and TensorRT-RTX through one door, to export, to run and for plugins: two packages with one API."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from tide_runtime.bundle.manifest import TargetInfo
+from tide_runtime.errors import TargetError
+
+
+@dataclass(frozen=True)
+class TensorRTPackage:
+    """One of the two. ``least``: the oldest release that builds what our networks ask of it; ``last``: the newest that does."""
+
+    module: str
+    title: str
+    least: tuple[int, int]
+    pip: str
+    last: tuple[int, int] | None = None
+
+    def imported(self) -> Any:
+        """The module, of whatever release. Raises TargetError, with the pip command, when it is missing or broken."""
+        try:
+            return importlib.import_module(self.module)
+        except (ImportError, OSError, RuntimeError) as error:  # the last two: its libraries are missing or cannot be fetched
+            raise TargetError(f"{self.title}'s Python package {self.module} cannot be imported ({error}); {self.pip}") from error
+
+    def load(self) -> Any:
+        """The module, to build engines with. Raises TargetError like `imported`, and for a release that cannot."""
+        module = self.imported()
+        if release(module) < self.least or (self.last is not None and release(module) > self.last):
+            least, last = (".".join(map(str, numbers)) for numbers in (self.least, self.last or ()))
+            wanted = f"{least} to {last}" if last else f"{least} or newer"
+            raise TargetError(f"{self.title} {module.__version__} is installed, expected {wanted}; {self.pip}")
+        return module
+
+
+def release(module: Any) -> tuple[int, int]:
+    """Major and minor version of an imported module."""
+    major, minor = re.findall(r"\d+", module.__version__)[:2]
+    return int(major), int(minor)
+
+
+RTX = TensorRTPackage("tensorrt_rtx", "TensorRT-RTX", (1, 7), "pip install 'tide-llm[rtx]'")
+# CUDA 13 and the TensorRTs after 10.4 have dropped V100.
+TENSORRT_VOLTA = TensorRTPackage("tensorrt", "TensorRT", (10, 0), "pip install tensorrt-cu12==10.4.0", (10, 4))
+# 10.15 and 10.16 know attentions, but neither causal_kind nor key_value_lengths: see attention_repair.
+TENSORRT = TensorRTPackage("tensorrt", "TensorRT", (11, 0), "pip install 'tide-llm[tensorrt]'")
+
+
+def _package(target: TargetInfo) -> TensorRTPackage:
+    if target.backend == "tensorrt-rtx":
+        return RTX
+    return TENSORRT_VOLTA if target.compute == [70] else TENSORRT
+
+
+def load_module(target: TargetInfo) -> Any:
+    """The Python module of the target's TensorRT. Raises TargetError, with the pip command, when it is missing or another."""
+    trt = _package(target).imported()
+    built = (target.tool or "").split()
+    if len(built) > 1 and built[1] != trt.__version__ and "version-compatible" not in (target.tool or ""):
+        raise TargetError(
+            f"the engines were built by {built[0]} {built[1]}, here is {trt.__version__}; pip install {built[0]}=={built[1]}, "
+            "or export again with the version that is here"
+        )
+    return trt

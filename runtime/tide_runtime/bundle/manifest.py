@@ -1,0 +1,334 @@
+"""The manifest of a bundle: the one schema that the exporter writes and the runtime reads.
+
+Every class is frozen and checked on construction from JSON; a value of the wrong kind is a BundleError that names the
+field. Unknown fields are refused: they would mean a schema this runtime does not know.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import types
+import typing
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from tide_runtime.bundle.calibration import CalibrationInfo, ExitInfo
+from tide_runtime.bundle.engine_info import EngineInfo, ProfileInfo, TensorInfo
+from tide_runtime.errors import BundleError, ParamsError
+
+SCHEMA_VERSION = 1
+MANIFEST_NAME = "manifest.json"
+HEAD = "head"  # the graph that early exits end with; the last segment has a head of its own
+UNCUT = "uncut"  # all segments as one graph, which a target may have
+DTYPES = ("fp32", "fp16", "bf16")
+
+
+@dataclass(frozen=True)
+class ModelInfo:
+    """The model the bundle was made from. ``source``: the directory name or hub id; ``fingerprint``: SHA-256 of its weights;
+    ``attention_heads``: query heads of a layer, 0 where nobody has said."""
+
+    name: str
+    source: str
+    revision: str | None
+    architecture: str
+    model_type: str
+    num_layers: int
+    hidden_size: int
+    vocab_size: int
+    parameters: int
+    max_position_embeddings: int
+    fingerprint: str
+    attention_heads: int = 0
+
+
+@dataclass(frozen=True)
+class KVInfo:
+    """One layer's cache: keys [B, heads, T, key_dim], values [B, heads, T, value_dim], T at most max_seq_len."""
+
+    heads: int
+    key_dim: int
+    value_dim: int
+
+
+@dataclass(frozen=True)
+class GraphInfo:
+    """One graph of the segment contract: ``segment_i``, ``exit_c``, ``kv_fill_c`` or ``head``. ``layers``: [first, end) that it
+    runs."""
+
+    name: str
+    layers: list[int] | None  # null unless it is a segment
+    parameters: int
+    inputs: list[TensorInfo]
+    outputs: list[TensorInfo]
+
+
+@dataclass(frozen=True)
+class TargetInfo:
+    """The graphs as compiled for one kind of machine: graph name → file, their weights, what the lowering passes did.
+
+    A target may hold further forms of each segment, for steps of several rows (`forms_of`), and `UNCUT` in
+    every form: tokens that go through all segments at once need not stop between them.
+
+    Args:
+        weights: the file that the graphs refer to; None where each holds its own, as engines do.
+        compute: compute capabilities, times ten, that the engines were built for.
+        tool: package and exact version that built the engines, and that must load them.
+        profiles: the kinds of steps that the engines take, in the order of their optimization profiles.
+        engines: graph name → what was compiled into its file.
+    """
+
+    backend: str
+    graphs: dict[str, str]
+    weights: str | None
+    passes: dict[str, int]
+    compute: list[int] = field(default_factory=list)
+    tool: str | None = None
+    profiles: list[ProfileInfo] = field(default_factory=list)
+    engines: dict[str, EngineInfo] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class TokenizerInfo:
+    """Files and special tokens of the tokenizer. ``special_tokens`` go to the chat template (bos_token, eos_token, …)."""
+
+    file: str
+    chat_template: str | None
+    special_tokens: dict[str, str]
+
+
+@dataclass(frozen=True)
+class GenerationInfo:
+    """The model's generation defaults."""
+
+    eos_token_ids: list[int]
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    repetition_penalty: float = 1.0
+
+
+@dataclass(frozen=True)
+class FileInfo:
+    sha256: str
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """A whole bundle.
+
+    ``checkpoints``: layers run before each inner cut; ``calibration``: where tokens may stop, None: nobody has asked;
+    ``files``: every file but the manifest itself.
+    """
+
+    schema: int
+    created: str
+    tools: dict[str, str]
+    model: ModelInfo
+    dtype: str
+    max_seq_len: int
+    checkpoints: list[int]
+    kv: list[KVInfo]
+    graphs: list[GraphInfo]
+    targets: dict[str, TargetInfo]
+    generation: GenerationInfo
+    tokenizer: TokenizerInfo | None = None
+    calibration: CalibrationInfo | None = None
+    files: dict[str, FileInfo] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        _require(self.dtype in DTYPES, f"dtype is {self.dtype!r}, expected one of {', '.join(DTYPES)}")
+        _require(self.max_seq_len > 0, f"max_seq_len is {self.max_seq_len}, expected at least 1 token")
+        positions = self.model.max_position_embeddings  # 0: the model's configuration does not say
+        _require(
+            not positions or self.max_seq_len <= positions,
+            f"max_seq_len is {self.max_seq_len}, the model knows {positions} positions",
+        )
+        _require(self.model.vocab_size > 0, "model.vocab_size must be at least 1")
+        _require(len(self.kv) == self.model.num_layers, f"kv has {len(self.kv)} layers, the model {self.model.num_layers}")
+        self._check_segments()
+        self._check_exits()
+        self._check_graphs()
+        self._check_paths()
+
+    @property
+    def segments(self) -> list[GraphInfo]:
+        return [g for g in self.graphs if g.layers is not None]
+
+    def _check_segments(self) -> None:
+        edges = [0, *self.checkpoints, self.model.num_layers]
+        expected = [[a, b] for a, b in itertools.pairwise(edges)]
+        _require(
+            [g.layers for g in self.segments] == expected and all(a < b for a, b in expected),
+            f"segments {[g.layers for g in self.segments]} do not follow from the checkpoints {self.checkpoints}",
+        )
+
+    def _check_exits(self) -> None:
+        if self.calibration is None:
+            return
+        places = [e.checkpoint for e in self.calibration.exits]
+        _require(
+            places == sorted(set(places) & set(self.checkpoints)),
+            f"exits at {places} are not among the checkpoints {self.checkpoints}",
+        )
+        for info in self.calibration.exits:
+            start = self.model.num_layers - info.tail_layers
+            _require(
+                not info.tail_layers or info.checkpoint < start == self.checkpoints[-1],
+                f"the head {info.head} of the exit at {info.checkpoint} is not the last segment",
+            )
+
+    def _check_graphs(self) -> None:
+        names = {g.name for g in self.graphs}
+        _require(len(names) == len(self.graphs), "two graphs have the same name")
+        _require(HEAD in names, "the graph head is missing")
+        exits = self.calibration.exits if self.calibration is not None else []
+        wanted = {exit_graph(e) for e in exits if e.graph_outputs()}
+        missing = sorted(wanted - names)
+        _require(not missing, f"the graphs {', '.join(missing)} are missing")
+        unknown = sorted(names - wanted - {kv_fill_graph(e) for e in exits} - {g.name for g in self.segments} - {HEAD})
+        _require(not unknown, f"there is an unknown graph: {', '.join(unknown)}")
+        for name, target in self.targets.items():
+            _require(set(target.graphs) >= names, f"target {name} lacks graphs {sorted(names - set(target.graphs))}")
+
+    def _check_paths(self) -> None:
+        for path in self.files:
+            check_relative(path)
+        used = [p for t in self.targets.values() for p in (*t.graphs.values(), t.weights) if p is not None]
+        if self.tokenizer is not None:
+            used += [p for p in (self.tokenizer.file, self.tokenizer.chat_template) if p is not None]
+        missing = sorted(set(used) - set(self.files))
+        _require(not missing, f"{missing} are used but not listed under files")
+
+    def to_json(self) -> str:
+        return json.dumps(dataclasses.asdict(self), indent=1, ensure_ascii=False) + "\n"
+
+    @staticmethod
+    def from_json(text: str) -> Manifest:
+        try:
+            data = json.loads(text)
+        except (ValueError, RecursionError) as error:  # also numbers of thousands of digits, lists in lists in lists
+            raise BundleError(f"{MANIFEST_NAME} is not JSON ({error}); export the bundle again") from error
+        _require(isinstance(data, dict), f"{MANIFEST_NAME} holds {type(data).__name__}, expected an object")
+        schema = data.get("schema")
+        _require(isinstance(schema, int), "the field `schema` is missing or not a number")
+        if schema != SCHEMA_VERSION:
+            fix = "upgrade tide-llm" if schema > SCHEMA_VERSION else "export the model again with this version"
+            raise BundleError(f"the bundle has schema {schema}, this runtime reads schema {SCHEMA_VERSION}; {fix}")
+        return _build(Manifest, data, "manifest")
+
+
+def exit_graph(info: ExitInfo) -> str:
+    """Name of the graph of an exit's router and translator."""
+    return f"exit_{info.checkpoint}"
+
+
+def kv_fill_graph(info: ExitInfo) -> str:
+    """Name of the graph that fills the caches of the layers that an exit skips, which not every target has."""
+    return f"kv_fill_{info.checkpoint}"
+
+
+def batched_graph(segment: str) -> str:
+    """Name of a segment's form for steps of several rows, in a target's ``graphs``."""
+    return f"{segment}.batched"
+
+
+def ragged_graph(segment: str) -> str:
+    """Name of a segment's form for one token each of several rows of different lengths; not every target or model has one."""
+    return f"{segment}.ragged"
+
+
+def forms_of(segment: str) -> tuple[str, str, str]:
+    """Names of all forms of a segment, or of `UNCUT`, itself first."""
+    return segment, batched_graph(segment), ragged_graph(segment)
+
+
+def read_manifest(directory: Path) -> Manifest:
+    """The manifest of the bundle in ``directory``. Raises BundleError when there is none or it is not valid."""
+    path = directory / MANIFEST_NAME
+    if not directory.is_dir():
+        raise BundleError(f"{directory} is not a directory; give the folder that tide-export wrote (--out)")
+    if not path.is_file():
+        raise BundleError(f"{directory} holds no {MANIFEST_NAME}, so it is not a TIDE bundle; make one with tide-export")
+    try:
+        return Manifest.from_json(path.read_text(encoding="utf-8"))
+    except UnicodeDecodeError as error:
+        raise BundleError(f"{path} is not UTF-8 text ({error}); export the bundle again") from error
+    except OSError as error:
+        raise BundleError(f"{path} cannot be read ({error.strerror}); make the bundle's files readable") from error
+
+
+def check_relative(path: str) -> None:
+    """Raise BundleError unless ``path`` stays inside the bundle."""
+    pure = PurePosixPath(path)
+    if not path or pure.is_absolute() or ".." in pure.parts or "\\" in path or ":" in path or "\0" in path:
+        raise BundleError(
+            f"the manifest names the path {path!r}, which leaves the bundle; do not load bundles from untrusted sources"
+        )
+
+
+def _require(valid: bool, message: str) -> None:
+    if not valid:
+        raise BundleError(_invalid(message))
+
+
+def _invalid(message: str) -> str:
+    return f"invalid {MANIFEST_NAME}: {message}; export the bundle again"
+
+
+def _build(kind: Any, value: Any, where: str) -> Any:
+    """``value`` (parsed JSON) as an instance of the annotated type ``kind``."""
+    origin, args = typing.get_origin(kind), typing.get_args(kind)
+    if dataclasses.is_dataclass(kind):
+        return _build_dataclass(kind, value, where)
+    if origin in (types.UnionType, typing.Union):
+        if value is None and type(None) in args:
+            return None
+        options = [a for a in args if a is not type(None)]
+        match = next(
+            (a for a in options if typing.get_origin(a) is not None or dataclasses.is_dataclass(a) or _is(value, a)),
+            options[0],
+        )
+        return _build(match, value, where)
+    if origin is list:
+        _require(isinstance(value, list), f"{where} is {_kind(value)}, expected a list")
+        return [_build(args[0], item, f"{where}[{i}]") for i, item in enumerate(value)]
+    if origin is dict:
+        _require(isinstance(value, dict), f"{where} is {_kind(value)}, expected an object")
+        return {key: _build(args[1], item, f"{where}.{key}") for key, item in value.items()}
+    _require(_is(value, kind), f"{where} is {_kind(value)}, expected {kind.__name__}")
+    return float(value) if kind is float else value
+
+
+def _build_dataclass(kind: Any, value: Any, where: str) -> Any:
+    _require(isinstance(value, dict), f"{where} is {_kind(value)}, expected an object")
+    hints = typing.get_type_hints(kind)
+    fields = {f.name: f for f in dataclasses.fields(kind)}
+    unknown = sorted(set(value) - set(fields))
+    _require(not unknown, f"{where} has unknown fields {unknown}")
+    optional = {
+        n for n, f in fields.items() if f.default is not dataclasses.MISSING or f.default_factory is not dataclasses.MISSING
+    }
+    missing = sorted(set(fields) - optional - set(value))
+    _require(not missing, f"{where} lacks {missing}")
+    fields_built = {name: _build(hints[name], item, f"{where}.{name}") for name, item in value.items()}
+    try:
+        return kind(**fields_built)
+    except ParamsError as error:
+        raise BundleError(_invalid(f"in {where}, {error}")) from error
+
+
+def _is(value: Any, kind: Any) -> bool:
+    if kind is float:
+        return isinstance(value, int | float) and not isinstance(value, bool)
+    if kind is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    return isinstance(value, kind)
+
+
+def _kind(value: Any) -> str:
+    return {type(None): "null", dict: "an object", list: "a list"}.get(type(value), f"{value!r}")

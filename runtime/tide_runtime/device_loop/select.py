@@ -1,0 +1,94 @@
+"""Selects what drives decoding: a loop on the device, several tokens a launch, or the host. And why."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import cast
+
+from tide_runtime.backends.base import Backend
+from tide_runtime.backends.device.device import Device
+from tide_runtime.backends.device.device_step import DeviceBackend
+from tide_runtime.depth.policy import DepthPolicy, LoadedPolicy
+from tide_runtime.device_loop.decode_loop import LoopExit
+from tide_runtime.device_loop.graph_driver import GraphDriver
+from tide_runtime.device_loop.host_driver import HostDriver
+from tide_runtime.device_loop.loop_kernels import LoopKernels
+from tide_runtime.device_loop.policy import DrivenDepth, Drivers
+from tide_runtime.errors import TideError
+from tide_runtime.plugins import plugin
+
+_TURNS, _WINDOW = 16, 8  # tokens a launch; most tokens that wait for the layers they skipped
+_LEAST_DRIVER = 12040  # conditional nodes came with CUDA 12.4
+
+
+@dataclass
+class Drive:
+    """``policy``: what to decode with. ``refusal``: why the host drives from the start, the same loop or single steps."""
+
+    policy: DepthPolicy
+    refusal: str | None = None
+
+    @property
+    def reason(self) -> str | None:
+        """Why the host drives, None: the device does. A driver that cannot capture a loop says so at its first launches."""
+        return self.refusal or (self.policy.refused if isinstance(self.policy, DrivenDepth) else None)
+
+    def __str__(self) -> str:
+        return f"device-driven, {_TURNS} tokens a launch" if self.reason is None else f"host-driven: {self.reason}"
+
+
+def plugin_kernels(device: Device) -> LoopKernels:
+    """The kernels of tide_plugins for ``device``, built on first use. Raises TideError when there are none for it."""
+    return cast(LoopKernels, plugin("loop_kernels")(device))
+
+
+def driver_refusal() -> str | None:
+    """Why this machine's CUDA driver has no conditional graph nodes; None: it has them."""
+    from cuda.bindings import driver
+
+    error, version = driver.cuDriverGetVersion()
+    if error != driver.CUresult.CUDA_SUCCESS:
+        return f"the driver does not say its version ({error.name})"
+    if version < _LEAST_DRIVER:
+        return f"the driver is for CUDA {version // 1000}.{version % 1000 // 10}, conditional graph nodes need 12.4"
+    return None
+
+
+def choose_drive(
+    policy: LoadedPolicy,
+    backend: Backend,
+    load_kernels: Callable[[Device], LoopKernels] = plugin_kernels,
+    refusal: Callable[[], str | None] = driver_refusal,
+) -> Drive:
+    """Let the device drive ``policy`` if it can.
+
+    Args:
+        load_kernels: gives the loop's kernels for a device.
+        refusal: why the driver cannot run conditional graphs; None: it can.
+    """
+    device = getattr(backend, "device", None)
+    if device is None:
+        return Drive(policy, "the target runs on the processor")
+    on_device = cast(DeviceBackend, backend)
+    reason = _why_on_host(policy, on_device)
+    if reason is not None:
+        return Drive(policy, reason)
+    exits = [LoopExit(exit, threshold) for exit, threshold in policy.for_device_loop()]
+    try:
+        kernels = load_kernels(device)
+    except TideError as error:
+        return Drive(policy, str(error))
+    # Driven from the host, the loop waits for one flag at each condition, not for the tokens and scores of every exit.
+    reason = refusal() or kernels.conditions_refused
+    drivers = Drivers(HostDriver(device).compile, GraphDriver(device).compile if reason is None else None)
+    return Drive(DrivenDepth(policy, kernels, _TURNS, drivers, exits, _WINDOW), reason)
+
+
+def _why_on_host(policy: LoadedPolicy, backend: DeviceBackend) -> str | None:
+    if backend.copies_caches:
+        return "its engines do not update caches in place, and the copies back are queued from the host"
+    reason = policy.why_on_host(backend.pads_rows)
+    if reason is None and not backend.pads_rows and backend.manifest.dtype == "fp32":
+        return "attention in fp32 takes a mask that the host fills (ONNX Runtime has no fused kernel for it)"
+    return reason

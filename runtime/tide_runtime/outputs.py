@@ -1,0 +1,106 @@
+"""What generation returns: whole results, streamed chunks, and the figures of a request."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from tide_runtime.sampler import TokenLogprob
+from tide_runtime.sequence import FinishReason, TokenSequence
+from tide_runtime.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class RequestStats:
+    """Figures of one request.
+
+    Args:
+        time_to_first_token, decode_time: seconds.
+        policy: the one that ran: ``full`` where the engine's would not have paid, for as many rows at once or for sampled text.
+        layers_per_token: decoder layers launched per token after the first, counted at the backend.
+        drafted, accepted: drafts of policy ``exact`` by drafter (``router``, ``ngram``), and those the model confirmed.
+        deep_passes: runs to the last layer.
+        exit_time: seconds of ``decode_time`` in which exits were asked or drafts made; the rest ran all layers.
+        prompt_exits: prompt tokens that stopped early (``prefill_exit``); no certificate covers what follows them.
+        forced: tokens that stopped early only to keep the request's depth budget; no certificate covers them.
+        token_depths: of each output token after the first, the layers run before it was said (0: copied from the text).
+        speedup: decode speed over the uncut model's as the calibration measured it; None where it did not, or in a batch.
+        predicted_speedup: what the calibration predicts of it, on average over greedy texts; None where it predicts nothing.
+        uncovered: why the certificate does not cover this output of policy ``exit``; empty: it does.
+    """
+
+    prompt_tokens: int
+    new_tokens: int
+    time_to_first_token: float
+    decode_time: float
+    layers_per_token: float
+    policy: str
+    drafted: dict[str, int] = field(default_factory=dict)
+    accepted: dict[str, int] = field(default_factory=dict)
+    deep_passes: int = 0
+    exit_time: float = 0.0
+    forced: int = 0
+    prompt_exits: int = 0
+    token_depths: tuple[int, ...] = ()
+    speedup: float | None = None
+    predicted_speedup: float | None = None
+    uncovered: tuple[str, ...] = ()
+
+    def depth_of_each(self, num_layers: int) -> tuple[int, ...]:
+        """Layers run before each output token was said; the first token comes out of the prompt's full pass."""
+        return (num_layers, *(self.token_depths or (num_layers,) * (self.new_tokens - 1)))
+
+    def depths(self, num_layers: int) -> dict[int, int]:
+        """Layers run before a token was said → output tokens."""
+        return dict(sorted(Counter(self.depth_of_each(num_layers)).items()))
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Decode speed: tokens after the first over the time they took."""
+        return (self.new_tokens - 1) / self.decode_time if self.decode_time > 0 else 0.0
+
+
+@dataclass(frozen=True)
+class Generation:
+    """One finished row. ``text`` is None when the bundle has no tokenizer; ``logprobs`` is empty unless asked for."""
+
+    text: str | None
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason
+    logprobs: tuple[TokenLogprob, ...]
+    stats: RequestStats
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """One streamed token. ``text`` may be empty (a character or stop string is incomplete); ``generation`` ends the stream."""
+
+    text: str
+    token_id: int
+    generation: Generation | None = None
+
+
+def finished(row: TokenSequence, policy: str, tokenizer: Tokenizer | None) -> Generation:
+    """The result of a finished row; its text is decoded here unless it was streamed."""
+    assert row.finish_reason is not None
+    stats = RequestStats(
+        prompt_tokens=row.prompt_tokens,
+        new_tokens=len(row.new_tokens),
+        time_to_first_token=row.first_token - row.submitted,
+        decode_time=row.finished - row.first_token,
+        layers_per_token=row.layers_run / max(1, len(row.new_tokens) - 1),
+        policy="full" if row.ran_full and not row.depth.prompt_exits else policy,
+        drafted=dict(row.depth.drafted),
+        accepted=dict(row.depth.accepted),
+        deep_passes=row.depth.deep_passes,
+        exit_time=row.depth.exit_time,
+        forced=row.depth.forced,
+        prompt_exits=row.depth.prompt_exits,
+        token_depths=tuple(row.depth.token_depths),
+    )
+    ids = row.new_tokens.tolist()
+    if row.text is not None:
+        text: str | None = "".join(row.pieces)
+    else:
+        text = tokenizer.decode(ids[:-1] if row.finish_reason == "eos" else ids) if tokenizer is not None else None
+    return Generation(text, tuple(ids), row.finish_reason, tuple(row.logprobs), stats)

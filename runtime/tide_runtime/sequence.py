@@ -1,0 +1,180 @@
+"""One sequence being generated: its tokens, where it stands in the cache, and when it is finished.
+
+What a depth policy did for one row: drafts, deep passes, and how deep each output token went."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tide_runtime.backends.device.device_rows import DeviceRow
+from tide_runtime.depth.frontier import Frontier
+from tide_runtime.drafting.backoff import Trial
+from tide_runtime.drafting.draft_length import DraftControl
+from tide_runtime.generation_params import GenerationParams
+from tide_runtime.sampler import Sampler, TokenLogprob
+from tide_runtime.text.tokenizer import TextStream
+
+FinishReason = Literal["eos", "stop", "length", "cache_full", "cancelled"]
+
+
+@dataclass
+class DepthStats:
+    """Counts of one row.
+
+    Args:
+        drafted, accepted: drafts proposed and those that the model confirmed, by drafter (``router``, ``ngram``).
+        deep_passes: runs to the last layer.
+        exit_time: seconds of steps in which exits were asked or copies placed, up to where the rest of the layers began.
+        forced: tokens that stopped early only to keep a depth budget.
+        prompt_exits: prompt tokens that stopped early.
+        token_depths: of each output token after the first, the layers run before it was final (or first proposed, for
+            accepted drafts): 0 for tokens copied by the n-gram drafter, L for those that the whole model produced.
+    """
+
+    drafted: Counter[str] = field(default_factory=Counter)
+    accepted: Counter[str] = field(default_factory=Counter)
+    deep_passes: int = 0
+    exit_time: float = 0.0
+    forced: int = 0
+    prompt_exits: int = 0
+    token_depths: list[int] = field(default_factory=list)
+
+    def record(self, sources: Sequence[str], depths: Sequence[int], accepted: int, last: int) -> None:
+        """A deep pass over drafts from ``sources`` at ``depths``: the first ``accepted`` held, and it gave one token more."""
+        for source in sources:  # Counter.update takes several times as long
+            self.drafted[source] += 1
+        for source in sources[:accepted]:
+            self.accepted[source] += 1
+        self.token_depths += depths[:accepted]
+        self.record_plain(last)
+
+    def record_plain(self, last: int) -> None:
+        """A deep pass that gave one token."""
+        self.deep_passes += 1
+        self.token_depths.append(last)
+
+
+@dataclass
+class TokenSequence:
+    """``tokens`` holds prompt and output; the first ``num_cached_tokens`` of them are in the KV cache of slot ``batch_index``.
+
+    Behind ``num_tokens`` stand ``drafted`` tokens that are not output yet. ``layers_run``: decoder layers launched in the decode
+    steps this row took part in. ``frontier`` and ``control`` are set by policies that skip layers; in plain steps, where nothing
+    waits, the frontier stays where it was until somebody drafts or asks an exit.
+    """
+
+    index: int
+    tokens: NDArray[np.int64]  # [prompt + max_new_tokens], filled up to ``num_tokens``
+    last_token: int
+    num_tokens: int
+    prompt_tokens: int
+    params: GenerationParams
+    eos: frozenset[int]
+    sampler: Sampler
+    text: TextStream | None
+    cache_slots: int
+    batch_size: int = 1  # rows that run at once in its call
+    others_wait: bool = False  # whether others wait for a place
+    batch_index: int = -1
+    num_cached_tokens: int = 0
+    drafted: int = 0
+    frontier: Frontier = field(init=False)
+    control: DraftControl = field(init=False)
+    held: int = 0  # steps that policy exit has kept the last token waiting for company
+    streak: int = 0  # early exits since the last deep token
+    trial: Trial = field(default_factory=Trial)  # of asking exits, policy exit
+    plain_until: float = 0  # of policy exit: the length up to which its steps are those of `full`
+    depth: DepthStats = field(default_factory=DepthStats)
+    layers_run: int = 0
+    ran_full: bool = False  # the policy left it to `full`, as skipping layers would not have paid
+    finish_reason: FinishReason | None = None
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    pieces: list[str] = field(default_factory=list)
+    submitted: float = field(default_factory=perf_counter)
+    first_token: float = 0.0
+    finished: float = 0.0
+
+    @property
+    def num_tokens_with_drafts(self) -> int:
+        """Tokens that can be run: prompt, output and drafts."""
+        return self.num_tokens + self.drafted
+
+    @property
+    def new_tokens(self) -> NDArray[np.int64]:
+        return self.tokens[self.prompt_tokens : self.num_tokens]
+
+    def choose(self, logits: NDArray[np.floating], likeliest: int, seen: int | None = None) -> int:
+        """The next token from ``logits`` [V]; ``likeliest`` is their argmax as the head computed it.
+
+        ``seen``: how many of ``tokens`` stand before it, when that includes drafts.
+        """
+        token = self.pick(logits, likeliest, seen)
+        self.note_logprobs(logits, token)
+        return token
+
+    def pick(self, logits: NDArray[np.floating], likeliest: int, seen: int | None = None) -> int:
+        """`choose` without noting log-probabilities: for tokens that may yet be refused."""
+        params, seen = self.params, self.num_tokens if seen is None else seen
+        if params.takes_likeliest:
+            return likeliest if is_finite(logits, likeliest) else self.sampler.sample(np.asarray(logits), self.tokens[:seen])
+        return self.sampler.sample(np.asarray(logits, np.float32), self.tokens[:seen])
+
+    def note_logprobs(self, logits: NDArray[np.floating], token: int) -> None:
+        """Keep the log-probability of output ``token``, when the caller asked for them."""
+        if self.params.logprobs:
+            self.logprobs.append(self.sampler.logprobs(np.asarray(logits, np.float32), token, self.params.logprobs))
+
+    def append(self, token: int) -> str:
+        """Take ``token`` as output; returns the text that may be shown now and sets ``finish_reason`` at an end."""
+        self.tokens[self.num_tokens] = self.last_token = token
+        self.num_tokens += 1
+        if not self.first_token:
+            self.first_token = perf_counter()
+        shown = ""
+        if token in self.eos and not self.params.ignore_eos:
+            self.finish_reason = "eos"
+        elif self.text is not None:
+            shown = self.text.push(token)
+            if self.text.stop_hit is not None:
+                self.finish_reason = "stop"
+        if self.finish_reason is None:
+            if self.num_tokens - self.prompt_tokens >= self.params.max_new_tokens:
+                self.finish_reason = "length"
+            elif self.num_tokens > self.cache_slots:
+                self.finish_reason = "cache_full"
+        if self.finish_reason is not None:
+            shown = self._close(shown)
+        self.pieces.append(shown)
+        return shown
+
+    def cancel(self) -> None:
+        """End it here: nobody listens any more."""
+        self.finish_reason = "cancelled"
+        self.pieces.append(self._close(""))
+
+    def _close(self, shown: str) -> str:
+        self.finished = perf_counter()
+        # Drafts accepted behind the end are not output.
+        del self.logprobs[len(self.new_tokens) :], self.depth.token_depths[len(self.new_tokens) - 1 :]
+        return shown if self.text is None else shown + self.text.flush()
+
+
+def note_exit_time(rows: Iterable[TokenSequence], began: float) -> None:
+    """A step of ``rows`` that began at ``began`` has done with exits and drafts."""
+    spent = perf_counter() - began
+    for row in rows:
+        row.depth.exit_time += spent
+
+
+def is_finite(logits: NDArray[np.floating] | DeviceRow, likeliest: int) -> bool:
+    """A NaN wins every argmax, so one look at the winner finds it. Graphs whose logits stay on a device have looked themselves:
+    ``likeliest`` is -1 then."""
+    return likeliest >= 0 and (isinstance(logits, DeviceRow) or math.isfinite(logits.item(likeliest)))

@@ -1,0 +1,141 @@
+"""Which target of a bundle runs here: the best for the GPU that is present, or the one that was asked for."""
+
+from __future__ import annotations
+
+import importlib.util
+import warnings
+from dataclasses import dataclass
+
+from tide_runtime.backends.tensorrt.package import load_module
+from tide_runtime.bundle.architectures import ARCHITECTURES
+from tide_runtime.bundle.manifest import Manifest, TargetInfo
+from tide_runtime.errors import ParamsError, TargetError
+from tide_runtime.targets.gpu_probe import PresentGpu, present_gpu, runs_code_for
+
+AUTO, CPU, CUDA = "auto", "cpu", "cuda"
+_CPU_BACKEND = "onnxruntime-cpu"
+_FIRST_OF_ONNXRUNTIME = 75  # GPUs before have no kernels in its builds for CUDA 13
+_FIRST_WITH_BF16 = 80
+# Best first: what was compiled for a GPU, then what picks its kernels when it runs.
+_PREFERRED = ("tensorrt", "tensorrt-rtx", "onnxruntime-cuda", _CPU_BACKEND)
+
+
+@dataclass(frozen=True)
+class DeviceChoice:
+    """``auto``, ``cpu``, ``cuda`` or ``cuda:1``. ``kind``: the part before the colon; ``ordinal``: which GPU."""
+
+    kind: str = AUTO
+    ordinal: int = 0
+
+    @staticmethod
+    def parse(text: str) -> DeviceChoice:
+        """Raises ParamsError for anything else."""
+        kind, colon, number = text.partition(":")
+        if kind not in (AUTO, CPU, CUDA) or (colon and not (kind == CUDA and number.isdigit())):
+            raise ParamsError(f"device is {text!r}; set it to auto, cpu, cuda, or cuda:1 for the second GPU")
+        return DeviceChoice(kind, int(number or 0))
+
+
+def choose_target(manifest: Manifest, device: DeviceChoice) -> str:
+    """Name of the best target for ``device``; with ``auto``, of the GPU present before the processor.
+
+    Warns when a GPU is present and targets for it are, but none can run.
+
+    Raises:
+        TargetError: none can run; with what the bundle has, what the machine is, and the command that adds what is missing.
+    """
+    gpu = present_gpu(device.ordinal) if device.kind != CPU else None
+    obstacles = {name: obstacle(target, device, gpu) for name, target in manifest.targets.items()}
+    fitting = sorted((name for name, why in obstacles.items() if why is None), key=lambda name: _rank(manifest.targets[name]))
+    if not fitting:
+        raise TargetError(_nothing_fits(manifest, device, gpu, obstacles))
+    chosen = fitting[0]
+    if gpu is not None and manifest.targets[chosen].backend == _CPU_BACKEND:
+        reasons = [f"{name}: {why}" for name, why in obstacles.items() if why is not None]
+        if reasons:
+            warnings.warn(f"running on the processor beside a {gpu.name}: {'; '.join(reasons)}", RuntimeWarning, stacklevel=3)
+    return chosen
+
+
+def obstacle(target: TargetInfo, device: DeviceChoice, gpu: PresentGpu | None) -> str | None:
+    """Why ``target`` cannot run on ``device``; None: it can."""
+    if target.backend not in _PREFERRED:
+        return f"needs the backend {target.backend!r}, this runtime has: {', '.join(_PREFERRED)}; upgrade tide-llm"
+    if target.backend == _CPU_BACKEND:
+        return "runs on the processor" if device.kind == CUDA else None
+    if device.kind == CPU:
+        return "needs a GPU"
+    if gpu is None:
+        return f"needs a GPU; here is no GPU number {device.ordinal} with a driver"
+    picks_kernels = target.backend == "onnxruntime-cuda"
+    fits = runs_code_for(target.compute, gpu.compute) if picks_kernels else gpu.compute in target.compute
+    if target.compute and not fits:
+        return f"was compiled for {', '.join(f'sm_{number}' for number in target.compute)}"
+    return _missing_package(target)
+
+
+def _missing_package(target: TargetInfo) -> str | None:
+    if not _is_installed("cuda.core"):
+        return "the package cuda-core is not installed; pip install 'tide-llm[kernels]'"
+    if target.backend == "onnxruntime-cuda":
+        import onnxruntime
+
+        if "CUDAExecutionProvider" not in onnxruntime.get_available_providers():
+            return "this ONNX Runtime has no CUDA provider; pip uninstall onnxruntime, then pip install 'tide-llm[cuda]'"
+        return None
+    try:
+        load_module(target)
+    except TargetError as error:
+        return str(error)
+    return None
+
+
+def _is_installed(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # nor is the package that it is in
+        return False
+
+
+def _rank(target: TargetInfo) -> tuple[int, int]:
+    """Among engines of one backend, those for this kind of GPU alone before portable ones."""
+    return _PREFERRED.index(target.backend), len(target.compute)
+
+
+def _nothing_fits(manifest: Manifest, device: DeviceChoice, gpu: PresentGpu | None, obstacles: dict[str, str | None]) -> str:
+    machine = "a processor" if gpu is None else f"a {gpu.name}, sm_{gpu.compute}"
+    has = "; ".join(f"{name} ({why})" for name, why in obstacles.items()) or "no target"
+    return (
+        f"the bundle has nothing that runs on {device.kind} here. It has: {has}. The machine is {machine}. "
+        f"{_advice(manifest, device, gpu)} (tide-export --list-targets shows all)"
+    )
+
+
+def _advice(manifest: Manifest, device: DeviceChoice, gpu: PresentGpu | None) -> str:
+    wanted = _targets_for(gpu) if gpu is not None else [CUDA if device.kind == CUDA else CPU]
+    if not wanted:
+        return "There is no target for this GPU; load with device cpu, from a bundle with --target cpu"
+    targets = " ".join(f"--target {name}" for name in wanted)
+    return (
+        f"Add a target: tide-export {manifest.model.source} --out DIR {targets} --dtype {_dtype_for(wanted, gpu, manifest.dtype)}"
+    )
+
+
+def _targets_for(gpu: PresentGpu) -> list[str]:
+    """Names of the targets that fit it, those that are built on any machine first."""
+    names = [CUDA] if gpu.compute >= _FIRST_OF_ONNXRUNTIME else []
+    own = next((one for one in ARCHITECTURES if one.compute == gpu.compute and not one.ptx), None)
+    if own is not None and own.rtx:
+        names.append(f"rtx-sm_{own.compute}")
+    if own is not None:
+        names.append(f"trt-sm_{own.compute}")
+    return names
+
+
+def _dtype_for(targets: list[str], gpu: PresentGpu | None, dtype: str) -> str:
+    """The bundle's own, where ``targets`` have it: all but bf16 is everywhere."""
+    if dtype != "bf16":
+        return dtype
+    if targets == [CPU]:
+        return "fp32"
+    return "fp16" if gpu is not None and gpu.compute < _FIRST_WITH_BF16 else dtype

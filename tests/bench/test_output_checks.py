@@ -1,0 +1,49 @@
+"""An arm that says something else than it promises is found out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tide_bench.output_checks import NO_PROMISE, Terms, broken_promise
+
+PROMPTS = [[7], [8]]
+REFERENCE = [[1, 2, 3, 4], [5, 6, 7, 8]]
+OTHER = [[1, 2, 9, 4], [5, 6, 7, 8]]
+
+
+def _gap(apart: float):
+    def gap(text: Sequence[int], one: int, other: int) -> float:
+        assert (list(text), one, other) == ([7, 1, 2], 9, 3)  # the prompt and what both said
+        return apart
+
+    return gap
+
+
+def test_the_models_own_tokens_are_kept() -> None:
+    """Right arms would lose their rank."""
+    assert broken_promise("same", PROMPTS, REFERENCE, REFERENCE, _gap(9), Terms(1e-3, None)) == ""
+
+
+def test_another_token_is_marked_with_its_place() -> None:
+    """A fast arm that says something else would win the comparison."""
+    reason = broken_promise("same", PROMPTS, OTHER, REFERENCE, _gap(0.5), Terms(1e-3, None))
+    assert "text 1, new token 3 is 9, the model's 3" in reason
+
+
+def test_a_near_tie_is_no_difference() -> None:
+    """Two right programs that sum in another order would be told apart."""
+    assert broken_promise("same", PROMPTS, OTHER, REFERENCE, _gap(1e-5), Terms(1e-3, None)) == ""
+
+
+def test_certified_texts_may_differ_as_often_as_certified() -> None:
+    """Policy exit would be marked for what its certificate allows, or not for what it does not."""
+    texts, references = [[0] * 100] * 19 + [[0] * 50 + [1] * 50], [[0] * 100] * 20
+    assert broken_promise("certified", [[0]] * 20, texts, references, _gap(0), Terms(0, 0.01)) == ""
+    often = [[0, 1] + [1] * 98] * 20
+    assert "promised at most 1.0%" in broken_promise("certified", [[0]] * 20, often, references, _gap(0), Terms(0, 0.01))
+    assert "not certified" in broken_promise("certified", [[0]] * 20, texts, references, _gap(0), Terms(0, None))
+
+
+def test_who_promises_nothing_has_no_rank() -> None:
+    """Static layer skip would be the fastest way to run the model."""
+    assert broken_promise("none", PROMPTS, OTHER, REFERENCE, _gap(0), Terms(1, None)) == NO_PROMISE

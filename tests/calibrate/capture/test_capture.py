@@ -1,0 +1,317 @@
+"""A capture holds what the unmodified model computes, whatever happens while it is made."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import tide_calibrate.capture.capture as capture_module
+import tide_calibrate.model.lm_head as sliced_head
+import torch
+from export.architectures import LAYERS, MAX_POSITIONS, VOCAB, tiny_model
+from tide_calibrate.capture.capture import capture
+from tide_calibrate.capture.store import Capture, open_capture, states
+from tide_calibrate.text.documents import Windows
+from tide_runtime.errors import CalibrationError, OutputError, ParamsError
+
+from tide_export.load import LoadedModel
+
+CANDIDATES = (1, 2, LAYERS - 1, LAYERS)
+SPLIT = np.array([0, 1, 2], np.int8)
+
+
+def loaded(name: str = "llama", dtype: torch.dtype = torch.float32) -> LoadedModel:
+    return LoadedModel(tiny_model(name, dtype), None, name)
+
+
+def ragged(count: int = 11, seed: int = 0) -> Windows:
+    """Windows of 24 tokens and fewer, of three documents."""
+    random = np.random.default_rng(seed)
+    lengths = random.integers(16, 25, count).astype(np.int32)
+    lengths[::3] = 24
+    tokens = random.integers(3, VOCAB, (count, 24)).astype(np.int32)
+    tokens[np.arange(24) >= lengths[:, None]] = 0
+    return Windows(tokens, lengths, (np.arange(count) * 3 // count).astype(np.int32))
+
+
+def files(directory: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in directory.iterdir()}
+
+
+def interrupt_at(monkeypatch: pytest.MonkeyPatch, batch: int) -> None:
+    """Ctrl-C while the logits of batch number ``batch`` are computed: its hidden states are written by then."""
+    original, calls = capture_module.sliced_logits, 0
+
+    def interrupted(*args: object) -> object:
+        nonlocal calls
+        calls += 1
+        for item in original(*args):
+            if calls == batch:
+                raise KeyboardInterrupt
+            yield item
+
+    monkeypatch.setattr(capture_module, "sliced_logits", interrupted)
+
+
+# --- right
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma2", "gpt2", "opt", "falcon", "cohere", "granite", "qwen3_moe", "mistral"])
+def test_equals_what_the_model_says_on_each_window_alone(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Heads and routers learn from this: padding, batches and slices of time must leave no trace in it, in any family."""
+    monkeypatch.setattr(sliced_head, "LOGIT_BYTES", 5 * 4 * 4 * VOCAB)  # slices of 5 positions
+    model, windows = loaded(name), ragged()
+    made = capture(model, windows, SPLIT, CANDIDATES, tmp_path, batch_size=4, top_k=5)
+    for row in range(len(windows.tokens)):
+        length = windows.lengths[row]
+        with torch.no_grad():
+            said = model.model(torch.from_numpy(windows.tokens[row : row + 1, :length]).long(), output_hidden_states=True)
+        for checkpoint in CANDIDATES[:-1]:
+            expected = said.hidden_states[checkpoint][0].numpy()
+            np.testing.assert_allclose(made.hidden[checkpoint][row, :length], expected, rtol=2e-3, atol=2e-3)
+        logits = said.logits[0].float()
+        top = logits.topk(5)
+        np.testing.assert_allclose(made.top_logits[row, :length], top.values.numpy(), rtol=1e-4, atol=1e-4)
+        np.testing.assert_allclose(made.logsumexp[row, :length], logits.logsumexp(-1).numpy(), rtol=1e-4, atol=1e-4)
+        assert (made.top_ids[row, :length, 0] == logits.argmax(-1).numpy()).all()
+
+
+def test_final_state_is_taken_before_the_final_norm(tmp_path: Path) -> None:
+    """An exit head is trained on pre-norm states: a normed one would be normed twice (a bug of the predecessor)."""
+    model, windows = loaded(), ragged()
+    made = capture(model, windows, SPLIT, [LAYERS], tmp_path)
+    state = states(made, LAYERS, [0])
+    with torch.no_grad():
+        logits = model.model.lm_head(model.model.model.norm(state))
+    np.testing.assert_allclose(logits.logsumexp(-1)[0], made.logsumexp[0], rtol=1e-3, atol=1e-2)
+
+
+def test_padding_never_reaches_a_valid_position(tmp_path: Path) -> None:
+    """Bit for bit: whatever stands behind a short window, what is captured of it is the same, and zero behind it."""
+    windows = ragged()
+    noise = np.random.default_rng(1).integers(3, VOCAB, windows.tokens.shape)
+    beyond = np.arange(24) >= windows.lengths[:, None]
+    noisy = Windows(np.where(beyond, noise, windows.tokens).astype(np.int32), windows.lengths, windows.document)
+    model = loaded()
+    clean, other = (capture(model, w, SPLIT, CANDIDATES, tmp_path / str(i), batch_size=4) for i, w in enumerate((windows, noisy)))
+    assert beyond.any() and (noisy.tokens != windows.tokens).any()
+    for checkpoint in CANDIDATES:
+        assert (clean.hidden[checkpoint] == other.hidden[checkpoint]).all()
+        assert not clean.hidden[checkpoint][beyond].any()
+    for name in ("top_ids", "top_logits", "logsumexp"):
+        assert (getattr(clean, name) == getattr(other, name)).all() and not getattr(clean, name)[beyond].any()
+
+
+def test_windows_keep_their_order_and_their_documents_split(tmp_path: Path) -> None:
+    """Batches are sorted by length; a window under another's document would leak training text into the test."""
+    windows = ragged()
+    made = capture(loaded(), windows, np.array([2, 0, 1], np.int8), [1], tmp_path, batch_size=4)
+    assert (made.tokens == windows.tokens).all() and (made.lengths == windows.lengths).all()
+    assert (made.document == windows.document).all()
+    assert (made.split == np.array([2, 0, 1])[windows.document]).all()
+
+
+@pytest.mark.parametrize(("hidden_dtype", "precision"), [("float16", 2**-11), ("bfloat16", 2**-8)])
+def test_states_are_rounded_only_to_the_stored_type(hidden_dtype: str, precision: float, tmp_path: Path) -> None:
+    """bfloat16 is stored as integers; read as such, heads would train on nonsense."""
+    model, windows = loaded(), ragged()
+    made = capture(model, windows, SPLIT, [2], tmp_path, batch_size=1, hidden_dtype=hidden_dtype)
+    with torch.no_grad():
+        ids = torch.from_numpy(windows.tokens[[3, 0]]).long()
+        expected = model.model(ids, output_hidden_states=True).hidden_states[2]
+    read = states(made, 2, [3, 0])
+    assert read.dtype == torch.float32
+    torch.testing.assert_close(read, expected, rtol=precision, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_low_precision_models_are_captured(dtype: torch.dtype, tmp_path: Path) -> None:
+    """An 8B model does not fit in fp32 everywhere."""
+    made = capture(loaded(dtype=dtype), ragged(), SPLIT, CANDIDATES, tmp_path)
+    assert np.isfinite(made.logsumexp).all() and made.logsumexp[0, 0] > 0
+
+
+def test_no_file_stays_mapped_between_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Mapped pages count as memory: a capture of any length would otherwise grow to the size of its files."""
+    original, mapped = capture_module.sliced_logits, []
+
+    def watched(*args: object) -> object:
+        mapped.append(str(tmp_path) in Path("/proc/self/maps").read_text())
+        return original(*args)
+
+    monkeypatch.setattr(capture_module, "sliced_logits", watched)
+    capture(loaded(), ragged(), SPLIT, CANDIDATES, tmp_path, batch_size=4)
+    assert mapped == [False] * 3
+
+
+# --- interrupted
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    directory = tmp_path_factory.mktemp("uninterrupted")
+    capture(loaded(), ragged(), SPLIT, CANDIDATES, directory, batch_size=2)
+    return files(directory)
+
+
+@pytest.mark.parametrize("batch", [1, 4, 6])
+def test_interrupted_and_resumed_gives_the_same_bytes(
+    batch: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, uninterrupted: dict[str, bytes]
+) -> None:
+    """An hour of capture must survive Ctrl-C."""
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        interrupt_at(patched, batch)
+        capture(loaded(), ragged(), SPLIT, CANDIDATES, tmp_path, batch_size=2)
+    with pytest.raises(CalibrationError, match=rf"stopped after {batch - 1} of 6 batches; run tide-calibrate again"):
+        open_capture(tmp_path)
+    forwards = count_forwards(monkeypatch)
+    capture(loaded(), ragged(), SPLIT, CANDIDATES, tmp_path, batch_size=2)
+    assert len(forwards) == 6 - (batch - 1)  # what was done is not done again
+    assert files(tmp_path) == uninterrupted
+
+
+def count_forwards(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    original, calls = capture_module.sliced_logits, []
+    monkeypatch.setattr(capture_module, "sliced_logits", lambda *args: (calls.append(1), original(*args))[1])
+    return calls
+
+
+def test_killed_in_the_middle_of_a_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, uninterrupted: dict[str, bytes]
+) -> None:
+    """SIGKILL can leave batches that progress does not know of, half of another one, and half a progress file."""
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        interrupt_at(patched, 3)
+        capture(loaded(), ragged(), SPLIT, CANDIDATES, tmp_path, batch_size=2)
+    rows = np.argsort(-ragged().lengths, kind="stable")[4:6]  # of batch 3
+    for name, lengths in (("hidden_02", [24, 10]), ("top_ids", [24, 0])):
+        torn = np.lib.format.open_memmap(tmp_path / f"{name}.npy", mode="r+")
+        for row, length in zip(rows, lengths, strict=True):
+            torn[row, : min(length, ragged().lengths[row])] = 99
+        torn.flush()
+    (tmp_path / "progress.json").write_text('{"done": 1, "batches": 6}')
+    (tmp_path / "progress.json.part").write_text('{"do')
+    capture(loaded(), ragged(), SPLIT, CANDIDATES, tmp_path, batch_size=2)
+    assert files(tmp_path) == uninterrupted
+
+
+def test_killed_while_the_files_are_made(tmp_path: Path, uninterrupted: dict[str, bytes]) -> None:
+    """Half-made files without settings are nobody's capture: start over, without asking the user to clean up."""
+    (tmp_path / "hidden_01.npy").write_bytes(b"\x93NUMPY")
+    capture(loaded(), ragged(), SPLIT, CANDIDATES, tmp_path, batch_size=2)
+    assert files(tmp_path) == uninterrupted
+
+
+def test_finished_capture_is_reused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trying another head must not cost another pass over the text."""
+    capture(loaded(), ragged(), SPLIT, CANDIDATES, tmp_path)
+    forwards = count_forwards(monkeypatch)
+    again = capture(loaded(), ragged(), SPLIT, CANDIDATES, tmp_path)
+    assert not forwards and again.hidden.keys() == set(CANDIDATES)
+
+
+# --- refused
+
+CHANGES: dict[str, Callable[[Path], Capture]] = {
+    "model": lambda d: capture(LoadedModel(tiny_model("llama", seed=1), None, ""), ragged(), SPLIT, CANDIDATES, d),
+    "model_dtype": lambda d: capture(loaded(dtype=torch.bfloat16), ragged(), SPLIT, CANDIDATES, d),
+    "data": lambda d: capture(loaded(), ragged(seed=1), SPLIT, CANDIDATES, d),
+    "candidates": lambda d: capture(loaded(), ragged(), SPLIT, [1], d),
+    "hidden_dtype": lambda d: capture(loaded(), ragged(), SPLIT, CANDIDATES, d, hidden_dtype="bfloat16"),
+    "top_k": lambda d: capture(loaded(), ragged(), SPLIT, CANDIDATES, d, top_k=3),
+    "batch_size": lambda d: capture(loaded(), ragged(), SPLIT, CANDIDATES, d, batch_size=3),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_directory_of_another_capture_is_refused(change: str, tmp_path: Path) -> None:
+    """Mixing two captures would give heads that fit neither; overwriting one would lose hours."""
+    capture(loaded(), ragged(), SPLIT, CANDIDATES, tmp_path)
+    before = files(tmp_path)
+    with pytest.raises(CalibrationError, match=rf"holds another capture: .*\b{change} is .*another directory, or --force"):
+        CHANGES[change](tmp_path)
+    assert files(tmp_path) == before
+
+
+def test_too_small_a_disk_is_seen_before_the_first_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full disk under a memory map ends in SIGBUS, an hour later and without a message."""
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=1000))
+    forwards = count_forwards(monkeypatch)
+    with pytest.raises(OutputError, match=r"takes .* GiB, but .* free; give a directory on another disk"):
+        capture(loaded(), ragged(), SPLIT, CANDIDATES, tmp_path)
+    assert not forwards
+
+
+def test_nan_names_the_layers(tmp_path: Path) -> None:
+    """A broken weight must not become a head that never exits, without a word."""
+    model = loaded()
+    with torch.no_grad():
+        model.model.model.layers[2].mlp.down_proj.weight[0, 0] = float("nan")
+    with pytest.raises(CalibrationError, match=r"after layer 4 is NaN or infinite \(layers 3 … 4 made it\)"):
+        capture(model, ragged(), SPLIT, [1, 2, 4], tmp_path)
+
+
+def test_nan_in_the_head_is_seen_too(tmp_path: Path) -> None:
+    model = loaded()
+    with torch.no_grad():
+        model.model.model.norm.weight[0] = float("inf")
+    with pytest.raises(CalibrationError, match="logits are NaN or infinite"):
+        capture(model, ragged(), SPLIT, [1, LAYERS], tmp_path)
+
+
+def test_float16_overflow_says_to_use_bfloat16(tmp_path: Path) -> None:
+    """Some models have activations of 1e5; as infinities they would poison a head's training."""
+    model = loaded()
+    with torch.no_grad():
+        model.model.model.layers[1].mlp.down_proj.weight.mul_(1e8)
+    with pytest.raises(CalibrationError, match=r"after layer 2 reaches .* more than float16 can hold.*bfloat16"):
+        capture(model, ragged(), SPLIT, [1, 2], tmp_path / "a")
+    made = capture(model, ragged(), SPLIT, [1, 2], tmp_path / "b", hidden_dtype="bfloat16")
+    assert states(made, 2, [0]).abs().max() > 65504
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"candidates": [LAYERS + 1]}, f"the model has {LAYERS} layers"),
+        ({"candidates": []}, "give layer counts"),
+        ({"top_k": VOCAB + 1}, "the vocabulary's size"),
+        ({"hidden_dtype": "int4"}, "give float16 or bfloat16"),
+    ],
+)
+def test_settings_the_model_cannot_have(options: dict, message: str, tmp_path: Path) -> None:
+    arguments = {"candidates": CANDIDATES, **options}
+    with pytest.raises(ParamsError, match=message):
+        capture(loaded(), ragged(), SPLIT, directory=tmp_path / "never", **arguments)
+    assert not (tmp_path / "never").exists()
+
+
+def test_windows_the_model_cannot_take(tmp_path: Path) -> None:
+    """Both would end in an index error deep in the model."""
+    long = MAX_POSITIONS + 1
+    windows = Windows(np.ones((1, long), np.int32), np.array([long], np.int32), np.zeros(1, np.int32))
+    with pytest.raises(ParamsError, match=f"at most {MAX_POSITIONS}"):
+        capture(loaded(), windows, SPLIT, [1], tmp_path)
+    foreign = Windows(np.full((1, 20), VOCAB, np.int32), np.array([20], np.int32), np.zeros(1, np.int32))
+    with pytest.raises(CalibrationError, match="the tokenizer belongs to another model"):
+        capture(loaded(), foreign, SPLIT, [1], tmp_path)
+
+
+def test_opening_what_is_no_capture(tmp_path: Path) -> None:
+    """Missing and damaged files end in a sentence, not in a traceback."""
+    with pytest.raises(CalibrationError, match="holds no capture"):
+        open_capture(tmp_path)
+    capture(loaded(), ragged(), SPLIT, [1], tmp_path)
+    (tmp_path / "hidden_01.npy").write_bytes((tmp_path / "hidden_01.npy").read_bytes()[:200])
+    with pytest.raises(CalibrationError, match=r"cannot read .*hidden_01\.npy"):
+        open_capture(tmp_path)
+    (tmp_path / "capture.json").write_text("{")
+    with pytest.raises(CalibrationError, match=r"capture\.json is broken"):
+        open_capture(tmp_path)
+    (tmp_path / "capture.json").write_text(json.dumps({"candidates": [1]}))
+    with pytest.raises(CalibrationError, match=r"capture\.json is broken"):
+        open_capture(tmp_path)

@@ -1,0 +1,50 @@
+"""How much text is worth when tokens of a document stand and fall together."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from tide_calibrate.certificate.effective_size import effective_size, student_quantile
+
+
+@pytest.mark.parametrize(
+    "freedom, probability, quantile",
+    [
+        (1, 0.95, 6.31375),
+        (2, 0.95, 2.91999),
+        (5, 0.95, 2.01505),
+        (500, 0.95, 1.64791),
+        (10**6, 0.95, 1.64485),
+    ],
+)
+def test_student_quantiles_are_the_tables(freedom: int, probability: float, quantile: float) -> None:
+    """Too small a quantile takes four documents for forty."""
+    assert student_quantile(freedom, probability) == pytest.approx(quantile, rel=1e-5)
+
+
+def test_independent_tokens_count_nearly_in_full() -> None:
+    """Text without any dependence must not need several times the tokens."""
+    random = np.random.default_rng(0)
+    rates = random.binomial(500, 0.02, (200, 40)) / 500  # 40 columns of 200 documents
+    size = effective_size(rates, np.full(200, 500), 0.95)
+    assert 0.8 * 100_000 < size.mean() <= 100_000 and size.max() <= 100_000
+
+
+def test_documents_that_are_all_right_or_all_wrong_count_as_one_token_each() -> None:
+    """10⁵ tokens in 50 documents of one mind are 50 observations, and must not certify what 50 cannot."""
+    rates = np.zeros((50, 1))
+    rates[:10] = 1.0
+    assert effective_size(rates, np.full(50, 2000), 0.95).tolist() == [50]
+
+
+def test_a_column_without_losses_is_worth_what_the_next_one_is() -> None:
+    """No losses at the safest thresholds tells nothing about dependence; 10⁵ tokens must not be taken for independent."""
+    rates = np.zeros((20, 4))
+    rates[:, 2] = np.linspace(0, 0.02, 20)
+    size = effective_size(rates, np.full(20, 5000), 0.95)
+    assert size[0] == size[1] == size[2] < 10_000
+    assert size[3] == 20  # and nothing later says more than one token a document
+
+
+def test_one_document_is_one_observation() -> None:
+    assert effective_size(np.array([[0.0, 0.5]]), np.array([100_000]), 0.95).tolist() == [1, 1]

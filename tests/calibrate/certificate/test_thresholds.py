@@ -1,0 +1,245 @@
+"""Exit thresholds that keep their promise, on made-up text whose true rates are known, and refusals that say why."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tide_calibrate.certificate.certificate import certify, meaning
+from tide_calibrate.certificate.risk import ExitRule, policy_counts
+from tide_calibrate.certificate.threshold_family import fit_family
+from tide_calibrate.certificate.thresholds import choose_thresholds, disagreement, document_counts, naive_thresholds
+from tide_calibrate.traces.trace import ExitTrace, SplitTrace
+from tide_runtime.errors import CalibrationError, DataError, ParamsError
+
+from benchmarks.exits.resplits import ARMS, draws, judge
+from benchmarks.exits.synthetic_exits import EXITS, synthetic_trace
+
+DELTA = 0.05
+
+
+def trace_of(scores: list[list[float]], agrees: list[list[bool]], documents: int = 1, layers: int = 12) -> SplitTrace:
+    """Exits after 3, 6, … layers with the given scores and agreement; tokens split evenly over the documents."""
+    n = len(scores[0])
+    document = (np.arange(n) * documents // n).astype(np.int32)
+    nothing = np.zeros(n, np.float32)
+    exits = {
+        (3 * i + 3, "identity"): ExitTrace(
+            3 * i + 3, "identity", np.array(agrees[i], bool), nothing, {"mlp": np.array(scores[i], np.float32)}
+        )
+        for i in range(len(scores))
+    }
+    return SplitTrace(document, document, nothing, exits, layers)
+
+
+def exits_of(trace: SplitTrace) -> list[tuple[int, str, str]]:
+    return [(checkpoint, head, next(iter(exit.scores))) for (checkpoint, head), exit in trace.exits.items()]
+
+
+@pytest.fixture(scope="module")
+def family():
+    return fit_family(synthetic_trace(80, scatter=0.5, seed=1), EXITS, members=96)
+
+
+@pytest.fixture(scope="module")
+def population(family):
+    return document_counts(synthetic_trace(400, scatter=0.5, seed=2), family)
+
+
+@pytest.mark.parametrize("documents", [5, 25])
+@pytest.mark.parametrize("epsilon", [0.01, 0.05])
+def test_certified_thresholds_break_their_promise_no_more_often_than_allowed(population, documents: int, epsilon: float) -> None:
+    """The certificate's whole meaning: of 300 users with documents of their own, at most δ may get worse than ε."""
+    outcome = judge(population, ARMS["ltt"], draws(400, documents, repeats=300, seed=3), epsilon, 1 - DELTA)
+    assert outcome.violations <= DELTA + 3 * math.sqrt(DELTA * (1 - DELTA) / 300)
+    assert outcome.certified == 1 and outcome.exit_share > 0.2  # and not by refusing
+
+
+def test_naive_thresholds_break_it_many_times_as_often(population) -> None:
+    """If a naive choice did as well, the whole machinery were for nothing."""
+    for epsilon in (0.01, 0.05):
+        outcome = judge(population, ARMS["naive"], draws(400, 8, repeats=300, seed=3), epsilon, 1 - DELTA)
+        assert outcome.violations > 5 * DELTA
+
+
+def test_tokens_of_a_document_must_not_be_taken_for_independent(population) -> None:
+    """Why unit="document" is the default: on documents that differ, unit="token" is far over δ."""
+    outcome = judge(population, ARMS["token"], draws(400, 8, repeats=300, seed=3), 0.05, 1 - DELTA)
+    assert outcome.violations > 2 * DELTA
+
+
+def test_tokens_that_are_independent_may_be() -> None:
+    """unit="token" must hold where its assumption does."""
+    family = fit_family(synthetic_trace(80, scatter=0.0, seed=1), EXITS, members=96)
+    pool = document_counts(synthetic_trace(400, scatter=0.0, seed=2), family)
+    outcome = judge(pool, ARMS["token"], draws(400, 8, repeats=300, seed=3), 0.05, 1 - DELTA)
+    assert outcome.violations <= DELTA + 3 * math.sqrt(DELTA * (1 - DELTA) / 300)
+
+
+@given(st.integers(0, 10_000), st.integers(1, 400))
+@settings(max_examples=30, deadline=None)
+def test_a_family_goes_from_safe_to_bold(seed: int, tokens: int) -> None:
+    """Testing in order needs the order: later members exit wherever earlier ones do, and what is stored is what was tested."""
+    random = np.random.default_rng(seed)
+    scores = [random.choice([0.1, 0.5, 0.5, 0.9, np.nan], tokens), random.random(tokens)]
+    trace = trace_of(scores, [random.random(tokens) < 0.9, random.random(tokens) < 0.7])
+    thresholds = fit_family(trace, exits_of(trace), members=20).thresholds
+    assert np.all(thresholds[1:] <= thresholds[:-1]) and np.all(np.isinf(thresholds[0]))
+    np.testing.assert_array_equal(thresholds, thresholds.astype(np.float32))
+    assert set(thresholds[np.isfinite(thresholds)]) <= {float(np.float32(s)) for column in scores for s in column}
+
+
+@given(st.integers(0, 10_000))
+@settings(max_examples=30, deadline=None)
+def test_counts_are_those_of_the_policy_token_by_token(seed: int) -> None:
+    """The thresholds in the bundle must do at run time what was counted here: ties exit, NaN and infinities never."""
+    random = np.random.default_rng(seed)
+    values = np.array([0.2, 0.4, 0.4, 0.8, np.nan, np.inf, -np.inf], np.float32)
+    scores, agrees = random.choice(values, (3, 50)), random.random((3, 50)) < 0.5
+    trace = trace_of(list(scores), list(agrees), documents=4)
+    thresholds = -np.sort(-random.choice([0.2, 0.3, 0.4, 0.8, np.inf], (6, 3)).astype(np.float32), axis=0).astype(np.float64)
+    counts = policy_counts(trace, [ExitRule(*e) for e in exits_of(trace)], thresholds, trace.document)
+    losses, saved, exits = np.zeros((4, 6)), np.zeros((4, 6)), np.zeros((4, 6))
+    for token, member in np.ndindex(50, 6):
+        stops = [k for k in range(3) if np.isfinite(scores[k, token]) and scores[k, token] >= thresholds[member, k]]
+        if stops:
+            where = trace.document[token], member
+            exits[where] += 1
+            losses[where] += not agrees[stops[0], token]
+            saved[where] += 12 - 3 * (stops[0] + 1)
+    np.testing.assert_array_equal(counts.losses, losses)
+    np.testing.assert_array_equal(counts.exits, exits)
+    np.testing.assert_array_equal(counts.layers_saved, saved)
+
+
+def test_equal_scores_exit_together() -> None:
+    """A router that says the same of every token offers one choice, all or nobody; half of a tie cannot be certified."""
+    agrees = [i % 10 != 0 for i in range(2000)]
+    trace = trace_of([[0.7] * 2000], [agrees], documents=20)
+    family = fit_family(trace, exits_of(trace))
+    assert set(family.thresholds.ravel().tolist()) == {math.inf, float(np.float32(0.7))}
+    assert choose_thresholds(trace, family, 0.01).thresholds is None
+    assert choose_thresholds(trace, family, 0.2).thresholds == (float(np.float32(0.7)),)
+
+
+def test_a_tail_head_pays_for_its_own_layers() -> None:
+    """tail:2 after 3 of 12 layers runs 5; counting 3 would promise a gain that is not there."""
+    trace = trace_of([[0.9] * 4], [[True] * 4])
+    exit = replace(trace.exits[3, "identity"], head="tail:2")
+    trace = replace(trace, exits={(3, "tail:2"): exit})
+    counts = policy_counts(trace, [ExitRule(3, "tail:2", "mlp")], np.array([[0.5]]), trace.document)
+    assert counts.layers_saved.item() == 4 * (12 - 5)
+
+
+def test_two_routers_in_a_row_must_both_agree() -> None:
+    """Router mlp+max_probability: the head is not asked, so no token stops, where the MLP says no."""
+    trace = trace_of([[0.9, 0.1, 0.9]], [[True] * 3])
+    trace.exits[3, "identity"].scores["max_probability"] = np.array([0.8, 0.8, 0.2], np.float32)
+    rule = ExitRule(3, "identity", "mlp+max_probability", mlp_threshold=0.5)
+    np.testing.assert_array_equal(rule.scores(trace), np.array([0.8, np.nan, 0.2], np.float32))
+
+
+def test_nan_scores_never_exit(family) -> None:
+    """A broken router must cost speed, never correctness."""
+    trace = synthetic_trace(20, 0.5, seed=4)
+    broken = {k: replace(e, scores={"max_probability": np.full_like(e.nll, np.nan)}) for k, e in trace.exits.items()}
+    choice = choose_thresholds(replace(trace, exits=broken), family, 0.05)
+    assert choice.thresholds is None and choice.exit_share == 0 and "no token" in choice.reason
+    assert fit_family(replace(trace, exits=broken), EXITS).thresholds.min() == math.inf
+
+
+@pytest.mark.parametrize("chance", [0.0, 1 / 2048, 0.2])
+def test_layers_that_never_agree_are_refused(chance: float) -> None:
+    """Within ε a policy could exit 1% of the tokens, all wrong: no gain, only damage."""
+    random = np.random.default_rng(0)
+    train, test = (
+        trace_of(list(random.random((2, 20_000))), list(random.random((2, 20_000)) < chance), documents=40) for _ in range(2)
+    )
+    choice = choose_thresholds(test, fit_family(train, exits_of(train)), 0.01)
+    assert choice.thresholds is None and "never agree" in choice.reason and "full" in choice.reason
+
+
+def test_a_family_that_misjudged_the_layers_is_refused(family) -> None:
+    """Training text on which the exits did well, other text on which they never agree: the split has the last word."""
+    trace = synthetic_trace(30, 0.5, seed=5)
+    wrong = {k: replace(e, agrees=np.zeros_like(e.agrees)) for k, e in trace.exits.items()}
+    assert choose_thresholds(replace(trace, exits=wrong), family, 0.01).thresholds is None
+
+
+@pytest.mark.parametrize("unit", ["document", "token"])
+def test_too_little_text_is_refused_and_says_how_much_is_needed(family, unit) -> None:
+    """298 clean tokens cannot show a rate below 1% at 95%; the user must learn that more text is the remedy."""
+    n = 200 if unit == "token" else 5000
+    trace = trace_of([[0.99] * n], [[True] * n])
+    choice = choose_thresholds(trace, fit_family(trace, exits_of(trace)), 0.01, unit=unit)
+    assert choice.thresholds is None and "too little text" in choice.reason and "299" in choice.reason
+    assert f"about {math.ceil(n * 299 / choice.effective_tokens)} tokens" in choice.reason
+
+
+def test_exits_that_are_too_often_wrong_are_refused() -> None:
+    """Enough text, honest layers, but too strict an ε: the message must not ask for more text."""
+    agrees = [i % 20 != 0 for i in range(40_000)]
+    trace = trace_of([[0.9] * 40_000], [agrees], documents=40)
+    choice = choose_thresholds(trace, fit_family(trace, exits_of(trace)), 0.01)
+    assert choice.thresholds is None and "wrong too often" in choice.reason and "too little" not in choice.reason
+
+
+def test_the_choice_is_reproducible_and_bolder_for_a_looser_promise() -> None:
+    """Same data, same thresholds; a user who allows more must not get less, one who wants to be surer not more."""
+    trace, family = synthetic_trace(30, 0.5, seed=6), fit_family(synthetic_trace(80, 0.5, seed=1), EXITS)
+    strict, loose = (choose_thresholds(trace, family, epsilon) for epsilon in (0.01, 0.05))
+    assert strict == choose_thresholds(trace, fit_family(synthetic_trace(80, 0.5, seed=1), EXITS), 0.01)
+    assert strict.thresholds and loose.thresholds
+    assert loose.exit_share > strict.exit_share > choose_thresholds(trace, family, 0.01, 0.999).exit_share
+    assert naive_thresholds(trace, family, 0.01).exit_share > strict.exit_share
+    assert strict.measured < 0.01 and strict.documents == 30 and strict.effective_tokens < strict.tokens
+
+
+def test_measured_rate_is_that_of_an_average_document(family) -> None:
+    """One long document must not stand for all: three with rates 0, 0 and 1 have a rate of a third whatever their lengths."""
+    trace = trace_of([[0.9] * 100], [[True] * 10 + [False] * 90])
+    trace = replace(trace, document=np.array([3] * 5 + [7] * 5 + [9] * 90, np.int32))  # numbers of the whole capture, with gaps
+    counts = document_counts(trace, fit_family(trace_of([[0.9] * 50], [[True] * 50]), exits_of(trace)))
+    assert counts.tokens.tolist() == [5, 5, 90]
+    assert disagreement(counts)[-1] == pytest.approx(1 / 3) and disagreement(counts, "token")[-1] == 0.9
+
+
+def test_what_cannot_be_asked_is_refused(family) -> None:
+    """Mistyped routers and impossible promises end in a message, not in a certificate."""
+    trace = synthetic_trace(5, 0.5, seed=7)
+    for wrong in ({"max_disagreement": 0.0}, {"confidence": 1.0}, {"confidence": 0.05}, {"unit": "sentence"}):
+        with pytest.raises(ParamsError):
+            choose_thresholds(trace, family, **wrong)
+    with pytest.raises(CalibrationError, match="router entropy"):
+        fit_family(trace, [(6, "identity", "entropy")])
+    with pytest.raises(CalibrationError, match="no trace of the head"):
+        fit_family(trace, [(7, "identity", "max_probability")])
+    for exits in ([], [EXITS[0], EXITS[0]]):
+        with pytest.raises(CalibrationError, match="at most one per checkpoint"):
+            fit_family(trace, exits)
+    with pytest.raises(DataError, match="no text"):
+        choose_thresholds(trace_of([[]], [[]]), family)
+
+
+def test_the_certificate_says_what_was_tested_and_what_it_means(family) -> None:
+    """It travels in the bundle: someone who never saw the calibration must be able to read it."""
+    choice = choose_thresholds(synthetic_trace(30, 0.5, seed=6), family, 0.01)
+    certificate = certify(choice, data_sha256="ab" * 32, date="2026-11-21")
+    assert (certificate.max_disagreement, certificate.confidence, certificate.unit) == (0.01, 0.95, "document")
+    assert (certificate.tokens, certificate.documents, certificate.measured) == (choice.tokens, 30, choice.measured)
+    text = meaning(certificate)
+    assert "95% confidence" in text and "1.00%" in text and "30 documents" in text and "says nothing about" in text
+
+
+def test_nothing_uncertified_gets_a_certificate(family) -> None:
+    """Naive thresholds and refusals must not end up in a manifest as certified."""
+    trace = synthetic_trace(30, 0.5, seed=6)
+    with pytest.raises(CalibrationError, match="measured, not tested"):
+        certify(naive_thresholds(trace, family, 0.01), "ab", "2026-11-21")
+    tiny = trace_of([[0.99] * 20], [[True] * 20])
+    with pytest.raises(CalibrationError, match="too little text"):
+        certify(choose_thresholds(tiny, fit_family(tiny, exits_of(tiny))), "ab", "2026-11-21")

@@ -1,0 +1,235 @@
+"""Exit heads on tiny random models: what they compute untrained, that training helps, and what they refuse."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from calibrate.captured import capture_of
+from export.architectures import VOCAB, tiny_model
+from tide_calibrate.capture.batches import read_batch
+from tide_calibrate.capture.store import Capture
+from tide_calibrate.capture.training_split import divide_train_windows
+from tide_calibrate.exit_heads import ExitHead, Translator, make_head, parse_kind
+from tide_calibrate.exit_heads.divergence import top_k_divergence
+from tide_calibrate.exit_heads.train import HeadTraining, train_head
+from tide_calibrate.exit_heads.true_cache import draft_mask
+from tide_calibrate.model.frozen import FrozenModel
+from tide_calibrate.model.tail import ModelTail
+from tide_runtime.errors import CalibrationError, DataError, ParamsError, UnsupportedModelError
+
+from tide_export.trace import decoder_layers
+
+TOKENS = 8  # no longer than the sliding windows of the tiny models
+QUICK = HeadTraining(steps=24, windows_per_step=4, held_out_windows=8, check_every=8)
+
+
+def _capture(model: FrozenModel, boundaries: tuple[int, ...], windows: int = 40, tokens: int = TOKENS) -> Capture:
+    random = np.random.default_rng(0)
+    ids = random.integers(0, VOCAB, (windows, tokens))
+    return capture_of(model.model, ids, boundaries, np.full(windows, tokens), np.zeros(windows))
+
+
+@pytest.fixture(scope="module")
+def captured(llama: FrozenModel) -> Capture:
+    return _capture(llama, (1, 2, 3, 4))
+
+
+def _exact_states(model: FrozenModel) -> tuple[dict[int, torch.Tensor], torch.Tensor]:
+    """float32 states [2, T, H] at every boundary, and the model's logits."""
+    seen: dict[int, torch.Tensor] = {}
+
+    def keep(boundary: int) -> Callable[..., object]:
+        return lambda _m, _i, output: seen.__setitem__(boundary, output[0] if isinstance(output, tuple) else output)
+
+    hooks = [layer.register_forward_hook(keep(i)) for i, layer in enumerate(decoder_layers(model.model), start=1)]
+    ids = torch.randint(0, VOCAB, (2, TOKENS), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        logits = model.model(input_ids=ids, use_cache=False).logits
+    for hook in hooks:
+        hook.remove()
+    return seen, logits
+
+
+FAMILIES = ["llama", "gemma2", "gemma3", "gpt2", "cohere", "granite", "opt", "falcon", "stablelm", "mixtral"]
+
+
+def _translator(head: ExitHead) -> Translator:
+    assert head.translator is not None
+    return head.translator
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_heads_given_the_true_state_say_what_the_model_says(name: str) -> None:
+    """A soft-cap, logit scale, norm, position or mask that a head forgets would spoil every guess of that family."""
+    model = FrozenModel(tiny_model(name))
+    states, logits = _exact_states(model)
+    scale = logits.abs().max()
+    with torch.no_grad():
+        assert (model.lm_head(states[4]) - logits).abs().max() <= 1e-5 * scale
+        for kind, checkpoint in (("tail:1", 3), ("tail:2", 2), ("block:1", 3)):
+            assert (make_head(kind, model, checkpoint).logits(states) - logits).abs().max() <= 1e-5 * scale, kind
+
+
+def test_a_tail_sees_true_keys_before_a_token_and_its_own_at_it(llama: FrozenModel) -> None:
+    """Trained against other keys than the runtime's cache holds, a tail head would agree less often than calibration promised.
+
+    The reference lets one token at a time take the tail, from its draft, over a cache of the true states before it.
+    """
+    states, _ = _exact_states(llama)
+    head = make_head("tail:2", llama, 1)
+    _translator(head).up.data.normal_(std=0.1, generator=torch.Generator().manual_seed(2))
+    tail = llama.tail(2)
+    with torch.no_grad():
+        drafts = head.translated(states)
+        one_by_one = []
+        for p in range(TOKENS):
+            sequence = torch.cat([states[2][:, :p], drafts[:, p : p + 1]], dim=1)
+            one_by_one.append(tail(sequence)[:, -1])
+        assert torch.allclose(head.logits(states), torch.stack(one_by_one, dim=1), atol=1e-4)
+
+
+def test_the_draft_mask_hides_a_tokens_own_true_key() -> None:
+    """A draft that saw its token's true key would look right in calibration: the answer is in it."""
+    seen = draft_mask(3, torch.float32)[0, 0] == 0
+    assert seen.int().tolist() == [[0, 0, 0, 1, 0, 0], [1, 0, 0, 0, 1, 0], [1, 1, 0, 0, 0, 1]]
+
+
+def test_untrained_translators_change_nothing(llama: FrozenModel, captured: Capture) -> None:
+    """Training must start from the identity exit, or a head could end up worse than none."""
+    states = read_batch(captured, [0, 1], (2,)).states
+    with torch.no_grad():
+        assert torch.equal(make_head("linear", llama, 2).logits(states), make_head("identity", llama, 2).logits(states))
+
+
+@pytest.mark.parametrize("kind", ["linear", "tail:1", "block:1"])
+def test_training_lowers_the_held_out_divergence_and_leaves_the_model_alone(
+    kind: str, llama: FrozenModel, captured: Capture
+) -> None:
+    """A head that does not learn is not worth its launch; a model that changes is no longer the one that was captured."""
+    before = {name: value.clone() for name, value in llama.model.state_dict().items()}
+    head, history = train_head(make_head(kind, llama, 2), captured, QUICK)
+    assert min(entry.divergence for entry in history) < 0.97 * history[0].divergence
+    assert all(torch.equal(value, before[name]) for name, value in llama.model.state_dict().items())
+    again = train_head(head, captured, QUICK)[1]
+    assert again[0].divergence == min(entry.divergence for entry in history), "the best weights were not kept"
+
+
+@pytest.mark.parametrize("kind", ["linear", "tail:1"])
+def test_the_same_seed_gives_the_same_weights_bit_for_bit(kind: str, llama: FrozenModel, captured: Capture) -> None:
+    """Calibration promises the same files for the same data."""
+    first, second = (train_head(make_head(kind, llama, 1), captured, QUICK)[0] for _ in range(2))
+    assert all(torch.equal(a, b) for a, b in zip(first.trained(), second.trained(), strict=True))
+    other = make_head(kind, llama, 1, seed=1)
+    assert not torch.equal(_translator(first).down, _translator(other).down)
+
+
+def test_padding_does_not_reach_the_loss(llama: FrozenModel) -> None:
+    """Short windows are padded; what lies beyond their length must not teach anything."""
+    clean = _capture(llama, (2, 4))
+    lengths = np.full(len(clean.tokens), TOKENS, np.int32)
+    lengths[::2] = 5
+    dirty_states = {c: states.copy() for c, states in clean.hidden.items()}
+    dirty_ids = clean.top_ids.copy()
+    dirty_ids[::2, 5:] = 0
+    for states in dirty_states.values():
+        states[::2, 5:] = 100.0
+    trained = []
+    for hidden, top_ids in ((clean.hidden, clean.top_ids), (dirty_states, dirty_ids)):
+        capture = Capture(**{**vars(clean), "lengths": lengths, "hidden": hidden, "top_ids": top_ids})
+        trained.append(_translator(train_head(make_head("linear", llama, 2), capture, QUICK)[0]).up)
+    assert torch.equal(*trained)
+
+
+def test_nan_states_stop_the_training(llama: FrozenModel, captured: Capture) -> None:
+    """NaN activations must end in an error that says so, not in a head full of NaN."""
+    broken = {c: np.full_like(states, np.nan) for c, states in captured.hidden.items()}
+    with pytest.raises(CalibrationError, match="NaN"):
+        train_head(make_head("linear", llama, 2), Capture(**{**vars(captured), "hidden": broken}), QUICK)
+
+
+def test_the_divergence_is_a_proper_kl_on_the_kept_tokens_and_the_rest() -> None:
+    """Without the bucket for other tokens, a head could lower its loss by putting probability where nothing was kept."""
+    torch.manual_seed(0)
+    full, early = torch.randn(5, 40) * 2, torch.randn(5, 40) * 2
+    top = full.topk(6)
+    p, q = full.softmax(-1), early.softmax(-1)
+    p = torch.cat([p.gather(1, top.indices), 1 - p.gather(1, top.indices).sum(1, keepdim=True)], 1)
+    q = torch.cat([q.gather(1, top.indices), 1 - q.gather(1, top.indices).sum(1, keepdim=True)], 1)
+    expected = (p * (p.log() - q.log())).sum(1)
+    got = top_k_divergence(early, top.indices, top.values, full.logsumexp(1))
+    assert torch.allclose(got, expected, atol=1e-5)
+    assert torch.allclose(top_k_divergence(full, top.indices, top.values, full.logsumexp(1)), torch.zeros(5), atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["", "lineal", "tail", "tail:", "tail:0", "tail:x", "tail:-1", "linear:1", "identity:", "block"])
+def test_unknown_heads_are_named_with_the_known_ones(kind: str) -> None:
+    """A mistyped --head must not train something else."""
+    with pytest.raises(ParamsError, match="known are identity, linear"):
+        parse_kind(kind)
+
+
+def test_impossible_places_are_refused(llama: FrozenModel) -> None:
+    """The last layer is never a checkpoint, and no layer may be run twice."""
+    for checkpoint in (0, 4):
+        with pytest.raises(ParamsError, match="1 … 3"):
+            make_head("identity", llama, checkpoint)
+    with pytest.raises(ParamsError, match="at most 2"):
+        make_head("tail:2", llama, 3)
+    with pytest.raises(ParamsError, match="needs more than 4 layers"):
+        make_head("tail:4", llama, 1)
+    with pytest.raises(ParamsError, match="rank"):
+        Translator(64, rank=129)
+
+
+def test_windows_beyond_the_attention_window_are_refused() -> None:
+    """The tail's mask knows no sliding window; longer windows would train against keys the model cannot see."""
+    model = FrozenModel(tiny_model("mistral"))
+    capture = _capture(model, (2, 3), windows=4, tokens=12)
+    with pytest.raises(ParamsError, match="sliding attention window of 8"):
+        make_head("tail:1", model, 2).logits(read_batch(capture, [0], (2, 3)).states)
+
+
+def test_a_missing_boundary_is_named(llama: FrozenModel) -> None:
+    """A tail needs the states where it starts; without them calibration must say which layer to capture."""
+    with pytest.raises(CalibrationError, match="no states after 3 layers"):
+        train_head(make_head("tail:1", llama, 2), _capture(llama, (2, 4)), QUICK)
+
+
+def test_a_model_that_passes_more_than_the_state_is_refused() -> None:
+    """A model whose later layers use something from the earlier ones cannot jump; guesses would be silently wrong."""
+    model = tiny_model("llama")
+    layers = decoder_layers(model)
+    first: dict[str, torch.Tensor] = {}
+    layers[0].register_forward_hook(lambda _m, _i, output: first.__setitem__("state", output))
+    layers[3].register_forward_hook(lambda _m, _i, output: output + first.pop("state", 0))
+    with pytest.raises(UnsupportedModelError, match="besides the hidden state"):
+        ModelTail(model, 3)
+
+
+def test_shares_of_the_train_split_are_disjoint_and_whole(captured: Capture) -> None:
+    """Routers calibrated on the text their head was trained on would be too sure."""
+    parts = divide_train_windows(captured)
+    dealt = np.concatenate([parts.head, parts.head_held_out, parts.router, parts.router_held_out])
+    assert sorted(dealt) == list(range(40))
+    assert len(parts.head) == 22 and len(parts.router) == 10
+    with pytest.raises(DataError, match="at least 4"):
+        divide_train_windows(Capture(**{**vars(captured), "split": np.ones(40, np.int8)}))
+
+
+def test_documents_are_not_torn_apart(captured: Capture) -> None:
+    """Neighbouring windows of one file resemble each other; held-out text must come from other files."""
+    documents = np.repeat(np.arange(20), 2).astype(np.int32)
+    parts = vars(divide_train_windows(Capture(**{**vars(captured), "document": documents})))
+    owners = [set(documents[windows]) for windows in parts.values()]
+    assert all(owners) and sum(map(len, owners)) == 20
+
+
+def test_block_layers_are_copies(llama: FrozenModel) -> None:
+    """Training a block must not train the model's own layers."""
+    own = {id(p) for p in llama.model.parameters()}
+    head = make_head("block:2", llama, 2)
+    assert not own & {id(p) for p in head.trained()}
+    assert len(head.trained()) > 2

@@ -1,0 +1,41 @@
+"""The last sentences of a calibration: which policy, how much, and why no exits."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from calibrate.made_up import made_up_file
+from tide_calibrate.report.terminal import certificate_line, predicted_line, recommendation_line
+
+from tide_export.calibration.calibration_file import CalibrationFile
+
+PREDICTED = {"full": 0.98, "exact": 1.31, "exact:ngram": 1.1, "exact:router": 1.2, "exit": 1.25}
+
+
+def file(recommended: str, predicted: dict[str, float], exits: bool = True) -> CalibrationFile:
+    made = made_up_file() if exits else made_up_file([])
+    return replace(made, calibration=replace(made.calibration, recommended=recommended, predicted=predicted))
+
+
+def test_exact_is_recommended_with_its_gain() -> None:
+    assert "Use policy exact: 1.31x" in recommendation_line(file("exact", PREDICTED))
+    assert "No exits" not in recommendation_line(file("exact", PREDICTED))
+
+
+def test_full_is_recommended_with_the_reason() -> None:
+    """A user whose model got no exits wants to know why, not to see a certificate refused."""
+    slow = file("full", {"full": 0.98, "exact": 1.01, "exact:ngram": 1.01}, exits=False)
+    assert recommendation_line(slow).startswith("Use policy full: at most 1.01x")
+    assert "No exits are placed: the layers never agree." in recommendation_line(slow)
+    assert certificate_line(slow) == "No certificate for policy exit: there are no exits."
+
+
+def test_without_costs_nothing_is_promised() -> None:
+    assert "costs were not measured" in recommendation_line(file("full", {}))
+    assert "not predicted" in predicted_line({})
+
+
+def test_what_each_drafter_alone_would_give_is_shown() -> None:
+    expected = "full 0.98x, exact 1.31x (with one drafter: ngram 1.10x, router 1.20x), exit 1.25x"
+    assert predicted_line(PREDICTED) == expected
+    assert predicted_line({"full": 1.0, "exact": 1.2}) == "full 1.00x, exact 1.20x"

@@ -1,0 +1,108 @@
+"""Copied drafts in the simulation: by hand, against the runtime itself, and mixed with exits."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from calibrate.cost_model import EXTRA, HOST, LAUNCH, LAYER, LAYERS, LOGITS, table, trace
+from runtime.numpy_backend import NumpyBackend, tiny_manifest
+from runtime.tiny_generation import Request, generate
+from runtime.tiny_transformer import TinyTransformer
+from tide_calibrate.placement.search import choose_exits, only_if_they_pay, predict
+from tide_calibrate.simulation.exact import simulate_exact
+from tide_calibrate.traces.trace import OwnText, SplitTrace
+from tide_runtime.bundle.calibration import CalibrationInfo, ExitInfo
+from tide_runtime.depth.options import DepthOptions
+from tide_runtime.depth.registry import make_policy
+from tide_runtime.errors import CalibrationError, ParamsError
+from tide_runtime.generation_params import GenerationParams
+
+EXIT = ExitInfo(4, "identity", "max_probability", 0.5)
+NOVEL, LOOP = list(range(50, 90)), [1, 2, 3] * 14
+
+
+def written(text: list[int], confident: float = 0.0, right: float = 1.0, layers: int = LAYERS) -> SplitTrace:
+    """The trace of a model that wrote ``text`` but for its first two tokens. Its exit is ``confident`` and so often ``right``."""
+    count = len(text) - 2
+    made = trace({4: ([confident] * count, np.random.default_rng(0).random(count) < right)})
+    return replace(made, texts={0: OwnText(np.array(text), 2)}, num_layers=layers)
+
+
+def through(layers: int, tokens: int) -> float:
+    return LAUNCH + layers * (LAYER + EXTRA * (tokens - 1)) + LOGITS + HOST
+
+
+def test_a_loop_is_copied_by_hand() -> None:
+    """Three tokens must come again before anything can be copied; then passes take as many as the hit rate makes worth it."""
+    text = written([1, 2, 3, 1, 2, 3, 1, 2, 3])
+    done = simulate_exact(text, [], table(), 0, "ngram")
+    # Tokens 3, 1, 2, 3 one by one: at the next one the last three have been seen. Three are left: two copied, and its own.
+    assert done.ms_per_token * 7 == pytest.approx(4 * through(LAYERS, 1) + through(LAYERS, 3))
+    assert (done.acceptance, done.tokens_per_cycle) == (1.0, 7 / 5)
+    assert done.layers_per_token * 7 == 5 * LAYERS
+    assert done.stops == {LAYERS: 1.0}
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_runtime_copies_as_simulated(seed: int) -> None:
+    """What is predicted must be what runs: its drafter, its limits, and how it decides whether copying is worth a pass."""
+    model, costs = TinyTransformer(seed, (0.5, 0.1, 0.1), 5, 128), table(layers=3)
+    manifest = replace(tiny_manifest(model, ()), calibration=CalibrationInfo([], 0, "exact", costs=costs))
+    request = Request((1, 2, 3, 4, 1, 2), GenerationParams(max_new_tokens=100), 0)
+    policy = make_policy("exact", manifest, 8, DepthOptions(draft="ngram"))
+    (row,) = generate(policy, NumpyBackend(manifest, model), [request], 1)
+    text = row.tokens[: row.end]
+    given = len(request.prompt) + 1  # the prefill makes the first token
+    known = replace(written(text[given - 2 :].tolist(), layers=3), texts={0: OwnText(text, given)})
+    done = simulate_exact(known, [], costs, 0, "ngram")
+    drafted = row.depth.drafted["ngram"]
+    assert drafted > 20
+    assert done.acceptance == pytest.approx(row.depth.accepted["ngram"] / drafted)
+    assert done.tokens_per_cycle == pytest.approx(len(known.window) / row.depth.deep_passes)
+
+
+def test_novel_text_is_as_fast_as_without_copies() -> None:
+    """Nothing to copy: exits alone must be predicted, not a penalty for looking."""
+    text = written(NOVEL, confident=0.9)
+    alone, both = (simulate_exact(text, [EXIT], table(), 4, draft) for draft in ("router", "both"))
+    assert both == alone
+    assert alone.speedup > simulate_exact(text, [EXIT], table(), 4, "ngram").speedup
+
+
+def test_both_copy_the_loop_and_draft_the_rest() -> None:
+    text = written(NOVEL + LOOP, confident=0.9)
+    speed = {draft: simulate_exact(text, [EXIT], table(), 4, draft).speedup for draft in ("ngram", "router", "both")}
+    assert speed["both"] > max(speed["ngram"], speed["router"])
+
+
+def test_exits_that_lose_rest_beside_copies() -> None:
+    """The runtime stops asking exits that do not pay; a prediction that goes on paying for them would recommend `full`."""
+    text = written(NOVEL + LOOP)  # never confident: asked in vain
+    assert simulate_exact(text, [EXIT], table(), 4).speedup < 1
+    assert simulate_exact(text, [EXIT], table(), 4, "both") == simulate_exact(text, [EXIT], table(), 4, "ngram")
+
+
+def test_copies_alone_can_be_worth_exact() -> None:
+    """A model that no exit suits but whose text repeats: `exact` without cuts, and the reason said."""
+    text = written(NOVEL + 3 * LOOP, confident=0.9, right=0.4)
+    placed = choose_exits(text, table())
+    assert (placed.exits, placed.recommended) == ([], "exact")
+    assert placed.predicted["exact"] == placed.predicted["exact:ngram"] > 1.02
+    assert "best exits found" in placed.reason
+
+
+def test_copies_do_not_pay_for_exits() -> None:
+    """A loop makes any bundle fast. An exit that loses where the text does not loop would be a cut for nothing."""
+    text = written(3 * LOOP, confident=0.9, right=0.0)
+    assert predict(text, table(), [EXIT], 1).recommended == "exact"
+    assert only_if_they_pay(text, table(), [EXIT], 1).exits == []
+    assert only_if_they_pay(written(NOVEL, confident=0.9), table(), [EXIT], 4).exits == [EXIT]
+
+
+def test_there_is_nothing_to_copy_from_in_other_peoples_text() -> None:
+    with pytest.raises(CalibrationError, match="no texts to copy from"):
+        simulate_exact(trace({4: ([0.9], [True])}), [EXIT], table(), 4, "both")
+    with pytest.raises(ParamsError, match="draft is 'magic'"):
+        simulate_exact(written(NOVEL), [EXIT], table(), 4, "magic")  # type: ignore[arg-type]

@@ -1,0 +1,102 @@
+"""What the model writes itself: its own greedy choice, for prompts of the right splits, cut where it ends."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from calibrate.made_up import made_up_trace
+from export.architectures import VOCAB, tiny_model
+from tide_calibrate.text.documents import SPLITS, Windows
+from tide_calibrate.traces.continuations import ROWS, continue_prompts, generated_tokens
+from tide_calibrate.traces.trace import SplitTrace
+from tide_runtime.errors import DataError
+from transformers import PreTrainedModel
+
+WIDTH, NEW = 12, 5
+PROMPT = WIDTH - NEW
+
+
+@pytest.fixture(scope="module")
+def windows() -> Windows:
+    """A window a document; more of the threshold and the test split than are continued at once."""
+    count = 3 * (ROWS + 4)
+    tokens = np.random.default_rng(0).integers(1, VOCAB, (count, WIDTH)).astype(np.int32)
+    return Windows(tokens, np.full(count, WIDTH, np.int32), np.arange(count, dtype=np.int32))
+
+
+@pytest.fixture
+def model() -> PreTrainedModel:
+    """It never ends a text."""
+    model = tiny_model("llama")
+    model.generation_config.eos_token_id = None
+    return model
+
+
+@pytest.fixture(scope="module")
+def split(windows: Windows) -> np.ndarray:
+    return (windows.document % 3).astype(np.int8)
+
+
+def test_continuations_are_what_generate_writes(model: PreTrainedModel, windows: Windows, split: np.ndarray) -> None:
+    """Parts run side by side on one model; a cache or an order mixed up would calibrate on text the model never writes."""
+    own, prompts = continue_prompts(model, windows, split, 2 * (ROWS + 2), NEW)
+    assert len(own.tokens) == 2 * (ROWS + 2) and set(prompts) == {PROMPT}
+    assert {SPLITS[split[document]] for document in own.document} == {"threshold", "test"}
+    asked = torch.from_numpy(windows.tokens[own.document, :PROMPT]).long()
+    written = model.generate(asked, attention_mask=torch.ones_like(asked), do_sample=False, max_new_tokens=NEW)  # type: ignore[operator]
+    assert own.tokens.tolist() == written.tolist()
+    assert set(own.lengths) == {WIDTH}
+
+
+def test_a_text_that_the_model_ends_is_cut_there(model: PreTrainedModel, windows: Windows, split: np.ndarray) -> None:
+    """What stands behind an end token is never generated, so no speed may be predicted on it."""
+    whole, _ = continue_prompts(model, windows, split, 8, NEW)
+    model.generation_config.eos_token_id = int(whole.tokens[0, PROMPT + 1])
+    own, _ = continue_prompts(model, windows, split, 8, NEW)
+    assert own.lengths[0] <= PROMPT + 2
+    for row, length in zip(own.tokens, own.lengths, strict=True):
+        assert (row[length:] == 0).all()
+        assert length == WIDTH or row[length - 1] == model.generation_config.eos_token_id
+
+
+def test_only_decided_tokens_are_judged(windows: Windows) -> None:
+    """The state at a prompt's last token makes the first new one; the one at the last token makes none that is kept. The text
+    goes along whole: what repeats the prompt can be copied from it."""
+    window = np.repeat(np.arange(2, dtype=np.int32), WIDTH)
+    trace = SplitTrace(window, window, np.tile(np.arange(WIDTH, dtype=np.float32), 2), {}, num_layers=4)
+    kept = generated_tokens(trace, windows, np.full(2, PROMPT, np.int32))
+    assert kept.full_nll.tolist() == [*range(PROMPT - 1, WIDTH - 1)] * 2
+    assert {w: (text.tokens.tolist(), text.prompt) for w, text in kept.texts.items()} == {
+        w: (windows.tokens[w].tolist(), PROMPT) for w in (0, 1)
+    }
+
+
+def test_windows_too_short_for_a_prompt_are_an_error(model: PreTrainedModel, windows: Windows, split: np.ndarray) -> None:
+    short = replace(windows, lengths=np.full_like(windows.lengths, PROMPT - 1))
+    with pytest.raises(DataError, match="no window of 7 tokens"):
+        continue_prompts(model, short, split, 8, NEW)
+
+
+def test_traces_of_two_splits_are_joined() -> None:
+    """Speed is predicted on the texts of both; tokens of one window taken for the other's would be copied from the wrong text."""
+    whole = made_up_trace()
+    first, rest = whole.window < 7, whole.window >= 7
+    joined = whole.select(first).joined(whole.select(rest))
+    for field in ("window", "document", "full_nll"):
+        assert np.array_equal(getattr(joined, field), getattr(whole, field), equal_nan=field == "full_nll")
+    for key, trace in whole.exits.items():
+        assert np.array_equal(joined.exits[key].agrees, trace.agrees)
+        assert all(np.array_equal(joined.exits[key].scores[name], scores) for name, scores in trace.scores.items())
+
+
+def test_every_document_gives_as_many_prompts_as_any_other(model: PreTrainedModel) -> None:
+    """One long file would decide where exits go and what speed is promised, for texts that are not like it."""
+    document = np.array([0] * 12 + [1] * 2 + [2] * 6 + [3] * 6, np.int32)
+    tokens = np.ones((len(document), WIDTH), np.int32)
+    own, _ = continue_prompts(
+        model, Windows(tokens, np.full(len(tokens), WIDTH, np.int32), document), np.array([1, 1, 1, 2], np.int8), 16, NEW
+    )
+    assert np.bincount(own.document).tolist() == [3, 2, 3, 6]

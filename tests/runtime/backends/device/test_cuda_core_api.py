@@ -1,0 +1,102 @@
+"""What the runtime calls of cuda.core and cuda.bindings exists there, with these parameters: the real packages, no GPU.
+
+Read from the source: every attribute that is taken of a name which is known to hold one of their objects.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tide_runtime
+from runtime.simulated_gpu import SimulatedBuilder, SimulatedCondition, SimulatedGraph, SimulatedStream
+
+RUNTIME = Path(tide_runtime.__file__).parent
+core = pytest.importorskip("cuda.core", reason="the package cuda-core is not installed")
+graph = pytest.importorskip("cuda.core.graph", reason="cuda-core has no graphs")
+driver = pytest.importorskip("cuda.bindings.driver", reason="the package cuda-bindings is not installed")
+
+# Expression in the source → the class whose object it is.
+HELD = {
+    "backends/device/cuda_device.py": {
+        "self.gpu": core.Device,
+        "self.core_stream": core.Stream,
+        "self._pinned": core.LegacyPinnedMemoryResource,
+        "buffer": core.Buffer,
+        "self._event": core.Event,
+        "self._api": driver,
+        "self._api.CUresult": driver.CUresult,
+        "self._api.CUmemorytype": driver.CUmemorytype,
+        "wanted": driver.CUDA_MEMCPY2D,
+    },
+    "backends/device/deferred_frees.py": {"self._dropped.popleft()": core.Buffer},
+    "device_loop/graph_driver.py": {
+        "self._device.gpu": core.Device,
+        "self._device.core_stream": core.Stream,
+        "builder": graph.GraphBuilder,
+        "body": graph.GraphBuilder,
+        "piece": graph.GraphBuilder,
+        "builder.stream": core.Stream,
+        "made[place]": graph.GraphCondition,
+        "graph": graph.Graph,
+    },
+}
+
+
+def attributes(file: str) -> dict[str, set[str]]:
+    """Expression → attributes taken of it, for the expressions in `HELD`."""
+    found: dict[str, set[str]] = {expression: set() for expression in HELD[file]}
+    for node in ast.walk(ast.parse((RUNTIME / file).read_text())):
+        if isinstance(node, ast.Attribute) and ast.unparse(node.value) in found:
+            found[ast.unparse(node.value)].add(node.attr)
+    return found
+
+
+@pytest.mark.parametrize("file", sorted(HELD))
+def test_every_attribute_exists(file: str) -> None:
+    """A name that cuda.core does not have is an AttributeError on the first GPU that runs it."""
+    for expression, names in attributes(file).items():
+        assert names, f"{file} uses nothing of {expression}: the table is out of date"
+        missing = {name for name in names if not hasattr(HELD[file][expression], name)}
+        assert not missing, f"{expression} of {file}: {HELD[file][expression]} has no {sorted(missing)}"
+
+
+def test_every_import_exists() -> None:
+    """As above, for names that are imported late."""
+    for path in RUNTIME.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("cuda."):
+                module = __import__(node.module or "", fromlist=["*"])
+                assert all(hasattr(module, alias.name) for alias in node.names), f"{path.name}: {ast.unparse(node)}"
+
+
+@pytest.mark.parametrize(
+    ("simulated", "real"),
+    [(SimulatedBuilder, graph.GraphBuilder), (SimulatedGraph, graph.Graph), (SimulatedStream, core.Stream)],
+)
+def test_the_simulated_gpu_has_only_what_is_real(simulated: Any, real: Any) -> None:
+    """Loops that are right on a simulation of something else."""
+    own = {"gpu", "work", "state", "inside", "defaults", "execute", "builder", *(f.name for f in fields(simulated))} - {"stream"}
+    names = {name for name in dir(simulated) if not name.startswith("_")} - own
+    assert names and all(hasattr(real, name) for name in names), names
+    for name in names:
+        parameters = str(inspect.getdoc(getattr(real, name)))
+        for parameter in list(inspect.signature(getattr(simulated, name)).parameters)[1:]:
+            assert parameter in parameters, f"{name}({parameter})"
+    assert hasattr(graph.GraphCondition, "handle") and SimulatedCondition is not None
+
+
+def test_copies_take_what_they_are_given() -> None:
+    """The driver's functions have no keyword names to check, but say how many arguments they want."""
+    for name, count in {"cuMemcpyHtoDAsync": 4, "cuMemcpyDtoHAsync": 4, "cuMemcpyDtoDAsync": 4, "cuMemcpy2DAsync": 2}.items():
+        call = next(
+            node
+            for node in ast.walk(ast.parse((RUNTIME / "backends/device/cuda_device.py").read_text()))
+            if isinstance(node, ast.Call) and ast.unparse(node.func) == f"self._api.{name}"
+        )
+        assert len(call.args) == count
+        assert len(inspect.signature(getattr(driver, name)).parameters) == count

@@ -1,0 +1,49 @@
+"""Memory that goes while a stream is captured, or while another thread queues work on it."""
+
+from __future__ import annotations
+
+from threading import Event, RLock, Thread
+
+from tide_runtime.backends.device.deferred_frees import DeferredFrees
+
+
+class Buffer:
+    def __init__(self, freed: list[Buffer]) -> None:
+        self._freed = freed
+
+    def close(self) -> None:
+        self._freed.append(self)
+
+
+def test_nothing_is_freed_in_a_capture() -> None:
+    """A free of memory that is no part of the graph fails, and spoils the capture."""
+    freed: list[Buffer] = []
+    frees, first, second = DeferredFrees(lock := RLock()), Buffer(freed), Buffer(freed)
+    frees.drop(first)
+    assert freed == [first]
+    with lock, frees.kept():
+        frees.drop(second)  # as the garbage collector does in the capturing thread
+        assert freed == [first]
+    assert freed == [first, second]
+
+
+def test_who_drops_memory_does_not_wait() -> None:
+    """The garbage collector may run in a thread that holds what the lock's owner waits for."""
+    freed: list[Buffer] = []
+    frees, buffer, held, dropped = DeferredFrees(lock := RLock()), Buffer(freed), Event(), Event()
+
+    def hold() -> None:
+        with lock:
+            held.set()
+            assert dropped.wait(10)
+
+    thread = Thread(target=hold)
+    thread.start()
+    assert held.wait(10)
+    frees.drop(buffer)
+    assert not freed
+    dropped.set()
+    thread.join()
+    with lock:
+        frees.free()  # as the next allocation does
+    assert freed == [buffer]

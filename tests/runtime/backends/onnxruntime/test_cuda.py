@@ -1,0 +1,156 @@
+"""The backend for ONNX Runtime on a GPU, run over host memory: its own code and the real graphs, another provider.
+
+What this cannot show: the CUDA provider's kernels, its stream, and that copies overlap as they may.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from runtime.host_device import HostDevice
+from runtime.numpy_loop_kernels import NumpyLoopKernels
+from runtime.simulated_gpu import SimulatedGpu
+from tide_runtime import Engine, EngineOptions, GenerationParams, ThreadOptions
+from tide_runtime.backends.device.element_types import BF16
+from tide_runtime.backends.onnxruntime.cuda import OnnxRuntimeCudaBackend, cuda_provider
+from tide_runtime.bundle import Bundle
+from tide_runtime.device_loop.host_driver import HostDriver
+from tide_runtime.device_loop.policy import DrivenDepth, Drivers
+from tide_runtime.errors import BundleError, CacheFullError, TargetError
+
+PROMPTS = [[5, 6, 7, 8, 9, 10], [3, 4], [100] * 30, [17, 17, 17]]
+PARAMS = GenerationParams(max_new_tokens=24)
+
+
+@pytest.fixture(params=[True, False], ids=["fused", "plain"])
+def on_device(bundle: Path, request: pytest.FixtureRequest) -> Iterator[Engine]:
+    """An engine whose backend is the GPU's over host memory; ``fused``: GroupQueryAttention where it may be, as in fp16."""
+    with Engine.load(bundle, EngineOptions(threads=ThreadOptions(1), target="cpu")) as engine:
+        engine.backend = load(engine.bundle, HostDevice(), fused=request.param)
+        yield engine
+
+
+def load(bundle: Bundle, device: HostDevice, fused: bool) -> OnnxRuntimeCudaBackend:
+    backend = OnnxRuntimeCudaBackend.load(bundle, "cuda", ThreadOptions(1), device, ("CPUExecutionProvider", {}))
+    backend._fused = fused  # the CPU has the kernel in fp32 too
+    return backend
+
+
+@pytest.fixture(scope="session")
+def reference(bundle: Path) -> list[tuple[int, ...]]:
+    with Engine.load(bundle, EngineOptions(threads=ThreadOptions(1), target="cpu")) as engine:
+        return [row.token_ids for row in engine.generate(PROMPTS, PARAMS)]
+
+
+def test_tokens_are_the_cpu_targets(on_device: Engine, reference: list[tuple[int, ...]]) -> None:
+    """A lowering or a binding that is wrong on the GPU is wrong here as well."""
+    assert [row.token_ids for row in on_device.generate(PROMPTS, PARAMS)] == reference
+
+
+def test_rows_of_uneven_length_compute_the_cpu_targets_logits(bundle: Path, on_device: Engine) -> None:
+    """Verification of drafts in batches: tokens of one row would reach another's cache."""
+    with Engine.load(bundle, EngineOptions(threads=ThreadOptions(1), target="cpu")) as cpu:
+        found = [_uneven(engine) for engine in (cpu, on_device)]
+    np.testing.assert_allclose(found[1], found[0], atol=1e-5)
+
+
+def _uneven(engine: Engine) -> np.ndarray:
+    context, logits = engine.backend.context(3), []
+    steps = (([0, 0, 0], [5, 2, 3], []), ([5, 2, 3], [1, 4, 2], [1, 3, 0]), ([6, 6, 4], [1, 1, 1], [1, 1, 1]))
+    for lengths, counts, wanted in steps:
+        step = context.step(0, counts, wanted)
+        step.input_ids[: sum(counts)] = np.arange(sum(counts)) + 11
+        step.place(lengths)
+        for segment in engine.manifest.segments:
+            step.run(segment.name)
+        logits.append(np.array(step.logits[: sum(wanted)]))
+    return np.concatenate(logits)
+
+
+def test_nothing_but_tokens_comes_back(on_device: Engine) -> None:
+    """A copy of the logits costs more than a small model's step: 128k of them for every row and token."""
+    device: HostDevice = on_device.backend.device  # type: ignore[attr-defined]
+    on_device.generate(PROMPTS[:1], PARAMS)
+    device.downloads.clear()
+    device.waits = 0
+    [row] = on_device.generate(PROMPTS[:1], PARAMS)
+    assert max(device.downloads) <= 8 * len(PROMPTS[0])
+    assert len(device.downloads) == len(row.token_ids)
+
+
+def test_sampling_sees_the_logits(on_device: Engine, bundle: Path) -> None:
+    """Logits that stay on the device must still come when somebody looks at them."""
+    params = GenerationParams(max_new_tokens=12, temperature=0.7, seed=3, logprobs=2)
+    with Engine.load(bundle, EngineOptions(threads=ThreadOptions(1), target="cpu")) as cpu:
+        assert on_device.generate(PROMPTS, params)[1].token_ids == cpu.generate(PROMPTS, params)[1].token_ids
+
+
+def test_a_full_cache_is_refused(on_device: Engine) -> None:
+    """The device has no bounds to run into: a write behind the cache would be in another row's."""
+    step = on_device.backend.context(1).step(0, [3])
+    with pytest.raises(CacheFullError, match="ends at slot 65, the KV cache has 64"):
+        step.place([62])
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_a_decode_loop_over_the_real_graphs(bundle: Path, reference: list[tuple[int, ...]], rows: int) -> None:
+    """Inputs that only kernels change: a graph that reads its places on the host would stay where the launch began."""
+    gpu = SimulatedGpu()
+    gpu.kind = "cpu"  # to ONNX Runtime
+    with Engine.load(bundle, EngineOptions(threads=ThreadOptions(1), target="cpu", policy="full", max_batch=rows)) as engine:
+        engine.backend = load(engine.bundle, gpu, fused=True)
+        drivers = Drivers(HostDriver(gpu).compile, None)
+        engine.policy = DrivenDepth(engine.policy, NumpyLoopKernels(gpu), 6, drivers)
+        assert [row.token_ids for row in engine.generate(PROMPTS, PARAMS)] == reference
+
+
+def test_logits_that_are_no_numbers_are_found_without_looking(bundle: Path) -> None:
+    """Nobody reads a GPU's logits, so its graph has to say so itself."""
+    step = load(Bundle.open(bundle), HostDevice(), fused=True).context(1).step(0, [1], [1])
+    step.place([0])
+    for value, found in ((1.0, True), (np.nan, False)):
+        step.hidden[-2][0] = np.full(step.hidden[-2].shape[1], value)
+        step.run("segment_2")
+        assert (step.token[0] >= 0) == found
+
+
+def test_every_operator_has_a_kernel_for_cuda(bundle: Path) -> None:
+    """A node that the provider lacks runs on the CPU, with copies on both sides, and nobody notices but the clock."""
+    files = Bundle.open(bundle).manifest.targets["cuda"].graphs.values()
+    used = {(n.domain, n.op_type) for f in files for n in onnx.load(bundle / f, load_external_data=False).graph.node}
+    assert used <= CUDA_KERNELS, sorted(used - CUDA_KERNELS)
+
+
+def test_bf16_is_read_as_numbers() -> None:
+    """NumPy has no bf16: its bits taken for integers would still be sampled from."""
+    assert BF16.widened(np.array([0x3F80, 0xC000, 0x7FC0], np.uint16)).tolist()[:2] == [1.0, -2.0]
+
+
+def test_an_onnx_runtime_without_cuda_is_named() -> None:
+    """Both packages install the same module: people have the wrong one."""
+    with pytest.raises(TargetError, match=r"without CUDAExecutionProvider: pip uninstall onnxruntime"):
+        cuda_provider(HostDevice())
+
+
+def test_a_failing_graph_names_itself(on_device: Engine) -> None:
+    """ONNX Runtime's errors say nothing of a bundle."""
+    step = on_device.backend.context(1).step(0, [1])
+    step.place([0])
+    step.slots.backend._options = "none"  # type: ignore[attr-defined]
+    with pytest.raises(BundleError, match="cannot run segment_0"):
+        step.run("segment_0")
+
+
+# Read from libonnxruntime_providers_cuda.so of onnxruntime-gpu 1.31.1: the kernels' classes are named in its type information.
+CUDA_KERNELS = {
+    *(("", name) for name in ("Abs", "Add", "ArgMax", "Cast", "Concat", "Cos", "Div", "Expand", "Gather", "LayerNormalization")),
+    *(("", name) for name in ("LessOrEqual", "MatMul", "Mul", "Neg", "RMSNormalization", "ReduceMax", "Reshape", "Sigmoid")),
+    *(("", name) for name in ("Sin", "Slice", "Softmax", "Split", "Sub", "Tanh", "TensorScatter", "Transpose", "Unsqueeze")),
+    ("", "Where"),
+    *(("com.microsoft", name) for name in ("FusedMatMul", "GroupQueryAttention", "RotaryEmbedding")),
+    *(("com.microsoft", name) for name in ("SkipLayerNormalization", "SkipSimplifiedLayerNormalization")),
+}

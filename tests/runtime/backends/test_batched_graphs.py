@@ -1,0 +1,163 @@
+"""The segments' forms for several rows: loaded when needed, checked like every graph, counted as the segments they are."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from runtime.bundle.test_bad_bundles import edit, rename_tensor, sign
+from tide_runtime import Engine, EngineOptions, GenerationParams, ThreadOptions
+from tide_runtime.backends.base import Step
+from tide_runtime.bundle.manifest import UNCUT, batched_graph, ragged_graph
+from tide_runtime.errors import BundleError
+
+FILE = "onnx/cpu.segment_1.batched.onnx"
+
+
+def load_copy(directory: Path) -> Engine:
+    return Engine.load(directory, EngineOptions(threads=ThreadOptions(1)))
+
+
+def verify_step(engine: Engine) -> Step:
+    """A step of two rows of two tokens: one that only the plain form can run."""
+    step = engine.backend.context(2).step(0, [2, 2], [2, 2])
+    step.input_ids[:] = [5, 6, 7, 8]
+    step.place([0, 0])
+    return step
+
+
+def run(engine: Engine) -> np.ndarray:
+    step = verify_step(engine)
+    for segment in engine.manifest.segments:
+        step.run(segment.name)
+    return step.logits.copy()
+
+
+def test_tokens_attend_by_their_place_in_the_text_wherever_it_lies_in_the_cache(load: Callable[..., Engine]) -> None:
+    """An exiting prefill puts a chunk's tokens into the cache in another order: later ones would miss some, or see ahead."""
+    with load() as engine:
+        segments, text = [segment.name for segment in engine.manifest.segments], np.array([9, 5, 7, 11, 6, 8])
+        context = engine.backend.context(2)
+        step = context.step(0, [6], [6])
+        step.input_ids[:] = text
+        step.place([0])
+        for segment in segments:
+            step.run(segment)
+        wanted, order = step.logits[[3, 5]].copy(), np.array([4, 0, 2, 1])
+        for name, cache in context.caches.arrays.items():
+            cache[0, :, :4] = cache[0, :, order].swapaxes(0, 1)
+            cache[0, :, 4:] = 1e3 if "value" in name else 0.0
+        step = context.step(0, [2], [2])
+        step.input_ids[:] = text[[3, 5]]
+        step.place_scattered(4, np.array([3, 5]), before=order)  # 3 must not see 4, 5 must see all
+        for segment in segments:
+            step.run(segment)
+        assert np.abs(step.logits - wanted).max() < 1e-4
+
+
+def test_one_row_at_a_time_never_loads_them(load: Callable[..., Engine]) -> None:
+    """Whoever embeds a single chat would hold every weight twice."""
+    with load() as engine:
+        engine.generate([5, 6, 7], GenerationParams(max_new_tokens=4, ignore_eos=True))
+        assert set(engine.backend.sessions) == {UNCUT}
+        verify_step(engine).run(UNCUT)
+        assert set(engine.backend.sessions) == {UNCUT, batched_graph(UNCUT)}
+        run(engine)
+        assert set(engine.backend.sessions) == {UNCUT, batched_graph(UNCUT)} | {
+            batched_graph(s.name) for s in engine.manifest.segments
+        }
+
+
+def decode_step(engine: Engine, lengths: list[int]) -> np.ndarray:
+    """Logits of one token for each row; what lies in the caches is zeros."""
+    step = engine.backend.context(len(lengths)).step(0, [1] * len(lengths), [1] * len(lengths))
+    step.input_ids[:] = 5
+    step.place(lengths)
+    step.run(UNCUT)
+    return step.logits.copy()
+
+
+def test_only_rows_of_different_lengths_load_the_form_for_them(load: Callable[..., Engine]) -> None:
+    """Rows of equal lengths would be slower in it, others without it."""
+    with load() as engine:
+        even = decode_step(engine, [4, 4])
+        assert set(engine.backend.sessions) == {UNCUT}
+        ragged = decode_step(engine, [4, 3])
+        assert set(engine.backend.sessions) == {UNCUT, ragged_graph(UNCUT)}
+        assert np.abs(even[0] - ragged[0]).max() < 1e-4 < np.abs(even[1] - ragged[1]).max()
+        assert engine.backend.launches == {UNCUT: 2}
+
+
+def test_a_bundle_without_that_form_runs(bundle_copy: Path) -> None:
+    """Bundles of older versions, and of models that have no use for it, would fail at the first two people."""
+    with load_copy(bundle_copy) as engine:
+        wanted = decode_step(engine, [4, 3])
+    for name in (UNCUT, "segment_0", "segment_1", "segment_2"):
+        edit(bundle_copy, "targets", "cpu", "graphs", ragged_graph(name), remove=True)
+    with load_copy(bundle_copy) as engine:
+        assert np.abs(decode_step(engine, [4, 3]) - wanted).max() < 1e-4
+        assert set(engine.backend.sessions) == {UNCUT}
+
+
+def test_threads_load_them_once(load: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several requests that come in at once would each hold a copy of the weights, or meet half of the graphs."""
+    with load() as engine:
+        opened, original = list[str](), engine.backend._load
+        monkeypatch.setattr(engine.backend, "_load", lambda name: (opened.append(name), original(name))[1])
+        results: list[np.ndarray] = []
+        threads = [threading.Thread(target=lambda: results.append(run(engine))) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert sorted(opened) == sorted(batched_graph(s.name) for s in engine.manifest.segments)
+        assert len(results) == 4 and all(np.array_equal(results[0], other) for other in results)
+
+
+def test_a_launch_for_several_rows_is_one_launch_of_the_segment(load: Callable[..., Engine]) -> None:
+    """Skipped segments are proved by counting launches: these must not multiply with the rows or hide under a name."""
+    with load() as engine:
+        run(engine)
+        assert engine.backend.launches == {segment.name: 1 for segment in engine.manifest.segments}
+
+
+def test_a_bundle_without_them_is_refused(bundle_copy: Path) -> None:
+    """A bundle of an older version would fail in the middle of somebody's batch."""
+    edit(bundle_copy, "targets", "cpu", "graphs", batched_graph("segment_1"), remove=True)
+    with pytest.raises(BundleError, match=r"lacks graphs \['segment_1.batched'\].*export the bundle again"):
+        load_copy(bundle_copy)
+
+
+def garbage(bundle: Path) -> None:
+    (bundle / FILE).write_bytes(b"not an ONNX graph" * 100)
+    sign(bundle, FILE)
+
+
+def renamed_input(bundle: Path) -> None:
+    rename_tensor(bundle, FILE, "hidden", "stranger")
+
+
+def renamed_mask(bundle: Path) -> None:
+    rename_tensor(bundle, FILE, "attention_bias", "attention_bias_x")
+
+
+def other_segment(bundle: Path) -> None:
+    edit(bundle, "targets", "cpu", "graphs", batched_graph("segment_1"), value="onnx/cpu.segment_2.batched.onnx")
+
+
+@pytest.mark.parametrize(
+    ("harm", "words"),
+    [(garbage, "cannot load"), (renamed_input, "stranger"), (renamed_mask, "attention_bias_x"), (other_segment, "key_cache_3")],
+)
+def test_a_broken_one_is_refused_when_it_is_loaded(harm: Callable[[Path], None], words: str, bundle_copy: Path) -> None:
+    """Files that match their hash and are still wrong must end in an error that says so, not in wrong tokens."""
+    harm(bundle_copy)
+    with load_copy(bundle_copy) as engine:
+        engine.generate([5, 6], GenerationParams(max_new_tokens=2, ignore_eos=True))  # one row: not affected
+        with pytest.raises(BundleError, match=f"{words}.*export the bundle again"):
+            run(engine)
+        with pytest.raises(BundleError, match="export the bundle again"):  # and again, for the next request
+            run(engine)

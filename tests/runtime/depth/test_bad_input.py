@@ -1,0 +1,261 @@
+"""Depth policies on a real bundle: options out of range, texts that end inside a draft, callers that leave or come together."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+from runtime.made_up_calibration import calibrate, exit_after
+from tide_runtime import Engine, EngineOptions, Generation, GenerationParams, ThreadOptions
+from tide_runtime.depth.options import DepthOptions
+from tide_runtime.drafting.ngram import NgramDrafter
+from tide_runtime.errors import NumericsError, ParamsError
+from tide_runtime.scheduler import run
+
+MAX_SEQ_LEN = 64
+PROMPTS = ["def add(a, b):", "class", "x x x x x x", "return a + b\nreturn a + b\n"]
+
+
+def load(bundle: Path, policy: str = "exact", verify: bool = True, **depth: Any) -> Engine:
+    options = EngineOptions(policy=policy, depth=DepthOptions(**depth), threads=ThreadOptions(1), verify=verify)
+    return Engine.load(bundle, options)
+
+
+@pytest.fixture(scope="module")
+def exact(exits_bundle: Path) -> Iterator[Engine]:
+    with load(exits_bundle) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="module")
+def full(exits_bundle: Path) -> Iterator[Engine]:
+    with load(exits_bundle, "full") as engine:
+        yield engine
+
+
+def params(count: int = 40, **changes: Any) -> GenerationParams:
+    return GenerationParams(**{"max_new_tokens": count, "ignore_eos": True, **changes})
+
+
+def ends(results: list[Generation]) -> list[tuple[Any, ...]]:
+    return [(r.token_ids, r.text, r.finish_reason) for r in results]
+
+
+# --- The policies on real graphs
+
+
+@pytest.mark.parametrize("draft", ["both", "router", "ngram", "none"])
+def test_exact_is_full_on_real_graphs(exits_bundle: Path, full: Engine, draft: str) -> None:
+    """Alone, together, and into the end of the cache."""
+    with load(exits_bundle, draft=draft) as engine:
+        for count in (9, 100):
+            wanted = ends(full.generate(PROMPTS, params(count)))
+            assert ends(engine.generate(PROMPTS, params(count))) == wanted
+            assert [ends(engine.generate(prompt, params(count)))[0] for prompt in PROMPTS] == wanted
+
+
+@pytest.mark.parametrize("threshold", [0.0, 0.3, 1.0])
+def test_exit_does_not_depend_on_the_batch(exits_bundle: Path, threshold: float) -> None:
+    with load(exits_bundle, "exit", threshold=threshold) as engine:
+        together = engine.generate(PROMPTS, params())
+        alone = [engine.generate(prompt, params())[0] for prompt in PROMPTS]
+        assert ends(together) == ends(alone)
+        assert [r.stats.token_depths for r in together] == [r.stats.token_depths for r in alone]
+
+
+def test_the_recommended_policy_is_the_default(exits_bundle: Path) -> None:
+    with load(exits_bundle, "auto") as engine:
+        assert engine.policy.name == "exact"
+
+
+# --- What cannot be done is said when the engine is loaded
+
+
+def test_exit_without_calibration_says_tocalibrate(bundle: Path) -> None:
+    with pytest.raises(ParamsError, match=r"needs a calibration.*tide-calibrate MODEL"):
+        load(bundle, "exit")
+
+
+def test_exact_without_calibration_still_copies(bundle: Path, full: Engine) -> None:
+    """No exits, but drafts from the text need none."""
+    repeating = params(repetition_penalty=0.1)  # a random model repeats itself only when told to
+    with load(bundle) as engine:
+        results = engine.generate(PROMPTS, repeating)
+        assert ends(results) == ends(full.generate(PROMPTS, repeating))
+        assert any("ngram" in r.stats.drafted for r in results) and not any("router" in r.stats.drafted for r in results)
+
+
+@pytest.mark.parametrize(
+    ("exits", "words"),
+    [([], "use policy full"), ([exit_after(1, None), exit_after(3, None)], "no certified threshold.*max-disagreement")],
+)
+def test_exit_without_a_threshold_says_what_to_do(bundle_copy: Path, exits: list[dict[str, Any]], words: str) -> None:
+    calibrate(bundle_copy, exits)
+    with pytest.raises(ParamsError, match=words):
+        load(bundle_copy, "exit")
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "words"),
+    [
+        ("threshold", -0.1, "from 0"),
+        ("threshold", 1.1, "to 1"),
+        ("threshold", float("nan"), "from 0"),
+        ("threshold", "high", "from 0"),
+        ("draft_limit", 0, "from 1 to 64"),
+        ("draft_limit", 65, "from 1 to 64"),
+        ("draft_limit", 2.5, "from 1 to 64"),
+        ("draft_limit", True, "from 1 to 64"),
+        ("max_wait_steps", -1, ">= 0"),
+        ("max_exit_streak", 0.5, ">= 0"),
+        ("min_depth", -1, ">= 0"),
+        ("min_depth", None, ">= 0"),
+        ("draft", "router,ngram", "both"),
+        ("kv", "project", "deferred, propagate"),
+    ],
+)
+def test_options_out_of_range_are_explained(option: str, value: object, words: str) -> None:
+    with pytest.raises(ParamsError, match=f"{option} is .*{words}"):
+        DepthOptions(**{option: value})  # type: ignore[arg-type]
+
+
+def test_min_depth_behind_the_last_exit_is_explained(exits_bundle: Path) -> None:
+    with pytest.raises(ParamsError, match=r"min_depth is 4.*at most 3"):
+        load(exits_bundle, "exit", min_depth=4)
+
+
+@pytest.mark.parametrize(
+    ("policy", "budget", "words"),
+    [
+        ("exit", 0, "depth_budget is 0"),
+        ("exit", 0.5, "the first exit comes after 1"),
+        ("exact", 2, "promises the model's own output"),
+        ("full", 2, "promises the model's own output"),
+    ],
+)
+def test_a_budget_that_cannot_be_kept_is_refused(exits_bundle: Path, policy: str, budget: float, words: str) -> None:
+    with load(exits_bundle, policy) as engine, pytest.raises(ParamsError, match=words):
+        engine.generate(PROMPTS[0], params(depth_budget=budget))
+
+
+def test_more_slots_than_rows_at_once_are_left_empty(exits_bundle: Path, full: Engine) -> None:
+    """An exiting prefill takes a slot more, for its caches to grow: as many rows more would run than the caller allowed."""
+    rows = [full._row(i, prompt, params(4)) for i, prompt in enumerate(PROMPTS)]
+    used = {event.row.batch_index for event in run(full.policy, full.backend.context(3), rows, 2)}
+    assert used == {0, 1} and {row.batch_size for row in rows} == {2}
+
+
+def test_propagate_needs_its_graphs(exits_bundle: Path) -> None:
+    with pytest.raises(ParamsError, match=r"kv_fill_1, kv_fill_3.*export the model again"):
+        load(exits_bundle, "exit", kv="propagate")
+
+
+# --- Ends inside a draft
+
+
+@pytest.fixture
+def foreseen(exact: Engine, full: Engine) -> Iterator[Generation]:
+    """What the model says to the first prompt, and an n-gram drafter that foresees it: every draft is accepted."""
+    [result] = full.generate(PROMPTS[0], params())
+    whole = np.array([*exact.tokenizer.encode(PROMPTS[0]), *result.token_ids])  # type: ignore[union-attr]
+    with patch.object(NgramDrafter, "draft", lambda self, tokens, end, limit: whole[end : end + limit].tolist()):
+        [drafted] = exact.generate(PROMPTS[0], params())
+        assert ends([drafted]) == ends([result]) and drafted.stats.deep_passes < 15
+        assert drafted.stats.accepted == drafted.stats.drafted
+        yield result
+
+
+def test_eos_inside_a_draft(exact: Engine, full: Engine, foreseen: Generation) -> None:
+    """At every token of the text: some of them were accepted in one pass with others behind them."""
+    for token in sorted(set(foreseen.token_ids)):
+        ending = params(ignore_eos=False, eos_token_ids=(token,), logprobs=1)
+        [result], [wanted] = exact.generate(PROMPTS[0], ending), full.generate(PROMPTS[0], ending)
+        assert (ends([result]), result.finish_reason) == (ends([wanted]), "eos")
+        assert [entry.token for entry in result.logprobs] == list(result.token_ids)
+        assert len(result.stats.token_depths) == len(result.token_ids) - 1
+
+
+def test_a_stop_string_across_accepted_drafts(exact: Engine, full: Engine, foreseen: Generation) -> None:
+    """It begins in one accepted token and ends in another; what was accepted behind it is neither text nor tokens."""
+    assert foreseen.text is not None
+    for start in range(0, len(foreseen.text) - 3, 3):
+        stopping = params(stop=(foreseen.text[start : start + 3],))
+        [result], [wanted] = exact.generate(PROMPTS[0], stopping), full.generate(PROMPTS[0], stopping)
+        assert (ends([result]), result.finish_reason) == (ends([wanted]), "stop")
+        assert "".join(chunk.text for chunk in exact.stream(PROMPTS[0], stopping)) == wanted.text
+
+
+@pytest.mark.parametrize("count", range(1, 9))
+def test_the_cache_fills_in_the_middle_of_a_draft(exact: Engine, full: Engine, count: int) -> None:
+    prompt = [40, 41, 42, 43] * 14 + [40] * count
+    [result], [wanted] = exact.generate(prompt, params(100)), full.generate(prompt, params(100))
+    assert (ends([result]), result.finish_reason) == (ends([wanted]), "cache_full")
+    assert len(result.token_ids) == MAX_SEQ_LEN + 1 - len(prompt)
+
+
+# --- Callers
+
+
+@pytest.mark.parametrize("policy", ["exact", "exit"])
+def test_a_stream_closed_in_the_middle_leaves_the_engine_usable(exits_bundle: Path, policy: str) -> None:
+    """Also in the middle of accepted drafts: they are lost with the request, and the caches serve the next one."""
+    with load(exits_bundle, policy) as engine:
+        wanted = ends(engine.generate(PROMPTS, params()))
+        for taken in (1, 2, 5, 8):
+            stream = engine.stream(PROMPTS[2], params())
+            assert [next(stream).token_id for _ in range(taken)] == list(wanted[2][0][:taken])
+            stream.close()  # type: ignore[attr-defined]
+            assert ends(engine.generate(PROMPTS, params())) == wanted
+
+
+def test_a_failed_requests_caches_are_not_used_again(exits_bundle: Path) -> None:
+    """Attention over several rows multiplies masked slots by 0: one NaN left there would fail every later batch."""
+    with load(exits_bundle) as engine:
+        wanted = ends(engine.generate(PROMPTS, params()))
+        [used] = engine._idle
+        with (
+            patch.object(engine.policy, "decode", side_effect=NumericsError("NaN")),
+            pytest.raises(NumericsError),
+        ):
+            engine.generate(PROMPTS, params())
+        assert used not in engine._idle
+        assert ends(engine.generate(PROMPTS, params())) == wanted
+
+
+def test_two_threads_on_one_engine(exact: Engine, full: Engine) -> None:
+    """Drafts, frontiers and n-grams belong to the row; buffers to the caller."""
+    wanted = [ends(full.generate(prompt, params()))[0] for prompt in PROMPTS]
+    start = threading.Barrier(2)
+    failures: list[object] = []
+
+    def call(caller: int) -> None:
+        try:
+            start.wait()
+            for turn in range(4):
+                which = (caller + turn) % len(PROMPTS)
+                if ends(exact.generate([PROMPTS[which], PROMPTS[which - 1]], params())) != [wanted[which], wanted[which - 1]]:
+                    failures.append((caller, turn))
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=call, args=(caller,)) for caller in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+
+
+@pytest.mark.parametrize("policy", ["full", "exact", "exit"])
+def test_nan_logits_are_explained(bundle_copy: Path, policy: str) -> None:
+    """Weights that overflowed when they were converted, or rotted on the disk of somebody who does not verify."""
+    calibrate(bundle_copy, exits=[exit_after(1), exit_after(3)])
+    weights = bundle_copy / "onnx" / "weights.bin"
+    weights.write_bytes(b"\xff" * weights.stat().st_size)
+    with load(bundle_copy, policy, verify=False) as engine, pytest.raises(NumericsError, match=r"NaN.*compare the bundle"):
+        engine.generate([5, 6, 7], params(5))

@@ -1,0 +1,370 @@
+"""Decode loops on a simulated GPU: the same tokens as from the host, whatever joins, leaves and ends, and who drives."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import product
+from threading import Thread
+from weakref import ref
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from runtime.numpy_backend import tiny_manifest
+from runtime.numpy_loop_kernels import NumpyLoopKernels
+from runtime.simulated_gpu import SimulatedGpu
+from runtime.tiny_device_backend import FP64, TinyDeviceBackend
+from runtime.tiny_generation import Request, make_row, output
+from runtime.tiny_transformer import TinyTransformer
+from tide_runtime.backends.device.device import Device
+from tide_runtime.backends.device.device_step import DeviceStep
+from tide_runtime.backends.device.element_types import ElementType
+from tide_runtime.backends.device.program import Enqueue
+from tide_runtime.bundle.calibration import ExitInfo
+from tide_runtime.depth.exit import ExitDepth
+from tide_runtime.depth.full import FullDepth
+from tide_runtime.depth.options import DepthOptions
+from tide_runtime.device_loop.decode_loop import LoopExit
+from tide_runtime.device_loop.graph_driver import GraphDriver
+from tide_runtime.device_loop.host_driver import HostDriver
+from tide_runtime.device_loop.loop_state import LoopState
+from tide_runtime.device_loop.policy import DrivenDepth, Drivers
+from tide_runtime.device_loop.token_ring import NO_TOKEN, TokenRing
+from tide_runtime.errors import DeviceMemoryError, NumericsError, TargetError, TideError
+from tide_runtime.generation_params import GenerationParams
+from tide_runtime.scheduler import run
+from tide_runtime.sequence import TokenSequence
+
+MODEL = TinyTransformer(3, (0.5, 0.5, 0.4, 0.6), vocab=11, positions=40)
+EXIT = ExitInfo(1, "linear", "mlp", exact_threshold=0.5, exit_threshold=0.45)
+BY_PROBABILITY = ExitInfo(1, "identity", "max_probability", exact_threshold=0.5, exit_threshold=0.4)
+EXITS: dict[str, tuple[ExitInfo, ...]] = {
+    "none": (),
+    "mlp": (EXIT,),
+    "probability": (BY_PROBABILITY,),
+    "both": (ExitInfo(1, "linear", "mlp+max_probability", exact_threshold=0.5, exit_threshold=0.3, mlp_threshold=0.45),),
+    "two": (EXIT, replace(EXIT, checkpoint=3, exit_threshold=0.75)),
+    "three": (
+        replace(EXIT, exit_threshold=0.6),
+        replace(BY_PROBABILITY, checkpoint=2, exit_threshold=0.5),
+        replace(EXIT, checkpoint=3, exit_threshold=0.75),
+    ),
+}
+SEVERAL = ["two", "three"]
+WINDOW, TURNS = 4, 5
+PROMPTS = ((1, 2, 3), (4,), (5, 6, 7, 8, 9, 10, 1), (2, 2), (9, 8, 7))
+BUDGETS = (12, 3, 30, 1, 17)
+
+
+def requests(eos: tuple[int, ...] = (), budgets: tuple[int, ...] = BUDGETS) -> list[Request]:
+    params = [GenerationParams(max_new_tokens=n, eos_token_ids=eos) for n in budgets]
+    return [Request(prompt, given, seat) for seat, (prompt, given) in enumerate(zip(PROMPTS, params, strict=True))]
+
+
+class Driven:
+    """Requests through `DrivenDepth` over the simulated GPU. ``compile`` False: the host drives every launch."""
+
+    def __init__(
+        self,
+        exits: tuple[ExitInfo, ...] = (),
+        compile: bool = True,
+        fixed: bool = False,
+        mutation: str = "",
+        logits: ElementType = FP64,
+    ) -> None:
+        self.gpu = SimulatedGpu()
+        self.manifest = tiny_manifest(MODEL, sorted({1, 3, *(exit.checkpoint for exit in exits)}), exits)
+        self.backend = TinyDeviceBackend(self.manifest, MODEL, self.gpu, fixed, logits)
+        self.drivers = Drivers(HostDriver(self.gpu).compile, GraphDriver(self.gpu).compile if compile else None)
+        inner = ExitDepth(self.manifest, 4, DepthOptions()) if exits else FullDepth(self.manifest, 4)
+        places = []
+        if isinstance(inner, ExitDepth):
+            inner.asks_always = True
+            places = [LoopExit(stop.exit, stop.threshold) for stop in inner.stops]
+        self.policy = DrivenDepth(inner, NumpyLoopKernels(self.gpu, mutation), TURNS, self.drivers, places, WINDOW)
+
+    def rows(self, wanted: list[Request], capacity: int) -> list[TokenSequence]:
+        rows = [make_row(request, self.manifest) for request in wanted]
+        for _ in run(self.policy, self.backend.context(capacity), rows):  # type: ignore[arg-type]
+            pass
+        return rows
+
+    def tokens(self, wanted: list[Request], capacity: int = 3) -> list[tuple[list[int], str | None]]:
+        return [output(row) for row in self.rows(wanted, capacity)]
+
+
+def expected(wanted: list[Request], exits: tuple[ExitInfo, ...]) -> list[tuple[list[int], str | None]]:
+    """Token for token from states computed from scratch; with ``exits``, every token may leave."""
+    return [_continuation(request, exits) for request in wanted]
+
+
+def _continuation(request: Request, exits: tuple[ExitInfo, ...]) -> tuple[list[int], str | None]:
+    text, count = list(request.prompt), len(request.prompt)
+    while True:
+        states = MODEL.states_of(np.array(text))
+        asked = exits if len(text) > count else ()
+        said = [_exit_logits(exit, states.hidden[exit.checkpoint][-1]) for exit in asked]
+        text.append(int(next((logits for logits in said if logits is not None), states.logits[-1]).argmax()))
+        if text[-1] in (request.params.eos_token_ids or ()):
+            return text[count:], "eos"
+        if len(text) - count == request.params.max_new_tokens:
+            return text[count:], "length"
+        if len(text) > MODEL.positions:
+            return text[count:], "cache_full"
+
+
+def _exit_logits(exit: ExitInfo, state: NDArray[np.float64]) -> NDArray[np.float64] | None:
+    """None where the row goes on."""
+    assert exit.exit_threshold is not None
+    score = float(MODEL.score(exit.checkpoint, state))
+    logits = MODEL.logits(state if exit.head == "identity" else MODEL.translated(exit.checkpoint, state))
+    if exit.router == "mlp":
+        return logits if score >= exit.exit_threshold else None
+    sure = 1 / np.exp(logits - logits.max()).sum() >= exit.exit_threshold
+    return logits if sure and (exit.mlp_threshold is None or score >= exit.mlp_threshold) else None
+
+
+@pytest.mark.parametrize("exits", EXITS.values(), ids=EXITS)
+@pytest.mark.parametrize("fixed", [False, True])
+@pytest.mark.parametrize("compile", [False, True])
+@pytest.mark.parametrize("capacity", [1, 3, 5])
+def test_every_drive_says_the_same(exits: tuple[ExitInfo, ...], fixed: bool, compile: bool, capacity: int) -> None:
+    """A GPU whose driver cannot do conditional graphs would answer otherwise than one that can."""
+    for wanted in (requests(), requests(eos=(4,))):
+        driven = Driven(exits, compile, fixed)
+        assert driven.tokens(wanted, capacity) == expected(wanted, exits)
+    assert driven.gpu.graph_launches == 0 or compile
+
+
+@pytest.mark.parametrize("exits", EXITS.values(), ids=EXITS)
+def test_a_full_cache_ends_a_row_and_no_other(exits: tuple[ExitInfo, ...]) -> None:
+    """A long chat would write behind its cache, into another row's, or stop its neighbours."""
+    wanted = requests(budgets=(99, 5, 99, 99, 9))
+    assert Driven(exits).tokens(wanted, 4) == expected(wanted, exits)
+
+
+@pytest.mark.parametrize("mutation", ["eos", "limit", "mask", "turns", "window", "mlp", "last", "again", "elsewhere"])
+def test_every_rule_of_the_loop_is_seen(mutation: str) -> None:
+    """A rule that no test needs would be lost with the next change of a kernel."""
+
+    def seen(mutation: str) -> object:
+        """What is said and what it took, or what the simulated GPU or the ring object to."""
+        done = []
+        texts = requests(eos=(4,)), requests(budgets=(99, 5, 99, 99, 9))
+        for exits, wanted, capacity in product(EXITS.values(), texts, (1, 5)):
+            driven = Driven(exits, mutation=mutation)
+            try:
+                done.append((driven.tokens(wanted, capacity), dict(driven.backend.launches)))
+            except (AssertionError, TideError, IndexError, ValueError) as error:
+                done.append(repr(error))
+        return done
+
+    assert seen(mutation) != seen("")
+
+
+def test_one_launch_says_several_tokens() -> None:
+    """The point of the loop: a host that takes part in every token is what small models wait for."""
+    driven = Driven()
+    [row] = driven.rows([replace(requests()[0], params=GenerationParams(max_new_tokens=1 + 3 * TURNS))], 1)
+    assert row.finish_reason == "length"
+    assert driven.gpu.graph_launches == 2  # the first launch is the host's
+    assert driven.backend.launches == {"segment_0": 1 + 3 * TURNS, "segment_1": 1 + 3 * TURNS, "segment_2": 1 + 3 * TURNS}
+
+
+def test_segments_without_an_active_row_do_not_run() -> None:
+    """Early exits that run every layer cost more than none."""
+    wanted = requests(budgets=(21, 21, 21, 21, 21))
+    driven = Driven((EXIT,))
+    rows = driven.rows(wanted, 1)
+    depths = [depth for row in rows for depth in row.depth.token_depths]
+    left = depths.count(EXIT.checkpoint)
+    assert left > 20
+    assert driven.backend.launches["segment_0"] - driven.backend.launches["segment_2"] >= left // 2
+
+
+def test_what_the_device_cannot_choose_is_left_to_the_host() -> None:
+    """Sampling, penalties, log-probabilities and stop strings would be ignored without a word."""
+    params = GenerationParams(max_new_tokens=9, temperature=0.8, seed=1)
+    for given in (
+        params,
+        GenerationParams(max_new_tokens=9, repetition_penalty=1.3),
+        GenerationParams(max_new_tokens=9, logprobs=2),
+    ):
+        wanted = [Request(PROMPTS[0], given, 0)]
+        driven = Driven()
+        found = driven.rows(wanted, 1)
+        reference = [make_row(request, driven.manifest) for request in wanted]
+        plain = Driven()
+        for _ in run(plain.policy.inner, plain.backend.context(1), reference):  # type: ignore[arg-type]
+            pass
+        assert driven.gpu.graph_launches == 0
+        assert output(found[0]) == output(reference[0])
+        assert found[0].logprobs == reference[0].logprobs
+
+
+@pytest.mark.parametrize("compile", [False, True])
+@pytest.mark.parametrize("exits", EXITS.values(), ids=EXITS)
+def test_logits_that_are_no_numbers_raise(exits: tuple[ExitInfo, ...], compile: bool) -> None:
+    """A loop that goes on with token -1, or never returns, would hide a broken engine."""
+    driven = Driven(exits, compile)
+    object.__setattr__(driven.backend, "model", _broken(MODEL))
+    with pytest.raises(NumericsError, match="NaN"):
+        driven.tokens(requests(), 2)
+
+
+def _broken(model: TinyTransformer) -> TinyTransformer:
+    """Its position 6 has no numbers."""
+    broken = TinyTransformer(model.seed, model.strengths, model.vocab, model.positions)
+    broken.weights["position"][6] = np.nan
+    return broken
+
+
+def test_a_graph_that_cannot_be_captured_is_announced() -> None:
+    """A silent fallback looks like a slow GPU."""
+    driven = Driven()
+
+    def refuse(program: object) -> None:
+        raise TargetError("the decode step cannot be captured in a CUDA graph: no")
+
+    driven.drivers.compile = refuse  # type: ignore[assignment]
+    wanted = requests(eos=(4,))
+    with pytest.warns(RuntimeWarning, match="driven from the host"):
+        assert driven.tokens(wanted) == expected(wanted, ())
+    assert driven.gpu.graph_launches == 0 and driven.drivers.refused is not None
+
+
+@pytest.mark.parametrize("fixed", [False, True])
+def test_a_capture_that_fails_on_the_way_leaves_nothing_behind(fixed: bool) -> None:
+    """A stream that still captures fails at its next use, and so does the request, which the host could have gone on with."""
+    driven = Driven((EXIT,), fixed=fixed)
+    bind = driven.backend.bind
+
+    def bind_uncapturable(form: str, step: DeviceStep, graph: str) -> Enqueue:
+        enqueue = bind(form, step, graph)
+
+        def run(stream: int) -> None:
+            if graph == "segment_2" and driven.gpu.recording:
+                raise RuntimeError("it waits for the stream")
+            enqueue(stream)
+
+        return run
+
+    driven.backend.bind = bind_uncapturable  # type: ignore[method-assign]
+    wanted = requests(eos=(4,))
+    with pytest.warns(RuntimeWarning, match="RuntimeError: it waits for the stream; decoding is driven from the host"):
+        assert driven.tokens(wanted) == expected(wanted, (EXIT,))
+    assert not driven.gpu.recording and driven.gpu.graph_launches == 0
+
+
+def test_other_threads_wait_until_a_capture_is_done() -> None:
+    """What they queue on the stream would become part of the graph, and run again with every token of somebody else's text."""
+    driven = Driven(fixed=True)
+    bind, beside = driven.backend.bind, list[tuple[Thread, bool]]()
+    others = driven.backend.context(1).step(0, [1])
+    others.place([0])
+    others.run("segment_0")
+
+    def bind_watched(form: str, step: DeviceStep, graph: str) -> Enqueue:
+        enqueue = bind(form, step, graph)
+
+        def run(stream: int) -> None:
+            if driven.gpu.recording and not beside:
+                thread = Thread(target=others.run, args=("segment_0",))
+                thread.start()
+                thread.join(0.2)
+                beside.append((thread, thread.is_alive()))
+            enqueue(stream)
+
+        return run
+
+    driven.backend.bind = bind_watched  # type: ignore[method-assign]
+    wanted = requests()
+    assert driven.tokens(wanted) == expected(wanted, ()) and driven.gpu.graph_launches
+    [(thread, waited)] = beside
+    thread.join(10)
+    assert waited and not thread.is_alive()
+
+
+def test_a_loop_that_has_no_room_leaves_its_rows_to_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU that was full once would drive nothing any more."""
+    driven, made = Driven(), LoopState.__init__
+
+    def full(state: LoopState, device: Device, rows: int, turns: int, exits: int) -> None:
+        if rows > 1:
+            raise DeviceMemoryError("the GPU has no 1 MiB left")
+        made(state, device, rows, turns, exits)
+
+    monkeypatch.setattr(LoopState, "__init__", full)
+    wanted = requests()
+    with pytest.warns(RuntimeWarning, match="no 1 MiB left; decoding is driven from the host"):
+        assert driven.tokens(wanted) == expected(wanted, ())
+    assert driven.tokens(wanted, 1) == expected(wanted, ())
+    assert driven.gpu.graph_launches and driven.policy.refused is None
+
+
+def test_a_loop_is_captured_when_all_of_it_has_run() -> None:
+    """What a graph's first run loads and allocates cannot be captured; early launches may never have gone deep."""
+    always = replace(EXIT, exit_threshold=0.0)
+    driven = Driven((always,))
+    [row] = driven.rows([replace(requests()[0], params=GenerationParams(max_new_tokens=3))], 1)
+    assert row.finish_reason == "length" and driven.gpu.graph_launches == 0
+    ran = driven.backend.launches["segment_2"]
+    driven.rows([replace(requests()[0], params=GenerationParams(max_new_tokens=1 + 3 * TURNS))], 1)
+    assert driven.gpu.graph_launches and driven.backend.launches["segment_2"] > ran
+
+
+def test_caches_that_nobody_uses_are_given_back() -> None:
+    """What a loop keeps of them would hold gigabytes of a GPU until the engine goes."""
+    driven = Driven((EXIT,))
+    context = driven.backend.context(2)
+    rows = [make_row(request, driven.manifest) for request in requests()]
+    for _ in run(driven.policy, context, rows):  # type: ignore[arg-type]
+        pass
+    known = ref(context)
+    assert context.attached
+    context.close()
+    del context
+    assert known() is None
+
+
+def test_a_ring_that_was_not_read_in_time_is_refused() -> None:
+    """Tokens would be lost from the middle of a text."""
+    ring = TokenRing(SimulatedGpu(), turns=4, rows=2)
+    ring.entries[0], ring.counts[0] = [7, NO_TOKEN], 1
+    assert ring.take() == [[7, NO_TOKEN]] and ring.take() == []
+    ring.counts[0] = 6
+    with pytest.raises(TideError, match="5 turns were written to a ring of 4"):
+        ring.take()
+
+
+@pytest.mark.parametrize("name", [name for name in EXITS if name != "none"])
+def test_exits_of_these_tests_are_taken_and_not_taken(name: str) -> None:
+    """Most of the tests above would compare `full` with `full`."""
+    rows = Driven(EXITS[name]).rows(requests(budgets=(21, 21, 21, 21, 21)), 3)
+    depths = [depth for row in rows for depth in row.depth.token_depths]
+    shares = [depths.count(depth) / len(depths) for depth in (*(exit.checkpoint for exit in EXITS[name]), 4)]
+    assert min(shares) > 0.05 and sum(shares) == pytest.approx(1)
+
+
+@pytest.mark.parametrize("name", SEVERAL)
+def test_layers_between_exits_run_when_some_row_needs_them(name: str) -> None:
+    """A loop that goes all the way down where the next exit would do saves nothing by having several."""
+    driven = Driven(EXITS[name])
+    rows = driven.rows(requests(budgets=(21, 21, 21, 21, 21)), 1)
+    depths = [depth for row in rows for depth in row.depth.token_depths]
+    launches = [driven.backend.launches[segment.name] for segment in driven.manifest.segments]
+    assert launches == sorted(launches, reverse=True) and len(set(launches)) == len(launches)
+    for info in EXITS[name]:  # a launch of the layers behind it for every token that goes on, few for those that wait
+        segment = next(number for number, graph in enumerate(driven.manifest.segments) if graph.layers[0] == info.checkpoint)  # type: ignore[index]
+        assert launches[segment] < launches[0] - depths.count(info.checkpoint) // 2
+
+
+@pytest.mark.parametrize("name", SEVERAL)
+def test_a_token_keeps_the_depth_it_left_at(name: str) -> None:
+    """Statistics that name another exit would send whoever tunes thresholds to the wrong one."""
+    wanted = requests(budgets=(21, 21, 21, 21, 21))
+    plain, driven = Driven(EXITS[name]), Driven(EXITS[name])
+    reference = [make_row(request, plain.manifest) for request in wanted]
+    for _ in run(plain.policy.inner, plain.backend.context(3), reference):  # type: ignore[arg-type]
+        pass
+    assert [row.depth.token_depths for row in driven.rows(wanted, 3)] == [row.depth.token_depths for row in reference]

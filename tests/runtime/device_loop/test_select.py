@@ -1,0 +1,181 @@
+"""What drives decoding, and the reason that is shown when it is not the GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from runtime.device_loop.test_decode_loop import EXIT, MODEL, expected, requests
+from runtime.device_loop.test_plugin_kernels import SimulatedDriver
+from runtime.numpy_backend import tiny_manifest
+from runtime.simulated_gpu import SimulatedGpu
+from runtime.tiny_device_backend import TinyDeviceBackend
+from runtime.tiny_generation import make_row, output
+from tide_plugins.loop_kernels import PluginLoopKernels
+from tide_runtime import Engine
+from tide_runtime.bundle.architectures import ARCHITECTURES
+from tide_runtime.bundle.calibration import ExitInfo
+from tide_runtime.depth.exit import ExitDepth
+from tide_runtime.depth.options import DepthOptions
+from tide_runtime.depth.registry import make_policy
+from tide_runtime.device_loop import select as drive
+from tide_runtime.device_loop.policy import DrivenDepth
+from tide_runtime.errors import TargetError
+from tide_runtime.scheduler import run
+
+
+class Kernels(PluginLoopKernels):
+    """Kernels of a simulated driver; CUDA 13 compiled them, so they can set conditions."""
+
+    conditions_refused: str | None = None
+
+
+def simulated_kernels(device: Any) -> Kernels:
+    driver = SimulatedDriver()
+    driver.gpu = device
+    return Kernels(driver.kernels(), device.stream)
+
+
+def kernels_without_conditions(device: Any) -> Kernels:
+    kernels = simulated_kernels(device)
+    kernels.conditions_refused = "no graph conditions"
+    return kernels
+
+
+def no_kernels(device: Any) -> Kernels:
+    raise TargetError("no kernels for sm_61")
+
+
+def chosen(
+    policy: str = "full",
+    exits: tuple[ExitInfo, ...] = (EXIT,),
+    pads: bool = True,
+    load_kernels: Callable[[Any], Any] = simulated_kernels,
+    refusal: Callable[[], str | None] = lambda: None,
+    **options: Any,
+) -> drive.Drive:
+    manifest = tiny_manifest(MODEL, [1, 2, 3], exits)
+    backend: Any = TinyDeviceBackend(manifest, MODEL, SimulatedGpu())
+    backend.pads_rows = pads
+    made = make_policy(policy, manifest, 8, DepthOptions(**options))
+    return drive.choose_drive(made, backend, load_kernels, refusal)
+
+
+@pytest.mark.parametrize(
+    ("policy", "exits"),
+    [
+        ("full", (EXIT,)),
+        ("exit", (EXIT,)),
+        ("exit", (replace(EXIT, head="identity", router="max_probability"),)),
+        ("exit", (replace(EXIT, router="mlp+max_probability", mlp_threshold=0.4),)),
+        ("exit", (EXIT, replace(EXIT, checkpoint=2))),
+    ],
+)
+def test_the_device_drives_what_it_can(policy: str, exits: tuple[ExitInfo, ...]) -> None:
+    made = chosen(policy, exits)
+    assert isinstance(made.policy, DrivenDepth) and made.policy.name == policy
+    assert str(made) == "device-driven, 16 tokens a launch"
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"policy": "exact"}, "policy exact decides on the host"),
+        ({"pads": False}, "attention in fp32"),
+        ({"policy": "exit", "pads": False}, "several tokens of one sequence only"),
+        ({"policy": "exit", "exits": (replace(EXIT, head="tail:1"),)}, "an exit's tail attends to"),
+        ({"policy": "exit", "max_exit_streak": 3}, "max_exit_streak"),
+    ],
+)
+def test_the_host_drives_the_rest_and_says_why(changes: dict[str, Any], reason: str) -> None:
+    """Guards against a silent fallback: the text is the same, only slower."""
+    made = chosen(**changes)
+    assert not isinstance(made.policy, DrivenDepth)
+    assert reason in str(made) and str(made).startswith("host-driven: ")
+
+
+@pytest.mark.parametrize("load_kernels", [simulated_kernels, no_kernels])
+def test_the_same_tokens_whatever_drives(load_kernels: Callable[[Any], Kernels]) -> None:
+    """A loop on the device evaluates exits for every token; a host with cooldowns would generate other tokens in its place."""
+    made = chosen("exit", load_kernels=load_kernels).policy
+    assert isinstance(made, DrivenDepth) == (load_kernels is simulated_kernels)
+    inner = made.inner if isinstance(made, DrivenDepth) else made
+    assert isinstance(inner, ExitDepth) and inner.asks_always
+
+
+@pytest.mark.parametrize(
+    "without",
+    [{"refusal": lambda: "no graph conditions"}, {"load_kernels": kernels_without_conditions}],
+    ids=["driver", "kernels"],
+)
+def test_without_conditions_the_host_drives_the_same_loop(without: dict[str, Any]) -> None:
+    """It waits for a flag at each condition; the policy's own steps would wait for every exit's tokens and scores."""
+    made = chosen("exit", **without)
+    assert isinstance(made.policy, DrivenDepth) and str(made) == "host-driven: no graph conditions"
+    assert made.policy.drivers.compile is None
+
+
+def test_an_old_driver_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Conditional nodes would fail when the graph is made, in the middle of a request."""
+    driver = pytest.importorskip("cuda.bindings.driver", reason="the package cuda-bindings is not installed")
+    for version, wanted in ((12020, "for CUDA 12.2, conditional graph nodes need 12.4"), (12040, None)):
+        monkeypatch.setattr(driver, "cuDriverGetVersion", lambda v=version: (driver.CUresult.CUDA_SUCCESS, v))
+        reason = drive.driver_refusal()
+        assert reason is None if wanted is None else reason is not None and wanted in reason
+
+
+def test_a_gpu_without_kernels_is_a_reason() -> None:
+    """An old GPU must not keep a model from running."""
+    assert str(chosen(load_kernels=no_kernels)) == "host-driven: no kernels for sm_61"
+
+
+def test_kernels_for_old_gpus_set_no_conditions() -> None:
+    """CUDA 12 compiles them, and its headers have no graph conditions for these GPUs."""
+    libraries: list[Any] = [SimpleNamespace(architecture=architecture) for architecture in ARCHITECTURES]
+    reasons = {library.architecture.name: PluginLoopKernels(library, 0).conditions_refused for library in libraries}
+    assert reasons["sm_70"] == "kernels for sm_70 set no graph conditions" and reasons["sm_90"] is None
+
+
+def test_kernels_that_cannot_be_built_are_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A missing compiler shows when a loop first needs a kernel, in the middle of a request that can go on without."""
+
+    def without_compiler(device: Any) -> Kernels:
+        driver = SimulatedDriver()
+        driver.gpu = device
+        library = driver.kernels()
+        monkeypatch.setattr(library, "entry", lambda *what: no_kernels(device))
+        return Kernels(library, device.stream)
+
+    manifest = tiny_manifest(MODEL, [1, 3])
+    backend: Any = TinyDeviceBackend(manifest, MODEL, SimulatedGpu())
+    made = drive.choose_drive(make_policy("full", manifest, 8, DepthOptions()), backend, without_compiler, lambda: None)
+    wanted = requests(eos=(4,))
+    rows = [make_row(request, manifest) for request in wanted]
+    with pytest.warns(RuntimeWarning, match="no kernels for sm_61; decoding is driven from the host") as warned:
+        for _ in run(made.policy, backend.context(3), rows):
+            pass
+    assert [output(row) for row in rows] == expected(wanted, ())
+    assert str(made) == "host-driven: no kernels for sm_61" and len(warned) == 1
+
+
+def test_a_loop_that_cannot_be_captured_is_a_reason() -> None:
+    """It shows at the first launches only: until then the device was to drive."""
+    made = chosen()
+    assert isinstance(made.policy, DrivenDepth)
+
+    def refuse(program: Any) -> Callable[[], None]:
+        raise TargetError("the graph cannot be instantiated")
+
+    made.policy.drivers.compile = refuse
+    with pytest.warns(RuntimeWarning, match="driven from the host"):
+        made.policy.drivers.compiled([])
+    assert str(made) == "host-driven: the graph cannot be instantiated"
+
+
+def test_an_engine_says_what_drives_it(load: Callable[..., Engine]) -> None:
+    with load() as engine:
+        assert str(engine.drive) == "host-driven: the target runs on the processor"
+        assert engine.drive.policy is engine.policy

@@ -1,0 +1,108 @@
+"""`exact` at a temperature draws from the model's own distribution, whatever the drafters propose.
+
+Thousands of seeded texts of a few tokens are counted and held against probabilities computed from scratch (chi-square).
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+import tide_runtime.drafting.rejection_sampler as verification
+from runtime.numpy_backend import NumpyBackend, tiny_manifest
+from runtime.tiny_generation import Request, make_row
+from runtime.tiny_transformer import TinyTransformer
+from tide_runtime.bundle.calibration import ExitInfo
+from tide_runtime.depth.exact import ExactDepth
+from tide_runtime.depth.executor import Logits
+from tide_runtime.depth.options import DepthOptions
+from tide_runtime.drafting.rejection_sampler import Draft
+from tide_runtime.generation_params import GenerationParams
+from tide_runtime.sampler import Sampler
+from tide_runtime.scheduler import run
+from tide_runtime.sequence import TokenSequence
+
+VOCAB, TOKENS, TEXTS, ROWS = 4, 4, 1500, 100
+MODEL = TinyTransformer(seed=1, strengths=(0.5, 1.5, 1.5), vocab=VOCAB, positions=32)  # deep layers that change the draft's mind
+MODEL.weights["head"] *= 0.4  # all tokens are likely enough to be counted
+EXITS = [ExitInfo(1, "linear", "max_probability", 0.4), ExitInfo(2, "identity", "max_probability", 0.0)]
+PLAIN = (1, 3)
+# After 0, 0 every token has been seen, so that there is a copied draft whatever the first token is.
+REPEATING = (0, 0, 1, 3, 0, 0, 2, 2, 0, 0, 3, 1, 0, 0, 0, 1, 0, 0)
+SAMPLING: dict[str, Any] = {"max_new_tokens": TOKENS, "temperature": 0.9}
+
+
+def chi_square(prompt: tuple[int, ...], draft: Any, **changes: Any) -> tuple[float, float, Counter[str]]:
+    """The statistic of the texts `exact` says, its 99.9% quantile when they follow the model, and what was drafted."""
+    params = GenerationParams(**{**SAMPLING, "seed": 5, **changes})
+    manifest = tiny_manifest(MODEL, (1, 2), EXITS)
+    policy = ExactDepth(manifest, 32, DepthOptions(draft=draft, draft_limit=2))
+    policy.costs.full = lambda rows, tokens, seq: 1.0  # else so large a batch would leave copying alone
+    rows = [make_row(Request(prompt, params, seat), manifest) for seat in range(TEXTS)]
+    with patch.object(ExactDepth, "_cycle_cost", lambda *_: 0.5):
+        list(run(policy, NumpyBackend(manifest, MODEL).context(ROWS), rows))
+    counted = Counter(tuple(row.new_tokens.tolist()) for row in rows)
+    expected = {text: TEXTS * _probability(prompt, text, params) for text in itertools.product(range(VOCAB), repeat=TOKENS)}
+    assert sum(expected.values()) == pytest.approx(TEXTS)
+    common = [text for text, count in expected.items() if count >= 5]
+    pairs = [(counted[text], expected[text]) for text in common]
+    rest = TEXTS - sum(count for _, count in pairs)
+    if rest >= 5:
+        pairs.append((TEXTS - sum(count for count, _ in pairs), rest))
+    statistic = sum((count - wanted) ** 2 / wanted for count, wanted in pairs)
+    return statistic, _quantile(len(pairs) - 1), sum((row.depth.drafted for row in rows), Counter())
+
+
+def _probability(prompt: tuple[int, ...], text: tuple[int, ...], params: GenerationParams) -> float:
+    probability, sampler = 1.0, Sampler(params, VOCAB)
+    for place, token in enumerate(text):
+        before = np.array([*prompt, *text[:place]])
+        probability *= sampler.distribution(MODEL.full_logits(before)[-1].astype(np.float32), before)[token]
+    return float(probability)
+
+
+def _quantile(freedom: int) -> float:
+    """Of chi-square at 99.9%, by Wilson and Hilferty's approximation."""
+    return float(freedom * (1 - 2 / (9 * freedom) + 3.09 * np.sqrt(2 / (9 * freedom))) ** 3)
+
+
+@pytest.mark.usefixtures("far_drafts")
+@pytest.mark.parametrize(
+    ("prompt", "draft", "changes"),
+    [
+        (PLAIN, "router", {}),
+        (PLAIN, "router", {"top_p": 0.8, "repetition_penalty": 1.5}),
+        (REPEATING, "ngram", {}),
+        (REPEATING, "both", {"temperature": 1.7, "top_k": 3}),
+    ],
+)
+def test_exact_draws_from_the_models_distribution(prompt: tuple[int, ...], draft: str, changes: dict[str, Any]) -> None:
+    """Breaks: sampled text of another quality than the model's, too subtle to see in any one text."""
+    statistic, limit, drafted = chi_square(prompt, draft, **changes)
+    assert statistic < limit
+    assert drafted.total() > 1.5 * TEXTS  # it was the drafters' words that were verified
+
+
+def _whatever_was_drafted(row: TokenSequence, draft: Draft, deep: Logits, place: int) -> int:
+    return draft.token
+
+
+def _the_models_draw_on_rejection(wanted: np.ndarray, draft: Draft) -> np.ndarray:
+    return wanted
+
+
+@pytest.mark.usefixtures("far_drafts")
+@pytest.mark.parametrize(
+    ("prompt", "draft", "name", "broken"),
+    [(PLAIN, "router", "_residual", _the_models_draw_on_rejection), (REPEATING, "ngram", "_one", _whatever_was_drafted)],
+)
+def test_a_broken_verification_is_noticed(prompt: tuple[int, ...], draft: str, name: str, broken: Callable[..., Any]) -> None:
+    """Breaks: the test above could not fail. Both mistakes are easy to make: no rejection, and redrawing from p, not p - q."""
+    with patch.object(verification, name, broken):
+        statistic, limit, _ = chi_square(prompt, draft)
+    assert statistic > limit

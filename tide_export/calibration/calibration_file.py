@@ -1,0 +1,154 @@
+"""calibration.json: what a calibration decided, for which model, from which data, made with what."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from tide_runtime.bundle.calibration import CalibrationInfo, CertificateInfo, CostTable, ExitInfo, StepCost
+from tide_runtime.errors import CalibrationError
+
+CALIBRATION_NAME = "calibration.json"
+EXITS_NAME = "exits.safetensors"
+SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True)
+class HeadAgreement:
+    """One kind of exit head over the candidates.
+
+    Args:
+        head: ``identity``, ``linear``, ``tail:k`` or ``block:k``.
+        checkpoints: layers run before the exit, rising.
+        text: share of tokens of the test text that agree, one per checkpoint.
+        continuations: the same on the model's own greedy continuations; empty when there were none.
+    """
+
+    head: str
+    checkpoints: list[int]
+    text: list[float]
+    continuations: list[float]
+
+
+@dataclass(frozen=True)
+class DataInfo:
+    """The text a calibration saw.
+
+    Args:
+        source: the file, directory or data set as it was given.
+        seed: of the assignment of documents to splits.
+        documents, tokens: how many of them each split has; split name → count.
+        sha256: split name → hash over its documents.
+    """
+
+    source: str
+    seed: int
+    documents: dict[str, int]
+    tokens: dict[str, int]
+    sha256: dict[str, str]
+
+
+@dataclass(frozen=True)
+class CalibrationFile:
+    """The content of calibration.json.
+
+    Args:
+        model: the directory's name or hub id, for people.
+        model_fingerprint: SHA-256 over the model's weights (tide_export.load.fingerprint), for programs.
+        num_layers: L.
+        calibration: what the runtime uses.
+        refusal: why there is no certificate; empty when there is one.
+        data: the text it was made from.
+        heads: agreement of every trained head at every candidate.
+        config: the options of the run (CalibrationConfig as JSON).
+        tools: package → version.
+        date: ISO 8601; the only thing in which two equal runs differ.
+    """
+
+    model: str
+    model_fingerprint: str
+    num_layers: int
+    calibration: CalibrationInfo
+    refusal: str
+    data: DataInfo
+    heads: list[HeadAgreement]
+    config: dict[str, Any]
+    tools: dict[str, str]
+    date: str
+
+    def write(self, directory: Path) -> None:
+        text = json.dumps({"schema": SCHEMA_VERSION, **asdict(self)}, indent=1, ensure_ascii=False, allow_nan=False)
+        (directory / CALIBRATION_NAME).write_text(text + "\n", encoding="utf-8")
+
+    def check_model(self, fingerprint: str, name: str) -> None:
+        """Raise CalibrationError unless the model called ``name``, with this ``fingerprint``, is the calibrated one."""
+        if fingerprint != self.model_fingerprint:
+            raise CalibrationError(
+                f"the calibration was made for {self.model} (weights {self.model_fingerprint[:12]}…), not for {name} "
+                f"(weights {fingerprint[:12]}…): exits trained for other weights guess at random; "
+                f"calibrate this model with tide-calibrate {name} --data …"
+            )
+
+
+def read_calibration(directory: str | Path) -> CalibrationFile:
+    """The calibration that tide-calibrate wrote to ``directory``. Raises CalibrationError when it is missing or broken."""
+    path = Path(directory) / CALIBRATION_NAME
+    if not path.is_file():
+        raise CalibrationError(f"{directory} holds no {CALIBRATION_NAME}; make one with tide-calibrate MODEL --data DATA --out")
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+        _check_schema(raw, path)
+        read = _file(raw)
+        _check_order(read.calibration, read.num_layers)
+    except OSError as error:
+        raise CalibrationError(f"{path} cannot be read ({error.strerror}); make it readable") from error
+    except KeyError as error:
+        raise CalibrationError(f"{path} is not a calibration: {error} is missing; calibrate the model again") from error
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
+        raise CalibrationError(f"{path} is not a calibration: {error}; calibrate the model again") from error
+    if read.calibration.exits and not (Path(directory) / EXITS_NAME).is_file():
+        raise CalibrationError(f"{directory} lacks {EXITS_NAME}, the exits' weights; copy the whole folder or calibrate again")
+    return read
+
+
+def _check_schema(raw: Mapping[str, Any], path: Path) -> None:
+    if raw["schema"] != SCHEMA_VERSION:
+        raise CalibrationError(
+            f"{path} has schema {raw['schema']}, this version reads schema {SCHEMA_VERSION}; "
+            "calibrate the model again, or upgrade tide-llm if the file is newer"
+        )
+
+
+def _file(raw: Mapping[str, Any]) -> CalibrationFile:
+    fields = {name: value for name, value in raw.items() if name != "schema"}
+    return CalibrationFile(
+        **fields
+        | {
+            "calibration": _calibration(raw["calibration"]),
+            "data": DataInfo(**raw["data"]),
+            "heads": [HeadAgreement(**line) for line in raw["heads"]],
+        }
+    )
+
+
+def _calibration(raw: Mapping[str, Any]) -> CalibrationInfo:
+    costs, certificate = raw["costs"], raw["certificate"]
+    return CalibrationInfo(
+        **dict(raw)
+        | {
+            "exits": [ExitInfo(**info) for info in raw["exits"]],
+            "certificate": None if certificate is None else CertificateInfo(**certificate),
+            "costs": None if costs is None else CostTable(**costs | {"steps": [StepCost(**s) for s in costs["steps"]]}),
+        }
+    )
+
+
+def _check_order(calibration: CalibrationInfo, num_layers: int) -> None:
+    """Raise ValueError unless the exits lie inside the model, shallow first."""
+    edges = [0, *(info.checkpoint for info in calibration.exits), num_layers]
+    if any(shallow >= deep for shallow, deep in pairwise(edges)):
+        raise ValueError(f"the exits lie after layers {edges[1:-1]}, expected rising numbers from 1 to {num_layers - 1}")

@@ -1,0 +1,69 @@
+"""A calibration directory as the exporter takes it: the exits chosen, and their tensors, complete, in shape and of this model."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from tide_runtime.bundle.calibration import CalibrationInfo
+from tide_runtime.errors import CalibrationError
+
+from tide_export.calibration.calibration_file import EXITS_NAME, CalibrationFile, read_calibration
+from tide_export.calibration.exits_file import ExitWeights, read_exits
+from tide_export.exit_graphs import exit_tensor_names
+from tide_export.load import LoadedModel, fingerprint
+
+REPORT = Path("report/index.html")
+_LARGEST_REPORT = 1 << 20  # bytes; a bundle is copied to every machine that serves it
+
+
+@dataclass(frozen=True)
+class ExitCalibration:
+    """What ``tide-calibrate`` left in ``directory``. ``tensors``: the exits' weights, by name in exits.safetensors."""
+
+    directory: Path
+    file: CalibrationFile
+    tensors: dict[str, NDArray[np.float32]]
+
+    @property
+    def info(self) -> CalibrationInfo:
+        return self.file.calibration
+
+    def check(self, loaded: LoadedModel) -> None:
+        """Raise CalibrationError unless the exits are those of this model, with tensors of its shapes."""
+        self.file.check_model(fingerprint(loaded), loaded.source)
+        hidden = int(loaded.model.config.get_text_config().hidden_size)
+        for info in self.info.exits:
+            if info.checkpoint >= self.file.num_layers - info.tail_layers:
+                raise _broken(self.directory, f"the head {info.head} after {info.checkpoint} layers skips none")
+            for name in exit_tensor_names(info):
+                if name.endswith(".down") and self.tensors[name].shape[1] != hidden:
+                    raise _broken(self.directory, f"{name} takes {self.tensors[name].shape[1]} channels, the model has {hidden}")
+
+    def keep_report(self, bundle: Path) -> None:
+        """Copy the report's page into the bundle's directory when there is one of reasonable size."""
+        page = self.directory / REPORT
+        if page.is_file() and page.stat().st_size <= _LARGEST_REPORT:
+            kept = bundle / "calibration" / REPORT
+            kept.parent.mkdir(parents=True)
+            shutil.copyfile(page, kept)
+
+
+def read_exit_calibration(directory: Path) -> ExitCalibration:
+    """The calibration in ``directory``. Raises CalibrationError when a file or tensor is missing or broken."""
+
+    file = read_calibration(directory)
+    weights = read_exits(directory / EXITS_NAME) if file.calibration.exits else ExitWeights()
+    parts = {"translator": weights.translators, "router": weights.routers}
+    tensors = {f"{part}.{c}.{name}": array for part in parts for c, named in parts[part].items() for name, array in named.items()}
+    missing = [name for info in file.calibration.exits for name in exit_tensor_names(info) if name not in tensors]
+    if missing:
+        raise _broken(directory, f"{EXITS_NAME} lacks the tensors {', '.join(missing)}")
+    return ExitCalibration(directory, file, tensors)
+
+
+def _broken(directory: Path, problem: str) -> CalibrationError:
+    return CalibrationError(f"the calibration {directory} is broken: {problem}; calibrate the model again")
