@@ -59,7 +59,7 @@ def capture_model(loaded: LoadedModel, plan: Plan, directory: Path) -> Capture:
     """Capture the held-out files; a capture already in ``directory`` is used again."""
     layers = loaded.model.config.num_hidden_layers
     tails = {layers - k for name, k in map(parse_kind, plan.kinds) if name == "tail"}
-    documents = held_out_documents(str(DEMO_MODELS / "data" / "stdlib") if plan.data == "demo" else plan.data)
+    documents = held_out_documents(plan.data)
     split = split_documents(documents)
     assert loaded.tokenizer is not None
     text = windows(documents, split, loaded.tokenizer, limit=plan.windows)

@@ -3,7 +3,7 @@
     python -m benchmarks.exact_identity                        # 200 held-out prompts x 128 tokens, batch 1 and 8, layerskip
     python -m benchmarks.exact_identity --models layerskip,stock --prompts 40 --tokens 64
 
-Prompts are windows of 64 tokens from the 23 held-out files in examples/demo_model/data, so several windows of most files
+Prompts are windows of 64 tokens from the held-out files of examples/demo_model/held_out.txt, several windows of most files
 (``--data library``: as many different files). Both drafters are on. At batch 8 all prompts go through 8 slots, so rows join
 and leave at their own pace. Two correct programs may differ where two logits are nearly equal: the first difference of
 every text is listed with eager's gap between the two tokens, and explained when that is under 1e-4.

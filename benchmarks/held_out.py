@@ -18,7 +18,6 @@ from benchmarks.exits.exit_traces import held_out_documents
 from benchmarks.models.demo import DEMO_MODELS
 
 SOURCES = ("demo", "library")
-_DEMO_DATA = DEMO_MODELS / "data" / "stdlib"
 
 
 @dataclass(frozen=True)
@@ -34,15 +33,15 @@ def held_out_prompts(count: int, tokens: int, source: str) -> list[Prompt]:
     """``count`` windows of ``tokens`` tokens that do not overlap; neighbours in the list come from different files.
 
     Args:
-        source: ``demo``: the 23 held-out files in examples/demo_model/data, several windows of each when ``count`` is
-            larger; the demo's calibration learns from these files too. ``library``: the other held-out files of this
-            installation's packages, some 500, which nothing has learned from.
+        source: ``demo``: the files of examples/demo_model/held_out.txt that this Python has (3.11: 23), several windows of each
+            when ``count`` is larger; the demo's calibration learns from these files too. ``library``: the other held-out
+            files of this installation's packages, some 500, which nothing has learned from.
 
     Raises ValueError when the files have fewer windows.
     """
-    documents = held_out_documents("library" if source == "library" else str(_DEMO_DATA))
+    documents = held_out_documents(source)
     if source == "library":
-        known = {path.read_text(encoding="utf-8") for path in _DEMO_DATA.rglob("*.py")}
+        known = {document.text for document in held_out_documents("demo")}
         documents = [document for document in documents if document.text not in known]
     tokenizer = Tokenizer.from_file(str(DEMO_MODELS / "layerskip" / "tokenizer.json"))  # both demo models have it
     encoded = [tokenizer.encode(document.text).ids for document in documents]

@@ -14,10 +14,9 @@ import typer
 from rich.console import Console
 
 ROOT = Path(__file__).resolve().parents[1]
-# The beginning of a file the model was not trained on.
-DATA = ROOT / "examples" / "demo_model" / "data" / "stdlib"
-PROMPT_FILE = DATA / "copy.py"
-PROMPT_LINES = slice(48, 70)
+DATA = ROOT / "build" / "demo-data"
+PROMPT_FILE = DATA / "copy.py"  # the model was not trained on it
+PROMPT_LINES = 20  # from the first import on
 
 console = Console()
 
@@ -29,8 +28,9 @@ def main(
 ) -> None:
     """Calibrate, export, generate, compare."""
     source, calibration = ROOT / "examples" / "demo_model" / model, out.with_name(f"{out.name}-calibration")
+    _run("1. Calibrate: where may tokens stop?", "examples.demo_data", str(DATA))
     _run(
-        "1. Calibrate: where may tokens stop?",
+        "",
         "tide_calibrate.cli",
         str(source),
         "--data",
@@ -43,7 +43,7 @@ def main(
     )
     _run("2. Export", "tide_export.cli", str(source), "--out", str(out), "--calibration", str(calibration), "--force")
     _run("3. What is in the bundle", "tide_runtime.cli.inspect", str(out))
-    prompt = "".join(PROMPT_FILE.read_text().splitlines(keepends=True)[PROMPT_LINES])
+    prompt = _prompt(PROMPT_FILE.read_text(encoding="utf-8"))
     console.rule("4. The model goes on writing")
     console.print(prompt, style="dim", end="", markup=False, highlight=False)
     _run(
@@ -73,6 +73,13 @@ def main(
         "--repeats",
         "5",
     )
+
+
+def _prompt(source: str) -> str:
+    """The beginning of a module's code, behind its docstring."""
+    lines = source.splitlines(keepends=True)
+    begin = next(number for number, line in enumerate(lines) if line.startswith("import "))
+    return "".join(lines[begin : begin + PROMPT_LINES])
 
 
 def _run(title: str, module: str, *arguments: str) -> None:

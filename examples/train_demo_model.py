@@ -2,7 +2,6 @@
 
     python examples/train_demo_model.py train layerskip --out my_model --state my_state --tokens 10_000_000
     python examples/train_demo_model.py evaluate my_model
-    python examples/train_demo_model.py export-heldout examples/demo_model/data
 
 A run can be stopped (Ctrl-C) and continued by the same command; `touch my_state/decay` ends it early and well.
 The parts are in `demo_training/`. Needs the `[export]` extra (torch, transformers).
@@ -16,9 +15,8 @@ from typing import Annotated, Any
 
 import torch
 import typer
-from demo_training.corpus import Corpus, library_files
+from demo_training.corpus import Corpus
 from demo_training.evaluation import exit_agreement, greedy, held_out_loss, held_out_windows, prompts_from, repeated_share
-from demo_training.held_out_files import write_held_out
 from demo_training.layer_skip import VARIANTS
 from demo_training.model import StackedLlama
 from demo_training.model_folder import environment, load_config, load_stacked, to_causal_lm, write_model_folder
@@ -218,19 +216,6 @@ def evaluate(
         table.add_row(f"agreement of the exit after layer {depth}", shares)
     table.add_row("greedy tokens that repeat a 4-gram", f"{100 * found['greedy_repeated']:.1f}%")
     console.print(table)
-
-
-@app.command()
-def export_heldout(
-    out: Annotated[Path, typer.Argument(help="folder to write")] = DEMO_MODEL / "data",
-    limit: Annotated[int, typer.Option(help="bytes at most")] = 1_000_000,
-) -> None:
-    """Write the standard library's held-out files, for prompts and calibration."""
-    try:
-        written = write_held_out(library_files()["stdlib"], out, limit)
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from error
-    console.print(f"wrote {len(written)} files to {out}")
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from tide_calibrate.traces.record import trace_split
 from tide_calibrate.traces.trace import SplitTrace
 
 from benchmarks.models.demo import DEMO_MODELS
+from examples.demo_data import held_out_files
 from examples.demo_training.corpus import library_folders, python_files
 from tide_export.load import load_model
 
@@ -24,7 +25,11 @@ FRACTIONS = (0.4, 0.15, 0.45)  # certificates are judged on threshold and test d
 
 
 def held_out_documents(data: str) -> list[Document]:
-    """``library``: this installation's Python files that the demo models were not trained on; else a path or data set."""
+    """``demo``: the files that the demo's calibration learns from. ``library``: all Python files of this installation that the
+    demo models were not trained on. Else a path or data set.
+    """
+    if data == "demo":
+        return [Document(file.path, file.text) for file in held_out_files()]
     if data != "library":
         return load_documents(data)
     folders = library_folders().items()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from hashlib import sha256
 from pathlib import Path
 
 from tide_bench.build_cache import cached_folder, files_digest
@@ -9,9 +10,9 @@ from tide_bench.bundles import export_key
 from tide_bench.in_process import run_in_process
 
 from benchmarks.models.demo import DEMO_MODELS
+from examples.demo_data import held_out_files, write_held_out
 
 _ROOT = Path(__file__).resolve().parents[2]
-_DATA = DEMO_MODELS / "data" / "stdlib"
 PERCENTS = (1, 5)  # certified disagreement of policy exit
 
 
@@ -27,7 +28,8 @@ def calibrated_bundles(model: str, cache: Path) -> dict[int, Path]:
     weights, the data, the calibrator or the exporter change.
     """
     calibrator = [*sorted((_ROOT / "calibrate").rglob("*.py")), _ROOT / "runtime" / "tide_runtime" / "calibration.py"]
-    key = "\n".join([export_key(demo_identity(model)), files_digest(calibrator), files_digest(sorted(_DATA.rglob("*.py")))])
+    data = sha256("\0".join(file.text for file in held_out_files()).encode()).hexdigest()
+    key = "\n".join([export_key(demo_identity(model)), files_digest(calibrator), data])
     folder = cached_folder(cache / model / "calibrated", key, lambda f: run_in_process(_calibrate_and_export, model, f))
     return {percent: folder / f"bundle_{percent}" for percent in PERCENTS}
 
@@ -40,8 +42,10 @@ def _calibrate_and_export(model: str, folder: Path) -> None:
     from tide_export.config import ExportConfig
 
     source, calibrations = str(DEMO_MODELS / model), {percent: folder / f"calibration_{percent}" for percent in PERCENTS}
+    data = folder / "data"
+    write_held_out(data)
     first, *others = PERCENTS
     also = {percent / 100: calibrations[percent] for percent in others}
-    calibrate(source, str(_DATA), calibrations[first], CalibrationConfig(max_disagreement=first / 100), also=also)
+    calibrate(source, str(data), calibrations[first], CalibrationConfig(max_disagreement=first / 100), also=also)
     for percent, calibration in calibrations.items():
         export(source, folder / f"bundle_{percent}", ExportConfig(verify=False, calibration=str(calibration)))

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.held_out import held_out_prompts, spread_windows
+from examples.demo_data import MIN_FILES
 
 
 @given(st.lists(st.integers(0, 500), min_size=1, max_size=12), st.integers(1, 40), st.integers(1, 64))
@@ -42,4 +43,4 @@ def test_demo_prompts_are_the_files_tokens() -> None:
     prompts = held_out_prompts(30, 64, "demo")
     assert prompts == held_out_prompts(30, 64, "demo")
     assert {len(prompt.ids) for prompt in prompts} == {64}
-    assert len({prompt.file for prompt in prompts}) >= 15
+    assert len({prompt.file for prompt in prompts}) >= MIN_FILES

@@ -36,8 +36,8 @@ from tide_export.config import ExportConfig, place_checkpoints
 from tide_export.load import fingerprint, load_model
 
 LAYERS = 6
-TEXTS = Path(__file__).resolve().parents[2] / "examples" / "demo_model" / "data" / "stdlib"
-FILES = ("crypt.py", "copy.py", "uu.py", "xdrlib.py", "idlelib/history.py", "tkinter/messagebox.py", "asyncio/threads.py")
+TEXT = (Path(__file__).resolve().parents[2] / "LICENSE").read_text(encoding="utf-8")  # the same on every machine
+DOCUMENTS = 12
 SMALL = ("--candidates", "2,3", "--heads", "identity,linear,tail:1", "--window", "64", "--max-windows", "40", "--prompts", "16",
          "--new-tokens", "16", "--rank", "8", "--max-disagreement", "0.3")  # fmt: skip
 CONFIG = CalibrationConfig(
@@ -62,10 +62,11 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A few files of real code."""
-    directory = tmp_path_factory.mktemp("texts")
-    for name in FILES:
-        shutil.copyfile(TEXTS / name, directory / name.replace("/", "_"))
+    """Files of equally many lines."""
+    directory, lines = tmp_path_factory.mktemp("texts"), TEXT.splitlines(keepends=True)
+    for number in range(DOCUMENTS):
+        part = lines[number * len(lines) // DOCUMENTS : (number + 1) * len(lines) // DOCUMENTS]
+        (directory / f"part_{number}.txt").write_text("".join(part), encoding="utf-8")
     return directory
 
 
@@ -77,7 +78,7 @@ def _save_model(directory: Path, change_in_late_layers: float) -> Path:
     backend.decoder = tokenizers.decoders.ByteLevel()
     alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
     trainer = tokenizers.trainers.BpeTrainer(vocab_size=300, initial_alphabet=alphabet, show_progress=False)
-    backend.train_from_iterator([(TEXTS / "copy.py").read_text()], trainer)
+    backend.train_from_iterator([TEXT], trainer)
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=300,
@@ -157,7 +158,7 @@ def test_every_head_is_measured_at_every_candidate(calib: Path) -> None:
 def test_the_data_is_recorded(calib: Path) -> None:
     """So that a certificate can be traced to the text it speaks about."""
     data = read_calibration(calib).data
-    assert sum(data.documents.values()) == len(FILES)
+    assert sum(data.documents.values()) == DOCUMENTS
     assert set(data.tokens) == set(data.sha256) == {"train", "threshold", "test"}
     assert sum(data.tokens.values()) <= 40 * 64
     assert len(set(data.sha256.values())) == 3

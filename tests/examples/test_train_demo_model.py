@@ -18,7 +18,6 @@ sys.path.insert(0, str(EXAMPLES))
 import train_demo_model  # noqa: E402
 from demo_training.corpus import Corpus, SourceFile, is_held_out, library_files, window_starts  # noqa: E402
 from demo_training.evaluation import exit_agreement, greedy, held_out_loss, repeated_share  # noqa: E402
-from demo_training.held_out_files import write_held_out  # noqa: E402
 from demo_training.layer_skip import VARIANTS, draw_exits, dropout_probabilities, keep_mask  # noqa: E402
 from demo_training.model import StackedLlama  # noqa: E402
 from demo_training.model_folder import load_stacked, to_causal_lm, write_model_folder  # noqa: E402
@@ -202,16 +201,6 @@ def test_repetition_counts_grams_seen_before_in_the_row() -> None:
     looping, fresh = [1, 2, 3, 4, 1, 2, 3, 4, 1], [1, 2, 3, 4, 5, 6, 7, 8, 9]
     assert repeated_share(torch.tensor([looping]), new_tokens=4) == 0.5
     assert repeated_share(torch.tensor([looping, fresh]), new_tokens=4) == 0.25
-
-
-def test_held_out_export_is_deterministic_and_within_its_limit(files: list[SourceFile], tmp_path: Path) -> None:
-    written = write_held_out(files, tmp_path / "data", limit=400)
-    assert 0 < sum(len(file.text) for file in written) <= 400
-    assert all(file.held_out for file in written)
-    assert write_held_out(list(reversed(files)), tmp_path / "data", limit=400) == written
-    assert "PSF License" in (tmp_path / "data" / "README.md").read_text()
-    with pytest.raises(ValueError, match="holds other files"):
-        write_held_out(files, tmp_path, limit=400)
 
 
 def test_standard_library_corpus_has_no_tests_and_no_duplicates() -> None:

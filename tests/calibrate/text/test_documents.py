@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import sysconfig
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -202,7 +203,7 @@ def test_digest_knows_the_text_and_nothing_else() -> None:
 
 def test_windows_hold_every_token_of_a_document_in_order(tokenizer: PreTrainedTokenizerFast) -> None:
     """Lost or doubled text would bias agreement figures."""
-    texts = load_documents(str(DEMO / "data" / "stdlib" / "asyncio")) + documents(300, 400, 500)
+    texts = load_documents(str(Path(sysconfig.get_path("stdlib"), "asyncio", "threads.py"))) + documents(300, 400, 500)
     cut = windows(texts, split_documents(texts), tokenizer, length=256)
     assert cut.tokens.shape[1] == 256 and (np.diff(cut.document) >= 0).all()
     for index in range(len(texts)):
