@@ -34,12 +34,18 @@ class GroupQuery:
     def widths(self) -> dict[str, int]:
         return {"q": self.heads * self.dim, "k": self.kv_heads * self.dim, "v": self.kv_heads * self.dim}
 
-    def graph(self) -> ir.Model:
-        """Outputs: y [B, S, 5], key_cache_out_0 and value_cache_out_0."""
+    def graph(self, replace: tuple[str, str] = ("", "")) -> ir.Model:
+        """Outputs: y [B, S, 5], key_cache_out_0 and value_cache_out_0.
+
+        Args:
+            replace: one of the projections' nodes, and what stands in its place.
+        """
         cache = f"{self.dtype}[batch, {self.kv_heads}, slots, {self.dim}]"
         half = self.rotary_width // 2
         angles = np.arange(SLOTS)[:, None] * 10.0 ** -np.arange(max(1, half))
         weights, nodes, operands = self._projections()
+        assert replace[0] in nodes
+        nodes = nodes.replace(*replace) if replace[0] else nodes
         tables = "cos, sin" if half else '"", ""'
         attributes = (
             f"num_heads = {self.heads}, kv_num_heads = {self.kv_heads}, scale = {self.dim**-0.5}, softcap = {self.softcap}, "
