@@ -44,7 +44,7 @@ def test_what_cannot_be_joined_is_left_and_reported(projections, node, instead, 
 @pytest.mark.parametrize("as_output", [True, False])
 def test_a_projection_that_is_read_elsewhere(as_output):
     """The product would be computed twice, once alone and once joined with others."""
-    model = GroupQuery().graph()
+    model = GroupQuery(projections="biased").graph()
     value = only(model, "GroupQueryAttention").inputs[2]
     if not as_output:
         reader = ir.node("Neg", [value], outputs=[ir.val("negated", dtype=ir.DataType.FLOAT)])

@@ -81,7 +81,7 @@ def test_what_is_no_such_norm_is_left_and_reported(reason):
     assert_untouched(fuse_rms_norm, LEFT[reason], reason)
 
 
-def test_the_mean_of_a_layer_norm_is_none_of_ours():
+def test_the_mean_of_a_layer_norm_is_not_reported():
     """The export's notes would list every LayerNorm of a model as a norm that failed."""
     assert_untouched(fuse_rms_norm, llama(mean=MEAN.replace("Pow(wide, two)", "Abs(wide)")))
 

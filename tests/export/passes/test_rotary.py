@@ -70,19 +70,23 @@ def test_angles_that_are_not_of_the_positions():
     assert matched(graph(Rotary()), positions=2) is None
 
 
-@pytest.mark.parametrize(
-    "written, instead",
-    [
-        ("Concat<axis = -1>(x_negated, x_1)", "Concat<axis = -1>(x_1, x_negated)"),
-        ("Neg(x_2)", "Abs(x_2)"),
-        ("Slice(x, at_half, at_end, at_last)", "Slice(x_straight, at_half, at_end, at_last)"),
-        ("Add(x_straight, x_across)", "Sub(x_straight, x_across)"),
-    ],
-)
-def test_what_is_no_rotation(written, instead):
-    """Something like a rotation, the other way round or of another tensor, would be replaced by one."""
-    rotary = Rotary()
-    nodes = f"{rotary.tables()} x_straight = Mul(x, cos) {rotary.rotate('x').replace('x_straight = Mul(x, cos)', '')}"
+NO_ROTATION = {  # a node of a rotation → what stands in its place
+    "the other way round": ("Concat<axis = -1>(x_negated, x_1)", "Concat<axis = -1>(x_1, x_negated)"),
+    "not negated": ("Neg(x_2)", "Abs(x_2)"),
+    "of another tensor": ("Slice(x, at_half, at_end, at_last)", "Slice(x_straight, at_half, at_end, at_last)"),
+    "of one half": ("Slice(x, at_first, at_half, at_last)", "Slice(x, at_half, at_end, at_last)"),
+    "subtracted": ("Add(x_straight, x_across)", "Sub(x_straight, x_across)"),
+    "of one neighbour": ("Slice(x, at_second, at_end, at_last, at_third)", "Slice(x, at_first, at_end, at_last, at_third)"),
+}
+
+
+@pytest.mark.parametrize("name", NO_ROTATION)
+def test_what_is_no_rotation(name):
+    """Something like a rotation would be replaced by one."""
+    written, instead = NO_ROTATION[name]
+    rotary = Rotary(interleaved="neighbour" in name)
+    straight = "x_straight = Mul(x, cos)"  # first, so that the others may read it
+    nodes = f"{rotary.tables()} {straight} {rotary.rotate('x').replace(straight, '')}"
     assert written in nodes
     for text, recognised in ((nodes, True), (nodes.replace(written, instead), False)):
         model = parse(

@@ -12,7 +12,11 @@ SIZES = {"batch": 3, "seq": 7}
 
 
 def block(
-    channels: int = 11, dtype: str = "float", total: str = "hidden_out = Add(x, branch)", branch: str = "batch, seq, "
+    channels: int = 11,
+    dtype: str = "float",
+    total: str = "hidden_out = Add(x, branch)",
+    branch: str = "batch, seq, ",
+    last: str = "y = Neg(normed)",
 ) -> ir.Model:
     """The sum is read twice: by the norm, and as the state that the next segment gets. ``branch``: its outer dimensions."""
     return parse(
@@ -20,7 +24,7 @@ def block(
         => ({dtype}[batch, seq, {channels}] y, {dtype}[batch, seq, {channels}] hidden_out) <{dtype}[{channels}] weight> {{
             {total}
             normed = RMSNormalization<axis = -1, epsilon = 0.25, stash_type = 1>(hidden_out, weight)
-            y = Neg(normed)
+            {last}
         }}"""
     )
 
@@ -35,6 +39,14 @@ def test_sum_and_norm_are_one_kernel(channels, dtype, tolerance):
     assert operators(after) == {"SkipSimplifiedLayerNormalization": 1, "Neg": 1}
     assert only(after, "SkipSimplifiedLayerNormalization").attributes["epsilon"].value == 0.25
     assert_same_results(before, after, random_feeds(before, SIZES), tolerance)
+
+
+def test_the_sum_is_read_before_its_norm():
+    """The kernel that makes the sum would stand behind a node that reads it: a graph that does not load."""
+    before = block(total="hidden_out = Add(x, branch) early = Tanh(hidden_out)", last="y = Mul(normed, early)")
+    after, report = lowered(fuse_skip_norm, before)
+    assert report.applied == 1
+    assert_same_results(before, after, random_feeds(before, SIZES), 1e-6)
 
 
 def test_a_chain_of_layers():

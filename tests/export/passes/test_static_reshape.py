@@ -23,7 +23,7 @@ def reshape(target: str) -> ir.Model:
     parts = [sizes.get(d, f"n{d}") for d in target.split(", ")]
     numbers = ", ".join(f"int64[1] n{n} = {{{n}}}" for n in (3, 4, 12, 36))
     return parse(
-        f"""(float[batch, seq, 12] x) => (float[{target}] y) <{numbers}, int64[1] none = {{-1}}, float[{target}] shaped> {{
+        f"""(float[batch, seq, 12] x) => (float[{target}] y) <{numbers}, float[{target}] shaped> {{
             b = Shape<start = 0, end = 1>(x)
             s = Shape<start = 1, end = 2>(x)
             rows = Mul(b, s)
@@ -52,7 +52,7 @@ def test_two_unknown_dimensions_are_left_and_reported():
     """A reshape can infer one dimension: the other would be a guess."""
     reason = "['batch', 'seq', 12] → ['seq', 'batch', 12] has more than one unknown dimension"
     model = parse(
-        """(float[batch, seq, 12] x) => (float[seq, batch, 12] y) <int64[1] n12 = {12}, float[seq, batch, 12] y2> {
+        """(float[batch, seq, 12] x) => (float[seq, batch, 12] y) <int64[1] n12 = {12}> {
             b = Shape<start = 0, end = 1>(x)
             s = Shape<start = 1, end = 2>(x)
             target = Concat<axis = 0>(s, b, n12)
