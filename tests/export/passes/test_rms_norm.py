@@ -16,7 +16,7 @@ MEAN = """
     root = Sqrt(shifted)
     inverse = Reciprocal(root)
     normed = Mul(wide, inverse)"""
-FORMS = {  # element type → after the mean is known; `Neg` stands for the layer that reads the norm
+FORMS = {  # types of x and of the weight, how x is widened, what follows the norm; `Neg` stands for the layer that reads it
     "Llama in float32": ("float", "float", "wide = Identity(x)", "scaled = Mul(weight, normed)"),
     "Llama in half precision": (
         "float16",
@@ -46,7 +46,7 @@ def norm(
     )
 
 
-def llama(mean: str = MEAN, finish: str = FORMS["Llama in float32"][3], **shape) -> ir.Model:
+def llama(mean: str = MEAN, finish: str = FORMS["Llama in float32"][3], **shape: str) -> ir.Model:
     return norm("float", "float", "wide = Neg(x)", finish, mean, **shape)
 
 
