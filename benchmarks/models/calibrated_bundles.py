@@ -27,7 +27,7 @@ def calibrated_bundles(model: str, cache: Path) -> dict[int, Path]:
     Calibrated on the demo's own data with default options: once, but for the certificates. Made again when the
     weights, the data, the calibrator or the exporter change.
     """
-    calibrator = [*sorted((_ROOT / "calibrate").rglob("*.py")), _ROOT / "runtime" / "tide_runtime" / "calibration.py"]
+    calibrator = [*sorted((_ROOT / "calibrate").rglob("*.py")), _ROOT / "runtime" / "tide_runtime" / "bundle" / "calibration.py"]
     data = sha256("\0".join(file.text for file in held_out_files()).encode()).hexdigest()
     key = "\n".join([export_key(demo_identity(model)), files_digest(calibrator), data])
     folder = cached_folder(cache / model / "calibrated", key, lambda f: run_in_process(_calibrate_and_export, model, f))

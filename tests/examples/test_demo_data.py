@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from cli_in_process import cli_runner
-from tide_calibrate.data import load_documents
+from tide_calibrate.text.documents import load_documents
 from tide_runtime.cli.errors import run_app
 from tide_runtime.errors import DataError, OutputError
 

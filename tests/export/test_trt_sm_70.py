@@ -10,16 +10,12 @@ import pytest
 import torch
 from export.architectures import MAX_POSITIONS, VOCAB, WINDOW
 from export.made_up_calibration import exit_tensors
-from onnx import TensorProto, helper
 from tide_runtime.bundle.calibration import ExitInfo
-from tide_runtime.errors import UnsupportedModelError
 
 from tide_export.cut import CutGraph
 from tide_export.exit_graphs import exit_graph_model
 from tide_export.lower import lower, prepare
 from tide_export.passes.base import LoweringContext, run_passes
-from tide_export.passes.opset_20 import declare_opset_20
-from tide_export.passes.tensorrt_10_4_check import check_tensorrt_10_4
 from tide_export.targets import TARGETS
 from tide_export.targets.tensorrt_10_4_operators import ELEMENT_TYPES
 from tide_export.targets.trt_sm_70 import PIECES
@@ -133,44 +129,3 @@ def test_exit_graphs():
     assert {node.op_type for node in for_v100.graph} <= set(ELEMENT_TYPES) and not for_v100.functions
     for ours, expected in zip(*(session(model).run(None, {"hidden": hidden}) for model in (for_v100, plain)), strict=True):
         np.testing.assert_allclose(ours, expected, rtol=0, atol=1e-6 if ours.dtype == np.float32 else 1e-3)
-
-
-FLOAT, INT64 = TensorProto.FLOAT, TensorProto.INT64
-REFUSED = {
-    "it knows no com.microsoft.Gelu": ("Gelu", [("x", FLOAT, [2])], {"domain": "com.microsoft"}),
-    "it has no CumSum of INT64": ("CumSum", [("x", INT64, [2]), ("axis", INT64, [])], {}),
-    "ReduceMean wants a constant as input 1": ("ReduceMean", [("x", FLOAT, [2]), ("axes", INT64, [1])], {}),
-    "ScatterND takes no reduction": (
-        "ScatterND",
-        [("x", FLOAT, [2]), ("indices", INT64, [1, 1]), ("updates", FLOAT, [1])],
-        {"reduction": "add"},
-    ),
-}
-
-
-def single_node(operator: str, inputs: list, attributes: dict) -> ir.Model:
-    node = helper.make_node(operator, [name for name, _, _ in inputs], ["y"], **attributes)
-    values = [helper.make_tensor_value_info(*value) for value in inputs]
-    graph = helper.make_graph([node], "one", values, [helper.make_tensor_value_info("y", inputs[0][1], None)])
-    opsets = [helper.make_opsetid("", 24), helper.make_opsetid("com.microsoft", 1)]
-    return ir.from_proto(helper.make_model(graph, opset_imports=opsets, ir_version=10))
-
-
-@pytest.mark.parametrize("message", REFUSED)
-def test_what_the_parser_lacks_is_named(message):
-    """A model that V100's TensorRT cannot read would fail there, after the copy, in the parser's words."""
-    with pytest.raises(UnsupportedModelError, match=message):
-        check_tensorrt_10_4(single_node(*REFUSED[message]), CONTEXT)
-
-
-@pytest.mark.parametrize(
-    "operator, inputs, attributes, named",
-    [
-        ("RMSNormalization", [("x", FLOAT, [2, 4]), ("w", FLOAT, [4])], {"axis": -1}, "RMSNormalization"),
-        ("Cast", [("x", FLOAT, [2])], {"to": INT64, "round_mode": "up"}, r"Cast\.round_mode"),
-    ],
-)
-def test_what_opset_20_lacks_is_named(operator, inputs, attributes, named):
-    """The file would claim an opset that it does not keep to; parsers may then drop an attribute without a word."""
-    with pytest.raises(UnsupportedModelError, match=named):
-        declare_opset_20(single_node(operator, inputs, attributes), CONTEXT)

@@ -39,8 +39,8 @@ from safetensors.numpy import save_file
 from tide_calibrate.calibration_file import EXITS_NAME, CalibrationFile, DataInfo
 from tide_runtime import Engine, EngineOptions, Generation, GenerationParams, ThreadOptions
 from tide_runtime.bundle import Bundle
-from tide_runtime.calibration import CalibrationInfo, CostTable, ExitInfo, StepCost
-from tide_runtime.policies.exit import ExitDepth
+from tide_runtime.bundle.calibration import CalibrationInfo, CostTable, ExitInfo, StepCost
+from tide_runtime.depth.exit import ExitDepth
 from transformers import (
     AutoModelForCausalLM,
     Gemma2Config,

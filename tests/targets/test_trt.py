@@ -9,7 +9,7 @@ import onnx_ir as ir
 import pytest
 import tide_plugins.trt
 from export.made_up_calibration import exit_tensors
-from export.one_attention import SLOTS, one_attention
+from export.passes.one_attention import SLOTS, one_attention
 from tide_runtime.bundle.calibration import ExitInfo
 from tide_runtime.bundle.engine_info import ProfileInfo
 from tide_runtime.errors import TargetError

@@ -23,7 +23,7 @@ def decompose_rms_norm(model: ir.Model, context: LoweringContext) -> PassReport:
             continue
         tape = Tape()
         normed = _normed(graph, tape, node)
-        normed.type, normed.shape = node.outputs[0].type, node.outputs[0].shape
+        normed.name, normed.type, normed.shape = node.outputs[0].name, node.outputs[0].type, node.outputs[0].shape
         graph.insert_before(node, tape.nodes)
         ir.convenience.replace_all_uses_with(node.outputs[0], normed, replace_graph_outputs=True)
         graph.remove(node, safe=True)

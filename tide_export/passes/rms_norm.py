@@ -6,7 +6,7 @@ import onnx_ir as ir
 import onnx_ir.passes.common as common
 
 from tide_export.passes.base import LoweringContext, PassReport
-from tide_export.passes.graph_walk import commuted, insert_before, is_weight, new_value, produced_by, scalar
+from tide_export.passes.graph_walk import commuted, constant, insert_before, is_weight, new_value, produced_by, scalar
 
 
 def fuse_rms_norm(model: ir.Model, context: LoweringContext) -> PassReport:
@@ -23,6 +23,9 @@ def _fuse(graph: ir.Graph, mean: ir.Node, report: PassReport) -> None:
     square = produced_by(mean.inputs[0], "Pow")
     if square is None or scalar(square.inputs[1]) != 2.0:
         return  # a LayerNorm's mean, or not a norm at all
+    if not _over_channels(mean):
+        report.skip(where, "the mean is not one over channels")
+        return
     wide = square.inputs[0]
     assert wide is not None
     shift = _only_user(mean, "Add")
@@ -63,6 +66,14 @@ def _fuse(graph: ir.Graph, mean: ir.Node, report: PassReport) -> None:
     insert_before(graph, last, fused)
     ir.convenience.replace_all_uses_with(output, fused.outputs[0])
     report.applied += 1
+
+
+def _over_channels(mean: ir.Node) -> bool:
+    """True when ``mean`` is taken over the last axis alone, and keeps it."""
+    axes = constant(mean.inputs[1]) if len(mean.inputs) > 1 else None
+    shape, keeps = mean.inputs[0].shape, mean.attributes.get("keepdims")
+    last = (-1,) if shape is None else (-1, len(shape) - 1)
+    return axes is not None and axes.size == 1 and int(axes.reshape(())) in last and (keeps is None or keeps.value == 1)
 
 
 def _only_user(node: ir.Node | None, op_type: str) -> ir.Node | None:

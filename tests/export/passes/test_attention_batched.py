@@ -1,0 +1,92 @@
+"""One attention of several sequences, their tokens packed, against GroupQueryAttention of each sequence alone."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from export.passes.graphs import SLOTS, lowered, operators, parse, run
+from export.passes.group_query import HIDDEN, GroupQuery, step
+
+from tide_export.passes.attention_batched import lower_attention_batched
+
+ATTENTIONS = {
+    "three query heads a KV head": GroupQuery(),
+    "one KV head": GroupQuery(heads=7, kv_heads=1),
+    "heads of their own": GroupQuery(heads=3, kv_heads=3),
+    "packed projections": GroupQuery(projections="packed"),
+    "interleaved": GroupQuery(interleaved=True),
+    "partial rotary": GroupQuery(dim=32, rotary_width=16),
+    "no rotary": GroupQuery(rotary_width=0),
+    "window": GroupQuery(window=5),
+    "soft-cap": GroupQuery(softcap=2.0),
+    "half precision": GroupQuery(dtype="float16"),
+}
+LENGTHS = (3, 17, 0)  # filled slots of each sequence
+COUNTS = ([1, 1, 1], [7, 3, 5], [2, 0, 4])  # tokens of each sequence
+TOLERANCE = {"float": 2e-6, "float16": 4e-3}  # of the largest number
+
+
+def packed_feeds(attention: GroupQuery, alone: list[dict[str, np.ndarray]], counts: list[int]) -> dict[str, np.ndarray]:
+    """The tokens of ``alone`` one sequence after the other, and the inputs that say where they belong."""
+    longest, starts = max(counts), np.cumsum([0, *counts[:-1]])
+    place = np.arange(longest)
+    feeds = {name: np.concatenate([feeds[name] for feeds in alone]) for name in ("key_cache_0", "value_cache_0")}
+    feeds["hidden"] = np.concatenate([one["hidden"][0, :n] for one, n in zip(alone, counts, strict=True)])[None]
+    last = feeds["hidden"].shape[1] - 1
+    feeds["padded_from"] = np.stack(
+        [np.clip(start + np.minimum(place, n - 1), 0, last) for start, n in zip(starts, counts, strict=True)]
+    )
+    feeds["packed_from"] = np.concatenate([b * longest + np.arange(n) for b, n in enumerate(counts)])[None]
+    feeds["padded_position_ids"] = np.array(LENGTHS)[:, None] + place
+    feeds["write_index"] = np.array(LENGTHS)
+    slot, position = np.arange(SLOTS), feeds["padded_position_ids"][..., None, None]
+    seen = (slot <= position) & (slot > position - (attention.window or SLOTS))
+    name = f"attention_bias_{attention.window}" if attention.window else "attention_bias"
+    return feeds | {name: np.where(seen, 0, -np.inf).astype(np.float32)}
+
+
+@pytest.mark.parametrize("counts", COUNTS)
+@pytest.mark.parametrize("name", ATTENTIONS)
+def test_sequences_together_are_sequences_alone(name, counts):
+    """A request's text would depend on the requests it shares a batch with."""
+    attention = ATTENTIONS[name]
+    before = attention.graph()
+    after, report = lowered(lower_attention_batched, before)
+    assert report.applied == 1
+    alone = [step(before, [length], max(1, count), seed=length) for length, count in zip(LENGTHS, counts, strict=True)]
+    together = run(after, packed_feeds(attention, alone, counts))
+    tolerance, first = TOLERANCE[attention.dtype], 0
+    for sequence, (length, count) in enumerate(zip(LENGTHS, counts, strict=True)):
+        if count:
+            expected = run(before, alone[sequence])
+            scale = np.abs(expected["y"]).max()
+            np.testing.assert_allclose(together["y"][0, first : first + count], expected["y"][0], rtol=0, atol=tolerance * scale)
+            for cache in ("key_cache_out_0", "value_cache_out_0"):
+                found, wanted = together[cache][sequence, :, : length + count], expected[cache][0, :, : length + count]
+                np.testing.assert_allclose(found, wanted, rtol=0, atol=tolerance * max(1, np.abs(wanted).max()))
+        first += count
+
+
+@pytest.mark.parametrize("name", ATTENTIONS)
+def test_nothing_of_the_kernel_is_left(name):
+    """A batch would fail at the kernel, which refuses several tokens a sequence, or lack inputs that the runtime fills."""
+    attention = ATTENTIONS[name]
+    after, _ = lowered(lower_attention_batched, attention.graph())
+    found = operators(after)
+    assert not found["GroupQueryAttention"] and found["TensorScatter"] == 2
+    assert found["RotaryEmbedding"] == (2 if attention.rotary_width else 0) and found["Tanh"] == bool(attention.softcap)
+    inputs = {value.name: [str(d) for d in value.shape] for value in after.graph.inputs}
+    bias = f"attention_bias_{attention.window}" if attention.window else "attention_bias"
+    assert set(inputs) == {
+        *("hidden", "key_cache_0", "value_cache_0", "write_index", "padded_from", "packed_from", bias),
+        *(["padded_position_ids"] if attention.rotary_width else []),
+    }
+    assert inputs["hidden"] == ["1", "tokens", str(HIDDEN)]
+
+
+def test_a_graph_without_attention():
+    """The LM head, whose tokens are packed as well, would gain inputs that no runtime fills."""
+    model = parse("(float[batch, seq, 7] hidden) => (float[batch, seq, 7] y) { y = Neg(hidden) }")
+    after, report = lowered(lower_attention_batched, model)
+    assert (report.applied, report.skipped, operators(after)) == (0, [], {"Neg": 1})
+    assert [value.name for value in after.graph.inputs] == ["hidden"]

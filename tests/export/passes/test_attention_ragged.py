@@ -1,0 +1,24 @@
+"""Head sinks that weigh nothing: they choose the kernel, and change no number."""
+
+from __future__ import annotations
+
+import pytest
+from export.passes.graphs import assert_same_results, assert_untouched, lowered, only
+from export.passes.group_query import GroupQuery, step
+
+from tide_export.passes.attention_ragged import lower_attention_ragged
+
+
+@pytest.mark.parametrize("attention", [GroupQuery(), GroupQuery(heads=7, kv_heads=1, rotary_width=0), GroupQuery(window=5)])
+def test_sinks_change_no_result(attention):
+    """A sink with any weight would scale down every attention of a batch."""
+    before = attention.graph()
+    after, report = lowered(lower_attention_ragged, before)
+    assert report.applied == 1 and only(after, "GroupQueryAttention").inputs[11].const_value.shape == [attention.heads]
+    assert_same_results(before, after, step(before, [3, 17, 9], 1), tolerance=1e-6)
+
+
+@pytest.mark.parametrize("attention", [GroupQuery(heads=2), GroupQuery(softcap=3.0), GroupQuery(dtype="float16")])
+def test_where_the_older_kernel_would_not_pay(attention):
+    """A batch would be slower, or its bundle hold graphs that differ in nothing: heads of their own, soft-cap, fp16."""
+    assert_untouched(lower_attention_ragged, attention.graph())

@@ -1,0 +1,42 @@
+"""Attention and cache update in ONNX's operators of opset 24, against NumPy in float64."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+import pytest
+from export.passes.graphs import assert_untouched, lowered, operators, parse
+from export.passes.one_attention import CASES, check_one_attention, one_attention
+
+from tide_export.passes.attention_standard import lower_attention_standard
+
+
+@pytest.mark.parametrize("dtype", [ir.DataType.FLOAT, ir.DataType.FLOAT16])
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("seq", [1, 5])
+def test_attention_and_caches(dtype, case, seq):
+    """Tokens would look at slots they may not see, at another head's keys, or be written where another sequence's stand."""
+    after = check_one_attention(lower_attention_standard, dtype, case, seq)
+    assert operators(after)["TensorScatter"] == 2 and operators(after)["Attention"] == int(not case[2])
+
+
+def test_a_soft_cap_is_taken_apart_and_reported():
+    """TensorRT refuses a soft-cap in its Attention; the export would not tell why this model's attention is slower."""
+    after, report = lowered(lower_attention_standard, one_attention(ir.DataType.FLOAT, 4, 0, 3.0))
+    assert report.applied == 1 and operators(after)["Tanh"] == 1
+    assert report.skipped == ["key_cache_out_0: it has a soft-cap, which the operator refuses on GPUs (taken apart instead)"]
+
+
+def test_layers_share_lengths_and_mask():
+    """Every layer would compute valid lengths and mask anew, which are the same for all."""
+    counts = [
+        operators(lowered(lower_attention_standard, one_attention(ir.DataType.FLOAT, 4, 5, 0.0, layers=n))[0]) for n in (1, 3)
+    ]
+    assert counts[0]["LessOrEqual"] == counts[1]["LessOrEqual"] == 1 and counts[0]["Shape"] == counts[1]["Shape"]
+    assert counts[1]["Attention"] == 3
+
+
+def test_a_graph_without_attention():
+    """The LM head would gain nodes that read inputs it does not have."""
+    assert_untouched(
+        lower_attention_standard, parse("(float[batch, seq, 7] hidden) => (float[batch, seq, 7] y) { y = Neg(hidden) }")
+    )

@@ -1,0 +1,68 @@
+"""Reshapes whose target is a constant, so that no step computes shapes."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+import pytest
+from export.passes.graphs import assert_same_results, assert_untouched, lowered, only, operators, parse, random_feeds
+
+from tide_export.passes.static_reshape import static_reshape
+
+TARGETS = {  # of x [batch, seq, 12] → the constant
+    "batch, seq, 4, 3": [0, 0, 4, 3],
+    "batch, 3, seq, 4": [0, 3, -1, 4],
+    "rows, 12": [-1, 12],
+    "batch, all": [0, -1],
+    "36, rest": [36, -1],
+}
+
+
+def reshape(target: str) -> ir.Model:
+    """The target is joined at run time, of the sizes of x and of numbers, as models are traced."""
+    sizes = {"batch": "b", "seq": "s", "rows": "rows", "all": "all", "rest": "rest"}
+    parts = [sizes.get(d, f"n{d}") for d in target.split(", ")]
+    numbers = ", ".join(f"int64[1] n{n} = {{{n}}}" for n in (3, 4, 12, 36))
+    return parse(
+        f"""(float[batch, seq, 12] x) => (float[{target}] y) <{numbers}, float[{target}] shaped> {{
+            b = Shape<start = 0, end = 1>(x)
+            s = Shape<start = 1, end = 2>(x)
+            rows = Mul(b, s)
+            all = Mul(s, n12)
+            size = Mul(rows, n12)
+            rest = Div(size, n36)
+            target = Concat<axis = 0>({", ".join(parts)})
+            shaped = Reshape<allowzero = 1>(x, target)
+            y = Neg(shaped)
+        }}"""
+    )
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("batch, seq", [(1, 3), (3, 7)])
+def test_target_is_a_constant(target, batch, seq):
+    """Every layer would compute shapes in every step, by a dozen small nodes; or tokens would be taken for others'."""
+    before = reshape(target)
+    after, report = lowered(static_reshape, before)
+    assert (report.applied, report.skipped) == (1, []) and operators(after) == {"Reshape": 1, "Neg": 1}
+    assert only(after, "Reshape").inputs[1].const_value.numpy().tolist() == TARGETS[target]
+    assert_same_results(before, after, random_feeds(before, {"batch": batch, "seq": seq}))
+
+
+def test_two_unknown_dimensions_are_left_and_reported():
+    """A reshape can infer one dimension: the other would be a guess."""
+    reason = "['batch', 'seq', 12] → ['seq', 'batch', 12] has more than one unknown dimension"
+    model = parse(
+        """(float[batch, seq, 12] x) => (float[seq, batch, 12] y) <int64[1] n12 = {12}> {
+            b = Shape<start = 0, end = 1>(x)
+            s = Shape<start = 1, end = 2>(x)
+            target = Concat<axis = 0>(s, b, n12)
+            y = Reshape(x, target)
+        }"""
+    )
+    assert_untouched(static_reshape, model, reason)
+
+
+def test_a_constant_target_stays():
+    """A target that is meant as it is would be written anew."""
+    model = parse("(float[batch, 12] x) => (float[rows, 4] y) <int64[2] target = {-1, 4}> { y = Reshape(x, target) }")
+    assert_untouched(static_reshape, model)
