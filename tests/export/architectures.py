@@ -15,6 +15,7 @@ from transformers import (
     GPT2Config,
     GPTNeoXConfig,
     GraniteConfig,
+    HeliumConfig,
     LlamaConfig,
     MistralConfig,
     MixtralConfig,
@@ -84,6 +85,7 @@ ARCHITECTURES: dict[str, Callable[[], PreTrainedConfig]] = {
     "starcoder2": lambda: Starcoder2Config(**_BASE, sliding_window=WINDOW),
     "cohere": lambda: CohereConfig(**_BASE, logit_scale=0.25),
     "granite": lambda: GraniteConfig(**_BASE, logits_scaling=2.0, residual_multiplier=0.5, embedding_multiplier=3.0),
+    "helium": lambda: HeliumConfig(**_BASE, head_dim=16),
     "falcon": lambda: FalconConfig(
         vocab_size=VOCAB,
         hidden_size=64,
