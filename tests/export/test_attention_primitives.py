@@ -32,21 +32,33 @@ def expected(given: dict[str, np.ndarray], window: int, softcap: float) -> np.nd
         keys, values = (given[f"{kind}_cache_0"][b, n // group, seen].astype(np.float64) for kind in ("key", "value"))
         scores = keys @ query[b, n, s] * KEY_DIM**-0.5
         scores = softcap * np.tanh(scores / softcap) if softcap else scores
-        weights = np.exp(scores - scores.max())
-        output[b, n, s] = weights @ values / weights.sum()
+        sink = given["sinks"][n].astype(np.float64) if "sinks" in given else -np.inf
+        largest = max(scores.max(), sink)
+        weights = np.exp(scores - largest)
+        output[b, n, s] = weights @ values / (weights.sum() + np.exp(sink - largest))
     return output.transpose(0, 2, 1, 3)
 
 
 @pytest.mark.parametrize("form", LOWERINGS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
-    "heads, window, softcap", [(2, 0, 0.0), (8, 0, 0.0), (4, 5, 0.0), (2, 0, 3.0), (6, 7, 3.0), (4, 99, 0.0)]
+    "heads, window, softcap, sinks",
+    [
+        (2, 0, 0.0, False),
+        (8, 0, 0.0, False),
+        (4, 5, 0.0, False),
+        (2, 0, 3.0, False),
+        (6, 7, 3.0, False),
+        (4, 99, 0.0, False),
+        (2, 0, 0.0, True),
+        (6, 7, 0.0, True),
+    ],
 )
 @pytest.mark.parametrize("seq", [1, 5])
-def test_attention_and_caches(form, dtype, heads, window, softcap, seq):
-    """Tokens would look at slots they may not see, at another head's keys, or be written where another row's stand."""
+def test_attention_and_caches(form, dtype, heads, window, softcap, sinks, seq):
+    """Tokens would look at slots they may not see, at another head's keys or sink, or be written where another row's stand."""
     onnx_type, numpy_type, tolerance = DTYPES[dtype]
-    model = one_attention(onnx_type, heads, window, softcap)
+    model = one_attention(onnx_type, heads, window, softcap, sinks)
     run_passes(model, LOWERINGS[form], LoweringContext(SLOTS))
     random = np.random.default_rng([heads, window, seq])
     shapes = {v.name: [{"batch": BATCH, "seq": seq}.get(str(d), d) for d in v.shape] for v in model.graph.inputs}
