@@ -18,6 +18,8 @@ from transformers import PreTrainedTokenizerFast as FastTokenizer
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, cached_file
 from transformers.utils.hub import get_checkpoint_shard_files
 
+from tide_export.probe import probe_attention
+
 TORCH_DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 
@@ -59,7 +61,8 @@ def load_model(source: str, dtype: str, revision: str | None = None, trust_remot
         raise UnsupportedModelError(
             f"transformers {transformers.__version__} cannot load {source}: {_first_line(error)}"
         ) from error
-    return LoadedModel(model.eval(), _load_tokenizer(source, options, config), source, revision, files)
+    probe_attention(model.eval())
+    return LoadedModel(model, _load_tokenizer(source, options, config), source, revision, files)
 
 
 def check_supported(config: PreTrainedConfig) -> None:

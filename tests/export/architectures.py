@@ -8,13 +8,16 @@ import torch
 from transformers import (
     AutoModelForCausalLM,
     CohereConfig,
+    DeepseekV3Config,
     FalconConfig,
     Gemma2Config,
     Gemma3TextConfig,
     GemmaConfig,
     GPT2Config,
     GPTNeoXConfig,
+    GptOssConfig,
     GraniteConfig,
+    HeliumConfig,
     LlamaConfig,
     MistralConfig,
     MixtralConfig,
@@ -84,6 +87,7 @@ ARCHITECTURES: dict[str, Callable[[], PreTrainedConfig]] = {
     "starcoder2": lambda: Starcoder2Config(**_BASE, sliding_window=WINDOW),
     "cohere": lambda: CohereConfig(**_BASE, logit_scale=0.25),
     "granite": lambda: GraniteConfig(**_BASE, logits_scaling=2.0, residual_multiplier=0.5, embedding_multiplier=3.0),
+    "helium": lambda: HeliumConfig(**_BASE, head_dim=16),
     "falcon": lambda: FalconConfig(
         vocab_size=VOCAB,
         hidden_size=64,
@@ -96,6 +100,36 @@ ARCHITECTURES: dict[str, Callable[[], PreTrainedConfig]] = {
     ),
     "mixtral": lambda: MixtralConfig(**_BASE, num_local_experts=4),
     "qwen3_moe": lambda: Qwen3MoeConfig(**_BASE, head_dim=32, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32),
+    "gpt_oss": lambda: GptOssConfig(
+        **_BASE,
+        head_dim=16,
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        sliding_window=WINDOW,
+        rope_parameters={
+            "rope_type": "yarn",
+            "rope_theta": 10000.0,
+            "factor": 4.0,
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "truncate": False,
+            "original_max_position_embeddings": MAX_POSITIONS // 4,
+        },
+    ),
+    "deepseek_v3": lambda: DeepseekV3Config(
+        **_MHA,
+        kv_lora_rank=32,
+        q_lora_rank=32,
+        qk_rope_head_dim=16,
+        qk_nope_head_dim=16,
+        v_head_dim=24,
+        first_k_dense_replace=1,
+        moe_intermediate_size=32,
+        n_routed_experts=4,
+        n_group=2,
+        topk_group=1,
+        num_experts_per_tok=2,
+    ),
 }
 
 
@@ -105,6 +139,8 @@ def tiny_model(name: str, dtype: torch.dtype = torch.float32, seed: int = 0) -> 
     model = AutoModelForCausalLM.from_config(ARCHITECTURES[name](), dtype=dtype).eval()
     with torch.no_grad():
         for parameter_name, parameter in model.named_parameters():
-            if parameter.ndim >= 2 and not any(n in parameter_name for n in ("embed", "wte", "wpe", "lm_head")):
+            if parameter_name.endswith("sinks"):  # else all are near 0, and those of another head would do
+                parameter.normal_(0.0, 2.0)
+            elif parameter.ndim >= 2 and not any(n in parameter_name for n in ("embed", "wte", "wpe", "lm_head")):
                 parameter.mul_(8.0)
     return model

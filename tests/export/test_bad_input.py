@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -23,7 +24,15 @@ from tide_runtime.errors import (
     UnsupportedModelError,
     VerificationError,
 )
-from transformers import AutoConfig
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    CodeGenConfig,
+    DeepseekV2Config,
+    GPTJConfig,
+    PreTrainedConfig,
+    XGLMConfig,
+)
 
 from tide_export import ExportConfig, cli, export
 from tide_export.config import place_checkpoints
@@ -36,6 +45,33 @@ UNSUPPORTED = {
     "rwkv": "state-space or linear-attention",
     "qwen3_next": "linear_attention",
     "bloom": "ALiBi",
+}
+_GPT = dict(vocab_size=64, n_embd=64, n_layer=2, n_head=4, n_positions=64, rotary_dim=8)
+# Model type → its config and what the message says of its attention, which only the model's code tells.
+UNSUPPORTED_ATTENTION: dict[str, tuple[Callable[[], PreTrainedConfig], str]] = {
+    "gptj": (lambda: GPTJConfig(**_GPT), r"GPTJAttention\) calls neither transformers' AttentionInterface"),
+    "codegen": (lambda: CodeGenConfig(**_GPT), r"CodeGenAttention\) calls neither transformers' AttentionInterface"),
+    "xglm": (
+        lambda: XGLMConfig(vocab_size=64, d_model=32, ffn_dim=64, num_layers=2, attention_heads=2),
+        r"XGLMAttention\) calls neither transformers' AttentionInterface",
+    ),
+    "deepseek_v2": (
+        lambda: DeepseekV2Config(
+            vocab_size=64,
+            hidden_size=32,
+            intermediate_size=64,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            num_key_value_heads=2,
+            first_k_dense_replace=2,
+            kv_lora_rank=16,
+            q_lora_rank=16,
+            qk_rope_head_dim=8,
+            qk_nope_head_dim=8,
+            v_head_dim=8,
+        ),
+        "DeepseekV2RotaryEmbedding computes with complex numbers",
+    ),
 }
 
 
@@ -111,6 +147,17 @@ def test_unsupported_families_say_why(model_type):
     """The export would fail deep inside tracing, with a message about graph nodes."""
     with pytest.raises(UnsupportedModelError, match=f"not supported, because.*{UNSUPPORTED[model_type]}"):
         check_supported(AutoConfig.for_model(model_type))
+
+
+@pytest.mark.parametrize("model_type", UNSUPPORTED_ATTENTION)
+def test_unsupported_attention_is_refused_before_the_trace(model_type, tmp_path, monkeypatch):
+    """Minutes of calibration and tracing would end in pages of torch.export's advice."""
+    config, words = UNSUPPORTED_ATTENTION[model_type]
+    AutoModelForCausalLM.from_config(config()).save_pretrained(tmp_path / "model")
+    monkeypatch.setattr(sys.modules[export.__module__], "trace", lambda _: pytest.fail("the model was traced"))
+    with pytest.raises(UnsupportedModelError, match=f"not supported, because.*{words}"):
+        export(str(tmp_path / "model"), tmp_path / "engine")
+    assert nothing_left(tmp_path, "model")
 
 
 def test_existing_output_is_kept(llama, tmp_path):

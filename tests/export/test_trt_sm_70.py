@@ -20,7 +20,8 @@ from tide_export.targets import TARGETS
 from tide_export.targets.tensorrt_10_4_operators import ELEMENT_TYPES
 from tide_export.targets.trt_sm_70 import PIECES
 
-NAMES = ("llama", "mistral", "gemma2", "gpt2")  # grouped heads, sliding window, window and soft-cap, learned positions
+# Grouped heads, sliding window, window and soft-cap, learned positions, sinks.
+NAMES = ("llama", "mistral", "gemma2", "gpt2", "gpt_oss")
 SLOTS = MAX_POSITIONS // 2
 # Tokens of each row, step after step: a ragged prompt longer than the window, decode, drafts of several lengths.
 STEPS = ([21, 3, 9], [1, 1, 1], [1, 1, 1], [4, 2, 1], [1, 5, 1])

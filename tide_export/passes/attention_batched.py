@@ -29,7 +29,8 @@ import onnx_ir as ir
 import onnx_ir.passes.common as common
 from onnx_ir.tape import Tape
 
-from tide_export.passes.attention_gqa import MS_DOMAIN
+from tide_export.passes.attention_gqa import MS_DOMAIN, head_sink
+from tide_export.passes.attention_products import softmax_with_sinks
 from tide_export.passes.base import LoweringContext, PassReport
 from tide_export.passes.graph_walk import array_initializer, dims, new_value, rename_dims
 
@@ -180,7 +181,11 @@ def _weights(attention: _Attention, query: ir.Value, keys: ir.Value) -> ir.Value
         scores = tape.op("Cast", [scores], {"to": ir.DataType.FLOAT})
     if softcap:
         scores = tape.op("Mul", [tape.op("Tanh", [scores]), attention.number(softcap, ir.DataType.FLOAT)])
-    weights = tape.op("Softmax", [tape.op("Add", [scores, _bias(attention)])], {"axis": -1})
+    seen, sinks = tape.op("Add", [scores, _bias(attention)]), _sinks(attention)
+    if sinks is None:
+        weights = tape.op("Softmax", [seen], {"axis": -1})
+    else:
+        weights = softmax_with_sinks(attention.graph, tape, seen, sinks)
     return weights if narrow is None else tape.op("Cast", [weights], {"to": narrow})
 
 
@@ -206,6 +211,17 @@ def _bias(attention: _Attention) -> ir.Value:
             bias = attention.tape.op("Expand", [bias, repeats])
         attention.biases[key] = attention.reshape(bias, 0, 1, -1, 0)
     return attention.biases[key]
+
+
+def _sinks(attention: _Attention) -> ir.Value | None:
+    """The sinks [N] of the query heads as [1, KV, S · G, 1], or None."""
+    sinks, kv, group, tape = head_sink(attention.node), attention.heads.kv, attention.heads.group, attention.tape
+    if sinks is None or group == 1:
+        return None if sinks is None else attention.reshape(sinks, 1, kv, 1, 1)
+    count = tape.op("Shape", [_input(attention, "padded_from", ir.DataType.INT64, "batch", "padded")], {"start": 1, "end": 2})
+    around = [array_initializer(attention.graph, f"batched.axis_{n}", np.array([n], np.int64)) for n in (1, kv, group)]
+    shape = tape.op("Concat", [around[0], around[1], count, around[2]], {"axis": 0})
+    return attention.reshape(tape.op("Expand", [attention.reshape(sinks, 1, kv, 1, group), shape]), 1, kv, -1, 1)
 
 
 def _input(attention: _Attention, name: str, dtype: ir.DataType, *shape: int | str) -> ir.Value:

@@ -16,10 +16,21 @@ import onnx_ir as ir
 import onnx_ir.passes.common as common
 
 from tide_export.passes.base import LoweringContext, PassReport
-from tide_export.passes.graph_walk import array_initializer, dims, insert_before, new_value, produced_by
+from tide_export.passes.graph_walk import array_initializer, dims, insert_before, new_value, produced_by, sinks_of
 from tide_export.passes.rotary import Rotation, match_rotation, rotary_tables
 
 MS_DOMAIN = "com.microsoft"
+_HEAD_SINK = 11  # the operator's input
+
+
+def head_sink(node: ir.Node) -> ir.Value | None:
+    """A GroupQueryAttention's sinks [N]: a logit of each query head that takes part in its softmax and has no value."""
+    return node.inputs[_HEAD_SINK] if len(node.inputs) > _HEAD_SINK else None
+
+
+def set_head_sink(node: ir.Node, sinks: ir.Value | None) -> None:
+    node.resize_inputs(_HEAD_SINK + 1)
+    node.replace_input_with(_HEAD_SINK, sinks)
 
 
 @dataclass
@@ -61,7 +72,7 @@ def _add_length_inputs(graph: ir.Graph) -> tuple[ir.Value, ir.Value]:
 def _lower(
     graph: ir.Graph, node: ir.Node, positions: ir.Value, shared: _Shared, context: LoweringContext, report: PassReport
 ) -> None:
-    query, key, value, key_cache, value_cache, _ = node.inputs
+    query, key, value, key_cache, value_cache = node.inputs[:5]
     assert query is not None and key is not None and value is not None
     rotation = _common_rotation(query, key, positions)
     tables = _tables(graph, rotation, positions, shared, context) if rotation is not None else None
@@ -93,6 +104,8 @@ def _lower(
             new_value(f"{value_out.name}", value_out),
         ],
     )
+    if sinks_of(node) is not None:
+        set_head_sink(fused, sinks_of(node))
     head_dim = dims(value)[3]
     unflatten = ir.node(
         "Reshape",

@@ -22,7 +22,7 @@ from onnx_ir.tape import Tape
 
 from tide_export.passes.attention_products import attention_products
 from tide_export.passes.base import LoweringContext, PassReport
-from tide_export.passes.graph_walk import array_initializer, dims, new_value
+from tide_export.passes.graph_walk import array_initializer, dims, new_value, sinks_of
 from tide_export.passes.visible_slots import token_count, visible_slots
 
 
@@ -80,13 +80,13 @@ def lower_attention_primitives(model: ir.Model, context: LoweringContext) -> Pas
 
 
 def _lower(shared: _Shared, node: ir.Node) -> None:
-    query, key, value, key_cache, value_cache, _ = node.inputs
+    query, key, value, key_cache, value_cache = node.inputs[:5]
     scale, softcap, window = (node.attributes[name].value for name in ("scale", "softcap", "window"))
     tape = Tape()
     keys = _updated(shared, tape, key_cache, key, node.outputs[1])
     values = _updated(shared, tape, value_cache, value, node.outputs[2])
     visible = shared.visible_slots(int(window) if window < shared.slots else 0)
-    output = attention_products(shared.graph, tape, query, keys, values, visible, float(scale), float(softcap))
+    output = attention_products(shared.graph, tape, query, keys, values, visible, float(scale), float(softcap), sinks_of(node))
     output = tape.op("Transpose", [output], {"perm": [0, 2, 1, 3]})
     shared.graph.insert_before(node, tape.nodes)
     for old, new in zip(node.outputs, (output, keys, values), strict=True):

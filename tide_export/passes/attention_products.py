@@ -3,6 +3,7 @@
     scores  = (scale · q) · keysᵀ                                        [B, KV, G·S, slots]
     scores  = softcap · tanh(scores / softcap), where the model has one
     weights = softmax(scores where the slot is visible, else nothing)    in float32, as the models compute it
+    weights = exp(scores) / (Σ exp(scores) + exp(sink)), where the model has a sink for each query head
     output  = weights · values
 
 The G query heads that share a KV head are stacked, [B, KV, G·S, D], so that each KV head takes part in one product and keys are
@@ -52,6 +53,7 @@ def attention_products(
     visible: ir.Value,
     scale: float,
     softcap: float = 0.0,
+    sinks: ir.Value | None = None,
 ) -> ir.Value:
     """Record the products; returns the attention [B, N, S, Dv].
 
@@ -60,6 +62,7 @@ def attention_products(
         keys: [B, KV, slots, D], ``slots`` a number; values: [B, KV, slots, Dv].
         visible: [B, 1, S, slots] bool.
         softcap: 0 for none.
+        sinks: [N], or none.
     """
     (_, heads, _, _), (_, kv_heads, slots, _) = dims(query), dims(keys)
     products = _Products(graph, tape, kv_heads, heads // kv_heads)
@@ -67,7 +70,7 @@ def attention_products(
     scores = products.cast(_scores(products, query, keys, scale / (softcap or 1.0)), dtype, wide)
     if softcap:
         scores = tape.op("Mul", [tape.op("Tanh", [scores]), products.number(softcap, wide)])
-    weights = products.cast(_softmax(products, scores, visible, slots), wide, dtype)
+    weights = products.cast(_softmax(products, scores, visible, slots, sinks), wide, dtype)
     return products.reshape(tape.op("MatMul", [weights, values]), 0, heads, -1, dims(values)[3])
 
 
@@ -79,7 +82,7 @@ def _scores(products: _Products, query: ir.Value, keys: ir.Value, scale: float) 
     return products.tape.op("MatMul", [scaled, products.tape.op("Transpose", [keys], {"perm": [0, 1, 3, 2]})])
 
 
-def _softmax(products: _Products, scores: ir.Value, visible: ir.Value, slots: int) -> ir.Value:
+def _softmax(products: _Products, scores: ir.Value, visible: ir.Value, slots: int, sinks: ir.Value | None) -> ir.Value:
     """[B, KV, G·S, slots] float32."""
     tape, kv_heads, group = products.tape, products.kv_heads, products.group
     if group > 1:
@@ -87,5 +90,19 @@ def _softmax(products: _Products, scores: ir.Value, visible: ir.Value, slots: in
         between_heads = array_initializer(products.graph, "attention.third", np.array([2], np.int64))
         visible = tape.op("Unsqueeze", [visible, between_heads])
     seen = tape.op("Where", [visible, scores, products.number(_UNSEEN, ir.DataType.FLOAT)])
-    weights = tape.op("Softmax", [seen], {"axis": -1})
+    if sinks is None:
+        weights = tape.op("Softmax", [seen], {"axis": -1})
+    else:
+        by_head = products.reshape(sinks, kv_heads, group, 1, 1) if group > 1 else products.reshape(sinks, kv_heads, 1, 1)
+        weights = softmax_with_sinks(products.graph, tape, seen, by_head)
     return products.reshape(weights, 0, kv_heads, -1, slots) if group > 1 else weights
+
+
+def softmax_with_sinks(graph: ir.Graph, tape: Tape, scores: ir.Value, sinks: ir.Value) -> ir.Value:
+    """Softmax over the last axis of float32 ``scores``, with the logits ``sinks`` in its denominator; shapes broadcast."""
+    last = array_initializer(graph, "attention.last", np.array([-1], np.int64))
+    sinks = tape.op("Cast", [sinks], {"to": ir.DataType.FLOAT})
+    largest = tape.op("Max", [tape.op("ReduceMax", [scores, last]), sinks])
+    powers = tape.op("Exp", [tape.op("Sub", [scores, largest])])
+    rest = tape.op("Exp", [tape.op("Sub", [sinks, largest])])
+    return tape.op("Div", [powers, tape.op("Add", [tape.op("ReduceSum", [powers, last]), rest])])

@@ -14,28 +14,27 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
+from tide_export.passes.attention_gqa import head_sink, set_head_sink
 from tide_export.passes.base import LoweringContext, PassReport
 from tide_export.passes.graph_walk import array_initializer
 
-_HEAD_SINK = 11  # the operator's input
 _WEIGHTLESS = -1e30
 
 
 def lower_attention_ragged(model: ir.Model, context: LoweringContext) -> PassReport:
-    """Applies to none where the newer kernel does not, in fp16 and with a soft-cap, and to none where each query head has keys of
-    its own: there the newer one is faster even so."""
+    """Applies to none where the newer kernel does not, in fp16, with a soft-cap and with the model's own sinks, and to none where
+    each query head has keys of its own: there the newer one is faster even so."""
     report = PassReport("attention_ragged")
     graph = model.graph
     for node in [n for n in graph if n.op_type == "GroupQueryAttention"]:
         query = node.inputs[0]
         assert query is not None
-        if query.dtype != ir.DataType.FLOAT or float(node.attributes["softcap"].value):
+        if query.dtype != ir.DataType.FLOAT or float(node.attributes["softcap"].value) or head_sink(node) is not None:
             continue
         heads, kv_heads = (int(node.attributes[name].value) for name in ("num_heads", "kv_num_heads"))
         if heads == kv_heads:
             continue
         sinks = array_initializer(graph, f"ragged.sinks_{heads}", np.full(heads, _WEIGHTLESS, np.float32))
-        node.resize_inputs(_HEAD_SINK + 1)
-        node.replace_input_with(_HEAD_SINK, sinks)
+        set_head_sink(node, sinks)
         report.applied += 1
     return report

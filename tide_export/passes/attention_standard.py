@@ -5,7 +5,8 @@
 
 With ``nonpad_kv_seqlen`` causality counts from the end of the valid slots, so token s of row b sees the slots
 ``<= write_index[b] + s`` (https://onnx.ai/onnx/operators/onnx__Attention.html). A window shorter than the cache becomes a mask in
-place of ``is_causal``. With a soft-cap, which TensorRT's Attention refuses, the attention is taken apart (`attention_products`).
+place of ``is_causal``. With a soft-cap, which TensorRT's Attention refuses, or sinks, which the operator lacks, the attention is
+taken apart (`attention_products`).
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from onnx_ir.tape import Tape
 
 from tide_export.passes.attention_products import attention_products
 from tide_export.passes.base import LoweringContext, PassReport
-from tide_export.passes.graph_walk import new_value
+from tide_export.passes.graph_walk import new_value, sinks_of
 from tide_export.passes.visible_slots import token_count, visible_slots
 
 
@@ -51,6 +52,8 @@ def lower_attention_standard(model: ir.Model, context: LoweringContext) -> PassR
     for node in [n for n in graph if n.domain == "tide" and n.op_type == "Attention"]:
         if node.attributes["softcap"].value:
             report.skip(node.outputs[1].name, "it has a soft-cap, which the operator refuses on GPUs (taken apart instead)")
+        elif sinks_of(node) is not None:
+            report.skip(node.outputs[1].name, "it has sinks, which the operator lacks (taken apart instead)")
         _lower(shared, node)
         report.applied += 1
     if not report.applied:
@@ -65,7 +68,8 @@ def lower_attention_standard(model: ir.Model, context: LoweringContext) -> PassR
 
 
 def _lower(shared: _Shared, node: ir.Node) -> None:
-    query, key, value, key_cache, value_cache, write_index = node.inputs
+    query, key, value, key_cache, value_cache, write_index = node.inputs[:6]
+    sinks = sinks_of(node)
     tape = Tape()
     caches = []
     for new, cache, old in ((key, key_cache, node.outputs[1]), (value, value_cache, node.outputs[2])):
@@ -74,8 +78,8 @@ def _lower(shared: _Shared, node: ir.Node) -> None:
     scale, softcap = float(node.attributes["scale"].value), float(node.attributes["softcap"].value)
     window = int(node.attributes["window"].value)
     window = window if 0 < window < shared.slots else 0
-    if softcap:
-        output = attention_products(shared.graph, tape, query, caches[0], caches[1], shared.mask(window), scale, softcap)
+    if softcap or sinks is not None:
+        output = attention_products(shared.graph, tape, query, caches[0], caches[1], shared.mask(window), scale, softcap, sinks)
     else:
         mask = shared.mask(window) if window else None
         attributes = {"is_causal": int(not window), "scale": scale}

@@ -6,6 +6,7 @@ import onnx_ir as ir
 import onnx_ir.passes.common as common
 import onnxscript.optimizer
 from onnxscript.rewriter import RewritePass
+from onnxscript.rewriter.pattern import Constant, RewriteRule
 from onnxscript.rewriter.rules import common as rules
 
 from tide_export.passes.base import LoweringContext, PassReport
@@ -13,21 +14,27 @@ from tide_export.passes.base import LoweringContext, PassReport
 # Folding a constant larger than this (elements) would hold a second copy of a weight in memory; fold_weights does it lazily.
 _FOLD_LIMIT = 16384
 _ITERATIONS = 2  # folding uncovers what a rule matches, and the other way round
+# onnxscript's rules of these names take 1e-8 for 0 and 1.00001 for 1: a norm loses its epsilon, and divides zeros by zero.
+_ZERO, _ONE = (Constant(number, rel_tol=0.0, abs_tol=0.0) for number in (0, 1))
+_EXACT_RULES = [
+    RewriteRule(lambda op, x: x + _ZERO, lambda op, x: op.Identity(x), name="add_0"),
+    RewriteRule(lambda op, x: x - _ZERO, lambda op, x: op.Identity(x), name="sub_0"),
+    RewriteRule(lambda op, x: x * _ONE, lambda op, x: op.Identity(x), name="mul_by_1"),
+    RewriteRule(lambda op, x: x / _ONE, lambda op, x: op.Identity(x), name="div_by_1"),
+]
 # `onnxscript.optimizer.optimize` has these and more: rules for convolutions, which decoders lack, and slice_split_rule, which
 # compares every slice with every node of the graph: two thirds of the time, and it applies to none that was tried.
 _RULES = [
-    rules.add_0_rule,
+    *_EXACT_RULES,
     rules.cast_cast_rule,
     rules.cast_constant_of_shape_rule,
     rules.cast_constant_of_shape_without_value_rule,
     rules.collapse_slice2_rule,
     rules.collapse_slice_rule,
-    rules.div_by_1_rule,
     rules.dropout_inference_rule,
     rules.dropout_zero_rule,
     rules.flatten_to_reshape_rule,
     rules.materialize_reshape_shape_rule,
-    rules.mul_by_1_rule,
     rules.no_op_cast_rule,
     rules.no_op_dynamic_scatter_nd_rule,
     rules.no_op_expand_rule,
@@ -37,7 +44,6 @@ _RULES = [
     rules.remove_optional_bias_from_gemm_rule,
     rules.reshape_reshape_rule,
     rules.squeeze_reshape_1d_rule,
-    rules.sub_0_rule,
     rules.transpose_transpose_rule,
     rules.two_reshapes_matmul_reshape_rule,
     rules.unsqueeze_unsqueeze_rule,

@@ -91,3 +91,8 @@ def depends_only_on(value: ir.Value, allowed: ir.Value) -> bool:
             return False
         stack.extend(v for v in node.inputs if v is not None)
     return True
+
+
+def sinks_of(attention: ir.Node) -> ir.Value | None:
+    """The sinks [N] of a ``tide::Attention``, or None."""
+    return attention.inputs[6] if len(attention.inputs) > 6 else None

@@ -58,7 +58,7 @@ def _target(name: str, gpus: Sequence[Architecture]) -> Target:
             backend="TensorRT-RTX 1.7",
             cuda="13",
             built="on any machine",
-            attention="fused; decomposed in fp32 and with soft-cap",
+            attention="fused; decomposed in fp32 and with soft-cap or sinks",
         ),
         builder=RtxEngines(),
         whole=(canonicalize, static_reshape, fold_weights, fuse_rms_norm),

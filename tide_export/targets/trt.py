@@ -96,7 +96,7 @@ def _target(architecture: Architecture) -> Target:
             backend="TensorRT 10.4" if volta else "TensorRT 11",
             cuda="12" if volta else "13",
             built="on such a GPU",
-            attention="decomposed" if volta else "fused; decomposed in fp32 and with soft-cap",
+            attention="decomposed" if volta else "fused; decomposed in fp32 and with soft-cap or sinks",
         ),
         builder=TrtEngines(),
         whole=trt_sm_70.WHOLE if volta else (canonicalize, static_reshape, fold_weights, fuse_rms_norm),

@@ -1,0 +1,58 @@
+"""The probe runs a model's own code over TIDE's attention: the caches' shapes, and reasons in place of tracebacks."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from export.architectures import LAYERS, tiny_model
+from tide_runtime.errors import UnsupportedModelError
+from transformers.models.llama.modeling_llama import LlamaAttention, LlamaMLP
+
+from tide_export.probe import probe_attention
+from tide_export.traced_attention import KVShape
+
+
+@pytest.mark.parametrize(
+    "name, shape",
+    [
+        ("llama", KVShape(2, 16, 16)),
+        ("stablelm", KVShape(2, 16, 16)),  # it repeats its KV heads before it attends
+        ("deepseek_v3", KVShape(4, 32, 32)),  # latents of 32 + 16; keys of 16 + 16, values of 24 filled up with zeros
+    ],
+)
+def test_caches_hold_what_attention_reads(name, shape):
+    """The engine would allocate caches of the latents' or the repeated heads' shape, and refuse its own bundle."""
+    assert probe_attention(tiny_model(name)) == (shape,) * LAYERS
+
+
+def test_the_model_stays_as_it_was():
+    """The eager model that the bundle is verified against would compute TIDE's placeholder instead of its attention."""
+    model, ids = tiny_model("gpt_oss"), torch.arange(3, 12)[None]
+    settings = model.config._attn_implementation, model.config._experts_implementation
+    with torch.no_grad():
+        before = model(ids).logits
+        probe_attention(model)
+        assert torch.equal(model(ids).logits, before)
+    assert (model.config._attn_implementation, model.config._experts_implementation) == settings
+
+
+def test_errors_of_the_models_code_become_a_reason(monkeypatch):
+    """A model from the hub whose code does not take this cache would end in a traceback of that code."""
+
+    def forward(self: object, x: torch.Tensor) -> torch.Tensor:
+        raise AttributeError("no attribute 'conv_states'")
+
+    monkeypatch.setattr(LlamaMLP, "forward", forward)
+    with pytest.raises(UnsupportedModelError, match=r"LlamaForCausalLM is not supported, because .*conv_states"):
+        probe_attention(tiny_model("llama"))
+
+
+def test_layers_without_a_cache_of_their_own_are_named(monkeypatch):
+    """Layers that share a cache would be traced with one that is never written."""
+
+    def forward(self: object, hidden_states: torch.Tensor, **kwargs: object) -> tuple[torch.Tensor, None]:
+        return hidden_states, None
+
+    monkeypatch.setattr(LlamaAttention, "forward", forward)
+    with pytest.raises(UnsupportedModelError, match="never attended over their cache"):
+        probe_attention(tiny_model("llama"))
