@@ -63,7 +63,7 @@ def set_stage(model: BenchModel, cache: Path) -> Stage:
         engine = LoggedEngine(load_second(bundle))
         baseline = uncut_beside(engine)
     manifest = with_exits(engine.manifest, [place], table, exact_threshold=0.5, exit_threshold=0.5)
-    return Stage(engine, manifest, baseline, CostModel(manifest))
+    return Stage(engine, manifest, baseline, CostModel.of(manifest))
 
 
 def scripted_arms(stage: Stage, rates: list[int], said: Texts) -> dict[str, Arm]:

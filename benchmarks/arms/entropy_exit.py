@@ -16,8 +16,8 @@ from tide_runtime.bundle.exits import Exit
 from tide_runtime.bundle.manifest import Manifest
 from tide_runtime.depth.executor import Executor, Guess
 from tide_runtime.depth.exit import ExitDepth
+from tide_runtime.depth.frontier import LazySequence
 from tide_runtime.errors import ParamsError
-from tide_runtime.sequence import TokenSequence
 
 Answers = dict[int, list[tuple[float, float]]]  # boundary → (largest probability, sureness) of every answer
 
@@ -60,18 +60,28 @@ class _Listener(Executor):
         super().__init__(manifest)
         self._answers = answers
 
-    def ask(
-        self, context: ExecutionContext, rows: Sequence[TokenSequence], chosen: Sequence[int], exit: Exit, least: Sequence[float]
+    def evaluate(
+        self,
+        context: ExecutionContext,
+        sequences: Sequence[LazySequence],
+        chosen: Sequence[int],
+        early_exit: Exit,
+        least: Sequence[float],
     ) -> list[Guess]:
-        guesses = super().ask(context, rows, chosen, exit, least)
+        guesses = super().evaluate(context, sequences, chosen, early_exit, least)
         heard = [(guess.score, sureness(guess.logits)) for guess in guesses if guess.logits is not None]
-        self._answers.setdefault(exit.boundary, []).extend(heard)
+        self._answers.setdefault(early_exit.boundary, []).extend(heard)
         return guesses
 
 
 class _EntropyExecutor(Executor):
-    def ask(
-        self, context: ExecutionContext, rows: Sequence[TokenSequence], chosen: Sequence[int], exit: Exit, least: Sequence[float]
+    def evaluate(
+        self,
+        context: ExecutionContext,
+        sequences: Sequence[LazySequence],
+        chosen: Sequence[int],
+        early_exit: Exit,
+        least: Sequence[float],
     ) -> list[Guess]:
-        guesses = super().ask(context, rows, chosen, exit, least)
+        guesses = super().evaluate(context, sequences, chosen, early_exit, least)
         return [guess if guess.logits is None else guess._replace(score=sureness(guess.logits)) for guess in guesses]

@@ -115,7 +115,7 @@ def _unsplit_arm(folder: Path) -> EngineArm:
 
 
 def _costs(manifest: Manifest) -> CostModel | None:
-    return CostModel(manifest) if manifest.calibration is not None and manifest.calibration.costs is not None else None
+    return CostModel.of(manifest) if manifest.calibration is not None and manifest.calibration.costs is not None else None
 
 
 def _policy_arm(arm: PolicyArm, engine: LoggedEngine, manifest: Manifest | None = None) -> EngineArm:

@@ -16,7 +16,7 @@ from tide_runtime.bundle.manifest import Manifest
 from tide_runtime.depth.exact import ExactDepth
 from tide_runtime.depth.executor import Executor, Guess
 from tide_runtime.depth.exit import ExitDepth
-from tide_runtime.sequence import TokenSequence
+from tide_runtime.depth.frontier import LazySequence
 
 from benchmarks.arms.engine_arm import EnginePlay, LoggedEngine
 from benchmarks.arms.turns import Group, Turn
@@ -46,15 +46,20 @@ class ScriptedExecutor(Executor):
         super().__init__(manifest)
         self._script, self._said = script, said
 
-    def ask(
-        self, context: ExecutionContext, rows: Sequence[TokenSequence], chosen: Sequence[int], exit: Exit, least: Sequence[float]
+    def evaluate(
+        self,
+        context: ExecutionContext,
+        sequences: Sequence[LazySequence],
+        chosen: Sequence[int],
+        early_exit: Exit,
+        least: Sequence[float],
     ) -> list[Guess]:
-        guesses = super().ask(context, rows, chosen, exit, least)
-        return [self._answer(rows[i], guess) for i, guess in zip(chosen, guesses, strict=True)]
+        guesses = super().evaluate(context, sequences, chosen, early_exit, least)
+        return [self._answer(sequences[i], guess) for i, guess in zip(chosen, guesses, strict=True)]
 
-    def _answer(self, row: TokenSequence, guess: Guess) -> Guess:
-        said = self._said[tuple(row.tokens[: row.prompt_tokens].tolist())]
-        place = row.num_tokens_with_drafts - row.prompt_tokens
+    def _answer(self, state: LazySequence, guess: Guess) -> Guess:
+        said = self._said[tuple(state.tokens[: state.sequence.prompt_tokens].tolist())]
+        place = state.num_tokens_with_drafts - state.sequence.prompt_tokens
         token = said[place] if place < len(said) else guess.token
         return guess._replace(score=float(self._script.says_yes()), token=token)
 

@@ -254,7 +254,7 @@ class Trials:
             yield self._engine(case, -self.shift)
             always = self._engine(case)
             assert isinstance(always.policy, ExitDepth)
-            always.policy.asks_always = True
+            always.policy.evaluates_always = True
             yield always
 
     def tokens(self, prompts: Sequence[list[int]]) -> list[list[list[int]]] | None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from numbers import Real
 from typing import Literal, get_args
 
+from tide_runtime.drafting.tuning import DepthTuning
 from tide_runtime.errors import ParamsError
 
 Drafters = Literal["both", "router", "ngram", "none"]
@@ -28,6 +29,7 @@ class DepthOptions:
         prefill_exit: under ``exit``, prompt tokens may stop too, their keys and values projected; outside the certificate.
         max_exit_streak: after this many early exits in a row the next token goes through every layer, whatever the request's
             depth budget; 0: no limit.
+        tuning: constants that the policies decide with.
     """
 
     draft: Drafters = "both"
@@ -38,6 +40,7 @@ class DepthOptions:
     max_exit_streak: int = 0
     kv: SkippedKV = "deferred"
     prefill_exit: bool = False
+    tuning: DepthTuning = field(default_factory=DepthTuning)
 
     def __post_init__(self) -> None:
         if self.draft not in get_args(Drafters):

@@ -13,7 +13,7 @@ from typing import cast
 from tide_runtime.backends.base import ExecutionContext
 from tide_runtime.backends.device.device_step import DeviceContext
 from tide_runtime.backends.device.program import Node
-from tide_runtime.depth.policy import DepthPolicy
+from tide_runtime.depth.policy import LoadedPolicy
 from tide_runtime.device_loop.decode_loop import DecodeLoop, LoopExit
 from tide_runtime.device_loop.loop_kernels import LoopKernels
 from tide_runtime.device_loop.loop_state import MOST_EOS
@@ -58,7 +58,7 @@ class DrivenDepth:
 
     def __init__(
         self,
-        inner: DepthPolicy,
+        inner: LoadedPolicy,
         kernels: LoopKernels,
         turns: int,
         drivers: Drivers,
@@ -93,7 +93,7 @@ class DrivenDepth:
         if not self.exits:
             return True
         last = context.caches.limit - self._turns - self._window  # a window writes all of its slots
-        return all(row.num_cached_tokens <= last and row.frontier.done[-1] == row.num_cached_tokens for row in rows)
+        return all(row.num_cached_tokens <= last and self.inner.can_loop(row) for row in rows)
 
     def _loop(self, context: DeviceContext, rows: int) -> _DrivenLoop | None:
         """For up to the next power of two of rows, so that few graphs are captured.
@@ -121,8 +121,7 @@ class DrivenDepth:
         row.num_cached_tokens += len(said)
         if self.exits:
             depths = [context.backend.manifest.model.num_layers, *(exit.depth for exit in self.exits)]
-            row.depth.token_depths += [depths[exit] for exit, _ in said]
-            row.frontier.reset(row.num_cached_tokens)
+            self.inner.took_tokens(row, [depths[exit] for exit, _ in said])
         return [token for _, token in said]
 
 
