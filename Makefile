@@ -19,10 +19,11 @@ demo-rtx: $(READY) ## compile the demo model for six kinds of GPUs, and for all 
 	  --target cpu $(foreach kind,sm_75 sm_80 sm_86 sm_89 sm_120 sm_121 ampere+,--target rtx-$(kind))
 	$(BIN)/tide-inspect build/demo-rtx
 
-lint: $(READY) ## ruff and mypy
+lint: $(READY) ## ruff, mypy, and which package may import which
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports
 
 # Two releases cannot be installed at once, so each has a folder. 10.4, for V100, has no wheel for newer Pythons; its test is then
 # skipped. 11.4 has to be there: a check of our calls that nobody runs looks like one that found nothing.

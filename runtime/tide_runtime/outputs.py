@@ -16,7 +16,8 @@ class RequestStats:
 
     Args:
         time_to_first_token, decode_time: seconds.
-        policy: the one that ran: ``full`` where the engine's would not have paid, for as many sequences at once or for sampled text.
+        policy: the one that ran: ``full`` where the engine's would not have paid, for as many sequences at once or for sampled
+            text.
         layers_per_token: decoder layers launched per token after the first, counted at the backend.
         drafted, accepted: drafts of policy ``exact`` by drafter (``router``, ``ngram``), and those the model confirmed.
         deep_passes: runs to the last layer.

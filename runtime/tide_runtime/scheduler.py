@@ -26,8 +26,8 @@ class TokenEvent(NamedTuple):
 def run(
     policy: DepthPolicy, context: ExecutionContext, sequences: Sequence[TokenSequence], at_once: int | None = None
 ) -> Iterator[TokenEvent]:
-    """Generate for all ``sequences``, ``at_once`` of them together and no more than there are slots; yields every token as it becomes
-    final."""
+    """Generate for all ``sequences``, ``at_once`` of them together and no more than there are slots; yields every token as it
+    becomes final."""
     waiting, active = deque(sequences), list[TokenSequence]()
     most = min(context.capacity, at_once or context.capacity)
     for sequence in sequences:

@@ -16,7 +16,7 @@ from tide_runtime.depth.exit import ExitDepth
 from tide_runtime.depth.frontier import LazySequence
 from tide_runtime.depth.options import DepthOptions
 from tide_runtime.depth.policy import DepthPolicy
-from tide_runtime.drafting.tuning import DepthTuning
+from tide_runtime.depth_tuning import DepthTuning
 from tide_runtime.generation_params import GenerationParams
 from tide_runtime.sampler import Sampler
 from tide_runtime.scheduler import run

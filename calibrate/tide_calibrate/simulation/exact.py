@@ -1,9 +1,9 @@
 """The policy ``exact``, played through on a text of which it is known what every exit would have said.
 
 Draft from the shallow segments while the router is confident (at most ``draft_limit`` drafts, fewer in a text's first cycles:
-`next_speculative_tokens`), then run the rest for all m waiting tokens at once. Gained: the drafts up to the first wrong one, and one token
-more. Speculative decoding (Leviathan et al. 2023) with the model's own first layers as drafter (LayerSkip, Elhoushi et al.
-2024). Where the text repeats, drafts are copied from it instead (`ngram`), and one pass takes them through the whole model.
+`next_speculative_tokens`), then run the rest for all m waiting tokens at once. Gained: the drafts up to the first wrong one, and
+one token more. Speculative decoding (Leviathan et al. 2023) with the model's own first layers as drafter (LayerSkip, Elhoushi et
+al. 2024). Where the text repeats, drafts are copied from it instead (`ngram`), and one pass takes them through the whole model.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tide_runtime.bundle.calibration import CostTable, ExitInfo
 from tide_runtime.costs.cost_model import StepCurve
+from tide_runtime.depth_tuning import DepthTuning
 from tide_runtime.drafting.controller import next_speculative_tokens
 from tide_runtime.errors import CalibrationError, ParamsError
 
@@ -28,40 +29,47 @@ Drafter = Literal["router", "ngram", "both"]
 
 
 def simulate_exact(
-    trace: SplitTrace, exits: Sequence[ExitInfo], costs: CostTable, draft_limit: int, draft: Drafter = "router"
+    trace: SplitTrace,
+    exits: Sequence[ExitInfo],
+    costs: CostTable,
+    draft_limit: int,
+    draft: Drafter = "router",
+    tuning: DepthTuning = TUNING,
 ) -> PolicySimulation:
-    """Policy ``exact`` with the exits' ``exact_threshold``, greedy, one row.
+    """Policy ``exact`` with the exits' ``exact_threshold``, greedy, one sequence.
 
     Args:
-        draft: ``ngram`` never asks the exits, but the model is cut for them; ``both`` lookups where the runtime would.
+        draft: ``ngram`` never evaluates the exits, but the model is cut for them; ``both`` looks up where the runtime would.
+        tuning: the runtime's constants.
 
     Raises ParamsError for options that do not exist, CalibrationError when trace and exits do not fit together, or texts to
     copy from are missing.
     """
     _check(trace, draft_limit, draft)
-    lookups = None if draft == "router" else _prompt_lookup(trace, exits, costs, draft_limit, draft)
+    lookups = None if draft == "router" else _prompt_lookup(trace, exits, costs, draft_limit, draft, tuning)
     rest = not exits or draft == "ngram" or (lookups is not None and lookups.gain < 1)  # exits that lose are not asked
     limit = 0 if rest else draft_limit
     run = Playback.prepare(
-        trace, exits, [exit.exact_threshold for exit in exits], max(limit, TUNING.prompt_lookup_limit if lookups else 0) + 1
+        trace, exits, [exit.exact_threshold for exit in exits], max(limit, tuning.prompt_lookup_limit if lookups else 0) + 1
     )
     drafts = accepted = 0
     for start, end in windows(trace):
         lookup = lookups.lookup(trace, start) if lookups is not None else None
-        made, right = _Generation(run, start, end, limit, lookup).play()
+        made, right = _Generation(run, start, end, limit, lookup, tuning).play()
         drafts, accepted = drafts + made, accepted + right
     return run.result("exact", costs, acceptance=accepted / drafts if drafts else None, disagreement=0.0)
 
 
 @dataclass(frozen=True)
 class _PromptLookup:
-    """What the copier of every window is made with; see `PromptLookup`."""
+    """What the prompt lookup of every window is made with; see `PromptLookup`."""
 
     pass_ms: NDArray[np.float64]
     gain: float
+    tuning: DepthTuning
 
     def lookup(self, trace: SplitTrace, start: int) -> PromptLookup:
-        return PromptLookup(trace.texts[int(trace.window[start])], self.pass_ms, self.gain)
+        return PromptLookup(trace.texts[int(trace.window[start])], self.pass_ms, self.gain, self.tuning)
 
 
 def _check(trace: SplitTrace, draft_limit: int, draft: str) -> None:
@@ -73,23 +81,27 @@ def _check(trace: SplitTrace, draft_limit: int, draft: str) -> None:
         raise CalibrationError("the trace has no texts to copy from; trace the model's own continuations")
 
 
-def _prompt_lookup(trace: SplitTrace, exits: Sequence[ExitInfo], costs: CostTable, draft_limit: int, draft: str) -> _PromptLookup:
-    times = StepCurve.of(costs, TUNING.prompt_lookup_limit + 1)
+def _prompt_lookup(
+    trace: SplitTrace, exits: Sequence[ExitInfo], costs: CostTable, draft_limit: int, draft: str, tuning: DepthTuning
+) -> _PromptLookup:
+    times = StepCurve.of(costs, tuning.prompt_lookup_limit + 1)
     pass_ms = times.whole(trace.num_layers) + np.where(
-        np.arange(TUNING.prompt_lookup_limit + 2) > 1, times.verification_host_ms, float(times.host_ms[1])
+        np.arange(tuning.prompt_lookup_limit + 2) > 1, times.verification_host_ms, float(times.host_ms[1])
     )
     if draft == "ngram" or not exits:
-        return _PromptLookup(pass_ms, 1.0)
-    return _PromptLookup(pass_ms, simulate_exact(trace, exits, costs, draft_limit).speedup)
+        return _PromptLookup(pass_ms, 1.0, tuning)
+    return _PromptLookup(pass_ms, simulate_exact(trace, exits, costs, draft_limit, tuning=tuning).speedup, tuning)
 
 
 class _Generation:
     """The window [start, end) of a trace, cycle by cycle. ``lookup``: None without prompt lookup."""
 
-    def __init__(self, run: Playback, start: int, end: int, draft_limit: int, lookup: PromptLookup | None) -> None:
+    def __init__(
+        self, run: Playback, start: int, end: int, draft_limit: int, lookup: PromptLookup | None, tuning: DepthTuning
+    ) -> None:
         self.counts, self.deepest = run.counts, len(run.decisions)
         self.start, self.size, self.limit, self.lookup = start, end - start, draft_limit, lookup
-        self.stops, self.num_speculative_tokens = run.stops[start:end].tolist(), TUNING.first_speculative_tokens
+        self.stops, self.num_speculative_tokens = run.stops[start:end].tolist(), tuning.first_speculative_tokens
         self.next_deep = _next(run.stops[start:end] == self.deepest)
         self.next_wrong = _next(~run.agrees[start:end])
 

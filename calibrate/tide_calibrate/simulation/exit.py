@@ -14,12 +14,14 @@ from numpy.typing import NDArray
 from tide_runtime.bundle.calibration import CostTable, ExitInfo, cuts
 from tide_runtime.bundle.exits import Exit
 from tide_runtime.costs.cost_model import CostModel, StepCurve
+from tide_runtime.depth_tuning import DepthTuning
 from tide_runtime.drafting.backoff import Backoff
-from tide_runtime.drafting.tuning import DepthTuning
 from tide_runtime.errors import ParamsError
 
 from tide_calibrate.simulation.replay import Playback, PolicySimulation, advance, windows
 from tide_calibrate.traces.trace import SplitTrace
+
+TUNING = DepthTuning()
 
 
 def simulate_full(trace: SplitTrace, costs: CostTable) -> PolicySimulation:
@@ -30,7 +32,12 @@ def simulate_full(trace: SplitTrace, costs: CostTable) -> PolicySimulation:
 
 
 def simulate_exit(
-    trace: SplitTrace, exits: Sequence[ExitInfo], costs: CostTable, kv: str = "deferred", fill_share: float = 0.0
+    trace: SplitTrace,
+    exits: Sequence[ExitInfo],
+    costs: CostTable,
+    kv: str = "deferred",
+    fill_share: float = 0.0,
+    tuning: DepthTuning = TUNING,
 ) -> PolicySimulation:
     """Policy ``exit`` with the exits' ``exit_threshold``, greedy, one row; exits without a threshold are passed by.
 
@@ -46,7 +53,7 @@ def simulate_exit(
     longest = max(end - start for start, end in spans)
     run = Playback.prepare(trace, exits, thresholds, longest)
     price = _TokenPrice(exits, trace.num_layers, costs, kv == "propagate", fill_share)
-    asked = np.concatenate([_Window(run, price, kv == "propagate", start, end).play() for start, end in spans])
+    asked = np.concatenate([_Window(run, price, kv == "propagate", tuning, start, end).play() for start, end in spans])
     early = asked & (run.stops < len(run.decisions))
     wrong = float(np.mean(early & ~run.agrees))
     acceptance = 1 - wrong / float(np.mean(early)) if early.any() else None
@@ -77,11 +84,10 @@ class _TokenPrice:
 class _Window:
     """The window [start, end) of a trace, token by token."""
 
-    def __init__(self, run: Playback, price: _TokenPrice, propagate: bool, start: int, end: int) -> None:
+    def __init__(self, run: Playback, price: _TokenPrice, propagate: bool, tuning: DepthTuning, start: int, end: int) -> None:
         self.counts, self.deepest, self.start = run.counts, len(run.decisions), start
         self.stops = run.stops[start:end].tolist()
         self.price, self.propagate = price, propagate
-        tuning = DepthTuning()
         self.backoff = Backoff(tuning, tuning.uncalibrated_speedup)
         self.waiting, self.streak = [0] * (self.deepest + 1), 0  # tokens at the end of each level; early stops since a deep one
 

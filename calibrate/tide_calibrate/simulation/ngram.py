@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
+from tide_runtime.depth_tuning import DepthTuning
 from tide_runtime.drafting.backoff import Backoff
 from tide_runtime.drafting.controller import DraftState, prompt_lookup_lengths
-from tide_runtime.drafting.tuning import DepthTuning
 
 from tide_calibrate.traces.trace import OwnText
 
@@ -22,17 +22,17 @@ class PromptLookup:
         speedup: of drafting with exits; 1 without exits.
     """
 
-    def __init__(self, text: OwnText, pass_ms: NDArray[np.float64], speedup: float) -> None:
+    def __init__(self, text: OwnText, pass_ms: NDArray[np.float64], speedup: float, tuning: DepthTuning) -> None:
         self._text, self._speedup, self._pass_ms = text, speedup, pass_ms.tolist()
-        self._state = DraftState(TUNING, Backoff(TUNING, 1.0))
+        self._tuning, self._state = tuning, DraftState(tuning, Backoff(tuning, 1.0))
 
     def draft(self, position: int) -> tuple[int, int]:
         """How many tokens are drafted when ``position`` new ones are known, and how many of them are right."""
         tokens, end, state = self._text.tokens, self._text.prompt + position, self._state
-        state.guess = state.ngram.draft(tokens, end, min(TUNING.prompt_lookup_limit, len(tokens) - end - 1))
+        state.guess = state.ngram.draft(tokens, end, min(self._tuning.prompt_lookup_limit, len(tokens) - end - 1))
         if not state.guess:
             return 0, 0
-        count = prompt_lookup_lengths([state], lambda batch, total, longest: self._pass_ms[total], self._speedup, None, TUNING)[0]
+        (count,) = prompt_lookup_lengths([state], lambda _, total, __: self._pass_ms[total], self._speedup, None, self._tuning)
         right = 0
         while right < count and state.guess[right] == tokens[end + right]:
             right += 1

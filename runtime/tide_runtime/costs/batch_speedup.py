@@ -1,8 +1,8 @@
 """What exits gain when several sequences run at once, or when tokens are sampled, estimated before a text begins.
 
-The sequences of a batch share every launch, so few of them save much by stopping early, and on small models evaluating an exit may
-cost more than that. A sequence's text must not depend on the others of its batch. So their texts do not decide whether exits are
-evaluated: the batch size and the calibration's expectation do, through the price of a mean step.
+The sequences of a batch share every launch, so few of them save much by stopping early, and on small models evaluating an exit
+may cost more than that. A sequence's text must not depend on the others of its batch. So their texts do not decide whether exits
+are evaluated: the batch size and the calibration's expectation do, through the price of a mean step.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 
 from tide_runtime.bundle.exits import Exit
 from tide_runtime.costs.cost_model import CostModel
-from tide_runtime.drafting.tuning import DepthTuning
+from tide_runtime.depth_tuning import DepthTuning
 
 
 class ExitGate:

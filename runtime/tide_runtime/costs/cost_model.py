@@ -1,7 +1,7 @@
 """The cost model: what launching graphs takes, for the policies and for the calibration's simulator alike.
 
-Figures come from the bundle's calibration, not from the machine that runs, so that decisions, and with them sampled tokens, are the
-same on every machine and in every run. Without a calibration a layer counts as 1 and a batch of 4 tokens as 1.24 tokens.
+Figures come from the bundle's calibration, not from the machine that runs, so that decisions, and with them sampled tokens, are
+the same on every machine and in every run. Without a calibration a layer counts as 1 and a batch of 4 tokens as 1.24 tokens.
 """
 
 from __future__ import annotations
@@ -247,7 +247,7 @@ class CostModel:
         if waited:
             last = self.step(1, 1)
             rest = self.segments(1, run_deep, first, self.num_segments) + self.fill(waited - run_deep, exits[0])
-            total += rest + last.logits_ms + last.host_ms
+            total += rest + last.logits_ms + last.host_ms + last.deep_extra_ms
         return total / self.full(1, 1, 1)
 
     def _full_step(self, batch_size: int) -> float:

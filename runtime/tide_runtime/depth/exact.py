@@ -1,8 +1,9 @@
 """``exact``: early exits and prompt lookup draft tokens, which a verification pass checks. The output is `full`'s.
 
 A cycle: while the router is confident, a sequence's last token is run to a checkpoint only, and the exit head's token is a draft.
-Then the remaining layers are run once for all that waits, and the drafts are compared with the model's own logits (self-speculative
-decoding: LayerSkip, Elhoushi et al. 2024; Kangaroo, Liu et al. 2024). Where the text repeats, drafts come from prompt lookup.
+Then the remaining layers are run once for all that waits, and the drafts are compared with the model's own logits
+(self-speculative decoding: LayerSkip, Elhoushi et al. 2024; Kangaroo, Liu et al. 2024). Where the text repeats, drafts come from
+prompt lookup.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The one mechanism of lazy depth: advance segments for the tokens that wait, and evaluate exits.
 
-Rows stand in slots 0, 1, … A step is a run of slots, so sequences between two that are advanced, and sequences with fewer tokens than
-their neighbours, may get garbage behind what they have: no valid query sees it, the next write overwrites it (the segment
+Rows stand in slots 0, 1, … A step is a run of slots, so sequences between two that are advanced, and sequences with fewer tokens
+than their neighbours, may get garbage behind what they have: no valid query sees it, the next write overwrites it (the segment
 contract).
 """
 
@@ -27,7 +27,8 @@ _PLAIN_LOGIT = 40.0  # up to which its exponential, summed over any vocabulary, 
 
 
 class Guess(NamedTuple):
-    """What an exit says of a sequence's last token: the router's ``score``; when the head was asked, its ``logits`` [V] and argmax."""
+    """What an exit says of a sequence's last token: the router's ``score``; when the head was asked, its ``logits`` [V] and
+    argmax."""
 
     score: float
     token: int
@@ -207,7 +208,8 @@ class Executor:
         stop: int,
         asked: Mapping[int, int],
     ) -> Step:
-        """Run segments ``first`` … ``stop - 1`` for the chosen sequences' ``counts`` of tokens that wait in front of ``first``."""
+        """Run segments ``first`` … ``stop - 1`` for the chosen sequences' ``counts`` of tokens that wait in front of
+        ``first``."""
         wanted = _spread(chosen, [asked[i] for i in chosen]) if asked and stop == self.num_segments else ()
         step, begin = context.step(chosen[0], _spread(chosen, counts), wanted), 0
         for i, count in zip(chosen, counts, strict=True):

@@ -48,7 +48,8 @@ class ExitState(LazySequence):
         backoff: of evaluating exits; None before the prompt has run.
         held: steps for which the last token has waited for others that need depth.
         streak: early exits since the last deep token.
-        full_until: ``num_cached_tokens`` up to which the steps are those of `full`. These leave frontier and backoff where they were.
+        full_until: ``num_cached_tokens`` up to which the steps are those of `full`. These leave frontier and backoff where they
+            were.
     """
 
     backoff: Backoff | None = None

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from numbers import Real
 from typing import Literal, get_args
 
-from tide_runtime.drafting.tuning import DepthTuning
+from tide_runtime.depth_tuning import DepthTuning
 from tide_runtime.errors import ParamsError
 
 Drafters = Literal["both", "router", "ngram", "none"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from tide_runtime.drafting.tuning import DepthTuning
+from tide_runtime.depth_tuning import DepthTuning
 
 
 @dataclass

@@ -1,8 +1,8 @@
 """The drafting controller: which sequences draft, with what, and how far, for the most expected tokens per ms.
 
-Prompt-lookup drafts are judged without being used: each guess is compared with the tokens that follow, so they are used as soon as
-the text repeats. Evaluating exits costs time, so exits have a `Backoff`, and draft few tokens until the first ones were accepted. Of
-several exits each but the last has a `Backoff` of its own: whether to evaluate it or to go on to the next one.
+Prompt-lookup drafts are judged without being used: each guess is compared with the tokens that follow, so they are used as soon
+as the text repeats. Evaluating exits costs time, so exits have a `Backoff`, and draft few tokens until the first ones were
+accepted. Of several exits each but the last has a `Backoff` of its own: whether to evaluate it or to go on to the next one.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from statistics import fmean
 from tide_runtime.bundle.exits import Exit
 from tide_runtime.costs.batch_speedup import ExitGate
 from tide_runtime.costs.cost_model import CostModel
+from tide_runtime.depth_tuning import DepthTuning
 from tide_runtime.drafting.backoff import Backoff
 from tide_runtime.drafting.ngram import NgramDrafter
-from tide_runtime.drafting.tuning import DepthTuning
 
 PassTime = Callable[[int, int, int], float]  # ms of a full pass, by batch size, tokens in all, tokens of the longest sequence
 
@@ -193,9 +193,9 @@ def prompt_lookup_lengths(
 def token_worth(tokens_left: Sequence[int], step_ms: Callable[[int], float], tuning: DepthTuning) -> list[float]:
     """The worth of one more token of each sequence of a batch that no other sequence waits to join, 1 on average.
 
-    While others wait, a sequence that finishes earlier makes room earlier, and every token is worth the same. Later the batch only
-    shrinks and takes as long as its longest sequence: the sequences with most tokens left take the last, expensive steps alone, and
-    the others add to these what one more sequence adds to a step.
+    While others wait, a sequence that finishes earlier makes room earlier, and every token is worth the same. Later the batch
+    only shrinks and takes as long as its longest sequence: the sequences with most tokens left take the last, expensive steps
+    alone, and the others add to these what one more sequence adds to a step.
 
     Args:
         tokens_left: most tokens that each sequence still generates.

@@ -40,8 +40,8 @@ class Draft(NamedTuple):
 def verify(sequence: TokenSequence, drafts: Sequence[Draft], verified: Logits) -> tuple[list[int], int]:
     """The sequence's next output tokens and how many of ``drafts`` are among them.
 
-    ``verified`` holds the model's logits after the last output token and after each draft; the drafts stand in ``sequence.tokens``
-    behind ``sequence.num_tokens``. Accepted drafts are followed by one token of the model's own.
+    ``verified`` holds the model's logits after the last output token and after each draft; the drafts stand in
+    ``sequence.tokens`` behind ``sequence.num_tokens``. Accepted drafts are followed by one token of the model's own.
     """
     tokens: list[int] = []
     for place, draft in enumerate(drafts):

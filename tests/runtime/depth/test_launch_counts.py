@@ -13,7 +13,7 @@ from tide_runtime.bundle.calibration import ExitInfo
 from tide_runtime.bundle.manifest import kv_fill_graph
 from tide_runtime.depth.options import DepthOptions
 from tide_runtime.depth.registry import make_policy
-from tide_runtime.drafting.tuning import DepthTuning
+from tide_runtime.depth_tuning import DepthTuning
 from tide_runtime.generation_params import GenerationParams
 from tide_runtime.scheduler import run
 
@@ -149,7 +149,7 @@ def test_a_row_that_needs_depth_waits_for_company_only_so_long(wait: int) -> Non
     policy = exits_pay(make_policy("exit", manifest, 8, DepthOptions(max_wait_steps=wait)))
     for event in run(policy, backend.context(5), rows):
         assert rows[0].policy_state.held <= wait
-        if event.row is rows[1] and event.row.finish_reason is not None:
+        if event.sequence is rows[1] and event.sequence.finish_reason is not None:
             break
     assert len(rows[0].depth.token_depths) == STEPS // (wait + 1)
     assert backend.launches["segment_1"] == 5 + STEPS // (wait + 1)  # five prompts

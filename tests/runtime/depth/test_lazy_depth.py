@@ -20,7 +20,7 @@ from runtime.tiny_generation import Request, generate, output
 from runtime.tiny_transformer import TinyTransformer
 from tide_runtime.depth.exit import Stop
 from tide_runtime.depth.registry import make_policy
-from tide_runtime.drafting.tuning import DepthTuning
+from tide_runtime.depth_tuning import DepthTuning
 from tide_runtime.sampler import Sampler
 
 NEVER = 2.0  # above every score

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 from typing import Any
-from unittest.mock import patch
 
 import numpy as np
 import pytest
-import tide_runtime.depth.exit as exit_module
 from runtime.numpy_backend import NumpyBackend, Script, tiny_manifest
 from runtime.simulated_exit import SimulatedExit
 from runtime.tiny_generation import FAR_DRAFTS, Request, exits_pay, generate, make_row, output
@@ -19,6 +17,7 @@ from tide_runtime.depth.exact import ExactDepth
 from tide_runtime.depth.exit import ExitDepth
 from tide_runtime.depth.options import DepthOptions
 from tide_runtime.depth.registry import make_policy
+from tide_runtime.depth_tuning import DepthTuning
 from tide_runtime.errors import NumericsError, ParamsError
 from tide_runtime.generation_params import GenerationParams
 from tide_runtime.outputs import finished
@@ -116,14 +115,13 @@ def test_a_held_row_whose_waiting_room_is_full_keeps_its_last_state() -> None:
     model = model_of()
     asked = requests(*((n, n + 1) for n in range(5)), count=16)
     answers = np.random.default_rng(0)
-    options = DepthOptions(max_wait_steps=2)
+    options = DepthOptions(max_wait_steps=2, tuning=DepthTuning(exit_room=3))
 
     def random_scores(graph: str, states: Array) -> Array:
         return np.asarray(answers.random(len(states)))
 
     manifest = tiny_manifest(model, (2, 3), [exit_after(2, router="mlp", threshold=0.2)])
-    with patch.object(exit_module, "_ROOM", 3):
-        rows = generate(exits_pay(ExitDepth(manifest, 8, options)), NumpyBackend(manifest, model, random_scores), asked, 5)
+    rows = generate(exits_pay(ExitDepth(manifest, 8, options)), NumpyBackend(manifest, model, random_scores), asked, 5)
     for row in rows:  # deep tokens are the model's own for the text so far
         for place in [i for i, depth in enumerate(row.depth.token_depths) if depth == LAYERS]:
             before = row.tokens[: row.prompt_tokens + 1 + place]

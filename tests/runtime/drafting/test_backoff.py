@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from tide_runtime.depth_tuning import DepthTuning
 from tide_runtime.drafting.backoff import Backoff
-from tide_runtime.drafting.tuning import DepthTuning
 
 LOSS, GAIN = (1.0, 1.5), (3.0, 1.5)  # tokens, cost
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from tide_runtime.depth_tuning import DepthTuning
 from tide_runtime.drafting.backoff import Backoff
 from tide_runtime.drafting.controller import DraftState, PassTime, prompt_lookup_lengths
-from tide_runtime.drafting.tuning import DepthTuning
 
 TUNING = DepthTuning()
 
