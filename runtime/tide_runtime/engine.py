@@ -19,6 +19,7 @@ from tide_runtime.bundle import Bundle
 from tide_runtime.bundle.manifest import Manifest
 from tide_runtime.depth.certificate_coverage import with_promises
 from tide_runtime.depth.options import DepthOptions
+from tide_runtime.depth.policy import DepthPolicy
 from tide_runtime.depth.registry import make_policy
 from tide_runtime.device_loop.select import choose_drive
 from tide_runtime.errors import BundleError, ParamsError, PromptError, TideError
@@ -27,6 +28,7 @@ from tide_runtime.metrics import EngineMetrics
 from tide_runtime.outputs import Chunk, Generation, finished
 from tide_runtime.sampler import Sampler
 from tide_runtime.scheduler import TokenEvent, run
+from tide_runtime.scoring import Score, score_text
 from tide_runtime.sequence import TokenSequence
 from tide_runtime.targets.select import DeviceChoice, choose_target
 from tide_runtime.text.chat_template import render_chat
@@ -129,6 +131,27 @@ class Engine:
                 raise
 
         return chunks()
+
+    def score(self, tokens: Sequence[int], prompt_tokens: int = 1) -> Score:
+        """Log-probabilities of the text ``tokens`` behind its first ``prompt_tokens``, by the engine's policy.
+
+        Under ``exit`` each token is scored at the depth where the policy stops; ``full`` and ``exact`` give the model's own.
+
+        Raises PromptError when no token is left to score, or for ids outside the vocabulary.
+        """
+        ids = list(_sequence(tokens))
+        if not 1 <= prompt_tokens < len(ids):
+            raise PromptError(f"prompt_tokens is {prompt_tokens} of {len(ids)} tokens; leave at least one token to score")
+        for part in (ids[:-1], ids[1:]):  # the last token is never put into the cache
+            self._prompt_ids(part)
+        params = GenerationParams(max_new_tokens=len(ids) - prompt_tokens, ignore_eos=True)
+        prompt = self._make_sequence(0, ids[:prompt_tokens], params)
+        with self._lease_context(1) as context:
+            return score_text(self._policy_for_scores(), context, prompt, ids[prompt_tokens:])
+
+    def _policy_for_scores(self) -> DepthPolicy:
+        """The engine's policy as it reads a given text: ``exact`` reads as ``full``, as it would only draft another text."""
+        return getattr(self.policy, "full", self.policy) if self.policy.name == "exact" else self.policy
 
     def chat_prompt(self, messages: Sequence[Mapping[str, str]], **extra: Any) -> list[int]:
         """Token ids of a chat in the model's own template, ready for the assistant's turn.
