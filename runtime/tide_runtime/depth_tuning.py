@@ -10,7 +10,7 @@ class DepthTuning:
     """Constants that the policies ``exact`` and ``exit`` decide with.
 
     Args:
-        draft_limit: most exit drafts before a verification pass, where no calibration says it.
+        draft_limit: most exit drafts before a verification pass, without a calibration.
         prompt_lookup_limit: most prompt-lookup drafts before a verification pass. They cost no evaluation, so they go further.
         first_speculative_tokens: exit drafts of a sequence's first cycle. The number doubles while all drafts are accepted.
         first_hit_rate, hit_rate_weight: acceptance rate per prompt-lookup draft before any was seen, and the weight of the newest

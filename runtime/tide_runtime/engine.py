@@ -179,7 +179,7 @@ class Engine:
 
     @property
     def max_batch(self) -> int:
-        """Rows that run at once: what the options say, or fewer where engines were built for fewer."""
+        """Sequences that run at once: as in the options, or fewer where engines were built for fewer."""
         profiles = self.manifest.targets[self.target].profiles
         return min([self.options.max_batch, *(profile.rows[2] for profile in profiles)])
 

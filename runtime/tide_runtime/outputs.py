@@ -21,10 +21,10 @@ class RequestStats:
         layers_per_token: decoder layers launched per token after the first, counted at the backend.
         drafted, accepted: drafts of policy ``exact`` by drafter (``router``, ``ngram``), and those the model confirmed.
         deep_passes: runs to the last layer.
-        exit_time: seconds of ``decode_time`` in which exits were asked or drafts made; the rest ran all layers.
+        exit_time: seconds of ``decode_time`` in which exits were evaluated or drafts made; the rest ran all layers.
         prompt_exits: prompt tokens that stopped early (``prefill_exit``); no certificate covers what follows them.
         forced: tokens that stopped early only to keep the request's depth budget; no certificate covers them.
-        token_depths: of each output token after the first, the layers run before it was said (0: copied from the text).
+        token_depths: of each output token after the first, the layers run before it was final (0: a prompt-lookup draft).
         speedup: decode speed over the uncut model's as the calibration measured it; None where it did not, or in a batch.
         predicted_speedup: what the calibration predicts of it, on average over greedy texts; None where it predicts nothing.
         uncovered: why the certificate does not cover this output of policy ``exit``; empty: it does.
@@ -48,11 +48,11 @@ class RequestStats:
     uncovered: tuple[str, ...] = ()
 
     def depth_of_each(self, num_layers: int) -> tuple[int, ...]:
-        """Layers run before each output token was said; the first token comes out of the prompt's full pass."""
+        """Layers run before each output token was final; the first token comes out of the prompt's full pass."""
         return (num_layers, *(self.token_depths or (num_layers,) * (self.new_tokens - 1)))
 
     def depths(self, num_layers: int) -> dict[int, int]:
-        """Layers run before a token was said → output tokens."""
+        """Layers run before a token was final → output tokens."""
         return dict(sorted(Counter(self.depth_of_each(num_layers)).items()))
 
     @property

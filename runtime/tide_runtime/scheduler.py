@@ -1,7 +1,7 @@
-"""The generation loop: sequences join free context, advance together, and leave when they are finished.
+"""The generation loop: sequences join a free place of the batch, advance together, and leave when they are finished.
 
-Active sequences always occupy the first slots: when one leaves, the last one moves into its place, so a step is a plain run
-of slots and nothing is computed for sequences that are done.
+Active sequences always have the first batch indices: when one leaves, the last one moves into its place. So a step covers
+consecutive sequences, and nothing is computed for those that are done.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class TokenEvent(NamedTuple):
 def run(
     policy: DepthPolicy, context: ExecutionContext, sequences: Sequence[TokenSequence], at_once: int | None = None
 ) -> Iterator[TokenEvent]:
-    """Generate for all ``sequences``, ``at_once`` of them together and no more than there are slots; yields every token as it
+    """Generate for all ``sequences``, ``at_once`` of them together and no more than ``context`` holds; yields every token as it
     becomes final."""
     waiting, active = deque(sequences), list[TokenSequence]()
     most = min(context.capacity, at_once or context.capacity)

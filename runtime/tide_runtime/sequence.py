@@ -27,11 +27,11 @@ class DepthStats:
     Args:
         drafted, accepted: drafts proposed and those that the model confirmed, by drafter (``router``, ``ngram``).
         deep_passes: runs to the last layer.
-        exit_time: seconds of steps in which exits were asked or copies placed, up to where the rest of the layers began.
+        exit_time: seconds of steps in which exits were evaluated or drafts placed, up to where the remaining layers began.
         forced: tokens that stopped early only to keep a depth budget.
         prompt_exits: prompt tokens that stopped early.
         token_depths: of each output token after the first, the layers run before it was final (or first proposed, for
-            accepted drafts): 0 for tokens copied by the n-gram drafter, L for those that the whole model produced.
+            accepted drafts): 0 for prompt-lookup drafts, L for those that the whole model produced.
     """
 
     drafted: Counter[str] = field(default_factory=Counter)
@@ -43,7 +43,8 @@ class DepthStats:
     token_depths: list[int] = field(default_factory=list)
 
     def record(self, sources: Sequence[str], depths: Sequence[int], accepted: int, last: int) -> None:
-        """A deep pass over drafts from ``sources`` at ``depths``: the first ``accepted`` held, and it gave one token more."""
+        """A verification pass over drafts from ``sources`` at ``depths``: the first ``accepted`` held, and it gave one token
+        more."""
         for source in sources:  # Counter.update takes several times as long
             self.drafted[source] += 1
         for source in sources[:accepted]:
@@ -52,7 +53,7 @@ class DepthStats:
         self.record_full_step(last)
 
     def record_full_step(self, last: int) -> None:
-        """A deep pass that gave one token."""
+        """A full pass that gave one token."""
         self.deep_passes += 1
         self.token_depths.append(last)
 
@@ -147,7 +148,7 @@ class TokenSequence:
         return shown
 
     def cancel(self) -> None:
-        """End it here: nobody listens any more."""
+        """End the sequence here, before its text is complete."""
         self.finish_reason = "cancelled"
         self.pieces.append(self._close(""))
 

@@ -79,7 +79,7 @@ class ExitingPrefill:
     def _score(
         self, context: ExecutionContext, sequence: TokenSequence, exit: Exit, states: NDArray[np.generic]
     ) -> NDArray[np.float32]:
-        """Scores [T]; NaN, which clears nothing, where an MLP has said no."""
+        """Scores [T]; NaN, which clears no threshold, where an MLP router rejects."""
         count, info = len(states), exit.info
         step = context.step(sequence.batch_index, [count])
         step.hidden[exit.boundary - 1][:count] = states

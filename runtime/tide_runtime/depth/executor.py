@@ -1,8 +1,8 @@
 """The one mechanism of lazy depth: advance segments for the tokens that wait, and evaluate exits.
 
-Rows stand in slots 0, 1, … A step is a run of slots, so sequences between two that are advanced, and sequences with fewer tokens
-than their neighbours, may get garbage behind what they have: no valid query sees it, the next write overwrites it (the segment
-contract).
+Sequences stand at batch indices 0, 1, … A step covers consecutive sequences. A sequence between two that are advanced, and one
+with fewer tokens than the others, may get garbage behind its tokens: no valid query sees it, and the next write overwrites it
+(the segment contract).
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ _PLAIN_LOGIT = 40.0  # up to which its exponential, summed over any vocabulary, 
 
 
 class Guess(NamedTuple):
-    """What an exit says of a sequence's last token: the router's ``score``; when the head was asked, its ``logits`` [V] and
-    argmax."""
+    """An exit's answer about a sequence's last token: the router's ``score``, and the head's ``logits`` [V] and argmax if it
+    ran."""
 
     score: float
     token: int
@@ -70,7 +70,7 @@ class Executor:
 
         Returns those logits, a chosen sequence's after the other's; nothing when none are wanted.
         """
-        asked = dict(zip(chosen, wanted, strict=True)) if wanted else {}
+        logits_of = dict(zip(chosen, wanted, strict=True)) if wanted else {}
         given: dict[int, Logits] = {}
         while first < end:
             # Segments in front of which nothing waits take what arrives, straight from the same buffers.
@@ -80,11 +80,11 @@ class Executor:
             counts = {i: count for i in chosen if (count := self._waiting(sequences[i], first))}
             groups = self._groups(sequences, counts, first)
             for group in groups:
-                step = self._launch(context, sequences, group, [counts[i] for i in group], first, stop, asked)
-                if stop == self.num_segments and asked:
-                    given |= _logits(step, group, asked, kept=len(groups) > 1)
+                step = self._launch(context, sequences, group, [counts[i] for i in group], first, stop, logits_of)
+                if stop == self.num_segments and logits_of:
+                    given |= _logits(step, group, logits_of, kept=len(groups) > 1)
             first = stop if counts else first + 1
-        return [given[i] for i in asked]
+        return [given[i] for i in logits_of]
 
     def evaluate(
         self,
@@ -94,10 +94,10 @@ class Executor:
         early_exit: Exit,
         least: Sequence[float],
     ) -> list[Guess]:
-        """What the exit says of the last token of each chosen sequence, all of which stand at its boundary.
+        """Evaluate the exit for the last token of each chosen sequence. All of them stand at its boundary.
 
-        ``least``: the score from which on each sequence would stop, negative: whatever the router says. Otherwise the head is not
-        asked where an MLP has said no.
+        ``least``: the score from which on each sequence stops; negative: whatever the score. Otherwise the head is not run where
+        an MLP router rejects.
         """
         info, ones = early_exit.info, _spread(chosen, [1] * len(chosen))
         step = context.step(chosen[0], ones, ones if info.tail_layers else ())
@@ -130,7 +130,7 @@ class Executor:
 
     @staticmethod
     def _pass_mlp(step: Step, info: ExitInfo, least: Sequence[float]) -> tuple[Sequence[float], Sequence[bool]]:
-        """What the MLP says, 1 where there is none, and whether that is enough for the head to be asked."""
+        """The MLP's scores, 1 where there is none, and whether each is enough for the head to be run."""
         if not info.asks_mlp:
             return [1.0] * len(least), [True] * len(least)
         scores = step.score[: len(least)].tolist()
@@ -206,12 +206,12 @@ class Executor:
         counts: Sequence[int],
         first: int,
         stop: int,
-        asked: Mapping[int, int],
+        wanted: Mapping[int, int],
     ) -> Step:
         """Run segments ``first`` … ``stop - 1`` for the chosen sequences' ``counts`` of tokens that wait in front of
         ``first``."""
-        wanted = _spread(chosen, [asked[i] for i in chosen]) if asked and stop == self.num_segments else ()
-        step, begin = context.step(chosen[0], _spread(chosen, counts), wanted), 0
+        logits = _spread(chosen, [wanted[i] for i in chosen]) if wanted and stop == self.num_segments else ()
+        step, begin = context.step(chosen[0], _spread(chosen, counts), logits), 0
         for i, count in zip(chosen, counts, strict=True):
             frontier, end = sequences[i].frontier, begin + count
             if first == 0:
@@ -243,12 +243,12 @@ def _spread(chosen: Sequence[int], values: Sequence[int]) -> list[int]:
     return spread
 
 
-def _logits(step: Step, group: Sequence[int], asked: Mapping[int, int], kept: bool) -> dict[int, Logits]:
-    """The logits that the sequences of one launch asked for; copies, where another launch follows before they are read."""
+def _logits(step: Step, group: Sequence[int], wanted: Mapping[int, int], kept: bool) -> dict[int, Logits]:
+    """The wanted logits of the sequences of one launch; copies, where another launch follows before they are read."""
     found, begin = {}, 0
-    tokens = step.token[: sum(asked[i] for i in group)].tolist()
+    tokens = step.token[: sum(wanted[i] for i in group)].tolist()
     for i in group:
-        end = begin + asked[i]
+        end = begin + wanted[i]
         logits = step.logits[begin:end]
         found[i], begin = Logits(logits.copy() if kept else logits, tokens[begin:end]), end
     return found

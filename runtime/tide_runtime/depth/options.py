@@ -48,7 +48,9 @@ class DepthOptions:
         if self.draft_limit is not None and (not _is_int(self.draft_limit) or not 1 <= self.draft_limit <= 64):
             raise ParamsError(f"draft_limit is {self.draft_limit!r}; set it to a number of tokens from 1 to 64")
         if self.threshold is not None and (not isinstance(self.threshold, Real) or not 0.0 <= self.threshold <= 1.0):
-            raise ParamsError(f"threshold is {self.threshold!r}; set it to a number from 0 (stops wherever it asks) to 1")
+            raise ParamsError(
+                f"threshold is {self.threshold!r}; set it to a number from 0 (stops at every exit that is evaluated) to 1"
+            )
         if self.kv not in get_args(SkippedKV):
             raise ParamsError(f"kv is {self.kv!r}; set it to one of: {', '.join(get_args(SkippedKV))}")
         if not isinstance(self.prefill_exit, bool):

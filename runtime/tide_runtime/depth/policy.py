@@ -28,7 +28,7 @@ class LoadedPolicy(DepthPolicy, Protocol):
     """A policy as `registry.make_policy` makes it for an engine."""
 
     def check_params(self, params: GenerationParams) -> None:
-        """Raise ParamsError where the policy cannot keep what a request asks for."""
+        """Raise ParamsError where the policy cannot do what a request wants."""
 
     def why_on_host(self, pads_sequences: bool) -> str | None:
         """Why a loop on the device cannot run this policy; None: it can.
