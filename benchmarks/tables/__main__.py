@@ -1,7 +1,7 @@
-"""Write README's tables and the documentation's from the dated runs in docs/results/: nobody types a measured number.
+"""Write README's tables and the documentation's from the dated runs in docs/results/, so that no measured number is typed.
 
-python -m benchmarks.tables.__main__            # rewrite README.md and the pages of docs/ that hold tables
-python -m benchmarks.tables.__main__ --check    # exit 1 when one of them is not what the results say
+python -m benchmarks.tables            # rewrite README.md and the pages of docs/ that hold tables
+python -m benchmarks.tables --check    # exit 1 when one of them is not what the results say
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from benchmarks.gpu.decode_table import decode_cuda_not_run, decode_cuda_table
 from benchmarks.markdown import table
 from benchmarks.models.model_folders import MODELS
 from benchmarks.tables import calibration_tables
-from benchmarks.tables.bench_tables import bench_table, predecessor_table, serve_line
+from benchmarks.tables.bench_tables import bench_table, predecessor_table, serve_line, summary_table
 from benchmarks.tables.policy_table import HEADINGS, cells, title_of
 from benchmarks.tables.verified_table import verified_table
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "docs" / "results"
-START, END = "<!-- tables: benchmarks/tables/__main__.py -->", "<!-- /tables -->"
-VERIFIED, VERIFIED_END = "<!-- verified: benchmarks/tables/__main__.py -->", "<!-- /verified -->"
+START, END = "<!-- tables: benchmarks/tables -->", "<!-- /tables -->"
+VERIFIED, VERIFIED_END = "<!-- verified: benchmarks/tables -->", "<!-- /verified -->"
 
 
 def latest(benchmark: str) -> dict[str, Any] | None:
@@ -216,17 +216,6 @@ def scripted_table(run: dict[str, Any]) -> str:
     )
 
 
-TABLES: dict[str, Callable[[dict[str, Any]], str]] = {
-    "policies_cpu": policies_table,
-    "exact_identity": identity_line,
-    "policies_1b": scripted_table,
-    "decode_cpu": decode_table,
-    "decode_cpu_1b": decode_table,
-    "segment_tax": tax_table,
-    "export_1b": export_line,
-}
-
-
 def bench_1b_tables(run: dict[str, Any]) -> str:
     return bench_table(run, _where(run), f"{MODELS['1b'].title}, with an exit that is never sure")
 
@@ -240,14 +229,27 @@ def _placed(draw: Callable[[dict[str, Any], str], str]) -> Callable[[dict[str, A
     return lambda run: draw(run, _where(run))
 
 
-# Of each page, in order: the run that a table is drawn from, and how.
+# Page → its tables in order: the run that a table is drawn from, and the function that draws it.
 PAGES: dict[str, list[tuple[str, Callable[[dict[str, Any]], str]]]] = {
-    "README.md": [("tide_bench", _placed(bench_table)), ("tide_bench_1b", bench_1b_tables), *TABLES.items()],
+    "README.md": [("tide_bench", _placed(summary_table))],
     "docs/measured.md": [
+        ("tide_bench", _placed(bench_table)),
+        ("tide_bench_1b", bench_1b_tables),
         ("tide_bench", on_predecessors_terms),
         ("tide_bench_prefill", _placed(bench_table)),
         ("tide_bench_load", _placed(bench_table)),
         ("serve_fastapi", _placed(serve_line)),
+    ],
+    "docs/measured-policies.md": [
+        ("policies_cpu", policies_table),
+        ("exact_identity", identity_line),
+        ("policies_1b", scripted_table),
+    ],
+    "docs/measured-runtime.md": [
+        ("decode_cpu", decode_table),
+        ("decode_cpu_1b", decode_table),
+        ("segment_tax", tax_table),
+        ("export_1b", export_line),
         ("shared_weights", weights_table),
         ("attention_forms", forms_table),
         ("python_time", python_table),
@@ -261,7 +263,7 @@ PAGES: dict[str, list[tuple[str, Callable[[dict[str, Any]], str]]]] = {
     ],
     "docs/targets.md": [("decode_cuda", decode_cuda_table)],
 }
-# What stands for a run that nobody has made; tables of other benchmarks are left out until then.
+# What a page shows before a benchmark has a run; tables of other benchmarks are left out until then.
 NOT_RUN = {"decode_cuda": decode_cuda_not_run}
 
 

@@ -32,6 +32,25 @@ def bench_table(run: Run, where: str, model: str | None = None) -> str:
     return "\n".join([*lines, "", *(f"- {remark}" for remark in remarks)]).rstrip()
 
 
+# README shows these arms and columns of the batch-1 decode run; docs/measured.md has the whole run.
+SUMMARY_ARMS = ("exact", "full", "unsplit", "genai", "eager")
+SUMMARY_COLUMNS = ("arm", "ms per token (p10–p90)", "tokens/s", "first token", "× unsplit (95%)", "layers/token", "as `full`")
+
+
+def summary_table(run: Run, where: str) -> str:
+    """README's one table: the arms that matter at batch 1, in the order of `SUMMARY_ARMS`."""
+    settings = run["settings"]
+    indices = [HEADINGS["decode"].index(column) for column in SUMMARY_COLUMNS]
+    rows = {row["arm"]: cells("decode", row) for row in run["rows"] if row.get("batch") == 1}
+    title = (
+        f"Decoding with the demo model `{settings['model']}` at batch 1, {settings['new_tokens']} greedy tokens after "
+        f"{settings['prompt_tokens'][0]} prompt tokens ({where}). × unsplit: speed over the same graph without cuts, median of "
+        "neighbouring turns; as `full`: share of tokens that equal `full`'s up to the first difference."
+    )
+    shown = ([rows[arm][index] for index in indices] for arm in SUMMARY_ARMS if arm in rows)
+    return "\n".join([title, "", *table(SUMMARY_COLUMNS, shown)])
+
+
 def predecessor_table(decode: Run, prefill: Run | None, where: str) -> str:
     """What the predecessor publishes, beside the same quantities here: other model, other machine, same question."""
     rows = []
