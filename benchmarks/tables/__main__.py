@@ -94,7 +94,7 @@ def weights_table(run: dict[str, Any]) -> str:
     )
     title = (
         f"**Packed weights in the bundle**, {run['settings']['bundle']} model: proportional set size above what the process held "
-        f"before, and what of it nobody else can share ({_where(run)})."
+        f"before, and the part of it that is not shared ({_where(run)})."
     )
     return "\n".join([title, "", *table(["weights", "loaded", "after", "memory", "own"], rows)])
 
@@ -113,9 +113,9 @@ def forms_table(run: dict[str, Any]) -> str:
         for row in run["rows"]
     )
     title = (
-        f"**Forms of attention**, a decode step of {run['settings']['rows']} rows whose caches are filled to nine tenths, over "
-        f"rows of equal lengths ({_where(run)}). Rows of different lengths run in the ragged form where there is one; fp16 and 8 "
-        "heads a KV head in plain products."
+        f"**Forms of attention**, a decode step of {run['settings']['rows']} sequences whose caches are filled to nine tenths, "
+        f"over the time with equal lengths ({_where(run)}). Sequences of different lengths run in the ragged form where there is "
+        "one; fp16, and 8 query heads per KV head, in plain products."
     )
     headings = ["query / KV heads", "slots", "equal lengths", "different", "ragged form", "plain products"]
     return "\n".join([title, "", *table(headings, rows)])
@@ -137,7 +137,7 @@ def python_table(run: dict[str, Any]) -> str:
     )
     title = (
         f"**The runtime's own loop**: wall time of decoding outside the graphs, {run['settings']['prompts']} prompts × "
-        f"{run['settings']['tokens']} greedy tokens; a token is one more for every row ({_where(run)})."
+        f"{run['settings']['tokens']} greedy tokens; a token is one more for every sequence ({_where(run)})."
     )
     columns = ["model", "batch", "policy", "per token", "in Python", "share", "of a token of `full`", "× `full`'s"]
     return "\n".join([title, "", *table(columns, rows)])
@@ -148,7 +148,7 @@ def _figure(row: dict[str, Any], name: str, digits: str, unit: str) -> str:
 
 
 def policies_table(run: dict[str, Any]) -> str:
-    """Greedy rows of the demo models, one row and the largest batch; the rest is summed up below."""
+    """Greedy runs of the demo models at batch 1 and at the largest batch; notes below summarise the others."""
     settings = run["settings"]
     shown = (1, max(settings["batches"]))
     rows = (
@@ -157,11 +157,11 @@ def policies_table(run: dict[str, Any]) -> str:
         if "ratio_median" in row and row["model"] != "random" and not row["temperature"] and row["batch"] in shown
     )
     lines = [
-        f"**Depth policies**, fp32, greedy, {settings['prompts']} held-out prompts, {settings['new_tokens']} new tokens a row "
-        f"({_where(run)}). Ratios are to the unsplit ONNX graph driven by the same loop, in slices of {SLICE} tokens a row by "
-        "turns, HF's arms some groups of prompts between whole turns of it (above 1: faster): median over groups with its 95% "
-        "interval (groups of one load of the engines have its luck in common), and of the total time. Theory: what the "
-        "calibration's step costs make of the launches. Disagreement with `full`: per token up to the first difference (share of "
+        f"**Depth policies**, fp32, greedy, {settings['prompts']} held-out prompts, {settings['new_tokens']} new tokens per sequence "
+        f"({_where(run)}). Ratios are to the unsplit ONNX graph driven by the same loop, in slices of {SLICE} tokens per sequence by "
+        "turns, HF's arms some groups of prompts between whole turns (above 1: faster): median over groups with its 95% "
+        "interval (groups of one load of the engines share its memory placement), and of the total time. Theory: the same ratio "
+        "from the calibration's step costs of the launches. Disagreement with `full`: per token up to the first difference (share of "
         "all tokens).",
         "",
         *table(["model", "batch", *HEADINGS], rows),
@@ -194,7 +194,7 @@ def identity_line(run: dict[str, Any]) -> str:
         if name.startswith("identical_pct_b")
     )
     return (
-        f"**`exact` says what the model says**: {settings['prompts']} held-out prompts × {settings['tokens']} greedy tokens; "
+        f"**`exact` gives the model's tokens**: {settings['prompts']} held-out prompts × {settings['tokens']} greedy tokens; "
         f"{shares}; {results['unexplained_differences']:.0f} texts differ without a near tie ({_where(run)})."
     )
 
@@ -205,11 +205,11 @@ def scripted_table(run: dict[str, Any]) -> str:
         policy, rate = row["arm"].split("_")
         figures = [f"{row[name]:.2f}" for name in ("ratio_total", "theoretical", "measured_over_theoretical")]
         rows.append([policy, f"{rate}%", *figures, f"{row['layers_per_token']:.1f}"])
-    headings = ["policy", "exits say yes", "× unsplit", "theory ×", "measured ÷ theory", "layers/token"]
+    headings = ["policy", "exits taken", "× unsplit", "theory ×", "measured ÷ theory", "layers/token"]
     title = MODELS[run["settings"]["model"]].title
     return "\n".join(
         [
-            f"**The machinery at real sizes**: {title}, fp32, exits that answer by a script ({_where(run)}).",
+            f"**Policies at real sizes**: {title}, fp32, exits whose decisions are scripted ({_where(run)}).",
             "",
             *table(headings, rows),
         ]

@@ -15,6 +15,20 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 PAGES = sorted(DOCS.glob("*.md"))
+# Generated page → one text of each part: a command's option, a class's parameter, an error.
+REFERENCE = {
+    "cli": ["tide-export", "--max-seq-len", "tide-calibrate", "--max-disagreement", "tide-run", "tide-inspect", "tide-bench"],
+    "api": [
+        "prefill_chunk",
+        "max_new_tokens",
+        "draft_limit",
+        "tokens_per_second",
+        "ParamsError",
+        "packed_weights",
+        "max_windows",
+    ],
+    "certificate": ["Hoeffding"],
+}
 
 
 @pytest.fixture(scope="module")
@@ -27,16 +41,18 @@ def pictures() -> ModuleType:
 
 
 def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
-    """A link or an anchor would lead nowhere, or a page be missing from the navigation."""
+    """A link or an anchor would lead nowhere, a page be missing from the navigation, or a reference page be empty."""
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")]
     environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert (tmp_path / "site" / "certificate" / "index.html").exists()
+    for page, texts in REFERENCE.items():
+        html = (tmp_path / "site" / page / "index.html").read_text(encoding="utf-8")
+        assert [text for text in texts if text not in html] == [], page
 
 
 def test_pages_show_the_pictures_that_the_script_draws(pictures: ModuleType, tmp_path: Path) -> None:
-    """A page would show an empty frame, or a picture that nobody can draw again."""
+    """A page would show an empty frame, or a picture that its script does not draw."""
     shown = {name for page in PAGES for name in re.findall(r"\]\(pictures/(\w+)\.svg\)", page.read_text(encoding="utf-8"))}
     assert shown == set(pictures.PICTURES) == {path.stem for path in (DOCS / "pictures").glob("*.svg")}
     pictures.main(tmp_path)
