@@ -66,6 +66,8 @@ def test_commands_in_the_pages_have_the_options_they_name() -> None:
     """A reader would copy a command that is refused. (What the commands do is tested where they live.)"""
     known = {
         "tide-bench": (ROOT / "bench/tide_bench/cli.py").read_text(),
+        "tide-calibrate": (ROOT / "calibrate/tide_calibrate/cli.py").read_text(),
+        "tide-export": (ROOT / "tide_export/cli.py").read_text(),
         "tide-run": (ROOT / "runtime/tide_runtime/cli/run.py").read_text(),
         "serve_fastapi.py": (ROOT / "examples/serve_fastapi.py").read_text(),
     }
