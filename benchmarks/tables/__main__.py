@@ -160,9 +160,9 @@ def policies_table(run: dict[str, Any]) -> str:
         f"**Depth policies**, fp32, greedy, {settings['prompts']} held-out prompts, {settings['new_tokens']} new tokens per "
         f"sequence ({_where(run)}). Ratios are to the unsplit ONNX graph driven by the same loop, in slices of {SLICE} tokens "
         "per sequence by turns, HF's arms some groups of prompts between whole turns (above 1: faster): median over groups with "
-        "its 95% interval (groups of one load of the engines share its memory placement), and of the total time. Theory: the same "
-        "ratio from the calibration's step costs of the launches. Disagreement with `full`: per token up to the first difference "
-        "(share of all tokens).",
+        "its 95% interval (groups of one load of the engines share its memory placement), and of the total time. Theory: the "
+        "same ratio from the calibration's step costs of the launches. Disagreement with `full`: per token up to the first "
+        "difference (share of all tokens).",
         "",
         *table(["model", "batch", *HEADINGS], rows),
     ]
