@@ -36,4 +36,5 @@ def command_reference(name: str, module: str) -> str:
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode or not done.stdout.strip():
         raise PluginError(f"typer cannot document {module} ({name}): {done.stderr.strip()}")
-    return "\n".join(f"#{line}" if line.startswith("#") else line for line in done.stdout.strip().splitlines())
+    text = done.stdout.strip().replace("][", "]\\[")  # help such as name[:config][:split] is no link
+    return "\n".join(f"#{line}" if line.startswith("#") else line for line in text.splitlines())
