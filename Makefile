@@ -72,7 +72,7 @@ evidence: bindings demo-rtx ## what README's "Verified how" is written from: eng
 	PYTHONPATH=tests $(BIN)/python -m api.report --json docs/results/$(DATE)-api_conformance.json
 
 tables: $(READY) ## the tables of README and docs from docs/results
-	$(BIN)/python -m benchmarks.tables.__main__
+	$(BIN)/python -m benchmarks.tables
 
 kernels: $(READY) ## every CUDA kernel for every architecture, and the table of them in plugins/README.md; needs no GPU, fails on a spill
 	$(BIN)/python -m tide_plugins build --arch all --markdown plugins/README.md

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bench.made_up_turns import row
 from tide_bench.table import HEADINGS, cells
 
-from benchmarks.tables.bench_tables import bench_table, predecessor_table, serve_line
+from benchmarks.tables.bench_tables import SUMMARY_ARMS, bench_table, predecessor_table, serve_line, summary_table
 
 SETTINGS = {"mode": "decode", "model": "tiny", "new_tokens": 8}
 
@@ -25,6 +25,16 @@ def test_a_table_says_why_an_arm_is_not_ranked() -> None:
     rows = [row("full", 1.0, rank=1), row("static-skip", 3.0, mark="promises nothing about its text")]
     table = bench_table({"settings": SETTINGS, "rows": rows}, "today, here")
     assert "| – | <static-skip> |" in table and "- <static-skip>: promises nothing about its text" in table
+
+
+def test_readmes_table_shows_batch_1_in_its_own_order() -> None:
+    """README would show another batch size's speed, or drop the column that says whether the text is the model's."""
+    order = (*reversed(SUMMARY_ARMS), "compile")
+    rows = [row(arm, 1.0, rank=1, prompt_tokens=8) for arm in order] + [row("full", 9.0, batch=8, rank=1, prompt_tokens=8)]
+    settings = SETTINGS | {"prompt_tokens": [8]}
+    lines = summary_table({"settings": settings, "rows": rows}, "today, here").splitlines()
+    assert [line.split(" | ")[0] for line in lines if line.startswith("| <")] == [f"| <{arm}>" for arm in SUMMARY_ARMS]
+    assert "as `full`" in next(line for line in lines if line.startswith("| arm"))
 
 
 def test_the_predecessors_terms_keep_their_signs() -> None:
