@@ -59,7 +59,8 @@ class GroupQuery:
                 int32 total_sequence_length)
             => ({self.dtype}[batch, seq, 5] y, {cache} key_cache_out_0, {cache} value_cache_out_0)
             <{self.dtype}[{SLOTS}, {max(1, half)}] cos, {self.dtype}[{SLOTS}, {max(1, half)}] sin, {weights},
-                {self.dtype}[{self.heads}] sinks, {self.dtype}[{self.heads * self.dim}, 5] out, {self.dtype}[batch, seq, {self.heads * self.dim}] attended> {{
+                {self.dtype}[{self.heads}] sinks, {self.dtype}[{self.heads * self.dim}, 5] out,
+                {self.dtype}[batch, seq, {self.heads * self.dim}] attended> {{
                 {nodes}
                 attended, key_cache_out_0, value_cache_out_0 = com.microsoft.GroupQueryAttention<{attributes}>
                     ({operands}, key_cache_0, value_cache_0, seqlens_k, total_sequence_length, {tables}{sinks})

@@ -31,14 +31,14 @@ def test_sinks_join_the_softmax(dtype, window, seq):
 def test_sinks_are_decomposed_and_reported():
     """ONNX's Attention has no input for sinks; the export would not tell why this model's attention is slower."""
     _, report = lowered(lower_attention_standard, one_attention(ir.DataType.FLOAT, 4, 0, 0.0, sinks=True))
-    assert report.skipped == ["key_cache_out_0: it has sinks, which the operator lacks (taken apart instead)"]
+    assert report.skipped == ["key_cache_out_0: it has sinks, which the operator lacks (decomposed instead)"]
 
 
-def test_a_soft_cap_is_taken_apart_and_reported():
+def test_a_soft_cap_is_decomposed_and_reported():
     """TensorRT refuses a soft-cap in its Attention; the export would not tell why this model's attention is slower."""
     after, report = lowered(lower_attention_standard, one_attention(ir.DataType.FLOAT, 4, 0, 3.0))
     assert report.applied == 1 and operators(after)["Tanh"] == 1
-    assert report.skipped == ["key_cache_out_0: it has a soft-cap, which the operator refuses on GPUs (taken apart instead)"]
+    assert report.skipped == ["key_cache_out_0: it has a soft-cap, which the operator refuses on GPUs (decomposed instead)"]
 
 
 def test_layers_share_lengths_and_mask():
