@@ -14,10 +14,9 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from tide_runtime.errors import OutputError, TargetError
 
-from tide_export import packed_weights
 from tide_export.cut import CutGraph
 from tide_export.lower import LoweredModel
-from tide_export.packed_weights import WeightPacker
+from tide_export.packed_weights import WeightPacker, read_range
 from tide_export.progress import ExportProgress
 from tide_export.targets import find_target
 from tide_export.targets.base import BuildJob
@@ -173,7 +172,7 @@ def test_packed_weights_cut_short(tmp_path):
     """A disk that fills up while they are written would leave others in the bundle."""
     (tmp_path / "graph.bin").write_bytes(bytes(100))
     with pytest.raises(OutputError, match="the disk is full"):
-        packed_weights._read(tmp_path / "graph.bin", 64, 64)
+        read_range(tmp_path / "graph.bin", 64, 64)
 
 
 @pytest.mark.parametrize(("target", "dtype", "wanted"), [("cpu", "fp32", False), ("cpu", "fp16", True), ("cuda", "fp32", True)])

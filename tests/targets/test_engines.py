@@ -88,7 +88,7 @@ def test_a_new_recipe_makes_new_engines(tmp_path, monkeypatch):
     """Engines without a repair that a later tide-llm knows of would stay with whoever has built them once."""
     recording = Recording("11.4.0")
     build(recording, tmp_path / "before")
-    monkeypatch.setattr(engines, "_RECIPE", engines._RECIPE + 1)
+    monkeypatch.setattr(engines, "BUILD_VERSION", engines.BUILD_VERSION + 1)
     build(recording, tmp_path / "after")
     assert len(recording.builds) == 2
 

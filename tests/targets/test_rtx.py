@@ -46,8 +46,8 @@ def build(
         config.set_compute_capability(getattr(module.ComputeCapability, f"SM{compute}"), 0)
 
     made, settings = network(name, dtype, folder), BuildSettings(PROFILES, configure)
-    again = partial(network, name, dtype, folder)
-    return made, build_engine(made, again, settings, progress or ExportProgress(quiet=True), name)
+    reparse = partial(network, name, dtype, folder)
+    return made, build_engine(made, reparse, settings, progress or ExportProgress(quiet=True), name)
 
 
 @pytest.mark.parametrize(

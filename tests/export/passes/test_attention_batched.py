@@ -20,6 +20,10 @@ ATTENTIONS = {
     "window": GroupQuery(window=5),
     "soft-cap": GroupQuery(softcap=2.0),
     "half precision": GroupQuery(dtype="float16"),
+    "sinks": GroupQuery(sinks=True),
+    "sinks and window": GroupQuery(sinks=True, window=7),
+    "sinks, one KV head": GroupQuery(heads=7, kv_heads=1, sinks=True),
+    "sinks, heads of their own": GroupQuery(heads=3, kv_heads=3, sinks=True),
 }
 LENGTHS = (3, 17, 0)  # filled slots of each sequence
 COUNTS = ([1, 1, 1], [7, 3, 5], [2, 0, 4])  # tokens of each sequence

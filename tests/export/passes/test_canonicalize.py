@@ -18,7 +18,7 @@ SIMPLER = {
         "a = Unsqueeze(x, first) b = Unsqueeze(a, first) c = Tanh(b) d = Squeeze(c, both) y = Neg(d)",
         {"Unsqueeze": 1, "Tanh": 1, "Squeeze": 1, "Neg": 1},
     ),
-    "adding nothing": ("a = Add(x, zero) b = Mul(a, one) y = Tanh(b)", {"Tanh": 1}),
+    "arithmetic without effect": ("a = Add(x, zero) b = Mul(a, one) c = Sub(b, zero) d = Div(c, one) y = Tanh(d)", {"Tanh": 1}),
     "dropout": ("a = Dropout(x) y = Tanh(a)", {"Tanh": 1}),
     "arithmetic of constants": ("a = Add(two, two) b = Sqrt(a) c = Mul(x, b) y = Tanh(c)", {"Mul": 1, "Tanh": 1}),
     "the same computed twice": ("a = Tanh(x) b = Tanh(x) y = Mul(a, b)", {"Tanh": 1, "Mul": 1}),
@@ -44,6 +44,14 @@ def test_graph_becomes_simpler(name):
 def test_a_graph_that_is_simple_already():
     """The export's count of what it simplified would not be of this model."""
     assert_untouched(canonicalize, graph("a = Exp(x) y = Tanh(a)"))
+
+
+@pytest.mark.parametrize("operator, number", [("Add", 1e-8), ("Add", 1e-12), ("Sub", 1e-9), ("Mul", 1.000005), ("Div", 0.999995)])
+def test_constants_close_to_0_and_1_stay(operator, number):
+    """A norm whose epsilon is 1e-8 (Helium) would lose it, and the zero embedding of a padding token would give NaN."""
+    text = f"(float[batch] x) => (float[batch] y) <float number> {{ a = {operator}(x, number) y = Tanh(a) }}"
+    after, report = lowered(canonicalize, parse(text, number=np.array(number)))
+    assert operators(after) == {operator: 1, "Tanh": 1} and report.applied == 0
 
 
 def test_rounding_to_half_precision_stays():
