@@ -70,7 +70,7 @@ class DecodeLoop:
         exits: Sequence[LoopExit] = (),
         window: int = 1,
     ) -> None:
-        self.slots, self.rows, self._exits, self._window = context, rows, exits, window
+        self.context, self.batch_size, self._exits, self._window = context, rows, exits, window
         self.state = LoopState(context.backend.device, rows, turns, len(exits))
         self._ones = [1] * rows
         self._ran = [False] * (1 + len(exits))  # the turn, and the layers behind each exit
@@ -87,8 +87,8 @@ class DecodeLoop:
         self, run: Callable[[], None], lengths: Sequence[int], tokens: Sequence[int], limits: Sequence[int], eos: Iterable[int]
     ) -> list[list[int]]:
         """Run the program by ``run``, for the first ``len(lengths)`` rows. Returns the turns as `TokenRing.take` does."""
-        idle = [0] * (self.rows - len(lengths))
-        self.slots.backend.device.use()
+        idle = [0] * (self.batch_size - len(lengths))
+        self.context.backend.device.use()
         self._step.begin(self._ones, self._ones)
         self._step.input_ids[:] = [*tokens, *idle]
         self._step.place([*lengths, *idle])
@@ -96,7 +96,7 @@ class DecodeLoop:
         self._step.send()
         self.state.send(lengths, tokens, limits, eos)
         run()
-        self.slots.backend.device.synchronize()
+        self.context.backend.device.synchronize()
         turns = self.state.ring.take()
         self._count(len(turns), self.state.ring.take_deep())
         return turns
@@ -105,7 +105,7 @@ class DecodeLoop:
         state, step = self.state, self._step
         chosen = state.pointers["chosen"] if self._exits else step.address("token")
         take = Run("take_tokens", kernels.take_tokens(state, chosen))
-        turn = Run("turn", kernels.turn(state, _inputs(step, _NEXT), self.slots.caches.limit))
+        turn = Run("turn", kernels.turn(state, _inputs(step, _NEXT), self.context.caches.limit))
         if not self._exits:
             return (*self._graphs(step, self._segments), take, turn)
         first = self._exits[0].boundary
@@ -133,7 +133,7 @@ class DecodeLoop:
             exit_token=self._step.address("token"),
             behind=_inputs(behind, _BEHIND),
             width=self._window,
-            slots=self.slots.caches.limit,
+            slots=self.context.caches.limit,
         )
         deeper = self._graphs(behind, self._segments[exit.boundary : following])
         if more:
@@ -149,21 +149,21 @@ class DecodeLoop:
 
     def _step_behind(self) -> DeviceStep:
         """All that waits at an exit. Its buffers hold that from turn to turn, so they are not those of the other steps."""
-        wide = [self._window] * self.rows
-        step = DeviceStep(self.slots, StepShape.of(0, wide, self._ones), DeviceBuffers(self.slots.backend.device), captured=True)
+        wide = [self._window] * self.batch_size
+        step = DeviceStep(self.context, StepShape.of(0, wide, self._ones), DeviceBuffers(self.context.backend.device), captured=True)
         step.begin(wide, self._ones)
-        step.place([0] * self.rows)
+        step.place([0] * self.batch_size)
         step.widen()
         step.send()  # what stays the same from turn to turn
         return step
 
     def _asking(self, kernels: LoopKernels, exit: LoopExit) -> list[Run]:
         """The exit's router and head, on the states in front of its segment."""
-        info, step, device = exit.exit.info, self._step, self.slots.backend.device
+        info, step, device = exit.exit.info, self._step, self.context.backend.device
         nodes = self._graphs(step, exit.graphs)
         if info.head == "identity":  # the head reads behind the last segment
             source, target = step.hidden[exit.boundary - 1], step.hidden[-1]
-            size = self.rows * source.row_bytes
+            size = self.batch_size * source.row_bytes
             nodes.insert(0, Run("to_head", lambda _: device.copy(target.pointer, source.pointer, size), fixed_stream=True))
         if info.router != "mlp":
             logits = step.tensors(HEAD, False, ["logits"])["logits"]
@@ -186,11 +186,11 @@ class DecodeLoop:
         for number, count in enumerate(times):
             asked = self._exits[number].graphs if number < len(self._exits) else []
             for graph in [*self._segments[edges[number] : edges[number + 1]], *asked]:
-                self.slots.count(graph, count)
+                self.context.count(graph, count)
         self._ran = [before or count > 0 for before, count in zip(self._ran, times, strict=True)]
 
     def _graphs(self, step: DeviceStep, names: Sequence[str]) -> list[Run]:
-        fixed = self.slots.backend.fixed_stream
+        fixed = self.context.backend.fixed_stream
         return [Run(name, lambda stream, name=name: step.enqueue(name, stream), fixed) for name in names]  # type: ignore[misc]
 
 

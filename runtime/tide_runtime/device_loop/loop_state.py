@@ -1,4 +1,4 @@
-"""What a decode loop on the device knows of its rows: where each stands, when it ends, what it has said."""
+"""What a decode loop on the device knows of its batch_size: where each stands, when it ends, what it has said."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _NO_ID = -1  # no token
 
 
 class LoopState:
-    """Fixed slots for ``rows`` rows, which may leave at ``exits`` places, numbered from 1.
+    """Fixed slots for ``batch_size`` batch_size, which may leave at ``exits`` places, numbered from 1.
 
     ``pointers``: device addresses by name. The host sends those of ``_SENT`` before a launch, kernels change them after:
 
@@ -36,37 +36,37 @@ class LoopState:
     exits [B] uint8: number of the exit that the token left at, or 0.
     """
 
-    def __init__(self, device: Device, rows: int, turns: int, exits: int = 0) -> None:
-        self.device, self.rows, self.turns, self.exits = device, rows, turns, exits
+    def __init__(self, device: Device, batch_size: int, turns: int, exits: int = 0) -> None:
+        self.device, self.batch_size, self.turns, self.exits = device, batch_size, turns, exits
         sent: dict[str, tuple[tuple[int, ...], DTypeLike]] = {
-            "length": ((rows,), np.int64),
-            "last_token": ((rows,), np.int64),
-            "limit": ((rows,), np.int64),
+            "length": ((batch_size,), np.int64),
+            "last_token": ((batch_size,), np.int64),
+            "limit": ((batch_size,), np.int64),
             "eos": ((MOST_EOS,), np.int64),
             "turns_left": ((1,), np.int32),
-            "waiting": ((exits, rows), np.int32),
-            "finished": ((rows,), np.uint8),
+            "waiting": ((exits, batch_size), np.int32),
+            "finished": ((batch_size,), np.uint8),
         }
         kept: dict[str, tuple[tuple[int, ...], DTypeLike]] = {
-            "tokens": ((rows,), np.int64),
-            "chosen": ((rows,), np.int64),
-            "accepted": ((rows,), np.int32),
-            "emitted": ((rows,), np.int32),
-            "draft_count": ((rows,), np.int32),
+            "tokens": ((batch_size,), np.int64),
+            "chosen": ((batch_size,), np.int64),
+            "accepted": ((batch_size,), np.int32),
+            "emitted": ((batch_size,), np.int32),
+            "draft_count": ((batch_size,), np.int32),
             "running": ((1,), np.int32),
             "proceed": ((1,), np.int32),
             "deeper": ((exits,), np.int32),
-            "exits": ((rows,), np.uint8),
+            "exits": ((batch_size,), np.uint8),
         }
         self._block = TransferBlock(device, sent)
         self._arena = Arena(device, {name: prod(shape) * np.dtype(dtype).itemsize for name, (shape, dtype) in kept.items()})
         self.pointers = self._block.pointers | self._arena.pointers
-        self.ring = TokenRing(device, 2 * turns, rows, exits)
+        self.ring = TokenRing(device, 2 * turns, batch_size, exits)
         self.proceed = Condition(self.pointers["proceed"], default=1)
         self.deeper = [Condition(self.pointers["deeper"] + np.dtype(np.int32).itemsize * i, default=0) for i in range(exits)]
 
     def send(self, lengths: Sequence[int], tokens: Sequence[int], limits: Sequence[int], eos: Iterable[int]) -> None:
-        """Start the first rows where the host has them; the others stay idle."""
+        """Start the first batch_size where the host has them; the others stay idle."""
         self._block.wait_until_writable()
         host, count = self._block.host, len(lengths)
         for name, values in (("length", lengths), ("last_token", tokens), ("limit", limits)):

@@ -88,7 +88,7 @@ def choose_drive(
 def _why_on_host(policy: LoadedPolicy, backend: DeviceBackend) -> str | None:
     if backend.copies_caches:
         return "its engines do not update caches in place, and the copies back are queued from the host"
-    reason = policy.why_on_host(backend.pads_rows)
-    if reason is None and not backend.pads_rows and backend.manifest.dtype == "fp32":
+    reason = policy.why_on_host(backend.pads_sequences)
+    if reason is None and not backend.pads_sequences and backend.manifest.dtype == "fp32":
         return "attention in fp32 takes a mask that the host fills (ONNX Runtime has no fused kernel for it)"
     return reason

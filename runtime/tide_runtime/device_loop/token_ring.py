@@ -17,17 +17,17 @@ def exit_and_token(value: int) -> tuple[int, int]:
 
 
 class TokenRing:
-    """``entries`` [R, rows] int64: turn t of all turns since the ring was made is in entry t % R.
+    """``entries`` [R, batch_size] int64: turn t of all turns since the ring was made is in entry t % R.
 
     ``counts`` [1 + exits] int64: turns written, by the kernel `loop_turn` after each entry, and turns that ran the layers behind
     each exit, by `exit_gate`.
     """
 
-    def __init__(self, device: Device, turns: int, rows: int, exits: int = 0) -> None:
-        self.turns, self.rows = turns, rows
-        self._memory = device.pinned(8 * (turns * rows + 1 + exits)).view(np.int64)
+    def __init__(self, device: Device, turns: int, batch_size: int, exits: int = 0) -> None:
+        self.turns, self.batch_size = turns, batch_size
+        self._memory = device.pinned(8 * (turns * batch_size + 1 + exits)).view(np.int64)
         self._memory[:] = 0
-        self.counts, self.entries = self._memory[: 1 + exits], self._memory[1 + exits :].reshape(turns, rows)
+        self.counts, self.entries = self._memory[: 1 + exits], self._memory[1 + exits :].reshape(turns, batch_size)
         self._read = self.counts.copy()
 
     @property

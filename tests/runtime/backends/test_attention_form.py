@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 from tide_runtime import Engine
-from tide_runtime.backends.attention import prefers_plain, products_pay
+from tide_runtime.backends.attention import prefers_batched, batched_decode_is_faster
 from tide_runtime.bundle.manifest import UNCUT, forms_of
 
 from benchmarks.attention_forms import FORMS, measure
@@ -17,13 +17,13 @@ from benchmarks.attention_forms import FORMS, measure
 @pytest.mark.parametrize("seq", [1, 4, 256])
 def test_one_row_never_reads_empty_slots(seq: int, pays: bool) -> None:
     """A single chat would slow down with the size of its cache, and load a second copy of the weights."""
-    assert not prefers_plain([900], seq, 1024, pays)
+    assert not prefers_batched([900], seq, 1024, pays)
 
 
 @pytest.mark.parametrize("lengths", [[0, 0], [3, 900], [1000] * 8])
 def test_several_tokens_of_several_rows_are_plain(lengths: list[int]) -> None:
     """GroupQueryAttention refuses such a step: verification of drafts in a batch would fail."""
-    assert prefers_plain(lengths, 2, 1024, pays=False)
+    assert prefers_batched(lengths, 2, 1024, decode_is_faster=False)
 
 
 @pytest.mark.parametrize(
@@ -36,21 +36,21 @@ def test_several_tokens_of_several_rows_are_plain(lengths: list[int]) -> None:
 )
 def test_one_token_each_takes_the_faster_form(lengths: list[int], slots: int, pays: bool, plain: bool) -> None:
     """Batches would decode slower than their contents need."""
-    assert prefers_plain(lengths, 1, slots, pays) == plain
+    assert prefers_batched(lengths, 1, slots, pays) == plain
 
 
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "dtype", "pay"),
     [(32, 4, "fp32", True), (32, 8, "fp32", False), (32, 8, "fp16", True), (0, 4, "fp32", False)],
 )
-def test_products_pay_where_many_heads_share_keys_or_no_kernel_is_there(
+def test_the_batched_form_decodes_faster_where_many_heads_share_keys_or_gqa_has_no_kernel(
     load: Callable[..., Engine], heads: int, kv_heads: int, dtype: str, pay: bool
 ) -> None:
     """Batches would decode slower: models of many heads a KV head without products, those of few with them."""
     with load() as engine:
         known = engine.manifest
         model, kv = replace(known.model, attention_heads=heads), [replace(layer, heads=kv_heads) for layer in known.kv]
-        assert products_pay(replace(known, model=model, kv=kv, dtype=dtype)) == pay
+        assert batched_decode_is_faster(replace(known, model=model, kv=kv, dtype=dtype)) == pay
 
 
 def test_the_benchmark_times_the_forms_it_names(load: Callable[..., Engine]) -> None:

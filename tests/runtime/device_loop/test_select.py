@@ -59,7 +59,7 @@ def chosen(
 ) -> drive.Drive:
     manifest = tiny_manifest(MODEL, [1, 2, 3], exits)
     backend: Any = TinyDeviceBackend(manifest, MODEL, SimulatedGpu())
-    backend.pads_rows = pads
+    backend.pads_sequences = pads
     made = make_policy(policy, manifest, 8, DepthOptions(**options))
     return drive.choose_drive(made, backend, load_kernels, refusal)
 

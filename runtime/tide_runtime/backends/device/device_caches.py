@@ -20,8 +20,8 @@ class DeviceCaches:
                 self.shapes[f"{kind}_cache_{layer}"] = (capacity, kv.heads, self.limit, width)
         self._arena = Arena(device, {name: capacity * self._row_bytes(name) for name in self.shapes})
 
-    def pointer(self, name: str, first_row: int) -> int:
-        return self._arena.pointers[name] + first_row * self._row_bytes(name)
+    def pointer(self, name: str, first_index: int) -> int:
+        return self._arena.pointers[name] + first_index * self._row_bytes(name)
 
     def reserve(self, needed: int) -> None:
         """Raises CacheFullError for more slots than there are."""

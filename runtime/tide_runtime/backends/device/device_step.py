@@ -49,7 +49,7 @@ class DeviceBackend(Protocol):
     launches: dict[str, int]
     element: ElementType  # of hidden states and caches
     logits_element: ElementType
-    pads_rows: bool  # every row of a step takes as many places as the longest has tokens
+    pads_sequences: bool  # every row of a step takes as many places as the longest has tokens
     fixed_stream: bool  # graphs run on the device's stream, whichever they are queued on
     copies_caches: bool  # on the device's stream, after each run of a graph
     input_types: Mapping[str, ElementType]  # of inputs that are not int64, or int32 where the name says it
@@ -73,9 +73,9 @@ class DeviceContext:
         self.attached: dict[Hashable, Any] = {}
         self._steps: OrderedDict[StepShape, DeviceStep] = OrderedDict()
 
-    def step(self, first_row: int, counts: Sequence[int], wanted: Sequence[int] = ()) -> DeviceStep:
+    def step(self, first_index: int, counts: Sequence[int], wanted: Sequence[int] = ()) -> DeviceStep:
         self.backend.device.use()
-        shape = StepShape.of(first_row, counts, wanted)
+        shape = StepShape.of(first_index, counts, wanted)
         if shape not in self._steps:
             self._steps[shape] = DeviceStep(self, shape)
             if len(self._steps) > _KEPT_STEPS:
@@ -139,10 +139,10 @@ class DeviceStep:
         backend = context.backend
         self.captured = captured
         self.attached: dict[Hashable, Any] = {} if captured else context.attached
-        self.slots, self.shape, self.positions = context, shape, StepPositions(shape)
+        self.context, self.shape, self.positions = context, shape, StepPositions(shape)
         self._buffers = buffers or context.buffers
-        self._padded = backend.pads_rows and not shape.even
-        self.places = shape.rows * shape.seq if self._padded else shape.tokens
+        self._padded = backend.pads_sequences and not shape.even
+        self.places = shape.batch_size * shape.seq if self._padded else shape.tokens
         self._ids = np.zeros(shape.tokens, np.int64)
         sent = {"input_ids": ((self.places,), np.dtype(np.int64))}
         sent |= {name: (a.shape, a.dtype) for name, a in self.positions.arrays.items() if name != ON_HOST}
@@ -154,7 +154,7 @@ class DeviceStep:
         self._head_logits: Arena | None = None
         self._counts: Sequence[int] = ()
         self._wanted: Sequence[int] = ()
-        self._lengths: Sequence[int] = [0] * shape.rows
+        self._lengths: Sequence[int] = [0] * shape.batch_size
         self._read_back: dict[str, NDArray[Any]] = {}
         self._fresh: set[str] = set()  # of these, what no launch has changed since
         self._sent = self._from_head = False
@@ -178,7 +178,7 @@ class DeviceStep:
         return self._ids if self._padded else self.block.host["input_ids"]
 
     def place(self, lengths: Sequence[int]) -> None:
-        self.slots.caches.reserve(max(lengths) + self.shape.seq)
+        self.context.caches.reserve(max(lengths) + self.shape.seq)
         self._lengths = list(lengths)
         self.positions.place(lengths)
         self._sent = False
@@ -188,17 +188,17 @@ class DeviceStep:
 
     def widen(self) -> None:
         """Let what kernels size their work by, on the host, hold for any place: the device will move the rows on."""
-        self.positions.arrays[ON_HOST][...] = self.slots.caches.limit
+        self.positions.arrays[ON_HOST][...] = self.context.caches.limit
 
     def run(self, graph: str) -> None:
-        self.slots.count(graph)
+        self.context.count(graph)
         if not self._sent:
             self.send()
         self.enqueue(graph)
 
     def enqueue(self, graph: str, stream: int | None = None) -> None:
         """Queue one graph on whatever the inputs hold by then; on the device's stream unless another is given."""
-        backend = self.slots.backend
+        backend = self.context.backend
         form = backend.form(graph, self.shape)
         self._fresh.clear()
         self._from_head = graph == HEAD
@@ -241,8 +241,8 @@ class DeviceStep:
     @property
     def logits(self) -> DeviceRows:
         """[N, V], of the graph run last; stay where they are until somebody looks at them."""
-        element, vocab = self.slots.backend.logits_element, self.slots.backend.manifest.model.vocab_size
-        device, arena = self.slots.backend.device, self._arena
+        element, vocab = self.context.backend.logits_element, self.context.backend.manifest.model.vocab_size
+        device, arena = self.context.backend.device, self._arena
         if not self._from_head:
             return DeviceRows(device, arena.pointers["logits"], (self.shape.outputs, vocab), element, arena, None)
         places = self._packed_from.tolist() if self._padded else None
@@ -255,16 +255,16 @@ class DeviceStep:
 
     def tensors(self, graph: str, packed: bool, names: Sequence[str]) -> dict[str, DeviceTensor]:
         """Those of the tensors ``names`` that ``graph`` takes and gives: as [1, T, …] where ``packed``, else as [B, S, …]."""
-        tokens = (1, self.places) if packed else (self.shape.rows, self.shape.seq)
+        tokens = (1, self.places) if packed else (self.shape.batch_size, self.shape.seq)
         return {name: self._tensor(graph, tokens, name) for name in names}
 
     def _tensor(self, graph: str, tokens: tuple[int, int], name: str) -> DeviceTensor:
-        backend, shape = self.slots.backend, self.shape
+        backend, shape = self.context.backend, self.shape
         model, source = backend.manifest.model, name.replace("_cache_out_", "_cache_")
         reads, writes = hidden_states(backend.manifest, graph)
-        if source in self.slots.caches.shapes:
-            rows = (shape.rows, *self.slots.caches.shapes[source][1:])
-            return DeviceTensor(self.slots.caches.pointer(source, shape.first_row), rows, backend.element)
+        if source in self.context.caches.shapes:
+            rows = (shape.batch_size, *self.context.caches.shapes[source][1:])
+            return DeviceTensor(self.context.caches.pointer(source, shape.first_index), rows, backend.element)
         if name in ("hidden", "hidden_out"):
             states = self.hidden[reads if name == "hidden" else writes]
             return DeviceTensor(states.pointer, (*tokens, model.hidden_size), backend.element)
@@ -288,8 +288,8 @@ class DeviceStep:
 
     def _bias(self, name: str) -> DeviceTensor:
         if name not in self._biases:
-            bias = AttentionBias.named(name, self.shape.rows, self.shape.seq, self.slots.caches.limit)
-            block = TransferBlock(self.slots.backend.device, {name: (bias.array.shape, np.float32)})
+            bias = AttentionBias.named(name, self.shape.batch_size, self.shape.seq, self.context.caches.limit)
+            block = TransferBlock(self.context.backend.device, {name: (bias.array.shape, np.float32)})
             self._biases[name] = bias, block
             self._send_bias(bias, block)
         bias, block = self._biases[name]
@@ -303,7 +303,7 @@ class DeviceStep:
         block.send()
 
     def _hidden_rows(self, places: Sequence[int] | None) -> list[DeviceRows]:
-        backend = self.slots.backend
+        backend = self.context.backend
         width, rows = backend.manifest.model.hidden_size, []
         for number in range(len(backend.manifest.segments)):
             pointer, shape = self._arena.pointers[f"hidden_{number}"], (self.shape.tokens, width)
@@ -312,7 +312,7 @@ class DeviceStep:
 
     def _sizes(self) -> dict[str, int]:
         """Bytes of what the graphs of a step give, but for the head's logits of every token, which few steps ask for."""
-        backend, model = self.slots.backend, self.slots.backend.manifest.model
+        backend, model = self.context.backend, self.context.backend.manifest.model
         states = self.places * model.hidden_size * backend.element.bytes
         return {
             **{f"hidden_{number}": states for number in range(len(backend.manifest.segments))},
@@ -323,13 +323,13 @@ class DeviceStep:
 
     def _for_head(self) -> Arena:
         if self._head_logits is None:
-            backend = self.slots.backend
+            backend = self.context.backend
             row_bytes = backend.manifest.model.vocab_size * backend.logits_element.bytes
             self._head_logits = self._buffers.get(head_logits=self.places * row_bytes)
         return self._head_logits
 
     def _read(self, name: str, element: ElementType, count: int) -> NDArray[Any]:
-        device = self.slots.backend.device
+        device = self.context.backend.device
         if name not in self._read_back:
             self._read_back[name] = device.pinned(count * element.bytes).view(element.host)
         if name not in self._fresh:

@@ -19,7 +19,7 @@ import numpy as np
 import onnxruntime as ort
 from numpy.typing import NDArray
 
-from tide_runtime.backends.attention import ATTENTION_BIAS, AttentionBias, prefers_plain, products_pay
+from tide_runtime.backends.attention import ATTENTION_BIAS, AttentionBias, prefers_batched, batched_decode_is_faster
 from tide_runtime.backends.base import Step
 from tide_runtime.backends.graph_contract import check_interface, hidden_states
 from tide_runtime.backends.kv_caches import KVCaches
@@ -61,7 +61,7 @@ class OnnxRuntimeBackend:
         late = {kv_fill_graph(e) for e in exits} if exits else {HEAD, *segments} - {*self.every_layer}
         self.sessions = {form: load(form) for form in (self.first_form(name) for name in layers if name not in late)}
         self.launches: dict[str, int] = Counter()
-        self.products_pay = products_pay(manifest)
+        self.batched_decode_is_faster = batched_decode_is_faster(manifest)
         self.dtype = _NUMPY_DTYPES[manifest.dtype]
         outputs = {value.name: value for session in self.sessions.values() for value in session.get_outputs()}
         self.logits_dtype = _ORT_DTYPES[outputs["logits"].type]
@@ -122,8 +122,8 @@ class OnnxRuntimeContext:
         self._latest: tuple[tuple[int, list[int], list[int]], _BoundStep] | None = None
         self._bound_caches: dict[tuple[int, int, int], dict[str, ort.OrtValue]] = {}
 
-    def step(self, first_row: int, counts: Sequence[int], wanted: Sequence[int] = ()) -> Step:
-        asked = (first_row, counts, wanted or [])
+    def step(self, first_index: int, counts: Sequence[int], wanted: Sequence[int] = ()) -> Step:
+        asked = (first_index, counts, wanted or [])
         if self._latest is not None and self._latest[0] == asked:  # as in most turns of decoding
             return self._latest[1]
         shape = StepShape.of(*asked)
@@ -135,7 +135,7 @@ class OnnxRuntimeContext:
         else:
             self._steps.move_to_end(shape)
         step.positions.arrange(counts, wanted)
-        self._latest = (first_row, list(counts), list(wanted)), step
+        self._latest = (first_index, list(counts), list(wanted)), step
         return step
 
     def count(self, graph: str) -> None:
@@ -152,11 +152,11 @@ class OnnxRuntimeContext:
             for step in self._steps.values():
                 step.unbind()  # would keep memory alive that has been replaced
 
-    def bound_caches(self, first_row: int, rows: int) -> dict[str, ort.OrtValue]:
+    def bound_caches(self, first_index: int, rows: int) -> dict[str, ort.OrtValue]:
         """The caches of some rows, as long as they are now, as ONNX Runtime's values, by name."""
-        key = (first_row, rows, self.caches.slots)
+        key = (first_index, rows, self.caches.slots)
         if key not in self._bound_caches:
-            part, arrays = slice(first_row, first_row + rows), self.caches.arrays.items()
+            part, arrays = slice(first_index, first_index + rows), self.caches.arrays.items()
             self._bound_caches[key] = {name: ort.OrtValue.ortvalue_from_numpy(array[part]) for name, array in arrays}
         return self._bound_caches[key]
 
@@ -189,8 +189,8 @@ class _BoundStep:
         arrays = context.buffers.views(shape)
         self.input_ids, self.hidden, self.logits, self.token, self.score = arrays
         self._context = context
-        self._lengths: Sequence[int] = [0] * shape.rows
-        self._plain = self._ragged = False
+        self._lengths: Sequence[int] = [0] * shape.batch_size
+        self._batched = self._ragged = False
         self._kept: dict[int, _Bound] = {}  # by slots of the caches
         self._bound = self._kept[context.caches.slots] = _Bound(context.caches.slots)  # to caches as long as they are now
         self._generation = context.caches.generation
@@ -200,15 +200,15 @@ class _BoundStep:
         if longest + shape.seq > context.caches.slots:
             context.reserve(longest + shape.seq)
         self._lengths = list(lengths)
-        if shape.rows == 1:
-            self._plain = self._ragged = False
+        if shape.batch_size == 1:
+            self._batched = self._ragged = False
         else:
-            pays = context.backend.products_pay
-            self._plain = not shape.even or prefers_plain(lengths, shape.seq, context.caches.slots, pays)
-            self._ragged = not self._plain and min(lengths) != longest
+            pays = context.backend.batched_decode_is_faster
+            self._batched = not shape.even or prefers_batched(lengths, shape.seq, context.caches.slots, pays)
+            self._ragged = not self._batched and min(lengths) != longest
         self.positions.place(lengths)
         self._follow_caches()
-        if self._plain:
+        if self._batched:
             for bias in self._bound.biases.values():
                 bias.fill(lengths)
 
@@ -216,7 +216,7 @@ class _BoundStep:
         self._context.reserve(slot + len(positions))
         self._follow_caches()
         self.positions.place_scattered(slot, positions)
-        self._plain, self._ragged = True, False
+        self._batched, self._ragged = True, False
         if before is not None:
             if self._context.backend.slides():
                 raise ParamsError(
@@ -244,7 +244,7 @@ class _BoundStep:
         backend = self._context.backend
         if not backend.layers[graph]:
             return graph
-        if self._plain:
+        if self._batched:
             return batched_graph(graph)
         return ragged_graph(graph) if self._ragged and ragged_graph(graph) in backend.ragged else graph
 
@@ -267,7 +267,7 @@ class _BoundStep:
 
     def _bind(self, graph: str, form: str) -> Callable[[], None]:
         session = self._context.backend.session(form)
-        caches = self._context.bound_caches(self.shape.first_row, self.shape.rows)
+        caches = self._context.bound_caches(self.shape.first_index, self.shape.batch_size)
         arrays = self._arrays(graph, packed=form == batched_graph(graph) or not self._context.backend.layers[graph])
         binding = session.io_binding()
         for value in session.get_inputs():
@@ -285,7 +285,7 @@ class _BoundStep:
         """The step's arrays by the graph's names for them: ``packed`` as [1, T, …], else as [B, S, …]."""
         manifest, shape = self._context.backend.manifest, self.shape
         reads, writes = hidden_states(manifest, graph)
-        tokens = (1, shape.tokens) if packed else (shape.rows, shape.seq)
+        tokens = (1, shape.tokens) if packed else (shape.batch_size, shape.seq)
         given = shape.tokens if graph == HEAD else shape.outputs
         return {
             "input_ids": self.input_ids.reshape(tokens),
@@ -301,7 +301,7 @@ class _BoundStep:
     def _bias(self, name: str) -> AttentionBias:
         if name not in self._bound.biases:
             shape = self.shape
-            bias = self._bound.biases[name] = AttentionBias.named(name, shape.rows, shape.seq, self._context.caches.slots)
+            bias = self._bound.biases[name] = AttentionBias.named(name, shape.batch_size, shape.seq, self._context.caches.slots)
             bias.fill(self._lengths)
         return self._bound.biases[name]
 

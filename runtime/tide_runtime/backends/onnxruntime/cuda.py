@@ -33,7 +33,7 @@ class OnnxRuntimeCudaBackend(OnnxRuntimeBackend):
     """The ``cuda`` target on ``device``. Several threads may run steps, each with its own slots."""
 
     name = "onnxruntime-cuda"
-    pads_rows, fixed_stream, copies_caches = False, True, False
+    pads_sequences, fixed_stream, copies_caches = False, True, False
 
     def __init__(
         self, manifest: Manifest, layers: dict[str, int], load: Callable[[str], ort.InferenceSession], device: Device
@@ -68,7 +68,7 @@ class OnnxRuntimeCudaBackend(OnnxRuntimeBackend):
         return graph if self._fused or not self.layers[graph] else batched_graph(graph)
 
     def form(self, graph: str, shape: StepShape) -> str:
-        fused = self._fused and shape.even and (shape.rows == 1 or shape.seq == 1)
+        fused = self._fused and shape.even and (shape.batch_size == 1 or shape.seq == 1)
         return graph if fused or not self.layers[graph] else batched_graph(graph)
 
     def bind(self, form: str, step: DeviceStep, graph: str) -> Enqueue:

@@ -34,7 +34,7 @@ from tide_runtime.plugins import plugin
 class TensorRtBackend:
     """A ``trt-sm_*`` or ``rtx-*`` target on ``device``. ``trt``: the imported module."""
 
-    pads_rows, fixed_stream = True, False
+    pads_sequences, fixed_stream = True, False
 
     def __init__(self, bundle: Bundle, target: str, device: Device, trt: Any) -> None:
         self.manifest, self.device, self._trt, self.target = bundle.manifest, device, trt, target
@@ -108,7 +108,7 @@ class TensorRtBackend:
         )
 
     def _context(self, step: DeviceStep, graph: str) -> _Context:
-        profile = self.profile(step.shape.rows, step.shape.seq)
+        profile = self.profile(step.shape.batch_size, step.shape.seq)
         kept = step.attached.get((graph, profile))
         if kept is None:
             context = self._new_context(graph, step.captured)
@@ -194,7 +194,7 @@ class _Copy:
         """Gives the engine memory of its own for the cache output ``name``."""
         tensor = tensors[name]
         count_bytes = math.prod(tensor.shape) * tensor.element.bytes
-        made = step.slots.buffers.get(**{name: count_bytes})
+        made = step.context.buffers.get(**{name: count_bytes})
         tensors[name] = replace(tensor, pointer=made.pointer)
         return _Copy(tensor.pointer, made, count_bytes)
 

@@ -140,7 +140,7 @@ def test_a_failing_graph_names_itself(on_device: Engine) -> None:
     """ONNX Runtime's errors say nothing of a bundle."""
     step = on_device.backend.context(1).step(0, [1])
     step.place([0])
-    step.slots.backend._options = "none"  # type: ignore[attr-defined]
+    step.context.backend._options = "none"  # type: ignore[attr-defined]
     with pytest.raises(BundleError, match="cannot run segment_0"):
         step.run("segment_0")
 
