@@ -92,7 +92,7 @@ class DecodeLoop:
         self._step.begin(self._ones, self._ones)
         self._step.input_ids[:] = [*tokens, *idle]
         self._step.place([*lengths, *idle])
-        self._step.widen()
+        self._step.assume_full_caches()
         self._step.send()
         self.state.send(lengths, tokens, limits, eos)
         run()
@@ -150,10 +150,12 @@ class DecodeLoop:
     def _step_behind(self) -> DeviceStep:
         """All that waits at an exit. Its buffers hold that from turn to turn, so they are not those of the other steps."""
         wide = [self._window] * self.batch_size
-        step = DeviceStep(self.context, StepShape.of(0, wide, self._ones), DeviceBuffers(self.context.backend.device), captured=True)
+        step = DeviceStep(
+            self.context, StepShape.of(0, wide, self._ones), DeviceBuffers(self.context.backend.device), captured=True
+        )
         step.begin(wide, self._ones)
         step.place([0] * self.batch_size)
-        step.widen()
+        step.assume_full_caches()
         step.send()  # what stays the same from turn to turn
         return step
 

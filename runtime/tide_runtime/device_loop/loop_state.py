@@ -8,10 +8,9 @@ from math import prod
 import numpy as np
 from numpy.typing import DTypeLike
 
-from tide_runtime.backends.device.arena import Arena
+from tide_runtime.backends.device.arena import Arena, TransferBlock
 from tide_runtime.backends.device.device import Device
 from tide_runtime.backends.device.program import Condition
-from tide_runtime.backends.device.transfer_block import TransferBlock
 from tide_runtime.device_loop.token_ring import TokenRing
 
 MOST_EOS = 8  # ids that end a row; more are for the host to see

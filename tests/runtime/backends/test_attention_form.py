@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 from tide_runtime import Engine
-from tide_runtime.backends.attention import prefers_batched, batched_decode_is_faster
+from tide_runtime.backends.attention import batched_decode_is_faster, prefers_batched
 from tide_runtime.bundle.manifest import UNCUT, forms_of
 
 from benchmarks.attention_forms import FORMS, measure

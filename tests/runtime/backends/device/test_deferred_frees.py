@@ -21,7 +21,7 @@ def test_nothing_is_freed_in_a_capture() -> None:
     frees, first, second = DeferredFrees(lock := RLock()), Buffer(freed), Buffer(freed)
     frees.drop(first)
     assert freed == [first]
-    with lock, frees.kept():
+    with lock, frees.deferred():
         frees.drop(second)  # as the garbage collector does in the capturing thread
         assert freed == [first]
     assert freed == [first, second]
