@@ -99,8 +99,10 @@ class StepPositions:
         }
 
     def arrange(self, counts: Sequence[int], wanted: Sequence[int]) -> None:
-        """Fill the index arrays for ``counts[b]`` tokens per sequence and logits of the last ``wanted[b]``. Unused entries point to
-        valid indices."""
+        """Fill the index arrays for ``counts[b]`` tokens per sequence and logits of the last ``wanted[b]``.
+
+        Unused entries get valid indices.
+        """
         if self._is_single_token:
             return
         arranged = [*counts], [*wanted]

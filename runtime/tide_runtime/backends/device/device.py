@@ -27,8 +27,8 @@ class Mark(Protocol):
 class Device(Protocol):
     """One device and its stream. Queued work runs in order; only `synchronize` and `Mark.wait` block.
 
-    ``kind`` and ``ordinal`` identify the device to ONNX Runtime; ``stream`` is a ``cudaStream_t``. ``lock`` is re-entrant and must
-    be held while queueing work: work that another thread queues during a capture would become part of the graph.
+    ``kind`` and ``ordinal`` identify the device to ONNX Runtime; ``stream`` is a ``cudaStream_t``. ``lock`` is re-entrant and has
+    to be held while queueing work: work that another thread queues during a capture would become part of the graph.
     """
 
     kind: str

@@ -58,7 +58,10 @@ def _package(target: TargetInfo) -> TensorRTPackage:
 
 
 def load_module(target: TargetInfo) -> Any:
-    """The module that runs the target's engines. Raises TargetError, with the pip command, when it is missing or another version."""
+    """The module that runs the target's engines.
+
+    Raises TargetError, with the pip command, when it is missing or of another version than built them.
+    """
     trt = _package(target).imported()
     built = (target.tool or "").split()
     if len(built) > 1 and built[1] != trt.__version__ and "version-compatible" not in (target.tool or ""):
