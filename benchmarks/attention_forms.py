@@ -84,7 +84,7 @@ def make_bundle(heads: int, kv_heads: int, dtype: str, folder: Path) -> None:
 def forced(backend: OnnxRuntimeBackend, form: Form) -> Iterator[None]:
     ragged = backend.ragged if form.ragged else frozenset[str]()
     with (
-        patch.object(cpu, "prefers_plain", lambda *_: form.plain),
+        patch.object(cpu, "prefers_batched", lambda *_: form.plain),
         patch.object(backend, "ragged", ragged),
     ):
         yield

@@ -55,7 +55,7 @@ class PluginLoopKernels:
 
     def take_tokens(self, state: LoopState, chosen: int) -> Enqueue:
         """`draft_verify` of no drafts."""
-        rows = state.rows
+        rows = state.batch_size
         drafts = self._array(state.pointers["tokens"], "i64", rows, 0)
         tensors = self._of(state, "length", "last_token", "limit", dtype="i64")
         tensors |= self._of(state, "draft_count", "accepted", "emitted", dtype="i32") | self._of(state, "finished", dtype="u8")
@@ -73,17 +73,17 @@ class PluginLoopKernels:
         tensors |= self._of(state, "emitted", dtype="i32") | self._scalars(state, "running", "turns_left", "proceed")
         ring, counts = state.ring.pointers
         tensors |= {
-            "ring": self._array(ring, "i64", state.ring.turns, state.rows),
+            "ring": self._array(ring, "i64", state.ring.turns, state.batch_size),
             "counts": self._array(counts, "i64", 1 + state.exits),
         }
-        tensors |= self._places(inputs, (state.rows,))
+        tensors |= self._places(inputs, (state.batch_size,))
         return self._deciding(prepare_loop_turn, state.proceed, tensors, slots=slots)
 
     def exit_score(self, state: LoopState, exit: ExitScore) -> Enqueue:
-        score = self._array(exit.score, "f32", state.rows)
+        score = self._array(exit.score, "f32", state.batch_size)
         tensors = {
-            "logits": self._array(exit.logits, _DTYPES[exit.element], state.rows, exit.vocab),
-            "token": self._array(exit.token, "i64", state.rows),
+            "logits": self._array(exit.logits, _DTYPES[exit.element], state.batch_size, exit.vocab),
+            "token": self._array(exit.token, "i64", state.batch_size),
             "score": score,
         }
         tensors |= {"mlp_score": score} if exit.has_mlp else {}
@@ -93,11 +93,11 @@ class PluginLoopKernels:
     def exit_join(self, state: LoopState, window: ExitWindow) -> Enqueue:
         tensors = self._of(state, "finished", dtype="u8") | self._waiting(state)
         tensors |= {
-            "states": self._array(window.states, "u8", state.rows, window.arriving, window.row_bytes),
-            "window": self._array(window.window, "u8", state.rows, window.width, window.row_bytes),
+            "states": self._array(window.states, "u8", state.batch_size, window.arriving, window.row_bytes),
+            "window": self._array(window.window, "u8", state.batch_size, window.width, window.row_bytes),
         }
         if window.last is not None:
-            tensors["last"] = self._array(window.last, "u8", state.rows, window.row_bytes)
+            tensors["last"] = self._array(window.last, "u8", state.batch_size, window.row_bytes)
         return self._fixed(prepare_exit_join, tensors, number=window.number)
 
     def exit_gate(self, state: LoopState, gate: ExitGate) -> Enqueue:
@@ -105,18 +105,18 @@ class PluginLoopKernels:
         tensors = self._of(state, "length", "chosen", dtype="i64") | self._of(state, "finished", "exits", dtype="u8")
         tensors |= self._scalars(state, "turns_left") | self._waiting(state)
         tensors |= {
-            "score": self._array(gate.score, "f32", state.rows),
-            "exit_token": self._array(gate.exit_token, "i64", state.rows),
+            "score": self._array(gate.score, "f32", state.batch_size),
+            "exit_token": self._array(gate.exit_token, "i64", state.batch_size),
             "deeper": self._array(deeper.flag, "i32"),
             "counts": self._array(state.ring.pointers[1], "i64", 1 + state.exits),
         }
-        tensors |= self._places(gate.behind, (state.rows, gate.width))
+        tensors |= self._places(gate.behind, (state.batch_size, gate.width))
         numbers = {"slots": gate.slots, "threshold": gate.threshold, "number": gate.number, "width": gate.width}
         return self._deciding(prepare_exit_gate, deeper, tensors, **numbers)
 
     def exit_merge(self, state: LoopState, deep_token: int) -> Enqueue:
         tensors = self._of(state, "chosen", dtype="i64") | self._of(state, "exits", dtype="u8") | self._waiting(state)
-        tensors["deep_token"] = self._array(deep_token, "i64", state.rows)
+        tensors["deep_token"] = self._array(deep_token, "i64", state.batch_size)
         return self._fixed(prepare_exit_merge, tensors)
 
     def _fixed(self, prepare: Prepare, tensors: dict[str, Any], **numbers: Any) -> Enqueue:
@@ -144,10 +144,10 @@ class PluginLoopKernels:
         return tensors
 
     def _of(self, state: LoopState, *names: str, dtype: str) -> dict[str, Any]:
-        return {name: self._array(state.pointers[name], dtype, state.rows) for name in names}
+        return {name: self._array(state.pointers[name], dtype, state.batch_size) for name in names}
 
     def _waiting(self, state: LoopState) -> dict[str, Any]:
-        return {"waiting": self._array(state.pointers["waiting"], "i32", state.exits, state.rows)}
+        return {"waiting": self._array(state.pointers["waiting"], "i32", state.exits, state.batch_size)}
 
     def _scalars(self, state: LoopState, *names: str) -> dict[str, Any]:
         return {name: self._array(state.pointers[name], "i32") for name in names}

@@ -94,8 +94,8 @@ def test_a_device_that_says_the_same_has_no_complaint(policy: str, prompts: Prom
 class MixesUpTwoTokens(DrivenDepth):
     """As a broken kernel would."""
 
-    def _take(self, context: DeviceContext, row: TokenSequence, values: Iterable[int]) -> list[int]:
-        return [{4: 3}.get(token, token) for token in super()._take(context, row, values)]
+    def _take(self, context: DeviceContext, sequence: TokenSequence, values: Iterable[int]) -> list[int]:
+        return [{4: 3}.get(token, token) for token in super()._take(context, sequence, values)]
 
 
 @pytest.mark.parametrize(("policy", "prompts"), [("full", ALL), ("exit", [ALL[2]])])

@@ -50,7 +50,7 @@ class Rows:
 @pytest.fixture
 def always_plain(monkeypatch: pytest.MonkeyPatch) -> None:
     """Short rows of one token each would run in the other form, which is faster for them."""
-    monkeypatch.setattr(onnxruntime_cpu, "prefers_plain", lambda lengths, *_: len(lengths) > 1)
+    monkeypatch.setattr(onnxruntime_cpu, "prefers_batched", lambda lengths, *_: len(lengths) > 1)
 
 
 def check_ragged(engine: Engine, given: list[int]) -> None:

@@ -28,11 +28,11 @@ class Rows:
 
     def __init__(self, state: LoopState) -> None:
         def rows(name: str, dtype: DTypeLike, *shape: int) -> NDArray[Any]:
-            return memory(state.pointers[name], shape or (state.rows,), dtype)
+            return memory(state.pointers[name], shape or (state.batch_size,), dtype)
 
         self.length, self.last_token, self.limit = (rows(n, np.int64) for n in ("length", "last_token", "limit"))
         self.tokens, self.chosen, self.eos = rows("tokens", np.int64), rows("chosen", np.int64), rows("eos", np.int64, MOST_EOS)
-        self.emitted, self.waiting = rows("emitted", np.int32), rows("waiting", np.int32, state.exits, state.rows)
+        self.emitted, self.waiting = rows("emitted", np.int32), rows("waiting", np.int32, state.exits, state.batch_size)
         self.finished, self.exits = rows("finished", np.uint8), rows("exits", np.uint8)
         self.running, self.turns_left = rows("running", np.int32, 1), rows("turns_left", np.int32, 1)
 
@@ -44,7 +44,7 @@ class NumpyLoopKernels:
         self._gpu, self._mutation = gpu, mutation
 
     def take_tokens(self, state: LoopState, chosen: int) -> Enqueue:
-        rows, tokens = Rows(state), memory(chosen, (state.rows,), np.int64)
+        rows, tokens = Rows(state), memory(chosen, (state.batch_size,), np.int64)
 
         def take() -> None:
             rows.tokens[:], rows.emitted[:] = NO_TOKEN, 0
@@ -75,15 +75,15 @@ class NumpyLoopKernels:
             place = np.minimum(rows.length, slots - 1) if self._mutation != "mask" else rows.length
             given = {"input_ids": rows.last_token, "position_ids": place, "write_index": place, "seqlens_k": place}
             for name, pointer in inputs.pointers.items():
-                memory(pointer, (state.rows,), inputs.types[name].host)[:] = given[name]
+                memory(pointer, (state.batch_size,), inputs.types[name].host)[:] = given[name]
             proceed = rows.running[0] > 0 and (rows.turns_left[0] > 0 or self._mutation == "turns")
             self._set(state.proceed, handle, int(proceed))
 
         return self._deciding(state.proceed, turn)
 
     def exit_score(self, state: LoopState, exit: ExitScore) -> Enqueue:
-        logits = memory(exit.logits, (state.rows, exit.vocab), exit.element.host)
-        token, score = memory(exit.token, (state.rows,), np.int64), memory(exit.score, (state.rows,), np.float32)
+        logits = memory(exit.logits, (state.batch_size, exit.vocab), exit.element.host)
+        token, score = memory(exit.token, (state.batch_size,), np.int64), memory(exit.score, (state.batch_size,), np.float32)
 
         def rate() -> None:
             asked = token >= 0
@@ -95,9 +95,9 @@ class NumpyLoopKernels:
 
     def exit_join(self, state: LoopState, window: ExitWindow) -> Enqueue:
         rows, bytes_ = Rows(state), window.row_bytes
-        states = memory(window.states, (state.rows, window.arriving, bytes_), np.uint8)
-        target = memory(window.window, (state.rows, window.width, bytes_), np.uint8)
-        last = None if window.last is None else memory(window.last, (state.rows, bytes_), np.uint8)
+        states = memory(window.states, (state.batch_size, window.arriving, bytes_), np.uint8)
+        target = memory(window.window, (state.batch_size, window.width, bytes_), np.uint8)
+        last = None if window.last is None else memory(window.last, (state.batch_size, bytes_), np.uint8)
 
         def join() -> None:
             for b, arrived in enumerate(self._arrivals(rows, window.number)):
@@ -109,9 +109,9 @@ class NumpyLoopKernels:
         return lambda stream: self._gpu.submit(stream, join)
 
     def exit_gate(self, state: LoopState, gate: ExitGate) -> Enqueue:
-        rows, score = Rows(state), memory(gate.score, (state.rows,), np.float32)
+        rows, score = Rows(state), memory(gate.score, (state.batch_size,), np.float32)
         early, counts = (
-            memory(gate.exit_token, (state.rows,), np.int64),
+            memory(gate.exit_token, (state.batch_size,), np.int64),
             memory(state.ring.pointers[1], (1 + state.exits,), np.int64),
         )
         here = gate.number - 1
@@ -135,7 +135,7 @@ class NumpyLoopKernels:
                 "write_index": first,
                 "position_ids": first[:, None] + np.arange(gate.width),
                 "seqlens_k": first + gate.width - 1,
-                "logits_index": np.arange(state.rows) * gate.width + waiting - 1,
+                "logits_index": np.arange(state.batch_size) * gate.width + waiting - 1,
             }
             for name, pointer in gate.behind.pointers.items():
                 memory(pointer, given[name].shape, gate.behind.types[name].host)[...] = given[name]
@@ -146,7 +146,7 @@ class NumpyLoopKernels:
         return self._deciding(condition, decide)
 
     def exit_merge(self, state: LoopState, deep_token: int) -> Enqueue:
-        rows, deep = Rows(state), memory(deep_token, (state.rows,), np.int64)
+        rows, deep = Rows(state), memory(deep_token, (state.batch_size,), np.int64)
 
         def merge() -> None:
             rows.chosen[:] = np.where(rows.exits == 0, deep, rows.chosen)

@@ -21,7 +21,7 @@ FP64 = ElementType("fp64", 11, np.float64)
 class TinyDeviceBackend:
     """``fixed_stream``: as ONNX Runtime, which knows one stream; otherwise as TensorRT. ``logits``: their elements."""
 
-    name, pads_rows, copies_caches = "tiny", True, False
+    name, pads_sequences, copies_caches = "tiny", True, False
 
     def __init__(
         self,

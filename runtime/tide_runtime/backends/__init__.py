@@ -1,4 +1,4 @@
-"""Backends by name; each target of a bundle names the one that runs it."""
+"""Registry of backends by name; each target of a bundle names the backend that runs it."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ BACKENDS: dict[str, Callable[[Bundle, str, ThreadOptions, int], Backend]] = {
 
 
 def load_backend(bundle: Bundle, target: str, threads: ThreadOptions, ordinal: int = 0) -> Backend:
-    """Load ``target`` of the bundle; ``ordinal``: of the GPU, if it is a target for GPUs.
+    """Load ``target`` of the bundle; ``ordinal`` selects the GPU of a GPU target.
 
-    Raises TargetError when the bundle lacks it or this runtime cannot run it.
+    Raises TargetError when the bundle lacks the target or this runtime cannot run it.
     """
     targets = bundle.manifest.targets
     if target not in targets:

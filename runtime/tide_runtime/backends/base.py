@@ -1,7 +1,8 @@
-"""What a backend is: it loads a target's graphs and runs them on the rows of a KV cache.
+"""Interface of a backend, which loads a target's graphs and runs them over KV caches.
 
-A ``Backend`` holds the weights and is shared by all callers. An ``ExecutionContext`` holds the KV caches of some sequences and
-belongs to one caller. A ``Step`` is one launch: some tokens of each of several sequences. Fill its arrays, run graphs.
+A ``Backend`` holds the weights and is shared by all callers. An ``ExecutionContext`` holds the KV caches of up to ``capacity``
+sequences and belongs to one caller. A ``Step`` is one forward pass over some new tokens of each of several sequences: the
+caller fills its arrays, places the tokens in the caches, and runs graphs.
 """
 
 from __future__ import annotations
@@ -14,33 +15,34 @@ from numpy.typing import NDArray
 
 
 class Step(Protocol):
-    """Buffers and bindings for T tokens of consecutive slots: those of each row stand behind those of the row before.
+    """Buffers and bindings for T tokens of sequences at consecutive batch indices, packed sequence after sequence.
 
-    Arrays are host views; the next step may have the same memory. They may be longer than T or N, with garbage behind.
+    Arrays are host views whose memory the next step may reuse. They may be longer than T or N; the rest is undefined.
     """
 
     input_ids: NDArray[np.int64]  # [T]
-    hidden: list[NDArray[np.generic]]  # what each segment but the last gives [T, H]; the last is the input of ``head``
-    logits: NDArray[np.float32]  # [N, V], as the model computes them: of the tokens that want some, or of all T after ``head``
+    hidden: list[NDArray[np.generic]]  # [T, H] output of each segment but the last; the last array is the input of ``head``
+    logits: NDArray[np.float32]  # [N, V] unprocessed logits of the requested tokens, or of all T after ``head``
     token: NDArray[np.int64]  # [N], argmax of the logits
-    score: NDArray[np.float32]  # [T], an exit's MLP router: how sure it is, 0 … 1
+    score: NDArray[np.float32]  # [T], confidence of an exit's MLP router, 0 … 1
 
-    def place(self, lengths: Sequence[int]) -> None:
-        """Say where the tokens go: of each row b into the cache slots and positions from ``lengths[b]`` on.
+    def place(self, num_cached_tokens: Sequence[int]) -> None:
+        """Set the cache slots and positions of the tokens: those of sequence b start at ``num_cached_tokens[b]``.
 
-        A backend may write as many slots in every row as the longest row has tokens, garbage behind a row's own ones, also
-        in rows without any. Raises CacheFullError when the last of them is beyond the bundle's max_seq_len.
+        A backend may pad all sequences, even those without tokens, to the longest one's token count and write undefined values
+        into the padding slots. Raises CacheFullError when the last slot is beyond the bundle's max_seq_len.
         """
 
     def place_scattered(self, slot: int, positions: NDArray[np.int64], before: NDArray[np.int64] | None = None) -> None:
-        """For a step of one row whose tokens stand at any ``positions`` [T] of the text, rising: they go to the slots from
-        ``slot`` on.
+        """Place tokens that are not contiguous in the text, in a step of one sequence.
 
         Args:
-            before: positions of the tokens in the slots up to there, in any order; the step's tokens attend to those that
-                stand before them in the text. None where no segment is run, only ``kv_fill_c``.
+            slot: first cache slot; the tokens take consecutive ones.
+            positions: [T] increasing positions of the tokens in the text.
+            before: positions of the tokens in the slots before ``slot``, in any order; a token attends to those with a smaller
+                position. None when the step runs no segment, only ``kv_fill_c``.
 
-        Raises ParamsError where an attention of the model goes by slots, as those with sliding windows do.
+        Raises ParamsError when an attention of the model masks by slot index, as sliding windows do.
         """
 
     def run(self, graph: str) -> None:
@@ -48,38 +50,38 @@ class Step(Protocol):
 
 
 class ExecutionContext(Protocol):
-    """KV caches of ``capacity`` rows.
+    """KV caches of up to ``capacity`` sequences.
 
-    What lies behind a row's valid entries counts for nothing, but must be finite: a backend may multiply it by 0. So caches
-    that a failed request has filled with NaN are not to be used again.
+    Slots after a sequence's valid entries are ignored but must be finite, because a backend may multiply them by 0. A context
+    that a failed request has filled with NaN must not be reused.
     """
 
     capacity: int
-    layers_launched: int  # decoder layers launched on these slots so far
-    every_layer: Sequence[str]  # graphs that take tokens through all layers: every segment, or one where they are not cut
+    layers_launched: int  # decoder layers launched in this context so far
+    every_layer: Sequence[str]  # graphs that together run all layers: every segment, or the uncut graph
 
-    def step(self, first_row: int, counts: Sequence[int], wanted: Sequence[int] = ()) -> Step:
-        """A step of ``counts[b]`` tokens for each slot from ``first_row`` on, 0 for one that only stands between others.
+    def step(self, first_index: int, counts: Sequence[int], wanted: Sequence[int] = ()) -> Step:
+        """A step of ``counts[b]`` tokens for each batch index from ``first_index`` on; 0 skips a sequence between others.
 
         Args:
-            wanted: of how many of its last tokens each row wants logits from the last segment; of none when left out.
+            wanted: number of last tokens of each sequence to compute logits for in the last segment; none when omitted.
         """
 
     def clear(self) -> None:
-        """Forget all rows: what comes next are rows of another caller."""
+        """Forget all sequences; the next ones belong to another caller."""
 
-    def move_row(self, source: int, target: int, length: int) -> None:
-        """Copy the first ``length`` cache entries of slot ``source`` to slot ``target``, in every layer."""
+    def move_row(self, source: int, target: int, num_cached_tokens: int) -> None:
+        """Copy the cached tokens of batch index ``source`` to batch index ``target``, in every layer."""
 
     def close(self) -> None:
-        """Nobody uses them again: their memory is free once the caller has forgotten them."""
+        """Drop all references to the caches, so that their memory is freed with this object. It cannot be used afterwards."""
 
 
 class Backend(Protocol):
     """A loaded target."""
 
     name: str
-    launches: dict[str, int]  # graph name → times it was launched, counted here and nowhere else
+    launches: dict[str, int]  # graph name → number of launches; the only launch counter
 
     def context(self, capacity: int) -> ExecutionContext:
-        """New KV caches for ``capacity`` rows."""
+        """A new execution context with KV caches for ``capacity`` sequences."""

@@ -1,4 +1,4 @@
-"""The segment contract, checked: what a compiled graph takes and gives must be what the runtime will bind to it."""
+"""Check of the segment contract: a compiled graph's inputs and outputs must be those that the runtime binds."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tide_runtime.bundle.manifest import HEAD, UNCUT, GraphInfo, Manifest, exit_
 from tide_runtime.errors import BundleError
 
 Shape = Sequence[int | str | None]
-_POSITIONS: dict[str, Shape] = {  # name, as a regular expression → shape; position_ids is like input_ids
+_POSITIONS: dict[str, Shape] = {  # regular expression of the name → shape; position_ids has the shape of input_ids
     "write_index": (None,),
     "seqlens_k": (None,),
     "total_sequence_length": (),
@@ -24,16 +24,16 @@ def check_interface(manifest: Manifest, name: str, file: str, inputs: Mapping[st
     """Raise BundleError unless the ``inputs`` and ``outputs`` (name → shape) compiled into ``file`` fit the manifest.
 
     Args:
-        name: of a graph, or of a form that the manifest does not list: all segments as one, or of a segment for several rows,
-            which takes its positions in another way.
+        name: a graph, or a form that the manifest does not list: the uncut graph, or a segment's form for several sequences,
+            which takes positions as other inputs.
 
-    Names must be those the manifest lists and the contract asks for; dimensions fixed in the graph must be the model's.
+    Names must be those of the manifest and of the contract; dimensions fixed in the graph must be the model's.
     """
-    packed = "padded_from" in inputs  # which tells where packed tokens stand
+    packed = "padded_from" in inputs  # the index array of forms with packed tokens
     listed_as = next((g for g in manifest.graphs if g.name == name), None)
     graph = listed_as or _formed(manifest, name)
     wanted_inputs, wanted_outputs = _contract(manifest, graph, packed)
-    if any(n.startswith("key_cache_") for n in wanted_inputs):  # lowering may take positions in its kernel's own form, or not
+    if any(n.startswith("key_cache_") for n in wanted_inputs):  # lowering chooses which position inputs its kernel reads
         positions = _POSITIONS | {"position_ids": (1 if packed else None, None)}
         wanted_inputs |= {n: shape for n in inputs for known, shape in positions.items() if re.fullmatch(known, n)}
     listed_inputs = {tensor.name for tensor in listed_as.inputs} if listed_as else set(inputs)
@@ -53,15 +53,15 @@ def check_interface(manifest: Manifest, name: str, file: str, inputs: Mapping[st
 
 
 def _formed(manifest: Manifest, name: str) -> GraphInfo:
-    """The segment, or all of them as one, that ``name`` is a form of."""
+    """The segment, or the uncut graph, that ``name`` is a form of."""
     uncut = GraphInfo(UNCUT, [0, manifest.model.num_layers], 0, [], [])
     return next(g for g in (*manifest.segments, uncut) if name in forms_of(g.name))
 
 
 def _contract(manifest: Manifest, graph: GraphInfo, packed: bool) -> tuple[dict[str, Shape], dict[str, Shape]]:
-    """Inputs and outputs of ``graph`` by name; None is a dimension that varies. ``packed``: rows in one, [1, T]."""
-    model, rows = manifest.model, 1 if packed else None
-    tokens, hidden = (rows, None), (rows, None, model.hidden_size)
+    """Inputs and outputs of ``graph`` by name; None is a dynamic dimension. ``packed``: tokens are [1, T], else [B, S]."""
+    model, batch = manifest.model, 1 if packed else None
+    tokens, hidden = (batch, None), (batch, None, model.hidden_size)
     if graph.name == HEAD:
         return {"hidden": hidden}, {"logits": (None, None, model.vocab_size), "token": tokens}
     exits = manifest.calibration.exits if manifest.calibration is not None else []
@@ -94,8 +94,8 @@ def _written(caches: dict[str, Shape]) -> dict[str, Shape]:
 
 
 def hidden_states(manifest: Manifest, graph: str) -> tuple[int, int]:
-    """Which of a step's ``hidden`` arrays ``graph`` reads and writes. Array i is what segment i gives; the last segment gives
-    logits instead, as ``uncut`` does, and the last array is what ``head`` reads.
+    """Indices of the step's ``hidden`` arrays that ``graph`` reads and writes. Array i is the output of segment i; the last
+    segment and ``uncut`` output logits instead, so the last array is the input of ``head``.
 
     An exit's translated state goes where its head continues: into the last segment (``tail:k``) or into the LM head.
     """

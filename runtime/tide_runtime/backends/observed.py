@@ -1,4 +1,4 @@
-"""A backend whose every launch is reported to somebody: what profilers, benchmarks and the cost model look through."""
+"""Wrapper that reports every graph launch of a backend to an observer, for profilers, benchmarks and cost measurements."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from tide_runtime.backends.base import Backend, ExecutionContext, Step
 
 
 class Observer(Protocol):
-    """Whoever wants to know."""
+    """Receives the launches of an `ObservedBackend`."""
 
     def launched(self, graph: str, rows: int, tokens: int, longest: int, seconds: float) -> None:
-        """``graph`` has run for so many wall ``seconds`` on ``tokens`` tokens of ``rows`` rows, ``longest`` of one of them."""
+        """``graph`` ran for ``seconds`` wall time on ``tokens`` tokens of ``rows`` sequences, at most ``longest`` of one."""
 
 
 class ObservedBackend:
-    """``backend``, whose launches go to ``observer``."""
+    """Delegates to ``backend`` and reports its launches to ``observer``."""
 
     def __init__(self, backend: Backend, observer: Observer) -> None:
         self.name, self.launches = backend.name, backend.launches
         self._backend, self._observer = backend, observer
 
     def context(self, capacity: int) -> ExecutionContext:
-        """ExecutionContext of the backend, observed."""
+        """An execution context of the backend whose launches are reported."""
         return _ObservedContext(self._backend.context(capacity), self._observer)
 
 
@@ -41,15 +41,15 @@ class _ObservedContext:
     def layers_launched(self, value: int) -> None:
         self._context.layers_launched = value
 
-    def step(self, first_row: int, counts: Sequence[int], wanted: Sequence[int] = ()) -> Step:
-        rows = sum(count > 0 for count in counts)
-        return _ObservedStep(self._context.step(first_row, counts, wanted), self._observer, (rows, sum(counts), max(counts)))
+    def step(self, first_index: int, counts: Sequence[int], wanted: Sequence[int] = ()) -> Step:
+        size = sum(count > 0 for count in counts), sum(counts), max(counts)
+        return _ObservedStep(self._context.step(first_index, counts, wanted), self._observer, size)
 
     def clear(self) -> None:
         self._context.clear()
 
-    def move_row(self, source: int, target: int, length: int) -> None:
-        self._context.move_row(source, target, length)
+    def move_row(self, source: int, target: int, num_cached_tokens: int) -> None:
+        self._context.move_row(source, target, num_cached_tokens)
 
     def close(self) -> None:
         self._context.close()

@@ -1,7 +1,7 @@
-"""The arrays of a step: how many tokens of which rows, where each goes, and memory for what graphs take and give.
+"""Arrays of a step: its shape, the cache slots and positions of its tokens, and memory for the graphs' inputs and outputs.
 
-Tokens are packed: [T], those of each row behind those of the row before. Kernels that want rows of one length S get index
-arrays between the two forms.
+Tokens are packed, [T], sequence after sequence. Kernels that need padded batches [B, S] get index arrays that map between the
+two layouts.
 """
 
 from __future__ import annotations
@@ -16,27 +16,34 @@ from tide_runtime.bundle.manifest import Manifest
 
 
 class StepShape(NamedTuple):
-    """``seq``: S, the longest row's tokens; ``even``: whether all rows have as many; ``tokens``: T; ``outputs``: N, tokens that
-    want logits, at least 1. T and N are rounded up where rows are uneven."""
+    """Shape of a step, which its buffers and bindings depend on.
 
-    first_row: int
-    rows: int
+    Args:
+        first_index: batch index of the first sequence.
+        seq: S, the most tokens of a sequence.
+        even: whether all sequences have S tokens.
+        tokens: T, rounded up in uneven steps.
+        outputs: N, tokens to compute logits for, at least 1; rounded up in uneven steps.
+    """
+
+    first_index: int
+    batch_size: int
     seq: int
     even: bool
     tokens: int
     outputs: int
 
     @classmethod
-    def of(cls, first_row: int, counts: Sequence[int], wanted: Sequence[int]) -> StepShape:
-        rows, seq, tokens, outputs = len(counts), max(counts), sum(counts), sum(wanted) or 1
-        even = tokens == rows * seq
+    def of(cls, first_index: int, counts: Sequence[int], wanted: Sequence[int]) -> StepShape:
+        batch_size, seq, tokens, outputs = len(counts), max(counts), sum(counts), sum(wanted) or 1
+        even = tokens == batch_size * seq
         if not even:
-            tokens, outputs = rounded_tokens(tokens, rows * seq), rounded_tokens(outputs, rows * seq)
-        return cls(first_row, rows, seq, even, tokens, outputs)
+            tokens, outputs = (rounded_tokens(count, batch_size * seq) for count in (tokens, outputs))
+        return cls(first_index, batch_size, seq, even, tokens, outputs)
 
 
 class StepBuffers:
-    """Memory that the steps of all shapes share."""
+    """Host buffers shared by the steps of all shapes."""
 
     def __init__(self, manifest: Manifest, dtype: type[np.generic], logits_dtype: type[np.generic]) -> None:
         self._model, self._boundaries, self._dtype = manifest.model, len(manifest.segments), dtype
@@ -54,7 +61,7 @@ class StepBuffers:
         return self._input_ids[:tokens], hidden, self._logits[:outputs], self._token[:outputs], self._score[:tokens]
 
     def _allocate(self, tokens: int) -> None:
-        """Untouched pages cost nothing: a long prompt asks for one token's logits."""
+        """Allocate for ``tokens``, also the logits: pages that are never written take no memory."""
         self._tokens = tokens
         self._input_ids = np.zeros(tokens, np.int64)
         self._hidden = [np.zeros((tokens, self._model.hidden_size), self._dtype) for _ in range(self._boundaries)]
@@ -64,22 +71,22 @@ class StepBuffers:
 
 
 class StepPositions:
-    """Where a step's tokens go, in the forms that kernels ask for: ``arrays``, the graphs' inputs by name."""
+    """Cache slots and positions of a step's tokens, in every layout that kernels need; ``arrays``: graph inputs by name."""
 
     def __init__(self, shape: StepShape) -> None:
-        rows, seq, tokens = shape.rows, shape.seq, shape.tokens
-        self._one_each = shape.even and seq == 1  # as when decoding
-        self._one = rows == tokens == 1  # goes to the only place there is
-        self._write_index = np.zeros(rows, np.int64)
+        batch_size, seq, tokens = shape.batch_size, shape.seq, shape.tokens
+        self._is_decode = shape.even and seq == 1  # one token per sequence
+        self._is_single_token = batch_size == tokens == 1
+        self._write_index = np.zeros(batch_size, np.int64)
         self._position_ids = np.zeros(tokens, np.int64)
-        self._padded_position_ids = self._position_ids[:, None] if self._one_each else np.zeros((rows, seq), np.int64)
-        self._seqlens_k = np.zeros(rows, np.int32)
+        self._padded_position_ids = self._position_ids[:, None] if self._is_decode else np.zeros((batch_size, seq), np.int64)
+        self._seqlens_k = np.zeros(batch_size, np.int32)
         self._total = np.zeros((), np.int32)
-        self._padded_from = np.zeros((rows, seq), np.int64)
+        self._padded_from = np.zeros((batch_size, seq), np.int64)
         self._packed_from = np.zeros(tokens, np.int64)
         self._logits_index = np.zeros(shape.outputs, np.int64)
-        self._seq, self._steps = seq, np.arange(seq)
-        self._arranged: tuple[list[int], list[int]] | None = None
+        self._seq, self._offsets = seq, np.arange(seq)
+        self._arranged_for: tuple[list[int], list[int]] | None = None
         self.arrays: dict[str, NDArray[Any]] = {
             "write_index": self._write_index,
             "position_ids": self._position_ids,
@@ -92,54 +99,56 @@ class StepPositions:
         }
 
     def arrange(self, counts: Sequence[int], wanted: Sequence[int]) -> None:
-        """``counts[b]`` tokens of each row, logits for the last ``wanted[b]``. What is left over points to places that exist."""
-        if self._one:
+        """Fill the index arrays for ``counts[b]`` tokens per sequence and logits of the last ``wanted[b]``.
+
+        Unused entries get valid indices.
+        """
+        if self._is_single_token:
             return
         arranged = [*counts], [*wanted]
-        if self._arranged == arranged:
+        if self._arranged_for == arranged:
             return
-        self._arranged = arranged
-        # Lists, as uneven steps have few tokens, and arithmetic on arrays takes a microsecond or more each time.
+        self._arranged_for = arranged
+        # Python lists: uneven steps have few tokens, and each NumPy operation takes at least a microsecond.
         packed, padded, chosen, begin = list[int](), list[int](), list[int](), 0
-        for row, count in enumerate(counts):
-            place, end = row * self._seq, begin + count
+        for index, count in enumerate(counts):
+            place, end = index * self._seq, begin + count
             packed += range(place, place + count)
             padded += range(begin, end)
-            # A row without tokens takes another's: garbage, written behind what it has.
+            # Padding repeats any valid token; its keys and values land after the sequence's valid entries.
             padded += [max(0, end - 1)] * (self._seq - count)
-            chosen += range(end - wanted[row], end) if wanted else ()
+            chosen += range(end - wanted[index], end) if wanted else ()
             begin = end
         self._packed_from[:begin], self._packed_from[begin:] = packed, 0
         self._padded_from.reshape(-1)[:] = padded
         self._logits_index[: len(chosen)], self._logits_index[len(chosen) :] = chosen, 0
 
-    def place(self, lengths: Sequence[int]) -> None:
-        """Row b's tokens go to the cache slots and positions from ``lengths[b]`` on."""
+    def place(self, num_cached_tokens: Sequence[int]) -> None:
+        """Place the tokens of sequence b in the cache slots and positions from ``num_cached_tokens[b]`` on."""
         seq = self._seq
-        self._total[()] = max(lengths) + seq
-        if self._one:
-            self._write_index[0] = self._seqlens_k[0] = self._position_ids[0] = lengths[0]
+        self._total[()] = max(num_cached_tokens) + seq
+        if self._is_single_token:
+            self._write_index[0] = self._seqlens_k[0] = self._position_ids[0] = num_cached_tokens[0]
             return
-        self._write_index[:] = lengths
-        if self._one_each:  # arithmetic on arrays takes several times as long
-            self._seqlens_k[:] = self._position_ids[:] = lengths
+        self._write_index[:] = num_cached_tokens
+        if self._is_decode:  # assignments are several times faster than the arithmetic below
+            self._seqlens_k[:] = self._position_ids[:] = num_cached_tokens
             return
-        self._seqlens_k[:] = [length + seq - 1 for length in lengths]
-        np.add(self._write_index[:, None], self._steps, out=self._padded_position_ids)
+        self._seqlens_k[:] = [count + seq - 1 for count in num_cached_tokens]
+        np.add(self._write_index[:, None], self._offsets, out=self._padded_position_ids)
         np.take(self._padded_position_ids.ravel(), self._packed_from, out=self._position_ids, mode="clip")
 
     def place_scattered(self, slot: int, positions: NDArray[np.int64]) -> None:
-        """One row's tokens go to the cache slots from ``slot`` on; they stand at ``positions`` of the text."""
+        """Place one sequence's tokens in the cache slots from ``slot`` on; their text positions are ``positions``."""
         self._write_index[0] = slot
         self._position_ids[:] = self._padded_position_ids[0] = positions
 
 
 def rounded_tokens(count: int, most: int) -> int:
-    """``count`` tokens of uneven rows, rounded up so that they need few shapes, whose bindings are kept; ``most``: as many as if
-    all rows were the longest.
+    """Round ``count`` tokens of an uneven step up to at most ``most``, so that few shapes need bindings.
 
-    Rounded to what costs least on the CPU: ONNX Runtime's matrix products take six tokens at a time (with AVX2; twice as many
-    with AVX-512), and one to four of a last six in about the same time. Other backends do not mind.
+    The rounding costs least on the CPU: ONNX Runtime's matrix products process six tokens at a time with AVX2 (twelve with
+    AVX-512), and one to four tokens of the last six take about the same time. Other backends are insensitive to it.
     """
     if count <= 4:
         return count

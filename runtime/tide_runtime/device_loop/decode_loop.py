@@ -1,19 +1,20 @@
-"""Decoding several tokens a launch: the segments, and kernels that take the tokens and lay out the next turn, in a loop.
+"""Decode loop on the device: a launch generates several tokens per sequence without the host.
 
-    while some row runs and turns are left:
-        segments up to the first exit                               all rows, one token each
+    while a sequence is running and turns are left:
+        segments up to the first exit                               all sequences, one token each
         exit_join · the exit's graph and head · exit_score · exit_gate
-        if a row goes on (or a window is full, or the last turn):
-            segments up to the next exit                            all rows, all that waits: [B, W]
+        if a sequence does not exit (or a window is full, or it is the last turn):
+            segments up to the next exit                            all sequences, all pending tokens: [B, W]
             exit_join · the exit's graph and head · exit_score · exit_gate
-            if a row goes on …:
-                the other segments                                  all rows, all that waits
+            if a sequence does not exit …:
+                the other segments                                  all sequences, all pending tokens
                 exit_merge
         take_tokens · turn
 
-Without exits, all segments, take_tokens and turn. Rows that have ended are masked until the launch is over; then rows join and
-leave. Layers that a token skipped are run for it when a later token needs them, and for all of them in a launch's last turn:
-between launches nothing waits on the device.
+One iteration, called a turn, generates a token of every running sequence. Without exits it consists of all segments,
+take_tokens and turn. Finished sequences are masked until the launch ends; the batch changes between launches only. A token that
+exits early stays pending: the layers it skipped run when a later token needs their keys and values, or in the last turn, so
+that no tokens are pending between launches.
 """
 
 from __future__ import annotations
@@ -30,73 +31,91 @@ from tide_runtime.bundle.manifest import HEAD
 from tide_runtime.device_loop.loop_kernels import ExitGate, ExitScore, ExitWindow, LoopKernels, NextInputs
 from tide_runtime.device_loop.loop_state import LoopState
 
-_NEXT = ("input_ids", "position_ids", "write_index", "seqlens_k")
-_BEHIND = ("position_ids", "write_index", "seqlens_k", "logits_index")
+_TURN_INPUTS = ("input_ids", "position_ids", "write_index", "seqlens_k")
+_DEEPER_INPUTS = ("position_ids", "write_index", "seqlens_k", "logits_index")
 
 
 @dataclass(frozen=True)
 class LoopExit:
-    """Where rows may leave: at ``exit``, in front of a segment, from ``threshold`` on."""
+    """An exit before a segment, which tokens take when the router's score reaches ``threshold``."""
 
-    exit: Exit
+    early_exit: Exit
     threshold: float
 
     @property
     def boundary(self) -> int:
-        return self.exit.boundary
+        return self.early_exit.boundary
 
     @property
     def depth(self) -> int:
-        return self.exit.info.checkpoint
+        return self.early_exit.info.checkpoint
 
     @property
     def graphs(self) -> list[str]:
-        """Those that are run to ask it."""
-        return [HEAD] if self.exit.graph is None else [self.exit.graph, HEAD]
+        """The graphs that evaluate the exit."""
+        return [HEAD] if self.early_exit.graph is None else [self.early_exit.graph, HEAD]
 
 
 class DecodeLoop:
-    """ExecutionContext 0 … ``rows`` - 1 of ``slots``, ``turns`` tokens a launch.
+    """Decode loop over batch indices 0 … ``batch_size`` - 1 of ``context``.
 
-    ``exits``: shallow first. ``window``: most tokens of a row that wait at all of them together.
+    Args:
+        turns: most tokens per sequence and launch.
+        exits: shallow first.
+        window: most pending tokens of a sequence, over all exits.
     """
 
     def __init__(
         self,
         context: DeviceContext,
-        rows: int,
+        batch_size: int,
         kernels: LoopKernels,
         turns: int,
         exits: Sequence[LoopExit] = (),
         window: int = 1,
     ) -> None:
-        self.slots, self.rows, self._exits, self._window = context, rows, exits, window
-        self.state = LoopState(context.backend.device, rows, turns, len(exits))
-        self._ones = [1] * rows
-        self._ran = [False] * (1 + len(exits))  # the turn, and the layers behind each exit
+        self.context, self.batch_size, self._exits, self._window = context, batch_size, exits, window
+        self.state = LoopState(context.backend.device, batch_size, turns, len(exits))
+        self._ones = [1] * batch_size
+        self._ran = [False] * (1 + len(exits))  # whether the turn and the layers after each exit have run
         self._step = DeviceStep(context, StepShape.of(0, self._ones, self._ones), captured=True)
         self._segments = [segment.name for segment in context.backend.manifest.segments]
         self.program: tuple[Node, ...] = (While(self.state.proceed, self._body(kernels)),)
 
     @property
     def is_warm(self) -> bool:
-        """Whether each of its graphs has run."""
+        """Whether every graph of the loop has run, so that a capture meets no lazy initialization."""
         return all(self._ran)
 
     def launch(
-        self, run: Callable[[], None], lengths: Sequence[int], tokens: Sequence[int], limits: Sequence[int], eos: Iterable[int]
+        self,
+        run: Callable[[], None],
+        num_cached_tokens: Sequence[int],
+        tokens: Sequence[int],
+        limits: Sequence[int],
+        eos: Iterable[int],
     ) -> list[list[int]]:
-        """Run the program by ``run``, for the first ``len(lengths)`` rows. Returns the turns as `TokenRing.take` does."""
-        idle = [0] * (self.rows - len(lengths))
-        self.slots.backend.device.use()
+        """Launch the program for sequences at the first batch indices.
+
+        Args:
+            run: runs the program once.
+            tokens: last token of each sequence, which is not cached yet.
+            limits: most tokens of prompt and output of each sequence.
+            eos: token ids that end a sequence.
+
+        Returns:
+            The turns, as `TokenRing.take`.
+        """
+        idle = [0] * (self.batch_size - len(num_cached_tokens))
+        self.context.backend.device.use()
         self._step.begin(self._ones, self._ones)
         self._step.input_ids[:] = [*tokens, *idle]
-        self._step.place([*lengths, *idle])
-        self._step.widen()
+        self._step.place([*num_cached_tokens, *idle])
+        self._step.assume_full_caches()
         self._step.send()
-        self.state.send(lengths, tokens, limits, eos)
+        self.state.send(num_cached_tokens, tokens, limits, eos)
         run()
-        self.slots.backend.device.synchronize()
+        self.context.backend.device.synchronize()
         turns = self.state.ring.take()
         self._count(len(turns), self.state.ring.take_deep())
         return turns
@@ -105,65 +124,70 @@ class DecodeLoop:
         state, step = self.state, self._step
         chosen = state.pointers["chosen"] if self._exits else step.address("token")
         take = Run("take_tokens", kernels.take_tokens(state, chosen))
-        turn = Run("turn", kernels.turn(state, _inputs(step, _NEXT), self.slots.caches.limit))
+        turn = Run("turn", kernels.turn(state, _inputs(step, _TURN_INPUTS), self.context.caches.limit))
         if not self._exits:
             return (*self._graphs(step, self._segments), take, turn)
         first = self._exits[0].boundary
         return (*self._graphs(step, self._segments[:first]), *self._from_exit(kernels, 1, step, 1), take, turn)
 
     def _from_exit(self, kernels: LoopKernels, number: int, before: DeviceStep, arriving: int) -> tuple[Node, ...]:
-        """Asking exit ``number``, to which ``before`` brings up to ``arriving`` tokens of a row, and what lies behind it."""
-        exit, more = self._exits[number - 1], number < len(self._exits)
+        """Evaluation of exit ``number`` and the layers after it.
+
+        ``before``: the step whose segments output up to ``arriving`` tokens per sequence to this exit.
+        """
+        loop_exit, more = self._exits[number - 1], number < len(self._exits)
         following = self._exits[number].boundary if more else len(self._segments)
-        behind = self._step_behind()
-        states, asked = before.hidden[exit.boundary - 1], self._step.hidden[exit.boundary - 1]
+        deeper_step = self._deeper_step()
+        states, newest = before.hidden[loop_exit.boundary - 1], self._step.hidden[loop_exit.boundary - 1]
         window = ExitWindow(
             number=number,
             states=states.pointer,
             arriving=arriving,
             row_bytes=states.row_bytes,
-            window=behind.hidden[exit.boundary - 1].pointer,
+            window=deeper_step.hidden[loop_exit.boundary - 1].pointer,
             width=self._window,
-            last=None if before is self._step else asked.pointer,
+            last=None if before is self._step else newest.pointer,
         )
         gate = ExitGate(
             number=number,
             score=self._step.address("score"),
-            threshold=exit.threshold,
+            threshold=loop_exit.threshold,
             exit_token=self._step.address("token"),
-            behind=_inputs(behind, _BEHIND),
+            behind=_inputs(deeper_step, _DEEPER_INPUTS),
             width=self._window,
-            slots=self.slots.caches.limit,
+            slots=self.context.caches.limit,
         )
-        deeper = self._graphs(behind, self._segments[exit.boundary : following])
+        deeper = self._graphs(deeper_step, self._segments[loop_exit.boundary : following])
         if more:
-            rest = self._from_exit(kernels, number + 1, behind, self._window)
+            rest = self._from_exit(kernels, number + 1, deeper_step, self._window)
         else:
-            rest = (Run("exit_merge", kernels.exit_merge(self.state, behind.address("token"))),)
+            rest = (Run("exit_merge", kernels.exit_merge(self.state, deeper_step.address("token"))),)
         return (
             Run("exit_join", kernels.exit_join(self.state, window)),
-            *self._asking(kernels, exit),
+            *self._evaluation(kernels, loop_exit),
             Run("exit_gate", kernels.exit_gate(self.state, gate)),
             IfThen(self.state.deeper[number - 1], (*deeper, *rest)),
         )
 
-    def _step_behind(self) -> DeviceStep:
-        """All that waits at an exit. Its buffers hold that from turn to turn, so they are not those of the other steps."""
-        wide = [self._window] * self.rows
-        step = DeviceStep(self.slots, StepShape.of(0, wide, self._ones), DeviceBuffers(self.slots.backend.device), captured=True)
-        step.begin(wide, self._ones)
-        step.place([0] * self.rows)
-        step.widen()
-        step.send()  # what stays the same from turn to turn
+    def _deeper_step(self) -> DeviceStep:
+        """The step over an exit's pending tokens. They stay in its buffers from turn to turn, so it shares none."""
+        counts = [self._window] * self.batch_size
+        step = DeviceStep(
+            self.context, StepShape.of(0, counts, self._ones), DeviceBuffers(self.context.backend.device), captured=True
+        )
+        step.begin(counts, self._ones)
+        step.place([0] * self.batch_size)
+        step.assume_full_caches()
+        step.send()  # inputs that no kernel changes
         return step
 
-    def _asking(self, kernels: LoopKernels, exit: LoopExit) -> list[Run]:
-        """The exit's router and head, on the states in front of its segment."""
-        info, step, device = exit.exit.info, self._step, self.slots.backend.device
-        nodes = self._graphs(step, exit.graphs)
-        if info.head == "identity":  # the head reads behind the last segment
-            source, target = step.hidden[exit.boundary - 1], step.hidden[-1]
-            size = self.rows * source.row_bytes
+    def _evaluation(self, kernels: LoopKernels, loop_exit: LoopExit) -> list[Run]:
+        """The exit's router and head on the hidden states at its checkpoint."""
+        info, step, device = loop_exit.early_exit.info, self._step, self.context.backend.device
+        nodes = self._graphs(step, loop_exit.graphs)
+        if info.head == "identity":  # the head reads the last hidden array
+            source, target = step.hidden[loop_exit.boundary - 1], step.hidden[-1]
+            size = self.batch_size * source.row_bytes
             nodes.insert(0, Run("to_head", lambda _: device.copy(target.pointer, source.pointer, size), fixed_stream=True))
         if info.router != "mlp":
             logits = step.tensors(HEAD, False, ["logits"])["logits"]
@@ -180,17 +204,17 @@ class DecodeLoop:
         return nodes
 
     def _count(self, turns: int, deep: Sequence[int]) -> None:
-        """Launches of the loop, as the device counted its turns. ``deep``: those that ran what lies behind each exit."""
-        edges = [0, *(exit.boundary for exit in self._exits), len(self._segments)]
+        """Count the loop's launches from the device's counters. ``deep``: turns that ran the layers after each exit."""
+        edges = [0, *(loop_exit.boundary for loop_exit in self._exits), len(self._segments)]
         times = [turns, *deep]
         for number, count in enumerate(times):
-            asked = self._exits[number].graphs if number < len(self._exits) else []
-            for graph in [*self._segments[edges[number] : edges[number + 1]], *asked]:
-                self.slots.count(graph, count)
+            evaluated = self._exits[number].graphs if number < len(self._exits) else []
+            for graph in [*self._segments[edges[number] : edges[number + 1]], *evaluated]:
+                self.context.count(graph, count)
         self._ran = [before or count > 0 for before, count in zip(self._ran, times, strict=True)]
 
     def _graphs(self, step: DeviceStep, names: Sequence[str]) -> list[Run]:
-        fixed = self.slots.backend.fixed_stream
+        fixed = self.context.backend.fixed_stream
         return [Run(name, lambda stream, name=name: step.enqueue(name, stream), fixed) for name in names]  # type: ignore[misc]
 
 

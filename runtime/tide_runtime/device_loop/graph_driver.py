@@ -1,7 +1,7 @@
-"""Driving a program by a CUDA graph: conditions become conditional nodes, and one launch runs it to its end.
+"""Execution of a program as a CUDA graph: conditions become conditional nodes, and one launch runs the whole program.
 
-A conditional body may hold kernels, copies, child graphs and further conditions. A handle belongs to the graph that holds its
-node, so it is made in that graph's builder, before the kernels that set it are captured.
+A conditional body may contain kernels, copies, child graphs and further conditions. A condition handle belongs to the graph of
+its node, so that graph's builder creates it before the kernels that set it are captured.
 https://docs.nvidia.com/cuda/cuda-c-programming-guide/#conditional-graph-nodes
 """
 
@@ -16,7 +16,7 @@ from tide_runtime.errors import TargetError
 
 
 class CapturingDevice(Protocol):
-    """The part of `CudaDevice` that makes graphs: ``gpu``, a cuda.core Device, and ``core_stream``, its Stream ``stream``."""
+    """The part of `CudaDevice` that captures graphs: ``gpu`` is a cuda.core Device, ``core_stream`` the Stream of ``stream``."""
 
     gpu: Any
     core_stream: Any
@@ -24,11 +24,11 @@ class CapturingDevice(Protocol):
     lock: AbstractContextManager[Any]
 
     def capturing(self) -> AbstractContextManager[None]:
-        """Around a capture, by whoever has the lock."""
+        """Context manager of a capture; the caller holds the lock."""
 
 
 class GraphDriver:
-    """For what has run once on the device's stream: nothing may be loaded or allocated while it is captured."""
+    """Captures programs that have run once on the device's stream, as a capture must not load modules or allocate memory."""
 
     name = "device-driven"
 
@@ -36,20 +36,20 @@ class GraphDriver:
         self._device = device
 
     def compile(self, program: Sequence[Node]) -> Callable[[], None]:
-        """What launches ``program`` as one graph. Raises TargetError when the driver, or a library, cannot capture it."""
+        """A function that launches ``program`` as one graph. Raises TargetError when it cannot be captured."""
         try:
-            with self._device.lock, self._device.capturing(), ExitStack() as begun:
-                builder = _begin(self._device.gpu.create_graph_builder(), begun)
-                self._emit(builder, program, begun)
+            with self._device.lock, self._device.capturing(), ExitStack() as captures:
+                builder = _begin(self._device.gpu.create_graph_builder(), captures)
+                self._emit(builder, program, captures)
                 builder.end_building()
                 graph = builder.complete()
                 graph.upload(self._device.core_stream)
-                begun.pop_all()
-        except Exception as error:  # cuda.core's and each library's own
+                captures.pop_all()
+        except Exception as error:  # cuda.core and each library raise their own classes
             raise TargetError(f"the decode step cannot be captured in a CUDA graph: {type(error).__name__}: {error}") from error
         finally:
             for condition in conditions(program):
-                condition.handle = None  # the host may drive the same program
+                condition.handle = None  # so that the host can run the same program
 
         def launch() -> None:
             with self._device.lock:
@@ -57,37 +57,38 @@ class GraphDriver:
 
         return launch
 
-    def _emit(self, builder: Any, program: Sequence[Node], begun: ExitStack) -> None:
-        made = {}
-        for place, node in enumerate(program):
+    def _emit(self, builder: Any, program: Sequence[Node], captures: ExitStack) -> None:
+        handles = {}
+        for index, node in enumerate(program):
             if not isinstance(node, Run):
-                made[place] = builder.create_condition(default_value=node.condition.default)
-                node.condition.handle = int(made[place].handle)
-        for place, node in enumerate(program):
+                handles[index] = builder.create_condition(default_value=node.condition.default)
+                node.condition.handle = int(handles[index].handle)
+        for index, node in enumerate(program):
             if isinstance(node, Run):
-                self._capture(builder, node, begun)
+                self._capture(builder, node, captures)
                 continue
-            body = _begin(builder.if_then(made[place]) if isinstance(node, IfThen) else builder.while_loop(made[place]), begun)
-            self._emit(body, node.body, begun)
+            open_body = builder.if_then if isinstance(node, IfThen) else builder.while_loop
+            body = _begin(open_body(handles[index]), captures)
+            self._emit(body, node.body, captures)
             body.end_building()
 
-    def _capture(self, builder: Any, node: Run, begun: ExitStack) -> None:
+    def _capture(self, builder: Any, node: Run, captures: ExitStack) -> None:
         if not node.fixed_stream:
             node.enqueue(int(builder.stream.handle))
             return
-        piece = _begin(self._device.core_stream.create_graph_builder(), begun)
+        child = _begin(self._device.core_stream.create_graph_builder(), captures)
         node.enqueue(self._device.stream)
-        piece.end_building()
-        builder.embed(piece)
+        child.end_building()
+        builder.embed(child)
 
 
-def _begin(builder: Any, begun: ExitStack) -> Any:
-    """``builder``, capturing. Should the rest fail, ``begun`` closes it: nothing else ends a capture, and until then its stream,
-    the device's own for a `Run` that is fixed to it, can do nothing else."""
-    begun.callback(_close, builder)
+def _begin(builder: Any, captures: ExitStack) -> Any:
+    """Start capturing with ``builder``, which ``captures`` closes if a later step fails: an open capture would block its
+    stream, which is the device's own for a `Run` with a fixed stream."""
+    captures.callback(_close, builder)
     return builder.begin_building()
 
 
 def _close(builder: Any) -> None:
-    with suppress(Exception):  # what a capture that failed says of itself is known by then
+    with suppress(Exception):  # the error of the failed capture is already being raised
         builder.close()

@@ -1,4 +1,4 @@
-"""Driving a program from the host: it waits for one pinned flag at each condition."""
+"""Execution of a program by the host, which reads a pinned flag at each condition."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tide_runtime.backends.device.program import Condition, IfThen, Node, Run
 
 
 class HostDriver:
-    """For every device, and for what is captured later: a first run makes libraries load and allocate what they need."""
+    """Works on every device. Also runs a program once before its capture, so that libraries load and allocate what they need."""
 
     name = "host-driven"
 
@@ -20,7 +20,7 @@ class HostDriver:
         self._device = device
 
     def compile(self, program: Sequence[Node]) -> Callable[[], None]:
-        """What runs ``program`` once. It has a flag of its own: several threads may run programs."""
+        """A function that runs ``program`` once. Each has its own flag, as several threads may run programs."""
         flag = self._device.pinned(np.dtype(np.int32).itemsize).view(np.int32)
         return lambda: self._run(program, flag)
 

@@ -1,4 +1,4 @@
-"""The kernels of a decode loop, by what they do; `plugins/` has them in CUDA, tests have them in NumPy."""
+"""Interface of a decode loop's kernels; `plugins/` implements them in CUDA, tests in NumPy."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tide_runtime.device_loop.loop_state import LoopState
 
 @dataclass(frozen=True)
 class NextInputs:
-    """Where the next turn's graphs read: device addresses by input name, and the element type of each."""
+    """Inputs of the next graphs: device address and element type by input name."""
 
     pointers: dict[str, int]
     types: dict[str, ElementType]
@@ -20,12 +20,13 @@ class NextInputs:
 
 @dataclass(frozen=True)
 class ExitScore:
-    """How sure an exit's head is, where its MLP lets it say so.
+    """Arguments of `LoopKernels.exit_score`.
 
     Args:
-        logits: [B, ``vocab``] of type ``element``, the head's. ``token``: [B] int64, their argmax, -1 where they are no numbers.
-        score: [B] float32, the MLP's where the exit ``has_mlp``; replaced by the token's probability, or by -1 where the MLP says
-            less than ``mlp_threshold`` or there is no token.
+        logits: [B, ``vocab``] of type ``element``, output of the exit's head.
+        token: [B] int64, argmax of the logits; -1 where they are not finite.
+        score: [B] float32; on input the MLP router's score if the exit ``has_mlp``, on output the token's probability, or -1
+            where the MLP's score is less than ``mlp_threshold`` or there is no token.
     """
 
     logits: int
@@ -39,13 +40,14 @@ class ExitScore:
 
 @dataclass(frozen=True)
 class ExitWindow:
-    """The states that wait at an exit, and those that come to it.
+    """Arguments of `LoopKernels.exit_join`: hidden states that arrive at an exit, and those pending there.
 
     Args:
-        number: of the exit, 1 for the first.
-        states: [B, ``arriving``, H] outputs of the layers in front of it. ``row_bytes``: of one state.
-        window: [B, W, H] the states that wait, W = ``width``.
-        last: [B, H] where the newest state of each row is wanted, None: nowhere.
+        number: the exit's number, 1 for the first.
+        states: [B, ``arriving``, H] outputs of the layers before the exit.
+        row_bytes: bytes of one hidden state.
+        window: [B, W, H] pending states, W = ``width``.
+        last: [B, H] destination of each sequence's newest state; None: not needed.
     """
 
     number: int
@@ -59,15 +61,15 @@ class ExitWindow:
 
 @dataclass(frozen=True)
 class ExitGate:
-    """What an exit decides with, and what the layers behind it read.
+    """Arguments of `LoopKernels.exit_gate`: inputs of an exit's decision, and of the layers after it.
 
     Args:
-        number: of the exit, 1 for the first.
-        score: [B] float32, the router's.
-        exit_token: [B] int64, the exit head's.
-        behind: inputs of the layers behind: write_index, position_ids [B, W], …, logits_index [B], W = ``width``.
-        width: most tokens of a row that wait at all exits together.
-        slots: of a cache's row.
+        number: the exit's number, 1 for the first.
+        score: [B] float32, the router's score.
+        exit_token: [B] int64, the exit head's token.
+        behind: inputs of the layers after the exit: write_index, position_ids [B, W], …, logits_index [B], W = ``width``.
+        width: most pending tokens of a sequence, over all exits.
+        slots: slots of the KV caches.
     """
 
     number: int
@@ -80,32 +82,36 @@ class ExitGate:
 
 
 class LoopKernels(Protocol):
-    """Each returns what queues one kernel; a condition's handle is read when it is queued."""
+    """Each method returns a function that queues one kernel; a condition's handle is read at that time."""
 
     @property
     def conditions_refused(self) -> str | None:
-        """Why these kernels cannot set conditions of CUDA graphs; None: they can."""
+        """Reason why these kernels cannot set CUDA graph conditions, or None."""
 
     def take_tokens(self, state: LoopState, chosen: int) -> Enqueue:
-        """Take ``chosen`` [B] int64 as output of the rows that run; ends rows at an eos id or their limit."""
+        """Append ``chosen`` [B] int64 to the running sequences, and finish those at an eos id or their limit."""
 
     def turn(self, state: LoopState, inputs: NextInputs, slots: int) -> Enqueue:
-        """Write the ring, make the next turn's inputs, and set ``proceed``: some row runs and turns are left.
+        """Write the turn's tokens to the ring and the next turn's inputs, and set ``proceed`` if a sequence is running and turns
+        are left.
 
-        A row that has ended writes to its cache's last slot at most; nobody reads its caches again.
+        The positions of finished sequences are clamped to the last slot; their caches are not read again.
         """
 
-    def exit_score(self, state: LoopState, exit: ExitScore) -> Enqueue:
-        """Max-probability of the exit's head into ``score``."""
+    def exit_score(self, state: LoopState, early_exit: ExitScore) -> Enqueue:
+        """Write the maximum probability of the exit's head to ``score``."""
 
     def exit_join(self, state: LoopState, window: ExitWindow) -> Enqueue:
-        """Copy the states that come to an exit behind those that wait there: at the first exit one of each row that runs, at
-        the others what waited at the exit before."""
+        """Append arriving states to an exit's pending ones: at the first exit the newest of each running sequence, at the others
+        those that were pending at the previous exit."""
 
     def exit_gate(self, state: LoopState, gate: ExitGate) -> Enqueue:
-        """``waiting``: what has come waits here now. ``exits``, ``chosen``: rows whose score clears the threshold, unless they
-        left before. Set the exit's ``deeper`` where a row has not left, as much waits as a window holds, or this is the last
-        turn; lay out the inputs of the layers behind."""
+        """Decide which sequences exit, and whether the layers after the exit run.
+
+        Adds the arrived tokens to ``waiting`` and sets ``exits`` and ``chosen`` of sequences that exit here. Sets the exit's
+        ``deeper`` if a sequence has not exited, a window is full, or this is the last turn, and writes the inputs of the layers
+        after the exit.
+        """
 
     def exit_merge(self, state: LoopState, deep_token: int) -> Enqueue:
-        """Every layer has run: ``chosen`` of rows that did not leave is the model's own token [B], and nothing waits now."""
+        """Set ``chosen`` of sequences that did not exit to the full model's token [B], and clear the pending tokens."""

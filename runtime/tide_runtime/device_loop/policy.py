@@ -1,6 +1,6 @@
-"""A depth policy whose greedy steps run on the device, several tokens a launch; everything else it leaves to the host.
+"""Depth policy that decodes greedy requests in a loop on the device, and all others on the host.
 
-What needs the host after every token: sampling, penalties, log-probabilities, stop strings, depth budgets.
+Sampling, penalties, log-probabilities, stop strings and depth budgets need the host after every token.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ Compile = Callable[[Sequence[Node]], Callable[[], None]]
 
 @dataclass
 class Drivers:
-    """Who runs a loop's program.
+    """How a loop's program is run.
 
     Args:
-        warm: its first launch, from the host: what libraries load and allocate late is there when it is captured.
-        compile: later launches; None: ``warm`` runs them all.
-        refused: why ``compile`` could not, once it has been tried.
+        warm: makes the host run the first launches, in which libraries load and allocate what a capture must not.
+        compile: captures the program for later launches; None: ``warm`` runs all of them.
+        refused: the reason why ``compile`` failed, or None.
     """
 
     warm: Compile
@@ -39,6 +39,7 @@ class Drivers:
     refused: str | None = None
 
     def compiled(self, program: Sequence[Node]) -> Callable[[], None]:
+        """The captured program, or one run by the host when the capture fails."""
         if self.compile is not None:
             try:
                 return self.compile(program)
@@ -48,13 +49,13 @@ class Drivers:
 
 
 def announced(error: TideError) -> str:
-    """The reason, for later; said once here, as a silent fallback looks like a slow GPU."""
+    """Warn about a fallback to the host, which would otherwise look like a slow GPU; returns the reason."""
     warnings.warn(f"{error}; decoding is driven from the host", RuntimeWarning, stacklevel=4)
     return str(error)
 
 
 class DrivenDepth:
-    """``inner``, with loops of ``turns`` tokens a launch. ``exits``, ``window``: as of `DecodeLoop`."""
+    """Runs ``inner`` as a `DecodeLoop` of ``turns``, ``exits`` and ``window`` where the requests allow it."""
 
     def __init__(
         self,
@@ -71,36 +72,37 @@ class DrivenDepth:
 
     @property
     def refused(self) -> str | None:
-        """Why the host took over; None: it has not."""
+        """Reason why the host decodes, or None."""
         return self._without_loops or self.drivers.refused
 
-    def prefill(self, context: ExecutionContext, row: TokenSequence) -> int:
-        return self.inner.prefill(context, row)
+    def prefill(self, context: ExecutionContext, sequence: TokenSequence) -> int:
+        return self.inner.prefill(context, sequence)
 
-    def decode(self, context: ExecutionContext, rows: Sequence[TokenSequence]) -> list[list[int]]:
+    def decode(self, context: ExecutionContext, sequences: Sequence[TokenSequence]) -> list[list[int]]:
         device_context = cast(DeviceContext, context)
-        loop = self._loop(device_context, len(rows)) if self._can(device_context, rows) else None
+        loop = self._loop(device_context, len(sequences)) if self._is_eligible(device_context, sequences) else None
         if loop is None:
-            return self.inner.decode(context, rows)
-        turns = loop.launch(rows)
-        tokens = [self._take(device_context, row, [turn[i] for turn in turns]) for i, row in enumerate(rows)]
-        # No row got any: their logits are no numbers, for which the host has an error.
-        return tokens if any(tokens) else self.inner.decode(context, rows)
+            return self.inner.decode(context, sequences)
+        turns = loop.launch(sequences)
+        tokens = [self._take(device_context, seq, [turn[i] for turn in turns]) for i, seq in enumerate(sequences)]
+        # No tokens at all mean non-finite logits, for which the inner policy raises.
+        return tokens if any(tokens) else self.inner.decode(context, sequences)
 
-    def _can(self, context: DeviceContext, rows: Sequence[TokenSequence]) -> bool:
-        if not all(_is_plain(row) and _eos(row) == _eos(rows[0]) for row in rows):
+    def _is_eligible(self, context: DeviceContext, sequences: Sequence[TokenSequence]) -> bool:
+        """Whether a loop on the device can decode these sequences together."""
+        if not all(_is_device_eligible(seq) and _eos(seq) == _eos(sequences[0]) for seq in sequences):
             return False
         if not self.exits:
             return True
-        last = context.caches.limit - self._turns - self._window  # a window writes all of its slots
-        return all(row.num_cached_tokens <= last and self.inner.can_loop(row) for row in rows)
+        last = context.caches.limit - self._turns - self._window  # pending tokens are padded to the window's slots
+        return all(seq.num_cached_tokens <= last and self.inner.can_loop(seq) for seq in sequences)
 
-    def _loop(self, context: DeviceContext, rows: int) -> _DrivenLoop | None:
-        """For up to the next power of two of rows, so that few graphs are captured.
+    def _loop(self, context: DeviceContext, batch_size: int) -> _DrivenLoop | None:
+        """A loop for at least ``batch_size`` sequences, rounded up to a power of two so that few graphs are captured.
 
-        None where its kernels cannot be built, then for all sizes, or where there is no memory for it beside these slots.
+        None when the kernels cannot be built, which then holds for all sizes, or when memory is short beside this context.
         """
-        size = min(context.capacity, 1 << (rows - 1).bit_length())
+        size = min(context.capacity, 1 << (batch_size - 1).bit_length())
         key = (self, size)
         if key not in context.attached and self._without_loops is None:
             try:
@@ -115,39 +117,39 @@ class DrivenDepth:
                 context.attached[key] = _DrivenLoop(loop, self.drivers)
         return context.attached.get(key)
 
-    def _take(self, context: DeviceContext, row: TokenSequence, values: Iterable[int]) -> list[int]:
-        """The row's new tokens, from what the ring holds of it."""
-        said = [exit_and_token(value) for value in values if value != NO_TOKEN]
-        row.num_cached_tokens += len(said)
+    def _take(self, context: DeviceContext, sequence: TokenSequence, values: Iterable[int]) -> list[int]:
+        """Update ``sequence`` with its ``values`` of the ring, and return its new tokens."""
+        generated = [exit_and_token(value) for value in values if value != NO_TOKEN]
+        sequence.num_cached_tokens += len(generated)
         if self.exits:
-            depths = [context.backend.manifest.model.num_layers, *(exit.depth for exit in self.exits)]
-            self.inner.took_tokens(row, [depths[exit] for exit, _ in said])
-        return [token for _, token in said]
+            depths = [context.backend.manifest.model.num_layers, *(loop_exit.depth for loop_exit in self.exits)]
+            self.inner.took_tokens(sequence, [depths[number] for number, _ in generated])
+        return [token for _, token in generated]
 
 
 @dataclass
 class _DrivenLoop:
-    """A loop, and what runs its program: what was compiled, once a launch has run every graph of it."""
+    """A loop and the function that runs its program, which is captured once every graph of it has run."""
 
     loop: DecodeLoop
     drivers: Drivers
     run: Callable[[], None] | None = None
 
-    def launch(self, rows: Sequence[TokenSequence]) -> list[list[int]]:
+    def launch(self, sequences: Sequence[TokenSequence]) -> list[list[int]]:
         run = self.run or self.drivers.warm(self.loop.program)
-        lengths, tokens = [row.num_cached_tokens for row in rows], [row.last_token for row in rows]
-        turns = self.loop.launch(run, lengths, tokens, [len(row.tokens) for row in rows], _eos(rows[0]))
+        num_cached_tokens, tokens = [seq.num_cached_tokens for seq in sequences], [seq.last_token for seq in sequences]
+        turns = self.loop.launch(run, num_cached_tokens, tokens, [len(seq.tokens) for seq in sequences], _eos(sequences[0]))
         if self.run is None and self.loop.is_warm:
             self.run = self.drivers.compiled(self.loop.program)
         return turns
 
 
-def _is_plain(row: TokenSequence) -> bool:
-    """Whether the device can choose the row's tokens and see its end."""
-    params = row.params
-    certain = params.takes_likeliest
-    return certain and not params.logprobs and not params.stop and params.depth_budget is None and len(_eos(row)) <= MOST_EOS
+def _is_device_eligible(sequence: TokenSequence) -> bool:
+    """Whether the device can select the sequence's tokens and detect its end."""
+    params = sequence.params
+    needs_host = params.logprobs or params.stop or params.depth_budget is not None
+    return params.takes_likeliest and not needs_host and len(_eos(sequence)) <= MOST_EOS
 
 
-def _eos(row: TokenSequence) -> frozenset[int]:
-    return frozenset() if row.params.ignore_eos else row.eos
+def _eos(sequence: TokenSequence) -> frozenset[int]:
+    return frozenset() if sequence.params.ignore_eos else sequence.eos

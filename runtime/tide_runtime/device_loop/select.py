@@ -1,4 +1,4 @@
-"""Selects what drives decoding: a loop on the device, several tokens a launch, or the host. And why."""
+"""Selection of what drives decoding: a loop on the device, with several tokens per launch, or the host; with the reason."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from tide_runtime.device_loop.policy import DrivenDepth, Drivers
 from tide_runtime.errors import TideError
 from tide_runtime.plugins import plugin
 
-_TURNS, _WINDOW = 16, 8  # tokens a launch; most tokens that wait for the layers they skipped
-_LEAST_DRIVER = 12040  # conditional nodes came with CUDA 12.4
+_TURNS, _WINDOW = 16, 8  # tokens per launch; most pending tokens of a sequence
+_MIN_DRIVER = 12040  # CUDA 12.4 introduced conditional nodes
 
 
 @dataclass
 class Drive:
-    """``policy``: what to decode with. ``refusal``: why the host drives from the start, the same loop or single steps."""
+    """``policy``: decodes. ``refusal``: the reason known at load time why the host drives a loop or single steps, or None."""
 
     policy: DepthPolicy
     refusal: str | None = None
 
     @property
     def reason(self) -> str | None:
-        """Why the host drives, None: the device does. A driver that cannot capture a loop says so at its first launches."""
+        """Reason why the host drives, or None. A failing capture is known only after the first launches."""
         return self.refusal or (self.policy.refused if isinstance(self.policy, DrivenDepth) else None)
 
     def __str__(self) -> str:
@@ -44,13 +44,13 @@ def plugin_kernels(device: Device) -> LoopKernels:
 
 
 def driver_refusal() -> str | None:
-    """Why this machine's CUDA driver has no conditional graph nodes; None: it has them."""
+    """Reason why the CUDA driver has no conditional graph nodes, or None."""
     from cuda.bindings import driver
 
     error, version = driver.cuDriverGetVersion()
     if error != driver.CUresult.CUDA_SUCCESS:
         return f"the driver does not say its version ({error.name})"
-    if version < _LEAST_DRIVER:
+    if version < _MIN_DRIVER:
         return f"the driver is for CUDA {version // 1000}.{version % 1000 // 10}, conditional graph nodes need 12.4"
     return None
 
@@ -61,11 +61,11 @@ def choose_drive(
     load_kernels: Callable[[Device], LoopKernels] = plugin_kernels,
     refusal: Callable[[], str | None] = driver_refusal,
 ) -> Drive:
-    """Let the device drive ``policy`` if it can.
+    """Wrap ``policy`` in a loop on the device if policy, backend and kernels allow it.
 
     Args:
-        load_kernels: gives the loop's kernels for a device.
-        refusal: why the driver cannot run conditional graphs; None: it can.
+        load_kernels: returns the loop's kernels for a device.
+        refusal: returns the reason why the driver cannot run conditional graphs, or None.
     """
     device = getattr(backend, "device", None)
     if device is None:
@@ -74,12 +74,12 @@ def choose_drive(
     reason = _why_on_host(policy, on_device)
     if reason is not None:
         return Drive(policy, reason)
-    exits = [LoopExit(exit, threshold) for exit, threshold in policy.for_device_loop()]
+    exits = [LoopExit(early_exit, threshold) for early_exit, threshold in policy.for_device_loop()]
     try:
         kernels = load_kernels(device)
     except TideError as error:
         return Drive(policy, str(error))
-    # Driven from the host, the loop waits for one flag at each condition, not for the tokens and scores of every exit.
+    # Without conditional nodes the host still runs the loop: it reads one flag per condition instead of every exit's outputs.
     reason = refusal() or kernels.conditions_refused
     drivers = Drivers(HostDriver(device).compile, GraphDriver(device).compile if reason is None else None)
     return Drive(DrivenDepth(policy, kernels, _TURNS, drivers, exits, _WINDOW), reason)
@@ -88,7 +88,7 @@ def choose_drive(
 def _why_on_host(policy: LoadedPolicy, backend: DeviceBackend) -> str | None:
     if backend.copies_caches:
         return "its engines do not update caches in place, and the copies back are queued from the host"
-    reason = policy.why_on_host(backend.pads_rows)
-    if reason is None and not backend.pads_rows and backend.manifest.dtype == "fp32":
+    reason = policy.why_on_host(backend.pads_sequences)
+    if reason is None and not backend.pads_sequences and backend.manifest.dtype == "fp32":
         return "attention in fp32 takes a mask that the host fills (ONNX Runtime has no fused kernel for it)"
     return reason

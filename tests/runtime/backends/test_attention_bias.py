@@ -1,4 +1,4 @@
-"""The mask that the plain attention of several rows adds to its scores."""
+"""Additive mask of the batched attention form."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from tide_runtime.backends.attention import AttentionBias
 
 @given(st.data())
 def test_a_token_sees_itself_and_what_came_before_within_the_window(data: st.DataObject) -> None:
-    """A token would read the future, another request's leftovers, or beyond its layer's window."""
+    """Guards against attention to later tokens, to stale slots, or beyond the layer's window."""
     slots, seq = data.draw(st.integers(1, 24)), data.draw(st.integers(1, 9))
     seq, window = min(seq, slots), data.draw(st.integers(0, 30))
     lengths = data.draw(st.lists(st.integers(0, slots - seq), min_size=1, max_size=4))
     bias = AttentionBias(len(lengths), seq, slots, window)
     bias.fill(lengths)
-    if max(lengths) + seq < slots and data.draw(st.booleans()):  # the next step of plain decoding
+    if max(lengths) + seq < slots and data.draw(st.booleans()):  # the incremental update of decoding
         lengths = [length + 1 for length in lengths]
         bias.fill(lengths)
     for row, length in enumerate(lengths):
@@ -31,7 +31,7 @@ def test_a_token_sees_itself_and_what_came_before_within_the_window(data: st.Dat
 
 @pytest.mark.parametrize(("name", "seen"), [("attention_bias", 6), ("attention_bias_4", 4)])
 def test_the_inputs_name_says_the_window(name: str, seen: int) -> None:
-    """Layers with a sliding window would attend to everything, or all layers to the window."""
-    bias = AttentionBias.named(name, rows=1, seq=1, slots=8)
+    """Guards against a window on the wrong layers."""
+    bias = AttentionBias.named(name, batch_size=1, seq=1, slots=8)
     bias.fill([5])
     assert np.count_nonzero(bias.array == 0) == seen

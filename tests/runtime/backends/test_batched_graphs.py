@@ -1,4 +1,4 @@
-"""The segments' forms for several rows: loaded when needed, checked like every graph, counted as the segments they are."""
+"""The segments' forms for several sequences: lazy loading, contract checks, launch counts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def load_copy(directory: Path) -> Engine:
 
 
 def verify_step(engine: Engine) -> Step:
-    """A step of two rows of two tokens: one that only the plain form can run."""
+    """A step of two tokens of two sequences, which only the batched form can run."""
     step = engine.backend.context(2).step(0, [2, 2], [2, 2])
     step.input_ids[:] = [5, 6, 7, 8]
     step.place([0, 0])
@@ -36,8 +36,8 @@ def run(engine: Engine) -> np.ndarray:
     return step.logits.copy()
 
 
-def test_tokens_attend_by_their_place_in_the_text_wherever_it_lies_in_the_cache(load: Callable[..., Engine]) -> None:
-    """An exiting prefill puts a chunk's tokens into the cache in another order: later ones would miss some, or see ahead."""
+def test_scattered_tokens_attend_by_position_not_by_slot(load: Callable[..., Engine]) -> None:
+    """Guards against wrong attention after an early-exit prefill, which caches a chunk's tokens in another order."""
     with load() as engine:
         segments, text = [segment.name for segment in engine.manifest.segments], np.array([9, 5, 7, 11, 6, 8])
         context = engine.backend.context(2)
@@ -52,14 +52,14 @@ def test_tokens_attend_by_their_place_in_the_text_wherever_it_lies_in_the_cache(
             cache[0, :, 4:] = 1e3 if "value" in name else 0.0
         step = context.step(0, [2], [2])
         step.input_ids[:] = text[[3, 5]]
-        step.place_scattered(4, np.array([3, 5]), before=order)  # 3 must not see 4, 5 must see all
+        step.place_scattered(4, np.array([3, 5]), before=order)  # position 3 must not attend to 4; position 5 attends to all
         for segment in segments:
             step.run(segment)
         assert np.abs(step.logits - wanted).max() < 1e-4
 
 
-def test_one_row_at_a_time_never_loads_them(load: Callable[..., Engine]) -> None:
-    """Whoever embeds a single chat would hold every weight twice."""
+def test_single_sequences_never_load_them(load: Callable[..., Engine]) -> None:
+    """Guards against a second copy of the weights in applications with a single chat."""
     with load() as engine:
         engine.generate([5, 6, 7], GenerationParams(max_new_tokens=4, ignore_eos=True))
         assert set(engine.backend.sessions) == {UNCUT}
@@ -72,7 +72,7 @@ def test_one_row_at_a_time_never_loads_them(load: Callable[..., Engine]) -> None
 
 
 def decode_step(engine: Engine, lengths: list[int]) -> np.ndarray:
-    """Logits of one token for each row; what lies in the caches is zeros."""
+    """Logits of one token per sequence over zeroed caches."""
     step = engine.backend.context(len(lengths)).step(0, [1] * len(lengths), [1] * len(lengths))
     step.input_ids[:] = 5
     step.place(lengths)
@@ -80,8 +80,8 @@ def decode_step(engine: Engine, lengths: list[int]) -> np.ndarray:
     return step.logits.copy()
 
 
-def test_only_rows_of_different_lengths_load_the_form_for_them(load: Callable[..., Engine]) -> None:
-    """Rows of equal lengths would be slower in it, others without it."""
+def test_only_uneven_sequences_load_the_ragged_form(load: Callable[..., Engine]) -> None:
+    """Guards against the slower form: equal lengths are slower in the ragged form, different ones without it."""
     with load() as engine:
         even = decode_step(engine, [4, 4])
         assert set(engine.backend.sessions) == {UNCUT}
@@ -92,7 +92,7 @@ def test_only_rows_of_different_lengths_load_the_form_for_them(load: Callable[..
 
 
 def test_a_bundle_without_that_form_runs(bundle_copy: Path) -> None:
-    """Bundles of older versions, and of models that have no use for it, would fail at the first two people."""
+    """Guards against a failing first batch of bundles without a ragged form."""
     with load_copy(bundle_copy) as engine:
         wanted = decode_step(engine, [4, 3])
     for name in (UNCUT, "segment_0", "segment_1", "segment_2"):
@@ -103,7 +103,7 @@ def test_a_bundle_without_that_form_runs(bundle_copy: Path) -> None:
 
 
 def test_threads_load_them_once(load: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Several requests that come in at once would each hold a copy of the weights, or meet half of the graphs."""
+    """Guards against concurrent requests that load several copies of the weights or see a partial set of graphs."""
     with load() as engine:
         opened, original = list[str](), engine.backend._load
         monkeypatch.setattr(engine.backend, "_load", lambda name: (opened.append(name), original(name))[1])
@@ -117,15 +117,15 @@ def test_threads_load_them_once(load: Callable[..., Engine], monkeypatch: pytest
         assert len(results) == 4 and all(np.array_equal(results[0], other) for other in results)
 
 
-def test_a_launch_for_several_rows_is_one_launch_of_the_segment(load: Callable[..., Engine]) -> None:
-    """Skipped segments are proved by counting launches: these must not multiply with the rows or hide under a name."""
+def test_a_batched_launch_counts_as_one_launch_of_the_segment(load: Callable[..., Engine]) -> None:
+    """Guards against wrong launch counts, by which tests prove that segments are skipped."""
     with load() as engine:
         run(engine)
         assert engine.backend.launches == {segment.name: 1 for segment in engine.manifest.segments}
 
 
 def test_a_bundle_without_them_is_refused(bundle_copy: Path) -> None:
-    """A bundle of an older version would fail in the middle of somebody's batch."""
+    """Guards against bundles of an older version that fail in the first batch instead of at load."""
     edit(bundle_copy, "targets", "cpu", "graphs", batched_graph("segment_1"), remove=True)
     with pytest.raises(BundleError, match=r"lacks graphs \['segment_1.batched'\].*export the bundle again"):
         load_copy(bundle_copy)
@@ -153,11 +153,11 @@ def other_segment(bundle: Path) -> None:
     [(garbage, "cannot load"), (renamed_input, "stranger"), (renamed_mask, "attention_bias_x"), (other_segment, "key_cache_3")],
 )
 def test_a_broken_one_is_refused_when_it_is_loaded(harm: Callable[[Path], None], words: str, bundle_copy: Path) -> None:
-    """Files that match their hash and are still wrong must end in an error that says so, not in wrong tokens."""
+    """Guards against wrong tokens from files that match their hash but not the contract."""
     harm(bundle_copy)
     with load_copy(bundle_copy) as engine:
-        engine.generate([5, 6], GenerationParams(max_new_tokens=2, ignore_eos=True))  # one row: not affected
+        engine.generate([5, 6], GenerationParams(max_new_tokens=2, ignore_eos=True))  # a single sequence does not use it
         with pytest.raises(BundleError, match=f"{words}.*export the bundle again"):
             run(engine)
-        with pytest.raises(BundleError, match="export the bundle again"):  # and again, for the next request
+        with pytest.raises(BundleError, match="export the bundle again"):  # the next request fails in the same way
             run(engine)

@@ -1,4 +1,4 @@
-"""Caches grow with their longest row and keep what is in them; steps bound before they grew go on with the new ones."""
+"""Growth of KV caches, and rebinding of the steps that were bound before."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from tide_runtime.errors import CacheFullError
 
 @pytest.fixture(autouse=True)
 def short_caches(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that the small bundle's caches have room to grow."""
-    monkeypatch.setattr(kv_caches, "_LEAST_SLOTS", 1)
+    """Start with few slots, so that the small bundle's caches can grow."""
+    monkeypatch.setattr(kv_caches, "_MIN_SLOTS", 1)
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def caches(engine: Engine) -> KVCaches:
 
 
 def test_growing_keeps_what_was_written(caches: KVCaches) -> None:
-    """A conversation would lose its beginning when it gets longer than its cache."""
+    """Guards against lost tokens when a conversation outgrows its cache."""
     before = {name: np.random.default_rng(0).random(array.shape, np.float32) for name, array in caches.arrays.items()}
     for name, array in caches.arrays.items():
         array[:] = before[name]
@@ -35,8 +35,8 @@ def test_growing_keeps_what_was_written(caches: KVCaches) -> None:
 
 
 def test_cleared_caches_are_short_again_and_grow_in_their_memory(caches: KVCaches) -> None:
-    """After one long conversation the attention of every later batch would read through as many slots; and rows move apart
-    when caches grow, over memory that other rows still stand in."""
+    """Guards against caches that stay long after one long conversation, and against growth in place that overwrites the next
+    sequence."""
     fewest, name = caches.slots, "key_cache_0"
     caches.reserve(MAX_SEQ_LEN)
     grown, generation = caches.arrays[name], caches.generation
@@ -51,7 +51,7 @@ def test_cleared_caches_are_short_again_and_grow_in_their_memory(caches: KVCache
 
 
 def test_a_step_beyond_the_last_slot_is_refused(caches: KVCaches) -> None:
-    """A draft near the end of the cache would be written over a neighbour's row, or over memory of something else."""
+    """Guards against drafts written past the end of a cache."""
     caches.reserve(MAX_SEQ_LEN)
     assert caches.slots == MAX_SEQ_LEN
     with pytest.raises(CacheFullError, match=f"ends at slot {MAX_SEQ_LEN + 1}.*has {MAX_SEQ_LEN}.*--max-seq-len"):
@@ -60,15 +60,15 @@ def test_a_step_beyond_the_last_slot_is_refused(caches: KVCaches) -> None:
 
 
 @pytest.mark.parametrize("lengths", [[MAX_SEQ_LEN - 3, 0], [0, MAX_SEQ_LEN - 3]])
-def test_place_refuses_rows_that_would_run_over(engine: Engine, lengths: list[int]) -> None:
-    """Only the longest row of a batch runs over: checking any other would let it."""
+def test_place_refuses_sequences_that_would_overflow(engine: Engine, lengths: list[int]) -> None:
+    """Guards against a check of any but the longest sequence."""
     step = engine.backend.context(2).step(0, [4, 4])
     with pytest.raises(CacheFullError):
         step.place(lengths)
 
 
 def test_steps_go_back_to_short_caches(engine: Engine) -> None:
-    """A step that stayed with the long caches would write to places where nobody looks."""
+    """Guards against steps that keep writing to the long caches."""
     graphs = [segment.name for segment in engine.manifest.segments]
 
     def run(context: OnnxRuntimeContext, counts: list[int], lengths: list[int]) -> np.ndarray:
@@ -88,16 +88,15 @@ def test_steps_go_back_to_short_caches(engine: Engine) -> None:
     np.testing.assert_array_equal(run(context, [3, 3], [2, 1]), run(fresh, [3, 3], [2, 1]))  # bound while they are short
 
 
-def test_one_row_never_copies_its_cache(engine: Engine) -> None:
-    """A single chat would pay for a growth that its attention gains nothing from."""
+def test_a_single_sequence_never_copies_its_cache(engine: Engine) -> None:
+    """Guards against growth for a single chat, whose attention does not read empty slots."""
     assert KVCaches(engine.manifest, np.float32, 1).slots == MAX_SEQ_LEN
 
 
 @pytest.mark.parametrize("dropped", [False, True])
 @pytest.mark.parametrize("seq", [1, 3])
 def test_a_step_goes_on_after_another_made_the_caches_grow(engine: Engine, seq: int, dropped: bool) -> None:
-    """Its bindings would still write into the old arrays, and its mask would have their length, also when it is not among
-    the kept steps any more."""
+    """Guards against bindings to the replaced arrays and masks of their size, also in steps that the context has dropped."""
     graphs = [segment.name for segment in engine.manifest.segments]
 
     def run(grow: bool) -> np.ndarray:
@@ -105,7 +104,7 @@ def test_a_step_goes_on_after_another_made_the_caches_grow(engine: Engine, seq: 
         step = context.step(0, [seq, seq], [seq, seq])
         for turn in range(3):
             start = 4 + turn * seq
-            if turn == 2:  # reads what the turn before has written
+            if turn == 2:  # reads what the previous turn wrote
                 step = context.step(0, [seq, seq], [seq, seq])
             step.input_ids[:] = np.arange(2 * seq) + start
             step.place([start, start - 4])

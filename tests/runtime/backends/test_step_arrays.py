@@ -1,4 +1,4 @@
-"""Where the tokens of uneven rows stand, packed and padded."""
+"""Packed and padded layouts of uneven steps."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from tide_runtime.backends.step_arrays import StepPositions, StepShape
 
 
 def test_uneven_rows_are_packed_and_padded() -> None:
-    """A token would be computed in another row's place, or read from what an earlier step had left behind."""
+    """Guards against tokens mapped to another sequence or to stale entries."""
     positions = StepPositions(StepShape.of(0, [0, 3, 2], [0, 2, 1]))
     positions.arrange([0, 3, 2], [0, 2, 1])
     packed, padded, logits = (positions.arrays[name] for name in ("packed_from", "padded_from", "logits_index"))
     assert packed.shape == (1, 6) and packed[0].tolist() == [3, 4, 5, 6, 7, 0]  # five tokens, rounded up
-    assert padded.tolist() == [[0, 0, 0], [0, 1, 2], [3, 4, 4]]  # the row without tokens takes another's
+    assert padded.tolist() == [[0, 0, 0], [0, 1, 2], [3, 4, 4]]  # a sequence without tokens repeats another's
     assert logits[:3].tolist() == [1, 2, 4]
     positions.arrange([3, 0, 2], [1, 0, 2])
     assert packed[0].tolist() == [0, 1, 2, 6, 7, 0]
@@ -20,7 +20,7 @@ def test_uneven_rows_are_packed_and_padded() -> None:
 
 
 def test_a_step_that_wants_no_logits_points_to_a_token_that_exists() -> None:
-    """The graph of a step of segments alone would gather outside of its tokens."""
+    """Guards against out-of-range logits indices in steps that compute no logits."""
     positions = StepPositions(StepShape.of(0, [2, 1], ()))
     positions.arrange([2, 1], ())
     assert not positions.arrays["logits_index"].any()

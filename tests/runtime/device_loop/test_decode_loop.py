@@ -1,4 +1,4 @@
-"""Decode loops on a simulated GPU: the same tokens as from the host, whatever joins, leaves and ends, and who drives."""
+"""Decode loops on a simulated GPU give the same tokens as the host, for changing batches and every driver."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def requests(eos: tuple[int, ...] = (), budgets: tuple[int, ...] = BUDGETS) -> l
 
 
 class Driven:
-    """Requests through `DrivenDepth` over the simulated GPU. ``compile`` False: the host drives every launch."""
+    """Runs requests through `DrivenDepth` on the simulated GPU. ``compile`` False: the host drives every launch."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class Driven:
         logits: ElementType = FP64,
     ) -> None:
         self.gpu = SimulatedGpu()
-        self.manifest = tiny_manifest(MODEL, sorted({1, 3, *(exit.checkpoint for exit in exits)}), exits)
+        self.manifest = tiny_manifest(MODEL, sorted({1, 3, *(info.checkpoint for info in exits)}), exits)
         self.backend = TinyDeviceBackend(self.manifest, MODEL, self.gpu, fixed, logits)
         self.drivers = Drivers(HostDriver(self.gpu).compile, GraphDriver(self.gpu).compile if compile else None)
         inner = ExitDepth(self.manifest, 4, DepthOptions()) if exits else FullDepth(self.manifest, 4)
@@ -94,7 +94,7 @@ class Driven:
 
 
 def expected(wanted: list[Request], exits: tuple[ExitInfo, ...]) -> list[tuple[list[int], str | None]]:
-    """Token for token from states computed from scratch; with ``exits``, every token may leave."""
+    """Reference tokens, each from states computed from scratch; with ``exits``, every token may exit early."""
     return [_continuation(request, exits) for request in wanted]
 
 
@@ -103,7 +103,7 @@ def _continuation(request: Request, exits: tuple[ExitInfo, ...]) -> tuple[list[i
     while True:
         states = MODEL.states_of(np.array(text))
         asked = exits if len(text) > count else ()
-        said = [_exit_logits(exit, states.hidden[exit.checkpoint][-1]) for exit in asked]
+        said = [_exit_logits(info, states.hidden[info.checkpoint][-1]) for info in asked]
         text.append(int(next((logits for logits in said if logits is not None), states.logits[-1]).argmax()))
         if text[-1] in (request.params.eos_token_ids or ()):
             return text[count:], "eos"
@@ -113,23 +113,23 @@ def _continuation(request: Request, exits: tuple[ExitInfo, ...]) -> tuple[list[i
             return text[count:], "cache_full"
 
 
-def _exit_logits(exit: ExitInfo, state: NDArray[np.float64]) -> NDArray[np.float64] | None:
-    """None where the row goes on."""
-    assert exit.exit_threshold is not None
-    score = float(MODEL.score(exit.checkpoint, state))
-    logits = MODEL.logits(state if exit.head == "identity" else MODEL.translated(exit.checkpoint, state))
-    if exit.router == "mlp":
-        return logits if score >= exit.exit_threshold else None
-    sure = 1 / np.exp(logits - logits.max()).sum() >= exit.exit_threshold
-    return logits if sure and (exit.mlp_threshold is None or score >= exit.mlp_threshold) else None
+def _exit_logits(info: ExitInfo, state: NDArray[np.float64]) -> NDArray[np.float64] | None:
+    """Logits of the exit head, or None where the token does not exit."""
+    assert info.exit_threshold is not None
+    score = float(MODEL.score(info.checkpoint, state))
+    logits = MODEL.logits(state if info.head == "identity" else MODEL.translated(info.checkpoint, state))
+    if info.router == "mlp":
+        return logits if score >= info.exit_threshold else None
+    sure = 1 / np.exp(logits - logits.max()).sum() >= info.exit_threshold
+    return logits if sure and (info.mlp_threshold is None or score >= info.mlp_threshold) else None
 
 
 @pytest.mark.parametrize("exits", EXITS.values(), ids=EXITS)
 @pytest.mark.parametrize("fixed", [False, True])
 @pytest.mark.parametrize("compile", [False, True])
 @pytest.mark.parametrize("capacity", [1, 3, 5])
-def test_every_drive_says_the_same(exits: tuple[ExitInfo, ...], fixed: bool, compile: bool, capacity: int) -> None:
-    """A GPU whose driver cannot do conditional graphs would answer otherwise than one that can."""
+def test_every_drive_generates_the_same_tokens(exits: tuple[ExitInfo, ...], fixed: bool, compile: bool, capacity: int) -> None:
+    """Guards against output that depends on whether the driver supports conditional graphs."""
     for wanted in (requests(), requests(eos=(4,))):
         driven = Driven(exits, compile, fixed)
         assert driven.tokens(wanted, capacity) == expected(wanted, exits)
@@ -137,18 +137,18 @@ def test_every_drive_says_the_same(exits: tuple[ExitInfo, ...], fixed: bool, com
 
 
 @pytest.mark.parametrize("exits", EXITS.values(), ids=EXITS)
-def test_a_full_cache_ends_a_row_and_no_other(exits: tuple[ExitInfo, ...]) -> None:
-    """A long chat would write behind its cache, into another row's, or stop its neighbours."""
+def test_a_full_cache_ends_only_its_sequence(exits: tuple[ExitInfo, ...]) -> None:
+    """Guards against a long chat that writes into another sequence's cache or ends other sequences."""
     wanted = requests(budgets=(99, 5, 99, 99, 9))
     assert Driven(exits).tokens(wanted, 4) == expected(wanted, exits)
 
 
 @pytest.mark.parametrize("mutation", ["eos", "limit", "mask", "turns", "window", "mlp", "last", "again", "elsewhere"])
-def test_every_rule_of_the_loop_is_seen(mutation: str) -> None:
-    """A rule that no test needs would be lost with the next change of a kernel."""
+def test_every_broken_rule_of_the_loop_is_detected(mutation: str) -> None:
+    """Guards against kernel rules that no test covers."""
 
     def seen(mutation: str) -> object:
-        """What is said and what it took, or what the simulated GPU or the ring object to."""
+        """Tokens and launches, or the error of the simulated GPU or the ring."""
         done = []
         texts = requests(eos=(4,)), requests(budgets=(99, 5, 99, 99, 9))
         for exits, wanted, capacity in product(EXITS.values(), texts, (1, 5)):
@@ -162,17 +162,17 @@ def test_every_rule_of_the_loop_is_seen(mutation: str) -> None:
     assert seen(mutation) != seen("")
 
 
-def test_one_launch_says_several_tokens() -> None:
-    """The point of the loop: a host that takes part in every token is what small models wait for."""
+def test_one_launch_generates_several_tokens() -> None:
+    """Guards against a round trip to the host per token, which dominates the step time of small models."""
     driven = Driven()
     [row] = driven.rows([replace(requests()[0], params=GenerationParams(max_new_tokens=1 + 3 * TURNS))], 1)
     assert row.finish_reason == "length"
-    assert driven.gpu.graph_launches == 2  # the first launch is the host's
+    assert driven.gpu.graph_launches == 2  # the host drives the first launch
     assert driven.backend.launches == {"segment_0": 1 + 3 * TURNS, "segment_1": 1 + 3 * TURNS, "segment_2": 1 + 3 * TURNS}
 
 
-def test_segments_without_an_active_row_do_not_run() -> None:
-    """Early exits that run every layer cost more than none."""
+def test_segments_without_an_active_sequence_do_not_run() -> None:
+    """Guards against early exits that still run every layer."""
     wanted = requests(budgets=(21, 21, 21, 21, 21))
     driven = Driven((EXIT,))
     rows = driven.rows(wanted, 1)
@@ -182,8 +182,8 @@ def test_segments_without_an_active_row_do_not_run() -> None:
     assert driven.backend.launches["segment_0"] - driven.backend.launches["segment_2"] >= left // 2
 
 
-def test_what_the_device_cannot_choose_is_left_to_the_host() -> None:
-    """Sampling, penalties, log-probabilities and stop strings would be ignored without a word."""
+def test_requests_that_need_the_host_are_decoded_there() -> None:
+    """Guards against silently ignored sampling, penalties, log-probabilities and stop strings."""
     params = GenerationParams(max_new_tokens=9, temperature=0.8, seed=1)
     for given in (
         params,
@@ -204,8 +204,8 @@ def test_what_the_device_cannot_choose_is_left_to_the_host() -> None:
 
 @pytest.mark.parametrize("compile", [False, True])
 @pytest.mark.parametrize("exits", EXITS.values(), ids=EXITS)
-def test_logits_that_are_no_numbers_raise(exits: tuple[ExitInfo, ...], compile: bool) -> None:
-    """A loop that goes on with token -1, or never returns, would hide a broken engine."""
+def test_non_finite_logits_raise(exits: tuple[ExitInfo, ...], compile: bool) -> None:
+    """Guards against a loop that continues with token -1 or never returns."""
     driven = Driven(exits, compile)
     object.__setattr__(driven.backend, "model", _broken(MODEL))
     with pytest.raises(NumericsError, match="NaN"):
@@ -213,14 +213,14 @@ def test_logits_that_are_no_numbers_raise(exits: tuple[ExitInfo, ...], compile: 
 
 
 def _broken(model: TinyTransformer) -> TinyTransformer:
-    """Its position 6 has no numbers."""
+    """The model with NaN at position 6."""
     broken = TinyTransformer(model.seed, model.strengths, model.vocab, model.positions)
     broken.weights["position"][6] = np.nan
     return broken
 
 
 def test_a_graph_that_cannot_be_captured_is_announced() -> None:
-    """A silent fallback looks like a slow GPU."""
+    """Guards against a silent fallback, which looks like a slow GPU."""
     driven = Driven()
 
     def refuse(program: object) -> None:
@@ -234,8 +234,8 @@ def test_a_graph_that_cannot_be_captured_is_announced() -> None:
 
 
 @pytest.mark.parametrize("fixed", [False, True])
-def test_a_capture_that_fails_on_the_way_leaves_nothing_behind(fixed: bool) -> None:
-    """A stream that still captures fails at its next use, and so does the request, which the host could have gone on with."""
+def test_a_failed_capture_is_closed(fixed: bool) -> None:
+    """Guards against an open capture, which makes the next use of the stream fail instead of falling back to the host."""
     driven = Driven((EXIT,), fixed=fixed)
     bind = driven.backend.bind
 
@@ -257,7 +257,7 @@ def test_a_capture_that_fails_on_the_way_leaves_nothing_behind(fixed: bool) -> N
 
 
 def test_other_threads_wait_until_a_capture_is_done() -> None:
-    """What they queue on the stream would become part of the graph, and run again with every token of somebody else's text."""
+    """Guards against work of other threads in the graph, where every later launch would repeat it."""
     driven = Driven(fixed=True)
     bind, beside = driven.backend.bind, list[tuple[Thread, bool]]()
     others = driven.backend.context(1).step(0, [1])
@@ -285,8 +285,8 @@ def test_other_threads_wait_until_a_capture_is_done() -> None:
     assert waited and not thread.is_alive()
 
 
-def test_a_loop_that_has_no_room_leaves_its_rows_to_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A GPU that was full once would drive nothing any more."""
+def test_without_memory_for_a_loop_the_host_decodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against a GPU that never drives again after it was full once."""
     driven, made = Driven(), LoopState.__init__
 
     def full(state: LoopState, device: Device, rows: int, turns: int, exits: int) -> None:
@@ -302,8 +302,8 @@ def test_a_loop_that_has_no_room_leaves_its_rows_to_the_host(monkeypatch: pytest
     assert driven.gpu.graph_launches and driven.policy.refused is None
 
 
-def test_a_loop_is_captured_when_all_of_it_has_run() -> None:
-    """What a graph's first run loads and allocates cannot be captured; early launches may never have gone deep."""
+def test_a_loop_is_captured_after_every_graph_has_run() -> None:
+    """Guards against a capture of lazy initialization: early launches may not have run the deeper layers."""
     always = replace(EXIT, exit_threshold=0.0)
     driven = Driven((always,))
     [row] = driven.rows([replace(requests()[0], params=GenerationParams(max_new_tokens=3))], 1)
@@ -313,8 +313,8 @@ def test_a_loop_is_captured_when_all_of_it_has_run() -> None:
     assert driven.gpu.graph_launches and driven.backend.launches["segment_2"] > ran
 
 
-def test_caches_that_nobody_uses_are_given_back() -> None:
-    """What a loop keeps of them would hold gigabytes of a GPU until the engine goes."""
+def test_unused_caches_are_freed() -> None:
+    """Guards against loops that keep caches alive until the engine is deleted."""
     driven = Driven((EXIT,))
     context = driven.backend.context(2)
     rows = [make_row(request, driven.manifest) for request in requests()]
@@ -328,8 +328,8 @@ def test_caches_that_nobody_uses_are_given_back() -> None:
 
 
 def test_a_ring_that_was_not_read_in_time_is_refused() -> None:
-    """Tokens would be lost from the middle of a text."""
-    ring = TokenRing(SimulatedGpu(), turns=4, rows=2)
+    """Guards against tokens lost from the middle of a text."""
+    ring = TokenRing(SimulatedGpu(), turns=4, batch_size=2)
     ring.entries[0], ring.counts[0] = [7, NO_TOKEN], 1
     assert ring.take() == [[7, NO_TOKEN]] and ring.take() == []
     ring.counts[0] = 6
@@ -339,29 +339,29 @@ def test_a_ring_that_was_not_read_in_time_is_refused() -> None:
 
 @pytest.mark.parametrize("name", [name for name in EXITS if name != "none"])
 def test_exits_of_these_tests_are_taken_and_not_taken(name: str) -> None:
-    """Most of the tests above would compare `full` with `full`."""
+    """Guards against test exits that are always or never taken."""
     rows = Driven(EXITS[name]).rows(requests(budgets=(21, 21, 21, 21, 21)), 3)
     depths = [depth for row in rows for depth in row.depth.token_depths]
-    shares = [depths.count(depth) / len(depths) for depth in (*(exit.checkpoint for exit in EXITS[name]), 4)]
+    shares = [depths.count(depth) / len(depths) for depth in (*(info.checkpoint for info in EXITS[name]), 4)]
     assert min(shares) > 0.05 and sum(shares) == pytest.approx(1)
 
 
 @pytest.mark.parametrize("name", SEVERAL)
-def test_layers_between_exits_run_when_some_row_needs_them(name: str) -> None:
-    """A loop that goes all the way down where the next exit would do saves nothing by having several."""
+def test_layers_between_exits_run_only_when_needed(name: str) -> None:
+    """Guards against running all layers where the next exit would suffice."""
     driven = Driven(EXITS[name])
     rows = driven.rows(requests(budgets=(21, 21, 21, 21, 21)), 1)
     depths = [depth for row in rows for depth in row.depth.token_depths]
     launches = [driven.backend.launches[segment.name] for segment in driven.manifest.segments]
     assert launches == sorted(launches, reverse=True) and len(set(launches)) == len(launches)
-    for info in EXITS[name]:  # a launch of the layers behind it for every token that goes on, few for those that wait
+    for info in EXITS[name]:  # one launch of the layers after it per token that does not exit, few for pending ones
         segment = next(number for number, graph in enumerate(driven.manifest.segments) if graph.layers[0] == info.checkpoint)  # type: ignore[index]
         assert launches[segment] < launches[0] - depths.count(info.checkpoint) // 2
 
 
 @pytest.mark.parametrize("name", SEVERAL)
-def test_a_token_keeps_the_depth_it_left_at(name: str) -> None:
-    """Statistics that name another exit would send whoever tunes thresholds to the wrong one."""
+def test_statistics_name_the_exit_that_a_token_took(name: str) -> None:
+    """Guards against depth statistics of the wrong exit."""
     wanted = requests(budgets=(21, 21, 21, 21, 21))
     plain, driven = Driven(EXITS[name]), Driven(EXITS[name])
     reference = [make_row(request, plain.manifest) for request in wanted]

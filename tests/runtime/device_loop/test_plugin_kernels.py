@@ -17,7 +17,7 @@ from tide_runtime.device_loop.policy import DrivenDepth
 
 
 class SimulatedDriver(HostDriver):
-    """Launches on the simulated GPU's streams; parameters are taken when a launch is queued, as a GPU does."""
+    """Launches on the simulated GPU's streams; parameters are copied when a launch is queued, as on a GPU."""
 
     gpu: SimulatedGpu
 
@@ -45,8 +45,8 @@ def with_real_kernels(driven: Driven, order: int) -> Driven:
 
 @pytest.mark.parametrize("exits", EXITS.values(), ids=EXITS)
 @pytest.mark.parametrize(("compile", "order"), [(True, 0), (True, 5), (False, 1)])
-def test_loops_of_real_kernels_say_the_same(exits: tuple[ExitInfo, ...], compile: bool, order: int) -> None:
-    """Kernels in NumPy that are right, and kernels in CUDA that are not."""
+def test_loops_of_real_kernels_generate_the_same_tokens(exits: tuple[ExitInfo, ...], compile: bool, order: int) -> None:
+    """Guards against CUDA kernels that differ from the NumPy kernels of the other tests."""
     for wanted in (requests(eos=(4,)), requests(budgets=(99, 5, 99, 99, 9))):
         driven = with_real_kernels(Driven(exits, compile, logits=FP32), order)
         assert driven.tokens(wanted, 5) == expected(wanted, exits)

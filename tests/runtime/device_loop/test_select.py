@@ -1,4 +1,4 @@
-"""What drives decoding, and the reason that is shown when it is not the GPU."""
+"""Selection of what drives decoding, and the reason that is shown when it is not the GPU."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tide_runtime.scheduler import run
 
 
 class Kernels(PluginLoopKernels):
-    """Kernels of a simulated driver; CUDA 13 compiled them, so they can set conditions."""
+    """Kernels of a simulated driver that can set graph conditions, as those compiled by CUDA 13."""
 
     conditions_refused: str | None = None
 
@@ -59,7 +59,7 @@ def chosen(
 ) -> drive.Drive:
     manifest = tiny_manifest(MODEL, [1, 2, 3], exits)
     backend: Any = TinyDeviceBackend(manifest, MODEL, SimulatedGpu())
-    backend.pads_rows = pads
+    backend.pads_sequences = pads
     made = make_policy(policy, manifest, 8, DepthOptions(**options))
     return drive.choose_drive(made, backend, load_kernels, refusal)
 
@@ -112,14 +112,14 @@ def test_the_same_tokens_whatever_drives(load_kernels: Callable[[Any], Kernels])
     ids=["driver", "kernels"],
 )
 def test_without_conditions_the_host_drives_the_same_loop(without: dict[str, Any]) -> None:
-    """It waits for a flag at each condition; the policy's own steps would wait for every exit's tokens and scores."""
+    """Guards against host-driven single steps, which wait for every exit's tokens and scores instead of one flag."""
     made = chosen("exit", **without)
     assert isinstance(made.policy, DrivenDepth) and str(made) == "host-driven: no graph conditions"
     assert made.policy.drivers.compile is None
 
 
 def test_an_old_driver_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Conditional nodes would fail when the graph is made, in the middle of a request."""
+    """Guards against a capture that fails in the middle of a request."""
     driver = pytest.importorskip("cuda.bindings.driver", reason="the package cuda-bindings is not installed")
     for version, wanted in ((12020, "for CUDA 12.2, conditional graph nodes need 12.4"), (12040, None)):
         monkeypatch.setattr(driver, "cuDriverGetVersion", lambda v=version: (driver.CUresult.CUDA_SUCCESS, v))
@@ -128,19 +128,19 @@ def test_an_old_driver_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_gpu_without_kernels_is_a_reason() -> None:
-    """An old GPU must not keep a model from running."""
+    """Guards against a model that cannot run on an old GPU."""
     assert str(chosen(load_kernels=no_kernels)) == "host-driven: no kernels for sm_61"
 
 
 def test_kernels_for_old_gpus_set_no_conditions() -> None:
-    """CUDA 12 compiles them, and its headers have no graph conditions for these GPUs."""
+    """Guards against conditions in kernels of CUDA 12, whose headers lack them for these GPUs."""
     libraries: list[Any] = [SimpleNamespace(architecture=architecture) for architecture in ARCHITECTURES]
     reasons = {library.architecture.name: PluginLoopKernels(library, 0).conditions_refused for library in libraries}
     assert reasons["sm_70"] == "kernels for sm_70 set no graph conditions" and reasons["sm_90"] is None
 
 
 def test_kernels_that_cannot_be_built_are_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A missing compiler shows when a loop first needs a kernel, in the middle of a request that can go on without."""
+    """Guards against a request that fails because the compiler, needed by its first loop, is missing."""
 
     def without_compiler(device: Any) -> Kernels:
         driver = SimulatedDriver()
@@ -162,7 +162,7 @@ def test_kernels_that_cannot_be_built_are_a_reason(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_loop_that_cannot_be_captured_is_a_reason() -> None:
-    """It shows at the first launches only: until then the device was to drive."""
+    """Guards against a reason that misses a capture failing at the first launches."""
     made = chosen()
     assert isinstance(made.policy, DrivenDepth)
 

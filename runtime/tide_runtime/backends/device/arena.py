@@ -1,12 +1,17 @@
-"""Many buffers in one allocation, at places that are known before anything is allocated."""
+"""Several device buffers in one allocation: `Arena`, and `TransferBlock`, which the host fills for every step."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import prod
+from typing import Any, cast
 
-from tide_runtime.backends.device.device import Device
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
 
-ALIGNMENT = 256  # of every buffer, as of an allocation
+from tide_runtime.backends.device.device import Device, Mark
+
+ALIGNMENT = 256  # bytes; the alignment of CUDA allocations, kept for every buffer
 
 
 def aligned(count_bytes: int) -> int:
@@ -14,25 +19,51 @@ def aligned(count_bytes: int) -> int:
 
 
 def layout(sizes: Mapping[str, int]) -> tuple[dict[str, int], int]:
-    """Offset of each buffer (name → bytes), in order, and the bytes of all."""
-    places, end = {}, 0
+    """Byte offset of each buffer in ``sizes`` (name → bytes), in order, and the total size."""
+    offsets, end = {}, 0
     for name, count_bytes in sizes.items():
-        places[name] = end
+        offsets[name] = end
         end += aligned(count_bytes)
-    return places, max(end, ALIGNMENT)
+    return offsets, max(end, ALIGNMENT)
 
 
 class Arena:
-    """Device memory for ``sizes`` (name → bytes), zero at first; ``pointers``: address of each, ``pointer``: of the first.
+    """Zero-initialized device memory for ``sizes`` (name → bytes), freed with this object.
 
-    Freed with this object.
-
-    Raises TargetError when the device has not so much.
+    ``pointers`` maps names to device addresses; ``pointer`` is the start. Raises TargetError when the device is out of memory.
     """
 
     def __init__(self, device: Device, sizes: Mapping[str, int]) -> None:
         self.sizes = dict(sizes)
-        places, self.bytes = layout(sizes)
+        offsets, self.bytes = layout(sizes)
         self._memory = device.allocate(self.bytes)
         self.pointer = self._memory.pointer
-        self.pointers = {name: self.pointer + place for name, place in places.items()}
+        self.pointers = {name: self.pointer + offset for name, offset in offsets.items()}
+
+
+class TransferBlock:
+    """Small arrays that the host fills and sends to the device as one copy.
+
+    ``host``: the arrays of ``shapes`` (name → shape, dtype) in pinned memory; ``pointers``: their copies on the device.
+    """
+
+    def __init__(self, device: Device, shapes: Mapping[str, tuple[tuple[int, ...], DTypeLike]]) -> None:
+        sizes = {name: prod(shape) * np.dtype(dtype).itemsize for name, (shape, dtype) in shapes.items()}
+        self._device, self._arena = device, Arena(device, sizes)
+        self._bytes, self._sent = device.pinned(self._arena.bytes), cast(Mark | None, None)
+        self.pointers = self._arena.pointers
+        self.host: dict[str, NDArray[Any]] = {}
+        for name, (shape, dtype) in shapes.items():
+            offset = self.pointers[name] - self._arena.pointer
+            self.host[name] = self._bytes[offset : offset + sizes[name]].view(dtype).reshape(shape)
+
+    def wait_until_writable(self) -> None:
+        """Wait until the copy of the last `send`, which is asynchronous, has read the host arrays."""
+        if self._sent is not None:
+            self._sent.wait()
+            self._sent = None
+
+    def send(self) -> None:
+        """Queue the copy to the device."""
+        self._device.upload(self._arena.pointer, self._bytes)
+        self._sent = self._device.mark()

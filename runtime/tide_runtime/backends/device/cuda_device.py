@@ -1,4 +1,4 @@
-"""A GPU as the runtime's `Device`, through cuda.core, and cuda.bindings for copies of parts of a buffer."""
+"""`Device` implemented by cuda.core, with cuda.bindings for copies of parts of a buffer."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ INSTALL = "pip install 'tide-llm[kernels]'"
 
 
 class CudaMemory:
-    """A cuda.core buffer, which goes to ``frees`` with this object."""
+    """A cuda.core buffer, handed to ``frees`` when this object is deleted."""
 
     def __init__(self, buffer: Any, frees: DeferredFrees) -> None:
         self._buffer, self._frees = buffer, frees
@@ -27,12 +27,12 @@ class CudaMemory:
 
 
 class _PinnedBytes:
-    """A pinned buffer as NumPy sees it; arrays made of this keep it alive."""
+    """Exposes a pinned buffer to NumPy; arrays over it keep it alive."""
 
     def __init__(self, buffer: Any, count_bytes: int) -> None:
         self._buffer = buffer
-        place = (int(buffer.handle), False)
-        self.__array_interface__ = {"data": place, "shape": (count_bytes,), "typestr": "|u1", "version": 3}
+        data = (int(buffer.handle), False)
+        self.__array_interface__ = {"data": data, "shape": (count_bytes,), "typestr": "|u1", "version": 3}
 
 
 class CudaMark:
@@ -65,7 +65,7 @@ class CudaDevice:
             self.gpu = Device(ordinal)
             self.gpu.set_current()
             self.core_stream = self.gpu.create_stream()
-        except Exception as error:  # cuda.core raises classes of its own for no driver, no GPU, and a wrong number
+        except Exception as error:  # cuda.core raises several classes for a missing driver, GPU or ordinal
             raise TargetError(f"GPU {ordinal} cannot be used: {type(error).__name__}: {error}") from error
         self.stream = int(self.core_stream.handle)
         self._pinned = LegacyPinnedMemoryResource()
@@ -76,7 +76,7 @@ class CudaDevice:
         self.compute, self.name = 10 * major + minor, self.gpu.name
 
     def capturing(self) -> AbstractContextManager[None]:
-        return self._frees.kept()
+        return self._frees.deferred()
 
     def use(self) -> None:
         self.gpu.set_current()
@@ -99,33 +99,33 @@ class CudaDevice:
 
     def upload(self, pointer: int, source: NDArray[Any]) -> None:
         with self.lock:
-            self._done("cuMemcpyHtoDAsync", self._api.cuMemcpyHtoDAsync(pointer, source.ctypes.data, source.nbytes, self.stream))
+            self._check("cuMemcpyHtoDAsync", self._api.cuMemcpyHtoDAsync(pointer, source.ctypes.data, source.nbytes, self.stream))
 
     def download(self, target: NDArray[Any], pointer: int) -> None:
         with self.lock:
-            self._done("cuMemcpyDtoHAsync", self._api.cuMemcpyDtoHAsync(target.ctypes.data, pointer, target.nbytes, self.stream))
+            self._check("cuMemcpyDtoHAsync", self._api.cuMemcpyDtoHAsync(target.ctypes.data, pointer, target.nbytes, self.stream))
 
     def copy(self, target: int, source: int, count_bytes: int) -> None:
         with self.lock:
-            self._done("cuMemcpyDtoDAsync", self._api.cuMemcpyDtoDAsync(target, source, count_bytes, self.stream))
+            self._check("cuMemcpyDtoDAsync", self._api.cuMemcpyDtoDAsync(target, source, count_bytes, self.stream))
 
     def copy_strided(self, target: int, source: int, pitch: int, width: int, height: int) -> None:
         device = self._api.CUmemorytype.CU_MEMORYTYPE_DEVICE
-        wanted = self._api.CUDA_MEMCPY2D()
-        wanted.srcMemoryType, wanted.srcDevice, wanted.srcPitch = device, source, pitch
-        wanted.dstMemoryType, wanted.dstDevice, wanted.dstPitch = device, target, pitch
-        wanted.WidthInBytes, wanted.Height = width, height
+        parameters = self._api.CUDA_MEMCPY2D()
+        parameters.srcMemoryType, parameters.srcDevice, parameters.srcPitch = device, source, pitch
+        parameters.dstMemoryType, parameters.dstDevice, parameters.dstPitch = device, target, pitch
+        parameters.WidthInBytes, parameters.Height = width, height
         with self.lock:
-            self._done("cuMemcpy2DAsync", self._api.cuMemcpy2DAsync(wanted, self.stream))
+            self._check("cuMemcpy2DAsync", self._api.cuMemcpy2DAsync(parameters, self.stream))
 
     def mark(self) -> CudaMark:
         with self.lock:
             return CudaMark(self.core_stream.record())
 
     def synchronize(self) -> None:
-        self.mark().wait()  # of the stream itself it could not be asked while another thread captures
+        self.mark().wait()  # an event, because synchronizing a stream fails while another thread captures it
 
-    def _done(self, call: str, result: tuple[Any, ...]) -> None:
+    def _check(self, call: str, result: tuple[Any, ...]) -> None:
         if result[0] != self._api.CUresult.CUDA_SUCCESS:
             _, text = self._api.cuGetErrorString(result[0])
             meaning = text.decode() if text else "no description"

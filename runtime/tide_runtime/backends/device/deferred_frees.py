@@ -1,6 +1,6 @@
-"""Memory is freed in the order of a stream, so not while that is captured: the free would become part of the graph, or fail.
+"""Deferral of stream-ordered frees while the stream is captured, where a free would become part of the graph or fail.
 
-Memory goes whenever Python drops an object, in any thread, also in the one that captures: so who drops it never waits.
+Python may delete an object at any time and in any thread, including the capturing one, so `DeferredFrees.drop` never blocks.
 """
 
 from __future__ import annotations
@@ -11,20 +11,20 @@ from contextlib import contextmanager
 from typing import Any, Protocol
 
 
-class Closes(Protocol):
+class StreamOrderedBuffer(Protocol):
     def close(self) -> None:
-        """Give the memory back, in stream order."""
+        """Free the memory in stream order."""
 
 
 class DeferredFrees:
-    """Buffers that nobody needs, until ``lock``, an RLock that guards their stream, is free and nobody captures."""
+    """Queue of unreferenced buffers, freed when ``lock``, the RLock of their stream, is available and no capture is running."""
 
     def __init__(self, lock: Any) -> None:
         self._lock, self._capturing = lock, False
-        self._dropped: deque[Closes] = deque()
+        self._dropped: deque[StreamOrderedBuffer] = deque()
 
-    def drop(self, buffer: Closes) -> None:
-        """Free ``buffer`` now or later; never waits."""
+    def drop(self, buffer: StreamOrderedBuffer) -> None:
+        """Free ``buffer`` now or later, without blocking."""
         self._dropped.append(buffer)
         if self._lock.acquire(blocking=False):
             try:
@@ -33,13 +33,13 @@ class DeferredFrees:
                 self._lock.release()
 
     def free(self) -> None:
-        """Those that were dropped so far; for whoever has the lock."""
+        """Free the dropped buffers, unless a capture is running. The caller holds the lock."""
         while self._dropped and not self._capturing:
             self._dropped.popleft().close()
 
     @contextmanager
-    def kept(self) -> Iterator[None]:
-        """Nothing is freed inside; for whoever has the lock."""
+    def deferred(self) -> Iterator[None]:
+        """Free nothing inside the context. The caller holds the lock."""
         self._capturing = True
         try:
             yield

@@ -1,4 +1,4 @@
-"""What the runtime asks of a device: memory, and copies on one stream. `cuda_device` is a GPU; tests take host memory."""
+"""Interface of a device: memory, and copies on one stream. `cuda_device` implements it for GPUs, tests over host memory."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ class Memory(Protocol):
 
 
 class Mark(Protocol):
-    """A place in the stream's work."""
+    """A recorded point in the stream's work, such as a CUDA event."""
 
     def wait(self) -> None:
-        """Until all that was queued before it is done."""
+        """Block until the work queued before the mark is done."""
 
 
 class Device(Protocol):
-    """One device and its stream. What is queued runs in order; nothing but `synchronize` and `Mark.wait` waits.
+    """One device and its stream. Queued work runs in order; only `synchronize` and `Mark.wait` block.
 
-    ``kind`` and ``ordinal`` name it to ONNX Runtime; ``stream`` is a ``cudaStream_t``. ``lock``, re-entrant, is held by whoever
-    queues something: what another thread queues while one captures the stream would become part of its graph.
+    ``kind`` and ``ordinal`` identify the device to ONNX Runtime; ``stream`` is a ``cudaStream_t``. ``lock`` is re-entrant and has
+    to be held while queueing work: work that another thread queues during a capture would become part of the graph.
     """
 
     kind: str
@@ -37,16 +37,16 @@ class Device(Protocol):
     lock: AbstractContextManager[Any]
 
     def use(self) -> None:
-        """Make it the calling thread's device."""
+        """Make this the calling thread's current device."""
 
     def allocate(self, count_bytes: int) -> Memory:
-        """Memory that is zero for everything queued later. Raises TargetError when there is not so much."""
+        """Memory zeroed before all work queued later. Raises TargetError when the device is out of memory."""
 
     def pinned(self, count_bytes: int) -> NDArray[np.uint8]:
-        """Host memory that copies reach without a detour."""
+        """Page-locked host memory, which asynchronous copies need."""
 
     def upload(self, pointer: int, source: NDArray[Any]) -> None:
-        """Queue a copy of contiguous ``source``, which must keep its values until that is done."""
+        """Queue a copy of contiguous ``source``, which must not change until the copy is done."""
 
     def download(self, target: NDArray[Any], pointer: int) -> None:
         """Queue a copy into contiguous ``target``."""
@@ -55,10 +55,10 @@ class Device(Protocol):
         """Queue a copy from device to device."""
 
     def copy_strided(self, target: int, source: int, pitch: int, width: int, height: int) -> None:
-        """Queue copies of ``height`` pieces of ``width`` bytes that lie ``pitch`` bytes apart on both sides."""
+        """Queue a 2D copy of ``height`` rows of ``width`` bytes, ``pitch`` bytes apart on both sides."""
 
     def mark(self) -> Mark:
-        """Here."""
+        """Record the current end of the stream's work."""
 
     def synchronize(self) -> None:
-        """Wait for all that is queued; an error of it is raised here."""
+        """Block until all queued work is done; raises its errors."""

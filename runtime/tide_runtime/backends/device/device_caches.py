@@ -1,4 +1,4 @@
-"""KV caches in device memory: all slots of all rows at once, at addresses that never change, as captured graphs need them."""
+"""KV caches in device memory: all slots are allocated at once, at fixed addresses, as captured graphs require."""
 
 from __future__ import annotations
 
@@ -10,32 +10,31 @@ from tide_runtime.bundle.manifest import Manifest
 
 
 class DeviceCaches:
-    """``shapes``: cache name → [capacity, heads, max_seq_len, width]. Raises TargetError when there is no room."""
+    """``shapes``: cache name → [capacity, heads, max_seq_len, head_dim]. Raises TargetError when memory is short."""
 
     def __init__(self, device: Device, manifest: Manifest, element: ElementType, capacity: int) -> None:
         self._device, self._element, self.limit = device, element, manifest.max_seq_len
         self.shapes: dict[str, tuple[int, int, int, int]] = {}
         for layer, kv in enumerate(manifest.kv):
-            for kind, width in (("key", kv.key_dim), ("value", kv.value_dim)):
-                self.shapes[f"{kind}_cache_{layer}"] = (capacity, kv.heads, self.limit, width)
-        self._arena = Arena(device, {name: capacity * self._row_bytes(name) for name in self.shapes})
+            for kind, head_dim in (("key", kv.key_dim), ("value", kv.value_dim)):
+                self.shapes[f"{kind}_cache_{layer}"] = (capacity, kv.heads, self.limit, head_dim)
+        self._arena = Arena(device, {name: capacity * self._sequence_bytes(name) for name in self.shapes})
 
-    def pointer(self, name: str, first_row: int) -> int:
-        return self._arena.pointers[name] + first_row * self._row_bytes(name)
+    def pointer(self, name: str, batch_index: int) -> int:
+        return self._arena.pointers[name] + batch_index * self._sequence_bytes(name)
 
     def reserve(self, needed: int) -> None:
-        """Raises CacheFullError for more slots than there are."""
+        """Raise CacheFullError when ``needed`` exceeds max_seq_len slots."""
         if needed > self.limit:
             raise cache_full(needed, self.limit)
 
-    def move_row(self, source: int, target: int, length: int) -> None:
-        """Copy the first ``length`` entries of row ``source`` to row ``target``, in every layer."""
-        for name, (_, heads, slots, width) in self.shapes.items():
-            entry = width * self._element.bytes
-            self._device.copy_strided(
-                self.pointer(name, target), self.pointer(name, source), slots * entry, length * entry, heads
-            )
+    def move_row(self, source: int, target: int, num_cached_tokens: int) -> None:
+        """Copy the cached tokens of batch index ``source`` to batch index ``target``, in every layer."""
+        for name, (_, heads, slots, head_dim) in self.shapes.items():
+            entry_bytes = head_dim * self._element.bytes
+            pitch, width = slots * entry_bytes, num_cached_tokens * entry_bytes
+            self._device.copy_strided(self.pointer(name, target), self.pointer(name, source), pitch, width, heads)
 
-    def _row_bytes(self, name: str) -> int:
-        _, heads, slots, width = self.shapes[name]
-        return heads * slots * width * self._element.bytes
+    def _sequence_bytes(self, name: str) -> int:
+        _, heads, slots, head_dim = self.shapes[name]
+        return heads * slots * head_dim * self._element.bytes

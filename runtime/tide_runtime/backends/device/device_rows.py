@@ -1,4 +1,4 @@
-"""Rows in device memory that the host handles without copying them: slices assigned to each other are copied on the device."""
+"""Views of rows in device memory; assigning one slice to another copies on the device, without a round trip to the host."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from tide_runtime.backends.device.element_types import ElementType
 
 
 class DeviceRows:
-    """[T, W] elements on ``device``, rows behind each other; NumPy's ``asarray`` copies them to the host (and waits).
+    """[T, W] elements in device memory; NumPy's ``asarray`` copies them to the host and synchronizes.
 
     Args:
-        places: in which row of the memory each of the T rows stands; None: one behind the other.
-        owner: what keeps the memory.
+        places: memory row of each of the T rows; None: contiguous rows.
+        owner: object that keeps the memory alive.
     """
 
     def __init__(
@@ -35,7 +35,7 @@ class DeviceRows:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """Of the values that `asarray` gives."""
+        """The dtype of the host values."""
         return self.element.widened(np.empty(0, self.element.host)).dtype
 
     def __len__(self) -> int:
@@ -80,7 +80,7 @@ class DeviceRows:
         return np.asarray(self)
 
     def runs(self) -> Iterator[tuple[int, int, int]]:
-        """Rows that lie behind each other in memory: the first, how many, and the address."""
+        """Runs of contiguous rows: (index of the first row, number of rows, device address)."""
         if self._places is None:
             yield 0, len(self), self.pointer
             return
@@ -101,7 +101,7 @@ class DeviceRows:
 
 
 class DeviceRow:
-    """One of `DeviceRows`, [W]."""
+    """One row of `DeviceRows`, [W]."""
 
     def __init__(self, rows: DeviceRows) -> None:
         self.rows, self.shape = rows, rows.shape[1:]
@@ -114,12 +114,12 @@ class DeviceRow:
 
 
 def _upload(target: DeviceRows, values: NDArray[Any]) -> None:
-    """Through pinned memory of its own: the caller's array may change before the copy is made."""
+    """Copy ``values`` through pinned staging memory, as the caller's array may change before an asynchronous copy reads it."""
     for first, count, pointer in target.runs():
         staged = target.device.pinned(count * target.row_bytes)
         staged.view(target.element.host).reshape(count, -1)[:] = values[first : first + count]
         target.device.upload(pointer, staged)
-    target.device.synchronize()  # frees the pinned memory only after it was read
+    target.device.synchronize()  # the staging memory is freed on return
 
 
 def _copy_on_device(target: DeviceRows, source: DeviceRows) -> None:

@@ -1,6 +1,6 @@
-"""Steps whose tensors stay on a device: what goes there is token ids and places, what comes back token ids and scores.
+"""Steps whose tensors stay on a device: the host sends token ids and positions and reads back token ids and scores.
 
-Hidden states, logits and caches are handed from graph to graph by address. A `DeviceBackend` binds a graph to the addresses.
+Graphs pass hidden states, logits and caches to each other by device address. A `DeviceBackend` binds a graph to the addresses.
 """
 
 from __future__ import annotations
@@ -14,25 +14,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tide_runtime.backends.attention import ATTENTION_BIAS, AttentionBias
-from tide_runtime.backends.device.arena import Arena
+from tide_runtime.backends.device.arena import Arena, TransferBlock
 from tide_runtime.backends.device.device import Device
 from tide_runtime.backends.device.device_caches import DeviceCaches
 from tide_runtime.backends.device.device_rows import DeviceRows
 from tide_runtime.backends.device.element_types import ELEMENT_TYPES, FP32, INT64, ElementType
 from tide_runtime.backends.device.program import Enqueue
-from tide_runtime.backends.device.transfer_block import TransferBlock
 from tide_runtime.backends.graph_contract import hidden_states
 from tide_runtime.backends.step_arrays import StepPositions, StepShape
 from tide_runtime.bundle.manifest import HEAD, Manifest
 from tide_runtime.errors import ParamsError
 
-_KEPT_STEPS = 128  # shapes whose bindings are kept per ExecutionContext
-ON_HOST = "total_sequence_length"  # ONNX Runtime's GroupQueryAttention reads it on the host, on every device
+_KEPT_STEPS = 128  # step shapes whose bindings a context keeps
+ON_HOST = "total_sequence_length"  # ONNX Runtime's GroupQueryAttention reads this input on the host, even on a GPU
 
 
 @dataclass(frozen=True)
 class DeviceTensor:
-    """One tensor of a graph: where it lies, as the graph sees it. ``on_host``: in host memory."""
+    """Address, shape and type that a graph's input or output is bound to. ``on_host``: the address is in host memory."""
 
     pointer: int
     shape: tuple[int, ...]
@@ -41,7 +40,7 @@ class DeviceTensor:
 
 
 class DeviceBackend(Protocol):
-    """What differs between the backends whose tensors stay on a device."""
+    """Interface of backends whose tensors stay on a device."""
 
     manifest: Manifest
     device: Device
@@ -49,20 +48,23 @@ class DeviceBackend(Protocol):
     launches: dict[str, int]
     element: ElementType  # of hidden states and caches
     logits_element: ElementType
-    pads_rows: bool  # every row of a step takes as many places as the longest has tokens
-    fixed_stream: bool  # graphs run on the device's stream, whichever they are queued on
-    copies_caches: bool  # on the device's stream, after each run of a graph
-    input_types: Mapping[str, ElementType]  # of inputs that are not int64, or int32 where the name says it
+    pads_sequences: bool  # steps are padded to [B, S] instead of packed
+    fixed_stream: bool  # graphs always run on the device's stream, whatever stream is requested
+    copies_caches: bool  # caches are copied back on the device's stream after each run of a graph
+    input_types: Mapping[str, ElementType]  # integer inputs whose type differs from that of `StepPositions.arrays`
 
     def form(self, graph: str, shape: StepShape) -> str:
-        """Which compiled form of ``graph`` runs steps of ``shape``."""
+        """The compiled form of ``graph`` that runs steps of ``shape``."""
 
     def bind(self, form: str, step: DeviceStep, graph: str) -> Enqueue:
-        """What queues ``form`` on a stream with the tensors of ``step``."""
+        """A function that queues ``form`` on a stream, bound to the tensors of ``step``."""
 
 
 class DeviceContext:
-    """KV caches in device memory, and the steps over them. ``attached``: what backends and policies keep as long as these."""
+    """KV caches in device memory, and the steps over them.
+
+    ``attached``: objects of backends and policies with the lifetime of this context.
+    """
 
     def __init__(self, backend: DeviceBackend, capacity: int) -> None:
         self.backend, self.capacity, self.layers_launched = backend, capacity, 0
@@ -73,9 +75,9 @@ class DeviceContext:
         self.attached: dict[Hashable, Any] = {}
         self._steps: OrderedDict[StepShape, DeviceStep] = OrderedDict()
 
-    def step(self, first_row: int, counts: Sequence[int], wanted: Sequence[int] = ()) -> DeviceStep:
+    def step(self, first_index: int, counts: Sequence[int], wanted: Sequence[int] = ()) -> DeviceStep:
         self.backend.device.use()
-        shape = StepShape.of(first_row, counts, wanted)
+        shape = StepShape.of(first_index, counts, wanted)
         if shape not in self._steps:
             self._steps[shape] = DeviceStep(self, shape)
             if len(self._steps) > _KEPT_STEPS:
@@ -86,51 +88,51 @@ class DeviceContext:
         return step
 
     def clear(self) -> None:
-        """Nothing to do: these caches have all their slots at once, for addresses that never change."""
+        """Do nothing: device caches have a fixed size, as their addresses must not change."""
 
     def close(self) -> None:
-        """Steps, and what is attached, know these slots; while they were kept, the caches' memory would be too."""
+        """Break the reference cycles between this context, its steps and attached objects, which would keep the caches alive."""
         self.attached.clear()
         self._steps.clear()
 
-    def move_row(self, source: int, target: int, length: int) -> None:
+    def move_row(self, source: int, target: int, num_cached_tokens: int) -> None:
         self.backend.device.use()
-        self.caches.move_row(source, target, length)
+        self.caches.move_row(source, target, num_cached_tokens)
 
     def count(self, graph: str, times: int = 1) -> None:
-        """Note launches of ``graph``: the only place where they are counted."""
+        """Count launches of ``graph``. Launches are counted here only."""
         self.backend.launches[graph] += times
         self.layers_launched += times * self.backend.layers[graph]
 
 
 class DeviceBuffers:
-    """Arenas for what graphs give each other, shared by the steps of all shapes; a step keeps alive what it was bound to."""
+    """Arenas for graph outputs, shared by the steps of all shapes; a step keeps the arenas it was bound to alive."""
 
     def __init__(self, device: Device) -> None:
-        self._device, self._kept = device, dict[tuple[str, ...], Arena]()
+        self._device, self._arenas = device, dict[tuple[str, ...], Arena]()
 
     def get(self, **sizes: int) -> Arena:
-        """One for at least so many bytes of each name; asked for the same names again, the same one while it is large enough."""
+        """An arena with at least ``sizes`` (name → bytes); repeated calls return the same one while it is large enough."""
         names = tuple(sizes)
-        kept = self._kept.get(names)
-        if kept is None or any(size > kept.sizes[name] for name, size in sizes.items()):
-            known = kept.sizes if kept is not None else {}
-            grown = {name: _grown(known.get(name, 0), size) for name, size in sizes.items()}
-            self._kept[names] = Arena(self._device, grown)
-        return self._kept[names]
+        arena = self._arenas.get(names)
+        if arena is None or any(size > arena.sizes[name] for name, size in sizes.items()):
+            known = arena.sizes if arena is not None else {}
+            arena = Arena(self._device, {name: _grown(known.get(name, 0), size) for name, size in sizes.items()})
+            self._arenas[names] = arena
+        return arena
 
 
-def _grown(known: int, wanted: int) -> int:
-    """By a factor when it must, so that it must seldom."""
-    return known if wanted <= known else max(wanted, 2 * known)
+def _grown(known: int, needed: int) -> int:
+    """``known``, at least doubled if it is less than ``needed``: geometric growth makes reallocations rare."""
+    return known if needed <= known else max(needed, 2 * known)
 
 
 class DeviceStep:
-    """One shape of step. ``tensors`` has what graphs are bound to; `send` and `run` queue work, reading results waits for it.
+    """A step of one shape. `send` and `run` queue work; reading results synchronizes. `tensors`: what graphs are bound to.
 
     Args:
-        buffers: memory of its own, for steps that hand states to each other in other ways than from graph to graph.
-        captured: it becomes part of a CUDA graph, which nothing that other steps use may change afterwards.
+        buffers: separate memory for graph outputs, when other steps must not overwrite them; default: the context's.
+        captured: the step becomes part of a CUDA graph, so backends must not share objects with other steps.
     """
 
     def __init__(
@@ -139,10 +141,10 @@ class DeviceStep:
         backend = context.backend
         self.captured = captured
         self.attached: dict[Hashable, Any] = {} if captured else context.attached
-        self.slots, self.shape, self.positions = context, shape, StepPositions(shape)
+        self.context, self.shape, self.positions = context, shape, StepPositions(shape)
         self._buffers = buffers or context.buffers
-        self._padded = backend.pads_rows and not shape.even
-        self.places = shape.rows * shape.seq if self._padded else shape.tokens
+        self._padded = backend.pads_sequences and not shape.even
+        self.places = shape.batch_size * shape.seq if self._padded else shape.tokens
         self._ids = np.zeros(shape.tokens, np.int64)
         sent = {"input_ids": ((self.places,), np.dtype(np.int64))}
         sent |= {name: (a.shape, a.dtype) for name, a in self.positions.arrays.items() if name != ON_HOST}
@@ -154,14 +156,14 @@ class DeviceStep:
         self._head_logits: Arena | None = None
         self._counts: Sequence[int] = ()
         self._wanted: Sequence[int] = ()
-        self._lengths: Sequence[int] = [0] * shape.rows
-        self._read_back: dict[str, NDArray[Any]] = {}
-        self._fresh: set[str] = set()  # of these, what no launch has changed since
+        self._num_cached_tokens: Sequence[int] = [0] * shape.batch_size
+        self._read_back: dict[str, NDArray[Any]] = {}  # pinned host copies of outputs
+        self._fresh: set[str] = set()  # names in `_read_back` that are up to date
         self._sent = self._from_head = False
         self.hidden = self._hidden_rows(None)
 
     def begin(self, counts: Sequence[int], wanted: Sequence[int]) -> None:
-        """For rows with ``counts`` tokens; the arrays may be filled from here on."""
+        """Start a step of ``counts`` tokens per sequence, after which the host arrays may be filled."""
         self._counts, self._wanted, self._sent = counts, wanted, False
         self.block.wait_until_writable()
         self.positions.arrange(counts, wanted)
@@ -170,35 +172,36 @@ class DeviceStep:
 
     @property
     def _packed_from(self) -> NDArray[np.int64]:
-        """[T]: the place of each packed token among the padded ones."""
+        """[T] index of each packed token among the padded ones."""
         return self.positions.arrays["packed_from"][0]
 
     @property
     def input_ids(self) -> NDArray[np.int64]:
         return self._ids if self._padded else self.block.host["input_ids"]
 
-    def place(self, lengths: Sequence[int]) -> None:
-        self.slots.caches.reserve(max(lengths) + self.shape.seq)
-        self._lengths = list(lengths)
-        self.positions.place(lengths)
+    def place(self, num_cached_tokens: Sequence[int]) -> None:
+        self.context.caches.reserve(max(num_cached_tokens) + self.shape.seq)
+        self._num_cached_tokens = list(num_cached_tokens)
+        self.positions.place(num_cached_tokens)
         self._sent = False
 
     def place_scattered(self, slot: int, positions: NDArray[np.int64], before: NDArray[np.int64] | None = None) -> None:
         raise ParamsError("prefill_exit needs the target cpu: attention on a GPU goes by slots; leave prefill_exit out")
 
-    def widen(self) -> None:
-        """Let what kernels size their work by, on the host, hold for any place: the device will move the rows on."""
-        self.positions.arrays[ON_HOST][...] = self.slots.caches.limit
+    def assume_full_caches(self) -> None:
+        """Set the host-side input that kernels size their work by to its maximum, because a device loop advances the sequences
+        without the host."""
+        self.positions.arrays[ON_HOST][...] = self.context.caches.limit
 
     def run(self, graph: str) -> None:
-        self.slots.count(graph)
+        self.context.count(graph)
         if not self._sent:
             self.send()
         self.enqueue(graph)
 
     def enqueue(self, graph: str, stream: int | None = None) -> None:
-        """Queue one graph on whatever the inputs hold by then; on the device's stream unless another is given."""
-        backend = self.slots.backend
+        """Queue one graph without sending inputs, on the device's stream unless another is given."""
+        backend = self.context.backend
         form = backend.form(graph, self.shape)
         self._fresh.clear()
         self._from_head = graph == HEAD
@@ -208,7 +211,7 @@ class DeviceStep:
             self._runs[form](backend.device.stream if stream is None else stream)
 
     def send(self) -> None:
-        """Queue the copy of token ids and places to the device."""
+        """Queue the copy of token ids and positions to the device."""
         self.block.wait_until_writable()
         if self._padded:
             self.block.host["input_ids"][:] = self._ids[self.positions.arrays["padded_from"].ravel()]
@@ -224,56 +227,56 @@ class DeviceStep:
 
     @property
     def token(self) -> NDArray[np.int64]:
-        """[N]; reading waits for all that is queued."""
-        token = self._read("token", INT64, self._token_room)
+        """[N]; reading synchronizes."""
+        token = self._read("token", INT64, self._token_capacity)
         return token[self._packed_from] if self._padded and self._from_head else token
 
     @property
-    def _token_room(self) -> int:
+    def _token_capacity(self) -> int:
         return max(self.shape.outputs, self.places)
 
     @property
     def score(self) -> NDArray[np.float32]:
-        """[T]"""
+        """[T]; reading synchronizes."""
         score = self._read("score", FP32, self.places)
         return score[self._packed_from] if self._padded else score
 
     @property
     def logits(self) -> DeviceRows:
-        """[N, V], of the graph run last; stay where they are until somebody looks at them."""
-        element, vocab = self.slots.backend.logits_element, self.slots.backend.manifest.model.vocab_size
-        device, arena = self.slots.backend.device, self._arena
+        """[N, V] of the last graph; copied to the host only when converted to a NumPy array."""
+        element, vocab = self.context.backend.logits_element, self.context.backend.manifest.model.vocab_size
+        device, arena = self.context.backend.device, self._arena
         if not self._from_head:
             return DeviceRows(device, arena.pointers["logits"], (self.shape.outputs, vocab), element, arena, None)
         places = self._packed_from.tolist() if self._padded else None
-        arena = self._for_head()
+        arena = self._head_arena()
         return DeviceRows(device, arena.pointer, (self.shape.tokens, vocab), element, arena, places)
 
     def address(self, name: str) -> int:
-        """Where ``token`` [N] or ``score`` [T] lies."""
+        """Device address of ``token`` [N] or ``score`` [T]."""
         return self._arena.pointers[name]
 
     def tensors(self, graph: str, packed: bool, names: Sequence[str]) -> dict[str, DeviceTensor]:
-        """Those of the tensors ``names`` that ``graph`` takes and gives: as [1, T, …] where ``packed``, else as [B, S, …]."""
-        tokens = (1, self.places) if packed else (self.shape.rows, self.shape.seq)
+        """Inputs and outputs ``names`` of ``graph``: tokens are [1, T, …] when ``packed``, else [B, S, …]."""
+        tokens = (1, self.places) if packed else (self.shape.batch_size, self.shape.seq)
         return {name: self._tensor(graph, tokens, name) for name in names}
 
     def _tensor(self, graph: str, tokens: tuple[int, int], name: str) -> DeviceTensor:
-        backend, shape = self.slots.backend, self.shape
+        backend, shape = self.context.backend, self.shape
         model, source = backend.manifest.model, name.replace("_cache_out_", "_cache_")
         reads, writes = hidden_states(backend.manifest, graph)
-        if source in self.slots.caches.shapes:
-            rows = (shape.rows, *self.slots.caches.shapes[source][1:])
-            return DeviceTensor(self.slots.caches.pointer(source, shape.first_row), rows, backend.element)
+        if source in self.context.caches.shapes:
+            dims = (shape.batch_size, *self.context.caches.shapes[source][1:])
+            return DeviceTensor(self.context.caches.pointer(source, shape.first_index), dims, backend.element)
         if name in ("hidden", "hidden_out"):
             states = self.hidden[reads if name == "hidden" else writes]
             return DeviceTensor(states.pointer, (*tokens, model.hidden_size), backend.element)
-        given = self.places if graph == HEAD else shape.outputs
+        outputs = self.places if graph == HEAD else shape.outputs
         if name == "token":
-            return DeviceTensor(self.address("token"), (1, given), INT64)
+            return DeviceTensor(self.address("token"), (1, outputs), INT64)
         if name == "logits":
-            pointer = self._for_head().pointer if graph == HEAD else self._arena.pointers["logits"]
-            return DeviceTensor(pointer, (1, given, model.vocab_size), backend.logits_element)
+            pointer = self._head_arena().pointer if graph == HEAD else self._arena.pointers["logits"]
+            return DeviceTensor(pointer, (1, outputs, model.vocab_size), backend.logits_element)
         if name == "score":
             return DeviceTensor(self.address("score"), tokens, FP32)
         if name.startswith(ATTENTION_BIAS):
@@ -288,22 +291,22 @@ class DeviceStep:
 
     def _bias(self, name: str) -> DeviceTensor:
         if name not in self._biases:
-            bias = AttentionBias.named(name, self.shape.rows, self.shape.seq, self.slots.caches.limit)
-            block = TransferBlock(self.slots.backend.device, {name: (bias.array.shape, np.float32)})
+            bias = AttentionBias.named(name, self.shape.batch_size, self.shape.seq, self.context.caches.limit)
+            block = TransferBlock(self.context.backend.device, {name: (bias.array.shape, np.float32)})
             self._biases[name] = bias, block
             self._send_bias(bias, block)
         bias, block = self._biases[name]
         return DeviceTensor(block.pointers[name], bias.array.shape, FP32)
 
     def _send_bias(self, bias: AttentionBias, block: TransferBlock) -> None:
-        bias.fill(self._lengths)
+        bias.fill(self._num_cached_tokens)
         block.wait_until_writable()
         [host] = block.host.values()
         host[...] = bias.array
         block.send()
 
     def _hidden_rows(self, places: Sequence[int] | None) -> list[DeviceRows]:
-        backend = self.slots.backend
+        backend = self.context.backend
         width, rows = backend.manifest.model.hidden_size, []
         for number in range(len(backend.manifest.segments)):
             pointer, shape = self._arena.pointers[f"hidden_{number}"], (self.shape.tokens, width)
@@ -311,25 +314,25 @@ class DeviceStep:
         return rows
 
     def _sizes(self) -> dict[str, int]:
-        """Bytes of what the graphs of a step give, but for the head's logits of every token, which few steps ask for."""
-        backend, model = self.slots.backend, self.slots.backend.manifest.model
+        """Bytes of the graphs' outputs, except the head's logits of every token, which few steps compute."""
+        backend, model = self.context.backend, self.context.backend.manifest.model
         states = self.places * model.hidden_size * backend.element.bytes
         return {
             **{f"hidden_{number}": states for number in range(len(backend.manifest.segments))},
             "logits": self.shape.outputs * model.vocab_size * backend.logits_element.bytes,
-            "token": self._token_room * INT64.bytes,
+            "token": self._token_capacity * INT64.bytes,
             "score": self.places * FP32.bytes,
         }
 
-    def _for_head(self) -> Arena:
+    def _head_arena(self) -> Arena:
         if self._head_logits is None:
-            backend = self.slots.backend
+            backend = self.context.backend
             row_bytes = backend.manifest.model.vocab_size * backend.logits_element.bytes
             self._head_logits = self._buffers.get(head_logits=self.places * row_bytes)
         return self._head_logits
 
     def _read(self, name: str, element: ElementType, count: int) -> NDArray[Any]:
-        device = self.slots.backend.device
+        device = self.context.backend.device
         if name not in self._read_back:
             self._read_back[name] = device.pinned(count * element.bytes).view(element.host)
         if name not in self._fresh:

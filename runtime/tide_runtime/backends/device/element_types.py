@@ -1,4 +1,4 @@
-"""Element types of graphs' tensors: by the manifest's name, by ONNX's number, and as host memory holds them."""
+"""Element types of graph tensors: manifest name, ONNX type number, and NumPy dtype on the host."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tide_runtime.errors import BundleError
 
 @dataclass(frozen=True)
 class ElementType:
-    """``onnx``: its number in TensorProto.DataType. ``host``: NumPy has no bf16, so its bits are kept."""
+    """``onnx``: value in TensorProto.DataType. ``host``: NumPy dtype; bf16, which NumPy lacks, is held as uint16 bits."""
 
     name: str
     onnx: int
@@ -23,7 +23,7 @@ class ElementType:
         return np.dtype(self.host).itemsize
 
     def widened(self, bits: NDArray[np.generic]) -> NDArray[np.generic]:
-        """Host values that can be computed with: bf16 is the upper half of fp32."""
+        """Host values as numbers: bf16 bits, the upper half of fp32, become float32."""
         if self.name != "bf16":
             return bits
         return (bits.astype(np.uint32) << 16).view(np.float32)
@@ -35,7 +35,7 @@ ELEMENT_TYPES = {kind.name: kind for kind in (FP32, FP16, BF16, INT64, INT32)}
 
 
 def element_type(name: str, where: str) -> ElementType:
-    """By the manifest's name. Raises BundleError, naming ``where``, for one that no backend takes."""
+    """The type named ``name`` in the manifest. Raises BundleError, which mentions ``where``, for an unsupported type."""
     if name not in ELEMENT_TYPES:
         raise BundleError(f"{where} has elements of type {name}, expected one of {', '.join(ELEMENT_TYPES)}; export again")
     return ELEMENT_TYPES[name]

@@ -1,4 +1,4 @@
-"""Device work with conditions in it, as data: one program that the host drives step by step or a CUDA graph drives alone.
+"""Device work with control flow as data: a program that the host runs node by node, or that is captured in one CUDA graph.
 
     while running:            While(running, …)
         segment_0             Run
@@ -7,7 +7,7 @@
             segment_1         Run
         take_tokens           Run: a kernel that sets `running`
 
-Both drivers run the same kernels over the same memory in the same order, so both give the same tokens.
+Both ways run the same kernels over the same memory in the same order, so both produce the same tokens.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-Enqueue = Callable[[int], None]  # puts work on a stream, given as its handle
+Enqueue = Callable[[int], None]  # queues work on the stream of the given handle
 
 
 @dataclass
 class Condition:
-    """What a kernel decides and a `While` or `IfThen` asks.
+    """Result of a kernel that a `While` or `IfThen` branches on.
 
     Args:
-        flag: device address of an int32 that the kernel sets, for the host.
-        default: its value when a program starts.
-        handle: of the CUDA graph condition that the kernel is to set as well, while a graph is being made.
+        flag: device address of an int32 that the kernel sets and the host reads.
+        default: value when a program starts.
+        handle: CUDA graph condition that the kernel also sets, while a graph is captured.
     """
 
     flag: int
@@ -35,9 +35,9 @@ class Condition:
 
 @dataclass(frozen=True)
 class Run:
-    """``enqueue`` is called for every run by the host, and once to be captured.
+    """A leaf of the program: ``enqueue`` is called by the host for every run, or once while captured.
 
-    ``fixed_stream``: it queues on the device's own stream, whichever it is given; captured, it becomes a graph of its own.
+    ``fixed_stream``: it queues on the device's own stream regardless of its argument, so its capture is a child graph.
     """
 
     name: str
@@ -55,7 +55,7 @@ class IfThen:
 
 @dataclass(frozen=True)
 class While:
-    """``body`` runs as long as ``condition`` is not 0; it is asked before every turn."""
+    """``body`` runs while ``condition``, evaluated before every iteration, is not 0."""
 
     condition: Condition
     body: tuple[Node, ...]
@@ -65,7 +65,7 @@ Node = Run | IfThen | While
 
 
 def conditions(program: Sequence[Node]) -> Iterator[Condition]:
-    """All that ``program`` asks, inner ones too."""
+    """All conditions of ``program``, including nested ones."""
     for node in program:
         if not isinstance(node, Run):
             yield node.condition

@@ -1,10 +1,10 @@
 """ONNX Runtime on the CPU: one session per graph, everything bound once per shape, caches updated in place.
 
-A segment is compiled several times: ``segment_i`` with GroupQueryAttention, ``segment_i.ragged`` with another kernel of it for
-rows of different lengths, ``segment_i.batched`` with plain products for steps of several rows (see attention_form); so are all
-segments as one graph, ``uncut``, for tokens that go through every layer.
-What not everybody needs is loaded when a step first needs it: the forms for several rows, ``kv_fill_c``, and, in a bundle
-without exits, the segments and ``head``.
+A segment is compiled in several forms: ``segment_i`` with GroupQueryAttention (GQA), ``segment_i.ragged`` with another GQA kernel
+for sequences with different numbers of cached tokens, and ``segment_i.batched`` with matrix products for several sequences
+(see `tide_runtime.backends.attention`). The same holds for ``uncut``, all segments as one graph, for tokens that run every layer.
+Graphs that many applications never use are loaded by the first step that runs them: the forms for several sequences,
+``kv_fill_c`` and, in a bundle without exits, the segments and ``head``.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import numpy as np
 import onnxruntime as ort
 from numpy.typing import NDArray
 
-from tide_runtime.backends.attention import ATTENTION_BIAS, AttentionBias, prefers_plain, products_pay
+from tide_runtime.backends.attention import ATTENTION_BIAS, AttentionBias, batched_decode_is_faster, prefers_batched
 from tide_runtime.backends.base import Step
 from tide_runtime.backends.graph_contract import check_interface, hidden_states
 from tide_runtime.backends.kv_caches import KVCaches
@@ -29,7 +29,7 @@ from tide_runtime.bundle import Bundle
 from tide_runtime.bundle.manifest import HEAD, UNCUT, Manifest, batched_graph, forms_of, kv_fill_graph, ragged_graph
 from tide_runtime.errors import BundleError, ParamsError
 
-_NUMPY_DTYPES: dict[str, type[np.generic]] = {"fp32": np.float32, "fp16": np.float16, "bf16": np.uint16}  # its bits
+_NUMPY_DTYPES: dict[str, type[np.generic]] = {"fp32": np.float32, "fp16": np.float16, "bf16": np.uint16}  # NumPy has no bf16
 _ORT_DTYPES: dict[str, type[np.generic]] = {
     "tensor(float)": np.float32,
     "tensor(float16)": np.float16,
@@ -37,11 +37,11 @@ _ORT_DTYPES: dict[str, type[np.generic]] = {
     "tensor(int64)": np.int64,
     "tensor(int32)": np.int32,
 }
-_KEPT_STEPS = 128  # shapes whose bindings are kept per ExecutionContext; policies that skip layers use many
+_KEPT_STEPS = 128  # step shapes whose bindings a context keeps; policies that skip layers use many
 
 
 class OnnxRuntimeBackend:
-    """The ``cpu`` target. Sessions are safe to run from several threads; each caller takes its own ``ExecutionContext``."""
+    """The ``cpu`` target. Sessions may run in several threads; each caller needs its own ``ExecutionContext``."""
 
     name = "onnxruntime-cpu"
 
@@ -52,16 +52,21 @@ class OnnxRuntimeBackend:
         load: Callable[[str], ort.InferenceSession],
         ragged: Set[str] = frozenset(),
     ) -> None:
-        """``layers``: graph name → how many decoder layers it runs. ``load``: makes the session of a graph, or of another
-        form of a segment, given its name. ``ragged``: the forms for rows of different lengths that there are."""
+        """Load the sessions that every application uses.
+
+        Args:
+            layers: graph name → number of decoder layers it runs.
+            load: creates the session of a graph, or of another form of a segment, by name.
+            ragged: names of the ragged forms that the target has.
+        """
         self.manifest, self.layers, self._load, self.ragged = manifest, layers, load, ragged
         segments = [segment.name for segment in manifest.segments]
         self.every_layer = [UNCUT] if UNCUT in layers else segments
         exits = manifest.calibration.exits if manifest.calibration is not None else []
-        late = {kv_fill_graph(e) for e in exits} if exits else {HEAD, *segments} - {*self.every_layer}
-        self.sessions = {form: load(form) for form in (self.first_form(name) for name in layers if name not in late)}
+        lazy = {kv_fill_graph(e) for e in exits} if exits else {HEAD, *segments} - {*self.every_layer}
+        self.sessions = {form: load(form) for form in (self.initial_form(name) for name in layers if name not in lazy)}
         self.launches: dict[str, int] = Counter()
-        self.products_pay = products_pay(manifest)
+        self.batched_decode_is_faster = batched_decode_is_faster(manifest)
         self.dtype = _NUMPY_DTYPES[manifest.dtype]
         outputs = {value.name: value for session in self.sessions.values() for value in session.get_outputs()}
         self.logits_dtype = _ORT_DTYPES[outputs["logits"].type]
@@ -86,32 +91,32 @@ class OnnxRuntimeBackend:
     def context(self, capacity: int) -> OnnxRuntimeContext:
         return OnnxRuntimeContext(self, capacity)
 
-    def first_form(self, graph: str) -> str:
-        """The form of ``graph`` that is loaded at once."""
+    def initial_form(self, graph: str) -> str:
+        """The form of ``graph`` that is loaded together with the backend."""
         return graph
 
     def session(self, name: str) -> ort.InferenceSession:
-        """The session of a graph, or of another form of a segment, which may have to be loaded first."""
+        """The session of a graph or form, loaded on first use together with the same form of all segments."""
         if name not in self.sessions:
-            cut = [{named(segment.name) for segment in self.manifest.segments} for named in (batched_graph, ragged_graph)]
-            self._load_late(next((names for names in cut if name in names), {name}))
+            forms = [{form(segment.name) for segment in self.manifest.segments} for form in (batched_graph, ragged_graph)]
+            self._load_lazily(next((names for names in forms if name in names), {name}))
         return self.sessions[name]
 
-    def slides(self) -> bool:
-        """Whether some layers attend to a sliding window only."""
+    def has_sliding_window(self) -> bool:
+        """Whether the attention of some layers is limited to a sliding window."""
         segments = (self.session(batched_graph(segment.name)) for segment in self.manifest.segments)
         names = {value.name for session in segments for value in session.get_inputs()}
         return any(name.startswith(ATTENTION_BIAS) and name != ATTENTION_BIAS for name in names)
 
-    def _load_late(self, names: set[str]) -> None:
-        """Load what nobody has needed so far. Raises BundleError like `load`."""
+    def _load_lazily(self, names: set[str]) -> None:
+        """Load the sessions that are missing. Raises BundleError like `load`."""
         with self._lock:
             for name in sorted(names - set(self.sessions)):
                 self.sessions[name] = self._load(name)
 
 
 class OnnxRuntimeContext:
-    """KV caches in host memory."""
+    """KV caches in host memory, and the steps bound to them."""
 
     def __init__(self, backend: OnnxRuntimeBackend, capacity: int) -> None:
         self.backend, self.capacity, self.layers_launched = backend, capacity, 0
@@ -122,11 +127,11 @@ class OnnxRuntimeContext:
         self._latest: tuple[tuple[int, list[int], list[int]], _BoundStep] | None = None
         self._bound_caches: dict[tuple[int, int, int], dict[str, ort.OrtValue]] = {}
 
-    def step(self, first_row: int, counts: Sequence[int], wanted: Sequence[int] = ()) -> Step:
-        asked = (first_row, counts, wanted or [])
-        if self._latest is not None and self._latest[0] == asked:  # as in most turns of decoding
+    def step(self, first_index: int, counts: Sequence[int], wanted: Sequence[int] = ()) -> Step:
+        key = (first_index, counts, wanted or [])
+        if self._latest is not None and self._latest[0] == key:  # consecutive decode steps have the same counts
             return self._latest[1]
-        shape = StepShape.of(*asked)
+        shape = StepShape.of(*key)
         step = self._steps.get(shape)
         if step is None:
             step = self._steps[shape] = _BoundStep(self, shape)
@@ -135,36 +140,36 @@ class OnnxRuntimeContext:
         else:
             self._steps.move_to_end(shape)
         step.positions.arrange(counts, wanted)
-        self._latest = (first_row, list(counts), list(wanted)), step
+        self._latest = (first_index, list(counts), list(wanted)), step
         return step
 
     def count(self, graph: str) -> None:
-        """Note one launch of ``graph``: the only place where launches are counted."""
+        """Count one launch of ``graph``. Launches are counted here only."""
         self.backend.launches[graph] += 1
         self.layers_launched += self.backend.layers[graph]
 
     def reserve(self, needed: int) -> None:
-        """Have at least ``needed`` cache slots a row. Raises CacheFullError when the bundle has fewer."""
+        """Grow the caches to ``needed`` slots. Raises CacheFullError beyond the bundle's max_seq_len."""
         generation = self.caches.generation
         self.caches.reserve(needed)
         if self.caches.generation != generation:
             self._bound_caches.clear()
             for step in self._steps.values():
-                step.unbind()  # would keep memory alive that has been replaced
+                step.unbind()  # bindings would keep the replaced memory alive
 
-    def bound_caches(self, first_row: int, rows: int) -> dict[str, ort.OrtValue]:
-        """The caches of some rows, as long as they are now, as ONNX Runtime's values, by name."""
-        key = (first_row, rows, self.caches.slots)
+    def bound_caches(self, first_index: int, batch_size: int) -> dict[str, ort.OrtValue]:
+        """Name → OrtValue of the caches of consecutive batch indices, with their current number of slots."""
+        key = (first_index, batch_size, self.caches.slots)
         if key not in self._bound_caches:
-            part, arrays = slice(first_row, first_row + rows), self.caches.arrays.items()
+            part, arrays = slice(first_index, first_index + batch_size), self.caches.arrays.items()
             self._bound_caches[key] = {name: ort.OrtValue.ortvalue_from_numpy(array[part]) for name, array in arrays}
         return self._bound_caches[key]
 
     def clear(self) -> None:
         self.caches.clear()
 
-    def move_row(self, source: int, target: int, length: int) -> None:
-        self.caches.move_row(source, target, length)
+    def move_row(self, source: int, target: int, num_cached_tokens: int) -> None:
+        self.caches.move_row(source, target, num_cached_tokens)
 
     def close(self) -> None:
         self._steps.clear()
@@ -174,7 +179,7 @@ class OnnxRuntimeContext:
 
 @dataclass
 class _Bound:
-    """What a step has bound to caches of so many ``slots``: runs by graph or form, masks by name."""
+    """Bindings of a step to caches of ``slots`` slots: bound runs by form, attention masks by input name."""
 
     slots: int
     runs: dict[str, Callable[[], None]] = field(default_factory=dict)
@@ -182,43 +187,43 @@ class _Bound:
 
 
 class _BoundStep:
-    """The arrays of one shape of step, and one IO binding per graph, form and length of the caches, made when first run."""
+    """Arrays of one step shape, and an IO binding per form and number of cache slots, created when first run."""
 
     def __init__(self, context: OnnxRuntimeContext, shape: StepShape) -> None:
         self.shape, self.positions = shape, StepPositions(shape)
         arrays = context.buffers.views(shape)
         self.input_ids, self.hidden, self.logits, self.token, self.score = arrays
         self._context = context
-        self._lengths: Sequence[int] = [0] * shape.rows
-        self._plain = self._ragged = False
-        self._kept: dict[int, _Bound] = {}  # by slots of the caches
-        self._bound = self._kept[context.caches.slots] = _Bound(context.caches.slots)  # to caches as long as they are now
+        self._num_cached_tokens: Sequence[int] = [0] * shape.batch_size
+        self._batched = self._ragged = False
+        self._bound_by_slots: dict[int, _Bound] = {}
+        self._bound = self._bound_by_slots[context.caches.slots] = _Bound(context.caches.slots)  # for the current caches
         self._generation = context.caches.generation
 
-    def place(self, lengths: Sequence[int]) -> None:
-        context, shape, longest = self._context, self.shape, max(lengths)
+    def place(self, num_cached_tokens: Sequence[int]) -> None:
+        context, shape, longest = self._context, self.shape, max(num_cached_tokens)
         if longest + shape.seq > context.caches.slots:
             context.reserve(longest + shape.seq)
-        self._lengths = list(lengths)
-        if shape.rows == 1:
-            self._plain = self._ragged = False
+        self._num_cached_tokens = list(num_cached_tokens)
+        if shape.batch_size == 1:
+            self._batched = self._ragged = False
         else:
-            pays = context.backend.products_pay
-            self._plain = not shape.even or prefers_plain(lengths, shape.seq, context.caches.slots, pays)
-            self._ragged = not self._plain and min(lengths) != longest
-        self.positions.place(lengths)
+            is_faster = context.backend.batched_decode_is_faster
+            self._batched = not shape.even or prefers_batched(num_cached_tokens, shape.seq, context.caches.slots, is_faster)
+            self._ragged = not self._batched and min(num_cached_tokens) != longest
+        self.positions.place(num_cached_tokens)
         self._follow_caches()
-        if self._plain:
+        if self._batched:
             for bias in self._bound.biases.values():
-                bias.fill(lengths)
+                bias.fill(num_cached_tokens)
 
     def place_scattered(self, slot: int, positions: NDArray[np.int64], before: NDArray[np.int64] | None = None) -> None:
         self._context.reserve(slot + len(positions))
         self._follow_caches()
         self.positions.place_scattered(slot, positions)
-        self._plain, self._ragged = True, False
+        self._batched, self._ragged = True, False
         if before is not None:
-            if self._context.backend.slides():
+            if self._context.backend.has_sliding_window():
                 raise ParamsError(
                     "prefill_exit puts prompt tokens into the cache in another order, and this model's sliding windows go by "
                     "that order; leave prefill_exit out"
@@ -228,7 +233,7 @@ class _BoundStep:
     def run(self, graph: str) -> None:
         self._context.count(graph)
         form = self._form(graph)
-        self._follow_caches()  # another step may have made them grow since this one was placed
+        self._follow_caches()  # another step may have grown them since `place`
         try:
             run = self._bound.runs.get(form)
             if run is None:
@@ -236,38 +241,38 @@ class _BoundStep:
             run()
         except BundleError:
             raise
-        except Exception as error:  # ONNX Runtime raises RuntimeError and bare classes of its own
+        except Exception as error:  # ONNX Runtime raises RuntimeError and unrelated classes
             raise BundleError(f"ONNX Runtime {ort.__version__} cannot run {graph} ({error}); export the bundle again") from error
 
     def _form(self, graph: str) -> str:
-        """The form of ``graph`` for the rows as they were placed."""
+        """The form of ``graph`` that runs this step as placed."""
         backend = self._context.backend
         if not backend.layers[graph]:
             return graph
-        if self._plain:
+        if self._batched:
             return batched_graph(graph)
         return ragged_graph(graph) if self._ragged and ragged_graph(graph) in backend.ragged else graph
 
     def unbind(self) -> None:
-        """Forget what is bound to memory that has been replaced."""
+        """Drop all bindings; the caches' memory has been replaced."""
         caches = self._context.caches
-        self._kept.clear()
-        self._bound = self._kept[caches.slots] = _Bound(caches.slots)
+        self._bound_by_slots.clear()
+        self._bound = self._bound_by_slots[caches.slots] = _Bound(caches.slots)
         self._generation = caches.generation
 
     def _follow_caches(self) -> None:
-        """Take up what is bound to caches as long as they are now."""
+        """Use the bindings for the current number of cache slots."""
         caches = self._context.caches
         if self._generation != caches.generation:
             self.unbind()
         if self._bound.slots != caches.slots:
-            self._bound = self._kept.setdefault(caches.slots, _Bound(caches.slots))
-            for bias in self._bound.biases.values():  # of the last time that they were so long
-                bias.fill(self._lengths)
+            self._bound = self._bound_by_slots.setdefault(caches.slots, _Bound(caches.slots))
+            for bias in self._bound.biases.values():  # filled by an earlier step over this many slots
+                bias.fill(self._num_cached_tokens)
 
     def _bind(self, graph: str, form: str) -> Callable[[], None]:
         session = self._context.backend.session(form)
-        caches = self._context.bound_caches(self.shape.first_row, self.shape.rows)
+        caches = self._context.bound_caches(self.shape.first_index, self.shape.batch_size)
         arrays = self._arrays(graph, packed=form == batched_graph(graph) or not self._context.backend.layers[graph])
         binding = session.io_binding()
         for value in session.get_inputs():
@@ -282,17 +287,17 @@ class _BoundStep:
         return lambda: session.run_with_iobinding(binding)
 
     def _arrays(self, graph: str, packed: bool) -> dict[str, NDArray[Any]]:
-        """The step's arrays by the graph's names for them: ``packed`` as [1, T, …], else as [B, S, …]."""
+        """The step's arrays by graph input and output name: [1, T, …] when ``packed``, else [B, S, …]."""
         manifest, shape = self._context.backend.manifest, self.shape
         reads, writes = hidden_states(manifest, graph)
-        tokens = (1, shape.tokens) if packed else (shape.rows, shape.seq)
-        given = shape.tokens if graph == HEAD else shape.outputs
+        tokens = (1, shape.tokens) if packed else (shape.batch_size, shape.seq)
+        outputs = shape.tokens if graph == HEAD else shape.outputs
         return {
             "input_ids": self.input_ids.reshape(tokens),
             "hidden": self.hidden[reads].reshape(*tokens, -1),
             "hidden_out": self.hidden[writes].reshape(*tokens, -1),
-            "logits": self.logits[None, :given],
-            "token": self.token[None, :given],
+            "logits": self.logits[None, :outputs],
+            "token": self.token[None, :outputs],
             "score": self.score.reshape(tokens),
             **self.positions.arrays,
             "position_ids": self.positions.arrays["position_ids"].reshape(tokens),
@@ -301,13 +306,13 @@ class _BoundStep:
     def _bias(self, name: str) -> AttentionBias:
         if name not in self._bound.biases:
             shape = self.shape
-            bias = self._bound.biases[name] = AttentionBias.named(name, shape.rows, shape.seq, self._context.caches.slots)
-            bias.fill(self._lengths)
+            bias = self._bound.biases[name] = AttentionBias.named(name, shape.batch_size, shape.seq, self._context.caches.slots)
+            bias.fill(self._num_cached_tokens)
         return self._bound.biases[name]
 
 
 def decoder_layers(manifest: Manifest, graphs: Container[str]) -> dict[str, int]:
-    """Name → decoder layers of every graph that a target with ``graphs`` can be told to run."""
+    """Name → number of decoder layers, for every graph that a target with ``graphs`` can run."""
     layers = {g.name: g.layers[1] - g.layers[0] if g.layers else 0 for g in manifest.graphs}
     return layers | ({UNCUT: manifest.model.num_layers} if UNCUT in graphs else {})
 
@@ -318,7 +323,7 @@ def load_session(
     """A session of graph ``name``. Raises BundleError when ONNX Runtime refuses its ``file`` or it breaks the contract."""
     try:
         session = ort.InferenceSession(str(bundle.path(file)), options, providers=list(providers))
-    except Exception as error:  # ONNX Runtime raises bare classes of its own for every kind of bad file
+    except Exception as error:  # ONNX Runtime raises unrelated exception classes for bad files
         raise BundleError(f"ONNX Runtime {ort.__version__} cannot load {file} ({error}); export the bundle again") from error
     values = [*session.get_inputs(), *session.get_outputs()]
     foreign = sorted({value.type for value in values} - set(_ORT_DTYPES))

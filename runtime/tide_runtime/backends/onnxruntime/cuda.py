@@ -1,8 +1,7 @@
-"""ONNX Runtime on a GPU: the sessions of `onnxruntime_cpu` with the CUDA provider, every tensor bound by its device address.
+"""ONNX Runtime on a GPU: sessions with the CUDA provider, every tensor bound by its device address.
 
-All sessions and all copies use one stream of ours, so that nothing waits between graphs. Which form of a segment runs a step
-(`lower_attention_gqa`, `lower_attention_batched`) follows from what the provider has kernels for: GroupQueryAttention in fp16
-and bf16, for one token a row or one row.
+All sessions and copies use one stream, so no synchronization is needed between graphs. The provider has GroupQueryAttention
+kernels for fp16 and bf16, for one sequence or one token per sequence; all other steps run a segment's batched form.
 """
 
 from __future__ import annotations
@@ -25,15 +24,15 @@ from tide_runtime.bundle.manifest import Manifest, batched_graph
 from tide_runtime.errors import BundleError, TargetError
 
 PROVIDER = "CUDAExecutionProvider"
-_FUSED_TYPES = ("fp16", "bf16")  # of GroupQueryAttention's kernels for CUDA
+_FUSED_TYPES = ("fp16", "bf16")  # of the CUDA provider's GroupQueryAttention kernels
 Provider = tuple[str, dict[str, str]]
 
 
 class OnnxRuntimeCudaBackend(OnnxRuntimeBackend):
-    """The ``cuda`` target on ``device``. Several threads may run steps, each with its own slots."""
+    """The ``cuda`` target on ``device``. Several threads may run steps, each with its own ``ExecutionContext``."""
 
     name = "onnxruntime-cuda"
-    pads_rows, fixed_stream, copies_caches = False, True, False
+    pads_sequences, fixed_stream, copies_caches = False, True, False
 
     def __init__(
         self, manifest: Manifest, layers: dict[str, int], load: Callable[[str], ort.InferenceSession], device: Device
@@ -47,7 +46,7 @@ class OnnxRuntimeCudaBackend(OnnxRuntimeBackend):
         self._options.add_run_config_entry("disable_synchronize_execution_providers", "1")
 
     @classmethod
-    def load(  # type: ignore[override]  # on a device
+    def load(  # type: ignore[override]  # takes a device
         cls, bundle: Bundle, target: str, threads: ThreadOptions, device: Device, provider: Provider
     ) -> OnnxRuntimeCudaBackend:
         """Load the graphs of ``target`` for ``device`` and ONNX Runtime's ``provider`` for it (`cuda_provider`).
@@ -62,13 +61,13 @@ class OnnxRuntimeCudaBackend(OnnxRuntimeBackend):
         return cls(manifest, layers, lambda name: load_session(bundle, name, files[name], options, [provider]), device)
 
     def context(self, capacity: int) -> ExecutionContext:  # type: ignore[override]
-        return cast(ExecutionContext, DeviceContext(self, capacity))  # arrays of a step stand for device memory
+        return cast(ExecutionContext, DeviceContext(self, capacity))  # step arrays are views of device memory
 
-    def first_form(self, graph: str) -> str:
+    def initial_form(self, graph: str) -> str:
         return graph if self._fused or not self.layers[graph] else batched_graph(graph)
 
     def form(self, graph: str, shape: StepShape) -> str:
-        fused = self._fused and shape.even and (shape.rows == 1 or shape.seq == 1)
+        fused = self._fused and shape.even and (shape.batch_size == 1 or shape.seq == 1)
         return graph if fused or not self.layers[graph] else batched_graph(graph)
 
     def bind(self, form: str, step: DeviceStep, graph: str) -> Enqueue:
@@ -84,7 +83,7 @@ class OnnxRuntimeCudaBackend(OnnxRuntimeBackend):
         def run(stream: int) -> None:
             try:
                 session.run_with_iobinding(binding, self._options)
-            except Exception as error:  # ONNX Runtime raises RuntimeError and bare classes of its own
+            except Exception as error:  # ONNX Runtime raises RuntimeError and unrelated classes
                 raise BundleError(
                     f"ONNX Runtime {ort.__version__} cannot run {graph} ({error}); export the bundle again"
                 ) from error
@@ -93,7 +92,7 @@ class OnnxRuntimeCudaBackend(OnnxRuntimeBackend):
 
 
 def cuda_provider(device: Device) -> Provider:
-    """ONNX Runtime's provider on our stream. Raises TargetError when this ONNX Runtime has none."""
+    """Name and options of the CUDA provider on the device's stream. Raises TargetError when this ONNX Runtime lacks it."""
     if PROVIDER not in ort.get_available_providers():
         raise TargetError(
             f"ONNX Runtime {ort.__version__} was installed without {PROVIDER}: pip uninstall onnxruntime, then "
@@ -102,7 +101,7 @@ def cuda_provider(device: Device) -> Provider:
     return PROVIDER, {
         "device_id": str(device.ordinal),
         "user_compute_stream": str(device.stream),
-        "arena_extend_strategy": "kSameAsRequested",  # doubling would take half of the memory that caches need
+        "arena_extend_strategy": "kSameAsRequested",  # doubling would reserve memory that the KV caches need
         "cudnn_conv_algo_search": "HEURISTIC",
-        "use_tf32": "0",  # fp32 is what the eager model computes in
+        "use_tf32": "0",  # compute in full fp32, as the eager model does
     }

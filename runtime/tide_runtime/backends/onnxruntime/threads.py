@@ -1,12 +1,12 @@
-"""How many threads ONNX Runtime may use, and whether its sessions share them.
+"""Thread pools of ONNX Runtime: their size, and whether sessions share one.
 
-A chain of sessions with ONNX Runtime's defaults is slow: the spinning threads of one session's pool fight the next one's
-(3 to 5 times the time of the unsplit graph on two cores; `benchmarks/segment_tax.py` measures it). Two cures:
+A chain of sessions with ONNX Runtime's defaults is slow, because the spinning threads of one session's pool compete with those
+of the next (3 to 5 times the time of the unsplit graph on two cores; `benchmarks/segment_tax.py` measures it). Two remedies:
 
-- ``own`` (default, for embedding): each session has its pool, whose threads stop spinning when a run ends.
-- ``shared``: one pool (and one arena) for the whole process, so that nothing has to be woken between segments.
-  ONNX Runtime then requires *every* session of the process to use that pool, also those that are not TIDE's
-  (``SessionOptions.use_per_session_threads = False``), so it is for processes that belong to TIDE, as the commands do.
+- ``own`` (default, for embedding): each session has its own pool, whose threads stop spinning when a run ends.
+- ``shared``: one pool and one arena for the process, so that no threads have to be woken between segments. ONNX Runtime then
+  requires *every* session of the process to use that pool, including those of other libraries
+  (``SessionOptions.use_per_session_threads = False``), so it is meant for processes that run only TIDE, such as its commands.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _shared_threads: int | None = None
 
 @dataclass(frozen=True)
 class ThreadOptions:
-    """``count``: threads for one operator, 0 = one per core of this process. ``shared``: one pool for the process."""
+    """``count``: threads per operator; 0: one per core of this process. ``shared``: one pool for the process."""
 
     count: int = 0
     shared: bool = False
@@ -40,11 +40,11 @@ class ThreadOptions:
 
 
 def session_options(threads: ThreadOptions, chained: bool) -> ort.SessionOptions:
-    """Session options that carry out ``threads``; ``chained``: whether another session runs before this one runs again."""
+    """Session options for ``threads``; ``chained``: other sessions run between two runs of this one."""
     options = ort.SessionOptions()
     options.log_severity_level = 3
-    # A memory pattern is one block for all of a session's states: it saves 3% of a small model's step, which asks the arena for
-    # each state otherwise, but in a chain every session would have a cold one.
+    # A memory pattern is one block for all activations of a session. It saves 3% of a small model's step compared with arena
+    # allocations; in a chain of sessions, however, each session's block would be cold in the CPU's caches.
     options.enable_mem_pattern = not chained
     if threads.shared:
         _share_process(threads.resolved)
@@ -57,7 +57,7 @@ def session_options(threads: ThreadOptions, chained: bool) -> ort.SessionOptions
 
 
 def _share_process(count: int) -> None:
-    """Create ONNX Runtime's process-wide thread pool and CPU arena once; the pool's size cannot change afterwards."""
+    """Create ONNX Runtime's process-wide thread pool and CPU arena once; the pool's size is fixed afterwards."""
     global _shared_threads
     with _LOCK:
         if _shared_threads is None:

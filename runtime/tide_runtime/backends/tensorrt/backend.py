@@ -1,8 +1,8 @@
-"""TensorRT and TensorRT-RTX: engines on caller's streams, every tensor bound by its address, nothing allocated in a step.
+"""TensorRT and TensorRT-RTX: engines on the caller's stream, every tensor bound by address, no allocations in a step.
 
-A TensorRT execution context belongs to one `ExecutionContext`, one graph and one optimization profile, or to one step of a
-captured graph, which keeps what the context was. All contexts share one scratch memory: on one stream one of them runs at a time.
-It has not run on a GPU: tests drive it with a recorded API over host memory.
+Each pair of graph and optimization profile has one TensorRT execution context per TIDE `ExecutionContext`. A step that is
+captured in a CUDA graph has its own, because the graph records the bindings at capture. All share one scratch memory, since
+they run one after the other on one stream. This backend has not run on a GPU yet; tests use a recorded API over host memory.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from tide_runtime.plugins import plugin
 class TensorRtBackend:
     """A ``trt-sm_*`` or ``rtx-*`` target on ``device``. ``trt``: the imported module."""
 
-    pads_rows, fixed_stream = True, False
+    pads_sequences, fixed_stream = True, False
 
     def __init__(self, bundle: Bundle, target: str, device: Device, trt: Any) -> None:
         self.manifest, self.device, self._trt, self.target = bundle.manifest, device, trt, target
@@ -49,13 +49,13 @@ class TensorRtBackend:
         self.input_types: Mapping[str, ElementType] = {
             name: element_type(tensor.dtype, name) for name, tensor in inputs.items() if tensor.dtype in ("int32", "int64")
         }
-        self.copies_caches = any(_apart(engine) for engine in self._info.engines.values())
+        self.copies_caches = any(_separate_outputs(engine) for engine in self._info.engines.values())
         device.use()
         self._log = trt.Logger(trt.Logger.WARNING)
         _load_plugins(self._info)
         self._runtime = trt.Runtime(self._log)
         if "version-compatible" in (self._info.tool or ""):
-            self._runtime.engine_host_code_allowed = True  # such engines bring the runtime that runs them
+            self._runtime.engine_host_code_allowed = True  # such engines contain the lean runtime that runs them
         exits = self.manifest.calibration.exits if self.manifest.calibration is not None else []
         self.engines = {n: self._engine(bundle, n) for n in self._info.engines if exits or n != HEAD}
         self._scratch_bytes = max(engine.device_memory_size_v2 for engine in self.engines.values())
@@ -66,68 +66,68 @@ class TensorRtBackend:
         """Load the engines of ``target``.
 
         Raises:
-            TargetError: the package is missing or of another version than built the engines, or they are not for this GPU.
+            TargetError: the package is missing or not of the version that built the engines, or the GPU does not match.
         """
         info = bundle.manifest.targets[target]
         trt = load_module(info)
         return cls(bundle, target, device, trt)
 
     def context(self, capacity: int) -> ExecutionContext:
-        return cast(ExecutionContext, DeviceContext(self, capacity))  # arrays of a step stand for device memory
+        return cast(ExecutionContext, DeviceContext(self, capacity))  # step arrays are views of device memory
 
     def form(self, graph: str, shape: StepShape) -> str:
         return graph
 
     def bind(self, form: str, step: DeviceStep, graph: str) -> Enqueue:
-        context = self._context(step, graph)
+        context = self._bound_context(step, graph)
         engine = self._info.engines[graph]
         inputs = [tensor.name for tensor in engine.inputs]
         tensors = step.tensors(graph, False, [*inputs, *(tensor.name for tensor in engine.outputs)])
         self._check_types(graph, tensors)
-        copies = [_Copy.of(step, tensors, name) for name in _apart(engine)]
+        copies = [_CopyBack.of(step, tensors, name) for name in _separate_outputs(engine)]
 
         def enqueue(stream: int) -> None:
-            if context.bound is not tensors:
+            if context.tensors is not tensors:
                 context.bind(tensors, inputs)
-            if not context.context.execute_async_v3(stream):
+            if not context.native.execute_async_v3(stream):
                 raise BundleError(f"{self._info.tool} cannot run {graph} of {self.target}; export the bundle again")
             for copy in copies:
-                self.device.copy(copy.cache, copy.made.pointer, copy.count_bytes)
+                self.device.copy(copy.cache, copy.output.pointer, copy.count_bytes)
 
         return enqueue
 
-    def profile(self, rows: int, tokens: int) -> int:
-        """Index of the optimization profile for steps of that size. Raises ParamsError when none takes them."""
+    def profile(self, batch_size: int, tokens: int) -> int:
+        """Index of the optimization profile for steps of that size. Raises ParamsError when no profile fits."""
         for index, profile in enumerate(self._info.profiles):
-            if profile.takes(rows, tokens):
+            if profile.takes(batch_size, tokens):
                 return index
-        most = "; ".join(f"{p.name}: at most {p.rows[2]} rows of {p.tokens[2]} tokens" for p in self._info.profiles)
+        most = "; ".join(f"{p.name}: at most {p.rows[2]} sequences of {p.tokens[2]} tokens" for p in self._info.profiles)
         raise ParamsError(
-            f"{self.target} has no profile for {rows} rows of {tokens} tokens ({most}); set max_batch or prefill_chunk to what "
-            "it has, or export with larger ones"
+            f"{self.target} has no profile for {batch_size} sequences of {tokens} tokens ({most}); set max_batch or prefill_chunk "
+            "to what it has, or export with larger ones"
         )
 
-    def _context(self, step: DeviceStep, graph: str) -> _Context:
-        profile = self.profile(step.shape.rows, step.shape.seq)
-        kept = step.attached.get((graph, profile))
-        if kept is None:
+    def _bound_context(self, step: DeviceStep, graph: str) -> _BoundContext:
+        profile = self.profile(step.shape.batch_size, step.shape.seq)
+        bound: _BoundContext | None = step.attached.get((graph, profile))
+        if bound is None:
             context = self._new_context(graph, step.captured)
             if context is None:
                 raise TargetError(f"{self._info.tool} gives no execution context for {graph}: GPU memory may be short")
             if not context.set_optimization_profile_async(profile, self.device.stream):
                 raise TargetError(f"{graph} of {self.target} has no optimization profile {profile}; export the bundle again")
             context.set_device_memory(self._scratch.pointer, self._scratch_bytes)
-            kept = step.attached[graph, profile] = _Context(context)
-        return kept
+            bound = step.attached[graph, profile] = _BoundContext(context)
+        return bound
 
     def _new_context(self, graph: str, captured: bool) -> Any:
-        """With memory of ours; if it is to be ``captured``, with the kernels that it will stay with."""
+        """A TensorRT execution context with our scratch memory; for a capture, with its final kernels compiled eagerly."""
         engine = self.engines[graph]
         managed = self._trt.ExecutionContextAllocationStrategy.USER_MANAGED
         if hasattr(self._trt, "DynamicShapesKernelSpecializationStrategy"):  # TensorRT-RTX only
             options = engine.create_runtime_config()
             options.set_execution_context_allocation_strategy(managed)
-            if captured:  # otherwise better ones are compiled in the background, and a graph would keep those they replace
+            if captured:  # lazy specialization would swap kernels after the graph has captured the generic ones
                 options.dynamic_shapes_kernel_specialization_strategy = self._trt.DynamicShapesKernelSpecializationStrategy.EAGER
             return engine.create_execution_context(options)
         return engine.create_execution_context(managed)
@@ -155,7 +155,7 @@ class TensorRtBackend:
         return engine
 
     def _check_types(self, graph: str, tensors: dict[str, DeviceTensor]) -> None:
-        """Addresses have no types: a wrong one would be read as garbage."""
+        """Raise BundleError when an element type differs: bindings are untyped addresses."""
         engine = self._info.engines[graph]
         for tensor in (*engine.inputs, *engine.outputs):
             given: ElementType = tensors[tensor.name].element
@@ -166,46 +166,46 @@ class TensorRtBackend:
 
 
 @dataclass
-class _Context:
-    """An execution context, and what it is bound to: of one step, which nothing here keeps alive."""
+class _BoundContext:
+    """A TensorRT execution context and the tensors it is currently bound to, whose memory it does not keep alive."""
 
-    context: Any
-    bound: dict[str, DeviceTensor] | None = None
+    native: Any
+    tensors: dict[str, DeviceTensor] | None = None
 
     def bind(self, tensors: dict[str, DeviceTensor], inputs: list[str]) -> None:
         for name, tensor in tensors.items():
-            if name in inputs and not self.context.set_input_shape(name, tensor.shape):
+            if name in inputs and not self.native.set_input_shape(name, tensor.shape):
                 raise BundleError(f"{name} cannot have the shape {list(tensor.shape)}; export the bundle again")
-            if not self.context.set_tensor_address(name, tensor.pointer):
+            if not self.native.set_tensor_address(name, tensor.pointer):
                 raise BundleError(f"the engine has no tensor {name}: the manifest belongs to other files; export again")
-        self.bound = tensors
+        self.tensors = tensors
 
 
 @dataclass(frozen=True)
-class _Copy:
-    """A cache that an engine writes to other memory than it reads, as TensorRT before 10.15 must; copied back after each run."""
+class _CopyBack:
+    """Copy of a cache output back into its input after each run, for TensorRT before 10.15, which cannot alias the two."""
 
     cache: int
-    made: Arena
+    output: Arena
     count_bytes: int
 
     @staticmethod
-    def of(step: DeviceStep, tensors: dict[str, DeviceTensor], name: str) -> _Copy:
-        """Gives the engine memory of its own for the cache output ``name``."""
+    def of(step: DeviceStep, tensors: dict[str, DeviceTensor], name: str) -> _CopyBack:
+        """Bind the cache output ``name`` to separate memory."""
         tensor = tensors[name]
         count_bytes = math.prod(tensor.shape) * tensor.element.bytes
-        made = step.slots.buffers.get(**{name: count_bytes})
-        tensors[name] = replace(tensor, pointer=made.pointer)
-        return _Copy(tensor.pointer, made, count_bytes)
+        output = step.context.buffers.get(**{name: count_bytes})
+        tensors[name] = replace(tensor, pointer=output.pointer)
+        return _CopyBack(tensor.pointer, output, count_bytes)
 
 
-def _apart(engine: EngineInfo) -> list[str]:
-    """Cache outputs that are not in the memory of their inputs."""
+def _separate_outputs(engine: EngineInfo) -> list[str]:
+    """Cache outputs that do not alias their inputs."""
     return [tensor.name for tensor in engine.outputs if "_cache_out_" in tensor.name and tensor.name not in engine.aliases]
 
 
 def _load_plugins(target: TargetInfo) -> None:
-    """Engines with the router plugin need its library. Raises TargetError when it cannot be loaded."""
+    """Load the plugin library for engines with the router plugin. Raises TargetError when that fails."""
     if "router plugin" not in (target.tool or ""):
         return
     try:

@@ -1,4 +1,4 @@
-"""TensorRT and TensorRT-RTX through one door, to export, to run and for plugins: two packages with one API."""
+"""Import of TensorRT and TensorRT-RTX, two packages with one API, for export, inference and plugins."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tide_runtime.errors import TargetError
 
 @dataclass(frozen=True)
 class TensorRTPackage:
-    """One of the two. ``least``: the oldest release that builds what our networks ask of it; ``last``: the newest that does."""
+    """One of the two packages. ``least`` and ``last``: oldest and newest release that can build our networks."""
 
     module: str
     title: str
@@ -22,14 +22,14 @@ class TensorRTPackage:
     last: tuple[int, int] | None = None
 
     def imported(self) -> Any:
-        """The module, of whatever release. Raises TargetError, with the pip command, when it is missing or broken."""
+        """The module, of any release. Raises TargetError, with the pip command, when it is missing or broken."""
         try:
             return importlib.import_module(self.module)
-        except (ImportError, OSError, RuntimeError) as error:  # the last two: its libraries are missing or cannot be fetched
+        except (ImportError, OSError, RuntimeError) as error:  # the last two: shared libraries are missing
             raise TargetError(f"{self.title}'s Python package {self.module} cannot be imported ({error}); {self.pip}") from error
 
     def load(self) -> Any:
-        """The module, to build engines with. Raises TargetError like `imported`, and for a release that cannot."""
+        """The module, for building engines. Raises TargetError like `imported`, and for an unsupported release."""
         module = self.imported()
         if release(module) < self.least or (self.last is not None and release(module) > self.last):
             least, last = (".".join(map(str, numbers)) for numbers in (self.least, self.last or ()))
@@ -45,9 +45,9 @@ def release(module: Any) -> tuple[int, int]:
 
 
 RTX = TensorRTPackage("tensorrt_rtx", "TensorRT-RTX", (1, 7), "pip install 'tide-llm[rtx]'")
-# CUDA 13 and the TensorRTs after 10.4 have dropped V100.
+# CUDA 13 and TensorRT after 10.4 do not support V100.
 TENSORRT_VOLTA = TensorRTPackage("tensorrt", "TensorRT", (10, 0), "pip install tensorrt-cu12==10.4.0", (10, 4))
-# 10.15 and 10.16 know attentions, but neither causal_kind nor key_value_lengths: see attention_repair.
+# 10.15 and 10.16 have attention layers, but neither causal_kind nor key_value_lengths: see attention_repair.
 TENSORRT = TensorRTPackage("tensorrt", "TensorRT", (11, 0), "pip install 'tide-llm[tensorrt]'")
 
 
@@ -58,7 +58,10 @@ def _package(target: TargetInfo) -> TensorRTPackage:
 
 
 def load_module(target: TargetInfo) -> Any:
-    """The Python module of the target's TensorRT. Raises TargetError, with the pip command, when it is missing or another."""
+    """The module that runs the target's engines.
+
+    Raises TargetError, with the pip command, when it is missing or of another version than built them.
+    """
     trt = _package(target).imported()
     built = (target.tool or "").split()
     if len(built) > 1 and built[1] != trt.__version__ and "version-compatible" not in (target.tool or ""):

@@ -1,6 +1,6 @@
 """Put the weights into a stripped TensorRT engine (``tide-export --strip-weights``) from the graph that it was built from.
 
-Never run on a GPU; its calls are checked against TensorRT's bindings.
+It has not run on a GPU yet; its calls are checked against TensorRT's bindings.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from tide_runtime.errors import TargetError
 
 
 def stripped_graph(engine: Path) -> Path | None:
-    """The graph beside a stripped engine file; None beside one that has its weights."""
+    """The ONNX graph next to a stripped engine file; None for an engine with weights."""
     graph = engine.with_suffix(".onnx")
     return graph if graph.is_file() else None
 
 
 def refit(trt: Any, engine: Any, log: Any, graph: Path) -> None:
-    """Fill the deserialized ``engine`` with the weights of ``graph``, whose own weights lie beside it.
+    """Fill the deserialized ``engine`` with the weights of ``graph``, whose external weights are next to it.
 
     Args:
         trt: the module ``tensorrt``.
-        engine: a deserialized engine of it.
+        engine: a deserialized engine.
         log: the logger that the engine's runtime was made with.
 
     Raises TargetError when a weight is missing or is not the one that the engine was built with.

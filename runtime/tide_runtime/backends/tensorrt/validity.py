@@ -1,6 +1,6 @@
-"""Whether TensorRT-RTX can run an engine here, from the file's first bytes. No engine is loaded and nothing is compiled.
+"""Check of whether TensorRT-RTX can run an engine on this machine, from the file header, without loading the engine.
 
-TensorRT itself has no such query: its engines are checked when they are loaded.
+TensorRT has no such query; its engines are checked when they are loaded.
 """
 
 from __future__ import annotations
@@ -14,9 +14,7 @@ SLOWER = f"{VALID}, slower than one built here"
 
 
 def engines_validity(trt: Any, files: Iterable[Path]) -> str:
-    """``valid``, that the first of ``files`` that is slower here is so, or what is wrong with the first that cannot be loaded.
-
-    Reasons are in TensorRT-RTX's words.
+    """``valid``, or TensorRT-RTX's reason for the first of ``files`` that cannot be loaded, else for the first slower one.
 
     Args:
         trt: the module ``tensorrt_rtx``.

@@ -1,6 +1,6 @@
-"""What the runtime calls of cuda.core and cuda.bindings exists there, with these parameters: the real packages, no GPU.
+"""The attributes and parameters of cuda.core and cuda.bindings that the runtime uses exist in the real packages; no GPU needed.
 
-Read from the source: every attribute that is taken of a name which is known to hold one of their objects.
+The attributes are read from the source: those of every expression that is listed with its class in `HELD`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ core = pytest.importorskip("cuda.core", reason="the package cuda-core is not ins
 graph = pytest.importorskip("cuda.core.graph", reason="cuda-core has no graphs")
 driver = pytest.importorskip("cuda.bindings.driver", reason="the package cuda-bindings is not installed")
 
-# Expression in the source → the class whose object it is.
+# file → expression in its source → class of its value
 HELD = {
     "backends/device/cuda_device.py": {
         "self.gpu": core.Device,
@@ -31,7 +31,7 @@ HELD = {
         "self._api": driver,
         "self._api.CUresult": driver.CUresult,
         "self._api.CUmemorytype": driver.CUmemorytype,
-        "wanted": driver.CUDA_MEMCPY2D,
+        "parameters": driver.CUDA_MEMCPY2D,
     },
     "backends/device/deferred_frees.py": {"self._dropped.popleft()": core.Buffer},
     "device_loop/graph_driver.py": {
@@ -39,16 +39,16 @@ HELD = {
         "self._device.core_stream": core.Stream,
         "builder": graph.GraphBuilder,
         "body": graph.GraphBuilder,
-        "piece": graph.GraphBuilder,
+        "child": graph.GraphBuilder,
         "builder.stream": core.Stream,
-        "made[place]": graph.GraphCondition,
+        "handles[index]": graph.GraphCondition,
         "graph": graph.Graph,
     },
 }
 
 
 def attributes(file: str) -> dict[str, set[str]]:
-    """Expression → attributes taken of it, for the expressions in `HELD`."""
+    """Expression → attributes used on it, for the expressions in `HELD`."""
     found: dict[str, set[str]] = {expression: set() for expression in HELD[file]}
     for node in ast.walk(ast.parse((RUNTIME / file).read_text())):
         if isinstance(node, ast.Attribute) and ast.unparse(node.value) in found:
@@ -58,7 +58,7 @@ def attributes(file: str) -> dict[str, set[str]]:
 
 @pytest.mark.parametrize("file", sorted(HELD))
 def test_every_attribute_exists(file: str) -> None:
-    """A name that cuda.core does not have is an AttributeError on the first GPU that runs it."""
+    """Guards against an AttributeError on the first real GPU."""
     for expression, names in attributes(file).items():
         assert names, f"{file} uses nothing of {expression}: the table is out of date"
         missing = {name for name in names if not hasattr(HELD[file][expression], name)}
@@ -66,7 +66,7 @@ def test_every_attribute_exists(file: str) -> None:
 
 
 def test_every_import_exists() -> None:
-    """As above, for names that are imported late."""
+    """Guards against an ImportError on the first real GPU."""
     for path in RUNTIME.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("cuda."):
@@ -79,7 +79,7 @@ def test_every_import_exists() -> None:
     [(SimulatedBuilder, graph.GraphBuilder), (SimulatedGraph, graph.Graph), (SimulatedStream, core.Stream)],
 )
 def test_the_simulated_gpu_has_only_what_is_real(simulated: Any, real: Any) -> None:
-    """Loops that are right on a simulation of something else."""
+    """Guards against tests that pass only because the simulation offers more than cuda.core."""
     own = {"gpu", "work", "state", "inside", "defaults", "execute", "builder", *(f.name for f in fields(simulated))} - {"stream"}
     names = {name for name in dir(simulated) if not name.startswith("_")} - own
     assert names and all(hasattr(real, name) for name in names), names
@@ -91,7 +91,7 @@ def test_the_simulated_gpu_has_only_what_is_real(simulated: Any, real: Any) -> N
 
 
 def test_copies_take_what_they_are_given() -> None:
-    """The driver's functions have no keyword names to check, but say how many arguments they want."""
+    """Guards against a wrong number of arguments to the driver's functions, which have no keyword names."""
     for name, count in {"cuMemcpyHtoDAsync": 4, "cuMemcpyDtoHAsync": 4, "cuMemcpyDtoDAsync": 4, "cuMemcpy2DAsync": 2}.items():
         call = next(
             node

@@ -1,4 +1,4 @@
-"""Memory that goes while a stream is captured, or while another thread queues work on it."""
+"""Freeing of memory while its stream is captured, or while another thread queues work on it."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ class Buffer:
 
 
 def test_nothing_is_freed_in_a_capture() -> None:
-    """A free of memory that is no part of the graph fails, and spoils the capture."""
+    """Guards against a free inside a capture, which fails and invalidates the capture."""
     freed: list[Buffer] = []
     frees, first, second = DeferredFrees(lock := RLock()), Buffer(freed), Buffer(freed)
     frees.drop(first)
     assert freed == [first]
-    with lock, frees.kept():
+    with lock, frees.deferred():
         frees.drop(second)  # as the garbage collector does in the capturing thread
         assert freed == [first]
     assert freed == [first, second]
 
 
-def test_who_drops_memory_does_not_wait() -> None:
-    """The garbage collector may run in a thread that holds what the lock's owner waits for."""
+def test_dropping_memory_never_blocks() -> None:
+    """Guards against a deadlock: the garbage collector may run in a thread that the lock's owner waits for."""
     freed: list[Buffer] = []
     frees, buffer, held, dropped = DeferredFrees(lock := RLock()), Buffer(freed), Event(), Event()
 

@@ -1,4 +1,4 @@
-"""How many rows a target takes at once, and what an `Engine` makes of it."""
+"""Limit of the batch size by a target's optimization profiles."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from tide_runtime import Engine, EngineOptions
 from tide_runtime.bundle.engine_info import ProfileInfo
 
 
-def test_no_more_rows_at_once_than_engines_were_built_for(engine: Engine) -> None:
-    """Such a step has no optimization profile, and a service that sends 16 prompts would get an error for all of them."""
+def test_the_batch_size_is_limited_to_that_of_the_engines(engine: Engine) -> None:
+    """Guards against steps without an optimization profile, which would fail all 16 prompts of a service."""
     target = replace(engine.manifest.targets["cpu"], profiles=[ProfileInfo("decode", [1, 1, 2], [1, 1, 1])])
     bundle = replace(engine.bundle, manifest=replace(engine.manifest, targets={"cpu": target}))
     alone = [tokens(engine.generate(prompt, params())[0]) for prompt in PROMPTS]

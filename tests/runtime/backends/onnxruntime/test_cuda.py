@@ -1,6 +1,6 @@
-"""The backend for ONNX Runtime on a GPU, run over host memory: its own code and the real graphs, another provider.
+"""The ONNX Runtime backend for GPUs, run over host memory: its own code and the real graphs, with the CPU provider.
 
-What this cannot show: the CUDA provider's kernels, its stream, and that copies overlap as they may.
+Not tested: the CUDA provider's kernels and stream, and overlapping copies.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ PARAMS = GenerationParams(max_new_tokens=24)
 
 @pytest.fixture(params=[True, False], ids=["fused", "plain"])
 def on_device(bundle: Path, request: pytest.FixtureRequest) -> Iterator[Engine]:
-    """An engine whose backend is the GPU's over host memory; ``fused``: GroupQueryAttention where it may be, as in fp16."""
+    """An engine with the GPU backend over host memory; ``fused``: with GroupQueryAttention where possible, as in fp16."""
     with Engine.load(bundle, EngineOptions(threads=ThreadOptions(1), target="cpu")) as engine:
         engine.backend = load(engine.bundle, HostDevice(), fused=request.param)
         yield engine
@@ -36,7 +36,7 @@ def on_device(bundle: Path, request: pytest.FixtureRequest) -> Iterator[Engine]:
 
 def load(bundle: Bundle, device: HostDevice, fused: bool) -> OnnxRuntimeCudaBackend:
     backend = OnnxRuntimeCudaBackend.load(bundle, "cuda", ThreadOptions(1), device, ("CPUExecutionProvider", {}))
-    backend._fused = fused  # the CPU has the kernel in fp32 too
+    backend._fused = fused  # the CPU provider has the kernel in fp32 too
     return backend
 
 
@@ -47,12 +47,12 @@ def reference(bundle: Path) -> list[tuple[int, ...]]:
 
 
 def test_tokens_are_the_cpu_targets(on_device: Engine, reference: list[tuple[int, ...]]) -> None:
-    """A lowering or a binding that is wrong on the GPU is wrong here as well."""
+    """Guards against wrong lowerings and bindings of the GPU backend."""
     assert [row.token_ids for row in on_device.generate(PROMPTS, PARAMS)] == reference
 
 
 def test_rows_of_uneven_length_compute_the_cpu_targets_logits(bundle: Path, on_device: Engine) -> None:
-    """Verification of drafts in batches: tokens of one row would reach another's cache."""
+    """Guards against tokens written to another sequence's cache when drafts are verified in batches."""
     with Engine.load(bundle, EngineOptions(threads=ThreadOptions(1), target="cpu")) as cpu:
         found = [_uneven(engine) for engine in (cpu, on_device)]
     np.testing.assert_allclose(found[1], found[0], atol=1e-5)
@@ -71,8 +71,8 @@ def _uneven(engine: Engine) -> np.ndarray:
     return np.concatenate(logits)
 
 
-def test_nothing_but_tokens_comes_back(on_device: Engine) -> None:
-    """A copy of the logits costs more than a small model's step: 128k of them for every row and token."""
+def test_only_tokens_are_copied_to_the_host(on_device: Engine) -> None:
+    """Guards against a copy of the logits, 128k per sequence and token, which costs more than a small model's step."""
     device: HostDevice = on_device.backend.device  # type: ignore[attr-defined]
     on_device.generate(PROMPTS[:1], PARAMS)
     device.downloads.clear()
@@ -83,14 +83,14 @@ def test_nothing_but_tokens_comes_back(on_device: Engine) -> None:
 
 
 def test_sampling_sees_the_logits(on_device: Engine, bundle: Path) -> None:
-    """Logits that stay on the device must still come when somebody looks at them."""
+    """Guards against stale or missing logits when a sampler reads them."""
     params = GenerationParams(max_new_tokens=12, temperature=0.7, seed=3, logprobs=2)
     with Engine.load(bundle, EngineOptions(threads=ThreadOptions(1), target="cpu")) as cpu:
         assert on_device.generate(PROMPTS, params)[1].token_ids == cpu.generate(PROMPTS, params)[1].token_ids
 
 
 def test_a_full_cache_is_refused(on_device: Engine) -> None:
-    """The device has no bounds to run into: a write behind the cache would be in another row's."""
+    """Guards against writes past the end of a cache, into another sequence's, which a device does not detect."""
     step = on_device.backend.context(1).step(0, [3])
     with pytest.raises(CacheFullError, match="ends at slot 65, the KV cache has 64"):
         step.place([62])
@@ -98,9 +98,9 @@ def test_a_full_cache_is_refused(on_device: Engine) -> None:
 
 @pytest.mark.parametrize("rows", [1, 3])
 def test_a_decode_loop_over_the_real_graphs(bundle: Path, reference: list[tuple[int, ...]], rows: int) -> None:
-    """Inputs that only kernels change: a graph that reads its places on the host would stay where the launch began."""
+    """Guards against graphs that read positions on the host, which a device loop does not update."""
     gpu = SimulatedGpu()
-    gpu.kind = "cpu"  # to ONNX Runtime
+    gpu.kind = "cpu"  # the name of the device for ONNX Runtime
     with Engine.load(bundle, EngineOptions(threads=ThreadOptions(1), target="cpu", policy="full", max_batch=rows)) as engine:
         engine.backend = load(engine.bundle, gpu, fused=True)
         drivers = Drivers(HostDriver(gpu).compile, None)
@@ -108,8 +108,8 @@ def test_a_decode_loop_over_the_real_graphs(bundle: Path, reference: list[tuple[
         assert [row.token_ids for row in engine.generate(PROMPTS, PARAMS)] == reference
 
 
-def test_logits_that_are_no_numbers_are_found_without_looking(bundle: Path) -> None:
-    """Nobody reads a GPU's logits, so its graph has to say so itself."""
+def test_non_finite_logits_are_detected_on_the_device(bundle: Path) -> None:
+    """Guards against undetected NaN: greedy decoding never copies the logits to the host."""
     step = load(Bundle.open(bundle), HostDevice(), fused=True).context(1).step(0, [1], [1])
     step.place([0])
     for value, found in ((1.0, True), (np.nan, False)):
@@ -119,28 +119,28 @@ def test_logits_that_are_no_numbers_are_found_without_looking(bundle: Path) -> N
 
 
 def test_every_operator_has_a_kernel_for_cuda(bundle: Path) -> None:
-    """A node that the provider lacks runs on the CPU, with copies on both sides, and nobody notices but the clock."""
+    """Guards against nodes that silently run on the CPU, with copies before and after."""
     files = Bundle.open(bundle).manifest.targets["cuda"].graphs.values()
     used = {(n.domain, n.op_type) for f in files for n in onnx.load(bundle / f, load_external_data=False).graph.node}
     assert used <= CUDA_KERNELS, sorted(used - CUDA_KERNELS)
 
 
 def test_bf16_is_read_as_numbers() -> None:
-    """NumPy has no bf16: its bits taken for integers would still be sampled from."""
+    """Guards against sampling from bf16 bits read as integers."""
     assert BF16.widened(np.array([0x3F80, 0xC000, 0x7FC0], np.uint16)).tolist()[:2] == [1.0, -2.0]
 
 
 def test_an_onnx_runtime_without_cuda_is_named() -> None:
-    """Both packages install the same module: people have the wrong one."""
+    """Guards against an unclear error when the CPU package, which installs the same module, is present."""
     with pytest.raises(TargetError, match=r"without CUDAExecutionProvider: pip uninstall onnxruntime"):
         cuda_provider(HostDevice())
 
 
 def test_a_failing_graph_names_itself(on_device: Engine) -> None:
-    """ONNX Runtime's errors say nothing of a bundle."""
+    """Guards against ONNX Runtime errors that do not name the bundle's graph."""
     step = on_device.backend.context(1).step(0, [1])
     step.place([0])
-    step.slots.backend._options = "none"  # type: ignore[attr-defined]
+    step.context.backend._options = "none"  # type: ignore[attr-defined]
     with pytest.raises(BundleError, match="cannot run segment_0"):
         step.run("segment_0")
 

@@ -1,4 +1,4 @@
-"""The TensorRT backend over an API that records and checks, whose engines compute in NumPy on the addresses they are given."""
+"""The TensorRT backend over a recorded API, whose engines compute in NumPy on the bound addresses."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Validity(Enum):
 
 @dataclass
 class RecordedApi:
-    """A module like ``tensorrt_rtx``. ``invalid``, ``slower``: graphs that are not for this GPU, or were built for another."""
+    """A stand-in for ``tensorrt_rtx``. ``invalid``, ``slower``: graphs that do not run on this GPU, or run slower."""
 
     gpu: SimulatedGpu
     manifest: Manifest
@@ -91,7 +91,7 @@ class RecordedOptions:
 
 @dataclass
 class RecordedContext:
-    """``eager``: it waits for the best kernels, so that nobody captures others. ``steps``: addresses it was bound to."""
+    """``eager``: kernels are specialized before the first run. ``steps``: addresses that it was bound to."""
 
     api: RecordedApi
     graph: str
@@ -140,7 +140,7 @@ class RecordedContext:
         def segment() -> None:
             before = {name: arrays[name.replace("_out_", "_")].copy() for name in apart}
             compute._segment(range(*layers), arrays)  # type: ignore[misc]
-            for name in apart:  # such engines leave what they read alone
+            for name in apart:  # such engines do not write their cache inputs
                 cache = arrays[name.replace("_out_", "_")]
                 arrays[name][...], cache[...] = cache, before[name]
 
@@ -168,7 +168,7 @@ def engine_info(manifest: Manifest, layers: list[int]) -> EngineInfo:
 
 @pytest.fixture
 def bundle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bundle:
-    """Engines of the tiny transformer. It computes in fp64, which takes fp32's place here."""
+    """Engines of the tiny transformer, which computes in fp64 instead of fp32."""
     monkeypatch.setitem(ELEMENT_TYPES, "fp32", replace(element_types.FP32, host="float64"))
     manifest = tiny_manifest(MODEL, [1, 3])
     engines = {g.name: engine_info(manifest, g.layers) for g in manifest.segments if g.layers}
@@ -188,8 +188,8 @@ def backend(bundle: Bundle, **changes: Any) -> tuple[TensorRtBackend, RecordedAp
 
 @pytest.mark.parametrize("driven", [False, True])
 @pytest.mark.parametrize("capacity", [1, 4])
-def test_rows_that_join_and_leave_say_what_the_model_says(bundle: Bundle, driven: bool, capacity: int) -> None:
-    """Everything between a bundle and an engine's addresses, from the host and in a captured graph."""
+def test_a_changing_batch_generates_the_models_tokens(bundle: Bundle, driven: bool, capacity: int) -> None:
+    """Guards against wrong bindings, host-driven and in a captured graph."""
     made, api = backend(bundle)
     policy: Any = FullDepth(bundle.manifest, 8)
     if driven:
@@ -201,21 +201,21 @@ def test_rows_that_join_and_leave_say_what_the_model_says(bundle: Bundle, driven
     assert [output(row) for row in rows] == expected(requests(eos=(4,)), ())
     captured = [context for context in api.contexts if context.eager]
     assert bool(captured) == driven
-    # A graph keeps what its contexts were: no other step may use them.
+    # A graph records its contexts' bindings, so no other step may use these contexts.
     assert all(len(context.steps) == 1 for context in captured)
 
 
 def test_caches_that_engines_copy_are_copied_back(bundle: Bundle) -> None:
-    """TensorRT 10.4 (V100) updates no cache in place: every token would see a cache without the last ones."""
+    """Guards against missing keys and values: TensorRT 10.4 (V100) updates no cache in place."""
     for engine in bundle.manifest.targets["rtx"].engines.values():
         engine.aliases.clear()
-    test_rows_that_join_and_leave_say_what_the_model_says(bundle, False, 4)
+    test_a_changing_batch_generates_the_models_tokens(bundle, False, 4)
     made, _ = backend(bundle)
     assert "copies back" in str(choose_drive(FullDepth(bundle.manifest, 8), made))
 
 
-def test_engines_with_the_plugin_say_where_it_must_be(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
-    """TensorRT says that a creator was not found."""
+def test_a_missing_plugin_library_is_explained(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against TensorRT's own message, that a creator was not found."""
     monkeypatch.delenv("TIDE_PLUGINS_LIBRARY", raising=False)
     registry = SimpleNamespace(get_creator=lambda name, version, namespace: None)
     monkeypatch.setitem(sys.modules, "tensorrt", SimpleNamespace(get_plugin_registry=lambda: registry))  # type: ignore[arg-type]
@@ -226,7 +226,7 @@ def test_engines_with_the_plugin_say_where_it_must_be(bundle: Bundle, monkeypatc
 
 
 def test_uneven_rows_are_padded(bundle: Bundle) -> None:
-    """Drafts of different rows differ in number, engines take rows of one length: a state would go to another token."""
+    """Guards against states of the wrong token: sequences have different numbers of drafts, engines take padded batches."""
     made, _ = backend(bundle)
     context, texts = made.context(2), ([1, 2, 3, 4], [5])
     step = context.step(0, [4, 1], [2, 1])
@@ -242,7 +242,7 @@ def test_uneven_rows_are_padded(bundle: Bundle) -> None:
 
 
 def test_uneven_rows_go_on(bundle: Bundle) -> None:
-    """A second step of the same form would look for its logits in the wrong places, and positions belong to other rows."""
+    """Guards against stale index arrays in the second step of the same shape."""
     made, _ = backend(bundle)
     context, texts = made.context(2), ([5, 10], [1, 2, 3, 4, 6, 7, 8, 9])
     states = [MODEL.states_of(np.array(text)) for text in texts]
@@ -258,7 +258,7 @@ def test_uneven_rows_go_on(bundle: Bundle) -> None:
 
 
 def test_a_context_for_each_profile_and_one_scratch_memory(bundle: Bundle) -> None:
-    """Contexts that allocate for themselves would hold the largest step's memory several times over."""
+    """Guards against one scratch memory per execution context."""
     made, api = backend(bundle)
     context = made.context(2)
     for counts in ([1], [1], [8], [1, 1], [2]):
@@ -269,8 +269,8 @@ def test_a_context_for_each_profile_and_one_scratch_memory(bundle: Bundle) -> No
     assert {context.scratch for context in api.contexts} == {(made._scratch.pointer, max(SCRATCH.values()))}
 
 
-def test_caches_that_nobody_uses_are_given_back(bundle: Bundle) -> None:
-    """Contexts, or what is bound to them, would keep gigabytes of a GPU until the garbage collector comes by."""
+def test_unused_caches_are_freed(bundle: Bundle) -> None:
+    """Guards against execution contexts or bindings that keep caches alive until the next garbage collection."""
     made, api = backend(bundle)
     context = cast(DeviceContext, made.context(2))
     drivers = Drivers(HostDriver(api.gpu).compile, GraphDriver(api.gpu).compile)
@@ -288,36 +288,38 @@ def test_caches_that_nobody_uses_are_given_back(bundle: Bundle) -> None:
 
 
 def test_a_step_without_a_profile_is_refused(bundle: Bundle) -> None:
-    """TensorRT would refuse it with a message about dimensions."""
+    """Guards against TensorRT's own message, about dimensions."""
     made, _ = backend(bundle)
     step = made.context(4).step(0, [8, 8, 8], [])
     step.place([0, 0, 0])
-    with pytest.raises(ParamsError, match=r"no profile for 3 rows of 8 tokens \(decode: at most 4 rows of 2 tokens; prefill"):
+    with pytest.raises(
+        ParamsError, match=r"no profile for 3 sequences of 8 tokens \(decode: at most 4 sequences of 2 tokens; prefill"
+    ):
         step.run("segment_0")
 
 
 def test_engines_for_another_gpu_are_refused(bundle: Bundle) -> None:
-    """An engine that runs anyway is slow at best."""
+    """Guards against engines that fail later or run slowly."""
     with pytest.raises(TargetError, match=r"segment_1 is not valid for this GPU.*--target rtx again"):
         backend(bundle, invalid=("segment_1",))
 
 
 def test_engines_that_are_slower_here_say_so(bundle: Bundle) -> None:
-    """Nothing else would tell that exporting again pays."""
+    """Guards against an unnoticed slow engine, which a new export would make faster."""
     with pytest.warns(RuntimeWarning, match=r"segment_1.* of rtx is valid, slower than one built here; tide-inspect says why"):
         backend(bundle, slower=("segment_1",))
 
 
 def test_engines_of_another_version_are_refused(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
-    """TensorRT says that a magic number does not match."""
+    """Guards against TensorRT's own message, about a magic number."""
     info = bundle.manifest.targets["rtx"]
     monkeypatch.setitem(sys.modules, "tensorrt_rtx", SimpleNamespace(__version__="1.8.0"))  # type: ignore[arg-type]
     with pytest.raises(TargetError, match=rf"built by tensorrt-rtx {VERSION}, here is 1.8.0; pip install .*=={VERSION}"):
         load_module(info)
 
 
-def test_types_that_the_runtime_has_not_are_refused(bundle: Bundle) -> None:
-    """Addresses have no types: fp16 read as fp32 is garbage without an error."""
+def test_unsupported_types_are_refused(bundle: Bundle) -> None:
+    """Guards against fp16 read as fp32: bindings are untyped addresses."""
     made, _ = backend(bundle)
     engine = bundle.manifest.targets["rtx"].engines["segment_0"]
     engine.outputs[0] = replace(engine.outputs[0], dtype="fp16")
@@ -327,8 +329,8 @@ def test_types_that_the_runtime_has_not_are_refused(bundle: Bundle) -> None:
         step.run("segment_0")
 
 
-def test_what_is_called_exists_in_the_real_bindings() -> None:
-    """A recorded API agrees with whatever the code calls."""
+def test_the_used_api_exists_in_the_real_bindings() -> None:
+    """Guards against calls that only the recorded API accepts."""
     trt = pytest.importorskip("tensorrt_rtx", reason="the package tensorrt-rtx is not installed")
     for owner, names in (
         ("Runtime", ("get_engine_validity", "deserialize_cuda_engine")),

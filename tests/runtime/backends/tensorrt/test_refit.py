@@ -1,4 +1,4 @@
-"""Weights go into stripped engines, or an error says which do not; with a module in the place of TensorRT, which is not here."""
+"""Refitting of stripped engines, with a stand-in for TensorRT."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tide_runtime.errors import TargetError
 
 
 def tensorrt(parses: bool = True, missing: tuple[str, ...] = (), accepts: bool = True) -> SimpleNamespace:
-    """``done``: what was refitted."""
+    """A stand-in for TensorRT. ``done``: refitted engines."""
     done: list[str] = []
     error = SimpleNamespace(desc=lambda: "no file weights.bin")
     parser = SimpleNamespace(
@@ -21,7 +21,7 @@ def tensorrt(parses: bool = True, missing: tuple[str, ...] = (), accepts: bool =
 
 
 def test_a_graph_beside_the_engine_means_stripped(tmp_path):
-    """A stripped engine would run with no weights, or a whole one be refitted for nothing."""
+    """Guards against running an engine without weights, and against refitting a complete one."""
     engine = tmp_path / "segment_0.engine"
     assert stripped_graph(engine) is None
     (tmp_path / "segment_0.onnx").touch()
@@ -39,6 +39,6 @@ def test_a_graph_beside_the_engine_means_stripped(tmp_path):
     ],
 )
 def test_weights_that_do_not_fit_are_named(tmp_path, trt, message):
-    """The engine would generate from garbage."""
+    """Guards against an engine with wrong or missing weights."""
     with pytest.raises(TargetError, match=message):
         refit(trt, object(), object(), tmp_path / "segment_0.onnx")
