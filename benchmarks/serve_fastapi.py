@@ -76,10 +76,10 @@ def main(
     report.add("first_token_ms_p95", float(np.percentile(first, 95)))
     report.add("memory_before_mib", before / 2**20)
     report.add("memory_growth_mib", (after - before) / 2**20)
-    report.finish(json)
     if wrong:
         print(f"answers that differ from their single run: {wrong[:20]}")
-        raise typer.Exit(1)
+    report.finish(json)
+    raise typer.Exit(1 if wrong else 0)
 
 
 if __name__ == "__main__":

@@ -8,9 +8,6 @@ from dataclasses import replace
 import pytest
 from tide_runtime import Engine
 from tide_runtime.backends.attention import prefers_plain, products_pay
-from tide_runtime.bundle.manifest import UNCUT, forms_of
-
-from benchmarks.attention_forms import FORMS, measure
 
 
 @pytest.mark.parametrize("pays", [True, False])
@@ -51,11 +48,3 @@ def test_products_pay_where_many_heads_share_keys_or_no_kernel_is_there(
         known = engine.manifest
         model, kv = replace(known.model, attention_heads=heads), [replace(layer, heads=kv_heads) for layer in known.kv]
         assert products_pay(replace(known, model=model, kv=kv, dtype=dtype)) == pay
-
-
-def test_the_benchmark_times_the_forms_it_names(load: Callable[..., Engine]) -> None:
-    """The rule above stands on its figures: a form that was not forced would be another one's time under its name."""
-    with load() as engine:
-        times = measure(engine.backend, slots=48, rounds=1)
-        assert set(times) == set(FORMS) and all(ms > 0 for ms in times.values())
-        assert set(engine.backend.sessions) == set(forms_of(UNCUT))
