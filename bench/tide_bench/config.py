@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from tide_runtime.errors import ParamsError
 
-from tide_bench.arms.registry import POLICIES, RIVALS
+from tide_bench.arms.registry import OTHER_ARMS, POLICIES
 
 MODES = ("decode", "prefill", "load")
 
@@ -32,7 +32,7 @@ class BenchConfig:
     """
 
     mode: str = "decode"
-    rivals: tuple[str, ...] = tuple(RIVALS)
+    rivals: tuple[str, ...] = tuple(OTHER_ARMS)
     policies: tuple[str, ...] = tuple(POLICIES)
     batches: tuple[int, ...] = (1, 8)
     prompt_tokens: tuple[int, ...] = (64,)
@@ -46,7 +46,7 @@ class BenchConfig:
     def __post_init__(self) -> None:
         if self.mode not in MODES:
             raise ParamsError(f"mode is {self.mode!r}; set it to one of: {', '.join(MODES)}")
-        _known(self.rivals, RIVALS, "--vs")
+        _known(self.rivals, OTHER_ARMS, "--vs")
         _known(self.policies, POLICIES, "--policy")
         for name, least in (("batches", 1), ("prompt_tokens", 1), ("rates", 0.01)):
             values = getattr(self, name)

@@ -1,6 +1,6 @@
 """Does a GPU that drives decoding by itself say what the host would say? One CUDA graph for many tokens against the host's loop.
 
-Policies `full` and `exit`, the latter with two exits that half of the tokens take each (`made_up_exits`), one condition inside
+Policies `full` and `exit`, the latter with two exits that half of the tokens take each (`stub_exits`), one condition inside
 the other; whole texts, and texts that an EOS token ends in the middle of a launch. In fp16 with ONNX Runtime, whose fp32
 attention needs the host; in fp32 with TensorRT's engines, which alone can be asked for exits from the device: small differences
 then decide about few tokens.

@@ -11,7 +11,7 @@ import matplotlib.image
 import numpy as np
 import pytest
 from bench.browser import show
-from bench.made_up_turns import row
+from bench.synthetic_runs import row
 from numpy.typing import NDArray
 from tide_bench.curve import CurvePoint
 from tide_bench.page import write_report

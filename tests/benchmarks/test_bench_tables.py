@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bench.made_up_turns import row
+from bench.synthetic_runs import row
 from tide_bench.table import HEADINGS, cells
 
 from benchmarks.tables.bench_tables import bench_table, predecessor_table, serve_line

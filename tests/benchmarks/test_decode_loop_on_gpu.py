@@ -36,8 +36,8 @@ from typer.testing import CliRunner
 from benchmarks.gpu import decode_loop, loop_cases
 from benchmarks.gpu.gpu_report import gpu_report
 from benchmarks.gpu.loop_cases import LoopCase, Prompts
-from benchmarks.gpu.made_up_exits import COSTS, made_up_exits
 from benchmarks.gpu.model_shapes import ModelShape
+from benchmarks.gpu.stub_exits import COSTS, stub_exits
 from tide_export.config import ExportConfig
 from tide_export.export import write_bundle
 from tide_export.progress import ExportProgress
@@ -158,7 +158,7 @@ def test_the_exits_are_some_that_the_device_asks(tmp_path: Path) -> None:
     """On a GPU that is paid by the hour the check would end with "the host drove"."""
     loaded, texts = TINY.load("fp32"), np.random.default_rng(0).integers(3, 120, (8, 24)).tolist()
     config = ExportConfig(max_seq_len=128, targets=("cpu",), verify=False)
-    manifest, _ = write_bundle(loaded, tmp_path, config, ExportProgress(quiet=True), made_up_exits(loaded, [1, 2], texts))
+    manifest, _ = write_bundle(loaded, tmp_path, config, ExportProgress(quiet=True), stub_exits(loaded, [1, 2], texts))
     policy: Any = make_policy("exit", manifest, 8, DepthOptions())
     assert policy.why_on_host(pads_sequences=True) is None
     with Engine.load(tmp_path, EngineOptions(target="cpu", policy="exit")) as engine:

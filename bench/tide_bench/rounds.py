@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from random import Random
 
-from tide_bench.arm_pool import Entry
+from tide_bench.arm_pool import RunningArm
 from tide_bench.arms.base import Timing
 from tide_bench.arms.process import ArmError
-from tide_bench.arms.registry import Contestant
+from tide_bench.arms.registry import ArmSpec
 from tide_bench.energy import EnergyMeter
 
 Group = list[list[int]]  # prompts of one turn, [B][S] token ids
@@ -19,7 +19,7 @@ FEWEST_ROUNDS = 3
 
 
 @dataclass(frozen=True)
-class Turn:
+class TimedRun:
     """What an arm did with one group of prompts.
 
     Args:
@@ -35,37 +35,37 @@ class Turn:
     joules: float | None
 
 
-def take_turns(
-    entries: Sequence[Entry],
+def run_rounds(
+    entries: Sequence[RunningArm],
     groups: Sequence[Group],
     new_tokens: int,
     meter: EnergyMeter,
     seconds: float,
     meeting: int,
-    failed: Callable[[Contestant, str], None],
-    settled: Callable[[dict[str, list[Turn]]], bool],
-) -> dict[str, list[Turn]]:
+    failed: Callable[[ArmSpec, str], None],
+    settled: Callable[[dict[str, list[TimedRun]]], bool],
+) -> dict[str, list[TimedRun]]:
     """A turn of every arm at each of ``groups``, until ``seconds`` are over or the turns so far are ``settled``, but for
     `FEWEST_ROUNDS`. Each round has an order of its own, so that none always follows the same one, whose work may have left the
     machine slower. ``failed`` hears of arms that stop on the way."""
-    turns: dict[str, list[Turn]] = {entry.contestant.name: [] for entry in entries}
+    turns: dict[str, list[TimedRun]] = {entry.spec.name: [] for entry in entries}
     running, end = list(entries), time.monotonic() + seconds
     for number, group in enumerate(groups):
         if number >= FEWEST_ROUNDS and (time.monotonic() > end or settled(turns)):
             break
         for entry in Random(f"{meeting} {number}").sample(running, len(running)):
             try:
-                turns[entry.contestant.name].append(_turn(entry, group, new_tokens, meter, meeting, number))
+                turns[entry.spec.name].append(_turn(entry, group, new_tokens, meter, meeting, number))
             except ArmError as error:
                 running.remove(entry)
-                failed(entry.contestant, str(error))
+                failed(entry.spec, str(error))
     return turns
 
 
-def _turn(entry: Entry, group: Group, new_tokens: int, meter: EnergyMeter, meeting: int, number: int) -> Turn:
+def _turn(entry: RunningArm, group: Group, new_tokens: int, meter: EnergyMeter, meeting: int, number: int) -> TimedRun:
     time.sleep(SETTLE_S)
     before = meter.joules()
     timing = entry.generate(group, new_tokens)
     after = meter.joules()
     joules = None if before is None or after is None else after - before
-    return Turn(meeting, number, timing, entry.process.peak_bytes, joules)
+    return TimedRun(meeting, number, timing, entry.process.peak_bytes, joules)
