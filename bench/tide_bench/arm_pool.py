@@ -1,7 +1,7 @@
-"""Gets specs ready: makes what they load, starts their processes, and notes why one cannot run.
+"""The pool of running arms: builds what they load, starts their processes, and records why one cannot run.
 
-Nothing is timed here, so arms get ready two at a time where the machine has room: compilers and exporters run on one core. What
-runs by torch keeps to one core meanwhile: threads that wait for each other on cores that others use wait ten times as long.
+Nothing is timed here, so arms are prepared two at a time where memory allows: compilers and exporters run on one core. Arms that
+run by torch keep to one core meanwhile: its threads wait for each other, ten times as long on cores that are in use.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tide_bench.bundles import export_cuts
 from tide_bench.phases import Phases
 from tide_bench.source_model import SourceModel
 
-# TIDE's arm first, as static skip asks it for its depth; then what takes longest, so that nothing waits for it at the end.
+# TIDE's arm first, as static skip takes its depth from it; then what takes longest, so that nothing waits for it at the end.
 _FIRST = (OURS, "compile")
 _CUTS = ("unsplit", "static")  # bundles of our own exporter, made from one trace
 _BY_TORCH = ("eager", "predecessor")  # compiled code is for as many threads as it was compiled with
@@ -32,7 +32,7 @@ _BY_TORCH = ("eager", "predecessor")  # compiled code is for as many threads as 
 
 @dataclass(frozen=True)
 class RunningArm:
-    """A spec whose process runs."""
+    """An arm whose process runs."""
 
     spec: ArmSpec
     process: ArmProcess
@@ -43,13 +43,13 @@ class RunningArm:
 
 
 class ArmPool:
-    """Processes by kind. ``failures``: spec → why it cannot run.
+    """Processes by kind. ``failures``: name of an arm → why it cannot run.
 
     Args:
         source: the HuggingFace model, or why there is none here.
-        kinds: of arms that will be asked for.
-        depth: gives the layers that static skip is to run, after how many `exit` ran; asked when the arm is made.
-        lanes: arms that get ready at once.
+        kinds: of arms that will be started.
+        depth: the layers that static skip is to run, from the mean depth of `exit`; called when the arm is made.
+        lanes: arms that are prepared at once.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class ArmPool:
         self._cuts = _Cuts()
 
     def start(self, specs: Sequence[ArmSpec], rehearse: Callable[[RunningArm], None] = lambda entry: None) -> list[RunningArm]:
-        """Start those that can run, and let each ``rehearse``; one that raises ArmError there cannot."""
+        """Start the arms that can run, and call ``rehearse`` with each; an arm that raises ArmError there is left out."""
         kinds = sorted({c.kind for c in specs}, key=lambda k: _FIRST.index(k) if k in _FIRST else len(_FIRST))
         groups = [[c for c in specs if c.kind == kind] for kind in kinds]
         alone = groups[: kinds[:1] == [OURS]]
@@ -84,7 +84,7 @@ class ArmPool:
         return [entries[c.name] for c in specs if c.name in entries]
 
     def _ready(self, group: Sequence[ArmSpec], rehearse: Callable[[RunningArm], None]) -> list[RunningArm]:
-        """Contestants of one kind, which share its process."""
+        """Arms of one kind, which share its process."""
         entries = []
         for spec in group:
             try:
@@ -104,7 +104,7 @@ class ArmPool:
         return entries
 
     def note_failure(self, spec: ArmSpec, reason: str) -> None:
-        """Note why an arm failed, the first time; a process that died takes its other specs along when they are asked."""
+        """Record why an arm failed, the first time; when its process died, the other arms of the process fail at their next call."""
         self.failures.setdefault(spec.name, reason)
 
     def stop(self, kinds: Sequence[str]) -> None:
@@ -151,7 +151,7 @@ class ArmPool:
         return self._source.folder
 
     def _cut(self, kind: str, source: SourceModel) -> Path:
-        """Whoever comes first has the bundles of all such kinds made."""
+        """The bundle of ``kind``; the first call makes the bundles of all such kinds."""
         with self._cuts.lock:
             if not self._cuts.wanted:
                 self._cuts.wanted = self._cuts_wanted()
@@ -164,7 +164,7 @@ class ArmPool:
         return self._cuts.made[cut[0]]
 
     def _cuts_wanted(self) -> dict[str, tuple[Path, str] | ArmError]:
-        """Of each kind the folder and the checkpoints of its bundle, or why nobody can say."""
+        """Kind → the folder and the checkpoints of its bundle, or why they are unknown."""
         wanted: dict[str, tuple[Path, str] | ArmError] = {}
         for kind in (kind for kind in _CUTS if kind in self._kinds):
             try:
@@ -185,14 +185,14 @@ class _Cuts:
 
 
 def with_options(specs: Mapping[str, ArmSpec], manifest: Manifest) -> dict[str, ArmSpec]:
-    """``specs`` with what depends on the model: the layers that HF's early exit drafts with."""
+    """``specs`` with the options that depend on the model: the layers that HF's early exit drafts with."""
     exits = manifest.calibration.exits if manifest.calibration is not None else []
     layer = exits[0].checkpoint if exits else max(1, manifest.model.num_layers // 4)
     return {name: replace(c, options={"assistant_early_exit": layer}) if name == "assisted" else c for name, c in specs.items()}
 
 
 def meetings(kinds: Sequence[str], most: int) -> list[list[str]]:
-    """Who is in memory together: the first kind always, with as many others as make ``most``."""
+    """The kinds that are in memory together: the first kind always, with as many others as make ``most``."""
     pivot, *others = kinds
     size = max(1, most - 1)
     return [[pivot, *others[i : i + size]] for i in range(0, len(others), size)] or [[pivot]]

@@ -1,4 +1,4 @@
-"""``tide-bench``: is it worth it, for this model on this machine?"""
+"""``tide-bench``: the depth policies of a bundle against other ways to run its model, on this machine."""
 
 from __future__ import annotations
 
@@ -120,11 +120,11 @@ def bench(
     report.settings["phases"] = phases.seconds
     for line in phase_lines(phases.seconds):
         console.print(line, style="dim", markup=False)
-    report.finish(json)
     if html is not None:
         from tide_bench.page import write_report
 
         console.print(f"report: {write_report(report, points, html)}", markup=False)
+    report.finish(json)
 
 
 class Bench:
@@ -196,7 +196,7 @@ class Bench:
         return windows(texts, tokens, count)
 
     def _exit_depth(self, entry: RunningArm) -> int:
-        """Layers that `exit` runs before it speaks, on average: what static layer skip is compared at."""
+        """Mean layers that `exit` runs for a token: the depth that static layer skip is compared at."""
         prompts = self._windows(self._lengths[0], 4)
         depths = [entry.generate([prompt], self.config.new_tokens).depth or 0.0 for prompt in prompts]
         return max(1, min(round(sum(depths) / len(depths)), self.manifest.model.num_layers - 1))

@@ -1,4 +1,4 @@
-"""The comparison: meetings of arms, each checked while it gets ready, warmed up, and then timed in turn."""
+"""The comparison: groups of arms in memory together, each checked when it starts, warmed up, and then timed in rounds."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Place:
 
 @dataclass
 class _Record:
-    """What is known about the arms at one place. ``checked``: their texts of the first group."""
+    """The results of the arms at one place. ``checked``: their texts of the first group."""
 
     turns: dict[str, list[TimedRun]] = field(default_factory=dict)
     checked: dict[str, list[list[int]]] = field(default_factory=dict)
@@ -45,7 +45,7 @@ class _Record:
 
 
 class Comparison:
-    """Runs ``specs`` at ``places``; `rows` are the result."""
+    """Runs the arms ``specs`` at ``places``."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class Comparison:
         self.new_tokens = 2 if config.mode == "prefill" else config.new_tokens
 
     def run(self, most_in_memory: int) -> list[dict[str, Any]]:
-        """A row for each place and spec. ``most_in_memory``: processes that fit."""
+        """A row for each place and arm. ``most_in_memory``: processes that fit."""
         kinds = list(dict.fromkeys(spec.kind for spec in self._specs))
         planned = meetings(kinds, most_in_memory)
         share = 60 * self._config.minutes / (len(planned) * len(self._places))
@@ -78,7 +78,7 @@ class Comparison:
             return [row for place, record in zip(self._places, self._records, strict=True) for row in self._rows(place, record)]
 
     def _rehearse(self, entry: RunningArm) -> None:
-        """A text at every place: it is held to the arm's promise later, and what compiles at its first call does so now."""
+        """Generate at every place: the text is compared with the reference later, and code that compiles at its first call does so now."""
         spec = entry.spec
         for place, record in zip(self._places, self._records, strict=True):
             if spec.name not in record.checked:
@@ -95,7 +95,7 @@ class Comparison:
             return None
 
     def _meet(self, entries: Sequence[RunningArm], place: Place, record: _Record, number: int, seconds: float) -> None:
-        """One meeting at one place, of the arms that could say anything there."""
+        """Time the arms that are in memory together at one place; those that failed their first text there are left out."""
         present = [entry for entry in entries if entry.spec.name in record.checked]
         present = [entry for entry in present if self._warm_up(entry, place)]
         load = OtherLoad(self._pool.pids)

@@ -1,4 +1,4 @@
-"""What a comparison is asked to do; the command line takes its defaults from here."""
+"""The settings of a comparison; the command line takes its defaults from here."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class BenchConfig:
     Args:
         mode: ``decode`` (tokens after the first), ``prefill`` (time to the first token), ``load`` (requests that come when they
             like).
-        rivals: other ways to run the model.
+        rivals: other ways to run the model, names of `OTHER_ARMS`. The name is a key of kept results.
         policies: depth policies of the bundle; those that it cannot run are left out with the reason.
         batches: rows at once.
         prompt_tokens: lengths of prompts.
@@ -27,7 +27,7 @@ class BenchConfig:
         rounds: turns of each arm, at most.
         minutes: time for all turns together; each arm has `FEWEST_ROUNDS` turns even when that takes longer.
         precision: turns end early once every ratio's 95% interval is within this share of it.
-        rates: of mode ``load``: requests per second, as shares of what `full` can do when asked one by one.
+        rates: of mode ``load``: requests per second, as shares of the rate at which `full` serves one request after the other.
         seconds: of mode ``load``: how long requests come.
     """
 

@@ -1,4 +1,4 @@
-"""The figures of every arm at one place (prompt length, batch size), from its turns."""
+"""The figures of every arm at one place (prompt length, batch size), from its timed runs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tide_bench.paired_ratio import PairedRatio, chained_ratio, paired_ratio
 from tide_bench.rounds import TimedRun
 from tide_bench.text_comparison import disagreement_rate, identical_share
 
-PIVOT = "full"  # meets everyone
+PIVOT = "full"  # in memory together with every other arm
 BASELINES = ("eager", "unsplit")
 Seconds = Callable[[TimedRun], float]
 
@@ -26,7 +26,7 @@ def prefill_seconds(turn: TimedRun) -> float:
 
 
 def speed_row(turns: Sequence[TimedRun], seconds: Seconds) -> dict[str, Any]:
-    """Times in ms, memory in MiB, energy in joules per token; what nobody counted is left out."""
+    """Times in ms, memory in MiB, energy in joules per token; uncounted figures are left out."""
     timings = [turn.timing for turn in turns]
     rows, steps = len(timings[0].tokens), [t.decode_ms_per_token for t in timings]
     row: dict[str, Any] = {"rounds": len(turns), **_spread("first_token_ms", [1e3 * t.first_token_s for t in timings])}
@@ -63,7 +63,7 @@ def ratio_row(name: str, turns: Mapping[str, Sequence[TimedRun]], seconds: Secon
 def settled(turns: Mapping[str, Sequence[TimedRun]], seconds: Seconds, precision: float) -> bool:
     """Whether every arm's speed over the first baseline here is known to within ``precision`` of itself (95% interval).
 
-    To stop there leaves the interval as it is in the limit of many turns (Chow & Robbins 1965).
+    To stop there leaves the interval as it is in the limit of many runs (Chow & Robbins 1965).
     """
     baseline = next((name for name in BASELINES if turns.get(name)), None)
     if baseline is None:
@@ -76,7 +76,7 @@ def settled(turns: Mapping[str, Sequence[TimedRun]], seconds: Seconds, precision
 def _ratio(
     own: Sequence[TimedRun], baseline: str, turns: Mapping[str, Sequence[TimedRun]], seconds: Seconds
 ) -> PairedRatio | None:
-    """From turns at the same prompts next to each other; over the pivot when the two were never in memory together."""
+    """From runs on the same prompts next to each other; over the pivot when the two were never in memory together."""
     if direct := _pairs(turns[baseline], own, seconds):
         return paired_ratio([a for a, _ in direct], [b for _, b in direct])
     one, other = (_pairs(turns.get(PIVOT, ()), arm, seconds) for arm in (own, turns[baseline]))

@@ -1,4 +1,4 @@
-"""Mixed load: short and long requests that come when they like (Poisson arrivals), for a bounded time."""
+"""Mixed load: short and long requests at random times (Poisson arrivals), for a bounded time."""
 
 from __future__ import annotations
 
@@ -78,9 +78,9 @@ def load_rows(
     config: BenchConfig,
     phases: Phases,
 ) -> list[dict[str, Any]]:
-    """A row for each rate and spec; rates are shares of what `full` does when asked one by one.
+    """A row for each rate and arm; rates are shares of the rate at which `full` serves one request after the other.
 
-    ``mark``: why what an arm answered is not what it promises, with `full`'s answers to the same requests for the model's.
+    ``mark``: why an arm is not ranked: its answers against those of `full` to the same requests.
     """
     entries = pool.start(specs, lambda entry: _warm_up(entry, prompts, config.new_tokens))
     alone = next((_one_by_one(e, prompts, config.new_tokens) for e in entries if e.spec.name == PIVOT), None)
@@ -95,11 +95,11 @@ def load_rows(
             with phases(f"{len(requests)} requests, {share / alone:.1f} a second", entry.spec.title):
                 row, answers[entry.spec.name] = _row(pool, entry, requests)
             own.append({"share": share, "rate": share / alone, **row})
-        asked, right = [request.prompt for request in requests], answers[PIVOT]
+        prompts_sent, references = [request.prompt for request in requests], answers[PIVOT]
         for row, entry in zip(own, entries, strict=True):
-            said = answers[entry.spec.name]
-            if said and right:
-                row["mark"] = broken_promise(entry.spec.promise, asked, said, right, pool.gap, terms)
+            texts = answers[entry.spec.name]
+            if texts and references:
+                row["mark"] = broken_promise(entry.spec.promise, prompts_sent, texts, references, pool.gap, terms)
         rows += own
     failed = [c for c in specs if c.name in pool.failures and all(row["arm"] != c.name for row in rows)]
     return rows + [{"arm": c.name, "title": c.title, "note": pool.failures[c.name]} for c in failed]
@@ -121,7 +121,7 @@ def _one_by_one(entry: RunningArm, prompts: Sequence[list[int]], new_tokens: int
 
 
 def _row(pool: ArmPool, entry: RunningArm, requests: Sequence[Request]) -> tuple[dict[str, Any], list[list[int]]]:
-    """What one arm did with ``requests``, and its answers: none when it failed."""
+    """The figures of one arm at ``requests``, and its answers: none when it failed."""
     row: dict[str, Any] = {"arm": entry.spec.name, "title": entry.spec.title, "requests": len(requests)}
     workers = CONCURRENT.get(entry.spec.kind, 1)
     try:

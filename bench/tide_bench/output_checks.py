@@ -1,4 +1,4 @@
-"""Does an arm say what it promises? Its texts against the reference's, before and after anything is timed."""
+"""Compare the texts of an arm with the reference's, by what the arm promises: before and after the timed rounds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Turns: every arm continues the same prompts, one arm after the other (A B C A B C …), until the time is up."""
+"""Timed rounds: in each, every arm continues the same prompts once, one arm after the other, until the time is up.
+
+Arms live in processes of their own. Arms that share a process run in slices beside a baseline: see `benchmarks.arms.turns`.
+"""
 
 from __future__ import annotations
 
@@ -13,19 +16,19 @@ from tide_bench.arms.process import ArmError
 from tide_bench.arms.registry import ArmSpec
 from tide_bench.energy import EnergyMeter
 
-Group = list[list[int]]  # prompts of one turn, [B][S] token ids
+Group = list[list[int]]  # prompts of one run, [B][S] token ids
 SETTLE_S = 0.2  # thread pools spin for a while after their last work
 FEWEST_ROUNDS = 3
 
 
 @dataclass(frozen=True)
 class TimedRun:
-    """What an arm did with one group of prompts.
+    """One group of prompts, continued by one arm.
 
     Args:
-        meeting, round: turns with the same two were neighbours in time and had the same prompts.
-        peak_bytes: most memory of its process meanwhile.
-        joules: of the whole machine meanwhile; None where nobody counts them.
+        meeting, round: runs with the same two were neighbours in time and had the same prompts.
+        peak_bytes: largest memory of its process during the run.
+        joules: of the whole machine during the run; None without counters.
     """
 
     meeting: int
@@ -45,24 +48,26 @@ def run_rounds(
     failed: Callable[[ArmSpec, str], None],
     settled: Callable[[dict[str, list[TimedRun]]], bool],
 ) -> dict[str, list[TimedRun]]:
-    """A turn of every arm at each of ``groups``, until ``seconds`` are over or the turns so far are ``settled``, but for
-    `FEWEST_ROUNDS`. Each round has an order of its own, so that none always follows the same one, whose work may have left the
-    machine slower. ``failed`` hears of arms that stop on the way."""
-    turns: dict[str, list[TimedRun]] = {entry.spec.name: [] for entry in entries}
+    """Run every arm on each of ``groups``, until ``seconds`` are over or the runs so far are ``settled``.
+
+    At least `FEWEST_ROUNDS` rounds are run. Each round has an order of its own: an arm that always followed the same one would
+    always meet the caches and clocks that this one leaves. ``failed`` is called with each arm that fails, and the reason.
+    """
+    runs: dict[str, list[TimedRun]] = {entry.spec.name: [] for entry in entries}
     running, end = list(entries), time.monotonic() + seconds
     for number, group in enumerate(groups):
-        if number >= FEWEST_ROUNDS and (time.monotonic() > end or settled(turns)):
+        if number >= FEWEST_ROUNDS and (time.monotonic() > end or settled(runs)):
             break
         for entry in Random(f"{meeting} {number}").sample(running, len(running)):
             try:
-                turns[entry.spec.name].append(_turn(entry, group, new_tokens, meter, meeting, number))
+                runs[entry.spec.name].append(_timed(entry, group, new_tokens, meter, meeting, number))
             except ArmError as error:
                 running.remove(entry)
                 failed(entry.spec, str(error))
-    return turns
+    return runs
 
 
-def _turn(entry: RunningArm, group: Group, new_tokens: int, meter: EnergyMeter, meeting: int, number: int) -> TimedRun:
+def _timed(entry: RunningArm, group: Group, new_tokens: int, meter: EnergyMeter, meeting: int, number: int) -> TimedRun:
     time.sleep(SETTLE_S)
     before = meter.joules()
     timing = entry.generate(group, new_tokens)

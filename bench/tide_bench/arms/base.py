@@ -1,4 +1,4 @@
-"""What every way to run a model answers, whatever library is behind it."""
+"""The interface of an arm, a way to run a model, whatever library is behind it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ FEW_THREADS = "TIDE_BENCH_THREADS"  # environment: threads of torch while arms g
 
 
 def use_all_cores(arm: Any) -> None:
-    """Of this process, whose ``arm`` runs by torch."""
+    """Let torch use all cores in this process, whose ``arm`` runs by torch."""
     import torch
 
     torch.set_num_threads(cores())
@@ -27,8 +27,8 @@ class Timing:
         tokens: the new tokens, [B][N], end-of-sequence ids ignored.
         first_token_s: seconds from the call until every row had its first token.
         decode_s: seconds from then until the last token.
-        layers_per_token: decoder layers launched per token of a row after the first; None where nobody counts.
-        depth: mean layers run before a token was said; None where nobody counts.
+        layers_per_token: decoder layers launched per token of a row after the first; None where it is not counted.
+        depth: mean layers run for a token; None where it is not counted.
     """
 
     tokens: list[list[int]]

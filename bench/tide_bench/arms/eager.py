@@ -23,7 +23,7 @@ def load_eager(folder: Path) -> PreTrainedModel:
     logging.disable_progress_bar()
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     model.generation_config.eos_token_id = None
-    model.generation_config.pad_token_id = 0  # prompts have one length; without it `generate` asks for one
+    model.generation_config.pad_token_id = 0  # prompts have one length; without it `generate` requires one
     return model
 
 

@@ -1,4 +1,4 @@
-"""Who takes part: TIDE's policies and the other ways to run the same model, and what each promises about its text."""
+"""The registry of arms: TIDE's policies and the other ways to run the same model, and what each promises about its text."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ class ArmSpec:
 
     Args:
         name: on the command line and in result names.
-        title: what people see.
-        kind: of process it lives in, a name of `tide_bench.arms.ARMS`; specs of one kind share it.
-        promise: ``same``: the model's own greedy tokens; ``certified``: as often as the bundle's certificate says; ``none``.
-        options: what its kind's ``generate`` takes besides.
+        title: in tables and charts.
+        kind: of its process, a name of `tide_bench.arms.ARMS`; arms of one kind share a process.
+        promise: ``same``: the model's own greedy tokens; ``certified``: as often as the bundle's certificate allows; ``none``.
+        options: further arguments of its kind's ``generate``.
         layers: True when every token takes all layers.
     """
 
