@@ -58,7 +58,7 @@ def spread_windows(lengths: Sequence[int], count: int, width: int) -> list[tuple
     """
     room = [length // width for length in lengths]
     if count > sum(room):
-        raise ValueError(f"{count} windows of {width} tokens do not fit into the documents; ask for at most {sum(room)}")
+        raise ValueError(f"{count} windows of {width} tokens do not fit into the documents; take at most {sum(room)}")
     shares = [0] * len(lengths)
     while (left := count - sum(shares)) > 0:
         open_ = [i for i in range(len(lengths)) if shares[i] < room[i]]

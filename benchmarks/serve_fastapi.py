@@ -2,7 +2,7 @@
 
     python -m benchmarks.serve_fastapi engine/
 
-Every answer is compared, token by token, with what the same prompt gives when nobody else asks. Memory is the server's
+Every answer is compared, token by token, with the same prompt's answer on an idle engine. Memory is the server's
 resident set, after a warm-up of 10% of the requests and at the end.
 """
 
@@ -35,7 +35,7 @@ def make_wishes(prompts: list[list[int]], count: int) -> list[Wish]:
 
 
 def alone(bundle: Path, policy: str, wishes: list[Wish]) -> list[list[int]]:
-    """What each prompt gives when nobody else asks; `exit` depends on no other row, so this holds for every policy."""
+    """The answer to each prompt on an idle engine; `exit` depends on no other sequence, so this holds for every policy."""
     with Engine.load(bundle, EngineOptions(policy=policy, threads=ThreadOptions(shared=True), verify=False)) as engine:
         texts: dict[tuple[int, ...], list[int]] = {}
         for wish in wishes:

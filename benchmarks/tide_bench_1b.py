@@ -4,9 +4,10 @@
     python -m benchmarks.tide_bench_1b                    # some 20 minutes more
     python -m benchmarks.tide_bench_1b --model demo       # the same in small, to see that it runs
 
-Random weights have no exits worth asking. Theirs stands after a quarter of the layers and is never sure: `exit`, and `exact` with
-one row, show what asking in vain costs (with several rows `exact` asks only what a calibration expects to pay), and static skip
-runs all layers but one. Two such models fit into 24 GB at once: arms meet `full` one after the other.
+Random weights have no useful exits. The stub exit stands after a quarter of the layers and never passes its threshold: `exit`,
+and `exact` at batch 1, show what evaluating exits in vain costs (at larger batches `exact` evaluates only exits that the
+calibration expects to pay off), and static skip runs all layers but one. Two such models fit into 24 GB at
+once: arms meet `full` one after the other.
 """
 
 from __future__ import annotations

@@ -104,7 +104,7 @@ class ArmPool:
         return entries
 
     def note_failure(self, spec: ArmSpec, reason: str) -> None:
-        """Record why an arm failed, the first time; when its process died, the other arms of the process fail at their next call."""
+        """Record why an arm failed, the first time. The other arms of a process that died fail at their next call."""
         self.failures.setdefault(spec.name, reason)
 
     def stop(self, kinds: Sequence[str]) -> None:

@@ -78,7 +78,7 @@ class Comparison:
             return [row for place, record in zip(self._places, self._records, strict=True) for row in self._rows(place, record)]
 
     def _rehearse(self, entry: RunningArm) -> None:
-        """Generate at every place: the text is compared with the reference later, and code that compiles at its first call does so now."""
+        """Generate at every place, a text to compare with the reference later; what compiles at a first call does so now."""
         spec = entry.spec
         for place, record in zip(self._places, self._records, strict=True):
             if spec.name not in record.checked:

@@ -23,8 +23,10 @@ class Launch(NamedTuple):
 
 
 class LaunchLog:
-    """Launches since `clear`, those of prompts apart, and the time that prompts took. Counted when somebody asks, as the log is
-    kept while clocks run."""
+    """Launches since `clear`, those of prompts apart, and the seconds of prompts.
+
+    They are counted on access, as the log is written while clocks run.
+    """
 
     def __init__(self) -> None:
         self._prefill, self._decode = list[tuple[str, int, int, int]](), list[tuple[str, int, int, int]]()
@@ -36,7 +38,7 @@ class LaunchLog:
 
     @contextmanager
     def prompt(self) -> Iterator[None]:
-        """What is launched here is a prompt's."""
+        """Launches in this context belong to a prompt."""
         self._current, begin = self._prefill, perf_counter()
         try:
             yield
@@ -46,12 +48,12 @@ class LaunchLog:
 
     @property
     def prefill(self) -> Counter[Launch]:
-        """Of prompts."""
+        """Launches of prompts."""
         return Counter(map(Launch._make, self._prefill))
 
     @property
     def decode(self) -> Counter[Launch]:
-        """Of all steps but prompts'."""
+        """Launches of all steps but those of prompts."""
         return Counter(map(Launch._make, self._decode))
 
     def clear(self) -> None:

@@ -31,7 +31,7 @@ class Wish:
 
 @dataclass(frozen=True)
 class Answer:
-    """``tokens``: as they came; ``finished``: whether the last line said so; seconds since the request was sent."""
+    """``tokens``: as they came; ``finished``: whether the last line ends the answer; seconds since the request was sent."""
 
     tokens: list[int]
     finished: bool
@@ -79,7 +79,7 @@ def ask(client: httpx.Client, url: str, wish: Wish) -> Answer:
 
 
 def wrong_answers(wishes: Sequence[Wish], answers: Sequence[Answer], alone: Sequence[Sequence[int]]) -> list[int]:
-    """Numbers of the answers that are not what the same prompt gives when nobody else asks (``alone``)."""
+    """Numbers of the answers that differ from the same prompt's answer on an idle engine (``alone``)."""
     wrong = []
     for number, (wish, answer, tokens) in enumerate(zip(wishes, answers, alone, strict=True)):
         expected = tokens[: wish.hang_up_after or wish.new_tokens]
@@ -97,5 +97,5 @@ def _wait_for(url: str, process: subprocess.Popen[str]) -> None:
         except httpx.TransportError:
             time.sleep(0.1)
     process.kill()
-    said = process.stdout.read() if process.stdout is not None else ""
-    raise RuntimeError(f"the server did not start: {said[-2000:]}")
+    output = process.stdout.read() if process.stdout is not None else ""
+    raise RuntimeError(f"the server did not start: {output[-2000:]}")

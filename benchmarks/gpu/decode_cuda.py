@@ -1,4 +1,4 @@
-"""How fast do models decode on a GPU? TIDE's segments against the unsplit graph, HuggingFace eager and `torch.compile`.
+"""Decode speed on a GPU: TIDE's segments against the unsplit graph, HuggingFace eager and `torch.compile`.
 
 Every arm decodes greedily after the same prompts; medians over the repetitions are shown. Arms come one after the other, as four
 copies of a large model do not fit beside each other; one that cannot run is a cell with the reason. ``over_unsplit`` is the
@@ -153,7 +153,7 @@ def record(report: Report, case: DecodeCase, arms: dict[str, Figures]) -> None:
 
 
 def _ratios(arms: dict[str, Figures]) -> dict[str, float]:
-    """Of the arms that ran: ``vs_eager`` and ``vs_compile``, ``over_unsplit``, and TIDE's ``as_eager``."""
+    """Ratios of the arms that ran: ``vs_eager`` and ``vs_compile``, ``over_unsplit``, and TIDE's ``as_eager``."""
     ms = {name: figures["ms_per_token"] for name, figures in arms.items() if "note" not in figures}
     if "tide" not in ms:
         return {}

@@ -34,7 +34,7 @@ class LoopCase:
 
 
 def loop_cases(engine: str | None) -> list[LoopCase]:
-    """``engine``: the TensorRT target that can be built here, None: there is none, and nobody to take exits on the device."""
+    """``engine``: the TensorRT target that can be built here, None: there is none, and no exits are evaluated on the device."""
     engines = [LoopCase(engine, "fp32", policy) for policy in ("full", "exit")] if engine is not None else []
     return [LoopCase("cuda", "fp16", "full"), *engines]
 

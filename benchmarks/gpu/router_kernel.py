@@ -37,7 +37,7 @@ _SCORE_TOLERANCE = {"f16": 2e-3, "bf16": 1e-2}
 
 
 def prepare_without_gpu(some: Sequence[RouterProblem], arch: str, predecessor: Path | None) -> str:
-    """Everything up to the launches; what was done, for people."""
+    """Everything up to the launches; what was done, in words."""
     [architecture] = architectures(arch)
     gpu = AbsentGpu(architecture.compute)
     library = KernelLibrary(gpu)

@@ -1,6 +1,6 @@
-"""A calibration whose exits the GPU can ask by itself: MLP routers that say yes to half of the tokens, linear heads.
+"""A stub calibration whose exits the GPU can evaluate by itself: MLP routers that accept half of the tokens, linear heads.
 
-Nothing was learnt: it shows that loops on the device and on the host take the same exits, not that the exits are any good.
+Nothing is trained: it shows that loops on the device and on the host take the same exits, not that the exits are accurate.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ COSTS = CostTable(target="stub", machine="none", unsplit_ms=1.0, steps=[_FREE])
 
 
 def stub_exits(loaded: LoadedModel, checkpoints: Sequence[int], texts: list[list[int]]) -> ExitCalibration:
-    """An exit after each of ``checkpoints`` layers whose router says yes to half of the tokens of ``texts`` [B][S]."""
+    """An exit after each of ``checkpoints`` layers whose router accepts half of the tokens of ``texts`` [B][S]."""
     config = loaded.model.config.get_text_config()
     infos = [ExitInfo(at, "linear", "mlp", exact_threshold=_THRESHOLD, exit_threshold=_THRESHOLD) for at in checkpoints]
     file = CalibrationFile(

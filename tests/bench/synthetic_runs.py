@@ -1,4 +1,4 @@
-"""Turns and rows that nobody has measured, whose right figures are plain."""
+"""Synthetic runs and table rows, whose right figures are known."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Arms get ready: who first, who at once, and who cannot."""
+"""The pool of arms: the order of preparation, what runs at once, and arms that fail."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def _specs(*kinds: str) -> list[ArmSpec]:
 
 
 def test_tide_first_then_the_longest_and_the_answer_in_order(exports: list) -> None:
-    """Static skip would ask an arm that is not there for its depth, or everything wait for the compiler at the end."""
+    """Static skip would need the depth of an arm that is not there, or everything would wait for the compiler at the end."""
     specs = _specs("unsplit", "eager", "compile", "tide", "genai")
     pool = _pool(["tide"])
     assert [e.spec.name for e in pool.start(specs[1:])] == ["eager", "compile", "tide"]
@@ -96,7 +96,7 @@ def test_torch_keeps_to_one_core_while_others_get_ready(exports: list, lanes: in
     assert {entry.process.threads for entry in entries} == {None}  # type: ignore[attr-defined]
 
 
-def test_who_dies_in_the_rehearsal_ends_nobody_else(exports: list, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_arm_that_dies_in_the_rehearsal_ends_no_other(exports: list, monkeypatch: pytest.MonkeyPatch) -> None:
     """One arm that ran out of memory would end the benchmark of all."""
 
     def dead(loaded: Loaded, function: Any) -> None:
@@ -116,7 +116,7 @@ def test_our_own_graphs_come_from_one_trace(exports: list) -> None:
     assert [e.process.folder.parent.name for e in entries[1:]] == ["unsplit", "static_9"]  # type: ignore[attr-defined]
 
 
-def test_no_depth_keeps_nobody_but_static_skip_from_running(exports: list) -> None:
+def test_an_unknown_depth_keeps_only_static_skip_from_running(exports: list) -> None:
     """A bundle without exits would lose its baseline."""
 
     def no_exits(entry: RunningArm) -> int:
@@ -128,8 +128,8 @@ def test_no_depth_keeps_nobody_but_static_skip_from_running(exports: list) -> No
     assert pool.failures == {"static": "the bundle has no exits"}
 
 
-def test_who_fails_the_rehearsal_does_not_enter(exports: list) -> None:
-    """An arm that cannot say a word would be timed."""
+def test_an_arm_that_fails_the_rehearsal_is_left_out(exports: list) -> None:
+    """An arm that generates nothing would be timed."""
 
     def rehearse(entry: RunningArm) -> None:
         raise ArmError(f"{entry.spec.name}: out of memory")

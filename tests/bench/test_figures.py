@@ -1,4 +1,4 @@
-"""Ratios, agreement and energy of the arms, on made-up turns."""
+"""Ratios, agreement and energy of the arms, on synthetic runs."""
 
 from __future__ import annotations
 

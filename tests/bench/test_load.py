@@ -17,7 +17,7 @@ from tide_bench.phases import Phases
 
 
 def test_arrivals_have_the_rate_and_an_end() -> None:
-    """A run would be longer than asked, or heavier than it says."""
+    """A run would be longer or heavier than configured."""
     requests = poisson_requests(50, 20, [[1], [2]], 16)
     gaps = np.diff([request.arrival_s for request in requests])
     assert max(request.arrival_s for request in requests) < 20 and gaps.mean() == pytest.approx(1 / 50, rel=0.15)

@@ -19,7 +19,7 @@ from tide_bench.report import cores
 
 
 class Moody:
-    """Fails when asked for nothing."""
+    """Fails when no tokens are requested."""
 
     def generate(self, new_tokens: int) -> int:
         if not new_tokens:
@@ -71,7 +71,7 @@ def test_a_process_that_died_with_a_call_unread_is_an_arm_that_failed() -> None:
         process._answer()
 
 
-def test_an_arm_that_cannot_be_loaded_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_arm_that_cannot_be_loaded_gives_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     """The table's row would have no reason, or the parent wait for an answer."""
 
     def load(folder: Path) -> Moody:

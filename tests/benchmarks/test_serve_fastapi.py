@@ -34,7 +34,7 @@ def _wishes(count: int) -> list[Wish]:
 
 
 def test_no_answer_is_lost_or_mixed_up(server: tuple[str, psutil.Process], bundle: Path) -> None:
-    """A client would read another one's text, or miss a token, when many ask at once and some hang up."""
+    """A client would read another one's text, or miss a token, when many send requests at once and some hang up."""
     wishes = _wishes(40)
     with Engine.load(bundle, EngineOptions(threads=ThreadOptions(1))) as engine:
         params = [GenerationParams(max_new_tokens=wish.new_tokens, ignore_eos=True) for wish in wishes]
@@ -43,7 +43,7 @@ def test_no_answer_is_lost_or_mixed_up(server: tuple[str, psutil.Process], bundl
 
 
 def test_a_client_that_hangs_up_gives_its_place_back(server: tuple[str, psutil.Process]) -> None:
-    """After a few impatient clients the service would answer nobody."""
+    """After a few such clients the service would not answer any more."""
     with httpx.Client(timeout=60) as client:
         for _ in range(8):  # more than run at once
             assert not ask(client, server[0], Wish([5, 6, 7], 50, hang_up_after=1)).finished
