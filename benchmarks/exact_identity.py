@@ -105,7 +105,7 @@ def _list(report: Report, model: str, listed: Sequence[tuple[int, str, str, Diff
     for batch, own, other, d in listed:
         why = "a near tie" if d.explained else "UNEXPLAINED"
         console.print(
-            f"{model}, batch {batch}, {d.file} from token {d.offset}, new token {d.position}: {own} says {d.token}, {other} "
+            f"{model}, batch {batch}, {d.file} from token {d.offset}, new token {d.position}: {own} has {d.token}, {other} "
             f"{d.expected}; eager's logits are {d.gap:.1e} apart: {why}",
             markup=False,
         )

@@ -211,7 +211,7 @@ def main(
     batch_arms: Annotated[str, typer.Option(help="Those of them that also run in batches.")] = ",".join(BATCH_ARMS),
     temperature: Annotated[str, typer.Option(help="Temperatures; 0 is greedy, others take fewer prompts.")] = "0,0.8",
     prompts: Annotated[int, typer.Option(min=1, help="Held-out prompts of 64 tokens.")] = 24,
-    new_tokens: Annotated[int, typer.Option(min=2, help="New tokens a row.")] = 64,
+    new_tokens: Annotated[int, typer.Option(min=2, help="New tokens a sequence.")] = 64,
     loads: Annotated[
         int, typer.Option(min=1, help="How often everything is loaded anew, each time for a part of the prompts.")
     ] = 4,

@@ -119,7 +119,7 @@ def main(
     cache: Annotated[Path, typer.Option(help="Where bundles are kept between runs.")] = CACHE,
     json: Annotated[Path | None, typer.Option(help="Also write everything to this file.")] = None,
 ) -> None:
-    """Hold early exits against the model and their certificates."""
+    """Compare policy exit with the model and with its certificates."""
     report = Report("policy_quality", documents=documents, tokens=tokens, prompt_tokens=PROMPT_TOKENS)
     windows = [prompt.ids for prompt in held_out_prompts(documents, PROMPT_TOKENS + tokens, "library")]
     for model in models.split(","):

@@ -113,7 +113,7 @@ def main(
     cache: Annotated[Path, typer.Option(help="Where bundles are kept between runs.")] = CACHE,
     json: Annotated[Path | None, typer.Option(help="Also write everything to this file.")] = None,
 ) -> None:
-    """Hold the calibration's predictions against the clock."""
+    """Compare the predictions of the calibration with measurements."""
     low, high = PERCENTS
     folder = bundles or calibrated_bundles(MODEL, cache)[low].parent
     cases = policy_cases(*(folder / f"bundle_{percent}" for percent in (low, high)))

@@ -32,7 +32,7 @@ def speed_charts(rows: Sequence[Row]) -> list[Chart]:
         name = f"vs_{baseline}"
         values_in_words = " ".join(f"{row['title']}: {row[name]:.2f}." for row in shown)
         caption = (
-            "Median of neighbouring turns with its 95% interval. Grey arms say something else than the model, or promise nothing."
+            "Median of neighbouring turns with its 95% interval. Grey arms differ from the model's text, or promise nothing."
         )
         picture = png(draw_speed(shown, baseline))
         charts.append(Chart(f"speed_{number}", f"Speed, {place}", caption, f"Speed over {baseline}. {values_in_words}", picture))

@@ -61,11 +61,11 @@ def bench(
     prompts: Annotated[
         Path | None, typer.Option(help="A prompt a line, or .jsonl with `prompt` or `ids`. Default: Python's library.")
     ] = None,
-    batch: Annotated[str, typer.Option(help="Rows at once.")] = _list(_DEFAULTS.batches),
+    batch: Annotated[str, typer.Option(help="Sequences at once.")] = _list(_DEFAULTS.batches),
     prompt_tokens: Annotated[str, typer.Option(help="Prompts are cut to their last so many tokens.")] = _list(
         _DEFAULTS.prompt_tokens
     ),
-    new_tokens: Annotated[int, typer.Option(help="New tokens a row.")] = _DEFAULTS.new_tokens,
+    new_tokens: Annotated[int, typer.Option(help="New tokens a sequence.")] = _DEFAULTS.new_tokens,
     rounds: Annotated[int, typer.Option(help="Turns of each arm at most.")] = _DEFAULTS.rounds,
     minutes: Annotated[float, typer.Option(help="Time for all turns together; preparing arms comes on top.")] = _DEFAULTS.minutes,
     precision: Annotated[
@@ -244,7 +244,7 @@ def _default_cache() -> Path:
 
 
 def main() -> None:
-    """RunningArm point of ``tide-bench``."""
+    """Entry point of ``tide-bench``."""
     run_app(app)
 
 

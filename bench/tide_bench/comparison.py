@@ -24,7 +24,7 @@ REFERENCE = "eager"
 
 @dataclass(frozen=True)
 class Place:
-    """Where arms are compared: ``groups`` are the prompts of the rounds, ``batch`` rows of ``prompt_tokens`` each."""
+    """Where arms are compared: ``groups`` are the prompts of the rounds, ``batch`` sequences of ``prompt_tokens`` each."""
 
     prompt_tokens: int
     batch: int

@@ -21,9 +21,9 @@ class BenchConfig:
             like).
         rivals: other ways to run the model, names of `OTHER_ARMS`. The name is a key of kept results.
         policies: depth policies of the bundle; those that it cannot run are left out with the reason.
-        batches: rows at once.
+        batches: sequences at once.
         prompt_tokens: lengths of prompts.
-        new_tokens: tokens to generate for each row.
+        new_tokens: tokens to generate for each sequence.
         rounds: turns of each arm, at most.
         minutes: time for all turns together; each arm has `FEWEST_ROUNDS` turns even when that takes longer.
         precision: turns end early once every ratio's 95% interval is within this share of it.

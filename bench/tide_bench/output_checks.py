@@ -41,7 +41,7 @@ def broken_promise(promise: Promise, prompts: Tokens, texts: Tokens, references:
     """Why an arm is not ranked; empty when it keeps its promise.
 
     Args:
-        texts, references: continuations of ``prompts``, [rows][tokens].
+        texts, references: continuations of ``prompts``, [sequences][tokens].
         gap: by the model with every layer.
     """
     if promise == "none":

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from tide_runtime.drafting.ngram import NgramDrafter
 
-Tokens = Sequence[Sequence[int]]  # [rows][tokens]
+Tokens = Sequence[Sequence[int]]  # [sequences][tokens]
 
 
 def first_difference(tokens: Sequence[int], reference: Sequence[int]) -> int | None:

@@ -38,7 +38,7 @@ def matched_threshold(answers: Sequence[tuple[float, float]], threshold: float) 
 
 
 def listening_exit(manifest: Manifest, policy: ExitDepth) -> Answers:
-    """Note from now on what the exits of ``policy`` answer."""
+    """Record the results of the exits of ``policy`` from now on."""
     answers: Answers = {}
     policy.executor = _Listener(manifest, answers)
     return answers

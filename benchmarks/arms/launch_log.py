@@ -1,4 +1,4 @@
-"""Which graphs were launched, on how many tokens of how many rows: what the backend counts by name, counted by shape."""
+"""Which graphs were launched, on how many tokens of how many sequences: what the backend counts by name, counted by shape."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tide_runtime.sequence import TokenSequence
 
 
 class Launch(NamedTuple):
-    """``graph`` on so many ``tokens`` of ``rows`` rows, ``longest`` of one of them."""
+    """``graph`` on so many ``tokens`` of ``rows`` sequences, ``longest`` of one of them."""
 
     graph: str
     rows: int

@@ -68,7 +68,7 @@ class TorchArm:
 
 
 class TideArm:
-    """Policy `full` on ``target`` of the bundle in ``folder``, for ``rows`` rows at once."""
+    """Policy `full` on ``target`` of the bundle in ``folder``, for ``rows`` sequences at once."""
 
     def __init__(self, folder: Path, target: str, rows: int) -> None:
         options = EngineOptions(target=target, policy="full", max_batch=rows, verify=False)

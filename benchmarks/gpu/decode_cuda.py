@@ -115,7 +115,7 @@ def prepare(models: str, batch: str, cache: Path) -> str:
 def main(
     models: Annotated[str, typer.Option(help=f"Of {MODELS}.")] = MODELS,
     batch: Annotated[str, typer.Option(help="Batch sizes.")] = BATCHES,
-    new_tokens: Annotated[int, typer.Option(min=2, help="New tokens a row.")] = 64,
+    new_tokens: Annotated[int, typer.Option(min=2, help="New tokens a sequence.")] = 64,
     repeats: Annotated[int, typer.Option(min=1, help="Timed repetitions of each arm.")] = 5,
     cache: Annotated[Path, typer.Option(help="Where bundles are kept between runs.")] = CACHE,
     json: Annotated[Path | None, typer.Option(help="Write all figures to this file.")] = None,

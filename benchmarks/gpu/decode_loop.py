@@ -28,7 +28,7 @@ from benchmarks.gpu.absent_gpu import NOT_RUN, say_not_run
 from benchmarks.gpu.gpu_report import executed, gpu_report
 from benchmarks.gpu.loop_cases import LoopCase, Prompts, demo_prompts, engine_target, loop_cases, write_demo
 
-_ROWS, _NEW, _ENDS = (1, 4), 96, 3  # rows at once; new tokens; EOS tokens that are tried
+_ROWS, _NEW, _ENDS = (1, 4), 96, 3  # sequences at once; new tokens; EOS tokens that are tried
 
 
 def compare(engine: Engine, prompts: Prompts) -> dict[str, Any]:
@@ -85,7 +85,7 @@ def complaint(case: LoopCase, row: dict[str, Any]) -> str | None:
 
 
 def try_case(report: Report, case: LoopCase) -> None:
-    """A row for each number of rows; one that fails has the error as its reason."""
+    """A row for each batch size; one that fails has the error as its reason."""
     with TemporaryDirectory() as folder:
         try:
             options = EngineOptions(target=case.target, policy=case.policy, max_batch=max(_ROWS))
@@ -102,7 +102,7 @@ def try_case(report: Report, case: LoopCase) -> None:
 def record(report: Report, case: LoopCase, rows: int, row: dict[str, Any]) -> None:
     wrong = complaint(case, row)
     report.rows.append({"case": case.name, "rows": rows, "complaint": wrong, **row})
-    print(f"{case.name}, {rows} rows: {wrong or 'the device drives, and says the same'}")
+    print(f"{case.name}, {rows} rows: {wrong or 'the device drives, and generates the same'}")
     report.add(f"{case.name}_b{rows}_right", wrong is None)
     for figure, value in row.items():
         if figure != "reason":
@@ -116,7 +116,7 @@ def prepare() -> str:
 
 
 def main(json: Annotated[Path | None, typer.Option(help="Write all figures to this file.")] = None) -> None:
-    """Hold loops on the GPU against the host's."""
+    """Compare loops on the GPU with the host's."""
     try:
         gpu = CudaDriver().name
     except TargetError as reason:

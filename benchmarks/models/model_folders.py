@@ -24,10 +24,10 @@ class BenchModel:
     Args:
         name: short name, used on the command line and in result names.
         title: what people see.
-        prompt_tokens, new_tokens: tokens a row.
+        prompt_tokens, new_tokens: tokens a sequence.
         weights: makes or finds the HuggingFace folder, given the cache folder.
         identity: changes when the weights do.
-        prompts: ``prompts(rows, tokens)`` → token ids [rows][tokens].
+        prompts: ``prompts(rows, tokens)`` → token ids [sequences][tokens].
     """
 
     name: str

@@ -98,7 +98,7 @@ class Threaded:
 
 @pytest.mark.parametrize("few", [None, 1])
 def test_torch_begins_with_few_threads_and_goes_on_with_all(few: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A baseline on one core would flatter everybody else."""
+    """A baseline on one core would flatter every other arm."""
     monkeypatch.setenv(FEW_THREADS, "")  # is put back afterwards
     monkeypatch.delenv(FEW_THREADS)
     monkeypatch.setitem(ARMS, "threaded", ArmKind("threaded", lambda folder: Threaded()))

@@ -57,7 +57,7 @@ def test_an_arm_that_fails_leaves_the_others_running(tmp_path) -> None:
     assert failed == [("b", "out of memory")] and len(own["a"]) == 3 and len(own["b"]) == 1
 
 
-def test_everybody_meets_the_first_kind() -> None:
+def test_every_kind_is_in_memory_with_the_first_one() -> None:
     """Arms of a model that does not fit several times would have no common measure."""
     assert meetings(["tide", "eager", "unsplit", "genai"], 9) == [["tide", "eager", "unsplit", "genai"]]
     assert meetings(["tide", "eager", "unsplit", "genai"], 3) == [["tide", "eager", "unsplit"], ["tide", "genai"]]

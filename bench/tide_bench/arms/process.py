@@ -22,7 +22,7 @@ _TIMEOUT_S = 900  # torch.compile of 24 layers takes a minute or two
 
 
 class ArmError(Exception):
-    """An arm cannot run; the message says why, on one line."""
+    """An arm cannot run; the message is the reason, on one line."""
 
 
 class ArmProcess:
