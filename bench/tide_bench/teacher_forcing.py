@@ -35,7 +35,7 @@ class Reading:
 
 @dataclass
 class _ForcedRow(TokenSequence):
-    """A row that says what ``forced`` says. ``bookkeeping``: seconds spent on noting answers."""
+    """A sequence whose tokens are those of ``forced``. ``bookkeeping``: seconds spent on noting answers."""
 
     forced: Sequence[int] = ()
     answers: list[int] = field(default_factory=list)
