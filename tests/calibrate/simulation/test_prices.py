@@ -11,7 +11,7 @@ from tide_calibrate.simulation.exit import simulate_exit, simulate_full
 from tide_runtime.bundle.calibration import CostTable, ExitInfo, StepCost
 from tide_runtime.bundle.exits import Exit
 from tide_runtime.costs.cost_model import CostModel, StepCurve
-from tide_runtime.drafting.tuning import DepthTuning
+from tide_runtime.depth_tuning import DepthTuning
 
 NO_COOLDOWN = DepthTuning(cooldown=0, longest_cooldown=0)
 SIZES = (1, 2, 4, 16)
