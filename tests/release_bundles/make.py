@@ -34,7 +34,7 @@ from typing import Any
 import numpy as np
 import tokenizers
 import torch
-from export.made_up_calibration import CERTIFICATE, exit_tensors
+from export.stub_calibration import CERTIFICATE, exit_tensors
 from safetensors.numpy import save_file
 from tide_runtime import Engine, EngineOptions, Generation, GenerationParams, ThreadOptions
 from tide_runtime.bundle import Bundle

@@ -1,4 +1,4 @@
-"""A segment that projects query, key and value and attends with ONNX Runtime's GroupQueryAttention, over grown caches."""
+"""A segment of projections and ONNX Runtime's GroupQueryAttention over partly filled caches."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class GroupQuery:
         """Outputs: y [B, S, 5], key_cache_out_0 and value_cache_out_0.
 
         Args:
-            replace: one of the projections' nodes, and what stands in its place.
+            replace: one of the projections' nodes, and its replacement.
         """
         cache = f"{self.dtype}[batch, {self.kv_heads}, slots, {self.dim}]"
         half = self.rotary_width // 2
@@ -83,7 +83,7 @@ class GroupQuery:
 
 
 def step(model: ir.Model, lengths: list[int], seq: int, seed: int = 1) -> dict[str, np.ndarray]:
-    """Feeds for ``seq`` tokens of each sequence, behind ``lengths`` filled slots."""
+    """Feeds for ``seq`` tokens of each sequence, after ``lengths`` filled slots."""
     feeds = random_feeds(model, {"batch": len(lengths), "seq": seq, "slots": SLOTS}, seed)
     feeds["seqlens_k"] = np.array([length + seq - 1 for length in lengths], np.int32)
     feeds["total_sequence_length"] = np.array(max(lengths) + seq, np.int32)

@@ -1,4 +1,4 @@
-"""A segment that is one attention, with the inputs that segments have, and the same attention in NumPy in float64."""
+"""A segment of one attention with the inputs of segments, and its float64 reference in NumPy."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def one_attention(
 
 
 def written(cache: np.ndarray, new: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """``cache`` [B, KV, slots, D] with ``new`` [B, KV, S, D] behind the filled slots of each sequence."""
+    """``cache`` [B, KV, slots, D] with ``new`` [B, KV, S, D] written after the filled slots of each sequence."""
     cache = cache.copy()
     for sequence, length in enumerate(lengths):
         cache[sequence, :, length : length + new.shape[2]] = new[sequence]
@@ -68,7 +68,7 @@ def attended(
     softcap: float,
     sinks: np.ndarray | None = None,
 ) -> np.ndarray:
-    """[B, S, N, Dv] of ``query`` [B, N, S, D] over written caches [B, KV, slots, D], head by head and token by token.
+    """Attention [B, S, N, Dv] of ``query`` [B, N, S, D] over written caches [B, KV, slots, D], head by head and token by token.
 
     weights = exp(scores) / (Σ exp(scores) + exp(sinks[n])), the last term only with ``sinks`` [N].
     """

@@ -1,4 +1,4 @@
-"""GroupQueryAttention in place of traced attention, rotary embedding and transposes included, against NumPy in float64."""
+"""Traced attention lowered to GroupQueryAttention, with rotary embedding and transposes, against NumPy in float64."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tide_export.passes.attention_gqa import head_sink, lower_attention_gqa
 
 HEADS, KV_HEADS = 6, 2
 NOT_ROTARY = "key_cache_out_0: no rotary embedding recognised in front of it (kept as plain nodes)"
-# What the kernel takes: several tokens of one sequence anywhere, several sequences in prefill or for one token each.
+# Steps that the kernel supports: several tokens of one sequence, or several sequences in prefill or with one token each.
 STEPS = (([11], 7), ([0, 0, 0], 7), ([0, 11, 19], 1))
 
 
@@ -66,7 +66,7 @@ class Segment:
         )
 
     def check(self, lowered_model: ir.Model, lengths: list[int], seq: int) -> None:
-        """Outputs on random numbers are the formula's; slots that are not filled may hold anything."""
+        """Assert that outputs on random inputs match the reference; unfilled slots may hold anything."""
         write_index, dim = np.array(lengths), self.rotary.dim
         feeds = random_feeds(self.graph(), {"batch": len(lengths), "seq": seq})
         feeds["position_ids"] = write_index[:, None] + np.arange(seq)
@@ -99,7 +99,7 @@ FUSED = {
 }
 UNFUSED = {
     "half the width is no multiple of 8": Segment(Rotary(dim=24, width=24)),
-    "key and query turn by other tables": Segment(Rotary(), key_table="_key"),
+    "key and query use different tables": Segment(Rotary(), key_table="_key"),
 }
 
 
@@ -120,7 +120,7 @@ def test_rotary_is_absorbed(form, lengths, seq):
 
 @pytest.mark.parametrize("lengths, seq", STEPS)
 @pytest.mark.parametrize("reason", UNFUSED)
-def test_rotary_that_the_kernel_lacks_stays(reason, lengths, seq):
+def test_unsupported_rotary_stays(reason, lengths, seq):
     """The kernel would refuse the graph, or rotate keys by the query's angles."""
     segment = UNFUSED[reason]
     after, report = lowered(lower_attention_gqa, segment.graph())
@@ -131,7 +131,7 @@ def test_rotary_that_the_kernel_lacks_stays(reason, lengths, seq):
 
 
 def test_angles_that_differ_in_a_pair_stay():
-    """One table of half the width would stand for both channels."""
+    """The kernel's table has one angle per pair: the second channel's angle would be lost."""
     after, report = lowered(lower_attention_gqa, Segment(Rotary(twisted=True)).graph())
     assert report.applied == 1 and report.skipped == [NOT_ROTARY] and operators(after)["Cos"]
 

@@ -17,7 +17,7 @@ from tide_export.passes.tensorrt_10_4_check import check_tensorrt_10_4
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("seq", [1, 5])
 def test_attention_and_caches(dtype, case, seq):
-    """Tokens would look at slots they may not see, at another head's keys, or be written where another sequence's stand."""
+    """Tokens would attend to hidden slots or another head's keys, or overwrite another sequence's cache."""
     after = check_one_attention(lower_attention_primitives, dtype, case, seq)
     assert operators(after)["ScatterND"] == 2 and not {"Attention", "TensorScatter"} & set(operators(after))
 
@@ -38,7 +38,7 @@ def test_tensorrt_10_4_can_read_it(sinks):
 
 
 def test_layers_share_positions_and_mask():
-    """Every layer would compute the slots it writes and sees anew, which are the same for all."""
+    """Every layer would recompute write positions and mask, which are equal for all."""
     counts = [
         operators(lowered(lower_attention_primitives, one_attention(ir.DataType.FLOAT, 4, 0, 0.0, layers=n))[0]) for n in (1, 3)
     ]

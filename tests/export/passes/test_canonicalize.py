@@ -1,4 +1,4 @@
-"""The traced graph without what it need not compute in every step."""
+"""Canonicalization removes redundant nodes of the traced graph and keeps its results."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from export.passes.graphs import assert_same_results, assert_untouched, lowered,
 from tide_export.passes.canonicalize import canonicalize
 
 SIZES = {"batch": 3, "seq": 7}
-# What is left of a graph from x [batch, seq, 11] to y → the nodes. ``Tanh`` keeps the ends of the graph apart from what is tried.
+# Nodes from x [batch, seq, 11] to y, and the operators that remain. ``Tanh`` separates the tested nodes from the outputs.
 SIMPLER = {
     "a cast to its own type": ("a = Cast<to = 1>(x) y = Tanh(a)", {"Tanh": 1}),
     "two transposes": ("a = Transpose<perm = [0, 2, 1]>(x) b = Transpose<perm = [0, 2, 1]>(a) y = Tanh(b)", {"Tanh": 1}),
@@ -22,7 +22,7 @@ SIMPLER = {
     "dropout": ("a = Dropout(x) y = Tanh(a)", {"Tanh": 1}),
     "arithmetic of constants": ("a = Add(two, two) b = Sqrt(a) c = Mul(x, b) y = Tanh(c)", {"Mul": 1, "Tanh": 1}),
     "the same computed twice": ("a = Tanh(x) b = Tanh(x) y = Mul(a, b)", {"Tanh": 1, "Mul": 1}),
-    "what nothing reads": ("a = Exp(x) b = Log(a) y = Tanh(x)", {"Tanh": 1}),
+    "unused nodes": ("a = Exp(x) b = Log(a) y = Tanh(x)", {"Tanh": 1}),
 }
 CONSTANTS = "float zero = {0}, float one = {1}, float two = {2}, int64[1] first = {0}, int64[2] both = {0, 1}"
 
@@ -41,8 +41,8 @@ def test_graph_becomes_simpler(name):
     assert_same_results(before, after, random_feeds(before, SIZES), 1e-6)
 
 
-def test_a_graph_that_is_simple_already():
-    """The export's count of what it simplified would not be of this model."""
+def test_a_canonical_graph_stays():
+    """The report would count nodes that were not removed."""
     assert_untouched(canonicalize, graph("a = Exp(x) y = Tanh(a)"))
 
 
