@@ -40,6 +40,7 @@ bench: $(READY) ## the published benchmarks, one after the other
 	-$(BIN)/python -m pip install --quiet tide-inference==0.2.1 # the predecessor; its row says so where it cannot be had
 	$(BIN)/python -m benchmarks.policies_cpu --prompts 100 --new-tokens 128 --json docs/results/$(DATE)-policies_cpu.json
 	$(BIN)/python -m benchmarks.python_time --json docs/results/$(DATE)-python_time.json
+	$(BIN)/python -m benchmarks.reading_path --json docs/results/$(DATE)-reading_path.json
 	$(BIN)/python -m benchmarks.policies_1b --json docs/results/$(DATE)-policies_1b.json
 	$(BIN)/python -m benchmarks.exact_identity --json docs/results/$(DATE)-exact_identity.json
 	$(BIN)/python -m benchmarks.predicted_speedup --json docs/results/$(DATE)-predicted_speedup.json
