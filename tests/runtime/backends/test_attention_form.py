@@ -15,7 +15,7 @@ from benchmarks.attention_forms import FORMS, measure
 
 @pytest.mark.parametrize("decode_is_faster", [True, False])
 @pytest.mark.parametrize("seq", [1, 4, 256])
-def test_one_row_never_reads_empty_slots(seq: int, decode_is_faster: bool) -> None:
+def test_a_single_sequence_never_reads_empty_slots(seq: int, decode_is_faster: bool) -> None:
     """Guards against a single chat that slows down with its cache size and loads a second copy of the weights."""
     assert not prefers_batched([900], seq, 1024, decode_is_faster)
 

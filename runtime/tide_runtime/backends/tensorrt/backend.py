@@ -103,8 +103,8 @@ class TensorRtBackend:
                 return index
         most = "; ".join(f"{p.name}: at most {p.rows[2]} sequences of {p.tokens[2]} tokens" for p in self._info.profiles)
         raise ParamsError(
-            f"{self.target} has no profile for {batch_size} sequences of {tokens} tokens ({most}); set max_batch or prefill_chunk "
-            "to what it has, or export with larger ones"
+            f"{self.target} has no profile for {batch_size} sequences of {tokens} tokens ({most}); set max_batch or "
+            "prefill_chunk to what it has, or export with larger ones"
         )
 
     def _bound_context(self, step: DeviceStep, graph: str) -> _BoundContext:
