@@ -22,7 +22,10 @@ _PREFERRED = ("tensorrt", "tensorrt-rtx", "onnxruntime-cuda", _CPU_BACKEND)
 
 @dataclass(frozen=True)
 class DeviceChoice:
-    """A requested device: ``auto``, ``cpu``, ``cuda`` or ``cuda:1``. ``kind``: the part before the colon; ``ordinal``: the GPU."""
+    """A requested device: ``auto``, ``cpu``, ``cuda`` or ``cuda:1``.
+
+    ``kind``: the part before the colon; ``ordinal``: the GPU number.
+    """
 
     kind: str = AUTO
     ordinal: int = 0
