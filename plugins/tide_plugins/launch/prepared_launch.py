@@ -23,8 +23,8 @@ class Step:
 class PreparedLaunch:
     """Kernels that run in sequence with the same parameters. Keeps the tensors and its scratch memory alive.
 
-    Launches share the scratch memory, so enqueue on one stream, or after the last launch is done. Enqueueing neither allocates nor
-    synchronizes, so it can be captured in a CUDA graph.
+    Launches share the scratch memory, so enqueue on one stream, or after the last launch is done. Enqueueing does not allocate or
+    synchronize, so it can be captured in a CUDA graph.
     """
 
     driver: Driver
