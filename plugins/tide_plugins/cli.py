@@ -1,4 +1,4 @@
-"""``python -m tide_plugins build``: compile every kernel for every architecture, with no GPU, and say what each takes."""
+"""``python -m tide_plugins build``: compile every kernel for every architecture, without a GPU, and report resources."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tide_plugins.build.table import facts, grids, in_order, spilling
 from tide_plugins.kernels import BUILT
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown", no_args_is_help=True)
-_SPILLED = 1  # the exit code
+_SPILLED = 1  # exit code
 
 
 @app.callback()
@@ -85,7 +85,7 @@ def build(
 
 
 def write_images(built: Sequence[BuiltKernel], folder: Path) -> None:
-    """Write every image, ``exit_router.sm_90.cubin``, and ``manifest.json`` with the facts of all."""
+    """Write every image, such as ``exit_router.sm_90.cubin``, and ``manifest.json`` with their facts."""
     folder.mkdir(parents=True, exist_ok=True)
     for item in built:
         (folder / item.file_name).write_bytes(item.image.content)
@@ -93,7 +93,10 @@ def write_images(built: Sequence[BuiltKernel], folder: Path) -> None:
 
 
 def _targets(names: str) -> tuple[list[Architecture], dict[str, str]]:
-    """What to build, and for ``all`` what the compilers at hand cannot: name → reason. What was named must be buildable."""
+    """Architectures to build, and name → reason for those of ``all`` that the installed compilers do not support.
+
+    Raises TargetError for an explicitly named architecture that is not supported.
+    """
     wanted = architectures(names)
     reasons = {target.name: reason for target in wanted if (reason := why_not_built(target)) is not None}
     possible = [target for target in wanted if target.name not in reasons]

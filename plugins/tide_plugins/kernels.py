@@ -1,4 +1,4 @@
-"""The kernels: which files there are, for which element types, and what their entry points are called."""
+"""Registry of the kernels: source files, element types, and names of entry points."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ DTYPES = ("f32", "f16", "bf16")
 
 
 def entry_point(form: str, dtype: str) -> str:
-    """The symbol in the cubin: ``tide_exit_router_tiled_bf16``."""
+    """The symbol in the cubin, such as ``tide_exit_router_tiled_bf16``."""
     return f"tide_{form}_{dtype}"
 
 
@@ -22,7 +22,7 @@ class Kernel:
 
     Args:
         name: the file's name without ``.cuh``.
-        forms: the kernels in it; a problem's shape decides which is launched.
+        forms: variants of the kernel; the plan selects one by the problem's shape.
         dtypes: element types; each form has an ``extern "C"`` entry point for each.
     """
 
@@ -46,18 +46,18 @@ KERNELS = (
     Kernel("exit_translate", ("exit_translate_down", "exit_translate_up")),
     Kernel("draft_verify", ("draft_verify",)),
     Kernel("exit_score", ("exit_score",)),
-    # They copy states as bytes, so one entry point serves every element type.
+    # These copy states as bytes, so one entry point serves every element type.
     Kernel("loop_turn", ("loop_turn",), ("f32",)),
     Kernel("exit_join", ("exit_join",), ("f32",)),
     Kernel("exit_gate", ("exit_gate",), ("f32",)),
     Kernel("exit_merge", ("exit_merge",), ("f32",)),
 )
-# The router for TensorRT's ahead-of-time plugins (trt/aot.py), which compile it themselves: built to see that it compiles.
+# The router for TensorRT's ahead-of-time plugins, which compile it themselves (trt/aot.py); built here as a check.
 ROUTER_SPLIT = Kernel("exit_router_split", ("exit_router_project", "exit_router_score"))
 BUILT = (*KERNELS, ROUTER_SPLIT)
 
 
 @cache
 def sources() -> Mapping[str, bytes]:
-    """File name → content of everything in `csrc/`, sorted: what a compilation can depend on."""
+    """File name → content of all sources in `csrc/`, sorted; a compilation depends on nothing else."""
     return {path.name: path.read_bytes() for path in sorted(CSRC.iterdir()) if path.suffix in {".cuh", ".h"}}

@@ -25,84 +25,90 @@ from tide_plugins.launch.draft_verify import prepare_draft_verify
 from tide_plugins.launch.kernel_library import KernelLibrary
 
 Prepare = Callable[..., Any]
-_LEAST_CONDITIONS = 13  # kernels for older GPUs are compiled by CUDA 12, without conditions
+_MIN_CUDA_CONDITIONS = 13  # kernels for older GPUs are compiled by CUDA 12, without graph conditions
 _DTYPES = {FP32: "f32", FP16: "f16", BF16: "bf16"}
 
 
-def _setting(launch: Any, handle: int) -> Any:
-    """``launch``, setting the condition ``handle`` as well. Parameters are passed by value: a captured launch keeps its own."""
+def _with_condition(launch: Any, handle: int) -> Any:
+    """A copy of ``launch`` that also sets the condition ``handle``; parameters are by value, so a captured launch keeps them."""
     params = type(launch.params).from_buffer_copy(launch.params)
     params.graph_condition, params.sets_condition = handle, 1
     return replace(launch, params=params)
 
 
 def load(device: Device) -> PluginLoopKernels:
-    """Kernels for the GPU of ``device``, built on first use. Raises TideError when there are none for it."""
+    """Kernels for the GPU of ``device``, compiled on first use. Raises TideError when its architecture is not supported."""
     return PluginLoopKernels(KernelLibrary(CudaDriver(device.ordinal)), device.stream)
 
 
 class PluginLoopKernels:
-    """`LoopKernels` from ``library``; ``stream``: where scratch memory is made, the device's own."""
+    """`LoopKernels` from ``library``; ``stream``: the device's stream, on which scratch memory is allocated."""
 
     def __init__(self, library: KernelLibrary, stream: int) -> None:
         self._library, self._stream = library, stream
 
     @property
     def conditions_refused(self) -> str | None:
-        """Why these kernels cannot set conditions of CUDA graphs; None: they can."""
+        """Reason why these kernels cannot set CUDA graph conditions, or None."""
         architecture = self._library.architecture
-        return f"kernels for {architecture.name} set no graph conditions" if architecture.cuda < _LEAST_CONDITIONS else None
+        return f"kernels for {architecture.name} set no graph conditions" if architecture.cuda < _MIN_CUDA_CONDITIONS else None
 
     def take_tokens(self, state: LoopState, chosen: int) -> Enqueue:
-        """`draft_verify` of no drafts."""
-        rows = state.batch_size
-        drafts = self._array(state.pointers["tokens"], "i64", rows, 0)
-        tensors = self._of(state, "length", "last_token", "limit", dtype="i64")
-        tensors |= self._of(state, "draft_count", "accepted", "emitted", dtype="i32") | self._of(state, "finished", dtype="u8")
+        """`draft_verify` with zero drafts."""
+        batch_size = state.batch_size
+        drafts = self._array(state.pointers["tokens"], "i64", batch_size, 0)
+        tensors = self._per_sequence(state, "length", "last_token", "limit", dtype="i64")
+        tensors |= self._per_sequence(state, "draft_count", "accepted", "emitted", dtype="i32") | self._per_sequence(
+            state, "finished", dtype="u8"
+        )
         tensors |= {
             "drafts": drafts,
-            "deep_tokens": self._array(chosen, "i64", rows, 1),
-            "tokens": self._array(state.pointers["tokens"], "i64", rows, 1),
+            "deep_tokens": self._array(chosen, "i64", batch_size, 1),
+            "tokens": self._array(state.pointers["tokens"], "i64", batch_size, 1),
             "eos": self._array(state.pointers["eos"], "i64", MOST_EOS),
             "running": self._array(state.pointers["running"], "i32"),
         }
-        return self._fixed(prepare_draft_verify, tensors)
+        return self._prepared(prepare_draft_verify, tensors)
 
     def turn(self, state: LoopState, inputs: NextInputs, slots: int) -> Enqueue:
-        tensors = self._of(state, "tokens", "length", "last_token", dtype="i64") | self._of(state, "exits", dtype="u8")
-        tensors |= self._of(state, "emitted", dtype="i32") | self._scalars(state, "running", "turns_left", "proceed")
+        tensors = self._per_sequence(state, "tokens", "length", "last_token", dtype="i64") | self._per_sequence(
+            state, "exits", dtype="u8"
+        )
+        tensors |= self._per_sequence(state, "emitted", dtype="i32") | self._scalars(state, "running", "turns_left", "proceed")
         ring, counts = state.ring.pointers
         tensors |= {
             "ring": self._array(ring, "i64", state.ring.turns, state.batch_size),
             "counts": self._array(counts, "i64", 1 + state.exits),
         }
-        tensors |= self._places(inputs, (state.batch_size,))
-        return self._deciding(prepare_loop_turn, state.proceed, tensors, slots=slots)
+        tensors |= self._input_tensors(inputs, (state.batch_size,))
+        return self._with_graph_condition(prepare_loop_turn, state.proceed, tensors, slots=slots)
 
-    def exit_score(self, state: LoopState, exit: ExitScore) -> Enqueue:
-        score = self._array(exit.score, "f32", state.batch_size)
+    def exit_score(self, state: LoopState, early_exit: ExitScore) -> Enqueue:
+        score = self._array(early_exit.score, "f32", state.batch_size)
         tensors = {
-            "logits": self._array(exit.logits, _DTYPES[exit.element], state.batch_size, exit.vocab),
-            "token": self._array(exit.token, "i64", state.batch_size),
+            "logits": self._array(early_exit.logits, _DTYPES[early_exit.element], state.batch_size, early_exit.vocab),
+            "token": self._array(early_exit.token, "i64", state.batch_size),
             "score": score,
         }
-        tensors |= {"mlp_score": score} if exit.has_mlp else {}
-        launch = prepare_exit_score(self._library, stream=self._stream, mlp_threshold=exit.mlp_threshold, **tensors)
+        tensors |= {"mlp_score": score} if early_exit.has_mlp else {}
+        launch = prepare_exit_score(self._library, stream=self._stream, mlp_threshold=early_exit.mlp_threshold, **tensors)
         return lambda stream: launch.enqueue(stream)
 
     def exit_join(self, state: LoopState, window: ExitWindow) -> Enqueue:
-        tensors = self._of(state, "finished", dtype="u8") | self._waiting(state)
+        tensors = self._per_sequence(state, "finished", dtype="u8") | self._waiting(state)
         tensors |= {
             "states": self._array(window.states, "u8", state.batch_size, window.arriving, window.row_bytes),
             "window": self._array(window.window, "u8", state.batch_size, window.width, window.row_bytes),
         }
         if window.last is not None:
             tensors["last"] = self._array(window.last, "u8", state.batch_size, window.row_bytes)
-        return self._fixed(prepare_exit_join, tensors, number=window.number)
+        return self._prepared(prepare_exit_join, tensors, number=window.number)
 
     def exit_gate(self, state: LoopState, gate: ExitGate) -> Enqueue:
         deeper = state.deeper[gate.number - 1]
-        tensors = self._of(state, "length", "chosen", dtype="i64") | self._of(state, "finished", "exits", dtype="u8")
+        tensors = self._per_sequence(state, "length", "chosen", dtype="i64") | self._per_sequence(
+            state, "finished", "exits", dtype="u8"
+        )
         tensors |= self._scalars(state, "turns_left") | self._waiting(state)
         tensors |= {
             "score": self._array(gate.score, "f32", state.batch_size),
@@ -110,31 +116,35 @@ class PluginLoopKernels:
             "deeper": self._array(deeper.flag, "i32"),
             "counts": self._array(state.ring.pointers[1], "i64", 1 + state.exits),
         }
-        tensors |= self._places(gate.behind, (state.batch_size, gate.width))
+        tensors |= self._input_tensors(gate.behind, (state.batch_size, gate.width))
         numbers = {"slots": gate.slots, "threshold": gate.threshold, "number": gate.number, "width": gate.width}
-        return self._deciding(prepare_exit_gate, deeper, tensors, **numbers)
+        return self._with_graph_condition(prepare_exit_gate, deeper, tensors, **numbers)
 
     def exit_merge(self, state: LoopState, deep_token: int) -> Enqueue:
-        tensors = self._of(state, "chosen", dtype="i64") | self._of(state, "exits", dtype="u8") | self._waiting(state)
+        tensors = (
+            self._per_sequence(state, "chosen", dtype="i64")
+            | self._per_sequence(state, "exits", dtype="u8")
+            | self._waiting(state)
+        )
         tensors["deep_token"] = self._array(deep_token, "i64", state.batch_size)
-        return self._fixed(prepare_exit_merge, tensors)
+        return self._prepared(prepare_exit_merge, tensors)
 
-    def _fixed(self, prepare: Prepare, tensors: dict[str, Any], **numbers: Any) -> Enqueue:
+    def _prepared(self, prepare: Prepare, tensors: dict[str, Any], **numbers: Any) -> Enqueue:
         launch = prepare(self._library, stream=self._stream, **tensors, **numbers)
         return lambda stream: launch.enqueue(stream)
 
-    def _deciding(self, prepare: Prepare, condition: Condition, tensors: dict[str, Any], **numbers: Any) -> Enqueue:
-        """A kernel that sets ``condition``; a launch holds its handle, which each graph has of its own."""
+    def _with_graph_condition(self, prepare: Prepare, condition: Condition, tensors: dict[str, Any], **numbers: Any) -> Enqueue:
+        """A kernel that sets ``condition``, whose handle is read when it is queued, because every graph has its own."""
         launch = prepare(self._library, stream=self._stream, **tensors, **numbers)
 
         def enqueue(stream: int) -> None:
-            # The same launch over the same scratch memory: nothing is to be allocated while a graph is captured.
-            (launch if condition.handle is None else _setting(launch, condition.handle)).enqueue(stream)
+            # Reuse the launch and its scratch memory: a capture must not allocate.
+            (launch if condition.handle is None else _with_condition(launch, condition.handle)).enqueue(stream)
 
         return enqueue
 
-    def _places(self, inputs: NextInputs, windows: tuple[int, ...]) -> dict[str, Any]:
-        """The next inputs by the kernels' names for them: those of 32 bits end in 32."""
+    def _input_tensors(self, inputs: NextInputs, windows: tuple[int, ...]) -> dict[str, Any]:
+        """The next inputs by the kernels' tensor names, in which 32-bit variants end in 32."""
         tensors = {}
         for name, pointer in inputs.pointers.items():
             narrow = inputs.types[name] is INT32
@@ -143,7 +153,7 @@ class PluginLoopKernels:
             tensors[key] = self._array(pointer, "i32" if narrow else "i64", *shape)
         return tensors
 
-    def _of(self, state: LoopState, *names: str, dtype: str) -> dict[str, Any]:
+    def _per_sequence(self, state: LoopState, *names: str, dtype: str) -> dict[str, Any]:
         return {name: self._array(state.pointers[name], dtype, state.batch_size) for name in names}
 
     def _waiting(self, state: LoopState) -> dict[str, Any]:

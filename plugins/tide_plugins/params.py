@@ -1,6 +1,6 @@
-"""The kernels' parameter structs as ctypes: field for field those of `csrc/*_plan.h`, where shapes and meanings stand.
+"""ctypes versions of the kernels' parameter structs in `csrc/*_plan.h`, which document shapes and meanings.
 
-Pointers are device addresses as integers; 0 is null. A test holds sizes and offsets against the compiler's.
+Pointers are device addresses as integers; 0 is null. A test compares sizes and offsets with the compiler's.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ def _fields(pointers: str, *rest: tuple[str, type]) -> list[tuple[str, type]]:
 
 
 class ExitRouterParams(Structure):
-    """`exit_router_params`, of csrc/exit_router_plan.h."""
+    """`exit_router_params` in csrc/exit_router_plan.h."""
 
     _fields_ = _fields(
         "hidden down down_sum down_bias up up_bias row_count score exits exit_rows continue_rows exit_count continue_count "
@@ -30,7 +30,7 @@ class ExitRouterParams(Structure):
 
 
 class ExitSelectParams(Structure):
-    """`exit_select_params`, of csrc/exit_select_plan.h."""
+    """`exit_select_params` in csrc/exit_select_plan.h."""
 
     _fields_ = _fields(
         "hidden exit_states exit_rows continue_rows exit_count continue_count origin continue_hidden continue_origin head_input",
@@ -40,7 +40,7 @@ class ExitSelectParams(Structure):
 
 
 class ExitTranslateParams(Structure):
-    """`exit_translate_params`, of csrc/exit_translate_plan.h."""
+    """`exit_translate_params` in csrc/exit_translate_plan.h."""
 
     _fields_ = _fields(
         "hidden down down_sum up row_list row_count origin out code workspace counters",
@@ -52,7 +52,7 @@ class ExitTranslateParams(Structure):
 
 
 class DraftVerifyParams(Structure):
-    """`draft_verify_params`, of csrc/draft_verify_plan.h."""
+    """`draft_verify_params` in csrc/draft_verify_plan.h."""
 
     _fields_ = _fields(
         "drafts draft_count deep_tokens probabilities proposals seed eos limit length last_token finished accepted emitted "
@@ -63,7 +63,7 @@ class DraftVerifyParams(Structure):
 
 
 class LoopTurnParams(Structure):
-    """`loop_turn_params`, of csrc/loop_turn_plan.h."""
+    """`loop_turn_params` in csrc/loop_turn_plan.h."""
 
     _fields_ = _fields(
         "tokens emitted exits length last_token running turns_left ring counts input_ids position_ids position_ids32 write_index "
@@ -75,19 +75,19 @@ class LoopTurnParams(Structure):
 
 
 class ExitScoreParams(Structure):
-    """`exit_score_params`, of csrc/exit_score_plan.h."""
+    """`exit_score_params` in csrc/exit_score_plan.h."""
 
     _fields_ = _fields("logits token mlp_score score", ("rows vocab", c_int32), ("mlp_threshold", c_float), ("reserved", c_int32))
 
 
 class ExitJoinParams(Structure):
-    """`exit_join_params`, of csrc/exit_join_plan.h."""
+    """`exit_join_params` in csrc/exit_join_plan.h."""
 
     _fields_ = _fields("states finished waiting window last", ("row_bytes", c_int64), ("rows arriving width number", c_int32))
 
 
 class ExitGateParams(Structure):
-    """`exit_gate_params`, of csrc/exit_gate_plan.h."""
+    """`exit_gate_params` in csrc/exit_gate_plan.h."""
 
     _fields_ = _fields(
         "score exit_token finished length turns_left waiting exits chosen position_ids position_ids32 write_index "
@@ -101,7 +101,7 @@ class ExitGateParams(Structure):
 
 
 class ExitMergeParams(Structure):
-    """`exit_merge_params`, of csrc/exit_merge_plan.h."""
+    """`exit_merge_params` in csrc/exit_merge_plan.h."""
 
     _fields_ = _fields("exits deep_token chosen waiting", ("rows exit_count", c_int32))
 

@@ -1,4 +1,4 @@
-"""How kernels are launched: `csrc/*_plan.h` in Python, so that a plan compiles nothing. A test holds the two together."""
+"""Launch plans: a Python version of `csrc/*_plan.h`, which needs no compiler. A test compares the two."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ Dim3 = tuple[int, int, int]
 
 @dataclass(frozen=True)
 class LaunchPlan:
-    """One launch.
+    """Configuration of one launch.
 
     Args:
-        grid, block: blocks, and threads of a block.
+        grid, block: number of blocks, and of threads per block.
         shared_bytes: dynamic shared memory of a block; above 48 KiB the launcher opts in.
         counters: uint32 in device memory, zero before the first launch; every launch leaves them zero.
         workspace_bytes: 256-byte aligned device memory, contents irrelevant.
@@ -54,7 +54,7 @@ class TranslatePlan:
 
 
 def plan_exit_router(rows: int, hidden_size: int, width: int, element_bytes: int, sm_count: int) -> RouterPlan:
-    """Rows ``[rows, hidden_size]`` through a router of ``width`` on a GPU with ``sm_count`` multiprocessors."""
+    """The plan for states ``[rows, hidden_size]`` and a router of ``width`` on a GPU with ``sm_count`` multiprocessors."""
     tiled = rows > MOST_DECODE_ROWS
     plan = _plan_tile_projection if tiled else _plan_group_projection
     launch, chunk = plan(rows, hidden_size, width, element_bytes, sm_count)
@@ -62,7 +62,7 @@ def plan_exit_router(rows: int, hidden_size: int, width: int, element_bytes: int
 
 
 def plan_exit_translate(rows: int, hidden_size: int, rank: int, element_bytes: int, sm_count: int) -> TranslatePlan:
-    """Rows ``[rows, hidden_size]`` through an exit head of ``rank``."""
+    """The plan for states ``[rows, hidden_size]`` and an exit head of ``rank``."""
     down, chunk = _plan_group_projection(rows, hidden_size, rank, element_bytes, sm_count)
     up = LaunchPlan((_divide_up(hidden_size, UP_THREADS // UP_LANES), down.grid[2], 1), (UP_THREADS, 1, 1))
     return TranslatePlan(down, up, chunk)
@@ -75,7 +75,7 @@ def plan_exit_select(rows: int, hidden_size: int, element_bytes: int, in_place: 
 
 
 def plan_draft_verify(rows: int, vocab: int, sampling: bool) -> LaunchPlan:
-    """A block a row; a warp is enough for greedy verification."""
+    """One block per row; greedy verification needs only one warp."""
     threads = _clamp(_round_up(_divide_up(vocab, 16), 32), 32, MOST_VERIFY_THREADS) if sampling else 32
     return LaunchPlan((max(rows, 1), 1, 1), (threads, 1, 1), counters=1)
 
@@ -86,12 +86,12 @@ def plan_loop_block() -> LaunchPlan:
 
 
 def plan_exit_score(rows: int) -> LaunchPlan:
-    """A block a row."""
+    """One block per row."""
     return LaunchPlan((max(rows, 1), 1, 1), (SCORE_THREADS, 1, 1))
 
 
 def plan_exit_join(rows: int, arriving: int) -> LaunchPlan:
-    """A block for each state that may arrive: up to ``arriving`` of a row."""
+    """One block per state that may arrive: up to ``arriving`` per row."""
     return LaunchPlan((max(rows, 1), max(arriving, 1), 1), (LOOP_THREADS, 1, 1))
 
 

@@ -1,1 +1,1 @@
-"""Sources to cubins: find NVRTC, compile, read what each kernel takes of a GPU, and keep the images."""
+"""Compilation of the kernels: NVRTC discovery, compilation, resource reports, and a cache of images."""

@@ -1,4 +1,4 @@
-"""Kernels × architectures → images, from the cache where the same sources were compiled the same way before."""
+"""Compilation of kernels for architectures, with a cache keyed by sources, options and compiler."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tide_plugins.build.compiler import compiler
 from tide_plugins.build.cubin_cache import CachedImage, CubinCache, content_key, default_cache_folder
 from tide_plugins.kernels import Kernel, sources
 
-_ENTRY_FORMAT = "1"  # of what the cache holds
+_ENTRY_FORMAT = "1"  # version of the cache entries
 
 
 @dataclass(frozen=True)
@@ -27,15 +27,15 @@ class BuiltKernel:
 
     @property
     def file_name(self) -> str:
-        """``exit_router.sm_90.cubin``."""
+        """The image's file name, such as ``exit_router.sm_90.cubin``."""
         return f"{self.kernel.name}.{self.architecture.name}.{self.architecture.suffix}"
 
 
 class Builder:
-    """Compiles what the cache does not hold. Threads may share one.
+    """Compiles images that are not in the cache. Threads may share a builder.
 
     Args:
-        cache: where images are kept between runs; by default the user's cache folder.
+        cache: persistent cache of images; by default in the user's cache folder.
         files: file name → content, the kernels and the headers they may include; by default those of `csrc/`.
     """
 
@@ -48,7 +48,7 @@ class Builder:
 
         Raises:
             TargetError: the compiler is not installed, does not know the architecture, or an entry point is missing.
-            CompilationError: the source is refused.
+            CompilationError: the compiler rejects the source.
         """
         using = compiler(architecture.cuda)
         made_from = [_ENTRY_FORMAT, kernel.name, *using.identity(architecture)]
@@ -60,9 +60,9 @@ class Builder:
         return BuiltKernel(kernel, architecture, image, cached=False)
 
     def build_all(self, kernels: Sequence[Kernel], targets: Sequence[Architecture], jobs: int) -> Iterator[BuiltKernel]:
-        """Every kernel for every target, ``jobs`` at a time, as they are done. The first failure ends it and is raised."""
+        """Build every kernel for every target, ``jobs`` at a time, and yield them when done. The first failure is raised."""
         for cuda in {target.cuda for target in targets}:
-            compiler(cuda)  # a missing wheel is known before minutes of work
+            compiler(cuda)  # fails early if a wheel is missing
         with ThreadPoolExecutor(jobs) as pool:
             try:
                 tasks = [pool.submit(self.build, kernel, target) for target in targets for kernel in kernels]

@@ -1,4 +1,4 @@
-"""One CUDA release's compiler and the options our kernels are compiled with."""
+"""Compiler of one CUDA release, and the options that the kernels are compiled with."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tide_plugins.build.resources import Resources, parse_resources
 from tide_plugins.build.toolchain import find_toolchain
 from tide_plugins.kernels import Kernel
 
-# Where there is a driver, NVRTC has a cache of its own, and what comes from there brings no report of ptxas.
+# With a driver present NVRTC uses its own cache, whose entries have no ptxas report.
 _OPTIONS = ("--std=c++17", "--ptxas-options=-v", "--no-cache")
 # ptxas leaves cudaGraphSetConditional to the driver, which has it since 12.4. What CUDA 13 compiles needs a driver of 13
 # anyhow; on a V100 the driver may be any of 12's.
@@ -35,21 +35,21 @@ class Compiler:
         self.versions = self._toolchain.versions  # package==version of the compiler and of its headers
 
     def identity(self, architecture: Architecture) -> tuple[str, ...]:
-        """All that an image depends on beside its sources: versions, options, architecture."""
+        """Everything besides the sources that an image depends on: versions, options, architecture."""
         return (*self.versions, *self._options, architecture.name)
 
     def compile(self, kernel: Kernel, architecture: Architecture, files: Mapping[str, bytes]) -> CachedImage:
-        """Compile ``kernel``, whose ``#include`` find ``files`` first and CUDA's headers then.
+        """Compile ``kernel``; ``#include`` searches ``files`` before CUDA's headers.
 
         Raises:
             TargetError: this NVRTC does not know the architecture, or the image lacks an entry point.
-            CompilationError: NVRTC refuses the source; with its log.
+            CompilationError: NVRTC rejects the source; contains its log.
         """
         self.check_support(architecture)
         include = f"--include-path={self._toolchain.include}"
         options = [*self._options, f"--gpu-architecture={architecture.name}", include]
         image = self._nvrtc.compile(kernel.file_name, files[kernel.file_name], files, options, architecture.ptx)
-        if architecture.ptx:  # ptxas has not run: the driver compiles it on the GPU it meets
+        if architecture.ptx:  # no ptxas report: the driver compiles PTX when it is loaded
             return CachedImage(image.content, {})
         return CachedImage(image.content, _complete(kernel, parse_resources(image.log)))
 
@@ -73,7 +73,7 @@ def _listed(known: list[int]) -> str:
 
 
 def why_not_built(architecture: Architecture) -> str | None:
-    """Why the compilers at hand cannot build for ``architecture``; None when they can."""
+    """Reason why the installed compilers cannot build for ``architecture``, or None."""
     try:
         compiler(architecture.cuda).check_support(architecture)
     except TargetError as error:
@@ -83,5 +83,5 @@ def why_not_built(architecture: Architecture) -> str | None:
 
 @cache
 def compiler(cuda: int) -> Compiler:
-    """The process's compiler of CUDA release ``cuda``; a library is opened once."""
+    """The compiler of CUDA release ``cuda``, one per process."""
     return Compiler(cuda)

@@ -1,7 +1,7 @@
-"""Compiled images on disk, found by what they were made from; any number of processes may read and write at once.
+"""Content-addressed cache of compiled images on disk, safe for concurrent processes.
 
-An entry is a folder named by its key. It is filled under another name and renamed, which is atomic, so that a reader sees a
-complete entry or none. Two processes that make the same entry write the same bytes: whoever is second drops its copy.
+An entry is a folder named by its key. It is written under a temporary name and renamed atomically, so that readers see a complete
+entry or none. Processes that create the same entry write the same bytes, so the second one discards its copy.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ class CachedImage:
 
 
 def default_cache_folder() -> Path:
-    """``$TIDE_CACHE_DIR/cubins``, else ``~/.cache/tide/cubins`` where XDG_CACHE_HOME does not say otherwise."""
+    """``$TIDE_CACHE_DIR/cubins``, else ``~/.cache/tide/cubins`` unless XDG_CACHE_HOME is set."""
     if folder := os.environ.get("TIDE_CACHE_DIR"):
         return Path(folder) / "cubins"
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tide" / "cubins"
 
 
 def content_key(parts: Iterable[str | bytes]) -> str:
-    """SHA-256 of ``parts``, each with its length, so that no two lists of parts look alike."""
+    """SHA-256 of ``parts`` with their lengths, so that different lists never have the same input."""
     digest = hashlib.sha256()
     for part in parts:
         data = part.encode() if isinstance(part, str) else part
@@ -45,13 +45,13 @@ def content_key(parts: Iterable[str | bytes]) -> str:
 
 
 class CubinCache:
-    """Images under ``folder``, which is made when the first one is stored."""
+    """Images in ``folder``, which is created when the first one is stored."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def load(self, key: str) -> CachedImage | None:
-        """The image of ``key``; None when there is none, or when what lies there was damaged on disk."""
+        """The image of ``key``, or None when it is missing or damaged."""
         try:
             content = (self.folder / key / _IMAGE).read_bytes()
             facts = json.loads((self.folder / key / _FACTS).read_bytes())
@@ -62,7 +62,7 @@ class CubinCache:
         return CachedImage(content, {name: Resources(**values) for name, values in facts["resources"].items()})
 
     def store(self, key: str, image: CachedImage) -> None:
-        """Put ``image`` in the place of what ``key`` has."""
+        """Store ``image`` under ``key``; replaces a damaged entry."""
         self.folder.mkdir(parents=True, exist_ok=True)
         filled = Path(tempfile.mkdtemp(prefix="new-", dir=self.folder))
         try:
@@ -73,7 +73,7 @@ class CubinCache:
             shutil.rmtree(filled, ignore_errors=True)
 
     def _publish(self, filled: Path, key: str) -> None:
-        if self.load(key) is None:  # nothing there, or damaged: a rename does not replace a folder that is not empty
+        if self.load(key) is None:  # missing or damaged; a rename does not replace a non-empty folder
             shutil.rmtree(self.folder / key, ignore_errors=True)
         try:
             filled.rename(self.folder / key)

@@ -1,4 +1,4 @@
-"""The build's tables inside a document, so that nobody copies figures by hand."""
+"""Insertion of the build's tables into a Markdown document."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ OPENING, CLOSING = "<!-- kernels -->", "<!-- /kernels -->"
 
 
 def write_section(path: Path, built: Sequence[BuiltKernel]) -> None:
-    """Replace what stands between the marks of ``path`` by the tables of ``built`` and the compilers' versions.
+    """Replace the section between the marks in ``path`` by the tables of ``built`` and the compilers' versions.
 
     Raises:
         OutputError: the file does not exist or lacks the marks.

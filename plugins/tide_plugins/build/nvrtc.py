@@ -1,6 +1,6 @@
 """NVRTC, NVIDIA's run-time compiler: CUDA C++ in memory to a cubin or PTX. Needs neither a GPU nor a driver.
 
-Bound with ctypes because cuda.bindings holds one NVRTC per process, and kernels for V100 need CUDA 12's beside CUDA 13's.
+Bound with ctypes because cuda.bindings supports one NVRTC per process, and V100 kernels need CUDA 12's besides CUDA 13's.
 Source: NVRTC documentation, https://docs.nvidia.com/cuda/nvrtc/.
 """
 
@@ -18,12 +18,12 @@ _Program = ctypes.c_void_p
 
 
 class CompilationError(TideError):
-    """NVRTC refused a source or an option; the message holds its log."""
+    """NVRTC rejected a source or an option; the message contains its log."""
 
 
 @dataclass(frozen=True)
 class Image:
-    """What came out: a cubin or PTX, and the compiler's log (with ``--ptxas-options=-v``: resources per kernel)."""
+    """A cubin or PTX, and the compiler's log (with ``--ptxas-options=-v`` including resources per kernel)."""
 
     content: bytes
     log: str
@@ -37,7 +37,7 @@ class Nvrtc:
         self._library.nvrtcGetErrorString.restype = ctypes.c_char_p
 
     def version(self) -> tuple[int, int]:
-        """Major and minor, ``(13, 0)``."""
+        """Major and minor version, such as ``(13, 0)``."""
         major, minor = ctypes.c_int(), ctypes.c_int()
         self._check("nvrtcVersion", self._library.nvrtcVersion(ctypes.byref(major), ctypes.byref(minor)))
         return major.value, minor.value
@@ -54,13 +54,13 @@ class Nvrtc:
         """Compile one translation unit.
 
         Args:
-            name: the file name that messages show.
-            headers: what ``#include`` finds before any include path: name → content.
+            name: file name in messages.
+            headers: name → content of headers that ``#include`` finds before any include path.
             options: NVRTC's options.
             ptx: return PTX; otherwise the cubin.
 
         Raises:
-            CompilationError: with NVRTC's log.
+            CompilationError: NVRTC rejects the source or an option; contains its log.
         """
         with self._program(name, source, headers) as program:
             result = self._library.nvrtcCompileProgram(program, len(options), _strings([option.encode() for option in options]))
@@ -81,7 +81,7 @@ class Nvrtc:
             self._check("nvrtcDestroyProgram", self._library.nvrtcDestroyProgram(ctypes.byref(program)))
 
     def _read(self, program: _Program, what: str) -> bytes:
-        """``nvrtcGet<what>Size`` bytes of ``nvrtcGet<what>``."""
+        """Output of ``nvrtcGet<what>``, whose size is that of ``nvrtcGet<what>Size``."""
         size = ctypes.c_size_t()
         self._check(what, getattr(self._library, f"nvrtcGet{what}Size")(program, ctypes.byref(size)))
         buffer = ctypes.create_string_buffer(size.value)

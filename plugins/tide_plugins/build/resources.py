@@ -1,4 +1,4 @@
-"""What a kernel takes of a GPU, as ptxas reports it (``--ptxas-options=-v``). A spill is a register kept in slow memory."""
+"""Resource usage of kernels as reported by ptxas (``--ptxas-options=-v``). A spill is a register kept in local memory."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tide_runtime.errors import TargetError
 
 @dataclass(frozen=True)
 class Resources:
-    """One entry point in one cubin.
+    """Resources of one entry point in one cubin.
 
     Args:
         registers: per thread.
@@ -31,10 +31,10 @@ class Resources:
 
 
 def parse_resources(log: str) -> dict[str, Resources]:
-    """Entry point → resources, from ptxas's report in NVRTC's log (CUDA 12.9 and 13 write it alike).
+    """Entry point → resources, from ptxas's report in NVRTC's log (same format in CUDA 12.9 and 13).
 
     Raises:
-        TargetError: the report of a kernel lacks a figure.
+        TargetError: the report of a kernel lacks a value.
     """
     parts = re.split(r"Compiling entry function '(\w+)' for '\w+'", log)
     return {name: _parse_one(name, report) for name, report in zip(parts[1::2], parts[2::2], strict=True)}
@@ -45,5 +45,5 @@ def _parse_one(name: str, report: str) -> Resources:
     used = re.search(r"Used (\d+) registers(.*)", report)
     if frame is None or used is None:
         raise TargetError(f"ptxas reported no stack frame or no registers for {name}; its report was:\n{report.strip()}")
-    shared = re.search(r"(\d+) bytes smem", used[2])  # left out when there is none
+    shared = re.search(r"(\d+) bytes smem", used[2])  # omitted when it is 0
     return Resources(int(used[1]), int(shared[1]) if shared else 0, int(frame[1]), int(frame[2]), int(frame[3]))

@@ -1,4 +1,4 @@
-"""What a build made, for people (terminal, Markdown) and for scripts (JSON)."""
+"""Results of a build as tables (terminal, Markdown) and as JSON."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Grid:
     rows: tuple[tuple[str, ...], ...]
 
     def text(self) -> str:
-        """For a terminal. As wide as it is: a table cut at the window's edge would hide architectures."""
+        """The table for a terminal, not truncated to its width, which would hide architectures."""
         lines = [self.columns, *self.rows]
         widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
         aligned = ["  ".join([line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])]) for line in lines]
@@ -69,7 +69,7 @@ def spilling(built: Iterable[BuiltKernel]) -> list[str]:
 
 
 def in_order(built: Iterable[BuiltKernel]) -> list[BuiltKernel]:
-    """By kernel and architecture, as their tables list them."""
+    """Sorted by kernel and architecture, in the order of their registries."""
     names = [kernel.name for kernel in BUILT]
     return sorted(built, key=lambda item: (names.index(item.kernel.name), ARCHITECTURES.index(item.architecture)))
 

@@ -1,6 +1,6 @@
-"""Where NVRTC and CUDA's device headers are: the wheels that NVIDIA publishes for each major release.
+"""Locations of NVRTC and CUDA's device headers in the wheels that NVIDIA publishes for each major release.
 
-The two releases lie side by side: their wheels have different names and folders, and their libraries different sonames.
+Both releases can be installed together, because names and folders of the wheels and sonames of the libraries differ.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from tide_runtime.errors import TargetError
 
 @dataclass(frozen=True)
 class Toolchain:
-    """NVRTC's shared library, the folder of CUDA's device headers, and what they were installed from: ``name==version``."""
+    """NVRTC's shared library, the folder of CUDA's device headers, and their wheels as ``name==version``."""
 
     library: Path
     include: Path
     versions: tuple[str, ...]
 
 
-# CUDA release → wheel and the file looked for in it.
+# CUDA release → wheel and required file.
 _LIBRARY = {12: ("nvidia-cuda-nvrtc-cu12", "libnvrtc.so.12"), 13: ("nvidia-cuda-nvrtc", "libnvrtc.so.13")}
 _HEADER = {12: ("nvidia-cuda-runtime-cu12", "cuda_fp16.h"), 13: ("nvidia-cuda-runtime", "cuda_fp16.h")}
 

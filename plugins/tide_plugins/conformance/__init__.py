@@ -1,4 +1,4 @@
-"""The cases a kernel has to pass, wherever it runs: on the host in tests, on a GPU in `make gpu-check`. Needs ml_dtypes."""
+"""Conformance cases of the kernels, run on the host by tests and on a GPU by `make gpu-check`. Needs ml_dtypes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["Case", "CaseSpec", "cases"]
 
 
 def cases() -> Iterator[CaseSpec]:
-    """All of them; their inputs are made when `CaseSpec.build` is called, from the case's name alone."""
+    """All cases. `CaseSpec.build` generates the inputs, seeded by the case's name."""
     yield from router_cases()
     yield from select_cases()
     yield from translate_cases()

@@ -1,4 +1,4 @@
-"""A case: inputs and outputs of one launch as host arrays, and the check of what came back."""
+"""A conformance case: inputs and outputs of one launch as host arrays, and the check of the results."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from tide_plugins.launch.prepared_launch import PreparedLaunch
 Array = NDArray[Any]
 Tensors = dict[str, Array]
 ELEMENTS: Mapping[str, Any] = {"f32": np.float32, "f16": np.float16, "bf16": ml_dtypes.bfloat16}
-TOLERANCE = {"f32": 1e-5, "f16": 2e-3, "bf16": 1e-2}  # relative, against float64 on the same, already rounded, inputs
-UNTOUCHED = 77  # what an output holds before the launch, to see what was left alone
+TOLERANCE = {"f32": 1e-5, "f16": 2e-3, "bf16": 1e-2}  # relative to a float64 reference on the same rounded inputs
+UNTOUCHED = 77  # initial value of outputs, to detect elements that are not written
 
 
 @dataclass(frozen=True)
 class Case:
-    """What to launch and what to expect.
+    """A launch and its expected results.
 
     Args:
         prepare: the kernel's ``prepare_…`` function.
-        tensors: by name, in host memory. Rows may lie apart, which the copy on the device must keep. The same array under two
-            names is the same memory. Outputs hold `UNTOUCHED`, or what the kernel updates.
-        numbers: the other arguments.
+        tensors: name → host array. Device copies must preserve row padding, and arrays shared by two names. Outputs hold
+            `UNTOUCHED`, or initial values that the kernel updates.
+        numbers: other arguments.
         check: raises AssertionError unless the tensors, copied back, are right.
     """
 
@@ -40,7 +40,7 @@ class Case:
 
 @dataclass(frozen=True)
 class CaseSpec:
-    """A case that is not made yet. ``name`` says all that sets it apart."""
+    """A case that is built on demand. ``name`` identifies it completely."""
 
     kernel: str
     name: str
@@ -48,14 +48,14 @@ class CaseSpec:
 
 
 def rng_for(name: str) -> np.random.Generator:
-    """Random numbers that depend on the case's name alone."""
+    """A random generator seeded by the case's name."""
     return np.random.default_rng(zlib.crc32(name.encode()))
 
 
 def matrix(values: Array, dtype: str, padding: int = 0, offset: int = 0) -> Array:
     """``values`` [rows, columns] rounded to ``dtype``; rows ``padding`` elements apart, the first one ``offset`` from the start.
 
-    The gaps hold NaN: a kernel that reads them shows it.
+    The padding is NaN, so that kernels which read it give NaN.
     """
     rows, columns = values.shape
     if not padding and not offset:
@@ -71,7 +71,7 @@ def untouched(*shape: int, dtype: Any = np.int32) -> Array:
 
 
 def assert_close(name: str, actual: Array, expected: Array, tolerance: float, scale: Array | float = 0.0) -> None:
-    """Relative to the expected value, or to ``scale`` where that is larger; NaN only where it is expected."""
+    """Assert a relative error, of the expected value or of ``scale`` where larger, and NaN only where expected."""
     actual, expected = actual.astype(np.float64), np.asarray(expected, np.float64)
     assert np.array_equal(np.isnan(actual), np.isnan(expected)), f"{name}: NaN at other places than expected"
     known = np.isfinite(expected)
@@ -87,7 +87,7 @@ def assert_close(name: str, actual: Array, expected: Array, tolerance: float, sc
 
 
 def assert_same(name: str, actual: Array, expected: Any) -> None:
-    """Equal to the last bit."""
+    """Assert bitwise equality."""
     actual, expected = np.asarray(actual), np.asarray(expected)
     assert actual.shape == expected.shape, f"{name} has shape {actual.shape}, expected {expected.shape}"
     if not np.array_equal(_comparable(actual), _comparable(expected)):
@@ -95,5 +95,5 @@ def assert_same(name: str, actual: Array, expected: Any) -> None:
 
 
 def _comparable(array: Array) -> Array:
-    """Floats as their bits: a NaN equals itself and 0 does not equal -0."""
+    """Floats as bits, so that a NaN equals itself and 0 differs from -0."""
     return np.ascontiguousarray(array).view(np.uint8) if array.dtype.kind in "fV" and array.ndim else array

@@ -1,5 +1,5 @@
-"""Cases of a decode loop's kernels: one row to more than a block's threads, ended rows, full windows, last turns, NaN scores,
-vocabularies of one token to more than a block's threads, logits without numbers."""
+"""Cases of a decode loop's kernels: one row to more than a block's threads, finished rows, full windows, last turns, NaN scores,
+vocabularies of one token to more than a block's threads, non-finite logits."""
 
 from __future__ import annotations
 
@@ -108,13 +108,15 @@ def _join(name: str, rows: int, number: int, row_bytes: int) -> Case:
 
 
 def _rows_at(rng: np.random.Generator, rows: int, number: int) -> Tensors:
-    """Rows that reach exit ``number``: what waited in front of the layers before it arrives, nothing else waits further up.
-    At most `_WIDTH` tokens of a row wait."""
+    """State of rows at exit ``number``, where the tokens pending at the previous exit arrive and none are pending before.
+
+    At most `_WIDTH` tokens of a row are pending.
+    """
     finished = rng.choice([0, 0, 0, 1], rows).astype(np.uint8)
     waiting = np.zeros((_EXITS, rows), np.int32)
     room = np.full(rows, _WIDTH)
     if number == 1:
-        room -= finished == 0  # for the one that comes
+        room -= finished == 0  # for the arriving token
     else:
         waiting[number - 2] = rng.integers((finished == 0).astype(int), _WIDTH + 1)
         room -= waiting[number - 2]
@@ -129,7 +131,7 @@ def _bytes(rng: np.random.Generator, *shape: int) -> NDArray[np.uint8]:
 
 
 def _score(name: str, dtype: str, vocab: int, mlp: bool, rows: int = 24) -> Case:
-    """``mlp``: its scores come in and the result goes to the same memory, as in the loop."""
+    """A case of exit_score. ``mlp``: the MLP's scores and the result share memory, as in the loop."""
     rng = rng_for(name)
     logits = matrix(6 * rng.standard_normal((rows, vocab)), dtype)
     token = logits.astype(np.float32).argmax(-1)
@@ -163,7 +165,7 @@ def _case(
     expected: Callable[..., Tensors],
     sizes: dict[str, int] | None = None,
 ) -> Case:
-    """``sizes``: numbers that the reference takes from its arrays."""
+    """A case with bitwise comparison. ``sizes``: numbers that the reference derives from array shapes."""
     before = {name: tensor.copy() for name, tensor in (given | outputs).items()}
 
     def check(out: Tensors) -> None:

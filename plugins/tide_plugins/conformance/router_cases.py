@@ -1,4 +1,4 @@
-"""Cases of exit_router: sizes and strides, norms, thresholds, ties, states that are no numbers, rows that are not live."""
+"""Cases of exit_router: sizes and strides, norms, thresholds, ties, non-finite states, rows beyond row_count."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _EPSILON = 1e-6
 
 @dataclass(frozen=True)
 class _RouterCase:
-    """``split``: which share of the rows is to exit; None: ``threshold`` as it is. ``broken``: row → a value put into it."""
+    """``split``: share of the rows that exits; None: use ``threshold``. ``broken``: row → value written into it."""
 
     dtype: str
     rows: int
@@ -115,7 +115,7 @@ class _RouterCase:
 
 
 def _between(score: Array, share: float) -> float:
-    """A threshold that about ``share`` of the scores pass, halfway between two of them."""
+    """A threshold between two scores, which about ``share`` of them reach."""
     known = np.sort(score[np.isfinite(score)])
     place = int(len(known) * (1 - share))
     if not len(known) or place == 0:
@@ -127,7 +127,7 @@ def _specs() -> Iterator[_RouterCase]:
     widths, kinds, layouts = cycle((128, 16, 1, 33, 64)), cycle(("rms", "rms", "layer")), cycle(((0, 0), (8, 0), (3, 1)))
     turns = zip(widths, kinds, layouts, strict=False)
     for (hidden, rows, dtype), (width, kind, (padding, offset)) in zip(product(_HIDDEN, _ROWS, ELEMENTS), turns, strict=False):
-        wide = rows > 128 and hidden > 2048  # on the host the tiled form of these takes its time
+        wide = rows > 128 and hidden > 2048  # the tiled form of these is slow on the host
         yield _RouterCase(dtype, rows, hidden, min(width, 33) if wide else width, kind, padding, offset)  # type: ignore[arg-type]
     for dtype in ELEMENTS:
         for rows in (1, 33, 257):
@@ -151,7 +151,7 @@ def _specs() -> Iterator[_RouterCase]:
             yield _RouterCase(dtype, 129, hidden)
         yield _RouterCase(dtype, 17, 4096, kind="layer", mean=10.0)
         yield _RouterCase(dtype, 129, 1024, kind="layer", mean=10.0)
-    yield _RouterCase("f32", 3, 64, broken={1: 1e30})  # its square is no float32: no score, although float64 has one
+    yield _RouterCase("f32", 3, 64, broken={1: 1e30})  # its square overflows float32, so there is no score
     yield _RouterCase("bf16", 3, 64, broken={1: 1e30})
     yield _RouterCase("f32", 4500, 32, 16)  # the partition takes two passes
 

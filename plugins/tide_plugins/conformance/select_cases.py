@@ -1,4 +1,4 @@
-"""Cases of exit_select: nothing but copies, so everything is compared to the last bit."""
+"""Cases of exit_select, compared bitwise because it only copies."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _HIDDEN = (64, 111, 4096, 4097)
 
 @dataclass(frozen=True)
 class _SelectCase:
-    """``share``: of the rows, that exits. ``only``: the one output asked for."""
+    """``share``: share of the rows that exits. ``only``: the only requested output."""
 
     dtype: str
     rows: int

@@ -1,4 +1,4 @@
-"""Cases of exit_translate: sizes, ranks, lists of rows, places, in place, norms."""
+"""Cases of exit_translate: sizes, ranks, row lists, destinations, in-place updates, norms."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _EPSILON = 1e-6
 
 @dataclass(frozen=True)
 class _TranslateCase:
-    """``listed``: rows that are translated, None for all; ``places``: each goes to a place of its own instead of packed."""
+    """``listed``: number of translated rows, None: all; ``places``: rows have individual destinations instead of packed ones."""
 
     dtype: str
     rows: int

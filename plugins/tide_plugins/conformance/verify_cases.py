@@ -1,4 +1,4 @@
-"""Cases of draft_verify: greedy and sampled, with and without proposals, rows that end, rows without a distribution."""
+"""Cases of draft_verify: greedy and sampled, with and without proposals, finished rows, invalid distributions."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from tide_plugins.reference.draft_verify import Verification, VerifyState, draft
 from tide_plugins.reference.philox import uniform_at
 
 _IDS = 40  # greedy cases draw their ids below this
-_NEAR = 1e-5  # of the total: a draw this near to a boundary may fall on either side of it
+_NEAR = 1e-5  # relative distance to a boundary within which a sample may fall on either side
 
 
 @dataclass(frozen=True)
 class _VerifyCase:
-    """``vocab`` 0: greedy. ``agreement``: how likely a draft is right, or how near proposals are to the distribution."""
+    """``vocab`` 0: greedy. ``agreement``: probability of a correct draft, or similarity of proposals to the distribution."""
 
     rows: int
     width: int
@@ -30,7 +30,7 @@ class _VerifyCase:
     agreement: float = 0.7
     eos: tuple[int, ...] = (3,)
     tight: bool = False  # limits a few tokens away
-    started: bool = False  # some rows had ended before
+    started: bool = False  # some rows are finished before the step
     broken: bool = False
 
     @property
@@ -94,7 +94,7 @@ class _VerifyCase:
             expected = self._expected(given, row)
             tokens = tuple(int(token) for token in out["tokens"][row][: len(expected.tokens)])
             if tokens != expected.tokens and self._nearly(given, row, expected, tokens):
-                continue  # its state may differ as well: the other token may be an eos
+                continue  # the state may differ too: the other token may be an eos id
             self._check_row(out, row, expected)
         assert_same("running", out["running"], [(out["finished"] == 0).sum()])
 
@@ -110,7 +110,7 @@ class _VerifyCase:
         return [int(draft) for draft in given["drafts"][row][: given["draft_count"][row]]]
 
     def _nearly(self, given: Tensors, row: int, expected: Verification, tokens: tuple[int, ...]) -> bool:
-        """Whether only the drawn token differs, and float32 may have drawn it."""
+        """Whether only the sampled token differs, and is within float32 rounding of the boundary."""
         if not self.vocab or len(tokens) != expected.accepted + 1 or tokens[:-1] != expected.tokens[:-1]:
             return False
         proposals = given["proposals"][row] if self.proposals else None

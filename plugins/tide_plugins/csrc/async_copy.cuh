@@ -1,4 +1,4 @@
-// 16-byte copies from global to shared memory that do not wait: cp.async from sm_80 on, plain copies before (and on a host).
+// Asynchronous 16-byte copies from global to shared memory: cp.async from sm_80 on, synchronous copies before (and on a host).
 #pragma once
 
 #include "portable.h"
@@ -25,7 +25,7 @@ __device__ __forceinline__ void commit_copies() {
 #endif
 }
 
-// Waits until at most kBatches of this thread's batches are under way.
+// Waits until at most kBatches of this thread's batches are pending.
 template <int kBatches>
 __device__ __forceinline__ void wait_copies() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800

@@ -1,4 +1,4 @@
-// How the kernels of a decode loop are launched that take all rows at once: `loop_turn`, `exit_gate`, `exit_merge`.
+// Launch plan of the decode-loop kernels that process all rows in one block: `loop_turn`, `exit_gate`, `exit_merge`.
 #pragma once
 
 #include "launch_plan.h"

@@ -1,4 +1,4 @@
-// hidden [rows, H] · down [width, H]^T in pieces: what a block leaves in the workspace, and how the last block adds it up.
+// hidden [rows, H] · down [width, H]^T, split over blocks: layout of partial sums in the workspace, and their reduction.
 #pragma once
 
 #include "down_projection_plan.h"
@@ -7,7 +7,7 @@
 
 namespace tide {
 
-// Rows of a matrix, by a list or as they come.
+// Rows of a matrix, selected by a list or consecutive.
 template <typename T>
 struct Rows {
   const T* base;
@@ -22,13 +22,13 @@ template <typename T>
 struct DownProjection {
   Rows<T> rows;
   const T* down;  // [width, hidden_size]
-  int live;       // rows there are
+  int live;       // number of valid rows
   int hidden_size, width, chunk;
   bool centred;  // LayerNorm
   float* workspace;
 };
 
-// The part of the workspace that belongs to one group of rows: grid (chunks, slices, groups).
+// Workspace of one group of rows: grid (chunks, slices, groups).
 struct GroupWorkspace {
   float* products;  // [chunks, group_rows, pitch]
   float* moments;   // [chunks, group_rows, 2]

@@ -1,9 +1,9 @@
-// How hidden [rows, H] times down [width, H]^T is divided among blocks; the router and the translator share it.
+// Division of hidden [rows, H] · down [width, H]^T among blocks, shared by the router and the translator.
 //
 //   workspace   products [groups, chunks, group_rows, pitch] float32, then moments [groups, chunks, group_rows, 2] float32
 //
-// A group of rows is split over chunks of H. Group form: 8 rows a block, `down` in slices of 16, CUDA cores, for the few rows of
-// a decode step. Tile form: 128 rows a block, all of `down`, tensor cores.
+// A group of rows is split over chunks of H. Group form, for decoding: 8 rows per block, `down` in slices of 16, CUDA cores. Tile
+// form, for prefill: 128 rows per block, all of `down`, tensor cores.
 #pragma once
 
 #include "launch_plan.h"
@@ -13,19 +13,19 @@ namespace tide {
 constexpr int32_t kGroupRows = 8;
 constexpr int32_t kGroupThreads = 256;
 constexpr int32_t kSliceWidth = 16;
-constexpr int32_t kMaxChunks = 32;  // the moments of a row are added by one warp, a chunk a lane
+constexpr int32_t kMaxChunks = 32;  // one warp adds the moments of a row, one chunk per lane
 
 constexpr int32_t kTileRows = 128;
-constexpr int32_t kWarpRows = 32;  // a warp's share of a tile
+constexpr int32_t kWarpRows = 32;  // rows of a tile per warp
 constexpr int32_t kWarpWidth = 64;
 constexpr int32_t kMaxTileThreads = 512;  // width 256
-constexpr int32_t kStageBytes = 64;       // of one row, in one stage of the pipeline
+constexpr int32_t kStageBytes = 64;       // per row and pipeline stage
 constexpr int32_t kStagePitch = 80;       // 16 bytes of padding: rows start in different banks
-constexpr int32_t kTileChunks = 8;        // more make the last block's sum longer than the product
+constexpr int32_t kTileChunks = 8;        // with more, the final reduction takes longer than the product
 
 struct DownProjectionPlan {
   LaunchPlan launch;
-  int32_t chunk;  // elements of H a block
+  int32_t chunk;  // elements of H per block
 };
 
 TIDE_HOST_DEVICE constexpr int64_t projection_bytes(int64_t groups, int64_t chunks, int64_t group_rows, int64_t pitch) {

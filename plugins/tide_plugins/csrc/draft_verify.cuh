@@ -1,15 +1,15 @@
-// draft_verify: hold drafts against the model's deep pass, and leave what the next step starts from. No host is asked.
+// draft_verify: verify drafts against the model's verification pass, and write the start of the next step, without the host.
 //
 //   drafts [B, D] · deep_tokens [B, D + 1] or probabilities p [B, D + 1, V] (and proposals q [B, D, V])
 //   → accepted, emitted, tokens, next last_token, length, finished; running rows
 //
-//   greedy     draft i is accepted iff it is deep_tokens[i]; the token behind the accepted ones is deep_tokens[accepted]
-//   sampling   draft i is accepted iff u · q(draft) < p(draft); the first refused one is redrawn from max(0, p - q), and behind D
-//              accepted drafts one is drawn from p: speculative sampling (Leviathan et al. 2023, arXiv:2211.17192, algorithm 1).
-//              Without q drafts were certain: q is 1 at the draft.
+//   greedy     draft i is accepted iff it is deep_tokens[i]; the token after the accepted ones is deep_tokens[accepted]
+//   sampling   draft i is accepted iff u · q(draft) < p(draft); the first rejected one is resampled from max(0, p - q), and after D
+//              accepted drafts one is sampled from p: speculative sampling (Leviathan et al. 2023, arXiv:2211.17192, algorithm 1).
+//              Without q, drafts are deterministic: q is 1 at the draft.
 //
-// As tide_runtime/drafting/rejection_sampler.py, with random numbers that belong to a token's position (philox.cuh). A row ends at an eos id or
-// at its limit; tokens behind that are dropped. A NaN is never accepted, and a row without a distribution ends with code 3.
+// As tide_runtime/drafting/rejection_sampler.py, with random numbers keyed by token position (philox.cuh). A row ends at an eos id or
+// at its limit; later tokens are dropped. A NaN is never accepted, and a row with an invalid distribution ends with code 3.
 #pragma once
 
 #include "draft_verify_plan.h"
@@ -25,11 +25,11 @@ namespace tide {
 constexpr uint32_t kAcceptPurpose = 0, kDrawPurpose = 1;
 constexpr uint8_t kRunning = 0, kEos = 1, kLimit = 2, kNoDistribution = 3;
 
-// Row b's distributions p and q at a place among its drafts, and the draft itself.
+// Distributions p and q of row b at one draft, and the draft itself.
 template <typename T>
 struct DraftPlace {
   const T* p;
-  const T* q;  // null: certain
+  const T* q;  // null: deterministic drafts
   int64_t draft;
 
   __device__ DraftPlace(const draft_verify_params& v, int row, int place) {
@@ -38,13 +38,13 @@ struct DraftPlace {
     draft = place < v.draft_count[row] ? v.drafts[int64_t(row) * v.width + place] : -1;
   }
   __device__ bool accepts(float u) const { return u * (q ? to_float(q[draft]) : 1.0f) < to_float(p[draft]); }
-  // What to draw from after a refusal, or behind the last draft (draft -1).
+  // Weights to sample from after a rejection, or after the last draft (draft -1).
   __device__ float weight(int token) const {
     const float wanted = to_float(p[token]);
     if (draft < 0) return wanted;
     if (!q) return token == draft ? 0.0f : wanted;
     const float rest = wanted - to_float(q[token]);
-    return rest < 0.0f ? 0.0f : rest;  // a NaN stays one
+    return rest < 0.0f ? 0.0f : rest;  // keeps NaN
   }
 };
 
@@ -54,7 +54,7 @@ __device__ __forceinline__ bool accepts_draft(const draft_verify_params& v, int 
   return DraftPlace<T>(v, row, place).accepts(uniform_at(v.seed[row], v.length[row] + 1 + place, kAcceptPurpose));
 }
 
-// By every warp alike: the number of drafts before the first that is refused.
+// Computed by every warp: the number of drafts before the first rejected one.
 template <typename T>
 __device__ __forceinline__ int count_accepted(const draft_verify_params& v, int row) {
   const int drafts = v.draft_count[row], lane = threadIdx.x % 32;
@@ -66,7 +66,7 @@ __device__ __forceinline__ int count_accepted(const draft_verify_params& v, int 
   return drafts;
 }
 
-// By the block: the model's own token behind the accepted drafts; -1 when its distribution is none.
+// Computed by the block: the model's token after the accepted drafts; -1 if its distribution is invalid.
 template <typename T>
 __device__ __forceinline__ int64_t own_token(const draft_verify_params& v, int row, int accepted) {
   if (!v.probabilities) return v.deep_tokens[int64_t(row) * (v.width + 1) + accepted];
@@ -81,7 +81,7 @@ __device__ __forceinline__ bool ends_row(const draft_verify_params& v, int64_t t
   return false;
 }
 
-// By one thread: output tokens until the row ends; its new length, last token and state. accepted < 0: the row had ended before.
+// Run by one thread: writes output tokens until the row ends, and its new state. accepted < 0: the row was finished before.
 __device__ __forceinline__ void emit_tokens(const draft_verify_params& v, int row, int accepted, int64_t own) {
   int64_t* tokens = v.tokens + int64_t(row) * (v.width + 1);
   int emitted = 0;
@@ -118,7 +118,7 @@ __device__ __forceinline__ void verify_row(const draft_verify_params& v, int row
   if (threadIdx.x == 0) emit_tokens(v, row, accepted, own);
 }
 
-// By the last block's first warp.
+// Run by the first warp of the last block.
 __device__ __forceinline__ void count_running(const draft_verify_params& v) {
   float running = 0.0f;  // whole numbers below 2^24 are exact
   for (int row = threadIdx.x; row < v.rows; row += 32) running += __ldcg(v.finished + row) == kRunning ? 1.0f : 0.0f;

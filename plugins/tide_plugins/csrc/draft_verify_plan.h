@@ -1,4 +1,4 @@
-// What `draft_verify` takes and how it is launched.
+// Parameters and launch plan of `draft_verify`.
 #pragma once
 
 #include "launch_plan.h"
@@ -6,18 +6,18 @@
 namespace tide {
 
 struct draft_verify_params {
-  const int64_t* drafts;       // [rows, width] drafted ids; the first draft_count[b] count
+  const int64_t* drafts;       // [rows, width] draft ids, of which the first draft_count[b] are used
   const int32_t* draft_count;  // [rows] 0 … width
   const int64_t* deep_tokens;  // [rows, width + 1] the model's argmax after the last token and after each draft; greedy only
   const void* probabilities;   // T [rows, width + 1, vocab] the model's distributions; null: greedy
-  const void* proposals;       // T [rows, width, vocab] what each draft was drawn from; null: drafts were certain
+  const void* proposals;       // T [rows, width, vocab] distributions that drafts were sampled from; null: deterministic
   const uint64_t* seed;        // [rows] sampling only
   const int64_t* eos;          // [eos_count] ids that end a row, or null
   const int64_t* limit;        // [rows] most tokens of prompt and output: min(prompt + max_new_tokens, cache_slots + 1)
   int64_t* length;             // [rows] in and out: tokens whose K/V stay cached = write index and position id of the next token
   int64_t* last_token;         // [rows] in and out: the next step's first input id
-  uint8_t* finished;           // [rows] in and out: 0 running, 1 eos, 2 limit, 3 the distribution was not one
-  int32_t* accepted;           // [rows] drafts the model agreed with
+  uint8_t* finished;           // [rows] in and out: 0 running, 1 eos, 2 limit, 3 invalid distribution
+  int32_t* accepted;           // [rows] number of accepted drafts
   int32_t* emitted;            // [rows] new output tokens
   int64_t* tokens;             // [rows, width + 1] those tokens, then -1
   int32_t* running;            // scalar: rows not finished

@@ -1,5 +1,5 @@
-// Draw an index from weights by inversion, by one block: the first index whose cumulated weight exceeds u times the total.
-// The warps add up one part of the range each; the part that holds the target is divided among them in turn.
+// Sample an index from weights by inversion in one block: the first index whose cumulated weight exceeds u times the total.
+// Each warp sums one part of the range; then the part that contains the target is divided among the warps.
 #pragma once
 
 #include "portable.h"
@@ -8,11 +8,11 @@
 namespace tide {
 
 struct Choice {
-  int index;     // -1: there is nothing to choose from
+  int index;     // -1: no weight
   float before;  // weight of the parts before it
 };
 
-// Among `count` <= 32 parts. Rounding may leave the target behind them all: the last part that has weight then.
+// Selects among `count` <= 32 parts. If rounding leaves the target after all of them, selects the last part with weight.
 __device__ __forceinline__ Choice choose_part(const float* parts, int count, float target) {
   Choice choice = {-1, 0.0f};
   float before = 0.0f;

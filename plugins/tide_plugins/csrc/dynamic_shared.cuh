@@ -1,4 +1,4 @@
-// The launch's dynamic shared memory. A host compiler has no such storage class: who runs kernels there supplies the function.
+// The launch's dynamic shared memory. Host compilers lack this storage class, so host builds define the function.
 #pragma once
 
 #include "portable.h"

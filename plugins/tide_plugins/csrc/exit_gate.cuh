@@ -1,11 +1,11 @@
-// exit_gate: which rows of a decode loop leave at an exit, and what the layers behind it read if any row needs them.
+// exit_gate: decide which rows of a decode loop exit, and write the inputs of the layers after the exit if any row needs them.
 //
-//   waiting[exit] += what arrives (see exit_join)
-//   a row that runs and has not left before:  leaves = score >= threshold (a NaN does not leave)
-//   wants = it has not left, or as much waits as a window holds, or this is the loop's last turn;  deeper = any row wants
-//   the inputs of the layers behind: the first waiting token's place, so that all that waits is run at once
+//   waiting[exit] += arriving tokens (see exit_join)
+//   running row that has not exited before:  leaves = score >= threshold (false for NaN)
+//   wants = not exited, or the window is full, or last turn of the loop;  deeper = any row wants
+//   inputs of the next layers: position of the first pending token, so that all pending tokens run in one launch
 //
-// At most `width` tokens of a row wait at all exits together, so whatever moves on finds room in the next window.
+// At most `width` tokens of a row are pending over all exits, so tokens that move on always fit into the next window.
 #pragma once
 
 #include "entry_points.cuh"
@@ -21,7 +21,7 @@ __device__ __forceinline__ int32_t count_arrivals(const exit_gate_params& v, int
   return v.waiting[(v.number - 1) * v.rows + row] += arrived;
 }
 
-// The row's token, where the exit is sure of it.
+// Takes the exit's token if its score reaches the threshold.
 __device__ __forceinline__ void try_exit(const exit_gate_params& v, int row, bool runs) {
   if (v.number == 1) v.exits[row] = 0;
   if (!runs || v.exits[row] != 0 || !(v.score[row] >= v.threshold)) return;
@@ -35,7 +35,7 @@ __device__ __forceinline__ bool wants_deeper(const exit_gate_params& v, int row)
   return v.exits[row] == 0 || everywhere == v.width || *v.turns_left == 1;
 }
 
-// At the latest the last slots where `width` of them fit: a row that has ended writes there, nobody reads it again.
+// Clamped so that `width` slots fit: finished rows write to the last slots, which are not read again.
 __device__ __forceinline__ void place_window(const exit_gate_params& v, int row, int32_t waiting) {
   const int32_t some = waiting > 0 ? waiting : 1;
   const int64_t wanted = v.length[row] + 1 - some, most = v.slots - v.width, first = wanted < most ? wanted : most;
@@ -60,7 +60,7 @@ __device__ __forceinline__ void exit_gate(const exit_gate_params& v) {
     const bool runs = v.finished[row] == 0;
     place_window(v, row, count_arrivals(v, row));
     try_exit(v, row, runs);
-    if (runs && wants_deeper(v, row)) deeper = 1;  // whichever thread is first: all write the same
+    if (runs && wants_deeper(v, row)) deeper = 1;  // benign race: all threads write the same value
   }
   __syncthreads();
   if (threadIdx.x != 0) return;

@@ -1,6 +1,6 @@
-// exit_join: states that arrive at an exit of a decode loop join those that wait there. Pure copies; exit_gate counts them.
+// exit_join: append states that arrive at an exit of a decode loop to those pending there. Copies only; exit_gate counts them.
 //
-//   arrived = first exit ? the row runs : waiting[exit - 1]    what waited in front of the layers that have just run
+//   arrived = first exit ? row is running : waiting[exit - 1]    tokens pending before the layers that have just run
 //   window[waiting[exit] + i] = states[i], i < arrived;  last = states[arrived - 1]
 #pragma once
 

@@ -1,5 +1,5 @@
-// exit_merge: the layers behind the last exit of a decode loop have run. Rows that did not leave take the model's own token, and
-// nothing waits any more.
+// exit_merge: runs after the layers behind the last exit. Rows that did not exit take the full model's token, and no tokens are
+// pending afterwards.
 #pragma once
 
 #include "entry_points.cuh"
@@ -11,7 +11,7 @@ template <typename T>
 __device__ __forceinline__ void exit_merge(const exit_merge_params& v) {
   for (int row = threadIdx.x; row < v.rows; row += blockDim.x) {
     if (v.exits[row] == 0) v.chosen[row] = v.deep_token[row];
-    v.waiting[(v.exit_count - 1) * v.rows + row] = 0;  // what waited at the others has moved on
+    v.waiting[(v.exit_count - 1) * v.rows + row] = 0;  // tokens of the other exits have moved on before
   }
 }
 

@@ -1,4 +1,4 @@
-// What `exit_merge` takes; it is launched as one block.
+// Parameters of `exit_merge`, which is launched as one block.
 #pragma once
 
 #include "decode_loop_plan.h"
@@ -6,7 +6,7 @@
 namespace tide {
 
 struct exit_merge_params {
-  const uint8_t* exits;       // [rows] 0: the token did not leave
+  const uint8_t* exits;       // [rows] 0: the token did not exit
   const int64_t* deep_token;  // [rows]
   int64_t* chosen;            // [rows]
   int32_t* waiting;           // [exits, rows] in and out

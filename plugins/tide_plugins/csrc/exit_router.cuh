@@ -1,4 +1,4 @@
-// exit_router: score N tokens, decide which exit, and list both kinds of rows, in one launch.
+// exit_router: score N tokens, decide which exit, and list exiting and continuing rows, in one launch.
 //
 //   hidden [N, H] T, down [R, H] T, down_bias [R], up [R], up_bias [1] → score [N], exits [N], exit_rows, continue_rows, verdict
 //
@@ -9,7 +9,7 @@
 // The router of tide_calibrate/routers/mlp.py (TIDE, arXiv:2603.21365, with RMSNorm before it). Accumulates in float32 in an
 // order that depends on the plan alone: the same plan gives the same bits.
 //
-// Blocks leave partial products in the workspace; the last block of a group of rows scores them; the last of those blocks
+// Blocks write partial products to the workspace; the last block of a group of rows scores it; the last of these blocks
 // partitions the rows. Compile: nvrtc --std=c++17 -I csrc -I $CUDA/include --gpu-architecture=sm_90
 #pragma once
 
@@ -40,7 +40,7 @@ __device__ __forceinline__ DownProjection<T> router_projection(const exit_router
           p.workspace};
 }
 
-// By a warp: the row's score and whether it exits.
+// Run by a warp: writes the row's score and exit flag.
 __device__ __forceinline__ void score_row(const exit_router_params& p, int row, const RowNorm& norm, const float* products) {
   const float score = router_score({p.down_sum, p.down_bias, p.up, p.up_bias, p.width}, norm, products);
   if (threadIdx.x % 32 == 0) {
@@ -49,7 +49,7 @@ __device__ __forceinline__ void score_row(const exit_router_params& p, int row, 
   }
 }
 
-// By the last block of all: the lists, their lengths, and what the graph does next.
+// Run by the last block: writes the row lists, their lengths, and the graph condition.
 __device__ __forceinline__ void list_rows(const exit_router_params& p, int live) {
   const int exits = ordered_partition(p.exits, live, p.exit_rows, p.continue_rows);
   if (threadIdx.x != 0) return;

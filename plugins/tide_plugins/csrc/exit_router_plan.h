@@ -1,4 +1,4 @@
-// What `exit_router` takes and how it is launched. Shapes are in the struct; the formula is in exit_router.cuh.
+// Parameters, with shapes, and launch plan of `exit_router`; the formula is in exit_router.cuh.
 #pragma once
 
 #include "down_projection_plan.h"
@@ -15,8 +15,8 @@ struct exit_router_params {
   const int32_t* row_count;  // device scalar <= rows: the live rows; null: all
   float* score;              // [rows]
   uint8_t* exits;            // [rows] 1 iff score >= threshold
-  int32_t* exit_rows;        // [rows] ascending, the first *exit_count count
-  int32_t* continue_rows;    // [rows] ascending, the first *continue_count count
+  int32_t* exit_rows;        // [rows] ascending, the first *exit_count are valid
+  int32_t* continue_rows;    // [rows] ascending, the first *continue_count are valid
   int32_t* exit_count;       // scalar
   int32_t* continue_count;   // scalar
   int32_t* verdict;          // scalar: 0 no row continues, 1 some do, 2 all do
@@ -35,7 +35,7 @@ struct exit_router_params {
 };
 
 constexpr int32_t kMaxRouterWidth = 256;
-constexpr int32_t kMostDecodeRows = 128;  // reading `down` once for every 8 rows costs more than a tile beyond that
+constexpr int32_t kMostDecodeRows = 128;  // beyond that, reading `down` once per 8 rows costs more than a tile
 
 struct RouterPlan {
   LaunchPlan launch;

@@ -1,5 +1,5 @@
-// The scores of exit_router in two launches, for a caller that lends a kernel nothing but its inputs and outputs: no counters that are
-// zero, so no block can know that it is the last. The end of the first launch takes the counters' place.
+// The scores of exit_router in two launches, for callers that provide only inputs and outputs: without zeroed counters no block can
+// detect that it is the last, so a second launch does the reduction.
 //
 //   project   hidden [N, H] T, down [R, H] T → partial [groups · chunks · 8 · (pitch + 2)] float32       grid (chunks, slices, groups)
 //   score     partial, down_bias [R], up [R], up_bias [1] → score [N] float32                             grid (chunks, 1, groups)
@@ -28,7 +28,7 @@ template <typename T>
 __device__ __forceinline__ void exit_router_score(const T* hidden, const float* partial, const float* down_bias, const float* up,
                                                   const float* up_bias, int rows, int hidden_size, int width, float epsilon,
                                                   float* score) {
-  if (blockIdx.x > 0) return;  // the grid is as wide as the first one because the layout of `partial` is that of the grid
+  if (blockIdx.x > 0) return;  // the grid equals the first launch's, which defines the layout of `partial`
   const GroupWorkspace group(const_cast<float*>(partial), kGroupRows, int(round_up(width, kSliceWidth)));
   const DownProjection<T> projection{{hidden, hidden_size, nullptr}, nullptr, rows, hidden_size, width, 0, false, nullptr};
   const RouterWeights weights{nullptr, down_bias, up, up_bias, width};
@@ -41,7 +41,7 @@ __device__ __forceinline__ void exit_router_score(const T* hidden, const float* 
 
 }  // namespace tide
 
-// epsilon comes as the bits of a float: scalars of a plugin are integers.
+// epsilon is passed as the bits of a float, because scalars of a plugin are integers.
 #define TIDE_SPLIT_ENTRY_POINTS(suffix, T)                                                                                    \
   extern "C" __global__ void __launch_bounds__(tide::kGroupThreads, 1)                                                        \
       tide_exit_router_project_##suffix(const T* hidden, const T* down, int rows, int hidden_size, int width, int chunk,      \

@@ -1,7 +1,7 @@
-// exit_score: how sure an exit's head is of its token, where the exit's MLP, if it has one, has let the row through.
+// exit_score: confidence of an exit's head in its token, if the exit's MLP, where it has one, accepts the row.
 //
 //   score = 1 / Σ exp(logits - logits[token]), the softmax probability of the likeliest token (CALM, Schuster et al. 2022);
-//           -1, which clears no threshold, where the MLP says less than its threshold or NaN, or the logits are no numbers
+//           -1, which is below every threshold, if the MLP's score is below its threshold or NaN, or the logits are not finite
 #pragma once
 
 #include "entry_points.cuh"
@@ -10,7 +10,7 @@
 
 namespace tide {
 
-// By the whole block, in an order that never changes; every thread gets it.
+// Block-wide sum in a fixed order; every thread gets the result.
 template <typename T>
 __device__ __forceinline__ float probability(const T* logits, int64_t token, int32_t vocab) {
   __shared__ float parts[kScoreThreads / 32];
@@ -33,7 +33,7 @@ __device__ __forceinline__ void exit_score(const exit_score_params& v) {
   const int64_t token = v.token[row];
   float score = -1.0f;
   if (let_through && token >= 0) score = probability(static_cast<const T*>(v.logits) + int64_t(row) * v.vocab, token, v.vocab);
-  __syncthreads();  // every thread has read `mlp_score`, whose place `score` may be
+  __syncthreads();  // every thread has read `mlp_score`, which `score` may alias
   if (threadIdx.x == 0) v.score[row] = score;
 }
 

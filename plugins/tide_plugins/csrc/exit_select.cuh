@@ -1,12 +1,12 @@
-// exit_select: move rows by the lists of exit_router. Pure copies: bits are kept.
+// exit_select: gather and scatter rows by the lists of exit_router. Copies only, bitwise exact.
 //
 //   continue_hidden[i]   = hidden[continue_rows[i]]                    gather; in place when continue_hidden is hidden
 //   continue_origin[i]   = origin[continue_rows[i]]
 //   head_input[origin[r]] = exit_states[r], r in exit_rows             scatter
 //   head_input[i]         = exit_states[exit_rows[i]]                  without origin: packed
 //
-// A thread owns 16 bytes of every row its block takes. In place the grid has one block of rows, so a thread meets its rows in
-// ascending order and never reads one it has overwritten: continue_rows[i] >= i. Exited rows are read before any is overwritten.
+// A thread copies the same 16 bytes of every row of its block. In place, one block processes all rows, so a thread visits rows in
+// ascending order and never reads one that it has overwritten: continue_rows[i] >= i. Exited rows are read before any is overwritten.
 #pragma once
 
 #include "entry_points.cuh"

@@ -7,10 +7,10 @@
 // The tuned lens (Belrose et al. 2023, arXiv:2303.08112, equation 8) with a low-rank matrix:
 // tide_calibrate/exit_heads/translator.py.
 //
-// Two launches: every element of `up · code` needs the whole code, and a last block alone would read `up` at one multiprocessor's
-// speed. exit_translate_down leaves the normed code [N, K] in float32, exit_translate_up adds `up · code` to the rows.
-// Rows come in groups of 8: exits are the few last tokens of a step; in a long prefill `down` and `up` are read from L2 per
-// group.
+// Two launches, because every element of `up · code` needs the whole code, and a last block alone would read `up` with one
+// multiprocessor. exit_translate_down writes the normalized code [N, K] in float32, exit_translate_up adds `up · code` to the rows.
+// Rows are processed in groups of 8, because few tokens exit in a decode step; in a long prefill, `down` and `up` are read from L2
+// per group.
 #pragma once
 
 #include "dynamic_shared.cuh"

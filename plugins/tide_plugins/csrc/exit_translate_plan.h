@@ -1,5 +1,5 @@
-// What `exit_translate_down` and `exit_translate_up` take (the same struct, one after the other on a stream) and how they are
-// launched.
+// Parameters, shared by both, and launch plans of `exit_translate_down` and `exit_translate_up`, which run in this order on one
+// stream.
 #pragma once
 
 #include "down_projection_plan.h"
@@ -13,8 +13,8 @@ struct exit_translate_params {
   const void* up;            // T [hidden_size, rank]
   const int32_t* row_list;   // [rows] which rows of hidden; null: 0, 1, …
   const int32_t* row_count;  // device scalar <= rows; null: rows
-  const int32_t* origin;     // output place of each row of hidden; null: packed in the order of the list
-  void* out;                 // T [*, hidden_size], out_stride; may be hidden when every row keeps its place
+  const int32_t* origin;     // output row of each row of hidden; null: packed in the order of the list
+  void* out;                 // T [*, hidden_size], out_stride; may alias hidden when every row keeps its index
   float* code;               // [rows, rank] down · norm(h), from the first launch to the second
   float* workspace;          // 256-byte aligned
   uint32_t* counters;        // zero before the first launch

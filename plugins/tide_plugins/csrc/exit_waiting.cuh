@@ -1,5 +1,5 @@
-// How many of a row's tokens wait at each exit of a decode loop: `waiting` [exits, rows], exits by number: 1, 2, …
-// Where the layers between two exits run, they run for all that waits at the first.
+// Number of a row's pending tokens at each exit of a decode loop: `waiting` [exits, rows], exits by number: 1, 2, …
+// When the layers between two exits run, they run for all tokens pending at the first.
 #pragma once
 
 #include "portable.h"
@@ -10,7 +10,7 @@ __device__ __forceinline__ int32_t waiting_at(const int32_t* waiting, int number
   return waiting[(number - 1) * rows + row];
 }
 
-// Tokens of a row that come to an exit now. Every row that runs has at least its newest among them, or has left before.
+// Number of tokens that arrive at an exit. Those of a running row include its newest token, unless it has exited before.
 __device__ __forceinline__ int32_t arrivals(const int32_t* waiting, const uint8_t* finished, int number, int rows, int row) {
   return number == 1 ? int32_t(finished[row] == 0) : waiting_at(waiting, number - 1, rows, row);
 }

@@ -1,4 +1,4 @@
-// The value of a conditional node in a CUDA graph, set by the kernel that knows it: the host is not asked what runs next.
+// Sets the value of a conditional node in a CUDA graph from a kernel, so that control flow needs no host.
 // Defined for CUDA 12.4 and later by TIDE_GRAPH_CONDITION; without it the request is ignored.
 #pragma once
 

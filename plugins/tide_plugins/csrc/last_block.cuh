@@ -1,4 +1,4 @@
-// Which block finishes last: it finds what all others wrote and completes the work without a second launch (the pattern of CUDA's
+// Detection of the block that finishes last, which completes the work of all blocks without a second launch (the pattern of CUDA's
 // threadFenceReduction sample). The counter wraps to zero at the last block, so a captured launch can be replayed.
 #pragma once
 
@@ -6,7 +6,7 @@
 
 namespace tide {
 
-// True in every thread of the block that is the last of `blocks` to ask. What other blocks wrote is then to be read by __ldcg.
+// True in every thread of the last of `blocks` to call it, which has to read the other blocks' results by __ldcg.
 __device__ __forceinline__ bool last_block(uint32_t* counter, uint32_t blocks) {
   __shared__ bool last;
   __syncthreads();

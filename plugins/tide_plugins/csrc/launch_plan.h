@@ -1,4 +1,4 @@
-// How a kernel is launched: a pure function of the problem's shape and the GPU's number of multiprocessors.
+// A kernel's launch plan: a pure function of the problem's shape and the GPU's number of multiprocessors.
 #pragma once
 
 #include "portable.h"

@@ -1,5 +1,5 @@
-// loop_turn: the end of a decode loop's turn. Tokens go to the host's ring, rows' places to the next turn's inputs, and the loop
-// goes on while a row runs and turns are left.
+// loop_turn: end of a decode loop's turn. Writes tokens to the host's ring and positions to the next turn's inputs; the loop
+// continues while a row is running and turns are left.
 //
 //   ring[turn % ring_turns] = emitted ? tokens + 2^32 · exits : -1;  counts[0] = turn + 1
 //   input_ids = last_token;  position_ids = write_index = seqlens_k = min(length, slots - 1)

@@ -1,4 +1,4 @@
-// What `loop_turn` takes and how it is launched.
+// Parameters and launch plan of `loop_turn`.
 #pragma once
 
 #include "decode_loop_plan.h"
@@ -6,24 +6,24 @@
 namespace tide {
 
 struct loop_turn_params {
-  const int64_t* tokens;      // [rows] of this turn, where emitted
+  const int64_t* tokens;      // [rows] tokens of this turn, where emitted
   const int32_t* emitted;     // [rows]
-  const uint8_t* exits;       // [rows] number of the exit that the token left at, or 0
-  const int64_t* length;      // [rows] the next token's place
+  const uint8_t* exits;       // [rows] number of the exit that the token took, or 0
+  const int64_t* length;      // [rows] position of the next token
   const int64_t* last_token;  // [rows] the next token
   const int32_t* running;     // scalar: rows not finished
   int32_t* turns_left;        // scalar, in and out
   int64_t* ring;              // [ring_turns, rows] pinned: tokens, + 2^32 times the exit's number, or -1
   int64_t* counts;            // pinned: turns written, and what exit_gate counts
-  int64_t* input_ids;         // [rows] the next turn's inputs; a null one is not wanted
+  int64_t* input_ids;         // [rows] the next turn's inputs; each may be null
   int64_t* position_ids;      // [rows]
   int32_t* position_ids32;
   int64_t* write_index;  // [rows]
   int32_t* write_index32;
   int32_t* seqlens_k;        // [rows]
-  int32_t* proceed;          // scalar: rows run and turns are left
+  int32_t* proceed;          // scalar: whether rows are running and turns are left
   uint64_t graph_condition;  // cudaGraphConditionalHandle that is set to it
-  int64_t slots;             // of a row's cache: a row that has ended writes to the last one at most
+  int64_t slots;             // slots of the KV caches; finished rows write at most to the last one
   int32_t rows;
   int32_t ring_turns;
   int32_t sets_condition;

@@ -1,4 +1,4 @@
-// Split 0 … rows - 1 by a flag into two ascending lists, by one block.
+// Partition of 0 … rows - 1 by a flag into two ascending lists, by one block.
 #pragma once
 
 #include "portable.h"
@@ -8,7 +8,7 @@ namespace tide {
 
 constexpr int kFlagsPerThread = 16;
 
-// The sum of `value` over the threads before this one; `total` gets that over all. blockDim.x: a multiple of 32.
+// Exclusive prefix sum of `value` over the block's threads; `total` gets the full sum. blockDim.x is a multiple of 32.
 __device__ __forceinline__ int block_exclusive_sum(int value, int& total) {
   __shared__ int warp_totals[32];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;

@@ -1,5 +1,5 @@
 // Philox4x32-10, the counter-based random numbers of Salmon et al. 2011 ("Parallel random numbers: as easy as 1, 2, 3"): a number
-// is a function of (key, counter), so what a token is drawn with does not depend on how many drafts were tried before it.
+// is a function of (key, counter), so a token's random number does not depend on how many drafts were tried before.
 #pragma once
 
 #include "portable.h"
@@ -24,7 +24,7 @@ __device__ __forceinline__ Philox philox_4x32_10(const Philox& counter, uint64_t
   return {{c0, c1, c2, c3}};
 }
 
-// In [0, 1), 24 bits: what a token's position is given for one purpose.
+// A 24-bit number in [0, 1) for a token's position and a purpose.
 __device__ __forceinline__ float uniform_at(uint64_t seed, int64_t position, uint32_t purpose) {
   const Philox counter = {{uint32_t(position), uint32_t(uint64_t(position) >> 32), purpose, 0u}};
   return float(philox_4x32_10(counter, seed).words[0] >> 8) * 0x1p-24f;

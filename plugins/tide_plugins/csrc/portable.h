@@ -1,5 +1,5 @@
-// What NVRTC, nvcc and a C++17 host compiler do not agree on: where fixed-width integers come from, and how a function that both
-// sides call is marked. Plans and parameter structs are included by all three.
+// Differences of NVRTC, nvcc and C++17 host compilers, all of which include plans and parameter structs: the header of fixed-width
+// integers, and the marker of functions for host and device.
 #pragma once
 
 #ifdef __CUDACC_RTC__

@@ -1,6 +1,5 @@
-// A group of up to 8 rows times a slice of `down`, over one chunk of H: for the few rows of a decode step, where the time is that
-// of reading `down` once. Slices and chunks spread it over the whole GPU; a warp takes two rows of `down`, a lane 16 bytes of
-// each.
+// A group of up to 8 rows times a slice of `down`, over one chunk of H, for decoding, which is bound by reading `down` once. Slices
+// and chunks distribute it over the whole GPU; a warp processes two rows of `down`, a lane 16 bytes of each.
 #pragma once
 
 #include "down_projection.cuh"
@@ -10,7 +9,7 @@ namespace tide {
 
 constexpr int kWarpColumns = kSliceWidth / (kGroupThreads / 32);
 
-// One row's sum and sum of squares of h - shift over this lane's piece; elements behind the row's end do not count.
+// One row's sum and sum of squares of h - shift over this lane's piece; elements after the end of the row are skipped.
 template <int kSize>
 __device__ __forceinline__ void add_moments(const float (&states)[kSize], int left, float shift, float& sum, float& squares) {
 #pragma unroll

@@ -1,4 +1,4 @@
-// A tile of 128 rows times all of `down`, over one chunk of H: for prefill. Stages of 64 bytes a row stream through shared
+// A tile of 128 rows times all of `down`, over one chunk of H, for prefill. Stages of 64 bytes a row stream through shared
 // memory, two being copied while a third (width > 128: one while a second) is multiplied.
 #pragma once
 
@@ -14,7 +14,7 @@ constexpr int kStageDepth = kStageBytes / int(sizeof(T));
 template <typename T>
 constexpr int kSharedPitch = kStagePitch / int(sizeof(T));
 
-// The block's pieces of one stage: rows of the tile, then rows of `down`; zeros where there is none.
+// The block's pieces of one stage: rows of the tile, then rows of `down`; zeros elsewhere.
 template <typename T>
 __device__ __forceinline__ void load_stage(const DownProjection<T>& p, T* stage, int at, int pitch) {
   constexpr int kSize = Piece<T>::kSize, kPieces = kStageDepth<T> / kSize;
@@ -70,7 +70,7 @@ __device__ __forceinline__ void project_tile(const DownProjection<T>& p, const G
   }
   for (int s = 0; s < count; ++s) {
     wait_copies<kStages - 2>();
-    __syncthreads();  // stage s is there for all, and all are done with the stage that is overwritten next
+    __syncthreads();  // stage s is complete, and no thread still reads the stage that is overwritten next
     const int next = s + kStages - 1;
     if (next < count) load_stage(p, stages + next % kStages * stage_size, begin + next * kStageDepth<T>, tile.pitch);
     commit_copies();

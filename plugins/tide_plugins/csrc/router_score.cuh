@@ -15,7 +15,7 @@ struct RouterWeights {
   int width;
 };
 
-// By a warp; in every lane.
+// Computed by a warp; every lane gets the result.
 __device__ __forceinline__ float router_score(const RouterWeights& weights, const RowNorm& norm, const float* products) {
   float total = 0.0f;
   for (int r = threadIdx.x % 32; r < weights.width; r += 32) {

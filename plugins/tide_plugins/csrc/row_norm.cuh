@@ -1,9 +1,9 @@
-// What a norm without weight does to a row's projection, known only after the row has been read once:
+// A norm without weight, applied to a row's projection after the row has been read once:
 //
 //   RMSNorm    down · n =  down·h / sqrt(mean(h²) + ε)                             (Zhang & Sennrich 2019, arXiv:1910.07467)
 //   LayerNorm  down · n = (down·h - mean(h) · down_sum) / sqrt(var(h) + ε)         (Ba et al. 2016, arXiv:1607.06450)
 //
-// so states are projected as they come, and normed afterwards. For LayerNorm the moments are those of h - h[0]: the variance of a
+// so states are projected first and normalized afterwards. For LayerNorm the moments are those of h - h[0]: the variance of a
 // row whose mean is large does not cancel away. The projection of such a row does lose log2(mean / deviation) bits of float32.
 #pragma once
 

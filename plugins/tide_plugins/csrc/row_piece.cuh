@@ -17,7 +17,7 @@ __device__ __forceinline__ bool rows_aligned(const void* base, int64_t stride) {
   return (reinterpret_cast<uint64_t>(base) | uint64_t(stride) * sizeof(T)) % 16 == 0;
 }
 
-// Elements at … at + kSize of a row of `size`; zeros behind its end.
+// Elements at … at + kSize of a row of `size`; zeros after its end.
 template <typename T>
 __device__ __forceinline__ Piece<T> load_piece(const T* row, int at, int size, bool aligned) {
   if (aligned && at + Piece<T>::kSize <= size) return *reinterpret_cast<const Piece<T>*>(row + at);

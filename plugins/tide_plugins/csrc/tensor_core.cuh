@@ -11,12 +11,12 @@ namespace tide {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 700
 constexpr int kTensorCoreSize = 16;
 
-// A warp's 16 × 16 sums; which lane holds which is the hardware's secret.
+// A warp's 16 × 16 accumulator; its layout over lanes is unspecified.
 struct TensorCoreSums {
   float lane[8] = {};
 };
 
-// `out`: in global memory.
+// `out` is in global memory.
 __device__ __forceinline__ void store_sums(float* out, int pitch, const TensorCoreSums& sums) {
   const float* s = sums.lane;
   asm volatile("wmma.store.d.sync.aligned.row.m16n16k16.global.f32 [%0], {%1, %2, %3, %4, %5, %6, %7, %8}, %9;\n" ::"l"(out),

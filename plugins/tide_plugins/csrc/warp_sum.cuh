@@ -1,4 +1,4 @@
-// Sums over the lanes of a warp, in an order that never changes.
+// Sums over the lanes of a warp, in a fixed order.
 #pragma once
 
 #include "portable.h"

@@ -1,1 +1,1 @@
-"""Launching kernels on other libraries' tensors: checked once where they come in, then enqueued as often as wanted."""
+"""Launches of kernels on tensors of other libraries: checked once when prepared, then enqueued any number of times."""

@@ -1,4 +1,4 @@
-"""The GPU behind `Driver`, through cuda.core and, for the launch itself, cuda.bindings.
+"""`Driver` implemented by cuda.core and, for launches, cuda.bindings.
 
 cuda.core's `launch` takes no structs by value (NVIDIA/cuda-python issue 2343); `cuLaunchKernel` does.
 """
@@ -42,7 +42,7 @@ class CudaDriver:
         try:
             self._gpu = Device(device)
             self._gpu.set_current()
-        except Exception as error:  # cuda.core raises classes of its own for no driver, no GPU, and a wrong number
+        except Exception as error:  # cuda.core raises several classes for a missing driver, GPU or ordinal
             raise TargetError(f"GPU {device} cannot be used: {type(error).__name__}: {error}") from error
         major, minor = self._gpu.compute_capability
         self.device, self.compute = device, 10 * major + minor
@@ -56,7 +56,7 @@ class CudaDriver:
         try:
             code = ObjectCode.from_ptx(image) if ptx else ObjectCode.from_cubin(image)
             return code.get_kernel(symbol)
-        except Exception as error:  # cuda.core's own, for images that an older driver does not know
+        except Exception as error:  # cuda.core's classes, such as for images that an older driver cannot load
             raise TargetError(f"GPU {self.device} cannot load {symbol}: {type(error).__name__}: {error}") from error
 
     def allow_shared(self, entry: Any, shared_bytes: int) -> None:
@@ -71,7 +71,7 @@ class CudaDriver:
         try:
             buffer = self._gpu.allocate(count_bytes, stream=on)
             buffer.fill(0, stream=on)
-        except Exception as error:  # cuda.core's own
+        except Exception as error:  # cuda.core's classes
             raise DeviceMemoryError(f"GPU {self.device} has no {count_bytes} bytes left ({error})") from error
         return BufferMemory(buffer)
 

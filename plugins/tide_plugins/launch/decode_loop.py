@@ -73,12 +73,12 @@ MERGE_TENSORS = (
 def prepare_loop_turn(
     library: KernelLibrary, *, stream: Any, slots: int, graph_condition: int | None = None, **tensors: Any
 ) -> PreparedLaunch:
-    """Check the tensors (`TURN_TENSORS`) and lay out the launch; csrc/loop_turn.cuh has the rule.
+    """Check the tensors (`TURN_TENSORS`) and prepare the launch; the rule is in csrc/loop_turn.cuh.
 
     Args:
-        stream: what will use the tensors.
-        slots: of a row's cache.
-        graph_condition: ``cudaGraphConditionalHandle`` that is set to ``proceed``.
+        stream: the stream that will use the tensors.
+        slots: slots of the KV caches.
+        graph_condition: ``cudaGraphConditionalHandle`` to set to ``proceed``.
 
     Raises:
         ParamsError: a tensor breaks the contract.
@@ -91,11 +91,11 @@ def prepare_loop_turn(
 
 
 def prepare_exit_score(library: KernelLibrary, *, stream: Any, mlp_threshold: float = 0.0, **tensors: Any) -> PreparedLaunch:
-    """Check the tensors (`SCORE_TENSORS`) and lay out the launch; csrc/exit_score.cuh has the rule.
+    """Check the tensors (`SCORE_TENSORS`) and prepare the launch; the rule is in csrc/exit_score.cuh.
 
     Args:
-        stream: what will use the tensors.
-        mlp_threshold: rows whose ``mlp_score`` is less are not let through.
+        stream: the stream that will use the tensors.
+        mlp_threshold: rows with a lower ``mlp_score`` get the score -1.
 
     Raises:
         ParamsError: a tensor breaks the contract.
@@ -107,9 +107,9 @@ def prepare_exit_score(library: KernelLibrary, *, stream: Any, mlp_threshold: fl
 
 
 def prepare_exit_join(library: KernelLibrary, *, stream: Any, number: int, **tensors: Any) -> PreparedLaunch:
-    """Check the tensors (`JOIN_TENSORS`) and lay out the launch; csrc/exit_join.cuh has the rule.
+    """Check the tensors (`JOIN_TENSORS`) and prepare the launch; the rule is in csrc/exit_join.cuh.
 
-    Args, errors: as `prepare_loop_turn`. ``number``: of the exit, 1 for the first.
+    Arguments and errors as in `prepare_loop_turn`. ``number``: the exit's number, 1 for the first.
     """
     call = KernelCall(library, "exit_join", JOIN_TENSORS, tensors, stream)
     _check_number(call, number)
@@ -132,10 +132,10 @@ def prepare_exit_gate(
     graph_condition: int | None = None,
     **tensors: Any,
 ) -> PreparedLaunch:
-    """Check the tensors (`GATE_TENSORS`) and lay out the launch; csrc/exit_gate.cuh has the rule.
+    """Check the tensors (`GATE_TENSORS`) and prepare the launch; the rule is in csrc/exit_gate.cuh.
 
-    Args, errors: as `prepare_loop_turn`. ``threshold``: rows leave from this score on. ``number``: of the exit, 1 for the first.
-        ``width``: most tokens of a row that wait at all exits together.
+    Arguments and errors as in `prepare_loop_turn`. ``threshold``: least score of rows that exit. ``number``: the exit's number, 1
+    for the first. ``width``: most pending tokens of a row, over all exits.
     """
     call = KernelCall(library, "exit_gate", GATE_TENSORS, tensors, stream)
     _check_number(call, number)
@@ -149,7 +149,7 @@ def prepare_exit_gate(
 
 
 def prepare_exit_merge(library: KernelLibrary, *, stream: Any, **tensors: Any) -> PreparedLaunch:
-    """Check the tensors (`MERGE_TENSORS`) and lay out the launch. Errors: as `prepare_loop_turn`."""
+    """Check the tensors (`MERGE_TENSORS`) and prepare the launch. Errors as in `prepare_loop_turn`."""
     call = KernelCall(library, "exit_merge", MERGE_TENSORS, tensors, stream)
     params = ExitMergeParams(rows=call.size("rows"), exit_count=call.size("exits"))
     return call.prepare(params, {"exit_merge": plan_loop_block()}, {})

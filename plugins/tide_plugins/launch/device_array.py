@@ -1,4 +1,4 @@
-"""Device memory with a shape, whoever owns it: DLPack, ``__cuda_array_interface__``, or a raw pointer."""
+"""Tensors in device memory from DLPack, ``__cuda_array_interface__``, or a raw pointer."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from tide_runtime.errors import ParamsError
 
-# Names as the kernels' entry points have them; bool is a byte that is 0 or 1.
+# Type names of the kernels' entry points; bool is a byte of 0 or 1.
 ITEM_BYTES = {"f32": 4, "f16": 2, "bf16": 2, "i32": 4, "i64": 8, "u64": 8, "u8": 1}
 _NAMES = {
     "float32": "f32",
@@ -25,7 +25,7 @@ _DLPACK_CPU = 1  # kDLCPU
 
 @dataclass(frozen=True)
 class DeviceArray:
-    """A tensor in device memory. Make one to pass a raw pointer; the memory must outlive every launch that uses it.
+    """A tensor in device memory. Constructed from a raw pointer, its memory must outlive every launch that uses it.
 
     Args:
         pointer: device address.
@@ -34,7 +34,7 @@ class DeviceArray:
         device: the GPU's ordinal.
         strides: elements from one index to the next, per dimension; None: C-contiguous.
         writable: whether a kernel may write to it.
-        owner: kept alive as long as this.
+        owner: object that is kept alive with this one.
     """
 
     pointer: int
@@ -53,29 +53,29 @@ class DeviceArray:
 
     @property
     def end(self) -> int:
-        """One past the last byte."""
+        """Address after the last byte."""
         if 0 in self.shape:
             return self.pointer
         last = sum((size - 1) * stride for size, stride in zip(self.shape, self.element_strides, strict=True))
         return self.pointer + (last + 1) * ITEM_BYTES[self.dtype]
 
     def overlaps(self, other: DeviceArray) -> bool:
-        """Whether the spans of memory from first to last element meet."""
+        """Whether the memory ranges from first to last element overlap."""
         return self.pointer < other.end and other.pointer < self.end
 
 
 def device_array(value: Any, stream: int) -> DeviceArray:
     """``value`` as a `DeviceArray`, without a copy.
 
-    Work that its owner has queued elsewhere is ordered before what ``stream`` does next, as DLPack and the CUDA array
-    interface (version 3) ask for.
+    Work that the owner has queued on other streams is ordered before later work on ``stream``, as DLPack and the CUDA array
+    interface (version 3) specify.
 
     Args:
         value: a `DeviceArray`, or anything with ``__dlpack__`` or ``__cuda_array_interface__``.
         stream: handle of the stream that will use it.
 
     Raises:
-        ParamsError: it is none of these, lies in host memory, or has an element type no kernel takes.
+        ParamsError: it is none of these, is in host memory, or has an element type that no kernel supports.
     """
     if isinstance(value, DeviceArray):
         return value

@@ -1,4 +1,4 @@
-"""Launching `draft_verify`: how many drafts of each row the model agrees with, and where its next step begins."""
+"""Launching `draft_verify`: number of accepted drafts of each row, and the start of its next step."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ TENSORS = (
 def prepare_draft_verify(
     library: KernelLibrary, *, stream: Any, graph_condition: int | None = None, **tensors: Any
 ) -> PreparedLaunch:
-    """Check the tensors and lay out the launch; csrc/draft_verify.cuh has the rule.
+    """Check the tensors and prepare the launch; the rule is in csrc/draft_verify.cuh.
 
     Args:
-        stream: what will use the tensors; the scratch memory is made on it.
-        graph_condition: ``cudaGraphConditionalHandle`` that is set to the number of rows that are not finished.
+        stream: the stream that will use the tensors, on which scratch memory is allocated.
+        graph_condition: ``cudaGraphConditionalHandle`` to set to the number of rows that are not finished.
         tensors: the names, dtypes and shapes in `TENSORS`. Greedy verification takes ``deep_tokens``; sampling takes
-            ``probabilities`` and ``seed``, and ``proposals`` unless the drafts were certain.
+            ``probabilities`` and ``seed``, and ``proposals`` unless drafts are deterministic.
 
     Raises:
         ParamsError: a tensor breaks the contract, or greedy and sampling inputs are mixed.

@@ -1,4 +1,4 @@
-"""What launching needs of a GPU. `cuda_driver` is the real one; tests record instead."""
+"""Interface to a GPU for launches. `cuda_driver` implements it; tests record calls instead."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Driver(Protocol):
         """Let ``entry`` use that much dynamic shared memory per block; needed above 48 KiB."""
 
     def zeros(self, count_bytes: int, stream: int) -> Memory:
-        """Memory that is zero for everything that comes later on ``stream``."""
+        """Memory zeroed before later work on ``stream``."""
 
     def launch(self, entry: Any, plan: LaunchPlan, params: Structure, stream: int) -> None:
         """Enqueue one launch on ``stream``; ``params`` is passed by value."""

@@ -1,4 +1,4 @@
-"""Launching `exit_router`: scores, exit flags, and the rows parted into those that exit and those that go on."""
+"""Launching `exit_router`: scores, exit flags, and the lists of exiting and continuing rows."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ TENSORS = (
 def prepare_exit_router(
     library: KernelLibrary, *, threshold: float, epsilon: float, stream: Any, graph_condition: int | None = None, **tensors: Any
 ) -> PreparedLaunch:
-    """Check the tensors and lay out the launch; csrc/exit_router.cuh has the formula.
+    """Check the tensors and prepare the launch; the formula is in csrc/exit_router.cuh.
 
     Args:
         threshold: a row exits iff its score is at least this; a NaN score never does.
-        epsilon: of the norm.
-        stream: what will use the tensors; the scratch memory is made on it.
-        graph_condition: ``cudaGraphConditionalHandle`` that is set to the verdict.
+        epsilon: the norm's epsilon.
+        stream: the stream that will use the tensors, on which scratch memory is allocated.
+        graph_condition: ``cudaGraphConditionalHandle`` to set to the verdict.
         tensors: the names, dtypes and shapes in `TENSORS`. ``down_sum``, the sums of the rows of ``down``, makes the norm a
             LayerNorm; without it, it is an RMSNorm. ``row_count``: the live rows, a scalar in device memory. ``verdict``: 0
-            when no row goes on, 1 when some do, 2 when all do.
+            when no row continues, 1 when some do, 2 when all do.
 
     Raises:
         ParamsError: a tensor or a number breaks the contract.

@@ -1,4 +1,4 @@
-"""Launching `exit_select`: the rows that go on move together, those that exit go to the head's input."""
+"""Launching `exit_select`: gathers the continuing rows, and scatters the exiting ones into the head's input."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ TENSORS = (
 
 
 def prepare_exit_select(library: KernelLibrary, *, stream: Any, **tensors: Any) -> PreparedLaunch:
-    """Check the tensors and lay out the launch; csrc/exit_select.cuh says which row goes where.
+    """Check the tensors and prepare the launch; the rule is in csrc/exit_select.cuh.
 
     Args:
-        stream: what will use the tensors.
-        tensors: the names, dtypes and shapes in `TENSORS`. ``exit_states``: what an exited row hands to the head, ``hidden``
+        stream: the stream that will use the tensors.
+        tensors: the names, dtypes and shapes in `TENSORS`. ``exit_states``: the head's input of an exited row, ``hidden``
             itself or the translated states. ``continue_hidden`` may be ``hidden``: the rows then move in place. ``origin``: each
             row's place in ``head_input``; without it exited rows are packed.
 
     Raises:
-        ParamsError: a tensor breaks the contract, nothing is asked for, or an output overlaps what it must not.
+        ParamsError: a tensor breaks the contract, no output is given, or an output overlaps an input.
         TargetError: the kernel cannot be built for this GPU.
     """
     call = KernelCall(library, "exit_select", TENSORS, tensors, stream)

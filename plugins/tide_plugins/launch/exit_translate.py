@@ -24,11 +24,11 @@ TENSORS = (
 
 
 def prepare_exit_translate(library: KernelLibrary, *, epsilon: float, stream: Any, **tensors: Any) -> PreparedLaunch:
-    """Check the tensors and lay out both launches: out = h + up · (down · norm(h)), csrc/exit_translate.cuh.
+    """Check the tensors and prepare both launches: out = h + up · (down · norm(h)), csrc/exit_translate.cuh.
 
     Args:
-        epsilon: of the norm.
-        stream: what will use the tensors; the scratch memory is made on it.
+        epsilon: the norm's epsilon.
+        stream: the stream that will use the tensors, on which scratch memory is allocated.
         tensors: the names, dtypes and shapes in `TENSORS`. ``down_sum``, the sums of the rows of ``down``, makes the norm a
             LayerNorm; without it, it is an RMSNorm. ``row_list`` and ``row_count``: which rows, as exit_router wrote them;
             without them all. ``origin``: the place in ``out`` of each row of ``hidden``; without it they are packed. ``out``

@@ -1,4 +1,4 @@
-"""From a caller's tensors to a prepared launch: the part that is the same for every kernel."""
+"""Preparation of a launch from a caller's tensors, common to all kernels."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from tide_plugins.launch.stream_handle import stream_handle
 from tide_plugins.launch.tensor_contract import ContractChecker, Tensor
 from tide_plugins.plans import LaunchPlan
 
-_ALIGNMENT = 256  # of each part of the scratch memory
+_ALIGNMENT = 256  # bytes, of each part of the scratch memory
 
 
 class KernelCall:
     """One call of ``kernel``, its tensors checked against their contract.
 
     Args:
-        kernel: as in `kernels.KERNELS`.
-        contract: its tensors.
-        values: the caller's, by name; None counts as left out.
+        kernel: a name in `kernels.KERNELS`.
+        contract: the kernel's tensors.
+        values: the caller's tensors by name; None: omitted.
         stream: the stream that will use them.
 
     Raises:
@@ -47,25 +47,25 @@ class KernelCall:
         return ITEM_BYTES[self.dtype]
 
     def size(self, dimension: str) -> int:
-        """Of a dimension of the contract; 0 when no tensor that has it was given."""
+        """Size of a dimension of the contract, or 0 when no given tensor has it."""
         return self._sizes.get(dimension, 0)
 
     def array(self, name: str) -> DeviceArray | None:
-        """The tensor, or None where it was left out."""
+        """The tensor, or None if omitted."""
         return self._arrays.get(name)
 
     def row_stride(self, name: str) -> int:
-        """Elements from one row of a tensor to the next; 0 where it was left out."""
+        """Elements from one row of a tensor to the next, or 0 if omitted."""
         array = self.array(name)
         return 0 if array is None else array.element_strides[0]
 
     def require(self, condition: bool, message: str) -> None:
-        """Raises ParamsError unless ``condition`` holds."""
+        """Raise ParamsError unless ``condition`` holds."""
         if not condition:
             raise ParamsError(f"{self.kernel}: {message}")
 
     def set_condition(self, params: Structure, handle: int | None) -> None:
-        """Let the kernel set the CUDA graph condition ``handle``; with None it sets none.
+        """Make the kernel set the CUDA graph condition ``handle``; None: no condition.
 
         Raises:
             TargetError: this GPU's image was compiled without conditions.
@@ -78,11 +78,11 @@ class KernelCall:
         params.graph_condition, params.sets_condition = handle, 1  # type: ignore[attr-defined]
 
     def prepare(self, params: Structure, plans: Mapping[str, LaunchPlan], scratch: Mapping[str, int]) -> PreparedLaunch:
-        """The launches of ``plans``: form → plan, in this order.
+        """Prepare the launches of ``plans`` (form → plan), in this order.
 
         Args:
-            params: the kernel's numbers; this fills in the pointers.
-            scratch: pointer field → bytes of zeroed memory that the launch owns.
+            params: the kernel's parameters, whose pointers are set here.
+            scratch: pointer field → bytes of zeroed memory owned by the launch.
         """
         steps = tuple(Step(self.library.entry(self.kernel, form, self.dtype, plan), plan) for form, plan in plans.items())
         for name, array in self._arrays.items():

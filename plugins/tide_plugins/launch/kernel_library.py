@@ -1,4 +1,4 @@
-"""The kernels as one GPU can launch them: built for it when first asked for, loaded once."""
+"""Kernels of one GPU, compiled on first use and loaded once."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from tide_plugins.kernels import KERNELS, entry_point
 from tide_plugins.launch.driver import Driver
 from tide_plugins.plans import LaunchPlan
 
-_FREE_SHARED_BYTES = 48 * 1024  # what a launch may use without asking
-_MOST_BLOCKS = (2**31 - 1, 65535, 65535)  # per dimension of the grid, on every GPU
+_FREE_SHARED_BYTES = 48 * 1024  # dynamic shared memory that needs no opt-in
+_MOST_BLOCKS = (2**31 - 1, 65535, 65535)  # grid limits of every GPU
 
 
 class KernelLibrary:
-    """Entry points for ``driver``'s GPU. Threads may share one.
+    """Entry points for the GPU of ``driver``. Threads may share a library.
 
     Args:
         driver: the GPU.
-        builder: where images come from; by default the user's cache, compiled on the first use.
+        builder: provides the images; default: compiled on first use, with the user's cache.
 
     Raises:
         TargetError: no image runs on this GPU.

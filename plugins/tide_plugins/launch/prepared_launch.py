@@ -1,4 +1,4 @@
-"""A launch whose arguments were checked and laid out once, and which costs one driver call per kernel from then on."""
+"""A launch with checked arguments, which costs one driver call per kernel."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class Step:
 
 @dataclass(frozen=True)
 class PreparedLaunch:
-    """Kernels that run one after the other with the same parameters. Keeps the tensors and its scratch memory alive.
+    """Kernels that run in sequence with the same parameters. Keeps the tensors and its scratch memory alive.
 
-    The scratch memory serves one launch at a time: enqueue again on the same stream, or after the last one is done. Enqueueing
-    allocates nothing and waits for nothing, so that it may be captured in a CUDA graph.
+    Launches share the scratch memory, so enqueue on one stream, or after the last launch is done. Enqueueing does not allocate or
+    synchronize, so it can be captured in a CUDA graph.
     """
 
     driver: Driver
@@ -33,7 +33,7 @@ class PreparedLaunch:
     keep_alive: tuple[Any, ...]
 
     def enqueue(self, stream: Any) -> None:
-        """Put the launch on ``stream`` (a handle, or an object with ``__cuda_stream__``) and return at once."""
+        """Queue the launch on ``stream`` (a handle, or an object with ``__cuda_stream__``) without waiting for it."""
         handle = stream_handle(stream)
         for step in self.steps:
             self.driver.launch(step.entry, step.plan, self.params, handle)

@@ -1,4 +1,4 @@
-"""A stream as CUDA's handle, whichever library made it."""
+"""CUDA handles of streams from other libraries."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 from tide_runtime.errors import ParamsError
 
-LEGACY_DEFAULT_STREAM = 1  # CU_STREAM_LEGACY; 0 means the same to launches, but DLPack forbids it as ambiguous
+LEGACY_DEFAULT_STREAM = 1  # CU_STREAM_LEGACY; equivalent to 0, which DLPack forbids as ambiguous
 
 
 def stream_handle(stream: Any) -> int:

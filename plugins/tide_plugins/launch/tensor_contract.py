@@ -1,6 +1,6 @@
-"""What a kernel expects of its tensors, declared once per kernel and checked in one place.
+"""Declarative contract of a kernel's tensors, checked in one place.
 
-A contract names dimensions; the first tensor that has one fixes its size, and an error names that tensor.
+A contract names dimensions. The first tensor with a dimension fixes its size, and errors name that tensor.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from tide_runtime.errors import ParamsError
 from tide_plugins.kernels import DTYPES
 from tide_plugins.launch.device_array import ITEM_BYTES, DeviceArray
 
-ELEMENT = "T"  # stands for the kernel's element type: the same in all tensors that have it
+ELEMENT = "T"  # placeholder of the kernel's element type, the same for all tensors with it
 
 
 @dataclass(frozen=True)
@@ -23,10 +23,10 @@ class Tensor:
     Args:
         name: as in the kernel's parameter struct.
         dtype: a key of `ITEM_BYTES`, or `ELEMENT`.
-        shape: names of dimensions, ``"width+1"`` for one more; empty: a scalar, which may also come as one element.
-        optional: may be left out (a null pointer).
-        output: is written.
-        strided: its rows may lie apart; otherwise it is contiguous.
+        shape: names of dimensions, ``"width+1"`` for one more; empty: a scalar, which may also be a tensor of one element.
+        optional: may be omitted (a null pointer).
+        output: the kernel writes it.
+        strided: rows may be padded; otherwise it is contiguous.
     """
 
     name: str
@@ -39,7 +39,7 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Bound:
-    """Tensors that keep a contract: the sizes of its dimensions, its element type (None: no tensor had one), its device."""
+    """Result of a check: sizes of the dimensions, element type (None: no tensor with one was given), device."""
 
     sizes: Mapping[str, int]
     element: str | None
@@ -47,7 +47,7 @@ class Bound:
 
 
 class ContractChecker:
-    """Checks one call. ``kernel`` is named in errors, ``device`` is where every tensor has to be."""
+    """Checks one call. ``kernel``: name for errors; ``device``: required device of every tensor."""
 
     def __init__(self, kernel: str, device: int) -> None:
         self._kernel, self._device = kernel, device
@@ -55,7 +55,7 @@ class ContractChecker:
         self._element: tuple[str, str] | None = None
 
     def bind(self, tensors: Sequence[Tensor], arrays: Mapping[str, DeviceArray | None]) -> Bound:
-        """Raises ParamsError: a tensor is missing or breaks the contract; with its name, what it is, and what it should be."""
+        """Check the tensors. Raises ParamsError, with the actual and expected property, for one that is missing or invalid."""
         for tensor in tensors:
             array = arrays.get(tensor.name)
             if array is not None:
@@ -103,7 +103,9 @@ class ContractChecker:
     def _check_strides(self, tensor: Tensor, array: DeviceArray) -> None:
         free = 1 if tensor.strided else 0
         compact = DeviceArray(0, array.shape, array.dtype).element_strides
-        used = [axis for axis in range(free, len(array.shape)) if array.shape[axis] > 1]  # a stride that is never taken is free
+        used = [
+            axis for axis in range(free, len(array.shape)) if array.shape[axis] > 1
+        ]  # dimensions of size 1 may have any stride
         if 0 not in array.shape and any(array.element_strides[axis] != compact[axis] for axis in used):
             layout = "rows with contiguous elements" if tensor.strided else "a contiguous tensor"
             self._fail(tensor, f"has strides {list(array.element_strides)} for shape {list(array.shape)}", layout)

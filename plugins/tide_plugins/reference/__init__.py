@@ -1,4 +1,4 @@
-"""What the kernels compute, in NumPy and float64: one file per kernel, held against it by tests and on a GPU."""
+"""NumPy references of the kernels in float64, one file per kernel, for tests on the host and on a GPU."""
 
 from tide_plugins.reference.draft_verify import Verification, VerifyState, draft_verify
 from tide_plugins.reference.exit_router import Routing, exit_router

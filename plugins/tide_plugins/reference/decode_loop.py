@@ -8,11 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 Tensors = dict[str, NDArray[Any]]
-EXIT_UNIT = 1 << 32  # a token that left early has the exit's number in these bits
+EXIT_UNIT = 1 << 32  # bits from here on hold the number of the exit that the token took
 
 
 def loop_turn(given: Tensors, slots: int) -> Tensors:
-    """What a turn's end writes."""
+    """Outputs of `loop_turn`."""
     turn = int(given["counts"][0])
     ring, counts = given["ring"].copy(), given["counts"].copy()
     said = given["tokens"] + given["exits"] * np.int64(EXIT_UNIT)
@@ -26,7 +26,7 @@ def loop_turn(given: Tensors, slots: int) -> Tensors:
 
 
 def exit_score(given: Tensors, mlp_threshold: float) -> Tensors:
-    """Probability of the head's token in float64, -1 where it is not asked for or there is none."""
+    """Probability of the head's token in float64; -1 where the MLP rejects it or there is no token."""
     rows, token = np.arange(len(given["token"])), np.maximum(given["token"], 0)
     logits = given["logits"].astype(np.float64)
     with np.errstate(over="ignore", invalid="ignore"):
@@ -38,7 +38,7 @@ def exit_score(given: Tensors, mlp_threshold: float) -> Tensors:
 
 
 def exit_join(given: Tensors, number: int) -> Tensors:
-    """The states that wait at exit ``number``, and the newest of each row."""
+    """Pending states at exit ``number``, and the newest of each sequence."""
     window, last, waiting = given["window"].copy(), given["last"].copy(), given["waiting"]
     for row, arrived in enumerate(_arrivals(given, number)):
         first = waiting[number - 1, row]
@@ -49,7 +49,7 @@ def exit_join(given: Tensors, number: int) -> Tensors:
 
 
 def exit_gate(given: Tensors, slots: int, threshold: float, number: int) -> Tensors:
-    """Which rows leave, how many tokens wait then, and what the layers behind read."""
+    """Exit decisions, numbers of pending tokens, and inputs of the layers after the exit."""
     rows, width = given["position_ids"].shape
     runs, waiting, counts = given["finished"] == 0, given["waiting"].copy(), given["counts"].copy()
     waiting[number - 1] += _arrivals(given, number)
@@ -77,12 +77,12 @@ def exit_gate(given: Tensors, slots: int, threshold: float, number: int) -> Tens
 
 
 def exit_merge(given: Tensors) -> Tensors:
-    """The rows' tokens, once every layer has run."""
+    """Tokens of the sequences after every layer has run."""
     waiting = given["waiting"].copy()
     waiting[-1] = 0
     return {"chosen": np.where(given["exits"] > 0, given["chosen"], given["deep_token"]), "waiting": waiting}
 
 
 def _arrivals(given: Tensors, number: int) -> NDArray[Any]:
-    """Tokens of each row that come to exit ``number``."""
+    """Number of tokens of each sequence that arrive at exit ``number``."""
     return (given["finished"] == 0).astype(np.int32) if number == 1 else given["waiting"][number - 2]

@@ -1,4 +1,4 @@
-"""Draft verification as in csrc/draft_verify.cuh: tide_runtime.drafting.rejection_sampler, random numbers by position."""
+"""Reference of csrc/draft_verify.cuh: tide_runtime.drafting.rejection_sampler with random numbers by position."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _ACCEPT, _DRAW = 0, 1
 
 @dataclass(frozen=True)
 class VerifyState:
-    """Where one row stands. ``length``: tokens in the KV cache; ``last_token``: the one behind them, not run yet."""
+    """State of one sequence. ``length``: cached tokens; ``last_token``: the newest token, not cached yet."""
 
     length: int
     last_token: int
@@ -25,7 +25,7 @@ class VerifyState:
 
 @dataclass(frozen=True)
 class Verification:
-    """``tokens``: the row's new output. ``accepted``: drafts the model agreed with, also those behind the row's end."""
+    """``tokens``: the new output. ``accepted``: number of accepted drafts, including those after the end of the sequence."""
 
     state: VerifyState
     accepted: int
@@ -43,17 +43,17 @@ def draft_verify(
     proposals: NDArray[np.floating] | None = None,
     seed: int = 0,
 ) -> Verification:
-    """One row's step, greedy with ``deep_tokens``, else speculative sampling (arXiv:2211.17192, algorithm 1).
+    """Verify one sequence's drafts, greedily with ``deep_tokens``, else by speculative sampling (arXiv:2211.17192, algorithm 1).
 
     Args:
         state: before the step.
-        drafts: D ids, which the step ran behind the last token.
+        drafts: D ids, which the step ran after the last token.
         limit: most tokens of prompt and output.
-        eos: ids that end a row.
-        deep_tokens: D + 1 ids: the model's argmax behind the last token and behind each draft.
-        probabilities: [D + 1, V] the model's distributions there.
-        proposals: [D, V] what the drafts were drawn from; None: they were certain.
-        seed: of the row.
+        eos: ids that end a sequence.
+        deep_tokens: D + 1 ids: the model's argmax after the last token and after each draft.
+        probabilities: [D + 1, V] the model's distributions at the same places.
+        proposals: [D, V] distributions that the drafts were sampled from; None: deterministic drafts.
+        seed: the sequence's seed.
     """
     if state.finished != RUNNING:
         return Verification(state, 0, ())
@@ -70,14 +70,14 @@ def draft_verify(
 def rest_distribution(
     drafts: Sequence[int], accepted: int, probabilities: NDArray[np.floating], proposals: NDArray[np.floating] | None
 ) -> NDArray[np.float64]:
-    """What the token behind ``accepted`` drafts is drawn from, [V], not normalised: p, or max(0, p - q) after a refusal."""
+    """Unnormalized distribution [V] of the token after ``accepted`` drafts: p, or max(0, p - q) after a rejection."""
     wanted = probabilities[accepted].astype(np.float64)
     if accepted == len(drafts):
         return wanted
     if proposals is None:
         wanted[drafts[accepted]] = 0.0
         return wanted
-    # In float32 as the kernel: the difference of two near numbers decides which tokens are left at all.
+    # In float32 like the kernel, because the sign of a small difference decides which tokens remain.
     difference = probabilities[accepted].astype(np.float32) - proposals[accepted].astype(np.float32)
     return np.maximum(difference, 0.0).astype(np.float64)
 

@@ -1,4 +1,4 @@
-"""The fused router of csrc/exit_router.cuh."""
+"""Reference of the fused router, csrc/exit_router.cuh."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ def exit_router(
     epsilon: float = 1e-6,
     kind: Norm = "rms",
 ) -> Routing:
-    """sigmoid(up · silu(down · norm(hidden) + down_bias) + up_bias) against a threshold.
+    """Compare sigmoid(up · silu(down · norm(hidden) + down_bias) + up_bias) with a threshold.
 
     Args:
         hidden: [N, H].
         down, down_bias, up, up_bias: [R, H], [R], [R], [1].
-        threshold: a row exits when its score is at least that; a NaN never is.
-        epsilon: of the norm.
-        kind: of the norm, which has no weight.
+        threshold: a row exits when its score is at least this; never with a NaN score.
+        epsilon: the norm's epsilon.
+        kind: the norm, which has no weight.
     """
     states, down, down_bias, up, up_bias = (np.asarray(a, np.float64) for a in (hidden, down, down_bias, up, up_bias))
     with np.errstate(invalid="ignore", over="ignore"):

@@ -1,4 +1,4 @@
-"""The row moves of csrc/exit_select.cuh."""
+"""Reference of csrc/exit_select.cuh."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ def exit_select(
     head_input: NDArray[Any],
     origin: Rows | None = None,
 ) -> Selection:
-    """Gather the continuing rows, scatter the exited ones.
+    """Gather the continuing rows and scatter the exited ones.
 
     Args:
         hidden, exit_states: [N, H].
         exit_rows, continue_rows: indices into 0 … N - 1, ascending.
-        head_input: [M, H]; rows nobody exits to keep what they hold.
-        origin: [N] place of each row in ``head_input``; without, exits are packed.
+        head_input: [M, H]; rows that receive no exited row keep their values.
+        origin: [N] index of each row in ``head_input``; None: exited rows are packed.
     """
     written = head_input.copy()
     written[np.arange(len(exit_rows)) if origin is None else origin[exit_rows]] = exit_states[exit_rows]

@@ -1,4 +1,4 @@
-"""The low-rank exit head of csrc/exit_translate.cuh."""
+"""Reference of the low-rank exit head, csrc/exit_translate.cuh."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ _LARGEST_SQUARES = float(np.finfo(np.float32).max)
 def norm(hidden: NDArray[np.float64], kind: Norm, epsilon: float) -> NDArray[np.float64]:
     """RMSNorm (Zhang & Sennrich 2019, arXiv:1910.07467) or LayerNorm (Ba et al. 2016, arXiv:1607.06450) of rows [N, H].
 
-    A row whose sum of squares is no finite float32 becomes NaN, as in the kernels: it gets no score.
+    A row whose sum of squares overflows float32 becomes NaN, as in the kernels, and has no score.
     """
     with np.errstate(invalid="ignore", over="ignore"):
         centred = hidden - (hidden.mean(axis=-1, keepdims=True) if kind == "layer" else 0.0)

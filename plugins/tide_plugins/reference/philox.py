@@ -1,4 +1,4 @@
-"""Philox4x32-10, the counter-based random numbers of Salmon et al. 2011, in whole Python numbers."""
+"""Philox4x32-10, the counter-based random numbers of Salmon et al. 2011, in Python integers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _MASK = 0xFFFFFFFF
 
 
 def philox_4x32_10(counter: Sequence[int], key: int) -> tuple[int, int, int, int]:
-    """Four 32-bit words from four and a 64-bit key."""
+    """Four 32-bit random words from a counter of four words and a 64-bit key."""
     c0, c1, c2, c3 = counter
     k0, k1 = key & _MASK, key >> 32
     for _ in range(10):
@@ -19,5 +19,5 @@ def philox_4x32_10(counter: Sequence[int], key: int) -> tuple[int, int, int, int
 
 
 def uniform_at(seed: int, position: int, purpose: int) -> float:
-    """In [0, 1), 24 bits: what the token at ``position`` is accepted (purpose 0) or drawn (purpose 1) with."""
+    """A 24-bit number in [0, 1) for the token at ``position``: purpose 0 accepts a draft, 1 samples a token."""
     return (philox_4x32_10((position & _MASK, position >> 32, purpose, 0), seed)[0] >> 8) * 2.0**-24

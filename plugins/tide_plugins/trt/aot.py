@@ -1,7 +1,8 @@
-"""The exit router as TensorRT plugins in Python (10.9+), whose kernels TensorRT puts into the engine: no library at run time.
+"""The exit router as ahead-of-time TensorRT plugins (10.9+), whose kernels are embedded in the engine instead of a library.
 
-Such a plugin is one kernel that gets its inputs, integers and outputs, and no memory that starts as zeros. So the router is two
-plugins, tide::exit_router_project and tide::exit_router_score (csrc/exit_router_split.cuh), and `add_exit_router` adds both.
+Such a plugin is a single kernel with inputs, integers and outputs, and without zero-initialized memory. Therefore the router
+consists of two plugins, tide::exit_router_project and tide::exit_router_score (csrc/exit_router_split.cuh); `add_exit_router`
+adds both.
 """
 
 # TensorRT reads the annotations of the decorated functions as objects: no `from __future__ import annotations` here.
@@ -18,7 +19,7 @@ from tide_plugins.kernels import ROUTER_SPLIT, entry_point
 from tide_plugins.plans import GROUP_ROWS, GROUP_THREADS, MAX_ROUTER_WIDTH, MOST_DECODE_ROWS, SLICE_WIDTH, plan_exit_router
 from tide_plugins.trt.bindings import tensorrt, tensorrt_plugin
 
-# TensorRT stores PTX, which the GPU's driver compiles. For the oldest GPU of 10.9; of the compilers the one for older drivers.
+# TensorRT stores PTX, which the driver compiles: for the oldest GPU of 10.9, by CUDA 12 so that older drivers can load it.
 _PTX = Architecture(75, 12, "every GPU of TensorRT 10.9 and newer", ptx=True)
 
 
@@ -41,12 +42,12 @@ def add_exit_router(
     Args:
         hidden: ``ITensor`` [..., H]: fp32, fp16 or bf16.
         down: [R, H], like ``hidden``; ``down_bias`` [R], ``up`` [R] and ``up_bias`` [1] float32; constants or weights.
-        rows: tokens of a usual step; the launch is made for as many. Others give the same score, perhaps more slowly.
-        sm_count: multiprocessors of the GPU, likewise.
-        epsilon: of the norm.
+        rows: tokens of a usual step, which the launch is optimized for; other numbers give the same scores.
+        sm_count: multiprocessors of the GPU, which the launch is optimized for.
+        epsilon: the norm's epsilon.
 
     Raises:
-        ParamsError: a shape does not fit, or is not known.
+        ParamsError: a shape does not match or is unknown.
         TargetError: TensorRT is missing or older than 10.9, or NVRTC is missing.
     """
     width, hidden_size = _checked(tuple(hidden.shape), tuple(down.shape))
@@ -60,7 +61,7 @@ def add_exit_router(
 
 
 def _checked(hidden: tuple[int, ...], down: tuple[int, ...]) -> tuple[int, int]:
-    """R and H."""
+    """R and H of valid shapes. Raises ParamsError like `add_exit_router`."""
     if len(down) != 2 or min(down) < 1 or down[0] > MAX_ROUTER_WIDTH:
         raise ParamsError(
             f"down is {list(down)}; expected [R, H] with R from 1 to {MAX_ROUTER_WIDTH}, known when the engine is built"
@@ -74,7 +75,7 @@ def _checked(hidden: tuple[int, ...], down: tuple[int, ...]) -> tuple[int, int]:
 
 @cache
 def registered() -> Any:
-    """``tensorrt.plugin.op.tide``, with the plugins that this module registers. Raises TargetError as `add_exit_router`."""
+    """``tensorrt.plugin.op.tide`` with the plugins of this module. Raises TargetError like `add_exit_router`."""
     trtp = tensorrt_plugin()
     _register_project(trtp)
     _register_score(trtp)
@@ -165,11 +166,11 @@ def _suffix(hidden: Any) -> str:
 
 
 def float_bits(value: float) -> int:
-    """A float32's bits as an int32: a plugin's scalars are integers."""
+    """The bits of a float32 as an int32, because scalars of a plugin are integers."""
     return struct.unpack("<i", struct.pack("<f", value))[0]
 
 
 @cache
 def ptx() -> str:
-    """Both kernels for all element types."""
+    """PTX of both kernels for all element types."""
     return Builder().build(ROUTER_SPLIT, _PTX).image.content.rstrip(b"\0").decode()

@@ -1,4 +1,4 @@
-"""TensorRT's Python bindings, or an error that says what to install."""
+"""Import of TensorRT's Python bindings, with errors that say what to install."""
 
 from __future__ import annotations
 

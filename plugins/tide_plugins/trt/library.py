@@ -1,4 +1,4 @@
-"""Bring libtide_plugins.so into TensorRT's plugin registry."""
+"""Loading of libtide_plugins.so into TensorRT's plugin registry."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ PLUGINS = ("TideExitRouter", "TideExitSelect")
 
 
 def load(library: str | os.PathLike[str] | None = None) -> None:
-    """Register TideExitRouter and TideExitSelect, once in a process; parse, build or deserialize engines after it.
+    """Register TideExitRouter and TideExitSelect, once per process, before engines are parsed, built or deserialized.
 
     Args:
-        library: the library that plugins/trt builds; by default what ``$TIDE_PLUGINS_LIBRARY`` names.
+        library: the library that plugins/trt builds; default: ``$TIDE_PLUGINS_LIBRARY``.
 
     Raises:
-        TargetError: TensorRT is not installed, the library is not there, or it was built for another TensorRT.
+        TargetError: TensorRT is not installed, or the library is missing or built for another TensorRT.
     """
     registry = tensorrt().get_plugin_registry()
     if all(registry.get_creator(name, VERSION, NAMESPACE) is not None for name in PLUGINS):

@@ -1,4 +1,4 @@
-"""The GPU architectures that kernels are compiled for, and which of the images a given GPU loads.
+"""GPU architectures that kernels are compiled for, and the image that a given GPU loads.
 
 A cubin runs on GPUs of its own major compute capability whose minor one is the same or higher; PTX is compiled by the driver
 for any GPU from its architecture on (CUDA C++ Programming Guide, "Binary Compatibility" and "PTX Compatibility").
@@ -19,8 +19,8 @@ class Architecture:
     Args:
         compute: compute capability times ten, as CUDA writes it: 90 is 9.0.
         cuda: the major version of the CUDA release whose NVRTC compiles it.
-        devices: what people call the GPUs that have it.
-        rtx: whether TensorRT-RTX 1.7 compiles for it; Volta, Hopper and the data centre's Blackwell it leaves out.
+        devices: product names of the GPUs that have it.
+        rtx: whether TensorRT-RTX 1.7 supports it; it does not support Volta, Hopper and data-center Blackwell.
         ptx: PTX for this virtual architecture instead of a cubin for the real one.
     """
 
@@ -32,17 +32,17 @@ class Architecture:
 
     @property
     def name(self) -> str:
-        """What ``--gpu-architecture`` takes: ``sm_90`` for a cubin, ``compute_121`` for PTX."""
+        """The value of ``--gpu-architecture``: ``sm_90`` for a cubin, ``compute_121`` for PTX."""
         return f"{'compute' if self.ptx else 'sm'}_{self.compute}"
 
     @property
     def suffix(self) -> str:
-        """The file name's ending."""
+        """The file name extension of the image."""
         return "ptx" if self.ptx else "cubin"
 
     @property
     def has_bf16(self) -> bool:
-        """From Ampere on."""
+        """Whether the GPU supports bf16, as all from Ampere on."""
         return self.compute >= 80
 
     def runs_on(self, compute: int) -> bool:
@@ -86,7 +86,7 @@ def architectures(names: str) -> tuple[Architecture, ...]:
 
 
 def architecture_for(compute: int) -> Architecture:
-    """The best image for a GPU of capability ``compute`` (times ten): its own, else the nearest older one it can load.
+    """The best image for a GPU of capability ``compute`` (times ten): its own, or the nearest older one that it can load.
 
     Raises:
         TargetError: no image runs on this GPU.

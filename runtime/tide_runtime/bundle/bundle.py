@@ -1,4 +1,4 @@
-"""Open a bundle directory: read its manifest, check that its files are there and unchanged."""
+"""Opening of a bundle directory: reads the manifest and checks that the files exist and are unchanged."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ class Bundle:
     def open(directory: str | Path, verify: bool = True) -> Bundle:
         """Read and check the bundle in ``directory``.
 
-        ``verify``: compare every file's SHA-256 with the manifest (about a second per GB); sizes are always compared.
-        Raises BundleError, naming the file, when one is missing, cut short or changed.
+        ``verify``: compare the SHA-256 of every file with the manifest (about a second per GB); sizes are always compared.
+        Raises BundleError, which names the file, when one is missing, truncated or changed.
         """
         root = Path(directory)
         manifest = read_manifest(root)
         for name, info in manifest.files.items():
             try:
                 _check_file(root, name, info, verify)
-            except (OSError, ValueError, RuntimeError) as error:  # unreadable, an impossible name, a loop of links
+            except (OSError, ValueError, RuntimeError) as error:  # unreadable file, invalid name, link loop
                 raise BundleError(f"{name} cannot be read ({error}); make the bundle's files readable or export again") from error
         return Bundle(root, manifest)
 

@@ -1,4 +1,4 @@
-"""What calibration tells the runtime: where tokens may stop, how sure a router must be, what a step costs.
+"""Calibration results in the manifest: exits with their thresholds, certificate, and step costs.
 
 `tide-calibrate` writes it into calibration.json, `tide-export` copies it into the manifest, the depth policies read it.
 """
@@ -14,7 +14,7 @@ from tide_runtime.errors import ParamsError
 
 ROUTERS = ("max_probability", "mlp", "mlp+max_probability")
 RECOMMENDABLE = ("exact", "exit", "full")
-PADDING = 0.6  # where nobody has measured it
+PADDING = 0.6  # default when padding costs were not measured
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class ExitInfo:
             ``mlp+max_probability`` (the head is run only when the MLP agrees).
         exact_threshold: policy ``exact`` drafts while the router's score is at least this, 0 … 1.
         exit_threshold: policy ``exit`` stops here when the score is at least this; None: no threshold was certified.
-        mlp_threshold: least score of the MLP before the head is asked, with router ``mlp+max_probability``.
+        mlp_threshold: least score of the MLP for which the head is evaluated, with router ``mlp+max_probability``.
 
     Raises ParamsError for a head or router that does not exist, or a threshold that is no probability.
     """
@@ -54,20 +54,21 @@ class ExitInfo:
 
     @cached_property
     def tail_layers(self) -> int:
-        """How many of the model's last layers the exit head runs."""
+        """Number of the model's last layers that the exit head runs."""
         return int(self.head.removeprefix("tail:")) if self.head.startswith("tail:") else 0
 
     @property
     def asks_mlp(self) -> bool:
+        """Whether the router evaluates the MLP."""
         return self.router in ("mlp", "mlp+max_probability")
 
     def graph_outputs(self) -> tuple[str, ...]:
-        """Outputs of the exit's graph: ``score`` [B, S] of the MLP, ``hidden_out`` [B, S, H] translated; none: no graph."""
+        """Outputs of the exit's graph: the MLP's ``score`` [B, S], the translated ``hidden_out`` [B, S, H]. Empty: no graph."""
         return ("score",) * self.asks_mlp + ("hidden_out",) * (self.head != "identity")
 
 
 def cuts(exits: Sequence[ExitInfo], num_layers: int) -> list[int]:
-    """Where a model of ``num_layers`` is cut to use ``exits``: after each one's layers, and before their tails; rising."""
+    """Increasing depths at which a model of ``num_layers`` is cut for ``exits``: at their checkpoints and before their tails."""
     return sorted({e.checkpoint for e in exits} | {num_layers - e.tail_layers for e in exits if e.tail_layers})
 
 
@@ -80,9 +81,9 @@ class CertificateInfo:
             tokens) whose exit differs from the full model's argmax.
         confidence: 1 - δ.
         method: how thresholds were chosen, with the source.
-        unit: what was counted as independent: ``token`` or ``document``.
+        unit: the independent sample: ``token`` or ``document``.
         tokens, documents: size n of the threshold split.
-        measured: disagreement rate on that split with the chosen thresholds.
+        measured: disagreement rate on that split at the chosen thresholds.
         data_sha256: hash over the documents of the threshold split.
         date: ISO 8601.
     """
@@ -100,12 +101,11 @@ class CertificateInfo:
 
 @dataclass(frozen=True)
 class StepCost:
-    """Milliseconds of launching graphs on ``rows`` rows of ``seq`` tokens each, on average where it is no whole number.
+    """Milliseconds of running graphs on ``rows`` sequences of ``seq`` tokens each; a fractional ``seq`` is an average.
 
     A segment of n layers takes ``launch_ms + n * layer_ms``, the last one ``logits_ms`` more; ``head_ms`` is the graph
-    ``head``; ``exit_ms`` a router or translator graph; ``host_ms`` what the runtime's own loop adds to one decode step.
-    Beyond that it adds ``ask_extra_ms`` where it asks an exit, ``deep_extra_ms`` where it takes what waits through the
-    remaining layers.
+    ``head``, ``exit_ms`` a router or translator graph. The runtime's host code adds ``host_ms`` to each decode step,
+    ``ask_extra_ms`` to each exit evaluation, and ``deep_extra_ms`` when pending tokens run the remaining layers.
     """
 
     rows: int
@@ -119,13 +119,13 @@ class StepCost:
     deep_extra_ms: float = 0.0
 
     def towards(self, other: StepCost, share: float) -> StepCost:
-        """What lies at ``share`` of the way to ``other``, a step of as many rows; beyond it, where that is more than 1."""
+        """Linear interpolation to ``other``, a step of as many sequences; extrapolation where ``share`` is greater than 1."""
         parts = {part.name: getattr(self, part.name) for part in fields(self) if part.name != "rows"}
         return StepCost(self.rows, **{name: ms + share * (getattr(other, name) - ms) for name, ms in parts.items()})
 
     @property
     def logits_ms(self) -> float:
-        """The head inside the last segment, which needs no launch of its own."""
+        """Cost of the head inside the last segment, which needs no separate launch."""
         return max(0.0, self.head_ms - self.launch_ms)
 
 
@@ -134,11 +134,12 @@ class CostTable:
     """Step costs measured on ``target`` of ``machine``.
 
     Args:
-        unsplit_ms: one decode step of the uncut model, one row.
-        warm_shares: layers of a prefix → what it and the head take in the 1st, 2nd, … turn that stops early after a pass through
-            all layers, over their cost among such passes: the processor's caches keep small ones. Empty: nobody has measured.
-        padding: what a token that pads a shorter row takes of a real one's time, 0 … 1.
-        draw_ms: choosing a token at random instead of the likeliest one. ``exact`` charges its exits with it, copies are not.
+        unsplit_ms: one decode step of the uncut model for one sequence.
+        warm_shares: layers of a prefix → relative cost of the prefix and the head in the 1st, 2nd, … early-exit step after a
+            full pass, because a small prefix stays in the CPU's caches; 1 is the cost between full passes. Empty: not measured.
+        padding: cost of a padding token relative to a real one, 0 … 1.
+        draw_ms: cost of sampling a token instead of taking the argmax. ``exact`` charges it to exits, not to prompt-lookup
+            drafts.
     """
 
     target: str
@@ -152,19 +153,19 @@ class CostTable:
 
 @dataclass(frozen=True)
 class CalibrationInfo:
-    """Everything the depth policies use.
+    """Everything that the depth policies use.
 
     Args:
-        exits: at most one per checkpoint, shallow first; empty when nothing agrees early enough.
+        exits: at most one per checkpoint, shallow first; empty when no exit is accurate enough.
         draft_limit: most tokens that ``exact`` drafts before it runs the rest of the layers.
         recommended: the policy to use by default: ``exact``, ``exit`` or ``full``.
-        predicted: policy → modelled speedup over the uncut model, one row, greedy.
-        exit_depths: layers → share of the tokens that policy ``exit`` is expected to say after them; empty: nobody has asked.
-        certificate: of the exit thresholds; None when none holds.
+        predicted: policy → modelled speedup over the uncut model for one sequence, greedy.
+        exit_depths: layers → expected share of tokens that policy ``exit`` generates at this depth; empty: not computed.
+        certificate: guarantee of the exit thresholds; None when there is none.
         costs: measured step costs; None when they were not measured.
 
-    Raises ParamsError for a negative draft limit, an unknown policy, or tails of several lengths: a tail
-    is the bundle's last segment, and there is one of those.
+    Raises ParamsError for a negative draft limit, an unknown policy, or tails of different lengths, because the tail is the
+    bundle's last segment.
     """
 
     exits: list[ExitInfo]
@@ -190,9 +191,9 @@ class CalibrationInfo:
 
     @property
     def tail_layers(self) -> int:
-        """How many of the model's last layers the exits run as their tail; 0: they have none."""
+        """Number of the model's last layers that the exits run as their tail, or 0."""
         return self.exits[0].tail_layers if self.exits else 0
 
     def cuts(self, num_layers: int) -> list[int]:
-        """Where a model of ``num_layers`` is cut to use the exits; rising."""
+        """Increasing depths at which a model of ``num_layers`` is cut for the exits."""
         return cuts(self.exits, num_layers)

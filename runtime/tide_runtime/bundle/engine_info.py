@@ -1,4 +1,4 @@
-"""What a bundle says of engines: the steps they take, the tensors they bind, what they were built with."""
+"""Manifest entries of engines: optimization profiles, bound tensors, build facts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tide_runtime.errors import ParamsError
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """A graph's or engine's input or output; symbolic dimensions by name."""
+    """An input or output of a graph or engine; symbolic dimensions are names."""
 
     name: str
     dtype: str
@@ -21,9 +21,10 @@ class ProfileInfo:
     """One kind of step that engines are optimized for.
 
     Args:
-        name: ``decode`` or ``prefill``; a profile's index in an engine is its place in the target's list.
-        rows: fewest, usual and most rows of a step: the dimension ``batch``.
-        tokens: fewest, usual and most tokens of a row: the dimension ``seq``. ``wanted`` is at most rows × tokens.
+        name: ``decode`` or ``prefill``; a profile's index in an engine is its index in the target's list.
+        rows: least, usual and greatest batch size of a step: the dimension ``batch``.
+        tokens: least, usual and greatest number of tokens per sequence: the dimension ``seq``. ``wanted``, the number of
+            tokens with logits, is at most rows × tokens.
     """
 
     name: str
@@ -36,11 +37,11 @@ class ProfileInfo:
                 raise ParamsError(f"{name} of the profile {self.name} is {sizes}, expected fewest, usual and most, from 1 up")
 
     def takes(self, rows: int, tokens: int) -> bool:
-        """Whether a step of ``rows`` rows of ``tokens`` tokens is within the profile."""
+        """Whether a step of ``rows`` sequences of ``tokens`` tokens is within the profile."""
         return self.rows[0] <= rows <= self.rows[2] and self.tokens[0] <= tokens <= self.tokens[2]
 
     def shape(self, dims: list[int | str], which: int) -> tuple[int, ...]:
-        """The smallest (0), usual (1) or largest (2) shape of a tensor of these dimensions."""
+        """The smallest (0), usual (1) or largest (2) shape of a tensor with dimensions ``dims``."""
         rows, tokens = self.rows[which], self.tokens[which]
         sizes = {"batch": rows, "seq": tokens, "wanted": rows * tokens}
         return tuple(dim if isinstance(dim, int) else sizes[dim] for dim in dims)
@@ -51,12 +52,12 @@ class EngineInfo:
     """One compiled graph.
 
     Args:
-        build_seconds: time that the builder took, when it was built (an engine may come from the exporter's cache).
+        build_seconds: build time; an engine from the exporter's cache has the time of its original build.
         attention: ``fused`` into one kernel each, ``decomposed`` into products, or ``none``.
-        attentions: how many.
-        inputs: what to bind, in the engine's own dtypes.
-        outputs: what to bind.
-        aliases: cache output → cache input; both are to be bound to the same memory.
+        attentions: number of attention layers.
+        inputs: tensors to bind, in the engine's dtypes.
+        outputs: tensors to bind.
+        aliases: cache output → cache input, which must be bound to the same memory.
     """
 
     build_seconds: float

@@ -8,9 +8,9 @@ from tide_runtime.bundle.calibration import ExitInfo
 from tide_runtime.bundle.manifest import Manifest, exit_graph
 
 
-@dataclass(frozen=True, eq=False)  # as a key of what exits cost it is looked up for every token
+@dataclass(frozen=True, eq=False)  # identity hash: the cost model looks exits up for every token
 class Exit:
-    """One checkpoint's exit. ``boundary``: segments run before it; ``graph``: of its router and translator, if it has one."""
+    """The exit at one checkpoint. ``boundary``: number of segments before it; ``graph``: its router and translator, or None."""
 
     info: ExitInfo
     boundary: int
@@ -18,7 +18,7 @@ class Exit:
 
     @property
     def layers(self) -> int:
-        """Decoder layers that run before it speaks."""
+        """Decoder layers that run for a token that takes this exit, including the head's tail."""
         return self.info.checkpoint + self.info.tail_layers
 
 

@@ -1,7 +1,7 @@
-"""The manifest of a bundle: the one schema that the exporter writes and the runtime reads.
+"""The manifest of a bundle: the schema that the exporter writes and the runtime reads.
 
-Every class is frozen and checked on construction from JSON; a value of the wrong kind is a BundleError that names the
-field. Unknown fields are refused: they would mean a schema this runtime does not know.
+The classes are frozen and validated when built from JSON; a value of the wrong type is a BundleError that names the field.
+Unknown fields are refused, because they belong to a schema that this runtime does not support.
 """
 
 from __future__ import annotations
@@ -21,15 +21,20 @@ from tide_runtime.errors import BundleError, ParamsError
 
 SCHEMA_VERSION = 1
 MANIFEST_NAME = "manifest.json"
-HEAD = "head"  # the graph that early exits end with; the last segment has a head of its own
-UNCUT = "uncut"  # all segments as one graph, which a target may have
+HEAD = "head"  # the LM head for early exits; the last segment includes its own
+UNCUT = "uncut"  # all segments as one graph; optional in a target
 DTYPES = ("fp32", "fp16", "bf16")
 
 
 @dataclass(frozen=True)
 class ModelInfo:
-    """The model the bundle was made from. ``source``: the directory name or hub id; ``fingerprint``: SHA-256 of its weights;
-    ``attention_heads``: query heads of a layer, 0 where nobody has said."""
+    """The exported model.
+
+    Args:
+        source: directory name or hub id.
+        fingerprint: SHA-256 of the weights.
+        attention_heads: query heads of a layer; 0: unknown.
+    """
 
     name: str
     source: str
@@ -56,8 +61,10 @@ class KVInfo:
 
 @dataclass(frozen=True)
 class GraphInfo:
-    """One graph of the segment contract: ``segment_i``, ``exit_c``, ``kv_fill_c`` or ``head``. ``layers``: [first, end) that it
-    runs."""
+    """One graph of the segment contract: ``segment_i``, ``exit_c``, ``kv_fill_c`` or ``head``.
+
+    ``layers``: the range [first, end) of decoder layers that it runs.
+    """
 
     name: str
     layers: list[int] | None  # null unless it is a segment
@@ -68,17 +75,19 @@ class GraphInfo:
 
 @dataclass(frozen=True)
 class TargetInfo:
-    """The graphs as compiled for one kind of machine: graph name → file, their weights, what the lowering passes did.
+    """The graphs compiled for one kind of machine.
 
-    A target may hold further forms of each segment, for steps of several rows (`forms_of`), and `UNCUT` in
-    every form: tokens that go through all segments at once need not stop between them.
+    A target may have further forms of each segment for batched steps (`forms_of`), and `UNCUT` in every form, which runs all
+    segments in one launch.
 
     Args:
-        weights: the file that the graphs refer to; None where each holds its own, as engines do.
+        graphs: graph or form name → file.
+        weights: external weights file of the graphs; None when each file contains its weights, as engines do.
+        passes: lowering pass → number of times it was applied.
         compute: compute capabilities, times ten, that the engines were built for.
-        tool: package and exact version that built the engines, and that must load them.
-        profiles: the kinds of steps that the engines take, in the order of their optimization profiles.
-        engines: graph name → what was compiled into its file.
+        tool: package and exact version that built the engines and is required to load them.
+        profiles: optimization profiles of the engines, in order.
+        engines: graph name → facts of its engine.
     """
 
     backend: str
@@ -119,10 +128,12 @@ class FileInfo:
 
 @dataclass(frozen=True)
 class Manifest:
-    """A whole bundle.
+    """The manifest.
 
-    ``checkpoints``: layers run before each inner cut; ``calibration``: where tokens may stop, None: nobody has asked;
-    ``files``: every file but the manifest itself.
+    Args:
+        checkpoints: number of layers before each cut between segments.
+        calibration: exits and policies; None: not calibrated.
+        files: every file of the bundle except the manifest.
     """
 
     schema: int
@@ -143,7 +154,7 @@ class Manifest:
     def __post_init__(self) -> None:
         _require(self.dtype in DTYPES, f"dtype is {self.dtype!r}, expected one of {', '.join(DTYPES)}")
         _require(self.max_seq_len > 0, f"max_seq_len is {self.max_seq_len}, expected at least 1 token")
-        positions = self.model.max_position_embeddings  # 0: the model's configuration does not say
+        positions = self.model.max_position_embeddings  # 0: unknown
         _require(
             not positions or self.max_seq_len <= positions,
             f"max_seq_len is {self.max_seq_len}, the model knows {positions} positions",
@@ -211,7 +222,7 @@ class Manifest:
     def from_json(text: str) -> Manifest:
         try:
             data = json.loads(text)
-        except (ValueError, RecursionError) as error:  # also numbers of thousands of digits, lists in lists in lists
+        except (ValueError, RecursionError) as error:  # also for huge numbers and deep nesting
             raise BundleError(f"{MANIFEST_NAME} is not JSON ({error}); export the bundle again") from error
         _require(isinstance(data, dict), f"{MANIFEST_NAME} holds {type(data).__name__}, expected an object")
         schema = data.get("schema")
@@ -223,32 +234,32 @@ class Manifest:
 
 
 def exit_graph(info: ExitInfo) -> str:
-    """Name of the graph of an exit's router and translator."""
+    """Name of the graph with an exit's router and translator."""
     return f"exit_{info.checkpoint}"
 
 
 def kv_fill_graph(info: ExitInfo) -> str:
-    """Name of the graph that fills the caches of the layers that an exit skips, which not every target has."""
+    """Name of the graph that fills the KV caches of the layers skipped by an exit; optional in a target."""
     return f"kv_fill_{info.checkpoint}"
 
 
 def batched_graph(segment: str) -> str:
-    """Name of a segment's form for steps of several rows, in a target's ``graphs``."""
+    """Name of a segment's form for steps of several sequences, in a target's ``graphs``."""
     return f"{segment}.batched"
 
 
 def ragged_graph(segment: str) -> str:
-    """Name of a segment's form for one token each of several rows of different lengths; not every target or model has one."""
+    """Name of a segment's form for decoding sequences with different numbers of cached tokens; optional in a target."""
     return f"{segment}.ragged"
 
 
 def forms_of(segment: str) -> tuple[str, str, str]:
-    """Names of all forms of a segment, or of `UNCUT`, itself first."""
+    """Names of all forms of a segment or of `UNCUT`, starting with the graph itself."""
     return segment, batched_graph(segment), ragged_graph(segment)
 
 
 def read_manifest(directory: Path) -> Manifest:
-    """The manifest of the bundle in ``directory``. Raises BundleError when there is none or it is not valid."""
+    """The manifest of the bundle in ``directory``. Raises BundleError when it is missing or invalid."""
     path = directory / MANIFEST_NAME
     if not directory.is_dir():
         raise BundleError(f"{directory} is not a directory; give the folder that tide-export wrote (--out)")

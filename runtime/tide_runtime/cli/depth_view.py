@@ -1,4 +1,4 @@
-"""A generated text coloured by depth: how many layers were run before each token was said."""
+"""A generated text coloured by depth: the number of layers run for each token."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rich.text import Text
 from tide_runtime.outputs import Generation
 from tide_runtime.text.tokenizer import TextStream, Tokenizer
 
-# Shallow is cool, deep is warm; the colours stay apart for colour-blind readers (Wong 2011, Nature Methods 8, 441).
+# Cool to warm with depth; distinguishable with colour blindness (Wong 2011, Nature Methods 8, 441).
 _BANDS = ("#56b4e9", "#009e73", "#f0e442", "#e69f00", "#d55e00")
 
 
@@ -20,7 +20,7 @@ def colour(depth: int, num_layers: int) -> str:
 
 
 def terminal_view(generation: Generation, tokenizer: Tokenizer | None, num_layers: int) -> Text:
-    """The text with its tokens in colour, and a legend below."""
+    """The text with coloured tokens, and a legend, for a terminal."""
     view = Text()
     for piece, depth in _pieces(generation, tokenizer, num_layers):
         view.append(piece, style=colour(depth, num_layers))
@@ -31,7 +31,7 @@ def terminal_view(generation: Generation, tokenizer: Tokenizer | None, num_layer
 
 
 def html_view(generation: Generation, tokenizer: Tokenizer | None, num_layers: int) -> str:
-    """The same as one self-contained page."""
+    """The text with coloured tokens, and a legend, as a self-contained HTML page."""
     tokens = "".join(
         f'<span style="background:{colour(depth, num_layers)}" title="{depth} of {num_layers} layers">{escape(piece)}</span>'
         for piece, depth in _pieces(generation, tokenizer, num_layers)
@@ -48,12 +48,9 @@ def html_view(generation: Generation, tokenizer: Tokenizer | None, num_layers: i
 
 
 def _pieces(generation: Generation, tokenizer: Tokenizer | None, num_layers: int) -> Iterator[tuple[str, int]]:
-    """The text of each token and its depth, up to where the text ends; the first comes from the prompt's pass through all layers.
-
-    A policy that takes all layers for every token notes no depths.
-    """
+    """Text and depth of each token, up to the end of the text."""
     stats, stream, depth = generation.stats, TextStream(tokenizer, ()) if tokenizer is not None else None, num_layers
-    left = len(generation.text or "")  # what ended the text, a stop string or the end's own token, is not shown
+    left = len(generation.text or "")  # a stop string or eos token after the text is not shown
     for token, depth in zip(generation.token_ids, stats.depth_of_each(num_layers), strict=True):
         piece = stream.push(token)[:left] if stream is not None else f"{token} "
         left -= len(piece)

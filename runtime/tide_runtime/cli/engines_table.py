@@ -1,4 +1,4 @@
-"""What ``tide-inspect`` says of a bundle's engines: what built them and for what, how large they are."""
+"""Facts and tables of a bundle's engines for ``tide-inspect``: builder, architectures, sizes, profiles."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tide_runtime.cli.human_size import human_size
 
 
 def engine_facts(target: TargetInfo, sizes: Mapping[str, int]) -> dict[str, Any]:
-    """Facts of a target with engines as JSON values; times in seconds, ``sizes`` of their files in bytes."""
+    """Facts of a target with engines as JSON values, times in seconds. ``sizes``: engine name → file size in bytes."""
     attention: Counter[str] = Counter()
     for engine in target.engines.values():
         attention[engine.attention] += engine.attentions
@@ -29,7 +29,7 @@ def engine_facts(target: TargetInfo, sizes: Mapping[str, int]) -> dict[str, Any]
 
 
 def engines_table(targets: dict[str, Any]) -> list[Table]:
-    """A row for each target with engines, and a table of the engines themselves; none when no target has any."""
+    """A table of the targets with engines and one of the engines; no tables when there are none."""
     built = {name: facts for name, facts in targets.items() if "engines" in facts}
     if not built:
         return []

@@ -1,4 +1,4 @@
-"""Bytes as people read them."""
+"""Formatting of byte counts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``tide-inspect``: what is in a bundle, as tables or JSON."""
+"""``tide-inspect``: the contents of a bundle as tables or JSON."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ def inspect(
     if as_json:
         print(json.dumps(facts, ensure_ascii=False, indent=1))
         return
-    console = Console(markup=False, highlight=False, emoji=False)  # names with [brackets] are shown as they are
+    console = Console(markup=False, highlight=False, emoji=False)  # [brackets] in names are text, not markup
     for table in _tables(facts):
         console.print(table)
 
 
 def bundle_facts(manifest: Manifest) -> dict[str, Any]:
-    """The facts as JSON values; sizes in bytes, cache sizes per row."""
+    """The facts as JSON values; sizes in bytes, cache sizes per sequence."""
     model = manifest.model
     tokenizer, generation = manifest.tokenizer, manifest.generation
     return {
@@ -101,13 +101,13 @@ def bundle_facts(manifest: Manifest) -> dict[str, Any]:
 
 
 def kv_cache_bytes(manifest: Manifest) -> int:
-    """KV cache bytes of one row of ``max_seq_len`` tokens, all layers."""
+    """KV cache bytes of one sequence of ``max_seq_len`` tokens, all layers."""
     per_token = sum(layer.heads * (layer.key_dim + layer.value_dim) for layer in manifest.kv)
     return per_token * manifest.max_seq_len * _DTYPE_BYTES[manifest.dtype]
 
 
 def _graph_bytes(manifest: Manifest, target: str, graph: str) -> int:
-    """Size of a graph's file and, where the target has them, of its forms for several rows."""
+    """Size of the files of a graph and of its other forms in the target."""
     files = manifest.targets[target].graphs
     return sum(manifest.files[files[name]].bytes for name in forms_of(graph) if name in files)
 
@@ -118,9 +118,9 @@ def _target_facts(manifest: Manifest, name: str) -> dict[str, Any]:
     sizes = {graph: manifest.files[file].bytes for graph, file in target.graphs.items()}
     folders = {Path(file).parent for file in graphs}
     others = [other for other in manifest.targets.values() if other is not target]
-    foreign = {file for other in others for file in (*other.graphs.values(), other.weights)} - {target.weights}
-    # External weights lie beside the graphs that refer to them.
-    weights = sorted(f for f in manifest.files if Path(f).parent in folders and f not in graphs | foreign)
+    of_others = {file for other in others for file in (*other.graphs.values(), other.weights)} - {target.weights}
+    # External weights are in the folder of the graphs that refer to them.
+    weights = sorted(f for f in manifest.files if Path(f).parent in folders and f not in graphs | of_others)
     return {
         "backend": target.backend,
         "files": sorted(graphs) + weights,
@@ -164,7 +164,7 @@ def _tables(facts: dict[str, Any]) -> list[Table]:
 
 
 def _segments_table(facts: dict[str, Any]) -> Table:
-    files = [name for name, target in facts["targets"].items() if "engines" not in target]  # engines have a table of their own
+    files = [name for name, target in facts["targets"].items() if "engines" not in target]  # engines are in their own table
     columns = ["graph", "layers", "parameters", *(f"{name} file" for name in files), "inputs", "outputs"]
     table = _table("Segments", columns, right=columns[2:])
     for graph in facts["graphs"]:
@@ -231,7 +231,7 @@ def _tokenizer_rows(tokenizer: dict[str, Any] | None) -> dict[str, str]:
 
 
 def depth_bar(num_layers: int, checkpoints: list[int]) -> str:
-    """The layers as a line, cut at the checkpoints: ``━━┃━━`` and below it ``4 layers, checkpoints after 2``."""
+    """A bar of the layers, split at the checkpoints: ``━━┃━━``, with the line ``4 layers, checkpoints after 2`` below."""
     width = max(1, _BAR_CHARACTERS // num_layers)
     edges = [0, *checkpoints, num_layers]
     bar = "┃".join("━" * (width * (end - first)) for first, end in pairwise(edges))

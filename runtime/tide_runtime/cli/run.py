@@ -115,9 +115,9 @@ def run(
     if depth_html is not None and not depth_html.absolute().parent.is_dir():
         raise typer.BadParameter(f"there is no folder {depth_html.parent}; make it first", param_hint="--depth-html")
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # a Latin-1 terminal shows ? for 漢 instead of failing
+        sys.stdout.reconfigure(errors="replace")  # a Latin-1 terminal prints ? for 漢 instead of failing
     text = _read_prompt(prompt, interactive=chat and not as_json)
-    # The process belongs to this command, so all sessions share one thread pool.
+    # This process runs only TIDE, so all sessions share one thread pool.
     options = EngineOptions(
         target=target,
         device=device,
@@ -167,7 +167,7 @@ def run(
 
 
 def _depth_options(**options: Any) -> DepthOptions:
-    """Texts from the command line may be anything; `DepthOptions` says what is wrong with them."""
+    """`DepthOptions` from untyped command-line values, which its constructor validates."""
     return DepthOptions(**options)
 
 
@@ -180,7 +180,7 @@ def _read_prompt(prompt: str | None, interactive: bool) -> str | None:
             return None
         raise PromptError('no prompt given; add one in quotes, such as "def main():", or pipe it into stdin')
     if isinstance(sys.stdin, io.TextIOWrapper):
-        sys.stdin.reconfigure(errors="strict")  # Python lets broken bytes through in some locales
+        sys.stdin.reconfigure(errors="strict")  # some locales decode invalid bytes with surrogateescape
     try:
         return sys.stdin.read()
     except UnicodeDecodeError as error:
@@ -189,23 +189,23 @@ def _read_prompt(prompt: str | None, interactive: bool) -> str | None:
 
 def _converse(engine: Engine, params: GenerationParams, messages: list[dict[str, str]]) -> None:
     """A chat on the terminal, turn by turn, until Ctrl-D."""
-    engine.chat_prompt([{"role": "user", "content": "hello"}])  # a model without template says so before you type
+    engine.chat_prompt([{"role": "user", "content": "hello"}])  # fails before the first input if the model has no template
     while True:
         try:
-            said = input("> ")
+            message = input("> ")
         except EOFError:
             print()
             return
-        if not said.strip():
+        if not message.strip():
             continue
-        messages.append({"role": "user", "content": said})
+        messages.append({"role": "user", "content": message})
         generation = _stream(engine, engine.chat_prompt(messages), params)
         _report(engine.manifest, generation)
         messages.append({"role": "assistant", "content": generation.text or ""})
 
 
 def _stream(engine: Engine, prompt: str | Sequence[int], params: GenerationParams) -> Generation:
-    """Show the text as it comes, or the token ids when the bundle has no tokenizer."""
+    """Print the text while it is generated, or token ids when the bundle has no tokenizer."""
     generation: Generation | None = None
     for chunk in engine.stream(prompt, params):
         print(chunk.text if engine.tokenizer is not None else f"{chunk.token_id} ", end="", flush=True)

@@ -1,4 +1,4 @@
-"""``tide-run --stats``: where the tokens of one request came from, and what was launched for them."""
+"""``tide-run --stats``: depths, drafts and launches of one request."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tide_runtime.outputs import Generation, RequestStats
 
 
 def print_stats(engine: Engine, generation: Generation) -> None:
-    """Tables on stderr: tokens by depth, drafts, launches, and the speed against the calibration's prediction."""
+    """Print tables on stderr: tokens by depth, drafts, launches, and the speed compared with the calibration's prediction."""
     console = Console(stderr=True)
     stats = generation.stats
     depths = Table("layers", "tokens", "share", title="Layers run before a token was said")

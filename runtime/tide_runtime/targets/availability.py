@@ -1,4 +1,4 @@
-"""Whether each target of a bundle runs on this machine, and why not."""
+"""Whether each target of a bundle runs on this machine, with the reason if not."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tide_runtime.targets.select import DeviceChoice, obstacle
 
 
 def targets_here(bundle: Bundle) -> dict[str, str]:
-    """Target → whether it runs here, why not, or why that was not checked."""
+    """Target → ``yes``, or the reason why it does not run here or was not checked."""
     gpu = present_gpu()
     return {name: _here(bundle, target, gpu) for name, target in bundle.manifest.targets.items()}
 

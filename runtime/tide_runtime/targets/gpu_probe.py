@@ -1,4 +1,4 @@
-"""Which GPU is here, asked of the driver itself: no CUDA package has to be installed to know what could run."""
+"""Detection of the GPU through the driver library, without any CUDA package."""
 
 from __future__ import annotations
 
@@ -12,21 +12,23 @@ _CAPABILITY_MAJOR, _CAPABILITY_MINOR = 75, 76  # CUdevice_attribute
 
 @dataclass(frozen=True)
 class PresentGpu:
-    """``compute``: compute capability times ten, 89 is 8.9."""
+    """A GPU of this machine. ``compute``: compute capability times ten, 89 is 8.9."""
 
     name: str
     compute: int
 
 
 def runs_code_for(compiled: Collection[int], gpu: int) -> bool:
-    """Whether a GPU of capability ``gpu`` runs binaries for one of ``compiled``: those of its own major version, up to its minor
-    one. https://docs.nvidia.com/cuda/cuda-c-programming-guide/#binary-compatibility
+    """Whether a GPU of capability ``gpu`` runs binaries compiled for one of ``compiled``.
+
+    It runs those of its major version with the same or a lower minor version.
+    https://docs.nvidia.com/cuda/cuda-c-programming-guide/#binary-compatibility
     """
     return any(one // 10 == gpu // 10 and one <= gpu for one in compiled)
 
 
 def present_gpu(ordinal: int = 0) -> PresentGpu | None:
-    """GPU number ``ordinal``; None where there is no driver or no such GPU."""
+    """GPU number ``ordinal``, or None without a driver or such a GPU."""
     try:
         cuda = ctypes.CDLL("libcuda.so.1")
     except OSError:

@@ -1,4 +1,4 @@
-"""Which target of a bundle runs here: the best for the GPU that is present, or the one that was asked for."""
+"""Selection of the best target of a bundle for the GPU that is present, or for a requested device."""
 
 from __future__ import annotations
 
@@ -14,22 +14,25 @@ from tide_runtime.targets.gpu_probe import PresentGpu, present_gpu, runs_code_fo
 
 AUTO, CPU, CUDA = "auto", "cpu", "cuda"
 _CPU_BACKEND = "onnxruntime-cpu"
-_FIRST_OF_ONNXRUNTIME = 75  # GPUs before have no kernels in its builds for CUDA 13
-_FIRST_WITH_BF16 = 80
-# Best first: what was compiled for a GPU, then what picks its kernels when it runs.
+_MIN_COMPUTE_ONNXRUNTIME = 75  # its builds for CUDA 13 have no kernels for older GPUs
+_MIN_COMPUTE_BF16 = 80
+# Best first: engines compiled for a GPU before backends that select kernels at run time.
 _PREFERRED = ("tensorrt", "tensorrt-rtx", "onnxruntime-cuda", _CPU_BACKEND)
 
 
 @dataclass(frozen=True)
 class DeviceChoice:
-    """``auto``, ``cpu``, ``cuda`` or ``cuda:1``. ``kind``: the part before the colon; ``ordinal``: which GPU."""
+    """A requested device: ``auto``, ``cpu``, ``cuda`` or ``cuda:1``.
+
+    ``kind``: the part before the colon; ``ordinal``: the GPU number.
+    """
 
     kind: str = AUTO
     ordinal: int = 0
 
     @staticmethod
     def parse(text: str) -> DeviceChoice:
-        """Raises ParamsError for anything else."""
+        """Parse a device option. Raises ParamsError for any other text."""
         kind, colon, number = text.partition(":")
         if kind not in (AUTO, CPU, CUDA) or (colon and not (kind == CUDA and number.isdigit())):
             raise ParamsError(f"device is {text!r}; set it to auto, cpu, cuda, or cuda:1 for the second GPU")
@@ -37,12 +40,12 @@ class DeviceChoice:
 
 
 def choose_target(manifest: Manifest, device: DeviceChoice) -> str:
-    """Name of the best target for ``device``; with ``auto``, of the GPU present before the processor.
+    """Name of the best target for ``device``; ``auto`` prefers the GPU to the processor.
 
-    Warns when a GPU is present and targets for it are, but none can run.
+    Warns when a GPU is present but none of the bundle's GPU targets can run.
 
     Raises:
-        TargetError: none can run; with what the bundle has, what the machine is, and the command that adds what is missing.
+        TargetError: no target can run; the message lists the targets, the machine, and the command that adds a target.
     """
     gpu = present_gpu(device.ordinal) if device.kind != CPU else None
     obstacles = {name: obstacle(target, device, gpu) for name, target in manifest.targets.items()}
@@ -58,7 +61,7 @@ def choose_target(manifest: Manifest, device: DeviceChoice) -> str:
 
 
 def obstacle(target: TargetInfo, device: DeviceChoice, gpu: PresentGpu | None) -> str | None:
-    """Why ``target`` cannot run on ``device``; None: it can."""
+    """Reason why ``target`` cannot run on ``device``, or None."""
     if target.backend not in _PREFERRED:
         return f"needs the backend {target.backend!r}, this runtime has: {', '.join(_PREFERRED)}; upgrade tide-llm"
     if target.backend == _CPU_BACKEND:
@@ -93,12 +96,12 @@ def _missing_package(target: TargetInfo) -> str | None:
 def _is_installed(module: str) -> bool:
     try:
         return importlib.util.find_spec(module) is not None
-    except ModuleNotFoundError:  # nor is the package that it is in
+    except ModuleNotFoundError:  # the parent package is missing
         return False
 
 
 def _rank(target: TargetInfo) -> tuple[int, int]:
-    """Among engines of one backend, those for this kind of GPU alone before portable ones."""
+    """Sort key: backend, then engines for a single architecture before portable ones."""
     return _PREFERRED.index(target.backend), len(target.compute)
 
 
@@ -122,8 +125,8 @@ def _advice(manifest: Manifest, device: DeviceChoice, gpu: PresentGpu | None) ->
 
 
 def _targets_for(gpu: PresentGpu) -> list[str]:
-    """Names of the targets that fit it, those that are built on any machine first."""
-    names = [CUDA] if gpu.compute >= _FIRST_OF_ONNXRUNTIME else []
+    """Names of the targets that run on ``gpu``, those that any machine can build first."""
+    names = [CUDA] if gpu.compute >= _MIN_COMPUTE_ONNXRUNTIME else []
     own = next((one for one in ARCHITECTURES if one.compute == gpu.compute and not one.ptx), None)
     if own is not None and own.rtx:
         names.append(f"rtx-sm_{own.compute}")
@@ -133,9 +136,9 @@ def _targets_for(gpu: PresentGpu) -> list[str]:
 
 
 def _dtype_for(targets: list[str], gpu: PresentGpu | None, dtype: str) -> str:
-    """The bundle's own, where ``targets`` have it: all but bf16 is everywhere."""
+    """The bundle's dtype, or a substitute for bf16 where ``targets`` or ``gpu`` lack it."""
     if dtype != "bf16":
         return dtype
     if targets == [CPU]:
         return "fp32"
-    return "fp16" if gpu is not None and gpu.compute < _FIRST_WITH_BF16 else dtype
+    return "fp16" if gpu is not None and gpu.compute < _MIN_COMPUTE_BF16 else dtype

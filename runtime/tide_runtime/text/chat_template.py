@@ -1,4 +1,4 @@
-"""Rendering a chat into a prompt with the model's own Jinja template, as transformers' apply_chat_template does."""
+"""Rendering of a chat as a prompt with the model's Jinja template, equivalent to transformers' apply_chat_template."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tide_runtime.errors import PromptError
 if TYPE_CHECKING:
     import jinja2
 
-# What a template, a program written by the model's author, can raise on messages it was not written for.
+# Exceptions that a template, which is code of the model's author, may raise on unexpected messages.
 TEMPLATE_FAULTS = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 
 
@@ -25,7 +25,7 @@ def render_chat(
     add_generation_prompt: bool = True,
     **extra: Any,
 ) -> str:
-    """The prompt text for a chat. It has its special tokens: encode it with `add_special_tokens=False`.
+    """The prompt text of a chat. It includes special tokens, so encode it with `add_special_tokens=False`.
 
     Args:
         template: the model's chat template (Jinja).
@@ -35,13 +35,13 @@ def render_chat(
         extra: further variables of the template, such as `tools` or `enable_thinking`; JSON values.
 
     Raises:
-        PromptError: no template, malformed messages, or the template is broken or refuses the messages.
+        PromptError: there is no template, a message is malformed, or the template is broken or rejects the messages.
     """
     import jinja2
 
     if not template:
         raise PromptError("This model has no chat template; pass plain text as prompt instead of messages.")
-    variables: dict[str, Any] = {"tools": None, "documents": None, **special_tokens, **_plain(extra)}
+    variables: dict[str, Any] = {"tools": None, "documents": None, **special_tokens, **_as_json_values(extra)}
     variables["messages"] = _checked(messages)
     variables["add_generation_prompt"] = add_generation_prompt
     try:
@@ -57,14 +57,14 @@ def render_chat(
 
 
 def _checked(messages: Sequence[Mapping[str, str]]) -> list[dict[str, Any]]:
-    """The messages as plain dicts, so that a template gets no object with methods to call."""
+    """The validated messages as JSON values, so that a template cannot call methods of other objects."""
     if isinstance(messages, str | Mapping) or not isinstance(messages, Sequence):
         raise PromptError(f'Messages are a {type(messages).__name__}; pass a list of {{"role": …, "content": …}}.')
     if not messages:
         raise PromptError('The chat has no messages; pass at least one {"role": "user", "content": …}.')
     for index, message in enumerate(messages):
         _check_message(index, message)
-    return [_with_reasoning(_plain(dict(message))) for message in messages]
+    return [_with_reasoning(_as_json_values(dict(message))) for message in messages]
 
 
 def _check_message(index: int, message: object) -> None:
@@ -77,7 +77,7 @@ def _check_message(index: int, message: object) -> None:
             raise PromptError(f'"{key}" of message {index} is {message[key]!r:.80}; expected a string.')
 
 
-def _plain(value: Any) -> Any:
+def _as_json_values(value: Any) -> Any:
     try:
         return json.loads(json.dumps(value))
     except (TypeError, ValueError) as error:
@@ -85,7 +85,7 @@ def _plain(value: Any) -> Any:
 
 
 def _with_reasoning(message: dict[str, Any]) -> dict[str, Any]:
-    """Templates differ in what they call a turn's reasoning; like transformers, offer it under both common names."""
+    """Provide a turn's reasoning under both names that templates use, as transformers does."""
     names = ("reasoning_content", "thinking", "reasoning")
     reasoning = next((message[name] for name in names if message.get(name) is not None), None)
     return message if reasoning is None else {"thinking": reasoning, **message, "reasoning_content": reasoning}
@@ -101,7 +101,7 @@ def _environment() -> jinja2.Environment:
     from jinja2.ext import loopcontrols
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-    # Templates come with downloaded models: they run sandboxed, and cannot change what they are given.
+    # Templates come with downloaded models, so they run in a sandbox that cannot modify its inputs.
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_generation_block(), loopcontrols]
     )
@@ -112,7 +112,7 @@ def _environment() -> jinja2.Environment:
 
 
 def _generation_block() -> type[jinja2.ext.Extension]:
-    """`{% generation %}` marks the assistant's text for training; in a prompt its body is simply rendered."""
+    """Jinja extension for `{% generation %}`, which marks the assistant's text for training; a prompt renders only its body."""
     from jinja2 import nodes
     from jinja2.ext import Extension
     from jinja2.parser import Parser
@@ -135,7 +135,7 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Jinja's own tojson escapes HTML, which models were not trained on."""
+    """Replacement for Jinja's tojson, which escapes HTML, unlike the text that models were trained on."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 

@@ -1,4 +1,4 @@
-"""Text to token ids and back, at once (`Tokenizer`) or as tokens arrive (`TextStream`)."""
+"""Encoding and decoding of text, complete (`Tokenizer`) or token by token (`TextStream`)."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from tide_runtime.errors import BundleError, PromptError
 if TYPE_CHECKING:
     import tokenizers
 
-REPLACEMENT = "\ufffd"  # what decoding gives for bytes that are not, or not yet, a UTF-8 character
-LONGEST_CHARACTER = 4  # bytes of a UTF-8 character, so also the tokens it can be spread over
+REPLACEMENT = "\ufffd"  # decoded from bytes that are no complete UTF-8 character
+LONGEST_CHARACTER = 4  # most bytes, and therefore tokens, of a UTF-8 character
 
 
 class Tokenizer:
     """A model's tokenizer.json."""
 
     def __init__(self, backend: tokenizers.Tokenizer) -> None:
-        # A tokenizer.json may carry the truncation or padding of its training; transformers resets both, too.
+        # A tokenizer.json may contain truncation or padding settings of the training; transformers resets both as well.
         backend.no_truncation()
         backend.no_padding()
         self._backend = backend
@@ -37,7 +37,7 @@ class Tokenizer:
             raise BundleError(f"No tokenizer at {path}; expected a tokenizer.json file. Export the bundle again.")
         try:
             return cls(tokenizers.Tokenizer.from_file(str(path)))
-        except Exception as error:  # the Rust library raises plain Exception, whatever is wrong with the file
+        except Exception as error:  # the Rust library raises plain Exception for every defect of the file
             raise BundleError(f"{path} is not a readable tokenizer.json ({error}). Export the bundle again.") from error
 
     @property
@@ -53,19 +53,19 @@ class Tokenizer:
             raise PromptError(f"The prompt {text!a:.60} is not valid Unicode; pass text that is.") from error
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """Text of `ids`. Ids that have no token add nothing."""
+        """Text of `ids`; ids without a token are skipped."""
         try:
             return str(self._backend.decode(list(ids), skip_special_tokens=skip_special_tokens))
         except (OverflowError, TypeError) as error:
             raise PromptError(f"Cannot decode the token ids ({error}); expected integers >= 0.") from error
 
     def token(self, token_id: int) -> str | None:
-        """The vocabulary's entry for an id >= 0, undecoded (such as "Ġthe"); None where there is none."""
+        """The raw vocabulary entry of an id >= 0, such as "Ġthe", or None."""
         token: str | None = self._backend.id_to_token(token_id)
         return token
 
     def is_silent(self, token_id: int, skip_special_tokens: bool = True) -> bool:
-        """Whether decoding passes over the id: a skipped special token, or no token at all."""
+        """Whether decoding skips the id: a skipped special token, or an id without a token."""
         return (skip_special_tokens and token_id in self.special_ids) or self.token(token_id) is None
 
 
@@ -78,14 +78,15 @@ def _byte_tokens(backend: tokenizers.Tokenizer) -> dict[int, int]:
 
 
 class TextStream:
-    """Text of one row as its tokens arrive.
+    """Incremental decoding of one sequence.
 
-    All text returned, joined, is the decode of all ids, cut before the first stop string to be completed. A character
-    whose bytes have not all arrived, or text that may become a stop string, is held back.
+    The returned pieces, joined, are the decoded text of all ids, cut before the first completed stop string. Incomplete
+    characters, and text that may become a stop string, are held back.
 
-    A token's text can depend on its neighbours (bytes of a character, sentencepiece's leading space), so each is
-    decoded with the previous piece of text as context: a few tokens, however long the text. One difference to decoding
-    at once: a byte-fallback decoder turns valid characters next to an invalid byte into U+FFFD; shown ones stay shown.
+    A token's text can depend on its neighbours (bytes of a character, sentencepiece's leading space), so each token is
+    decoded with the tokens of the previous piece as context, which are few however long the text is. The result differs from
+    complete decoding in one case: a byte-fallback decoder turns valid characters next to an invalid byte into U+FFFD, but
+    characters that were already returned are not changed.
     """
 
     def __init__(self, tokenizer: Tokenizer, stop: Sequence[str] = (), skip_special_tokens: bool = True) -> None:
@@ -94,7 +95,7 @@ class TextStream:
         self._window: list[int] = []  # context, then pending tokens
         self._context = 0  # how many tokens of the window are context
         self._context_text = ""
-        self._character = codecs.getincrementaldecoder("utf-8")("replace")  # follows runs of byte tokens
+        self._character = codecs.getincrementaldecoder("utf-8")("replace")  # tracks runs of byte tokens
         self._stops = StopStrings(stop)
         self._flushed = False
 
@@ -109,7 +110,7 @@ class TextStream:
         return self._flushed or self.stop_hit is not None
 
     def push(self, token_id: int) -> str:
-        """Adds a token; returns the text that may be shown now, often empty."""
+        """Add a token; returns the text that is final now, often empty."""
         if self.finished or self._tokenizer.is_silent(token_id, self._skip_special_tokens):
             return ""
         self._window.append(token_id)
@@ -122,7 +123,7 @@ class TextStream:
         return self._stops.feed(self._take(end, text))
 
     def flush(self) -> str:
-        """Ends the stream; returns the text held back so far."""
+        """End the stream; returns the text held back so far."""
         if self.finished:
             return ""
         self._flushed = True
@@ -130,7 +131,7 @@ class TextStream:
         return shown + self._stops.drain()
 
     def _unfinished_bytes(self, token_id: int) -> int:
-        """How many of the last tokens are byte tokens of a character that is not complete."""
+        """Number of trailing byte tokens of an incomplete character."""
         byte = self._tokenizer.byte_ids.get(token_id)
         if byte is None:
             self._character.reset()
@@ -142,19 +143,22 @@ class TextStream:
         return self._tokenizer.decode(ids, self._skip_special_tokens)
 
     def _take(self, end: int, text: str) -> str:
-        """Text of the pending tokens before window position `end`, the new context; `text` is window[:end]'s."""
+        """Return the text of the pending tokens before window position `end`, which become the context.
+
+        `text` is the decoded window[:end].
+        """
         fresh = text[len(self._context_text) :]
-        if fresh:  # tokens without text (a stripped leading space) stay: what follows depends on them
+        if fresh:  # tokens without text, such as a stripped leading space, stay pending: the next text depends on them
             self._window = self._window[self._context :]
             self._context = end - self._context
             self._context_text = self._decode(self._window[: self._context])
         return fresh
 
     def _take_settled(self, text: str) -> str:
-        """Text of pending byte-level tokens that the next one cannot change; the window's `text` ends in U+FFFD.
+        """Return the text of pending byte-level tokens that later tokens cannot change; the window's `text` ends in U+FFFD.
 
-        Up to four tokens may be one character in the making. More hold invalid bytes: the text is settled up to the
-        last token boundary that no character spans, where both sides decode to the same text apart as together.
+        Up to four tokens may be an incomplete character. More contain invalid bytes; the text is final up to the last token
+        boundary inside no character, where both sides decode separately to the same text as together.
         """
         pending = len(self._window) - self._context
         if pending <= LONGEST_CHARACTER:
@@ -167,7 +171,7 @@ class TextStream:
 
 
 class StopStrings:
-    """Finds stop strings in text that comes in pieces, holding back what may be the beginning of one."""
+    """Finds stop strings in streamed text, and holds back text that may be the start of one."""
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = tuple(stops)
@@ -176,9 +180,9 @@ class StopStrings:
         self.hit: str | None = None
 
     def feed(self, piece: str) -> str:
-        """Adds text; returns what is certain to come before any stop string."""
+        """Add text; returns the part that certainly precedes any stop string."""
         text, self._held = self._held + piece, ""
-        # The first to end wins, whatever the pieces; of those that end together, the one that starts first.
+        # The stop string that ends first wins, and among those with the same end the longest.
         found = min(((at + len(s), at, s) for s in self._stops if (at := text.find(s)) >= 0), default=None)
         if found is not None:
             _, start, self.hit = found
@@ -188,12 +192,12 @@ class StopStrings:
         return text[:certain]
 
     def drain(self) -> str:
-        """The text held back: the end has come, so it is no stop string."""
+        """Return the text held back; at the end of the stream it cannot become a stop string."""
         held, self._held = self._held, ""
         return held
 
     def _possible_beginning(self, text: str) -> int:
-        """Length of the longest end of `text` that a stop string begins with."""
+        """Length of the longest suffix of `text` that is a prefix of a stop string."""
         for length in range(min(self._longest - 1, len(text)), 0, -1):
             if any(stop.startswith(text[-length:]) for stop in self._stops):
                 return length

@@ -12,7 +12,7 @@ from tide_runtime.backends.attention import batched_decode_is_faster, prefers_ba
 
 @pytest.mark.parametrize("decode_is_faster", [True, False])
 @pytest.mark.parametrize("seq", [1, 4, 256])
-def test_one_row_never_reads_empty_slots(seq: int, decode_is_faster: bool) -> None:
+def test_a_single_sequence_never_reads_empty_slots(seq: int, decode_is_faster: bool) -> None:
     """Guards against a single chat that slows down with its cache size and loads a second copy of the weights."""
     assert not prefers_batched([900], seq, 1024, decode_is_faster)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tide_runtime.backends.step_arrays import StepPositions, StepShape
 
 
-def test_uneven_rows_are_packed_and_padded() -> None:
+def test_uneven_sequences_are_packed_and_padded() -> None:
     """Guards against tokens mapped to another sequence or to stale entries."""
     positions = StepPositions(StepShape.of(0, [0, 3, 2], [0, 2, 1]))
     positions.arrange([0, 3, 2], [0, 2, 1])

@@ -90,7 +90,7 @@ class CudaDevice:
         except Exception as error:  # cuda.core's CUDAError is not part of its public names
             raise DeviceMemoryError(
                 f"GPU {self.ordinal} ({self.name}) has no {count_bytes / 2**20:.0f} MiB left ({error}); "
-                "run fewer rows at once (max_batch), or export with a smaller --max-seq-len"
+                "run fewer sequences at once (max_batch), or export with a smaller --max-seq-len"
             ) from error
         return CudaMemory(buffer, self._frees)
 

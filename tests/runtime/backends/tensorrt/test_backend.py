@@ -225,7 +225,7 @@ def test_a_missing_plugin_library_is_explained(bundle: Bundle, monkeypatch: pyte
         backend(bundle)
 
 
-def test_uneven_rows_are_padded(bundle: Bundle) -> None:
+def test_uneven_sequences_are_padded(bundle: Bundle) -> None:
     """Guards against states of the wrong token: sequences have different numbers of drafts, engines take padded batches."""
     made, _ = backend(bundle)
     context, texts = made.context(2), ([1, 2, 3, 4], [5])
@@ -241,7 +241,7 @@ def test_uneven_rows_are_padded(bundle: Bundle) -> None:
     assert abs(np.asarray(first[4:5])[0] - states[1].hidden[1][0]).max() < 1e-9
 
 
-def test_uneven_rows_go_on(bundle: Bundle) -> None:
+def test_a_second_uneven_step_uses_its_own_index_arrays(bundle: Bundle) -> None:
     """Guards against stale index arrays in the second step of the same shape."""
     made, _ = backend(bundle)
     context, texts = made.context(2), ([5, 10], [1, 2, 3, 4, 6, 7, 8, 9])
