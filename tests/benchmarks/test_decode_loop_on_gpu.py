@@ -23,7 +23,7 @@ from tide_runtime.backends.device.device_step import DeviceContext
 from tide_runtime.bundle.manifest import Manifest
 from tide_runtime.depth.options import DepthOptions
 from tide_runtime.depth.registry import make_policy
-from tide_runtime.device_loop import select as drive
+from tide_runtime.device_loop.decode_loop import LoopExit
 from tide_runtime.device_loop.graph_driver import GraphDriver
 from tide_runtime.device_loop.host_driver import HostDriver
 from tide_runtime.device_loop.policy import DrivenDepth, Drivers
@@ -55,14 +55,15 @@ class SimulatedEngine:
         self.manifest: Manifest = replace(manifest, calibration=replace(manifest.calibration, costs=COSTS))
         inner: Any = make_policy(policy, self.manifest, 8, DepthOptions())
         self.drivers = Drivers(HostDriver(self.gpu).compile, GraphDriver(self.gpu).compile)
-        made = DrivenDepth(inner, NumpyLoopKernels(self.gpu), 5, self.drivers, drive._exits_of(inner), 4)
+        exits = [LoopExit(early_exit, threshold) for early_exit, threshold in inner.for_device_loop()]
+        made = DrivenDepth(inner, NumpyLoopKernels(self.gpu), 5, self.drivers, exits, 4)
         self.drive, self.policy, self.depth = Drive(made), inner, len(MODEL.strengths)
-        self._slots: Any = TinyDeviceBackend(self.manifest, MODEL, self.gpu).context(len(PROMPTS))
+        self._context: Any = TinyDeviceBackend(self.manifest, MODEL, self.gpu).context(len(PROMPTS))
 
     def generate(self, prompts: list[list[int]], params: GenerationParams) -> list[Any]:
         self._context.clear()
         rows = [make_row(Request(tuple(prompt), params, seat), self.manifest) for seat, prompt in enumerate(prompts)]
-        for _ in run(self.policy, self._slots, rows):
+        for _ in run(self.policy, self._context, rows):
             pass
         return [_generation(row) for row in rows]
 
