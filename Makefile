@@ -19,10 +19,11 @@ demo-rtx: $(READY) ## compile the demo model for six kinds of GPUs, and for all 
 	  --target cpu $(foreach kind,sm_75 sm_80 sm_86 sm_89 sm_120 sm_121 ampere+,--target rtx-$(kind))
 	$(BIN)/tide-inspect build/demo-rtx
 
-lint: $(READY) ## ruff and mypy
+lint: $(READY) ## ruff, mypy, and which package may import which
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports
 
 # Two releases cannot be installed at once, so each has a folder. 10.4, for V100, has no wheel for newer Pythons; its test is then
 # skipped. 11.4 has to be there: a check of our calls that nobody runs looks like one that found nothing.
@@ -39,6 +40,7 @@ bench: $(READY) ## the published benchmarks, one after the other
 	-$(BIN)/python -m pip install --quiet tide-inference==0.2.1 # the predecessor; its row says so where it cannot be had
 	$(BIN)/python -m benchmarks.policies_cpu --prompts 100 --new-tokens 128 --json docs/results/$(DATE)-policies_cpu.json
 	$(BIN)/python -m benchmarks.python_time --json docs/results/$(DATE)-python_time.json
+	$(BIN)/python -m benchmarks.reading_path --json docs/results/$(DATE)-reading_path.json
 	$(BIN)/python -m benchmarks.policies_1b --json docs/results/$(DATE)-policies_1b.json
 	$(BIN)/python -m benchmarks.exact_identity --json docs/results/$(DATE)-exact_identity.json
 	$(BIN)/python -m benchmarks.predicted_speedup --json docs/results/$(DATE)-predicted_speedup.json
@@ -71,7 +73,7 @@ evidence: bindings demo-rtx ## what README's "Verified how" is written from: eng
 	PYTHONPATH=tests $(BIN)/python -m api.report --json docs/results/$(DATE)-api_conformance.json
 
 tables: $(READY) ## the tables of README and docs from docs/results
-	$(BIN)/python -m benchmarks.tables.__main__
+	$(BIN)/python -m benchmarks.tables
 
 kernels: $(READY) ## every CUDA kernel for every architecture, and the table of them in plugins/README.md; needs no GPU, fails on a spill
 	$(BIN)/python -m tide_plugins build --arch all --markdown plugins/README.md

@@ -1,4 +1,4 @@
-"""Which form of attention decodes a batch fastest: how long one token of each of 8 rows takes in every form the bundle has.
+"""Which form of attention decodes a batch fastest: how long one token of each of 8 sequences takes in every form the bundle has.
 
     python -m benchmarks.attention_forms        # two minutes; random weights, models made on the way
 
@@ -31,11 +31,11 @@ from tide_runtime.bundle.manifest import UNCUT
 
 ROWS = 8
 SLOTS = (128, 224, 448, 928)  # of caches that are filled to nine tenths
-SPREAD = (0.95, 1.05, 0.9, 1.0, 0.97, 1.03, 1.04, 0.98)  # of rows' lengths, about their mean
+SPREAD = (0.95, 1.05, 0.9, 1.0, 0.97, 1.03, 1.04, 0.98)  # of sequences' lengths, about their mean
 # Query heads, KV heads, dtype; 3 heads are the demo's, which do not divide by two threads.
 MODELS = ((8, 8, "fp32"), (3, 1, "fp32"), (8, 2, "fp32"), (8, 1, "fp32"), (8, 2, "fp16"))
 
-COMPARED = ("uneven", "ragged", "plain")  # with rows of equal lengths
+COMPARED = ("uneven", "ragged", "plain")  # with sequences of equal lengths
 
 console = Console(width=max(110, Console().width))
 
@@ -46,7 +46,7 @@ class Form:
 
     plain: bool
     ragged: bool
-    even: bool = False  # rows of equal lengths
+    even: bool = False  # sequences of equal lengths
 
 
 FORMS = {

@@ -1,8 +1,8 @@
-"""What exit heads and routers are worth on held-out files: agreement by depth, and how well each router orders tokens.
+"""The quality of exit heads and routers on held-out files: agreement by depth, and how well each router orders tokens.
 
 Files are split by document: heads and routers learn from some, every figure comes from others (split ``test``). The models have
 seen none of them either. ``--data library`` is this installation's held-out files, some 500: of the demo's own 23, heads learn
-the authors' habits, and six documents more or less decide who agrees more often on three others.
+the authors' style, and six documents more or less change the order of the heads on three others.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def main(
 
 
 def measure(report: Report, name: str, plan: Plan, directory: Path) -> None:
-    """Capture one demo model, train everything, and note what the test files say."""
+    """Capture one demo model, train everything, and record the figures of the test files."""
     loaded = load_model(str(DEMO_MODELS / name), "fp32")
     model = FrozenModel(loaded.model)
     captured = capture_model(loaded, plan, directory)

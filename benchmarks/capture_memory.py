@@ -1,4 +1,4 @@
-"""Does memory grow with the calibration text? Peak resident memory above the model while few and many tokens are captured.
+"""Growth of memory with the calibration text: peak resident memory above the model while few and many tokens are captured.
 
 Each capture runs in a process of its own. Peak memory is the kernel's count (VmHWM), mapped files and all, from the moment
 the model is loaded. Every second layer is kept, and the last two states.

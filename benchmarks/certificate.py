@@ -1,4 +1,4 @@
-"""Do certified thresholds keep their promise, and do naive ones? 200 random resplits of held-out text, for both demo models.
+"""How often certified and naive thresholds exceed their promised rate: 200 random resplits of held-out text of the demo models.
 
 Each resplit chooses thresholds on a quarter of the documents and looks at the disagreement rate on the others. A rate above ε is
 a violation; a certificate at confidence 1 - δ may have a share δ of them. Beside resplits of whole documents there are resplits
@@ -104,13 +104,13 @@ def main(
     synthetic: Annotated[bool, typer.Option("--synthetic", help="Known truth instead of models; seconds.")] = False,
     json: Annotated[Path | None, typer.Option(help="Write all figures to this file.")] = None,
 ) -> None:
-    """Count how often chosen thresholds break their promise."""
+    """Count how often chosen thresholds exceed their promised rate."""
     source = {"data": data, "head": head, "checkpoints": checkpoints, "windows": windows, "models": models, "share": share}
     report = Report("certificate", repeats=repeats, confidence=confidence, **({"synthetic": True} if synthetic else source))
     if synthetic:
         synthetic_rows(report, repeats, confidence)
     else:
-        from benchmarks.exits.exit_traces import ROUTER, exit_traces  # torch is not needed for made-up traces
+        from benchmarks.exits.exit_traces import ROUTER, exit_traces  # torch is not needed for synthetic traces
 
         layers = [int(layer) for layer in checkpoints.split(",")]
         for model in models.split(","):

@@ -261,7 +261,7 @@ def main(
     models: Annotated[str, typer.Option(help=f"Models, of {','.join(MODELS)}.")] = ",".join(MODELS),
     batch: Annotated[str, typer.Option(help="Batch sizes.")] = "1,8",
     arms: Annotated[str, typer.Option(help=f"Arms, of {','.join(PREPARE)}.")] = ",".join(PREPARE),
-    new_tokens: Annotated[int | None, typer.Option(min=2, help="New tokens a row; default: 64 (demo), 12 (1b).")] = None,
+    new_tokens: Annotated[int | None, typer.Option(min=2, help="New tokens a sequence; default: 64 (demo), 12 (1b).")] = None,
     repeats: Annotated[int, typer.Option(min=1, help="Timed repetitions; three were too few at 1.1B.")] = 9,
     cache: Annotated[Path, typer.Option(help="Where weights and engines are kept between runs.")] = CACHE,
     json: Annotated[Path | None, typer.Option(help="Also write everything to this file.")] = None,

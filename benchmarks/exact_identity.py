@@ -1,11 +1,11 @@
-"""Does `exact` say what the model says? Greedy tokens of policy `exact` against `full`'s and HF eager's, one by one.
+"""Whether `exact` generates the model's tokens: greedy tokens of policy `exact` against `full`'s and HF eager's, one by one.
 
     python -m benchmarks.exact_identity                        # 200 held-out prompts x 128 tokens, batch 1 and 8, layerskip
     python -m benchmarks.exact_identity --models layerskip,stock --prompts 40 --tokens 64
 
 Prompts are windows of 64 tokens from the held-out files of examples/demo_model/held_out.txt, several windows of most files
-(``--data library``: as many different files). Both drafters are on. At batch 8 all prompts go through 8 slots, so rows join
-and leave at their own pace. Two correct programs may differ where two logits are nearly equal: the first difference of
+(``--data library``: as many different files). Both drafters are on. At batch 8 all prompts go through 8 slots, so sequences
+join and leave at different steps. Two correct programs may differ where two logits are nearly equal: the first difference of
 every text is listed with eager's gap between the two tokens, and explained when that is under 1e-4.
 """
 
@@ -30,7 +30,7 @@ from benchmarks.models.eager_reference import NEAR_TIE, EagerReference
 from benchmarks.policies_cpu import CACHE, PROMPT_TOKENS
 
 MODELS = ("layerskip", "stock")
-PAIRS = {  # result name → who is compared with whom
+PAIRS = {  # result name → the two that are compared
     "identical_pct": ("exact", "full"),
     "identical_to_eager_pct": ("exact", "eager"),
     "full_identical_to_eager_pct": ("full", "eager"),
@@ -79,17 +79,17 @@ def compare(report: Report, model: str, bundle: Path, batches: Sequence[int], pr
     """All comparisons on one model; returns how many texts differ without an explanation."""
     with console.status(f"{model}: HF eager"):
         eager = EagerReference(DEMO_MODELS / model)
-        said = {"eager": eager.continuations([p.ids for p in prompts], tokens)}
+        texts = {"eager": eager.continuations([p.ids for p in prompts], tokens)}
     table = Table("batch", "texts", "against", "identical tokens", "texts that differ", "unexplained", title=model)
     listed, unexplained = [], 0
     for batch in batches:
         for policy in ("exact", "full"):
             with console.status(f"{model}: {policy}, batch {batch}"):
-                said[policy] = generate(bundle, policy, batch, prompts, tokens)
+                texts[policy] = generate(bundle, policy, batch, prompts, tokens)
         for name, (own, other) in PAIRS.items():
-            found = differences(prompts, said[own], said[other], eager)
+            found = differences(prompts, texts[own], texts[other], eager)
             odd = sum(not difference.explained for difference in found)
-            share = 100 * identical_share(said[own], said[other])
+            share = 100 * identical_share(texts[own], texts[other])
             report.add(f"{_prefix(model)}{name}_b{batch}", share)
             if name == "identical_pct":  # a RESULT line's four digits would round a few of them away
                 report.add(f"{_prefix(model)}differing_tokens_b{batch}", round((1 - share / 100) * len(prompts) * tokens))
@@ -105,7 +105,7 @@ def _list(report: Report, model: str, listed: Sequence[tuple[int, str, str, Diff
     for batch, own, other, d in listed:
         why = "a near tie" if d.explained else "UNEXPLAINED"
         console.print(
-            f"{model}, batch {batch}, {d.file} from token {d.offset}, new token {d.position}: {own} says {d.token}, {other} "
+            f"{model}, batch {batch}, {d.file} from token {d.offset}, new token {d.position}: {own} has {d.token}, {other} "
             f"{d.expected}; eager's logits are {d.gap:.1e} apart: {why}",
             markup=False,
         )

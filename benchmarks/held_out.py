@@ -5,13 +5,14 @@ python -m benchmarks.held_out build/prompts.jsonl      # for tide-bench --prompt
 
 from __future__ import annotations
 
-import json
+import json as json_text
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from tide_bench.report import Report
 from tokenizers import Tokenizer
 
 from benchmarks.exits.exit_traces import held_out_documents
@@ -57,7 +58,7 @@ def spread_windows(lengths: Sequence[int], count: int, width: int) -> list[tuple
     """
     room = [length // width for length in lengths]
     if count > sum(room):
-        raise ValueError(f"{count} windows of {width} tokens do not fit into the documents; ask for at most {sum(room)}")
+        raise ValueError(f"{count} windows of {width} tokens do not fit into the documents; take at most {sum(room)}")
     shares = [0] * len(lengths)
     while (left := count - sum(shares)) > 0:
         open_ = [i for i in range(len(lengths)) if shares[i] < room[i]]
@@ -78,11 +79,19 @@ def main(
     count: Annotated[int, typer.Option(min=1, help="Prompts.")] = 120,
     tokens: Annotated[int, typer.Option(min=1, help="Tokens of each.")] = 128,
     data: Annotated[str, typer.Option(help=f"Where they come from, of {','.join(SOURCES)}.")] = "library",
+    json: Annotated[Path | None, typer.Option(help="Write all figures to this file.")] = None,
 ) -> None:
     """Write held-out prompts for the demo models."""
+    report = Report("held_out", count=count, tokens=tokens, data=data)
+    prompts = held_out_prompts(count, tokens, data)
     out.parent.mkdir(parents=True, exist_ok=True)
-    lines = [json.dumps({"ids": prompt.ids, "file": prompt.file}) for prompt in held_out_prompts(count, tokens, data)]
+    lines = [json_text.dumps({"ids": prompt.ids, "file": prompt.file}) for prompt in prompts]
     out.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    report.rows += [{"file": prompt.file, "offset": prompt.offset} for prompt in prompts]
+    report.add("prompts", len(prompts))
+    report.add("prompt_tokens", sum(len(prompt.ids) for prompt in prompts))
+    report.add("prompt_files", len({prompt.file for prompt in prompts}))
+    report.finish(json)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""Does the machinery of lazy depth cost anything at real sizes? Scripted exits on a 1.1B model: measured against theory.
+"""The overhead of lazy depth at real sizes: scripted exits on a 1.1B model: measured against theory.
 
     python -m benchmarks.policies_1b                   # 1.1B random weights, fp32: some minutes
     python -m benchmarks.policies_1b --model demo      # the same on the small model
 
-Random weights have no exits worth asking, so the exits' answers are scripted (see `scripted_exits`): the router says yes to
-0, 50, 90 or 100% of the tokens, and `exact`'s drafts are right. Theory: the time that the launches made should take by step
+Random weights have no useful exits, so the exits' results are scripted (see `scripted_exits`): the router accepts 0, 50, 90 or
+100% of the tokens, and `exact`'s drafts are right. Theory: the time that the launches made should take by step
 costs measured in this run; the baseline's, the bundle's unsplit graph, the same way. What is left is the policies' own work.
 """
 
@@ -63,10 +63,10 @@ def set_stage(model: BenchModel, cache: Path) -> Stage:
         engine = LoggedEngine(load_second(bundle))
         baseline = uncut_beside(engine)
     manifest = with_exits(engine.manifest, [place], table, exact_threshold=0.5, exit_threshold=0.5)
-    return Stage(engine, manifest, baseline, CostModel(manifest))
+    return Stage(engine, manifest, baseline, CostModel.of(manifest))
 
 
-def scripted_arms(stage: Stage, rates: list[int], said: Texts) -> dict[str, Arm]:
+def scripted_arms(stage: Stage, rates: list[int], texts: Texts) -> dict[str, Arm]:
     """``exact_RATE`` and ``exit_RATE``."""
     arms: dict[str, Arm] = {}
     for rate in rates:
@@ -75,15 +75,15 @@ def scripted_arms(stage: Stage, rates: list[int], said: Texts) -> dict[str, Arm]
             "exit": ExitDepth(stage.manifest, CHUNK, DepthOptions()),
         }
         for name, policy in policies.items():
-            arms[f"{name}_{rate}"] = ScriptedArm(stage.engine, policy, stage.manifest, rate / 100, said)
+            arms[f"{name}_{rate}"] = ScriptedArm(stage.engine, policy, stage.manifest, rate / 100, texts)
     return arms
 
 
 def measure(stage: Stage, rates: list[int], groups: list[Group], params: GenerationParams) -> list[dict[str, Any]]:
     """A row for each policy and rate."""
     full = FullDepth(stage.manifest, CHUNK)
-    said = {tuple(group[0]): stage.engine.turn(full, group, params, 1).tokens[0] for group in groups}
-    arms = scripted_arms(stage, rates, said)
+    texts = {tuple(group[0]): stage.engine.turn(full, group, params, 1).tokens[0] for group in groups}
+    arms = scripted_arms(stage, rates, texts)
     for arm in (stage.baseline, *arms.values()):  # binds buffers
         arm.turn(groups[0], params, 1)
     base, turns = take_turns(stage.baseline, arms, groups, params, 1)

@@ -5,15 +5,15 @@
     python -m benchmarks.policies_cpu --models layerskip --batch 1 --arms full,exact_both --temperature 0
 
 Every ratio has the unsplit graph, driven by the same loop, as its baseline: all of TIDE's arms run in one process, each beside
-the baseline on the same prompts, in slices of 4 tokens a row by turns (see `turns`; a whole turn of one after a whole turn of
-the other scatters several times as much on a shared machine). Where in memory a graph and its caches happen to lie makes it a
+the baseline on the same prompts, in alternating slices of 4 tokens a sequence (see `turns`; a whole turn of one after a whole
+turn of the other scatters several times as much on a shared machine). Where in memory a graph and its caches lie makes it a
 percent or two faster or slower for as long as it is loaded. So the baseline is the session of the unsplit graph that the
 policies' own engine loaded, with caches of its own (loaded apart, it was 0.5% to 1.5% faster than ``full``, which runs the same
 graph; ``exit`` at 5% has a bundle and an engine of its own); as a bundle of its own the unsplit graph is an arm. And everything
 is loaded several times (``--loads``), each time for a part of the prompts. HF's arms have processes of their own, 4 groups of
 prompts, and whole turns of the baseline before and after theirs. Prompts are windows of 64 tokens from files that neither the
 models nor the calibration have seen (see `held_out`; ``--data demo`` takes the demo's own files instead, which the calibration
-learned from); sampling and random weights get fewer of them, batches the same ones in other company. One row runs every arm and
+learned from); sampling and random weights get fewer of them, batches the same ones in other batches. Batch 1 runs every arm and
 every temperature, batches run ``--batch-arms``, greedily. ``random`` has random weights and a calibration that is wrong about
 them: the worst that can happen. The first run calibrates both demo models, which takes some minutes more. 100 prompts of 128
 tokens take 85 minutes; ``--resume`` goes on where a run was interrupted, after the models that its file has.
@@ -52,9 +52,9 @@ BATCH_ARMS = ("full", "exact_ngram", "exact_router", "exact_both", "exit1")  # w
 MODELS = ("layerskip", "stock", "random")
 PROMPT_TOKENS = 64
 SAMPLED_SHARE, RANDOM_SHARE = 4, 4  # one prompt in so many for sampling and for random weights
-LEAST_GROUPS = 6  # the bootstrap over fewer says nothing
-LEAST_TOKENS = 3072  # in all turns of an arm that takes a share: a quarter of a second for one says little
-QUEUE = 6  # prompts per slot that a batch works off in one turn: a slot whose row is finished takes the next one
+LEAST_GROUPS = 6  # the bootstrap over fewer is meaningless
+LEAST_TOKENS = 3072  # in all turns of an arm that takes a share: a quarter of a second for one is noise
+QUEUE = 6  # prompts per slot that a batch works off in one turn: a slot whose sequence is finished takes the next one
 RANDOM_QUEUE = 2  # of random weights, which only show that nothing gets slow
 SAMPLE = 6  # prompts on which baselines are fitted
 
@@ -128,8 +128,10 @@ class Taken:
 
 
 def _warm_up(arms: ArmSet, names: Sequence[str], prompts: Group, params: GenerationParams, batch: int) -> None:
-    """Bind every shape, as whoever serves has after some requests (HF binds none: a prompt for each row will do); an arm that
-    fails here is left out from now on."""
+    """Bind every shape, as in a service after some requests; an arm that fails here is left out from now on.
+
+    HF binds none: a prompt for each sequence of the batch is enough.
+    """
     arms.baseline.turn(prompts, params, batch)
     for name in names:
         try:
@@ -209,7 +211,7 @@ def main(
     batch_arms: Annotated[str, typer.Option(help="Those of them that also run in batches.")] = ",".join(BATCH_ARMS),
     temperature: Annotated[str, typer.Option(help="Temperatures; 0 is greedy, others take fewer prompts.")] = "0,0.8",
     prompts: Annotated[int, typer.Option(min=1, help="Held-out prompts of 64 tokens.")] = 24,
-    new_tokens: Annotated[int, typer.Option(min=2, help="New tokens a row.")] = 64,
+    new_tokens: Annotated[int, typer.Option(min=2, help="New tokens a sequence.")] = 64,
     loads: Annotated[
         int, typer.Option(min=1, help="How often everything is loaded anew, each time for a part of the prompts.")
     ] = 4,

@@ -1,10 +1,10 @@
-"""What policy `exit` says instead of the model: after the same text, against its certificate, and in texts of its own.
+"""Where policy `exit` differs from the model: after the same text, against its certificate, and in texts of its own.
 
     python -m benchmarks.policy_quality                               # both demo models, certified at 1% and 5%
     python -m benchmarks.policy_quality --bundles FOLDER --json build/policy_quality.json
 
 *Forced*: held-out files are read token by token; where does the likeliest next token differ from `full`'s? That is what the
-certificate bounds, a document's mean. *Free*: both write on from the same prompt, up to the first difference. Perplexity is of
+certificate bounds, a document's mean. *Free*: both continue the same prompt, up to the first difference. Perplexity is of
 the held-out text. `exact` writes `full`'s tokens, so it has `full`'s perplexity; that its texts are `full`'s is checked here too.
 Nothing is timed.
 """
@@ -119,7 +119,7 @@ def main(
     cache: Annotated[Path, typer.Option(help="Where bundles are kept between runs.")] = CACHE,
     json: Annotated[Path | None, typer.Option(help="Also write everything to this file.")] = None,
 ) -> None:
-    """Hold early exits against the model and their certificates."""
+    """Compare policy exit with the model and with its certificates."""
     report = Report("policy_quality", documents=documents, tokens=tokens, prompt_tokens=PROMPT_TOKENS)
     windows = [prompt.ids for prompt in held_out_prompts(documents, PROMPT_TOKENS + tokens, "library")]
     for model in models.split(","):

@@ -1,6 +1,6 @@
-"""What `tide-calibrate` predicts of the depth policies, next to what they do: layerskip, one row, greedy, fp32 on this CPU.
+"""Speedups that `tide-calibrate` predicts, next to measurements: layerskip, batch 1, greedy, fp32 on this CPU.
 
-    python -m benchmarks.predicted_speedup                 # about 3 minutes; calibrates the demo model first when nobody has
+    python -m benchmarks.predicted_speedup                 # about 3 minutes; calibrates the demo model first when need be
     python -m benchmarks.predicted_speedup --bundles DIR   # with calibration_1, calibration_5, bundle_1 and bundle_5 in DIR
 
 ``exit`` runs with the thresholds certified at 1% and at 5%, and with those in the middle between them; ``exact`` with each
@@ -113,7 +113,7 @@ def main(
     cache: Annotated[Path, typer.Option(help="Where bundles are kept between runs.")] = CACHE,
     json: Annotated[Path | None, typer.Option(help="Also write everything to this file.")] = None,
 ) -> None:
-    """Hold the calibration's predictions against the clock."""
+    """Compare the predictions of the calibration with measurements."""
     low, high = PERCENTS
     folder = bundles or calibrated_bundles(MODEL, cache)[low].parent
     cases = policy_cases(*(folder / f"bundle_{percent}" for percent in (low, high)))

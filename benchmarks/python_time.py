@@ -77,7 +77,7 @@ class _WatchedPolicy:
 
 
 def python_time(bundle: Path, arm: PolicyArm, batch: int, prompts: Sequence[Sequence[int]], tokens: int) -> tuple[float, float]:
-    """Milliseconds of decoding per token of a row, and of these in Python."""
+    """Milliseconds of decoding per token of a sequence, and of these in Python."""
     options = EngineOptions(
         policy=arm.policy, depth=DepthOptions(draft=arm.draft), max_batch=batch, threads=ThreadOptions(shared=True), verify=False
     )

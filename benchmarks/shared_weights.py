@@ -43,7 +43,7 @@ _ROUNDS = 20
 
 @dataclass(frozen=True)
 class Held:
-    """After a stage: seconds that loading took so far, and MiB above an empty process. ``own``: shared with nobody."""
+    """After a stage: seconds that loading took so far, and MiB above an empty process. ``own``: of this process alone."""
 
     seconds: float
     total: float
@@ -128,7 +128,7 @@ def _memory() -> tuple[float, float]:
 
 
 def _hold(folder: Path, stages: Sequence[Sequence[str]], parent: Connection) -> None:
-    """Of a process of its own: load stage after stage, tell what came of each, and once more when asked."""
+    """The body of a process: load stage after stage, send its memory after each, and once more on request."""
     graphs, seconds, before = LoadedGraphs(folder), 0.0, _memory()
 
     def tell() -> None:
@@ -149,7 +149,7 @@ def measure(folder: Path, stages: Sequence[Sequence[str]]) -> tuple[list[Held], 
     pipes, alone = [context.Pipe() for _ in range(2)], list[Held]()
     for ours, theirs in pipes:
         context.Process(target=_hold, args=(folder, stages, theirs), daemon=True).start()
-        theirs.close()  # or nobody would notice that the process has failed
+        theirs.close()  # else the end of a failed process would go unnoticed
         told = [ours.recv() for _ in stages]
         alone = alone or told
     for ours, _ in pipes:

@@ -4,9 +4,10 @@
     python -m benchmarks.tide_bench_1b                    # some 20 minutes more
     python -m benchmarks.tide_bench_1b --model demo       # the same in small, to see that it runs
 
-Random weights have no exits worth asking. Theirs stands after a quarter of the layers and is never sure: `exit`, and `exact` with
-one row, show what asking in vain costs (with several rows `exact` asks only what a calibration expects to pay), and static skip
-runs all layers but one. Two such models fit into 24 GB at once: arms meet `full` one after the other.
+Random weights have no useful exits. The stub exit stands after a quarter of the layers and never passes its threshold: `exit`,
+and `exact` at batch 1, show what evaluating exits in vain costs (at larger batches `exact` evaluates only exits that the
+calibration expects to pay off), and static skip runs all layers but one. Two such models fit into 24 GB at
+once: arms meet `full` one after the other.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from tide_bench.arms.registry import RIVALS
+from tide_bench.arms.registry import OTHER_ARMS
 from tide_bench.build_cache import cached_folder, files_digest
 from tide_bench.in_process import run_in_process
 from tide_bench.stub_exits import with_exits
@@ -38,7 +39,7 @@ KEPT = ("unsplit", "static-skip", "genai")  # arms whose graphs are kept between
 
 def main(
     model: Annotated[str, typer.Option(help=f"Of {', '.join(MODELS)}.")] = "1b",
-    vs: Annotated[str, typer.Option(help="Other ways to run the model.")] = ",".join(RIVALS),
+    vs: Annotated[str, typer.Option(help="Other ways to run the model.")] = ",".join(OTHER_ARMS),
     minutes: Annotated[float, typer.Option(help="Time for all turns together, but for three of each arm.")] = 3,
     prepare: Annotated[bool, typer.Option("--prepare", help="Make what the arms load, and take one short turn.")] = False,
     cache: Annotated[Path, typer.Option(help="Where weights and graphs are kept between runs.")] = CACHE,

@@ -39,15 +39,18 @@ def test_commands_and_snippet_run(folder):
     assert "tokens/s" in done.stdout
 
 
-def test_the_two_commands_are_in_the_makefile():
-    """`make demo` or `make test` would not exist."""
+def test_make_targets_are_in_the_makefile():
+    """A reader would type `make demo` or `make test` and get an error."""
     makefile = (ROOT / "Makefile").read_text()
-    for target in re.findall(r"^make (\w+)", README, re.M):
+    pages = README + (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    targets = set(re.findall(r"(?:^|`|\$ )make ([\w-]+)", pages, re.M))
+    assert {"demo", "test", "lint", "tables", "docs"} <= targets
+    for target in targets:
         assert re.search(rf"^{target}:", makefile, re.M), target
     assert shutil.which("make")
 
 
-@pytest.mark.parametrize("page", ["README.md", "plugins/README.md", "plugins/trt/README.md", "CHANGELOG.md"])
+@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "plugins/README.md", "plugins/trt/README.md", "CHANGELOG.md"])
 def test_links_lead_to_files(page):
     """A reader would click on a file that has moved. (The pages in docs/ are checked where their site is built.)"""
     path = ROOT / page
@@ -55,9 +58,18 @@ def test_links_lead_to_files(page):
     assert [link for link in links if not (path.parent / link).exists()] == []
 
 
+def test_readme_is_short():
+    """A newcomer would look for install and limits among tables; tables belong in docs/."""
+    assert len(README.splitlines()) <= 150
+
+
+def test_results_hold_the_newest_run_of_each_kind():
+    """A reader would take an outdated run for a current one."""
+    kinds = [path.name[11:] for path in (ROOT / "docs" / "results").glob("*.json")]
+    assert len(kinds) == len(set(kinds)), sorted(kind for kind in set(kinds) if kinds.count(kind) > 1)
+
+
 def test_tables_are_up_to_date():
     """A number in the README would not be the one that its script measured."""
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.tables.__main__", "--check"], cwd=ROOT, capture_output=True, text=True
-    )
+    done = subprocess.run([sys.executable, "-m", "benchmarks.tables", "--check"], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -1,4 +1,4 @@
-"""Lower one traced model for several targets and compile each; a target that fails leaves the others as they are."""
+"""Lower one traced model for several targets and compile each; a failed target does not affect the others."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tide_export.trace import TracedModel
 
 @dataclass(frozen=True)
 class Cuts:
-    """Where to cut, and what exits add. ``skips``: exits whose skipped layers' caches are to be filled."""
+    """Checkpoints and the graphs of exits. ``skips``: exits that need a graph to fill the caches of skipped layers."""
 
     checkpoints: Sequence[int]
     exits: Sequence[CutGraph] = ()
@@ -31,7 +31,7 @@ class Cuts:
 
 @dataclass
 class BuiltTargets:
-    """``graphs``: the contract as the first target's graphs have it."""
+    """``targets``: manifest entries by name; ``graphs``: the graphs' interface, taken from the first target."""
 
     targets: dict[str, TargetInfo] = field(default_factory=dict)
     graphs: list[GraphInfo] = field(default_factory=list)
@@ -43,14 +43,14 @@ def build_targets(
     cuts: Cuts,
     context: LoweringContext,
     job: BuildJob,
-    tell: Callable[[LoweredModel], None],
+    on_lowered: Callable[[LoweredModel], None],
 ) -> BuiltTargets:
-    """Compile for each of ``targets``; what fails is reported to ``job.progress``.
+    """Compile for each of ``targets``; failures are reported to ``job.progress``.
 
     Args:
-        tell: is shown every lowering, of which several targets may share one.
+        on_lowered: called with each lowered model once, even if several targets share it.
 
-    Raises TargetError, or the only target's own child of TideError, when none could be built.
+    Raises TargetError, or the error of the only target, if none could be built.
     """
     lowerings: dict[object, LoweredModel] = {}
     built, errors = BuiltTargets(), []
@@ -60,14 +60,14 @@ def build_targets(
         try:
             if target.lowering not in lowerings:
                 lowerings[target.lowering] = _lower(prepared, target, cuts, context, job)
-                tell(lowerings[target.lowering])
+                on_lowered(lowerings[target.lowering])
             lowered = lowerings[target.lowering]
             graphs = [describe(graph) for graph in lowered.graphs]
             built.targets[target.name] = target.builder.build(target, lowered, job)
             built.graphs = built.graphs or graphs
-        except OSError:  # a full disk is full for the other targets too
+        except OSError:  # e.g. a full disk, which fails the other targets too
             raise
-        except Exception as error:  # each compiler has its own
+        except Exception as error:  # compilers raise their own classes
             _remove_files(job, target)
             errors.append(_as_tide_error(error))
             job.progress.failed(target.name, str(errors[-1]))
@@ -86,7 +86,7 @@ def _as_tide_error(error: Exception) -> TideError:
 
 @dataclass(frozen=True)
 class _Prepared:
-    """The traced model after the passes that all targets begin with."""
+    """The traced model after the leading passes that all targets share."""
 
     traced: TracedModel
     passes: tuple[GraphPass, ...]
@@ -101,7 +101,7 @@ def _prepare(traced: TracedModel, targets: Sequence[Target], context: LoweringCo
 
 
 def _lower(prepared: _Prepared, target: Target, cuts: Cuts, context: LoweringContext, job: BuildJob) -> LoweredModel:
-    """The target's graphs, from copies: the model and the exits' graphs stay as they are for the next target."""
+    """Lower copies of the model and the exits' graphs, because the next target needs the originals."""
     with job.progress.phase(f"lower and cut for {target.name}"):
         copy = TracedModel(prepared.traced.model.clone(), prepared.traced.kv_shapes)
         exits = [CutGraph(graph.name, graph.model.clone(), graph.layers) for graph in cuts.exits]

@@ -1,4 +1,4 @@
-"""Write a bundle into a temporary directory beside its destination and rename it when it is whole."""
+"""Write a bundle into a temporary directory beside its destination and rename it once it is complete."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ _DTYPE_NAMES = {"FLOAT": "fp32", "FLOAT16": "fp16", "BFLOAT16": "bf16"}
 def new_directory(out: Path, force: bool, kind: str = "TIDE bundle", marker: str = MANIFEST_NAME) -> Iterator[Path]:
     """A temporary directory that becomes ``out`` on success and vanishes on any failure or interruption.
 
-    ``force`` replaces nothing but a ``kind``, which is known by its file ``marker``.
-    Raises OutputError when ``out`` exists (unless ``force``), cannot be created, or the disk is full.
+    ``force`` replaces only a ``kind``, recognised by its file ``marker``.
+    Raises OutputError if ``out`` exists (unless ``force``), cannot be created, or the disk is full.
     """
     if out.exists() and not force:
         raise OutputError(f"{out} exists already; choose another --out, or replace it with --force")
@@ -66,7 +66,7 @@ def _replace(staging: Path, out: Path) -> None:
 def write_graphs(
     graphs: list[CutGraph], forms: list[CutGraph], target: str, weights: WeightFile, progress: ExportProgress
 ) -> dict[str, str]:
-    """Write one target's graphs and other ``forms`` of them beside ``weights``, and into it what it has not yet.
+    """Write one target's graphs and their ``forms`` beside ``weights``, and tensors that ``weights`` lacks into it.
 
     Returns graph name → file for both.
     """
@@ -89,7 +89,7 @@ def onnx_weights(directory: Path) -> WeightFile:
 
 
 def describe(graph: CutGraph) -> GraphInfo:
-    """What the manifest says of a graph."""
+    """The manifest entry of a graph."""
     model = graph.model.graph
     parameters = sum(v.const_value.size for v in model.initializers.values() if v.const_value is not None)
     layers = None if graph.layers is None else list(graph.layers)
@@ -103,7 +103,7 @@ def _tensor(value: ir.Value) -> TensorInfo:
 
 
 def hash_files(directory: Path) -> dict[str, FileInfo]:
-    """Size and SHA-256 of every file below ``directory``, by relative path: of what is on the disk, not in the page cache."""
+    """Relative path → size and SHA-256 of every file below ``directory``, read from the disk, not from the page cache."""
     files = sorted(p for p in directory.rglob("*") if p.is_file())
     for file in files:
         _drop_from_page_cache(file)
@@ -111,12 +111,12 @@ def hash_files(directory: Path) -> dict[str, FileInfo]:
 
 
 def _drop_from_page_cache(file: Path) -> None:
-    """Have ``file`` read anew by whoever reads it next.
+    """Evict ``file`` from the page cache, so that the next access reads it from the disk.
 
-    Linux places what it reads in larger pieces of memory than what was written. The page cache is the weights' home for as long
-    as a bundle is mapped, and the demo model was found to decode some percent slower from where its exporter had written it.
+    Linux caches pages that it reads in larger folios than pages that were written. A mapped bundle runs from the page cache, and
+    the demo model decoded some percent slower from the pages that the exporter had written.
     """
     if hasattr(os, "posix_fadvise"):
         with file.open("rb") as opened:
-            os.fsync(opened.fileno())  # only what is on the disk can be dropped
+            os.fsync(opened.fileno())  # only clean pages can be dropped
             os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)

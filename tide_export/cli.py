@@ -42,7 +42,7 @@ def export(
     max_seq_len: Annotated[
         int | None,
         typer.Option(
-            help="KV cache slots per row: prompt and output together, in tokens. Default: the model's own, at most 4096."
+            help="KV cache slots per sequence: prompt and output together, in tokens. Default: the model's own, at most 4096."
         ),
     ] = None,
     calibration: Annotated[
@@ -74,7 +74,7 @@ def export(
         typer.Option("--list-targets", callback=_list_targets, is_eager=True, help="Print the table of targets and exit."),
     ] = False,
     max_batch: Annotated[
-        int, typer.Option(help="Most rows in one step of TensorRT and TensorRT-RTX engines; other targets take any number.")
+        int, typer.Option(help="Most sequences in one step of TensorRT and TensorRT-RTX engines; other targets take any number.")
     ] = _DEFAULTS.max_batch,
     packed_weights: Annotated[
         bool,
@@ -103,7 +103,7 @@ def export(
         typer.Option("--strip-weights", help="TensorRT: engines without weights, which lie beside them and are put in at load."),
     ] = False,
     verify: Annotated[
-        bool, typer.Option(help="Hold the bundle against the eager model on real prompts before finishing.")
+        bool, typer.Option(help="Compare the bundle with the eager model on real prompts before finishing.")
     ] = _DEFAULTS.verify,
     explain: Annotated[bool, typer.Option("--explain", help="Print where a lowering pass did not apply, and why.")] = False,
     revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of a hub model.")] = None,

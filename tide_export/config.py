@@ -1,4 +1,4 @@
-"""What an export is asked to do; the command line takes its defaults from here."""
+"""Options of an export; the command line takes its defaults from here."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tide_runtime.bundle.calibration import CalibrationInfo
 from tide_runtime.bundle.manifest import DTYPES
 from tide_runtime.errors import ParamsError
 
-if TYPE_CHECKING:  # the targets take long to import
+if TYPE_CHECKING:  # the targets import slowly
     from tide_export.targets.trt_options import TrtOptions
 
 
@@ -21,20 +21,21 @@ class ExportConfig:
     Args:
         dtype: precision of weights and caches, fp32, fp16 or bf16.
         checkpoints: where to cut, in layers run before the cut: ``"6,12,18"``, ``"every:6"``, ``"none"`` or
-            ``"auto"`` (what the calibration needs; four even segments without one).
-        max_seq_len: KV cache slots per row (prompt and output together), in tokens; None takes the model's own
+            ``"auto"`` (the exits of the calibration; four even segments without one).
+        max_seq_len: KV cache slots per sequence (prompt and output together), in tokens; None takes the model's own
             maximum, at most 4096.
-        targets: kinds of machine to compile for; ``auto`` is the CPU and what fits the GPU present, if any, ``all`` what this
-            machine can compile for.
+        targets: kinds of machine to compile for; ``auto`` is the CPU and targets for the GPU present, if any; ``all``
+            is every target that this machine can compile for.
         verify: compare the finished bundle with the eager model and refuse to finish on a mismatch.
-        explain: print where lowering passes did not apply, and why.
-        calibration: a directory that ``tide-calibrate`` wrote for this model, whose exits the bundle is to have.
+        explain: print where lowering passes did not apply, and the reasons.
+        calibration: a directory that ``tide-calibrate`` wrote for this model; its exits go into the bundle.
         data: text to calibrate on first: a file, a directory or a hub data set, as ``tide-calibrate --data`` takes it.
-        max_batch: rows that engines take in one step; targets that are no engines take any number.
-        packed_weights: target ``cpu`` in fp32: write the weights as ONNX Runtime packs them on this kind of processor, too: all
-            graphs, engines and processes then map one copy, of a bundle twice as large. See `tide_export.packed_weights`.
-        force_rebuild: build engines anew that the cache has.
-        hardware_compatible, version_compatible, strip_weights: what is asked of TensorRT's engines; see TrtOptions.
+        max_batch: most sequences in one step of an engine; other targets take any number.
+        packed_weights: target ``cpu`` in fp32: also write the weights in ONNX Runtime's packed layout for this kind of
+            processor. All graphs, engines and processes then map one copy; the bundle is twice as large.
+            See `tide_export.packed_weights`.
+        force_rebuild: build engines even if the cache has them.
+        hardware_compatible, version_compatible, strip_weights: options of TensorRT engines; see TrtOptions.
     """
 
     dtype: str = "fp32"
@@ -60,7 +61,7 @@ class ExportConfig:
         if not self.targets:
             raise ParamsError("no target given; --target auto is the default")
         if self.max_batch < 1:
-            raise ParamsError(f"max_batch is {self.max_batch}; set it to at least 1 row")
+            raise ParamsError(f"max_batch is {self.max_batch}; set it to at least 1 sequence")
         if self.calibration is not None and self.data is not None:
             raise ParamsError(
                 "both a calibration and data to calibrate on are given; leave out --data to use the calibration as it is, "
@@ -73,17 +74,17 @@ class ExportConfig:
 
     @property
     def trt(self) -> TrtOptions:
-        """What is asked of TensorRT's engines."""
+        """The options of TensorRT engines."""
         from tide_export.targets.trt_options import TrtOptions
 
         return TrtOptions(self.hardware_compatible, self.version_compatible, self.strip_weights)
 
 
 def place_checkpoints(spec: str, num_layers: int, calibration: CalibrationInfo | None = None) -> list[int]:
-    """Layers run before each cut, rising, each from 1 to num_layers - 1: the last layer is never a checkpoint.
+    """Layers run before each cut, increasing, each from 1 to num_layers - 1: the last layer is never a checkpoint.
 
-    ``auto`` is what the exits of ``calibration`` need, or four even segments without one. Raises ParamsError for layers
-    that do not exist, or that those exits cannot be used with.
+    ``auto`` takes the cuts that the exits of ``calibration`` need, or four even segments without one. Raises ParamsError for
+    layers that do not exist or that conflict with those exits.
     """
     if calibration is None:
         return _layers(spec, num_layers)

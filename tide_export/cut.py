@@ -5,10 +5,10 @@
     last segment  …, logits_index → logits, token (the argmax), key_cache_out_i, …
     head          hidden → logits, token: for early exits
 
-The embedding is part of the first segment and the LM head part of the last: neither is ever run alone by the whole model,
-and a launch costs as much as half a small layer. ``logits_index`` [N] says which tokens of the step (counted through all of
-its rows) want logits, so that a prompt's other tokens cost none. Cache indices are the model's layer numbers. Boundaries
-that are not cut become plain edges; without any, the only segment is the whole model.
+The embedding is part of the first segment and the LM head part of the last, because a full-depth step runs both anyway and a
+launch costs as much as half a small layer. ``logits_index`` [N] indexes the tokens of the step, counted over all sequences, whose
+logits are needed; other prompt tokens skip the LM head. Cache indices are the model's layer numbers. Boundaries without a cut are
+removed; without checkpoints the only segment is the whole model.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class CutGraph:
 
 @dataclass(frozen=True)
 class LoweredModel:
-    """A target's graphs, ready to write, and what each pass did. ``forms``: further ones, of segments and uncut."""
+    """A target's graphs, ready to write, and the reports of its passes. ``forms``: batched, ragged and uncut graphs."""
 
     graphs: list[CutGraph]
     forms: list[CutGraph]
@@ -48,7 +48,7 @@ class LoweredModel:
 
     @property
     def applied(self) -> dict[str, int]:
-        """Pass name → how often it fired, over all graphs."""
+        """Pass name → how often it applied, over all graphs."""
         counts: Counter[str] = Counter()
         for report in self.reports:
             counts[report.name] += report.applied
@@ -56,7 +56,7 @@ class LoweredModel:
 
 
 def name_values(traced: TracedModel) -> None:
-    """Give the traced graph the contract's names, and take all sizes but the caches' from ``position_ids``."""
+    """Give the traced graph the contract's names, and read batch and sequence sizes from ``position_ids``."""
     graph = traced.model.graph
     layers = traced.num_layers
     inputs = list(graph.inputs)
@@ -87,7 +87,7 @@ def boundary_nodes(graph: ir.Graph) -> dict[int, ir.Node]:
 
 
 def keep_boundaries(traced: TracedModel, checkpoints: Iterable[int]) -> ir.Model:
-    """A copy of the traced model in which only the given boundaries and L remain."""
+    """A copy of the traced model that keeps only the given boundaries and the one after the last layer."""
     model = traced.model.clone()
     kept = {traced.num_layers, *checkpoints}
     for index, node in boundary_nodes(model.graph).items():
@@ -98,22 +98,22 @@ def keep_boundaries(traced: TracedModel, checkpoints: Iterable[int]) -> ir.Model
 
 
 def cut(model: ir.Model, num_layers: int) -> list[CutGraph]:
-    """Cut at the boundaries that are left in ``model``: segment_0 …, head."""
+    """Cut ``model`` at its remaining boundaries: segment_0 …, head."""
     graph = model.graph
-    marks = boundary_nodes(graph)
-    head = CutGraph("head", _piece(model, "head", marks[num_layers].outputs[0], graph.outputs[0], []))
-    _choose_tokens(graph, marks[num_layers])
+    boundaries = boundary_nodes(graph)
+    head = CutGraph("head", _piece(model, "head", boundaries[num_layers].outputs[0], graph.outputs[0], []))
+    _select_logits_tokens(graph, boundaries[num_layers])
     graphs = []
-    for number, (first, end) in enumerate(itertools.pairwise([0, *sorted(marks)])):
-        hidden = marks[first].outputs[0] if first else None
-        result = graph.outputs[0] if end == num_layers else marks[end].inputs[0]
+    for number, (first, end) in enumerate(itertools.pairwise([0, *sorted(boundaries)])):
+        hidden = boundaries[first].outputs[0] if first else None
+        result = graph.outputs[0] if end == num_layers else boundaries[end].inputs[0]
         piece = _piece(model, f"segment_{number}", hidden, result, list(range(first, end)))
         graphs.append(CutGraph(f"segment_{number}", piece, (first, end)))
     return [*graphs, head]
 
 
-def _choose_tokens(graph: ir.Graph, last: ir.Node) -> None:
-    """Let only the tokens at ``logits_index`` into the head: [B, S, H] → [1, N, H]."""
+def _select_logits_tokens(graph: ir.Graph, last: ir.Node) -> None:
+    """Feed only the tokens at ``logits_index`` into the head: [B, S, H] → [1, N, H]."""
     states = last.inputs[0]
     index = ir.val("logits_index", dtype=ir.DataType.INT64, shape=["wanted"])
     assert states is not None and states.shape is not None
@@ -125,11 +125,11 @@ def _choose_tokens(graph: ir.Graph, last: ir.Node) -> None:
     chosen.type, chosen.shape = states.type, states.shape
     graph.insert_before(last, tape.nodes)
     ir.convenience.replace_all_uses_with(last.outputs[0], chosen)
-    rename_dims(_made_from(chosen), {states.shape[0]: 1, states.shape[1]: "wanted"})
+    rename_dims(_dependents(chosen), {states.shape[0]: 1, states.shape[1]: "wanted"})
 
 
-def _made_from(value: ir.Value) -> Iterator[ir.Value]:
-    """``value`` and everything that is computed from it."""
+def _dependents(value: ir.Value) -> Iterator[ir.Value]:
+    """``value`` and all values computed from it."""
     pending, seen = [value], set()
     while pending:
         current = pending.pop()
@@ -190,7 +190,7 @@ def _finish(model: ir.Model, name: str, from_hidden: bool, logits: bool) -> None
 
 
 def sort_initializers(graph: ir.Graph) -> None:
-    """By name, so that the same model gives the same bytes: extract() collects them in a set."""
+    """Sort by name, so that the same model gives the same bytes: extract() collects initializers in a set."""
     for initializer in sorted(graph.initializers.values(), key=lambda value: value.name or ""):
         graph.initializers.pop(initializer.name)
         graph.initializers.add(initializer)

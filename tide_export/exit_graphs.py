@@ -1,13 +1,13 @@
 """Build the graph of an early exit: the router's score, the translated hidden state, or both.
 
-    exit_c  hidden → score [B, S] float32, hidden_out [B, S, H]      (only those that the exit needs)
+    exit_c  hidden → score [B, S] float32, hidden_out [B, S, H]      (only the outputs that the exit needs)
 
     n          = rmsnorm(hidden), no weight, epsilon 1e-6
     score      = sigmoid(router.up · silu(router.down · n + router.down_bias) + router.up_bias)
     hidden_out = hidden + translator.up · translator.down · n        (tuned lens: Belrose et al. 2023, arXiv:2303.08112)
 
-Everything is computed in float32, as it was trained, whatever the model's dtype: the weights are small, and a threshold
-certified for one dtype then means the same in another. The score is a call of a function of the file (`router_function`).
+All of it is computed in float32, as in training, for every dtype of the model: the weights are small, and a threshold certified
+for one dtype then holds for another. The score is a call of an ONNX function (`router_function`).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ ExitTensors = Mapping[str, NDArray[np.float32]]
 
 
 def exit_tensor_names(info: ExitInfo) -> list[str]:
-    """The tensors of exits.safetensors that an exit's graph is made from."""
+    """Names of the tensors in exits.safetensors that an exit's graph reads."""
     return [f"{part}.{info.checkpoint}.{name}" for output in info.graph_outputs() for part, name in _TENSORS[output]]
 
 
@@ -49,15 +49,15 @@ def exit_graph_model(info: ExitInfo, tensors: ExitTensors, hidden_size: int, dty
     stored, name = _DTYPES[dtype], exit_graph(info)
     tokens, states = ("batch", "seq"), ("batch", "seq", hidden_size)
     hidden = ir.val("hidden", dtype=stored, shape=states)
-    exit_ = _ExitTape(info.checkpoint, tensors)
-    wide = exit_.cast(hidden, ir.DataType.FLOAT)
+    early_exit = _ExitTape(info.checkpoint, tensors)
+    wide = early_exit.cast(hidden, ir.DataType.FLOAT)
     outputs, functions, opsets = [], [], {"": OPSET}
     if "score" in info.graph_outputs():
-        outputs.append(_named(exit_.score(wide), "score", ir.DataType.FLOAT, tokens))
+        outputs.append(_named(early_exit.score(wide), "score", ir.DataType.FLOAT, tokens))
         functions, opsets = [router_function()], {"": OPSET, DOMAIN: VERSION}
     if "hidden_out" in info.graph_outputs():
-        outputs.append(_named(exit_.cast(exit_.translated(wide), stored), "hidden_out", stored, states))
-    tape = exit_.tape
+        outputs.append(_named(early_exit.cast(early_exit.translated(wide), stored), "hidden_out", stored, states))
+    tape = early_exit.tape
     graph = ir.Graph([hidden], outputs, nodes=tape.nodes, initializers=tape.initializers, opset_imports=opsets, name=name)
     return CutGraph(name, ir.Model(graph, ir_version=IR_VERSION, functions=functions))
 
@@ -87,7 +87,7 @@ class _ExitTape:
         return total
 
     def _ones(self) -> ir.Value:
-        """Made as the router makes them if there is one: ONNX Runtime then sees that both norms are the same, and runs one."""
+        """Computed as in the router, if there is one, so that ONNX Runtime merges the two equal norms."""
         router = self._recorded(f"router.{self.checkpoint}.down")
         if router is not None:
             return ones(self.tape, router, axis=1)
@@ -98,7 +98,7 @@ class _ExitTape:
         return self._initializer(full_name, self.tensors[full_name])
 
     def _transposed(self, part: str, name: str) -> ir.Value:
-        """A matrix [out, in] as MatMul takes it from the right."""
+        """A matrix [out, in] transposed to [in, out], MatMul's right operand."""
         full_name = f"{part}.{self.checkpoint}.{name}"
         return self._initializer(f"{full_name}.T", self.tensors[full_name].T)
 

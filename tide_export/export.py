@@ -48,12 +48,12 @@ def export(
 ) -> Manifest:
     """Export the model in directory or hub id ``source`` to a bundle in ``out``; returns its manifest.
 
-    Raises a child of TideError when the model cannot be loaded or compiled, differs from the bundle, or ``out`` exists
-    (unless ``force``); ``out`` is then as it was. Raises IncompleteBundleError when ``out`` is there, with some of the targets
-    that were asked for, and the others could not be built.
+    Raises a child of TideError if the model cannot be loaded or compiled, differs from the bundle, or ``out`` exists (unless
+    ``force``); ``out`` is then unchanged. Raises IncompleteBundleError if ``out`` was written but lacks requested targets that
+    could not be built.
     """
     config, progress = config or ExportConfig(), progress or ExportProgress(quiet=True)
-    check_options(config.trt, *choose_targets(config.targets, config.dtype))  # said before minutes of work
+    check_options(config.trt, *choose_targets(config.targets, config.dtype))  # fails before minutes of work
     calibration = read_exit_calibration(Path(config.calibration)) if config.calibration is not None else None
     with new_directory(Path(out), force) as directory, ExitStack() as stack:
         if config.data is not None:
@@ -68,7 +68,7 @@ def export(
 
 
 def _calibrator() -> Callable[..., AbstractContextManager[ExitCalibration]]:
-    """tide_calibrate's `calibrated`, by entry point: calibration imports the exporter. Raises CalibrationError without it."""
+    """The entry point of tide_calibrate (it imports the exporter, not the reverse). Raises CalibrationError if it is missing."""
     for found in entry_points(group="tide_export.calibrate"):
         try:
             return found.load()
@@ -97,8 +97,8 @@ def write_bundle(
 ) -> tuple[Manifest, list[PromptCheck]]:
     """Fill ``directory`` (existing, empty) with the bundle of a model in memory, with the exits of its ``calibration``.
 
-    ``traced``: its trace, when there is one already; it is changed.
-    Targets that could not be built are in ``progress.failures``; raises TargetError when none could.
+    ``traced``: a trace of the model to reuse; it is modified in place.
+    Targets that could not be built are in ``progress.failures``; raises TargetError if none could be built.
     """
     targets, refused = choose_targets(config.targets, config.dtype)
     for name, error in refused.items():
@@ -141,7 +141,7 @@ def _explain(config: ExportConfig, progress: ExportProgress, lowered: LoweredMod
 
 
 def _cuts(loaded: LoadedModel, config: ExportConfig, calibration: ExitCalibration | None) -> Cuts:
-    """Layers run before each cut, and the graphs of the exits. Raises CalibrationError for another model's calibration."""
+    """Layers run before each cut, and the graphs of the exits. Raises CalibrationError if the calibration is of another model."""
     text = loaded.model.config.get_text_config()
     if calibration is None:
         return Cuts(place_checkpoints(config.checkpoints, text.num_hidden_layers))
@@ -181,7 +181,7 @@ def _write_manifest(
     config: ExportConfig,
     calibration: ExitCalibration | None,
 ) -> Manifest:
-    """Write tokenizer, calibration and manifest beside the targets that are there already."""
+    """Write tokenizer, calibration and manifest beside the targets' files."""
     if calibration is not None:
         calibration.keep_report(directory)
     vocab = traced.model.graph.outputs[0].shape[-1]

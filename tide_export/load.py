@@ -1,4 +1,4 @@
-"""Load a HuggingFace causal LM and its tokenizer, or say clearly why it cannot be compiled. Nothing pickled is loaded."""
+"""Load a HuggingFace causal LM and its tokenizer, or raise the reason why it cannot be compiled. Pickled files are rejected."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TORCH_DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bflo
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """An eager model in eval mode, its tokenizer (None when it has none), and where they came from.
+    """An eager model in eval mode, its tokenizer (None if it has none), and their source.
 
     ``weight_files``: the safetensors files it was loaded from; empty for a model made in memory.
     """
@@ -40,7 +40,7 @@ class LoadedModel:
 def load_model(source: str, dtype: str, revision: str | None = None, trust_remote_code: bool = False) -> LoadedModel:
     """Load ``source``, a local directory or a hub id, in ``dtype``.
 
-    Raises ModelFilesError when files are missing, truncated or pickled, UnsupportedModelError when TIDE cannot compile it.
+    Raises ModelFilesError if files are missing, truncated or pickled, UnsupportedModelError if TIDE cannot compile the model.
     """
     _check_directory(source)
     logging.getLogger("transformers").setLevel(logging.ERROR)
@@ -101,8 +101,8 @@ def check_supported(config: PreTrainedConfig) -> None:
 def fingerprint(loaded: LoadedModel) -> str:
     """SHA-256 over the names, types, shapes and bytes of the weights, in name order.
 
-    The weights are taken as stored in the model's files, before `load_model` converts them: a model is the same one in
-    every dtype, and however it is sharded. A model made in memory is hashed as it is.
+    Hashes the weights as stored in the model's files, before `load_model` converts them, so the fingerprint depends on neither
+    dtype nor sharding. A model without files is hashed in memory.
     """
     digest = hashlib.sha256()
     stored, in_memory = _stored_weights(loaded.weight_files), sorted(loaded.model.state_dict().items())
@@ -121,9 +121,9 @@ def _stored_weights(files: tuple[Path, ...]) -> Iterator[tuple[str, torch.Tensor
 
 
 def _weight_files(source: str, revision: str | None) -> tuple[Path, ...]:
-    """The files that transformers reads the model's weights from; it has fetched those of a hub model by now.
+    """The weight files that transformers has loaded; those of a hub model are cached by now.
 
-    None when it found the weights under a name of its own choosing (a converted pull request of the hub).
+    Empty if transformers found the weights under another name (a converted pull request of the hub).
     """
     whole, index = (
         cached_file(source, name, revision=revision, _raise_exceptions_for_missing_entries=False)

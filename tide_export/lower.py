@@ -1,4 +1,4 @@
-"""From a traced model to the graphs of a target: whole-model passes, cut, passes on each piece."""
+"""Lower a traced model to the graphs of a target: whole-model passes, cut, passes on each graph."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ def lower(
     exits: Sequence[CutGraph] = (),
     skips: Sequence[ExitInfo] = (),
 ) -> LoweredModel:
-    """Cut a prepared model at ``checkpoints`` and lower each piece, and the graphs of its ``exits`` like them.
+    """Cut a prepared model at ``checkpoints`` and lower each segment, the head and the graphs of ``exits``.
 
     Args:
-        skips: exits for which to make the graph that fills the caches of the layers they skip, where the target has such.
+        skips: exits whose ``kv_fill`` graph is wanted; ignored if the target has no such graphs.
     """
     graphs = [*cut(keep_boundaries(traced, checkpoints), traced.num_layers), *exits]
     reports: list[PassReport] = []
@@ -59,7 +59,7 @@ def lower(
 
 
 def _lower_uncut(traced: TracedModel, target: Target, context: LoweringContext) -> list[CutGraph]:
-    """All segments as one graph, in every form. What the passes do there they have done to the segments, and reported."""
+    """All segments as one graph, in every form. The reports are dropped: they would repeat those of the segments."""
     whole = cut(keep_boundaries(traced, ()), traced.num_layers)[0]
     whole.model.graph.name = UNCUT
     uncut = CutGraph(UNCUT, whole.model, whole.layers)
@@ -68,14 +68,14 @@ def _lower_uncut(traced: TracedModel, target: Target, context: LoweringContext) 
 
 
 def _lower_forms(segment: CutGraph, target: Target, context: LoweringContext) -> tuple[list[CutGraph], list[PassReport]]:
-    """The further forms of a lowered segment; their weights are the same tensors. One that nothing was done to is none."""
+    """The batched and ragged forms of a lowered segment, which share its weights. A form that no pass changed is omitted."""
     forms, reports = [], list[PassReport]()
-    wanted = ((batched_graph, target.several_rows), (ragged_graph, target.ragged_rows))
-    for named, passes in ((named, passes) for named, passes in wanted if passes):
-        name, copy = named(segment.name), segment.model.clone()
+    wanted = ((batched_graph, target.batched_form), (ragged_graph, target.ragged_form))
+    for form_name, passes in ((form_name, passes) for form_name, passes in wanted if passes):
+        name, copy = form_name(segment.name), segment.model.clone()
         copy.graph.name = name
-        made = run_passes(copy, passes, context)
-        if any(report.applied for report in made):
+        done = run_passes(copy, passes, context)
+        if any(report.applied for report in done):
             forms.append(CutGraph(name, copy, segment.layers))
-        reports += made
+        reports += done
     return forms, reports

@@ -1,15 +1,15 @@
-"""Weights as ONNX Runtime packs them for the CPU, in the bundle once: every session maps them instead of keeping its own copy.
+"""Write weights in ONNX Runtime's packed CPU layout into the bundle once; every session then maps them instead of a copy.
 
-When ONNX Runtime makes a session it lays the constant operand of each fp32 MatMul and Gemm out anew, in memory of its own: two
-forms of a segment, or two processes, hold the weights twice. An initializer may say where such a layout lies in its file, in
-entries ``prepacked_N`` of its external data: ``OPERATOR+HASH|offset;length;checksum``, as ONNX Runtime writes them itself
+At session creation ONNX Runtime repacks the constant operand of each fp32 MatMul and Gemm into private memory: two forms of a
+segment, or two processes, hold the weights twice. An initializer may locate a packed layout in its file, in entries
+``prepacked_N`` of its external data: ``OPERATOR+HASH|offset;length;checksum``, as ONNX Runtime writes them
 (``session.save_external_prepacked_constant_initializers``, onnxruntime/core/framework/tensor_external_data_info.cc).
 
-At load it still packs one weight after the other, and where an entry has the hash of what came out it maps that (since 1.32 after
-comparing the two) and drops its own. So a processor or a release that packs in another way finds nothing and computes the same
-from its own copies, and a graph keeps our nodes: what is fused is decided where it runs.
+At load ONNX Runtime still packs each weight. If an entry has the hash of the result, it maps the entry (since 1.32 after
+comparing both) and frees its own copy. A processor or release with another layout matches no entry and computes the same from its
+own copies. The graph keeps its nodes: ONNX Runtime fuses them on the machine that runs it.
 
-Only fp32: of an fp16 weight ONNX Runtime makes an fp32 one when it loads the graph (no kernels), which has no place in a file.
+Only fp32: ONNX Runtime has no fp16 kernels on the CPU and casts fp16 weights to fp32 at load, where no file location exists.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ _ENTRY = "prepacked_"
 
 
 @dataclass(frozen=True)
-class _Reader:
-    """One operand of one node that a weight is, the weight being known by where it lies: what decides how it is packed."""
+class _Use:
+    """A weight, identified by its offset in the weight file, as one operand of one node; determines the packed layout."""
 
     offset: str
     operator: str
@@ -47,63 +47,63 @@ class _Packed:
     blobs: tuple[tuple[int, int], ...]
 
     def entry(self) -> str:
-        return "|".join([self.key, *(f"{offset};{length};0" for offset, length in self.blobs)])  # 0: a checksum nobody reads
+        return "|".join([self.key, *(f"{offset};{length};0" for offset, length in self.blobs)])  # 0: an unused checksum
 
 
 class WeightPacker:
-    """Packs the graphs of one target into ``weights``, where the graphs have their weights already.
+    """Packs the weights of one target's graphs into ``weights``, the file that holds them unpacked.
 
     Args:
-        workspace: a folder for what ONNX Runtime writes: one graph's weights and their packed forms at a time.
+        workspace: folder for ONNX Runtime's files: the weights and packed layouts of one graph at a time.
     """
 
     def __init__(self, weights: WeightFile, workspace: Path) -> None:
         self._weights, self._workspace = weights, workspace
-        self._packed: dict[_Reader, list[_Packed]] = {}
+        self._packed: dict[_Use, list[_Packed]] = {}
 
     def pack(self, file: Path) -> None:
-        """Put into the graph in ``file`` where its weights lie packed; pack those that no graph before has used in this way.
+        """Add the locations of packed weights to the graph in ``file``; pack weights that no earlier graph used the same way.
 
-        Raises TargetError when ONNX Runtime refuses the graph, OutputError when the disk is full.
+        Raises TargetError if ONNX Runtime rejects the graph, OutputError if the disk is full.
         """
         model = onnx.load(file, load_external_data=False)
-        readers = _readers(model.graph)
-        if any(reader not in self._packed for found in readers.values() for reader in found):
-            self._learn(file, readers)
-        self._refer(model.graph, readers)
+        uses = _weight_uses(model.graph)
+        if any(use not in self._packed for found in uses.values() for use in found):
+            self._pack_weights(file, uses)
+        self._add_entries(model.graph, uses)
         onnx.save(model, file)
 
-    def _learn(self, file: Path, readers: dict[str, list[_Reader]]) -> None:
-        packed: dict[_Reader, list[_Packed]] = {reader: [] for found in readers.values() for reader in found}
+    def _pack_weights(self, file: Path, uses: dict[str, list[_Use]]) -> None:
+        packed: dict[_Use, list[_Packed]] = {use: [] for found in uses.values() for use in found}
         self._weights.flush()
         with tempfile.TemporaryDirectory(dir=self._workspace) as folder:
             for name, key, blobs in _packed_by_onnxruntime(file, Path(folder)):
                 stored = tuple((self._weights.store(memoryview(blob)), len(blob)) for blob in blobs)
-                for reader in readers.get(name, ()):  # a weight that the optimiser made anew has no place in our file
-                    packed[reader].append(_Packed(key, stored))
-        for reader, entries in packed.items():
-            self._packed.setdefault(reader, entries)
+                for use in uses.get(name, ()):  # none for a weight that the optimiser created: it is not in our file
+                    packed[use].append(_Packed(key, stored))
+        for use, entries in packed.items():
+            self._packed.setdefault(use, entries)
 
-    def _refer(self, graph: onnx.GraphProto, readers: dict[str, list[_Reader]]) -> None:
-        given: set[str] = set()  # ONNX Runtime takes a key once a graph: equal weights share it
+    def _add_entries(self, graph: onnx.GraphProto, uses: dict[str, list[_Use]]) -> None:
+        given: set[str] = set()  # ONNX Runtime accepts a key once per graph: equal weights share it
         for tensor in graph.initializer:
-            known = {p.key: p for reader in readers.get(tensor.name, ()) for p in self._packed[reader]}
+            known = {p.key: p for use in uses.get(tensor.name, ()) for p in self._packed[use]}
             for number, key in enumerate(sorted(known.keys() - given)):
                 tensor.external_data.add(key=f"{_ENTRY}{number}", value=known[key].entry())
             given |= known.keys()
 
 
-def _readers(graph: onnx.GraphProto) -> dict[str, list[_Reader]]:
-    """Who reads each weight that lies in the weight file, by the weight's name in ``graph``."""
+def _weight_uses(graph: onnx.GraphProto) -> dict[str, list[_Use]]:
+    """Name in ``graph`` → uses of each weight that is stored in the weight file."""
     external = onnx.TensorProto.EXTERNAL
     offsets = {tensor.name: _entries(tensor)["offset"] for tensor in graph.initializer if tensor.data_location == external}
-    readers = defaultdict(list)
+    uses = defaultdict(list)
     for node in graph.node:
         attributes = b"".join(sorted(attribute.SerializeToString() for attribute in node.attribute))
         for operand, name in enumerate(node.input):
             if name in offsets:
-                readers[name].append(_Reader(offsets[name], node.op_type, operand, attributes))
-    return readers
+                uses[name].append(_Use(offsets[name], node.op_type, operand, attributes))
+    return uses
 
 
 def _entries(tensor: onnx.TensorProto) -> dict[str, str]:
@@ -111,7 +111,7 @@ def _entries(tensor: onnx.TensorProto) -> dict[str, str]:
 
 
 def _packed_by_onnxruntime(file: Path, folder: Path) -> Iterator[tuple[str, str, list[bytes]]]:
-    """Weight, key and blobs of everything that ONNX Runtime packs for the graph in ``file``."""
+    """Weight, key and blobs of each weight that ONNX Runtime packs for the graph in ``file``."""
     saved, data = folder / "graph.onnx", folder / "graph.bin"
     options = ort.SessionOptions()
     options.log_severity_level = 3
@@ -130,10 +130,11 @@ def _packed_by_onnxruntime(file: Path, folder: Path) -> Iterator[tuple[str, str,
         for name, entry in _entries(tensor).items():
             if name.startswith(_ENTRY):
                 key, *places = entry.split("|")
-                yield tensor.name, key, [_read(data, *map(int, place.split(";")[:2])) for place in places]
+                yield tensor.name, key, [read_range(data, *map(int, place.split(";")[:2])) for place in places]
 
 
-def _read(file: Path, offset: int, length: int) -> bytes:
+def read_range(file: Path, offset: int, length: int) -> bytes:
+    """``length`` bytes of ``file`` at ``offset``. Raises OutputError if the file is shorter."""
     with file.open("rb") as data:
         data.seek(offset)
         content = data.read(length)

@@ -1,6 +1,6 @@
-"""Run two tokens through a loaded model with TIDE's attention in place of its own: what each layer caches, or why it is refused.
+"""Run two tokens through a loaded model with TIDE's attention to get each layer's cache shape, or the reason to reject it.
 
-It takes seconds, so that a model is refused before it is calibrated or traced, which takes minutes.
+The probe takes seconds and runs before calibration and tracing, which take minutes.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def probe_attention(model: PreTrainedModel) -> tuple[KVShape, ...]:
             run_layers(model, layers, torch.zeros((1, 2), dtype=torch.long), torch.arange(2)[None])
     except TideError:
         raise
-    except Exception as error:  # the model's own code: it may raise anything
+    except Exception as error:  # the model's own code may raise anything
         raise UnsupportedModelError(
             f"{name} is not supported, because its forward pass fails with TIDE's attention and KV cache in place of its own "
             f"({type(error).__name__}: {error}); TIDE compiles decoders whose every layer is softmax attention with a KV cache"
@@ -36,7 +36,7 @@ def probe_attention(model: PreTrainedModel) -> tuple[KVShape, ...]:
 
 @contextmanager
 def _complex_refused(name: str) -> Iterator[None]:
-    """Refuse complex numbers between modules: rotary embeddings are computed with them in some models."""
+    """Reject modules that output complex numbers, which some models use for rotary embeddings."""
 
     def check(module: nn.Module, _inputs: object, output: object) -> None:
         if isinstance(output, torch.Tensor) and output.is_complex():

@@ -14,14 +14,14 @@ from rich.progress import BarColumn, DownloadColumn, Progress, SpinnerColumn, Ta
 
 
 class Steps:
-    """A bar that moves by steps whose number is known late, and from any thread."""
+    """A progress bar whose total is set later and that any thread may update."""
 
     def __init__(self, bar: Progress, task: TaskID, owner: ExportProgress) -> None:
         self._bar, self._task, self._owner = bar, task, owner
 
     @property
     def interrupted(self) -> bool:
-        """Whether the user wants the work to end."""
+        """True once the user has pressed Ctrl-C."""
         return self._owner.interrupted
 
     def begin(self, total: int) -> None:
@@ -32,7 +32,7 @@ class Steps:
 
 
 class ExportProgress:
-    """Prints to ``console``; keeps phases' seconds, summed by name, in ``seconds``, failed targets in ``failures``."""
+    """Prints to ``console``. ``seconds``: phase → total time; ``failures``: target → reason."""
 
     def __init__(self, console: Console | None = None, quiet: bool = False) -> None:
         self.console = console or Console(stderr=True, quiet=quiet)
@@ -41,13 +41,13 @@ class ExportProgress:
         self.interrupted = False
 
     def interrupt(self, signum: int, frame: FrameType | None) -> None:
-        """A signal handler. Libraries may swallow the exception it raises; the phase in progress then raises it again."""
+        """A signal handler. If a library swallows the exception, the phase in progress raises it again."""
         self.interrupted = True
         raise KeyboardInterrupt
 
     @contextmanager
     def phase(self, name: str, total_bytes: int | None = None) -> Iterator[Callable[[int], None]]:
-        """One phase; the yielded function takes bytes done when ``total_bytes`` is given."""
+        """Show one phase. With ``total_bytes`` the yielded function advances the bar by a number of bytes."""
         columns = [SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()]
         if total_bytes is not None:
             columns[2:2] = [BarColumn(), DownloadColumn()]
@@ -60,18 +60,18 @@ class ExportProgress:
         self.done(name, perf_counter() - start)
 
     def done(self, name: str, seconds: float) -> None:
-        """A phase has ended."""
+        """Record and print the end of a phase."""
         self.seconds[name] = self.seconds.get(name, 0.0) + seconds
         self.console.print(f"  [green]✓[/green] {name} [dim]{seconds:.1f} s[/dim]")
 
     def failed(self, target: str, reason: str) -> None:
-        """A target cannot be built; the others go on."""
+        """Record and print that a target cannot be built; the export continues with the others."""
         self.failures[target] = reason if target in reason else f"{target}: {reason}"
         self.console.print(f"  [red]✗[/red] {escape(self.failures[target])}", highlight=False)
 
     @contextmanager
     def steps(self, name: str) -> Iterator[Steps]:
-        """Work that counts its own steps, and says how many there are once it knows; not within a phase, which has a bar."""
+        """Show work that counts its own steps and sets the total later; not inside `phase`, which has a bar already."""
         columns = [SpinnerColumn(), TextColumn("    {task.description}"), BarColumn(), TimeElapsedColumn()]
         with Progress(*columns, console=self.console, transient=True, disable=not self.console.is_terminal) as bar:
             yield Steps(bar, bar.add_task(name, total=None), self)

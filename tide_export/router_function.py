@@ -4,8 +4,8 @@
 
     score = sigmoid(up · silu(down · rmsnorm(hidden) + down_bias) + up_bias)        computed in float32, whatever T
 
-ONNX Runtime inlines the function when it loads a file. TensorRT's parser takes a plugin of the node's name instead when one is
-registered in the namespace that the node gives (plugins/trt: the same name, inputs, attributes and first output).
+ONNX Runtime inlines the function when it loads a file. TensorRT's parser uses a plugin of the same name
+instead, if one is registered in the node's namespace (plugins/trt: same name, inputs, attributes and first output).
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ _INPUTS = ("hidden", "down", "down_bias", "up", "up_bias")
 
 
 def call_router(tape: Tape, inputs: list[ir.Value], epsilon: float) -> ir.Value:
-    """Record a call of the function; the model needs `router_function` and an import of its domain. Returns the score."""
+    """Record a call of the function and return the score; the model needs `router_function` and an import of its domain."""
     attributes = {"epsilon": epsilon, "plugin_namespace": DOMAIN}
     return tape.op(NAME, inputs, attributes, domain=DOMAIN)
 
 
 def router_function() -> ir.Function:
-    """The function's definition; it is the same for all exits of all models."""
+    """The function's definition, the same for all exits of all models."""
     tape = Tape()
     hidden, down, down_bias, up, up_bias = inputs = [ir.val(name) for name in _INPUTS]
     wide, matrix = (tape.op("Cast", [value], {"to": ir.DataType.FLOAT}) for value in (hidden, down))
@@ -43,9 +43,9 @@ def router_function() -> ir.Function:
 
 
 def ones(tape: Tape, matrix: ir.Value, axis: int) -> ir.Value:
-    """As many ones as ``matrix`` is long in ``axis``, for a norm without weight (the operator wants one).
+    """A vector of ones, as long as ``matrix`` in ``axis``: the weight of a norm without weight (the operator requires one).
 
-    Made from the matrix, a function having no tensors of its own; a runtime folds it when it loads the graph.
+    It is computed from the matrix, because a function holds no tensors; a runtime folds it at load.
     """
     size = tape.op("Shape", [matrix], {"start": axis, "end": axis + 1})
     return tape.op("ConstantOfShape", [size], {"value": ir.tensor(np.ones(1, np.float32))})

@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerFast
 
 
 def write_tokenizer(tokenizer: PreTrainedTokenizerFast, vocab_size: int, directory: Path) -> TokenizerInfo:
-    """Write the files under ``directory`` / tokenizer. Raises ModelFilesError when it cannot be this model's tokenizer."""
+    """Write the files under ``directory`` / tokenizer. Raises ModelFilesError if it has more tokens than the vocabulary."""
     tokens = len(tokenizer)
     if tokens > vocab_size:
         raise ModelFilesError(

@@ -4,15 +4,15 @@ Two marker operators of the domain ``tide`` appear in the traced graph; lowering
 
 ``tide::Attention(query, key, value, key_cache, value_cache, write_index, sinks)``
     Writes ``key``/``value`` [B, Nkv, S, D] into the caches [B, Nkv, Smax, D] at ``write_index`` [B], then attends causally:
-    token s of row b sees the slots ``<= write_index[b] + s``, at most ``window`` of them when ``window`` > 0.
-    ``sinks`` [N], where the model has them: a logit of each query head that takes part in its softmax and has no value.
+    token s of sequence b sees the slots ``<= write_index[b] + s``, at most ``window`` of them when ``window`` > 0.
+    ``sinks`` [N], optional: a logit per query head that joins the softmax and has no value.
     Outputs: attention [B, S, N, D], key_cache, value_cache. Attributes: scale, softcap (0 = off), window (0 = off).
 ``tide::Boundary(hidden)``
     Identity on the residual stream [B, S, H] *before* layer ``index`` (``index`` = L: after the last layer, before the
-    final norm). The cut is made there.
+    final norm). The exporter cuts there.
 
-The model's own code runs during tracing: `traced_attention` stands in for its attention and cache, and boundaries are forward
-hooks, so no architecture needs an adapter.
+The model's own code runs during tracing: `traced_attention` replaces its attention and cache, and boundaries are forward hooks,
+so no architecture needs an adapter.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def decoder_layers(model: PreTrainedModel) -> nn.ModuleList:
     return found[0]
 
 
-def _mark(hidden: torch.Tensor, index: int) -> torch.Tensor:
+def _mark_boundary(hidden: torch.Tensor, index: int) -> torch.Tensor:
     return torch.onnx.ops.symbolic(
         f"{DOMAIN}::Boundary", (hidden,), attrs={"index": index}, dtype=hidden.dtype, shape=hidden.shape, version=1
     )
@@ -88,15 +88,15 @@ def _boundaries(layers: nn.ModuleList) -> Iterator[None]:
     def before(index: int) -> Callable[..., Any]:
         def hook(_module, args, kwargs):
             if args:
-                return (_mark(args[0], index), *args[1:]), kwargs
-            return args, {**kwargs, "hidden_states": _mark(kwargs["hidden_states"], index)}
+                return (_mark_boundary(args[0], index), *args[1:]), kwargs
+            return args, {**kwargs, "hidden_states": _mark_boundary(kwargs["hidden_states"], index)}
 
         return hook
 
     def after(_module, _args, output):
         if isinstance(output, tuple):
-            return (_mark(output[0], len(layers)), *output[1:])
-        return _mark(output, len(layers))
+            return (_mark_boundary(output[0], len(layers)), *output[1:])
+        return _mark_boundary(output, len(layers))
 
     hooks = [layer.register_forward_pre_hook(before(i), with_kwargs=True) for i, layer in enumerate(layers)]
     hooks.append(layers[-1].register_forward_hook(after))
@@ -110,7 +110,7 @@ def _boundaries(layers: nn.ModuleList) -> Iterator[None]:
 def trace(model: PreTrainedModel) -> TracedModel:
     """Trace ``model`` (eval mode, final dtype) to opset-24 ONNX with dynamic batch, sequence and cache length.
 
-    Raises UnsupportedModelError when torch cannot export its code.
+    Raises UnsupportedModelError if torch cannot export the model's code.
     """
     kv_shapes = probe_attention(model)
     layers = decoder_layers(model)
@@ -135,7 +135,7 @@ def trace(model: PreTrainedModel) -> TracedModel:
 
 
 def _reason(model: PreTrainedModel, error: BaseException) -> TideError:
-    """The first cause of the exporter's error, which itself is pages of advice on torch.export."""
+    """The root cause of the exporter's error, whose own message is pages of torch.export advice."""
     while error.__cause__ is not None:
         error = error.__cause__
     if isinstance(error, TideError):
@@ -148,7 +148,7 @@ def _reason(model: PreTrainedModel, error: BaseException) -> TideError:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """The exporter logs a line per missing optional package; errors still surface as exceptions."""
+    """Silence the exporter's log lines about missing optional packages; errors are still raised."""
     loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript", "onnx_ir", "torch.export")]
     levels = [logger.level for logger in loggers]
     for logger in loggers:

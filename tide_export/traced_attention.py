@@ -1,7 +1,7 @@
-"""What stands in for a model's own attention and KV cache while its code runs: the marker ``tide::Attention``.
+"""Replace a model's attention and KV cache by the marker ``tide::Attention`` while its code runs.
 
 The attention function is registered through transformers' AttentionInterface and the cache is a ``transformers.Cache``, so no
-architecture needs an adapter. Outside of tracing the marker computes nothing: its outputs are zeros of the right shapes.
+architecture needs an adapter. In eager mode the marker returns zeros of the right shapes.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ class KVShape:
 
 
 class TracedCacheLayer(CacheLayerMixin):
-    """Hands the new keys and values through to the attention function, which writes them into the cache itself.
+    """Passes new keys and values to the attention function, which writes them into the cache.
 
-    ``shape``: what the attention function writes, once it has run.
+    ``shape``: shape of the cached keys and values; set by the attention function.
     """
 
     is_sliding = False
@@ -65,7 +65,7 @@ class TracedCacheLayer(CacheLayerMixin):
         return -1
 
 
-# The cache layer whose update() ran last and whose attention has not run yet: a model always calls them in turn.
+# The cache layer whose update() ran last and whose attention has not run yet: models alternate the two calls.
 _PENDING: list[TracedCacheLayer] = []
 
 
@@ -81,10 +81,10 @@ def _attention(
     s_aux: torch.Tensor | None = None,
     **kwargs: object,
 ) -> tuple[torch.Tensor, None]:
-    """The attention function transformers calls in place of its own: query [B, N, S, D] → [B, S, N, Dv].
+    """The attention function that transformers calls instead of its own: query [B, N, S, D] → [B, S, N, Dv].
 
-    Multi-head latent attention caches latents and expands them before this call: the expanded keys and values are cached here.
-    Kernels want keys and values of one width: the narrower ones are filled up with zeros, which change no score and no output.
+    Models with multi-head latent attention expand latents before this call, so the cache holds expanded keys and values.
+    Kernels require keys and values of one width: the narrower tensor is padded with zeros, which change no score or output.
     """
     for name in ("position_bias", "alibi"):
         if kwargs.get(name) is not None:
@@ -96,7 +96,7 @@ def _attention(
     layer = _PENDING.pop()
     scale, value_dim = float(scaling if scaling is not None else query.shape[-1] ** -0.5), value.shape[-1]
     width = max(query.shape[-1], value_dim)
-    query, key, value = (_widened(tensor, width) for tensor in (query, key, value))
+    query, key, value = (_padded_to(tensor, width) for tensor in (query, key, value))
     layer.shape = KVShape(key.shape[1], width, width)
     sinks = () if s_aux is None else (s_aux.to(query.dtype),)
     batch, heads, seq, _ = query.shape
@@ -111,7 +111,7 @@ def _attention(
     return output if width == value_dim else output[..., :value_dim], None
 
 
-def _widened(tensor: torch.Tensor, width: int) -> torch.Tensor:
+def _padded_to(tensor: torch.Tensor, width: int) -> torch.Tensor:
     missing = width - tensor.shape[-1]
     return nn.functional.pad(tensor, (0, missing)) if missing else tensor
 
@@ -124,9 +124,9 @@ def _scaled_dot_product_attention(
     scale: float | None = None,
     **kwargs: object,
 ) -> torch.Tensor:
-    """Stands in for torch's function in models that do not go through AttentionInterface (Falcon, StableLM).
+    """Replacement of torch's function for models that do not use AttentionInterface (Falcon, StableLM).
 
-    Such models may repeat their KV heads before the call; the compiled attention takes them as they were cached.
+    Such models may repeat their KV heads before the call; the compiled attention reads the cached heads instead.
     """
     assert _PENDING[-1].new is not None
     return _attention(nn.Module(), query, *_PENDING[-1].new, scaling=scale)[0].transpose(1, 2)
@@ -137,12 +137,12 @@ AttentionInterface.register(_ATTENTION_NAME, _attention)
 
 @contextlib.contextmanager
 def tide_attention(model: PreTrainedModel) -> Iterator[None]:
-    """Routes the model's attention to ``tide::Attention`` for a while."""
+    """Context in which the model's attention is ``tide::Attention``."""
     before = model.config._attn_implementation
     experts = getattr(model.config, "_experts_implementation", None)
     own_dispatch = not getattr(model, "_supports_attention_backend", False)
     sdpa = nn.functional.scaled_dot_product_attention
-    if experts is not None:  # the eager loop over experts is data-dependent; this one gathers the chosen experts' weights
+    if experts is not None:  # the eager loop over experts is data-dependent; this one gathers the selected experts' weights
         model.set_experts_implementation("batched_mm")
     if own_dispatch:
         model.set_attn_implementation("sdpa")

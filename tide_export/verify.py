@@ -1,4 +1,4 @@
-"""Hold a finished bundle against the eager model: logits of real prompts, and greedy tokens."""
+"""Compare a finished bundle with the eager model: logits and greedy tokens of real prompts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PROMPTS = (
     "Q: What is the capital of France?\nA:",
 )
 GREEDY_TOKENS = 16
-# What rounding may move a logit by, as a share of the largest one: eager and compiled sum in different orders.
+# Allowed rounding error of a logit relative to the largest one: eager and compiled kernels sum in different orders.
 TOLERANCE = {"fp32": 1e-4, "fp16": 2e-2, "bf16": 1e-1}
 
 
@@ -41,7 +41,7 @@ class PromptCheck:
 
 
 def verify_bundle(loaded: LoadedModel, directory: Path, dtype: str) -> list[PromptCheck]:
-    """Check every prompt. Raises VerificationError, naming the prompts, when one differs by more than rounding."""
+    """Check every prompt. Raises VerificationError that names the prompts whose difference exceeds rounding."""
     with Engine.load(directory, EngineOptions(policy="full", verify=False)) as engine:
         checks = [_check(loaded, engine, name, ids, dtype) for name, ids in prompts(engine)]
     failed = [c for c in checks if not c.passed]

@@ -1,4 +1,4 @@
-"""Hold the compiled exits against their formulas, on the hidden states that the compiled segments really give."""
+"""Compare the compiled exits with their formulas, on the hidden states of the compiled segments."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from tide_runtime.errors import VerificationError
 from tide_export.exit_graphs import RMS_EPSILON, ExitTensors
 from tide_export.verify import prompts
 
-# What rounding may change: exits compute in float32 and round the state once.
+# Allowed rounding error: exits compute in float32 and round the state once.
 TOLERANCE = {"fp32": 1e-4, "fp16": 2e-3, "bf16": 1e-2}
 
 
 @dataclass(frozen=True)
 class ExitCheck:
-    """``max_difference``: max |Δ| of an output of an exit over all prompts; of states as a share of the largest value."""
+    """``max_difference``: max |Δ| of an exit's output over all prompts; relative to the largest value for states."""
 
     graph: str
     output: str
@@ -31,11 +31,11 @@ class ExitCheck:
 
     @property
     def passed(self) -> bool:
-        return self.max_difference <= self.tolerance  # not so when it is NaN
+        return self.max_difference <= self.tolerance  # False for NaN
 
 
 def verify_exits(directory: Path, tensors: ExitTensors) -> list[ExitCheck]:
-    """Check every exit's graph of the bundle. Raises VerificationError, naming the graphs that differ by more than rounding."""
+    """Check every exit's graph of the bundle. Raises VerificationError naming graphs whose difference exceeds rounding."""
     with Engine.load(directory, EngineOptions(policy="full", verify=False)) as engine:
         checks = _checks(engine, tensors)
     failed = [check for check in checks if not check.passed]
@@ -65,7 +65,7 @@ def exit_reference(info: ExitInfo, tensors: ExitTensors, hidden: NDArray[np.gene
 
 
 def _checks(engine: Engine, tensors: ExitTensors) -> list[ExitCheck]:
-    """One per output of each exit's graph."""
+    """One check per output of each exit's graph."""
     worst: dict[tuple[str, str], float] = {}
     for _, ids in prompts(engine):
         for key, difference in _differences(engine, ids, tensors).items():
@@ -74,7 +74,7 @@ def _checks(engine: Engine, tensors: ExitTensors) -> list[ExitCheck]:
 
 
 def _differences(engine: Engine, ids: list[int], tensors: ExitTensors) -> dict[tuple[str, str], float]:
-    """(graph, output) → max |Δ| over a prompt: of a score as it is, of a state as a share of the largest value."""
+    """(graph, output) → max |Δ| over a prompt, absolute for a score, relative to the largest value for a state."""
     assert engine.manifest.calibration is not None
     step = engine.backend.context(1).step(0, [len(ids)])
     step.input_ids[:] = ids
@@ -82,7 +82,7 @@ def _differences(engine: Engine, ids: list[int], tensors: ExitTensors) -> dict[t
     for segment in engine.manifest.segments:
         step.run(segment.name)
     found = {}
-    for info in reversed(engine.manifest.calibration.exits):  # what an exit writes is no input of a shallower one
+    for info in reversed(engine.manifest.calibration.exits):  # deep first: an exit's output is no input of a shallower exit
         graph = exit_graph(info)
         if not info.graph_outputs():
             continue
@@ -97,4 +97,4 @@ def _differences(engine: Engine, ids: list[int], tensors: ExitTensors) -> dict[t
 
 
 def _sigmoid(x: NDArray[np.float64]) -> NDArray[np.float64]:
-    return (1 + np.tanh(x / 2)) / 2  # no overflow
+    return (1 + np.tanh(x / 2)) / 2  # this form does not overflow

@@ -1,4 +1,4 @@
-"""One file for all weights of a target: graphs refer into it, equal tensors are stored once, the runtime maps it."""
+"""One file for all weights of a target: graphs refer to it, equal tensors are stored once, the runtime maps it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 import onnx_ir as ir
 
 INLINE_BYTES = 1024  # smaller tensors stay in the graph
-_ALIGNMENT = 4096  # of large tensors, a page, so that they can be mapped
+_ALIGNMENT = 4096  # bytes; one page, so that tensors can be mapped
 
 
 class WeightFile:
@@ -35,7 +35,7 @@ class WeightFile:
         self._file.close()
 
     def externalise(self, model: ir.Model) -> None:
-        """Move the model's large initializers into this file; small ones become plain inline tensors."""
+        """Move the model's large initializers into this file; small ones stay inline."""
         for name, value in model.graph.initializers.items():
             tensor = value.const_value
             assert tensor is not None
@@ -57,13 +57,13 @@ class WeightFile:
         known = self._by_identity.get(id(tensor))
         if known is not None:
             return known[1], known[2]
-        data = memoryview(np.ascontiguousarray(tensor.numpy()).reshape(-1).view(np.uint8))  # bf16 is no buffer to Python
+        data = memoryview(np.ascontiguousarray(tensor.numpy()).reshape(-1).view(np.uint8))  # bf16 has no buffer protocol
         offset = self.store(data)
         self._by_identity[id(tensor)] = (tensor, offset, len(data))
         return offset, len(data)
 
     def store(self, data: memoryview) -> int:
-        """Offset in the file of the bytes ``data``, which are appended unless they are there."""
+        """The offset of the bytes ``data`` in the file; appends them if they are new."""
         content = hashlib.sha256(data).digest()
         offset = self._by_content.get(content)
         if offset is None:
@@ -71,7 +71,7 @@ class WeightFile:
         return offset
 
     def flush(self) -> None:
-        """Let others read what has been stored so far."""
+        """Make the stored bytes visible to other readers of the file."""
         self._file.flush()
 
     def _append(self, data: memoryview) -> int:

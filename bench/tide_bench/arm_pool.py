@@ -1,7 +1,7 @@
-"""Gets contestants ready: makes what they load, starts their processes, and notes why one cannot run.
+"""The pool of running arms: builds what they load, starts their processes, and records why one cannot run.
 
-Nothing is timed here, so arms get ready two at a time where the machine has room: compilers and exporters run on one core. What
-runs by torch keeps to one core meanwhile: threads that wait for each other on cores that others use wait ten times as long.
+Nothing is timed here, so arms are prepared two at a time where memory allows: compilers and exporters run on one core. Arms that
+run by torch keep to one core meanwhile: its threads wait for each other, ten times as long on cores that are in use.
 """
 
 from __future__ import annotations
@@ -19,37 +19,37 @@ from tide_runtime.bundle.manifest import Manifest
 from tide_bench.arms import OURS
 from tide_bench.arms.base import Timing, use_all_cores
 from tide_bench.arms.process import ArmError, ArmProcess
-from tide_bench.arms.registry import POLICIES, Contestant
+from tide_bench.arms.registry import POLICIES, ArmSpec
 from tide_bench.bundles import export_cuts
 from tide_bench.phases import Phases
 from tide_bench.source_model import SourceModel
 
-# TIDE's arm first, as static skip asks it for its depth; then what takes longest, so that nothing waits for it at the end.
+# TIDE's arm first, as static skip takes its depth from it; then what takes longest, so that nothing waits for it at the end.
 _FIRST = (OURS, "compile")
 _CUTS = ("unsplit", "static")  # bundles of our own exporter, made from one trace
 _BY_TORCH = ("eager", "predecessor")  # compiled code is for as many threads as it was compiled with
 
 
 @dataclass(frozen=True)
-class Entry:
-    """A contestant whose process runs."""
+class RunningArm:
+    """An arm whose process runs."""
 
-    contestant: Contestant
+    spec: ArmSpec
     process: ArmProcess
 
     def generate(self, prompts: list[list[int]], new_tokens: int) -> Timing:
         """Raises ArmError when the arm fails or stops early."""
-        return self.process.generate(prompts, new_tokens, **self.contestant.options)
+        return self.process.generate(prompts, new_tokens, **self.spec.options)
 
 
-class Stage:
-    """Processes by kind. ``failures``: contestant → why it cannot run.
+class ArmPool:
+    """Processes by kind. ``failures``: name of an arm → why it cannot run.
 
     Args:
         source: the HuggingFace model, or why there is none here.
-        kinds: of arms that will be asked for.
-        depth: gives the layers that static skip is to run, after how many `exit` ran; asked when the arm is made.
-        lanes: arms that get ready at once.
+        kinds: of arms that will be started.
+        depth: the layers that static skip is to run, from the mean depth of `exit`; called when the arm is made.
+        lanes: arms that are prepared at once.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class Stage:
         source: SourceModel | str,
         cache: Path,
         kinds: Sequence[str],
-        depth: Callable[[Entry], int],
+        depth: Callable[[RunningArm], int],
         lanes: int,
         phases: Phases,
     ) -> None:
@@ -70,51 +70,51 @@ class Stage:
         self._processes: dict[str, ArmProcess] = {}
         self._cuts = _Cuts()
 
-    def enter(self, contestants: Sequence[Contestant], rehearse: Callable[[Entry], None] = lambda entry: None) -> list[Entry]:
-        """Start those that can run, and let each ``rehearse``; one that raises ArmError there cannot."""
-        kinds = sorted({c.kind for c in contestants}, key=lambda k: _FIRST.index(k) if k in _FIRST else len(_FIRST))
-        companies = [[c for c in contestants if c.kind == kind] for kind in kinds]
-        alone = companies[: kinds[:1] == [OURS]]
+    def start(self, specs: Sequence[ArmSpec], rehearse: Callable[[RunningArm], None] = lambda entry: None) -> list[RunningArm]:
+        """Start the arms that can run, and call ``rehearse`` with each; an arm that raises ArmError there is left out."""
+        kinds = sorted({c.kind for c in specs}, key=lambda k: _FIRST.index(k) if k in _FIRST else len(_FIRST))
+        groups = [[c for c in specs if c.kind == kind] for kind in kinds]
+        alone = groups[: kinds[:1] == [OURS]]
         with ThreadPoolExecutor(self._lanes) as pool:
             ready = [
-                *(self._ready(company, rehearse) for company in alone),
-                *pool.map(lambda company: self._ready(company, rehearse), companies[len(alone) :]),
+                *(self._ready(group, rehearse) for group in alone),
+                *pool.map(lambda group: self._ready(group, rehearse), groups[len(alone) :]),
             ]
-        entries = {entry.contestant.name: entry for entry in chain(*ready)}
-        return [entries[c.name] for c in contestants if c.name in entries]
+        entries = {entry.spec.name: entry for entry in chain(*ready)}
+        return [entries[c.name] for c in specs if c.name in entries]
 
-    def _ready(self, company: Sequence[Contestant], rehearse: Callable[[Entry], None]) -> list[Entry]:
-        """Contestants of one kind, which share its process."""
+    def _ready(self, group: Sequence[ArmSpec], rehearse: Callable[[RunningArm], None]) -> list[RunningArm]:
+        """Arms of one kind, which share its process."""
         entries = []
-        for contestant in company:
+        for spec in group:
             try:
-                entry = Entry(contestant, self._process(contestant.kind))
+                entry = RunningArm(spec, self._process(spec.kind))
                 rehearse(entry)
             except (TideError, ArmError, RuntimeError, ImportError) as error:
-                self.withdraw(contestant, _first_line(error))
+                self.note_failure(spec, _first_line(error))
             else:
                 entries.append(entry)
-        if entries and self._keeps_to_one_core(entries[0].contestant.kind):
+        if entries and self._keeps_to_one_core(entries[0].spec.kind):
             try:
                 entries[0].process.apply(use_all_cores)
             except ArmError as error:  # its process died in the rehearsal
                 for entry in entries:
-                    self.withdraw(entry.contestant, _first_line(error))
+                    self.note_failure(entry.spec, _first_line(error))
                 return []
         return entries
 
-    def withdraw(self, contestant: Contestant, reason: str) -> None:
-        """Note why an arm failed, the first time; a process that died takes its other contestants along when they are asked."""
-        self.failures.setdefault(contestant.name, reason)
+    def note_failure(self, spec: ArmSpec, reason: str) -> None:
+        """Record why an arm failed, the first time. The other arms of a process that died fail at their next call."""
+        self.failures.setdefault(spec.name, reason)
 
-    def leave(self, kinds: Sequence[str]) -> None:
+    def stop(self, kinds: Sequence[str]) -> None:
         """End the processes of these kinds."""
         for kind in kinds:
             if kind in self._processes:
                 self._processes.pop(kind).close()
 
     def close(self) -> None:
-        self.leave(list(self._processes))
+        self.stop(list(self._processes))
 
     def gap(self, text: Sequence[int], one: int, other: int) -> float:
         """Distance of two tokens' logits behind ``text``, by the bundle with every layer."""
@@ -151,7 +151,7 @@ class Stage:
         return self._source.folder
 
     def _cut(self, kind: str, source: SourceModel) -> Path:
-        """Whoever comes first has the bundles of all such kinds made."""
+        """The bundle of ``kind``; the first call makes the bundles of all such kinds."""
         with self._cuts.lock:
             if not self._cuts.wanted:
                 self._cuts.wanted = self._cuts_wanted()
@@ -164,11 +164,11 @@ class Stage:
         return self._cuts.made[cut[0]]
 
     def _cuts_wanted(self) -> dict[str, tuple[Path, str] | ArmError]:
-        """Of each kind the folder and the checkpoints of its bundle, or why nobody can say."""
+        """Kind → the folder and the checkpoints of its bundle, or why they are unknown."""
         wanted: dict[str, tuple[Path, str] | ArmError] = {}
         for kind in (kind for kind in _CUTS if kind in self._kinds):
             try:
-                layers = self._depth(Entry(POLICIES["exit"], self._process(OURS))) if kind == "static" else None
+                layers = self._depth(RunningArm(POLICIES["exit"], self._process(OURS))) if kind == "static" else None
                 wanted[kind] = (self._cache / kind, "none") if layers is None else (self._cache / f"{kind}_{layers}", str(layers))
             except ArmError as error:
                 wanted[kind] = error
@@ -184,17 +184,15 @@ class _Cuts:
     lock: Lock = field(default_factory=Lock)
 
 
-def with_options(contestants: Mapping[str, Contestant], manifest: Manifest) -> dict[str, Contestant]:
-    """``contestants`` with what depends on the model: the layers that HF's early exit drafts with."""
+def with_options(specs: Mapping[str, ArmSpec], manifest: Manifest) -> dict[str, ArmSpec]:
+    """``specs`` with the options that depend on the model: the layers that HF's early exit drafts with."""
     exits = manifest.calibration.exits if manifest.calibration is not None else []
     layer = exits[0].checkpoint if exits else max(1, manifest.model.num_layers // 4)
-    return {
-        name: replace(c, options={"assistant_early_exit": layer}) if name == "assisted" else c for name, c in contestants.items()
-    }
+    return {name: replace(c, options={"assistant_early_exit": layer}) if name == "assisted" else c for name, c in specs.items()}
 
 
 def meetings(kinds: Sequence[str], most: int) -> list[list[str]]:
-    """Who is in memory together: the first kind always, with as many others as make ``most``."""
+    """The kinds that are in memory together: the first kind always, with as many others as make ``most``."""
     pivot, *others = kinds
     size = max(1, most - 1)
     return [[pivot, *others[i : i + size]] for i in range(0, len(others), size)] or [[pivot]]

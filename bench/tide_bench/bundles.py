@@ -30,7 +30,7 @@ def export_bundle(
 
 
 def export_cuts(weights: Path, identity: str, cuts: Mapping[Path, str], dtype: str, max_seq_len: int) -> dict[Path, Path]:
-    """For each folder of ``cuts`` its bundle, cut at the checkpoints given; those to be made again are made from one trace."""
+    """Folder of ``cuts`` → its bundle, cut at the given checkpoints; all that are missing or out of date come from one trace."""
     keys = {folder: _key(identity, checkpoints, dtype, max_seq_len) for folder, checkpoints in cuts.items()}
 
     def make(stale: list[Path]) -> None:

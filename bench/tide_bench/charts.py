@@ -22,7 +22,7 @@ _BAR_INCHES = 0.3
 
 
 def speed_charts(rows: Sequence[Row]) -> list[Chart]:
-    """For every place where arms were timed: speed over the unsplit graph, or over eager where that did not run."""
+    """A chart for every place where arms were timed: speed over the unsplit graph, or over eager where that did not run."""
     charts = []
     for number, (place, own) in enumerate(places(rows).items()):
         baseline = next((b for b in ("unsplit", "eager") if any(f"vs_{b}" in row for row in own)), None)
@@ -30,12 +30,12 @@ def speed_charts(rows: Sequence[Row]) -> list[Chart]:
         if baseline is None or not shown:
             continue
         name = f"vs_{baseline}"
-        said = " ".join(f"{row['title']}: {row[name]:.2f}." for row in shown)
+        values_in_words = " ".join(f"{row['title']}: {row[name]:.2f}." for row in shown)
         caption = (
-            "Median of neighbouring turns with its 95% interval. Grey arms say something else than the model, or promise nothing."
+            "Median of neighbouring turns with its 95% interval. Grey arms differ from the model's text, or promise nothing."
         )
         picture = png(draw_speed(shown, baseline))
-        charts.append(Chart(f"speed_{number}", f"Speed, {place}", caption, f"Speed over {baseline}. {said}", picture))
+        charts.append(Chart(f"speed_{number}", f"Speed, {place}", caption, f"Speed over {baseline}. {values_in_words}", picture))
     return charts
 
 
@@ -95,7 +95,7 @@ def _xy(points: Sequence[CurvePoint], cost: str, measure: str) -> tuple[list[flo
 
 
 def describe_curve(points: Sequence[CurvePoint], cost: str) -> str:
-    """The chart in words, for those who cannot see it."""
+    """The chart in words, for screen readers."""
     return f"{COSTS[cost][0]} against agreement and perplexity. " + " ".join(
         f"{p.name}: {getattr(p, cost):.0f}, agreement {p.agreement:.1%}, perplexity {p.perplexity:.4g}." for p in points
     )

@@ -1,4 +1,4 @@
-"""``tide-bench``: is it worth it, for this model on this machine?"""
+"""``tide-bench``: the depth policies of a bundle against other ways to run its model, on this machine."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from tide_runtime.cli.errors import run_app
 from tide_runtime.errors import ParamsError
 from tide_runtime.text.tokenizer import Tokenizer
 
-from tide_bench.arm_pool import Entry, Stage, with_options
+from tide_bench.arm_pool import ArmPool, RunningArm, with_options
 from tide_bench.arms import ARMS, OURS
 from tide_bench.arms.process import ArmError
-from tide_bench.arms.registry import POLICIES, RIVALS, Contestant
+from tide_bench.arms.registry import OTHER_ARMS, POLICIES, ArmSpec
 from tide_bench.comparison import Comparison, Place
 from tide_bench.config import MODES, BenchConfig
 from tide_bench.curve import CurvePoint, measure_curve
@@ -54,16 +54,18 @@ def bench(
     model: Annotated[
         str | None, typer.Option(help="The HuggingFace model it was made from. Default: the one its manifest names.")
     ] = None,
-    vs: Annotated[str, typer.Option(help=f"Other ways to run the model, of {_list(tuple(RIVALS))}.")] = _list(_DEFAULTS.rivals),
+    vs: Annotated[str, typer.Option(help=f"Other ways to run the model, of {_list(tuple(OTHER_ARMS))}.")] = _list(
+        _DEFAULTS.rivals
+    ),
     policy: Annotated[str, typer.Option(help=f"Depth policies, of {_list(tuple(POLICIES))}.")] = _list(_DEFAULTS.policies),
     prompts: Annotated[
         Path | None, typer.Option(help="A prompt a line, or .jsonl with `prompt` or `ids`. Default: Python's library.")
     ] = None,
-    batch: Annotated[str, typer.Option(help="Rows at once.")] = _list(_DEFAULTS.batches),
+    batch: Annotated[str, typer.Option(help="Sequences at once.")] = _list(_DEFAULTS.batches),
     prompt_tokens: Annotated[str, typer.Option(help="Prompts are cut to their last so many tokens.")] = _list(
         _DEFAULTS.prompt_tokens
     ),
-    new_tokens: Annotated[int, typer.Option(help="New tokens a row.")] = _DEFAULTS.new_tokens,
+    new_tokens: Annotated[int, typer.Option(help="New tokens a sequence.")] = _DEFAULTS.new_tokens,
     rounds: Annotated[int, typer.Option(help="Turns of each arm at most.")] = _DEFAULTS.rounds,
     minutes: Annotated[float, typer.Option(help="Time for all turns together; preparing arms comes on top.")] = _DEFAULTS.minutes,
     precision: Annotated[
@@ -118,11 +120,11 @@ def bench(
     report.settings["phases"] = phases.seconds
     for line in phase_lines(phases.seconds):
         console.print(line, style="dim", markup=False)
-    report.finish(json)
     if html is not None:
         from tide_bench.page import write_report
 
         console.print(f"report: {write_report(report, points, html)}", markup=False)
+    report.finish(json)
 
 
 class Bench:
@@ -146,35 +148,35 @@ class Bench:
         self._phases = phases
         with phases("find the HuggingFace model"):
             source = _source(bundle, config, model)
-        kinds = [contestant.kind for contestant in self._contestants()]
+        kinds = [spec.kind for spec in self._specs()]
         lanes = 2 if self._most_in_memory() >= _ROOMY else 1
-        self.stage = Stage(bundle.directory, bundle.manifest, source, cache, kinds, self._exit_depth, lanes, phases)
+        self.pool = ArmPool(bundle.directory, bundle.manifest, source, cache, kinds, self._exit_depth, lanes, phases)
 
     def __enter__(self) -> Bench:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self.stage.close()
+        self.pool.close()
 
     def rows(self) -> list[dict[str, Any]]:
         """What the mode measures, a row for each arm and place."""
         if self.config.mode == "load":
             texts = [p for n in self._lengths for p in self._windows(n, LOAD_PROMPTS)]
-            return load_rows(self.stage, self._contestants(), texts, Terms.of(self.manifest), self.config, self._phases)
+            return load_rows(self.pool, self._specs(), texts, Terms.of(self.manifest), self.config, self._phases)
         places = [
             Place(length, batch, _groups(self._windows(length, batch * self.config.rounds), batch))
             for length in self._lengths
             for batch in sorted(self.config.batches)
         ]
-        compared = Comparison(self.stage, self._contestants(), places, self.manifest, self.config, self.meter, self._phases)
+        compared = Comparison(self.pool, self._specs(), places, self.manifest, self.config, self.meter, self._phases)
         return compared.run(self._most_in_memory())
 
     def curve(self) -> list[CurvePoint]:
         """The sweep; empty, with the reason printed, when the bundle has no exits."""
         length = self._lengths[0]
         texts = self._windows(length + self.config.new_tokens, CURVE_TEXTS)
-        self.stage.leave([kind for kind in ARMS if kind != OURS])
-        entries = self.stage.enter([POLICIES["full"]])
+        self.pool.stop([kind for kind in ARMS if kind != OURS])
+        entries = self.pool.start([POLICIES["full"]])
         try:
             with self._phases("curve"):
                 return measure_curve(entries[0].process, texts, length, self.meter)
@@ -182,9 +184,9 @@ class Bench:
             console.print(f"No curve: {error}", style="yellow", markup=False)
             return []
 
-    def _contestants(self) -> list[Contestant]:
+    def _specs(self) -> list[ArmSpec]:
         wanted = {"full": POLICIES["full"]} | {name: POLICIES[name] for name in self.config.policies}
-        wanted |= {name: RIVALS[name] for name in self.config.rivals}
+        wanted |= {name: OTHER_ARMS[name] for name in self.config.rivals}
         return list(with_options(wanted, self.manifest).values())
 
     def _windows(self, tokens: int, count: int) -> list[list[int]]:
@@ -193,8 +195,8 @@ class Bench:
             texts = joined(texts, tokens)
         return windows(texts, tokens, count)
 
-    def _exit_depth(self, entry: Entry) -> int:
-        """Layers that `exit` runs before it speaks, on average: what static layer skip is compared at."""
+    def _exit_depth(self, entry: RunningArm) -> int:
+        """Mean layers that `exit` runs for a token: the depth that static layer skip is compared at."""
         prompts = self._windows(self._lengths[0], 4)
         depths = [entry.generate([prompt], self.config.new_tokens).depth or 0.0 for prompt in prompts]
         return max(1, min(round(sum(depths) / len(depths)), self.manifest.model.num_layers - 1))

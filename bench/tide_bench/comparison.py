@@ -1,4 +1,4 @@
-"""The comparison: meetings of arms, each checked while it gets ready, warmed up, and then timed in turn."""
+"""The comparison: groups of arms in memory together, each checked when it starts, warmed up, and then timed in rounds."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from typing import Any
 
 from tide_runtime.bundle.manifest import Manifest
 
-from tide_bench.arm_pool import Entry, Stage, meetings
+from tide_bench.arm_pool import ArmPool, RunningArm, meetings
 from tide_bench.arms.process import ArmError
-from tide_bench.arms.registry import Contestant
+from tide_bench.arms.registry import ArmSpec
 from tide_bench.config import BenchConfig
 from tide_bench.energy import EnergyMeter
 from tide_bench.figures import PIVOT, decode_seconds, prefill_seconds, ratio_row, settled, speed_row, text_row
 from tide_bench.other_load import OtherLoad
 from tide_bench.output_checks import Terms, broken_promise
 from tide_bench.phases import Phases
-from tide_bench.turns import Group, Turn, take_turns
+from tide_bench.rounds import Group, TimedRun, run_rounds
 
 REFERENCE = "eager"
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where arms are compared: ``groups`` are the prompts of the rounds, ``batch`` rows of ``prompt_tokens`` each."""
+    """Where arms are compared: ``groups`` are the prompts of the rounds, ``batch`` sequences of ``prompt_tokens`` each."""
 
     prompt_tokens: int
     batch: int
@@ -37,116 +37,116 @@ class Place:
 
 @dataclass
 class _Record:
-    """What is known about the arms at one place. ``checked``: their texts of the first group."""
+    """The results of the arms at one place. ``checked``: their texts of the first group."""
 
-    turns: dict[str, list[Turn]] = field(default_factory=dict)
+    turns: dict[str, list[TimedRun]] = field(default_factory=dict)
     checked: dict[str, list[list[int]]] = field(default_factory=dict)
     other_load: float = 0.0
 
 
 class Comparison:
-    """Runs ``contestants`` at ``places``; `rows` are the result."""
+    """Runs the arms ``specs`` at ``places``."""
 
     def __init__(
         self,
-        stage: Stage,
-        contestants: Sequence[Contestant],
+        pool: ArmPool,
+        specs: Sequence[ArmSpec],
         places: Sequence[Place],
         manifest: Manifest,
         config: BenchConfig,
         meter: EnergyMeter,
         phases: Phases,
     ) -> None:
-        self._stage, self._contestants, self._places, self._config = stage, contestants, places, config
+        self._pool, self._specs, self._places, self._config = pool, specs, places, config
         self._manifest, self._meter, self._phases = manifest, meter, phases
         self._records = [_Record() for _ in places]
         self._seconds = prefill_seconds if config.mode == "prefill" else decode_seconds
         self.new_tokens = 2 if config.mode == "prefill" else config.new_tokens
 
     def run(self, most_in_memory: int) -> list[dict[str, Any]]:
-        """A row for each place and contestant. ``most_in_memory``: processes that fit."""
-        kinds = list(dict.fromkeys(contestant.kind for contestant in self._contestants))
+        """A row for each place and arm. ``most_in_memory``: processes that fit."""
+        kinds = list(dict.fromkeys(spec.kind for spec in self._specs))
         planned = meetings(kinds, most_in_memory)
         share = 60 * self._config.minutes / (len(planned) * len(self._places))
-        for number, company in enumerate(planned):
-            entries = self._stage.enter([c for c in self._contestants if c.kind in company], self._rehearse)
+        for number, kinds_in_memory in enumerate(planned):
+            entries = self._pool.start([c for c in self._specs if c.kind in kinds_in_memory], self._rehearse)
             for place, record in zip(self._places, self._records, strict=True):
                 self._meet(entries, place, record, number, share)
             if number + 1 < len(planned):
-                self._stage.leave(company[1:])
+                self._pool.stop(kinds_in_memory[1:])
         with self._phases("hold texts to their promises"):
             return [row for place, record in zip(self._places, self._records, strict=True) for row in self._rows(place, record)]
 
-    def _rehearse(self, entry: Entry) -> None:
-        """A text at every place: it is held to the arm's promise later, and what compiles at its first call does so now."""
-        contestant = entry.contestant
+    def _rehearse(self, entry: RunningArm) -> None:
+        """Generate at every place, a text to compare with the reference later; what compiles at a first call does so now."""
+        spec = entry.spec
         for place, record in zip(self._places, self._records, strict=True):
-            if contestant.name not in record.checked:
-                with self._phases("check", contestant.title):
+            if spec.name not in record.checked:
+                with self._phases("check", spec.title):
                     tokens = self._generate(entry, place)
                 if tokens is not None:
-                    record.checked[contestant.name] = tokens
+                    record.checked[spec.name] = tokens
 
-    def _generate(self, entry: Entry, place: Place) -> list[list[int]] | None:
+    def _generate(self, entry: RunningArm, place: Place) -> list[list[int]] | None:
         try:
             return entry.generate(place.groups[0], self.new_tokens).tokens
         except ArmError as error:
-            self._stage.withdraw(entry.contestant, f"batch {place.batch}: {error}")
+            self._pool.note_failure(entry.spec, f"batch {place.batch}: {error}")
             return None
 
-    def _meet(self, entries: Sequence[Entry], place: Place, record: _Record, number: int, seconds: float) -> None:
-        """One meeting at one place, of the arms that could say anything there."""
-        present = [entry for entry in entries if entry.contestant.name in record.checked]
+    def _meet(self, entries: Sequence[RunningArm], place: Place, record: _Record, number: int, seconds: float) -> None:
+        """Time the arms that are in memory together at one place; those that failed their first text there are left out."""
+        present = [entry for entry in entries if entry.spec.name in record.checked]
         present = [entry for entry in present if self._warm_up(entry, place)]
-        load = OtherLoad(self._stage.pids)
+        load = OtherLoad(self._pool.pids)
         with self._phases("turns", place.title):
-            turns = take_turns(
-                present, place.groups, self.new_tokens, self._meter, seconds, number, self._stage.withdraw, self._settled
+            turns = run_rounds(
+                present, place.groups, self.new_tokens, self._meter, seconds, number, self._pool.note_failure, self._settled
             )
         record.other_load = max(record.other_load, load.share())
         for name, own in turns.items():
             record.turns.setdefault(name, []).extend(own)
 
-    def _warm_up(self, entry: Entry, place: Place) -> bool:
-        with self._phases("warm up", entry.contestant.title):
+    def _warm_up(self, entry: RunningArm, place: Place) -> bool:
+        with self._phases("warm up", entry.spec.title):
             return self._generate(entry, place) is not None
 
-    def _settled(self, turns: dict[str, list[Turn]]) -> bool:
+    def _settled(self, turns: dict[str, list[TimedRun]]) -> bool:
         return settled(turns, self._seconds, self._config.precision)
 
     def _rows(self, place: Place, record: _Record) -> list[dict[str, Any]]:
         where = {"prompt_tokens": place.prompt_tokens, "batch": place.batch, "other_load": record.other_load}
         rows = []
-        for contestant in self._contestants:
-            row = {**where, "arm": contestant.name, "title": contestant.title}
-            turns = record.turns.get(contestant.name)
+        for spec in self._specs:
+            row = {**where, "arm": spec.name, "title": spec.title}
+            turns = record.turns.get(spec.name)
             if turns:
-                row |= self._figures(contestant, place, record, turns)
-            elif contestant.name in self._stage.failures:
-                row["note"] = self._stage.failures[contestant.name]
+                row |= self._figures(spec, place, record, turns)
+            elif spec.name in self._pool.failures:
+                row["note"] = self._pool.failures[spec.name]
             rows.append(row)
         return _ranked(rows)
 
-    def _figures(self, contestant: Contestant, place: Place, record: _Record, turns: list[Turn]) -> dict[str, Any]:
-        row = {**speed_row(turns, self._seconds), **ratio_row(contestant.name, record.turns, self._seconds)}
-        if contestant.all_layers and self._seconds is decode_seconds:
+    def _figures(self, spec: ArmSpec, place: Place, record: _Record, turns: list[TimedRun]) -> dict[str, Any]:
+        row = {**speed_row(turns, self._seconds), **ratio_row(spec.name, record.turns, self._seconds)}
+        if spec.all_layers and self._seconds is decode_seconds:
             row["layers_per_token"] = float(self._manifest.model.num_layers)
         if PIVOT in record.turns:
             row |= text_row(turns, record.turns[PIVOT])
-        return row | {"mark": self._mark(contestant, place, record, turns)}
+        return row | {"mark": self._mark(spec, place, record, turns)}
 
-    def _mark(self, contestant: Contestant, place: Place, record: _Record, turns: list[Turn]) -> str:
+    def _mark(self, spec: ArmSpec, place: Place, record: _Record, turns: list[TimedRun]) -> str:
         """Why the arm is not ranked, from its first texts and from all timed ones; empty when it keeps its promise."""
         reference = next((name for name in (REFERENCE, PIVOT) if record.turns.get(name) and name in record.checked), None)
         if reference is None:
             return ""
         known = {turn.round: turn.timing.tokens for turn in record.turns[reference]}
-        prompts, texts, references = list(place.groups[0]), list(record.checked[contestant.name]), list(record.checked[reference])
+        prompts, texts, references = list(place.groups[0]), list(record.checked[spec.name]), list(record.checked[reference])
         for turn in turns:
             if turn.round in known:
                 prompts += place.groups[turn.round]
                 texts, references = texts + turn.timing.tokens, references + known[turn.round]
-        return broken_promise(contestant.promise, prompts, texts, references, self._stage.gap, Terms.of(self._manifest))
+        return broken_promise(spec.promise, prompts, texts, references, self._pool.gap, Terms.of(self._manifest))
 
 
 def _ranked(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""What a comparison is asked to do; the command line takes its defaults from here."""
+"""The settings of a comparison; the command line takes its defaults from here."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from tide_runtime.errors import ParamsError
 
-from tide_bench.arms.registry import POLICIES, RIVALS
+from tide_bench.arms.registry import OTHER_ARMS, POLICIES
 
 MODES = ("decode", "prefill", "load")
 
@@ -19,20 +19,20 @@ class BenchConfig:
     Args:
         mode: ``decode`` (tokens after the first), ``prefill`` (time to the first token), ``load`` (requests that come when they
             like).
-        rivals: other ways to run the model.
+        rivals: other ways to run the model, names of `OTHER_ARMS`. The name is a key of kept results.
         policies: depth policies of the bundle; those that it cannot run are left out with the reason.
-        batches: rows at once.
+        batches: sequences at once.
         prompt_tokens: lengths of prompts.
-        new_tokens: tokens to generate for each row.
+        new_tokens: tokens to generate for each sequence.
         rounds: turns of each arm, at most.
         minutes: time for all turns together; each arm has `FEWEST_ROUNDS` turns even when that takes longer.
         precision: turns end early once every ratio's 95% interval is within this share of it.
-        rates: of mode ``load``: requests per second, as shares of what `full` can do when asked one by one.
+        rates: of mode ``load``: requests per second, as shares of the rate at which `full` serves one request after the other.
         seconds: of mode ``load``: how long requests come.
     """
 
     mode: str = "decode"
-    rivals: tuple[str, ...] = tuple(RIVALS)
+    rivals: tuple[str, ...] = tuple(OTHER_ARMS)
     policies: tuple[str, ...] = tuple(POLICIES)
     batches: tuple[int, ...] = (1, 8)
     prompt_tokens: tuple[int, ...] = (64,)
@@ -46,7 +46,7 @@ class BenchConfig:
     def __post_init__(self) -> None:
         if self.mode not in MODES:
             raise ParamsError(f"mode is {self.mode!r}; set it to one of: {', '.join(MODES)}")
-        _known(self.rivals, RIVALS, "--vs")
+        _known(self.rivals, OTHER_ARMS, "--vs")
         _known(self.policies, POLICIES, "--policy")
         for name, least in (("batches", 1), ("prompt_tokens", 1), ("rates", 0.01)):
             values = getattr(self, name)

@@ -1,6 +1,6 @@
 """The inference cost–performance curve: what policy `exit` costs and how well it does, swept over its threshold.
 
-Texts are read, not written (see `forced_text`): every threshold is asked about the same tokens.
+Texts are given (see `teacher_forcing`): every threshold is evaluated on the same tokens.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ FULL, CERTIFIED = "full", "certified"
 
 @dataclass
 class CurvePoint:
-    """One way to run the model. Costs are per 1,000 tokens.
+    """One setting of the policy. Costs are per 1,000 tokens.
 
     Args:
         name: ``full``, ``certified`` (the bundle's own thresholds), or ``threshold 0.9``.
         layer_passes: decoder layers launched.
-        joules: None where nobody counts them.
+        joules: None without counters.
         agreement: share of tokens whose likeliest next token is `full`'s, after the same text.
         perplexity: of the text.
     """

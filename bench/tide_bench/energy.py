@@ -23,7 +23,7 @@ class EnergyMeter:
             self.absent = ""
 
     def joules(self) -> float | None:
-        """Since some moment in the past; None without counters. Differences count; read at least once a minute."""
+        """Joules since an arbitrary moment, so only differences count; None without counters. Read at least once a minute."""
         return sum(read() for read in self._counters) if self._counters else None
 
 

@@ -1,4 +1,4 @@
-"""The figures of every arm at one place (prompt length, batch size), from its turns."""
+"""The figures of every arm at one place (prompt length, batch size), from its timed runs."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from typing import Any
 import numpy as np
 
 from tide_bench.paired_ratio import PairedRatio, chained_ratio, paired_ratio
+from tide_bench.rounds import TimedRun
 from tide_bench.text_comparison import disagreement_rate, identical_share
-from tide_bench.turns import Turn
 
-PIVOT = "full"  # meets everyone
+PIVOT = "full"  # in memory together with every other arm
 BASELINES = ("eager", "unsplit")
-Seconds = Callable[[Turn], float]
+Seconds = Callable[[TimedRun], float]
 
 
-def decode_seconds(turn: Turn) -> float:
+def decode_seconds(turn: TimedRun) -> float:
     return turn.timing.decode_s
 
 
-def prefill_seconds(turn: Turn) -> float:
+def prefill_seconds(turn: TimedRun) -> float:
     return turn.timing.first_token_s
 
 
-def speed_row(turns: Sequence[Turn], seconds: Seconds) -> dict[str, Any]:
-    """Times in ms, memory in MiB, energy in joules per token; what nobody counted is left out."""
+def speed_row(turns: Sequence[TimedRun], seconds: Seconds) -> dict[str, Any]:
+    """Times in ms, memory in MiB, energy in joules per token; uncounted figures are left out."""
     timings = [turn.timing for turn in turns]
     rows, steps = len(timings[0].tokens), [t.decode_ms_per_token for t in timings]
     row: dict[str, Any] = {"rounds": len(turns), **_spread("first_token_ms", [1e3 * t.first_token_s for t in timings])}
@@ -41,7 +41,7 @@ def speed_row(turns: Sequence[Turn], seconds: Seconds) -> dict[str, Any]:
     return row
 
 
-def text_row(turns: Sequence[Turn], reference: Sequence[Turn]) -> dict[str, float]:
+def text_row(turns: Sequence[TimedRun], reference: Sequence[TimedRun]) -> dict[str, float]:
     """``agreement`` with the reference's texts: per token up to the first difference; ``identical``: share of all tokens."""
     texts = {turn.round: turn.timing.tokens for turn in reference}
     own = [row for turn in turns if turn.round in texts for row in turn.timing.tokens]
@@ -49,7 +49,7 @@ def text_row(turns: Sequence[Turn], reference: Sequence[Turn]) -> dict[str, floa
     return {"agreement": 1 - disagreement_rate(own, references), "identical": identical_share(own, references)}
 
 
-def ratio_row(name: str, turns: Mapping[str, Sequence[Turn]], seconds: Seconds) -> dict[str, float]:
+def ratio_row(name: str, turns: Mapping[str, Sequence[TimedRun]], seconds: Seconds) -> dict[str, float]:
     """Speed over each baseline that ran: ``vs_eager``, ``vs_eager_low``, ``vs_eager_high`` (95%), and so on."""
     row: dict[str, float] = {}
     for baseline in BASELINES:
@@ -60,10 +60,10 @@ def ratio_row(name: str, turns: Mapping[str, Sequence[Turn]], seconds: Seconds) 
     return row
 
 
-def settled(turns: Mapping[str, Sequence[Turn]], seconds: Seconds, precision: float) -> bool:
+def settled(turns: Mapping[str, Sequence[TimedRun]], seconds: Seconds, precision: float) -> bool:
     """Whether every arm's speed over the first baseline here is known to within ``precision`` of itself (95% interval).
 
-    To stop there leaves the interval as it is in the limit of many turns (Chow & Robbins 1965).
+    To stop there leaves the interval as it is in the limit of many runs (Chow & Robbins 1965).
     """
     baseline = next((name for name in BASELINES if turns.get(name)), None)
     if baseline is None:
@@ -73,15 +73,17 @@ def settled(turns: Mapping[str, Sequence[Turn]], seconds: Seconds, precision: fl
     return bool(ratios) and all(ratio.high - ratio.low <= 2 * precision * ratio.median for ratio in ratios)
 
 
-def _ratio(own: Sequence[Turn], baseline: str, turns: Mapping[str, Sequence[Turn]], seconds: Seconds) -> PairedRatio | None:
-    """From turns at the same prompts next to each other; over the pivot when the two were never in memory together."""
+def _ratio(
+    own: Sequence[TimedRun], baseline: str, turns: Mapping[str, Sequence[TimedRun]], seconds: Seconds
+) -> PairedRatio | None:
+    """From runs on the same prompts next to each other; over the pivot when the two were never in memory together."""
     if direct := _pairs(turns[baseline], own, seconds):
         return paired_ratio([a for a, _ in direct], [b for _, b in direct])
     one, other = (_pairs(turns.get(PIVOT, ()), arm, seconds) for arm in (own, turns[baseline]))
     return chained_ratio(one, other) if one and other else None
 
 
-def _pairs(first: Sequence[Turn], second: Sequence[Turn], seconds: Seconds) -> list[tuple[float, float]]:
+def _pairs(first: Sequence[TimedRun], second: Sequence[TimedRun], seconds: Seconds) -> list[tuple[float, float]]:
     by_time = {(turn.meeting, turn.round): seconds(turn) for turn in first}
     return [(by_time[turn.meeting, turn.round], seconds(turn)) for turn in second if (turn.meeting, turn.round) in by_time]
 

@@ -1,4 +1,4 @@
-"""Mixed load: short and long requests that come when they like (Poisson arrivals), for a bounded time."""
+"""Mixed load: short and long requests at random times (Poisson arrivals), for a bounded time."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from typing import Any
 
 import numpy as np
 
-from tide_bench.arm_pool import Entry, Stage
+from tide_bench.arm_pool import ArmPool, RunningArm
 from tide_bench.arms.base import Arm
 from tide_bench.arms.process import ArmError
-from tide_bench.arms.registry import Contestant
+from tide_bench.arms.registry import ArmSpec
 from tide_bench.config import BenchConfig
 from tide_bench.figures import PIVOT
 from tide_bench.output_checks import Terms, broken_promise
 from tide_bench.phases import Phases
-from tide_bench.turns import SETTLE_S
+from tide_bench.rounds import SETTLE_S
 
 # Kinds whose engines take calls of several threads at once; the others serve one request after the other.
 CONCURRENT = {"tide": 2, "unsplit": 2, "static": 2}
@@ -71,48 +71,48 @@ def serve(arm: Arm, requests: Sequence[Request], workers: int, options: Mapping[
 
 
 def load_rows(
-    stage: Stage,
-    contestants: Sequence[Contestant],
+    pool: ArmPool,
+    specs: Sequence[ArmSpec],
     prompts: Sequence[list[int]],
     terms: Terms,
     config: BenchConfig,
     phases: Phases,
 ) -> list[dict[str, Any]]:
-    """A row for each rate and contestant; rates are shares of what `full` does when asked one by one.
+    """A row for each rate and arm; rates are shares of the rate at which `full` serves one request after the other.
 
-    ``mark``: why what an arm answered is not what it promises, with `full`'s answers to the same requests for the model's.
+    ``mark``: why an arm is not ranked: its answers against those of `full` to the same requests.
     """
-    entries = stage.enter(contestants, lambda entry: _warm_up(entry, prompts, config.new_tokens))
-    alone = next((_one_by_one(e, prompts, config.new_tokens) for e in entries if e.contestant.name == PIVOT), None)
+    entries = pool.start(specs, lambda entry: _warm_up(entry, prompts, config.new_tokens))
+    alone = next((_one_by_one(e, prompts, config.new_tokens) for e in entries if e.spec.name == PIVOT), None)
     if alone is None:
-        return [{"arm": c.name, "title": c.title, "note": stage.failures.get(c.name, "`full` did not run")} for c in contestants]
+        return [{"arm": c.name, "title": c.title, "note": pool.failures.get(c.name, "`full` did not run")} for c in specs]
     rows = []
     for share in config.rates:
         requests = poisson_requests(share / alone, config.seconds, prompts, config.new_tokens)
         own, answers = [], dict[str, list[list[int]]]()
         for entry in entries:
             time.sleep(SETTLE_S)
-            with phases(f"{len(requests)} requests, {share / alone:.1f} a second", entry.contestant.title):
-                row, answers[entry.contestant.name] = _row(stage, entry, requests)
+            with phases(f"{len(requests)} requests, {share / alone:.1f} a second", entry.spec.title):
+                row, answers[entry.spec.name] = _row(pool, entry, requests)
             own.append({"share": share, "rate": share / alone, **row})
-        asked, right = [request.prompt for request in requests], answers[PIVOT]
+        prompts_sent, references = [request.prompt for request in requests], answers[PIVOT]
         for row, entry in zip(own, entries, strict=True):
-            said = answers[entry.contestant.name]
-            if said and right:
-                row["mark"] = broken_promise(entry.contestant.promise, asked, said, right, stage.gap, terms)
+            texts = answers[entry.spec.name]
+            if texts and references:
+                row["mark"] = broken_promise(entry.spec.promise, prompts_sent, texts, references, pool.gap, terms)
         rows += own
-    failed = [c for c in contestants if c.name in stage.failures and all(row["arm"] != c.name for row in rows)]
-    return rows + [{"arm": c.name, "title": c.title, "note": stage.failures[c.name]} for c in failed]
+    failed = [c for c in specs if c.name in pool.failures and all(row["arm"] != c.name for row in rows)]
+    return rows + [{"arm": c.name, "title": c.title, "note": pool.failures[c.name]} for c in failed]
 
 
-def _warm_up(entry: Entry, prompts: Sequence[list[int]], new_tokens: int) -> None:
+def _warm_up(entry: RunningArm, prompts: Sequence[list[int]], new_tokens: int) -> None:
     """Every shape once: compiled code is made for it."""
     for prompt in {len(prompt): prompt for prompt in prompts}.values():
         for tokens in {new_tokens, max(2, new_tokens // SHORT_SHARE)}:
             entry.generate([prompt], tokens)
 
 
-def _one_by_one(entry: Entry, prompts: Sequence[list[int]], new_tokens: int) -> float:
+def _one_by_one(entry: RunningArm, prompts: Sequence[list[int]], new_tokens: int) -> float:
     """Mean seconds of a request."""
     begin, sizes = time.perf_counter(), (new_tokens, max(2, new_tokens // SHORT_SHARE))
     for i, prompt in enumerate(prompts[:8]):
@@ -120,14 +120,14 @@ def _one_by_one(entry: Entry, prompts: Sequence[list[int]], new_tokens: int) -> 
     return (time.perf_counter() - begin) / len(prompts[:8])
 
 
-def _row(stage: Stage, entry: Entry, requests: Sequence[Request]) -> tuple[dict[str, Any], list[list[int]]]:
-    """What one arm did with ``requests``, and its answers: none when it failed."""
-    row: dict[str, Any] = {"arm": entry.contestant.name, "title": entry.contestant.title, "requests": len(requests)}
-    workers = CONCURRENT.get(entry.contestant.kind, 1)
+def _row(pool: ArmPool, entry: RunningArm, requests: Sequence[Request]) -> tuple[dict[str, Any], list[list[int]]]:
+    """The figures of one arm at ``requests``, and its answers: none when it failed."""
+    row: dict[str, Any] = {"arm": entry.spec.name, "title": entry.spec.title, "requests": len(requests)}
+    workers = CONCURRENT.get(entry.spec.kind, 1)
     try:
-        served: list[Served] = entry.process.apply(serve, list(requests), workers, entry.contestant.options)
+        served: list[Served] = entry.process.apply(serve, list(requests), workers, entry.spec.options)
     except ArmError as error:
-        stage.withdraw(entry.contestant, str(error))
+        pool.note_failure(entry.spec, str(error))
         return row | {"note": str(error)}, []
     percentile = partial(np.percentile, q=(50, 95))
     first, last = (percentile([getattr(s, name) for s in served]) for name in ("first_token_s", "last_token_s"))

@@ -1,4 +1,4 @@
-"""How much of the machine others took while something was timed: a figure measured on a busy machine should say so."""
+"""Share of the CPU that other processes took during a measurement, so that figures from a busy machine are marked."""
 
 from __future__ import annotations
 

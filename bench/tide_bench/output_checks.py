@@ -1,4 +1,4 @@
-"""Does an arm say what it promises? Its texts against the reference's, before and after anything is timed."""
+"""Compare the texts of an arm with the reference's, by what the arm promises: before and after the timed rounds."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def broken_promise(promise: Promise, prompts: Tokens, texts: Tokens, references:
     """Why an arm is not ranked; empty when it keeps its promise.
 
     Args:
-        texts, references: continuations of ``prompts``, [rows][tokens].
+        texts, references: continuations of ``prompts``, [sequences][tokens].
         gap: by the model with every layer.
     """
     if promise == "none":

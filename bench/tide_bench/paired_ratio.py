@@ -41,7 +41,7 @@ def paired_ratio(baseline_s: Sequence[float], arm_s: Sequence[float]) -> PairedR
 
 
 def chained_ratio(one: Sequence[tuple[float, float]], other: Sequence[tuple[float, float]]) -> PairedRatio:
-    """Speed of an arm over a baseline that it never met, over a third one that met both.
+    """Speed of an arm over a baseline with which it was never timed, by way of a third one that was timed with both.
 
     Args:
         one: (third's seconds, arm's seconds) on the same work, pair by pair.

@@ -11,7 +11,7 @@ _RESET_PEAK = "5"  # proc(5), /proc/pid/clear_refs
 
 
 def forget_peak() -> None:
-    """Count from now on; where the kernel does not let us, the peak since the process began stays."""
+    """Count from now on; where the kernel forbids it, the peak since the process began stays."""
     with contextlib.suppress(OSError):
         Path("/proc/self/clear_refs").write_text(_RESET_PEAK)
 

@@ -1,4 +1,4 @@
-"""What every benchmark hands over: the machine it ran on, rows for people, and named figures for scripts and the README.
+"""The output of every benchmark: the machine, table rows, and named figures for scripts and the README.
 
 A figure that the project quotes is a line ``RESULT name=value`` on stdout; ``--json FILE`` holds the same and everything else.
 """
@@ -23,7 +23,7 @@ class Report:
 
     Args:
         benchmark: the script's name.
-        settings: what it was asked to do, stored with the figures.
+        settings: the options of the run, stored with the figures.
     """
 
     def __init__(self, benchmark: str, **settings: Any) -> None:

@@ -1,4 +1,4 @@
-"""Exits that nobody has calibrated, for arms that need a certain behaviour: identity heads at given layers."""
+"""Uncalibrated exits for arms that need a certain behaviour: identity heads at given layers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def with_exits(
     predicted: dict[str, float] | None = None,
     exit_depths: dict[str, float] | None = None,
 ) -> Manifest:
-    """``manifest`` with an identity head at each of ``checkpoints``, asked by max-probability; nothing in its bundle changes.
+    """``manifest`` with an identity head at each of ``checkpoints``, evaluated by max-probability; nothing in its bundle changes.
 
     Args:
         costs: what policies weigh drafting with; None: the runtime's guess.

@@ -26,7 +26,7 @@ CAPTION = (
 
 
 def cells(mode: str, row: Row) -> list[str]:
-    """One row under `HEADINGS`; what an arm does not have is left empty, and one that could not run says so."""
+    """One row under `HEADINGS`; missing figures are empty; an arm that could not run is marked."""
     if mode == "load":
         return _load_cells(row)
     rank = str(row["rank"]) if "rank" in row else "–"

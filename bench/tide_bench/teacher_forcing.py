@@ -35,7 +35,7 @@ class Reading:
 
 @dataclass
 class _ForcedRow(TokenSequence):
-    """A row that says what ``forced`` says. ``bookkeeping``: seconds spent on noting answers."""
+    """A sequence whose tokens are those of ``forced``. ``bookkeeping``: seconds spent on noting answers."""
 
     forced: Sequence[int] = ()
     answers: list[int] = field(default_factory=list)
@@ -74,7 +74,7 @@ def logits_gap(engine: Engine, text: Sequence[int], one: int, other: int) -> flo
 
 def _forced_row(engine: Engine, text: Sequence[int], prompt_tokens: int) -> _ForcedRow:
     params = GenerationParams(max_new_tokens=len(text) - prompt_tokens, ignore_eos=True)
-    plain = engine._row(0, list(text[:prompt_tokens]), params)
+    plain = engine._make_sequence(0, list(text[:prompt_tokens]), params)
     given = {f.name: getattr(plain, f.name) for f in fields(TokenSequence) if f.init and f.name != "submitted"}
     return _ForcedRow(**given, forced=text[prompt_tokens:])
 

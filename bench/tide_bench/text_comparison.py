@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from tide_runtime.drafting.ngram import NgramDrafter
 
-Tokens = Sequence[Sequence[int]]  # [rows][tokens]
+Tokens = Sequence[Sequence[int]]  # [sequences][tokens]
 
 
 def first_difference(tokens: Sequence[int], reference: Sequence[int]) -> int | None:
@@ -27,7 +27,7 @@ def disagreement_rate(rows: Tokens, references: Tokens) -> float:
 
 
 def disagreement_events(tokens: Sequence[int], reference: Sequence[int]) -> tuple[int, int]:
-    """Of one row: whether it parts from the reference (0 or 1), and after how many tokens behind the first."""
+    """Whether one sequence differs from the reference (0 or 1), and after how many tokens behind the first."""
     place = first_difference(tokens[1:], reference[1:])
     return (0, len(tokens) - 1) if place is None else (1, place + 1)
 
@@ -38,7 +38,7 @@ def identical_share(rows: Tokens, references: Tokens) -> float:
 
 
 def ngram_hit_share(prompt: Sequence[int], output: Sequence[int]) -> float:
-    """Share of the ``output`` tokens that the runtime's n-gram drafter would have said: what repetition gives away."""
+    """Share of the ``output`` tokens that the runtime's n-gram drafter predicts: how repetitive the text is."""
     tokens, drafter, hits = np.array([*prompt, *output], np.int64), NgramDrafter(), 0
     for end in range(len(prompt), len(tokens)):
         guess = drafter.draft(tokens, end, 1)

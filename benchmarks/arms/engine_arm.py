@@ -1,4 +1,4 @@
-"""Arms in this process: an engine that lends itself to one depth policy at a time, so that all run on the same weights."""
+"""Arms in this process: an engine that runs one depth policy at a time, so that all run on the same weights."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class LoggedEngine:
         return play.turn()
 
     def start(self, policy: DepthPolicy, prompts: Group, params: GenerationParams, rows: int) -> EnginePlay:
-        """A turn, to be advanced; the engine has time for one at once."""
+        """A turn, to be advanced; the engine runs one at a time."""
         self.engine.policy = LoggedPolicy(policy, self.log)
         self.engine.options = replace(self.engine.options, max_batch=rows)
         self.log.clear()
@@ -57,20 +57,20 @@ class EnginePlay:
 
     def __init__(self, logged: LoggedEngine, prompts: Group, params: GenerationParams) -> None:
         engine, self._logged = logged.engine, logged
-        self._rows = engine._rows(prompts, params)
+        self._rows = engine._sequences(prompts, params)
         self._events = engine._events(self._rows)
         self._launched = Counter(engine.backend.launches)
-        self._seconds, self._said = 0.0, 0
+        self._seconds, self._generated = 0.0, 0
 
     def advance(self, tokens: int) -> bool:
-        """Go on until the rows have said ``tokens``, their first ones included; False when they are finished."""
+        """Generate until the sequences have ``tokens``, their first ones included; False when they are finished."""
         begin = perf_counter()
-        self._said += sum(1 for _ in islice(self._events, max(0, tokens - self._said)))
+        self._generated += sum(1 for _ in islice(self._events, max(0, tokens - self._generated)))
         self._seconds += perf_counter() - begin
-        return self._said >= tokens
+        return self._generated >= tokens
 
     def turn(self) -> Turn:
-        """What was done. Raises RuntimeError when the log and the backend counted differently."""
+        """The result. Raises RuntimeError when the log and the backend counted differently."""
         engine, log = self._logged.engine, self._logged.log
         done = [engine._finish(row) for row in self._rows]
         _check(log, Counter(engine.backend.launches) - self._launched)

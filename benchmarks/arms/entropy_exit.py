@@ -1,7 +1,7 @@
-"""Policy ``exit`` asked by entropy instead of confidence: the same exits, the same share of tokens leaving at each.
+"""Policy ``exit`` routed by entropy instead of confidence: the same exits, the same share of tokens taken at each.
 
-The runtime's routers ask for the exit head's largest probability. This one asks for exp(-entropy), 1 for a certain
-head and 1/V for a clueless one, at the thresholds that let as many tokens out, so that only the choice of tokens differs.
+The runtime's routers take the exit head's largest probability as their score. This one takes exp(-entropy), 1 for a one-hot
+distribution and 1/V for a uniform one, at the thresholds that accept as many tokens, so that only the choice of tokens differs.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from tide_runtime.bundle.exits import Exit
 from tide_runtime.bundle.manifest import Manifest
 from tide_runtime.depth.executor import Executor, Guess
 from tide_runtime.depth.exit import ExitDepth
+from tide_runtime.depth.frontier import LazySequence
 from tide_runtime.errors import ParamsError
-from tide_runtime.sequence import TokenSequence
 
 Answers = dict[int, list[tuple[float, float]]]  # boundary → (largest probability, sureness) of every answer
 
@@ -38,14 +38,14 @@ def matched_threshold(answers: Sequence[tuple[float, float]], threshold: float) 
 
 
 def listening_exit(manifest: Manifest, policy: ExitDepth) -> Answers:
-    """Note from now on what the exits of ``policy`` answer."""
+    """Record the results of the exits of ``policy`` from now on."""
     answers: Answers = {}
     policy.executor = _Listener(manifest, answers)
     return answers
 
 
 def entropy_exit(manifest: Manifest, policy: ExitDepth, answers: Answers) -> ExitDepth:
-    """Make ``policy`` ask for entropy, at thresholds that match its own on ``answers``. Raises ParamsError for an MLP router."""
+    """Make ``policy`` route by entropy, at thresholds that match its own on ``answers``. Raises ParamsError for an MLP router."""
     if any(stop.exit.info.router == "mlp" for stop in policy.stops):
         raise ParamsError("the calibration chose an MLP router, which does not look at the head's probabilities")
     policy.stops = [
@@ -60,18 +60,28 @@ class _Listener(Executor):
         super().__init__(manifest)
         self._answers = answers
 
-    def ask(
-        self, context: ExecutionContext, rows: Sequence[TokenSequence], chosen: Sequence[int], exit: Exit, least: Sequence[float]
+    def evaluate(
+        self,
+        context: ExecutionContext,
+        sequences: Sequence[LazySequence],
+        chosen: Sequence[int],
+        early_exit: Exit,
+        least: Sequence[float],
     ) -> list[Guess]:
-        guesses = super().ask(context, rows, chosen, exit, least)
+        guesses = super().evaluate(context, sequences, chosen, early_exit, least)
         heard = [(guess.score, sureness(guess.logits)) for guess in guesses if guess.logits is not None]
-        self._answers.setdefault(exit.boundary, []).extend(heard)
+        self._answers.setdefault(early_exit.boundary, []).extend(heard)
         return guesses
 
 
 class _EntropyExecutor(Executor):
-    def ask(
-        self, context: ExecutionContext, rows: Sequence[TokenSequence], chosen: Sequence[int], exit: Exit, least: Sequence[float]
+    def evaluate(
+        self,
+        context: ExecutionContext,
+        sequences: Sequence[LazySequence],
+        chosen: Sequence[int],
+        early_exit: Exit,
+        least: Sequence[float],
     ) -> list[Guess]:
-        guesses = super().ask(context, rows, chosen, exit, least)
+        guesses = super().evaluate(context, sequences, chosen, early_exit, least)
         return [guess if guess.logits is None else guess._replace(score=sureness(guess.logits)) for guess in guesses]

@@ -1,5 +1,7 @@
-"""Ways to decode with torch as arms: HuggingFace's own, plain and with drafts, and the predecessor. Each has a process of its own
-and few prompts."""
+"""Ways to decode with torch as arms: HuggingFace's own, with and without drafts, and the predecessor.
+
+Each has a process of its own and few prompts.
+"""
 
 from __future__ import annotations
 

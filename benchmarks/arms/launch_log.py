@@ -1,4 +1,4 @@
-"""Which graphs were launched, on how many tokens of how many rows: what the backend counts by name, counted by shape."""
+"""Which graphs were launched, on how many tokens of how many sequences: what the backend counts by name, counted by shape."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tide_runtime.sequence import TokenSequence
 
 
 class Launch(NamedTuple):
-    """``graph`` on so many ``tokens`` of ``rows`` rows, ``longest`` of one of them."""
+    """``graph`` on so many ``tokens`` of ``rows`` sequences, ``longest`` of one of them."""
 
     graph: str
     rows: int
@@ -23,8 +23,10 @@ class Launch(NamedTuple):
 
 
 class LaunchLog:
-    """Launches since `clear`, those of prompts apart, and the time that prompts took. Counted when somebody asks, as the log is
-    kept while clocks run."""
+    """Launches since `clear`, those of prompts apart, and the seconds of prompts.
+
+    They are counted on access, as the log is written while clocks run.
+    """
 
     def __init__(self) -> None:
         self._prefill, self._decode = list[tuple[str, int, int, int]](), list[tuple[str, int, int, int]]()
@@ -36,7 +38,7 @@ class LaunchLog:
 
     @contextmanager
     def prompt(self) -> Iterator[None]:
-        """What is launched here is a prompt's."""
+        """Launches in this context belong to a prompt."""
         self._current, begin = self._prefill, perf_counter()
         try:
             yield
@@ -46,12 +48,12 @@ class LaunchLog:
 
     @property
     def prefill(self) -> Counter[Launch]:
-        """Of prompts."""
+        """Launches of prompts."""
         return Counter(map(Launch._make, self._prefill))
 
     @property
     def decode(self) -> Counter[Launch]:
-        """Of all steps but prompts'."""
+        """Launches of all steps but those of prompts."""
         return Counter(map(Launch._make, self._decode))
 
     def clear(self) -> None:

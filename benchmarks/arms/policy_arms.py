@@ -36,7 +36,7 @@ NEVER_SURE = 1.0  # a threshold that no softmax of a random model reaches
 
 @dataclass
 class ArmSet:
-    """The arms on one model that could be made, and why the others could not. ``costs``: None when nobody has measured them."""
+    """The arms on one model that could be made, and why the others could not. ``costs``: None when they were not measured."""
 
     model: str
     baseline: EngineArm
@@ -88,7 +88,7 @@ def demo_arms(
 def random_arms(calibrated: Path, wanted: Sequence[str], cache: Path) -> ArmSet:
     """Arms on random weights with a calibration that is wrong about them: the demo's costs, exits and expectations.
 
-    ``exact`` drafts whenever it may; ``exit`` asks at every token and never leaves.
+    ``exact`` drafts whenever it may; ``exit`` evaluates its exits at every token and takes none.
     """
     weights, known = random_twin(cache), load_engine(calibrated).manifest
     assert known.calibration is not None
@@ -115,7 +115,7 @@ def _unsplit_arm(folder: Path) -> EngineArm:
 
 
 def _costs(manifest: Manifest) -> CostModel | None:
-    return CostModel(manifest) if manifest.calibration is not None and manifest.calibration.costs is not None else None
+    return CostModel.of(manifest) if manifest.calibration is not None and manifest.calibration.costs is not None else None
 
 
 def _policy_arm(arm: PolicyArm, engine: LoggedEngine, manifest: Manifest | None = None) -> EngineArm:
@@ -137,7 +137,7 @@ def _entropy_arm(engine: LoggedEngine, sample: Sequence[Group], params: Generati
 def _static_arm(
     weights: Path, identity: str, engine: LoggedEngine, sample: Sequence[Group], params: GenerationParams, folder: Path
 ) -> EngineArm:
-    """Every token says what an identity head says after as many layers as `exit` runs before it speaks, on average."""
+    """Every token is the prediction of an identity head after the mean depth of `exit`."""
     depth = round(_run(engine, _exit_policy(engine.manifest), sample, params))
     depth = min(depth, engine.manifest.model.num_layers - 1)
     static = LoggedEngine(load_engine(export_bundle(weights, identity, folder / str(depth), str(depth))))

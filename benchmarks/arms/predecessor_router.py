@@ -1,4 +1,4 @@
-"""The predecessor's router (tide-inference 0.2.1), rebuilt for comparison: trained on raw states, asked about normed ones.
+"""The predecessor's router (tide-inference 0.2.1), rebuilt for comparison: trained on raw states, evaluated on normed ones.
 
 Its labels compare a state before the final norm with one after it: cos(h_c, norm(h_L)) > 0.98.
 """
@@ -18,7 +18,7 @@ _EPOCHS, _TOKENS_PER_STEP, _LEARNING_RATE, _WIDTH = 6, 512, 1e-3, 128
 
 
 class PredecessorRouter:
-    """sigmoid(MLP(h)), trained on h and asked about norm(h), with the model's own final norm."""
+    """sigmoid(MLP(h)), trained on h and evaluated on norm(h), with the model's own final norm."""
 
     kind = "predecessor"
 

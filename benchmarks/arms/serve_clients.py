@@ -21,7 +21,7 @@ _START_S = 120
 
 
 @dataclass(frozen=True)
-class Wish:
+class ClientRequest:
     """One request. ``hang_up_after``: tokens after which the client goes away; None: it stays to the end."""
 
     prompt: list[int]
@@ -31,7 +31,7 @@ class Wish:
 
 @dataclass(frozen=True)
 class Answer:
-    """``tokens``: as they came; ``finished``: whether the last line said so; seconds since the request was sent."""
+    """``tokens``: as they came; ``finished``: whether the last line ends the answer; seconds since the request was sent."""
 
     tokens: list[int]
     finished: bool
@@ -56,15 +56,15 @@ def serving(bundle: Path, policy: str = "auto", at_once: int = 4) -> Iterator[tu
         process.wait(30)
 
 
-def ask_all(url: str, wishes: Sequence[Wish], clients: int) -> list[Answer]:
-    """All of ``wishes``, ``clients`` at once; answers in their order."""
+def send_all(url: str, requests: Sequence[ClientRequest], clients: int) -> list[Answer]:
+    """All of ``requests``, ``clients`` at once; answers in their order."""
     with httpx.Client(timeout=300, limits=httpx.Limits(max_connections=clients)) as client, ThreadPoolExecutor(clients) as pool:
-        return list(pool.map(lambda wish: ask(client, url, wish), wishes))
+        return list(pool.map(lambda request: send(client, url, request), requests))
 
 
-def ask(client: httpx.Client, url: str, wish: Wish) -> Answer:
+def send(client: httpx.Client, url: str, request: ClientRequest) -> Answer:
     """One request. Raises httpx.HTTPStatusError when it is refused."""
-    body = {"prompt": wish.prompt, "max_new_tokens": wish.new_tokens, "ignore_eos": True}
+    body = {"prompt": request.prompt, "max_new_tokens": request.new_tokens, "ignore_eos": True}
     start, first, tokens, finished = time.perf_counter(), 0.0, list[int](), False
     with client.stream("POST", f"{url}/generate", json=body) as response:
         response.raise_for_status()
@@ -73,17 +73,17 @@ def ask(client: httpx.Client, url: str, wish: Wish) -> Answer:
             first = first or time.perf_counter() - start
             tokens.append(entry["token"])
             finished = "done" in entry
-            if len(tokens) == wish.hang_up_after:
+            if len(tokens) == request.hang_up_after:
                 break
     return Answer(tokens, finished, first, time.perf_counter() - start)
 
 
-def wrong_answers(wishes: Sequence[Wish], answers: Sequence[Answer], alone: Sequence[Sequence[int]]) -> list[int]:
-    """Numbers of the answers that are not what the same prompt gives when nobody else asks (``alone``)."""
+def wrong_answers(requests: Sequence[ClientRequest], answers: Sequence[Answer], alone: Sequence[Sequence[int]]) -> list[int]:
+    """Numbers of the answers that differ from the same prompt's answer on an idle engine (``alone``)."""
     wrong = []
-    for number, (wish, answer, tokens) in enumerate(zip(wishes, answers, alone, strict=True)):
-        expected = tokens[: wish.hang_up_after or wish.new_tokens]
-        if answer.tokens != list(expected) or answer.finished != (wish.hang_up_after in (None, wish.new_tokens)):
+    for number, (request, answer, tokens) in enumerate(zip(requests, answers, alone, strict=True)):
+        expected = tokens[: request.hang_up_after or request.new_tokens]
+        if answer.tokens != list(expected) or answer.finished != (request.hang_up_after in (None, request.new_tokens)):
             wrong.append(number)
     return wrong
 
@@ -97,5 +97,5 @@ def _wait_for(url: str, process: subprocess.Popen[str]) -> None:
         except httpx.TransportError:
             time.sleep(0.1)
     process.kill()
-    said = process.stdout.read() if process.stdout is not None else ""
-    raise RuntimeError(f"the server did not start: {said[-2000:]}")
+    output = process.stdout.read() if process.stdout is not None else ""
+    raise RuntimeError(f"the server did not start: {output[-2000:]}")

@@ -1,4 +1,7 @@
-"""Arms that run the same prompts side by side, so that a ratio compares neighbours in time."""
+"""Arms that run the same prompts side by side, so that a ratio compares neighbours in time.
+
+The arms share a process. Arms with processes of their own are compared in whole rounds: see `tide_bench.rounds`.
+"""
 
 from __future__ import annotations
 
@@ -13,19 +16,19 @@ from tide_runtime import GenerationParams
 from benchmarks.arms.launch_log import Launch
 
 Group = Sequence[Sequence[int]]  # prompts of one turn, [N][S] token ids
-SLICE = 4  # tokens a row that an arm says before it is the baseline's turn, and the other way round
+SLICE = 4  # tokens of each sequence that an arm and the baseline generate alternately
 
 
 @dataclass(frozen=True)
 class Turn:
-    """What an arm did with one group of prompts.
+    """One group of prompts, continued by one arm.
 
     Args:
         tokens: the new tokens of each prompt.
         seconds: of decoding: everything but the prompts' own passes.
         launches: while decoding, counted at the backend; empty for other libraries.
-        layers_per_token: decoder layers launched per token of a row; None for other libraries.
-        depth: mean layers run before a token was said.
+        layers_per_token: decoder layers launched per token of a sequence; None for other libraries.
+        depth: mean layers run for a token.
         drafted, accepted: drafts by drafter.
         base_seconds: of the baseline's turn beside this one, or the mean of two around it; 0 outside `take_turns`.
     """
@@ -41,7 +44,7 @@ class Turn:
 
     @property
     def decoded(self) -> int:
-        """Tokens of all rows that ``seconds`` went into."""
+        """Tokens of all sequences that ``seconds`` went into."""
         return sum(len(row) - 1 for row in self.tokens)
 
 
@@ -58,10 +61,10 @@ class Play(Protocol):
     """A turn that pauses between steps; its clock stands still meanwhile."""
 
     def advance(self, tokens: int) -> bool:
-        """Go on until all rows together have said ``tokens``; False when they ended before that."""
+        """Generate until all sequences together have ``tokens``; False when they end before that."""
 
     def turn(self) -> Turn:
-        """What was done, at the end."""
+        """The result, at the end."""
 
 
 @runtime_checkable
@@ -111,8 +114,8 @@ def _beside(
         return replace(after, seconds=fmean((before.seconds, after.seconds))), own
     theirs, own_play = (one.start(prompts, params, rows) for one in (baseline, arm))
     running = [own_play, theirs] if arm_first else [theirs, own_play]
-    said = 0
+    generated = 0
     while running:
-        said += SLICE * rows
-        running = [play for play in running if play.advance(said)][::-1]
+        generated += SLICE * rows
+        running = [play for play in running if play.advance(generated)][::-1]
     return theirs.turn(), own_play.turn()

@@ -1,4 +1,4 @@
-"""What the exits of a demo model say on held-out text, by the calibration's own steps: capture, train, trace."""
+"""Traces of a demo model's exits on held-out text, by the calibration's own steps: capture, train, trace."""
 
 from __future__ import annotations
 

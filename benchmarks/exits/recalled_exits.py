@@ -1,4 +1,4 @@
-"""The exits of a finished calibration as torch runs them, and what they say of texts that the model has written."""
+"""The exits of a finished calibration as torch runs them, and their traces on texts that the model has generated."""
 
 from __future__ import annotations
 

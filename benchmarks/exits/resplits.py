@@ -1,4 +1,4 @@
-"""Does a way to choose thresholds keep its promise? Choose on some documents, look at the others, many times."""
+"""How often a way to choose thresholds exceeds its promised rate: choose on some documents, look at the others, many times."""
 
 from __future__ import annotations
 

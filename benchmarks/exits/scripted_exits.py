@@ -1,7 +1,7 @@
-"""Exits that answer by a script: the policies' machinery at any exit rate, on a model whose own exits know nothing.
+"""Exits with scripted results: the policies' own work at any exit rate, on a model whose exits are random.
 
-Every graph runs as ever; only what the exit said is replaced. The router says yes at the given rate, and a draft is the
-token that `full` said there, so what is drafted is accepted.
+Every graph runs as usual; only the results of exits are replaced. The router accepts at the given rate, and a draft is the
+token that `full` generated there, so every draft is accepted.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from tide_runtime.bundle.manifest import Manifest
 from tide_runtime.depth.exact import ExactDepth
 from tide_runtime.depth.executor import Executor, Guess
 from tide_runtime.depth.exit import ExitDepth
-from tide_runtime.sequence import TokenSequence
+from tide_runtime.depth.frontier import LazySequence
 
 from benchmarks.arms.engine_arm import EnginePlay, LoggedEngine
 from benchmarks.arms.turns import Group, Turn
 
 SkippingPolicy = ExactDepth | ExitDepth
-Texts = dict[tuple[int, ...], list[int]]  # prompt → what `full` said
+Texts = dict[tuple[int, ...], list[int]]  # prompt → `full`'s text
 
 
 class Script:
-    """Yes or no, the first at ``rate`` (0 … 1), the same answers after every `rewind`."""
+    """Random decisions, a share ``rate`` (0 … 1) of them to exit; the same ones after every `rewind`."""
 
     def __init__(self, rate: float) -> None:
         self._rate = rate
@@ -35,38 +35,44 @@ class Script:
     def rewind(self) -> None:
         self._random = np.random.default_rng(0)
 
-    def says_yes(self) -> bool:
+    def accepts(self) -> bool:
         return bool(self._random.random() < self._rate)
 
 
 class ScriptedExecutor(Executor):
-    """Asks exits, and answers for them."""
+    """Evaluates exits, and replaces their results."""
 
-    def __init__(self, manifest: Manifest, script: Script, said: Texts) -> None:
+    def __init__(self, manifest: Manifest, script: Script, texts: Texts) -> None:
         super().__init__(manifest)
-        self._script, self._said = script, said
+        self._script, self._texts = script, texts
 
-    def ask(
-        self, context: ExecutionContext, rows: Sequence[TokenSequence], chosen: Sequence[int], exit: Exit, least: Sequence[float]
+    def evaluate(
+        self,
+        context: ExecutionContext,
+        sequences: Sequence[LazySequence],
+        chosen: Sequence[int],
+        early_exit: Exit,
+        least: Sequence[float],
     ) -> list[Guess]:
-        guesses = super().ask(context, rows, chosen, exit, least)
-        return [self._answer(rows[i], guess) for i, guess in zip(chosen, guesses, strict=True)]
+        guesses = super().evaluate(context, sequences, chosen, early_exit, least)
+        return [self._answer(sequences[i], guess) for i, guess in zip(chosen, guesses, strict=True)]
 
-    def _answer(self, row: TokenSequence, guess: Guess) -> Guess:
-        said = self._said[tuple(row.tokens[: row.prompt_tokens].tolist())]
-        place = row.num_tokens_with_drafts - row.prompt_tokens
-        token = said[place] if place < len(said) else guess.token
-        return guess._replace(score=float(self._script.says_yes()), token=token)
+    def _answer(self, state: LazySequence, guess: Guess) -> Guess:
+        prompt_tokens = state.sequence.prompt_tokens
+        text = self._texts[tuple(state.tokens[:prompt_tokens].tolist())]
+        place = state.num_tokens_with_drafts - prompt_tokens
+        token = text[place] if place < len(text) else guess.token
+        return guess._replace(score=float(self._script.accepts()), token=token)
 
 
 class ScriptedArm:
-    """Policy `exact` or `exit` with scripted exits. ``said``: `full`'s text for every prompt that will come."""
+    """Policy `exact` or `exit` with scripted exits. ``texts``: `full`'s text for every prompt."""
 
     most_groups: int | None = None
 
-    def __init__(self, engine: LoggedEngine, policy: SkippingPolicy, manifest: Manifest, rate: float, said: Texts) -> None:
+    def __init__(self, engine: LoggedEngine, policy: SkippingPolicy, manifest: Manifest, rate: float, texts: Texts) -> None:
         self.engine, self._policy, self._script = engine, policy, Script(rate)
-        policy.executor = ScriptedExecutor(manifest, self._script, said)
+        policy.executor = ScriptedExecutor(manifest, self._script, texts)
 
     def turn(self, prompts: Group, params: GenerationParams, rows: int) -> Turn:
         self._script.rewind()

@@ -1,4 +1,4 @@
-"""Made-up documents whose exits disagree more in some documents than in others, for judging certificates without a model."""
+"""Synthetic documents whose exits disagree more in some documents than in others, to evaluate certificates without a model."""
 
 from __future__ import annotations
 

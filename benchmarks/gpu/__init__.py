@@ -1,1 +1,4 @@
-"""Checks and timings of the CUDA kernels. Without a GPU each script goes up to the launch, says so, and exits with 2."""
+"""Checks and timings of the CUDA kernels.
+
+Without a GPU each script prepares everything up to the launch, prints that nothing ran, and exits with 2.
+"""

@@ -57,6 +57,6 @@ class AbsentGpu:
 
 
 def say_not_run(reason: TargetError, done: str) -> NoReturn:
-    """Say that nothing ran and exit. ``done``: what was done instead."""
+    """Print that nothing ran, and exit. ``done``: what was done instead."""
     print(f"NOT RUN: {reason}\n{done}", file=sys.stderr)
     sys.exit(NOT_RUN)

@@ -24,7 +24,7 @@ class DecodeArm(Protocol):
         """Continue ``prompts`` [B][S], all of one length, greedily by ``new_tokens`` tokens."""
 
     def host_ms(self, prompts: list[list[int]], new_tokens: int) -> float | None:
-        """Milliseconds of a step in which the host does not wait for the GPU; None where nobody counts."""
+        """Milliseconds of a step in which the host does not wait for the GPU; None where it is not counted."""
 
     def close(self) -> None:
         """Let go of the model; `release_memory` then gives its memory back."""
@@ -68,7 +68,7 @@ class TorchArm:
 
 
 class TideArm:
-    """Policy `full` on ``target`` of the bundle in ``folder``, for ``rows`` rows at once."""
+    """Policy `full` on ``target`` of the bundle in ``folder``, for ``rows`` sequences at once."""
 
     def __init__(self, folder: Path, target: str, rows: int) -> None:
         options = EngineOptions(target=target, policy="full", max_batch=rows, verify=False)
@@ -82,7 +82,7 @@ class TideArm:
         return Timing([list(row.token_ids) for row in rows], wall - decode, decode)
 
     def host_ms(self, prompts: list[list[int]], new_tokens: int) -> float:
-        """With the prefill's share."""
+        """Milliseconds of a step, the prefill's share included."""
         self._waited.seconds, begin = 0.0, perf_counter()
         self.generate(prompts, new_tokens)
         return 1e3 * (perf_counter() - begin - self._waited.seconds) / new_tokens

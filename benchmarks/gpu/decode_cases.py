@@ -1,4 +1,4 @@
-"""What the GPU decode benchmark runs: these arms, on these models, for so many rows at once."""
+"""What the GPU decode benchmark runs: these arms, on these models, for so many sequences at once."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class DecodeCase:
 
     @property
     def key(self) -> dict[str, str | int]:
-        """What names it in a report's row."""
+        """The key of the case in a row of the report."""
         return {"model": self.shape.name, "dtype": self.dtype, "batch": self.rows}
 
 

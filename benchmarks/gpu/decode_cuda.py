@@ -1,4 +1,4 @@
-"""How fast do models decode on a GPU? TIDE's segments against the unsplit graph, HuggingFace eager and `torch.compile`.
+"""Decode speed on a GPU: TIDE's segments against the unsplit graph, HuggingFace eager and `torch.compile`.
 
 Every arm decodes greedily after the same prompts; medians over the repetitions are shown. Arms come one after the other, as four
 copies of a large model do not fit beside each other; one that cannot run is a cell with the reason. ``over_unsplit`` is the
@@ -115,7 +115,7 @@ def prepare(models: str, batch: str, cache: Path) -> str:
 def main(
     models: Annotated[str, typer.Option(help=f"Of {MODELS}.")] = MODELS,
     batch: Annotated[str, typer.Option(help="Batch sizes.")] = BATCHES,
-    new_tokens: Annotated[int, typer.Option(min=2, help="New tokens a row.")] = 64,
+    new_tokens: Annotated[int, typer.Option(min=2, help="New tokens a sequence.")] = 64,
     repeats: Annotated[int, typer.Option(min=1, help="Timed repetitions of each arm.")] = 5,
     cache: Annotated[Path, typer.Option(help="Where bundles are kept between runs.")] = CACHE,
     json: Annotated[Path | None, typer.Option(help="Write all figures to this file.")] = None,
@@ -153,7 +153,7 @@ def record(report: Report, case: DecodeCase, arms: dict[str, Figures]) -> None:
 
 
 def _ratios(arms: dict[str, Figures]) -> dict[str, float]:
-    """Of the arms that ran: ``vs_eager`` and ``vs_compile``, ``over_unsplit``, and TIDE's ``as_eager``."""
+    """Ratios of the arms that ran: ``vs_eager`` and ``vs_compile``, ``over_unsplit``, and TIDE's ``as_eager``."""
     ms = {name: figures["ms_per_token"] for name, figures in arms.items() if "note" not in figures}
     if "tide" not in ms:
         return {}

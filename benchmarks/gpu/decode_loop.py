@@ -1,10 +1,10 @@
-"""Does a GPU that drives decoding by itself say what the host would say? One CUDA graph for many tokens against the host's loop.
+"""Whether device-driven decoding generates the host's tokens: one CUDA graph for many tokens against the host's loop.
 
-Policies `full` and `exit`, the latter with two exits that half of the tokens take each (`made_up_exits`), one condition inside
+Policies `full` and `exit`, the latter with two exits that half of the tokens take each (`stub_exits`), one condition inside
 the other; whole texts, and texts that an EOS token ends in the middle of a launch. In fp16 with ONNX Runtime, whose fp32
-attention needs the host; in fp32 with TensorRT's engines, which alone can be asked for exits from the device: small differences
+attention needs the host; in fp32 with TensorRT's engines, the only ones whose exits the device can evaluate: small differences
 then decide about few tokens.
-Exit code 0: the device drives everything and says the same; 1: it does not; 2: not run, or not all of it.
+Exit code 0: the device drives everything and generates the same; 1: it does not; 2: not run, or not all of it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from benchmarks.gpu.absent_gpu import NOT_RUN, say_not_run
 from benchmarks.gpu.gpu_report import executed, gpu_report
 from benchmarks.gpu.loop_cases import LoopCase, Prompts, demo_prompts, engine_target, loop_cases, write_demo
 
-_ROWS, _NEW, _ENDS = (1, 4), 96, 3  # rows at once; new tokens; EOS tokens that are tried
+_ROWS, _NEW, _ENDS = (1, 4), 96, 3  # sequences at once; new tokens; EOS tokens that are tried
 
 
 def compare(engine: Engine, prompts: Prompts) -> dict[str, Any]:
@@ -42,10 +42,13 @@ def compare(engine: Engine, prompts: Prompts) -> dict[str, Any]:
     device = cast(DrivenDepth, engine.drive.policy)
     with warnings.catch_warnings(record=True) as heard:
         warnings.simplefilter("always")
-        said(engine, device, prompts, ())  # its first launch is the host's, the others are the graph's
-        whole = said(engine, device, prompts, ()), said(engine, device.inner, prompts, ())
+        generate(engine, device, prompts, ())  # its first launch is the host's, the others are the graph's
+        whole = generate(engine, device, prompts, ()), generate(engine, device.inner, prompts, ())
         ends = list(dict.fromkeys(whole[1][0].token_ids))[-_ENDS:]
-        pairs = [whole, *((said(engine, device, prompts, (end,)), said(engine, device.inner, prompts, (end,))) for end in ends)]
+        pairs = [
+            whole,
+            *((generate(engine, device, prompts, (end,)), generate(engine, device.inner, prompts, (end,))) for end in ends),
+        ]
     refused = [str(warning.message) for warning in heard if "driven from the host" in str(warning.message)]
     texts = [(ours.token_ids, theirs.token_ids) for pair in pairs for ours, theirs in zip(*pair, strict=True)]
     depths = [depth for row in whole[0] for depth in row.stats.token_depths]
@@ -61,7 +64,7 @@ def compare(engine: Engine, prompts: Prompts) -> dict[str, Any]:
     }
 
 
-def said(engine: Engine, policy: DepthPolicy, prompts: Prompts, eos: tuple[int, ...]) -> list[Generation]:
+def generate(engine: Engine, policy: DepthPolicy, prompts: Prompts, eos: tuple[int, ...]) -> list[Generation]:
     engine.policy = policy
     return engine.generate(prompts, GenerationParams(max_new_tokens=_NEW, eos_token_ids=eos))
 
@@ -82,7 +85,7 @@ def complaint(case: LoopCase, row: dict[str, Any]) -> str | None:
 
 
 def try_case(report: Report, case: LoopCase) -> None:
-    """A row for each number of rows; one that fails has the error as its reason."""
+    """A row for each batch size; one that fails has the error as its reason."""
     with TemporaryDirectory() as folder:
         try:
             options = EngineOptions(target=case.target, policy=case.policy, max_batch=max(_ROWS))
@@ -99,7 +102,7 @@ def try_case(report: Report, case: LoopCase) -> None:
 def record(report: Report, case: LoopCase, rows: int, row: dict[str, Any]) -> None:
     wrong = complaint(case, row)
     report.rows.append({"case": case.name, "rows": rows, "complaint": wrong, **row})
-    print(f"{case.name}, {rows} rows: {wrong or 'the device drives, and says the same'}")
+    print(f"{case.name}, {rows} rows: {wrong or 'the device drives, and generates the same'}")
     report.add(f"{case.name}_b{rows}_right", wrong is None)
     for figure, value in row.items():
         if figure != "reason":
@@ -113,7 +116,7 @@ def prepare() -> str:
 
 
 def main(json: Annotated[Path | None, typer.Option(help="Write all figures to this file.")] = None) -> None:
-    """Hold loops on the GPU against the host's."""
+    """Compare loops on the GPU with the host's."""
     try:
         gpu = CudaDriver().name
     except TargetError as reason:

@@ -1,4 +1,4 @@
-"""What the rows of the GPU decode benchmark are held to. A promise that is missed is said to be, and fails nothing."""
+"""The promised figures of the GPU decode benchmark. A missed one is reported and fails nothing."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Promise:
-    """``figure`` of the rows that it ``covers`` is at least ``least`` and at most ``most``; ``words`` say so."""
+    """``figure`` of the rows that it ``covers`` is at least ``least`` and at most ``most``; ``words``: the same as a sentence."""
 
     figure: str
     words: str
@@ -38,12 +38,12 @@ PROMISES = (
 
 
 def verdicts(row: Row) -> dict[str, bool]:
-    """Figure → whether ``row`` keeps what is promised of it; without those that it cannot tell."""
+    """Figure → whether ``row`` keeps its promise; figures that ``row`` lacks are left out."""
     return {p.figure: kept for p in PROMISES if p.covers(row) and (kept := p.kept(row)) is not None}
 
 
 def complaints(row: Row) -> list[str]:
-    """A sentence for each promise that ``row`` misses, or that nobody could check."""
+    """A sentence for each promise that ``row`` misses, or that could not be checked."""
     judged = {p: p.kept(row) for p in PROMISES if p.covers(row)}
     missed = [f"missed: {p.words}; it is {row[p.figure]:.3f}" for p, kept in judged.items() if kept is False]
     return missed + [f"not checked: {p.words}" for p, kept in judged.items() if kept is None]

@@ -1,4 +1,4 @@
-"""The documentation's table of the GPU decode benchmark: every cell that nobody has run says so."""
+"""The documentation's table of the GPU decode benchmark; cells without a run are marked as such."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ def _offset(array: Array, buffer: Array) -> int:
 
 
 def _same_view(array: Array, content: Array) -> Array:
-    """Of the bytes ``content``, what ``array`` is of its own buffer."""
+    """The view of the bytes ``content`` that ``array`` is of its own buffer."""
     if not array.size:
         return np.empty_like(array)
     return np.ndarray(array.shape, array.dtype, content, _offset(array, _buffer(array)), array.strides)

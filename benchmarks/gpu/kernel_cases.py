@@ -70,7 +70,7 @@ def run_all(specs: Sequence[CaseSpec], library: KernelLibrary, gpu: Gpu, repeats
 
 
 def prepare_all(specs: Sequence[CaseSpec], library: KernelLibrary, gpu: AbsentGpu) -> None:
-    """All that comes before the launches, with addresses that nobody reads."""
+    """All that comes before the launches, with addresses that are never read."""
     for spec in track(specs, "up to the launch", transient=True):
         case = spec.build()
         case.prepare(library, stream=_STREAM, **DeviceCopy(gpu, case.tensors).arrays, **case.numbers)

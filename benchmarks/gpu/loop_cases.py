@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 from tide_runtime.targets.gpu_probe import present_gpu
 
-from benchmarks.gpu.made_up_exits import made_up_exits
 from benchmarks.gpu.model_shapes import MAX_SEQ_LEN, SHAPES
+from benchmarks.gpu.stub_exits import stub_exits
 from tide_export.config import ExportConfig
 from tide_export.export import write_bundle
 from tide_export.progress import ExportProgress
@@ -34,7 +34,7 @@ class LoopCase:
 
 
 def loop_cases(engine: str | None) -> list[LoopCase]:
-    """``engine``: the TensorRT target that can be built here, None: there is none, and nobody to take exits on the device."""
+    """``engine``: the TensorRT target that can be built here, None: there is none, and no exits are evaluated on the device."""
     engines = [LoopCase(engine, "fp32", policy) for policy in ("full", "exit")] if engine is not None else []
     return [LoopCase("cuda", "fp16", "full"), *engines]
 
@@ -55,7 +55,7 @@ def write_demo(case: LoopCase, folder: Path) -> Path:
     """The demo model for a case, with exits after a third and two thirds of its layers."""
     loaded = _DEMO.load(case.dtype)
     layers = loaded.model.config.num_hidden_layers
-    calibration = made_up_exits(loaded, [layers // 3, 2 * layers // 3], demo_prompts(_TEXTS))
+    calibration = stub_exits(loaded, [layers // 3, 2 * layers // 3], demo_prompts(_TEXTS))
     config = ExportConfig(case.dtype, "auto", MAX_SEQ_LEN, targets=(case.target,), verify=False)
     write_bundle(loaded, folder, config, ExportProgress(quiet=True), calibration)
     return folder

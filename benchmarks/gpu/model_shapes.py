@@ -50,7 +50,7 @@ class ModelShape:
         return LoadedModel(model.eval(), None, self.name)
 
     def step_bytes(self, dtype: str, rows: int, length: int) -> int:
-        """Fewest bytes that a decode step of ``rows`` rows of ``length`` tokens reads: weights once, all keys and values."""
+        """Fewest bytes that a decode step of ``rows`` sequences of ``length`` tokens reads: weights once, all keys and values."""
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(self.config())
         config = self.config()

@@ -29,7 +29,7 @@ def symbol(dtype: str, hidden_size: int, width: int) -> str:
 
 
 def device_code(checkout: Path) -> str:
-    """Its kernel file without the host functions, which NVRTC does not take.
+    """Its kernel file without the host functions, which NVRTC rejects.
 
     Raises:
         TargetError: this is no checkout of the predecessor, or of another version.
@@ -51,7 +51,7 @@ def compile_predecessor(checkout: Path, dtype: str, hidden_size: int, width: int
 
 
 def predecessor_arm(checkout: Path, given: RouterTensors, arch: str) -> Callable[[], None]:
-    """One launch: scores. Its weights are float32 and transposed, as it wants them."""
+    """One launch: scores. Its weights are float32 and transposed."""
     problem, tensors = given.problem, given.tensors
     code = compile_predecessor(checkout, problem.dtype, problem.hidden_size, problem.width, arch)
     kernel = code.get_kernel(symbol(problem.dtype, problem.hidden_size, problem.width))

@@ -1,4 +1,4 @@
-"""Ways to ask a router: TIDE's kernel, eager torch, torch.compile. All see the same tensors."""
+"""Ways to evaluate a router: TIDE's kernel, eager torch, torch.compile. All see the same tensors."""
 
 from __future__ import annotations
 

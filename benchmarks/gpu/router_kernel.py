@@ -1,5 +1,5 @@
-"""How fast is `exit_router`? Against two floors (its bytes over measured bandwidth; an empty launch), eager torch, torch.compile,
-and, with ``--predecessor PATH``, the predecessor's published kernel compiled beside it.
+"""The speed of `exit_router`, against two floors (its bytes over measured bandwidth; an empty launch), eager torch,
+torch.compile, and, with ``--predecessor PATH``, the predecessor's published kernel compiled beside it.
 
 Times are medians on the GPU of one launch with a cold L2 cache, as between decode steps, from CUDA graphs for every arm; "call"
 columns are per call from Python, back to back. Without a GPU the launches are prepared for ``--arch`` and nothing is timed (exit
@@ -37,7 +37,7 @@ _SCORE_TOLERANCE = {"f16": 2e-3, "bf16": 1e-2}
 
 
 def prepare_without_gpu(some: Sequence[RouterProblem], arch: str, predecessor: Path | None) -> str:
-    """Everything up to the launches; what was done, for people."""
+    """Everything up to the launches; what was done, in words."""
     [architecture] = architectures(arch)
     gpu = AbsentGpu(architecture.compute)
     library = KernelLibrary(gpu)

@@ -1,12 +1,12 @@
 """The kernels' cases under NVIDIA's compute-sanitizer: memcheck (accesses out of bounds) and racecheck (shared-memory races).
 
-A log per tool and a JSON summary go to ``--out``. Without a GPU or without compute-sanitizer nothing runs (exit code 2).
+A log per tool and summary.json go to ``--out``. Without a GPU or without compute-sanitizer nothing runs (exit code 2).
 Source: https://docs.nvidia.com/compute-sanitizer/.
 """
 
 from __future__ import annotations
 
-import json
+import json as json_text
 import shlex
 import shutil
 import subprocess
@@ -21,6 +21,7 @@ from tide_runtime.errors import TargetError
 
 from benchmarks.gpu.absent_gpu import NOT_RUN, say_not_run
 from benchmarks.gpu.gpu import Gpu
+from benchmarks.gpu.gpu_report import gpu_report
 
 TOOLS = ("memcheck", "racecheck")
 _FOUND = 99  # what compute-sanitizer exits with when it found something
@@ -56,6 +57,7 @@ def main(
     out: Annotated[Path, typer.Option(help="Folder for the logs and summary.json.")] = Path("build/gpu-check"),
     tools: Annotated[str, typer.Option(help="Comma-separated.")] = ",".join(TOOLS),
     only: Annotated[str, typer.Option(help="Cases whose kernel or name contains this text.")] = "",
+    json: Annotated[Path | None, typer.Option(help="Write all figures to this file.")] = None,
 ) -> None:
     """Exit code 0: clean; 1: a tool found something, or the cases fail; 2: not run."""
     try:
@@ -67,9 +69,14 @@ def main(
         say_not_run(reason, f"these commands were not run:\n{commands}")
     out.mkdir(parents=True, exist_ok=True)
     runs = [run_tool(tool, out, only) for tool in tools.split(",")]
-    (out / "summary.json").write_text(json.dumps({"gpu": name, "runs": [asdict(run) for run in runs]}, indent=2) + "\n")
+    (out / "summary.json").write_text(json_text.dumps({"gpu": name, "runs": [asdict(run) for run in runs]}, indent=2) + "\n")
     for run in runs:
         print(f"{run.tool}: {run.verdict} ({out / run.log})")
+    report = gpu_report("sanitize", name, tools=tools, only=only)
+    for run in runs:
+        report.rows.append(asdict(run))
+        report.add(f"{run.tool}_clean", run.verdict == "clean")
+    report.finish(json)
     raise typer.Exit(_exit_code(runs))
 
 

@@ -1,4 +1,4 @@
-"""HF eager as the reference for tokens: its greedy continuations, and how close a call was where somebody differs."""
+"""HF eager as the reference for tokens: its greedy continuations, and the gap of logits where another arm differs."""
 
 from __future__ import annotations
 

@@ -24,10 +24,10 @@ class BenchModel:
     Args:
         name: short name, used on the command line and in result names.
         title: what people see.
-        prompt_tokens, new_tokens: tokens a row.
+        prompt_tokens, new_tokens: tokens a sequence.
         weights: makes or finds the HuggingFace folder, given the cache folder.
         identity: changes when the weights do.
-        prompts: ``prompts(rows, tokens)`` → token ids [rows][tokens].
+        prompts: ``prompts(rows, tokens)`` → token ids [sequences][tokens].
     """
 
     name: str
@@ -63,7 +63,7 @@ def _write_llama_1b(folder: Path) -> None:
     from benchmarks.models.demo import BENCH_MODELS
 
     BENCH_MODELS["1b"]().model.save_pretrained(folder)
-    words = {f"w{i} ": i for i in range(_LLAMA_1B_VOCAB)}  # onnxruntime-genai's builder asks for a tokenizer
+    words = {f"w{i} ": i for i in range(_LLAMA_1B_VOCAB)}  # onnxruntime-genai's builder requires a tokenizer
     PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel(words, unk_token="w0 "))).save_pretrained(folder)
 
 

@@ -1,4 +1,4 @@
-"""A model in the shape of the demo's with random weights: nothing that an early layer says about it is right."""
+"""A model in the shape of the demo's with random weights: the predictions of its early layers are all wrong."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Write README's tables and the documentation's from the dated runs in docs/results/: nobody types a measured number.
+"""Write README's tables and the documentation's from the dated runs in docs/results/, so that no measured number is typed.
 
-python -m benchmarks.tables.__main__            # rewrite README.md and the pages of docs/ that hold tables
-python -m benchmarks.tables.__main__ --check    # exit 1 when one of them is not what the results say
+python -m benchmarks.tables            # rewrite README.md and the pages of docs/ that hold tables
+python -m benchmarks.tables --check    # exit 1 when one of them is not what the results say
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from benchmarks.gpu.decode_table import decode_cuda_not_run, decode_cuda_table
 from benchmarks.markdown import table
 from benchmarks.models.model_folders import MODELS
 from benchmarks.tables import calibration_tables
-from benchmarks.tables.bench_tables import bench_table, predecessor_table, serve_line
+from benchmarks.tables.bench_tables import bench_table, predecessor_table, serve_line, summary_table
 from benchmarks.tables.policy_table import HEADINGS, cells, title_of
 from benchmarks.tables.verified_table import verified_table
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "docs" / "results"
-START, END = "<!-- tables: benchmarks/tables/__main__.py -->", "<!-- /tables -->"
-VERIFIED, VERIFIED_END = "<!-- verified: benchmarks/tables/__main__.py -->", "<!-- /verified -->"
+START, END = "<!-- tables: benchmarks/tables -->", "<!-- /tables -->"
+VERIFIED, VERIFIED_END = "<!-- verified: benchmarks/tables -->", "<!-- /verified -->"
 
 
 def latest(benchmark: str) -> dict[str, Any] | None:
@@ -94,7 +94,7 @@ def weights_table(run: dict[str, Any]) -> str:
     )
     title = (
         f"**Packed weights in the bundle**, {run['settings']['bundle']} model: proportional set size above what the process held "
-        f"before, and what of it nobody else can share ({_where(run)})."
+        f"before, and the part of it that is not shared ({_where(run)})."
     )
     return "\n".join([title, "", *table(["weights", "loaded", "after", "memory", "own"], rows)])
 
@@ -113,9 +113,9 @@ def forms_table(run: dict[str, Any]) -> str:
         for row in run["rows"]
     )
     title = (
-        f"**Forms of attention**, a decode step of {run['settings']['rows']} rows whose caches are filled to nine tenths, over "
-        f"rows of equal lengths ({_where(run)}). Rows of different lengths run in the ragged form where there is one; fp16 and 8 "
-        "heads a KV head in plain products."
+        f"**Forms of attention**, a decode step of {run['settings']['rows']} sequences whose caches are filled to nine tenths, "
+        f"over the time with equal lengths ({_where(run)}). Sequences of different lengths run in the ragged form where there is "
+        "one; fp16, and 8 query heads per KV head, in plain products."
     )
     headings = ["query / KV heads", "slots", "equal lengths", "different", "ragged form", "plain products"]
     return "\n".join([title, "", *table(headings, rows)])
@@ -137,7 +137,7 @@ def python_table(run: dict[str, Any]) -> str:
     )
     title = (
         f"**The runtime's own loop**: wall time of decoding outside the graphs, {run['settings']['prompts']} prompts × "
-        f"{run['settings']['tokens']} greedy tokens; a token is one more for every row ({_where(run)})."
+        f"{run['settings']['tokens']} greedy tokens; a token is one more for every sequence ({_where(run)})."
     )
     columns = ["model", "batch", "policy", "per token", "in Python", "share", "of a token of `full`", "× `full`'s"]
     return "\n".join([title, "", *table(columns, rows)])
@@ -148,7 +148,7 @@ def _figure(row: dict[str, Any], name: str, digits: str, unit: str) -> str:
 
 
 def policies_table(run: dict[str, Any]) -> str:
-    """Greedy rows of the demo models, one row and the largest batch; the rest is summed up below."""
+    """Greedy runs of the demo models at batch 1 and at the largest batch; notes below summarise the others."""
     settings = run["settings"]
     shown = (1, max(settings["batches"]))
     rows = (
@@ -157,12 +157,12 @@ def policies_table(run: dict[str, Any]) -> str:
         if "ratio_median" in row and row["model"] != "random" and not row["temperature"] and row["batch"] in shown
     )
     lines = [
-        f"**Depth policies**, fp32, greedy, {settings['prompts']} held-out prompts, {settings['new_tokens']} new tokens a row "
-        f"({_where(run)}). Ratios are to the unsplit ONNX graph driven by the same loop, in slices of {SLICE} tokens a row by "
-        "turns, HF's arms some groups of prompts between whole turns of it (above 1: faster): median over groups with its 95% "
-        "interval (groups of one load of the engines have its luck in common), and of the total time. Theory: what the "
-        "calibration's step costs make of the launches. Disagreement with `full`: per token up to the first difference (share of "
-        "all tokens).",
+        f"**Depth policies**, fp32, greedy, {settings['prompts']} held-out prompts, {settings['new_tokens']} new tokens per "
+        f"sequence ({_where(run)}). Ratios are to the unsplit ONNX graph driven by the same loop, in slices of {SLICE} tokens "
+        "per sequence by turns, HF's arms some groups of prompts between whole turns (above 1: faster): median over groups with "
+        "its 95% interval (groups of one load of the engines share its memory placement), and of the total time. Theory: the "
+        "same ratio from the calibration's step costs of the launches. Disagreement with `full`: per token up to the first "
+        "difference (share of all tokens).",
         "",
         *table(["model", "batch", *HEADINGS], rows),
     ]
@@ -194,7 +194,7 @@ def identity_line(run: dict[str, Any]) -> str:
         if name.startswith("identical_pct_b")
     )
     return (
-        f"**`exact` says what the model says**: {settings['prompts']} held-out prompts × {settings['tokens']} greedy tokens; "
+        f"**`exact` gives the model's tokens**: {settings['prompts']} held-out prompts × {settings['tokens']} greedy tokens; "
         f"{shares}; {results['unexplained_differences']:.0f} texts differ without a near tie ({_where(run)})."
     )
 
@@ -205,26 +205,15 @@ def scripted_table(run: dict[str, Any]) -> str:
         policy, rate = row["arm"].split("_")
         figures = [f"{row[name]:.2f}" for name in ("ratio_total", "theoretical", "measured_over_theoretical")]
         rows.append([policy, f"{rate}%", *figures, f"{row['layers_per_token']:.1f}"])
-    headings = ["policy", "exits say yes", "× unsplit", "theory ×", "measured ÷ theory", "layers/token"]
+    headings = ["policy", "exits taken", "× unsplit", "theory ×", "measured ÷ theory", "layers/token"]
     title = MODELS[run["settings"]["model"]].title
     return "\n".join(
         [
-            f"**The machinery at real sizes**: {title}, fp32, exits that answer by a script ({_where(run)}).",
+            f"**Policies at real sizes**: {title}, fp32, exits whose decisions are scripted ({_where(run)}).",
             "",
             *table(headings, rows),
         ]
     )
-
-
-TABLES: dict[str, Callable[[dict[str, Any]], str]] = {
-    "policies_cpu": policies_table,
-    "exact_identity": identity_line,
-    "policies_1b": scripted_table,
-    "decode_cpu": decode_table,
-    "decode_cpu_1b": decode_table,
-    "segment_tax": tax_table,
-    "export_1b": export_line,
-}
 
 
 def bench_1b_tables(run: dict[str, Any]) -> str:
@@ -240,14 +229,27 @@ def _placed(draw: Callable[[dict[str, Any], str], str]) -> Callable[[dict[str, A
     return lambda run: draw(run, _where(run))
 
 
-# Of each page, in order: the run that a table is drawn from, and how.
+# Page → its tables in order: the run that a table is drawn from, and the function that draws it.
 PAGES: dict[str, list[tuple[str, Callable[[dict[str, Any]], str]]]] = {
-    "README.md": [("tide_bench", _placed(bench_table)), ("tide_bench_1b", bench_1b_tables), *TABLES.items()],
+    "README.md": [("tide_bench", _placed(summary_table))],
     "docs/measured.md": [
+        ("tide_bench", _placed(bench_table)),
+        ("tide_bench_1b", bench_1b_tables),
         ("tide_bench", on_predecessors_terms),
         ("tide_bench_prefill", _placed(bench_table)),
         ("tide_bench_load", _placed(bench_table)),
         ("serve_fastapi", _placed(serve_line)),
+    ],
+    "docs/measured-policies.md": [
+        ("policies_cpu", policies_table),
+        ("exact_identity", identity_line),
+        ("policies_1b", scripted_table),
+    ],
+    "docs/measured-runtime.md": [
+        ("decode_cpu", decode_table),
+        ("decode_cpu_1b", decode_table),
+        ("segment_tax", tax_table),
+        ("export_1b", export_line),
         ("shared_weights", weights_table),
         ("attention_forms", forms_table),
         ("python_time", python_table),
@@ -261,7 +263,7 @@ PAGES: dict[str, list[tuple[str, Callable[[dict[str, Any]], str]]]] = {
     ],
     "docs/targets.md": [("decode_cuda", decode_cuda_table)],
 }
-# What stands for a run that nobody has made; tables of other benchmarks are left out until then.
+# What a page shows before a benchmark has a run; tables of other benchmarks are left out until then.
 NOT_RUN = {"decode_cuda": decode_cuda_not_run}
 
 

@@ -25,11 +25,32 @@ def bench_table(run: Run, where: str, model: str | None = None) -> str:
     """A table for every place of one run. ``where``: date and machine. ``model``: what to call it, if not by its folder."""
     settings, mode = run["settings"], run["settings"]["mode"]
     name, tokens = model or settings["model"], settings["new_tokens"]
-    lines = [f"**tide-bench, {mode}**: {name}, {tokens} new tokens a row ({where}). {CAPTION[0].upper()}{CAPTION[1:]}."]
+    lines = [f"**tide-bench, {mode}**: {name}, {tokens} new tokens per sequence ({where}). {CAPTION[0].upper()}{CAPTION[1:]}."]
     for place, rows in places(run["rows"]).items():
         lines += ["", f"{place}:", "", *table(HEADINGS[mode], (cells(mode, row) for row in rows))]
     remarks = notes(run["rows"])
     return "\n".join([*lines, "", *(f"- {remark}" for remark in remarks)]).rstrip()
+
+
+# README shows these arms and columns of the batch-1 decode run; docs/measured.md has the whole run.
+SUMMARY_ARMS = ("exact", "full", "unsplit", "genai", "eager")
+SUMMARY_COLUMNS = ("arm", "ms per token (p10–p90)", "tokens/s", "first token", "× unsplit (95%)", "layers/token", "as `full`")
+
+
+def summary_table(run: Run, where: str) -> str:
+    """README's one table: the arms that matter at batch 1, in the order of `SUMMARY_ARMS`."""
+    settings = run["settings"]
+    indices = [HEADINGS["decode"].index(column) for column in SUMMARY_COLUMNS]
+    prompt = settings["prompt_tokens"][0]
+    measured = (row for row in run["rows"] if (row.get("batch"), row.get("prompt_tokens")) == (1, prompt))
+    rows = {row["arm"]: cells("decode", row) for row in measured}
+    title = (
+        f"Decoding with the demo model `{settings['model']}` at batch 1, {settings['new_tokens']} greedy tokens after "
+        f"{prompt} prompt tokens ({where}). × unsplit: speed over the same graph without cuts, median of "
+        "neighbouring turns; as `full`: share of tokens that equal `full`'s up to the first difference."
+    )
+    shown = ([rows[arm][index] for index in indices] for arm in SUMMARY_ARMS if arm in rows)
+    return "\n".join([title, "", *table(SUMMARY_COLUMNS, shown)])
 
 
 def predecessor_table(decode: Run, prefill: Run | None, where: str) -> str:
@@ -57,9 +78,10 @@ def serve_line(run: Run, where: str) -> str:
     results, settings = run["results"], run["settings"]
     return (
         f"**A service** (`examples/serve_fastapi.py`, policy `{settings['policy']}`, {settings['at_once']} generations at once): "
-        f"{settings['requests']} requests of {settings['clients']} clients, {results['hung_up']:.0f} of which hung up in the "
-        f"middle; {results['wrong_answers']:.0f} answers differ from their single run; {results['tokens_per_s']:.0f} tokens/s, "
-        f"first token {results['first_token_ms_p50']:.0f} ms (95%: {results['first_token_ms_p95']:.0f} ms), waiting included; "
+        f"{settings['requests']} requests of {settings['clients']} clients, {results['hung_up']:.0f} of which disconnected in "
+        f"the middle; {results['wrong_answers']:.0f} answers differ from their single run; "
+        f"{results['tokens_per_s']:.0f} tokens/s, first token {results['first_token_ms_p50']:.0f} ms "
+        f"(95%: {results['first_token_ms_p95']:.0f} ms), waiting included; "
         f"memory {results['memory_before_mib']:.0f} MiB after a tenth of them, {results['memory_growth_mib']:+.1f} MiB at the "
         f"end ({where})."
     )

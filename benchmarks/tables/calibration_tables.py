@@ -1,4 +1,4 @@
-"""Tables about what a calibration is worth: exit heads, routers, the certificate, and what `exit` says of held-out text."""
+"""Tables about what a calibration is worth: exit heads, routers, the certificate, and how `exit` continues held-out text."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def quality_table(run: Run, where: str) -> str:
     headings = ["model", "policy", "certified", "after the same text", "in its own text", "perplexity", "layers/token"]
     return "\n".join(
         [
-            f"**What `exit` says instead**: share of tokens that are not `full`'s, {settings['documents']} held-out documents of "
+            f"**How often `exit` differs**: share of tokens that are not `full`'s, {settings['documents']} held-out documents of "
             f"{settings['tokens']} tokens ({where}). In its own text: per token, up to the first difference.",
             "",
             *table(headings, rows),

@@ -1,4 +1,4 @@
-"""README's table of what has been verified how, for each target: from the runs in docs/results, and nothing from memory.
+"""README's table of what has been verified how, for each target: drawn from the runs in docs/results only.
 
 executed                  a run in docs/results whose settings name the target (``targets``); of benchmarks that are not in
                           ``benchmarks/gpu`` those that name none ran on the CPU

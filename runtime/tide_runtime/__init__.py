@@ -10,6 +10,7 @@ from tide_runtime.engine import Engine, EngineOptions
 from tide_runtime.errors import TideError
 from tide_runtime.generation_params import GenerationParams
 from tide_runtime.outputs import Chunk, Generation, RequestStats
+from tide_runtime.scoring import Score
 
 __all__ = [
     "Chunk",
@@ -18,6 +19,7 @@ __all__ = [
     "Generation",
     "GenerationParams",
     "RequestStats",
+    "Score",
     "ThreadOptions",
     "TideError",
 ]

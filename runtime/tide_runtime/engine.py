@@ -19,6 +19,7 @@ from tide_runtime.bundle import Bundle
 from tide_runtime.bundle.manifest import Manifest
 from tide_runtime.depth.certificate_coverage import with_promises
 from tide_runtime.depth.options import DepthOptions
+from tide_runtime.depth.policy import DepthPolicy
 from tide_runtime.depth.registry import make_policy
 from tide_runtime.device_loop.select import choose_drive
 from tide_runtime.errors import BundleError, ParamsError, PromptError, TideError
@@ -27,6 +28,7 @@ from tide_runtime.metrics import EngineMetrics
 from tide_runtime.outputs import Chunk, Generation, finished
 from tide_runtime.sampler import Sampler
 from tide_runtime.scheduler import TokenEvent, run
+from tide_runtime.scoring import Score, score_text
 from tide_runtime.sequence import TokenSequence
 from tide_runtime.targets.select import DeviceChoice, choose_target
 from tide_runtime.text.chat_template import render_chat
@@ -43,7 +45,7 @@ class EngineOptions:
         target: which target of the bundle; ``auto`` takes the best one for ``device``.
         policy: depth policy: ``full``, ``exact``, ``exit``, or ``auto``: what the calibration recommends, else ``full``.
         depth: options of the policies that skip layers.
-        max_batch: rows that run at once, fewer where engines were built for fewer; more prompts wait for a free slot.
+        max_batch: sequences that run at once, fewer where engines were built for fewer; more prompts wait for a free slot.
         prefill_chunk: prompt tokens per prefill step.
         threads: ONNX Runtime's threads (see `ThreadOptions`).
         verify: compare the bundle's files with their SHA-256 when loading.
@@ -105,30 +107,51 @@ class Engine:
         return cls(Bundle.open(directory, verify=options.verify), options)
 
     def generate(self, prompts: Prompt | Sequence[Prompt], params: GenerationParams | None = None) -> list[Generation]:
-        """Generate for one prompt or several (strings or token ids), rows of any length together; results in their order.
+        """Generate for one prompt or several (strings or token ids), sequences of any length together; results in their order.
 
         Raises PromptError for an empty or too long prompt or ids outside the vocabulary, before anything is computed.
         """
-        rows = self._rows(prompts, params or GenerationParams())
-        for _ in self._events(rows):
+        sequences = self._sequences(prompts, params or GenerationParams())
+        for _ in self._events(sequences):
             pass
-        return [self._finish(row) for row in rows]
+        return [self._finish(sequence) for sequence in sequences]
 
     def stream(self, prompt: Prompt, params: GenerationParams | None = None) -> Iterator[Chunk]:
         """Generate for one prompt, a chunk per token as soon as it is final; closing the iterator cancels the rest."""
-        row = self._row(0, prompt, params or GenerationParams(), streamed=True)
+        sequence = self._make_sequence(0, prompt, params or GenerationParams(), streamed=True)
 
         def chunks() -> Iterator[Chunk]:
             try:
-                with closing(self._events([row])) as events:
+                with closing(self._events([sequence])) as events:
                     yield from map(self._chunk, events)
             except GeneratorExit:
-                if row.finish_reason is None:
-                    row.cancel()
-                    self._finish(row)
+                if sequence.finish_reason is None:
+                    sequence.cancel()
+                    self._finish(sequence)
                 raise
 
         return chunks()
+
+    def score(self, tokens: Sequence[int], prompt_tokens: int = 1) -> Score:
+        """Log-probabilities of the text ``tokens`` behind its first ``prompt_tokens``, by the engine's policy.
+
+        Under ``exit`` each token is scored at the depth where the policy stops; ``full`` and ``exact`` give the model's own.
+
+        Raises PromptError when no token is left to score, or for ids outside the vocabulary.
+        """
+        ids = list(_sequence(tokens))
+        if not 1 <= prompt_tokens < len(ids):
+            raise PromptError(f"prompt_tokens is {prompt_tokens} of {len(ids)} tokens; leave at least one token to score")
+        for part in (ids[:-1], ids[1:]):  # the last token is never put into the cache
+            self._prompt_ids(part)
+        params = GenerationParams(max_new_tokens=len(ids) - prompt_tokens, ignore_eos=True)
+        prompt = self._make_sequence(0, ids[:prompt_tokens], params)
+        with self._lease_context(1) as context:
+            return score_text(self._policy_for_scores(), context, prompt, ids[prompt_tokens:])
+
+    def _policy_for_scores(self) -> DepthPolicy:
+        """The engine's policy as it reads a given text: ``exact`` reads as ``full``, as it would only draft another text."""
+        return getattr(self.policy, "full", self.policy) if self.policy.name == "exact" else self.policy
 
     def chat_prompt(self, messages: Sequence[Mapping[str, str]], **extra: Any) -> list[int]:
         """Token ids of a chat in the model's own template, ready for the assistant's turn.
@@ -156,7 +179,7 @@ class Engine:
 
     @property
     def max_batch(self) -> int:
-        """Rows that run at once: what the options say, or fewer where engines were built for fewer."""
+        """Sequences that run at once: as in the options, or fewer where engines were built for fewer."""
         profiles = self.manifest.targets[self.target].profiles
         return min([self.options.max_batch, *(profile.rows[2] for profile in profiles)])
 
@@ -178,16 +201,16 @@ class Engine:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
 
-    def _rows(self, prompts: Prompt | Sequence[Prompt], params: GenerationParams) -> list[TokenSequence]:
+    def _sequences(self, prompts: Prompt | Sequence[Prompt], params: GenerationParams) -> list[TokenSequence]:
         several = [prompts] if isinstance(prompts, str) or _is_ids(prompts) else list(_sequence(prompts))
-        return [self._row(i, prompt, params) for i, prompt in enumerate(several)]  # type: ignore[arg-type]
+        return [self._make_sequence(i, prompt, params) for i, prompt in enumerate(several)]  # type: ignore[arg-type]
 
-    def _events(self, rows: Sequence[TokenSequence]) -> Generator[TokenEvent, None, None]:
-        """Generate for ``rows``, an event per token; the caches go back to the pool when the iterator is closed."""
-        with self._lease_context(len(rows)) as context:
-            yield from run(self.policy, context, rows, self.max_batch)
+    def _events(self, sequences: Sequence[TokenSequence]) -> Generator[TokenEvent, None, None]:
+        """Generate for ``sequences``, an event per token; the caches go back to the pool when the iterator is closed."""
+        with self._lease_context(len(sequences)) as context:
+            yield from run(self.policy, context, sequences, self.max_batch)
 
-    def _row(self, index: int, prompt: Prompt, params: GenerationParams, streamed: bool = False) -> TokenSequence:
+    def _make_sequence(self, index: int, prompt: Prompt, params: GenerationParams, streamed: bool = False) -> TokenSequence:
         ids = self._prompt_ids(prompt)
         if params.stop and self.tokenizer is None:
             raise ParamsError("stop strings need a tokenizer, which this bundle has not; use eos_token_ids")
@@ -232,10 +255,10 @@ class Engine:
         return ids
 
     @contextmanager
-    def _lease_context(self, rows: int) -> Iterator[ExecutionContext]:
-        """KV caches for up to ``rows`` rows, from the pool when one is large enough."""
-        # Caches of one row are as long as they may get, which the attention of an exiting prefill would read through.
-        wanted = min(max(rows, 1), self.max_batch) + self.options.depth.prefill_exit
+    def _lease_context(self, sequences: int) -> Iterator[ExecutionContext]:
+        """KV caches for up to ``sequences`` sequences, from the pool when one is large enough."""
+        # Caches of one sequence are as long as they may get, which the attention of an exiting prefill would read through.
+        wanted = min(max(sequences, 1), self.max_batch) + self.options.depth.prefill_exit
         with self._lock:
             if self._closed:
                 raise TideError("the engine is closed; load it again")
@@ -262,13 +285,13 @@ class Engine:
                 context.close()
 
     def _chunk(self, event: TokenEvent) -> Chunk:
-        row = event.row
-        done = self._finish(row) if row.finish_reason is not None else None
+        sequence = event.sequence
+        done = self._finish(sequence) if sequence.finish_reason is not None else None
         return Chunk(event.text, event.token, done)
 
-    def _finish(self, row: TokenSequence) -> Generation:
-        generation = finished(row, self.policy.name, self.tokenizer)
-        stats = with_promises(generation.stats, row, self.manifest, self.options.depth)
+    def _finish(self, sequence: TokenSequence) -> Generation:
+        generation = finished(sequence, self.policy.name, self.tokenizer)
+        stats = with_promises(generation.stats, sequence, self.manifest, self.options.depth)
         generation = replace(generation, stats=stats)
         self._metrics.add(generation)
         return generation

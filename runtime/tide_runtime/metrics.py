@@ -11,7 +11,7 @@ from tide_runtime.outputs import Generation
 _HELP = {
     "tide_requests_total": "Rows, by the reason they ended.",
     "tide_prompt_tokens_total": "Prompt tokens of rows that ended.",
-    "tide_generated_tokens_total": "Output tokens of rows that ended, by the layers run before they were said.",
+    "tide_generated_tokens_total": "Output tokens of sequences that ended, by the layers run before each was final.",
     "tide_drafted_tokens_total": "Drafts of policy exact, by drafter.",
     "tide_accepted_tokens_total": "Drafts that the model confirmed, by drafter.",
     "tide_deep_passes_total": "Runs to the last layer after the first token.",
@@ -21,7 +21,7 @@ _HELP = {
     "tide_uncovered_tokens_total": "Output tokens of policy exit that no certificate covers.",
     "tide_first_token_seconds_total": "Time to first token, summed over rows that ended.",
     "tide_decode_seconds_total": "Time from first to last token, summed over rows that ended.",
-    "tide_exit_seconds_total": "Part of it in which exits were asked or drafts made.",
+    "tide_exit_seconds_total": "Part of it in which exits were evaluated or drafts made.",
     "tide_graph_launches_total": "Launches, by graph, counted at the backend.",
 }
 

@@ -16,14 +16,15 @@ class RequestStats:
 
     Args:
         time_to_first_token, decode_time: seconds.
-        policy: the one that ran: ``full`` where the engine's would not have paid, for as many rows at once or for sampled text.
+        policy: the one that ran: ``full`` where the engine's would not have paid, for as many sequences at once or for sampled
+            text.
         layers_per_token: decoder layers launched per token after the first, counted at the backend.
         drafted, accepted: drafts of policy ``exact`` by drafter (``router``, ``ngram``), and those the model confirmed.
         deep_passes: runs to the last layer.
-        exit_time: seconds of ``decode_time`` in which exits were asked or drafts made; the rest ran all layers.
+        exit_time: seconds of ``decode_time`` in which exits were evaluated or drafts made; the rest ran all layers.
         prompt_exits: prompt tokens that stopped early (``prefill_exit``); no certificate covers what follows them.
         forced: tokens that stopped early only to keep the request's depth budget; no certificate covers them.
-        token_depths: of each output token after the first, the layers run before it was said (0: copied from the text).
+        token_depths: of each output token after the first, the layers run before it was final (0: a prompt-lookup draft).
         speedup: decode speed over the uncut model's as the calibration measured it; None where it did not, or in a batch.
         predicted_speedup: what the calibration predicts of it, on average over greedy texts; None where it predicts nothing.
         uncovered: why the certificate does not cover this output of policy ``exit``; empty: it does.
@@ -47,11 +48,11 @@ class RequestStats:
     uncovered: tuple[str, ...] = ()
 
     def depth_of_each(self, num_layers: int) -> tuple[int, ...]:
-        """Layers run before each output token was said; the first token comes out of the prompt's full pass."""
+        """Layers run before each output token was final; the first token comes out of the prompt's full pass."""
         return (num_layers, *(self.token_depths or (num_layers,) * (self.new_tokens - 1)))
 
     def depths(self, num_layers: int) -> dict[int, int]:
-        """Layers run before a token was said → output tokens."""
+        """Layers run before a token was final → output tokens."""
         return dict(sorted(Counter(self.depth_of_each(num_layers)).items()))
 
     @property
@@ -62,7 +63,7 @@ class RequestStats:
 
 @dataclass(frozen=True)
 class Generation:
-    """One finished row. ``text`` is None when the bundle has no tokenizer; ``logprobs`` is empty unless asked for."""
+    """One finished sequence. ``text`` is None when the bundle has no tokenizer; ``logprobs`` is empty unless asked for."""
 
     text: str | None
     token_ids: tuple[int, ...]
@@ -80,27 +81,27 @@ class Chunk:
     generation: Generation | None = None
 
 
-def finished(row: TokenSequence, policy: str, tokenizer: Tokenizer | None) -> Generation:
-    """The result of a finished row; its text is decoded here unless it was streamed."""
-    assert row.finish_reason is not None
+def finished(sequence: TokenSequence, policy: str, tokenizer: Tokenizer | None) -> Generation:
+    """The result of a finished sequence; its text is decoded here unless it was streamed."""
+    assert sequence.finish_reason is not None
     stats = RequestStats(
-        prompt_tokens=row.prompt_tokens,
-        new_tokens=len(row.new_tokens),
-        time_to_first_token=row.first_token - row.submitted,
-        decode_time=row.finished - row.first_token,
-        layers_per_token=row.layers_run / max(1, len(row.new_tokens) - 1),
-        policy="full" if row.ran_full and not row.depth.prompt_exits else policy,
-        drafted=dict(row.depth.drafted),
-        accepted=dict(row.depth.accepted),
-        deep_passes=row.depth.deep_passes,
-        exit_time=row.depth.exit_time,
-        forced=row.depth.forced,
-        prompt_exits=row.depth.prompt_exits,
-        token_depths=tuple(row.depth.token_depths),
+        prompt_tokens=sequence.prompt_tokens,
+        new_tokens=len(sequence.new_tokens),
+        time_to_first_token=sequence.first_token - sequence.submitted,
+        decode_time=sequence.finished - sequence.first_token,
+        layers_per_token=sequence.layers_run / max(1, len(sequence.new_tokens) - 1),
+        policy="full" if sequence.ran_full and not sequence.depth.prompt_exits else policy,
+        drafted=dict(sequence.depth.drafted),
+        accepted=dict(sequence.depth.accepted),
+        deep_passes=sequence.depth.deep_passes,
+        exit_time=sequence.depth.exit_time,
+        forced=sequence.depth.forced,
+        prompt_exits=sequence.depth.prompt_exits,
+        token_depths=tuple(sequence.depth.token_depths),
     )
-    ids = row.new_tokens.tolist()
-    if row.text is not None:
-        text: str | None = "".join(row.pieces)
+    ids = sequence.new_tokens.tolist()
+    if sequence.text is not None:
+        text: str | None = "".join(sequence.pieces)
     else:
-        text = tokenizer.decode(ids[:-1] if row.finish_reason == "eos" else ids) if tokenizer is not None else None
-    return Generation(text, tuple(ids), row.finish_reason, tuple(row.logprobs), stats)
+        text = tokenizer.decode(ids[:-1] if sequence.finish_reason == "eos" else ids) if tokenizer is not None else None
+    return Generation(text, tuple(ids), sequence.finish_reason, tuple(sequence.logprobs), stats)

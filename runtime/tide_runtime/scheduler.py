@@ -1,7 +1,7 @@
-"""The generation loop: rows join free context, advance together, and leave when they are finished.
+"""The generation loop: sequences join a free place of the batch, advance together, and leave when they are finished.
 
-Active rows always occupy the first slots: when one leaves, the last one moves into its place, so a step is a plain run
-of slots and nothing is computed for rows that are done.
+Active sequences always have the first batch indices: when one leaves, the last one moves into its place. So a step covers
+consecutive sequences, and nothing is computed for those that are done.
 """
 
 from __future__ import annotations
@@ -16,51 +16,51 @@ from tide_runtime.sequence import TokenSequence
 
 
 class TokenEvent(NamedTuple):
-    """``row`` has taken ``token``; ``text`` may be shown now."""
+    """``sequence`` has taken ``token``; ``text`` may be shown now."""
 
-    row: TokenSequence
+    sequence: TokenSequence
     token: int
     text: str
 
 
 def run(
-    policy: DepthPolicy, context: ExecutionContext, rows: Sequence[TokenSequence], at_once: int | None = None
+    policy: DepthPolicy, context: ExecutionContext, sequences: Sequence[TokenSequence], at_once: int | None = None
 ) -> Iterator[TokenEvent]:
-    """Generate for all ``rows``, ``at_once`` of them together and no more than there are slots; yields every token as it becomes
-    final."""
-    waiting, active = deque(rows), list[TokenSequence]()
+    """Generate for all ``sequences``, ``at_once`` of them together and no more than ``context`` holds; yields every token as it
+    becomes final."""
+    waiting, active = deque(sequences), list[TokenSequence]()
     most = min(context.capacity, at_once or context.capacity)
-    for row in rows:
-        row.batch_size = min(len(rows), most)
+    for sequence in sequences:
+        sequence.batch_size = min(len(sequences), most)
     while waiting or active:
         while waiting and len(active) < most:
-            row = waiting.popleft()
-            row.batch_index = len(active)
-            active.append(row)
-            yield _take(row, policy.prefill(context, row))
-            if row.finish_reason is not None:
+            sequence = waiting.popleft()
+            sequence.batch_index = len(active)
+            active.append(sequence)
+            yield _take(sequence, policy.prefill(context, sequence))
+            if sequence.finish_reason is not None:
                 active.pop()
         if not active:
             continue
-        for row in active:
-            row.others_wait = bool(waiting)
+        for sequence in active:
+            sequence.others_wait = bool(waiting)
         before = context.layers_launched
         decoded = policy.decode(context, active)
-        for row, tokens in zip(list(active), decoded, strict=True):
-            row.layers_run += context.layers_launched - before
+        for sequence, tokens in zip(list(active), decoded, strict=True):
+            sequence.layers_run += context.layers_launched - before
             for token in tokens:
-                yield _take(row, token)
-                if row.finish_reason is not None:
+                yield _take(sequence, token)
+                if sequence.finish_reason is not None:
                     break
         _leave(context, active)
 
 
-def _take(row: TokenSequence, token: int) -> TokenEvent:
-    return TokenEvent(row, token, row.append(token))
+def _take(sequence: TokenSequence, token: int) -> TokenEvent:
+    return TokenEvent(sequence, token, sequence.append(token))
 
 
 def _leave(context: ExecutionContext, active: list[TokenSequence]) -> None:
-    """Remove finished rows; the last active row moves into each gap."""
+    """Remove finished sequences; the last active sequence moves into each gap."""
     index = 0
     while index < len(active):
         if active[index].finish_reason is None:

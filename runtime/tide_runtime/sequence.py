@@ -1,6 +1,4 @@
-"""One sequence being generated: its tokens, where it stands in the cache, and when it is finished.
-
-What a depth policy did for one row: drafts, deep passes, and how deep each output token went."""
+"""One sequence being generated: its tokens, its place in the KV cache, what depth policies did for it, and when it ends."""
 
 from __future__ import annotations
 
@@ -9,15 +7,12 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tide_runtime.backends.device.device_rows import DeviceRow
-from tide_runtime.depth.frontier import Frontier
-from tide_runtime.drafting.backoff import Trial
-from tide_runtime.drafting.draft_length import DraftControl
 from tide_runtime.generation_params import GenerationParams
 from tide_runtime.sampler import Sampler, TokenLogprob
 from tide_runtime.text.tokenizer import TextStream
@@ -27,16 +22,16 @@ FinishReason = Literal["eos", "stop", "length", "cache_full", "cancelled"]
 
 @dataclass
 class DepthStats:
-    """Counts of one row.
+    """Counts of one sequence.
 
     Args:
         drafted, accepted: drafts proposed and those that the model confirmed, by drafter (``router``, ``ngram``).
         deep_passes: runs to the last layer.
-        exit_time: seconds of steps in which exits were asked or copies placed, up to where the rest of the layers began.
+        exit_time: seconds of steps in which exits were evaluated or drafts placed, up to where the remaining layers began.
         forced: tokens that stopped early only to keep a depth budget.
         prompt_exits: prompt tokens that stopped early.
         token_depths: of each output token after the first, the layers run before it was final (or first proposed, for
-            accepted drafts): 0 for tokens copied by the n-gram drafter, L for those that the whole model produced.
+            accepted drafts): 0 for prompt-lookup drafts, L for those that the whole model produced.
     """
 
     drafted: Counter[str] = field(default_factory=Counter)
@@ -48,31 +43,39 @@ class DepthStats:
     token_depths: list[int] = field(default_factory=list)
 
     def record(self, sources: Sequence[str], depths: Sequence[int], accepted: int, last: int) -> None:
-        """A deep pass over drafts from ``sources`` at ``depths``: the first ``accepted`` held, and it gave one token more."""
+        """A verification pass over drafts from ``sources`` at ``depths``: the first ``accepted`` held, and it gave one token
+        more."""
         for source in sources:  # Counter.update takes several times as long
             self.drafted[source] += 1
         for source in sources[:accepted]:
             self.accepted[source] += 1
         self.token_depths += depths[:accepted]
-        self.record_plain(last)
+        self.record_full_step(last)
 
-    def record_plain(self, last: int) -> None:
-        """A deep pass that gave one token."""
+    def record_full_step(self, last: int) -> None:
+        """A full pass that gave one token."""
         self.deep_passes += 1
         self.token_depths.append(last)
 
 
 @dataclass
 class TokenSequence:
-    """``tokens`` holds prompt and output; the first ``num_cached_tokens`` of them are in the KV cache of slot ``batch_index``.
+    """A prompt and its output.
 
-    Behind ``num_tokens`` stand ``drafted`` tokens that are not output yet. ``layers_run``: decoder layers launched in the decode
-    steps this row took part in. ``frontier`` and ``control`` are set by policies that skip layers; in plain steps, where nothing
-    waits, the frontier stays where it was until somebody drafts or asks an exit.
+    Args:
+        index: place among the prompts of its call.
+        tokens: [prompt + max_new_tokens], filled up to ``num_tokens``.
+        num_cached_tokens: the first ones, whose keys and values are in the KV cache.
+        batch_index: which sequence of the KV cache it is.
+        batch_size: sequences that run at once in its call.
+        others_wait: whether other sequences wait for its place.
+        policy_state: what the depth policy keeps of the sequence, in a type of its own.
+        layers_run: decoder layers launched in the decode steps that the sequence took part in.
+        ran_full: the policy left it to ``full``, as skipping layers would not have paid.
     """
 
     index: int
-    tokens: NDArray[np.int64]  # [prompt + max_new_tokens], filled up to ``num_tokens``
+    tokens: NDArray[np.int64]
     last_token: int
     num_tokens: int
     prompt_tokens: int
@@ -81,31 +84,20 @@ class TokenSequence:
     sampler: Sampler
     text: TextStream | None
     cache_slots: int
-    batch_size: int = 1  # rows that run at once in its call
-    others_wait: bool = False  # whether others wait for a place
+    batch_size: int = 1
+    others_wait: bool = False
     batch_index: int = -1
     num_cached_tokens: int = 0
-    drafted: int = 0
-    frontier: Frontier = field(init=False)
-    control: DraftControl = field(init=False)
-    held: int = 0  # steps that policy exit has kept the last token waiting for company
-    streak: int = 0  # early exits since the last deep token
-    trial: Trial = field(default_factory=Trial)  # of asking exits, policy exit
-    plain_until: float = 0  # of policy exit: the length up to which its steps are those of `full`
+    policy_state: Any = None
     depth: DepthStats = field(default_factory=DepthStats)
     layers_run: int = 0
-    ran_full: bool = False  # the policy left it to `full`, as skipping layers would not have paid
+    ran_full: bool = False
     finish_reason: FinishReason | None = None
     logprobs: list[TokenLogprob] = field(default_factory=list)
     pieces: list[str] = field(default_factory=list)
     submitted: float = field(default_factory=perf_counter)
     first_token: float = 0.0
     finished: float = 0.0
-
-    @property
-    def num_tokens_with_drafts(self) -> int:
-        """Tokens that can be run: prompt, output and drafts."""
-        return self.num_tokens + self.drafted
 
     @property
     def new_tokens(self) -> NDArray[np.int64]:
@@ -156,7 +148,7 @@ class TokenSequence:
         return shown
 
     def cancel(self) -> None:
-        """End it here: nobody listens any more."""
+        """End the sequence here, before its text is complete."""
         self.finish_reason = "cancelled"
         self.pieces.append(self._close(""))
 
@@ -167,11 +159,11 @@ class TokenSequence:
         return shown if self.text is None else shown + self.text.flush()
 
 
-def note_exit_time(rows: Iterable[TokenSequence], began: float) -> None:
-    """A step of ``rows`` that began at ``began`` has done with exits and drafts."""
+def note_depth_time(sequences: Iterable[TokenSequence], began: float) -> None:
+    """Add the time since ``began``, which a step of ``sequences`` spent on exits and drafts."""
     spent = perf_counter() - began
-    for row in rows:
-        row.depth.exit_time += spent
+    for sequence in sequences:
+        sequence.depth.exit_time += spent
 
 
 def is_finite(logits: NDArray[np.floating] | DeviceRow, likeliest: int) -> bool:

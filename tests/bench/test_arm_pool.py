@@ -1,4 +1,4 @@
-"""Arms get ready: who first, who at once, and who cannot."""
+"""The pool of arms: the order of preparation, what runs at once, and arms that fail."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any, ClassVar
 
 import pytest
 from tide_bench import arm_pool as module
-from tide_bench.arm_pool import Entry, Stage
+from tide_bench.arm_pool import ArmPool, RunningArm
 from tide_bench.arms.base import use_all_cores
 from tide_bench.arms.process import ArmError
-from tide_bench.arms.registry import Contestant
+from tide_bench.arms.registry import ArmSpec
 from tide_bench.phases import Phases
 from tide_bench.source_model import SourceModel
 
@@ -51,34 +51,34 @@ def exports(monkeypatch: pytest.MonkeyPatch) -> list[dict[Path, str]]:
     return calls
 
 
-def _stage(kinds: list[str], depth: Any = lambda entry: 9, lanes: int = 2) -> Stage:
+def _pool(kinds: list[str], depth: Any = lambda entry: 9, lanes: int = 2) -> ArmPool:
     source = SourceModel(Path("weights"), "identity")
-    return Stage(Path("engine"), MANIFEST, source, Path("cache"), kinds, depth, lanes, Phases(lambda text: None))
+    return ArmPool(Path("engine"), MANIFEST, source, Path("cache"), kinds, depth, lanes, Phases(lambda text: None))
 
 
-def _contestants(*kinds: str) -> list[Contestant]:
-    return [Contestant(kind, kind, kind, "same") for kind in kinds]
+def _specs(*kinds: str) -> list[ArmSpec]:
+    return [ArmSpec(kind, kind, kind, "same") for kind in kinds]
 
 
 def test_tide_first_then_the_longest_and_the_answer_in_order(exports: list) -> None:
-    """Static skip would ask an arm that is not there for its depth, or everything wait for the compiler at the end."""
-    contestants = _contestants("unsplit", "eager", "compile", "tide", "genai")
-    stage = _stage(["tide"])
-    assert [e.contestant.name for e in stage.enter(contestants[1:])] == ["eager", "compile", "tide"]
-    assert Loaded.order[0] == "tide" and stage.failures == {"genai": "no wheel"}
+    """Static skip would need the depth of an arm that is not there, or everything would wait for the compiler at the end."""
+    specs = _specs("unsplit", "eager", "compile", "tide", "genai")
+    pool = _pool(["tide"])
+    assert [e.spec.name for e in pool.start(specs[1:])] == ["eager", "compile", "tide"]
+    assert Loaded.order[0] == "tide" and pool.failures == {"genai": "no wheel"}
 
 
 def test_two_arms_get_ready_at_once_but_never_beside_tide(exports: list) -> None:
     """Preparing would take twice as long; or an answer of TIDE's be mixed up with another."""
     both, beside = Barrier(2, timeout=20), list[str]()
 
-    def rehearse(entry: Entry) -> None:
-        if entry.contestant.kind == "tide":
+    def rehearse(entry: RunningArm) -> None:
+        if entry.spec.kind == "tide":
             beside.extend(Loaded.order)
         else:
             both.wait()  # passes only when a second one comes
 
-    _stage(["tide"]).enter(_contestants("tide", "eager", "compile"), rehearse)
+    _pool(["tide"]).start(_specs("tide", "eager", "compile"), rehearse)
     assert beside == ["tide"]
 
 
@@ -87,52 +87,52 @@ def test_torch_keeps_to_one_core_while_others_get_ready(exports: list, lanes: in
     """Its threads would wait for each other on cores that a compiler uses; or time an eager model on one core."""
     while_ready = {}
 
-    def rehearse(entry: Entry) -> None:
-        while_ready[entry.contestant.kind] = entry.process.threads  # type: ignore[attr-defined]
+    def rehearse(entry: RunningArm) -> None:
+        while_ready[entry.spec.kind] = entry.process.threads  # type: ignore[attr-defined]
 
-    entries = _stage(["tide"], lanes=lanes).enter(_contestants("tide", "eager", "compile", "predecessor"), rehearse)
+    entries = _pool(["tide"], lanes=lanes).start(_specs("tide", "eager", "compile", "predecessor"), rehearse)
     few = 1 if lanes > 1 else None
     assert while_ready == {"tide": None, "eager": few, "compile": None, "predecessor": few}
     assert {entry.process.threads for entry in entries} == {None}  # type: ignore[attr-defined]
 
 
-def test_who_dies_in_the_rehearsal_ends_nobody_else(exports: list, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_arm_that_dies_in_the_rehearsal_ends_no_other(exports: list, monkeypatch: pytest.MonkeyPatch) -> None:
     """One arm that ran out of memory would end the benchmark of all."""
 
     def dead(loaded: Loaded, function: Any) -> None:
         raise ArmError("its process is gone")
 
     monkeypatch.setattr(Loaded, "apply", dead)
-    stage = _stage(["tide"])
-    assert [e.contestant.name for e in stage.enter(_contestants("tide", "eager", "compile"))] == ["tide", "compile"]
-    assert stage.failures == {"eager": "its process is gone"}
+    pool = _pool(["tide"])
+    assert [e.spec.name for e in pool.start(_specs("tide", "eager", "compile"))] == ["tide", "compile"]
+    assert pool.failures == {"eager": "its process is gone"}
 
 
 def test_our_own_graphs_come_from_one_trace(exports: list) -> None:
     """Tracing, which is most of an export, would be done for each of them."""
     kinds = ["tide", "unsplit", "static"]
-    entries = _stage(kinds).enter(_contestants(*kinds))
+    entries = _pool(kinds).start(_specs(*kinds))
     assert [list(cuts.values()) for cuts in exports] == [["none", "9"]]
     assert [e.process.folder.parent.name for e in entries[1:]] == ["unsplit", "static_9"]  # type: ignore[attr-defined]
 
 
-def test_no_depth_keeps_nobody_but_static_skip_from_running(exports: list) -> None:
+def test_an_unknown_depth_keeps_only_static_skip_from_running(exports: list) -> None:
     """A bundle without exits would lose its baseline."""
 
-    def no_exits(entry: Entry) -> int:
+    def no_exits(entry: RunningArm) -> int:
         raise ArmError("the bundle has no exits")
 
     kinds = ["tide", "unsplit", "static"]
-    stage = _stage(kinds, no_exits)
-    assert [e.contestant.name for e in stage.enter(_contestants(*kinds))] == ["tide", "unsplit"]
-    assert stage.failures == {"static": "the bundle has no exits"}
+    pool = _pool(kinds, no_exits)
+    assert [e.spec.name for e in pool.start(_specs(*kinds))] == ["tide", "unsplit"]
+    assert pool.failures == {"static": "the bundle has no exits"}
 
 
-def test_who_fails_the_rehearsal_does_not_enter(exports: list) -> None:
-    """An arm that cannot say a word would be timed."""
+def test_an_arm_that_fails_the_rehearsal_is_left_out(exports: list) -> None:
+    """An arm that generates nothing would be timed."""
 
-    def rehearse(entry: Entry) -> None:
-        raise ArmError(f"{entry.contestant.name}: out of memory")
+    def rehearse(entry: RunningArm) -> None:
+        raise ArmError(f"{entry.spec.name}: out of memory")
 
-    stage = _stage(["tide"])
-    assert stage.enter(_contestants("tide"), rehearse) == [] and stage.failures == {"tide": "tide: out of memory"}
+    pool = _pool(["tide"])
+    assert pool.start(_specs("tide"), rehearse) == [] and pool.failures == {"tide": "tide: out of memory"}

@@ -1,4 +1,4 @@
-"""The points of the cost–performance curve, from readings made up."""
+"""The points of the cost–performance curve, from synthetic readings."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Reader:
 
 
 def test_costs_are_per_thousand_tokens_and_the_certified_point_is_there(tmp_path) -> None:
-    """The curve would show other units than its axes say, or no mark where the bundle stands."""
+    """The curve would show other units than its axes name, or no mark for the bundle."""
     points = {p.name: p for p in measure_curve(Reader(), [[1, 2, 3, 4, 5, 6]] * 3, 1, EnergyMeter(tmp_path))}  # type: ignore[arg-type]
     full, certified = points[FULL], points[CERTIFIED]
     assert len(points) == len(THRESHOLDS) + 2

@@ -27,7 +27,7 @@ def test_a_counter_that_starts_again_goes_on_counting(package: Path) -> None:
     assert before is not None and after is not None and after - before == pytest.approx(200e-6)
 
 
-def test_a_machine_without_counters_says_so(tmp_path: Path) -> None:
+def test_a_machine_without_counters_gives_the_reason(tmp_path: Path) -> None:
     """An empty column would be taken for zero."""
     meter = EnergyMeter(tmp_path)
     assert meter.joules() is None and "no RAPL counters" in meter.absent

@@ -1,9 +1,9 @@
-"""Ratios, agreement and energy of the arms, on made-up turns."""
+"""Ratios, agreement and energy of the arms, on synthetic runs."""
 
 from __future__ import annotations
 
 import pytest
-from bench.made_up_turns import turn
+from bench.synthetic_runs import turn
 from tide_bench.figures import decode_seconds, ratio_row, settled, speed_row, text_row
 from tide_bench.paired_ratio import chained_ratio
 

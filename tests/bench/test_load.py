@@ -7,9 +7,9 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
-from tide_bench.arm_pool import Entry
+from tide_bench.arm_pool import RunningArm
 from tide_bench.arms.base import Timing
-from tide_bench.arms.registry import POLICIES, RIVALS
+from tide_bench.arms.registry import OTHER_ARMS, POLICIES
 from tide_bench.config import BenchConfig
 from tide_bench.load import Request, load_rows, poisson_requests, serve
 from tide_bench.output_checks import Terms
@@ -17,7 +17,7 @@ from tide_bench.phases import Phases
 
 
 def test_arrivals_have_the_rate_and_an_end() -> None:
-    """A run would be longer than asked, or heavier than it says."""
+    """A run would be longer or heavier than configured."""
     requests = poisson_requests(50, 20, [[1], [2]], 16)
     gaps = np.diff([request.arrival_s for request in requests])
     assert max(request.arrival_s for request in requests) < 20 and gaps.mean() == pytest.approx(1 / 50, rel=0.15)
@@ -60,10 +60,10 @@ class FixedArm:
 def test_an_arm_that_answers_something_else_is_marked(monkeypatch: pytest.MonkeyPatch) -> None:
     """A server that is fast because it is wrong would look like the best one."""
     monkeypatch.setattr("tide_bench.load.SETTLE_S", 0)
-    arms = [POLICIES["full"], RIVALS["unsplit"], RIVALS["eager"]]
-    entries = [Entry(arm, cast(Any, FixedArm(token))) for arm, token in zip(arms, (3, 3, 4), strict=True)]
-    stage = SimpleNamespace(enter=lambda *_: entries, gap=lambda *_: 1.0, failures={})
+    arms = [POLICIES["full"], OTHER_ARMS["unsplit"], OTHER_ARMS["eager"]]
+    entries = [RunningArm(arm, cast(Any, FixedArm(token))) for arm, token in zip(arms, (3, 3, 4), strict=True)]
+    pool = SimpleNamespace(start=lambda *_: entries, gap=lambda *_: 1.0, failures={})
     config = BenchConfig(mode="load", rates=(0.01,), seconds=1, new_tokens=4)
-    rows = load_rows(cast(Any, stage), arms, [[1], [2]], Terms(1e-3, None), config, Phases(print))
+    rows = load_rows(cast(Any, pool), arms, [[1], [2]], Terms(1e-3, None), config, Phases(print))
     assert [bool(row["mark"]) for row in rows] == [False, False, True]
     assert "new token 1 is 4, the model's 3" in rows[2]["mark"]

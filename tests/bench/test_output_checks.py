@@ -1,4 +1,4 @@
-"""An arm that says something else than it promises is found out."""
+"""An arm whose text breaks its promise is found out."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ OTHER = [[1, 2, 9, 4], [5, 6, 7, 8]]
 
 def _gap(apart: float):
     def gap(text: Sequence[int], one: int, other: int) -> float:
-        assert (list(text), one, other) == ([7, 1, 2], 9, 3)  # the prompt and what both said
+        assert (list(text), one, other) == ([7, 1, 2], 9, 3)  # the prompt and the common text
         return apart
 
     return gap
@@ -25,7 +25,7 @@ def test_the_models_own_tokens_are_kept() -> None:
 
 
 def test_another_token_is_marked_with_its_place() -> None:
-    """A fast arm that says something else would win the comparison."""
+    """A fast arm with another text would win the comparison."""
     reason = broken_promise("same", PROMPTS, OTHER, REFERENCE, _gap(0.5), Terms(1e-3, None))
     assert "text 1, new token 3 is 9, the model's 3" in reason
 
@@ -44,6 +44,6 @@ def test_certified_texts_may_differ_as_often_as_certified() -> None:
     assert "not certified" in broken_promise("certified", [[0]] * 20, texts, references, _gap(0), Terms(0, None))
 
 
-def test_who_promises_nothing_has_no_rank() -> None:
+def test_an_arm_without_a_promise_has_no_rank() -> None:
     """Static layer skip would be the fastest way to run the model."""
     assert broken_promise("none", PROMPTS, OTHER, REFERENCE, _gap(0), Terms(1, None)) == NO_PROMISE

@@ -11,7 +11,7 @@ import matplotlib.image
 import numpy as np
 import pytest
 from bench.browser import show
-from bench.made_up_turns import row
+from bench.synthetic_runs import row
 from numpy.typing import NDArray
 from tide_bench.curve import CurvePoint
 from tide_bench.page import write_report
@@ -44,7 +44,7 @@ def test_the_page_needs_nothing_else(page: Path) -> None:
 def test_charts_are_drawn(page: Path) -> None:
     """A chart would be an empty frame: speed in blue and grey, the curve with its star in orange."""
     pictures = re.findall(r'data:image/png;base64,([^"]+)"', page.read_text())
-    assert len(pictures) == 3  # speed; the curve over layers and over ms; nobody counted joules
+    assert len(pictures) == 3  # speed; the curve over layers and over ms; joules were not counted
     shares = []
     for picture in pictures:
         pixels = (matplotlib.image.imread(io.BytesIO(base64.b64decode(picture)))[..., :3] * 255).round().astype(int)
@@ -59,13 +59,13 @@ def test_charts_lie_beside_the_page_too(page: Path) -> None:
     assert {p.name for p in page.parent.glob("*.png")} == {"speed_0.png", "curve_layer_passes.png", "curve_ms.png"}
 
 
-def test_arms_without_rank_say_why(page: Path) -> None:
+def test_arms_without_rank_have_a_reason(page: Path) -> None:
     """A reader would take a wrong text's speed for a result."""
     text = page.read_text()
     assert "promises nothing about its text" in text and "onnxruntime-genai could not run: no wheel" in text
 
 
-def test_the_page_says_where_the_time_went(page: Path) -> None:
+def test_the_page_shows_where_the_time_went(page: Path) -> None:
     """A user would wait for minutes and not know for what."""
     assert "load 5.0 s: genai 3.0, eager 2.0" in page.read_text()
 
@@ -80,5 +80,5 @@ def test_a_browser_draws_every_chart(page: Path, tmp_path: Path) -> None:
 
 
 def _share(pixels: NDArray[np.int_], colour: tuple[int, int, int]) -> float:
-    """Of the pixels that have nearly this colour."""
+    """Share of the pixels that have nearly this colour."""
     return float((np.abs(pixels - colour).sum(-1) < 12).mean())

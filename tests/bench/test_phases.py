@@ -19,15 +19,15 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 def test_parts_add_up_longest_first(clock: list[float]) -> None:
     """A user would not see which arm the minutes go to."""
-    said: list[str] = []
-    timed = Phases(said.append)
+    lines: list[str] = []
+    timed = Phases(lines.append)
     for part, seconds in (("eager", 1.0), ("compile", 5.0), ("eager", 2.0)):
         with timed("check", part):
             clock[0] += seconds
     with timed("curve"):
         clock[0] += 4
     assert phase_lines(timed.seconds) == ["check 8.0 s: compile 5.0, eager 3.0", "curve 4.0 s"]
-    assert said == ["check: eager", "check: compile", "check: eager", "curve"]
+    assert lines == ["check: eager", "check: compile", "check: eager", "curve"]
 
 
 def test_what_fails_and_what_runs_beside_it_counts(clock: list[float]) -> None:

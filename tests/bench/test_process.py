@@ -19,7 +19,7 @@ from tide_bench.report import cores
 
 
 class Moody:
-    """Fails when asked for nothing."""
+    """Fails when no tokens are requested."""
 
     def generate(self, new_tokens: int) -> int:
         if not new_tokens:
@@ -71,7 +71,7 @@ def test_a_process_that_died_with_a_call_unread_is_an_arm_that_failed() -> None:
         process._answer()
 
 
-def test_an_arm_that_cannot_be_loaded_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_arm_that_cannot_be_loaded_gives_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     """The table's row would have no reason, or the parent wait for an answer."""
 
     def load(folder: Path) -> Moody:
@@ -98,7 +98,7 @@ class Threaded:
 
 @pytest.mark.parametrize("few", [None, 1])
 def test_torch_begins_with_few_threads_and_goes_on_with_all(few: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A baseline on one core would flatter everybody else."""
+    """A baseline on one core would flatter every other arm."""
     monkeypatch.setenv(FEW_THREADS, "")  # is put back afterwards
     monkeypatch.delenv(FEW_THREADS)
     monkeypatch.setitem(ARMS, "threaded", ArmKind("threaded", lambda folder: Threaded()))

@@ -45,5 +45,5 @@ def test_a_line_that_is_no_prompt_is_named(tmp_path: Path, line: str, message: s
 
 
 def test_every_machine_has_default_prompts() -> None:
-    """tide-bench without --prompts would have nothing to say."""
+    """tide-bench without --prompts would have no prompts."""
     assert len(library_texts()) >= 32 and library_texts() == library_texts()

@@ -28,7 +28,7 @@ def test_a_model_agrees_with_its_own_text(arm: TideArm) -> None:
     assert reading.answers == text[1:] and reading.layers == 7 * 4 and reading.decode_s > 0
 
 
-def test_the_text_goes_on_whatever_the_model_says(arm: TideArm) -> None:
+def test_the_text_goes_on_whatever_the_model_predicts(arm: TideArm) -> None:
     """Policies would be compared on texts of their own."""
     other = [11, 12, 13, 14]
     reading = arm.read([*PROMPT, *other], len(PROMPT), "full")

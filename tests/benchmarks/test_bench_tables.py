@@ -1,11 +1,11 @@
-"""Tables of tide-bench's runs, from rows that are made up."""
+"""Tables of tide-bench's runs, from synthetic rows."""
 
 from __future__ import annotations
 
-from bench.made_up_turns import row
+from bench.synthetic_runs import row
 from tide_bench.table import HEADINGS, cells
 
-from benchmarks.tables.bench_tables import bench_table, predecessor_table, serve_line
+from benchmarks.tables.bench_tables import SUMMARY_ARMS, bench_table, predecessor_table, serve_line, summary_table
 
 SETTINGS = {"mode": "decode", "model": "tiny", "new_tokens": 8}
 
@@ -20,11 +20,21 @@ def test_every_row_has_a_cell_for_every_heading() -> None:
     assert len(cells("load", served)) == len(cells("load", failed)) == len(HEADINGS["load"])
 
 
-def test_a_table_says_why_an_arm_is_not_ranked() -> None:
+def test_a_table_shows_why_an_arm_is_not_ranked() -> None:
     """README would show a speed that was bought with another text."""
     rows = [row("full", 1.0, rank=1), row("static-skip", 3.0, mark="promises nothing about its text")]
     table = bench_table({"settings": SETTINGS, "rows": rows}, "today, here")
     assert "| – | <static-skip> |" in table and "- <static-skip>: promises nothing about its text" in table
+
+
+def test_readmes_table_shows_batch_1_in_its_own_order() -> None:
+    """README would show another batch size's speed, or drop the column that says whether the text is the model's."""
+    order = (*reversed(SUMMARY_ARMS), "compile")
+    rows = [row(arm, 1.0, rank=1, prompt_tokens=8) for arm in order] + [row("full", 9.0, batch=8, rank=1, prompt_tokens=8)]
+    settings = SETTINGS | {"prompt_tokens": [8]}
+    lines = summary_table({"settings": settings, "rows": rows}, "today, here").splitlines()
+    assert [line.split(" | ")[0] for line in lines if line.startswith("| <")] == [f"| <{arm}>" for arm in SUMMARY_ARMS]
+    assert "as `full`" in next(line for line in lines if line.startswith("| arm"))
 
 
 def test_the_predecessors_terms_keep_their_signs() -> None:
@@ -39,7 +49,7 @@ def test_the_predecessors_terms_keep_their_signs() -> None:
     assert "| +50.0% |" in next(line for line in lines if "Qwen3" in line)
 
 
-def test_the_services_line_says_what_went_wrong() -> None:
+def test_the_services_line_shows_what_went_wrong() -> None:
     """Mixed-up answers or growing memory would not be read anywhere."""
     results = {"hung_up": 100, "wrong_answers": 3, "tokens_per_s": 80.0, "first_token_ms_p50": 1.0, "first_token_ms_p95": 2.0}
     results |= {"memory_before_mib": 200.0, "memory_growth_mib": 1.5}

@@ -1,4 +1,4 @@
-"""The GPU decode benchmark on a machine without one: what it says and counts, and its arms over host memory."""
+"""The GPU decode benchmark on a machine without one: its output and figures, and its arms over host memory."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def run(*arguments: str) -> Any:
 
 @pytest.mark.usefixtures("no_gpu")
 def test_without_a_gpu_nothing_looks_measured() -> None:
-    """A table of figures that nobody measured, or a green check."""
+    """A table of figures that were not measured, or a green check."""
     done = run("--models", "demo,8b", "--batch", "1")
     assert done.exit_code == 2
     assert "NOT RUN: torch" in done.stderr and "no model was loaded on a GPU, run or timed" in done.stderr
@@ -69,7 +69,7 @@ DEMO = next(case for case in decode_cases() if case.name == "demo_fp32_b1")
 
 
 def test_ratios_are_the_others_time_over_ours() -> None:
-    """Upside down they would say that cutting makes models faster."""
+    """Upside down they would show that cutting makes models faster."""
     report = gpu_report("decode_cuda", "H200")
     arms = arms_at(eager=6.0, compile=3.0, unsplit=1.9, tide=2.0)
     arms["tide"]["host_ms_per_token"] = 0.5
@@ -89,8 +89,8 @@ def test_ratios_are_the_others_time_over_ours() -> None:
         ({"tide": 2.07, "eager": 4.0}, ["over_unsplit", "vs_eager"]),
     ],
 )
-def test_promises_that_are_missed_are_said_to_be(changes: dict[str, float], missed: list[str]) -> None:
-    """A slow release would print figures that nobody holds against what was promised."""
+def test_missed_promises_are_reported(changes: dict[str, float], missed: list[str]) -> None:
+    """A slow release would print figures that are not compared with what was promised."""
     report = gpu_report("decode_cuda", "H200")
     decode_cuda.record(report, DEMO, arms_at(**{"eager": 6.0, "compile": 3.0, "unsplit": 2.0, "tide": 2.0} | changes))
     kept = {name: report.results[f"demo_fp32_b1_{name}_kept"] for name in ("over_unsplit", "vs_eager", "as_eager")}
@@ -169,7 +169,7 @@ def test_a_package_that_is_missing_is_a_reason(tmp_path: Path) -> None:
     assert report.settings["targets"] == []  # nothing of ours has run
 
 
-def test_a_run_that_misses_a_promise_ends_well_and_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_run_that_misses_a_promise_ends_well_and_reports_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """`make gpu-check` would stop, or the run be published without its GPU, its target, or what it fell short of."""
     monkeypatch.setattr(decode_cuda.torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(decode_cuda.torch.cuda, "get_device_name", lambda: "H200")
@@ -203,8 +203,8 @@ def device(monkeypatch: pytest.MonkeyPatch) -> HostDevice:
 
 
 @pytest.mark.usefixtures("device")
-def test_arms_say_what_the_model_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Speeds of models that say something else, in a second call too, where caches still hold the first."""
+def test_arms_generate_the_models_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Speeds of models with another text, in a second call too, where caches still hold the first."""
     monkeypatch.setattr(decode_cuda, "TorchArm", partial(TorchArm, device="cpu"))
     case = DecodeCase(TINY, "fp32", rows=3)
     given, reference = decode_cuda.prompts(case), TINY.load("fp32").model

@@ -1,4 +1,4 @@
-"""The documentation's table of the GPU decode benchmark: figures where somebody measured, and nowhere else."""
+"""The documentation's table of the GPU decode benchmark: figures where a run measured them, and nowhere else."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def cells(table: str) -> dict[tuple[str, ...], list[str]]:
     return {tuple(line[:3]): line[3:] for line in lines[1:]}
 
 
-def test_what_nobody_has_run_says_so_in_every_cell() -> None:
+def test_cells_without_a_run_are_marked() -> None:
     """A missing table reads as if speed on GPUs were beside the point."""
     found = cells(decode_cuda_not_run())
     assert len(found) == len(list(decode_cases())) > 20
@@ -29,7 +29,7 @@ def test_what_nobody_has_run_says_so_in_every_cell() -> None:
 
 
 def test_a_run_fills_the_cells_that_it_measured(tmp_path: Path) -> None:
-    """A figure would stand beside another model, and an arm that failed look like one that nobody tried."""
+    """A figure would stand beside another model, and an arm that failed look like one that was not tried."""
     report = gpu_report("decode_cuda", "H200")
     case = next(case for case in decode_cases() if case.name == "8b_bf16_b8")
     figures = {"ms_per_token": 4.0, "tokens_per_s": 2000.0, "as_eager": 1.0}

@@ -1,4 +1,4 @@
-"""The check of decode loops on a GPU, on a machine without one: what it says, what it finds, and that its bundle qualifies."""
+"""The check of decode loops on a GPU, on a machine without one: its output, what it finds, and that its bundle qualifies."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tide_runtime.backends.device.device_step import DeviceContext
 from tide_runtime.bundle.manifest import Manifest
 from tide_runtime.depth.options import DepthOptions
 from tide_runtime.depth.registry import make_policy
-from tide_runtime.device_loop import select as drive
+from tide_runtime.device_loop.decode_loop import LoopExit
 from tide_runtime.device_loop.graph_driver import GraphDriver
 from tide_runtime.device_loop.host_driver import HostDriver
 from tide_runtime.device_loop.policy import DrivenDepth, Drivers
@@ -36,8 +36,8 @@ from typer.testing import CliRunner
 from benchmarks.gpu import decode_loop, loop_cases
 from benchmarks.gpu.gpu_report import gpu_report
 from benchmarks.gpu.loop_cases import LoopCase, Prompts
-from benchmarks.gpu.made_up_exits import COSTS, made_up_exits
 from benchmarks.gpu.model_shapes import ModelShape
+from benchmarks.gpu.stub_exits import COSTS, stub_exits
 from tide_export.config import ExportConfig
 from tide_export.export import write_bundle
 from tide_export.progress import ExportProgress
@@ -55,14 +55,15 @@ class SimulatedEngine:
         self.manifest: Manifest = replace(manifest, calibration=replace(manifest.calibration, costs=COSTS))
         inner: Any = make_policy(policy, self.manifest, 8, DepthOptions())
         self.drivers = Drivers(HostDriver(self.gpu).compile, GraphDriver(self.gpu).compile)
-        made = DrivenDepth(inner, NumpyLoopKernels(self.gpu), 5, self.drivers, drive._exits_of(inner), 4)
+        exits = [LoopExit(early_exit, threshold) for early_exit, threshold in inner.for_device_loop()]
+        made = DrivenDepth(inner, NumpyLoopKernels(self.gpu), 5, self.drivers, exits, 4)
         self.drive, self.policy, self.depth = Drive(made), inner, len(MODEL.strengths)
-        self._slots: Any = TinyDeviceBackend(self.manifest, MODEL, self.gpu).context(len(PROMPTS))
+        self._context: Any = TinyDeviceBackend(self.manifest, MODEL, self.gpu).context(len(PROMPTS))
 
     def generate(self, prompts: list[list[int]], params: GenerationParams) -> list[Any]:
         self._context.clear()
         rows = [make_row(Request(tuple(prompt), params, seat), self.manifest) for seat, prompt in enumerate(prompts)]
-        for _ in run(self.policy, self._slots, rows):
+        for _ in run(self.policy, self._context, rows):
             pass
         return [_generation(row) for row in rows]
 
@@ -82,8 +83,8 @@ def compared(engine: SimulatedEngine, monkeypatch: pytest.MonkeyPatch, prompts: 
 @pytest.mark.parametrize(
     ("policy", "prompts"), [("full", ALL), ("exit", [ALL[2]]), ("exit", ALL)], ids=["full-batch", "exit", "exit-batch"]
 )
-def test_a_device_that_says_the_same_has_no_complaint(policy: str, prompts: Prompts, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A check that always complains, or whose host rests from exits while the device asks them, is soon ignored."""
+def test_a_device_with_the_same_text_has_no_complaint(policy: str, prompts: Prompts, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A check that always fails, or whose host pauses its exits while the device evaluates them, is soon ignored."""
     engine = SimulatedEngine(policy)
     row = compared(engine, monkeypatch, prompts)
     assert engine.gpu.graph_launches > 0
@@ -99,7 +100,7 @@ class MixesUpTwoTokens(DrivenDepth):
 
 
 @pytest.mark.parametrize(("policy", "prompts"), [("full", ALL), ("exit", [ALL[2]])])
-def test_a_device_that_says_something_else_is_found(policy: str, prompts: Prompts, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_device_with_another_text_is_found(policy: str, prompts: Prompts, monkeypatch: pytest.MonkeyPatch) -> None:
     """A check that cannot fail proves nothing."""
     engine = SimulatedEngine(policy)
     engine.drive.policy.__class__ = MixesUpTwoTokens
@@ -109,7 +110,7 @@ def test_a_device_that_says_something_else_is_found(policy: str, prompts: Prompt
 
 
 def test_a_graph_that_was_not_captured_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The host would drive, say the same, and the check be green."""
+    """The host would drive, generate the same, and the check would pass."""
     engine = SimulatedEngine("full")
 
     def refuse(program: Sequence[object]) -> Any:
@@ -134,7 +135,7 @@ def test_a_host_that_drives_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_exits_that_were_not_tried_are_found() -> None:
-    """A router that always says the same leaves the other ways untried."""
+    """A router with one decision leaves the other ways untried."""
     row = {"reason": None, "different": 0, "texts": 4, "left_early": 1.0, "least_taken": 0.0}
     assert "left early" in str(decode_loop.complaint(LoopCase("trt-sm_90", "fp32", "exit"), row))
 
@@ -154,11 +155,11 @@ def test_without_a_gpu_nothing_looks_checked(monkeypatch: pytest.MonkeyPatch) ->
     assert "NOT RUN: GPU 0 cannot be used" in done.stderr and "no loop was captured or launched" in done.stderr
 
 
-def test_the_exits_are_some_that_the_device_asks(tmp_path: Path) -> None:
+def test_the_device_can_evaluate_the_exits(tmp_path: Path) -> None:
     """On a GPU that is paid by the hour the check would end with "the host drove"."""
     loaded, texts = TINY.load("fp32"), np.random.default_rng(0).integers(3, 120, (8, 24)).tolist()
     config = ExportConfig(max_seq_len=128, targets=("cpu",), verify=False)
-    manifest, _ = write_bundle(loaded, tmp_path, config, ExportProgress(quiet=True), made_up_exits(loaded, [1, 2], texts))
+    manifest, _ = write_bundle(loaded, tmp_path, config, ExportProgress(quiet=True), stub_exits(loaded, [1, 2], texts))
     policy: Any = make_policy("exit", manifest, 8, DepthOptions())
     assert policy.why_on_host(pads_sequences=True) is None
     with Engine.load(tmp_path, EngineOptions(target="cpu", policy="exit")) as engine:
@@ -166,4 +167,4 @@ def test_the_exits_are_some_that_the_device_asks(tmp_path: Path) -> None:
     depths = [depth for row in rows for depth in row.stats.token_depths]
     shares = [float(np.mean(np.array(depths) == depth)) for depth in (1, 2, 4)]
     assert len(depths) == 8 * 39 and min(shares) > 0.05 and sum(shares) == pytest.approx(1)
-    assert engine.backend.launches["exit_1"] == 8 * 39  # asked about every token: nobody rested
+    assert engine.backend.launches["exit_1"] == 8 * 39  # evaluated at every token, without a pause

@@ -39,7 +39,7 @@ def test_the_first_windows_come_from_different_files() -> None:
 
 
 def test_demo_prompts_are_the_files_tokens() -> None:
-    """Prompts would not be text that people wrote, or change between runs."""
+    """Prompts would not be the text of the files, or would change between runs."""
     prompts = held_out_prompts(30, 64, "demo")
     assert prompts == held_out_prompts(30, 64, "demo")
     assert {len(prompt.ids) for prompt in prompts} == {64}

@@ -1,4 +1,4 @@
-"""The figures of the depth-policy benchmarks, on made-up turns whose right answers are plain."""
+"""The figures of the depth-policy benchmarks, on synthetic turns whose right figures are known."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_ratio_is_the_median_of_pairs_and_of_the_total() -> None:
 
 
 def test_interval_narrows_with_more_pairs() -> None:
-    """The interval would say nothing about how sure the ratio is."""
+    """The interval would not show how certain the ratio is."""
     times = np.random.default_rng(1).lognormal(sigma=0.2, size=400).tolist()
     few, many = paired_ratio(times[:16], [1.0] * 16), paired_ratio(times, [1.0] * 400)
     assert many.high - many.low < few.high - few.low
@@ -234,11 +234,11 @@ def test_matched_threshold_takes_as_many() -> None:
 
 def test_a_script_keeps_its_rate_and_its_answers() -> None:
     """Scripted exits would exit at another rate, or differently in every turn."""
-    assert not any(Script(0.0).says_yes() for _ in range(100)) and all(Script(1.0).says_yes() for _ in range(100))
+    assert not any(Script(0.0).accepts() for _ in range(100)) and all(Script(1.0).accepts() for _ in range(100))
     script = Script(0.5)
-    first = [script.says_yes() for _ in range(400)]
+    first = [script.accepts() for _ in range(400)]
     script.rewind()
-    assert first == [script.says_yes() for _ in range(400)] and 150 < sum(first) < 250
+    assert first == [script.accepts() for _ in range(400)] and 150 < sum(first) < 250
 
 
 def _row(arm: str, ratio: float, temperature: float = 0.0, share: float = 1.0) -> dict[str, object]:

@@ -1,4 +1,4 @@
-"""The table of what was verified how says no more than the runs do."""
+"""The table of what was verified how claims no more than the runs show."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def row_of(table: str, target: str) -> list[str]:
 
 @pytest.mark.parametrize("target", ["cpu", "cuda", "rtx-sm_89", "rtx-ampere+", "trt-sm_70", "trt-sm_90"])
 def test_without_runs_nothing_was_executed_compiled_or_checked(tmp_path, target):
-    """The README would claim what nobody has seen."""
+    """The README would claim what was never run."""
     assert all(cell in (NOT_YET, "nothing to compile", "–") for cell in row_of(verified_table(tmp_path), target))
 
 
@@ -64,7 +64,7 @@ def test_a_run_on_a_gpu_is_not_one_of_the_cpu(tmp_path):
 
 @pytest.mark.parametrize("report", [on_h200("decode_cuda"), on_h200("kernel_cases"), Report("decode_cuda", models="demo")])
 def test_a_run_on_a_gpu_that_names_no_target_executed_none(tmp_path, report):
-    """Kernels by themselves, arms that all failed, or a script that forgets to say would count as the CPU's targets."""
+    """Kernels by themselves, arms that all failed, or a script that names no target would count as the CPU's targets."""
     write(tmp_path, "2026-11-21", report)
     table = verified_table(tmp_path)
     assert row_of(table, "cuda")[0] == row_of(table, "cpu")[0] == NOT_YET

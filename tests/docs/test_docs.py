@@ -15,6 +15,20 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 PAGES = sorted(DOCS.glob("*.md"))
+# Generated page → one text of each part: a command's option, a class's parameter, an error.
+REFERENCE = {
+    "cli": ["tide-export", "--max-seq-len", "tide-calibrate", "--max-disagreement", "tide-run", "tide-inspect", "tide-bench"],
+    "api": [
+        "prefill_chunk",
+        "max_new_tokens",
+        "draft_limit",
+        "tokens_per_second",
+        "ParamsError",
+        "packed_weights",
+        "max_windows",
+    ],
+    "certificate": ["Hoeffding"],
+}
 
 
 @pytest.fixture(scope="module")
@@ -27,16 +41,19 @@ def pictures() -> ModuleType:
 
 
 def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
-    """A link or an anchor would lead nowhere, or a page be missing from the navigation."""
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")]
+    """A link or an anchor would lead nowhere, a page be missing from the navigation, or a reference page be empty."""
+    # Not --quiet: strict mode would then count no warnings.
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")]
     environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert (tmp_path / "site" / "certificate" / "index.html").exists()
+    for page, texts in REFERENCE.items():
+        html = (tmp_path / "site" / page / "index.html").read_text(encoding="utf-8")
+        assert [text for text in texts if text not in html] == [], page
 
 
 def test_pages_show_the_pictures_that_the_script_draws(pictures: ModuleType, tmp_path: Path) -> None:
-    """A page would show an empty frame, or a picture that nobody can draw again."""
+    """A page would show an empty frame, or a picture that its script does not draw."""
     shown = {name for page in PAGES for name in re.findall(r"\]\(pictures/(\w+)\.svg\)", page.read_text(encoding="utf-8"))}
     assert shown == set(pictures.PICTURES) == {path.stem for path in (DOCS / "pictures").glob("*.svg")}
     pictures.main(tmp_path)
@@ -50,6 +67,8 @@ def test_commands_in_the_pages_have_the_options_they_name() -> None:
     """A reader would copy a command that is refused. (What the commands do is tested where they live.)"""
     known = {
         "tide-bench": (ROOT / "bench/tide_bench/cli.py").read_text(),
+        "tide-calibrate": (ROOT / "calibrate/tide_calibrate/cli.py").read_text(),
+        "tide-export": (ROOT / "tide_export/cli.py").read_text(),
         "tide-run": (ROOT / "runtime/tide_runtime/cli/run.py").read_text(),
         "serve_fastapi.py": (ROOT / "examples/serve_fastapi.py").read_text(),
     }

@@ -134,12 +134,12 @@ ARCHITECTURES: dict[str, Callable[[], PreTrainedConfig]] = {
 
 
 def tiny_model(name: str, dtype: torch.dtype = torch.float32, seed: int = 0) -> PreTrainedModel:
-    """A random model of the architecture, eval mode. Layers outweigh embeddings, so that it does not just repeat its input."""
+    """A random model of the architecture in eval mode, its layers scaled up so that it does not just repeat its input."""
     torch.manual_seed(seed)
     model = AutoModelForCausalLM.from_config(ARCHITECTURES[name](), dtype=dtype).eval()
     with torch.no_grad():
         for parameter_name, parameter in model.named_parameters():
-            if parameter_name.endswith("sinks"):  # else all are near 0, and those of another head would do
+            if parameter_name.endswith("sinks"):  # the default is near 0, where mixed-up heads would go unnoticed
                 parameter.normal_(0.0, 2.0)
             elif parameter.ndim >= 2 and not any(n in parameter_name for n in ("embed", "wte", "wpe", "lm_head")):
                 parameter.mul_(8.0)

@@ -1,8 +1,7 @@
-"""Bundles of tiny random models, one per architecture, made once per session by the real exporter."""
+"""Bundles of tiny random models, one per architecture, exported once per session."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,7 +21,7 @@ from tide_export.trace import TracedModel, trace
 
 @dataclass(frozen=True)
 class Exported:
-    """An eager model, the engine of the bundle made from it, and the traced model that the bundle was lowered from."""
+    """An eager model, its traced model, and the manifest and engine of its bundle."""
 
     model: PreTrainedModel
     manifest: Manifest
@@ -32,7 +31,7 @@ class Exported:
 
 @pytest.fixture(scope="session")
 def exported(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Exported]]:
-    """``exported(architecture)``: two segments, fp32."""
+    """``exported(architecture)``: a bundle of two segments in fp32."""
     made: dict[str, Exported] = {}
 
     def make(name: str) -> Exported:
@@ -41,10 +40,8 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str
             directory: Path = tmp_path_factory.mktemp(name)
             config = ExportConfig(checkpoints="2", max_seq_len=MAX_POSITIONS // 2, verify=False)
             traced = trace(model)
-            exporter = sys.modules[write_bundle.__module__]
-            with pytest.MonkeyPatch.context() as patch:  # lowering is in place, tracing takes longest: traced once, for all
-                patch.setattr(exporter, "trace", lambda _: replace(traced, model=traced.model.clone()))
-                manifest, _ = write_bundle(LoadedModel(model, None, name), directory, config, ExportProgress(quiet=True))
+            copy = replace(traced, model=traced.model.clone())  # lowering works in place; tests need the trace too
+            manifest, _ = write_bundle(LoadedModel(model, None, name), directory, config, ExportProgress(quiet=True), traced=copy)
             made[name] = Exported(model, manifest, Engine.load(directory), traced)
         return made[name]
 

@@ -1,4 +1,4 @@
-"""Every supported architecture, exported unmodified, is the eager model: logits, greedy tokens, ragged batches."""
+"""Every supported architecture, exported unmodified, equals the eager model: logits, greedy tokens, ragged batches."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def prompt(length: int, seed: int) -> list[int]:
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_prefill_logits_equal_eager(exported, name):
-    """A user's prompt would be read differently from the model they exported."""
+    """The bundle would compute other logits for a prompt than the model."""
     case = exported(name)
     ids = prompt(21, seed=1)
     assert len(ids) > 2 * WINDOW
@@ -53,7 +53,7 @@ def test_greedy_tokens_equal_hf_generate(exported, name):
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_ragged_batch_equals_one_by_one(exported, name):
-    """A row's text would depend on which other requests it happened to share a batch with."""
+    """A request's text would depend on the other requests in its batch."""
     case = exported(name)
     params = GenerationParams(max_new_tokens=12, ignore_eos=True)
     prompts = [prompt(n, seed=n) for n in (3, 17, 9)]
@@ -69,7 +69,7 @@ def test_lowering_passes_fire(exported, name):
     applied = case.manifest.targets["cpu"].passes
     assert applied["attention_gqa"] == case.manifest.model.num_layers
     for graphs in ([graph.name for graph in case.manifest.segments], [UNCUT]):
-        operators = _operators(case, [*graphs, *map(batched_graph, graphs)])  # forms for several rows have none of the kernel
+        operators = _operators(case, [*graphs, *map(batched_graph, graphs)])  # the batched form does not use the kernel
         assert operators.count("GroupQueryAttention") == case.manifest.model.num_layers
         assert ("Cos" in operators) == (name in _ROTARY_NOT_FUSED - {"gpt2", "opt"})
 

@@ -1,4 +1,4 @@
-"""What an exporter is given by mistake: a clear error with exit code 2, and nothing half-written."""
+"""Invalid input ends in a clear error with exit code 2 and leaves no files."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ UNSUPPORTED = {
     "bloom": "ALiBi",
 }
 _GPT = dict(vocab_size=64, n_embd=64, n_layer=2, n_head=4, n_positions=64, rotary_dim=8)
-# Model type → its config and what the message says of its attention, which only the model's code tells.
+# Model type → its config and part of the message; only running the model's code reveals these attentions.
 UNSUPPORTED_ATTENTION: dict[str, tuple[Callable[[], PreTrainedConfig], str]] = {
     "gptj": (lambda: GPTJConfig(**_GPT), r"GPTJAttention\) calls neither transformers' AttentionInterface"),
     "codegen": (lambda: CodeGenConfig(**_GPT), r"CodeGenAttention\) calls neither transformers' AttentionInterface"),
@@ -134,7 +134,7 @@ BROKEN_MODELS = {
 
 @pytest.mark.parametrize("case", BROKEN_MODELS)
 def test_broken_model_directories(case, copy, tmp_path):
-    """A traceback, or half a bundle, instead of a sentence that says what is wrong with the model directory."""
+    """The user would get a traceback or half a bundle instead of the reason."""
     break_it, error, words = BROKEN_MODELS[case]
     break_it(copy)
     with pytest.raises(error, match=words):
@@ -143,7 +143,7 @@ def test_broken_model_directories(case, copy, tmp_path):
 
 
 @pytest.mark.parametrize("model_type", UNSUPPORTED)
-def test_unsupported_families_say_why(model_type):
+def test_unsupported_families_are_refused_with_the_reason(model_type):
     """The export would fail deep inside tracing, with a message about graph nodes."""
     with pytest.raises(UnsupportedModelError, match=f"not supported, because.*{UNSUPPORTED[model_type]}"):
         check_supported(AutoConfig.for_model(model_type))
@@ -151,7 +151,7 @@ def test_unsupported_families_say_why(model_type):
 
 @pytest.mark.parametrize("model_type", UNSUPPORTED_ATTENTION)
 def test_unsupported_attention_is_refused_before_the_trace(model_type, tmp_path, monkeypatch):
-    """Minutes of calibration and tracing would end in pages of torch.export's advice."""
+    """The user would wait minutes for pages of torch.export advice."""
     config, words = UNSUPPORTED_ATTENTION[model_type]
     AutoModelForCausalLM.from_config(config()).save_pretrained(tmp_path / "model")
     monkeypatch.setattr(sys.modules[export.__module__], "trace", lambda _: pytest.fail("the model was traced"))
@@ -198,7 +198,7 @@ def test_full_disk(llama, tmp_path, monkeypatch):
 
 
 def test_mismatch_refuses_to_finish(llama, tmp_path, monkeypatch):
-    """A bundle that computes something else than the model would be shipped (the check itself is checked here)."""
+    """Verification would accept a bundle that differs from the model."""
     from tide_export import verify
 
     honest = verify.prompt_logits
@@ -218,7 +218,7 @@ def test_interrupted_export_leaves_nothing(llama, tmp_path):
     assert any(tmp_path.iterdir()), "the export never started writing"
     process.send_signal(signal.SIGTERM)
     _, errors = process.communicate(timeout=60)
-    # One that comes inside code which a C library runs makes Python end itself with the signal: a shell says 130 to both.
+    # A signal that arrives inside a C library ends Python with the signal itself; a shell reports 130 for both.
     assert process.returncode in (130, -signal.SIGINT) and "no bundle was written" in errors, errors
     assert nothing_left(tmp_path)
 
@@ -256,14 +256,14 @@ def test_command_line_errors(arguments, words, llama, tmp_path, monkeypatch, cap
 
 
 def test_command_line_ends_with_the_errors_exit_code(tmp_path):
-    """The installed command would not end as the function behind it does."""
+    """The installed command would drop the exit code."""
     command = [sys.executable, "-m", "tide_export.cli", "missing/model/dir", "--out", str(tmp_path / "engine")]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == TideError.exit_code and "Traceback" not in done.stderr
 
 
 def test_checkpoint_placement():
-    """Cuts would fall elsewhere than the user asked, or after the last layer, which is no early exit."""
+    """The model would be cut at other layers than requested, or after the last layer, which is no early exit."""
     assert place_checkpoints("auto", 24) == [6, 12, 18]
     assert place_checkpoints("auto", 1) == []
     assert place_checkpoints("every:5", 12) == [5, 10]

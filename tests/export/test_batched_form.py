@@ -1,4 +1,4 @@
-"""A segment's form for several rows computes what its form for one row does, for models that differ in their attention."""
+"""The batched and ragged forms of a segment compute the same as its form for one sequence, for several kinds of attention."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from tide_export.progress import ExportProgress
 # Rotary fused and partial, learned positions, windows, soft-caps, biased and packed projections; 1, 2 and 4 heads a KV head;
 # sinks; keys and values expanded from latents.
 NAMES = ("llama", "gemma2", "mistral", "gpt2", "phi", "falcon", "gpt_oss", "deepseek_v3")
-LENGTHS = (3, 17, 9)  # filled slots of the rows
-COUNTS = ([1, 1, 1], [4, 4, 3], [2, 2, 2], [9, 9, 9], [5, 1, 3], [4, 0, 7])  # tokens of each row
+LENGTHS = (3, 17, 9)  # filled slots of the sequences
+COUNTS = ([1, 1, 1], [4, 4, 3], [2, 2, 2], [9, 9, 9], [5, 1, 3], [4, 0, 7])  # tokens of each sequence
 TOLERANCE = {"fp32": 1e-4, "fp16": 2e-2}
 
 
@@ -28,17 +28,17 @@ def ids(count: int, seed: int) -> list[int]:
     return np.random.default_rng(seed).integers(3, VOCAB, count).tolist()
 
 
-class Rows:
-    """The rows of ``LENGTHS``, prefilled one by one, in slots of their own."""
+class Sequences:
+    """The sequences of ``LENGTHS``, prefilled one by one, each in its own KV slots."""
 
     def __init__(self, engine: Engine) -> None:
         self.slots, self.segments = engine.backend.context(len(LENGTHS)), [s.name for s in engine.manifest.segments]
-        for row, length in enumerate(LENGTHS):
-            self.run(row, [ids(length, seed=row)], [0])
+        for number, length in enumerate(LENGTHS):
+            self.run(number, [ids(length, seed=number)], [0])
 
     def run(self, first: int, tokens: list[list[int]], lengths: list[int]) -> list[np.ndarray]:
-        """Logits [S, V] of ``tokens`` for consecutive rows from ``first``, a list for each."""
-        counts = [len(row) for row in tokens]
+        """Logits [S, V] of ``tokens`` for each of the consecutive sequences from ``first`` on."""
+        counts = [len(sequence) for sequence in tokens]
         step = self.slots.step(first, counts, counts)
         step.input_ids[: sum(counts)] = np.concatenate(tokens)
         step.place(lengths)
@@ -48,48 +48,48 @@ class Rows:
 
 
 @pytest.fixture
-def always_plain(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Short rows of one token each would run in the other form, which is faster for them."""
+def always_batched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Use the batched form even where the backend would choose the ragged one."""
     monkeypatch.setattr(onnxruntime_cpu, "prefers_batched", lambda lengths, *_: len(lengths) > 1)
 
 
 def check_ragged(engine: Engine, given: list[int]) -> None:
-    """Two steps, of ``given`` tokens; rows keep all, one, or all but one, and the next step overwrites the rest."""
-    together, alone = Rows(engine), Rows(engine)
+    """Two steps of ``given`` tokens. Sequences keep all, one, or all but one token; the next step overwrites the rest."""
+    together, alone = Sequences(engine), Sequences(engine)
     kept = [given[0], min(1, given[1]), max(1, given[2] - 1)]
     lengths = list(LENGTHS)
     for turn in range(2):
-        tokens = [ids(count, seed=10 * turn + row) for row, count in enumerate(given)]
+        tokens = [ids(count, seed=10 * turn + number) for number, count in enumerate(given)]
         ours = together.run(0, tokens, lengths)
-        for row, count in enumerate(kept):
+        for number, count in enumerate(kept):
             if not count:
                 continue
-            expected = alone.run(row, [tokens[row][:count]], [lengths[row]])[0]
+            expected = alone.run(number, [tokens[number][:count]], [lengths[number]])[0]
             scale = max(1.0, float(np.abs(expected).max()))
-            np.testing.assert_allclose(ours[row][:count], expected, rtol=0, atol=TOLERANCE[engine.manifest.dtype] * scale)
-            lengths[row] += count
+            np.testing.assert_allclose(ours[number][:count], expected, rtol=0, atol=TOLERANCE[engine.manifest.dtype] * scale)
+            lengths[number] += count
 
 
 @pytest.mark.parametrize("counts", COUNTS)
 @pytest.mark.parametrize("name", NAMES)
-def test_several_rows_equal_one_row_at_a_time(exported, always_plain, name, counts):
-    """Rows of a batch, or drafts verified together, would get other logits than alone."""
+def test_batched_form_equals_one_sequence_at_a_time(exported, always_batched, name, counts):
+    """Sequences of a batch, or drafts verified together, would get other logits than alone."""
     check_ragged(exported(name).engine, counts)
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_rows_of_different_lengths_equal_one_row_at_a_time(exported, name):
-    """Every batch that serves more than one person is one; a head sink with any weight would change all of its logits."""
+def test_ragged_form_equals_one_sequence_at_a_time(exported, name):
+    """Batches of different requests are ragged; a head sink with any weight would change all of their logits."""
     case = exported(name)
     check_ragged(case.engine, [1, 1, 1])
     named = {ragged_graph(segment.name) for segment in case.manifest.segments}
-    wanted = named if name in ("llama", "mistral") else set()  # heads of others share no keys, or have a soft-cap or sinks
+    wanted = named if name in ("llama", "mistral") else set()  # the others have multi-head attention, a soft-cap or sinks
     assert named & set(case.manifest.targets["cpu"].graphs) == named & set(case.engine.backend.sessions) == wanted
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_attention_is_lowered_and_rotary_stays_fused(exported, name):
-    """An attention left out would fail at the first batch, a rotary left behind would be slow without failing anything."""
+    """An attention that is not lowered would fail at the first batch; an unfused rotary embedding would only be slow."""
     case = exported(name)
     target = case.manifest.targets["cpu"]
     assert target.passes["attention_batched"] == case.manifest.model.num_layers
@@ -102,8 +102,8 @@ def test_every_attention_is_lowered_and_rotary_stays_fused(exported, name):
         assert operators.count("RotaryEmbedding") == (0 if name in ("gpt2", "phi", "gpt_oss", "deepseek_v3") else 2 * layers)
 
 
-def test_half_precision(tmp_path, always_plain):
-    """fp16 would fail at a kernel that ONNX Runtime lacks, or lose the softmax's small terms."""
+def test_half_precision(tmp_path, always_batched):
+    """fp16 would fail at a kernel that ONNX Runtime lacks, or lose small terms of the softmax."""
     config = ExportConfig(dtype="fp16", checkpoints="2", max_seq_len=MAX_POSITIONS // 2, verify=False)
     loaded = LoadedModel(tiny_model("llama", torch.float16), None, "llama")
     write_bundle(loaded, tmp_path, config, ExportProgress(quiet=True))

@@ -1,4 +1,4 @@
-"""A calibration in, a bundle with exits out; a calibration that cannot be meant is refused before any work."""
+"""Export with a calibration: the bundle has its exits; an invalid calibration is refused before any work."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 from export.architectures import LAYERS, tiny_model
-from export.made_up_calibration import write_calibration
+from export.stub_calibration import write_calibration
 from rich.console import Console
 from safetensors.numpy import load_file, save_file
 from tide_runtime import Engine, EngineOptions, GenerationParams, ThreadOptions
@@ -101,7 +101,7 @@ def test_verification_finds_a_changed_exit(bundle, calibration):
 
 
 def test_inspect_shows_the_exits(bundle):
-    """A user could not see where tokens may stop, nor what was promised about it."""
+    """tide-inspect would not show where tokens may exit, nor the certificate."""
     command = [sys.executable, "-m", "tide_runtime.cli.inspect", str(bundle)]
     shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     for words in ("tail:1", "mlp+max_prob", "0.970", "exact 1.31x", "95% confidence", "exit_1"):
@@ -137,7 +137,7 @@ def test_other_weights_have_another_fingerprint(model, tmp_path):
 
 
 def test_another_models_calibration_is_refused(model, copy, tmp_path):
-    """The bundle would draft nonsense, and its certificate would be a lie."""
+    """The bundle would draft at random under a certificate of another model."""
     edit(copy, lambda file: file.update(model="other/model", model_fingerprint="cd" * 32))
     with pytest.raises(CalibrationError, match=r"made for other/model \(weights cdcd.*not for.*tide-calibrate"):
         export(str(model), tmp_path / "engine", ExportConfig(calibration=str(copy)))
@@ -225,15 +225,15 @@ def test_conflicting_checkpoints_are_found_before_tracing(model, calibration, tm
 
 @pytest.fixture
 def quick(calibration: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
-    """Calibrating takes no time; what was asked for is noted."""
-    asked: list[tuple[str, str]] = []
+    """Replace the calibration by a copy of ``calibration``; returns the recorded (source, data) pairs."""
+    calls: list[tuple[str, str]] = []
 
     def calibrate(source: str, data: str, out: Path, **options: object) -> None:
-        asked.append((source, data))
+        calls.append((source, data))
         shutil.copytree(calibration, out)
 
     monkeypatch.setattr("tide_calibrate.calibrate.calibrate", calibrate)
-    return asked
+    return calls
 
 
 def instead_of_writing(monkeypatch: pytest.MonkeyPatch, write_bundle: Callable[..., object]) -> None:

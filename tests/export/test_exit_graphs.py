@@ -1,4 +1,4 @@
-"""An exit's graph computes what was calibrated, for every combination of outputs, precision and shape."""
+"""An exit's graph computes the calibrated formulas for every combination of outputs, precision and shape."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import onnx_ir as ir
 import onnxruntime as ort
 import pytest
 import torch
-from export.made_up_calibration import exit_tensors
+from export.stub_calibration import exit_tensors
 from tide_calibrate.exit_heads.translator import Translator
 from tide_calibrate.routers import MlpRouter
 from tide_runtime.bundle.calibration import ExitInfo
@@ -30,7 +30,7 @@ SCORE_TOLERANCE, STATE_TOLERANCE = 2e-6, {"fp32": 2e-6, "fp16": 1e-3}
 
 
 def reference(tensors: dict[str, np.ndarray], hidden: np.ndarray) -> dict[str, np.ndarray]:
-    """The formulas of the issue, token by token, in float64."""
+    """The formulas of `tide_export.exit_graphs`, token by token, in float64."""
     t = {name.split(".", 2)[0] + "." + name.split(".", 2)[2]: array.astype(np.float64) for name, array in tensors.items()}
     score, translated = np.zeros(hidden.shape[:2]), np.zeros(hidden.shape)
     for place in np.ndindex(hidden.shape[:2]):
@@ -57,7 +57,7 @@ def states(dtype: str, shape: tuple[int, ...] = (3, 5, HIDDEN)) -> np.ndarray:
 @pytest.mark.parametrize("dtype", NUMPY)
 @pytest.mark.parametrize("outputs", EXITS)
 def test_outputs_are_those_of_the_formulas(outputs, dtype):
-    """Tokens would stop elsewhere than the calibration promised, or draft from another state."""
+    """Tokens would exit at other layers than calibrated, or draft from another state."""
     info = EXITS[outputs]
     tensors = exit_tensors(info, HIDDEN)
     hidden = states(dtype)
@@ -75,29 +75,29 @@ def test_outputs_are_those_of_the_formulas(outputs, dtype):
 
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("dtype", NUMPY)
-def test_lowering_leaves_the_exit_what_it_is(target, dtype):
+def test_lowering_keeps_the_exits_outputs(target, dtype):
     """A target's passes, written for segments, would change an exit or fail on it."""
     info = EXITS["score, hidden_out"]
     tensors, hidden = exit_tensors(info, HIDDEN), states(dtype)
-    plain = run(exit_graph_model(info, tensors, HIDDEN, dtype).model, hidden)
+    expected = run(exit_graph_model(info, tensors, HIDDEN, dtype).model, hidden)
     lowered = exit_graph_model(info, tensors, HIDDEN, dtype).model
     run_passes(lowered, TARGETS[target].pieces, LoweringContext(64))
-    # Taken apart into primitive operators, a norm sums in another order.
+    # A decomposed norm sums in another order.
     tolerance = {"fp32": 1e-6, "fp16": STATE_TOLERANCE["fp16"]}[dtype] if decompose_rms_norm in TARGETS[target].pieces else 0.0
     for name, value in run(lowered, hidden).items():
-        np.testing.assert_allclose(value, plain[name], atol=tolerance, rtol=0)
+        np.testing.assert_allclose(value, expected[name], atol=tolerance, rtol=0)
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "fp16", "bf16"])
 def test_graphs_are_valid_onnx(dtype):
-    """Only ONNX Runtime on this machine would take the file; bf16, which it cannot run here, would go unseen."""
+    """A file that only ONNX Runtime accepts would pass the other tests, which cannot run bf16."""
     info = EXITS["score, hidden_out"]
     graph = exit_graph_model(info, exit_tensors(info, HIDDEN), HIDDEN, dtype)
     assert (graph.name, graph.layers) == ("exit_3", None)
     onnx.checker.check_model(ir.to_proto(graph.model), full_check=True)
 
 
-def test_one_row_or_one_token_is_the_same_token():
+def test_a_token_alone_equals_the_token_in_a_batch():
     """A token's exit would depend on the batch it is in: verification would disagree with drafting."""
     info = EXITS["score, hidden_out"]
     tensors, hidden = exit_tensors(info, HIDDEN), states("fp32")

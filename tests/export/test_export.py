@@ -1,4 +1,4 @@
-"""Whole exports of one tiny model: what the bundle holds, precisions, weights stored once, the standard of the passes."""
+"""Complete exports of one tiny model: bundle content, precisions, shared weights, effect of the passes."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ CONFIG = ExportConfig(checkpoints="2,4", max_seq_len=48, explain=True)
 
 @pytest.fixture(scope="module")
 def bundle(model_directory, tmp_path_factory):
-    """Its folder, its manifest and what was printed: one export for all tests, verified as by default."""
+    """Folder, manifest and printed lines of one verified export, shared by the tests."""
     out, printed = tmp_path_factory.mktemp("bundle") / "engine", io.StringIO()
     progress = ExportProgress(Console(file=printed, force_terminal=False, width=200))
     return out, export(str(model_directory), out, CONFIG, progress=progress), printed.getvalue()
 
 
 def test_verified_export(bundle):
-    """The default export, verification included, would not produce what its manifest says."""
+    """The manifest of a default export would not describe its bundle."""
     out, manifest, _ = bundle
     assert read_manifest(out) == manifest
     assert [s.layers for s in manifest.segments] == [[0, 2], [2, 4], [4, 5]]
@@ -87,7 +87,7 @@ def test_fp16(model_directory, tmp_path):
 
 
 def test_segments_equal_the_unsplit_graph():
-    """Speed is measured against a graph that computes something else."""
+    """Benchmarks would compare segments with a graph of other operators."""
     model = tiny_model("qwen2")
     context, target = LoweringContext(32), find_target("cpu", "fp32")
     traced = trace(model)
@@ -109,7 +109,7 @@ def test_attention_cost_follows_the_valid_length(bundle):
         assert readers <= {"GroupQueryAttention"}
 
 
-def test_random_weights_keep_the_model_unchanged():
+def test_tracing_keeps_the_model_unchanged():
     """Tracing would leave hooks or another attention function behind in the user's model."""
     model = tiny_model("mixtral")
     ids = torch.arange(3, 9)[None] % VOCAB
@@ -127,8 +127,8 @@ def test_explain_names_the_reasons(bundle):
     assert "skip_norm left" in printed and "its input is not a sum" in printed
 
 
-def test_what_was_written_is_read_anew_for_its_hash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Nothing of a file is in the page cache when its hash is taken."""
+def test_hashes_are_taken_from_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A hash of the page cache would miss a write error of the disk."""
     if subprocess.check_output(["stat", "-f", "-c", "%T", tmp_path], text=True).strip() in ("tmpfs", "ramfs"):
         pytest.skip("the temporary directory is memory itself")
     cached: list[bool] = []

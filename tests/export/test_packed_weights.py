@@ -1,4 +1,4 @@
-"""Packed weights in the bundle: every graph runs on them where they fit the machine, and is right where they do not."""
+"""Packed weights in the bundle: every graph uses them on matching processors and computes the same on others."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from tide_runtime.errors import OutputError, TargetError
 
-from tide_export import packed_weights
 from tide_export.cut import CutGraph
 from tide_export.lower import LoweredModel
-from tide_export.packed_weights import WeightPacker
+from tide_export.packed_weights import WeightPacker, read_range
 from tide_export.progress import ExportProgress
 from tide_export.targets import find_target
 from tide_export.targets.base import BuildJob
@@ -26,7 +25,7 @@ from tide_export.weights import WeightFile
 
 NUMPY = {"tensor(float)": np.float32, "tensor(int64)": np.int64, "tensor(int32)": np.int32}
 INTEGERS = {"input_ids": 5, "total_sequence_length": 1}  # of one token at slot 0; others are 0
-UNTIED = ("llama", "phi")  # architectures whose embedding is no factor of a product too; without and with biases
+UNTIED = ("llama", "phi")  # architectures with untied embeddings, without and with biases
 Places = Iterable[tuple[int, int]]  # offset and length in weights.bin
 
 
@@ -40,7 +39,7 @@ def packed_places(tensor: TensorProto) -> Places:
 
 
 def unpack(tensor: TensorProto) -> Places:
-    """Leave ``tensor`` no packed form; where its own values lie."""
+    """Remove the packed layouts of ``tensor``; returns the place of its unpacked values."""
     values = {entry.key: entry.value for entry in tensor.external_data if not entry.key.startswith("prepacked")}
     del tensor.external_data[:]
     for key, value in values.items():
@@ -49,7 +48,7 @@ def unpack(tensor: TensorProto) -> Places:
 
 
 def foreign(tensor: TensorProto) -> Places:
-    """Make ``tensor``'s packed forms those of another processor."""
+    """Change the hashes of ``tensor``'s packed layouts to those of another processor; returns their places."""
     places = packed_places(tensor)
     for entry in entries(tensor):
         entry.value = entry.value.replace("|", "7|", 1)
@@ -57,7 +56,7 @@ def foreign(tensor: TensorProto) -> Places:
 
 
 def zero(folder: Path, change: Callable[[TensorProto], Places]) -> None:
-    """Have every packed weight of every graph in ``folder`` changed, and zero the places in weights.bin that come of it."""
+    """Apply ``change`` to every packed weight of the graphs in ``folder`` and zero the returned places in weights.bin."""
     with (folder / "weights.bin").open("r+b") as weights:
         for file in folder.glob("*.onnx"):
             model = onnx.load(file, load_external_data=False)
@@ -73,7 +72,7 @@ def load(file: Path) -> ort.InferenceSession:
 
 
 def run(session: ort.InferenceSession) -> list[np.ndarray]:
-    """One token through a graph, its caches and what else it reads made up."""
+    """Outputs of a graph for one token and random caches."""
     random, feeds = np.random.default_rng(0), {}
     for value in session.get_inputs():
         shape = [d if isinstance(d, int) else 8 if d == "slots" else 1 for d in value.shape]
@@ -114,7 +113,7 @@ def test_every_graph_runs_on_the_packed_weights(copied, name):
 
 @pytest.mark.parametrize("name", UNTIED)
 def test_another_processor_computes_the_same(copied, name):
-    """A bundle could be used on the kind of machine alone that exported it: there another layout goes by another name."""
+    """A bundle would run only on the kind of processor that exported it; another layout has another hash."""
     whole, elsewhere = copied("whole"), copied("elsewhere")
     zero(elsewhere, foreign)
     for file in sorted(whole.glob("*.onnx")):
@@ -123,7 +122,7 @@ def test_another_processor_computes_the_same(copied, name):
 
 @pytest.mark.parametrize("name", UNTIED)
 def test_graphs_share_one_packed_copy(exported, name):
-    """Weights would lie packed in the bundle once per graph."""
+    """The bundle would hold the packed weights once per graph."""
     folder, places = exported(name).engine.bundle.directory / "onnx", set()
     for file in folder.glob("*.onnx"):
         tensors = onnx.load(file, load_external_data=False).graph.initializer
@@ -153,7 +152,7 @@ def pack(file: Path) -> None:
 
 
 def test_equal_weights_of_one_graph(twice):
-    """ONNX Runtime takes a packed weight by its content, and wants each once a graph."""
+    """ONNX Runtime rejects a graph that lists the same packed content twice."""
     before = run(load(twice))
     pack(twice)
     assert [len(entries(tensor)) for tensor in onnx.load(twice, load_external_data=False).graph.initializer] == [1, 0]
@@ -161,7 +160,7 @@ def test_equal_weights_of_one_graph(twice):
 
 
 def test_a_graph_that_onnxruntime_refuses(twice):
-    """The export would end in an exception of ONNX Runtime's that names neither the graph nor a way out."""
+    """The export would end in an ONNX Runtime exception that names neither the graph nor the fix."""
     model = onnx.load(twice, load_external_data=False)
     model.graph.node[0].op_type = "NoSuchOperator"
     onnx.save(model, twice)
@@ -170,15 +169,15 @@ def test_a_graph_that_onnxruntime_refuses(twice):
 
 
 def test_packed_weights_cut_short(tmp_path):
-    """A disk that fills up while they are written would leave others in the bundle."""
+    """If the disk fills up during packing, the bundle would hold truncated weights."""
     (tmp_path / "graph.bin").write_bytes(bytes(100))
     with pytest.raises(OutputError, match="the disk is full"):
-        packed_weights._read(tmp_path / "graph.bin", 64, 64)
+        read_range(tmp_path / "graph.bin", 64, 64)
 
 
 @pytest.mark.parametrize(("target", "dtype", "wanted"), [("cpu", "fp32", False), ("cpu", "fp16", True), ("cuda", "fp32", True)])
 def test_where_weights_are_not_packed(twice, tmp_path, target, dtype, wanted):
-    """A bundle would be twice as large where nobody wants or reads packed weights."""
+    """A bundle would be twice as large without use: the option is off, or the target reads no packed weights."""
     graph = CutGraph("twice", ir.load(twice), None)
     job = BuildJob(tmp_path, tmp_path, dtype, [], ExportProgress(quiet=True), EngineCache(tmp_path), packed_weights=wanted)
     info = find_target(target, dtype).builder.build(find_target(target, dtype), LoweredModel([graph], [], []), job)

@@ -1,4 +1,4 @@
-"""The probe runs a model's own code over TIDE's attention: the caches' shapes, and reasons in place of tracebacks."""
+"""The probe runs a model's own code with TIDE's attention: it returns cache shapes, or a reason instead of a traceback."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_caches_hold_what_attention_reads(name, shape):
     assert probe_attention(tiny_model(name)) == (shape,) * LAYERS
 
 
-def test_the_model_stays_as_it_was():
+def test_the_model_is_restored():
     """The eager model that the bundle is verified against would compute TIDE's placeholder instead of its attention."""
     model, ids = tiny_model("gpt_oss"), torch.arange(3, 12)[None]
     settings = model.config._attn_implementation, model.config._experts_implementation

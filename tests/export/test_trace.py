@@ -1,4 +1,4 @@
-"""What torch cannot export is refused with the first cause, not with the exporter's pages."""
+"""Code that torch cannot export is refused with the root cause, not with the exporter's full output."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ import onnxruntime as ort
 import pytest
 import torch
 from export.architectures import MAX_POSITIONS, VOCAB, WINDOW
-from export.made_up_calibration import exit_tensors
+from export.stub_calibration import exit_tensors
 from tide_runtime.bundle.calibration import ExitInfo
 
 from tide_export.cut import CutGraph
@@ -23,7 +23,7 @@ from tide_export.targets.trt_sm_70 import PIECES
 # Grouped heads, sliding window, window and soft-cap, learned positions, sinks.
 NAMES = ("llama", "mistral", "gemma2", "gpt2", "gpt_oss")
 SLOTS = MAX_POSITIONS // 2
-# Tokens of each row, step after step: a ragged prompt longer than the window, decode, drafts of several lengths.
+# Tokens of each sequence per step: a ragged prompt longer than the window, decode, drafts of several lengths.
 STEPS = ([21, 3, 9], [1, 1, 1], [1, 1, 1], [4, 2, 1], [1, 5, 1])
 TOLERANCE = 1e-4  # fp32
 CONTEXT = LoweringContext(SLOTS)
@@ -46,14 +46,14 @@ def lowered(exported):
 
 
 class Steps:
-    """Two segments and their caches, stepped as a runtime would: caches out of one step go into the next."""
+    """Two segments with their caches; each step reads the caches that the last one wrote."""
 
     def __init__(self, graphs: list[CutGraph]) -> None:
         self.sessions = [session(graph.model) for graph in graphs if graph.layers is not None]
         self.caches: dict[str, np.ndarray] = {}
 
     def run(self, ids: np.ndarray, lengths: list[int]) -> np.ndarray:
-        """Logits [B, S, V] of ``ids`` [B, S] behind ``lengths`` filled slots of each row."""
+        """Logits [B, S, V] of ``ids`` [B, S] behind ``lengths`` filled slots of each sequence."""
         write_index = np.array(lengths, np.int64)
         positions = write_index[:, None] + np.arange(ids.shape[1])
         given = {"input_ids": ids, "position_ids": positions, "write_index": write_index, "logits_index": np.arange(ids.size)}
@@ -74,18 +74,18 @@ def session(model: ir.Model) -> ort.InferenceSession:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_logits_are_the_models(exported, lowered, name):
-    """A V100 would get another model than was exported: in prefill, in decode, with rows of several lengths, past a window."""
+    """A V100 would compute another model than was exported: in prefill, decode, ragged batches or past a window."""
     model, steps, random = exported(name).model, Steps(lowered(name)), np.random.default_rng(0)
     texts: list[list[int]] = [[], [], []]
     assert max(STEPS[0]) > 2 * WINDOW
     for counts in STEPS:
         ids = random.integers(3, VOCAB, (len(texts), max(counts)))
         logits = steps.run(ids, [len(text) for text in texts])
-        for row, count in enumerate(counts):
-            texts[row] += ids[row, :count].tolist()
+        for sequence, count in enumerate(counts):
+            texts[sequence] += ids[sequence, :count].tolist()
             with torch.no_grad():
-                expected = model(torch.tensor([texts[row]])).logits[0, -count:].numpy()
-            np.testing.assert_allclose(logits[row, :count], expected, rtol=0, atol=TOLERANCE)
+                expected = model(torch.tensor([texts[sequence]])).logits[0, -count:].numpy()
+            np.testing.assert_allclose(logits[sequence, :count], expected, rtol=0, atol=TOLERANCE)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -10,7 +10,7 @@ import onnx
 import onnx_ir as ir
 import onnxruntime as ort
 import pytest
-from export.made_up_calibration import exit_tensors
+from export.stub_calibration import exit_tensors
 from tide_plugins.reference import exit_router
 from tide_runtime.bundle.calibration import ExitInfo
 

@@ -34,9 +34,8 @@ from typing import Any
 import numpy as np
 import tokenizers
 import torch
-from export.made_up_calibration import CERTIFICATE, exit_tensors
+from export.stub_calibration import CERTIFICATE, exit_tensors
 from safetensors.numpy import save_file
-from tide_calibrate.calibration_file import EXITS_NAME, CalibrationFile, DataInfo
 from tide_runtime import Engine, EngineOptions, Generation, GenerationParams, ThreadOptions
 from tide_runtime.bundle import Bundle
 from tide_runtime.bundle.calibration import CalibrationInfo, CostTable, ExitInfo, StepCost
@@ -52,6 +51,7 @@ from transformers import (
 )
 
 from tide_export import ExportConfig, export
+from tide_export.calibration.calibration_file import EXITS_NAME, CalibrationFile, DataInfo
 from tide_export.load import fingerprint, load_model
 from tide_export.targets.engines import ENGINE_FOLDER
 
@@ -254,7 +254,7 @@ class Trials:
             yield self._engine(case, -self.shift)
             always = self._engine(case)
             assert isinstance(always.policy, ExitDepth)
-            always.policy.asks_always = True
+            always.policy.evaluates_always = True
             yield always
 
     def tokens(self, prompts: Sequence[list[int]]) -> list[list[list[int]]] | None:

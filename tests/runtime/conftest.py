@@ -6,7 +6,6 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,9 +13,6 @@ import tokenizers
 import torch
 from runtime.made_up_calibration import calibrate, exit_after
 from tide_runtime import Engine, EngineOptions, ThreadOptions
-from tide_runtime.depth import exact
-from tide_runtime.drafting import draft_length as draft_control
-from tide_runtime.drafting.draft_length import DraftControl
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from tide_export.config import ExportConfig
@@ -138,11 +134,3 @@ def command() -> Callable[..., subprocess.CompletedProcess[str]]:
         )
 
     return run
-
-
-@pytest.fixture
-def far_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Exits draft up to the limit from a text's first cycle on, as they do when their drafts have proved right, and a row may get
-    ahead of others."""
-    monkeypatch.setattr(exact, "DraftControl", partial(DraftControl, reach=64))
-    monkeypatch.setattr(draft_control, "_AHEAD", 0.0)

@@ -12,27 +12,26 @@ from tide_runtime.bundle.manifest import Manifest
 from tide_runtime.depth.executor import max_probability
 from tide_runtime.depth.exit import ExitDepth
 from tide_runtime.depth.options import DepthOptions
-from tide_runtime.drafting.backoff import Trial
+from tide_runtime.drafting.backoff import Backoff
 from tide_runtime.sampler import Sampler
 
 
 @dataclass
 class SimulatedExit:
-    """One row alone: no cache, no batch, no slots. ``room``: most tokens that may wait; ``rest``: as in `make_row`."""
+    """One row alone: no cache, no batch, no slots."""
 
     policy: ExitDepth
     manifest: Manifest
     model: TinyTransformer
     request: Request
-    room: int
-    rest: int = 32
     depths: list[int] = field(default_factory=list)
     reason: str | None = None
 
     def run(self) -> list[int]:
         """The new tokens; ``reason`` and ``depths`` (of each token after the first) are set on the way."""
         self.sampler = Sampler(self.request.params, self.model.vocab, self.request.seat)
-        self.trial, self.streak = Trial(next_rest=self.rest), 0
+        tuning = self.policy.options.tuning
+        self.backoff, self.streak = Backoff(tuning, tuning.uncalibrated_speedup), 0
         self.tokens, self.deep = list(self.request.prompt), len(self.request.prompt)
         self.tails: dict[tuple[int, int], tuple[Array, Array]] = {}  # layer, position → a draft's keys and values
         self._say(self._prompt())
@@ -46,29 +45,29 @@ class SimulatedExit:
     def _step(self) -> None:
         newest = len(self.tokens) - 1
         states, last = self._newest()
-        if newest - self.deep >= self.room - 1:
+        if newest - self.deep >= self.policy.options.tuning.exit_room - 1:
             self.deep = newest
         streaks, asked = self.policy.options.max_exit_streak, [0] * len(self.policy.stops)
-        tired = 0 < streaks <= self.streak
+        must_go_deep = 0 < streaks <= self.streak
         budget, layers = self.request.params.depth_budget, self.manifest.model.num_layers
         over = budget is not None and (sum(self.depths) + layers) / (len(self.depths) + 1) > budget
-        for number, stop in enumerate([] if tired or (self.trial.resting and not over) else self.policy.stops):
+        for number, stop in enumerate([] if must_go_deep or (not self.backoff.active and not over) else self.policy.stops):
             asked[number] = 1
             least = -1.0 if over else stop.threshold
-            score, logits = self._ask(stop.exit.info, least, states[stop.exit.info.checkpoint])
+            score, logits = self._evaluate(stop.exit.info, least, states[stop.exit.info.checkpoint])
             if logits is not None and score >= least:
                 self.depths.append(stop.exit.layers)
                 self.streak += 1
                 self._stopped(stop.exit.info, states)
-                self.trial.saw(1, self.policy._cost(asked, 0))
+                self.backoff.observe(1, self.policy.token_cost(asked, 0))
                 return self._say(logits)
         waited, self.deep, self.streak = newest + 1 - self.deep, newest + 1, 0
         self.depths.append(self.manifest.model.num_layers)
         self._stopped(None, states)
-        if self.trial.resting:
-            self.trial.rest(1)
+        if not self.backoff.active:
+            self.backoff.pass_tokens(1)
         else:
-            self.trial.saw(1, self.policy._cost([0 if tired else 1] * len(asked), waited))
+            self.backoff.observe(1, self.policy.token_cost([0 if must_go_deep else 1] * len(asked), waited))
         return self._say(last)
 
     def _newest(self) -> tuple[list[Array], Array]:
@@ -85,7 +84,7 @@ class SimulatedExit:
     def _stopped(self, info: ExitInfo | None, states: list[Array]) -> None:
         """The last token left at an exit, None: went deep."""
 
-    def _ask(self, info: ExitInfo, threshold: float, state: Array) -> tuple[float, Array | None]:
+    def _evaluate(self, info: ExitInfo, threshold: float, state: Array) -> tuple[float, Array | None]:
         score = float(self.model.score(info.checkpoint, state))
         gate = {"max_probability": 0.0, "mlp": threshold}.get(info.router, info.mlp_threshold if threshold >= 0 else threshold)
         if info.asks_mlp and not score >= (gate or 0.0):
@@ -129,7 +128,7 @@ class SimulatedPropagation(SimulatedExit):
         return last
 
     def _clears(self, info: ExitInfo, threshold: float, states: list[Array]) -> bool:
-        score, logits = self._ask(info, threshold, states[info.checkpoint])
+        score, logits = self._evaluate(info, threshold, states[info.checkpoint])
         return logits is not None and score >= threshold
 
     def _newest(self) -> tuple[list[Array], Array]:

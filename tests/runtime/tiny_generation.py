@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,9 +13,10 @@ from runtime.tiny_transformer import TinyTransformer
 from tide_runtime.backends.base import ExecutionContext
 from tide_runtime.bundle.manifest import Manifest
 from tide_runtime.depth.exit import ExitDepth
+from tide_runtime.depth.frontier import LazySequence
 from tide_runtime.depth.options import DepthOptions
 from tide_runtime.depth.policy import DepthPolicy
-from tide_runtime.drafting.backoff import Trial
+from tide_runtime.depth_tuning import DepthTuning
 from tide_runtime.generation_params import GenerationParams
 from tide_runtime.sampler import Sampler
 from tide_runtime.scheduler import run
@@ -33,8 +34,8 @@ class Request:
     seat: int
 
 
-def make_row(request: Request, manifest: Manifest, rest: int = 32) -> TokenSequence:
-    """A row as `Engine` makes it. ``rest``: tokens for which exits that do not pay first rest."""
+def make_row(request: Request, manifest: Manifest) -> TokenSequence:
+    """A sequence as `Engine` makes it."""
     slots, prompt = manifest.max_seq_len, request.prompt
     tokens = np.zeros(min(len(prompt) + request.params.max_new_tokens, slots + 1), np.int64)
     tokens[: len(prompt)] = prompt
@@ -49,8 +50,21 @@ def make_row(request: Request, manifest: Manifest, rest: int = 32) -> TokenSeque
         sampler=Sampler(request.params, manifest.model.vocab_size, request.seat),
         text=None,
         cache_slots=slots,
-        trial=Trial(next_rest=rest),
     )
+
+
+FAR_DRAFTS = DepthTuning(first_speculative_tokens=64, padding_penalty=0.0)
+"""Exits draft up to the limit from a text's first cycle on, and a sequence may get ahead of others."""
+
+Policy = TypeVar("Policy", bound=DepthPolicy)
+
+
+def exits_pay(policy: Policy, cost: float = 0.5) -> Policy:
+    """``policy``, to which every evaluation of exits seems to gain, so that no cooldown begins."""
+    for price in ("token_cost", "cycle_cost"):
+        if hasattr(policy, price):
+            setattr(policy, price, lambda *_: cost)
+    return policy
 
 
 class Audited:
@@ -65,9 +79,9 @@ class Audited:
         if executor is not None:
             advance = executor.advance
 
-            def audited(context: NumpyContext, rows: Sequence[TokenSequence], *arguments: object) -> object:
-                logits = advance(context, rows, *arguments)
-                self._check(context, rows)
+            def audited(context: NumpyContext, states: Sequence[LazySequence], *arguments: object) -> object:
+                logits = advance(context, states, *arguments)
+                self._check(context, [state.sequence for state in states])
                 return logits
 
             executor.advance = audited
@@ -83,10 +97,9 @@ class Audited:
 
     def _check(self, context: NumpyContext, rows: Sequence[TokenSequence]) -> None:
         for row in rows:
-            skips = (
-                hasattr(row, "frontier") and row.frontier.done[0] >= row.num_cached_tokens
-            )  # plain steps of `exact` leave it behind
-            done = row.frontier.done if skips else [row.num_cached_tokens] * (len(self.edges) - 1)
+            state = row.policy_state  # full steps of `exact` leave the frontier behind
+            skips = state is not None and state.frontier.done[0] >= row.num_cached_tokens
+            done = state.frontier.done if skips else [row.num_cached_tokens] * (len(self.edges) - 1)
             assert done == sorted(done, reverse=True) and done[-1] >= row.prompt_tokens
             if not self.exact:
                 continue
@@ -97,15 +110,13 @@ class Audited:
                 _same(context.values[layers, row.batch_index, :count], text.values[layers, :count])
                 if skips and segment > 0:
                     waiting = slice(count, done[segment - 1])
-                    states = row.frontier.states[segment][: row.frontier.waiting(segment)]
+                    states = state.frontier.states[segment][: state.frontier.waiting(segment)]
                     _same(states, text.hidden[self.edges[segment]][waiting])
 
 
-def generate(
-    policy: DepthPolicy, backend: NumpyBackend, requests: Sequence[Request], capacity: int, rest: int = 32
-) -> list[TokenSequence]:
+def generate(policy: DepthPolicy, backend: NumpyBackend, requests: Sequence[Request], capacity: int) -> list[TokenSequence]:
     """The finished rows of ``requests``, in their order."""
-    rows = [make_row(request, backend.manifest, rest) for request in requests]
+    rows = [make_row(request, backend.manifest) for request in requests]
     audited = Audited(policy, backend.manifest, backend.model)
     for _ in run(audited, backend.context(capacity), rows):  # type: ignore[arg-type]
         pass

@@ -1,4 +1,4 @@
-"""Machines that nobody here has: a GPU, and a TensorRT that writes down what it is asked."""
+"""Fake machines: a GPU, and a TensorRT module that records its calls."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tide_export.targets import trt
 
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> Callable[[PresentGpu | None, str], Recording]:
-    """``machine(gpu, version)``: a GPU that is present, and a TensorRT that is installed."""
+    """``machine(gpu, version)``: fake a present GPU and an installed TensorRT."""
 
     def make(gpu: PresentGpu | None, version: str) -> Recording:
         recording = Recording(version)

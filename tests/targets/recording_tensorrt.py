@@ -1,4 +1,4 @@
-"""As much of ``tensorrt`` as building an engine takes, up to the builder: it writes down what it is asked for."""
+"""A fake of the ``tensorrt`` API that an engine build uses; it records the calls and builds nothing."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ _DTYPES = {onnx.TensorProto.FLOAT: "FLOAT", onnx.TensorProto.FLOAT16: "HALF", on
 
 
 class Members:
-    """An enumeration: every name is a member, and is its own value."""
+    """A fake enumeration whose members are their own names."""
 
     def __getattr__(self, name: str) -> str:
         return name
 
 
 class Config:
-    """What was set, by name; flags in ``flags``."""
+    """A fake builder configuration: attributes as set, flags in ``flags``."""
 
     def __init__(self, recording: Recording) -> None:
         self.__dict__.update(recording=recording, flags=set(), profiles=[])
@@ -45,7 +45,7 @@ class Config:
 
 
 class Network:
-    """The inputs and outputs of a parsed file, and a layer for each operator: a parser goes by a plugin's name."""
+    """Inputs and outputs of a parsed file, and one layer per operator; operators named in ``plugins`` become plugin layers."""
 
     name = ""
 
@@ -90,11 +90,11 @@ class Profile:
 
 
 class Recording:
-    """A module ``trt``, and what became of it.
+    """A fake module ``trt`` and its recorded calls.
 
-    ``builds``: network name and configuration of every engine that was asked for. ``errors``: lines for the log while ``parsing``
-    or ``building``, which succeed all the same. ``goes_on``: what the last build's progress monitor has answered. ``registered``:
-    names in the plugin registry; ``plugins``: those that the parser takes.
+    ``builds``: network name and configuration of every build. ``errors``: log lines while ``parsing`` or ``building``, which
+    succeed all the same. ``goes_on``: the answers of the last build's progress monitor. ``registered``: names in the plugin
+    registry; ``plugins``: the names that the parser maps to plugins.
     """
 
     def __init__(self, version: str) -> None:
@@ -151,7 +151,7 @@ class Recording:
 
 
 def _phases(monitor: Any) -> Iterator[bool]:
-    """A build as a progress monitor sees it: reading, then building, with a phase within; what the monitor answers."""
+    """Run the phases of a build, one of them nested, through ``monitor``; yields its answers."""
     monitor.phase_start("read", None, 2)
     monitor.phase_finish("read")
     monitor.phase_start("build", None, 4)

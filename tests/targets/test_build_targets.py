@@ -1,4 +1,4 @@
-"""Several targets of one traced model: what they share, what they keep, and what one that fails leaves behind."""
+"""Several targets of one traced model: shared files, separate files, and cleanup after a failure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from export.made_up_calibration import exit_tensors
+from export.stub_calibration import exit_tensors
 from targets.tiny_graphs import SLOTS, copy_of, traced
 from tide_runtime.bundle.calibration import ExitInfo
 from tide_runtime.bundle.manifest import TargetInfo
@@ -23,8 +23,8 @@ from tide_export.targets.engine_cache import BuiltEngine, EngineCache, engine_ke
 from tide_export.targets.step_profiles import step_profiles
 
 
-class Breaks:
-    """A builder that fails with ``error`` when half of its files are written."""
+class FailingBuilder:
+    """A builder that writes half of its files and raises ``error``."""
 
     def __init__(self, error: Exception) -> None:
         self.error = error
@@ -41,7 +41,7 @@ class Breaks:
 
 EXIT, HIDDEN = ExitInfo(1, "linear", "mlp", 0.5), 64
 SM89 = 1 << 3  # in the header of TensorRT-RTX 1.7, whose bits are the capabilities that an engine is for
-BROKEN = replace(TARGETS["rtx-sm_89"], name="broken", builder=Breaks(TargetError("segment_1 cannot be parsed")))
+BROKEN = replace(TARGETS["rtx-sm_89"], name="broken", builder=FailingBuilder(TargetError("segment_1 cannot be parsed")))
 
 
 def make(targets: list[Target], folder: Path, cache: Path | None = None, rebuild: bool = False) -> tuple[BuiltTargets, BuildJob]:
@@ -68,8 +68,8 @@ def files(job: BuildJob) -> set[str]:
     ],
 )
 def test_a_failed_target_leaves_the_others_whole(error, said, tmp_path):
-    """One target's failure, whoever raises it, would cost the user the bundle of all, or leave half an engine in it."""
-    built, job = make([replace(BROKEN, builder=Breaks(error)), TARGETS["cpu"]], tmp_path)
+    """An error in one target would lose the bundle of the others, or leave half an engine in it."""
+    built, job = make([replace(BROKEN, builder=FailingBuilder(error)), TARGETS["cpu"]], tmp_path)
     assert list(built.targets) == ["cpu"]
     assert {*built.targets["cpu"].graphs.values(), built.targets["cpu"].weights} == files(job)
     assert job.progress.failures == {"broken": f"broken: {said}"}

@@ -1,4 +1,4 @@
-"""Which targets an export builds: what was asked for, what fits the machine, and what is said of the rest."""
+"""Selection of an export's targets: by name, by machine, and the reasons for refused ones."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from tide_export.targets.table import COLUMNS, target_row
 
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch):
-    """``gpu(compute)``: the GPU that is present; None for none, which is how tests begin."""
+    """``gpu(compute)``: fake the present GPU; None, the initial state, for no GPU."""
 
     def put(compute: int | None) -> None:
-        found = None if compute is None else PresentGpu("made-up GPU", compute)
+        found = None if compute is None else PresentGpu("stub GPU", compute)
         for module in (choice, *{sys.modules[type(t.builder).__module__] for t in TARGETS.values()}):
             monkeypatch.setattr(module, "present_gpu", lambda: found, raising=False)
 
@@ -66,7 +66,7 @@ def test_auto_takes_what_fits_the_gpu(gpu, packages):
 
 
 def test_all_is_what_this_machine_can_build(gpu, packages):
-    """--target all would ask for GPUs that are not there, or for a precision they lack."""
+    """--target all would include targets that need an absent GPU, or that lack the precision."""
     assert names(["all"]) == ["cpu", "cuda"]
     packages("tensorrt_rtx")
     rtx = [f"rtx-sm_{number}" for number in (75, 80, 86, 89, 120, 121)]

@@ -1,4 +1,4 @@
-"""The engines of a target, with a module that records what it is asked: what is built anew, what is shown, what ends a build."""
+"""Engine builds with a fake TensorRT: cache keys, progress, errors and interruption."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from tide_export.targets.step_profiles import step_profiles
 
 HIDDEN = 32
 H100 = TARGETS["trt-sm_90"]
-# All that an engine is made from.
-ASKED = {
+# The inputs of an engine's cache key.
+INPUTS = {
     "target": H100,
     "tool": "tensorrt 11.4.0",
     "dtype": "fp16",
@@ -49,15 +49,15 @@ def product(weight: float, activation: str) -> ir.Model:
 
 
 def build(recording: Recording, folder: Path, progress: ExportProgress | None = None, **change: object) -> BuildJob:
-    """An export into ``folder``, as `ASKED` but for ``change``; exports of one test share their cache."""
-    asked = ASKED | change
+    """An export into ``folder``, with `INPUTS` changed by ``change``; exports of one test share their cache."""
+    inputs = INPUTS | change
     directory, workspace = folder / "bundle", folder / "workspace"
     for path in (directory, workspace):
         path.mkdir(parents=True)
     cache, progress = EngineCache(folder.parent / "cache"), progress or ExportProgress(quiet=True)
-    job = BuildJob(directory, workspace, asked["dtype"], asked["profiles"], progress, cache)
-    lowered = LoweredModel([CutGraph("segment_0", product(asked["weight"], asked["activation"]), (0, 1))], [], [])
-    engines.build_engines(asked["target"], recording.trt, asked["tool"], lambda *_: None, lowered, job)
+    job = BuildJob(directory, workspace, inputs["dtype"], inputs["profiles"], progress, cache)
+    lowered = LoweredModel([CutGraph("segment_0", product(inputs["weight"], inputs["activation"]), (0, 1))], [], [])
+    engines.build_engines(inputs["target"], recording.trt, inputs["tool"], lambda *_: None, lowered, job)
     return job
 
 
@@ -74,8 +74,8 @@ def build(recording: Recording, folder: Path, progress: ExportProgress | None = 
     ],
     ids=lambda change: next(iter(change)),
 )
-def test_what_an_engine_is_made_from_tells_it_apart(change, tmp_path):
-    """The cache would give out an engine for another GPU, release, precision or step; or of another model, whose text follows."""
+def test_every_input_is_part_of_the_key(change, tmp_path):
+    """The cache would return an engine of another GPU, release, precision, profile or model."""
     recording = Recording("11.4.0")
     build(recording, tmp_path / "first")
     build(recording, tmp_path / "same")
@@ -84,11 +84,11 @@ def test_what_an_engine_is_made_from_tells_it_apart(change, tmp_path):
     assert len(recording.builds) == 2
 
 
-def test_a_new_recipe_makes_new_engines(tmp_path, monkeypatch):
-    """Engines without a repair that a later tide-llm knows of would stay with whoever has built them once."""
+def test_a_new_build_version_makes_new_engines(tmp_path, monkeypatch):
+    """Cached engines would miss a repair of a later tide-llm."""
     recording = Recording("11.4.0")
     build(recording, tmp_path / "before")
-    monkeypatch.setattr(engines, "_RECIPE", engines._RECIPE + 1)
+    monkeypatch.setattr(engines, "BUILD_VERSION", engines.BUILD_VERSION + 1)
     build(recording, tmp_path / "after")
     assert len(recording.builds) == 2
 

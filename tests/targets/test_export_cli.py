@@ -1,4 +1,4 @@
-"""``tide-export`` as a shell meets it, where targets are what is asked for: the table, the engines' options, exit code 3."""
+"""Target options of the ``tide-export`` command: the table, engine options, exit code 3."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp
 
 
 def targets(out: Path, *names: str) -> list[str]:
-    """Arguments for an export to ``out`` that takes no longer than it must."""
+    """Arguments of a fast export to ``out``."""
     named = [word for name in names for word in ("--target", name)]
     return ["--out", str(out), "--checkpoints", "none", "--no-verify", "--no-packed-weights", *named]
 
@@ -82,7 +82,7 @@ def test_force_rebuild(machine, run, model, tmp_path):
 
 
 def test_list_targets(machine, run):
-    """Nobody would learn which targets there are, or be asked for a model first."""
+    """--list-targets would miss targets, or require a model argument."""
     machine(V100, "10.4.0")
     done = run("--list-targets")
     assert (done.code, done.err) == (0, "")

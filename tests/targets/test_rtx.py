@@ -1,4 +1,4 @@
-"""Segments compiled by TensorRT-RTX for a GPU that is not here: what the network holds, and what became of it in the engine."""
+"""Segments compiled by TensorRT-RTX without the GPU: the parsed network and the built engine."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ def build(
         config.set_compute_capability(getattr(module.ComputeCapability, f"SM{compute}"), 0)
 
     made, settings = network(name, dtype, folder), BuildSettings(PROFILES, configure)
-    again = partial(network, name, dtype, folder)
-    return made, build_engine(made, again, settings, progress or ExportProgress(quiet=True), name)
+    reparse = partial(network, name, dtype, folder)
+    return made, build_engine(made, reparse, settings, progress or ExportProgress(quiet=True), name)
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def _layers(made: EngineNetwork) -> list:
 
 @pytest.mark.parametrize("name", ["llama", "mistral"])
 def test_without_the_repair_nothing_is_built(name, tmp_path):
-    """A parser that drops the lengths and the causal kind would give engines that write nonsense without a word."""
+    """A parser that drops lengths and causal kind would silently give engines with wrong attention."""
     with pytest.raises(TargetError, match="UPPER_LEFT" if name == "llama" else "how many cache slots"):
         network(name, "fp16", tmp_path, repair=lambda *_: None)
 
@@ -119,8 +119,8 @@ def test_a_missing_attention_is_noticed(tmp_path):
         read_network(trt, file)
 
 
-def test_fp32_attention_is_decomposed_and_said_to_be(tmp_path):
-    """fp32, which has no fused kernel, would not build at all, or be slow without a word."""
+def test_fp32_attention_is_decomposed_and_announced(tmp_path):
+    """fp32, which has no fused kernel, would fail to build, or be slow without a note."""
     printed = io.StringIO()
     _, engine = build("llama", "fp32", tmp_path, progress=ExportProgress(Console(file=printed, width=200)))
     assert engine.attention == "decomposed" and engine.plan.count(FUSED_KERNEL) == 0
@@ -138,7 +138,7 @@ def test_errors_in_the_log_are_fatal(tmp_path):
 
 
 def test_engine_inspector_agrees(tmp_path):
-    """What a loaded engine says of itself would differ from the network that it was built from."""
+    """A loaded engine would report other aliases or profiles than its network has."""
     gpu = present_gpu()
     if gpu is None or f"SM{gpu.compute}" not in trt.ComputeCapability.__members__:
         pytest.skip("loading an engine takes a GPU that TensorRT-RTX knows")

@@ -1,4 +1,4 @@
-"""The kinds of steps that engines are built for, in rows and tokens: what is outside of them, an engine refuses."""
+"""Optimization profiles in sequences and tokens; an engine refuses steps outside of them."""
 
 from __future__ import annotations
 

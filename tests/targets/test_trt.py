@@ -1,4 +1,4 @@
-"""TensorRT's targets up to the builder's call, with a module that writes down what it is asked. No engine is built here."""
+"""TensorRT targets up to the builder's call, with a fake module that records its calls. No engine is built here."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from pathlib import Path
 import onnx_ir as ir
 import pytest
 import tide_plugins.trt
-from export.made_up_calibration import exit_tensors
 from export.passes.one_attention import SLOTS, one_attention
+from export.stub_calibration import exit_tensors
 from tide_runtime.bundle.calibration import ExitInfo
 from tide_runtime.bundle.engine_info import ProfileInfo
 from tide_runtime.errors import TargetError
@@ -54,7 +54,7 @@ def with_router() -> LoweredModel:
 
 
 def test_an_engine_for_v100(machine, tmp_path):
-    """The wrong shapes, precision or streams would be compiled in, for a GPU that nobody here has."""
+    """An engine for V100, which CI lacks, would be compiled with wrong shapes, precision or streams."""
     recording = machine(V100, "10.4.0")
     work = job(tmp_path / "a")
     info = build("trt-sm_70", work)
@@ -72,7 +72,7 @@ def test_an_engine_for_v100(machine, tmp_path):
 
 
 def test_unchanged_engines_are_not_built_again(machine, tmp_path):
-    """Every export would take minutes on the GPU; or give one user's engine to another GPU, release or option."""
+    """Every export would take minutes on the GPU, or reuse an engine of another GPU, release or option."""
     recording = machine(V100, "10.4.0")
     build("trt-sm_70", job(tmp_path / "a"))
     build("trt-sm_70", job(tmp_path / "b"))
@@ -98,7 +98,7 @@ def test_timings_are_kept(machine, tmp_path):
 
 
 def test_options(machine, tmp_path):
-    """An engine would not be what was asked for: not run elsewhere, or have lost its weights for good."""
+    """Options would be ignored, or a stripped engine would lack the files to refit it."""
     recording = machine(H200, "11.4.0")
     work = job(tmp_path / "a", hardware_compatible=True, version_compatible=True, strip_weights=True)
     info = build("trt-sm_90", work)
@@ -112,7 +112,7 @@ def test_options(machine, tmp_path):
 
 
 def test_the_routers_plugin(machine, tmp_path, monkeypatch):
-    """The parser would take the function's operators although the library with the kernel is there, or the key hide that."""
+    """The engine would not use the plugin although its library is present, or the cache would ignore a new library."""
     recording, loaded = machine(H200, "11.4.0"), []
     library = tmp_path / "libtide_plugins.so"
     library.write_bytes(b"kernels")
@@ -132,12 +132,12 @@ def test_the_routers_plugin(machine, tmp_path, monkeypatch):
 
 
 def test_routers_without_their_plugin(machine, tmp_path, monkeypatch, capsys):
-    """A bundle without routers would ask for a library that it does not need; one with them be slow without a word."""
+    """A bundle without routers would need the library, or one with routers would be slow without a note."""
     recording = machine(H200, "11.4.0")
     info = build("trt-sm_90", replace(job(tmp_path / "a"), progress=ExportProgress(quiet=False)), with_router())
     assert "router plugin" not in info.tool and len(recording.builds) == 2
     assert "set TIDE_PLUGINS_LIBRARY" in " ".join(capsys.readouterr().err.split())
-    recording.registered = {"TideExitRouter"}  # by the caller: the parser would take it, and the manifest not know
+    recording.registered = {"TideExitRouter"}  # registered by the process, from an unknown library
     with pytest.raises(TargetError, match="set TIDE_PLUGINS_LIBRARY to its library"):
         build("trt-sm_90", job(tmp_path / "c"), with_router())
     monkeypatch.setenv("TIDE_PLUGINS_LIBRARY", str(tmp_path / "missing.so"))
@@ -164,7 +164,7 @@ def test_routers_without_their_plugin(machine, tmp_path, monkeypatch, capsys):
     ],
 )
 def test_what_cannot_be_built_here_is_explained(machine, name, gpu, version, message):
-    """A user would be left with an ImportError, or with an engine that no GPU of theirs loads."""
+    """The user would get an ImportError, or an engine that the GPU cannot load."""
     machine(gpu, version)
     with pytest.raises(TargetError, match=message):
         TARGETS[name].builder.check(TARGETS[name])
@@ -181,8 +181,8 @@ def test_what_cannot_be_built_here_is_explained(machine, name, gpu, version, mes
         ),
     ],
 )
-def test_options_that_nothing_takes_are_refused(options, targets, said):
-    """The builder would fail on the GPU machine after the whole export, or engines be other than was asked for."""
+def test_options_without_effect_are_refused(options, targets, said):
+    """The build would fail on the GPU machine after the whole export, or ignore the options."""
     with pytest.raises(TargetError, match=said):
         check_options(TrtOptions(**options), [TARGETS[name] for name in targets])
     check_options(TrtOptions(), [TARGETS[name] for name in targets])

@@ -18,7 +18,7 @@ from tide_export.targets.rtx import RTX_TARGETS
 from tide_export.trace import TracedModel, trace
 
 SLOTS = 64
-# Gemma-2's layers have a window in turns.
+# Gemma-2 alternates layers with and without a window.
 LAYERS = {"llama": 2, "qwen3": 1, "gpt2": 1, "mistral": 1, "gemma2": 2}
 DTYPES = {"fp32": ir.DataType.FLOAT, "fp16": ir.DataType.FLOAT16, "bf16": ir.DataType.BFLOAT16}
 

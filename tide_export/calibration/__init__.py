@@ -1,1 +1,1 @@
-"""What a calibration leaves behind: its files, and how the exporter reads them."""
+"""The files of a calibration and their readers."""

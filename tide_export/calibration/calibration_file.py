@@ -1,4 +1,4 @@
-"""calibration.json: what a calibration decided, for which model, from which data, made with what."""
+"""calibration.json: the exits and thresholds of a calibration, with the model, data and tools that it was made from."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ SCHEMA_VERSION = 1
 
 @dataclass(frozen=True)
 class HeadAgreement:
-    """One kind of exit head over the candidates.
+    """Agreement of one kind of exit head at the candidate checkpoints.
 
     Args:
         head: ``identity``, ``linear``, ``tail:k`` or ``block:k``.
-        checkpoints: layers run before the exit, rising.
-        text: share of tokens of the test text that agree, one per checkpoint.
-        continuations: the same on the model's own greedy continuations; empty when there were none.
+        checkpoints: layers run before the exit, increasing.
+        text: share of agreeing tokens on the test text, one per checkpoint.
+        continuations: the same on the model's greedy continuations; empty if there were none.
     """
 
     head: str
@@ -36,12 +36,12 @@ class HeadAgreement:
 
 @dataclass(frozen=True)
 class DataInfo:
-    """The text a calibration saw.
+    """The text of a calibration.
 
     Args:
-        source: the file, directory or data set as it was given.
+        source: file, directory or data set, as given.
         seed: of the assignment of documents to splits.
-        documents, tokens: how many of them each split has; split name → count.
+        documents, tokens: split name → count.
         sha256: split name → hash over its documents.
     """
 
@@ -57,16 +57,16 @@ class CalibrationFile:
     """The content of calibration.json.
 
     Args:
-        model: the directory's name or hub id, for people.
-        model_fingerprint: SHA-256 over the model's weights (tide_export.load.fingerprint), for programs.
+        model: the directory's name or hub id, for display.
+        model_fingerprint: SHA-256 over the model's weights (tide_export.load.fingerprint).
         num_layers: L.
-        calibration: what the runtime uses.
-        refusal: why there is no certificate; empty when there is one.
-        data: the text it was made from.
+        calibration: the part that the runtime reads.
+        refusal: why there is no certificate; empty if there is one.
+        data: the text of the calibration.
         heads: agreement of every trained head at every candidate.
         config: the options of the run (CalibrationConfig as JSON).
         tools: package → version.
-        date: ISO 8601; the only thing in which two equal runs differ.
+        date: ISO 8601; the only field in which two equal runs differ.
     """
 
     model: str
@@ -95,7 +95,7 @@ class CalibrationFile:
 
 
 def read_calibration(directory: str | Path) -> CalibrationFile:
-    """The calibration that tide-calibrate wrote to ``directory``. Raises CalibrationError when it is missing or broken."""
+    """The calibration that tide-calibrate wrote to ``directory``. Raises CalibrationError if it is missing or broken."""
     path = Path(directory) / CALIBRATION_NAME
     if not path.is_file():
         raise CalibrationError(f"{directory} holds no {CALIBRATION_NAME}; make one with tide-calibrate MODEL --data DATA --out")

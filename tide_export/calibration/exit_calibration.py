@@ -1,4 +1,4 @@
-"""A calibration directory as the exporter takes it: the exits chosen, and their tensors, complete, in shape and of this model."""
+"""Read a calibration directory and check that its exits and tensors are complete and belong to the model."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _LARGEST_REPORT = 1 << 20  # bytes; a bundle is copied to every machine that ser
 
 @dataclass(frozen=True)
 class ExitCalibration:
-    """What ``tide-calibrate`` left in ``directory``. ``tensors``: the exits' weights, by name in exits.safetensors."""
+    """The calibration in ``directory``. ``tensors``: the exits' weights, by name in exits.safetensors."""
 
     directory: Path
     file: CalibrationFile
@@ -33,7 +33,7 @@ class ExitCalibration:
         return self.file.calibration
 
     def check(self, loaded: LoadedModel) -> None:
-        """Raise CalibrationError unless the exits are those of this model, with tensors of its shapes."""
+        """Raise CalibrationError unless the exits were calibrated for this model and their tensors fit its hidden size."""
         self.file.check_model(fingerprint(loaded), loaded.source)
         hidden = int(loaded.model.config.get_text_config().hidden_size)
         for info in self.info.exits:
@@ -44,7 +44,7 @@ class ExitCalibration:
                     raise _broken(self.directory, f"{name} takes {self.tensors[name].shape[1]} channels, the model has {hidden}")
 
     def keep_report(self, bundle: Path) -> None:
-        """Copy the report's page into the bundle's directory when there is one of reasonable size."""
+        """Copy the report's page into the bundle, if there is one of at most 1 MiB."""
         page = self.directory / REPORT
         if page.is_file() and page.stat().st_size <= _LARGEST_REPORT:
             kept = bundle / "calibration" / REPORT
@@ -53,8 +53,7 @@ class ExitCalibration:
 
 
 def read_exit_calibration(directory: Path) -> ExitCalibration:
-    """The calibration in ``directory``. Raises CalibrationError when a file or tensor is missing or broken."""
-
+    """The calibration in ``directory``. Raises CalibrationError if a file or tensor is missing or broken."""
     file = read_calibration(directory)
     weights = read_exits(directory / EXITS_NAME) if file.calibration.exits else ExitWeights()
     parts = {"translator": weights.translators, "router": weights.routers}

@@ -1,8 +1,8 @@
-"""exits.safetensors: the trained weights of a calibration, as plain named arrays that need no torch to read.
+"""exits.safetensors: the trained weights of a calibration, as named arrays that can be read without torch.
 
     translator.{c}: down [rank, H], up [H, rank]                         exit heads linear, tail:k and block:k
     router.{c}: down [R, H], down_bias [R], up [R], up_bias [1]          router mlp
-    block.{c}.{i}: whatever layer i, 0 … k-1, of the model's last k has   exit head block:k
+    block.{c}.{i}: weights of layer i, 0 … k-1, of the model's last k     exit head block:k
 
 All float32; c is the checkpoint. An exit with head ``identity`` has no translator. The bytes depend on the arrays alone.
 """
@@ -33,7 +33,7 @@ class ExitWeights:
 
 
 def write_exit_tensors(path: Path, tensors: Mapping[str, NDArray[np.float32]]) -> None:
-    """Write named float32 arrays. Raises OutputError when ``path`` cannot be written."""
+    """Write named float32 arrays. Raises OutputError if ``path`` cannot be written."""
     try:
         path.write_bytes(save(dict(sorted(tensors.items()))))
     except OSError as error:
@@ -41,7 +41,7 @@ def write_exit_tensors(path: Path, tensors: Mapping[str, NDArray[np.float32]]) -
 
 
 def read_exits(path: Path) -> ExitWeights:
-    """Read and check what ``write_exits`` wrote. Raises CalibrationError when it is missing, broken or incomplete."""
+    """Read and check exits.safetensors. Raises CalibrationError if it is missing, broken or incomplete."""
     try:
         tensors = load(path.read_bytes())
     except (OSError, SafetensorError) as error:

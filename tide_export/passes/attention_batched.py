@@ -1,22 +1,23 @@
-"""Turn GroupQueryAttention into plain products, for steps of several rows: over a filled cache it refuses several tokens a
-row, and it gets slow where rows are long. Rows may have different numbers of tokens: everything but attention runs on the T
-tokens of the step, [1, T, H], one row's after the last one's, so that no row pays for the tokens of a longer one.
+"""Replace GroupQueryAttention by batched products, the form for steps of several sequences.
 
-    q, k, v = the step's tokens, row by row, [B, S]              Gather(padded_from)
+The kernel rejects several tokens per sequence over a filled cache and is slow on long sequences. The batch may be ragged: GEMMs
+run on the step's T tokens, packed to [1, T, H] sequence after sequence; only attention and its copies also process padding.
+
+    q, k, v = the step's tokens, padded to [B, S]                Gather(padded_from)
     q, k   = rotated q, rotated k                                RotaryEmbedding
     caches : k and v written at write_index                      TensorScatter, in place
     output = softmax(scale · q · keysᵀ + bias) · values          FusedMatMul, Add, Softmax, MatMul
     output : back to [1, T]                                      Gather(packed_from)
 
 The G query heads that share a KV head are stacked, [B, KV, S·G, D], so that each KV head takes part in one product and not
-in G small ones. All slots of the cache are read, whatever the rows' lengths, so the runtime keeps them close to the longest
-row. The runtime fills, besides the contract's inputs:
+in G small ones. Attention reads all slots of the cache, so the runtime keeps the number of slots close to the longest sequence's
+length. Besides the contract's inputs the runtime fills:
 
-    padded_from [B, S]            which of the T tokens stands there; rows with fewer than S repeat one of theirs
-    packed_from [T]               where in the B · S places each token stands
+    padded_from [B, S]            index into the T tokens; sequences with fewer than S tokens repeat one of theirs
+    packed_from [T]               index of each token in the padded [B · S]
     padded_position_ids [B, S]    (position_ids is [1, T])
-    attention_bias [B, S, 1, slots] float32: 0 where a token may look, -inf elsewhere; layers with a sliding window of W
-                                  tokens have their own, ``attention_bias_W``
+    attention_bias [B, S, 1, slots] float32: 0 where a token may attend, -inf elsewhere; layers with a sliding window of W
+                                  tokens read an input of their own, ``attention_bias_W``
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from tide_export.passes.graph_walk import array_initializer, dims, new_value, re
 
 @dataclass(frozen=True)
 class _Heads:
-    """Numbers and widths of the heads of one attention."""
+    """Head counts and head dimensions of one attention."""
 
     query: int
     kv: int
@@ -52,7 +53,7 @@ class _Heads:
 
 @dataclass
 class _Attention:
-    """One attention being rewritten. ``biases``: the graph's, as stacked heads need them, by window and G."""
+    """One attention being rewritten. ``biases``: expanded to stacked heads and shared by the graph; (window, G) → bias."""
 
     graph: ir.Graph
     node: ir.Node
@@ -79,7 +80,7 @@ class _Attention:
 def lower_attention_batched(model: ir.Model, context: LoweringContext) -> PassReport:
     report = PassReport("attention_batched")
     graph = model.graph
-    _name_packed_dims(graph)
+    _rename_packed_dims(graph)
     biases: dict[tuple[int, int], ir.Value] = {}
     for node in [n for n in graph if n.op_type == "GroupQueryAttention"]:
         _lower(_Attention(graph, node, _heads(node), biases))
@@ -91,12 +92,12 @@ def lower_attention_batched(model: ir.Model, context: LoweringContext) -> PassRe
     return report
 
 
-def _name_packed_dims(graph: ir.Graph) -> None:
-    """[B, S] becomes [1, T] everywhere but in the caches and where they are written."""
-    places = {"write_index", "seqlens_k", *(v.name for v in (*graph.inputs, *graph.outputs) if "_cache_" in (v.name or ""))}
+def _rename_packed_dims(graph: ir.Graph) -> None:
+    """Rename [B, S] to [1, T] in every value except the caches and the inputs that index them."""
+    unchanged = {"write_index", "seqlens_k", *(v.name for v in (*graph.inputs, *graph.outputs) if "_cache_" in (v.name or ""))}
     batch, seq = next(v for v in graph.inputs if v.name in ("input_ids", "hidden")).shape[:2]
     values = [*graph.inputs, *(output for node in graph for output in node.outputs)]
-    rename_dims((v for v in values if v.name not in places), {batch: 1, seq: "tokens"})
+    rename_dims((v for v in values if v.name not in unchanged), {batch: 1, seq: "tokens"})
 
 
 def _heads(node: ir.Node) -> _Heads:
@@ -123,7 +124,7 @@ def _lower(attention: _Attention) -> None:
 
 
 def _rotated(attention: _Attention) -> tuple[ir.Value, ir.Value, ir.Value]:
-    """Query, key and value [B, S, heads · width], taken apart where one product made them, rotated where the kernel did it."""
+    """Query, key and value [B, S, heads · width], split if one product made them, rotated if the kernel did it."""
     heads = attention.heads
     query, key, value = attention.node.inputs[:3]
     widths = [heads.query * heads.key_dim, heads.kv * heads.key_dim, heads.kv * heads.value_dim]
@@ -132,7 +133,7 @@ def _rotated(attention: _Attention) -> tuple[ir.Value, ir.Value, ir.Value]:
         query, key, value = attention.split(_padded(attention, query, sum(widths)), *widths)
     else:
         query, key, value = (_padded(attention, v, w) for v, w in zip((query, key, value), widths, strict=True))
-    if attention.attribute("do_rotary"):  # one rotation of both, then taken apart, was slower than two
+    if attention.attribute("do_rotary"):  # one rotation of both, then a split, was slower than two rotations
         query, key = _rotate(attention, query, heads.query), _rotate(attention, key, heads.kv)
     return query, key, value
 
@@ -148,7 +149,7 @@ def _rotate(attention: _Attention, value: ir.Value, heads: int) -> ir.Value:
     positions = _input(attention, "padded_position_ids", ir.DataType.INT64, "batch", "padded")
     attributes = {"interleaved": attention.attribute("rotary_interleaved")}
     width = 2 * dims(cos)[1]
-    if width < attention.heads.key_dim:  # only then may the kernel be told the heads, it finds them itself otherwise
+    if width < attention.heads.key_dim:  # the kernel accepts num_heads only for partial rotary
         attributes |= {"num_heads": heads, "rotary_embedding_dim": width}
     return attention.tape.op("RotaryEmbedding", [value, positions, cos, sin], attributes, domain=MS_DOMAIN)
 
@@ -173,7 +174,7 @@ def _packed(attention: _Attention, value: ir.Value) -> ir.Value:
 
 
 def _weights(attention: _Attention, query: ir.Value, keys: ir.Value) -> ir.Value:
-    """softmax(scale · query · keysᵀ + bias) [B, KV, S · G, T], in float32 until it is done."""
+    """softmax(scale · query · keysᵀ + bias) [B, KV, S · G, T], computed in float32 and cast back."""
     tape, softcap = attention.tape, float(attention.attribute("softcap"))
     scores = _scores(attention, query, keys, float(attention.attribute("scale")) / (softcap or 1.0))
     narrow = None if keys.dtype == ir.DataType.FLOAT else keys.dtype
@@ -194,13 +195,13 @@ def _scores(attention: _Attention, query: ir.Value, keys: ir.Value, scale: float
     tape = attention.tape
     if attention.heads.group > 1:
         return tape.op("FusedMatMul", [query, keys], {"transB": 1, "alpha": scale}, domain=MS_DOMAIN)
-    # A product of one row alone takes ONNX Runtime's matrix-vector kernel (2.5x as fast), but only when it need not scale.
+    # ONNX Runtime has a matrix-vector kernel for a single query row (2.5x as fast), which FusedMatMul takes only without alpha.
     scaled = tape.op("Mul", [query, attention.number(scale, keys.dtype)])
     return tape.op("FusedMatMul", [scaled, keys], {"transB": 1}, domain=MS_DOMAIN)
 
 
 def _bias(attention: _Attention) -> ir.Value:
-    """The bias of the attention's window as [B, 1, S · G, T], made once a graph."""
+    """The bias of the attention's window as [B, 1, S · G, T], computed once per graph."""
     window, group = max(0, int(attention.attribute("local_window_size"))), attention.heads.group
     key = (window, group)
     if key not in attention.biases:
@@ -225,7 +226,7 @@ def _sinks(attention: _Attention) -> ir.Value | None:
 
 
 def _input(attention: _Attention, name: str, dtype: ir.DataType, *shape: int | str) -> ir.Value:
-    """The graph's input ``name``, added when it is not there."""
+    """The graph's input ``name``, added if missing."""
     found = next((v for v in attention.graph.inputs if v.name == name), None)
     if found is None:
         found = ir.Value(name=name, type=ir.TensorType(dtype), shape=ir.Shape(shape))

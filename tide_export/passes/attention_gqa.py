@@ -1,9 +1,9 @@
 """Lower ``tide::Attention`` to ONNX Runtime's GroupQueryAttention, rotary embedding and cache update included.
 
-Its cost follows the valid length of each row, not the size of the cache (the standard Attention operator's follows the
-cache). It wants [B, S, N·D] operands before rotation, so the transposes and the rotary nodes in front of it are absorbed
-where they are recognised. Two inputs take the place of
-``write_index``: ``seqlens_k`` [B] int32 = write_index + S - 1, and ``total_sequence_length`` int32 = max(write_index) + S.
+Its cost grows with the valid length of each sequence; the cost of the standard Attention operator grows with the cache's size.
+The operator takes unrotated operands [B, S, N·D], so the pass removes the transposes and rotary nodes that it recognises. Two
+inputs replace ``write_index``: ``seqlens_k`` [B] int32 = write_index + S - 1 and ``total_sequence_length`` int32 =
+max(write_index) + S.
 https://github.com/microsoft/onnxruntime/blob/main/docs/ContribOperators.md
 """
 
@@ -20,7 +20,7 @@ from tide_export.passes.graph_walk import array_initializer, dims, insert_before
 from tide_export.passes.rotary import Rotation, match_rotation, rotary_tables
 
 MS_DOMAIN = "com.microsoft"
-_HEAD_SINK = 11  # the operator's input
+_HEAD_SINK = 11  # index of the operator's input
 
 
 def head_sink(node: ir.Node) -> ir.Value | None:
@@ -35,7 +35,7 @@ def set_head_sink(node: ir.Node, sinks: ir.Value | None) -> None:
 
 @dataclass
 class _Shared:
-    """What all attentions of one graph share: the lengths of the rows, and the rotary tables."""
+    """Values that all attentions of one graph share: sequence lengths and rotary tables."""
 
     lengths: tuple[ir.Value, ir.Value]
     tables: dict[tuple[int, int], tuple[ir.Value, ir.Value] | None] = field(default_factory=dict)
@@ -61,7 +61,7 @@ def lower_attention_gqa(model: ir.Model, context: LoweringContext) -> PassReport
 
 
 def _add_length_inputs(graph: ir.Graph) -> tuple[ir.Value, ir.Value]:
-    """The kernel's own form of ``write_index``, as inputs: computed once a step, not by six small nodes in every segment."""
+    """Add the kernel's form of ``write_index`` as inputs, so that no segment computes it with six small nodes."""
     int32 = ir.TensorType(ir.DataType.INT32)
     seqlens = ir.Value(name="seqlens_k", type=int32, shape=ir.Shape(["batch"]))
     total = ir.Value(name="total_sequence_length", type=int32, shape=ir.Shape([]))
@@ -116,7 +116,7 @@ def _lower(
         outputs=[new_value(f"{output.name}.heads", output, output.shape)],
     )
     insert_before(graph, node, fused, unflatten)
-    _drop_refolding(output, fused.outputs[0], heads * head_dim)
+    _bypass_head_merge(output, fused.outputs[0], heads * head_dim)
     ir.convenience.replace_all_uses_with(output, unflatten.outputs[0])
     for old, new in ((key_out, fused.outputs[1]), (value_out, fused.outputs[2])):
         new.shape = old.shape
@@ -125,8 +125,8 @@ def _lower(
     report.applied += 1
 
 
-def _drop_refolding(output: ir.Value, flat: ir.Value, width: int) -> None:
-    """Models fold [B, S, N, D] back to [B, S, N·D] at once: hand them the kernel's own flat output instead."""
+def _bypass_head_merge(output: ir.Value, flat: ir.Value, width: int) -> None:
+    """Connect consumers of the model's reshape [B, S, N, D] → [B, S, N·D] to the kernel's output, which has that shape."""
     flat.shape = ir.Shape([*list(output.shape)[:2], width])
     for use in output.uses():
         user = use.node
@@ -137,25 +137,26 @@ def _drop_refolding(output: ir.Value, flat: ir.Value, width: int) -> None:
 
 
 def _common_rotation(query: ir.Value, key: ir.Value, positions: ir.Value) -> tuple[Rotation, Rotation] | None:
-    of_query, of_key = match_rotation(query, positions), match_rotation(key, positions)
-    if of_query is None or of_key is None:
+    query_rotation, key_rotation = match_rotation(query, positions), match_rotation(key, positions)
+    if query_rotation is None or key_rotation is None:
         return None
-    same = (of_query.width, of_query.interleaved) == (of_key.width, of_key.interleaved)
-    return (of_query, of_key) if same and of_query.cos is of_key.cos and of_query.sin is of_key.sin else None
+    same_form = (query_rotation.width, query_rotation.interleaved) == (key_rotation.width, key_rotation.interleaved)
+    same_angles = query_rotation.cos is key_rotation.cos and query_rotation.sin is key_rotation.sin
+    return (query_rotation, key_rotation) if same_form and same_angles else None
 
 
 def _tables(
     graph: ir.Graph, rotation: tuple[Rotation, Rotation], positions: ir.Value, shared: _Shared, context: LoweringContext
 ) -> tuple[ir.Value, ir.Value] | None:
-    of_query = rotation[0]
-    if of_query.width % 16:
-        return None  # the kernel wants half the rotated width to be a multiple of 8
-    key = (id(of_query.cos), id(of_query.sin))
+    query_rotation = rotation[0]
+    if query_rotation.width % 16:
+        return None  # the kernel requires half the rotated width to be a multiple of 8
+    key = (id(query_rotation.cos), id(query_rotation.sin))
     if key not in shared.tables:
-        tables = rotary_tables(of_query, graph, positions, context.max_seq_len)
+        tables = rotary_tables(query_rotation, graph, positions, context.max_seq_len)
         shared.tables[key] = None
         if tables is not None:
-            dtype = of_query.source.dtype
+            dtype = query_rotation.source.dtype
             assert dtype is not None
             names = (f"rope.cos_{len(shared.tables)}", f"rope.sin_{len(shared.tables)}")
             made = [array_initializer(graph, n, t.astype(dtype.numpy())) for n, t in zip(names, tables, strict=True)]
@@ -164,27 +165,27 @@ def _tables(
 
 
 def _flat(graph: ir.Graph, anchor: ir.Node, value: ir.Value) -> ir.Value:
-    """``value`` [B, N, S, D] as [B, S, N·D]: undoes the model's own reshape and transpose where they are the last step."""
+    """``value`` [B, N, S, D] as [B, S, N·D]: the model's own source of a reshape and transpose, or new nodes."""
     shape = dims(value)
     assert shape is not None
     _, heads, _, width = shape
     transpose = produced_by(value, "Transpose")
     if transpose is not None and list(transpose.attributes["perm"].value) == [0, 2, 1, 3]:
-        rows = transpose.inputs[0]
-        assert rows is not None
-        reshape = produced_by(rows, "Reshape")
+        by_token = transpose.inputs[0]
+        assert by_token is not None
+        reshape = produced_by(by_token, "Reshape")
         source = reshape.inputs[0] if reshape is not None else None
         if source is not None and source.shape is not None and len(source.shape) == 3:
             return source
     else:
         back = ir.node("Transpose", [value], attributes={"perm": [0, 2, 1, 3]}, outputs=[new_value(f"{value.name}.rows", value)])
         insert_before(graph, anchor, back)
-        rows = back.outputs[0]
+        by_token = back.outputs[0]
     assert isinstance(heads, int) and isinstance(width, int)
     target = array_initializer(graph, f"gqa.flat_{heads * width}", np.array([0, 0, heads * width]))
     flat = ir.node(
         "Reshape",
-        [rows, target],
+        [by_token, target],
         outputs=[new_value(f"{value.name}.flat", value, ir.Shape([shape[0], shape[2], heads * width]))],
     )
     insert_before(graph, anchor, flat)

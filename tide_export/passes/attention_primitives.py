@@ -1,14 +1,14 @@
-"""Take attention and its cache update apart, for compilers that know neither: TensorRT before 10.14.
+"""Decompose attention and its cache update into opset-20 operators, for compilers without either: TensorRT before 10.14.
 
-    slot   = write_index + s                                                                [B, S], once a graph
+    slot   = write_index + s                                                                [B, S], once per graph
     cache  : row (b · KV + head) · Smax + slot of [B·KV·Smax, D] becomes the new key        ScatterND
     output = attention over all slots, of which token s sees j <= slot (and j > slot - window)      attention_products
 
-All slots of the cache are read, as in any graph whose shapes a compiler must know; the caller keeps
-``write_index + S <= Smax``, as for TensorScatter. Every operator is one of opset 20.
+Attention reads all slots of the cache, because the compiler needs static shapes. The caller keeps ``write_index + S <= Smax``, as
+for TensorScatter.
 
-The cache is a graph input and its update a graph output. A scatter leaves its input as it was, so TensorRT copies the cache
-once a step, and the two need memory of their own: a runtime takes the output of one step as the input of the next.
+The cache is a graph input and its update a graph output. ScatterND does not write in place, so TensorRT copies the cache once per
+step and both need memory of their own: the runtime feeds the output of one step as the input of the next.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tide_export.passes.visible_slots import token_count, visible_slots
 
 @dataclass
 class _Shared:
-    """What the attentions of one graph share: the rows to write, by KV heads, and the slots seen, by window."""
+    """Values that the attentions of one graph share: cache rows to write, by KV heads, and visible slots, by window."""
 
     graph: ir.Graph
     slots: int
@@ -48,7 +48,7 @@ class _Shared:
         return self.tape.op("Range", [self.number(0), scalar, self.number(1)])
 
     def rows_to_write(self, heads: int) -> ir.Value:
-        """[B, KV, S, 1]: the row of each new key in a cache of [B · KV · slots] rows."""
+        """[B, KV, S, 1]: the index of each new key in the cache as a matrix of B · KV · slots rows."""
         if heads not in self.rows:
             tape, write_index = self.tape, next(v for v in self.graph.inputs if v.name == "write_index")
             blocks = tape.op("Mul", [tape.op("Shape", [write_index]), self.integers(f"{heads}_heads", heads)])
@@ -96,7 +96,7 @@ def _lower(shared: _Shared, node: ir.Node) -> None:
 
 
 def _updated(shared: _Shared, tape: Tape, cache: ir.Value, new: ir.Value, old: ir.Value) -> ir.Value:
-    """The cache [B, KV, slots, D] with ``new`` [B, KV, S, D] in it, in place of the value ``old``."""
+    """The cache [B, KV, slots, D] with ``new`` [B, KV, S, D] written into it; the result takes the name of ``old``."""
     _, heads, _, width = dims(cache)
     flat = tape.op("Reshape", [cache, shared.integers(f"flat_{width}", -1, width)])
     written = tape.op("ScatterND", [flat, shared.rows_to_write(heads), new])

@@ -1,8 +1,8 @@
-"""Attention over a whole cache as plain products, for compilers without an operator for it, or with one that lacks a soft-cap.
+"""Attention over a whole cache as batched products, for compilers without an Attention operator or one without soft-cap or sinks.
 
     scores  = (scale · q) · keysᵀ                                        [B, KV, G·S, slots]
     scores  = softcap · tanh(scores / softcap), where the model has one
-    weights = softmax(scores where the slot is visible, else nothing)    in float32, as the models compute it
+    weights = softmax(scores of the visible slots)                       in float32, as the models compute it
     weights = exp(scores) / (Σ exp(scores) + exp(sink)), where the model has a sink for each query head
     output  = weights · values
 
@@ -20,7 +20,7 @@ from onnx_ir.tape import Tape
 
 from tide_export.passes.graph_walk import array_initializer, dims
 
-# The score of what a token may not see. Not -inf: a row of a batch that has no token in this step may see nothing at all.
+# The score of invisible slots. -inf would give NaN for a sequence without tokens in this step, which sees no slot.
 _UNSEEN = float(np.finfo(np.float32).min)
 
 
@@ -55,7 +55,7 @@ def attention_products(
     softcap: float = 0.0,
     sinks: ir.Value | None = None,
 ) -> ir.Value:
-    """Record the products; returns the attention [B, N, S, Dv].
+    """Record the products and return the attention [B, N, S, Dv].
 
     Args:
         query: [B, N, S, D].
@@ -75,7 +75,7 @@ def attention_products(
 
 
 def _scores(products: _Products, query: ir.Value, keys: ir.Value, scale: float) -> ir.Value:
-    """[B, KV, G·S, slots]. The query is scaled before the product, whose sums might leave fp16."""
+    """[B, KV, G·S, slots]. The query is scaled before the product, because unscaled sums may overflow fp16."""
     scaled = products.tape.op("Mul", [query, products.number(scale, keys.dtype)])
     if products.group > 1:
         scaled = products.reshape(scaled, 0, products.kv_heads, -1, dims(keys)[3])

@@ -1,12 +1,12 @@
-"""Have GroupQueryAttention take its older kernel, for one token each of several rows of different lengths.
+"""Select GroupQueryAttention's older kernel for decode steps of several sequences with different lengths.
 
-Since 1.29 ONNX Runtime computes fp32 attention by a kernel that takes rows of equal lengths together, and others one after the
-other, each shared out over the threads by its few heads (https://github.com/microsoft/onnxruntime/pull/29216). The kernel before
-it shares out the heads of all rows at once; it still serves what the new one does not know. Head sinks are such a thing: a
-logit of each head that takes part in the softmax and has no value. Sinks that weigh nothing change no other bit: exp(-1e30) = 0.
+Since 1.29 ONNX Runtime has a kernel for fp32 attention that batches sequences of equal length and computes others one after the
+other, parallel over the heads of one sequence (https://github.com/microsoft/onnxruntime/pull/29216). The older one is parallel
+over the heads of all sequences. ONNX Runtime still uses it for inputs that the new kernel lacks, such as head sinks: one logit
+per head that joins the softmax and has no value. Sinks of weight 0 change no bit of the result: exp(-1e30) = 0.
 
-benchmarks/attention_forms.py measures both. It pays most where heads do not divide by the threads: with 3 heads, two for one
-thread and one for the other, a decode step of 8 rows takes 0.7 to 0.9 times as long (two cores; docs/measured.md).
+benchmarks/attention_forms.py measures both. The gain is largest if the number of heads is no multiple of the number of threads:
+with 3 heads on two threads a decode step of 8 sequences takes 0.7 to 0.9 times as long (two cores; docs/measured.md).
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ _WEIGHTLESS = -1e30
 
 
 def lower_attention_ragged(model: ir.Model, context: LoweringContext) -> PassReport:
-    """Applies to none where the newer kernel does not, in fp16, with a soft-cap and with the model's own sinks, and to none where
-    each query head has keys of its own: there the newer one is faster even so."""
+    """Skips attentions that already use the older kernel (fp16, soft-cap, sinks of the model) and multi-head attention, for
+    which the newer kernel is faster even with different lengths."""
     report = PassReport("attention_ragged")
     graph = model.graph
     for node in [n for n in graph if n.op_type == "GroupQueryAttention"]:

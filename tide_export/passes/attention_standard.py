@@ -1,12 +1,12 @@
-"""Lower ``tide::Attention`` to what ONNX has for it since opset 24: TensorScatter, in place, and Attention over the whole cache.
+"""Lower ``tide::Attention`` to ONNX opset 24: TensorScatter, in place, and Attention over the whole cache.
 
     cache  : the new keys and values written at write_index                     TensorScatter
     output = attention over the first write_index + S slots                     Attention, nonpad_kv_seqlen, is_causal
 
-With ``nonpad_kv_seqlen`` causality counts from the end of the valid slots, so token s of row b sees the slots
+With ``nonpad_kv_seqlen`` causality counts from the end of the valid slots, so token s of sequence b sees the slots
 ``<= write_index[b] + s`` (https://onnx.ai/onnx/operators/onnx__Attention.html). A window shorter than the cache becomes a mask in
-place of ``is_causal``. With a soft-cap, which TensorRT's Attention refuses, or sinks, which the operator lacks, the attention is
-taken apart (`attention_products`).
+place of ``is_causal``. An attention with a soft-cap, which TensorRT's Attention rejects, or with sinks, which the operator lacks,
+is decomposed (`attention_products`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tide_export.passes.visible_slots import token_count, visible_slots
 
 @dataclass
 class _Shared:
-    """What all attentions of one graph need: valid lengths [B], and which slots are seen, by window."""
+    """Values that the attentions of one graph share: valid lengths [B], and visible slots, by window."""
 
     graph: ir.Graph
     slots: int
@@ -51,9 +51,9 @@ def lower_attention_standard(model: ir.Model, context: LoweringContext) -> PassR
     shared = _Shared(graph, context.max_seq_len)
     for node in [n for n in graph if n.domain == "tide" and n.op_type == "Attention"]:
         if node.attributes["softcap"].value:
-            report.skip(node.outputs[1].name, "it has a soft-cap, which the operator refuses on GPUs (taken apart instead)")
+            report.skip(node.outputs[1].name, "it has a soft-cap, which the operator refuses on GPUs (decomposed instead)")
         elif sinks_of(node) is not None:
-            report.skip(node.outputs[1].name, "it has sinks, which the operator lacks (taken apart instead)")
+            report.skip(node.outputs[1].name, "it has sinks, which the operator lacks (decomposed instead)")
         _lower(shared, node)
         report.applied += 1
     if not report.applied:

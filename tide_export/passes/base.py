@@ -1,4 +1,4 @@
-"""What a graph pass is: a function that rewrites one ONNX graph and reports what it did, and what it left and why."""
+"""The interface of a graph pass: a function that rewrites one ONNX graph and reports where it applied, and where not and why."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import onnx_ir as ir
 
 @dataclass(frozen=True)
 class LoweringContext:
-    """What passes may need to know beyond the graph. ``max_seq_len``: KV cache slots per row, in tokens."""
+    """Parameters of the passes. ``max_seq_len``: KV cache slots per sequence, in tokens."""
 
     max_seq_len: int
 
 
 @dataclass
 class PassReport:
-    """How often a pass fired, and the reason for each place where it did not."""
+    """How often a pass applied, and the reason for each place where it did not."""
 
     name: str
     applied: int = 0

@@ -1,4 +1,4 @@
-"""Constant folding, dead code, constants as initializers; weights stay lazy so that nothing large is computed here."""
+"""Fold constants, remove dead code, turn constants into initializers; weights stay lazy, so nothing large is computed here."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from onnxscript.rewriter.rules import common as rules
 
 from tide_export.passes.base import LoweringContext, PassReport
 
-# Folding a constant larger than this (elements) would hold a second copy of a weight in memory; fold_weights does it lazily.
+# Elements. Folding a larger constant would hold a second copy of a weight in memory; fold_weights folds those lazily.
 _FOLD_LIMIT = 16384
-_ITERATIONS = 2  # folding uncovers what a rule matches, and the other way round
-# onnxscript's rules of these names take 1e-8 for 0 and 1.00001 for 1: a norm loses its epsilon, and divides zeros by zero.
+_ITERATIONS = 2  # folding enables rules and rules enable folding
+# onnxscript's own rules match with a tolerance (1e-8 as 0, 1.00001 as 1): a norm would lose its epsilon and divide 0 by 0.
 _ZERO, _ONE = (Constant(number, rel_tol=0.0, abs_tol=0.0) for number in (0, 1))
 _EXACT_RULES = [
     RewriteRule(lambda op, x: x + _ZERO, lambda op, x: op.Identity(x), name="add_0"),
@@ -22,8 +22,8 @@ _EXACT_RULES = [
     RewriteRule(lambda op, x: x * _ONE, lambda op, x: op.Identity(x), name="mul_by_1"),
     RewriteRule(lambda op, x: x / _ONE, lambda op, x: op.Identity(x), name="div_by_1"),
 ]
-# `onnxscript.optimizer.optimize` has these and more: rules for convolutions, which decoders lack, and slice_split_rule, which
-# compares every slice with every node of the graph: two thirds of the time, and it applies to none that was tried.
+# The rules of `onnxscript.optimizer.optimize` without those for convolutions, which decoders lack, and without slice_split_rule,
+# which compares every slice with every node: it takes two thirds of the time and applied to no model tried.
 _RULES = [
     *_EXACT_RULES,
     rules.cast_cast_rule,

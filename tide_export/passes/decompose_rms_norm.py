@@ -1,4 +1,4 @@
-"""Write RMSNormalization (opset 23) as the products and the mean that it stands for: TensorRT knows it from 10.15 on.
+"""Decompose RMSNormalization (opset 23) into products and a mean, for TensorRT before 10.15, which lacks the operator.
 
 y = x / sqrt(mean(x²) + ε) · w        over the last axis (Zhang & Sennrich 2019, arXiv:1910.07467), x in float32
 """

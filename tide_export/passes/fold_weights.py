@@ -1,4 +1,4 @@
-"""Apply Transpose, Cast and Identity of a weight to the weight itself, lazily: the new tensor is made when it is written."""
+"""Fold Transpose and Identity of a weight into the weight, lazily: the new tensor is computed when the file is written."""
 
 from __future__ import annotations
 

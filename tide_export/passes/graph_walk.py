@@ -1,4 +1,4 @@
-"""Reading an ONNX graph backwards: the producer of a value, its constant, its shape; and splicing in new nodes."""
+"""Helpers to match and edit an ONNX graph: the producer of a value, its constant, its shape; new values and nodes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def produced_by(value: ir.Value | None, *op_types: str) -> ir.Node | None:
 
 
 def constant(value: ir.Value | None) -> np.ndarray | None:
-    """The array behind a small constant or an initializer, else None."""
+    """The array of a constant or initializer, else None."""
     if value is None or value.const_value is None:
         return None
     return value.const_value.numpy()
@@ -27,13 +27,13 @@ def is_weight(value: ir.Value | None) -> bool:
 
 
 def scalar(value: ir.Value | None) -> float | None:
-    """The number behind a one-element constant, else None."""
+    """The number of a one-element constant, else None."""
     array = constant(value) if value is not None and value.const_value is not None and value.const_value.size == 1 else None
     return None if array is None else float(array.reshape(()))
 
 
 def dims(value: ir.Value) -> list[int | str | None] | None:
-    """The value's shape with symbolic dimensions by name, or None when it is unknown."""
+    """The value's shape with symbolic dimensions by name, or None if it is unknown."""
     if value.shape is None:
         return None
     return [d if isinstance(d, int) else d.value for d in value.shape]
@@ -47,7 +47,7 @@ def rename_dims(values: Iterable[ir.Value], names: Mapping[Any, int | str]) -> N
 
 
 def commuted(node: ir.Node, accept: Callable[[ir.Value | None], bool]) -> tuple[ir.Value | None, ir.Value | None] | None:
-    """The operands of a commutative node, the one that ``accept`` takes first; None when neither does."""
+    """The operands of a commutative node, the one that ``accept`` returns True for first; None if it does for neither."""
     first, second = node.inputs
     if accept(first):
         return first, second
@@ -61,7 +61,7 @@ def new_value(name: str, like: ir.Value | None = None, shape: ir.Shape | None = 
 
 
 def add_initializer(graph: ir.Graph, name: str, tensor: ir.TensorProtocol) -> ir.Value:
-    """Register ``tensor`` as an initializer under ``name``; returns the existing one when the name is taken."""
+    """Register ``tensor`` as an initializer under ``name``; returns the existing one if the name is taken."""
     if name in graph.initializers:
         return graph.initializers[name]
     value = ir.Value(name=name, type=ir.TensorType(tensor.dtype), shape=ir.Shape(tensor.shape), const_value=tensor)

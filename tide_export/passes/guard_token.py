@@ -1,7 +1,7 @@
-"""Let a graph say itself when no token can be chosen: ``token`` is -1 where the likeliest logit is not finite.
+"""Set the output ``token`` to -1 where the largest logit is not finite.
 
-Where logits stay on a GPU, nobody has to copy them to find that out. The logits are compared in fp32, of which every type's
-values are some: ONNX Runtime's CUDA provider has no bf16 ArgMax.
+The runtime then detects broken logits without copying them from the GPU. Logits are compared in fp32, which holds every value of
+the narrower types, because ONNX Runtime's CUDA provider has no bf16 ArgMax.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def guard_token(model: ir.Model, context: LoweringContext) -> PassReport:
     axis = array_initializer(graph, "guard.axis", np.array([-1], np.int64))
     largest = array_initializer(graph, "guard.largest", np.array(np.finfo(np.float32).max, np.float32))
     peak = tape.op("Abs", [tape.op("ReduceMax", [logits, axis], {"keepdims": 0})])
-    finite = tape.op("LessOrEqual", [peak, largest])  # false for a NaN
+    finite = tape.op("LessOrEqual", [peak, largest])  # false for NaN
     graph.insert_before(argmax, tape.nodes)
     token.name = "token.likeliest"
     none = array_initializer(graph, "guard.none", np.array(-1, np.int64))

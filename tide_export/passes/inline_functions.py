@@ -1,4 +1,4 @@
-"""Put the bodies of a file's functions in place of their calls, for compilers that would not know what is in them."""
+"""Inline the model's functions, for compilers that cannot read function bodies."""
 
 from __future__ import annotations
 
@@ -13,5 +13,5 @@ def inline_functions(model: ir.Model, context: LoweringContext) -> PassReport:
     if calls:
         common.InlinePass()(model)
         common.RemoveUnusedOpsetsPass()(model)
-        common.ShapeInferencePass()(model)  # a function's values have no types before they are inlined
+        common.ShapeInferencePass()(model)  # values of a function have no types before inlining
     return PassReport("inline_functions", calls)

@@ -1,7 +1,7 @@
-"""Declare opset 20 for a graph of a later one: the newest that ONNX parsers of 2024 read (TensorRT 10.4, ONNX 1.16).
+"""Declare opset 20 for a graph of a later opset, for ONNX parsers of 2024 (TensorRT 10.4, ONNX 1.16).
 
-Between opset 20 and 24 operators were added and gained attributes and types; those that both know mean the same. A node that
-opset 20 does not know is an error here, not in a parser that may overlook an attribute.
+Opsets 21 to 24 add operators, attributes and types, and change no meaning. A node that opset 20 lacks is an error here, because a
+parser may ignore an unknown attribute.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def declare_opset_20(model: ir.Model, context: LoweringContext) -> PassReport:
 
 
 def _unknown(node: ir.Node) -> str:
-    """What opset 20 does not know of ``node``: the operator, or an attribute of it; nothing when it knows all."""
+    """The operator or attribute of ``node`` that opset 20 lacks, or an empty string."""
     try:
         schema = onnx.defs.get_schema(node.op_type, OPSET)
     except onnx.defs.SchemaError:

@@ -1,7 +1,7 @@
-"""Join the projections of query, key and value into one MatMul, whose product GroupQueryAttention takes as it is.
+"""Pack the projections of query, key and value into one MatMul, whose product GroupQueryAttention reads packed.
 
-One large product keeps all cores busy with one dispatch instead of three; the joined weight is made when it is written.
-(Gate and up of the MLP were joined too at first: the Split it takes on the CPU cost more than the product it saved.)
+One large product uses all cores with one dispatch instead of three. The packed weight is computed when the file is written.
+(Packing gate and up of the MLP was slower on the CPU: the Split after the product costs more than one product saves.)
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tide_export.passes.graph_walk import add_initializer, insert_before, is_wei
 
 @dataclass(frozen=True)
 class _Projection:
-    """x · weight (+ bias), nothing else reading the product."""
+    """x · weight (+ bias), whose product has no other consumer."""
 
     source: ir.Value
     weight: ir.Value
@@ -55,7 +55,7 @@ def _pack_qkv(graph: ir.Graph, attention: ir.Node, report: PassReport) -> None:
 
 
 def _projection(value: ir.Value | None) -> _Projection | None:
-    """``value`` as a projection that only one node reads, else None."""
+    """``value`` as a projection with one consumer, else None."""
     if value is None or len(value.uses()) != 1 or value.is_graph_output():
         return None
     added = produced_by(value, "Add")

@@ -43,7 +43,7 @@ def _fuse(graph: ir.Graph, mean: ir.Node, report: PassReport) -> None:
         report.skip(where, "the normed value is not multiplied by a weight")
         return
     weight, last = operands[0], weighted
-    # fp16/bf16 models widen to fp32 first; RMSNormalization does that itself (stash_type).
+    # fp16/bf16 models cast to fp32 first; RMSNormalization does that itself (stash_type).
     widen = produced_by(wide, "Cast")
     source = widen.inputs[0] if widen is not None else wide
     closing = _only_user(weighted, "Cast") if narrow is None and widen is not None else None
@@ -69,7 +69,7 @@ def _fuse(graph: ir.Graph, mean: ir.Node, report: PassReport) -> None:
 
 
 def _over_channels(mean: ir.Node) -> bool:
-    """True when ``mean`` is taken over the last axis alone, and keeps it."""
+    """True if ``mean`` reduces the last axis alone and keeps the dimension."""
     axes = constant(mean.inputs[1]) if len(mean.inputs) > 1 else None
     shape, keeps = mean.inputs[0].shape, mean.attributes.get("keepdims")
     last = (-1,) if shape is None else (-1, len(shape) - 1)

@@ -2,8 +2,8 @@
 
 A rotated tensor is ``x · cos + rotate(x) · sin`` with cos and sin computed from position_ids alone. Whatever the model's
 scaling rule (linear, YaRN, Llama 3, partial, interleaved), evaluating that part of the graph for every position gives the
-table that fused kernels want. Rules that depend on the whole sequence (dynamic NTK) are not a function of one position
-and are not recognised.
+table that fused kernels read. Rules that depend on the length of the sequence (dynamic NTK) are no function of one position and
+are not recognised.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Rotation:
 def match_rotation(value: ir.Value, positions: ir.Value) -> Rotation | None:
     """The rotation that makes ``value`` [B, N, S, D], or None."""
     joined = produced_by(value, "Concat")
-    if joined is not None and len(joined.inputs) == 2:  # partial rotary: the remaining channels pass through
+    if joined is not None and len(joined.inputs) == 2:  # partial rotary: the remaining channels are not rotated
         head, rest = (produced_by(v, "Slice") for v in joined.inputs)
         inner = _match_full(joined.inputs[0], positions)
         source = produced_by(inner.source, "Slice") if inner is not None else None
@@ -67,7 +67,7 @@ def _match_full(value: ir.Value | None, positions: ir.Value) -> Rotation | None:
 
 
 def _rotation_kind(rotated: ir.Value | None, source: ir.Value) -> bool | None:
-    """False: halves are swapped (-x2, x1). True: neighbours are swapped, interleaved. None: neither."""
+    """False for swapped halves (-x2, x1), True for swapped neighbours (interleaved), None for neither."""
     joined = produced_by(rotated, "Concat")
     if joined is not None and len(joined.inputs) == 2:
         negated, first = produced_by(joined.inputs[0], "Neg"), produced_by(joined.inputs[1], "Slice")

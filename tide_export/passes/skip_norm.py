@@ -1,4 +1,4 @@
-"""Fuse the residual addition with the norm that follows it, where ONNX Runtime has one kernel for both."""
+"""Fuse the residual addition and the norm that follows it into ONNX Runtime's SkipSimplifiedLayerNormalization."""
 
 from __future__ import annotations
 

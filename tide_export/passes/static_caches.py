@@ -1,4 +1,4 @@
-"""Give the KV caches their full length, ``max_seq_len`` slots, where a compiler wants to know it when it builds."""
+"""Give the KV caches a static length of ``max_seq_len`` slots, for compilers that need it at build time."""
 
 from __future__ import annotations
 

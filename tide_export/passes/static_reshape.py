@@ -1,4 +1,4 @@
-"""Reshape to a constant target: batch and sequence become "copy this dimension" (0), so no Shape/Concat chain is left."""
+"""Replace computed Reshape targets by constants: batch and sequence become 0 (copy the dimension), so no Shape/Concat is left."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def static_reshape(model: ir.Model, context: LoweringContext) -> PassReport:
 
 
 def _constant_target(source: list | None, target: list | None) -> list[int] | None:
-    """The reshape target with 0 for copied and at most one -1 for inferred dimensions; None when that cannot say it."""
+    """The reshape target with 0 for copied and at most one -1 for inferred dimensions; None if that is ambiguous."""
     if source is None or target is None:
         return None
     result: list[int] = []

@@ -1,4 +1,4 @@
-"""Refuse what TensorRT 10.4's ONNX parser would not read, here and by name rather than on the machine with the GPU."""
+"""Reject graphs that TensorRT 10.4's ONNX parser cannot read, at export and by operator, not on the machine with the GPU."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def check_tensorrt_10_4(model: ir.Model, context: LoweringContext) -> PassReport
 
 
 def _problem(node: ir.Node) -> str:
-    """Why the parser would refuse ``node``, or nothing."""
+    """Why the parser would refuse ``node``, or an empty string."""
     name = f"{node.domain}.{node.op_type}" if node.domain else node.op_type
     if name not in ELEMENT_TYPES:
         return f"it knows no {name}"

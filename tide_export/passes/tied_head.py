@@ -1,4 +1,4 @@
-"""Multiply by the transposed embedding in place (FusedMatMul, transB), so that tied weights are stored once."""
+"""Multiply by the embedding as it is stored (FusedMatMul, transB), so that tied weights are stored once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which cache slots a token sees, as a mask: for attention kernels that know no sliding window, or none at all."""
+"""The mask of cache slots that a token sees, for attention kernels without sliding window or causal mask."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from tide_export.passes.graph_walk import array_initializer
 
 
 def visible_slots(graph: ir.Graph, tape: Tape, slots: int, window: int) -> ir.Value:
-    """[B, 1, S, slots] bool: token s of row b, in slot p = write_index[b] + s, sees slot j when p - window < j <= p.
+    """[B, 1, S, slots] bool: token s of sequence b, in slot p = write_index[b] + s, sees slot j when p - window < j <= p.
 
     Args:
-        window: in tokens; 0 for all that came before.
+        window: in tokens; 0 for full causal attention.
     """
 
     def integers(name: str, numbers: int | list[int]) -> ir.Value:
@@ -33,6 +33,6 @@ def visible_slots(graph: ir.Graph, tape: Tape, slots: int, window: int) -> ir.Va
 
 
 def token_count(graph: ir.Graph, tape: Tape) -> ir.Value:
-    """[1]: S, the tokens of a row in this step."""
+    """[1]: S, the tokens per sequence in this step."""
     states = next(value for value in graph.inputs if value.name in ("hidden", "input_ids"))
     return tape.op("Shape", [states], {"start": 1, "end": 2})

@@ -1,4 +1,4 @@
-"""Targets by name. Adding one: a file in this folder and a line here."""
+"""Registry of targets by name. A new target needs a file in this folder and an entry here."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ TARGETS: dict[str, Target] = {target.name: target for target in (CPU, CUDA, *RTX
 
 
 def find_target(name: str, dtype: str) -> Target:
-    """The target ``name``. Raises TargetError when there is none or it has no kernels for ``dtype``."""
+    """The target ``name``. Raises TargetError if there is none or it has no kernels for ``dtype``."""
     if name not in TARGETS:
         raise TargetError(f"there is no target {name!r}; choose from: {', '.join(TARGETS)}, or auto or all")
     target = TARGETS[name]

@@ -1,9 +1,9 @@
-"""Set on every attention of a parsed network what the ONNX parser drops without a word, and check that it is there.
+"""Set the attention attributes that the ONNX parser silently drops, and check that they are set.
 
 The parser of TensorRT-RTX 1.7 ignores ``nonpad_kv_seqlen`` and reads ``is_causal`` as a mask from the upper left: over a cache of
-Smax slots a decode step would then see slot 0 and nothing else. What is needed is a mask from the lower right of the valid slots:
+Smax slots a decode step would see only slot 0. The graphs need a mask from the lower right of the valid slots:
 
-    causal_kind       = LOWER_RIGHT              unless the attention has a mask of its own (a sliding window)
+    causal_kind       = LOWER_RIGHT              unless the attention has a mask input (a sliding window)
     key_value_lengths = write_index + S          int32 [B]
 """
 
@@ -21,13 +21,13 @@ def attentions(trt: Any, network: Any) -> list[Any]:
 
 
 def cache_updates(trt: Any, network: Any) -> dict[str, str]:
-    """Cache output → the cache input whose memory it is, for every KV update of ``network``."""
+    """Cache output → the cache input whose memory it shares, for every KV update of ``network``."""
     layers = layers_of(network, trt.LayerType.KV_CACHE_UPDATE, trt.IKVCacheUpdateLayer)
     return {layer.get_output(0).name: layer.get_input(0).name for layer in layers}
 
 
 def layers_of(network: Any, kind: Any, interface: Any) -> list[Any]:
-    """The layers of type ``kind`` as ``interface``: the bindings hand out plain ILayers, whose class may be set."""
+    """The layers of type ``kind`` as ``interface``: the bindings return base-class ILayers, whose ``__class__`` may be set."""
     layers = [network.get_layer(i) for i in range(network.num_layers)]
     found = [layer for layer in layers if layer.type == kind]
     for layer in found:
@@ -36,7 +36,7 @@ def layers_of(network: Any, kind: Any, interface: Any) -> list[Any]:
 
 
 def repair_attentions(trt: Any, network: Any) -> None:
-    """Causal from the lower right, over the valid slots only."""
+    """Set the causal mask from the lower right and the number of valid slots on every attention."""
     found = attentions(trt, network)
     if not found:
         return
@@ -48,7 +48,7 @@ def repair_attentions(trt: Any, network: Any) -> None:
 
 
 def check_attentions(trt: Any, network: Any, expected: int) -> None:
-    """Raise TargetError unless there are ``expected`` attentions, each causal over its row's valid slots."""
+    """Raise TargetError unless there are ``expected`` attentions, each causal over its sequence's valid slots."""
     found = attentions(trt, network)
     if len(found) != expected:
         raise TargetError(f"{network.name}: the parser made {len(found)} attentions of {expected}; the graph cannot be built")

@@ -1,4 +1,4 @@
-"""What a target is: a kind of machine, the passes that lower the contract's graphs for it, and the builder that compiles them."""
+"""The interface of a target: a kind of machine, the passes that lower the graphs for it, and the builder that compiles them."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from tide_export.weights import WeightFile
 
 @dataclass(frozen=True)
 class Machine:
-    """What a target runs on, in the words of ``tide-export --list-targets``.
+    """Description of the hardware and software of a target, as ``tide-export --list-targets`` prints it.
 
     Args:
         compute: the GPUs' compute capabilities, times ten; empty for a processor.
-        examples: machines that people know.
-        backend: what runs it, with the versions that do.
-        cuda: versions of CUDA; empty without one.
-        built: where it can be compiled.
-        attention: fused into one kernel, or taken apart.
+        examples: well-known devices.
+        backend: runtime and supported versions.
+        cuda: CUDA versions; empty for the CPU.
+        built: where the target can be compiled.
+        attention: fused into one kernel, or decomposed.
     """
 
     compute: tuple[int, ...]
@@ -42,15 +42,15 @@ class Machine:
 
 @dataclass
 class BuildJob:
-    """What builders work with.
+    """Inputs of a builder.
 
     Args:
-        directory: the bundle's; a target fills ``engines/<name>`` or files of its name in ``onnx``.
-        workspace: for graphs on their way into a compiler; deleted after the export.
-        profiles: the kinds of steps that engines are to take.
-        rebuild: build engines that the cache has.
-        trt: what is asked of TensorRT's engines.
-        packed_weights: put fp32 weights into the bundle as the CPU packs them, too.
+        directory: the bundle's; a target writes ``engines/<name>`` or files with its name in ``onnx``.
+        workspace: temporary graph files that a compiler reads; deleted after the export.
+        profiles: optimization profiles of the engines.
+        rebuild: build engines even if the cache has them.
+        trt: options of TensorRT engines.
+        packed_weights: also write fp32 weights in the CPU's packed layout.
     """
 
     directory: Path
@@ -66,16 +66,16 @@ class BuildJob:
 
     @cached_property
     def weights(self) -> WeightFile:
-        """Shared by all ONNX targets: a tensor that several have is written once."""
+        """The weight file that all ONNX targets share; equal tensors are written once."""
         return onnx_weights(self.directory)
 
     def close(self) -> None:
-        """End of the last target's build."""
+        """Close the weight file after the last target."""
         if "weights" in self.__dict__:
             self.weights.close()
 
     def files(self, lowered: LoweredModel) -> list[GraphFile]:
-        """The graphs of ``lowered`` as files; written once, however many targets are made from them."""
+        """The graphs of ``lowered`` as files, written once for all targets that share the lowering."""
         if id(lowered) not in self._files:
             folder = self.workspace / str(len(self._files))
             folder.mkdir()
@@ -87,20 +87,25 @@ class TargetBuilder(Protocol):
     """Compiles lowered graphs for one target."""
 
     def check(self, target: Target) -> None:
-        """Raise TargetError, with what to do about it, when this machine cannot build ``target``."""
+        """Raise TargetError, with the fix, if this machine cannot build ``target``."""
 
     def build(self, target: Target, lowered: LoweredModel, job: BuildJob) -> TargetInfo:
-        """Write the target's files into ``job.directory``. Raises TargetError when it cannot be compiled."""
+        """Write the target's files into ``job.directory``. Raises TargetError if it cannot be compiled."""
 
 
 @dataclass(frozen=True)
 class Target:
-    """``whole``: passes on the traced model before it is cut; ``pieces``: passes on each graph after the cut.
+    """A kind of machine and how to compile for it.
 
-    ``several_rows``: passes that make of a lowered segment its form for steps of several rows; none: one form serves all.
-    ``ragged_rows``: those of its form for one token each of several rows of different lengths, where that is another.
-    ``kv_fill``: passes on the graphs that fill skipped layers' caches; none: the target has no such graphs.
-    ``uncut``: all segments are wanted as one graph too.
+    Args:
+        whole: passes on the traced model before the cut.
+        pieces: passes on each graph after the cut.
+        batched_form: passes that turn a lowered segment into its form for steps of several sequences; empty if one form
+            serves all steps.
+        ragged_form: passes for the form that decodes one token each of sequences with different lengths; empty if
+            ``batched_form`` serves it.
+        kv_fill: passes on the graphs that fill the caches of skipped layers; empty if the target has no such graphs.
+        uncut: also write all segments as one graph.
     """
 
     name: str
@@ -110,12 +115,12 @@ class Target:
     builder: TargetBuilder
     whole: tuple[GraphPass, ...]
     pieces: tuple[GraphPass, ...]
-    several_rows: tuple[GraphPass, ...] = ()
-    ragged_rows: tuple[GraphPass, ...] = ()
+    batched_form: tuple[GraphPass, ...] = ()
+    ragged_form: tuple[GraphPass, ...] = ()
     kv_fill: tuple[GraphPass, ...] = ()
     uncut: bool = False
 
     @property
     def lowering(self) -> tuple[object, ...]:
-        """What decides about it: targets with the same share one."""
-        return self.whole, self.pieces, self.several_rows, self.ragged_rows, self.kv_fill, self.uncut
+        """Key of the lowered model: targets with equal keys share one."""
+        return self.whole, self.pieces, self.batched_form, self.ragged_form, self.kv_fill, self.uncut

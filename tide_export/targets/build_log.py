@@ -1,4 +1,4 @@
-"""TensorRT's log: errors are kept, because some wrong networks are built "successfully" with nothing but a line in the log."""
+"""TensorRT's log: keep errors, because TensorRT may report success for a wrong network and only log an error."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def build_log(trt: Any) -> Any:
             self.errors: list[str] = []
 
         def log(self, severity: Any, message: str) -> None:
-            with suppress(KeyboardInterrupt):  # the caller is no Python code; the build ends with its current step
+            with suppress(KeyboardInterrupt):  # the caller is C++; the build ends after its current step
                 if severity <= trt.ILogger.ERROR:
                     self.errors.append(" ".join(message.split()))
 
@@ -25,6 +25,6 @@ def build_log(trt: Any) -> Any:
 
 
 def require_no_errors(log: Any, doing: str) -> None:
-    """Raise TargetError with all that the log holds when it holds anything."""
+    """Raise TargetError with the log's errors, if any."""
     if log.errors:
         raise TargetError(f"{doing}: TensorRT reports {'; '.join(log.errors)[:2000]}. Please report the model's config")

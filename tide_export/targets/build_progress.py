@@ -1,4 +1,4 @@
-"""The builder's progress on the exporter's bar, and Ctrl-C handed on to it: a build may take minutes."""
+"""Show the builder's progress on the exporter's bar and pass Ctrl-C on to the builder, as a build may take minutes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tide_export.progress import Steps
 def build_progress(trt: Any, steps: Steps) -> Any:
     """A progress monitor of module ``trt`` that moves ``steps`` with the outermost phase in progress.
 
-    It raises nothing, as the builder is no Python code: a build that the user interrupts ends with its current step.
+    It raises nothing, because the builder is C++: an interrupted build ends after its current step.
     """
 
     class BuildProgress(trt.IProgressMonitor):

@@ -1,4 +1,4 @@
-"""Which targets an export builds: those named, what fits this machine (``auto``), or all that can be built here (``all``)."""
+"""Select the targets of an export: named ones, those that fit this machine (``auto``), or all it can build (``all``)."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ AUTO, ALL = "auto", "all"
 
 
 def choose_targets(names: Sequence[str], dtype: str) -> tuple[list[Target], dict[str, TargetError]]:
-    """The targets to build, in the order asked for, and those that cannot be built here, with the reason.
+    """The targets to build, in the order of ``names``, and the reason for each that this machine cannot build.
 
-    Raises TargetError for a name that does not exist, and when none of those asked for can be built.
+    Raises TargetError for an unknown name, and if no target can be built.
     """
-    wanted = list(dict.fromkeys(one for name in names for one in _named(name, dtype)))
+    wanted = list(dict.fromkeys(one for name in names for one in _expand(name, dtype)))
     chosen: list[Target] = []
     refused: dict[str, TargetError] = {}
     for name in wanted:
@@ -34,10 +34,10 @@ def choose_targets(names: Sequence[str], dtype: str) -> tuple[list[Target], dict
 
 
 def check_options(options: TrtOptions, chosen: Sequence[Target], refused: Collection[str] = ()) -> None:
-    """Raise TargetError for options that no target asked for takes, or that TensorRT does not offer for the GPU of one."""
+    """Raise TargetError for TensorRT options without a TensorRT target, or that TensorRT does not support on a target's GPU."""
     engines = [t for t in (*chosen, *(TARGETS[name] for name in refused)) if t.backend == "tensorrt"]
-    if options.asked and not engines:
-        raise TargetError(f"{', '.join(options.asked)}: only targets trt-sm_* take that, and none is asked for; leave it out")
+    if options.flags and not engines:
+        raise TargetError(f"{', '.join(options.flags)}: only targets trt-sm_* take that, and none is asked for; leave it out")
     for target in engines:
         options.check(*target.machine.compute)
 
@@ -54,24 +54,24 @@ def buildable(dtype: str) -> list[str]:
 
 
 def checked(name: str, dtype: str) -> Target:
-    """The target ``name``. Raises TargetError when it lacks ``dtype`` kernels or cannot be built on this machine."""
+    """The target ``name``. Raises TargetError if it lacks ``dtype`` kernels or this machine cannot build it."""
     target = find_target(name, dtype)
     target.builder.check(target)
     return target
 
 
-def _named(name: str, dtype: str) -> list[str]:
+def _expand(name: str, dtype: str) -> list[str]:
     if name == ALL:
         return buildable(dtype)
     if name == AUTO:
-        return ["cpu", *_fitting(dtype)]
+        return ["cpu", *_for_present_gpu(dtype)]
     if name not in TARGETS:
         find_target(name, dtype)
     return [name]
 
 
-def _fitting(dtype: str) -> list[str]:
-    """What can be built for the GPU present, if any, but for engines that serve others as well."""
+def _for_present_gpu(dtype: str) -> list[str]:
+    """Names of the targets for the GPU present, if any; engines for several capabilities are left out."""
     gpu = present_gpu()
     if gpu is None:
         return []
@@ -80,6 +80,6 @@ def _fitting(dtype: str) -> list[str]:
 
 
 def _fits(target: Target, compute: int) -> bool:
-    if target.backend == "onnxruntime-cuda":  # it picks its kernels when it runs
+    if target.backend == "onnxruntime-cuda":  # one build runs on several capabilities
         return runs_code_for(target.machine.compute, compute)
     return target.machine.compute == (compute,)

@@ -1,4 +1,4 @@
-"""ONNX Runtime on the CPU, the embedded default."""
+"""Target ``cpu``: ONNX Runtime on the CPU, the default."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ CPU = Target(
     builder=OnnxFiles(packs_fp32=True),
     whole=(canonicalize, static_reshape, share_tied_head, fold_weights, fuse_rms_norm),
     pieces=(lower_attention_gqa, pack_projections, fuse_skip_norm),
-    several_rows=(lower_attention_batched,),
-    ragged_rows=(lower_attention_ragged,),
+    batched_form=(lower_attention_batched,),
+    ragged_form=(lower_attention_ragged,),
     kv_fill=(lower_attention_gqa, lower_attention_batched),
     uncut=True,
 )

@@ -1,7 +1,7 @@
-"""ONNX Runtime on NVIDIA GPUs: the CPU's graphs, as the CUDA provider has kernels for all their operators, and a guarded token.
+"""Target ``cuda``: ONNX Runtime on NVIDIA GPUs, with the CPU's graphs and a guarded token.
 
-GroupQueryAttention runs there in fp16 and bf16 only and, over a filled cache, takes several tokens of one row only; what it
-does not take runs in the form for several rows. The fused projections and norms save launches rather than bytes there.
+The CUDA provider has kernels for all operators of the CPU's graphs. Its GroupQueryAttention supports fp16 and bf16, and several
+tokens over a filled cache only for one sequence; other steps run the batched form. Fused projections and norms save launches.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ CUDA = replace(
     backend="onnxruntime-cuda",
     dtypes=("fp32", "fp16", "bf16"),
     pieces=(*CPU.pieces, guard_token),
-    uncut=False,  # every session has weights of its own in the GPU's memory
+    uncut=False,  # every session copies the weights into GPU memory
     machine=Machine(
         compute=(75, 80, 86, 89, 90, 100, 120),
         examples="NVIDIA GPUs from Turing on",

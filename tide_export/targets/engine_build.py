@@ -1,4 +1,4 @@
-"""Compile a graph file into an engine: attentions fused where there is a kernel for them, announced where there is none."""
+"""Compile a graph file into an engine; attentions without a fused kernel are decomposed and announced."""
 
 from __future__ import annotations
 
@@ -17,32 +17,32 @@ from tide_export.targets.build_progress import build_progress
 from tide_export.targets.engine_cache import BuiltEngine
 from tide_export.targets.engine_network import EngineNetwork, add_profiles
 
-# What the builder says where an attention has no kernel of its own (fp32, odd head sizes).
-_NO_KERNEL = "decompos"
+# Part of the builder's error for an attention without a fused kernel (fp32, odd head sizes).
+_NO_FUSED_KERNEL = "decompos"
 
 
 @dataclass(frozen=True)
 class BuildSettings:
-    """``configure``: sets on a builder configuration what a target is built for."""
+    """``configure``: sets a target's options on a builder configuration of the given module."""
 
     profiles: list[ProfileInfo]
     configure: Callable[[Any, Any], None]
 
 
 def build_engine(
-    engine: EngineNetwork, again: Callable[[], EngineNetwork], settings: BuildSettings, progress: ExportProgress, title: str
+    engine: EngineNetwork, reparse: Callable[[], EngineNetwork], settings: BuildSettings, progress: ExportProgress, title: str
 ) -> BuiltEngine:
-    """Build ``engine``; the network that ``again`` gives, with its attentions taken apart, when they have no fused kernel.
+    """Build ``engine``. If its attentions have no fused kernel, build the network of ``reparse`` with decomposable attentions.
 
-    Raises TargetError with the builder's own words.
+    Raises TargetError with the builder's message.
     """
     try:
         return _build(engine, settings, progress, title, "fused" if engine.attentions else "none")
     except TargetError as error:
-        if not engine.attentions or _NO_KERNEL not in str(error):
+        if not engine.attentions or _NO_FUSED_KERNEL not in str(error):
             raise
     progress.note(f"{title}: no fused kernel for its attentions; they are decomposed into products, which is slower")
-    engine = again()
+    engine = reparse()
     for attention in attentions(engine.trt, engine.network):
         attention.decomposable = True
     return _build(engine, settings, progress, title, "decomposed")
@@ -50,8 +50,8 @@ def build_engine(
 
 def _build(engine: EngineNetwork, settings: BuildSettings, progress: ExportProgress, title: str, attention: str) -> BuiltEngine:
     config = engine.builder.create_builder_config()
-    config.max_aux_streams = 0  # the runtime runs, and captures, everything on one stream
-    config.profiling_verbosity = engine.trt.ProfilingVerbosity.DETAILED  # what the engine inspector has to show
+    config.max_aux_streams = 0  # the runtime runs and captures everything on one stream
+    config.profiling_verbosity = engine.trt.ProfilingVerbosity.DETAILED  # for the engine inspector
     settings.configure(engine.trt, config)
     add_profiles(engine, config, settings.profiles)
     start = perf_counter()

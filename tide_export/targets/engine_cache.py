@@ -1,6 +1,6 @@
-"""Engines on disk, found by all that they were made from, so that an export builds only what has changed.
+"""Engines on disk, keyed by all inputs of their build, so that an export builds only what has changed.
 
-``$TIDE_CACHE_DIR/engines``, else ``~/.cache/tide/engines`` where XDG_CACHE_HOME does not say otherwise. It may be deleted.
+Folder: ``$TIDE_CACHE_DIR/engines``, else ``$XDG_CACHE_HOME/tide/engines``, else ``~/.cache/tide/engines``. It may be deleted.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ def engine_key(parts: Iterable[str]) -> str:
 
 
 class EngineCache:
-    """Engines under ``folder``, one file each: a line of JSON, then the plan. Any number of processes may use it at once."""
+    """Engines under ``folder``, one file each: a line of JSON, then the plan. Processes may share it."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def load(self, key: str) -> BuiltEngine | None:
-        """The engine of ``key``; None when there is none, or when it was damaged on disk."""
+        """The engine of ``key``; None if there is none, or if it is damaged on disk."""
         try:
             line, plan = (self.folder / key).read_bytes().split(b"\n", 1)
             facts = json.loads(line)
@@ -52,7 +52,7 @@ class EngineCache:
         return BuiltEngine(plan, **facts)
 
     def store(self, key: str, engine: BuiltEngine) -> None:
-        """Written under another name and renamed, so that a reader sees a whole engine or none."""
+        """Write ``engine`` to a temporary file and rename it, so that a reader sees a whole engine or none."""
         self.folder.mkdir(parents=True, exist_ok=True)
         facts = asdict(engine) | {"sha256": hashlib.sha256(engine.plan).hexdigest()}
         facts.pop("plan")

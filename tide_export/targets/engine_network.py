@@ -1,4 +1,4 @@
-"""A TensorRT network read from a graph file: parsed, its attentions repaired, everything counted. Serves both TensorRTs."""
+"""Parse a graph file into a TensorRT or TensorRT-RTX network, repair its attentions, and check the result against the graph."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _DTYPES = {"FLOAT": "fp32", "HALF": "fp16", "BF16": "bf16", "INT32": "int32", "I
 
 @dataclass(frozen=True)
 class EngineNetwork:
-    """A network ready to build. ``aliases``: cache output → the cache input whose memory it is.
+    """A network ready to build. ``aliases``: cache output → the cache input whose memory it shares.
 
     ``parser`` owns the weights that ``network`` refers to, so it lives as long.
     """
@@ -49,7 +49,7 @@ class EngineNetwork:
 def read_network(trt: Any, file: GraphFile, repair: Callable[[Any, Any], None] = repair_attentions) -> EngineNetwork:
     """Parse ``file`` into a strongly typed network of module ``trt``.
 
-    Raises TargetError, with the parser's own words, when it cannot be parsed or is not what the graph says.
+    Raises TargetError, with the parser's message, if parsing fails or the network differs from the graph.
     """
     log = build_log(trt)
     builder = trt.Builder(log)
@@ -61,7 +61,7 @@ def read_network(trt: Any, file: GraphFile, repair: Callable[[Any, Any], None] =
         raise TargetError(f"{file.name} cannot be parsed: {problems}. Please report the model's config")
     require_no_errors(log, f"parsing {file.name}")
     attentions, updates = file.operators["Attention"], file.operators["TensorScatter"]
-    if attentions:  # releases without such operators have no classes for them either
+    if attentions:  # releases without the operator lack its classes too
         repair(trt, network)
         check_attentions(trt, network, attentions)
     check_routers(trt, network, file.operators[ROUTER])
@@ -71,7 +71,7 @@ def read_network(trt: Any, file: GraphFile, repair: Callable[[Any, Any], None] =
 
 
 def add_profiles(engine: EngineNetwork, config: Any, profiles: list[ProfileInfo]) -> None:
-    """One optimization profile for each kind of step."""
+    """Add one optimization profile per kind of step."""
     for info in profiles:
         profile = engine.builder.create_optimization_profile()
         for tensor in engine.inputs:

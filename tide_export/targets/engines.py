@@ -1,4 +1,4 @@
-"""The engines of one target: one for each graph, from the cache where nothing that goes into them has changed."""
+"""Build the engines of one target, one per graph; unchanged ones come from the cache."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from tide_export.targets.engine_network import read_network
 from tide_export.targets.graph_files import GraphFile
 
 ENGINE_FOLDER = "engines"
-# Part of every engine's key: to be raised when the same graph is to become another engine (repairs, builder settings).
-_RECIPE = 2
+# Part of every engine's key. Raise it if the same graph must become another engine (repairs, builder settings).
+BUILD_VERSION = 2
 
 
 def build_engines(
@@ -28,19 +28,19 @@ def build_engines(
     """Build all graphs of ``lowered`` with module ``trt`` into ``engines/<target>/``.
 
     Args:
-        tool: package and exact version; engines of another one are built anew.
-        configure: sets on a builder configuration what the target asks for.
+        tool: package and exact version; part of the cache key.
+        configure: sets the target's options on a builder configuration.
     """
     folder = job.directory / ENGINE_FOLDER / target.name
     folder.mkdir(parents=True)
     settings = BuildSettings(job.profiles, configure)
     graphs, engines, reused, start = {}, {}, 0, perf_counter()
     for file in job.files(lowered):
-        built, info, known = _engine(target, trt, tool, settings, file, job)
+        built, info, cached = _engine(target, trt, tool, settings, file, job)
         graphs[file.name] = f"{ENGINE_FOLDER}/{target.name}/{file.name}.engine"
         (job.directory / graphs[file.name]).write_bytes(built.plan)
         engines[file.name] = info
-        reused += known
+        reused += cached
     job.progress.done(
         f"{target.name}: {len(engines)} engines" + (f", {reused} from the cache" if reused else ""), perf_counter() - start
     )
@@ -51,22 +51,22 @@ def build_engines(
 def _engine(
     target: Target, trt: Any, tool: str, settings: BuildSettings, file: GraphFile, job: BuildJob
 ) -> tuple[BuiltEngine, EngineInfo, bool]:
-    """The engine of one graph, what the manifest says of it, and whether it was known."""
+    """The engine of one graph, its manifest entry, and whether it came from the cache."""
     profiles = json.dumps([dataclasses.asdict(profile) for profile in settings.profiles])
     compute = json.dumps(target.machine.compute)
-    key = engine_key([str(_RECIPE), tool, target.name, compute, job.dtype, profiles, file.digest])
-    known = None if job.rebuild else job.cache.load(key)
+    key = engine_key([str(BUILD_VERSION), tool, target.name, compute, job.dtype, profiles, file.digest])
+    cached = None if job.rebuild else job.cache.load(key)
     network = read_network(trt, file)
-    built = known or build_engine(network, lambda: read_network(trt, file), settings, job.progress, f"{target.name} {file.name}")
-    if known is None:
+    built = cached or build_engine(network, lambda: read_network(trt, file), settings, job.progress, f"{target.name} {file.name}")
+    if cached is None:
         job.cache.store(key, built)
-    attention, count = (built.attention, network.attentions) if network.attentions else _taken_apart(file)
+    attention, count = (built.attention, network.attentions) if network.attentions else _decomposed(file)
     info = EngineInfo(built.build_seconds, attention, count, network.inputs, network.outputs, network.aliases)
-    return built, info, known is not None
+    return built, info, cached is not None
 
 
-def _taken_apart(file: GraphFile) -> tuple[str, int]:
-    """Kind and number of the attentions of a graph without the operator: one for each layer, or it only fills caches."""
+def _decomposed(file: GraphFile) -> tuple[str, int]:
+    """Kind and number of attentions of a graph without Attention operators: one per layer, none if it only fills caches."""
     caches = sum(1 for name in file.dims if name.startswith("key_cache_out_"))
     attends = any("_cache_" not in name for name in list(file.dims)[file.inputs :])
     return ("decomposed", caches) if caches and attends else ("none", 0)

@@ -1,4 +1,4 @@
-"""A lowered graph as a file of its own, with its own weights, for compilers that read ONNX: what an engine is made from."""
+"""Write a lowered graph and its weights to files, from which a compiler builds an engine."""
 
 from __future__ import annotations
 
@@ -16,7 +16,14 @@ from tide_export.weights import WeightFile
 
 @dataclass(frozen=True)
 class GraphFile:
-    """``digest``: SHA-256 over graph and weights. ``dims``: of ``inputs`` inputs, then of the outputs, symbolic ones by name."""
+    """A written graph.
+
+    Args:
+        digest: SHA-256 over graph and weights.
+        operators: operator → number of nodes.
+        dims: name → shape of the inputs, then of the outputs; symbolic dimensions by name.
+        inputs: number of inputs.
+    """
 
     name: str
     path: Path
@@ -27,7 +34,7 @@ class GraphFile:
 
 
 def write_graph_file(graph: CutGraph, folder: Path) -> GraphFile:
-    """Write ``graph`` and its weights into ``folder``; a parser finds the weights beside the graph."""
+    """Write ``graph`` and its weights into ``folder``; a parser finds the weights in the graph's folder."""
     path = folder / f"{graph.name}.onnx"
     model = graph.model.clone()
     with WeightFile(folder / f"{graph.name}.weights") as weights:

@@ -1,4 +1,4 @@
-"""Targets whose runtime compiles ONNX when it loads it: the graphs themselves are what is written."""
+"""Builder of targets whose runtime compiles ONNX at load: it writes the graphs themselves."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from tide_export.targets.base import BuildJob, Target
 
 @dataclass(frozen=True)
 class OnnxFiles:
-    """Writes ONNX graphs and their weights, which needs nothing but the exporter itself.
+    """Writes ONNX graphs and their weights; needs no compiler.
 
-    ``packs_fp32``: what runs the graphs packs fp32 weights when it loads them; the bundle gets them packed, where that is wanted.
+    ``packs_fp32``: the runtime packs fp32 weights at load; ``BuildJob.packed_weights`` then also writes the packed layout.
     """
 
     packs_fp32: bool = False
 
     def check(self, target: Target) -> None:
-        """Can always be built."""
+        """Every machine can build it."""
 
     def build(self, target: Target, lowered: LoweredModel, job: BuildJob) -> TargetInfo:
         files = write_graphs(lowered.graphs, lowered.forms, target.name, job.weights, job.progress)

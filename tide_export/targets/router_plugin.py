@@ -1,6 +1,6 @@
-"""The router's plugin in TensorRT engines: which library has it, and whether the parser took it.
+"""The router's plugin in TensorRT engines: find its library and check that the parser used it.
 
-Without a library TensorRT computes the routers' scores with its own operators, those of the function (`router_function`).
+Without the library TensorRT runs the operators of the router's function (`router_function`).
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from tide_export.targets.graph_files import GraphFile
 
 
 def load_router_plugin(trt: Any, files: Iterable[GraphFile], progress: ExportProgress) -> str:
-    """Load the library that ``$TIDE_PLUGINS_LIBRARY`` names, if there are routers in ``files``; returns its path, or ``""``.
+    """Load the library in ``$TIDE_PLUGINS_LIBRARY`` if ``files`` contain routers; returns its path, or ``""``.
 
-    Raises TargetError where a process has loaded the plugin, so that the parser would take it, and nobody says from where.
+    Raises TargetError if the plugin is registered already but the variable is unset: the engines would need an unknown library.
     """
     if not any(file.operators[NAME] for file in files):
         return ""
@@ -40,12 +40,12 @@ def load_router_plugin(trt: Any, files: Iterable[GraphFile], progress: ExportPro
 
 
 def plugin_key(library: str) -> str:
-    """Part of every engine's key: another library has other kernels."""
+    """Part of every engine's cache key: engines depend on the library's kernels."""
     return f", router plugin {hashlib.sha256(Path(library).read_bytes()).hexdigest()[:8]}" if library else ""
 
 
 def check_routers(trt: Any, network: Any, expected: int) -> None:
-    """Raise TargetError unless all of ``expected`` routers are the plugin, where a library has it."""
+    """Raise TargetError if the plugin is registered and not all ``expected`` routers use it."""
     if not expected or not _is_registered(trt):
         return
     layers = (network.get_layer(i) for i in range(network.num_layers))

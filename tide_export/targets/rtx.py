@@ -1,7 +1,7 @@
-"""TensorRT-RTX: engines compiled ahead of time for GPUs that need not be there, one target for each compute capability.
+"""TensorRT-RTX: engines compiled ahead of time without a GPU, one target per compute capability.
 
-``rtx-ampere+`` is one engine for all capabilities from 8.0 on, hardly larger than one for a single capability. When an engine is
-loaded, the runtime compiles its kernels for the GPU it finds. https://docs.nvidia.com/deeplearning/tensorrt-rtx/
+``rtx-ampere+`` is one engine for all capabilities from 8.0 on, hardly larger than one for a single capability. At load the
+runtime compiles the kernels for the GPU present. https://docs.nvidia.com/deeplearning/tensorrt-rtx/
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class RtxEngines:
         trt = RTX.load()
 
         def configure(trt: Any, config: Any) -> None:
-            config.set_flag(trt.BuilderFlag.REQUIRE_USER_ALLOCATION)  # what allocates in a step cannot be part of a CUDA graph
+            config.set_flag(trt.BuilderFlag.REQUIRE_USER_ALLOCATION)  # a CUDA graph cannot contain allocations
             config.num_compute_capabilities = len(target.machine.compute)
             for place, compute in enumerate(target.machine.compute):
                 config.set_compute_capability(getattr(trt.ComputeCapability, f"SM{compute}"), place)

@@ -12,7 +12,7 @@ COLUMNS = ("target", "compute capability", "machines", "backend", "CUDA", "dtype
 
 
 def targets_table() -> Table:
-    """One row for each target; the last column says whether this machine can build it."""
+    """One row per target; the last column is yes if this machine can build it."""
     table = Table(title="Targets (--target NAME)", title_justify="left", title_style="bold")
     for column in COLUMNS:
         table.add_column(column, overflow="fold", no_wrap=column == "target")
@@ -22,7 +22,7 @@ def targets_table() -> Table:
 
 
 def target_row(target: Target) -> tuple[str, ...]:
-    """The facts of ``COLUMNS``."""
+    """The cells of a target's row, in the order of ``COLUMNS``."""
     machine = target.machine
     compute = ", ".join(f"{number / 10:.1f}" for number in machine.compute) or "–"
     dtypes = ", ".join(target.dtypes)
@@ -35,11 +35,11 @@ def target_row(target: Target) -> tuple[str, ...]:
         dtypes,
         machine.built,
         machine.attention,
-        _here(target),
+        _buildable_here(target),
     )
 
 
-def _here(target: Target) -> str:
+def _buildable_here(target: Target) -> str:
     try:
         target.builder.check(target)
     except TargetError:

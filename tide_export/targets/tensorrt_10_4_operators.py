@@ -1,9 +1,9 @@
-"""The ONNX operators that TensorRT 10.4's parser reads, and the element types of each: the last TensorRT for V100.
+"""The ONNX operators that the parser of TensorRT 10.4, the last release for V100, reads, and the element types of each.
 
 Transcribed from the operator support matrix of ONNX-TensorRT 10.1 (opset 9 to 20),
 https://github.com/onnx/onnx-tensorrt/blob/96e781103cfc4adf4a6bb557e94bac8e693f6f4c/docs/operators.md, and its change log up to
 10.4, https://github.com/onnx/onnx-tensorrt/blob/release/10.4-GA/docs/Changelog.md: 10.2 and 10.3 add no operator, 10.4 adds three
-window functions. Left out: quantized and 8-bit types, which no model here has, and operators that ONNX itself does not define.
+window functions. Left out: quantized and 8-bit types, which no exported graph has, and operators outside ONNX.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _OPERATORS = {
 }
 
 ELEMENT_TYPES: dict[str, frozenset[str]] = {name: types for types, names in _OPERATORS.items() for name in names.split()}
-"""Operator → the types, by ONNX's names, that the tensor it works on may have."""
+"""Operator → the element types, by ONNX's names, that its data input may have."""
 
 CONSTANT_INPUTS: dict[str, int] = {
     name: 1 for name in ELEMENT_TYPES if name.startswith("Reduce") or name in ("CumSum", "Squeeze", "Unsqueeze", "OneHot")

@@ -1,4 +1,4 @@
-"""TensorRT's timings of kernels, kept between builds: a layer that was timed on this GPU before is not timed again."""
+"""TensorRT's timing cache on disk: a build reuses the kernel timings of earlier builds on the same GPU."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from typing import Any
 
 
 class TimingCache:
-    """One release's timings on one model of GPU, in ``folder``. All configurations of an export share them."""
+    """The timings of one release on one GPU model, in ``folder``; all builder configurations of an export share them."""
 
     def __init__(self, folder: Path, tool: str) -> None:
         self.path = folder / (re.sub(r"[^\w.]+", "-", tool) + ".timings")
         self._timings: Any = None
 
     def attach(self, config: Any) -> None:
-        """Let the builder take timings from the cache and add its own."""
+        """Set the cache on a builder configuration; the builder reads timings from it and adds new ones."""
         if self._timings is None:
             known = self.path.read_bytes() if self.path.is_file() else b""
             self._timings = config.create_timing_cache(known)
-        if not config.set_timing_cache(self._timings, False):  # of another driver or a damaged file
+        if not config.set_timing_cache(self._timings, False):  # another driver's or a damaged file
             self._timings = config.create_timing_cache(b"")
             config.set_timing_cache(self._timings, False)
 

@@ -1,6 +1,6 @@
 """TensorRT: engines built on a GPU of the kind that runs them, V100 (TensorRT 10.4, the last release for it) to Blackwell.
 
-No such engine has been built yet: what leads up to the builder is tested, its calls are checked against TensorRT's bindings.
+No such engine has been built yet. Tests cover the path up to the builder and check its calls against TensorRT's bindings.
 https://docs.nvidia.com/deeplearning/tensorrt/
 """
 
@@ -35,7 +35,7 @@ _LAYERS = (static_caches, lower_attention_standard)
 
 
 class TrtEngines:
-    """Builds on a GPU of the target's kind, with the router's plugin where ``$TIDE_PLUGINS_LIBRARY`` names the library."""
+    """Builds on a GPU of the target's compute capability, with the router's plugin if ``$TIDE_PLUGINS_LIBRARY`` is set."""
 
     def check(self, target: Target) -> None:
         _load(target)
@@ -77,7 +77,7 @@ def _gpu(target: Target) -> PresentGpu:
 
 
 def _keep_weights(target: Target, lowered: LoweredModel, job: BuildJob) -> None:
-    """The graphs and their weights beside the engines, which are refitted from them when they are loaded."""
+    """Copy the graphs and their weights to the engines' folder: the runtime refits the engines from them at load."""
     folder = job.directory / ENGINE_FOLDER / target.name
     for file in job.files(lowered):
         for path in (file.path, file.path.with_suffix(".weights")):

@@ -1,4 +1,4 @@
-"""What the user may ask of TensorRT engines: to run on other GPUs, under other releases, or to leave their weights out."""
+"""Options of TensorRT engines: portability to other GPUs and releases, and stripped weights."""
 
 from __future__ import annotations
 
@@ -13,11 +13,13 @@ _AMPERE = 80
 
 @dataclass(frozen=True)
 class TrtOptions:
-    """Args:
-    hardware_compatible: engines built on Ampere or newer run on all of those. Otherwise TensorRT promises no more than the
-        model of GPU that they were built on.
-    version_compatible: later releases of the same major version load the engines.
-    strip_weights: engines without the model's weights, which lie beside them and are put in when they are loaded.
+    """Options of TensorRT engines.
+
+    Args:
+        hardware_compatible: engines built on Ampere or newer run on every GPU from Ampere on. Otherwise TensorRT supports
+            only the GPU model that they were built on.
+        version_compatible: later releases of the same major version load the engines.
+        strip_weights: engines without weights; the runtime refits them at load from files beside them.
     """
 
     hardware_compatible: bool = False
@@ -25,7 +27,7 @@ class TrtOptions:
     strip_weights: bool = False
 
     def check(self, compute: int) -> None:
-        """Raise TargetError for what TensorRT does not offer for GPUs of capability ``compute`` (times ten)."""
+        """Raise TargetError for options that TensorRT does not support on GPUs of capability ``compute`` (times ten)."""
         if self.hardware_compatible and compute < _AMPERE:
             raise TargetError(f"--hardware-compatible engines need Ampere or newer; leave it out for trt-sm_{compute}")
 
@@ -46,10 +48,10 @@ class TrtOptions:
         return [one.compute for one in ARCHITECTURES if one.compute >= _AMPERE and not one.ptx]
 
     @property
-    def asked(self) -> list[str]:
-        """As on the command line: ``--version-compatible``, …"""
+    def flags(self) -> list[str]:
+        """The options that are set, as command-line flags: ``--version-compatible``, …"""
         return [f"--{name.replace('_', '-')}" for name, value in vars(self).items() if value]
 
     def __str__(self) -> str:
-        """As the engines' tool says it: empty, or `, version-compatible`, …"""
-        return "".join(f", {name.removeprefix('--')}" for name in self.asked)
+        """Suffix of the engines' tool in the manifest: empty, or `, version-compatible`, …"""
+        return "".join(f", {name.removeprefix('--')}" for name in self.flags)

@@ -1,8 +1,8 @@
-"""The graphs for V100: what TensorRT 10.4, the last release for it, can read.
+"""Passes for V100: they lower graphs to the operators that TensorRT 10.4, the last release for it, can read.
 
-That release has no operator for attention, none for a cache update, no RMSNormalization, and takes a model's function in place of
-a plugin of the same name: all are written out in operators of opset 20. Rotary embedding is left in those the model computes it
-with. Nothing of this has been run on a V100: the graphs are checked against the parser's table and executed by ONNX Runtime.
+That release lacks attention, cache update and RMSNormalization, and prefers a model's function to a plugin of the same name: the
+passes decompose all of them into operators of opset 20. Rotary embedding keeps the operators of the traced model. The graphs are
+checked against the parser's table and executed by ONNX Runtime; none has run on a V100 yet.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What every way to run a model answers, whatever library is behind it."""
+"""The interface of an arm, a way to run a model, whatever library is behind it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ FEW_THREADS = "TIDE_BENCH_THREADS"  # environment: threads of torch while arms g
 
 
 def use_all_cores(arm: Any) -> None:
-    """Of this process, whose ``arm`` runs by torch."""
+    """Let torch use all cores in this process, whose ``arm`` runs by torch."""
     import torch
 
     torch.set_num_threads(cores())
@@ -21,14 +21,14 @@ def use_all_cores(arm: Any) -> None:
 
 @dataclass(frozen=True)
 class Timing:
-    """One greedy generation for all rows together.
+    """One greedy generation for all sequences of a batch together.
 
     Args:
         tokens: the new tokens, [B][N], end-of-sequence ids ignored.
-        first_token_s: seconds from the call until every row had its first token.
+        first_token_s: seconds from the call until every sequence had its first token.
         decode_s: seconds from then until the last token.
-        layers_per_token: decoder layers launched per token of a row after the first; None where nobody counts.
-        depth: mean layers run before a token was said; None where nobody counts.
+        layers_per_token: decoder layers launched per token of a sequence after the first; None where it is not counted.
+        depth: mean layers run for a token; None where it is not counted.
     """
 
     tokens: list[list[int]]
@@ -39,12 +39,12 @@ class Timing:
 
     @property
     def decode_ms_per_token(self) -> float:
-        """Milliseconds of one decode step: one more token for every row."""
+        """Milliseconds of one decode step: one more token for every sequence."""
         return 1e3 * self.decode_s / (len(self.tokens[0]) - 1)
 
     @property
     def decoded(self) -> int:
-        """Tokens of all rows that ``decode_s`` went into."""
+        """Tokens of all sequences that ``decode_s`` went into."""
         return sum(len(row) - 1 for row in self.tokens)
 
 

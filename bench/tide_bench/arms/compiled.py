@@ -21,7 +21,7 @@ from tide_bench.arms.eager import load_eager
 
 
 class CompileArm:
-    """A greedy loop around the compiled forward pass of one token a row."""
+    """A greedy loop around the compiled forward pass of one token a sequence."""
 
     def __init__(self, folder: Path) -> None:
         inductor.freezing = True

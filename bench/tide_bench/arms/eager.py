@@ -1,4 +1,4 @@
-"""HuggingFace transformers as everybody runs it: ``model.generate``, fp32, all cores."""
+"""HuggingFace transformers by default: ``model.generate``, fp32, all cores."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def load_eager(folder: Path) -> PreTrainedModel:
     logging.disable_progress_bar()
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     model.generation_config.eos_token_id = None
-    model.generation_config.pad_token_id = 0  # prompts have one length; without it `generate` asks for one
+    model.generation_config.pad_token_id = 0  # prompts have one length; without it `generate` requires one
     return model
 
 
@@ -52,7 +52,7 @@ class EagerArm:
 
 
 class _Clock(BaseStreamer):
-    """Notes when tokens come out, and how many: first the prompt, then one step of all rows at a time."""
+    """Records when tokens are generated, and how many: first the prompt, then one step of all sequences at a time."""
 
     def __init__(self) -> None:
         self.times: list[float] = []

@@ -39,7 +39,7 @@ def _build(weights: Path, folder: Path) -> None:
 class GenaiArm:
     """The token loop of genai's own examples, on all cores; left alone it takes half of them.
 
-    Its KV cache is made for exactly the tokens asked for.
+    Its KV cache is made for exactly the requested tokens.
     """
 
     def __init__(self, folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""An arm in a process of its own, asked over a pipe: while another arm has its turn, this one sleeps in a read.
+"""An arm in a process of its own, called over a pipe: while another arm is timed, this one sleeps in a read.
 
 Thread pools of different libraries in one process would spin against each other and time nothing but that.
 """
@@ -22,7 +22,7 @@ _TIMEOUT_S = 900  # torch.compile of 24 layers takes a minute or two
 
 
 class ArmError(Exception):
-    """An arm cannot run; the message says why, on one line."""
+    """An arm cannot run; the message is the reason, on one line."""
 
 
 class ArmProcess:

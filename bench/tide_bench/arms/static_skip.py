@@ -1,4 +1,4 @@
-"""Static layer skip: every token says what the model's own head makes of it after the same few layers."""
+"""Static layer skip: every token is the prediction of the model's own head after the same few layers."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ class TideArm:
         return timed_generate(self._engine, prompts, new_tokens)
 
     def read(self, text: Sequence[int], prompt_tokens: int, policy: str, threshold: float | None = None) -> Reading:
-        """What the policy would have said at every place of ``text`` after the first ``prompt_tokens`` (see `Reading`)."""
+        """The policy's token at every place of ``text`` after the first ``prompt_tokens`` (see `Reading`)."""
         self._take(policy, threshold, 1)
         return read_text(self._engine, text, prompt_tokens)
 
@@ -119,6 +119,6 @@ def timed_generate(engine: Engine, prompts: list[list[int]], new_tokens: int) ->
 
 
 def mean_depth(rows: Sequence[Generation], num_layers: int) -> float:
-    """Layers run before a token was said, over the tokens after the first."""
+    """Mean layers run for a token, over the tokens after the first."""
     depths = [depth for row in rows for depth in row.stats.token_depths or [num_layers] * (row.stats.new_tokens - 1)]
     return sum(depths) / len(depths)

@@ -10,11 +10,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 from tide_runtime.bundle.calibration import ROUTERS, CostTable, ExitInfo
+from tide_runtime.costs.cost_model import StepCurve
 from tide_runtime.errors import CalibrationError
 
 from tide_calibrate.certificate.risk import policy_counts
 from tide_calibrate.certificate.threshold_family import fit_family
-from tide_calibrate.costs.step_times import StepTimes
 from tide_calibrate.simulation.exit import simulate_exit
 from tide_calibrate.simulation.exit_decisions import ExitDecisions, decide, head_ms, router_ms
 from tide_calibrate.traces.trace import ExitTrace, SplitTrace
@@ -39,7 +39,7 @@ class ExitOption:
         return self.info.checkpoint
 
 
-def exit_options(trace: SplitTrace, times: StepTimes, router: str = "auto") -> list[ExitOption]:
+def exit_options(trace: SplitTrace, times: StepCurve, router: str = "auto") -> list[ExitOption]:
     """All options on ``trace``, shallow first. ``router``: one kind, or ``auto`` for every kind whose scores were recorded.
 
     A trained copy of layers (``block:k``) is no option: the runtime has no such head. Raises CalibrationError when no exit has
@@ -79,10 +79,10 @@ def _exits(traced: ExitTrace, router: str) -> Iterator[ExitInfo]:
                 yield ExitInfo(traced.checkpoint, traced.head, kind, threshold, mlp_threshold=gate)
 
 
-def _option(trace: SplitTrace, info: ExitInfo, times: StepTimes) -> ExitOption:
+def _option(trace: SplitTrace, info: ExitInfo, times: StepCurve) -> ExitOption:
     decisions = decide(trace, info, info.exact_threshold)
     head = head_ms(info, times)
-    return ExitOption(decisions, times.asking + router_ms(info, times) + float(decisions.asks_head.mean()) * head)
+    return ExitOption(decisions, times.evaluation_host_ms + router_ms(info, times) + float(decisions.asks_head.mean()) * head)
 
 
 def exit_speedup(trace: SplitTrace, exits: Sequence[ExitInfo], costs: CostTable, max_disagreement: float) -> float:

@@ -24,8 +24,8 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+from tide_runtime.costs.cost_model import StepCurve
 
-from tide_calibrate.costs.step_times import StepTimes
 from tide_calibrate.placement.candidates import ExitOption
 
 
@@ -52,21 +52,25 @@ class Chain:
     options: tuple[int, ...]
 
 
-def chain_costs(options: Sequence[ExitOption], num_layers: int, times: StepTimes, wrong_ms: float) -> ChainCosts:
+def chain_costs(options: Sequence[ExitOption], num_layers: int, times: StepCurve, wrong_ms: float) -> ChainCosts:
     """The costs above, with the rates of the options' trace."""
     places = np.array([option.checkpoint for option in options])
     passes = np.stack([~option.decisions.confident for option in options]).astype(np.float32)
     wrong = np.stack([option.decisions.confident & ~option.decisions.agrees for option in options]).astype(np.float32)
     before = np.concatenate([np.ones_like(passes[:1]), passes])
     reached = np.maximum(before.sum(1, keepdims=True), 1)  # where nobody passes, nothing is reached
-    fixed = float(times.layer[1]) - times.extra_token
-    warm = np.array([times.warm_shares(place, num_layers).mean() for place in places.tolist()])
-    start = (times.launch[1] + places * times.layer[1]) * warm + (num_layers - places) * times.extra_token
-    step = np.concatenate([start[None], times.launch[1] + (places[None] - places[:, None]) * fixed])
+    fixed = float(times.layer_ms[1]) - times.extra_token
+    warm = np.array([times.table.warm_shares(place, num_layers).mean() for place in places.tolist()])
+    start = (times.launch_ms[1] + places * times.layer_ms[1]) * warm + (num_layers - places) * times.extra_token
+    step = np.concatenate([start[None], times.launch_ms[1] + (places[None] - places[:, None]) * fixed])
     step = step + [option.ask_ms for option in options] + (before @ wrong.T) / reached * wrong_ms
     step[1:][places[None] <= places[:, None]] = np.inf
-    whole = float(times.launch[1] + num_layers * times.layer[1])
-    end = np.concatenate([[whole], times.launch[1] + (num_layers - places) * fixed]) + times.logits[1] + times.deep
+    whole = float(times.launch_ms[1] + num_layers * times.layer_ms[1])
+    end = (
+        np.concatenate([[whole], times.launch_ms[1] + (num_layers - places) * fixed])
+        + times.logits_ms[1]
+        + times.verification_host_ms
+    )
     return ChainCosts(step, (before @ passes.T) / reached, end)
 
 

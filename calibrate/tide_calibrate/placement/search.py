@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 from tide_runtime.bundle.calibration import ROUTERS, CostTable, ExitInfo, cuts
+from tide_runtime.costs.cost_model import StepCurve
 from tide_runtime.errors import ParamsError
 
-from tide_calibrate.costs.step_times import StepTimes
 from tide_calibrate.placement.candidates import ExitOption, exit_options, exit_speedup, score_thresholds
 from tide_calibrate.placement.dynamic_program import best_chains, chain_costs
 from tide_calibrate.simulation.exact import Drafter, simulate_exact
@@ -163,13 +163,13 @@ class _Search:
 
     def anything_to_gain(self) -> bool:
         """Whether a router that is always right would gain anywhere, were every early guess free but for its head."""
-        times, layers = StepTimes(self.costs, 1), self.trace.num_layers
+        times, layers = StepCurve.of(self.costs, 1), self.trace.num_layers
         for (checkpoint, _), exit in self.trace.exits.items():
             deep = 1 - float(exit.agrees.mean())
-            share = float(times.warm_shares(checkpoint, layers).min())
-            shallow = share * (times.segments(1, checkpoint)[1] + times.head[1]) + times.asking
-            ms = shallow + deep * (times.segments(1, layers - checkpoint)[1] + times.deep)
-            if times.unsplit / ms >= GATE:
+            share = float(times.table.warm_shares(checkpoint, layers).min())
+            shallow = share * (times.segments(1, checkpoint)[1] + times.head_ms[1]) + times.evaluation_host_ms
+            ms = shallow + deep * (times.segments(1, layers - checkpoint)[1] + times.verification_host_ms)
+            if self.costs.unsplit_ms / ms >= GATE:
                 return True
         return False
 
@@ -189,7 +189,7 @@ class _Search:
 
     def _proposals(self, router: str, most_exits: int) -> list[list[ExitInfo]]:
         """The best chain of each kind, in the order in which dynamic programming ranks them, for several prices of a draft."""
-        times = StepTimes(self.costs, int(max(step.seq for step in self.costs.steps)))
+        times = StepCurve.of(self.costs, int(max(step.seq for step in self.costs.steps)))
         options = exit_options(self.trace, times, router)
         proposals: dict[Structure, list[ExitInfo]] = {}
         for tail in sorted({option.info.tail_layers for option in options}):
@@ -200,10 +200,10 @@ class _Search:
                 proposals |= {_structure(exits): exits for exits in itertools.islice(new, PROPOSALS)}
         return list(proposals.values())
 
-    def _chains(self, options: list[ExitOption], times: StepTimes, length: int, share: float) -> Iterator[list[ExitInfo]]:
+    def _chains(self, options: list[ExitOption], times: StepCurve, length: int, share: float) -> Iterator[list[ExitInfo]]:
         """The best chain of each structure, cheapest first."""
         seen: set[Structure] = set()
-        for chain in best_chains(chain_costs(options, self.trace.num_layers, times, share * times.unsplit), length):
+        for chain in best_chains(chain_costs(options, self.trace.num_layers, times, share * self.costs.unsplit_ms), length):
             exits = [options[o].info for o in chain.options]
             if _structure(exits) not in seen:
                 seen.add(_structure(exits))

@@ -1,9 +1,9 @@
 """The policy ``exact``, played through on a text of which it is known what every exit would have said.
 
 Draft from the shallow segments while the router is confident (at most ``draft_limit`` drafts, fewer in a text's first cycles:
-`next_reach`), then run the rest for all m waiting tokens at once. Gained: the drafts up to the first wrong one, and one token
-more. Speculative decoding (Leviathan et al. 2023) with the model's own first layers as drafter (LayerSkip, Elhoushi et al.
-2024). Where the text repeats, drafts are copied from it instead (`copies`), and one pass takes them through the whole model.
+`next_speculative_tokens`), then run the rest for all m waiting tokens at once. Gained: the drafts up to the first wrong one, and
+one token more. Speculative decoding (Leviathan et al. 2023) with the model's own first layers as drafter (LayerSkip, Elhoushi et
+al. 2024). Where the text repeats, drafts are copied from it instead (`ngram`), and one pass takes them through the whole model.
 """
 
 from __future__ import annotations
@@ -15,12 +15,13 @@ from typing import Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 from tide_runtime.bundle.calibration import CostTable, ExitInfo
-from tide_runtime.drafting.draft_length import FIRST_REACH, next_reach
+from tide_runtime.costs.cost_model import StepCurve
+from tide_runtime.depth_tuning import DepthTuning
+from tide_runtime.drafting.controller import next_speculative_tokens
 from tide_runtime.errors import CalibrationError, ParamsError
 
-from tide_calibrate.costs.step_times import StepTimes
 from tide_calibrate.simulation.launches import LaunchCounts
-from tide_calibrate.simulation.ngram import COPY_LIMIT, Copier
+from tide_calibrate.simulation.ngram import TUNING, PromptLookup
 from tide_calibrate.simulation.replay import Playback, PolicySimulation, advance, windows
 from tide_calibrate.traces.trace import SplitTrace
 
@@ -28,38 +29,47 @@ Drafter = Literal["router", "ngram", "both"]
 
 
 def simulate_exact(
-    trace: SplitTrace, exits: Sequence[ExitInfo], costs: CostTable, draft_limit: int, draft: Drafter = "router"
+    trace: SplitTrace,
+    exits: Sequence[ExitInfo],
+    costs: CostTable,
+    draft_limit: int,
+    draft: Drafter = "router",
+    tuning: DepthTuning = TUNING,
 ) -> PolicySimulation:
-    """Policy ``exact`` with the exits' ``exact_threshold``, greedy, one row.
+    """Policy ``exact`` with the exits' ``exact_threshold``, greedy, one sequence.
 
     Args:
-        draft: ``ngram`` never asks the exits, but the model is cut for them; ``both`` copies where the runtime would.
+        draft: ``ngram`` never evaluates the exits, but the model is cut for them; ``both`` looks up where the runtime would.
+        tuning: the runtime's constants.
 
     Raises ParamsError for options that do not exist, CalibrationError when trace and exits do not fit together, or texts to
     copy from are missing.
     """
     _check(trace, draft_limit, draft)
-    copies = None if draft == "router" else _copying(trace, exits, costs, draft_limit, draft)
-    rest = not exits or draft == "ngram" or (copies is not None and copies.gain < 1)  # exits that lose are not asked
+    lookups = None if draft == "router" else _prompt_lookup(trace, exits, costs, draft_limit, draft, tuning)
+    rest = not exits or draft == "ngram" or (lookups is not None and lookups.gain < 1)  # exits that lose are not asked
     limit = 0 if rest else draft_limit
-    run = Playback.prepare(trace, exits, [exit.exact_threshold for exit in exits], max(limit, COPY_LIMIT if copies else 0) + 1)
+    run = Playback.prepare(
+        trace, exits, [exit.exact_threshold for exit in exits], max(limit, tuning.prompt_lookup_limit if lookups else 0) + 1
+    )
     drafts = accepted = 0
     for start, end in windows(trace):
-        copier = copies.copier(trace, start) if copies is not None else None
-        made, right = _Generation(run, start, end, limit, copier).play()
+        lookup = lookups.lookup(trace, start) if lookups is not None else None
+        made, right = _Generation(run, start, end, limit, lookup, tuning).play()
         drafts, accepted = drafts + made, accepted + right
     return run.result("exact", costs, acceptance=accepted / drafts if drafts else None, disagreement=0.0)
 
 
 @dataclass(frozen=True)
-class _Copying:
-    """What the copier of every window is made with; see `Copier`."""
+class _PromptLookup:
+    """What the prompt lookup of every window is made with; see `PromptLookup`."""
 
     pass_ms: NDArray[np.float64]
     gain: float
+    tuning: DepthTuning
 
-    def copier(self, trace: SplitTrace, start: int) -> Copier:
-        return Copier(trace.texts[int(trace.window[start])], self.pass_ms, self.gain)
+    def lookup(self, trace: SplitTrace, start: int) -> PromptLookup:
+        return PromptLookup(trace.texts[int(trace.window[start])], self.pass_ms, self.gain, self.tuning)
 
 
 def _check(trace: SplitTrace, draft_limit: int, draft: str) -> None:
@@ -71,21 +81,27 @@ def _check(trace: SplitTrace, draft_limit: int, draft: str) -> None:
         raise CalibrationError("the trace has no texts to copy from; trace the model's own continuations")
 
 
-def _copying(trace: SplitTrace, exits: Sequence[ExitInfo], costs: CostTable, draft_limit: int, draft: str) -> _Copying:
-    times = StepTimes(costs, COPY_LIMIT + 1)
-    pass_ms = times.whole(trace.num_layers) + np.where(np.arange(COPY_LIMIT + 2) > 1, times.deep, times.host)
+def _prompt_lookup(
+    trace: SplitTrace, exits: Sequence[ExitInfo], costs: CostTable, draft_limit: int, draft: str, tuning: DepthTuning
+) -> _PromptLookup:
+    times = StepCurve.of(costs, tuning.prompt_lookup_limit + 1)
+    pass_ms = times.whole(trace.num_layers) + np.where(
+        np.arange(tuning.prompt_lookup_limit + 2) > 1, times.verification_host_ms, float(times.host_ms[1])
+    )
     if draft == "ngram" or not exits:
-        return _Copying(pass_ms, 1.0)
-    return _Copying(pass_ms, simulate_exact(trace, exits, costs, draft_limit).speedup)
+        return _PromptLookup(pass_ms, 1.0, tuning)
+    return _PromptLookup(pass_ms, simulate_exact(trace, exits, costs, draft_limit, tuning=tuning).speedup, tuning)
 
 
 class _Generation:
-    """The window [start, end) of a trace, cycle by cycle. ``copier``: None where nothing is copied."""
+    """The window [start, end) of a trace, cycle by cycle. ``lookup``: None without prompt lookup."""
 
-    def __init__(self, run: Playback, start: int, end: int, draft_limit: int, copier: Copier | None) -> None:
+    def __init__(
+        self, run: Playback, start: int, end: int, draft_limit: int, lookup: PromptLookup | None, tuning: DepthTuning
+    ) -> None:
         self.counts, self.deepest = run.counts, len(run.decisions)
-        self.start, self.size, self.limit, self.copier = start, end - start, draft_limit, copier
-        self.stops, self.reach = run.stops[start:end].tolist(), FIRST_REACH
+        self.start, self.size, self.limit, self.lookup = start, end - start, draft_limit, lookup
+        self.stops, self.num_speculative_tokens = run.stops[start:end].tolist(), tuning.first_speculative_tokens
         self.next_deep = _next(run.stops[start:end] == self.deepest)
         self.next_wrong = _next(~run.agrees[start:end])
 
@@ -93,16 +109,16 @@ class _Generation:
         """Generate the window; returns drafts made and drafts accepted."""
         position = drafts = accepted = 0
         while position < self.size:
-            made, right = self._copy(position) or self._draft(position)
-            if self.copier is not None:
-                self.copier.learn(right + 1)
+            made, right = self._look_up(position) or self._draft(position)
+            if self.lookup is not None:
+                self.lookup.learn(position, right + 1)
             drafts, accepted = drafts + made, accepted + right
             position += right + 1
         return drafts, accepted
 
-    def _copy(self, position: int) -> tuple[int, int] | None:
-        """Copied drafts and right ones among them; None when nothing is worth copying."""
-        made, right = self.copier.copy(position) if self.copier is not None else (0, 0)
+    def _look_up(self, position: int) -> tuple[int, int] | None:
+        """Prompt-lookup drafts and right ones among them; None when none are worth verifying."""
+        made, right = self.lookup.draft(position) if self.lookup is not None else (0, 0)
         if not made:
             return None
         self.counts.whole[made + 1] += 1
@@ -111,7 +127,7 @@ class _Generation:
     def _draft(self, position: int) -> tuple[int, int]:
         """Exits' drafts and right ones among them, and a run of the rest for all."""
         # Not asked: where so many are drafted, or at the text's end, there is no further draft.
-        last = min(position + min(self.limit, self.reach), self.size - 1)
+        last = min(position + min(self.limit, self.num_speculative_tokens), self.size - 1)
         if last == position:
             self.counts.whole[1] += 1
             return 0, 0
@@ -119,7 +135,7 @@ class _Generation:
         self.counts.ask(self.start + position, self.start + min(deep + 1, last))
         _run_cycle(self.counts, self.stops[position:deep], self.deepest)
         made, right = deep - position, min(deep, self.next_wrong[position]) - position
-        self.reach = next_reach(self.reach, made, right)
+        self.num_speculative_tokens = next_speculative_tokens(self.num_speculative_tokens, made, right)
         return made, right
 
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 from tide_runtime.bundle.calibration import ExitInfo
+from tide_runtime.costs.cost_model import StepCurve
 
 from tide_calibrate.certificate.risk import ExitRule
-from tide_calibrate.costs.step_times import StepTimes
 from tide_calibrate.traces.trace import SplitTrace
 
 
@@ -46,16 +46,16 @@ def decide(trace: SplitTrace, info: ExitInfo, threshold: float) -> ExitDecisions
     return ExitDecisions(info, confident, asked, traced.agrees)
 
 
-def router_ms(info: ExitInfo, times: StepTimes) -> float:
+def router_ms(info: ExitInfo, times: StepCurve) -> float:
     """ms of the exit's own graph (router and translator), run for every token that reaches it; 0 when it has none."""
-    return times.exit if info.graph_outputs() else 0.0
+    return float(times.exit_ms[1]) if info.graph_outputs() else 0.0
 
 
-def head_ms(info: ExitInfo, times: StepTimes) -> float:
+def head_ms(info: ExitInfo, times: StepCurve) -> float:
     """ms of finding the exit's token, one token: the LM head, with a tail as part of the last segment."""
     if info.tail_layers:
-        return float(times.segments(1, info.tail_layers)[1] + times.logits[1])
-    return float(times.head[1])
+        return float(times.segments(1, info.tail_layers)[1] + times.logits_ms[1])
+    return float(times.head_ms[1])
 
 
 def first_stops(decisions: Sequence[ExitDecisions], tokens: int) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:

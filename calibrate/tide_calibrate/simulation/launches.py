@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 from tide_runtime.bundle.calibration import cuts
+from tide_runtime.costs.cost_model import StepCurve
 
-from tide_calibrate.costs.step_times import StepTimes
 from tide_calibrate.simulation.exit_decisions import ExitDecisions, head_ms, router_ms
 
 STREAK = 16  # early stops in a row that are told apart
@@ -82,25 +82,25 @@ def price(
     decisions: Sequence[ExitDecisions],
     stops: NDArray[np.int64],
     num_layers: int,
-    times: StepTimes,
-    kv_fill_ms: float = 0.0,
+    times: StepCurve,
+    fill_share: float = 0.0,
 ) -> LaunchPrice:
-    """The time of all launches in ``counts``; ``stops``: see `first_stops`; ``kv_fill_ms``: of one layer and token."""
+    """The time of all launches in ``counts``; ``stops``: see `first_stops`; ``fill_share``: see `CostModel`."""
     infos = [decision.info for decision in decisions]
     places, edges = cuts(infos, num_layers), [0, *(info.checkpoint for info in infos), num_layers]
     whole, deep = sum(counts.whole), sum(counts.heads)
-    ms, layers = float(np.dot(counts.whole, times.whole(num_layers)) + np.dot(counts.heads, times.logits)), whole * num_layers
-    ms += times.host * counts.whole[1] + times.deep * (deep + sum(counts.whole[2:]))
+    ms, layers = float(np.dot(counts.whole, times.whole(num_layers)) + np.dot(counts.heads, times.logits_ms)), whole * num_layers
+    ms += float(times.host_ms[1]) * counts.whole[1] + times.verification_host_ms * (deep + sum(counts.whole[2:]))
     for level, (first, end) in enumerate(itertools.pairwise(edges)):
         launches = 1 + sum(first < place < end for place in places)
         ms += float(np.dot(counts.batches[level], times.segments(launches, end - first)))
-        ms += counts.fills[level] * float(launches * times.launch[1] + (end - first) * kv_fill_ms)
+        ms += counts.fills[level] * float(launches * times.launch_ms[1] + (end - first) * fill_share * float(times.layer_ms[1]))
         layers += (end - first) * sum(counts.batches[level])
     asked, head = counts.asked(), 0.0
     for index, info in enumerate(infos):
         reached = np.where(stops >= index, asked, 0)
         heads = int(reached @ decisions[index].asks_head)
-        ms += int(reached.sum()) * (router_ms(info, times) + times.asking)
+        ms += int(reached.sum()) * (router_ms(info, times) + times.evaluation_host_ms)
         head += heads * head_ms(info, times)
         layers += heads * info.tail_layers
     ms += head
@@ -110,8 +110,8 @@ def price(
     return LaunchPrice(ms, layers)
 
 
-def _mean_share(counts: LaunchCounts, times: StepTimes, depth: int, num_layers: int) -> float:
+def _mean_share(counts: LaunchCounts, times: StepCurve, depth: int, num_layers: int) -> float:
     """What a token's run of the first level, and asking, takes of its cost among passes through all ``num_layers`` layers."""
-    shares = times.warm_shares(depth, num_layers)
+    shares = times.table.warm_shares(depth, num_layers)
     by_streak = shares[np.minimum(np.arange(STREAK + 1), len(shares) - 1)]
     return float(np.average(by_streak, weights=counts.warm)) if any(counts.warm) else 1.0

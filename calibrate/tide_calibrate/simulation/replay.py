@@ -14,9 +14,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 from tide_runtime.bundle.calibration import CostTable, ExitInfo
+from tide_runtime.costs.cost_model import StepCurve
 from tide_runtime.errors import CalibrationError
 
-from tide_calibrate.costs.step_times import StepTimes
 from tide_calibrate.simulation.exit_decisions import ExitDecisions, decide, first_stops
 from tide_calibrate.simulation.launches import LaunchCounts, price
 from tide_calibrate.traces.trace import SplitTrace
@@ -76,15 +76,15 @@ class Playback:
         return Playback(trace.num_layers, most, decisions, stops, agrees, LaunchCounts.zeros(len(stops), len(exits), most))
 
     def result(
-        self, policy: str, costs: CostTable, acceptance: float | None, disagreement: float, kv_fill_ms: float = 0.0
+        self, policy: str, costs: CostTable, acceptance: float | None, disagreement: float, fill_share: float = 0.0
     ) -> PolicySimulation:
-        counts, tokens, times = self.counts, len(self.stops), StepTimes(costs, self.most)
-        total = price(counts, self.decisions, self.stops, self.num_layers, times, kv_fill_ms)
+        counts, tokens, times = self.counts, len(self.stops), StepCurve.of(costs, self.most)
+        total = price(counts, self.decisions, self.stops, self.num_layers, times, fill_share)
         ms, cycles = total.ms / tokens, sum(counts.heads) + sum(counts.whole)
         return PolicySimulation(
             policy=policy,
             tokens=tokens,
-            speedup=times.unsplit / ms,
+            speedup=costs.unsplit_ms / ms,
             ms_per_token=ms,
             layers_per_token=total.layers / tokens,
             tokens_per_cycle=tokens / max(1, cycles),

@@ -29,34 +29,34 @@ class ExitingPrefill:
     def __init__(self, executor: Executor, stops: Sequence[tuple[Exit, float]], chunk: int) -> None:
         self.executor, self.stops, self.chunk = executor, stops, chunk
 
-    def run(self, context: ExecutionContext, row: TokenSequence) -> int:
-        """Run the row's prompt into its slot; returns the first output token."""
+    def run(self, context: ExecutionContext, sequence: TokenSequence) -> int:
+        """Run the sequence's prompt into its slot; returns the first output token."""
         # [i]: the positions of the tokens in the cache of the layers behind stop i, slot by slot
         layouts: list[Positions] = [np.empty(0, np.int64) for _ in self.stops]
         while True:
-            count = min(self.chunk, row.prompt_tokens - row.num_cached_tokens)
-            last = row.num_cached_tokens + count == row.prompt_tokens
-            step = self._chunk(context, row, count, last, layouts)
-            row.num_cached_tokens += count
+            count = min(self.chunk, sequence.prompt_tokens - sequence.num_cached_tokens)
+            last = sequence.num_cached_tokens + count == sequence.prompt_tokens
+            step = self._chunk(context, sequence, count, last, layouts)
+            sequence.num_cached_tokens += count
             if last:
                 assert step is not None
-                return row.choose(step.logits[0], int(step.token[0]))
+                return sequence.choose(step.logits[0], int(step.token[0]))
 
     def _chunk(
-        self, context: ExecutionContext, row: TokenSequence, count: int, last: bool, layouts: list[Positions]
+        self, context: ExecutionContext, sequence: TokenSequence, count: int, last: bool, layouts: list[Positions]
     ) -> Step | None:
         """The step in which its last tokens went through the last layer; None where all have stopped before."""
-        positions = row.num_cached_tokens + np.arange(count)
-        step = context.step(row.batch_index, [count])
-        step.input_ids[:count] = row.tokens[positions]
-        step.place([row.num_cached_tokens])
+        positions = sequence.num_cached_tokens + np.arange(count)
+        step = context.step(sequence.batch_index, [count])
+        step.input_ids[:count] = sequence.tokens[positions]
+        step.place([sequence.num_cached_tokens])
         states = self._segments(step, 0, self.stops[0][0].boundary)[:count].copy()
         stopped = np.empty(0, np.int64)
         for number, (exit, threshold) in enumerate(self.stops):
-            leaves = self._ask(context, row, exit, states) >= threshold
+            leaves = self._score(context, sequence, exit, states) >= threshold
             leaves[-1] &= not last
-            self._fill(context, row, exit, states[leaves], positions[leaves], len(layouts[number]) + len(stopped))
-            row.depth.prompt_exits += int(leaves.sum())
+            self._fill(context, sequence, exit, states[leaves], positions[leaves], len(layouts[number]) + len(stopped))
+            sequence.depth.prompt_exits += int(leaves.sum())
             stopped, states, positions = np.append(stopped, positions[leaves]), states[~leaves], positions[~leaves]
             before = np.append(layouts[number], stopped)
             layouts[number] = np.append(before, positions)
@@ -64,8 +64,8 @@ class ExitingPrefill:
                 for rest in range(number + 1, len(self.stops)):
                     layouts[rest] = np.append(layouts[rest], stopped)
                 return None
-            end = self.stops[number + 1][0].boundary if number + 1 < len(self.stops) else self.executor.depth
-            step = context.step(row.batch_index, [len(positions)], [int(last)] if end == self.executor.depth else ())
+            end = self.stops[number + 1][0].boundary if number + 1 < len(self.stops) else self.executor.num_segments
+            step = context.step(sequence.batch_index, [len(positions)], [int(last)] if end == self.executor.num_segments else ())
             step.hidden[exit.boundary - 1][: len(positions)] = states
             step.place_scattered(len(before), positions, before)
             states = self._segments(step, exit.boundary, end)[: len(positions)].copy()
@@ -76,10 +76,12 @@ class ExitingPrefill:
             step.run(segment)
         return step.hidden[end - 1]
 
-    def _ask(self, context: ExecutionContext, row: TokenSequence, exit: Exit, states: NDArray[np.generic]) -> NDArray[np.float32]:
-        """Scores [T]; NaN, which clears nothing, where an MLP has said no."""
+    def _score(
+        self, context: ExecutionContext, sequence: TokenSequence, exit: Exit, states: NDArray[np.generic]
+    ) -> NDArray[np.float32]:
+        """Scores [T]; NaN, which clears no threshold, where an MLP router rejects."""
         count, info = len(states), exit.info
-        step = context.step(row.batch_index, [count])
+        step = context.step(sequence.batch_index, [count])
         step.hidden[exit.boundary - 1][:count] = states
         if exit.graph is not None:
             step.run(exit.graph)
@@ -95,7 +97,7 @@ class ExitingPrefill:
     def _fill(
         self,
         context: ExecutionContext,
-        row: TokenSequence,
+        sequence: TokenSequence,
         exit: Exit,
         states: NDArray[np.generic],
         positions: Positions,
@@ -103,7 +105,7 @@ class ExitingPrefill:
     ) -> None:
         """Project keys and values behind ``exit`` of the tokens at ``positions``, into the cache from ``slot`` on."""
         if len(positions):
-            step = context.step(row.batch_index, [len(positions)])
+            step = context.step(sequence.batch_index, [len(positions)])
             step.hidden[exit.boundary - 1][: len(positions)] = states
             step.place_scattered(slot, positions)
             step.run(kv_fill_graph(exit.info))

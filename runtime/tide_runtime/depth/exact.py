@@ -1,66 +1,70 @@
-"""``exact``: early exits are drafts, which the deep pass of a later token verifies. The output is `full`'s.
+"""``exact``: early exits and prompt lookup draft tokens, which a verification pass checks. The output is `full`'s.
 
-A cycle: while the router is confident, a row's last token is run to a checkpoint only, and the exit head's token is taken
-as a draft; then the rest of the layers is run once for all that waits, and the drafts are held against the model's own
-logits (self-speculative decoding: LayerSkip, Elhoushi et al. 2024; Kangaroo, Liu et al. 2024). Where the text repeats,
-drafts are copied from it instead.
+A cycle: while the router is confident, a sequence's last token is run to a checkpoint only, and the exit head's token is a draft.
+Then the remaining layers are run once for all that waits, and the drafts are compared with the model's own logits
+(self-speculative decoding: LayerSkip, Elhoushi et al. 2024; Kangaroo, Liu et al. 2024). Where the text repeats, drafts come from
+prompt lookup.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
-from statistics import fmean
+from dataclasses import dataclass
 from time import perf_counter
+from typing import cast
 
 import numpy as np
 
 from tide_runtime.backends.base import ExecutionContext
 from tide_runtime.bundle.exits import Exit
 from tide_runtime.bundle.manifest import Manifest
-from tide_runtime.costs.batch_speedup import ExitGate
 from tide_runtime.costs.cost_model import CostModel
 from tide_runtime.depth.executor import Executor, Guess
+from tide_runtime.depth.frontier import LazySequence
 from tide_runtime.depth.full import FullDepth
 from tide_runtime.depth.options import DepthOptions
 from tide_runtime.depth.requirements import refuse_depth_budget
-from tide_runtime.drafting.backoff import BENEFIT_OF_DOUBT, Trial
-from tide_runtime.drafting.draft_length import DraftControl, copy_lengths, early_trials, next_reach
-from tide_runtime.drafting.rejection_sampler import Draft, verify
-from tide_runtime.drafting.row_worth import row_worth
+from tide_runtime.drafting.controller import DraftController, DraftState
+from tide_runtime.drafting.rejection_sampler import Draft, Logits, verify
 from tide_runtime.generation_params import GenerationParams
-from tide_runtime.sequence import TokenSequence, note_exit_time
+from tide_runtime.sequence import TokenSequence, note_depth_time
 
-_DEFAULT_LIMIT, _COPY_LIMIT = 8, 12  # drafts with exits, without a calibration; copies cost no draft, so they go further
-_MOST_EXPECTED = 1.3  # gain of exits' drafts at first; a text may be unlike the calibration's, and more would hide it longer
+
+@dataclass
+class ExactState(LazySequence):
+    """What `ExactDepth` keeps of a sequence. Full-depth steps leave the frontier where it was."""
+
+    drafting: DraftState | None = None
+
+    @property
+    def control(self) -> DraftState:
+        assert self.drafting is not None
+        return self.drafting
 
 
 class ExactDepth:
-    """Drafts with exits and n-grams, verifies with the rest of the model."""
+    """Drafts with exits and prompt lookup, verifies with the rest of the model."""
 
     name = "exact"
 
     def __init__(self, manifest: Manifest, prefill_chunk: int, options: DepthOptions) -> None:
-        self.executor, self.costs = Executor(manifest), CostModel(manifest)
+        self.executor, self.costs = Executor(manifest), CostModel.of(manifest)
         self.num_layers = manifest.model.num_layers
         self.full, self.max_wait_steps = FullDepth(manifest, prefill_chunk), options.max_wait_steps
-        calibration = manifest.calibration
+        calibration, tuning = manifest.calibration, options.tuning
         wanted = options.draft_limit or (calibration.draft_limit if calibration is not None else 0)
-        self.limit = wanted or _DEFAULT_LIMIT
-        self.copy_limit = options.draft_limit or _COPY_LIMIT
-        self.copies = options.draft in ("ngram", "both")
+        self.limit = wanted or tuning.draft_limit
+        self.prompt_lookup_limit = options.draft_limit or tuning.prompt_lookup_limit
+        self.looks_up = options.draft in ("ngram", "both")
         self.exits = self.executor.exits if options.draft in ("router", "both") else []
-        # [e]: what asking exit e takes, asking the next one instead being 1; the last one has none
-        self.asking_share = [
-            self.costs.asking(1, e.boundary, e) / self.costs.asking(1, e.boundary, n) for e, n in pairwise(self.exits)
-        ]
-        self.asking_share.append(0.0)
-        predicted = calibration.predicted if calibration is not None else {}
-        self.expected = min(_MOST_EXPECTED, predicted.get("exact:router", BENEFIT_OF_DOUBT)) if self.exits else 1.0
-        shares = calibration.exit_depths if calibration is not None else {}
-        known = {int(layers): share for layers, share in shares.items()}
-        unmeasured = calibration is None or calibration.costs is None
-        self.gate = ExitGate(self.costs, self.exits, known, False, predicted.get("exact:router"), unknown=unmeasured)
+        self.controller = DraftController(
+            self.costs,
+            tuning,
+            self.exits,
+            calibration.predicted.get("exact:router") if calibration is not None else None,
+            {int(layers): share for layers, share in calibration.exit_depths.items()} if calibration is not None else {},
+            measured=calibration is not None and calibration.costs is not None,
+        )
 
     def check_params(self, params: GenerationParams) -> None:
         refuse_depth_budget(self.name, params)
@@ -71,184 +75,180 @@ class ExactDepth:
     def for_device_loop(self) -> list[tuple[Exit, float]]:
         raise NotImplementedError
 
-    def prefill(self, context: ExecutionContext, row: TokenSequence) -> int:
-        token = self.full.prefill(context, row)
-        row.frontier = self.executor.frontier(context, row, room=max(self.limit, self.copy_limit) + 1)
-        row.control = DraftControl(self.trial_of(row), early=early_trials(len(self.exits)))
+    def can_loop(self, sequence: TokenSequence) -> bool:
+        return False
+
+    def took_tokens(self, sequence: TokenSequence, depths: Sequence[int]) -> None:
+        raise NotImplementedError
+
+    def prefill(self, context: ExecutionContext, sequence: TokenSequence) -> int:
+        token = self.full.prefill(context, sequence)
+        frontier = self.executor.frontier(context, sequence, room=max(self.limit, self.prompt_lookup_limit) + 1)
+        sequence.policy_state = ExactState(sequence, frontier, drafting=self.controller.start(sequence.params.greedy))
         return token
 
-    def trial_of(self, row: TokenSequence) -> Trial:
-        """Of exits, at first. The calibration foretells greedy decoding; of what is drawn at random fewer drafts are right."""
-        expected = self.expected if row.params.greedy else min(self.expected, BENEFIT_OF_DOUBT)
-        return Trial(expected)
-
-    def decode(self, context: ExecutionContext, rows: Sequence[TokenSequence]) -> list[list[int]]:
+    def decode(self, context: ExecutionContext, sequences: Sequence[TokenSequence]) -> list[list[int]]:
         began = perf_counter()
-        drafts = self._copy(rows) if self._guess(rows) else [[] for _ in rows]
-        asking = self._asking(rows, drafts)
-        if not asking and not any(drafts):
-            return self._plain(context, rows)
-        for row in rows:
-            row.frontier.reset(row.num_cached_tokens)  # plain steps leave it where it was
-        asked_ms = self._draft_with_exits(context, rows, asking, drafts)
-        note_exit_time(rows, began)
-        fresh = [row.num_tokens_with_drafts - row.frontier.done[0] for row in rows]
+        states = [cast(ExactState, sequence.policy_state) for sequence in sequences]
+        may = self.controller.evaluates_exits(sequences[0].batch_size, sequences[0].params.greedy)
+        drafts = self._look_up(states, may) if self._guess(states) else [[] for _ in states]
+        speculating = self._speculating(states, drafts) if may else []
+        if not speculating and not any(drafts):
+            return self._full_step(context, sequences, states)
+        for state in states:
+            state.frontier.reset(state.sequence.num_cached_tokens)
+        evaluation_ms = self._draft_with_exits(context, states, speculating, drafts)
+        note_depth_time(sequences, began)
+        unevaluated = [state.num_tokens_with_drafts - state.frontier.done[0] for state in states]
         waiting = [len(made) + 1 for made in drafts]
-        deep = self.executor.advance(context, rows, range(len(rows)), 0, self.executor.depth, waiting)
-        tokens = [self._settle(row, made, *verify(row, made, given)) for row, made, given in zip(rows, drafts, deep, strict=True)]
-        drawn = [_draws(made, new) for row, made, new in zip(rows, drafts, tokens, strict=True) if not row.params.greedy]
-        cost = self._cycle_cost(asked_ms, fresh, waiting, drawn) if asking else 0.0
-        for i, row in enumerate(rows):
-            if i in asking:
-                row.control.reach = next_reach(row.control.reach, len(drafts[i]), len(tokens[i]) - 1)
-                row.control.exits.saw(len(tokens[i]), cost)
+        verified = self.executor.advance(context, states, range(len(states)), 0, self.executor.num_segments, waiting)
+        accepted = [self._verify(state, made, logits) for state, made, logits in zip(states, drafts, verified, strict=True)]
+        drawn = [_draws(m, t) for s, m, t in zip(sequences, drafts, accepted, strict=True) if not s.params.greedy]
+        cost = self.cycle_cost(evaluation_ms, unevaluated, waiting, drawn) if speculating else 0.0
+        for i, state in enumerate(states):
+            if i in speculating:
+                state.control.observe_cycle(len(drafts[i]), len(accepted[i]) - 1, cost)
             else:
-                row.control.exits.rest(len(tokens[i]))
-        return tokens
+                state.control.exits.pass_tokens(len(accepted[i]))
+        return accepted
 
-    def _may_ask(self, rows: Sequence[TokenSequence]) -> bool:
-        return bool(self.exits) and self.gate.opens(rows[0].batch_size, rows[0].params.greedy)
-
-    def _plain(self, context: ExecutionContext, rows: Sequence[TokenSequence]) -> list[list[int]]:
-        """Nobody drafts, as at most tokens of most texts: a step of `full`, with little around it."""
-        chosen = self.full.decode(context, rows)
-        for row, tokens in zip(rows, chosen, strict=True):
-            row.depth.record_plain(self.num_layers)
-            if row.control.guess:
-                row.control.learn(tokens)
+    def _full_step(
+        self, context: ExecutionContext, sequences: Sequence[TokenSequence], states: Sequence[ExactState]
+    ) -> list[list[int]]:
+        """A step of `full` for all, as for most tokens of most texts, with little around it."""
+        chosen = self.full.decode(context, sequences)
+        for state, tokens in zip(states, chosen, strict=True):
+            state.sequence.depth.record_full_step(self.num_layers)
+            if state.control.guess:
+                state.control.observe_text(tokens)
             if self.exits:
-                row.control.exits.rest(1)
+                state.control.exits.pass_tokens(1)
         return chosen
 
-    def _guess(self, rows: Sequence[TokenSequence]) -> bool:
-        """Note how each text may go on by what it said before; whether any may."""
-        if not self.copies:
+    def _guess(self, states: Sequence[ExactState]) -> bool:
+        """Look up how each text may go on; returns whether any may."""
+        if not self.looks_up:
             return False
-        for row in rows:
-            row.control.guess = row.control.ngram.draft(row.tokens, row.num_tokens, min(self.copy_limit, self._room(row)))
-        return any(row.control.guess for row in rows)
+        for state in states:
+            sequence, limit = state.sequence, min(self.prompt_lookup_limit, state.room)
+            state.control.guess = state.control.ngram.draft(sequence.tokens, sequence.num_tokens, limit)
+        return any(state.control.guess for state in states)
 
-    def _copy(self, rows: Sequence[TokenSequence]) -> list[list[Draft]]:
-        """Drafts from the guesses, placed behind the rows' ends, where they are likely enough to pay."""
-        controls = [row.control for row in rows]
-        gain = fmean(control.exits.gain for control in controls) if self._may_ask(rows) else 1.0
-        lengths = copy_lengths(controls, self.costs.full, gain, self._worth(rows))
-        return [self._place_copy(row, row.control.guess[:n]) if n else [] for row, n in zip(rows, lengths, strict=True)]
-
-    def _worth(self, rows: Sequence[TokenSequence]) -> list[float] | None:
-        """What a token is worth in each row; None: the same in all."""
-        if len(rows) == 1 or rows[0].others_wait:
-            return None
-        return row_worth([len(row.tokens) - row.num_tokens for row in rows], self.costs.plain)
+    def _look_up(self, states: Sequence[ExactState], may: bool) -> list[list[Draft]]:
+        """Drafts from the guesses, where they are likely enough to pay."""
+        left = [len(state.tokens) - state.sequence.num_tokens for state in states]
+        waited_for = states[0].sequence.others_wait
+        controls = [state.control for state in states]
+        lengths = self.controller.prompt_lookup_lengths(controls, may, None if waited_for else left)
+        return [self._place(state, state.control.guess[:n]) if n else [] for state, n in zip(states, lengths, strict=True)]
 
     @staticmethod
-    def _place_copy(row: TokenSequence, guess: list[int]) -> list[Draft]:
-        row.drafted = len(guess)
-        row.tokens[row.num_tokens : row.num_tokens + len(guess)] = guess
+    def _place(state: ExactState, guess: list[int]) -> list[Draft]:
+        state.num_drafts = len(guess)
+        end = state.sequence.num_tokens
+        state.tokens[end : end + len(guess)] = guess
         return [Draft(token, "ngram", 0) for token in guess]
 
-    def _asking(self, rows: Sequence[TokenSequence], drafts: Sequence[list[Draft]]) -> list[int]:
-        """The rows whose exits are to be asked: those without copied drafts whose trial goes on, where most rows are."""
-        if not self._may_ask(rows):
-            return []
-        asking = [i for i, row in enumerate(rows) if not drafts[i] and row.control.exits.asks and self._room(row) > 0]
-        return asking if 2 * len(asking) >= len(rows) else []  # a launch costs nearly as much for a few rows as for all
+    def _speculating(self, states: Sequence[ExactState], drafts: Sequence[list[Draft]]) -> Sequence[int]:
+        """The sequences that draft with exits: those without other drafts whose backoff is over."""
+        ready = [i for i, state in enumerate(states) if not drafts[i] and state.control.exits.active and state.room > 0]
+        return self.controller.sequences_to_speculate(ready, len(states))
 
     def _draft_with_exits(
-        self, context: ExecutionContext, rows: Sequence[TokenSequence], asking: Sequence[int], drafts: list[list[Draft]]
+        self, context: ExecutionContext, states: Sequence[ExactState], speculating: Sequence[int], drafts: list[list[Draft]]
     ) -> float:
-        """Draft with exit heads in the rows at ``asking``; returns the modelled ms that it took."""
-        drafting, started, held, spent = list(asking), len(asking), 0, 0.0
+        """Draft with exit heads in the ``speculating`` sequences; returns the modelled ms that it took."""
+        drafting, started, held, spent = list(speculating), len(speculating), 0, 0.0
         while drafting:
-            drafting, cost = self._draft_once(context, rows, drafting, drafts)
+            drafting, cost = self._draft_once(context, states, drafting, drafts)
             spent += cost
-            # Rows that stopped wait for the others only while most go on, and not for long.
+            # Sequences that stopped wait for the others only while most go on, and not for long.
             held += len(drafting) < started
             if 2 * len(drafting) < started or held > self.max_wait_steps:
                 break
-            drafting = [i for i in drafting if self._may_go_on(rows[i], len(drafts[i]))]
+            drafting = [i for i in drafting if self._may_go_on(states[i], len(drafts[i]))]
         return spent
 
-    def _may_go_on(self, row: TokenSequence, drafted: int) -> bool:
-        return drafted < min(self.limit, row.control.reach) and self._room(row) > 0
+    def _may_go_on(self, state: ExactState, drafted: int) -> bool:
+        return drafted < min(self.limit, state.control.num_speculative_tokens) and state.room > 0
 
     def _draft_once(
-        self, context: ExecutionContext, rows: Sequence[TokenSequence], drafting: list[int], drafts: list[list[Draft]]
+        self, context: ExecutionContext, states: Sequence[ExactState], drafting: list[int], drafts: list[list[Draft]]
     ) -> tuple[list[int], float]:
-        """One more token for each row: to the first exit, and on to the next where it is not sure, or better not asked.
+        """One more draft for each sequence: from the first exit that is confident. Exits in a cooldown are not evaluated.
 
-        Returns the rows that were sure of one, and the modelled ms.
+        Returns the sequences with a draft, and the modelled ms.
         """
         sure: list[int] = []
-        unsure, run, priced, spent = drafting, 0, 0, 0.0  # run, priced: boundaries up to which the rest was
-        for number, exit in enumerate(self.exits):
-            self.executor.advance(context, rows, unsure, run, exit.boundary)
-            run, asked = exit.boundary, [i for i in unsure if not rows[i].control.passes_by(number)]
-            if not asked:
+        unsure, run, priced, spent = drafting, 0, 0, 0.0  # run, priced: boundaries up to which the others were
+        for number, early_exit in enumerate(self.exits):
+            self.executor.advance(context, states, unsure, run, early_exit.boundary)
+            run, evaluated = early_exit.boundary, [i for i in unsure if not states[i].control.skips_exit(number)]
+            if not evaluated:
                 continue
-            guesses = self.executor.ask(context, rows, asked, exit, [exit.info.exact_threshold] * len(asked))
-            spent += self.costs.asking(len(asked), priced, exit, any(guess.logits is not None for guess in guesses))
+            threshold = early_exit.info.exact_threshold
+            guesses = self.executor.evaluate(context, states, evaluated, early_exit, [threshold] * len(evaluated))
+            with_head = any(guess.logits is not None for guess in guesses)
+            spent += self.costs.evaluation(len(evaluated), priced, early_exit, with_head)
             priced = run
-            for i, guess in zip(asked, guesses, strict=True):
-                if guess.score >= exit.info.exact_threshold and guess.logits is not None:
-                    drafts[i].append(_draft(rows[i], guess, exit.layers, number))
+            for i, guess in zip(evaluated, guesses, strict=True):
+                if guess.score >= threshold and guess.logits is not None:
+                    drafts[i].append(_draft(states[i], guess, early_exit.layers, number))
                     sure.append(i)
                 else:
-                    rows[i].control.saw(number, 1, 1 + self.asking_share[number])
+                    states[i].control.observe_exit(number, 1, 1 + self.controller.evaluation_share[number])
             unsure = [i for i in unsure if i not in sure]
             if not unsure:
                 break
         return sorted(sure), spent
 
-    def _settle(self, row: TokenSequence, drafts: list[Draft], tokens: list[int], accepted: int) -> list[int]:
-        """Roll a row back to what was accepted and learn from it."""
-        row.drafted = 0
-        row.num_cached_tokens = row.num_tokens + accepted
-        row.frontier.roll_back(row.num_cached_tokens)
-        row.depth.record([d.source for d in drafts], [d.depth for d in drafts], accepted, self.num_layers)
-        for i, draft in enumerate(
-            drafts[: accepted + 1] if row.control.early else ()
-        ):  # nobody knows of those behind a wrong one
+    def _verify(self, state: ExactState, drafts: list[Draft], verified: Logits) -> list[int]:
+        """The sequence's next tokens. Rolls it back to what was accepted, and learns from it."""
+        tokens, accepted = verify(state.sequence, drafts, verified)
+        sequence, control = state.sequence, state.control
+        state.num_drafts = 0
+        sequence.num_cached_tokens = sequence.num_tokens + accepted
+        state.frontier.roll_back(sequence.num_cached_tokens)
+        sequence.depth.record([d.source for d in drafts], [d.depth for d in drafts], accepted, self.num_layers)
+        # Drafts behind the first rejected one are unlabelled.
+        for i, draft in enumerate(drafts[: accepted + 1] if control.early_exits else ()):
             if draft.exit is not None:
-                row.control.saw(draft.exit, i < accepted, self.asking_share[draft.exit])
-        row.control.learn(tokens)
+                control.observe_exit(draft.exit, i < accepted, self.controller.evaluation_share[draft.exit])
+        control.observe_text(tokens)
         return tokens
 
-    def _cycle_cost(self, asked_ms: float, fresh: list[int], waiting: list[int], drawn: list[int]) -> float:
-        """Of a cycle, plain decoding of one step being 1: asking exits, then the rest of the layers for all that waits.
+    def cycle_cost(self, evaluation_ms: float, unevaluated: list[int], waiting: list[int], drawn: list[int]) -> float:
+        """Cost of a cycle in full-depth decode steps: evaluating exits, then the remaining layers for all that waits.
 
-        ``fresh``: each row's tokens that no exit was asked about, such as its last draft; ``waiting``: all of its tokens;
-        ``drawn``: drafts and tokens of those rows that draw them at random, where plain decoding draws one.
+        Args:
+            unevaluated: each sequence's tokens that no exit was evaluated for, such as its last draft.
+            waiting: all of its tokens.
+            drawn: tokens that each sampled sequence drew, where full-depth decoding draws one.
         """
-        rows, begin, depth = len(waiting), self.exits[0].boundary, self.executor.depth
-        deep = self.costs.step(rows, sum(waiting), max(waiting))
-        ms = asked_ms + deep.logits_ms + deep.host_ms + deep.deep_extra_ms
-        ms += self.costs.segments(rows, sum(waiting), begin, depth, max(waiting))
-        if any(fresh):
-            ms += self.costs.segments(rows, sum(fresh), 0, begin, max(fresh))
-        plain = self.costs.full(rows, rows, 1)
-        return (ms + sum(drawn) * self.costs.draw_ms) / (plain + len(drawn) * self.costs.draw_ms)
-
-    @staticmethod
-    def _room(row: TokenSequence) -> int:
-        """Drafts that still fit before the output, or the cache, is full: the last token is the model's own."""
-        return len(row.tokens) - row.num_tokens_with_drafts - 1
+        batch_size, begin, end = len(waiting), self.exits[0].boundary, self.executor.num_segments
+        last = self.costs.step(batch_size, sum(waiting), max(waiting))
+        ms = evaluation_ms + last.logits_ms + last.host_ms + last.deep_extra_ms
+        ms += self.costs.segments(batch_size, sum(waiting), begin, end, max(waiting))
+        if any(unevaluated):
+            ms += self.costs.segments(batch_size, sum(unevaluated), 0, begin, max(unevaluated))
+        full = self.costs.full(batch_size, batch_size, 1)
+        return (ms + sum(drawn) * self.costs.draw_ms) / (full + len(drawn) * self.costs.draw_ms)
 
 
 def _draws(drafts: Sequence[Draft], tokens: Sequence[int]) -> int:
-    """How often a row drew at random: drafts of exits, but not copies, and the tokens that came of them."""
+    """How many tokens a sampled sequence drew: exit drafts, and the output tokens."""
     return sum(draft.proposal is not None for draft in drafts) + len(tokens)
 
 
-def _draft(row: TokenSequence, guess: Guess, depth: int, exit: int) -> Draft:
-    """Take the exit head's choice as a draft, placed behind the row's known tokens."""
+def _draft(state: ExactState, guess: Guess, depth: int, number: int) -> Draft:
+    """Take the exit head's token as a draft, placed behind the sequence's tokens and drafts."""
     assert guess.logits is not None
-    proposal = None
-    if row.params.greedy:
-        token = row.pick(guess.logits, guess.token, row.num_tokens_with_drafts)
+    sequence, place, proposal = state.sequence, state.num_tokens_with_drafts, None
+    if sequence.params.greedy:
+        token = sequence.pick(guess.logits, guess.token, place)
     else:
-        proposal = row.sampler.distribution(np.asarray(guess.logits, np.float32), row.tokens[: row.num_tokens_with_drafts])
-        token = row.sampler.draw(proposal)
-    row.tokens[row.num_tokens_with_drafts] = token
-    row.drafted += 1
-    return Draft(token, "router", depth, proposal, exit)
+        proposal = sequence.sampler.distribution(np.asarray(guess.logits, np.float32), state.tokens[:place])
+        token = sequence.sampler.draw(proposal)
+    state.tokens[place] = token
+    state.num_drafts += 1
+    return Draft(token, "router", depth, proposal, number)

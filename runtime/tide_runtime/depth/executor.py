@@ -1,8 +1,8 @@
-"""The one mechanism of lazy depth: advance segments for the tokens that wait, and ask exits.
+"""The one mechanism of lazy depth: advance segments for the tokens that wait, and evaluate exits.
 
-Rows stand in slots 0, 1, … A step is a run of slots, so rows between two that are advanced, and rows with fewer tokens than
-their neighbours, may get garbage behind what they have: no valid query sees it, the next write overwrites it (the segment
-contract).
+Sequences stand at batch indices 0, 1, … A step covers consecutive sequences. A sequence between two that are advanced, and one
+with fewer tokens than the others, may get garbage behind its tokens: no valid query sees it, and the next write overwrites it
+(the segment contract).
 """
 
 from __future__ import annotations
@@ -19,95 +19,101 @@ from tide_runtime.backends.base import ExecutionContext, Step
 from tide_runtime.bundle.calibration import ExitInfo
 from tide_runtime.bundle.exits import Exit, bundle_exits
 from tide_runtime.bundle.manifest import HEAD, Manifest, kv_fill_graph
-from tide_runtime.depth.frontier import Frontier
+from tide_runtime.depth.frontier import Frontier, LazySequence
+from tide_runtime.drafting.rejection_sampler import Logits
 from tide_runtime.sequence import TokenSequence, is_finite
 
 _PLAIN_LOGIT = 40.0  # up to which its exponential, summed over any vocabulary, is within float32
 
 
 class Guess(NamedTuple):
-    """What an exit says of a row's last token: the router's ``score``; when the head was asked, its ``logits`` [V] and argmax."""
+    """An exit's answer about a sequence's last token: the router's ``score``, and the head's ``logits`` [V] and argmax if it
+    ran."""
 
     score: float
     token: int
     logits: NDArray[np.floating] | None
 
 
-class Logits(NamedTuple):
-    """The model's own ``logits`` [S, V] for the last S tokens of a row, and the argmax of each."""
-
-    logits: NDArray[np.floating]
-    tokens: list[int]
-
-
 class Executor:
-    """Advances rows through the segments of a bundle; every policy that skips layers is written with it."""
+    """Advances sequences through the segments of a bundle; every policy that skips layers is written with it."""
 
     def __init__(self, manifest: Manifest) -> None:
         self.segments = [segment.name for segment in manifest.segments]
-        self.depth = len(self.segments)
+        self.num_segments = len(self.segments)
         self._cache_slots, self._hidden_size = manifest.max_seq_len, manifest.model.hidden_size
         self.exits = bundle_exits(manifest)
 
-    def frontier(self, context: ExecutionContext, row: TokenSequence, room: int) -> Frontier:
-        """The record of a row whose first ``row.num_cached_tokens`` tokens have been through every segment."""
-        return Frontier(self.depth, self._hidden_size, room, context.step(row.batch_index, [1]).hidden[0], row.num_cached_tokens)
+    def frontier(self, context: ExecutionContext, sequence: TokenSequence, room: int) -> Frontier:
+        """The record of a sequence whose first ``sequence.num_cached_tokens`` tokens have been through every segment."""
+        return Frontier(
+            self.num_segments,
+            self._hidden_size,
+            room,
+            context.step(sequence.batch_index, [1]).hidden[0],
+            sequence.num_cached_tokens,
+        )
 
     def advance(
         self,
         context: ExecutionContext,
-        rows: Sequence[TokenSequence],
+        sequences: Sequence[LazySequence],
         chosen: Sequence[int],
         first: int,
         end: int,
         wanted: Sequence[int] = (),
     ) -> list[Logits]:
-        """Run segments ``first`` … ``end - 1`` for all that waits in front of them in the rows at ``chosen`` (rising).
+        """Run segments ``first`` … ``end - 1`` for all that waits in front of them in the sequences at ``chosen`` (rising).
 
         Args:
-            wanted: where the model ends at ``end``: of how many of its last tokens each chosen row wants the model's logits.
+            wanted: where the model ends at ``end``: of how many of its last tokens each chosen sequence wants the model's logits.
 
-        Returns those logits, a chosen row's after the other's; nothing when none are wanted.
+        Returns those logits, a chosen sequence's after the other's; nothing when none are wanted.
         """
-        asked = dict(zip(chosen, wanted, strict=True)) if wanted else {}
+        logits_of = dict(zip(chosen, wanted, strict=True)) if wanted else {}
         given: dict[int, Logits] = {}
         while first < end:
             # Segments in front of which nothing waits take what arrives, straight from the same buffers.
             stop = first + 1
-            while stop < end and all(rows[i].frontier.done[stop - 1] == rows[i].frontier.done[stop] for i in chosen):
+            while stop < end and all(sequences[i].frontier.done[stop - 1] == sequences[i].frontier.done[stop] for i in chosen):
                 stop += 1
-            counts = {i: count for i in chosen if (count := self._waiting(rows[i], first))}
-            groups = self._groups(rows, counts, first)
+            counts = {i: count for i in chosen if (count := self._waiting(sequences[i], first))}
+            groups = self._groups(sequences, counts, first)
             for group in groups:
-                step = self._launch(context, rows, group, [counts[i] for i in group], first, stop, asked)
-                if stop == self.depth and asked:
-                    given |= _logits(step, group, asked, kept=len(groups) > 1)
+                step = self._launch(context, sequences, group, [counts[i] for i in group], first, stop, logits_of)
+                if stop == self.num_segments and logits_of:
+                    given |= _logits(step, group, logits_of, kept=len(groups) > 1)
             first = stop if counts else first + 1
-        return [given[i] for i in asked]
+        return [given[i] for i in logits_of]
 
-    def ask(
-        self, context: ExecutionContext, rows: Sequence[TokenSequence], chosen: Sequence[int], exit: Exit, least: Sequence[float]
+    def evaluate(
+        self,
+        context: ExecutionContext,
+        sequences: Sequence[LazySequence],
+        chosen: Sequence[int],
+        early_exit: Exit,
+        least: Sequence[float],
     ) -> list[Guess]:
-        """What the exit says of the last token of each chosen row, all of which stand at its boundary.
+        """Evaluate the exit for the last token of each chosen sequence. All of them stand at its boundary.
 
-        ``least``: the score from which on each row would stop, negative: whatever the router says. Otherwise the head is not
-        asked where an MLP has said no.
+        ``least``: the score from which on each sequence stops; negative: whatever the score. Otherwise the head is not run where
+        an MLP router rejects.
         """
-        info, ones = exit.info, _spread(chosen, [1] * len(chosen))
+        info, ones = early_exit.info, _spread(chosen, [1] * len(chosen))
         step = context.step(chosen[0], ones, ones if info.tail_layers else ())
         for place, i in enumerate(chosen):
-            newest = rows[i].frontier.newest(exit.boundary)
-            if exit.graph is not None:
-                step.hidden[exit.boundary - 1][place] = newest
+            newest = sequences[i].frontier.newest(early_exit.boundary)
+            if early_exit.graph is not None:
+                step.hidden[early_exit.boundary - 1][place] = newest
             if info.head == "identity":
                 step.hidden[-1][place] = newest
-        if exit.graph is not None:
-            step.run(exit.graph)
+        if early_exit.graph is not None:
+            step.run(early_exit.graph)
         scores, passed = self._pass_mlp(step, info, least)
         if not any(passed):
             return [Guess(score, -1, None) for score in scores]
         if info.tail_layers:
-            step.place(self._tail_places(rows, chosen))
+            step.place(self._tail_places(sequences, chosen))
         step.run(self.segments[-1] if info.tail_layers else HEAD)
         tokens, guesses = step.token[: len(chosen)].tolist(), list[Guess]()
         for place, (score, may, token) in enumerate(zip(scores, passed, tokens, strict=True)):
@@ -124,103 +130,110 @@ class Executor:
 
     @staticmethod
     def _pass_mlp(step: Step, info: ExitInfo, least: Sequence[float]) -> tuple[Sequence[float], Sequence[bool]]:
-        """What the MLP says, 1 where there is none, and whether that is enough for the head to be asked."""
+        """The MLP's scores, 1 where there is none, and whether each is enough for the head to be run."""
         if not info.asks_mlp:
             return [1.0] * len(least), [True] * len(least)
         scores = step.score[: len(least)].tolist()
         gates = least if info.router == "mlp" else [min(enough, 0.0) or info.mlp_threshold or 0.0 for enough in least]
         return scores, [score >= gate for score, gate in zip(scores, gates, strict=True)]  # a NaN passes no gate
 
-    def fill(self, context: ExecutionContext, rows: Sequence[TokenSequence], chosen: Sequence[int]) -> None:
-        """Project the keys and values of the layers that the chosen rows' tokens skipped, each token's from the state it
-        stopped with; none of them is run deeper after that. A row's last token still waits if it does."""
-        for exit in reversed(self.exits):  # deep ones first: they hold the earlier tokens
-            counts = {i: count for i in chosen if (count := self._skipped(rows[i], exit.boundary)) > 0}
-            for group in self._groups(rows, counts, exit.boundary):
-                self._fill(context, rows, group, [counts[i] for i in group], exit)
+    def fill(self, context: ExecutionContext, sequences: Sequence[LazySequence], chosen: Sequence[int]) -> None:
+        """Project the keys and values of the layers that the chosen sequences' tokens skipped, each token's from the state it
+        stopped with; none of them is run deeper after that. A sequence's last token still waits if it does."""
+        for early_exit in reversed(self.exits):  # deep ones first: they hold the earlier tokens
+            counts = {i: count for i in chosen if (count := self._skipped(sequences[i], early_exit.boundary)) > 0}
+            for group in self._groups(sequences, counts, early_exit.boundary):
+                self._fill(context, sequences, group, [counts[i] for i in group], early_exit)
 
     @staticmethod
-    def _skipped(row: TokenSequence, boundary: int) -> int:
-        """Tokens in front of segment ``boundary``, but for the row's last one."""
-        return min(row.frontier.done[boundary - 1], row.num_tokens_with_drafts - 1) - row.frontier.done[boundary]
+    def _skipped(sequence: LazySequence, boundary: int) -> int:
+        """Tokens in front of segment ``boundary``, but for the sequence's last one."""
+        return min(sequence.frontier.done[boundary - 1], sequence.num_tokens_with_drafts - 1) - sequence.frontier.done[boundary]
 
     def _fill(
-        self, context: ExecutionContext, rows: Sequence[TokenSequence], chosen: Sequence[int], counts: Sequence[int], exit: Exit
+        self,
+        context: ExecutionContext,
+        sequences: Sequence[LazySequence],
+        chosen: Sequence[int],
+        counts: Sequence[int],
+        early_exit: Exit,
     ) -> None:
         step, begin = context.step(chosen[0], _spread(chosen, counts)), 0
         for i, count in zip(chosen, counts, strict=True):
-            step.hidden[exit.boundary - 1][begin : begin + count] = rows[i].frontier.states[exit.boundary][:count]
+            step.hidden[early_exit.boundary - 1][begin : begin + count] = sequences[i].frontier.states[early_exit.boundary][
+                :count
+            ]
             begin += count
-        step.place(self._places(rows, chosen, exit.boundary))
-        step.run(kv_fill_graph(exit.info))
+        step.place(self._places(sequences, chosen, early_exit.boundary))
+        step.run(kv_fill_graph(early_exit.info))
         for i, count in zip(chosen, counts, strict=True):
-            rows[i].frontier.skip(exit.boundary, count)
+            sequences[i].frontier.skip(early_exit.boundary, count)
 
-    def _tail_places(self, rows: Sequence[TokenSequence], chosen: Sequence[int]) -> list[int]:
+    def _tail_places(self, sequences: Sequence[LazySequence], chosen: Sequence[int]) -> list[int]:
         """Where a tail writes its keys and values, which are provisional: the real run overwrites them."""
         low = chosen[0]
         # Rows in between: behind all they have, or, in a full cache, on the last token, which no later one attends to.
-        places = [min(row.frontier.done[0], self._cache_slots - 1) for row in rows[low : chosen[-1] + 1]]
+        places = [min(sequence.frontier.done[0], self._cache_slots - 1) for sequence in sequences[low : chosen[-1] + 1]]
         for i in chosen:
-            places[i - low] = rows[i].frontier.done[0] - 1
+            places[i - low] = sequences[i].frontier.done[0] - 1
         return places
 
-    def _waiting(self, row: TokenSequence, segment: int) -> int:
-        return row.num_tokens_with_drafts - row.frontier.done[0] if segment == 0 else row.frontier.waiting(segment)
+    def _waiting(self, sequence: LazySequence, segment: int) -> int:
+        return sequence.num_tokens_with_drafts - sequence.frontier.done[0] if segment == 0 else sequence.frontier.waiting(segment)
 
-    def _places(self, rows: Sequence[TokenSequence], chosen: Sequence[int], segment: int) -> list[int]:
-        """Where each row from the first chosen to the last writes: those in between behind all they have, tails included."""
+    def _places(self, sequences: Sequence[LazySequence], chosen: Sequence[int], segment: int) -> list[int]:
+        """Where each sequence from the first chosen to the last writes: those in between behind all they have, tails included."""
         low, span = chosen[0], chosen[-1] - chosen[0] + 1
         if len(chosen) == span:
-            return [rows[i].frontier.done[segment] for i in chosen]
-        places = [row.frontier.done[0] for row in rows[low : low + span]]
+            return [sequences[i].frontier.done[segment] for i in chosen]
+        places = [sequence.frontier.done[0] for sequence in sequences[low : low + span]]
         for i in chosen:
-            places[i - low] = rows[i].frontier.done[segment]
+            places[i - low] = sequences[i].frontier.done[segment]
         return places
 
-    def _groups(self, rows: Sequence[TokenSequence], counts: Mapping[int, int], segment: int) -> list[list[int]]:
-        """Who of the rows with ``counts`` runs with whom: everyone with everyone, but for a row near the end of its cache, which
-        cannot take its neighbours' garbage: then each runs alone."""
+    def _groups(self, sequences: Sequence[LazySequence], counts: Mapping[int, int], segment: int) -> list[list[int]]:
+        """Batch all sequences that have ``counts``, unless padding would overrun a KV cache; then launch them one by one."""
         ready = list(counts)
-        if len(ready) > 1 and max(self._places(rows, ready, segment)) + max(counts.values()) > self._cache_slots:
+        if len(ready) > 1 and max(self._places(sequences, ready, segment)) + max(counts.values()) > self._cache_slots:
             return [[i] for i in ready]
         return [ready] if ready else []
 
     def _launch(
         self,
         context: ExecutionContext,
-        rows: Sequence[TokenSequence],
+        sequences: Sequence[LazySequence],
         chosen: Sequence[int],
         counts: Sequence[int],
         first: int,
         stop: int,
-        asked: Mapping[int, int],
+        wanted: Mapping[int, int],
     ) -> Step:
-        """Run segments ``first`` … ``stop - 1`` for the chosen rows' ``counts`` of tokens that wait in front of ``first``."""
-        wanted = _spread(chosen, [asked[i] for i in chosen]) if asked and stop == self.depth else ()
-        step, begin = context.step(chosen[0], _spread(chosen, counts), wanted), 0
+        """Run segments ``first`` … ``stop - 1`` for the chosen sequences' ``counts`` of tokens that wait in front of
+        ``first``."""
+        logits = _spread(chosen, [wanted[i] for i in chosen]) if wanted and stop == self.num_segments else ()
+        step, begin = context.step(chosen[0], _spread(chosen, counts), logits), 0
         for i, count in zip(chosen, counts, strict=True):
-            frontier, end = rows[i].frontier, begin + count
+            frontier, end = sequences[i].frontier, begin + count
             if first == 0:
-                step.input_ids[begin:end] = rows[i].tokens[frontier.done[0] : frontier.done[0] + count]
+                step.input_ids[begin:end] = sequences[i].tokens[frontier.done[0] : frontier.done[0] + count]
             else:
                 step.hidden[first - 1][begin:end] = frontier.states[first][:count]
             begin = end
-        step.place(self._places(rows, chosen, first))
-        for graph in context.every_layer if (first, stop) == (0, self.depth) else self.segments[first:stop]:
+        step.place(self._places(sequences, chosen, first))
+        for graph in context.every_layer if (first, stop) == (0, self.num_segments) else self.segments[first:stop]:
             step.run(graph)
         begin = 0
         for i, count in zip(chosen, counts, strict=True):
-            if stop == self.depth:
-                rows[i].frontier.pass_through(first, stop, count)
+            if stop == self.num_segments:
+                sequences[i].frontier.pass_through(first, stop, count)
             else:
-                rows[i].frontier.arrive(first, stop, step.hidden[stop - 1][begin : begin + count])
+                sequences[i].frontier.arrive(first, stop, step.hidden[stop - 1][begin : begin + count])
             begin += count
         return step
 
 
 def _spread(chosen: Sequence[int], values: Sequence[int]) -> list[int]:
-    """``values`` of the rows at ``chosen``, 0 for those in between."""
+    """``values`` of the sequences at ``chosen``, 0 for those in between."""
     span = chosen[-1] - chosen[0] + 1
     if len(values) == span:
         return list(values)
@@ -230,12 +243,12 @@ def _spread(chosen: Sequence[int], values: Sequence[int]) -> list[int]:
     return spread
 
 
-def _logits(step: Step, group: Sequence[int], asked: Mapping[int, int], kept: bool) -> dict[int, Logits]:
-    """The logits that the rows of one launch asked for; copies, where another launch follows before they are read."""
+def _logits(step: Step, group: Sequence[int], wanted: Mapping[int, int], kept: bool) -> dict[int, Logits]:
+    """The wanted logits of the sequences of one launch; copies, where another launch follows before they are read."""
     found, begin = {}, 0
-    tokens = step.token[: sum(asked[i] for i in group)].tolist()
+    tokens = step.token[: sum(wanted[i] for i in group)].tolist()
     for i in group:
-        end = begin + asked[i]
+        end = begin + wanted[i]
         logits = step.logits[begin:end]
         found[i], begin = Logits(logits.copy() if kept else logits, tokens[begin:end]), end
     return found

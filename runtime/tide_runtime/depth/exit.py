@@ -1,8 +1,8 @@
 """``exit``: a token's output is final at the first checkpoint whose router clears its certified threshold.
 
-Its hidden state waits there until a later token needs the keys and values of the layers it skipped (see `skipped_layers`). By
-default those layers are then run for all that waits, so a deep token always attends to exact keys and values (River-LLM's
-deferred KV; CALM, Schuster et al. 2022, for the thresholds).
+Its hidden state waits there until a later token needs the keys and values of the layers it skipped (see `skipped_kv`). By default
+those layers are then run for all that waits, so a deep token always attends to exact keys and values (River-LLM's deferred KV;
+CALM, Schuster et al. 2022, for the thresholds).
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from time import perf_counter
+from typing import cast
 
 from tide_runtime.backends.base import ExecutionContext
 from tide_runtime.bundle.exits import Exit
@@ -18,56 +19,87 @@ from tide_runtime.costs.batch_speedup import ExitGate
 from tide_runtime.costs.cost_model import CostModel
 from tide_runtime.depth.early_exit_prefill import ExitingPrefill
 from tide_runtime.depth.executor import Executor, Guess
+from tide_runtime.depth.frontier import LazySequence
 from tide_runtime.depth.full import FullDepth
 from tide_runtime.depth.options import DepthOptions
 from tide_runtime.depth.requirements import check_fills, check_tails, no_exit, too_deep
 from tide_runtime.depth.skipped_kv import Deferred, Propagated, SkippedLayers
+from tide_runtime.drafting.backoff import Backoff
 from tide_runtime.errors import ParamsError
 from tide_runtime.generation_params import GenerationParams
-from tide_runtime.sequence import TokenSequence, note_exit_time
+from tide_runtime.sequence import TokenSequence, note_depth_time
 
-_ROOM = 64  # most tokens that wait at one checkpoint; then the layers they skipped are settled
 _ANY_SCORE = -1.0  # below every score but NaN
 
 
 @dataclass(frozen=True)
-class _Stop:
-    """An exit that may be taken, and from which score on."""
+class Stop:
+    """An exit that may be taken, and the least score for it."""
 
     exit: Exit
     threshold: float
 
 
+@dataclass
+class ExitState(LazySequence):
+    """What `ExitDepth` keeps of a sequence.
+
+    Args:
+        backoff: of evaluating exits; None before the prompt has run.
+        held: steps for which the last token has waited for others that need depth.
+        streak: early exits since the last deep token.
+        full_until: ``num_cached_tokens`` up to which the steps are those of `full`. These leave frontier and backoff where they
+            were.
+    """
+
+    backoff: Backoff | None = None
+    held: int = 0
+    streak: int = 0
+    full_until: float = 0
+
+    @property
+    def trial(self) -> Backoff:
+        assert self.backoff is not None
+        return self.backoff
+
+
 class ExitDepth:
-    """Stops where a router is sure; what it skips is run when somebody needs it."""
+    """Stops where a router is confident; the layers it skips are run when a later token needs them.
+
+    Args:
+        evaluates_always: exits are evaluated for every token, also where that does not pay.
+    """
 
     name = "exit"
 
-    def __init__(self, manifest: Manifest, prefill_chunk: int, options: DepthOptions) -> None:
-        self.executor, self.options = Executor(manifest), options
-        self.num_layers, self.costs, self.full = (
-            manifest.model.num_layers,
-            CostModel(manifest),
-            FullDepth(manifest, prefill_chunk),
-        )
+    def __init__(self, manifest: Manifest, prefill_chunk: int, options: DepthOptions, evaluates_always: bool = False) -> None:
+        self.executor, self.options, self.evaluates_always = Executor(manifest), options, evaluates_always
+        self.num_layers, self.costs = manifest.model.num_layers, CostModel.of(manifest)
+        self.full = FullDepth(manifest, prefill_chunk)
         propagate = options.kv == "propagate"
         self.skipped: SkippedLayers = Propagated(self.executor) if propagate else Deferred(self.executor)
-        stops = [_Stop(e, t) for e in self.executor.exits if (t := self._threshold(e)) is not None]
+        stops = [Stop(e, t) for e in self.executor.exits if (t := self._threshold(e)) is not None]
         self.stops = [stop for stop in stops if stop.exit.info.checkpoint >= options.min_depth]
         if not self.stops:
             raise ParamsError(too_deep(stops[-1].exit.info.checkpoint, options) if stops else no_exit(manifest))
-        known = manifest.calibration if options.threshold is None else None  # with other thresholds shares are not known
-        exits, shares = [stop.exit for stop in self.stops], known.exit_depths if known is not None else {}
+        self._exits = [stop.exit for stop in self.stops]
+        known = manifest.calibration if options.threshold is None else None  # other thresholds have other shares
+        shares = {int(layers): share for layers, share in known.exit_depths.items()} if known is not None else {}
         predicted = known.predicted.get("exit") if known is not None else None
-        self.gate = ExitGate(self.costs, exits, {int(layers): share for layers, share in shares.items()}, propagate, predicted)
+        self.gate = ExitGate(self.costs, self._exits, shares, propagate, predicted, options.tuning)
         if propagate or options.prefill_exit:
             check_fills(manifest)
         self._known_costs: dict[tuple[int, ...], float] = {}
-        self.asks_always = False  # also where it does not pay
         self.exiting_prefill: ExitingPrefill | None = None
         if options.prefill_exit:
             check_tails(manifest)
             self.exiting_prefill = ExitingPrefill(self.executor, [(s.exit, s.threshold) for s in self.stops], prefill_chunk)
+
+    @property
+    def least_depth(self) -> float:
+        """Layers per token that a text takes at least: the first exit's, and all of them where `max_exit_streak` forces it."""
+        streak, shallow = self.options.max_exit_streak, self.stops[0].exit.layers
+        return (streak * shallow + self.num_layers) / (streak + 1) if streak else shallow
 
     def check_params(self, params: GenerationParams) -> None:
         budget, least, streak = params.depth_budget, self.least_depth, self.options.max_exit_streak
@@ -90,156 +122,158 @@ class ExitDepth:
         return None
 
     def for_device_loop(self) -> list[tuple[Exit, float]]:
-        self.asks_always = True
+        self.evaluates_always = True
         return [(stop.exit, stop.threshold) for stop in self.stops]
 
-    def prefill(self, context: ExecutionContext, row: TokenSequence) -> int:
-        token = self.exiting_prefill.run(context, row) if self.exiting_prefill else self.full.prefill(context, row)
-        row.frontier = self.executor.frontier(context, row, room=_ROOM)
+    def can_loop(self, sequence: TokenSequence) -> bool:
+        return cast(ExitState, sequence.policy_state).frontier.done[-1] == sequence.num_cached_tokens
+
+    def took_tokens(self, sequence: TokenSequence, depths: Sequence[int]) -> None:
+        sequence.depth.token_depths += depths
+        cast(ExitState, sequence.policy_state).frontier.reset(sequence.num_cached_tokens)
+
+    def prefill(self, context: ExecutionContext, sequence: TokenSequence) -> int:
+        prefill = self.exiting_prefill.run if self.exiting_prefill else self.full.prefill
+        token, tuning = prefill(context, sequence), self.options.tuning
+        frontier = self.executor.frontier(context, sequence, room=tuning.exit_room)
+        sequence.policy_state = ExitState(sequence, frontier, backoff=Backoff(tuning, tuning.uncalibrated_speedup))
         return token
 
-    def decode(self, context: ExecutionContext, rows: Sequence[TokenSequence]) -> list[list[int]]:
-        if all(row.num_cached_tokens < row.plain_until for row in rows):
-            return self._plain(context, rows)
-        budget = rows[0].params.depth_budget  # must be kept whatever that costs
-        if budget is None and not self.asks_always and not self.gate.opens(rows[0].batch_size, rows[0].params.greedy):
-            return self._leave_to_full(context, rows)
-        for row in rows:
-            self._catch_up(row)
-        if all(
-            row.trial.resting and row.frontier.done[-1] == row.num_cached_tokens and not self._over_budget(row) for row in rows
-        ):
-            for row in rows:
-                row.plain_until = row.num_cached_tokens + (row.trial.resting if row.params.depth_budget is None else 0)
-            return self._plain(context, rows)
-        everyone, began = range(len(rows)), perf_counter()
-        self._make_room(context, rows)
-        tokens: list[list[int]] = [[] for _ in rows]
-        asked = [[0] * len(self.stops) for _ in rows]
-        undecided, first = [i for i in everyone if self._asks(rows[i])], 0
-        if undecided:  # rows that do not ask go along to the first exit: one launch for all
+    def decode(self, context: ExecutionContext, sequences: Sequence[TokenSequence]) -> list[list[int]]:
+        states = [cast(ExitState, sequence.policy_state) for sequence in sequences]
+        if all(state.sequence.num_cached_tokens < state.full_until for state in states):
+            return self._full_step(context, sequences)
+        first = sequences[0]
+        kept = first.params.depth_budget is not None or self.evaluates_always  # whatever that costs
+        if not kept and not self.gate.opens(first.batch_size, first.params.greedy):
+            return self._leave_to_full(context, sequences)
+        for state in states:
+            self._catch_up(state)
+        if all(self._rests(state) for state in states):
+            for state in states:
+                rests = state.trial.cooldown if state.sequence.params.depth_budget is None else 0
+                state.full_until = state.sequence.num_cached_tokens + rests
+            return self._full_step(context, sequences)
+        return self._step(context, states)
+
+    def _step(self, context: ExecutionContext, states: Sequence[ExitState]) -> list[list[int]]:
+        """A step in which exits are evaluated, or tokens wait."""
+        everyone, began = range(len(states)), perf_counter()
+        self._make_room(context, states)
+        tokens: list[list[int]] = [[] for _ in states]
+        evaluated = [[0] * len(self.stops) for _ in states]
+        undecided, first = [i for i in everyone if self._evaluates(states[i])], 0
+        if undecided:  # the others go along to the first exit: one launch for all
             first = self.stops[0].exit.boundary
-            self.executor.advance(context, rows, [i for i in everyone if not rows[i].held], 0, first)
+            self.executor.advance(context, states, [i for i in everyone if not states[i].held], 0, first)
         for number, stop in enumerate(self.stops):
             if not undecided:
                 break
             if first < stop.exit.boundary:
-                self.skipped.make_way(context, rows, undecided)
-                self.executor.advance(context, rows, undecided, first, stop.exit.boundary)
-            least = [_ANY_SCORE if self._over_budget(rows[i]) else stop.threshold for i in undecided]
-            guesses = self.executor.ask(context, rows, undecided, stop.exit, least)
+                self.skipped.make_way(context, states, undecided)
+                self.executor.advance(context, states, undecided, first, stop.exit.boundary)
+            least = [_ANY_SCORE if self._over_budget(states[i]) else stop.threshold for i in undecided]
+            guesses = self.executor.evaluate(context, states, undecided, stop.exit, least)
             for i, guess, enough in zip(undecided, guesses, least, strict=True):
-                asked[i][number] = 1
+                evaluated[i][number] = 1
                 if guess.logits is not None and guess.score >= enough:  # a NaN clears nothing
-                    rows[i].depth.forced += guess.score < stop.threshold
-                    tokens[i].append(self._take(rows[i], stop, guess))
-                    self._judge(rows[i], asked[i], waited=0)
+                    states[i].sequence.depth.forced += guess.score < stop.threshold
+                    tokens[i].append(self._take(states[i], stop, guess))
+                    self._observe(states[i], evaluated[i], waited=0)
             undecided, first = [i for i in undecided if not tokens[i]], stop.exit.boundary
-        note_exit_time(rows, began)
-        self._go_deep(context, rows, [i for i in everyone if not tokens[i]], tokens)
-        for row in rows:
-            row.num_cached_tokens = row.frontier.done[0]
+        note_depth_time((state.sequence for state in states), began)
+        self._go_deep(context, states, [i for i in everyone if not tokens[i]], tokens)
+        for state in states:
+            state.sequence.num_cached_tokens = state.frontier.done[0]
         return tokens
 
-    def _leave_to_full(self, context: ExecutionContext, rows: Sequence[TokenSequence]) -> list[list[int]]:
-        for row in rows:
-            row.ran_full = True
-            row.depth.record_plain(self.num_layers)
-        return self.full.decode(context, rows)
+    def _leave_to_full(self, context: ExecutionContext, sequences: Sequence[TokenSequence]) -> list[list[int]]:
+        for sequence in sequences:
+            sequence.ran_full = True
+        return self._full_step(context, sequences)
 
-    def _plain(self, context: ExecutionContext, rows: Sequence[TokenSequence]) -> list[list[int]]:
-        """Exits do not pay just now and nothing waits: a step of `full`, with little around it."""
-        tokens = self.full.decode(context, rows)
-        for row in rows:
-            row.depth.record_plain(self.num_layers)
+    def _full_step(self, context: ExecutionContext, sequences: Sequence[TokenSequence]) -> list[list[int]]:
+        """A step of `full` for all, where exits do not pay and nothing waits, with little around it."""
+        tokens = self.full.decode(context, sequences)
+        for sequence in sequences:
+            sequence.depth.record_full_step(self.num_layers)
         return tokens
 
-    def _catch_up(self, row: TokenSequence) -> None:
-        """With plain steps, which leave frontier and trial where they were."""
-        passed = row.num_cached_tokens - row.frontier.done[0]
+    def _catch_up(self, state: ExitState) -> None:
+        """Bring frontier and backoff up to date after steps of `full`."""
+        passed = state.sequence.num_cached_tokens - state.frontier.done[0]
         if passed:
-            row.frontier.reset(row.num_cached_tokens)
-            row.trial.rest(passed)
+            state.frontier.reset(state.sequence.num_cached_tokens)
+            state.trial.pass_tokens(passed)
 
-    def _go_deep(
-        self, context: ExecutionContext, rows: Sequence[TokenSequence], needy: list[int], tokens: list[list[int]]
-    ) -> None:
-        """Run the rest for the rows that need it: when that is most rows, or one has waited long enough."""
+    def _rests(self, state: ExitState) -> bool:
+        """Whether the sequence is in a cooldown, nothing of it waits, and its depth budget allows a full-depth token."""
+        nothing_waits = state.frontier.done[-1] == state.sequence.num_cached_tokens
+        return not state.trial.active and nothing_waits and not self._over_budget(state)
+
+    def _go_deep(self, context: ExecutionContext, states: Sequence[ExitState], needy: list[int], tokens: list[list[int]]) -> None:
+        """Run the remaining layers for the sequences that need them: when these are most, or one has waited long enough."""
         if not needy:
             return
-        if 2 * len(needy) < len(rows) and all(rows[i].held < self.options.max_wait_steps for i in needy):
+        if 2 * len(needy) < len(states) and all(states[i].held < self.options.max_wait_steps for i in needy):
             for i in needy:
-                rows[i].held += 1
+                states[i].held += 1
             return
-        waited = [rows[i].num_tokens_with_drafts - rows[i].frontier.done[-1] for i in needy]
-        self.skipped.make_way(context, rows, needy)
-        deep = self.executor.advance(context, rows, needy, 0, self.executor.depth, [1] * len(needy))
+        waited = [states[i].num_tokens_with_drafts - states[i].frontier.done[-1] for i in needy]
+        self.skipped.make_way(context, states, needy)
+        deep = self.executor.advance(context, states, needy, 0, self.executor.num_segments, [1] * len(needy))
         for i, last, count in zip(needy, deep, waited, strict=True):
-            tokens[i].append(rows[i].choose(last.logits[0], last.tokens[0]))
-            self._went_deep(rows[i], count)
+            tokens[i].append(states[i].sequence.choose(last.logits[0], last.tokens[0]))
+            self._went_deep(states[i], count)
 
-    def _went_deep(self, row: TokenSequence, waited: int) -> None:
-        row.depth.record_plain(self.num_layers)
-        if row.trial.resting:
-            row.trial.rest(1)
+    def _went_deep(self, state: ExitState, waited: int) -> None:
+        state.sequence.depth.record_full_step(self.num_layers)
+        if state.trial.active:
+            self._observe(state, [0 if self._must_go_deep(state) else 1] * len(self.stops), waited)
         else:
-            self._judge(row, [0 if self._tired(row) else 1] * len(self.stops), waited)
-        row.held = row.streak = 0
+            state.trial.pass_tokens(1)
+        state.held = state.streak = 0
 
-    def _judge(self, row: TokenSequence, asked: list[int], waited: int) -> None:
-        if not self.asks_always:
-            key = (*asked, waited)
-            cost = self._known_costs.get(key)
-            if cost is None:
-                cost = self._known_costs[key] = self._cost(asked, waited)
-            row.trial.saw(1, cost)
+    def _observe(self, state: ExitState, evaluated: list[int], waited: int) -> None:
+        if not self.evaluates_always:
+            state.trial.observe(1, self.token_cost(evaluated, waited))
 
-    def _cost(self, asked: list[int], waited: int) -> float:
-        """Of one token, as if alone, plain decoding being 1: asking exits, then the other layers where ``waited`` tokens need
-        them, itself included. One that asks nobody passes the exits."""
-        total, first = 0.0, 0
-        for stop, count in zip(self.stops, asked, strict=True):
-            if count:
-                total += self.costs.asking(1, first, stop.exit, again=waited != 1)
-            elif waited:
-                total += self.costs.segments(1, 1, first, stop.exit.boundary)
-            first = stop.exit.boundary
-        if waited:
-            last, deep = self.costs.step(1, 1), self.skipped.run_deep(waited)
-            rest = self.costs.segments(1, deep, first, self.executor.depth) + self.costs.fill(waited - deep, self.stops[0].exit)
-            total += rest + last.logits_ms + last.host_ms
-        return total / self.costs.full(1, 1, 1)
+    def token_cost(self, evaluated: Sequence[int], waited: int) -> float:
+        """See `CostModel.early_exit_token`."""
+        key = (*evaluated, waited)
+        cost = self._known_costs.get(key)
+        if cost is None:
+            deep = self.skipped.run_deep(waited) if waited else 0
+            cost = self._known_costs[key] = self.costs.early_exit_token(self._exits, evaluated, waited, deep)
+        return cost
 
-    @property
-    def least_depth(self) -> float:
-        """Layers per token that a text takes in any case: the first exit's, and all of them where `max_exit_streak` says so."""
-        streak, shallow = self.options.max_exit_streak, self.stops[0].exit.layers
-        return (streak * shallow + self.num_layers) / (streak + 1) if streak else shallow
+    def _evaluates(self, state: ExitState) -> bool:
+        """Whether exits are evaluated for the last token. A held one stands at the last exit: it was evaluated before."""
+        if state.held or self._must_go_deep(state):
+            return False
+        return state.trial.active or self._over_budget(state)
 
-    def _asks(self, row: TokenSequence) -> bool:
-        """Whether exits are asked about the last token. A held one stands at the last exit: it was asked in an earlier step."""
-        return not (row.held or self._tired(row) or (row.trial.resting and not self._over_budget(row)))
-
-    def _over_budget(self, row: TokenSequence) -> bool:
-        """Whether taking the last token through every layer would take more layers per token than the request may."""
-        budget, depths = row.params.depth_budget, row.depth.token_depths
+    def _over_budget(self, state: ExitState) -> bool:
+        """Whether a full-depth token would take more layers per token than the request may."""
+        budget, depths = state.sequence.params.depth_budget, state.sequence.depth.token_depths
         return budget is not None and sum(depths) + self.num_layers > budget * (len(depths) + 1)
 
-    def _tired(self, row: TokenSequence) -> bool:
-        """Whether as many tokens as may have left early one after the other."""
-        return 0 < self.options.max_exit_streak <= row.streak
+    def _must_go_deep(self, state: ExitState) -> bool:
+        """Whether as many tokens as allowed have stopped early one after the other."""
+        return 0 < self.options.max_exit_streak <= state.streak
 
-    def _take(self, row: TokenSequence, stop: _Stop, guess: Guess) -> int:
+    def _take(self, state: ExitState, stop: Stop, guess: Guess) -> int:
         assert guess.logits is not None
-        row.depth.token_depths.append(stop.exit.layers)
-        row.streak += 1
-        return row.choose(guess.logits, guess.token)
+        state.sequence.depth.token_depths.append(stop.exit.layers)
+        state.streak += 1
+        return state.sequence.choose(guess.logits, guess.token)
 
-    def _make_room(self, context: ExecutionContext, rows: Sequence[TokenSequence]) -> None:
-        """Settle rows in which no further token could wait. A held one brings none."""
-        full = [i for i, row in enumerate(rows) if not row.held and row.frontier.done[0] - row.frontier.done[-1] >= _ROOM - 1]
+    def _make_room(self, context: ExecutionContext, states: Sequence[ExitState]) -> None:
+        """Settle sequences in which no further token could wait. A held one adds none."""
+        most = self.options.tuning.exit_room - 1
+        full = [i for i, s in enumerate(states) if not s.held and s.frontier.done[0] - s.frontier.done[-1] >= most]
         if full:
-            self.skipped.settle(context, rows, full)
+            self.skipped.settle(context, states, full)
 
-    def _threshold(self, exit: Exit) -> float | None:
-        return self.options.threshold if self.options.threshold is not None else exit.info.exit_threshold
+    def _threshold(self, early_exit: Exit) -> float | None:
+        return self.options.threshold if self.options.threshold is not None else early_exit.info.exit_threshold

@@ -1,4 +1,4 @@
-"""How deep each token of a row has been run: the record that lazy depth keeps.
+"""How deep each token of a sequence has been run: the record that lazy depth keeps.
 
 Layers run in order and a deeper run takes along everything that waits, so depth falls along the text: the first
 ``done[i]`` tokens have been through segment i, and ``done`` never rises from one segment to the next. The tokens in between,
@@ -8,12 +8,16 @@ values of the segments they have been through are in the cache.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 from numpy.typing import NDArray
 
+from tide_runtime.sequence import TokenSequence
+
 
 class Frontier:
-    """One row's record.
+    """One sequence's record.
 
     Args:
         room: most tokens that may wait in front of one segment.
@@ -58,3 +62,30 @@ class Frontier:
     def roll_back(self, length: int) -> None:
         """Forget every token from position ``length`` on; cache entries behind it are overwritten when they are reached."""
         self.done = [min(done, length) for done in self.done]
+
+
+@dataclass
+class LazySequence:
+    """A sequence as the executor runs it. Policies derive their state of a sequence from it (``TokenSequence.policy_state``).
+
+    Args:
+        num_drafts: tokens behind ``sequence.num_tokens`` that are not output yet.
+    """
+
+    sequence: TokenSequence
+    frontier: Frontier
+    num_drafts: int = 0
+
+    @property
+    def tokens(self) -> NDArray[np.int64]:
+        return self.sequence.tokens
+
+    @property
+    def num_tokens_with_drafts(self) -> int:
+        """Tokens that can be run: prompt, output and drafts."""
+        return self.sequence.num_tokens + self.num_drafts
+
+    @property
+    def room(self) -> int:
+        """Drafts that still fit before the output, or the cache, is full: the last token is the model's own."""
+        return len(self.sequence.tokens) - self.num_tokens_with_drafts - 1

@@ -1,6 +1,6 @@
-"""Run a prompt into the KV cache, in chunks, so that memory does not grow with the prompt.
+"""``full``: every token goes through every layer. The model itself.
 
-``full``: every token goes through every layer. The model itself."""
+Prompts run in chunks, so that memory does not grow with the prompt."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from tide_runtime.generation_params import GenerationParams
 from tide_runtime.sequence import TokenSequence
 
 
-def prefill_full(context: ExecutionContext, row: TokenSequence, chunk: int) -> int:
-    """Run all of the row's prompt through every layer; returns the first output token."""
+def prefill_full(context: ExecutionContext, sequence: TokenSequence, chunk: int) -> int:
+    """Run all of the sequence's prompt through every layer; returns the first output token."""
     while True:
-        seq = min(chunk, row.prompt_tokens - row.num_cached_tokens)
-        last = row.num_cached_tokens + seq == row.prompt_tokens
-        step = context.step(row.batch_index, [seq], [int(last)])
-        step.input_ids[:seq] = row.tokens[row.num_cached_tokens : row.num_cached_tokens + seq]
-        step.place([row.num_cached_tokens])
+        seq = min(chunk, sequence.prompt_tokens - sequence.num_cached_tokens)
+        last = sequence.num_cached_tokens + seq == sequence.prompt_tokens
+        step = context.step(sequence.batch_index, [seq], [int(last)])
+        step.input_ids[:seq] = sequence.tokens[sequence.num_cached_tokens : sequence.num_cached_tokens + seq]
+        step.place([sequence.num_cached_tokens])
         for graph in context.every_layer:
             step.run(graph)
-        row.num_cached_tokens += seq
+        sequence.num_cached_tokens += seq
         if last:
-            return row.choose(step.logits[0], int(step.token[0]))
+            return sequence.choose(step.logits[0], int(step.token[0]))
 
 
 class FullDepth:
@@ -47,19 +47,25 @@ class FullDepth:
     def for_device_loop(self) -> list[tuple[Exit, float]]:
         return []
 
-    def prefill(self, context: ExecutionContext, row: TokenSequence) -> int:
-        return prefill_full(context, row, self.prefill_chunk)
+    def can_loop(self, sequence: TokenSequence) -> bool:
+        return True
 
-    def decode(self, context: ExecutionContext, rows: Sequence[TokenSequence]) -> list[list[int]]:
-        ones = [1] * len(rows)
+    def took_tokens(self, sequence: TokenSequence, depths: Sequence[int]) -> None:
+        pass
+
+    def prefill(self, context: ExecutionContext, sequence: TokenSequence) -> int:
+        return prefill_full(context, sequence, self.prefill_chunk)
+
+    def decode(self, context: ExecutionContext, sequences: Sequence[TokenSequence]) -> list[list[int]]:
+        ones = [1] * len(sequences)
         step = context.step(0, ones, ones)
-        step.input_ids[:] = [row.last_token for row in rows]
-        step.place([row.num_cached_tokens for row in rows])
+        step.input_ids[:] = [sequence.last_token for sequence in sequences]
+        step.place([sequence.num_cached_tokens for sequence in sequences])
         for graph in context.every_layer:
             step.run(graph)
         logits, likeliest = step.logits, step.token.tolist()
         chosen = []
-        for i, row in enumerate(rows):
-            row.num_cached_tokens += 1
-            chosen.append([row.choose(logits[i], likeliest[i])])
+        for i, sequence in enumerate(sequences):
+            sequence.num_cached_tokens += 1
+            chosen.append([sequence.choose(logits[i], likeliest[i])])
         return chosen

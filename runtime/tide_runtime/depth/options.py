@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from numbers import Real
 from typing import Literal, get_args
 
+from tide_runtime.depth_tuning import DepthTuning
 from tide_runtime.errors import ParamsError
 
 Drafters = Literal["both", "router", "ngram", "none"]
@@ -28,6 +29,7 @@ class DepthOptions:
         prefill_exit: under ``exit``, prompt tokens may stop too, their keys and values projected; outside the certificate.
         max_exit_streak: after this many early exits in a row the next token goes through every layer, whatever the request's
             depth budget; 0: no limit.
+        tuning: constants that the policies decide with.
     """
 
     draft: Drafters = "both"
@@ -38,6 +40,7 @@ class DepthOptions:
     max_exit_streak: int = 0
     kv: SkippedKV = "deferred"
     prefill_exit: bool = False
+    tuning: DepthTuning = field(default_factory=DepthTuning)
 
     def __post_init__(self) -> None:
         if self.draft not in get_args(Drafters):
@@ -45,7 +48,9 @@ class DepthOptions:
         if self.draft_limit is not None and (not _is_int(self.draft_limit) or not 1 <= self.draft_limit <= 64):
             raise ParamsError(f"draft_limit is {self.draft_limit!r}; set it to a number of tokens from 1 to 64")
         if self.threshold is not None and (not isinstance(self.threshold, Real) or not 0.0 <= self.threshold <= 1.0):
-            raise ParamsError(f"threshold is {self.threshold!r}; set it to a number from 0 (stops wherever it asks) to 1")
+            raise ParamsError(
+                f"threshold is {self.threshold!r}; set it to a number from 0 (stops at every exit that is evaluated) to 1"
+            )
         if self.kv not in get_args(SkippedKV):
             raise ParamsError(f"kv is {self.kv!r}; set it to one of: {', '.join(get_args(SkippedKV))}")
         if not isinstance(self.prefill_exit, bool):

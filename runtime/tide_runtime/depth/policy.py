@@ -28,7 +28,7 @@ class LoadedPolicy(DepthPolicy, Protocol):
     """A policy as `registry.make_policy` makes it for an engine."""
 
     def check_params(self, params: GenerationParams) -> None:
-        """Raise ParamsError where the policy cannot keep what a request asks for."""
+        """Raise ParamsError where the policy cannot do what a request wants."""
 
     def why_on_host(self, pads_sequences: bool) -> str | None:
         """Why a loop on the device cannot run this policy; None: it can.
@@ -40,3 +40,9 @@ class LoadedPolicy(DepthPolicy, Protocol):
     def for_device_loop(self) -> list[tuple[Exit, float]]:
         """The exits, shallow first, that a device loop evaluates for every token, and their thresholds. From then on the policy
         evaluates them for every token too, so that steps driven from the host give the same tokens."""
+
+    def can_loop(self, sequence: TokenSequence) -> bool:
+        """Whether a device loop may take the sequence over: none of its tokens waits for layers."""
+
+    def took_tokens(self, sequence: TokenSequence, depths: Sequence[int]) -> None:
+        """A device loop generated one token at each of ``depths`` (layers run); all layers have caught up."""

@@ -23,8 +23,8 @@ def check_tails(manifest: Manifest) -> None:
     """Raise ParamsError when exits run a tail."""
     if manifest.calibration is not None and manifest.calibration.tail_layers:
         raise ParamsError(
-            "prefill_exit cannot ask exits that run the model's last layers, whose caches they fill in the text's order; leave "
-            "it out, or calibrate with --heads identity,linear"
+            "prefill_exit cannot evaluate exits that run the model's last layers, whose caches they fill in the text's order; "
+            "leave it out, or calibrate with --heads identity,linear"
         )
 
 

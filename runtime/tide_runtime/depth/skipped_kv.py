@@ -11,18 +11,18 @@ from typing import Protocol
 
 from tide_runtime.backends.base import ExecutionContext
 from tide_runtime.depth.executor import Executor
-from tide_runtime.sequence import TokenSequence
+from tide_runtime.depth.frontier import LazySequence
 
 
 class SkippedLayers(Protocol):
-    def make_way(self, context: ExecutionContext, rows: Sequence[TokenSequence], chosen: Sequence[int]) -> None:
-        """The last tokens of the chosen rows are about to pass a boundary in front of which others may wait."""
+    def make_way(self, context: ExecutionContext, sequences: Sequence[LazySequence], chosen: Sequence[int]) -> None:
+        """The last tokens of the chosen sequences are about to pass a boundary in front of which others may wait."""
 
-    def settle(self, context: ExecutionContext, rows: Sequence[TokenSequence], chosen: Sequence[int]) -> None:
-        """Let no token of the chosen rows wait any longer."""
+    def settle(self, context: ExecutionContext, sequences: Sequence[LazySequence], chosen: Sequence[int]) -> None:
+        """Let no token of the chosen sequences wait any longer."""
 
     def run_deep(self, waited: int) -> int:
-        """How many of ``waited`` tokens, the last one of a row among them, are run through the layers they skipped."""
+        """How many of ``waited`` tokens, the last one of a sequence among them, are run through the layers they skipped."""
 
 
 class Deferred:
@@ -31,11 +31,11 @@ class Deferred:
     def __init__(self, executor: Executor) -> None:
         self.executor = executor
 
-    def make_way(self, context: ExecutionContext, rows: Sequence[TokenSequence], chosen: Sequence[int]) -> None:
+    def make_way(self, context: ExecutionContext, sequences: Sequence[LazySequence], chosen: Sequence[int]) -> None:
         pass
 
-    def settle(self, context: ExecutionContext, rows: Sequence[TokenSequence], chosen: Sequence[int]) -> None:
-        self.executor.advance(context, rows, chosen, 1, self.executor.depth)
+    def settle(self, context: ExecutionContext, sequences: Sequence[LazySequence], chosen: Sequence[int]) -> None:
+        self.executor.advance(context, sequences, chosen, 1, self.executor.num_segments)
 
     def run_deep(self, waited: int) -> int:
         return waited
@@ -45,13 +45,13 @@ class Propagated:
     def __init__(self, executor: Executor) -> None:
         self.executor = executor
 
-    def make_way(self, context: ExecutionContext, rows: Sequence[TokenSequence], chosen: Sequence[int]) -> None:
-        behind = [i for i in chosen if rows[i].num_tokens_with_drafts - rows[i].frontier.done[-1] > 1]
+    def make_way(self, context: ExecutionContext, sequences: Sequence[LazySequence], chosen: Sequence[int]) -> None:
+        behind = [i for i in chosen if sequences[i].num_tokens_with_drafts - sequences[i].frontier.done[-1] > 1]
         if behind:
-            self.executor.fill(context, rows, behind)
+            self.executor.fill(context, sequences, behind)
 
-    def settle(self, context: ExecutionContext, rows: Sequence[TokenSequence], chosen: Sequence[int]) -> None:
-        self.executor.fill(context, rows, chosen)
+    def settle(self, context: ExecutionContext, sequences: Sequence[LazySequence], chosen: Sequence[int]) -> None:
+        self.executor.fill(context, sequences, chosen)
 
     def run_deep(self, waited: int) -> int:
         return min(waited, 1)

@@ -13,7 +13,7 @@ from typing import cast
 from tide_runtime.backends.base import ExecutionContext
 from tide_runtime.backends.device.device_step import DeviceContext
 from tide_runtime.backends.device.program import Node
-from tide_runtime.depth.policy import DepthPolicy
+from tide_runtime.depth.policy import LoadedPolicy
 from tide_runtime.device_loop.decode_loop import DecodeLoop, LoopExit
 from tide_runtime.device_loop.loop_kernels import LoopKernels
 from tide_runtime.device_loop.loop_state import MOST_EOS
@@ -59,7 +59,7 @@ class DrivenDepth:
 
     def __init__(
         self,
-        inner: DepthPolicy,
+        inner: LoadedPolicy,
         kernels: LoopKernels,
         turns: int,
         drivers: Drivers,
@@ -95,7 +95,7 @@ class DrivenDepth:
         if not self.exits:
             return True
         last = context.caches.limit - self._turns - self._window  # pending tokens are padded to the window's slots
-        return all(seq.num_cached_tokens <= last and seq.frontier.done[-1] == seq.num_cached_tokens for seq in sequences)
+        return all(seq.num_cached_tokens <= last and self.inner.can_loop(seq) for seq in sequences)
 
     def _loop(self, context: DeviceContext, batch_size: int) -> _DrivenLoop | None:
         """A loop for at least ``batch_size`` sequences, rounded up to a power of two so that few graphs are captured.
@@ -123,8 +123,7 @@ class DrivenDepth:
         sequence.num_cached_tokens += len(generated)
         if self.exits:
             depths = [context.backend.manifest.model.num_layers, *(loop_exit.depth for loop_exit in self.exits)]
-            sequence.depth.token_depths += [depths[number] for number, _ in generated]
-            sequence.frontier.reset(sequence.num_cached_tokens)
+            self.inner.took_tokens(sequence, [depths[number] for number, _ in generated])
         return [token for _, token in generated]
 
 

@@ -1,58 +1,57 @@
-"""Whether a gamble pays: tokens it gave over what it cost, both fading with time. When it loses it rests, longer each time."""
+"""Backoff of speculation: a running speedup, and cooldowns after speculation has lost, longer each time."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-_KEPT = 0.9  # of the past, at each outcome
-_SHORT_REST, _LONG_REST = 32, 512  # tokens
-_LONGER, _NEVER_WON = 2, 4  # times, the next rest after a loss: of who has won before, of who never has
-_FIRST, _AGAIN = 2.0, 1.0  # how much the expectation weighs at the start, and after a rest
-BENEFIT_OF_DOUBT = 1.1  # the gain expected of a gamble that nobody has calibrated
+from tide_runtime.depth_tuning import DepthTuning
 
 
 @dataclass
-class Trial:
-    """One row's record of asking exits. Costs are in units of plain decoding of one token.
+class Backoff:
+    """The record of one kind of speculation in one sequence. Costs are in full-depth decode steps of one token.
 
     Args:
-        expected: the gain at first.
+        expected: the speedup expected at first.
     """
 
-    expected: float = BENEFIT_OF_DOUBT
+    tuning: DepthTuning
+    expected: float
     tokens: float = field(init=False)
     cost: float = field(init=False)
-    resting: float = 0  # tokens until it is tried again
-    next_rest: int = _SHORT_REST
-    won: bool = False  # ever
+    cooldown: float = 0  # tokens until speculation is tried again
+    next_cooldown: int = field(init=False)
+    paid_off: bool = False  # ever
 
     def __post_init__(self) -> None:
-        self._expect(_FIRST)
+        self.next_cooldown = self.tuning.cooldown
+        self._expect(self.tuning.first_weight)
 
     @property
-    def gain(self) -> float:
-        """Tokens over those that plain decoding would have made in the same time; 1 while it rests."""
-        return self.tokens / self.cost if self.asks else 1.0
+    def active(self) -> bool:
+        """Whether speculation is tried now."""
+        return self.cooldown == 0
 
     @property
-    def asks(self) -> bool:
-        """Whether it is tried now."""
-        return self.resting == 0
+    def speedup(self) -> float:
+        """Tokens over those that full-depth decoding makes in the same time; 1 during a cooldown."""
+        return self.tokens / self.cost if self.active else 1.0
 
-    def saw(self, tokens: float, cost: float) -> None:
-        """A try gave ``tokens`` for ``cost``."""
-        self.tokens, self.cost = _KEPT * self.tokens + tokens, _KEPT * self.cost + cost
-        self.won |= tokens > cost
+    def observe(self, tokens: float, cost: float) -> None:
+        """Speculation gave ``tokens`` for ``cost``."""
+        tuning = self.tuning
+        self.tokens, self.cost = tuning.decay * self.tokens + tokens, tuning.decay * self.cost + cost
+        self.paid_off |= tokens > cost
         if self.tokens < self.cost:
-            longer = _LONGER if self.won else _NEVER_WON
-            self.resting, self.next_rest = self.next_rest, min(longer * self.next_rest, _LONG_REST)
-            self._expect(_AGAIN)
-        elif self.tokens > BENEFIT_OF_DOUBT * self.cost:
-            self.next_rest = _SHORT_REST
+            growth = tuning.cooldown_growth if self.paid_off else tuning.unprofitable_cooldown_growth
+            self.cooldown, self.next_cooldown = self.next_cooldown, min(growth * self.next_cooldown, tuning.longest_cooldown)
+            self._expect(tuning.retry_weight)
+        elif self.tokens > tuning.uncalibrated_speedup * self.cost:
+            self.next_cooldown = tuning.cooldown
+
+    def pass_tokens(self, tokens: float) -> None:
+        """``tokens`` were generated without speculation."""
+        self.cooldown = max(0.0, self.cooldown - tokens)
 
     def _expect(self, weight: float) -> None:
         self.tokens, self.cost = weight * self.expected, weight
-
-    def rest(self, tokens: float) -> None:
-        """``tokens`` were made without it."""
-        self.resting = max(0.0, self.resting - tokens)

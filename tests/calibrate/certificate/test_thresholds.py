@@ -3,23 +3,31 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
+from calibrate.certificate.synthetic_documents import EXITS, synthetic_trace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tide_calibrate.certificate.certificate import certify, meaning
-from tide_calibrate.certificate.risk import ExitRule, policy_counts
+from tide_calibrate.certificate.risk import ExitRule, PolicyCounts, policy_counts
 from tide_calibrate.certificate.threshold_family import fit_family
-from tide_calibrate.certificate.thresholds import choose_thresholds, disagreement, document_counts, naive_thresholds
+from tide_calibrate.certificate.thresholds import (
+    certified_member,
+    choose_thresholds,
+    disagreement,
+    document_counts,
+    naive_member,
+    naive_thresholds,
+)
 from tide_calibrate.traces.trace import ExitTrace, SplitTrace
 from tide_runtime.errors import CalibrationError, DataError, ParamsError
 
-from benchmarks.exits.resplits import ARMS, draws, judge
-from benchmarks.exits.synthetic_exits import EXITS, synthetic_trace
-
-DELTA = 0.05
+DELTA, DRAWS = 0.05, 300
+ALLOWED = DELTA + 3 * math.sqrt(DELTA * (1 - DELTA) / DRAWS)
 
 
 def trace_of(scores: list[list[float]], agrees: list[list[bool]], documents: int = 1, layers: int = 12) -> SplitTrace:
@@ -50,34 +58,48 @@ def population(family):
     return document_counts(synthetic_trace(400, scatter=0.5, seed=2), family)
 
 
+def violations(pool: PolicyCounts, documents: int, epsilon: float, choose: Callable[[PolicyCounts], int], unit: str) -> float:
+    """Share of `DRAWS` calibrations whose choice has a rate above ``epsilon`` on the whole ``pool``.
+
+    Each calibration draws ``documents`` of the pool with replacement, so the rate on the pool is the true one.
+    """
+    random, population = np.random.default_rng(3), len(pool.tokens)
+    true_rates = disagreement(pool, unit)
+    members = [choose(pool.select(random.integers(0, population, documents))) for _ in range(DRAWS)]
+    return float(np.mean(true_rates[members] > epsilon))
+
+
 @pytest.mark.parametrize("documents", [5, 25])
 @pytest.mark.parametrize("epsilon", [0.01, 0.05])
 def test_certified_thresholds_break_their_promise_no_more_often_than_allowed(population, documents: int, epsilon: float) -> None:
     """The certificate's whole meaning: of 300 users with documents of their own, at most δ may get worse than ε."""
-    outcome = judge(population, ARMS["ltt"], draws(400, documents, repeats=300, seed=3), epsilon, 1 - DELTA)
-    assert outcome.violations <= DELTA + 3 * math.sqrt(DELTA * (1 - DELTA) / 300)
-    assert outcome.certified == 1 and outcome.exit_share > 0.2  # and not by refusing
+    chosen: list[int] = []
+
+    def choose(counts: PolicyCounts) -> int:
+        chosen.append(certified_member(counts, epsilon, 1 - DELTA))
+        return chosen[-1]
+
+    assert violations(population, documents, epsilon, choose, "document") <= ALLOWED
+    assert min(chosen) > 0 and population.exit_share()[chosen].mean() > 0.2  # and not by refusing
 
 
 def test_naive_thresholds_break_it_many_times_as_often(population) -> None:
     """If a naive choice did as well, the whole machinery were for nothing."""
     for epsilon in (0.01, 0.05):
-        outcome = judge(population, ARMS["naive"], draws(400, 8, repeats=300, seed=3), epsilon, 1 - DELTA)
-        assert outcome.violations > 5 * DELTA
+        assert violations(population, 8, epsilon, partial(naive_member, max_disagreement=epsilon), "document") > 5 * DELTA
 
 
 def test_tokens_of_a_document_must_not_be_taken_for_independent(population) -> None:
     """Why unit="document" is the default: on documents that differ, unit="token" is far over δ."""
-    outcome = judge(population, ARMS["token"], draws(400, 8, repeats=300, seed=3), 0.05, 1 - DELTA)
-    assert outcome.violations > 2 * DELTA
+    share = violations(population, 8, 0.05, lambda counts: certified_member(counts, 0.05, 1 - DELTA, "token"), "token")
+    assert share > 2 * DELTA
 
 
 def test_tokens_that_are_independent_may_be() -> None:
     """unit="token" must hold where its assumption does."""
     family = fit_family(synthetic_trace(80, scatter=0.0, seed=1), EXITS, members=96)
     pool = document_counts(synthetic_trace(400, scatter=0.0, seed=2), family)
-    outcome = judge(pool, ARMS["token"], draws(400, 8, repeats=300, seed=3), 0.05, 1 - DELTA)
-    assert outcome.violations <= DELTA + 3 * math.sqrt(DELTA * (1 - DELTA) / 300)
+    assert violations(pool, 8, 0.05, lambda counts: certified_member(counts, 0.05, 1 - DELTA, "token"), "token") <= ALLOWED
 
 
 @given(st.integers(0, 10_000), st.integers(1, 400))

@@ -15,11 +15,11 @@ from tide_calibrate.costs.fit import fit_steps
 from tide_calibrate.costs.host_overhead import HostTimes
 from tide_calibrate.costs.measure import check_depths, measuring_checkpoints, time_graphs, undisturbed, unsplit_ms
 from tide_calibrate.costs.padding import fit_uneven, uneven_rows
-from tide_calibrate.costs.step_times import StepTimes
 from tide_calibrate.costs.table_file import load_costs, save_costs
 from tide_runtime.backends.step_arrays import rounded_tokens
 from tide_runtime.bundle.calibration import StepCost
 from tide_runtime.bundle.manifest import GenerationInfo, GraphInfo, KVInfo, Manifest, ModelInfo
+from tide_runtime.costs.cost_model import StepCurve
 from tide_runtime.errors import CalibrationError
 
 LAYERS, HIDDEN, LAYER_WEIGHTS = 12, 64, 49152
@@ -231,10 +231,10 @@ def test_small_prefixes_are_found_warm():
     assert all(len(shares[depth]) == TURNS for depth in shares)
     assert shares["3"] == pytest.approx([1.0, *[0.5] * (TURNS - 1)], abs=0.02)
     assert shares["10"][-1] > 0.9
-    times = StepTimes(replace(table(), warm_shares={"3": [1.0, 0.5], "10": [1.0, 0.9]}), 4)
-    assert times.warm_shares(3, 12) == pytest.approx([1.0, 0.5])
-    assert times.warm_shares(11, 12) == pytest.approx([1.0, 0.95])
-    assert times.warm_shares(1, 12) == pytest.approx([1.0, 0.5])
+    times = StepCurve.of(replace(table(), warm_shares={"3": [1.0, 0.5], "10": [1.0, 0.9]}), 4)
+    assert times.table.warm_shares(3, 12) == pytest.approx([1.0, 0.5])
+    assert times.table.warm_shares(11, 12) == pytest.approx([1.0, 0.95])
+    assert times.table.warm_shares(1, 12) == pytest.approx([1.0, 0.5])
 
 
 def test_segments_of_one_depth_are_refused():
@@ -298,8 +298,8 @@ def test_a_file_that_is_no_table_is_named(tmp_path):
 
 def test_sizes_between_the_measured_ones_lie_on_a_line():
     """Batches of 3 or 20 tokens were not measured; their price must lie on the line through those that were."""
-    times = StepTimes(table(), 24)
-    assert times.layer[[1, 2, 3, 4, 6, 16, 24]] == pytest.approx([1.0, 1.1, 1.2, 1.3, 1.5, 2.5, 3.3])
+    times = StepCurve.of(table(), 24)
+    assert times.layer_ms[[1, 2, 3, 4, 6, 16, 24]] == pytest.approx([1.0, 1.1, 1.2, 1.3, 1.5, 2.5, 3.3])
     assert times.segments(2, 5)[3] == pytest.approx(2 * 0.5 + 5 * 1.2)
     assert times.segments(2, 5)[0] == 0
     assert times.extra_token == pytest.approx(0.1)
@@ -309,4 +309,4 @@ def test_a_table_of_one_size_is_refused():
     """Batches cost next to nothing or a multiple, and one size cannot tell."""
     one = replace(table(), steps=table().steps[:1])
     with pytest.raises(CalibrationError, match=r"measured at \[1\] tokens"):
-        StepTimes(one, 8)
+        StepCurve.of(one, 8)

@@ -7,13 +7,13 @@ import itertools
 import numpy as np
 import pytest
 from calibrate.cost_model import LAYERS, table, trace
-from tide_calibrate.costs.step_times import StepTimes
 from tide_calibrate.placement.candidates import exit_options, exit_speedup
 from tide_calibrate.placement.dynamic_program import best_chains, chain_costs
 from tide_calibrate.placement.search import GATE, Placement, choose_exits, predict
 from tide_calibrate.simulation.exact import simulate_exact
 from tide_calibrate.traces.trace import SplitTrace
 from tide_runtime.bundle.calibration import CalibrationInfo, ExitInfo
+from tide_runtime.costs.cost_model import StepCurve
 from tide_runtime.errors import CalibrationError, ParamsError
 
 
@@ -36,7 +36,7 @@ def placed() -> Placement:
 @pytest.mark.parametrize("most_exits", [1, 2, 3])
 def test_dynamic_programming_finds_what_brute_force_finds(wrong_ms, most_exits):
     """A wrong recurrence would propose poor checkpoints, and nobody would notice: the polishing hides it."""
-    times = StepTimes(table(), 16)
+    times = StepCurve.of(table(), 16)
     options = exit_options(easy_text(tokens=300), times, "max_probability")
     costs = chain_costs(options, LAYERS, times, wrong_ms)
 
@@ -65,8 +65,8 @@ def test_one_checkpoint_s_chain_cost_is_the_simulated_one():
     random = np.random.default_rng(0)
     scores = random.random(4000)
     text, costs = trace({4: (scores, [True] * 4000)}), table()
-    options = exit_options(text, StepTimes(costs, 16), "max_probability")
-    chains = {c.options[0]: c.ms for c in best_chains(chain_costs(options, LAYERS, StepTimes(costs, 16), 0.0), 1)}
+    options = exit_options(text, StepCurve.of(costs, 16), "max_probability")
+    chains = {c.options[0]: c.ms for c in best_chains(chain_costs(options, LAYERS, StepCurve.of(costs, 16), 0.0), 1)}
     for index, option in enumerate(options[2:], 2):  # thresholds that keep enough back for cycles shorter than the limit
         simulated = simulate_exact(text, [option.info], costs, draft_limit=60).ms_per_token
         assert chains[index] == pytest.approx(simulated, rel=0.02)

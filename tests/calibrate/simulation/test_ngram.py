@@ -53,7 +53,7 @@ def test_the_runtime_copies_as_simulated(seed: int) -> None:
     request = Request((1, 2, 3, 4, 1, 2), GenerationParams(max_new_tokens=100), 0)
     policy = make_policy("exact", manifest, 8, DepthOptions(draft="ngram"))
     (row,) = generate(policy, NumpyBackend(manifest, model), [request], 1)
-    text = row.tokens[: row.end]
+    text = row.tokens[: row.num_tokens]
     given = len(request.prompt) + 1  # the prefill makes the first token
     known = replace(written(text[given - 2 :].tolist(), layers=3), texts={0: OwnText(text, given)})
     done = simulate_exact(known, [], costs, 0, "ngram")

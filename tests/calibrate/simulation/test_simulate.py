@@ -11,22 +11,15 @@ import pytest
 from calibrate.cost_model import EXIT, EXTRA, HEAD, HOST, LAUNCH, LAYER, LAYERS, LOGITS, table, trace
 from hypothesis import given
 from hypothesis import strategies as st
-from tide_calibrate.simulation import exact as simulate_exact_module
-from tide_calibrate.simulation import exit as simulate
-from tide_calibrate.simulation.exact import simulate_exact
+from tide_calibrate.simulation.exact import simulate_exact as from_the_start
 from tide_calibrate.simulation.exit import simulate_exit, simulate_full
 from tide_runtime.bundle.calibration import ExitInfo
-from tide_runtime.drafting.backoff import Trial
-from tide_runtime.drafting.draft_length import FIRST_REACH
+from tide_runtime.depth_tuning import DepthTuning
 from tide_runtime.errors import CalibrationError, ParamsError
 
-
-@pytest.fixture(autouse=True, scope="module")
-def far_into_a_text():
-    """Where drafts have proved right, so that short texts tell of whole cycles; one test is about a text's start."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(simulate_exact_module, "FIRST_REACH", 64)
-        yield
+# Where drafts have been accepted, so that short texts show whole cycles; one test is about a text's start.
+FAR = DepthTuning(first_speculative_tokens=64)
+simulate_exact = partial(from_the_start, tuning=FAR)
 
 
 def exit_at(checkpoint: int, threshold: float = 0.5, **changes) -> ExitInfo:
@@ -54,14 +47,13 @@ def test_one_cycle_by_hand():
     assert done.stops == {4: 3 / 6, LAYERS: 3 / 6}
 
 
-def test_first_cycles_of_a_text_draft_few(monkeypatch):
+def test_first_cycles_of_a_text_draft_few():
     """The runtime finds out whether drafts are right before it makes many; a prediction from whole cycles would be too high."""
-    monkeypatch.setattr(simulate_exact_module, "FIRST_REACH", FIRST_REACH)
     text = trace({4: ([1.0] * 14, [True] * 14)})
-    done = simulate_exact(text, [exit_at(4)], table(), draft_limit=4)
+    done = from_the_start(text, [exit_at(4)], table(), draft_limit=4)
     assert done.tokens_per_cycle == 14 / 4  # cycles of 1, 2 and 4 drafts, and a token more in each, leave two tokens
     wrong = trace({4: ([1.0] * 14, [False] * 14)})
-    assert simulate_exact(wrong, [exit_at(4)], table(), draft_limit=4).tokens_per_cycle == 1
+    assert from_the_start(wrong, [exit_at(4)], table(), draft_limit=4).tokens_per_cycle == 1
 
 
 def test_no_exit_is_asked_at_the_draft_limit():
@@ -119,7 +111,7 @@ def test_deferred_layers_run_when_a_later_token_goes_deep():
 def test_propagated_layers_never_run():
     """With propagate only the K and V of skipped layers are paid for."""
     text = trace({4: ([0.9, 0.9, 0.1, 0.9], [True] * 4)})
-    done = simulate_exit(text, [exit_at(4)], table(), kv="propagate", kv_fill_ms=0.125)
+    done = simulate_exit(text, [exit_at(4)], table(), kv="propagate", fill_share=0.125)
     fills = 3 * (LAUNCH + 6 * 0.125)
     assert done.ms_per_token * 4 == pytest.approx(4 * (segment(4) + HOST + HEAD) + segment(6) + LOGITS + HOST + fills)
     assert done.layers_per_token * 4 == 4 * 4 + 6
@@ -221,9 +213,8 @@ def test_wrong_drafts_never_count_as_tokens(tokens, limit):
 @given(scores=st.lists(st.floats(0, 1, width=32), min_size=1, max_size=80))
 def test_deferred_exits_run_every_layer_that_later_tokens_attend_to(scores):
     """Each batch of deep layers holds the token that asked for them and everything since the last such token."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(simulate, "Trial", partial(Trial, expected=1e9))  # asking never rests
-        done = simulate_exit(trace({4: (scores, [True] * len(scores))}), [exit_at(4)], table())
+    no_cooldown = DepthTuning(cooldown=0, longest_cooldown=0)
+    done = simulate_exit(trace({4: (scores, [True] * len(scores))}), [exit_at(4)], table(), tuning=no_cooldown)
     deep = np.flatnonzero(np.array(scores, np.float32) < 0.5)
     batches = np.diff([-1, *deep])
     expected = len(scores) * (segment(4) + HOST + HEAD) + sum(segment(6, int(m)) + LOGITS + HOST for m in batches)

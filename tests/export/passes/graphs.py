@@ -1,4 +1,4 @@
-"""Small graphs for the tests of passes: parsed from ONNX's text format, lowered by one pass, run in ONNX Runtime as they are."""
+"""Small graphs for the tests of passes: parsed from ONNX's text format, lowered by one pass, run in ONNX Runtime unoptimized."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def parse(text: str, opset: int = 24, seed: int = 0, **weights: np.ndarray) -> i
     """The graph ``(inputs) => (outputs) <constants, weights, shapes> { nodes }``, with the other shapes inferred.
 
     Args:
-        text: https://github.com/onnx/onnx/blob/main/docs/Syntax.md; a value declared in ``<…>`` that no node makes is a weight.
+        text: https://github.com/onnx/onnx/blob/main/docs/Syntax.md; a value declared in ``<…>`` without producer is a weight.
         weights: values of weights; those not given are standard normal.
     """
     proto = onnx.parser.parse_model(_HEADER.format(opset=opset) + text)
@@ -42,14 +42,14 @@ def parse(text: str, opset: int = 24, seed: int = 0, **weights: np.ndarray) -> i
 
 
 def lowered(graph_pass: GraphPass, model: ir.Model, max_seq_len: int = SLOTS) -> tuple[ir.Model, PassReport]:
-    """A copy of ``model`` after the pass, and what the pass reports."""
+    """A copy of ``model`` after the pass, and the pass's report."""
     copy = model.clone()
     report = graph_pass(copy, LoweringContext(max_seq_len))
     return copy, report
 
 
 def assert_untouched(graph_pass: GraphPass, model: ir.Model, *reasons: str) -> None:
-    """The pass fires nowhere, leaves every node as it was, and gives ``reasons``."""
+    """Assert that the pass applies nowhere, changes no node, and reports ``reasons``."""
     after, report = lowered(graph_pass, model)
     assert report.applied == 0
     assert [skipped.split(": ", 1)[1] for skipped in report.skipped] == list(reasons)
@@ -87,7 +87,7 @@ def random_feeds(model: ir.Model, sizes: dict[str, int], seed: int = 1) -> dict[
 
 
 def run(model: ir.Model, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Output name → array. ONNX Runtime fuses nothing by itself, so that a pass is compared with what it replaces."""
+    """Output name → array. ONNX Runtime's own fusions are off, so that a pass is compared with the nodes that it replaces."""
     options = ort.SessionOptions()
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.intra_op_num_threads = 1
@@ -100,7 +100,7 @@ def run(model: ir.Model, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 
 def assert_same_results(before: ir.Model, after: ir.Model, feeds: dict[str, np.ndarray], tolerance: float = 0.0) -> None:
-    """Outputs have the same names, types, shapes and numbers: bit by bit, or to ``tolerance`` of an output's largest number."""
+    """Assert equal output names, types, shapes and values: bitwise, or within ``tolerance`` of an output's largest value."""
     expected, found = run(before, feeds), run(after, feeds)
     assert list(found) == list(expected)
     for name, array in found.items():

@@ -1,4 +1,4 @@
-"""A segment that projects query, key and value and attends with ONNX Runtime's GroupQueryAttention, over grown caches."""
+"""A segment of projections and ONNX Runtime's GroupQueryAttention over partly filled caches."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ class GroupQuery:
     Args:
         rotary_width: channels of a head that the kernel rotates, 0 for none.
         projections: query, key and value are a product of ``hidden`` each ("separate", "biased"), or one together ("packed").
+        sinks: the kernel's input ``head_sink``, a weight with a logit per query head that joins the softmax.
     """
 
     heads: int = 6
@@ -29,6 +30,7 @@ class GroupQuery:
     softcap: float = 0.0
     projections: str = "separate"
     dtype: str = "float"
+    sinks: bool = False
 
     @property
     def widths(self) -> dict[str, int]:
@@ -38,7 +40,7 @@ class GroupQuery:
         """Outputs: y [B, S, 5], key_cache_out_0 and value_cache_out_0.
 
         Args:
-            replace: one of the projections' nodes, and what stands in its place.
+            replace: one of the projections' nodes, and its replacement.
         """
         cache = f"{self.dtype}[batch, {self.kv_heads}, slots, {self.dim}]"
         half = self.rotary_width // 2
@@ -47,6 +49,7 @@ class GroupQuery:
         assert replace[0] in nodes
         nodes = nodes.replace(*replace) if replace[0] else nodes
         tables = "cos, sin" if half else '"", ""'
+        sinks = ', "", "", sinks' if self.sinks else ""
         attributes = (
             f"num_heads = {self.heads}, kv_num_heads = {self.kv_heads}, scale = {self.dim**-0.5}, softcap = {self.softcap}, "
             f"local_window_size = {self.window or -1}, do_rotary = {int(half > 0)}, rotary_interleaved = {int(self.interleaved)}"
@@ -56,10 +59,11 @@ class GroupQuery:
                 int32 total_sequence_length)
             => ({self.dtype}[batch, seq, 5] y, {cache} key_cache_out_0, {cache} value_cache_out_0)
             <{self.dtype}[{SLOTS}, {max(1, half)}] cos, {self.dtype}[{SLOTS}, {max(1, half)}] sin, {weights},
-                {self.dtype}[{self.heads * self.dim}, 5] out, {self.dtype}[batch, seq, {self.heads * self.dim}] attended> {{
+                {self.dtype}[{self.heads}] sinks, {self.dtype}[{self.heads * self.dim}, 5] out,
+                {self.dtype}[batch, seq, {self.heads * self.dim}] attended> {{
                 {nodes}
                 attended, key_cache_out_0, value_cache_out_0 = com.microsoft.GroupQueryAttention<{attributes}>
-                    ({operands}, key_cache_0, value_cache_0, seqlens_k, total_sequence_length, {tables})
+                    ({operands}, key_cache_0, value_cache_0, seqlens_k, total_sequence_length, {tables}{sinks})
                 y = MatMul(attended, out)
             }}""",
             cos=np.cos(angles),
@@ -79,7 +83,7 @@ class GroupQuery:
 
 
 def step(model: ir.Model, lengths: list[int], seq: int, seed: int = 1) -> dict[str, np.ndarray]:
-    """Feeds for ``seq`` tokens of each sequence, behind ``lengths`` filled slots."""
+    """Feeds for ``seq`` tokens of each sequence, after ``lengths`` filled slots."""
     feeds = random_feeds(model, {"batch": len(lengths), "seq": seq, "slots": SLOTS}, seed)
     feeds["seqlens_k"] = np.array([length + seq - 1 for length in lengths], np.int32)
     feeds["total_sequence_length"] = np.array(max(lengths) + seq, np.int32)

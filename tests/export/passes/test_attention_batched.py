@@ -1,4 +1,4 @@
-"""One attention of several sequences, their tokens packed, against GroupQueryAttention of each sequence alone."""
+"""Attention of several packed sequences against GroupQueryAttention of each sequence alone."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tide_export.passes.attention_batched import lower_attention_batched
 ATTENTIONS = {
     "three query heads a KV head": GroupQuery(),
     "one KV head": GroupQuery(heads=7, kv_heads=1),
-    "heads of their own": GroupQuery(heads=3, kv_heads=3),
+    "multi-head": GroupQuery(heads=3, kv_heads=3),
     "packed projections": GroupQuery(projections="packed"),
     "interleaved": GroupQuery(interleaved=True),
     "partial rotary": GroupQuery(dim=32, rotary_width=16),
@@ -20,6 +20,10 @@ ATTENTIONS = {
     "window": GroupQuery(window=5),
     "soft-cap": GroupQuery(softcap=2.0),
     "half precision": GroupQuery(dtype="float16"),
+    "sinks": GroupQuery(sinks=True),
+    "sinks and window": GroupQuery(sinks=True, window=7),
+    "sinks, one KV head": GroupQuery(heads=7, kv_heads=1, sinks=True),
+    "sinks, multi-head": GroupQuery(heads=3, kv_heads=3, sinks=True),
 }
 LENGTHS = (3, 17, 0)  # filled slots of each sequence
 COUNTS = ([1, 1, 1], [7, 3, 5], [2, 0, 4])  # tokens of each sequence
@@ -27,7 +31,7 @@ TOLERANCE = {"float": 2e-6, "float16": 4e-3}  # of the largest number
 
 
 def packed_feeds(attention: GroupQuery, alone: list[dict[str, np.ndarray]], counts: list[int]) -> dict[str, np.ndarray]:
-    """The tokens of ``alone`` one sequence after the other, and the inputs that say where they belong."""
+    """The tokens of ``alone`` packed sequence after sequence, and the index inputs."""
     longest, starts = max(counts), np.cumsum([0, *counts[:-1]])
     place = np.arange(longest)
     feeds = {name: np.concatenate([feeds[name] for feeds in alone]) for name in ("key_cache_0", "value_cache_0")}
@@ -68,7 +72,7 @@ def test_sequences_together_are_sequences_alone(name, counts):
 
 
 @pytest.mark.parametrize("name", ATTENTIONS)
-def test_nothing_of_the_kernel_is_left(name):
+def test_the_kernel_is_replaced(name):
     """A batch would fail at the kernel, which refuses several tokens a sequence, or lack inputs that the runtime fills."""
     attention = ATTENTIONS[name]
     after, _ = lowered(lower_attention_batched, attention.graph())

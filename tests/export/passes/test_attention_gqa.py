@@ -1,4 +1,4 @@
-"""GroupQueryAttention in place of traced attention, rotary embedding and transposes included, against NumPy in float64."""
+"""Traced attention lowered to GroupQueryAttention, with rotary embedding and transposes, against NumPy in float64."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from export.passes.graphs import SLOTS, assert_untouched, lowered, only, operato
 from export.passes.one_attention import attended, written
 from export.passes.rotary_text import Rotary
 
-from tide_export.passes.attention_gqa import lower_attention_gqa
+from tide_export.passes.attention_gqa import head_sink, lower_attention_gqa
 
 HEADS, KV_HEADS = 6, 2
 NOT_ROTARY = "key_cache_out_0: no rotary embedding recognised in front of it (kept as plain nodes)"
-# What the kernel takes: several tokens of one sequence anywhere, several sequences in prefill or for one token each.
+# Steps that the kernel supports: several tokens of one sequence, or several sequences in prefill or with one token each.
 STEPS = (([11], 7), ([0, 0, 0], 7), ([0, 11, 19], 1))
 
 
@@ -27,6 +27,7 @@ class Segment:
         rotary: its ``dim`` is D.
         rotates: False leaves query and key as they are.
         key_table: "_key" rotates keys by a table of their own.
+        sinks: one more input, a logit per query head that joins the softmax.
     """
 
     rotary: Rotary
@@ -34,6 +35,7 @@ class Segment:
     key_table: str = ""
     window: int = 0
     softcap: float = 0.0
+    sinks: bool = False
 
     def graph(self) -> ir.Model:
         rotary, dim = self.rotary, self.rotary.dim
@@ -47,15 +49,16 @@ class Segment:
         query, key = ("q_rotated", "k_rotated") if self.rotates else ("q", "k")
         attributes = f"scale = {dim**-0.5}, softcap = {self.softcap}, window = {self.window}"
         caches = [f"float[batch, {KV_HEADS}, {SLOTS}, {dim}] {kind}_cache" for kind in ("key", "value")]
+        sinks = f"float[{HEADS}] sinks," if self.sinks else ""
         return parse(
-            f"""({inputs}, {", ".join(f"{cache}_0" for cache in caches)}, int64[batch] write_index,
+            f"""({sinks} {inputs}, {", ".join(f"{cache}_0" for cache in caches)}, int64[batch] write_index,
                 int64[batch, seq] position_ids)
             => (float[batch, seq, 5] y, {", ".join(f"{cache}_out_0" for cache in caches)})
             <{rotary.declared}, {shapes}, int64[3] joined = {{0, 0, {HEADS * dim}}}, float[{HEADS * dim}, 5] out,
                 float[batch, seq, {HEADS}, {dim}] heads> {{
                 {split} {rotation}
                 heads, key_cache_out_0, value_cache_out_0 = tide.Attention<{attributes}>
-                    ({query}, {key}, v, key_cache_0, value_cache_0, write_index)
+                    ({query}, {key}, v, key_cache_0, value_cache_0, write_index{", sinks" if self.sinks else ""})
                 flat = Reshape(heads, joined)
                 y = MatMul(flat, out)
             }}""",
@@ -63,7 +66,7 @@ class Segment:
         )
 
     def check(self, lowered_model: ir.Model, lengths: list[int], seq: int) -> None:
-        """Outputs on random numbers are the formula's; slots that are not filled may hold anything."""
+        """Assert that outputs on random inputs match the reference; unfilled slots may hold anything."""
         write_index, dim = np.array(lengths), self.rotary.dim
         feeds = random_feeds(self.graph(), {"batch": len(lengths), "seq": seq})
         feeds["position_ids"] = write_index[:, None] + np.arange(seq)
@@ -74,7 +77,7 @@ class Segment:
             query, key = (self.rotary.rotated(x, feeds["position_ids"]) for x in (query, key))
         keys, values = (feeds[f"{kind}_cache_0"].astype(np.float64) for kind in ("key", "value"))
         keys, values = written(keys, key, write_index), written(values, value, write_index)
-        heads = attended(query, keys, values, write_index, dim**-0.5, self.window, self.softcap)
+        heads = attended(query, keys, values, write_index, dim**-0.5, self.window, self.softcap, feeds.get("sinks"))
         out = self.graph().graph.initializers["out"].const_value.numpy().astype(np.float64)
         found = run(lowered_model, feeds)
         np.testing.assert_allclose(found["y"], heads.reshape(len(lengths), seq, -1) @ out, rtol=0, atol=5e-5)
@@ -91,10 +94,12 @@ FUSED = {
     "partial neighbours": Segment(Rotary(dim=32, interleaved=True)),
     "window": Segment(Rotary(), window=5),
     "window and soft-cap": Segment(Rotary(), window=5, softcap=3.0),
+    "sinks": Segment(Rotary(), sinks=True),
+    "sinks and window": Segment(Rotary(), sinks=True, window=7),
 }
 UNFUSED = {
     "half the width is no multiple of 8": Segment(Rotary(dim=24, width=24)),
-    "key and query turn by other tables": Segment(Rotary(), key_table="_key"),
+    "key and query use different tables": Segment(Rotary(), key_table="_key"),
 }
 
 
@@ -106,6 +111,7 @@ def test_rotary_is_absorbed(form, lengths, seq):
     after, report = lowered(lower_attention_gqa, segment.graph())
     assert (report.applied, report.skipped) == (1, [])
     assert operators(after) == {"GroupQueryAttention": 1, "MatMul": 1}, "transposes, reshapes and rotation are the kernel's own"
+    assert (head_sink(only(after, "GroupQueryAttention")) is not None) == segment.sinks
     assert after.graph.initializers["rope.cos_1"].const_value.shape == [SLOTS, segment.rotary.width // 2]
     names = {value.name for value in after.graph.inputs}
     assert {"seqlens_k", "total_sequence_length"} <= names and not {"write_index", "position_ids"} & names
@@ -114,7 +120,7 @@ def test_rotary_is_absorbed(form, lengths, seq):
 
 @pytest.mark.parametrize("lengths, seq", STEPS)
 @pytest.mark.parametrize("reason", UNFUSED)
-def test_rotary_that_the_kernel_lacks_stays(reason, lengths, seq):
+def test_unsupported_rotary_stays(reason, lengths, seq):
     """The kernel would refuse the graph, or rotate keys by the query's angles."""
     segment = UNFUSED[reason]
     after, report = lowered(lower_attention_gqa, segment.graph())
@@ -125,7 +131,7 @@ def test_rotary_that_the_kernel_lacks_stays(reason, lengths, seq):
 
 
 def test_angles_that_differ_in_a_pair_stay():
-    """One table of half the width would stand for both channels."""
+    """The kernel's table has one angle per pair: the second channel's angle would be lost."""
     after, report = lowered(lower_attention_gqa, Segment(Rotary(twisted=True)).graph())
     assert report.applied == 1 and report.skipped == [NOT_ROTARY] and operators(after)["Cos"]
 

@@ -17,19 +17,28 @@ from tide_export.passes.tensorrt_10_4_check import check_tensorrt_10_4
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("seq", [1, 5])
 def test_attention_and_caches(dtype, case, seq):
-    """Tokens would look at slots they may not see, at another head's keys, or be written where another sequence's stand."""
+    """Tokens would attend to hidden slots or another head's keys, or overwrite another sequence's cache."""
     after = check_one_attention(lower_attention_primitives, dtype, case, seq)
     assert operators(after)["ScatterND"] == 2 and not {"Attention", "TensorScatter"} & set(operators(after))
 
 
-def test_tensorrt_10_4_can_read_it():
+@pytest.mark.parametrize("dtype", [ir.DataType.FLOAT, ir.DataType.FLOAT16])
+@pytest.mark.parametrize("window", [0, 7])
+@pytest.mark.parametrize("seq", [1, 5])
+def test_sinks_join_the_softmax(dtype, window, seq):
+    """Attention weights of a model with sinks (gpt-oss) would sum to one, or a head take another head's sink."""
+    check_one_attention(lower_attention_primitives, dtype, (6, window, 0.0), seq, sinks=True)
+
+
+@pytest.mark.parametrize("sinks", [False, True])
+def test_tensorrt_10_4_can_read_it(sinks):
     """A V100's compiler would refuse the graph on the machine it was exported for."""
-    model = one_attention(ir.DataType.FLOAT16, 6, 7, 3.0)
+    model = one_attention(ir.DataType.FLOAT16, 6, 7, 3.0, sinks=sinks)
     run_passes(model, (lower_attention_primitives, declare_opset_20, check_tensorrt_10_4), LoweringContext(SLOTS))
 
 
 def test_layers_share_positions_and_mask():
-    """Every layer would compute the slots it writes and sees anew, which are the same for all."""
+    """Every layer would recompute write positions and mask, which are equal for all."""
     counts = [
         operators(lowered(lower_attention_primitives, one_attention(ir.DataType.FLOAT, 4, 0, 0.0, layers=n))[0]) for n in (1, 3)
     ]

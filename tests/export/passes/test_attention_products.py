@@ -1,4 +1,4 @@
-"""Attention as plain products, against NumPy in float64, where a sequence may see nothing at all."""
+"""Attention as batched products against NumPy in float64, including sequences that see no slot."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Head sinks that weigh nothing: they choose the kernel, and change no number."""
+"""Head sinks of weight 0 select the older kernel and change no result."""
 
 from __future__ import annotations
 
@@ -18,7 +18,13 @@ def test_sinks_change_no_result(attention):
     assert_same_results(before, after, step(before, [3, 17, 9], 1), tolerance=1e-6)
 
 
+@pytest.mark.parametrize("window", [0, 7])
+def test_the_models_own_sinks_stay(window):
+    """Sinks without weight would replace the model's own, which already select the kernel."""
+    assert_untouched(lower_attention_ragged, GroupQuery(sinks=True, window=window).graph())
+
+
 @pytest.mark.parametrize("attention", [GroupQuery(heads=2), GroupQuery(softcap=3.0), GroupQuery(dtype="float16")])
-def test_where_the_older_kernel_would_not_pay(attention):
-    """A batch would be slower, or its bundle hold graphs that differ in nothing: heads of their own, soft-cap, fp16."""
+def test_attentions_that_gain_nothing_stay(attention):
+    """Multi-head attention would be slower; with a soft-cap or in fp16 the bundle would hold two equal graphs."""
     assert_untouched(lower_attention_ragged, attention.graph())

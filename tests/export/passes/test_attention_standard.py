@@ -14,20 +14,35 @@ from tide_export.passes.attention_standard import lower_attention_standard
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("seq", [1, 5])
 def test_attention_and_caches(dtype, case, seq):
-    """Tokens would look at slots they may not see, at another head's keys, or be written where another sequence's stand."""
+    """Tokens would attend to hidden slots or another head's keys, or overwrite another sequence's cache."""
     after = check_one_attention(lower_attention_standard, dtype, case, seq)
     assert operators(after)["TensorScatter"] == 2 and operators(after)["Attention"] == int(not case[2])
 
 
-def test_a_soft_cap_is_taken_apart_and_reported():
-    """TensorRT refuses a soft-cap in its Attention; the export would not tell why this model's attention is slower."""
+@pytest.mark.parametrize("dtype", [ir.DataType.FLOAT, ir.DataType.FLOAT16])
+@pytest.mark.parametrize("window", [0, 7])
+@pytest.mark.parametrize("seq", [1, 5])
+def test_sinks_join_the_softmax(dtype, window, seq):
+    """Attention weights of a model with sinks (gpt-oss) would sum to one, or a head take another head's sink."""
+    after = check_one_attention(lower_attention_standard, dtype, (6, window, 0.0), seq, sinks=True)
+    assert operators(after)["TensorScatter"] == 2 and not operators(after)["Attention"]
+
+
+def test_sinks_are_decomposed_and_reported():
+    """ONNX's Attention has no input for sinks; the export would not report why this attention is slower."""
+    _, report = lowered(lower_attention_standard, one_attention(ir.DataType.FLOAT, 4, 0, 0.0, sinks=True))
+    assert report.skipped == ["key_cache_out_0: it has sinks, which the operator lacks (decomposed instead)"]
+
+
+def test_a_soft_cap_is_decomposed_and_reported():
+    """TensorRT's Attention rejects a soft-cap; the export would not report why this attention is slower."""
     after, report = lowered(lower_attention_standard, one_attention(ir.DataType.FLOAT, 4, 0, 3.0))
     assert report.applied == 1 and operators(after)["Tanh"] == 1
-    assert report.skipped == ["key_cache_out_0: it has a soft-cap, which the operator refuses on GPUs (taken apart instead)"]
+    assert report.skipped == ["key_cache_out_0: it has a soft-cap, which the operator refuses on GPUs (decomposed instead)"]
 
 
 def test_layers_share_lengths_and_mask():
-    """Every layer would compute valid lengths and mask anew, which are the same for all."""
+    """Every layer would recompute valid lengths and mask, which are equal for all."""
     counts = [
         operators(lowered(lower_attention_standard, one_attention(ir.DataType.FLOAT, 4, 5, 0.0, layers=n))[0]) for n in (1, 3)
     ]

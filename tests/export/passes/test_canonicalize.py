@@ -1,4 +1,4 @@
-"""The traced graph without what it need not compute in every step."""
+"""Canonicalization removes redundant nodes of the traced graph and keeps its results."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from export.passes.graphs import assert_same_results, assert_untouched, lowered,
 from tide_export.passes.canonicalize import canonicalize
 
 SIZES = {"batch": 3, "seq": 7}
-# What is left of a graph from x [batch, seq, 11] to y → the nodes. ``Tanh`` keeps the ends of the graph apart from what is tried.
+# Nodes from x [batch, seq, 11] to y, and the operators that remain. ``Tanh`` separates the tested nodes from the outputs.
 SIMPLER = {
     "a cast to its own type": ("a = Cast<to = 1>(x) y = Tanh(a)", {"Tanh": 1}),
     "two transposes": ("a = Transpose<perm = [0, 2, 1]>(x) b = Transpose<perm = [0, 2, 1]>(a) y = Tanh(b)", {"Tanh": 1}),
@@ -18,11 +18,11 @@ SIMPLER = {
         "a = Unsqueeze(x, first) b = Unsqueeze(a, first) c = Tanh(b) d = Squeeze(c, both) y = Neg(d)",
         {"Unsqueeze": 1, "Tanh": 1, "Squeeze": 1, "Neg": 1},
     ),
-    "adding nothing": ("a = Add(x, zero) b = Mul(a, one) y = Tanh(b)", {"Tanh": 1}),
+    "arithmetic without effect": ("a = Add(x, zero) b = Mul(a, one) c = Sub(b, zero) d = Div(c, one) y = Tanh(d)", {"Tanh": 1}),
     "dropout": ("a = Dropout(x) y = Tanh(a)", {"Tanh": 1}),
     "arithmetic of constants": ("a = Add(two, two) b = Sqrt(a) c = Mul(x, b) y = Tanh(c)", {"Mul": 1, "Tanh": 1}),
     "the same computed twice": ("a = Tanh(x) b = Tanh(x) y = Mul(a, b)", {"Tanh": 1, "Mul": 1}),
-    "what nothing reads": ("a = Exp(x) b = Log(a) y = Tanh(x)", {"Tanh": 1}),
+    "unused nodes": ("a = Exp(x) b = Log(a) y = Tanh(x)", {"Tanh": 1}),
 }
 CONSTANTS = "float zero = {0}, float one = {1}, float two = {2}, int64[1] first = {0}, int64[2] both = {0, 1}"
 
@@ -41,9 +41,17 @@ def test_graph_becomes_simpler(name):
     assert_same_results(before, after, random_feeds(before, SIZES), 1e-6)
 
 
-def test_a_graph_that_is_simple_already():
-    """The export's count of what it simplified would not be of this model."""
+def test_a_canonical_graph_stays():
+    """The report would count nodes that were not removed."""
     assert_untouched(canonicalize, graph("a = Exp(x) y = Tanh(a)"))
+
+
+@pytest.mark.parametrize("operator, number", [("Add", 1e-8), ("Add", 1e-12), ("Sub", 1e-9), ("Mul", 1.000005), ("Div", 0.999995)])
+def test_constants_close_to_0_and_1_stay(operator, number):
+    """A norm whose epsilon is 1e-8 (Helium) would lose it, and the zero embedding of a padding token would give NaN."""
+    text = f"(float[batch] x) => (float[batch] y) <float number> {{ a = {operator}(x, number) y = Tanh(a) }}"
+    after, report = lowered(canonicalize, parse(text, number=np.array(number)))
+    assert operators(after) == {operator: 1, "Tanh": 1} and report.applied == 0
 
 
 def test_rounding_to_half_precision_stays():

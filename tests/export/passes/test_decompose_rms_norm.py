@@ -22,7 +22,7 @@ def norms(channels: int, dtype: str = "float", second_epsilon: float = 0.5) -> i
 
 
 @pytest.mark.parametrize("channels", [3, 11])
-def test_norms_are_taken_apart(channels):
+def test_norms_are_decomposed(channels):
     """Hidden states would differ, by one norm's epsilon or weight used for another."""
     before = norms(channels)
     after, report = lowered(decompose_rms_norm, before)

@@ -1,4 +1,4 @@
-"""Transposes of weights are applied to the weights, when these are written."""
+"""Transposes of weights are folded into the weights when the file is written."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from export.passes.graphs import assert_same_results, assert_untouched, lowered,
 from tide_export.passes.fold_weights import concatenated, fold_weights, transposed
 
 
-def test_transposed_weights_are_stored_so():
-    """Every step would transpose every weight again; or one transpose of a weight would stand for another of it."""
+def test_transposed_weights_are_stored_transposed():
+    """Every step would transpose every weight, or two different transposes of a weight would share one tensor."""
     before = parse(
         """(float[3, 3] x) => (float[3, 7] a, float[7, 3] b, float[7, 3, 11] c, float[3, 7, 11] d)
         <float[3, 7] flat, float[11, 3, 7] cube> {

@@ -1,4 +1,4 @@
-"""A graph that names no token where its logits are not finite."""
+"""The output ``token`` is -1 where logits are not finite."""
 
 from __future__ import annotations
 

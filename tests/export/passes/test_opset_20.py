@@ -1,4 +1,4 @@
-"""The graph says that it is of opset 20, where it is."""
+"""A graph whose operators opset 20 has is declared as opset 20."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("named", REFUSED)
 def test_what_opset_20_lacks_is_named(named):
-    """The file would claim an opset that it does not keep to; parsers may then drop an attribute without a word."""
+    """The file would declare an opset that it violates; a parser may then silently drop an attribute."""
     with pytest.raises(UnsupportedModelError, match=named):
         lowered(declare_opset_20, parse(REFUSED[named]))
 

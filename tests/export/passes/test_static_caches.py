@@ -1,4 +1,4 @@
-"""Caches of a known length, for compilers that want one."""
+"""Caches get a static length."""
 
 from __future__ import annotations
 

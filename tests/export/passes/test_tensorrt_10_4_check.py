@@ -1,4 +1,4 @@
-"""What TensorRT 10.4 cannot read is refused here, by name."""
+"""Graphs that TensorRT 10.4 cannot read are rejected with the operator's name."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", READABLE)
-def test_what_the_parser_reads_is_left_as_it_is(name):
+def test_supported_graphs_pass_unchanged(name):
     """A model that V100 could run would be refused, or changed by a check."""
     before = parse(READABLE[name])
     after, report = lowered(check_tensorrt_10_4, before)
@@ -36,7 +36,7 @@ def test_what_the_parser_reads_is_left_as_it_is(name):
 
 
 @pytest.mark.parametrize("message", REFUSED)
-def test_what_the_parser_lacks_is_named(message):
+def test_unsupported_operators_are_named(message):
     """A model that V100's TensorRT cannot read would fail there, after the copy, in the parser's words."""
     with pytest.raises(UnsupportedModelError, match=message):
         lowered(check_tensorrt_10_4, parse(REFUSED[message]))

@@ -22,17 +22,15 @@ from tide_runtime.scheduler import run
 ROWS, LAYERS, PADDING = 8, 4, 0.5
 
 
-class MeasuredCosts(CostModel):
-    """Of a model that is not cut, from the ms of a layer by (rows, tokens of each)."""
-
-    def __init__(self, layer_ms: dict[tuple[int, float], float]) -> None:
-        rest = {"launch_ms": 0.1, "head_ms": 0.1, "exit_ms": 0.1, "host_ms": 0.1}
-        self._steps = [StepCost(rows, seq, layer_ms=ms, **rest) for (rows, seq), ms in layer_ms.items()]
-        self._edges, self._padding, self.step = [0, LAYERS], PADDING, self._step
+def measured_costs(layer_ms: dict[tuple[int, float], float]) -> CostModel:
+    """Costs of a model that is not cut, from the ms of a layer by (batch size, tokens of each sequence)."""
+    rest = {"launch_ms": 0.1, "head_ms": 0.1, "exit_ms": 0.1, "host_ms": 0.1}
+    steps = [StepCost(rows, seq, layer_ms=ms, **rest) for (rows, seq), ms in layer_ms.items()]
+    return CostModel(CostTable("cpu", "", 1.0, steps, padding=PADDING), [0, LAYERS])
 
 
 # Of one row many tokens are expensive; of eight rows the last shape was measured in a good moment of the machine.
-COSTS = MeasuredCosts({(1, 1): 0.7, (1, 64): 4.0, (ROWS, 1): 1.0, (ROWS, 2): 1.3, (ROWS, 8): 1.9})
+COSTS = measured_costs({(1, 1): 0.7, (1, 64): 4.0, (ROWS, 1): 1.0, (ROWS, 2): 1.3, (ROWS, 8): 1.9})
 
 
 @pytest.mark.parametrize("seq", [2, 3, 8])
@@ -58,7 +56,7 @@ def test_padding_takes_its_share_of_a_token() -> None:
 def test_even_rows_are_not_priced_by_what_lies_between() -> None:
     """Ten plain rows are 1.25 tokens for each of eight: they would cost what eight rows with two drafts do, form and all."""
     measured = {(ROWS, 1): 1.0, (ROWS, 2): 1.6, (ROWS, 8): 2.0}
-    without, with_uneven = MeasuredCosts(measured), MeasuredCosts(measured | {(ROWS, 1.25): 1.5})
+    without, with_uneven = measured_costs(measured), measured_costs(measured | {(ROWS, 1.25): 1.5})
     assert with_uneven.step(10, 10) == without.step(10, 10)
     assert with_uneven.step(ROWS, 9, 2).layer_ms == pytest.approx(1.5 + PADDING * 0.1)
     assert with_uneven.step(6, 7, 2).layer_ms > with_uneven.step(6, 6).layer_ms + 0.4  # the form, with fewer rows too
@@ -102,10 +100,10 @@ def test_an_exit_asked_after_a_deep_token_finds_the_caches_cold() -> None:
     assert manifest.calibration is not None
     steps = [StepCost(1, seq, 0.1, 1.0, 0.2, 0.0, 0.1) for seq in (1, 16)]
     table = CostTable("numpy", "", 4.0, steps, warm_shares={"2": [0.6]})
-    costs = CostModel(replace(manifest, calibration=replace(manifest.calibration, costs=table)))
+    costs = CostModel.of(replace(manifest, calibration=replace(manifest.calibration, costs=table)))
     (asked,) = bundle_exits(manifest)
     shallow = costs.segments(1, 1, 0, asked.boundary)
-    assert costs.asking(1, 0, asked, again=False) - costs.asking(1, 0, asked) == pytest.approx(0.4 * shallow)
+    assert costs.evaluation(1, 0, asked, again=False) - costs.evaluation(1, 0, asked) == pytest.approx(0.4 * shallow)
 
 
 def test_a_token_that_asks_nobody_runs_all_layers_all_the_same() -> None:
@@ -118,5 +116,5 @@ def test_a_token_that_asks_nobody_runs_all_layers_all_the_same() -> None:
     measured = replace(manifest, calibration=replace(manifest.calibration, costs=CostTable("cpu", "", 5.0, steps)))
     policy = make_policy("exit", measured, 8, DepthOptions(max_exit_streak=2))
     assert isinstance(policy, ExitDepth)
-    assert 1.0 <= policy._cost([0, 0], 1) < policy._cost([1, 1], 1)
-    assert policy._cost([1, 0], 0) < min(1.0, policy._cost([1, 1], 0))
+    assert 1.0 <= policy.token_cost([0, 0], 1) < policy.token_cost([1, 1], 1)
+    assert policy.token_cost([1, 0], 0) < min(1.0, policy.token_cost([1, 1], 0))

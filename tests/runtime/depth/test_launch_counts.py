@@ -2,37 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
-from unittest.mock import patch
 
 import numpy as np
 import pytest
-import tide_runtime.depth.exit as exit_module
 from runtime.numpy_backend import NumpyBackend, Script, tiny_manifest
-from runtime.tiny_generation import Request, make_row
+from runtime.tiny_generation import FAR_DRAFTS, Request, exits_pay, make_row
 from runtime.tiny_transformer import Array, TinyTransformer
 from tide_runtime.bundle.calibration import ExitInfo
 from tide_runtime.bundle.manifest import kv_fill_graph
-from tide_runtime.depth.exact import ExactDepth
-from tide_runtime.depth.exit import ExitDepth
 from tide_runtime.depth.options import DepthOptions
 from tide_runtime.depth.registry import make_policy
+from tide_runtime.depth_tuning import DepthTuning
 from tide_runtime.generation_params import GenerationParams
 from tide_runtime.scheduler import run
 
 LAYERS, SLOTS, TOKENS = 6, 64, 25
 SILENT = (0.5, 0.5, 0.0, 0.0, 0.0, 0.0)  # an exit after 2 layers says what the model says: every draft is accepted
 STEPS = TOKENS - 1  # the first token is the prefill's
-
-
-@pytest.fixture(autouse=True)
-def exits_never_rest() -> Iterator[None]:
-    with (
-        patch.object(ExitDepth, "_cost", lambda *_: 0.5),
-        patch.object(ExactDepth, "_cycle_cost", lambda *_: 0.5),
-    ):
-        yield
 
 
 def decode_launches(
@@ -51,7 +38,7 @@ def decode_launches(
     backend = NumpyBackend(manifest, model, script)
     params = GenerationParams(max_new_tokens=tokens)
     requests = [Request((1 + row, 2, 3), params, row) for row in range(rows)]
-    made = make_policy(policy, manifest, 8, DepthOptions(**{"draft": "router", **options}))
+    made = exits_pay(make_policy(policy, manifest, 8, DepthOptions(**{"draft": "router", **options})))
     context, batch = backend.context(rows), [make_row(request, manifest) for request in requests]
     list(run(made, context, batch))
     layers = sum(backend.launches[g.name] * (g.layers[1] - g.layers[0]) for g in manifest.segments if g.layers)
@@ -90,8 +77,7 @@ def test_tokens_that_exit_launch_nothing_behind_their_exit() -> None:
 
 
 def test_depth_is_run_for_all_that_wait_when_no_more_can_wait() -> None:
-    with patch.object(exit_module, "_ROOM", 9):
-        counts = decode_launches("exit", [exit_after(2)])
+    counts = decode_launches("exit", [exit_after(2)], tuning=DepthTuning(exit_room=9))
     assert counts == {"head": STEPS, "segment_0": STEPS, "segment_1": STEPS // 8 - 1, "segment_2": STEPS // 8 - 1}
 
 
@@ -160,10 +146,10 @@ def test_a_row_that_needs_depth_waits_for_company_only_so_long(wait: int) -> Non
         return np.array([0.0, 1.0, 1.0, 1.0, 1.0][-len(states) :])
 
     backend = NumpyBackend(manifest, model, the_first_refuses)
-    policy = make_policy("exit", manifest, 8, DepthOptions(max_wait_steps=wait))
+    policy = exits_pay(make_policy("exit", manifest, 8, DepthOptions(max_wait_steps=wait)))
     for event in run(policy, backend.context(5), rows):
-        assert rows[0].held <= wait
-        if event.row is rows[1] and event.row.finish_reason is not None:
+        assert rows[0].policy_state.held <= wait
+        if event.sequence is rows[1] and event.sequence.finish_reason is not None:
             break
     assert len(rows[0].depth.token_depths) == STEPS // (wait + 1)
     assert backend.launches["segment_1"] == 5 + STEPS // (wait + 1)  # five prompts
@@ -183,11 +169,10 @@ def test_a_deep_pass_of_one_row_serves_the_rows_that_wait_with_it() -> None:
 # --- exact
 
 
-@pytest.mark.usefixtures("far_drafts")
 @pytest.mark.parametrize("limit", [1, 3, 5])
 def test_accepted_drafts_share_one_deep_pass(limit: int) -> None:
     passes = STEPS // (limit + 1)
-    counts = decode_launches("exact", [exit_after(2)], draft_limit=limit)
+    counts = decode_launches("exact", [exit_after(2)], draft_limit=limit, tuning=FAR_DRAFTS)
     # The last draft of a pass goes through the first segment with the deep pass.
     assert counts == {"head": passes * limit, "segment_0": STEPS, "segment_1": passes, "segment_2": passes}
 
@@ -216,13 +201,12 @@ def test_no_drafts_are_full() -> None:
     assert decode_launches("exact", [exit_after(2)], draft="none") == decode_launches("full", [exit_after(2)])
 
 
-@pytest.mark.usefixtures("far_drafts")
 def test_an_exit_whose_drafts_are_wrong_is_passed_by_for_the_next_one() -> None:
     """Drafts would always come from the exit that was placed first, however wrong it is about this text."""
     knowing = (0.5, 0.5, 0.5, 0.5, 0.0, 0.0)  # what is said after 4 layers is what the model says; after 2 it is not
     model = TinyTransformer(3, knowing, 31, 128)
     manifest = tiny_manifest(model, (2, 4), [exit_after(2), exit_after(4)])
-    policy = make_policy("exact", manifest, 8, DepthOptions(draft="router", draft_limit=4))
+    policy = exits_pay(make_policy("exact", manifest, 8, DepthOptions(draft="router", draft_limit=4, tuning=FAR_DRAFTS)))
     row = make_row(Request((1, 2, 3), GenerationParams(max_new_tokens=60), 0), manifest)
     list(run(policy, NumpyBackend(manifest, model).context(1), [row]))
     assert row.depth.token_depths.count(4) > 3 * row.depth.token_depths.count(2)

@@ -6,25 +6,21 @@ all states that wait are those of the tokens, recomputed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from unittest.mock import patch
+from typing import Any
 
 import numpy as np
-import tide_runtime.depth.exact as exact_module
-import tide_runtime.depth.exit as exit_module
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from runtime.random_bundles import Case, cases
 from runtime.simulated_exit import simulation
 from runtime.tiny_generation import Request, generate, output
 from runtime.tiny_transformer import TinyTransformer
-from tide_runtime.depth.exact import ExactDepth
-from tide_runtime.depth.exit import ExitDepth
+from tide_runtime.depth.exit import Stop
 from tide_runtime.depth.registry import make_policy
-from tide_runtime.drafting.backoff import Trial
+from tide_runtime.depth_tuning import DepthTuning
 from tide_runtime.sampler import Sampler
 
 NEVER = 2.0  # above every score
@@ -46,16 +42,14 @@ def recomputed(model: TinyTransformer, request: Request) -> tuple[list[int], str
             return new, "cache_full"
 
 
-@contextmanager
-def tuned(case: Case) -> Iterator[None]:
-    """The case's figures in place of the policies' own."""
-    with (
-        patch.object(exit_module, "_ROOM", case.room),
-        patch.object(exact_module, "Trial", partial(Trial, next_rest=case.rest)),
-        patch.object(ExitDepth, "_cost", _times(case.price, ExitDepth._cost)),
-        patch.object(ExactDepth, "_cycle_cost", _times(case.price, ExactDepth._cycle_cost)),
-    ):
-        yield
+def tuned(case: Case, policy: str) -> Any:
+    """The case's policy with its tuning, and its prices multiplied by the case's factor."""
+    tuning = DepthTuning(exit_room=case.room, cooldown=case.rest)
+    made: Any = make_policy(policy, case.manifest, case.chunk, replace(case.options, tuning=tuning))
+    for price in ("token_cost", "cycle_cost"):
+        if hasattr(made, price):
+            setattr(made, price, _times(case.price, getattr(made, price)))
+    return made
 
 
 def _times(factor: float, cost: Callable[..., float]) -> Callable[..., float]:
@@ -63,9 +57,7 @@ def _times(factor: float, cost: Callable[..., float]) -> Callable[..., float]:
 
 
 def outputs(case: Case, policy: str) -> list[object]:
-    with tuned(case):
-        made = make_policy(policy, case.manifest, case.chunk, case.options)
-        return [output(row) for row in generate(made, case.backend(), case.requests, case.capacity, case.rest)]
+    return [output(row) for row in generate(tuned(case, policy), case.backend(), case.requests, case.capacity)]
 
 
 @examples(max_examples=30)
@@ -89,25 +81,24 @@ def test_exit_says_what_its_exits_say(case: Case, random: object) -> None:
     depth depends on its neighbours (an involuntary exit), on the order of the batch, or on rows that wait for company. With
     ``kv propagate``, and of prompts that stop early: over keys and values that were not projected from the state each token
     stopped with."""
-    policy, simulated = ExitDepth(case.manifest, case.chunk, case.options), simulation(case.options)
+    policy, simulated = tuned(case, "exit"), simulation(case.options)
     shuffled = list(case.requests)
     random.shuffle(shuffled)  # type: ignore[attr-defined]
-    with tuned(case):
-        for requests, capacity in ((case.requests, case.capacity), (shuffled, case.capacity + 1)):
-            fresh = ExitDepth(case.manifest, case.chunk, case.options)
-            for request, row in zip(requests, generate(fresh, case.backend(), requests, capacity, case.rest), strict=True):
-                wanted = simulated(policy, case.manifest, case.model, request, case.room, case.rest)
-                assert output(row) == (wanted.run(), wanted.reason)
-                assert row.depth.token_depths == wanted.depths
+    for requests, capacity in ((case.requests, case.capacity), (shuffled, case.capacity + 1)):
+        rows = generate(tuned(case, "exit"), case.backend(), requests, capacity)
+        for request, row in zip(requests, rows, strict=True):
+            wanted = simulated(policy, case.manifest, case.model, request)
+            assert output(row) == (wanted.run(), wanted.reason)
+            assert row.depth.token_depths == wanted.depths
 
 
 @examples(max_examples=30)
 @given(cases(sampling=True))
 def test_exit_that_never_exits_is_full(case: Case) -> None:
     """Breaks: a threshold nothing clears still changes the text."""
-    policy = ExitDepth(case.manifest, case.chunk, replace(case.options, prefill_exit=False))
-    policy.stops = [exit_module._Stop(stop.exit, NEVER) for stop in policy.stops]
+    policy = tuned(replace(case, options=replace(case.options, prefill_exit=False)), "exit")
+    policy.stops = [Stop(stop.exit, NEVER) for stop in policy.stops]
     requests = [replace(r, params=replace(r.params, depth_budget=None)) for r in case.requests]  # a budget exits unsure
-    rows = generate(policy, case.backend(), requests, case.capacity, case.rest)
+    rows = generate(policy, case.backend(), requests, case.capacity)
     assert [output(row) for row in rows] == [recomputed(case.model, request) for request in requests]
     assert all(set(row.depth.token_depths) <= {case.manifest.model.num_layers} for row in rows)

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
-from unittest.mock import patch
 
 import numpy as np
 import pytest
-import tide_runtime.depth.exit as exit_module
 from runtime.numpy_backend import NumpyBackend, Script, tiny_manifest
 from runtime.simulated_exit import SimulatedExit
-from runtime.tiny_generation import Request, generate, make_row, output
+from runtime.tiny_generation import FAR_DRAFTS, Request, exits_pay, generate, make_row, output
 from runtime.tiny_transformer import Array, TinyTransformer
 from tide_runtime.bundle.calibration import CostTable, ExitInfo, StepCost
 from tide_runtime.bundle.manifest import HEAD
@@ -20,6 +17,7 @@ from tide_runtime.depth.exact import ExactDepth
 from tide_runtime.depth.exit import ExitDepth
 from tide_runtime.depth.options import DepthOptions
 from tide_runtime.depth.registry import make_policy
+from tide_runtime.depth_tuning import DepthTuning
 from tide_runtime.errors import NumericsError, ParamsError
 from tide_runtime.generation_params import GenerationParams
 from tide_runtime.outputs import finished
@@ -29,12 +27,6 @@ from tide_runtime.sequence import TokenSequence
 LAYERS = 5
 SLOTS = 20
 LIVELY, SILENT = (0.5,) * LAYERS, (0.5, 0.5, 0.0, 0.0, 0.0)  # with silent layers an exit after 2 says what the model says
-
-
-@pytest.fixture(autouse=True)
-def exits_never_rest() -> Iterator[None]:
-    with patch.object(ExitDepth, "_cost", lambda *_: 0.5), patch.object(ExactDepth, "_cycle_cost", lambda *_: 0.5):
-        yield
 
 
 def model_of(strengths: tuple[float, ...] = LIVELY, seed: int = 0) -> TinyTransformer:
@@ -60,7 +52,7 @@ def rows_of(
     script: Script | None = None,
 ) -> list[TokenSequence]:
     manifest = tiny_manifest(model, checkpoints, exits)
-    made = make_policy(policy, manifest, 8, options or DepthOptions(draft="router"))
+    made = exits_pay(make_policy(policy, manifest, 8, options or DepthOptions(draft="router")))
     return generate(made, NumpyBackend(manifest, model, script), asked, len(asked))
 
 
@@ -78,12 +70,12 @@ def test_a_neighbour_going_deep_leaves_a_drafts_tail_alone(seed: int) -> None:
     model = model_of(seed=seed)
     exits = [exit_after(1, "tail:2", threshold=0.55), exit_after(2, "tail:2", threshold=0.55)]
     manifest = tiny_manifest(model, (1, 2, 3), exits)
-    policy = ExitDepth(manifest, 8, DepthOptions(max_wait_steps=0))
+    policy = exits_pay(ExitDepth(manifest, 8, DepthOptions(max_wait_steps=0)))
     random = np.random.default_rng(seed)
     asked = requests(*(tuple(random.integers(0, 11, n).tolist()) for n in (1, 4, 2, 3, 7)))
     rows = generate(policy, NumpyBackend(manifest, model), asked, 5)
     for request, row in zip(asked, rows, strict=True):
-        simulated = SimulatedExit(policy, manifest, model, request, room=64)
+        simulated = SimulatedExit(policy, manifest, model, request)
         assert output(row) == (simulated.run(), simulated.reason)
         assert row.depth.token_depths == simulated.depths
     assert {3, LAYERS} <= {depth for row in rows for depth in row.depth.token_depths}  # a tail counts
@@ -123,14 +115,13 @@ def test_a_held_row_whose_waiting_room_is_full_keeps_its_last_state() -> None:
     model = model_of()
     asked = requests(*((n, n + 1) for n in range(5)), count=16)
     answers = np.random.default_rng(0)
-    options = DepthOptions(max_wait_steps=2)
+    options = DepthOptions(max_wait_steps=2, tuning=DepthTuning(exit_room=3))
 
     def random_scores(graph: str, states: Array) -> Array:
         return np.asarray(answers.random(len(states)))
 
     manifest = tiny_manifest(model, (2, 3), [exit_after(2, router="mlp", threshold=0.2)])
-    with patch.object(exit_module, "_ROOM", 3):
-        rows = generate(ExitDepth(manifest, 8, options), NumpyBackend(manifest, model, random_scores), asked, 5)
+    rows = generate(exits_pay(ExitDepth(manifest, 8, options)), NumpyBackend(manifest, model, random_scores), asked, 5)
     for row in rows:  # deep tokens are the model's own for the text so far
         for place in [i for i, depth in enumerate(row.depth.token_depths) if depth == LAYERS]:
             before = row.tokens[: row.prompt_tokens + 1 + place]
@@ -150,7 +141,6 @@ def test_rows_near_the_end_of_the_cache_run_alone(policy: str, head: str) -> Non
     assert [row.finish_reason for row in rows] == ["cache_full"] * 5
 
 
-@pytest.mark.usefixtures("far_drafts")
 # --- Ends inside a draft
 
 
@@ -161,7 +151,9 @@ def test_eos_inside_a_draft_ends_the_text_there() -> None:
     new = free.new_tokens.tolist()
     place = next(i for i in range(2, len(new)) if new[i] not in new[:i])
     asked = requests((1, 2, 3), eos_token_ids=(new[place],), logprobs=1)
-    [row] = rows_of("exact", model, [exit_after(2)], asked, options=DepthOptions(draft="router", draft_limit=place + 3))
+    [row] = rows_of(
+        "exact", model, [exit_after(2)], asked, options=DepthOptions(draft="router", draft_limit=place + 3, tuning=FAR_DRAFTS)
+    )
     assert output(row) == (new[: place + 1], "eos")
     assert row.depth.accepted["router"] > place and row.depth.deep_passes == 1
     assert [entry.token for entry in row.logprobs] == new[: place + 1]
@@ -215,7 +207,7 @@ def test_nan_logits_are_an_error_and_leave_the_slots_usable(draft: Any) -> None:
     """Of all drafters; and a request that failed leaves nothing behind in the caches that the next one could read."""
     model, asked = model_of(), requests((1, 2, 1, 2, 1, 2), (3,))
     manifest = tiny_manifest(model, (2, 3), [exit_after(2)])
-    policy, backend = ExactDepth(manifest, 8, DepthOptions(draft=draft)), NumpyBackend(manifest, model)
+    policy, backend = exits_pay(ExactDepth(manifest, 8, DepthOptions(draft=draft))), NumpyBackend(manifest, model)
     slots, sound = backend.context(2), model.weights["out.4"].copy()
     events = run(policy, slots, [make_row(request, manifest) for request in asked])
     next(events)
@@ -267,7 +259,7 @@ def test_exits_that_cost_more_than_they_save_in_a_batch_are_not_asked(policy: st
         info = replace(manifest.calibration, costs=CostTable("numpy", "", 5.0, dear_head), exit_depths=shares)
         asked = requests((1, 2), (3, 4), (5, 6))
         rows = [make_row(request, manifest) for request in asked]
-        made = make_policy(policy, replace(manifest, calibration=info), 8, DepthOptions(draft="router"))
+        made = exits_pay(make_policy(policy, replace(manifest, calibration=info), 8, DepthOptions(draft="router")))
         backend = NumpyBackend(manifest, model)
         list(run(made, backend.context(3), rows))
         assert (HEAD not in backend.launches) is ran_full
@@ -286,7 +278,7 @@ def test_exits_of_sampled_text_are_asked_where_greedy_text_gains_much(
     manifest = tiny_manifest(model, (2, 3), [exit_after(2)])
     assert manifest.calibration is not None
     info = replace(manifest.calibration, predicted={"exact:router": predicted, "exit": predicted})
-    made = make_policy(policy, replace(manifest, calibration=info), 8, DepthOptions(draft="router"))
+    made = exits_pay(make_policy(policy, replace(manifest, calibration=info), 8, DepthOptions(draft="router")))
     params = GenerationParams(max_new_tokens=6, temperature=temperature, seed=1)
     rows = [make_row(replace(request, params=params), manifest) for request in requests((1, 2))]
     backend = NumpyBackend(manifest, model)

@@ -14,6 +14,7 @@ from tide_runtime import Engine, GenerationParams
 from tide_runtime.bundle.calibration import ExitInfo
 from tide_runtime.bundle.manifest import UNCUT, batched_graph
 from tide_runtime.depth.executor import Executor
+from tide_runtime.depth.frontier import LazySequence
 from tide_runtime.errors import BundleError
 
 PARAMS = GenerationParams(max_new_tokens=24, ignore_eos=True, logprobs=1)
@@ -54,11 +55,11 @@ def test_only_tokens_that_stop_nowhere_take_it() -> None:
     rows = [make_row(Request((1, 2, 3), GenerationParams(max_new_tokens=4), seat), manifest) for seat in range(2)]
     for slot, row in enumerate(rows):
         row.batch_index = slot
-        row.frontier = executor.frontier(context, row, 4)
+    states = [LazySequence(row, executor.frontier(context, row, 4)) for row in rows]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("runtime.numpy_backend.NumpyStep.run", lambda step, graph: launched.append(graph))
-        executor.advance(context, rows, [0], 0, 1)
-        executor.advance(context, rows, [0], 1, 3)
+        executor.advance(context, states, [0], 0, 1)
+        executor.advance(context, states, [0], 1, 3)
         assert launched == ["segment_0", "segment_1", "segment_2"]
-        executor.advance(context, rows, [1], 0, 3)
+        executor.advance(context, states, [1], 0, 3)
     assert launched[3:] == ["all of them"]

@@ -79,7 +79,7 @@ class Driven:
         inner = ExitDepth(self.manifest, 4, DepthOptions()) if exits else FullDepth(self.manifest, 4)
         places = []
         if isinstance(inner, ExitDepth):
-            inner.asks_always = True
+            inner.evaluates_always = True
             places = [LoopExit(stop.exit, stop.threshold) for stop in inner.stops]
         self.policy = DrivenDepth(inner, NumpyLoopKernels(self.gpu, mutation), TURNS, self.drivers, places, WINDOW)
 

@@ -103,7 +103,7 @@ def test_the_same_tokens_whatever_drives(load_kernels: Callable[[Any], Kernels])
     made = chosen("exit", load_kernels=load_kernels).policy
     assert isinstance(made, DrivenDepth) == (load_kernels is simulated_kernels)
     inner = made.inner if isinstance(made, DrivenDepth) else made
-    assert isinstance(inner, ExitDepth) and inner.asks_always
+    assert isinstance(inner, ExitDepth) and inner.evaluates_always
 
 
 @pytest.mark.parametrize(

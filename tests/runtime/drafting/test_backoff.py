@@ -1,35 +1,40 @@
-"""When a gamble is given up, and for how long."""
+"""When speculation is given up, and for how long."""
 
 from __future__ import annotations
 
-from tide_runtime.drafting.backoff import Trial
+from tide_runtime.depth_tuning import DepthTuning
+from tide_runtime.drafting.backoff import Backoff
 
-IN_VAIN, A_WIN = (1.0, 1.5), (3.0, 1.5)  # tokens, cost
+LOSS, GAIN = (1.0, 1.5), (3.0, 1.5)  # tokens, cost
 
 
-def rests(trial: Trial, tries: list[tuple[float, float]]) -> list[float]:
-    """The rests that ``tries`` lead to; whoever rests, rests to the end."""
+def backoff() -> Backoff:
+    return Backoff(DepthTuning(), expected=1.0)
+
+
+def cooldowns(record: Backoff, outcomes: list[tuple[float, float]]) -> list[float]:
+    """The cooldowns that ``outcomes`` lead to; each one is waited for."""
     found = []
-    for tokens, cost in tries:
-        trial.saw(tokens, cost)
-        if not trial.asks:
-            found.append(trial.resting)
-            trial.rest(trial.resting)
+    for tokens, cost in outcomes:
+        record.observe(tokens, cost)
+        if not record.active:
+            found.append(record.cooldown)
+            record.pass_tokens(record.cooldown)
     return found
 
 
-def test_rests_grow_while_nothing_is_won() -> None:
-    """Hopeless text would be asked for ever; a try in vain costs up to half a step."""
-    assert rests(Trial(1.0), [IN_VAIN] * 4) == [32, 128, 512, 512]
+def test_cooldowns_grow_while_speculation_loses() -> None:
+    """Guards against endless retries on hopeless text; each costs up to half a step."""
+    assert cooldowns(backoff(), [LOSS] * 4) == [32, 128, 512, 512]
 
 
-def test_who_has_won_is_asked_again_sooner() -> None:
-    """A text whose easy parts come late would be given up for good."""
-    trial = Trial(1.0)
-    assert rests(trial, [IN_VAIN, A_WIN]) == [32]
-    assert rests(trial, [IN_VAIN] * 9)[:2] == [32, 64]
+def test_speculation_that_paid_off_is_retried_sooner() -> None:
+    """Guards against giving up for good on a text whose easy parts come late."""
+    record = backoff()
+    assert cooldowns(record, [LOSS, GAIN]) == [32]
+    assert cooldowns(record, [LOSS] * 9)[:2] == [32, 64]
 
 
-def test_what_pays_goes_on() -> None:
-    """One miss among wins would end it."""
-    assert rests(Trial(1.0), [A_WIN, A_WIN, IN_VAIN, A_WIN, IN_VAIN, A_WIN]) == []
+def test_speculation_that_pays_goes_on() -> None:
+    """Guards against a single loss among gains ending it."""
+    assert cooldowns(backoff(), [GAIN, GAIN, LOSS, GAIN, LOSS, GAIN]) == []

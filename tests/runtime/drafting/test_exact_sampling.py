@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import tide_runtime.drafting.rejection_sampler as verification
 from runtime.numpy_backend import NumpyBackend, tiny_manifest
-from runtime.tiny_generation import Request, make_row
+from runtime.tiny_generation import FAR_DRAFTS, Request, exits_pay, make_row
 from runtime.tiny_transformer import TinyTransformer
 from tide_runtime.bundle.calibration import ExitInfo
 from tide_runtime.depth.exact import ExactDepth
@@ -41,11 +41,10 @@ def chi_square(prompt: tuple[int, ...], draft: Any, **changes: Any) -> tuple[flo
     """The statistic of the texts `exact` says, its 99.9% quantile when they follow the model, and what was drafted."""
     params = GenerationParams(**{**SAMPLING, "seed": 5, **changes})
     manifest = tiny_manifest(MODEL, (1, 2), EXITS)
-    policy = ExactDepth(manifest, 32, DepthOptions(draft=draft, draft_limit=2))
+    policy = ExactDepth(manifest, 32, DepthOptions(draft=draft, draft_limit=2, tuning=FAR_DRAFTS))
     policy.costs.full = lambda rows, tokens, seq: 1.0  # else so large a batch would leave copying alone
     rows = [make_row(Request(prompt, params, seat), manifest) for seat in range(TEXTS)]
-    with patch.object(ExactDepth, "_cycle_cost", lambda *_: 0.5):
-        list(run(policy, NumpyBackend(manifest, MODEL).context(ROWS), rows))
+    list(run(exits_pay(policy), NumpyBackend(manifest, MODEL).context(ROWS), rows))
     counted = Counter(tuple(row.new_tokens.tolist()) for row in rows)
     expected = {text: TEXTS * _probability(prompt, text, params) for text in itertools.product(range(VOCAB), repeat=TOKENS)}
     assert sum(expected.values()) == pytest.approx(TEXTS)
@@ -71,7 +70,6 @@ def _quantile(freedom: int) -> float:
     return float(freedom * (1 - 2 / (9 * freedom) + 3.09 * np.sqrt(2 / (9 * freedom))) ** 3)
 
 
-@pytest.mark.usefixtures("far_drafts")
 @pytest.mark.parametrize(
     ("prompt", "draft", "changes"),
     [
@@ -96,7 +94,6 @@ def _the_models_draw_on_rejection(wanted: np.ndarray, draft: Draft) -> np.ndarra
     return wanted
 
 
-@pytest.mark.usefixtures("far_drafts")
 @pytest.mark.parametrize(
     ("prompt", "draft", "name", "broken"),
     [(PLAIN, "router", "_residual", _the_models_draw_on_rejection), (REPEATING, "ngram", "_one", _whatever_was_drafted)],

@@ -11,7 +11,7 @@ import psutil
 import pytest
 from tide_runtime import Engine, EngineOptions, GenerationParams, ThreadOptions
 
-from benchmarks.arms.serve_clients import Wish, ask, ask_all, serving, wrong_answers
+from benchmarks.arms.serve_clients import ClientRequest, send, send_all, serving, wrong_answers
 
 CLIENTS = 6
 
@@ -22,39 +22,39 @@ def server(bundle: Path) -> Iterator[tuple[str, psutil.Process]]:
         yield running
 
 
-def _wishes(count: int) -> list[Wish]:
+def _requests(count: int) -> list[ClientRequest]:
     """Prompts and outputs of all lengths; every fourth client hangs up."""
     random = np.random.default_rng(0)
     lengths = random.integers(1, 30, (count, 2)).tolist()
     prompts = [random.integers(3, 200, tokens).tolist() for tokens, _ in lengths]
     return [
-        Wish(prompt, new + 2, (new + 2) // 2 if i % 4 == 3 else None)
+        ClientRequest(prompt, new + 2, (new + 2) // 2 if i % 4 == 3 else None)
         for i, (prompt, (_, new)) in enumerate(zip(prompts, lengths, strict=True))
     ]
 
 
 def test_no_answer_is_lost_or_mixed_up(server: tuple[str, psutil.Process], bundle: Path) -> None:
-    """A client would read another one's text, or miss a token, when many ask at once and some hang up."""
-    wishes = _wishes(40)
+    """A client would read another one's text, or miss a token, when many send requests at once and some hang up."""
+    requests = _requests(40)
     with Engine.load(bundle, EngineOptions(threads=ThreadOptions(1))) as engine:
-        params = [GenerationParams(max_new_tokens=wish.new_tokens, ignore_eos=True) for wish in wishes]
-        alone = [engine.generate(wish.prompt, p)[0].token_ids for wish, p in zip(wishes, params, strict=True)]
-    assert wrong_answers(wishes, ask_all(server[0], wishes, CLIENTS), alone) == []
+        params = [GenerationParams(max_new_tokens=request.new_tokens, ignore_eos=True) for request in requests]
+        alone = [engine.generate(request.prompt, p)[0].token_ids for request, p in zip(requests, params, strict=True)]
+    assert wrong_answers(requests, send_all(server[0], requests, CLIENTS), alone) == []
 
 
 def test_a_client_that_hangs_up_gives_its_place_back(server: tuple[str, psutil.Process]) -> None:
-    """After a few impatient clients the service would answer nobody."""
+    """After a few such clients the service would not answer any more."""
     with httpx.Client(timeout=60) as client:
         for _ in range(8):  # more than run at once
-            assert not ask(client, server[0], Wish([5, 6, 7], 50, hang_up_after=1)).finished
-        assert ask(client, server[0], Wish([5, 6, 7], 4)).finished
+            assert not send(client, server[0], ClientRequest([5, 6, 7], 50, hang_up_after=1)).finished
+        assert send(client, server[0], ClientRequest([5, 6, 7], 4)).finished
 
 
 def test_caches_do_not_pile_up(server: tuple[str, psutil.Process]) -> None:
     """The service would grow with every request until it is killed."""
-    ask_all(server[0], _wishes(20), CLIENTS)
+    send_all(server[0], _requests(20), CLIENTS)
     before = server[1].memory_info().rss
-    ask_all(server[0], _wishes(40), CLIENTS)
+    send_all(server[0], _requests(40), CLIENTS)
     assert server[1].memory_info().rss - before < 16 * 2**20
 
 

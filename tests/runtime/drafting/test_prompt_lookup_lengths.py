@@ -2,32 +2,45 @@
 
 from __future__ import annotations
 
-from tide_runtime.drafting.backoff import Trial
-from tide_runtime.drafting.draft_length import DraftControl, copy_lengths
+from collections.abc import Sequence
+
+from tide_runtime.depth_tuning import DepthTuning
+from tide_runtime.drafting.backoff import Backoff
+from tide_runtime.drafting.controller import DraftState, PassTime, prompt_lookup_lengths
+
+TUNING = DepthTuning()
 
 
-def row(hit_rate: float, guess: int) -> DraftControl:
-    return DraftControl(Trial(), guess=[0] * guess, hit_rate=hit_rate)
+def row(hit_rate: float, guess: int) -> DraftState:
+    state = DraftState(TUNING, Backoff(TUNING, 1.0), guess=[0] * guess)
+    state.hit_rate = hit_rate
+    return state
+
+
+def lengths_of(
+    states: Sequence[DraftState], pass_ms: PassTime, speedup: float, worth: Sequence[float] | None = None
+) -> list[int]:
+    return prompt_lookup_lengths(states, pass_ms, speedup, worth, TUNING)
 
 
 def test_certain_copies_are_taken_from_the_first_on() -> None:
     """All of them are equally likely then; taken from the last, the pass would be costed for other tokens than it has."""
-    assert copy_lengths([row(1.0, 12)], lambda rows, tokens, seq: 1.0 if tokens <= 5 else 100.0, 1.0) == [4]
+    assert lengths_of([row(1.0, 12)], lambda rows, tokens, seq: 1.0 if tokens <= 5 else 100.0, 1.0) == [4]
 
 
 def test_a_row_that_does_not_repeat_copies_nothing() -> None:
     """It would pay for its neighbour's repetition."""
-    assert copy_lengths([row(0.9, 12), row(0.01, 5)], lambda rows, tokens, seq: 1 + 0.3 * tokens, 1.0)[1] == 0
+    assert lengths_of([row(0.9, 12), row(0.01, 5)], lambda rows, tokens, seq: 1 + 0.3 * tokens, 1.0)[1] == 0
 
 
 def test_a_step_in_the_cost_is_looked_over() -> None:
     """Steps are rounded up: the first of four such tokens would seem too dear, and copying would stop before it."""
-    assert copy_lengths([row(1.0, 12)], lambda rows, tokens, seq: 1 + 0.2 * -(-tokens // 4) * 4, 1.0) == [11]
+    assert lengths_of([row(1.0, 12)], lambda rows, tokens, seq: 1 + 0.2 * -(-tokens // 4) * 4, 1.0) == [11]
 
 
 def test_nothing_is_copied_where_exits_give_more() -> None:
     """Copies that are seldom right would take the place of drafts that mostly are."""
-    assert copy_lengths([row(0.5, 12)], lambda rows, tokens, seq: 1.0, 3.0) == [0]
+    assert lengths_of([row(0.5, 12)], lambda rows, tokens, seq: 1.0, 3.0) == [0]
 
 
 def flat(rows: int, tokens: int, seq: int) -> float:
@@ -38,14 +51,14 @@ def flat(rows: int, tokens: int, seq: int) -> float:
 def test_a_token_that_is_worth_little_is_not_copied() -> None:
     """A row ahead of the others would be sped up at their cost."""
     rows = [row(0.9, 4), row(0.9, 4)]
-    assert min(copy_lengths(rows, flat, 1.0)) > 0
-    assert copy_lengths(rows, flat, 1.0, [1.9, 0.1])[1] == 0
+    assert min(lengths_of(rows, flat, 1.0)) > 0
+    assert lengths_of(rows, flat, 1.0, [1.9, 0.1])[1] == 0
 
 
 def test_rows_go_ahead_together_where_passes_cost_the_same() -> None:
     """One row would copy far ahead, and the others find nobody left to share a pass with."""
     rows = [row(0.95, 12), *(row(0.9, 12) for _ in range(7))]
-    lengths = copy_lengths(rows, lambda rows, tokens, seq: 1.0 + 0.02 * tokens, 1.0)
+    lengths = lengths_of(rows, lambda rows, tokens, seq: 1.0 + 0.02 * tokens, 1.0)
     assert max(lengths) < 12 and max(lengths) - min(lengths) <= 1
 
 
@@ -57,9 +70,9 @@ def test_few_guesses_are_weighed_against_the_least_pass_that_checks_any() -> Non
         asked.append((rows, tokens, seq))
         return 1.0 if tokens == rows else 1.5
 
-    assert copy_lengths([row(0.6, 1), row(0.6, 1), row(0.5, 0)], dear, 1.0) == [0, 0, 0]
+    assert lengths_of([row(0.6, 1), row(0.6, 1), row(0.5, 0)], dear, 1.0) == [0, 0, 0]
     assert set(asked) == {(3, 3, 1), (3, 4, 2), (3, 6, 2)}
-    assert copy_lengths([row(0.9, 1), row(0.9, 1), row(0.5, 0)], dear, 1.0) == [1, 1, 0]
+    assert lengths_of([row(0.9, 1), row(0.9, 1), row(0.5, 0)], dear, 1.0) == [1, 1, 0]
 
 
 def test_all_rows_copy_where_even_ones_cost_least() -> None:
@@ -70,4 +83,4 @@ def test_all_rows_copy_where_even_ones_cost_least() -> None:
             return 1.0
         return 1.2 if tokens == rows * seq else 1.5
 
-    assert copy_lengths([row(0.45, 1)] * 3, even_is_cheap, 1.0) == [1, 1, 1]
+    assert lengths_of([row(0.45, 1)] * 3, even_is_cheap, 1.0) == [1, 1, 1]

@@ -1,4 +1,4 @@
-"""Calibration directories made by hand: any exits, seeded random tensors, for a model or for none."""
+"""Stub calibration directories: given exits with seeded random tensors."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CERTIFICATE = CertificateInfo(0.01, 0.95, "fixed-sequence testing", "document", 
 
 
 def exit_tensors(info: ExitInfo, hidden: int, seed: int = 0) -> dict[str, NDArray[np.float32]]:
-    """Tensors of an exit, large enough that none of them could be left out unseen."""
+    """Tensors of an exit, large enough that a missing one changes the outputs."""
     rng = np.random.default_rng(seed)
     router, translator = f"router.{info.checkpoint}", f"translator.{info.checkpoint}"
     shapes: dict[str, tuple[int, ...]] = {}
@@ -27,7 +27,7 @@ def exit_tensors(info: ExitInfo, hidden: int, seed: int = 0) -> dict[str, NDArra
 
 
 def write_calibration(directory: Path, exits: list[ExitInfo], fingerprint: str, layers: int, hidden: int) -> Path:
-    """What tide-calibrate would write for a model of ``layers`` layers of ``hidden`` channels."""
+    """Write the files of tide-calibrate for a model of ``layers`` layers of ``hidden`` channels."""
     directory.mkdir(parents=True)
     info = CalibrationInfo(exits, 6, "exact", {"exact": 1.31, "exit": 1.52}, CERTIFICATE)
     data = DataInfo("texts/", 0, {"train": 3}, {"train": 900}, {"train": "ef" * 32})

@@ -1,6 +1,6 @@
-"""A calibration whose exits the GPU can ask by itself: MLP routers that say yes to half of the tokens, linear heads.
+"""A stub calibration whose exits the GPU can evaluate by itself: MLP routers that accept half of the tokens, linear heads.
 
-Nothing was learnt: it shows that loops on the device and on the host take the same exits, not that the exits are any good.
+Nothing is trained: it shows that loops on the device and on the host take the same exits, not that the exits are accurate.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from tide_export.load import LoadedModel, fingerprint
 _RANK, _THRESHOLD = 8, 0.5
 # Asking costs nothing, so that the host never rests from it: the device does not either.
 _FREE = StepCost(rows=1, seq=1, launch_ms=0.0, layer_ms=1.0, head_ms=0.0, exit_ms=0.0, host_ms=0.0)
-COSTS = CostTable(target="made up", machine="none", unsplit_ms=1.0, steps=[_FREE])
+COSTS = CostTable(target="stub", machine="none", unsplit_ms=1.0, steps=[_FREE])
 
 
-def made_up_exits(loaded: LoadedModel, checkpoints: Sequence[int], texts: list[list[int]]) -> ExitCalibration:
-    """An exit after each of ``checkpoints`` layers whose router says yes to half of the tokens of ``texts`` [B][S]."""
+def stub_exits(loaded: LoadedModel, checkpoints: Sequence[int], texts: list[list[int]]) -> ExitCalibration:
+    """An exit after each of ``checkpoints`` layers whose router accepts half of the tokens of ``texts`` [B][S]."""
     config = loaded.model.config.get_text_config()
     infos = [ExitInfo(at, "linear", "mlp", exact_threshold=_THRESHOLD, exit_threshold=_THRESHOLD) for at in checkpoints]
     file = CalibrationFile(
@@ -32,7 +32,7 @@ def made_up_exits(loaded: LoadedModel, checkpoints: Sequence[int], texts: list[l
         model_fingerprint=fingerprint(loaded),
         num_layers=config.num_hidden_layers,
         calibration=CalibrationInfo(infos, draft_limit=4, recommended="exit", costs=COSTS),
-        refusal="made up",
+        refusal="stub",
         data=DataInfo("none", 0, {}, {}, {}),
         heads=[],
         config={},

@@ -22,11 +22,11 @@ def test_a_turn_in_slices_is_the_same_turn(load: Callable[..., Engine]) -> None:
     """Pauses would lose tokens or launches, or rows that wait for a place would never get one."""
     with load() as engine:
         arm = arm_on(engine)
-        whole, said = arm.turn(PROMPTS, PARAMS, 2), 0
+        whole, generated = arm.turn(PROMPTS, PARAMS, 2), 0
         play = arm.start(PROMPTS, PARAMS, 2)
-        while play.advance(said):
-            said += 2
-        assert said > 2 * PARAMS.max_new_tokens
+        while play.advance(generated):
+            generated += 2
+        assert generated > 2 * PARAMS.max_new_tokens
         sliced = play.turn()
     assert sliced.tokens == whole.tokens and all(len(row) == 9 for row in sliced.tokens)
     assert sliced.launches == whole.launches and sliced.layers_per_token == whole.layers_per_token
@@ -49,8 +49,8 @@ def test_the_clock_stands_still_in_pauses(load: Callable[..., Engine]) -> None:
     with load() as engine:
         arm = arm_on(engine)
         arm.turn(PROMPTS, PARAMS, 2)
-        play, begin, said = arm.start(PROMPTS, PARAMS, 2), time.perf_counter(), 9
-        while play.advance(said):
+        play, begin, generated = arm.start(PROMPTS, PARAMS, 2), time.perf_counter(), 9
+        while play.advance(generated):
             time.sleep(0.2)
-            said += 9
+            generated += 9
         assert play.turn().seconds <= time.perf_counter() - begin - 2 * 0.2

@@ -1,4 +1,4 @@
-"""The scripts of `make gpu-check` without a GPU: messages, and all work before the launch."""
+"""`make gpu-check`'s scripts on a machine without a GPU: their output, and everything they do up to the launch."""
 
 from __future__ import annotations
 
@@ -77,11 +77,11 @@ def _run(main: Callable[..., None], *arguments: str) -> Result:
     return CliRunner().invoke(app, arguments)
 
 
-# --- what is said
+# --- output
 
 
 @pytest.mark.usefixtures("no_gpu")
-def test_without_a_gpu_the_cases_are_prepared_and_said_not_to_have_run() -> None:
+def test_without_a_gpu_the_cases_are_prepared_and_reported_as_not_run() -> None:
     """Guards against a check that did not run but reports success."""
     done = _run(kernel_cases.main, "--only", "exit_select", "--arch", "sm_120")
     count = sum(spec.kernel == "exit_select" for spec in cases())
@@ -185,7 +185,7 @@ def test_the_sanitizers_verdict_reaches_the_summary(
 
     class NamedGpu:
         class driver:
-            name = "made up"
+            name = "stub"
 
     monkeypatch.setattr(sanitize, "Gpu", NamedGpu)
     done = _run(sanitize.main, "--out", str(tmp_path / "logs"))

@@ -16,7 +16,8 @@ from tide_runtime.bundle.calibration import CostTable, ExitInfo, StepCost
 from tide_runtime.depth.exact import ExactDepth
 from tide_runtime.depth.full import FullDepth
 from tide_runtime.depth.options import DepthOptions
-from tide_runtime.drafting.row_worth import row_worth
+from tide_runtime.depth_tuning import DepthTuning
+from tide_runtime.drafting.controller import token_worth
 from tide_runtime.sequence import TokenSequence
 
 
@@ -27,12 +28,12 @@ def step_ms(rows: int) -> float:
 
 def test_rows_that_finish_together_are_worth_the_same() -> None:
     """A batch that just began would favour a row for no reason."""
-    assert row_worth([60, 58, 57, 60], step_ms) == [1.0] * 4
+    assert token_worth([60, 58, 57, 60], step_ms, DepthTuning()) == [1.0] * 4
 
 
 def test_the_last_row_is_worth_the_steps_it_has_to_itself() -> None:
     """The batch would hurry rows that nobody waits for, and wait for one that it has not hurried."""
-    worth = row_worth([20, 60, 30], step_ms)
+    worth = token_worth([20, 60, 30], step_ms, DepthTuning())
     assert worth[1] > 1 > worth[2] == worth[0]
     assert sum(worth) == pytest.approx(3)
     assert worth[1] - 1 == pytest.approx(0.5 * (step_ms(1) / (step_ms(3) / 3) - 1))
@@ -50,20 +51,23 @@ def drafting() -> tuple[ExactDepth, Callable[[int], TokenSequence]]:
     return policy, lambda left: make_row(Request((1, 2), GenerationParams(max_new_tokens=left), 0), manifest)
 
 
-def test_rows_weigh_differently_only_where_nobody_waits(drafting: tuple[ExactDepth, Callable[[int], TokenSequence]]) -> None:
-    """A queue would be held up for the row that is last, or a batch that only shrinks would not hurry it."""
-    policy, row = drafting
-    rows = [row(60), row(20)]
-    worth = policy._worth(rows)
-    assert worth is not None and worth[0] > 1 > worth[1]
-    rows[0].others_wait = True
-    assert policy._worth(rows) is None and policy._worth([row(60)]) is None
+def test_sequences_weigh_differently_only_where_none_waits(
+    drafting: tuple[ExactDepth, Callable[[int], TokenSequence]],
+) -> None:
+    """Guards against holding up a queue for the sequence that is last, and against not hurrying it in a batch that shrinks."""
+    policy = drafting[0]
+    states = [policy.controller.start(greedy=True) for _ in range(2)]
+    for state, hit_rate in zip(states, (0.2, 0.1), strict=True):
+        state.guess, state.hit_rate = [1] * 8, hit_rate
+    shrinking = policy.controller.prompt_lookup_lengths(states, False, [60, 20])
+    awaited = policy.controller.prompt_lookup_lengths(states, False, None)
+    assert awaited == [0, 0] and shrinking[0] == 1  # the sequence that is last is worth a verification pass
 
 
 def test_every_row_more_adds_to_a_step(drafting: tuple[ExactDepth, Callable[[int], TokenSequence]]) -> None:
     """Between measured numbers of rows a further one would seem free, or as dear as several: some row would be hurried."""
     costs = drafting[0].costs
-    plain = [costs.plain(rows) for rows in range(1, 7)]
+    plain = [costs.full_step(rows) for rows in range(1, 7)]
     assert all(more > fewer for fewer, more in pairwise(plain))
     assert [plain[0], plain[3]] == [costs.full(1, 1, 1), costs.full(4, 4, 1)]
     assert plain[2] - plain[1] == pytest.approx(plain[1] - plain[0])
@@ -77,7 +81,7 @@ def test_sampled_text_trusts_exits_less(
     policy, row = drafting
     begun = row(40)
     begun.params = replace(begun.params, temperature=temperature)
-    assert policy.trial_of(begun).gain == pytest.approx(expected)
+    assert policy.controller.start(begun.params.greedy).exits.speedup == pytest.approx(expected)
 
 
 class WatchedPolicy(FullDepth):

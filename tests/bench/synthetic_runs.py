@@ -1,4 +1,4 @@
-"""Turns and rows that nobody has measured, whose right figures are plain."""
+"""Synthetic runs and table rows, whose right figures are known."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from typing import Any
 
 from tide_bench.arms.base import Timing
 from tide_bench.arms.process import ArmError
-from tide_bench.arms.registry import Contestant
-from tide_bench.turns import Turn
+from tide_bench.arms.registry import ArmSpec
+from tide_bench.rounds import TimedRun
 
 
 def turn(
     seconds: float, number: int = 0, meeting: int = 0, tokens: list[list[int]] | None = None, joules: float | None = None
-) -> Turn:
+) -> TimedRun:
     """``seconds`` of decoding two tokens behind the first."""
-    return Turn(meeting, number, Timing(tokens or [[1, 2, 3]], 0.01, seconds), 2**20, joules)
+    return TimedRun(meeting, number, Timing(tokens or [[1, 2, 3]], 0.01, seconds), 2**20, joules)
 
 
 def row(arm: str, ratio: float, **more: Any) -> dict[str, Any]:
@@ -39,5 +39,5 @@ class FakeProcess:
         return Timing([[1] * new_tokens for _ in prompts], 0.001, 0.001)
 
 
-def contestant(name: str) -> Contestant:
-    return Contestant(name, name, name, "same")
+def spec(name: str) -> ArmSpec:
+    return ArmSpec(name, name, name, "same")

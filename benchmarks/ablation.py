@@ -1,0 +1,137 @@
+"""What each rule of drafting and early exits earns: every rule is switched off in turn, the others left as they are.
+
+    python -m benchmarks.ablation                      # 12 prompts x 64 tokens, about 12 minutes
+    python -m benchmarks.ablation --prompts 24 --new-tokens 128
+
+A rule is a constant of `DepthTuning`; switched off, it has the value that makes it do nothing. Each variant generates beside the
+default tuning, on the same engine and prompts, in slices of a few tokens by turns (see `benchmarks.arms.turns`). Two figures tell
+what a rule earns, in percent of the time without it:
+
+simulated  the cost model's price of the launches that were made. It has no noise, but knows nothing of Python's time.
+measured   wall clock. On a shared machine a difference below about 3% is noise.
+
+A rule that earns less than 1% in every cell, simulated, should go. ``slowest_cell_pct`` compares this checkout with another one:
+``--base RESULTS`` takes the JSON of a run of benchmarks.policies_cpu there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+from rich.console import Console
+from rich.table import Table
+from tide_bench.arms.tide import load_second
+from tide_bench.report import Report
+from tide_runtime import GenerationParams
+from tide_runtime.costs.cost_model import CostModel
+from tide_runtime.depth.options import DepthOptions
+from tide_runtime.depth.registry import make_policy
+from tide_runtime.depth_tuning import DepthTuning
+
+from benchmarks.arms.engine_arm import EngineArm, LoggedEngine
+from benchmarks.arms.policy_arms import CHUNK
+from benchmarks.arms.turns import Group, Turn, take_turns
+from benchmarks.held_out import held_out_prompts
+from benchmarks.models.calibrated_bundles import calibrated_bundles
+from benchmarks.tables.modelled_time import modelled_ms
+
+CACHE = Path(__file__).resolve().parents[1] / "build" / "bench-cache"
+CELLS = tuple((batch, temperature) for batch in (1, 8) for temperature in (0.0, 0.8))
+PROMPT_TOKENS = 64
+NEVER_CAPPED = 1e9
+# Rule → the policies it concerns, and the tuning without it.
+RULES: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
+    "cooldown": (("exact", "exit"), {"cooldown": 0, "longest_cooldown": 0}),
+    "longer_cooldown_unprofitable": (("exact", "exit"), {"unprofitable_cooldown_growth": 2}),
+    "weight_of_expectation": (("exact", "exit"), {"first_weight": 1.0}),
+    "cap_of_expectation": (("exact",), {"most_expected_speedup": NEVER_CAPPED}),
+    "skip_early_exits": (("exact",), {"next_exit_speedup": NEVER_CAPPED}),
+    "batch_gate": (("exact", "exit"), {"least_batch_speedup": 0.0}),
+    "sampled_gate": (("exact", "exit"), {"least_sampled_speedup": 0.0}),
+    "order_of_finishing": (("exact",), {"finish_weight": 0.0}),
+    "padding_penalty": (("exact",), {"padding_penalty": 0.0}),
+    "cap_of_longest_draft": (("exact",), {"draft_lengths": (64,)}),
+    "patience": (("exact",), {"patience": 1000}),
+    "least_chance": (("exact",), {"least_chance": 0.0}),
+    "few_drafts_first": (("exact",), {"first_speculative_tokens": 64}),
+}
+
+console = Console(width=max(150, Console().width))
+
+
+def run_cell(
+    engine: LoggedEngine, costs: CostModel, policy: str, batch: int, temperature: float, groups: Sequence[Group], new_tokens: int
+) -> list[dict[str, Any]]:
+    """A row for each rule of ``policy`` in one cell."""
+
+    def arm(**changes: Any) -> EngineArm:
+        options = DepthOptions(tuning=replace(DepthTuning(), **changes))
+        return EngineArm(engine, make_policy(policy, engine.manifest, CHUNK, options))
+
+    second = engine.second()
+    baseline = EngineArm(second, make_policy(policy, engine.manifest, CHUNK, DepthOptions()))
+    arms = {name: arm(**changes) for name, (policies, changes) in RULES.items() if policy in policies}
+    params = GenerationParams(max_new_tokens=new_tokens, temperature=temperature, ignore_eos=True)
+    for one in (baseline, *arms.values()):  # bind every shape first
+        one.turn(groups[0], params, batch)
+    base, turns = take_turns(baseline, arms, groups, params, batch)
+    return [
+        {"policy": policy, "batch": batch, "temperature": temperature, "rule": name, **_earned(own, base, engine.layers, costs)}
+        for name, own in turns.items()
+    ]
+
+
+def _earned(own: Sequence[Turn], base: Sequence[Turn], layers: dict[str, int], costs: CostModel) -> dict[str, float]:
+    """Percent of the time that the rule saves: positive where the variant without it is slower, per token generated."""
+    tokens = [sum(turn.decoded for turn in turns) for turns in (own, base)]
+    without, with_rule = (
+        sum(modelled_ms(t.launches, layers, costs) for t in turns) / n for turns, n in zip((own, base), tokens, strict=True)
+    )
+    measured = float(np.median([turn.seconds / turn.base_seconds for turn in own]))
+    return {"simulated_pct": 100 * (without / with_rule - 1), "measured_pct": 100 * (measured - 1)}
+
+
+def _print(rows: Sequence[dict[str, Any]]) -> None:
+    table = Table("rule", "policy", *(f"batch {b}, T {t:g}: simulated / measured %" for b, t in CELLS))
+    for policy, rule in dict.fromkeys((row["policy"], row["rule"]) for row in rows):
+        found = {(row["batch"], row["temperature"]): row for row in rows if (row["policy"], row["rule"]) == (policy, rule)}
+        cells = [f"{found[c]['simulated_pct']:+.1f} / {found[c]['measured_pct']:+.1f}" if c in found else "" for c in CELLS]
+        table.add_row(rule, policy, *cells)
+    console.print(table)
+
+
+def main(
+    model: Annotated[str, typer.Option(help="Demo model.")] = "layerskip",
+    prompts: Annotated[int, typer.Option(min=8, help="Held-out prompts of 64 tokens.")] = 16,
+    new_tokens: Annotated[int, typer.Option(min=2, help="New tokens of each sequence.")] = 48,
+    bundle: Annotated[
+        Path | None, typer.Option(help="A calibrated bundle; by default the demo model is calibrated first.")
+    ] = None,
+    cache: Annotated[Path, typer.Option(help="Where bundles are kept between runs.")] = CACHE,
+    json: Annotated[Path | None, typer.Option(help="Also write everything to this file.")] = None,
+) -> None:
+    """Switch off each rule of drafting and early exits in turn."""
+    engine = LoggedEngine(load_second(bundle if bundle is not None else calibrated_bundles(model, cache)[1]))
+    costs, ids = CostModel.of(engine.manifest), [prompt.ids for prompt in held_out_prompts(prompts, PROMPT_TOKENS, "library")]
+    report = Report("ablation", model=model, prompts=prompts, new_tokens=new_tokens)
+    for policy in ("exact", "exit"):
+        for batch, temperature in CELLS:
+            groups = [ids[i : i + batch] for i in range(0, len(ids) - batch + 1, batch)]
+            with console.status(f"{policy}, batch {batch}, temperature {temperature:g}"):
+                report.rows += run_cell(engine, costs, policy, batch, temperature, groups, new_tokens)
+    _print(report.rows)
+    best = {name: max(row["simulated_pct"] for row in report.rows if row["rule"] == name) for name in RULES}
+    for name, earned in best.items():
+        report.add(f"best_{name}_pct", earned)
+    report.add("rules", len(RULES))
+    report.add("rules_that_earn_1pct", sum(earned >= 1 for earned in best.values()))
+    report.finish(json)
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,64 @@
+"""The constants of drafting and early exits, in one frozen dataclass. Tests and ablations inject another one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class DepthTuning:
+    """Constants that the policies ``exact`` and ``exit`` decide with.
+
+    Args:
+        draft_limit: most exit drafts before a verification pass, without a calibration.
+        prompt_lookup_limit: most prompt-lookup drafts before a verification pass. They cost no evaluation, so they go further.
+        first_speculative_tokens: exit drafts of a sequence's first cycle. The number doubles while all drafts are accepted.
+        first_hit_rate, hit_rate_weight: acceptance rate per prompt-lookup draft before any was seen, and the weight of the newest
+            outcome in its running mean.
+        least_chance: prompt-lookup drafts that are accepted with a lower probability are not considered.
+        draft_lengths: most prompt-lookup drafts of one sequence, tried in turn: sequences of a batch wait for the longest.
+        patience: drafts that may be added without a better rate. More than one, as steps are rounded up to whole tiles.
+        padding_penalty: cost of each token that pads a shorter sequence, in full steps of one sequence, besides what it takes. A
+            sequence that gets ahead no longer shares its later drafts with the others.
+        finish_tie: difference in remaining tokens below which sequences are taken to finish together.
+        finish_weight: weight of the order in which sequences finish, in the worth of a token; 0: all are worth the same.
+        least_batch_speedup: exits are evaluated in a batch where at least this speedup is estimated. The estimate leaves out
+            waiting, padding and the loop: on the demo model 8 sequences came to 0.5-0.65 of it.
+        least_sampled_speedup: exits are evaluated for sampled text where at least this speedup is predicted for greedy text.
+            Sampled text of the demo models gained about a fifth as much, and finding that out cost 2%.
+        uncalibrated_speedup: expected speedup of exit drafts without a calibration.
+        most_expected_speedup: cap of the calibration's prediction. A text may be unlike the calibration's, and a higher
+            expectation would hide that longer.
+        next_exit_speedup: expected gain of evaluating an exit that has deeper ones behind it, over going to the next one.
+        decay: share of the past that the running speedup keeps at each outcome.
+        first_weight, retry_weight: weight of the expectation in the running speedup, at the start and after a cooldown.
+        cooldown, longest_cooldown: tokens without speculation after it lost, at first and at most.
+        cooldown_growth: factor of the next cooldown after another loss.
+        unprofitable_cooldown_growth: the same where speculation has never paid off for the sequence.
+        exit_room: most tokens that wait at one checkpoint under policy ``exit``; then the layers they skipped are run.
+    """
+
+    draft_limit: int = 8
+    prompt_lookup_limit: int = 12
+    first_speculative_tokens: int = 1
+    first_hit_rate: float = 0.5
+    hit_rate_weight: float = 0.15
+    least_chance: float = 0.05
+    draft_lengths: tuple[int, ...] = (1, 2, 3, 4, 6, 9, 64)
+    patience: int = 8
+    padding_penalty: float = 0.05
+    finish_tie: int = 4
+    finish_weight: float = 0.5
+    least_batch_speedup: float = 1.3
+    least_sampled_speedup: float = 1.4
+    uncalibrated_speedup: float = 1.1
+    most_expected_speedup: float = 1.3
+    next_exit_speedup: float = 1.5
+    decay: float = 0.9
+    first_weight: float = 2.0
+    retry_weight: float = 1.0
+    cooldown: int = 32
+    longest_cooldown: int = 512
+    cooldown_growth: int = 2
+    unprofitable_cooldown_growth: int = 4
+    exit_room: int = 64

@@ -1,0 +1,215 @@
+"""The drafting controller: which sequences draft, with what, and how far, for the most expected tokens per ms.
+
+Prompt-lookup drafts are judged without being used: each guess is compared with the tokens that follow, so they are used as soon
+as the text repeats. Evaluating exits costs time, so exits have a `Backoff`, and draft few tokens until the first ones were
+accepted. Of several exits each but the last has a `Backoff` of its own: whether to evaluate it or to go on to the next one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from statistics import fmean
+
+from tide_runtime.bundle.exits import Exit
+from tide_runtime.costs.batch_speedup import ExitGate
+from tide_runtime.costs.cost_model import CostModel
+from tide_runtime.depth_tuning import DepthTuning
+from tide_runtime.drafting.backoff import Backoff
+from tide_runtime.drafting.ngram import NgramDrafter
+
+PassTime = Callable[[int, int, int], float]  # ms of a full pass, by batch size, tokens in all, tokens of the longest sequence
+
+
+@dataclass
+class DraftState:
+    """What the controller knows of one sequence.
+
+    Args:
+        guess: the tokens that prompt lookup expects next.
+        hit_rate: running acceptance rate of a prompt-lookup draft.
+        num_speculative_tokens: most exit drafts of the next cycle.
+        exits: backoff of exit drafts.
+        early_exits: backoff of evaluating each exit but the last; drafting with the next one costs 1.
+    """
+
+    tuning: DepthTuning
+    exits: Backoff
+    early_exits: list[Backoff] = field(default_factory=list)
+    ngram: NgramDrafter = field(default_factory=NgramDrafter)
+    guess: list[int] = field(default_factory=list)
+    hit_rate: float = field(init=False)
+    num_speculative_tokens: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.hit_rate, self.num_speculative_tokens = self.tuning.first_hit_rate, self.tuning.first_speculative_tokens
+
+    def skips_exit(self, number: int) -> bool:
+        """Whether the next draft goes past the exit of that number; counts as a token of its cooldown."""
+        if number >= len(self.early_exits) or self.early_exits[number].active:
+            return False
+        self.early_exits[number].pass_tokens(1)
+        return True
+
+    def observe_exit(self, number: int, accepted: float, cost: float) -> None:
+        """Evaluating an exit gave so many accepted drafts for ``cost``."""
+        if number < len(self.early_exits):
+            self.early_exits[number].observe(accepted, cost)
+
+    def observe_text(self, tokens: Sequence[int]) -> None:
+        """Compare the guess with the ``tokens`` that followed. Tokens behind the first wrong one tell nothing."""
+        for guessed, token in zip(self.guess, tokens, strict=False):
+            hit = guessed == token
+            self.hit_rate += self.tuning.hit_rate_weight * (hit - self.hit_rate)
+            if not hit:
+                break
+
+    def observe_cycle(self, drafts: int, accepted: int, cost: float) -> None:
+        """A cycle of exit drafts and their verification gave ``accepted + 1`` tokens for ``cost``."""
+        self.num_speculative_tokens = next_speculative_tokens(self.num_speculative_tokens, drafts, accepted)
+        self.exits.observe(accepted + 1, cost)
+
+
+class DraftController:
+    """Decides for all sequences of an engine.
+
+    Args:
+        exits: those that may draft, shallow first; empty: none.
+        predicted: the calibration's predicted speedup of exit drafts for one greedy sequence; None: unknown.
+        exit_shares: checkpoint → expected share of the tokens that stop there.
+        measured: whether ``costs`` were measured. Otherwise exits are evaluated in batches too, as their price is unknown.
+    """
+
+    def __init__(
+        self,
+        costs: CostModel,
+        tuning: DepthTuning,
+        exits: Sequence[Exit],
+        predicted: float | None,
+        exit_shares: Mapping[int, float],
+        measured: bool,
+    ) -> None:
+        self.costs, self.tuning, self.exits = costs, tuning, exits
+        known = predicted if predicted is not None else tuning.uncalibrated_speedup
+        self.expected = min(tuning.most_expected_speedup, known) if exits else 1.0
+        # [e]: cost of evaluating exit e, that of evaluating the next one instead being 1; 0 for the last exit
+        self.evaluation_share = [
+            costs.evaluation(1, e.boundary, e) / costs.evaluation(1, e.boundary, n) for e, n in pairwise(exits)
+        ]
+        self.evaluation_share.append(0.0)
+        self._gate = ExitGate(costs, exits, exit_shares, False, predicted, tuning, unknown=not measured)
+
+    def start(self, greedy: bool) -> DraftState:
+        """The state of a new sequence. A calibration predicts greedy text; fewer drafts of sampled text are accepted."""
+        expected = self.expected if greedy else min(self.expected, self.tuning.uncalibrated_speedup)
+        early = [Backoff(self.tuning, self.tuning.next_exit_speedup) for _ in self.exits[1:]]
+        return DraftState(self.tuning, Backoff(self.tuning, expected), early)
+
+    def evaluates_exits(self, batch_size: int, greedy: bool) -> bool:
+        """Whether exits may be evaluated at all where so many sequences run at once."""
+        return bool(self.exits) and self._gate.opens(batch_size, greedy)
+
+    def prompt_lookup_lengths(
+        self, states: Sequence[DraftState], evaluates_exits: bool, tokens_left: Sequence[int] | None = None
+    ) -> list[int]:
+        """How many tokens of its guess each sequence drafts.
+
+        Args:
+            evaluates_exits: whether the sequences may draft with exits instead.
+            tokens_left: most tokens that each sequence still generates, where no other sequence waits for its place.
+        """
+        speedup = fmean(state.exits.speedup for state in states) if evaluates_exits else 1.0
+        alone = len(states) == 1 or tokens_left is None
+        worth = None if alone else token_worth(tokens_left or [], self.costs.full_step, self.tuning)
+        return prompt_lookup_lengths(states, self.costs.full, speedup, worth, self.tuning)
+
+    def sequences_to_speculate(self, ready: Sequence[int], batch_size: int) -> Sequence[int]:
+        """Those of the ``ready`` sequences that evaluate exits: all or none, as a launch costs nearly as much for a few of the
+        batch as for all."""
+        return ready if 2 * len(ready) >= batch_size else []
+
+
+def next_speculative_tokens(most: int, drafts: int, accepted: int) -> int:
+    """The most exit drafts of the next cycle: doubled after all were accepted, halved after none was."""
+    if accepted == drafts:
+        return max(most, 2 * drafts)
+    return most if accepted else max(1, most // 2)
+
+
+def prompt_lookup_lengths(
+    states: Sequence[DraftState], pass_ms: PassTime, speedup: float, worth: Sequence[float] | None, tuning: DepthTuning
+) -> list[int]:
+    """How many tokens of its guess each sequence of a batch drafts, for the most expected tokens per ms of the whole batch.
+
+    The n-th token of a guess is accepted with probability hit_rate ** n. Tokens are taken in the order of that probability times
+    their worth, of whatever sequence, while the pass that verifies them all gives a better rate.
+
+    Args:
+        pass_ms: time of a pass through the whole model.
+        speedup: of drafting with exits instead; 1 without.
+        worth: of a token of each sequence (see `token_worth`); None: the same for all.
+    """
+    batch_size = len(states)
+    worth = worth or [1.0] * batch_size
+    chances = []
+    for place, state in enumerate(states):
+        chance = 1.0
+        for n in range(1, len(state.guess) + 1):
+            chance *= state.hit_rate
+            if chance < tuning.least_chance:
+                break
+            chances.append((-worth[place] * chance, n, place))
+    chances.sort()  # of equal ones the earlier token first: no token is drafted without those before it
+    full, best, best_rate = pass_ms(batch_size, batch_size, 1), [0] * batch_size, batch_size * speedup
+    if not chances:
+        return best
+    # Even batches may cost less than smaller uneven ones.
+    least = min(pass_ms(batch_size, batch_size + 1, 2), pass_ms(batch_size, 2 * batch_size, 2))
+    if (batch_size - sum(chance[0] for chance in chances)) * full <= best_rate * least:
+        return best  # all guesses together would not pay for it
+    penalty, shorter = tuning.padding_penalty * full / batch_size, 0.0
+    for longest in tuning.draft_lengths if batch_size > 1 else tuning.draft_lengths[-1:]:
+        given, lengths, seq, count = float(batch_size), [0] * batch_size, 1, batch_size
+        highest, reached = 0.0, batch_size  # the best rate at this length, and how many tokens gave it
+        for negative, n, place in chances:
+            if n > longest:
+                continue
+            given, seq, count = given - negative, max(seq, n + 1), count + 1
+            lengths[place] = n
+            rate = given * full / (pass_ms(batch_size, count, seq) + penalty * (batch_size * seq - count))
+            if rate > highest:
+                highest, reached = rate, count
+                if rate > best_rate:
+                    best, best_rate = list(lengths), rate
+            elif count - reached >= tuning.patience:  # chances only fall from here on
+                break
+        if highest < shorter:
+            break
+        shorter = highest
+    return best
+
+
+def token_worth(tokens_left: Sequence[int], step_ms: Callable[[int], float], tuning: DepthTuning) -> list[float]:
+    """The worth of one more token of each sequence of a batch that no other sequence waits to join, 1 on average.
+
+    While others wait, a sequence that finishes earlier makes room earlier, and every token is worth the same. Later the batch
+    only shrinks and takes as long as its longest sequence: the sequences with most tokens left take the last, expensive steps
+    alone, and the others add to these what one more sequence adds to a step.
+
+    Args:
+        tokens_left: most tokens that each sequence still generates.
+        step_ms: a full step by batch size.
+    """
+    batch_size = len(tokens_left)
+    order = sorted(range(batch_size), key=lambda i: -tokens_left[i])
+    worth, begin, each = [1.0] * batch_size, 0, step_ms(batch_size) / batch_size
+    while begin < batch_size:
+        end = begin
+        while end < batch_size and tokens_left[order[begin]] - tokens_left[order[end]] <= tuning.finish_tie:
+            end += 1
+        added = step_ms(end) - (step_ms(begin) if begin else 0.0)
+        for i in order[begin:end]:
+            worth[i] += tuning.finish_weight * (added / (end - begin) / each - 1)
+        begin = end
+    return worth

@@ -1,0 +1,32 @@
+"""`Engine.score`: log-probabilities of a given text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from tide_runtime import Engine
+from tide_runtime.errors import PromptError
+from transformers import LlamaForCausalLM
+
+TEXT = [3, 17, 4, 100, 42, 9, 9, 250]
+
+
+@pytest.mark.parametrize("policy", ["full", "exact"])
+def test_scores_are_the_eager_models(load: Callable[..., Engine], hf_model: LlamaForCausalLM, policy: str) -> None:
+    """Guards against scores that are off by one place, or of the draft instead of the text."""
+    with torch.no_grad():
+        logprobs = torch.log_softmax(hf_model(torch.tensor([TEXT])).logits[0].double(), -1).numpy()
+    with load(policy=policy) as engine:
+        score = engine.score(TEXT, prompt_tokens=2)
+    places = np.arange(1, len(TEXT) - 1)
+    assert score.logprobs == pytest.approx(logprobs[places, TEXT[2:]].tolist(), abs=1e-3)
+    assert score.likeliest == logprobs[places].argmax(-1).tolist()
+
+
+@pytest.mark.parametrize("prompt_tokens", [0, len(TEXT)])
+def test_a_text_without_a_token_to_score_is_refused(load: Callable[..., Engine], prompt_tokens: int) -> None:
+    with load() as engine, pytest.raises(PromptError, match="leave at least one token to score"):
+        engine.score(TEXT, prompt_tokens)
