@@ -16,13 +16,13 @@ _SYMBOLS = r"create\w+_INTERNAL|get\w*PluginRegistry|getNvOnnxParserVersion|init
 
 
 def folder(release: str) -> Path | None:
-    """Where the bindings of ``release``, such as 11.4, are installed; None when they are not."""
+    """Folder of the installed bindings of ``release``, such as 11.4, or None."""
     path = FOLDER / release
     return path if (path / MODULE).is_dir() else None
 
 
 def empty_libraries(installed: Path, made_in: Path) -> list[Path]:
-    """Compile, into ``made_in``, the libraries that the bindings in ``installed`` ask for."""
+    """Compile the libraries that the bindings in ``installed`` need into ``made_in``."""
     extension = str(installed / MODULE / "tensorrt.so")
     undefined = _output("nm", "-D", "--undefined-only", extension)
     symbols = re.findall(rf" U ({_SYMBOLS})$", undefined, re.MULTILINE)

@@ -1,4 +1,4 @@
-"""Hold every attribute, call and assignment that `inference` finds against TensorRT's real classes."""
+"""Check of every attribute, call and assignment that `inference` finds against TensorRT's real classes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from api.signatures import mismatch, signatures
 
 @dataclass
 class Conformance:
-    """``problems``: a line each; ``checked``: `attribute of class` that were held against the bindings."""
+    """``problems``: messages; ``checked``: every `attribute of class` that was compared with the bindings."""
 
     problems: list[str] = field(default_factory=list)
     checked: set[str] = field(default_factory=set)
@@ -74,7 +74,7 @@ def _call(
 
 
 def _types(facts: Facts) -> set[type] | None:
-    """What a value may be an instance of; None when nobody knows."""
+    """Possible classes of a value; None: unknown."""
     types = {fact.type for fact in facts if isinstance(fact, Instance)}
     for fact in facts:
         if isinstance(fact, Object):
@@ -83,7 +83,7 @@ def _types(facts: Facts) -> set[type] | None:
 
 
 def _subclass(scope: Scope, base: type, result: Conformance) -> None:
-    """Methods that TensorRT calls: each overrides one of ``base``, with as many parameters."""
+    """Check that methods which TensorRT calls override one of ``base`` with the same number of parameters."""
     for node in scope.node.body:
         if not isinstance(node, ast.FunctionDef) or node.name.startswith("_"):
             continue

@@ -1,4 +1,4 @@
-"""What may be known of a value while TensorRT's API is followed through our files: sets of the classes below.
+"""Facts about values for the inference of TensorRT API uses in our files: sets of the classes below.
 
 A value may be the TensorRT module, a class of it, an instance, a method of one, a function or class of ours, or a collection of
 such. What cannot be known (results that the bindings' docstrings leave open) has no facts.
@@ -15,12 +15,12 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Module:
-    """TensorRT's."""
+    """The TensorRT module."""
 
 
 @dataclass(frozen=True)
 class Class:
-    """One of TensorRT's; with ``method``, a method of it or of an instance."""
+    """A class of TensorRT; with ``method``, a method of it or of an instance."""
 
     type: type
     method: str = ""
@@ -40,7 +40,7 @@ class Items:
 
 @dataclass(eq=False)
 class Scope:
-    """A file, class or function of ours: names, statements, what it returns; of a class also the fields of its instances."""
+    """A file, class or function of TIDE: names, statements, return values; for a class also the fields of its instances."""
 
     node: Any
     file: Path
@@ -68,7 +68,7 @@ class Scope:
 
 @dataclass(frozen=True)
 class Object:
-    """An instance of a class of ours."""
+    """An instance of a TIDE class."""
 
     scope: Scope
 

@@ -1,6 +1,6 @@
-"""Which TensorRT objects the values of a few Python files are: attributes, calls and assignments are followed; no list is kept.
+"""Inference of TensorRT types in a few Python files, through attributes, calls and assignments, without a manual list.
 
-Every function is read over and over until nothing new is learnt. Order within a function does not matter, nor from where it is
+Every function is analysed repeatedly until a fixed point. Order within a function does not matter, nor from where it is
 called: a parameter may be what any of its callers gives.
 """
 
@@ -16,7 +16,7 @@ from api.signatures import signatures, types_named
 
 
 class Inference:
-    """The facts of ``files`` with TensorRT's module ``trt``; ``attributes`` and ``calls``: all that were seen, with theirs."""
+    """Facts about ``files`` with TensorRT's module ``trt``; ``attributes`` and ``calls``: all uses found, with their facts."""
 
     def __init__(self, trt: Any, files: list[Path]) -> None:
         self.trt = trt
@@ -43,7 +43,7 @@ class Inference:
     def _read(self, scope: Scope) -> None:
         if isinstance(scope.node, ast.Lambda):
             scope.returns |= self.facts(scope.node.body, scope)
-        if not isinstance(getattr(scope.node, "body", None), list):  # comprehensions are read where they stand
+        if not isinstance(getattr(scope.node, "body", None), list):  # comprehensions are analysed in place
             return
         if scope.parent is not None and scope.parent.is_class and isinstance(scope.node, ast.FunctionDef):
             self._own_class(scope, scope.parent)
@@ -91,7 +91,7 @@ class Inference:
             scope.names[alias.asname or alias.name] |= source.names.get(alias.name, set())
 
     def _may_hold(self, test: ast.expr, scope: Scope) -> bool:
-        """False for `if hasattr(x, "name")` where x has no such attribute: what follows is for other releases."""
+        """False for `if hasattr(x, "name")` where x has no such attribute: the branch is for other releases."""
         if not isinstance(test, ast.Call) or ast.unparse(test.func) != "hasattr":
             return True
         known, name = self.facts(test.args[0], scope), ast.literal_eval(test.args[1])
@@ -123,7 +123,7 @@ class Inference:
                     fact.scope.names[target.attr] |= facts
 
     def _refine(self, old: Instance, made: Facts, scope: Scope) -> None:
-        """The bindings' plain ILayers are given their class: wherever ``scope`` has one, it may have that class."""
+        """Replace the bindings' generic ILayer by its class wherever it occurs in ``scope``."""
         for facts in scope.names.values():
             if old in facts:
                 facts |= made

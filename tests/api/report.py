@@ -1,4 +1,4 @@
-"""Write down what the API check found, for README's table: PYTHONPATH=tests python -m api.report --json FILE."""
+"""Write the results of the API check, for README's table: PYTHONPATH=tests python -m api.report --json FILE."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from api import bindings
 from api.test_tensorrt_api import NEWER_THAN_10_4, checked, files_for
 from tide_bench.report import Report
 
-# Package, release, files that are not checked against it.
+# package, release, files that are not checked against it
 CHECKS = (("tensorrt", "11.4", frozenset()), ("tensorrt", "10.4", NEWER_THAN_10_4), ("tensorrt_rtx", "", frozenset()))
 
 
 def main(json: Annotated[Path | None, typer.Option(help="Where to write the results.")] = None) -> None:
-    """Hold all of our uses of TensorRT's API against the bindings that `make bindings` has installed."""
+    """Check all uses of TensorRT's API against the bindings installed by `make bindings`."""
     report = Report("api_conformance")
     for package, release, left_out in CHECKS:
         files = [path for path in files_for(package) if path.name not in left_out]

@@ -1,4 +1,4 @@
-"""What a TensorRT binding takes and gives, from the docstrings that pybind11 writes: `f(self: m.A, x: m.B = None) -> m.C`."""
+"""Signatures of TensorRT's bindings, parsed from the docstrings that pybind11 generates: `f(self: m.A, x: m.B = None) -> m.C`."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Signature:
-    """``parameters`` without ``self``; ``returns`` as written."""
+    """A signature. ``parameters`` excludes ``self``; ``returns`` is the type as written."""
 
     parameters: tuple[Parameter, ...]
     returns: str
 
 
 def split_outside_brackets(text: str) -> list[str]:
-    """``text`` at its commas, but for those within brackets."""
+    """Split ``text`` at commas outside brackets."""
     parts, depth, start = [], 0, 0
     for place, character in enumerate(text):
         depth += (character in "([{<") - (character in ")]}>" and text[place - 1] != "-")
@@ -45,7 +45,7 @@ def _parameter(text: str) -> Parameter:
 
 
 def signatures(function: Any) -> list[Signature]:
-    """All overloads; none when the docstring does not say."""
+    """All overloads; empty when the docstring has no signature."""
     found = []
     for line in (function.__doc__ or "").splitlines():
         match = re.fullmatch(r"(?:\d+\. )?\w*\((.*)\) -> (.+)", line.strip())
@@ -59,22 +59,22 @@ def signatures(function: Any) -> list[Signature]:
 
 
 def types_named(module: Any, text: str) -> tuple[set[type], bool]:
-    """The classes of ``module`` in a type as pybind11 writes it, and whether it is a collection of them."""
+    """The classes of ``module`` in a type as written by pybind11, and whether it is a collection of them."""
     classes = set()
     for name in re.findall(r"(?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*", text):
         owner: Any = module
         for part in name.split("."):
-            owner = getattr(owner, part, module if owner is module else None)  # what comes first are packages
+            owner = getattr(owner, part, module if owner is module else None)  # leading parts are packages
         if inspect.isclass(owner):
             classes.add(owner)
     return classes, bool(re.match(r"(typing\.)?(List|list|Sequence|collections)", text))
 
 
 def mismatch(module: Any, signature: Signature, positional: list[Any], named: dict[str, Any]) -> str:
-    """Why a call does not fit ``signature``; nothing when it does.
+    """Reason why a call does not match ``signature``; empty if it does.
 
     Args:
-        positional: for each argument, a set of classes that it may be an instance of, or None when nobody knows.
+        positional: for each argument, a set of classes that it may be an instance of, or None if unknown.
     """
     parameters, taken = list(signature.parameters), dict(named)
     if any(parameter.variadic for parameter in parameters):

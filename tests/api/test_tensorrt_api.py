@@ -1,4 +1,4 @@
-"""Every attribute, call and assignment of ours exists in TensorRT's real Python classes, of each release that we support.
+"""Every attribute, call and assignment that TIDE uses exists in TensorRT's real Python classes, of each supported release.
 
 TensorRT itself cannot be had where CI runs; its bindings can, and they hold every class, method, argument and type. What our
 files use is found by following their values (`inference`), so new code is checked without being listed anywhere.
@@ -26,7 +26,7 @@ NEWER_THAN_10_4 = {"attention_repair.py"}
 
 
 def uses_tensorrt(tree: ast.AST) -> bool:
-    """Whether a file takes or loads TensorRT's module: by convention it is called ``trt``."""
+    """Whether a file uses TensorRT's module, which is called ``trt`` by convention."""
     return any(
         (isinstance(node, ast.arg) and node.arg == "trt")
         or (isinstance(node, ast.Attribute) and node.attr == "trt")
@@ -71,7 +71,7 @@ def enterprise(release: str, made_in: Path, files: list[Path]) -> dict:
     return checked(bindings.MODULE, str(installed), bindings.empty_libraries(installed, made_in), files)
 
 
-# What each package must be seen to be used for: a check that finds nothing to check would pass.
+# Uses that the check has to find for each package, because a check without findings would pass.
 USED = {
     "call of Builder.build_serialized_network",
     "call of OnnxParser.parse_from_file",
@@ -84,14 +84,14 @@ USED_FOR_ATTENTION = {"causal_kind of IAttention", "key_value_lengths of IAttent
 
 
 def test_tensorrt_11(tmp_path):
-    """An export or a load would end in an AttributeError on a machine that we never saw."""
+    """Guards against an AttributeError during export or load on a machine with TensorRT."""
     result = enterprise("11.4", tmp_path, files_for("tensorrt"))
     assert result["version"].startswith("11.4") and not result["problems"]
     assert set(result["checked"]) >= USED | USED_FOR_ATTENTION
 
 
 def test_tensorrt_10_4(tmp_path):
-    """V100 stays with 10.4, which lacks much of what 11 has."""
+    """Guards against uses of newer API on V100, which needs 10.4."""
     files = [path for path in files_for("tensorrt") if path.name not in NEWER_THAN_10_4]
     result = enterprise("10.4", tmp_path, files)
     assert result["version"].startswith("10.4") and not result["problems"]
@@ -100,7 +100,7 @@ def test_tensorrt_10_4(tmp_path):
 
 @pytest.mark.skipif(importlib.util.find_spec("tensorrt_rtx") is None, reason="tensorrt-rtx is not installed")
 def test_tensorrt_rtx():
-    """RTX's package has the same classes but for some, and its own way to name GPUs."""
+    """Guards against uses of classes that only TensorRT has in the code for TensorRT-RTX."""
     result = checked("tensorrt_rtx", "", [], files_for("tensorrt_rtx"))
     assert result["version"].startswith("1.") and not result["problems"]
     assert set(result["checked"]) >= USED | USED_FOR_ATTENTION
@@ -143,7 +143,7 @@ FOUND_WRONG = [
 
 
 def test_mistakes_are_found(tmp_path):
-    """A check that follows no value, or only those of one function, finds no mistake in our files either."""
+    """Guards against a check that follows too few values to find mistakes."""
     wrong = tmp_path / "wrong.py"
     wrong.write_text("trt = importlib.import_module(name)\n" + WRONG.lstrip("\n"))
     result = enterprise("11.4", tmp_path, [wrong])

@@ -34,14 +34,14 @@ from benchmarks.gpu.router_problem import RouterProblem, problems
 
 
 class HostGpu:
-    """A `Gpu` whose device memory is memory of this process that the host arrays do not share."""
+    """A `Gpu` whose device memory is separate host memory."""
 
     def __init__(self) -> None:
         self.driver = HostDriver()
         self._memory: dict[int, Any] = {}
 
     def allocate(self, count_bytes: int) -> int:
-        memory = np.full(count_bytes + 256, 0xAA, np.uint8)  # what was not uploaded is not accidentally right
+        memory = np.full(count_bytes + 256, 0xAA, np.uint8)  # detects missing uploads
         pointer = memory.ctypes.data + -memory.ctypes.data % 256
         self._memory[pointer] = memory
         return pointer
@@ -61,7 +61,7 @@ class HostGpu:
 
 @pytest.fixture
 def no_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """No GPU even where there is one, and kernels that compile at once."""
+    """Hide an existing GPU, and use kernels that compile quickly."""
 
     def refuse(self: CudaDriver, device: int = 0) -> None:
         raise TargetError(f"GPU {device} cannot be used: there is none in this test")
@@ -82,7 +82,7 @@ def _run(main: Callable[..., None], *arguments: str) -> Result:
 
 @pytest.mark.usefixtures("no_gpu")
 def test_without_a_gpu_the_cases_are_prepared_and_reported_as_not_run() -> None:
-    """A check that did not run must never look green."""
+    """Guards against a check that did not run but reports success."""
     done = _run(kernel_cases.main, "--only", "exit_select", "--arch", "sm_120")
     count = sum(spec.kernel == "exit_select" for spec in cases())
     assert done.exit_code == 2
@@ -100,7 +100,7 @@ def test_without_a_gpu_the_router_benchmark_shows_plans_and_no_times() -> None:
 
 @pytest.mark.usefixtures("no_gpu")
 def test_without_a_gpu_the_sanitizers_commands_are_shown(tmp_path: Path) -> None:
-    """So that a person with a GPU can run them by hand; no summary is left that could be taken for a result."""
+    """Guards against a summary file without results; the commands are printed for manual runs."""
     done = _run(sanitize.main, "--out", str(tmp_path / "logs"))
     assert done.exit_code == 2 and "NOT RUN" in done.stderr
     for tool in ("memcheck", "racecheck"):
@@ -112,7 +112,7 @@ def test_without_a_gpu_the_sanitizers_commands_are_shown(tmp_path: Path) -> None
 
 
 def test_copies_keep_strides_offsets_and_sharing() -> None:
-    """Padding between rows and memory under two names are part of what a case tests."""
+    """Guards against copies that lose row padding or shared memory, which cases test."""
     owner = np.arange(60, dtype=np.float32)
     rows = owner[3:].reshape(-1, 19)[:, :8]
     tensors: dict[str, Any] = {"rows": rows, "same": rows, "last": owner[59:], "empty": np.empty((0, 4), np.float16)}
@@ -136,13 +136,13 @@ def _spread(kernel: str, count: int) -> list[CaseSpec]:
 
 @pytest.mark.parametrize("kernel", ["exit_router", "exit_select", "exit_translate", "draft_verify"])
 def test_cases_pass_on_a_device_of_its_own_memory(kernel: str) -> None:
-    """The path that a GPU's run takes: upload, launch, download, check, again; here the kernels run on the host."""
+    """Guards against errors in upload, launch, download and check, with kernels run on the host."""
     gpu: Any = HostGpu()
     assert kernel_cases.run_all(_spread(kernel, 8), gpu.driver.kernels(), gpu, repeats=2) == {}
 
 
 def test_a_wrong_result_and_a_changing_result_are_reported() -> None:
-    """A harness that cannot fail proves nothing about a kernel."""
+    """Guards against a harness that cannot fail."""
     gpu: Any = HostGpu()
     spec = _spread("draft_verify", 1)[0]
     wrong = replace(spec, build=lambda: replace(spec.build(), check=_disagree))
@@ -177,7 +177,7 @@ def _disagree(_tensors: Any) -> None:
 def test_the_sanitizers_verdict_reaches_the_summary(
     exits_with: int, verdict: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """compute-sanitizer's own exit code tells its findings from a program that failed by itself."""
+    """Guards against mixing up findings of compute-sanitizer with a failed program."""
     fake = tmp_path / "compute-sanitizer"
     fake.write_text(f"#!/bin/sh\nexit {exits_with}\n")
     fake.chmod(fake.stat().st_mode | stat.S_IXUSR)
@@ -198,7 +198,7 @@ def test_the_sanitizers_verdict_reaches_the_summary(
 
 
 def test_the_torch_arm_computes_what_the_kernel_does() -> None:
-    """A baseline that computes something else would make its ratio meaningless."""
+    """Guards against a baseline that computes something else."""
     given = RouterTensors.random(RouterProblem("f32", 192, 64), device="cpu")
     hidden, down, down_bias, up, up_bias = (given.tensors[n] for n in ("hidden", "down", "down_bias", "up", "up_bias"))
     score, exits, count = torch_router(hidden, down, down_bias, up[None], up_bias)
@@ -207,7 +207,7 @@ def test_the_torch_arm_computes_what_the_kernel_does() -> None:
 
 
 def test_a_wrong_score_stops_the_timing() -> None:
-    """The time of a kernel that is wrong is not a result; NaN counts as wrong."""
+    """Guards against timings of a kernel with wrong or NaN scores."""
     given = RouterTensors.random(RouterProblem("f16", 192, 64), device="cpu")
 
     def writes(value: Any) -> Callable[[], None]:
@@ -223,7 +223,7 @@ def test_a_wrong_score_stops_the_timing() -> None:
 
 
 def test_bytes_are_those_of_the_problems_tensors() -> None:
-    """Too few and the share of the floor is flattering. Each row stands in one of the two lists, so one is counted."""
+    """Guards against a wrong bandwidth floor. Each row is in one of the two lists, so one list is counted."""
     problem = RouterProblem("bf16", 4096, 64)
     sizes = {"bf16": 2, "f32": 4, "i32": 4, "u8": 1}
     every = sum(sizes[dtype] * math.prod(shape) for dtype, shape in problem.shapes().values())
@@ -251,7 +251,7 @@ void host() { fused_layernorm_route_kernel<float, 1, 1, 1><<<1, 1>>>(nullptr, nu
 
 
 def test_the_predecessors_kernel_is_compiled_without_its_host_code(tmp_path: Path) -> None:
-    """Its file launches kernels with <<<>>>, which a run-time compiler refuses."""
+    """Guards against <<<>>> launches in its file, which NVRTC rejects."""
     folder = tmp_path / "csrc" / "kernels"
     folder.mkdir(parents=True)
     (folder / "fused_layernorm_route.cu").write_text("#include <cuda_fp16.h>\n" + _PREDECESSOR)
@@ -272,7 +272,7 @@ def test_what_is_not_the_predecessor_is_refused(tmp_path: Path, content: str | N
 
 
 def test_the_make_target_runs_the_three_scripts() -> None:
-    """`make gpu-check` is what README promises."""
+    """Guards against a `make gpu-check` that differs from README."""
     root = Path(__file__).parents[2]
     command = ["make", "--dry-run", "gpu-check", "PREDECESSOR=there"]
     done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True)

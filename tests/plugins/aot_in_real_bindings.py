@@ -3,7 +3,7 @@
     python aot_in_real_bindings.py STUB...     shared libraries under the names that the bindings need, empty
 
 `tensorrt.plugin` is Python: it checks signatures, turns descriptions into shapes and launches, and holds the kernel. What it gets
-from TensorRT itself (registry, tensors, expressions) is made of plain numbers here.
+from TensorRT itself (registry, tensors, expressions) is replaced by plain numbers here.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ class Registry(dict[tuple[str, str, str], Any]):
 
 
 class Number(trt.IDimensionExpr):  # type: ignore[misc]
-    """An expression of the bindings' type that is a number; `number` makes one, for the bindings do not."""
+    """A constant of the bindings' expression type, which Python cannot construct; see `number`."""
 
     value: int
 
     def is_constant(self) -> bool:
-        return False  # as of a dimension that a profile leaves open
+        return False  # like a dynamic dimension
 
 
 class Builder:
@@ -73,7 +73,7 @@ def linear(dtype: Any) -> Any:
 
 
 def drive(call: Any, inputs: list[tuple[Any, tuple[int, ...]]]) -> dict[str, Any]:
-    """What a builder asks of the plugin that ``call`` makes, in a builder's order."""
+    """Query the plugin created by ``call`` in the order of TensorRT's builder."""
     _, _, plugin = call(trt.QuickPluginCreationRequest.STRICT_AOT)
     types, shapes = [dtype for dtype, _ in inputs], [shape for _, shape in inputs]
     (output_type,) = plugin.get_output_data_types(types, [len(shape) for shape in shapes])

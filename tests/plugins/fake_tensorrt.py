@@ -1,6 +1,6 @@
-"""As much of ``tensorrt`` and ``tensorrt.plugin`` as ahead-of-time plugins use, over plain numbers and host arrays.
+"""Stand-in for the parts of ``tensorrt`` and ``tensorrt.plugin`` that ahead-of-time plugins use, over numbers and host arrays.
 
-A network here runs a plugin at once: it asks for the output's shape, then for kernel, launch and scalars, and hands on all that.
+A network runs a plugin immediately: it queries the output's shape, then kernel, launch and scalars, and launches the kernel.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Plugin:
 
 @dataclass
 class Tensor:
-    """An ``ITensor`` that has its values."""
+    """An ``ITensor`` with values."""
 
     array: np.ndarray
 
@@ -83,7 +83,7 @@ class Network:
 
 
 def modules() -> dict[str, ModuleType]:
-    """What to put into ``sys.modules``."""
+    """The stand-ins as entries of ``sys.modules``."""
     plugins: dict[str, Plugin] = {}
     op = SimpleNamespace(tide=SimpleNamespace())
 

@@ -1,4 +1,4 @@
-"""A `Driver` whose device is this machine: kernels are the same sources, compiled by g++ (tests/plugins/host_shim)."""
+"""A `Driver` that runs kernels on the host: the same sources, compiled by g++ (tests/plugins/host_shim)."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class _CPlan(Structure):
 
 
 def host_library(*flags: str) -> Path:
-    """The kernels as a shared library, compiled when a source, a flag or the compiler has changed."""
+    """The kernels as a shared library, recompiled when a source, a flag or the compiler has changed."""
     sources = sorted((*CSRC.iterdir(), *SHIM.iterdir()))
     version = subprocess.run(["g++", "--version"], capture_output=True, check=True).stdout
     key = hashlib.sha256(repr((COMPILE, flags, version)).encode())
@@ -55,7 +55,7 @@ def host_library(*flags: str) -> Path:
         unfinished = library.with_suffix(f".{os.getpid()}")
         include = [f"-I{SHIM}", f"-I{CSRC}", "-include", "cuda_on_host.h", "-DTIDE_GRAPH_CONDITION"]
         subprocess.run([*COMPILE, *flags, *include, str(SHIM / "kernels_on_host.cpp"), "-o", str(unfinished)], check=True)
-        unfinished.replace(library)  # another process may compile the same
+        unfinished.replace(library)  # another process may compile it concurrently
     return library
 
 
@@ -66,7 +66,7 @@ def _loaded(path: Path) -> Any:
 
 @dataclass(frozen=True)
 class HostMemory:
-    """Zeroed, 256-byte aligned."""
+    """Zero-initialized, 256-byte aligned host memory."""
 
     owner: Any
     pointer: int
@@ -74,7 +74,7 @@ class HostMemory:
 
 @dataclass
 class HostDriver:
-    """``order``: who runs next, of blocks and of threads; host_shim/block.h says what each number means."""
+    """``order``: execution order of blocks and threads; see host_shim/block.h."""
 
     order: int = 0
     sm_count: int = 6
@@ -99,7 +99,7 @@ class HostDriver:
         assert status == 0, f"{entry}: " + ("threads wait for one that never comes" if status == 1 else "no such kernel")
 
     def graph_condition(self) -> tuple[int, int, int]:
-        """Handle and value that the last launches set, and how often."""
+        """Handle and value of the last graph condition set, and the number of times."""
         handle, value, calls = ctypes.c_uint64(), ctypes.c_uint32(), ctypes.c_int32()
         _loaded(self.library).tide_graph_condition(ctypes.byref(handle), ctypes.byref(value), ctypes.byref(calls))
         return handle.value, value.value, calls.value
@@ -110,13 +110,13 @@ class HostDriver:
 
 
 def on_host(array: np.ndarray) -> DeviceArray:
-    """Host memory as what the launch code takes for device memory."""
+    """Host memory as a `DeviceArray`."""
     strides = tuple(stride // array.itemsize for stride in array.strides)
     return DeviceArray(array.ctypes.data, array.shape, _NAMES[array.dtype], strides=strides, owner=array)
 
 
 def run_case(case: Case, driver: HostDriver, **more: Any) -> Tensors:
-    """Launch a case on its own tensors; returns them."""
+    """Launch a case on its tensors and return them."""
     tensors = {name: on_host(tensor) for name, tensor in case.tensors.items()}
     case.prepare(driver.kernels(), stream=0, **case.numbers, **tensors, **more).enqueue(0)
     return case.tensors

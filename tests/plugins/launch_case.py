@@ -20,7 +20,7 @@ EMPTY_KERNELS = {
 
 
 class Addresses:
-    """Hands out device addresses that do not overlap and looks like an allocator's: 256-byte aligned."""
+    """Allocates fake device addresses: disjoint and 256-byte aligned."""
 
     def __init__(self) -> None:
         self._next = 0x1000_0000
@@ -67,7 +67,7 @@ def translate_tensors(rows: int = 8, hidden_size: int = 4096, rank: int = 64, dt
 
 
 def verify_tensors(rows: int = 4, width: int = 5, vocab: int = 0, dtype: str = "f16") -> dict[str, Any]:
-    """Greedy for a ``vocab`` of 0, sampling otherwise."""
+    """Tensors of draft_verify: greedy for a ``vocab`` of 0, else sampling."""
     new = Addresses().array
     greedy = {"deep_tokens": new("i64", rows, width + 1)}
     sampling = {"probabilities": new(dtype, rows, width + 1, vocab), "seed": new("u64", rows)}
@@ -133,7 +133,7 @@ Prepare = Callable[..., Any]
 
 
 def every_kernel() -> Iterator[tuple[str, Prepare, dict[str, Any], dict[str, Any]]]:
-    """Kernel, its prepare function, valid tensors, and the numbers it takes."""
+    """Kernel name, prepare function, valid tensors, and other arguments of every kernel."""
     yield "exit_router", prepare_exit_router, router_tensors(), {"threshold": 0.5, "epsilon": 1e-6}
     yield "exit_select", prepare_exit_select, select_tensors(), {}
     yield "exit_translate", prepare_exit_translate, translate_tensors(), {"epsilon": 1e-6}

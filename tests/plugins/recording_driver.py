@@ -1,4 +1,4 @@
-"""A `Driver` that loads and launches nothing, but remembers what it was asked."""
+"""A `Driver` that records calls without loading or launching anything."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tide_plugins.plans import LaunchPlan
 
 @dataclass
 class RecordedLaunch:
-    """``params``: a copy, as the struct was at the time of the launch."""
+    """``params``: a copy of the struct at the time of the launch."""
 
     entry: Any
     plan: LaunchPlan
@@ -28,7 +28,7 @@ class FakeMemory:
 
 @dataclass
 class RecordingDriver:
-    """An H200 by default."""
+    """Records calls; an H200 by default."""
 
     device: int = 0
     compute: int = 90

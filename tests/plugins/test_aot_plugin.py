@@ -1,4 +1,4 @@
-"""The router as ahead-of-time plugins: what `add_exit_router` makes TensorRT launch, launched on the host; and real bindings."""
+"""The router as ahead-of-time plugins: launches of `add_exit_router`, run on the host, and a check with real bindings."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 @pytest.fixture
 def tensorrt(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The stand-in under TensorRT's names."""
+    """Install the stand-in under TensorRT's module names."""
     for name, module in fake_tensorrt.modules().items():
         monkeypatch.setitem(sys.modules, name, module)
     aot.registered.cache_clear()
@@ -76,7 +76,7 @@ def tensorrt(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def network(library: Any, order: int = 0) -> fake_tensorrt.Network:
-    """A network whose kernels run on the host, given what TensorRT would give them and in its order."""
+    """A network whose kernels run on the host, with arguments in TensorRT's order."""
 
     def launch(kernel: str, ptx: str, params: Any, inputs: list, scalars: list[int], output: np.ndarray) -> None:
         signature = re.search(rf"\.entry {kernel}\(([^)]*)\)", ptx)
@@ -110,7 +110,7 @@ def add(network: fake_tensorrt.Network, arrays: list[np.ndarray], rows: int, sm_
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("rows, hidden_size, width", [((1,), 64, 1), ((2, 3), 111, 17), ((33,), 1030, 128), ((257,), 130, 250)])
 def test_scores_are_those_of_the_reference(tensorrt, library, dtype, rows, hidden_size, width):
-    """An engine with the plugins would stop other tokens than the calibration promised."""
+    """Guards against engines whose exits differ from the calibrated ones."""
     arrays = router(dtype, rows, hidden_size, width)
     made = network(library)
     score = add(made, arrays, rows=8, sm_count=20)
@@ -122,7 +122,7 @@ def test_scores_are_those_of_the_reference(tensorrt, library, dtype, rows, hidde
 
 
 def test_rows_beyond_those_planned_for_score_the_same(tensorrt, library):
-    """A prompt would be scored wrongly by an engine that was made for single tokens, or blocks race for the partial sums."""
+    """Guards against wrong scores of prompts in an engine planned for single tokens, and races on partial sums."""
     arrays = router("f16", (40,), 512, 32)
     scores = [add(network(library, order), arrays, rows, 132) for rows in (1, 40) for order in (0, 1, 2)]
     for score in scores[1:3]:
@@ -132,14 +132,14 @@ def test_rows_beyond_those_planned_for_score_the_same(tensorrt, library):
 
 @pytest.mark.parametrize("hidden, down", [((2, 64), (257, 64)), ((2, 64), (8, 65)), ((64,), (8, 64)), ((2, 64), (8, -1))])
 def test_shapes_that_do_not_fit_are_refused(tensorrt, hidden, down):
-    """TensorRT would build the engine, and the kernel read beyond its weights."""
+    """Guards against kernels that read past the end of their weights."""
     states, matrix = (SimpleNamespace(shape=shape, dtype=fake_tensorrt.float32) for shape in (hidden, down))
     with pytest.raises(ParamsError, match=r"expected \["):
         aot.add_exit_router(None, states, matrix, None, None, None, rows=1, sm_count=1)
 
 
 def test_missing_tensorrt_is_explained(monkeypatch):
-    """A bare ImportError does not tell what to install."""
+    """Guards against an ImportError that does not say what to install."""
     monkeypatch.setitem(sys.modules, "tensorrt", None)
     aot.registered.cache_clear()
     with pytest.raises(TargetError, match=r"pip install 'tide-llm\[tensorrt\]'"):
@@ -147,14 +147,14 @@ def test_missing_tensorrt_is_explained(monkeypatch):
 
 
 def test_an_old_tensorrt_is_explained(tensorrt, monkeypatch):
-    """A user of 10.8 would see an AttributeError of a module that is not theirs."""
+    """Guards against an AttributeError inside TensorRT 10.8."""
     monkeypatch.delattr(sys.modules["tensorrt.plugin"], "aot_impl")
     with pytest.raises(TargetError, match=r"10\.9"):
         aot.registered()
 
 
 def test_the_real_bindings_accept_the_plugins(tmp_path):
-    """tensorrt.plugin checks every argument's name, order and type, and turns sizes into expressions; the stand-in does not."""
+    """Guards against wrong names, order or types of arguments, which only the real tensorrt.plugin checks."""
     installed = bindings.folder("11.4")
     if installed is None:
         pytest.skip(f"TensorRT's bindings 11.4 are not in {bindings.FOLDER}: make bindings")

@@ -1,4 +1,4 @@
-"""Which image a GPU gets."""
+"""Selection of the kernel image for a GPU."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ from tide_runtime.errors import TargetError
     ],
 )
 def test_a_gpu_gets_its_own_image_or_the_nearest_it_can_load(compute: int, expected: str) -> None:
-    """A cubin of another major version would be refused by the driver, or PTX compiled where a cubin was at hand."""
+    """Guards against cubins that the driver rejects, and PTX where a cubin exists."""
     assert architecture_for(compute).name == expected
 
 
 @pytest.mark.parametrize("compute", [61, 52])
 def test_a_gpu_older_than_volta_is_refused_with_the_list(compute: int) -> None:
-    """Rather than a CUDA error at the first launch."""
+    """Guards against a CUDA error at the first launch."""
     with pytest.raises(TargetError, match=rf"{compute // 10}\.{compute % 10}.*sm_70, sm_75"):
         architecture_for(compute)
 
 
 def test_names_are_taken_in_any_order_and_once() -> None:
-    """`--arch sm_90,sm_75` builds both, as the table lists them."""
+    """Guards against an order of `--arch` that changes the order of the table."""
     assert [a.name for a in architectures("sm_90, sm_75,sm_90")] == ["sm_75", "sm_90"]
     assert architectures("all") == ARCHITECTURES
 
 
 def test_a_mistyped_name_is_refused_with_the_list() -> None:
-    """A typo would otherwise build nothing and look like success."""
+    """Guards against a typo that builds nothing successfully."""
     with pytest.raises(TargetError, match=r"sm90 is not supported; choose all, or some of sm_70.*compute_121"):
         architectures("sm_75,sm90")

@@ -1,4 +1,4 @@
-"""Compiling: real NVRTC on a kernel of a few lines; no GPU is needed."""
+"""Compilation of a small kernel with real NVRTC, which needs no GPU."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def cache(tmp_path: Path) -> CubinCache:
 
 @pytest.mark.parametrize("name", ["sm_70", "sm_75", "sm_121"])
 def test_a_cubin_holds_every_entry_point_with_its_resources(cache: CubinCache, name: str) -> None:
-    """sm_70 comes from CUDA 12's compiler and the others from CUDA 13's, in one process."""
+    """Guards against compilers of CUDA 12 (sm_70) and 13 that conflict in one process."""
     built = Builder(cache, _FILES).build(_KERNEL, _architecture(name))
     assert built.image.content.startswith(b"\x7fELF")
     assert all(entry.encode() in built.image.content for entry in _KERNEL.entry_points)
@@ -60,14 +60,14 @@ def test_a_cubin_holds_every_entry_point_with_its_resources(cache: CubinCache, n
 
 
 def test_ptx_is_text_for_drivers_to_come(cache: CubinCache) -> None:
-    """A GPU newer than every cubin runs what its driver compiles from this."""
+    """Guards against missing PTX, which a GPU newer than every cubin needs."""
     built = Builder(cache, _FILES).build(_KERNEL, _architecture("compute_121"))
     assert b".target sm_121" in built.image.content and b".visible .entry tide_exit_router_f16" in built.image.content
     assert built.file_name == "exit_router.compute_121.ptx"
 
 
 def test_the_second_build_comes_from_the_cache_bit_for_bit(cache: CubinCache) -> None:
-    """Otherwise every start of a program would compile for minutes."""
+    """Guards against minutes of compilation at every start of a program."""
     first, second = (Builder(cache, _FILES).build(_KERNEL, _architecture("sm_75")) for _ in range(2))
     assert (first.cached, second.cached) == (False, True)
     assert first.image == second.image
@@ -75,7 +75,7 @@ def test_the_second_build_comes_from_the_cache_bit_for_bit(cache: CubinCache) ->
 
 @pytest.mark.parametrize("changed", ["factor.h", "exit_router.cuh"])
 def test_a_change_in_any_file_compiles_again(cache: CubinCache, changed: str) -> None:
-    """A stale cubin would run the old kernel after an edit, even of a header."""
+    """Guards against a stale cubin after an edit of a source or header."""
     before = Builder(cache, _FILES).build(_KERNEL, _architecture("sm_75"))
     files = _FILES | {changed: _FILES[changed].replace(b"FACTOR 2", b"FACTOR 4") + b"// changed\n"}
     after = Builder(cache, files).build(_KERNEL, _architecture("sm_75"))
@@ -84,7 +84,7 @@ def test_a_change_in_any_file_compiles_again(cache: CubinCache, changed: str) ->
 
 
 def test_a_compile_error_shows_the_compilers_words(cache: CubinCache) -> None:
-    """File, line and message, or nobody can mend it; and nothing is cached."""
+    """Guards against errors without file and line, and against caching them."""
     broken = _FILES | {"factor.h": b"#define FACTOR two\n"}
     with pytest.raises(CompilationError, match=r'(?s)exit_router.cuh.*identifier "two" is undefined'):
         Builder(cache, broken).build(_KERNEL, _architecture("sm_75"))
@@ -92,13 +92,13 @@ def test_a_compile_error_shows_the_compilers_words(cache: CubinCache) -> None:
 
 
 def test_an_entry_point_that_is_missing_is_named(cache: CubinCache) -> None:
-    """Otherwise the launch fails on the user's GPU with 'named symbol not found'."""
+    """Guards against 'named symbol not found' at launch."""
     with pytest.raises(TargetError, match=r"says .*tide_exit_router_bf16"):
         Builder(cache, _FILES).build(replace(_KERNEL, dtypes=("f32", "f16", "bf16")), _architecture("sm_75"))
 
 
 def test_spills_are_seen(cache: CubinCache) -> None:
-    """The build exits with 1 on them; a report that never sees one would prove nothing."""
+    """Guards against a resource report that never detects spills, on which the build fails."""
     kernel = replace(_KERNEL, dtypes=("f32",))
     built = Builder(cache, {"exit_router.cuh": _SPILLING}).build(kernel, _architecture("sm_75"))
     [line] = spilling([built])
@@ -106,14 +106,14 @@ def test_spills_are_seen(cache: CubinCache) -> None:
 
 
 def test_an_architecture_the_compiler_does_not_know_is_said_with_what_it_knows() -> None:
-    """So that `--arch all` can leave it out and say so."""
+    """Guards against a failing `--arch all` where a compiler lacks an architecture."""
     reason = why_not_built(Architecture(61, 13, "GTX 10"))
     assert reason is not None and "does not compile for sm_61; it knows sm_75" in reason
     assert all(why_not_built(architecture) is None for architecture in ARCHITECTURES)
 
 
 def test_all_kernels_for_several_targets_come_once_each(cache: CubinCache) -> None:
-    """A lost or doubled image would be missing from the plugin, or overwrite another."""
+    """Guards against lost or duplicate images."""
     targets = [_architecture("sm_75"), _architecture("sm_80")]
     built = list(Builder(cache, _FILES).build_all([_KERNEL], targets, jobs=2))
     assert sorted(item.file_name for item in built) == ["exit_router.sm_75.cubin", "exit_router.sm_80.cubin"]

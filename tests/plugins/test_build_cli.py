@@ -1,4 +1,4 @@
-"""``python -m tide_plugins build`` as a user meets it."""
+"""The command ``python -m tide_plugins build``."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _ENTRY_POINTS = sum(len(kernel.entry_points) for kernel in BUILT)
 
 @pytest.fixture
 def empty_kernels(monkeypatch: pytest.MonkeyPatch) -> dict[str, bytes]:
-    """The real ones take minutes for all architectures; what the command does with them is the same."""
+    """Empty kernels, because the real ones take minutes to compile for all architectures."""
     files = dict(EMPTY_KERNELS)
     monkeypatch.setattr(builder, "sources", lambda: files)
     return files
@@ -49,7 +49,7 @@ def test_the_table_has_every_entry_point_and_architecture(empty_kernels: dict[st
 
 
 def test_spills_are_named_and_fail_the_build(empty_kernels: dict[str, bytes], tmp_path: Path) -> None:
-    """CI trusts the exit code."""
+    """Guards against a successful exit code despite spills."""
     name = b'extern "C" __global__ void tide_exit_select_f16() {}'
     spilling = _SPILLING.replace("NAME", "tide_exit_select_f16").encode()
     empty_kernels["exit_select.cuh"] = empty_kernels["exit_select.cuh"].replace(name, spilling)
@@ -61,7 +61,7 @@ def test_spills_are_named_and_fail_the_build(empty_kernels: dict[str, bytes], tm
 
 
 def test_json_and_images_agree(empty_kernels: dict[str, bytes], tmp_path: Path) -> None:
-    """The TensorRT plugin's build embeds what the manifest names."""
+    """Guards against images missing from the manifest, which the TensorRT plugin's build reads."""
     out = tmp_path / "out"
     done = _build(tmp_path / "cache", "--arch", "sm_75,compute_121", "--json", "--out", str(out))
     images = json.loads(done.stdout)["images"]
@@ -76,7 +76,7 @@ def test_json_and_images_agree(empty_kernels: dict[str, bytes], tmp_path: Path) 
 
 
 def test_markdown_replaces_what_stands_between_the_marks(empty_kernels: dict[str, bytes], tmp_path: Path) -> None:
-    """Figures in a document come from the tool; text around them is a person's and stays."""
+    """Guards against changes to the text around the generated tables."""
     document = tmp_path / "README.md"
     document.write_text("# Kernels\n\n<!-- kernels -->\nold\n<!-- /kernels -->\n\nmore\n")
     done = _build(tmp_path / "cache", "--arch", "sm_75,sm_80", "--markdown", str(document))
@@ -89,7 +89,7 @@ def test_markdown_replaces_what_stands_between_the_marks(empty_kernels: dict[str
 
 
 def test_a_document_without_marks_is_left_alone(empty_kernels: dict[str, bytes], tmp_path: Path) -> None:
-    """Writing to the wrong file would destroy it."""
+    """Guards against overwriting an unrelated file."""
     document = tmp_path / "notes.md"
     document.write_text("mine")
     done = _build(tmp_path / "cache", "--arch", "sm_75", "--markdown", str(document))
@@ -114,7 +114,7 @@ def test_a_mistake_is_one_message_and_exit_code_2(arguments: list[str], message:
 def test_a_missing_compiler_is_said_and_the_rest_is_built(
     empty_kernels: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Most users have no V100 and no CUDA 12; they must see what is missing, and not fail for it."""
+    """Guards against a failing build where CUDA 12, which only V100 needs, is not installed."""
     from tide_plugins.build import compiler, toolchain
 
     monkeypatch.setitem(toolchain._LIBRARY, 12, ("nvidia-cuda-nvrtc-of-nobody", "libnvrtc.so.12"))

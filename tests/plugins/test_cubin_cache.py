@@ -1,4 +1,4 @@
-"""The cache of compiled images: complete entries or none, whoever writes at the same time."""
+"""The cache of compiled images: complete entries or none, also with concurrent writers."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ def test_what_was_stored_is_loaded(tmp_path: Path) -> None:
     assert cache.load("key") is None
     cache.store("key", _IMAGE)
     assert cache.load("key") == _IMAGE
-    assert [path.name for path in cache.folder.iterdir()] == ["key"]  # nothing half-made stays
+    assert [path.name for path in cache.folder.iterdir()] == ["key"]  # no partial entry remains
 
 
 @pytest.mark.parametrize("damage", [b"\x7fELF and m", b""])
 def test_a_damaged_image_is_made_again(tmp_path: Path, damage: bytes) -> None:
-    """A disk that ran full must not leave a cubin that the driver refuses at every start."""
+    """Guards against a truncated cubin, after a full disk, that is loaded at every start."""
     cache = CubinCache(tmp_path)
     cache.store("key", _IMAGE)
     (tmp_path / "key" / "image").write_bytes(damage)
@@ -49,20 +49,20 @@ def test_unreadable_facts_are_made_again(tmp_path: Path) -> None:
 
 
 def test_processes_that_store_the_same_entries_do_not_disturb_each_other(tmp_path: Path) -> None:
-    """Two servers that start together both compile; neither may fail or read half a file."""
+    """Guards against failures or partial reads when two processes compile the same kernel."""
     writers = [subprocess.Popen([sys.executable, "-c", _WRITER, str(tmp_path)], stderr=subprocess.PIPE) for _ in range(3)]
     assert [(writer.communicate()[1], writer.returncode) for writer in writers] == [(b"", 0)] * 3
     assert sorted(path.name for path in tmp_path.iterdir()) == ["key0", "key1", "key2"]
 
 
 def test_keys_differ_where_the_parts_do() -> None:
-    """'ab','c' and 'a','bc' are different sources; one key for both would hand out the wrong kernel."""
+    """Guards against equal keys of different sources, such as 'ab','c' and 'a','bc'."""
     assert len({content_key(parts) for parts in (("ab", "c"), ("a", "bc"), ("abc",), (b"abc", ""))}) == 4
     assert content_key(["ab", "c"]) == content_key([b"ab", b"c"])
 
 
 def test_the_folder_follows_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Read-only home directories are common where GPUs are."""
+    """Guards against a fixed folder, as home directories may be read-only."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.delenv("TIDE_CACHE_DIR", raising=False)
     assert default_cache_folder() == tmp_path / "tide" / "cubins"

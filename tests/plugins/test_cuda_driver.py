@@ -1,4 +1,4 @@
-"""`CudaDriver` against a driver library with no GPU behind it: cuda.core and cuda.bindings run for real."""
+"""`CudaDriver` with the real cuda.core and cuda.bindings over a fake driver library."""
 
 from __future__ import annotations
 
@@ -49,8 +49,7 @@ def _run(driver_folder: Path, tmp_path: Path, **more: str) -> subprocess.Complet
 
 
 def test_a_launch_reaches_the_driver_as_prepared(driver_folder: Path, tmp_path: Path) -> None:
-    """A handle or address of the wrong kind would crash the process on the first GPU it meets. It also compiles with a driver
-    present, where NVRTC behaves differently."""
+    """Guards against handles or addresses of the wrong type, and against NVRTC's different behaviour with a driver present."""
     done = _run(driver_folder, tmp_path)
     assert done.returncode == 0, done.stderr
     facts, sent = done.stdout.splitlines()
@@ -60,7 +59,7 @@ def test_a_launch_reaches_the_driver_as_prepared(driver_folder: Path, tmp_path: 
     allocated = re.fullmatch(r"allocate (\d+) on 0xabc0", log[3])
     assert allocated and log[4] == f"fill 7000000 with 0, {allocated[1]} on 0xabc0"
     assert log[5] == f"launch 0xd0 grid 4 1 32 block 256 1 1 shared 61440 on 0xabc0 extra 0 {sent}"
-    assert log[6:] in ([], ["free 7000000"])  # whether cuda.core frees at interpreter exit is its own business
+    assert log[6:] in ([], ["free 7000000"])  # cuda.core may or may not free at interpreter exit
 
 
 def test_a_failed_launch_says_what_failed(driver_folder: Path, tmp_path: Path) -> None:
@@ -69,6 +68,6 @@ def test_a_failed_launch_says_what_failed(driver_folder: Path, tmp_path: Path) -
 
 
 def test_no_driver_is_said_in_one_sentence() -> None:
-    """On a machine with a GPU, one too many stands for it."""
+    """Guards against an unclear error without a driver; with a GPU, an ordinal out of range replaces this case."""
     with pytest.raises(TargetError, match=r"^GPU 999 cannot be used: "):
         CudaDriver(999)

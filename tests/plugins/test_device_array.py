@@ -1,4 +1,4 @@
-"""Tensors and streams of other libraries at the boundary."""
+"""Import of tensors and streams from other libraries."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class _DLTensor(ctypes.Structure):
 
 
 class FakeGpuTensor:
-    """What a framework's GPU tensor exports, with an address that is never read."""
+    """Exports DLPack like a framework's GPU tensor, with an address that is never read."""
 
     def __init__(self, code: int, bits: int, shape: tuple[int, ...], strides: tuple[int, ...], device: int = 0) -> None:
         self._shape = (ctypes.c_int64 * len(shape))(*shape)
@@ -59,7 +59,7 @@ class FakeGpuTensor:
     ("code", "bits", "name"), [(_FLOAT, 32, "f32"), (_FLOAT, 16, "f16"), (_BFLOAT, 16, "bf16"), (_INT, 32, "i32")]
 )
 def test_dlpack_gives_address_shape_strides_and_device(code: int, bits: int, name: str) -> None:
-    """PyTorch, JAX and CuPy tensors come in this way; the byte offset of a view must be added."""
+    """Guards against ignored byte offsets of views from PyTorch, JAX or CuPy."""
     tensor = FakeGpuTensor(code, bits, (3, 64), (128, 1), device=1)
     array = device_array(tensor, stream=77)
     assert (array.pointer, array.shape, array.strides, array.dtype, array.device) == (
@@ -73,7 +73,7 @@ def test_dlpack_gives_address_shape_strides_and_device(code: int, bits: int, nam
 
 
 def test_the_owner_is_told_which_stream_comes_next() -> None:
-    """It makes that stream wait for its own pending writes; without that the kernel reads half-written rows."""
+    """Guards against kernels that read before the owner's pending writes are done."""
     tensor = FakeGpuTensor(_FLOAT, 32, (4,), (1,))
     device_array(tensor, stream=77)
     assert tensor.streams == [77]
@@ -81,7 +81,7 @@ def test_the_owner_is_told_which_stream_comes_next() -> None:
 
 @pytest.mark.parametrize("value", [np.zeros((2, 3), np.float32), torch.zeros(2, 3)])
 def test_host_memory_is_refused(value: Any) -> None:
-    """A CPU tensor's address is an illegal address on the GPU, found only when the process is already lost."""
+    """Guards against illegal addresses on the GPU from CPU tensors."""
     with pytest.raises(ParamsError, match=r"of shape \(2, 3\) lies in host memory; move it to the GPU"):
         device_array(value, stream=1)
 
@@ -92,7 +92,7 @@ def test_a_list_is_refused() -> None:
 
 
 def test_a_tensor_its_owner_will_not_share_is_refused_with_the_reason() -> None:
-    """PyTorch's, for a parameter that requires a gradient."""
+    """Guards against an unclear error for tensors such as PyTorch parameters that require a gradient."""
 
     class Unwilling(FakeGpuTensor):
         def __dlpack__(self, **_any: Any) -> Any:
@@ -113,7 +113,7 @@ def test_raw_pointers_pass_through() -> None:
 
 
 def test_overlap_counts_bytes_not_elements() -> None:
-    """Row 1 of a strided tensor ends where its last element does; the gap behind it belongs to somebody else."""
+    """Guards against padding after the last row counted as part of a strided tensor."""
     first = DeviceArray(0x1000, (2, 8), "f16", strides=(16, 1))
     assert first.end == 0x1000 + (16 + 8) * 2
     assert not first.overlaps(DeviceArray(first.end, (1,), "f16")) and first.overlaps(DeviceArray(first.end - 2, (1,), "f16"))
@@ -127,12 +127,12 @@ class _Stream:
 
 @pytest.mark.parametrize(("stream", "handle"), [(0xBEEF, 0xBEEF), (_Stream(), 0xBEEF), (0, 1)])
 def test_streams_of_any_library(stream: Any, handle: int) -> None:
-    """0, the default stream, becomes CU_STREAM_LEGACY: DLPack producers refuse a bare 0 as ambiguous."""
+    """Guards against passing stream 0 to DLPack, which refuses it as ambiguous, instead of CU_STREAM_LEGACY."""
     assert stream_handle(stream) == handle
 
 
 @pytest.mark.parametrize("stream", [None, "0", -1, True, object()])
 def test_what_is_not_a_stream_is_refused(stream: Any) -> None:
-    """None would mean the default stream to one library and no ordering to another."""
+    """Guards against None, which libraries interpret differently."""
     with pytest.raises(ParamsError, match="expected a cudaStream_t"):
         stream_handle(stream)

@@ -1,4 +1,4 @@
-"""The CUDA kernels' own source, compiled for this machine and held against NumPy in float64."""
+"""The CUDA kernels' source, compiled for the host and compared with NumPy in float64."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from tide_plugins.params import PARAMS
 from tide_plugins.reference import philox_4x32_10
 
 SPECS = {spec.name: spec for spec in cases()}
-PER_KERNEL = 9  # of those that are also run in other orders
+PER_KERNEL = 9  # cases that also run in other execution orders
 
 
 def some(kernel: str, count: int) -> list[CaseSpec]:
-    """Cases of a kernel, spread over its list."""
+    """``count`` evenly spaced cases of a kernel."""
     of_kernel = [spec for spec in SPECS.values() if spec.kernel == kernel]
     return of_kernel[:: max(1, len(of_kernel) // count)]
 
@@ -34,21 +34,21 @@ SANITIZED = [spec for spec in ORDERED if not any(f"-h{hidden}-" in spec.name for
 
 
 def test_there_are_as_many_cases_as_promised() -> None:
-    """A list that shrinks to nothing would pass every other test."""
+    """Guards against an empty list of cases."""
     assert len(SPECS) >= 300
     assert set(Counter(spec.kernel for spec in SPECS.values())) == {kernel.name for kernel in KERNELS}
 
 
 @pytest.mark.parametrize(("place", "name"), enumerate(SPECS), ids=SPECS)
 def test_kernel_equals_the_float64_reference(place: int, name: str) -> None:
-    """A wrong score, flag, row list or token would send a token the wrong way on every GPU."""
+    """Guards against wrong scores, flags, row lists or tokens."""
     case = SPECS[name].build()
     case.check(run_case(case, HostDriver(order=place % 4)))
 
 
 @pytest.mark.parametrize("spec", ORDERED, ids=lambda spec: spec.name)
 def test_no_order_of_threads_and_blocks_changes_a_bit(spec: CaseSpec) -> None:
-    """A result that depends on which block finishes last, or a missing barrier, makes a served text unrepeatable."""
+    """Guards against results that depend on execution order, such as by a missing barrier."""
     expected = _bits(run_case(spec.build(), HostDriver(order=0)))
     for order in (1, 2, 3):
         assert _bits(run_case(spec.build(), HostDriver(order=order))) == expected
@@ -61,14 +61,14 @@ def _bits(tensors: dict[str, np.ndarray]) -> dict[str, bytes]:
 @pytest.mark.parametrize("sm_count", [1, 20, 132])
 @pytest.mark.parametrize("spec", some("exit_router", 8) + some("exit_translate", 4), ids=lambda spec: spec.name)
 def test_every_split_of_the_hidden_size_is_right(spec: CaseSpec, sm_count: int) -> None:
-    """Plans differ from GPU to GPU: an H100 splits H into chunks that a small GPU does not."""
+    """Guards against errors in splits of H that only some GPUs use."""
     case = spec.build()
     case.check(run_case(case, HostDriver(sm_count=sm_count)))
 
 
 @pytest.mark.parametrize("rows", [5, 129])
 def test_a_launch_can_be_replayed(rows: int) -> None:
-    """A captured CUDA graph launches the same arguments again and again; counters that do not return to zero break the second."""
+    """Guards against counters that do not return to zero, which break the second launch of a captured graph."""
     [spec] = [s for s in SPECS.values() if s.name.startswith(f"exit_router-f32-n{rows}-h33-")]
     case, driver = spec.build(), HostDriver(order=2)
     launch = case.prepare(driver.kernels(), stream=0, **case.numbers, **{n: on_host(t) for n, t in case.tensors.items()})
@@ -80,7 +80,7 @@ def test_a_launch_can_be_replayed(rows: int) -> None:
 
 
 def test_router_sets_the_graph_condition_to_its_verdict() -> None:
-    """An IF node of a CUDA graph decides by it whether the deeper segment runs."""
+    """Guards against a wrong condition of the IF node around the deeper segment."""
     driver = HostDriver()
     for threshold, verdict in ((0.0, 0), (1.5, 2)):
         case = SPECS[
@@ -95,7 +95,7 @@ def test_router_sets_the_graph_condition_to_its_verdict() -> None:
 
 
 def test_verification_sets_the_graph_condition_to_the_running_rows() -> None:
-    """A WHILE node that decodes until all rows are finished would never stop, or stop too early."""
+    """Guards against a WHILE node that stops too early or never."""
     driver, case = HostDriver(), SPECS["draft_verify-greedy-b16-d4-agreement0.7-eos1-started"].build()
     driver.graph_condition()
     tensors = run_case(case, driver, graph_condition=99)
@@ -105,7 +105,7 @@ def test_verification_sets_the_graph_condition_to_the_running_rows() -> None:
 
 @pytest.mark.parametrize("certain", [False, True])
 def test_speculative_sampling_leaves_the_distribution_alone(certain: bool) -> None:
-    """Whatever the drafts are drawn from, the tokens must be the model's: 8,000 rows of the same step, chi-square."""
+    """Guards against drafts that bias the tokens' distribution: chi-square test over 8,000 rows of the same step."""
     rng, rows = np.random.default_rng(7), 8_000
     p, q = np.array([0.05, 0.4, 0.0, 0.25, 0.3], np.float32), np.array([0.5, 0.1, 0.1, 0.2, 0.1], np.float32)
     drafts = np.full((rows, 1), 3) if certain else rng.choice(5, (rows, 1), p=q / q.sum())
@@ -133,7 +133,7 @@ def test_speculative_sampling_leaves_the_distribution_alone(certain: bool) -> No
 
 
 def test_random_numbers_are_philox() -> None:
-    """Numbers of another generator would not be reproducible elsewhere. Known answers: Random123's kat_vectors."""
+    """Guards against deviations from Philox; known answers are Random123's kat_vectors."""
     known = [
         ((0, 0, 0, 0), 0, (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)),
         ((0xFFFFFFFF,) * 4, 2**64 - 1, (0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD)),
@@ -148,7 +148,7 @@ def test_random_numbers_are_philox() -> None:
 
 @pytest.mark.parametrize("kernel", PARAMS)
 def test_python_structs_are_laid_out_as_the_compilers(kernel: str, tmp_path: Path) -> None:
-    """A field at another offset would hand the kernel a stride for a pointer."""
+    """Guards against struct fields at other offsets than the compiler's."""
     fields = [name for name, *_ in PARAMS[kernel]._fields_]
     offsets = ", ".join(f"offsetof(tide::{kernel}_params, {name})" for name in fields)
     source = tmp_path / "layout.cpp"
@@ -164,7 +164,7 @@ def test_python_structs_are_laid_out_as_the_compilers(kernel: str, tmp_path: Pat
 
 
 def test_shim_rounds_as_ieee_754(tmp_path: Path) -> None:
-    """Host proofs in half precision would prove nothing with a rounding of their own."""
+    """Guards against host results in half precision with another rounding than the GPU's."""
     values = np.random.default_rng(1).integers(0, 2**32, 20_000, np.uint64).astype(np.uint32).view(np.float32)
     values = np.concatenate(
         [values[np.isfinite(values)], np.array([65519.99, 65520, 6e-8, 2.98e-8, 1 + 2**-11, 1 + 2**-8], np.float32)]
@@ -197,7 +197,7 @@ print(len(SANITIZED), "clean")
 
 
 def test_sanitizers_find_nothing() -> None:
-    """A read behind a row's end or a shared array is silent on a GPU until it is not."""
+    """Guards against out-of-bounds reads of rows or shared memory, which a GPU may not report."""
     library = host_library(*SANITIZE)
     assert library.exists()
     runtime = subprocess.run(["g++", "-print-file-name=libasan.so"], capture_output=True, text=True, check=True).stdout.strip()

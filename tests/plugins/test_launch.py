@@ -1,4 +1,4 @@
-"""What reaches the driver: entry point, grid, parameters, stream. A recording driver stands for the GPU."""
+"""Launches as the driver receives them: entry point, grid, parameters, stream; with a recording driver."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _router(library: KernelLibrary, tensors: dict[str, Any], **more: Any) -> Any
 
 
 def test_a_router_launch_carries_every_address_and_number(library: KernelLibrary, driver: RecordingDriver) -> None:
-    """A pointer in the wrong field is a wrong answer or a crash on the GPU, where it is hard to find."""
+    """Guards against pointers in wrong fields."""
     tensors = router_tensors(rows=8, hidden_size=4096, width=128)
     _router(library, tensors).enqueue(_STREAM)
     [launch] = driver.launches
@@ -62,7 +62,7 @@ def test_a_router_launch_carries_every_address_and_number(library: KernelLibrary
 
 
 def test_scratch_memory_is_large_enough_and_apart(library: KernelLibrary, driver: RecordingDriver) -> None:
-    """Counters inside the workspace would be overwritten: the last block never finds that it is the last."""
+    """Guards against counters that overlap the workspace, so that no block detects that it is the last."""
     prepared = _router(library, router_tensors())
     plan = plan_exit_router(8, 4096, 128, 2, driver.sm_count).launch
     [memory] = driver.memory
@@ -72,7 +72,7 @@ def test_scratch_memory_is_large_enough_and_apart(library: KernelLibrary, driver
 
 
 def test_many_rows_take_the_tiled_form_and_ask_for_its_shared_memory(library: KernelLibrary, driver: RecordingDriver) -> None:
-    """Above 48 KiB a launch fails on every GPU unless the limit was raised first."""
+    """Guards against launches above 48 KiB of shared memory without the opt-in."""
     plan = plan_exit_router(4096, 4096, 128, 2, driver.sm_count)
     assert plan.launch.shared_bytes > 48 * 1024
     _router(library, router_tensors(rows=4096)).enqueue(_STREAM)
@@ -87,7 +87,7 @@ def test_the_element_type_chooses_the_entry_point(library: KernelLibrary, driver
 
 
 def test_enqueueing_again_costs_one_launch_and_no_memory(library: KernelLibrary, driver: RecordingDriver) -> None:
-    """A decode step must not allocate: it could not be captured in a CUDA graph."""
+    """Guards against allocations in a decode step, which cannot be captured in a CUDA graph."""
     prepared = _router(library, router_tensors())
     for _ in range(3):
         prepared.enqueue(_STREAM)
@@ -95,19 +95,19 @@ def test_enqueueing_again_costs_one_launch_and_no_memory(library: KernelLibrary,
 
 
 def test_no_rows_is_a_launch_that_writes_zero_counts(library: KernelLibrary, driver: RecordingDriver) -> None:
-    """A step in which every row has finished still has to tell its readers so."""
+    """Guards against stale counts when every row has finished."""
     _router(library, router_tensors(rows=0)).enqueue(_STREAM)
     assert driver.launches[0].params.rows == 0 and min(driver.launches[0].plan.grid) >= 1
 
 
 def test_a_graph_condition_is_passed_on(library: KernelLibrary) -> None:
-    """Handles are 64 bits; half of one sets another graph's condition."""
+    """Guards against truncated 64-bit handles."""
     params = _router(library, router_tensors(), graph_condition=2**63 + 5).params
     assert (params.graph_condition, params.sets_condition) == (2**63 + 5, 1)
 
 
 def test_a_graph_condition_on_volta_is_refused(builder: Builder) -> None:
-    """Its images are compiled without; ignoring the request would run the graph's body never, or always."""
+    """Guards against ignored graph conditions, which Volta's images do not support."""
     volta = KernelLibrary(RecordingDriver(compute=70, sm_count=80), builder)
     with pytest.raises(TargetError, match=r"sm_70 set no CUDA graph condition"):
         _router(volta, router_tensors(), graph_condition=1)
@@ -126,7 +126,7 @@ def test_a_router_width_the_kernel_does_not_have_is_refused(library: KernelLibra
 
 
 def test_select_reads_strides_from_the_tensors(library: KernelLibrary, driver: RecordingDriver) -> None:
-    """A view into a larger buffer is the usual case: rows are not H elements apart."""
+    """Guards against assuming contiguous rows for views into larger buffers."""
     tensors = select_tensors()
     tensors["hidden"] = replace(tensors["hidden"], shape=(8, 4000), strides=(4096, 1))
     for name in ("exit_states", "continue_hidden", "head_input"):
@@ -138,7 +138,7 @@ def test_select_reads_strides_from_the_tensors(library: KernelLibrary, driver: R
 
 
 def test_select_in_place_keeps_a_column_in_one_block(library: KernelLibrary, driver: RecordingDriver) -> None:
-    """Several blocks would overwrite rows that others have not read yet."""
+    """Guards against blocks that overwrite rows before other blocks have read them."""
     tensors = select_tensors()
     tensors |= {"continue_hidden": tensors["hidden"], "exit_states": tensors["hidden"]}
     prepare_exit_select(library, stream=_STREAM, **tensors).enqueue(_STREAM)
@@ -155,7 +155,7 @@ def test_select_in_place_keeps_a_column_in_one_block(library: KernelLibrary, dri
     ],
 )
 def test_select_refuses_outputs_that_overlap(library: KernelLibrary, name: str, like: str, shift: int, expected: str) -> None:
-    """Rows would be overwritten before they are read, now and then, depending on which block runs first."""
+    """Guards against races by overlapping outputs."""
     tensors = select_tensors()
     tensors[name] = replace(tensors[name], pointer=tensors[like].pointer + shift)
     with pytest.raises(ParamsError, match=expected):
@@ -169,7 +169,7 @@ def test_select_with_nothing_to_write_is_refused(library: KernelLibrary) -> None
 
 
 def test_translate_is_two_launches_with_the_same_parameters(library: KernelLibrary, driver: RecordingDriver) -> None:
-    """The second reads what the first leaves in `code`."""
+    """Guards against different `code` buffers of the two launches."""
     prepare_exit_translate(library, epsilon=1e-5, stream=_STREAM, **translate_tensors()).enqueue(_STREAM)
     down, up = driver.launches
     plan = plan_exit_translate(8, 4096, 64, 2, driver.sm_count)
@@ -181,7 +181,7 @@ def test_translate_is_two_launches_with_the_same_parameters(library: KernelLibra
 
 
 def test_translate_takes_its_rows_from_the_list(library: KernelLibrary, driver: RecordingDriver) -> None:
-    """With a list of 3 of 8 rows, a launch for 8 would read list entries that are not there."""
+    """Guards against reads past the end of the row list."""
     tensors = translate_tensors(rows=8)
     tensors["row_list"] = replace(router_tensors(rows=3)["exit_rows"])
     tensors["out"] = replace(tensors["out"], shape=(3, 4096))
@@ -211,7 +211,7 @@ def test_verify_is_greedy_or_sampling(library: KernelLibrary, driver: RecordingD
 
 
 def test_verify_refuses_a_mixture(library: KernelLibrary) -> None:
-    """Greedy tokens beside probabilities: one of them would be ignored, and the output is not what was asked for."""
+    """Guards against silently ignoring greedy tokens or probabilities when both are given."""
     both = verify_tensors() | verify_tensors(vocab=100)
     with pytest.raises(ParamsError, match="deep_tokens belong to greedy"):
         prepare_draft_verify(library, stream=_STREAM, **both)
@@ -222,13 +222,13 @@ def test_verify_refuses_a_mixture(library: KernelLibrary) -> None:
 
 
 def test_more_rows_than_a_grid_holds_are_refused(library: KernelLibrary) -> None:
-    """Otherwise: 'invalid argument' from the driver."""
+    """Guards against 'invalid argument' from the driver."""
     with pytest.raises(ParamsError, match="pass fewer rows at once"):
         prepare_exit_translate(library, epsilon=1e-5, stream=_STREAM, **translate_tensors(rows=600_000, hidden_size=64, rank=8))
 
 
 def test_every_entry_point_can_be_loaded(library: KernelLibrary) -> None:
-    """Names in the launch code that the cubins lack would show on a GPU only."""
+    """Guards against entry-point names that the cubins lack."""
     plan = plan_exit_router(1, 64, 8, 4, 1).launch
     for kernel in KERNELS:
         for form in kernel.forms:

@@ -77,7 +77,7 @@ def _problems(most_width: int) -> list[tuple[int, int, int, int, int]]:
 
 
 def test_router_plans_agree(planned_by_cpp: Callable[..., list[int]]) -> None:
-    """A smaller workspace than the kernel writes to is memory corruption on the user's GPU."""
+    """Guards against a workspace that is smaller than the kernel's writes."""
     for problem in _problems(plans.MAX_ROUTER_WIDTH):
         plan = plans.plan_exit_router(*problem)
         assert [*_numbers(plan.launch), plan.chunk, plan.tiled] == planned_by_cpp("router", *problem)[:11], problem
@@ -110,7 +110,7 @@ def test_loop_plans_agree(planned_by_cpp: Callable[..., list[int]]) -> None:
 
 @pytest.mark.parametrize("rows", [1, 4096])
 def test_plans_stay_inside_what_every_gpu_has(rows: int) -> None:
-    """1024 threads and, on sm_75, 64 KiB of shared memory; a launch beyond either fails on that GPU alone."""
+    """Guards against launches beyond 1024 threads or, on sm_75, 64 KiB of shared memory."""
     for problem in _problems(plans.MAX_ROUTER_WIDTH):
         plan = plans.plan_exit_router(rows, *problem[1:]).launch
         assert plan.block[0] <= 1024 and plan.shared_bytes <= 64 * 1024 and plan.grid[2] <= 65535

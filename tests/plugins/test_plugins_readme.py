@@ -1,4 +1,4 @@
-"""plugins/README.md: its commands work, its table is of today's kernels."""
+"""plugins/README.md: its commands work, and its table is up to date."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _COMMANDS = re.findall(r"^python -m tide_plugins (build[^#\n]*)", _TEXT, re.MULT
 
 @pytest.mark.parametrize("command", _COMMANDS)
 def test_its_build_commands_work(command: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """On kernels that compile at once; a renamed option would leave readers with a usage error."""
+    """Guards against renamed options in the documented commands; uses kernels that compile quickly."""
     monkeypatch.setattr(builder, "sources", lambda: EMPTY_KERNELS)
     monkeypatch.setenv("TIDE_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
@@ -34,7 +34,7 @@ def test_it_has_commands() -> None:
 
 
 def test_its_table_is_of_every_kernel_and_architecture_and_has_no_spills() -> None:
-    """`make kernels` writes it; a table of other kernels than today's was written by hand or is stale."""
+    """Guards against a stale or manually edited table, which `make kernels` writes."""
     names = re.findall(r"^\| (tide_\w+) \|", _TEXT, re.MULTILINE)
     assert names == [name for kernel in BUILT for name in kernel.entry_points]
     cubins = [a.name for a in ARCHITECTURES if not a.ptx]

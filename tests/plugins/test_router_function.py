@@ -48,7 +48,7 @@ def call(dtype: ir.DataType, width: int) -> onnx.ModelProto:
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])
 @pytest.mark.parametrize("width", [1, 5, 128])
 def test_the_function_is_what_the_kernels_compute(dtype, width):
-    """An exit would stop other tokens on the CPU than the same exit stops with the kernel in TensorRT."""
+    """Guards against exits that differ between the CPU and TensorRT."""
     random = np.random.default_rng(width)
     hidden, down = (random.normal(size=shape).astype(dtype) for shape in ((3, 4, HIDDEN), (width, HIDDEN)))
     down_bias, up, up_bias = (random.normal(size=size).astype(np.float32) for size in (width, width, 1))
@@ -63,7 +63,7 @@ def test_the_function_is_what_the_kernels_compute(dtype, width):
 
 
 def test_an_exported_exit_scores_as_the_kernels_do():
-    """The weights would reach the kernel transposed, or another epsilon would."""
+    """Guards against transposed weights or another epsilon."""
     tensors = exit_tensors(BOTH, HIDDEN)
     model = ir.to_proto(exit_graph_model(BOTH, tensors, HIDDEN, "fp32").model)
     (node,) = (node for node in model.graph.node if node.op_type == NAME)
@@ -79,7 +79,7 @@ def test_an_exported_exit_scores_as_the_kernels_do():
 @pytest.mark.parametrize("info, norms, products", [(SCORE, 1, 2), (BOTH, 1, 4)])
 @pytest.mark.parametrize("dtype", ["fp32", "fp16"])
 def test_onnx_runtime_runs_what_it_ran_without_the_function(info, norms, products, dtype, tmp_path):
-    """A function that is not inlined, a transpose or a second norm at each step would slow every token on the CPU."""
+    """Guards against slower CPU inference by a function that is not inlined, a transpose or a second norm."""
     model = ir.to_proto(exit_graph_model(info, exit_tensors(info, HIDDEN), HIDDEN, dtype).model)
     session(model, tmp_path / "optimised.onnx")
     kinds = [node.op_type for node in onnx.load(tmp_path / "optimised.onnx").graph.node]
@@ -90,7 +90,7 @@ def test_onnx_runtime_runs_what_it_ran_without_the_function(info, norms, product
 
 
 def test_the_node_is_the_plugin_s():
-    """TensorRT's parser would not find the plugin, and run the function without a word."""
+    """Guards against a name mismatch with the plugin, in which case TensorRT silently runs the function."""
     sources = {path.name: path.read_text() for path in PLUGIN.iterdir()}
     name = re.search(r'kName = "(\w+)"', sources["exit_router.h"])
     namespace = re.search(r'kPluginNamespace = "(\w+)"', sources["plugin.h"])

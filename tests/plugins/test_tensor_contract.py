@@ -1,4 +1,4 @@
-"""Tensors that break a kernel's contract: each is refused with its name, what it is, and what was expected."""
+"""Tensors that violate a kernel's contract are refused with their name, actual and expected property."""
 
 from __future__ import annotations
 
@@ -67,25 +67,25 @@ def _changed(name: str, **fields: Any) -> dict[str, DeviceArray]:
     ],
 )
 def test_what_is_wrong_is_named(library: KernelLibrary, change: dict[str, Any], message: str) -> None:
-    """The kernel cannot check: it would read past the end, or write numbers of another type."""
+    """Guards against out-of-bounds accesses and wrong types, which kernels cannot detect."""
     assert message in _refused(library, **change)
 
 
 @pytest.mark.parametrize("change", [{"shape": ()}, {"shape": (1,)}])
 def test_scalars_may_have_one_dimension_or_none(library: KernelLibrary, change: dict[str, Any]) -> None:
-    """torch.zeros(()) and torch.zeros(1) are both what people call a scalar."""
+    """Guards against refusing torch.zeros(()) or torch.zeros(1) as a scalar."""
     prepare_exit_router(library, threshold=0.5, epsilon=1e-6, stream=1, **(router_tensors() | _changed("verdict", **change)))
 
 
 def test_one_row_may_have_any_stride(library: KernelLibrary) -> None:
-    """Libraries give a dimension of 1 arbitrary strides; the kernel never takes the step."""
+    """Guards against refusing arbitrary strides of dimensions of size 1, which libraries produce."""
     tensors = router_tensors(rows=1)
     tensors["hidden"] = replace(tensors["hidden"], strides=(1, 1))
     prepare_exit_router(library, threshold=0.5, epsilon=1e-6, stream=1, **tensors)
 
 
 def test_every_kernel_accepts_its_valid_tensors_and_misses_each_required_one(library: KernelLibrary) -> None:
-    """A contract that lacks a tensor would launch with a null pointer: an illegal address, far from its cause."""
+    """Guards against contracts that lack a tensor, which would be a null pointer in the kernel."""
     for kernel, prepare, tensors, numbers in every_kernel():
         prepare(library, stream=1, **tensors, **numbers)
         for name in tensors:
@@ -96,7 +96,7 @@ def test_every_kernel_accepts_its_valid_tensors_and_misses_each_required_one(lib
 
 
 def test_every_pointer_of_every_parameter_struct_can_be_given(library: KernelLibrary) -> None:
-    """A field that no tensor or scratch memory fills stays null for ever."""
+    """Guards against pointer fields that are never set."""
     scratch = {"workspace", "counters", "code"}
     modules = {
         "exit_router": exit_router,

@@ -1,4 +1,4 @@
-"""libtide_plugins.so against TensorRT's real headers: it builds without warnings, and lives its whole life without a GPU.
+"""libtide_plugins.so against TensorRT's real headers: it builds without warnings, and its life cycle runs without a GPU.
 
 Set TENSORRT_INCLUDE_DIR to a checkout of github.com/NVIDIA/TensorRT, or to several separated by ':' (10.4 or newer, 11.x).
 """
@@ -47,14 +47,14 @@ def build(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 def test_the_entry_points_are_exported_and_nothing_else(build):
-    """TensorRT would not find the plugins, or symbols would collide with those of another plugin library."""
+    """Guards against missing entry points, and symbols that collide with other plugin libraries."""
     command = ["nm", "-D", "--defined-only", str(build / "libtide_plugins.so")]
     lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
     assert [line.split()[1:] for line in lines] == [["T", "getCreators"], ["T", "setLoggerFinder"]]
 
 
 def test_nothing_of_cuda_or_tensorrt_is_linked(build):
-    """The library would not load where engines are only inspected, or drag in a second CUDA runtime."""
+    """Guards against a library that does not load without CUDA, or loads a second CUDA runtime."""
     command = ["readelf", "-d", str(build / "libtide_plugins.so")]
     needed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     assert "libstdc++" in needed and "cuda" not in needed and "nvinfer" not in needed
@@ -62,7 +62,7 @@ def test_nothing_of_cuda_or_tensorrt_is_linked(build):
 
 @pytest.mark.parametrize("program, tests", [("life_cycle", TESTS), ("without_driver", 1)])
 def test_the_plugins_whole_life(build, program, tests):
-    """From fields to enqueue as TensorRT goes through it: a wrong shape, format, pointer or field would break an engine."""
+    """Guards against wrong shapes, formats, pointers or fields, from creation to enqueue."""
     command = [str(build / "test" / program), str(build / "libtide_plugins.so")]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -71,7 +71,7 @@ def test_the_plugins_whole_life(build, program, tests):
 
 @needs_cmake
 def test_missing_headers_are_explained(tmp_path):
-    """A user would see CMake's own message and not learn that pip packages have no headers."""
+    """Guards against an error that does not say that pip packages have no headers."""
     configured = configure(tmp_path, "/nonexistent")
     assert configured.returncode != 0
     for words in ("NvInferRuntime.h", "-DTensorRT_ROOT", "https://github.com/NVIDIA/TensorRT", "-DTENSORRT_INCLUDE_DIR"):
@@ -80,7 +80,7 @@ def test_missing_headers_are_explained(tmp_path):
 
 @needs_cmake
 def test_headers_that_are_too_old_are_refused(tmp_path):
-    """The build would fail later in the middle of an interface that TensorRT 10.4 does not have."""
+    """Guards against a later compile error in an interface that TensorRT before 10.4 lacks."""
     old = tmp_path / "include"
     old.mkdir()
     (old / "NvInferRuntime.h").touch()

@@ -1,4 +1,4 @@
-"""`tide_plugins.trt.load`: the plugin library in TensorRT's registry, or an error that says what to do."""
+"""`tide_plugins.trt.load` registers the plugin library with TensorRT, or raises an error that says what to do."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tide_runtime.errors import TargetError
 
 
 class Registry:
-    """TensorRT's plugin registry: refuses a library whose plugins it has, as the real one does."""
+    """A stand-in for TensorRT's plugin registry that refuses duplicate plugins."""
 
     def __init__(self) -> None:
         self.known: set[tuple[str, str, str]] = set()
@@ -47,7 +47,7 @@ def library(tmp_path: Path) -> Path:
 
 
 def test_the_library_is_loaded_once(registry, library):
-    """The second engine of a process would fail: TensorRT refuses plugins that it has already."""
+    """Guards against a failing second engine: TensorRT refuses plugins that are already registered."""
     trt.load(library)
     trt.load(library)
     trt.load()
@@ -55,14 +55,14 @@ def test_the_library_is_loaded_once(registry, library):
 
 
 def test_the_library_may_be_named_in_the_environment(registry, library, monkeypatch):
-    """A service could not be given the library without changing its code."""
+    """Guards against an ignored environment variable."""
     monkeypatch.setenv("TIDE_PLUGINS_LIBRARY", str(library))
     trt.load()
     assert registry.loaded == [str(library)]
 
 
 def test_what_is_missing_is_said(registry, library, tmp_path, monkeypatch):
-    """TensorRT's own answer to all of these is None."""
+    """Guards against TensorRT's unexplained None."""
     with pytest.raises(TargetError, match="TIDE_PLUGINS_LIBRARY"):
         trt.load()
     with pytest.raises(TargetError, match=r"no plugin library .*absent\.so"):

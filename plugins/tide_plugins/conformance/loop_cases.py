@@ -136,10 +136,10 @@ def _score(name: str, dtype: str, vocab: int, mlp: bool, rows: int = 24) -> Case
     logits = matrix(6 * rng.standard_normal((rows, vocab)), dtype)
     token = logits.astype(np.float32).argmax(-1)
     token[rng.random(rows) < 0.2] = -1
-    asked = rng.random(rows).astype(np.float32)
-    asked[rng.random(rows) < 0.2] = np.nan
-    asked[rng.random(rows) < 0.2] = _THRESHOLD
-    score = asked if mlp else untouched(rows, dtype=np.float32)
+    mlp_score = rng.random(rows).astype(np.float32)
+    mlp_score[rng.random(rows) < 0.2] = np.nan
+    mlp_score[rng.random(rows) < 0.2] = _THRESHOLD
+    score = mlp_score if mlp else untouched(rows, dtype=np.float32)
     given: Tensors = {"logits": logits, "token": token, "score": score} | ({"mlp_score": score} if mlp else {})
     wanted = reference.exit_score({k: v.copy() for k, v in given.items()}, _THRESHOLD)["score"]
     numbers = {"mlp_threshold": _THRESHOLD}

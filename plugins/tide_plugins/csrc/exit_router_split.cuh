@@ -4,8 +4,8 @@
 //   project   hidden [N, H] T, down [R, H] T → partial [groups · chunks · 8 · (pitch + 2)] float32       grid (chunks, slices, groups)
 //   score     partial, down_bias [R], up [R], up_bias [1] → score [N] float32                             grid (chunks, 1, groups)
 //
-// groups = ceil(N / 8), chunks = ceil(H / chunk), slices = ceil(R / 16), pitch = 16 · slices. RMSNorm only. Formula and order of the
-// sums are exit_router's. Arguments are plain scalars and pointers, inputs first and outputs last, as TensorRT passes them to an
+// groups = ceil(N / 8), chunks = ceil(H / chunk), slices = ceil(R / 16), pitch = 16 · slices. RMSNorm only. Formula and order
+// of sums are exit_router's. Arguments are plain scalars and pointers, inputs first and outputs last, as TensorRT passes them to an
 // ahead-of-time plugin (tide_plugins/trt/aot.py).
 #pragma once
 

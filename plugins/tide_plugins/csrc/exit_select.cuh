@@ -5,8 +5,8 @@
 //   head_input[origin[r]] = exit_states[r], r in exit_rows             scatter
 //   head_input[i]         = exit_states[exit_rows[i]]                  without origin: packed
 //
-// A thread copies the same 16 bytes of every row of its block. In place, one block processes all rows, so a thread visits rows in
-// ascending order and never reads one that it has overwritten: continue_rows[i] >= i. Exited rows are read before any is overwritten.
+// A thread copies the same 16 bytes of every row of its block. In place, one block processes all rows, so a thread visits rows
+// in ascending order and never reads one that it has overwritten: continue_rows[i] >= i. Exited rows are read before any write.
 #pragma once
 
 #include "entry_points.cuh"

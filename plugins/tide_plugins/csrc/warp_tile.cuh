@@ -1,7 +1,7 @@
 // A warp's 32 × 64 share of a product, summed in float32: sums += a [32, depth] · b [64, depth]^T from shared memory.
 //
 // Tensor cores multiply __half from sm_70 on and __nv_bfloat16 from sm_80 on. float keeps its 24 bits on CUDA cores, as do older
-// GPUs and a host. The tensor core form runs on a GPU only: `make gpu-check` executes it, the host tests execute the form for CUDA cores.
+// GPUs and a host. The tensor core form runs on a GPU only: `make gpu-check` runs it, host tests the form for CUDA cores.
 #pragma once
 
 #include "down_projection_plan.h"

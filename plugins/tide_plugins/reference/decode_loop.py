@@ -31,10 +31,10 @@ def exit_score(given: Tensors, mlp_threshold: float) -> Tensors:
     logits = given["logits"].astype(np.float64)
     with np.errstate(over="ignore", invalid="ignore"):
         probability = 1 / np.exp(logits - logits[rows, token][:, None]).sum(-1)
-    asked = given["token"] >= 0
+    scored = given["token"] >= 0
     if "mlp_score" in given:
-        asked &= given["mlp_score"] >= np.float32(mlp_threshold)
-    return {"score": np.where(asked, probability, -1.0)}
+        scored &= given["mlp_score"] >= np.float32(mlp_threshold)
+    return {"score": np.where(scored, probability, -1.0)}
 
 
 def exit_join(given: Tensors, number: int) -> Tensors:
@@ -58,8 +58,8 @@ def exit_gate(given: Tensors, slots: int, threshold: float, number: int) -> Tens
     before = np.zeros_like(given["exits"]) if number == 1 else given["exits"]
     leaves = runs & (before == 0) & (given["score"] >= np.float32(threshold))
     exits = np.where(leaves, number, before)
-    wants = runs & ((exits == 0) | (waiting[number - 1 :].sum(0) == width) | (given["turns_left"] == 1))
-    counts[number] += wants.any()
+    needs_deeper = runs & ((exits == 0) | (waiting[number - 1 :].sum(0) == width) | (given["turns_left"] == 1))
+    counts[number] += needs_deeper.any()
     some = np.maximum(waiting[number - 1], 1)
     first = np.minimum(given["length"] + 1 - some, slots - width)
     positions, last = first[:, None] + np.arange(width), np.arange(rows) * width + some - 1
@@ -67,7 +67,7 @@ def exit_gate(given: Tensors, slots: int, threshold: float, number: int) -> Tens
         "waiting": waiting,
         "exits": exits,
         "chosen": np.where(leaves, given["exit_token"], given["chosen"]),
-        "deeper": wants.any(keepdims=True),
+        "deeper": needs_deeper.any(keepdims=True),
         "counts": counts,
         **{name: positions for name in ("position_ids", "position_ids32")},
         **{name: first for name in ("write_index", "write_index32")},

@@ -1,7 +1,7 @@
 // A block of CUDA threads on the host: barriers of the block and of its warps, and values exchanged between lanes.
 //
-// One thread runs until it waits; the last to arrive at a barrier goes on. `order` decides who runs next, so that work which needs a
-// barrier and has none shows. 0: all threads in turn; 1: one warp goes as far as it can, the last one first; 2 and more: as 0 or 1,
+// A thread runs until it waits; the last one to arrive at a barrier continues. `order` selects the next thread, so that results
+// differ if a barrier is missing. 0: all threads in turn; 1: one warp goes as far as it can, the last one first; 2 and more: as 0 or 1,
 // shuffled. A thread that ends counts for no barrier of the block; a warp-wide operation that misses a lane never completes, and the
 // launch fails.
 #pragma once
@@ -71,7 +71,7 @@ class Block {
     arrive(warp.barrier, warp.lanes);
   }
 
-  // Every lane gives a value and gets all 32. Two tables by turns: nobody is more than one exchange ahead.
+  // Every lane contributes a value and gets all 32. Two alternating tables suffice, as lanes are at most one exchange ahead.
   const uint64_t* exchange(uint64_t value) {
     Warp& warp = warps_[current_->number / 32];
     uint64_t* table = warp.tables[warp.barrier.generation % 2];

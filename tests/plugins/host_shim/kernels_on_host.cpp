@@ -49,7 +49,7 @@ int run_grid(void (*kernel)(Params), const void* params, const tide::LaunchPlan&
 
 }  // namespace
 
-// 0, or 1 when threads waited for one that never came, or 2 for an unknown name.
+// Returns 0, or 1 on a deadlock of threads, or 2 for an unknown name.
 extern "C" int tide_launch(const char* entry_point, const void* params, const tide::LaunchPlan* plan, unsigned order) {
 #define TIDE_TRY(kernel) \
   if (std::strcmp(entry_point, #kernel) == 0) return run_grid(kernel, params, *plan, order);
@@ -73,7 +73,7 @@ extern "C" void tide_philox(const uint32_t* counter, uint64_t key, uint32_t* wor
   std::memcpy(words, drawn.words, sizeof drawn.words);
 }
 
-// What the last launches asked of a CUDA graph; forgotten once read.
+// Graph conditions set by the last launches; cleared when read.
 extern "C" void tide_graph_condition(uint64_t* handle, uint32_t* value, int32_t* calls) {
   *handle = host::condition_handle, *value = host::condition_value, *calls = host::condition_calls;
   host::condition_handle = 0, host::condition_value = 0, host::condition_calls = 0;

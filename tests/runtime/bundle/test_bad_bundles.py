@@ -1,4 +1,4 @@
-"""A broken, foreign or hostile bundle is refused when it is loaded, with the right error and a message that says what to do."""
+"""Broken, foreign or hostile bundles are refused at load, with an error that says what to do."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PICKLE_MARK = "unpickled"
 
 @dataclass(frozen=True)
 class Corruption:
-    """``harm`` changes the copied bundle; a returned path is loaded in its place."""
+    """``harm`` changes the copied bundle; if it returns a path, that is loaded instead."""
 
     name: str
     harm: Callable[[Path], Path | None]
@@ -62,7 +62,7 @@ def edit(bundle: Path, *path: str | int, value: Any = None, remove: bool = False
 
 
 def sign(bundle: Path, name: str) -> None:
-    """Make the manifest agree with a changed file, as a careful forger would."""
+    """Update the manifest's hash and size of a changed file."""
     content = (bundle / name).read_bytes()
     edit(bundle, "files", name, value={"sha256": hashlib.sha256(content).hexdigest(), "bytes": len(content)})
 
@@ -144,7 +144,7 @@ def missing_schema(bundle: Path) -> None:
 @corruption(BundleError, "schema 2", "upgrade tide-llm")
 def newer_schema(bundle: Path) -> None:
     edit(bundle, "schema", value=2)
-    edit(bundle, "novelty", value={})  # a newer schema has fields we do not know: the version is the complaint
+    edit(bundle, "novelty", value={})  # a newer schema may have unknown fields; the error must name the version
 
 
 @corruption(BundleError, "schema 0", "export the model again")
@@ -617,7 +617,7 @@ def special_token_as_object(bundle: Path) -> None:
 
 @pytest.fixture
 def bundle_copy(bundle_copy: Path) -> Path:
-    """A copy whose segments are all loaded at once, as they are in a bundle with exits."""
+    """A copy whose segments are loaded eagerly, as in a bundle with exits."""
     for form in (UNCUT, batched_graph(UNCUT)):
         edit(bundle_copy, "targets", "cpu", "graphs", form, remove=True)
     return bundle_copy
@@ -640,13 +640,13 @@ def test_there_are_at_least_thirty_distinct_corruptions() -> None:
 
 
 def test_the_unharmed_copy_loads(bundle_copy: Path) -> None:
-    """Otherwise every test above could pass for a reason of its own."""
+    """Guards against tests that pass because the unmodified copy is broken."""
     with Engine.load(bundle_copy, EngineOptions(threads=ThreadOptions(1))) as engine:
         assert len(engine.generate([5, 6], GenerationParams(max_new_tokens=2, ignore_eos=True))[0].token_ids) == 2
 
 
 def test_a_cache_longer_than_the_rotary_tables_is_an_error_not_garbage(bundle_copy: Path) -> None:
-    """The manifest promises 100 positions, the graphs were compiled for 64: the first token beyond them must say so."""
+    """Guards against garbage after position 64, when the manifest promises 100 positions but the graphs were compiled for 64."""
     edit(bundle_copy, "max_seq_len", value=100)
     with pytest.raises(BundleError, match="export the bundle again"):
         engine = Engine.load(bundle_copy, EngineOptions(threads=ThreadOptions(1)))
@@ -656,13 +656,13 @@ def test_a_cache_longer_than_the_rotary_tables_is_an_error_not_garbage(bundle_co
 def test_without_verification_sizes_are_still_checked(bundle_copy: Path) -> None:
     options = EngineOptions(threads=ThreadOptions(1), verify=False)
     flip(bundle_copy / WEIGHTS)
-    Engine.load(bundle_copy, options).close()  # what the user asked for: hashes are not compared
+    Engine.load(bundle_copy, options).close()  # verify=False: hashes are not compared
     truncated_weights(bundle_copy)
     with pytest.raises(BundleError, match="truncated"):
         Engine.load(bundle_copy, options)
 
 
-# tide-inspect shows the manifest's facts and opens no graph, so it has no say about their content.
+# tide-inspect shows the manifest and opens no graph, so it does not detect broken ones.
 SEEN_BY_BOTH = ["no_manifest", "newer_schema", "flipped_bit_in_the_weights", "path_to_the_parent"]
 THROUGH_COMMANDS = [(m, n) for m in ("run", "inspect") for n in SEEN_BY_BOTH] + [("run", "garbage_signed_as_graph")]
 

@@ -102,9 +102,9 @@ def _continuation(request: Request, exits: tuple[ExitInfo, ...]) -> tuple[list[i
     text, count = list(request.prompt), len(request.prompt)
     while True:
         states = MODEL.states_of(np.array(text))
-        asked = exits if len(text) > count else ()
-        said = [_exit_logits(info, states.hidden[info.checkpoint][-1]) for info in asked]
-        text.append(int(next((logits for logits in said if logits is not None), states.logits[-1]).argmax()))
+        evaluated = exits if len(text) > count else ()
+        exit_logits = [_exit_logits(info, states.hidden[info.checkpoint][-1]) for info in evaluated]
+        text.append(int(next((logits for logits in exit_logits if logits is not None), states.logits[-1]).argmax()))
         if text[-1] in (request.params.eos_token_ids or ()):
             return text[count:], "eos"
         if len(text) - count == request.params.max_new_tokens:

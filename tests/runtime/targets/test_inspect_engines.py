@@ -1,4 +1,4 @@
-"""What ``tide-inspect`` says of engines: what they were built with and for, and whether they run here. TensorRT-RTX is played."""
+"""``tide-inspect`` on engines: builder, architectures, and whether they run here, with a stand-in for TensorRT-RTX."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Diagnostics(IntFlag):
 
 
 class PlayedRtx:
-    """A module like ``tensorrt_rtx``: an engine begins with what is to be said of it. ``read``: how many bytes it was given."""
+    """A stand-in for ``tensorrt_rtx`` whose engine files begin with their validity. ``read``: number of bytes it was given."""
 
     EngineValidity, EngineInvalidityDiagnostics = Validity, Diagnostics
     engine_header_size = HEADER_BYTES
@@ -72,7 +72,7 @@ def plan(validity: Validity = Validity.VALID, diagnostics: int = 0) -> bytes:
 
 
 def write_bundle(folder: Path, backend: str = "tensorrt-rtx", **plans: bytes) -> Bundle:
-    """Targets ``cpu`` and ``built``, which has engines: valid ones but for ``plans``."""
+    """A bundle with the targets ``cpu`` and ``built``, whose engines are valid except for ``plans``."""
     manifest = tiny_manifest(TinyTransformer(0, (1.0, 1.0), 5, 8), [1])
     files = {f"onnx/cpu.{name}.onnx": b"graph" for name in ENGINES}
     files |= {f"engines/built/{name}.engine": plans.get(name, plan()) for name in ENGINES}
@@ -109,14 +109,14 @@ def targets(bundle: Bundle) -> dict[str, Any]:
 
 
 def row(printed: str, name: str, title: str = "Engines", column: int = 0) -> list[str]:
-    """The cells of the row of ``name``, which stands in ``column`` of the table ``title``."""
+    """The cells of the row with ``name`` in ``column`` of the table ``title``."""
     lines = printed[printed.index(f"\n{title}") :].splitlines()
     rows = ([cell.strip() for cell in line.strip("│").split("│")] for line in lines)
     return next(cells for cells in rows if cells[column:][:1] == [name])
 
 
 def test_facts(rtx: PlayedRtx, tmp_path: Path) -> None:
-    """Whoever decides by the JSON would take slow attentions for fused ones, or one engine's time and size for those of all."""
+    """Guards against JSON facts of a single engine, or decomposed attention reported as fused."""
     facts = targets(write_bundle(tmp_path))
     built = facts["built"]
     assert (built["compute"], built["tool"], built["build_seconds"]) == ([80, 89], TOOL, 3.8)
@@ -129,7 +129,7 @@ def test_facts(rtx: PlayedRtx, tmp_path: Path) -> None:
 
 
 def test_the_table_of_engines(rtx: PlayedRtx, tmp_path: Path) -> None:
-    """A column would hold another one's facts, and engines be listed with the graphs that ONNX Runtime loads."""
+    """Guards against facts in the wrong column, and engines listed as ONNX Runtime graphs."""
     printed = inspect(write_bundle(tmp_path))
     steps = "decode 1–4 × 1–13; prefill 1–4 × 1–64"
     assert row(printed, "built") == ["built", TOOL, "80, 89", "3", "3.0 KiB", "3.8", steps]
@@ -139,7 +139,7 @@ def test_the_table_of_engines(rtx: PlayedRtx, tmp_path: Path) -> None:
 
 
 def test_no_engines_no_table(tmp_path: Path) -> None:
-    """A bundle for processors would be shown with an empty table."""
+    """Guards against an empty table for bundles without engines."""
     bundle = write_bundle(tmp_path)
     del bundle.manifest.targets["built"]
     (tmp_path / MANIFEST_NAME).write_text(bundle.manifest.to_json(), encoding="utf-8")
@@ -163,7 +163,7 @@ INVALID = plan(Validity.INVALID, Diagnostics.VERSION_MISMATCH | Diagnostics.UNSU
     ids=["valid", "slower", "invalid", "slower, then invalid", "slower twice", "no reason"],
 )
 def test_whether_engines_run_here(plans: dict[str, bytes], here: str, rtx: PlayedRtx, tmp_path: Path) -> None:
-    """An engine that runs would be exported again, or one that does not be carried to the machine; gigabytes be read to tell."""
+    """Guards against wrong verdicts, and against reading whole engine files to determine them."""
     bundle = write_bundle(tmp_path, **plans)
     assert targets(bundle)["built"]["here"] == here
     assert set(rtx.read) == {HEADER_BYTES}
@@ -172,7 +172,7 @@ def test_whether_engines_run_here(plans: dict[str, bytes], here: str, rtx: Playe
 
 @pytest.mark.parametrize("validity", list(Validity), ids=lambda validity: validity.name)
 def test_what_is_shown_as_valid_loads(validity: Validity, rtx: PlayedRtx, tmp_path: Path) -> None:
-    """`tide-inspect` and `tide-run` would contradict each other about the same engine on the same machine."""
+    """Guards against contradictory results of `tide-inspect` and `tide-run` for the same engine."""
     bundle = write_bundle(tmp_path, segment_1=plan(validity))
     shown = engines_validity(rtx, [bundle.path(file) for file in bundle.manifest.targets["built"].graphs.values()])
     refused = pytest.raises(TargetError, match=r"segment_1\.engine is not valid for this GPU")
@@ -181,7 +181,7 @@ def test_what_is_shown_as_valid_loads(validity: Validity, rtx: PlayedRtx, tmp_pa
 
 
 def test_what_is_not_checked_says_why(rtx: PlayedRtx, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine that cannot tell would call engines invalid, or valid, or end with a traceback."""
+    """Guards against a verdict or a traceback where validity cannot be determined."""
     bundle = write_bundle(tmp_path / "rtx")
     monkeypatch.setattr(engine_validity, "present_gpu", lambda: None)
     assert targets(bundle)["built"]["here"] == "not checked: no GPU with a driver here"

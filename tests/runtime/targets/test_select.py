@@ -1,4 +1,4 @@
-"""Which target a bundle runs on which machine, and what people are told when there is none."""
+"""Selection of a bundle's target by machine, and the error when no target runs."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def chosen(bundle: Manifest, device: str = "auto") -> str:
 
 
 def test_the_best_for_the_gpu_present(machine: Callable[..., None]) -> None:
-    """A GPU would stand beside a processor that works, or run somebody else's engines."""
+    """Guards against an unused GPU, and against engines for another GPU."""
     everything = manifest(*TARGETS)
     machine(None)
     assert chosen(everything) == "cpu"
@@ -77,7 +77,7 @@ def test_the_best_for_the_gpu_present(machine: Callable[..., None]) -> None:
 
 
 def test_an_engine_for_this_gpu_alone_before_a_portable_one(machine: Callable[..., None]) -> None:
-    """Portable engines are larger and load slower; whoever exported both wants the other one."""
+    """Guards against portable engines, which are larger and load more slowly, where specific ones exist."""
     both = manifest("cpu", "rtx-ampere+")
     both.targets["rtx-sm_89"] = replace(both.targets["rtx-ampere+"], compute=[89])
     machine(PresentGpu("L4", 89), "tensorrt_rtx")
@@ -85,7 +85,7 @@ def test_an_engine_for_this_gpu_alone_before_a_portable_one(machine: Callable[..
 
 
 def test_a_gpu_without_cuda_core_is_passed_over(machine: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Loading would fail although the bundle has a target for the processor: the extra that builds engines has no runtime."""
+    """Guards against a failing load where the processor target runs: the extra for building engines lacks the runtime."""
     machine(T4, "tensorrt_rtx", "onnxruntime-gpu")
     monkeypatch.setattr(choose_target, "_is_installed", lambda module: module != "cuda.core")
     with pytest.warns(
@@ -95,7 +95,7 @@ def test_a_gpu_without_cuda_core_is_passed_over(machine: Callable[..., None], mo
 
 
 def test_engines_of_another_release_are_passed_over(machine: Callable[..., None]) -> None:
-    """The bundle would not load, where the target next to it runs."""
+    """Guards against a failing load where another target runs."""
     both = manifest("cpu", "rtx-sm_75")
     both.targets["rtx-sm_75"] = replace(both.targets["rtx-sm_75"], tool="tensorrt-rtx 2.0")
     machine(T4, "tensorrt_rtx")
@@ -105,14 +105,14 @@ def test_engines_of_another_release_are_passed_over(machine: Callable[..., None]
 
 @pytest.mark.parametrize(("compute", "runs"), [(70, False), (75, True), (87, True), (103, True), (110, False), (121, True)])
 def test_gpus_run_binaries_of_their_own_major_version(compute: int, runs: bool, machine: Callable[..., None]) -> None:
-    """A V100 would be given kernels that it cannot load, and an Orin none."""
+    """Guards against kernels that a V100 cannot load, and against none for an Orin."""
     machine(PresentGpu("made-up GPU", compute), "onnxruntime-gpu")
     with nullcontext() if runs else pytest.warns(RuntimeWarning, match="cuda: was compiled for sm_75, sm_80"):
         assert chosen(manifest("cpu", "cuda")) == ("cuda" if runs else "cpu")
 
 
 def test_the_processor_beside_a_gpu_is_announced(machine: Callable[..., None]) -> None:
-    """Somebody would take the processor's speed for the GPU's."""
+    """Guards against a silent fallback to the processor."""
     machine(H200)
     with pytest.warns(
         RuntimeWarning, match="beside a NVIDIA H200: cuda: .*no CUDA provider.*trt-sm_90: .*tensorrt cannot be imported"
@@ -122,7 +122,7 @@ def test_the_processor_beside_a_gpu_is_announced(machine: Callable[..., None]) -
 
 @pytest.mark.filterwarnings("error")
 def test_a_bundle_for_processors_runs_there_without_a_word(machine: Callable[..., None]) -> None:
-    """A warning in every run of a bundle that never had another target."""
+    """Guards against a warning for bundles that only have a processor target."""
     machine(H200)
     assert chosen(manifest("cpu")) == "cpu"
 
@@ -148,7 +148,7 @@ def test_a_bundle_for_processors_runs_there_without_a_word(machine: Callable[...
 def test_nothing_fits(
     machine: Callable[..., None], gpu: PresentGpu | None, names: tuple[str, ...], device: str, words: str
 ) -> None:
-    """Without what the bundle has, what the machine is and the command that helps, it is a riddle."""
+    """Guards against an error without the bundle's targets, the machine, or the command that helps."""
     machine(gpu, "tensorrt", "tensorrt_rtx", "onnxruntime-gpu")
     with pytest.raises(TargetError, match=words):
         chosen(manifest(*names), device)
@@ -158,27 +158,27 @@ def test_nothing_fits(
     ("gpu", "device", "dtype"), [(None, "auto", "fp32"), (T4, "cuda", "fp16"), (H200, "cuda", "bf16"), (None, "cuda", "bf16")]
 )
 def test_the_advice_can_be_taken(machine: Callable[..., None], gpu: PresentGpu | None, device: str, dtype: str) -> None:
-    """The command would be refused: processors and Turing have no bf16."""
+    """Guards against advice that tide-export refuses: processors and Turing have no bf16."""
     machine(gpu)
     with pytest.raises(TargetError, match=f"--dtype {dtype} "):
         chosen(replace(manifest("cpu" if device == "cuda" else "cuda"), dtype="bf16"), device)
 
 
 def test_targets_that_are_advised_exist() -> None:
-    """A typo in a name would send people to a target that nobody has."""
+    """Guards against typos in advised target names."""
     names = {name for one in ARCHITECTURES for name in choose_target._targets_for(PresentGpu(one.devices, one.compute))}
     assert names == {name for name in EXPORTED if name not in ("cpu", "rtx-ampere+")}
 
 
 @pytest.mark.parametrize("text", ["gpu", "cuda:", "cuda:x", "cpu:0", "auto:1", ""])
 def test_other_devices_are_refused(text: str) -> None:
-    """A mistyped device would quietly mean another one."""
+    """Guards against a mistyped device that selects another one."""
     with pytest.raises(ParamsError, match="set it to auto, cpu, cuda"):
         EngineOptions(device=text)
 
 
 def test_engines_load_for_a_device(bundle: object, machine: Callable[..., None]) -> None:
-    """`Engine.load(directory, device=…)` is how people say it."""
+    """Guards against an `Engine.load(directory, device=…)` that ignores the device."""
     machine(None)
     assert Engine.load(bundle, device="cpu").target == "cpu"  # type: ignore[arg-type]
     with pytest.raises(TargetError, match="nothing that runs on cuda here"):

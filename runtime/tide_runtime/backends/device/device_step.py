@@ -307,11 +307,11 @@ class DeviceStep:
 
     def _hidden_rows(self, places: Sequence[int] | None) -> list[DeviceRows]:
         backend = self.context.backend
-        width, rows = backend.manifest.model.hidden_size, []
+        hidden_size, hidden = backend.manifest.model.hidden_size, []
         for number in range(len(backend.manifest.segments)):
-            pointer, shape = self._arena.pointers[f"hidden_{number}"], (self.shape.tokens, width)
-            rows.append(DeviceRows(backend.device, pointer, shape, backend.element, self._arena, places))
-        return rows
+            pointer, shape = self._arena.pointers[f"hidden_{number}"], (self.shape.tokens, hidden_size)
+            hidden.append(DeviceRows(backend.device, pointer, shape, backend.element, self._arena, places))
+        return hidden
 
     def _sizes(self) -> dict[str, int]:
         """Bytes of the graphs' outputs, except the head's logits of every token, which few steps compute."""
