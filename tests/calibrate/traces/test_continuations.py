@@ -10,7 +10,7 @@ import torch
 from calibrate.made_up import made_up_trace
 from export.architectures import VOCAB, tiny_model
 from tide_calibrate.text.documents import SPLITS, Windows
-from tide_calibrate.traces.continuations import ROWS, continue_prompts, generated_tokens
+from tide_calibrate.traces.continuations import BATCH_SIZE, continue_prompts, generated_tokens
 from tide_calibrate.traces.trace import SplitTrace
 from tide_runtime.errors import DataError
 from transformers import PreTrainedModel
@@ -22,7 +22,7 @@ PROMPT = WIDTH - NEW
 @pytest.fixture(scope="module")
 def windows() -> Windows:
     """A window a document; more of the threshold and the test split than are continued at once."""
-    count = 3 * (ROWS + 4)
+    count = 3 * (BATCH_SIZE + 4)
     tokens = np.random.default_rng(0).integers(1, VOCAB, (count, WIDTH)).astype(np.int32)
     return Windows(tokens, np.full(count, WIDTH, np.int32), np.arange(count, dtype=np.int32))
 
@@ -42,8 +42,8 @@ def split(windows: Windows) -> np.ndarray:
 
 def test_continuations_are_what_generate_writes(model: PreTrainedModel, windows: Windows, split: np.ndarray) -> None:
     """Parts run side by side on one model; a cache or an order mixed up would calibrate on text the model never writes."""
-    own, prompts = continue_prompts(model, windows, split, 2 * (ROWS + 2), NEW)
-    assert len(own.tokens) == 2 * (ROWS + 2) and set(prompts) == {PROMPT}
+    own, prompts = continue_prompts(model, windows, split, 2 * (BATCH_SIZE + 2), NEW)
+    assert len(own.tokens) == 2 * (BATCH_SIZE + 2) and set(prompts) == {PROMPT}
     assert {SPLITS[split[document]] for document in own.document} == {"threshold", "test"}
     asked = torch.from_numpy(windows.tokens[own.document, :PROMPT]).long()
     written = model.generate(asked, attention_mask=torch.ones_like(asked), do_sample=False, max_new_tokens=NEW)  # type: ignore[operator]
