@@ -14,7 +14,7 @@ from tide_calibrate.costs.cache_warmth import TURNS, measure_warm_shares
 from tide_calibrate.costs.fit import fit_steps
 from tide_calibrate.costs.host_overhead import HostTimes
 from tide_calibrate.costs.measure import check_depths, measuring_checkpoints, time_graphs, undisturbed, unsplit_ms
-from tide_calibrate.costs.padding import fit_uneven, uneven_rows
+from tide_calibrate.costs.padding import fit_ragged, ragged_shapes
 from tide_calibrate.costs.step_times import StepTimes
 from tide_calibrate.costs.table_file import load_costs, save_costs
 from tide_runtime.backends.step_arrays import rounded_tokens
@@ -23,7 +23,7 @@ from tide_runtime.bundle.manifest import GenerationInfo, GraphInfo, KVInfo, Mani
 from tide_runtime.errors import CalibrationError
 
 LAYERS, HIDDEN, LAYER_WEIGHTS = 12, 64, 49152
-HOST = HostTimes(plain=0.5, ask=0.75, deep=0.9)
+HOST = HostTimes(full=0.5, exit_evaluation=0.75, verification=0.9)
 
 
 def manifest(*checkpoints: int) -> Manifest:
@@ -158,19 +158,19 @@ def test_uneven_rows_are_told_from_even_ones():
         padded = rows * max(counts) - rows - extra
         return 10 + (entry + token * (extra + padding * padded) if extra else 0.0)
 
-    shapes = {rows: [(s,) * rows for s in seqs] + uneven_rows(rows, seqs) for rows in (4, 5, 8)}
+    shapes = {rows: [(s,) * rows for s in seqs] + ragged_shapes(rows, seqs) for rows in (4, 5, 8)}
     assert [len(own) for own in shapes.values()] == [4, 5, 5]  # twice 4 tokens are rounded up: they tell nothing of padding
     even = [StepCost(rows, s, 0.0, whole((s,) * rows) / LAYERS, 0.0, 0.0, 0.0) for rows in shapes for s in seqs]
     slow = np.array([1.0, 1.3, 1.0, 2.5, 1.1, 1.7])  # the machine, round by round
     times = {counts: whole(counts) * slow for own in shapes.values() for counts in own}
     times[shapes[8][-1]][[1, 4]] *= 20  # and a shape on its own, now and then
-    found, between = fit_uneven(even, times)
+    found, between = fit_ragged(even, times)
     assert found == pytest.approx(padding)
     for step, (rows, own) in zip(between, shapes.items(), strict=True):
         tokens = sum(own[3])
         assert tokens == rounded_tokens(rows + 1, 2 * rows) and (step.rows, step.seq) == (rows, tokens / rows)
         assert step.layer_ms * LAYERS == pytest.approx(10 + entry + token * (tokens - rows))
-    assert uneven_rows(8, (1, 2)) == uneven_rows(2, seqs) == []
+    assert ragged_shapes(8, (1, 2)) == ragged_shapes(2, seqs) == []
 
 
 def noisy(layer_ms: dict[int, float], seed: int) -> dict[int, dict[str, float]]:
