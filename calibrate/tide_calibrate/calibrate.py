@@ -19,7 +19,7 @@ from tide_calibrate.costs.nominal import nominal_costs
 from tide_calibrate.costs.table_file import load_costs, save_costs
 from tide_calibrate.costs.temporary_bundle import measure_model_costs
 from tide_calibrate.exits_file import write_exits
-from tide_calibrate.placement.search import Placement, choose_exits, only_if_they_pay, predict
+from tide_calibrate.placement.search import Placement, choose_exits, gate_exits, predict
 from tide_calibrate.report.data import collect
 from tide_calibrate.report.draw import REPORT_NAME, draw_report
 from tide_calibrate.text.documents import read_text
@@ -114,7 +114,7 @@ class _Placed:
         with progress.phase("place the exits"):
             chosen = choose_exits(learned.own_threshold, assumed, config.router, max_disagreement=config.max_disagreement)
             if chosen.exits:
-                chosen = only_if_they_pay(learned.own_test, assumed, chosen.exits, chosen.draft_limit)
+                chosen = gate_exits(learned.own_test, assumed, chosen.exits, chosen.draft_limit)
         return _Placed(loaded, data, learned, costs, assumed, chosen)
 
     def certify_and_write(self, config: CalibrationConfig, directory: Path, progress: ExportProgress) -> CalibrationFile:
