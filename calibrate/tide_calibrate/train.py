@@ -26,7 +26,7 @@ from tide_calibrate.traces.trace import Exit, SplitTrace
 from tide_export.load import LoadedModel
 from tide_export.progress import ExportProgress
 
-_STEPS_FROM_NEIGHBOUR, _CHECK_EVERY = 48, 24
+STEPS_FROM_NEIGHBOUR, _CHECK_EVERY = 48, 24
 # Two thirds of RouterTraining's default, because a router is trained for every exit. On the demo model stock this costs 0.003
 # (tail:2) to 0.015 (linear) of the area under the agreement–coverage curve.
 _ROUTER_WINDOWS, _ROUTER_HELD_OUT = 64, 16
@@ -92,7 +92,7 @@ def _train_chain(heads: Sequence[ExitHead], capture: Capture, seed: int, check: 
         if neighbour is not None:
             for parameter, start in zip(head.trained(), neighbour.trained(), strict=True):
                 parameter.data.copy_(start)
-        steps = HeadTraining().steps if neighbour is None else _STEPS_FROM_NEIGHBOUR
+        steps = HeadTraining().steps if neighbour is None else STEPS_FROM_NEIGHBOUR
         _, history = train_head(head, capture, HeadTraining(steps=steps, check_every=_CHECK_EVERY, seed=seed), check)
         best = min(history, key=lambda progress: progress.divergence)
         summary.append(f"{best.agreement:.1%} after layer {head.checkpoint}")

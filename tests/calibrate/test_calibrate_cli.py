@@ -56,7 +56,7 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Short training, and charts that are not painted: test_exit_heads.py and test_report.py look at those."""
     monkeypatch.setattr(train_module, "HeadTraining", partial(HeadTraining, steps=24))
-    monkeypatch.setattr(train_module, "_STEPS_FROM_NEIGHBOUR", 24)
+    monkeypatch.setattr(train_module, "STEPS_FROM_NEIGHBOUR", 24)
     monkeypatch.setattr(draw_module, "png", lambda figure: repr([axes.get_title() for axes in figure.axes]).encode())
 
 

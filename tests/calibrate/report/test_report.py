@@ -10,7 +10,7 @@ from pathlib import Path
 import matplotlib.image
 import numpy as np
 import pytest
-from calibrate.made_up import LAYERS, made_up_exits, made_up_file, made_up_trace
+from calibrate.synthetic_calibration import LAYERS, synthetic_exits, synthetic_file, synthetic_trace
 from tide_calibrate.certificate.threshold_family import fit_family
 from tide_calibrate.report.curve import cost_curve
 from tide_calibrate.report.data import DATA_NAME, ReportData, collect, read_data
@@ -28,14 +28,14 @@ CHARTS = ("agreement", "curve", "histogram", "reliability")
 
 def _data(exits: list[ExitInfo]) -> ReportData:
     rules = [(info.checkpoint, info.head, info.router, info.mlp_threshold) for info in exits]
-    family = fit_family(made_up_trace(2), rules, members=64) if exits else None
-    return collect(made_up_trace(), made_up_trace(1), exits, family)
+    family = fit_family(synthetic_trace(2), rules, members=64) if exits else None
+    return collect(synthetic_trace(), synthetic_trace(1), exits, family)
 
 
 def _calibration(directory: Path, exits: list[ExitInfo]) -> Path:
     report = directory / REPORT_NAME
     report.mkdir(parents=True)
-    made_up_file(exits).write(directory)
+    synthetic_file(exits).write(directory)
     (directory / EXITS_NAME).touch()
     _data(exits).write(report)
     return directory
@@ -44,7 +44,7 @@ def _calibration(directory: Path, exits: list[ExitInfo]) -> Path:
 @pytest.fixture(scope="module")
 def drawn(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A calibration whose report was drawn."""
-    directory = _calibration(tmp_path_factory.mktemp("calibration") / "calib", made_up_exits())
+    directory = _calibration(tmp_path_factory.mktemp("calibration") / "calib", synthetic_exits())
     assert redraw(directory) == directory / REPORT_NAME / "index.html"
     return directory
 
@@ -121,7 +121,7 @@ def test_drawing_again_gives_the_same_bytes(drawn: Path, tmp_path: Path) -> None
 
 def test_saved_data_comes_back_equal(drawn: Path) -> None:
     """A redrawn report would otherwise show other figures than the first one."""
-    assert read_data(drawn / REPORT_NAME) == _data(made_up_exits())
+    assert read_data(drawn / REPORT_NAME) == _data(synthetic_exits())
 
 
 def test_a_calibration_without_exits_has_a_report_too(tmp_path: Path) -> None:
@@ -134,7 +134,7 @@ def test_a_calibration_without_exits_has_a_report_too(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("name", "content"), [(DATA_NAME, "{}"), (DATA_NAME, "no"), (CALIBRATION_NAME, "[1]")])
 def test_broken_files_are_named(tmp_path: Path, name: str, content: str) -> None:
-    directory = _calibration(tmp_path / "calib", made_up_exits())
+    directory = _calibration(tmp_path / "calib", synthetic_exits())
     (directory / (REPORT_NAME if name == DATA_NAME else "") / name).write_text(content)
     with pytest.raises(CalibrationError, match=rf"{re.escape(name)} is not .*calibrate.* again"):
         redraw(directory)
@@ -150,7 +150,7 @@ def test_a_missing_folder_is_named(tmp_path: Path) -> None:
 
 def test_layers_count_heads_asked_in_vain() -> None:
     """A tail run for a token that then goes deep is a cost; leaving it out would flatter every router that asks the head."""
-    trace = made_up_trace()
+    trace = synthetic_trace()
     exits = [ExitInfo(4, "tail:1", "max_probability", exact_threshold=0.5)]
     taken = stops(trace, exits, thresholds_of(exits, "exact"))
     stopped = trace.exits[4, "tail:1"].scores["max_probability"] >= 0.5
@@ -159,7 +159,7 @@ def test_layers_count_heads_asked_in_vain() -> None:
 
 
 def test_a_token_stops_at_the_first_sure_exit() -> None:
-    trace, exits = made_up_trace(), made_up_exits()
+    trace, exits = synthetic_trace(), synthetic_exits()
     shares = exit_histogram(trace, exits, "exit", "text").shares
     first = (trace.exits[2, "identity"].scores["max_probability"] >= 0.95).mean()
     assert shares[0] == pytest.approx(first, abs=1e-6)
@@ -168,13 +168,13 @@ def test_a_token_stops_at_the_first_sure_exit() -> None:
 
 def test_an_uncertified_exit_is_never_taken() -> None:
     exits = [ExitInfo(2, "identity", "max_probability", exact_threshold=0.0)]
-    assert exit_histogram(made_up_trace(), exits, "exit", "text").shares == [0, 1]
+    assert exit_histogram(synthetic_trace(), exits, "exit", "text").shares == [0, 1]
 
 
 def test_the_curve_ends_at_the_full_model() -> None:
     """With the safest thresholds nothing stops: layers, agreement and perplexity are the model's own."""
-    trace, exits = made_up_trace(), [ExitInfo(2, "identity", "max_probability", 0.5, 0.95)]
-    curve = cost_curve(trace, exits, fit_family(made_up_trace(2), [(2, "identity", "max_probability")]))
+    trace, exits = synthetic_trace(), [ExitInfo(2, "identity", "max_probability", 0.5, 0.95)]
+    curve = cost_curve(trace, exits, fit_family(synthetic_trace(2), [(2, "identity", "max_probability")]))
     safest, boldest = curve.sweep[0], curve.sweep[-1]
     assert (safest.layers, safest.agreement, safest.perplexity) == (LAYERS, 1, curve.full.perplexity)
     assert boldest.layers < safest.layers
@@ -183,7 +183,7 @@ def test_the_curve_ends_at_the_full_model() -> None:
 
 
 def test_static_skip_is_the_exit_for_every_token() -> None:
-    trace = made_up_trace()
+    trace = synthetic_trace()
     [point, *_] = cost_curve(trace, [], None).static
     assert point.name.startswith("layer 2, ")
     head = point.name.removeprefix("layer 2, ")
@@ -193,6 +193,6 @@ def test_static_skip_is_the_exit_for_every_token() -> None:
 
 def test_an_honest_router_lies_on_the_diagonal() -> None:
     """And entropy, which is no probability, is not drawn as one."""
-    lines = reliability(made_up_trace(tokens=6000), [(4, "identity")])
+    lines = reliability(synthetic_trace(tokens=6000), [(4, "identity")])
     assert {line.router for line in lines} == {"mlp", "max_probability"}
     assert all(line.calibration_error < 0.05 for line in lines)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from calibrate.made_up import made_up_file
+from calibrate.synthetic_calibration import synthetic_file
 from tide_calibrate.report.terminal import certificate_line, predicted_line, recommendation_line
 
 from tide_export.calibration.calibration_file import CalibrationFile
@@ -13,7 +13,7 @@ PREDICTED = {"full": 0.98, "exact": 1.31, "exact:ngram": 1.1, "exact:router": 1.
 
 
 def file(recommended: str, predicted: dict[str, float], exits: bool = True) -> CalibrationFile:
-    made = made_up_file() if exits else made_up_file([])
+    made = synthetic_file() if exits else synthetic_file([])
     return replace(made, calibration=replace(made.calibration, recommended=recommended, predicted=predicted))
 
 
