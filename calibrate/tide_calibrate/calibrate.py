@@ -63,7 +63,7 @@ def calibrate(
     config, progress = config or CalibrationConfig(), progress or ExportProgress(quiet=True)
     out, also = Path(out), also or {}
     configs = [config, *(replace(config, max_disagreement=epsilon) for epsilon in also)]
-    given = load_costs(Path(costs)) if costs not in ("measure", "none") else None
+    cost_table = load_costs(Path(costs)) if costs not in ("measure", "none") else None
     work = out.with_name(f"{out.name}.work")
     with ExitStack() as stack:
         staged = (new_directory(path, force, "calibration", CALIBRATION_NAME) for path in [out, *map(Path, also.values())])
@@ -77,8 +77,8 @@ def calibrate(
         learned = learn(loaded, text, work, config, progress)
         if costs == "measure":
             with progress.phase("measure step costs"):
-                given = measure_model_costs(loaded, config.dtype, directories[0])
-        placed = _Placed.place(loaded, text.info(data, config.seed), learned, given, config, progress)
+                cost_table = measure_model_costs(loaded, config.dtype, directories[0])
+        placed = _Placed.place(loaded, text.info(data, config.seed), learned, cost_table, config, progress)
         files = [placed.certify_and_write(*pair, progress) for pair in zip(configs, directories, strict=True)]
     if not keep_capture:
         shutil.rmtree(work, ignore_errors=True)

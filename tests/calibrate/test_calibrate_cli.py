@@ -140,12 +140,12 @@ def test_a_calibration_holds_exits_for_the_exporter(calib: Path, model: Path) ->
     info = file.calibration
     assert info.recommended == "exact"
     assert info.predicted["exact"] > 1.02
-    assert info.exits and all(exit.checkpoint in (2, 3) for exit in info.exits)
+    assert info.exits and all(one.checkpoint in (2, 3) for one in info.exits)
     assert info.certificate is not None and info.certificate.measured < 0.3
     assert file.refusal == ""
     weights = read_exits(calib / EXITS_NAME)
-    assert set(weights.translators) == {exit.checkpoint for exit in info.exits if exit.head != "identity"}
-    assert set(weights.routers) == {exit.checkpoint for exit in info.exits if exit.asks_mlp}
+    assert set(weights.translators) == {one.checkpoint for one in info.exits if one.head != "identity"}
+    assert set(weights.routers) == {one.checkpoint for one in info.exits if one.asks_mlp}
 
 
 def test_every_head_is_measured_at_every_candidate(calib: Path) -> None:

@@ -101,9 +101,9 @@ def meaning(certificate: CertificateInfo) -> str:
     by_document = c.unit == "document"
     population = "of a document's tokens, on average over documents" if by_document else "of the tokens of text"
     assumption = (
-        "Documents are taken for independent, and how much they tell is estimated from their scatter: an approximation"
+        "Documents are assumed independent, and their effective size is estimated from the variance between them, an approximation"
         if by_document
-        else "Tokens are taken for independent, which those of one document are not"
+        else "Tokens are assumed independent, which those of one document are not"
     )
     return (
         f"With {c.confidence:.0%} confidence, the exit policy changes at most {c.max_disagreement:.2%} {population} like the "

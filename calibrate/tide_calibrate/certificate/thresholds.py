@@ -160,11 +160,11 @@ def _choice(
 
 
 def _refusal(counts: PolicyCounts, family: ThresholdFamily, member: int, epsilon: float, confidence: float, size: int) -> str:
-    """Why ``member`` cannot be used as thresholds; empty when it can."""
+    """Explain why ``member`` cannot be used as thresholds; empty when it can."""
     stopped, wrong = counts.exits.sum(0), counts.losses.sum(0)
     if not np.isfinite(family.thresholds).any() or (stopped[member] and wrong[member] > stopped[member] / 2):
         return (
-            "the layers never agree: at no checkpoint are the tokens that a router is surest of right more often than wrong; "
+            "the layers never agree: at no checkpoint do the tokens with the highest scores agree more often than not; "
             "use the policy full, or train exit heads on more text"
         )
     if stopped[member]:
@@ -181,7 +181,7 @@ def _refusal(counts: PolicyCounts, family: ThresholdFamily, member: int, epsilon
         )
     first = int(np.argmax(stopped > 0))
     return (
-        f"the surest exits are wrong too often: {stopped[first]} of {tokens} tokens stop at the safest thresholds and "
+        f"the most confident exits are wrong too often: {stopped[first]} of {tokens} tokens stop at the safest thresholds and "
         f"{wrong[first] / stopped[first]:.1%} of them differ; "
         f"use the policy full, or a larger --max-disagreement than {epsilon:.2%}"
     )

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from tide_runtime.backends.base import Backend, Step
 from tide_runtime.bundle.manifest import HEAD, Manifest
 
-TURNS = 8  # consecutive early stops
+CONSECUTIVE_STOPS = 8  # consecutive early stops
 # Passes until the processor's caches are in the state of continuous decoding; a slow model needs fewer than the maximum.
 MIN_WARM_UPS, MAX_WARM_UPS, WARM_UP_S = 2, 8, 0.03
 MIN_ROUNDS, QUANTILE = 5, 0.25
@@ -57,7 +57,7 @@ def measure_warm_shares(
 
 
 def _time_round(step: Step, num_cached_tokens: int, segments: Sequence[str], end: int, clock: Clock) -> list[float]:
-    """Seconds of the first ``end`` segments and the head: within a pass through all segments, then ``TURNS`` times alone."""
+    """Seconds of the first ``end`` segments and the head: within a pass through all segments, then ``CONSECUTIVE_STOPS`` times alone."""
 
     def timed(graphs: Sequence[str]) -> list[float]:
         step.place([num_cached_tokens])
@@ -70,10 +70,10 @@ def _time_round(step: Step, num_cached_tokens: int, segments: Sequence[str], end
     whole = [*segments, HEAD]
     warm_up(lambda: timed(whole), clock)
     cold = timed(whole)
-    return [sum(cold[:end]) + cold[-1], *(sum(timed([*segments[:end], HEAD])) for _ in range(TURNS))]
+    return [sum(cold[:end]) + cold[-1], *(sum(timed([*segments[:end], HEAD])) for _ in range(CONSECUTIVE_STOPS))]
 
 
 def _shares(seconds: NDArray[np.float64]) -> list[float]:
-    """Shares of seconds [rounds, 1 + TURNS], made non-increasing, because noise only adds time."""
+    """Shares of seconds [rounds, 1 + CONSECUTIVE_STOPS], made non-increasing, because noise only adds time."""
     cold, *turns = np.quantile(seconds, QUANTILE, axis=0)
     return [round(float(share), 3) for share in np.minimum.accumulate(np.minimum(np.array(turns) / cold, 1.0))]

@@ -129,9 +129,9 @@ class _TimedPolicy:
         self.name = policy.name
         self._policy, self._stopwatch = policy, stopwatch
 
-    def prefill(self, context: ExecutionContext, row: TokenSequence) -> int:
-        return self._policy.prefill(context, row)
+    def prefill(self, context: ExecutionContext, sequence: TokenSequence) -> int:
+        return self._policy.prefill(context, sequence)
 
-    def decode(self, context: ExecutionContext, rows: Sequence[TokenSequence]) -> list[list[int]]:
+    def decode(self, context: ExecutionContext, sequences: Sequence[TokenSequence]) -> list[list[int]]:
         self._stopwatch.begin()
-        return self._policy.decode(context, rows)
+        return self._policy.decode(context, sequences)

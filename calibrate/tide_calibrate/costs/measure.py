@@ -134,7 +134,7 @@ def check_depths(manifest: Manifest) -> None:
     if len(depths) < 2:
         advice = ",".join(str(cut) for cut in measuring_checkpoints(manifest.model.num_layers))
         raise CalibrationError(
-            f"all segments of the bundle have {min(depths)} layers, so a launch's time cannot be told from a layer's; "
+            f"all segments of the bundle have {min(depths)} layers, so the times of a launch and a layer cannot be separated; "
             f"measure on a bundle with segments of different depth, for example tide-export --checkpoints {advice}"
         )
 

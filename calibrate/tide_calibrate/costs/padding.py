@@ -65,7 +65,7 @@ def fit_ragged(steps: Sequence[StepCost], pass_ms: Mapping[Counts, NDArray[np.fl
 
 
 def _interpolate(pass_ms: Mapping[Counts, NDArray[np.float64]], counts: Counts, low: int, high: int) -> float:
-    """Where the time of ``counts`` lies between even batches of ``low`` (0) and of ``high`` (1) tokens per sequence.
+    """Position of the time of ``counts`` between those of even batches of ``low`` (0) and ``high`` (1) tokens per sequence.
 
     The shapes are compared round by round, because a temporary slowdown affects all shapes of a round. The variance is several
     times lower than with quartiles of each shape's own times.

@@ -109,10 +109,10 @@ def gate_exits(trace: SplitTrace, costs: CostTable, exits: Sequence[ExitInfo], d
 
     Prompt-lookup drafts are excluded: greedy output repeats itself more than most generated text, so their gain is overestimated.
     """
-    alone = simulate_exact(trace, exits, costs, draft_limit).speedup
-    if alone >= GATE:
+    speedup = simulate_exact(trace, exits, costs, draft_limit).speedup
+    if speedup >= GATE:
         return predict(trace, costs, exits, draft_limit)
-    reason = f"the drafts of the best exits found are predicted to make exact {alone:.2f}x, and under {GATE:.2f}x no cut pays"
+    reason = f"the drafts of the best exits found are predicted to make exact {speedup:.2f}x, and under {GATE:.2f}x no cut pays"
     return replace(predict(trace, costs, [], 0), reason=reason)
 
 
@@ -166,7 +166,7 @@ class _Search:
     max_disagreement: float
 
     def oracle_pays(self) -> bool:
-        """Whether any exit with an oracle router reaches the gate, when drafting costs only the prefix and the head."""
+        """Return whether any exit with an oracle router reaches the gate, if drafting costs only the prefix and the head."""
         times, layers = StepTimes(self.costs, 1), self.trace.num_layers
         for (checkpoint, _), traced in self.trace.exits.items():
             deep = 1 - float(traced.agrees.mean())

@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from calibrate.cost_model import table
-from tide_calibrate.costs.cache_warmth import TURNS, measure_warm_shares
+from tide_calibrate.costs.cache_warmth import CONSECUTIVE_STOPS, measure_warm_shares
 from tide_calibrate.costs.fit import fit_steps
 from tide_calibrate.costs.host_overhead import HostTimes
 from tide_calibrate.costs.measure import check_depths, measuring_checkpoints, time_graphs, undisturbed, unsplit_ms
@@ -229,8 +229,8 @@ def test_small_prefixes_are_measured_with_warm_caches():
     backend = CachingBackend(cut)
     shares = measure_warm_shares(backend, cut, rounds=5, clock=lambda: backend.now)
     assert list(shares) == ["1", "3", "10"]
-    assert all(len(shares[depth]) == TURNS for depth in shares)
-    assert shares["3"] == pytest.approx([1.0, *[0.5] * (TURNS - 1)], abs=0.02)
+    assert all(len(shares[depth]) == CONSECUTIVE_STOPS for depth in shares)
+    assert shares["3"] == pytest.approx([1.0, *[0.5] * (CONSECUTIVE_STOPS - 1)], abs=0.02)
     assert shares["10"][-1] > 0.9
     times = StepTimes(replace(table(), warm_shares={"3": [1.0, 0.5], "10": [1.0, 0.9]}), 4)
     assert times.warm_shares(3, 12) == pytest.approx([1.0, 0.5])
