@@ -41,6 +41,43 @@ class TrainedExit:
     router: MlpRouter
 
 
+@dataclass(frozen=True)
+class Learned:
+    """Trained exits and their traces.
+
+    Args:
+        test: trace of the test text.
+        own_threshold, own_test: traces of the model's greedy continuations of prompts from the threshold and the test split.
+    """
+
+    model: FrozenModel
+    capture: Capture
+    exits: dict[Exit, TrainedExit]
+    test: SplitTrace
+    own_threshold: SplitTrace
+    own_test: SplitTrace
+
+
+def learn(loaded: LoadedModel, text: SplitText, work: Path, config: CalibrationConfig, progress: ExportProgress) -> Learned:
+    """Capture states of ``text`` in the folder ``work``, then train and trace every exit that ``config`` lists."""
+    model = FrozenModel(loaded.model)
+    exits = exits_to_train(candidate_layers(config.candidates, model.num_layers), config.head_kinds, model.num_layers)
+    layers = captured_layers(exits, model.num_layers)
+    run = partial(capture, hidden_dtype="bfloat16" if config.dtype == "bf16" else "float16", progress=progress)
+    with progress.phase(f"capture {text.windows.total_tokens:,} tokens"):
+        captured = run(loaded, text.windows, text.split, layers, work / "text")
+    with progress.phase(f"generate continuations of {config.prompts} prompts"):
+        own, prompt_lengths = continue_prompts(loaded.model, text.windows, text.split, config.prompts, config.new_tokens)
+        own_captured = run(loaded, own, text.split, layers, work / "continuations")
+    with progress.phase(f"train {len(exits)} exits"):
+        trained = train_exits(model, captured, exits, config, progress)
+    with progress.phase("trace the exits"):
+        test = trace_exits(model, captured, "test", trained, _TEST_WINDOWS)
+        own_traces = [trace_exits(model, own_captured, split, trained) for split in ("threshold", "test")]
+    own_threshold, own_test = (generated_tokens(trace, own, prompt_lengths) for trace in own_traces)
+    return Learned(model, captured, trained, test, own_threshold, own_test)
+
+
 def exits_to_train(candidates: Sequence[int], kinds: Sequence[str], num_layers: int) -> list[Exit]:
     """Every head at every candidate where it skips at least one layer.
 
@@ -78,6 +115,29 @@ def train_exits(
     return {key: TrainedExit(heads[key], router) for key, router in zip(exits, routers, strict=True)}
 
 
+def trace_exits(
+    model: FrozenModel,
+    capture: Capture,
+    split: SplitName,
+    exits: Mapping[Exit, TrainedExit],
+    max_windows: int | None = None,
+) -> SplitTrace:
+    """Evaluate ``exits`` on the tokens of ``split``, on at most ``max_windows`` windows; one parallel job per checkpoint."""
+    checkpoints = sorted({layer for layer, _ in exits})
+    groups = [{key: trained for key, trained in exits.items() if key[0] == layer} for layer in checkpoints]
+    lm_head = model.lm_head  # built before the jobs start, which share it
+
+    def job(group: Mapping[Exit, TrainedExit], check: Check) -> SplitTrace:
+        check()
+        heads = {key: trained.head for key, trained in group.items()}
+        routers = {key: (*TRAINING_FREE, trained.router) for key, trained in group.items()}
+        return trace_split(capture, split, lm_head, heads, routers, max_windows)
+
+    parts = list(in_parallel([partial(job, group) for group in groups]))
+    traced = {key: trace for part in parts for key, trace in part.exits.items()}
+    return replace(parts[0], exits={key: traced[key] for key in exits})
+
+
 def _train_chain(heads: Sequence[ExitHead], capture: Capture, seed: int, check: Check) -> str:
     """Train heads of one kind, deepest first, each initialized with the weights of its deeper neighbour.
 
@@ -102,63 +162,3 @@ def _train_chain(heads: Sequence[ExitHead], capture: Capture, seed: int, check: 
 def _train_router(head: ExitHead, capture: Capture, training: RouterTraining, check: Check) -> MlpRouter:
     check()
     return train_router(head, capture, training)
-
-
-def trace_exits(
-    model: FrozenModel,
-    capture: Capture,
-    split: SplitName,
-    exits: Mapping[Exit, TrainedExit],
-    max_windows: int | None = None,
-) -> SplitTrace:
-    """Evaluate ``exits`` on the tokens of ``split``, on at most ``max_windows`` windows; one parallel job per checkpoint."""
-    checkpoints = sorted({layer for layer, _ in exits})
-    groups = [{key: trained for key, trained in exits.items() if key[0] == layer} for layer in checkpoints]
-    lm_head = model.lm_head  # built before the jobs start, which share it
-
-    def job(group: Mapping[Exit, TrainedExit], check: Check) -> SplitTrace:
-        check()
-        heads = {key: trained.head for key, trained in group.items()}
-        routers = {key: (*TRAINING_FREE, trained.router) for key, trained in group.items()}
-        return trace_split(capture, split, lm_head, heads, routers, max_windows)
-
-    parts = list(in_parallel([partial(job, group) for group in groups]))
-    traced = {key: trace for part in parts for key, trace in part.exits.items()}
-    return replace(parts[0], exits={key: traced[key] for key in exits})
-
-
-@dataclass(frozen=True)
-class Learned:
-    """Trained exits and their traces.
-
-    Args:
-        test: trace of the test text.
-        own_threshold, own_test: traces of the model's greedy continuations of prompts from the threshold and the test split.
-    """
-
-    model: FrozenModel
-    capture: Capture
-    exits: dict[Exit, TrainedExit]
-    test: SplitTrace
-    own_threshold: SplitTrace
-    own_test: SplitTrace
-
-
-def learn(loaded: LoadedModel, text: SplitText, work: Path, config: CalibrationConfig, progress: ExportProgress) -> Learned:
-    """Capture states of ``text`` in the folder ``work``, then train and trace every exit that ``config`` lists."""
-    model = FrozenModel(loaded.model)
-    exits = exits_to_train(candidate_layers(config.candidates, model.num_layers), config.head_kinds, model.num_layers)
-    layers = captured_layers(exits, model.num_layers)
-    run = partial(capture, hidden_dtype="bfloat16" if config.dtype == "bf16" else "float16", progress=progress)
-    with progress.phase(f"capture {text.windows.total_tokens:,} tokens"):
-        captured = run(loaded, text.windows, text.split, layers, work / "text")
-    with progress.phase(f"generate continuations of {config.prompts} prompts"):
-        own, prompt_lengths = continue_prompts(loaded.model, text.windows, text.split, config.prompts, config.new_tokens)
-        own_captured = run(loaded, own, text.split, layers, work / "continuations")
-    with progress.phase(f"train {len(exits)} exits"):
-        trained = train_exits(model, captured, exits, config, progress)
-    with progress.phase("trace the exits"):
-        test = trace_exits(model, captured, "test", trained, _TEST_WINDOWS)
-        own_traces = [trace_exits(model, own_captured, split, trained) for split in ("threshold", "test")]
-    own_threshold, own_test = (generated_tokens(trace, own, prompt_lengths) for trace in own_traces)
-    return Learned(model, captured, trained, test, own_threshold, own_test)

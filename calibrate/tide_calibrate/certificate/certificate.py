@@ -101,7 +101,7 @@ def meaning(certificate: CertificateInfo) -> str:
     by_document = c.unit == "document"
     population = "of a document's tokens, on average over documents" if by_document else "of the tokens of text"
     assumption = (
-        "Documents are assumed independent, and their effective size is estimated from the variance between them, an approximation"
+        "Documents are assumed independent, and their effective size is estimated from the variance between them (approximately)"
         if by_document
         else "Tokens are assumed independent, which those of one document are not"
     )

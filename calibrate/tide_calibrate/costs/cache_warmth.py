@@ -57,7 +57,7 @@ def measure_warm_shares(
 
 
 def _time_round(step: Step, num_cached_tokens: int, segments: Sequence[str], end: int, clock: Clock) -> list[float]:
-    """Seconds of the first ``end`` segments and the head: within a pass through all segments, then ``CONSECUTIVE_STOPS`` times alone."""
+    """Seconds of the first ``end`` segments and the head: within a full pass, then ``CONSECUTIVE_STOPS`` times alone."""
 
     def timed(graphs: Sequence[str]) -> list[float]:
         step.place([num_cached_tokens])

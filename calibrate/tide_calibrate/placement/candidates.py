@@ -65,6 +65,21 @@ def score_thresholds(scores: NDArray[np.float32], shares: Iterable[float]) -> li
     return sorted({0.0, *(round(min(max(value, 0.0), 1.0), 3) for value in found)})
 
 
+def exit_speedup(trace: SplitTrace, exits: Sequence[ExitInfo], costs: CostTable, max_disagreement: float) -> float:
+    """Speedup of policy ``exit`` with the boldest thresholds that change at most ``max_disagreement`` of the tokens of ``trace``.
+
+    Returns 1 when no thresholds satisfy that.
+    """
+    family = fit_family(trace, [ExitRule.from_info(info) for info in exits])
+    counts = policy_counts(trace, family.exits, family.thresholds, np.zeros(len(trace.window), np.intp))
+    allowed = np.flatnonzero(counts.rates()[0] <= max_disagreement)
+    thresholds = family.thresholds[allowed[-1]] if len(allowed) else np.full(len(exits), np.inf)
+    if not np.isfinite(thresholds).any():
+        return 1.0
+    with_thresholds = [replace(info, exit_threshold=min(float(t), 1.0)) for info, t in zip(exits, thresholds, strict=True)]
+    return simulate_exit(trace, with_thresholds, costs).speedup
+
+
 def _kinds(router: str) -> tuple[str, ...]:
     return ROUTERS if router == "auto" else (router,)
 
@@ -84,18 +99,3 @@ def _option(trace: SplitTrace, info: ExitInfo, times: StepTimes) -> ExitOption:
     decisions = decide(trace, info, info.exact_threshold)
     head = head_ms(info, times)
     return ExitOption(decisions, times.asking + router_ms(info, times) + float(decisions.asks_head.mean()) * head)
-
-
-def exit_speedup(trace: SplitTrace, exits: Sequence[ExitInfo], costs: CostTable, max_disagreement: float) -> float:
-    """Speedup of policy ``exit`` with the boldest thresholds that change at most ``max_disagreement`` of the tokens of ``trace``.
-
-    Returns 1 when no thresholds satisfy that.
-    """
-    family = fit_family(trace, [ExitRule.from_info(info) for info in exits])
-    counts = policy_counts(trace, family.exits, family.thresholds, np.zeros(len(trace.window), np.intp))
-    allowed = np.flatnonzero(counts.rates()[0] <= max_disagreement)
-    thresholds = family.thresholds[allowed[-1]] if len(allowed) else np.full(len(exits), np.inf)
-    if not np.isfinite(thresholds).any():
-        return 1.0
-    with_thresholds = [replace(info, exit_threshold=min(float(t), 1.0)) for info, t in zip(exits, thresholds, strict=True)]
-    return simulate_exit(trace, with_thresholds, costs).speedup

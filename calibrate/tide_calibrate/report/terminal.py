@@ -24,15 +24,6 @@ def print_summary(file: CalibrationFile, console: Console) -> None:
     console.print(recommendation_line(file))
 
 
-def _table(title: str, columns: list[str], rows: list[list[str]]) -> Table:
-    table = Table(title=title, title_justify="left", title_style="bold")
-    for name in columns:
-        table.add_column(name, justify="right")
-    for row in rows:
-        table.add_row(*row)
-    return table
-
-
 def recommendation_line(file: CalibrationFile) -> str:
     """Recommend a policy, with the reason."""
     calibration, predicted = file.calibration, file.calibration.predicted
@@ -84,3 +75,12 @@ def _exit_row(info: ExitInfo, file: CalibrationFile, with_mlp: bool) -> dict[str
     if with_mlp:
         row["MLP threshold"] = "–" if info.mlp_threshold is None else f"{info.mlp_threshold:.3f}"
     return row
+
+
+def _table(title: str, columns: list[str], rows: list[list[str]]) -> Table:
+    table = Table(title=title, title_justify="left", title_style="bold")
+    for name in columns:
+        table.add_column(name, justify="right")
+    for row in rows:
+        table.add_row(*row)
+    return table
