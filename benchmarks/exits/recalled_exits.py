@@ -20,8 +20,8 @@ from tide_calibrate.simulation.exact import Drafter, simulate_exact
 from tide_calibrate.simulation.exit import simulate_exit, simulate_full
 from tide_calibrate.text.documents import SPLITS, Windows, read_text
 from tide_calibrate.traces.continuations import continue_prompts, generated_tokens
-from tide_calibrate.traces.trace import SplitTrace
-from tide_calibrate.train import Exit, TrainedExit, captured_layers, trace_exits
+from tide_calibrate.traces.trace import Exit, SplitTrace
+from tide_calibrate.train import TrainedExit, captured_layers, trace_exits
 from tide_runtime.errors import CalibrationError
 from torch import nn
 

@@ -1,1 +1,1 @@
-"""Teach a frozen model where its tokens may stop: exit heads, routers, thresholds with a certificate, and what they gain."""
+"""Calibration of early exits on a frozen model: exit heads, routers, certified thresholds, and predicted speedups."""

@@ -19,7 +19,7 @@ from tide_calibrate.costs.nominal import nominal_costs
 from tide_calibrate.costs.table_file import load_costs, save_costs
 from tide_calibrate.costs.temporary_bundle import measure_model_costs
 from tide_calibrate.exits_file import write_exits
-from tide_calibrate.placement.search import Placement, choose_exits, only_if_they_pay, predict
+from tide_calibrate.placement.search import Placement, choose_exits, gate_exits, predict
 from tide_calibrate.report.data import collect
 from tide_calibrate.report.draw import REPORT_NAME, draw_report
 from tide_calibrate.text.documents import read_text
@@ -32,7 +32,7 @@ from tide_export.progress import ExportProgress
 
 COSTS_NAME = "costs.json"
 _TOOLS = ("tide-llm", "torch", "transformers", "numpy", "safetensors", "matplotlib")
-_TRAIN_WINDOWS = 96  # for the order of thresholds
+_TRAIN_WINDOWS = 96  # windows of the train split that fix the order in which thresholds are tested
 
 
 def calibrate(
@@ -49,21 +49,21 @@ def calibrate(
     force: bool = False,
     progress: ExportProgress | None = None,
 ) -> CalibrationFile:
-    """Calibrate the model in directory or hub id ``source`` on the text in ``data``; writes the directory ``out``.
+    """Calibrate the model in directory or hub id ``source`` on the text in ``data`` and write the directory ``out``.
 
     Args:
-        also: further ε → directory: calibrations that differ in nothing but their certified thresholds.
+        also: further ε → directory; these calibrations differ only in their certified thresholds.
         costs: ``measure`` on this machine, ``none``, or a file that an earlier calibration wrote.
-        keep_capture: leave ``<out>.work``, the captured states. An interrupted run leaves it too; the next one with the same
-            model, text and candidates goes on from there.
+        keep_capture: keep ``<out>.work``, the captured states. An interrupted run keeps it too, and the next run with the same
+            model, text and candidates resumes from it.
         force: replace an existing calibration, and capture anew.
 
-    Raises a child of TideError when model, text, costs or options cannot be used, or ``out`` exists; ``out`` is then as it was.
+    Raises a child of TideError when model, text, costs or options cannot be used, or ``out`` exists; ``out`` is then unchanged.
     """
     config, progress = config or CalibrationConfig(), progress or ExportProgress(quiet=True)
     out, also = Path(out), also or {}
     configs = [config, *(replace(config, max_disagreement=epsilon) for epsilon in also)]
-    given = load_costs(Path(costs)) if costs not in ("measure", "none") else None
+    cost_table = load_costs(Path(costs)) if costs not in ("measure", "none") else None
     work = out.with_name(f"{out.name}.work")
     with ExitStack() as stack:
         staged = (new_directory(path, force, "calibration", CALIBRATION_NAME) for path in [out, *map(Path, also.values())])
@@ -76,9 +76,9 @@ def calibrate(
             text = read_text(data, loaded, config, progress.note)
         learned = learn(loaded, text, work, config, progress)
         if costs == "measure":
-            with progress.phase("measure what steps cost"):
-                given = measure_model_costs(loaded, config.dtype, directories[0])
-        placed = _Placed.place(loaded, text.info(data, config.seed), learned, given, config, progress)
+            with progress.phase("measure step costs"):
+                cost_table = measure_model_costs(loaded, config.dtype, directories[0])
+        placed = _Placed.place(loaded, text.info(data, config.seed), learned, cost_table, config, progress)
         files = [placed.certify_and_write(*pair, progress) for pair in zip(configs, directories, strict=True)]
     if not keep_capture:
         shutil.rmtree(work, ignore_errors=True)
@@ -87,7 +87,11 @@ def calibrate(
 
 @dataclass(frozen=True)
 class _Placed:
-    """Exits chosen, thresholds of ``exit`` not yet. ``costs``: None where they were not measured but ``assumed``."""
+    """The chosen exits, before the thresholds of policy ``exit`` are certified.
+
+    Args:
+        costs: the measured cost table; None when nothing was measured and ``assumed`` is nominal.
+    """
 
     loaded: LoadedModel
     data: DataInfo
@@ -105,19 +109,19 @@ class _Placed:
         config: CalibrationConfig,
         progress: ExportProgress,
     ) -> _Placed:
-        """Exits that pay on the text they are chosen on, and on text they are not."""
+        """Choose exits on one split and keep them only if they also pay on the other split."""
         assumed = costs or nominal_costs(loaded.model)
         with progress.phase("place the exits"):
             chosen = choose_exits(learned.own_threshold, assumed, config.router, max_disagreement=config.max_disagreement)
             if chosen.exits:
-                chosen = only_if_they_pay(learned.own_test, assumed, chosen.exits, chosen.draft_limit)
+                chosen = gate_exits(learned.own_test, assumed, chosen.exits, chosen.draft_limit)
         return _Placed(loaded, data, learned, costs, assumed, chosen)
 
     def certify_and_write(self, config: CalibrationConfig, directory: Path, progress: ExportProgress) -> CalibrationFile:
         date, learned = _now(), self.learned
         with progress.phase(f"certify thresholds for {config.max_disagreement:.2%}"):
             certified = _certify(learned, self.placement, config, self.data.sha256["threshold"], date)
-            # On both: the speed of texts differs so much that few of them say little, and their choice of exits moves it less.
+            # Predict on both splits: speed varies more between documents than choosing exits on one of the splits biases it.
             own = learned.own_threshold.joined(learned.own_test)
             predicted = predict(own, self.assumed, certified.exits, self.placement.draft_limit)
         file = CalibrationFile(
@@ -147,8 +151,8 @@ def _certify(learned: Learned, placed: Placement, config: CalibrationConfig, dat
 
 
 def _info(certified: CertifiedExits, predicted: Placement, costs: CostTable | None) -> CalibrationInfo:
-    """Without measured costs no gain is known, so none is predicted or recommended."""
-    exit = predicted.simulations.get("exit")
+    """Predict and recommend a gain only if costs were measured."""
+    exit_policy = predicted.simulations.get("exit")
     return CalibrationInfo(
         exits=certified.exits,
         draft_limit=predicted.draft_limit,
@@ -156,14 +160,14 @@ def _info(certified: CertifiedExits, predicted: Placement, costs: CostTable | No
         predicted={name: round(gain, 4) for name, gain in predicted.predicted.items()} if costs is not None else {},
         certificate=certified.certificate,
         costs=costs,
-        exit_depths={str(layers): round(share, 4) for layers, share in exit.stops.items()} if exit is not None else {},
+        exit_depths={str(layers): round(share, 4) for layers, share in exit_policy.stops.items()} if exit_policy else {},
     )
 
 
 def _write(file: CalibrationFile, learned: Learned, certified: CertifiedExits, directory: Path) -> None:
     chosen = {info.checkpoint: (info, learned.exits[info.checkpoint, info.head]) for info in certified.exits}
-    heads = {layer: one.head for layer, (_, one) in chosen.items()}
-    routers = {layer: one.router for layer, (info, one) in chosen.items() if info.asks_mlp}
+    heads = {layer: trained.head for layer, (_, trained) in chosen.items()}
+    routers = {layer: trained.router for layer, (info, trained) in chosen.items() if info.asks_mlp}
     write_exits(directory / EXITS_NAME, heads, routers)
     file.write(directory)
     if file.calibration.costs is not None:
@@ -176,7 +180,7 @@ def _write(file: CalibrationFile, learned: Learned, certified: CertifiedExits, d
 
 
 def _now() -> str:
-    """The time, or the one that reproducible builds set (https://reproducible-builds.org/specs/source-date-epoch)."""
+    """Current time, or SOURCE_DATE_EPOCH when set (https://reproducible-builds.org/specs/source-date-epoch)."""
     epoch = os.environ.get("SOURCE_DATE_EPOCH")
     moment = datetime.fromtimestamp(int(epoch), UTC) if epoch is not None else datetime.now(UTC)
     return moment.isoformat(timespec="seconds")

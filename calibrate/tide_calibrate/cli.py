@@ -1,4 +1,4 @@
-"""``tide-calibrate``: teach a model where its tokens may stop; ``tide-calibrate report``: draw its report again."""
+"""Command line: ``tide-calibrate MODEL`` calibrates early exits, ``tide-calibrate report DIR`` draws the report again."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tide_export.progress import ExportProgress, peak_memory_bytes
 
 
 class _CalibrateByDefault(TyperGroup):
-    """``tide-calibrate MODEL …`` is ``tide-calibrate calibrate MODEL …``: the command is only named for anything else."""
+    """Run the command ``calibrate`` when the first argument names no command."""
 
     def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]
         return super().parse_args(ctx, args if args and args[0] in self.commands else ["calibrate", *args])
@@ -34,7 +34,7 @@ def calibrate(
     data: Annotated[
         str,
         typer.Option(
-            help="Text like what the model will meet: a text or .jsonl file, a directory, or a data set id name[:config][:split]."
+            help="Text like the text to be generated: a text or .jsonl file, a directory, or a data set id name[:config][:split]."
         ),
     ],
     out: Annotated[Path, typer.Option(help="The calibration's directory; it must not exist yet, unless --force.")],
@@ -46,29 +46,27 @@ def calibrate(
         str, typer.Option(help="Where tokens may stop, in layers run: 4,8,12 or every:2 or auto (the first two thirds).")
     ] = _DEFAULTS.candidates,
     router: Annotated[
-        str, typer.Option(help="Who decides that a token stops: mlp, max_probability, mlp+max_probability, or auto.")
+        str, typer.Option(help="Score that decides whether a token stops: mlp, max_probability, mlp+max_probability, or auto.")
     ] = _DEFAULTS.router,
     label: Annotated[
-        str, typer.Option(help="What a router learns: agreement (same likeliest token) or cosine (state near the final one).")
+        str, typer.Option(help="Label of router training: agreement (same likeliest token) or cosine (state near the final one).")
     ] = _DEFAULTS.label,
     max_disagreement: Annotated[
         float, typer.Option(help="Share of tokens at which policy exit may differ from the full model.")
     ] = _DEFAULTS.max_disagreement,
-    confidence: Annotated[float, typer.Option(help="How sure the certificate of that share is.")] = _DEFAULTS.confidence,
+    confidence: Annotated[float, typer.Option(help="Confidence of the certificate of that share.")] = _DEFAULTS.confidence,
     costs: Annotated[
         str,
-        typer.Option(help="What steps cost: measure (on this machine), none, or a costs.json that an earlier calibration wrote."),
+        typer.Option(help="Step costs: measure (on this machine), none, or a costs.json that an earlier calibration wrote."),
     ] = "measure",
-    window: Annotated[int, typer.Option(help="Tokens the model sees at once.")] = _DEFAULTS.window,
+    window: Annotated[int, typer.Option(help="Tokens per window of text.")] = _DEFAULTS.window,
     max_windows: Annotated[int, typer.Option(help="Windows of text used at most.")] = _DEFAULTS.max_windows,
     rank: Annotated[int, typer.Option(help="Rank of the translators, at most 128.")] = _DEFAULTS.rank,
     prompts: Annotated[
-        int, typer.Option(help="Held-out prompts that the model continues, to predict speed on what it writes itself.")
+        int, typer.Option(help="Held-out prompts that the model continues; speed is predicted on these continuations.")
     ] = _DEFAULTS.prompts,
     new_tokens: Annotated[int, typer.Option(help="Tokens of each continuation.")] = _DEFAULTS.new_tokens,
-    seed: Annotated[int, typer.Option(help="Of everything random: the same seed, data and costs give the same bytes.")] = (
-        _DEFAULTS.seed
-    ),
+    seed: Annotated[int, typer.Option(help="Random seed; the same seed, data and costs give the same bytes.")] = (_DEFAULTS.seed),
     dtype: Annotated[str, typer.Option(help="Precision the model runs in; export it in the same.")] = _DEFAULTS.dtype,
     revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of a hub model.")] = None,
     trust_remote_code: Annotated[
@@ -81,12 +79,12 @@ def calibrate(
         bool, typer.Option("--force", help="Replace an existing calibration; the old one stays until the new one is whole.")
     ] = False,
 ) -> None:
-    """Teach a frozen model where its tokens may stop, certify how wrong that can be, and predict what it gains.
+    """Train early exits for a frozen model, certify their disagreement with it, and predict the speedup.
 
     Example: `tide-calibrate ./my-model --data texts/ --out calib/`, then
     `tide-export ./my-model --calibration calib/ --out engine/`.
 
-    The model's weights stay as they are. An interrupted run goes on where it stopped when it is started again. Open
+    The model's weights do not change. An interrupted run resumes when the same command is run again. Open
     `calib/report/index.html` for the charts; `tide-calibrate report calib/` draws them again.
     """
     progress = ExportProgress(Console(stderr=True))

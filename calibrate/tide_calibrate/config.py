@@ -1,4 +1,4 @@
-"""What a calibration is asked to do; the command line takes its defaults from here."""
+"""Options of a calibration; the command line takes its defaults from here."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ AUTO_HEADS = ("identity", "linear", "tail:1", "tail:2")
 ROUTERS = ("auto", "mlp", "max_probability", "mlp+max_probability")
 LABELS = ("agreement", "cosine")
 MAX_AUTO_CANDIDATES = 8
-_LONGEST_WINDOW, _MOST_WINDOWS = 1 << 17, 10_000_000
+_MAX_WINDOW, _MAX_WINDOWS = 1 << 17, 10_000_000
 
 
 @dataclass(frozen=True)
@@ -22,18 +22,18 @@ class CalibrationConfig:
     Args:
         heads: exit heads to train: ``auto`` (identity, linear, tail:1, tail:2) or a list such as ``linear,tail:2,block:1``.
         candidates: layers after which a token may stop, as layers run: ``"4,8,12"``, ``"every:2"`` or ``"auto"``.
-        router: who decides that a token stops: ``auto`` lets the cost model choose among the others.
-        label: what a router learns: ``agreement`` (the exit's likeliest token is the full model's) or ``cosine`` (of the
-            state to the final one is above 0.98).
+        router: the score that decides whether a token stops; ``auto`` chooses the kind by the cost model.
+        label: what a router is trained to predict: ``agreement`` (the exit's likeliest token is the full model's) or ``cosine``
+            (the cosine similarity of the state and the final state is above 0.98).
         max_disagreement: ε, the share of tokens at which policy ``exit`` may differ from the full model.
-        confidence: 1 - δ, how sure the certificate of ε is.
-        window: tokens that the model sees at once.
-        max_windows: windows of text used at most, all splits together.
-        rank: of the translators; at most the hidden size is used.
-        prompts: held-out prompts that the model continues, for the predictions of speed; half of them for choosing exits.
-        new_tokens: tokens of each continuation.
-        seed: of everything random.
-        dtype: precision in which the model is run, fp32, fp16 or bf16.
+        confidence: 1 - δ, the confidence of the certificate.
+        window: tokens per window of text.
+        max_windows: maximum number of windows, all splits together.
+        rank: rank of the translators; at most the hidden size is used.
+        prompts: held-out prompts that the model continues, to predict speed; half of them are used to choose exits.
+        new_tokens: tokens per continuation.
+        seed: random seed of splits, windows and training.
+        dtype: precision of the model, fp32, fp16 or bf16.
     """
 
     heads: str = "auto"
@@ -56,7 +56,7 @@ class CalibrationConfig:
             value = getattr(self, name)
             if not least < value < 1:
                 raise ParamsError(f"{name} is {value}; set it between {least} and 1, such as {getattr(type(self), name)}")
-        bounds = {"window": (16, _LONGEST_WINDOW), "max_windows": (16, _MOST_WINDOWS), "rank": (1, 128)}
+        bounds = {"window": (16, _MAX_WINDOW), "max_windows": (16, _MAX_WINDOWS), "rank": (1, 128)}
         bounds |= {"prompts": (2, 4096), "new_tokens": (8, 4096), "seed": (0, 2**32 - 1)}
         for name, (least, most) in bounds.items():
             if not least <= getattr(self, name) <= most:
@@ -76,22 +76,22 @@ class CalibrationConfig:
 
     @property
     def head_kinds(self) -> tuple[str, ...]:
-        """The heads to train, in order, each once."""
+        """Kinds of heads to train, in order and without duplicates."""
         return AUTO_HEADS if self.heads == "auto" else tuple(dict.fromkeys(self.heads.split(",")))
 
 
 def require_positive(options: object, *names: str) -> None:
-    """Raise ParamsError, naming it, for the first of these attributes that is not above 0."""
+    """Raise ParamsError that names the first of these attributes that is not above 0."""
     for name in names:
         if not getattr(options, name) > 0:
             raise ParamsError(f"{name} must be above 0, got {getattr(options, name)}")
 
 
 def candidate_layers(spec: str, num_layers: int) -> list[int]:
-    """Layers run before each candidate exit, rising, from 1 to num_layers - 1: the last layer is never a checkpoint.
+    """Layers run before each candidate exit, ascending, from 1 to num_layers - 1 (an exit after the last layer saves nothing).
 
-    ``auto`` is every layer of the first two thirds, evenly thinned to 8. Raises ParamsError for layers that do not exist,
-    or a model too shallow to exit from.
+    ``auto`` takes up to 8 layers, evenly spaced over the first two thirds. Raises ParamsError for layers that do not exist,
+    or a model too shallow for an exit.
     """
     deepest = num_layers * 2 // 3 if spec == "auto" else num_layers - 1
     if deepest < 1:
@@ -99,7 +99,7 @@ def candidate_layers(spec: str, num_layers: int) -> list[int]:
     if spec == "auto":
         count = min(deepest, MAX_AUTO_CANDIDATES)
         return [round((i + 1) * deepest / count) for i in range(count)]
-    layers = list(range(int(spec[6:]), num_layers, int(spec[6:]))) if spec.startswith("every:") else _listed(spec)
+    layers = list(range(int(spec[6:]), num_layers, int(spec[6:]))) if spec.startswith("every:") else _parse_list(spec)
     if not layers or layers[0] < 1 or layers[-1] > deepest:
         raise ParamsError(
             f"candidates {spec} do not fit a model of {num_layers} layers; give rising numbers from 1 to {deepest} "
@@ -108,7 +108,7 @@ def candidate_layers(spec: str, num_layers: int) -> list[int]:
     return layers
 
 
-def _listed(spec: str) -> list[int]:
+def _parse_list(spec: str) -> list[int]:
     layers = [int(part) for part in spec.split(",")]
     if sorted(set(layers)) != layers:
         raise ParamsError(f"candidates is {spec}; give rising numbers, each once")

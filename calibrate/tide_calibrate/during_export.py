@@ -1,4 +1,4 @@
-"""``tide-export --data``: calibrates the model first. tide_export finds this by its entry point, ``tide_export.calibrate``."""
+"""Calibration as the first step of ``tide-export --data``; tide_export finds it by the entry point ``tide_export.calibrate``."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def calibrated(
 ) -> Iterator[ExitCalibration]:
     """Calibrate the model in ``source`` on the text in ``data``, with default options, in a temporary folder beside ``bundle``.
 
-    The folder vanishes with the context. When what follows fails or is interrupted, the calibration, which took minutes, is kept
-    as ``<bundle>.calibration`` and the progress says so. Raises whatever `calibrate` raises.
+    The folder is deleted when the context ends. If the body fails or is interrupted, the calibration, which took minutes, is
+    kept as ``<bundle>.calibration`` and the progress reports its path. Raises what `calibrate` raises.
     """
     with tempfile.TemporaryDirectory(prefix=".calibration.", dir=bundle.parent) as folder:
         out = Path(folder) / "calibration"
@@ -34,6 +34,6 @@ def calibrated(
 
 
 def _free_name(bundle: Path) -> Path:
-    """``<bundle>.calibration``, with a number where there is one already."""
+    """The path ``<bundle>.calibration``, with a number appended if it exists."""
     names = itertools.chain([""], (f"-{number}" for number in itertools.count(2)))
     return next(path for name in names if not (path := bundle.with_name(f"{bundle.name}.calibration{name}")).exists())

@@ -18,14 +18,14 @@ def write_exits(path: Path, heads: Mapping[int, ExitHead], routers: Mapping[int,
     tensors: Arrays = {}
     for checkpoint, head in heads.items():
         if head.translator is not None:
-            tensors |= _named(f"translator.{checkpoint}", head.translator)
+            tensors |= _prefixed_tensors(f"translator.{checkpoint}", head.translator)
         if isinstance(head, BlockHead):
             for index, layer in enumerate(head.layers):
-                tensors |= _named(f"block.{checkpoint}.{index}", layer)
+                tensors |= _prefixed_tensors(f"block.{checkpoint}.{index}", layer)
     for checkpoint, router in routers.items():
-        tensors |= _named(f"router.{checkpoint}", router)
+        tensors |= _prefixed_tensors(f"router.{checkpoint}", router)
     write_exit_tensors(path, tensors)
 
 
-def _named(prefix: str, module: nn.Module) -> Arrays:
+def _prefixed_tensors(prefix: str, module: nn.Module) -> Arrays:
     return {f"{prefix}.{name}": value.detach().float().contiguous().numpy() for name, value in module.state_dict().items()}

@@ -1,5 +1,6 @@
-"""Independent work on several cores, each job with one torch thread: faster than several threads on small matrices,
-and the same bytes on machines with any number of cores.
+"""Thread pool that runs each job with one torch thread.
+
+For small matrices this is faster than several torch threads per job, and results do not depend on the number of cores.
 """
 
 from __future__ import annotations
@@ -13,13 +14,14 @@ from typing import TypeVar
 import torch
 
 Result = TypeVar("Result")
-Check = Callable[[], None]  # raises CancelledError when nobody waits for the job's result any more
+Check = Callable[[], None]  # raises CancelledError once the job's result is no longer needed
 
 
 def in_parallel(jobs: Sequence[Callable[[Check], Result]]) -> Generator[Result]:
-    """The jobs' results, in order, as they come.
+    """Run all jobs and yield their results in order.
 
-    A job that raises, or Ctrl-C, ends them all: jobs not yet begun are dropped, the others end at their next check.
+    When a job raises, on Ctrl-C, or when the generator is closed, pending jobs are dropped and running jobs end at their next
+    check.
     """
     threads, stopped = torch.get_num_threads(), threading.Event()
 
@@ -35,4 +37,4 @@ def in_parallel(jobs: Sequence[Callable[[Check], Result]]) -> Generator[Result]:
     finally:
         stopped.set()
         pool.shutdown(cancel_futures=True)
-        torch.set_num_threads(threads)  # the workers' setting reaches MKL in every thread
+        torch.set_num_threads(threads)  # the workers' setting applies to MKL in every thread of the process

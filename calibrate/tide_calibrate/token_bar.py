@@ -1,4 +1,4 @@
-"""A progress bar that counts tokens and shows how many go through a second."""
+"""A progress bar that counts tokens and shows tokens per second."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tide_export.progress import ExportProgress
 
 @contextmanager
 def token_bar(progress: ExportProgress, name: str, total: int, done: int = 0) -> Iterator[Callable[[int], None]]:
-    """A bar from ``done`` up to ``total`` tokens on the progress' console; the yielded function takes tokens done since."""
+    """Show a bar from ``done`` to ``total`` tokens; yields a function that advances it by a number of tokens."""
     columns = (
         SpinnerColumn(),
         TextColumn("{task.description}"),
@@ -23,13 +23,13 @@ def token_bar(progress: ExportProgress, name: str, total: int, done: int = 0) ->
         TimeElapsedColumn(),
         TimeRemainingColumn(),
     )
-    start, here = perf_counter(), 0
+    start, advanced = perf_counter(), 0
     with Progress(*columns, console=progress.console, transient=True) as bar:
         task = bar.add_task(name, total=total, completed=done, rate=0.0)
 
         def advance(tokens: int) -> None:
-            nonlocal here
-            here += tokens
-            bar.update(task, advance=tokens, rate=here / (perf_counter() - start))
+            nonlocal advanced
+            advanced += tokens
+            bar.update(task, advance=tokens, rate=advanced / (perf_counter() - start))
 
         yield advance

@@ -1,6 +1,4 @@
-"""Train every exit head and its router at every candidate, and trace what they say of a text.
-
-What a calibration learns before it decides anything: states captured, exits trained, and what they say of other text."""
+"""The training phase: capture states, train a head and a router at every candidate exit, and trace them on other text."""
 
 from __future__ import annotations
 
@@ -24,29 +22,66 @@ from tide_calibrate.routers.train import Label, RouterTraining, train_router
 from tide_calibrate.text.documents import SplitName, SplitText
 from tide_calibrate.traces.continuations import continue_prompts, generated_tokens
 from tide_calibrate.traces.record import trace_split
-from tide_calibrate.traces.trace import SplitTrace
+from tide_calibrate.traces.trace import Exit, SplitTrace
 from tide_export.load import LoadedModel
 from tide_export.progress import ExportProgress
 
-Exit = tuple[int, str]  # checkpoint, head
-_STEPS_FROM_NEIGHBOUR, _CHECK_EVERY = 48, 24
-# Every exit has a router here: two thirds of the text that one alone would get. On the demo model stock this costs 0.003 (tail:2)
-# to 0.015 (linear) of the area under agreement–coverage.
+STEPS_FROM_NEIGHBOUR, _CHECK_EVERY = 48, 24
+# Two thirds of RouterTraining's default, because a router is trained for every exit. On the demo model stock this costs 0.003
+# (tail:2) to 0.015 (linear) of the area under the agreement–coverage curve.
 _ROUTER_WINDOWS, _ROUTER_HELD_OUT = 64, 16
+_TEST_WINDOWS = 40  # for the agreement of all heads: 10,240 tokens, a standard error of at most 0.5%
 
 
 @dataclass(frozen=True)
 class TrainedExit:
-    """A head and the MLP that judges it."""
+    """An exit head and the MLP router trained for it."""
 
     head: ExitHead
     router: MlpRouter
 
 
-def exits_to_train(candidates: Sequence[int], kinds: Sequence[str], num_layers: int) -> list[Exit]:
-    """Every head at every candidate before which it leaves out at least one layer.
+@dataclass(frozen=True)
+class Learned:
+    """Trained exits and their traces.
 
-    Raises ParamsError when a head is longer than the model leaves room for anywhere.
+    Args:
+        test: trace of the test text.
+        own_threshold, own_test: traces of the model's greedy continuations of prompts from the threshold and the test split.
+    """
+
+    model: FrozenModel
+    capture: Capture
+    exits: dict[Exit, TrainedExit]
+    test: SplitTrace
+    own_threshold: SplitTrace
+    own_test: SplitTrace
+
+
+def learn(loaded: LoadedModel, text: SplitText, work: Path, config: CalibrationConfig, progress: ExportProgress) -> Learned:
+    """Capture states of ``text`` in the folder ``work``, then train and trace every exit that ``config`` lists."""
+    model = FrozenModel(loaded.model)
+    exits = exits_to_train(candidate_layers(config.candidates, model.num_layers), config.head_kinds, model.num_layers)
+    layers = captured_layers(exits, model.num_layers)
+    run = partial(capture, hidden_dtype="bfloat16" if config.dtype == "bf16" else "float16", progress=progress)
+    with progress.phase(f"capture {text.windows.total_tokens:,} tokens"):
+        captured = run(loaded, text.windows, text.split, layers, work / "text")
+    with progress.phase(f"generate continuations of {config.prompts} prompts"):
+        own, prompt_lengths = continue_prompts(loaded.model, text.windows, text.split, config.prompts, config.new_tokens)
+        own_captured = run(loaded, own, text.split, layers, work / "continuations")
+    with progress.phase(f"train {len(exits)} exits"):
+        trained = train_exits(model, captured, exits, config, progress)
+    with progress.phase("trace the exits"):
+        test = trace_exits(model, captured, "test", trained, _TEST_WINDOWS)
+        own_traces = [trace_exits(model, own_captured, split, trained) for split in ("threshold", "test")]
+    own_threshold, own_test = (generated_tokens(trace, own, prompt_lengths) for trace in own_traces)
+    return Learned(model, captured, trained, test, own_threshold, own_test)
+
+
+def exits_to_train(candidates: Sequence[int], kinds: Sequence[str], num_layers: int) -> list[Exit]:
+    """Every head at every candidate where it skips at least one layer.
+
+    Raises ParamsError when a head skips nothing at any candidate.
     """
     exits = [(layer, kind) for layer in candidates for kind in kinds if layer + parse_kind(kind)[1] < num_layers]
     useless = [kind for kind in kinds if not any(kind == other for _, other in exits)]
@@ -59,7 +94,7 @@ def exits_to_train(candidates: Sequence[int], kinds: Sequence[str], num_layers: 
 
 
 def captured_layers(exits: Sequence[Exit], num_layers: int) -> list[int]:
-    """Layers run at every state that the heads read, and at the final one."""
+    """Boundaries (in layers run) whose states the heads read, and the final one."""
     tails = {num_layers - parse_kind(kind)[1] for _, kind in exits}
     return sorted({layer for layer, _ in exits} | tails | {num_layers})
 
@@ -70,38 +105,14 @@ def train_exits(
     """Train all of ``exits`` on the train split: one chain of heads per kind, then all the routers."""
     rank = min(config.rank, model.hidden_size)
     heads = {(layer, kind): make_head(kind, model, layer, rank, config.seed) for layer, kind in exits}
-    kinds = sorted({kind for _, kind in exits}, key=lambda kind: -parse_kind(kind)[1])  # the longest work first
-    chains = [[heads[exit] for exit in sorted(exits, reverse=True) if exit[1] == kind] for kind in kinds]
-    for kind, line in zip(
-        kinds, in_parallel([partial(_train_chain, chain, capture, config.seed) for chain in chains]), strict=True
-    ):
-        progress.note(f"{kind}: {line}")
+    kinds = sorted({kind for _, kind in exits}, key=lambda kind: -parse_kind(kind)[1])  # longest jobs first
+    chains = [[heads[key] for key in sorted(exits, reverse=True) if key[1] == kind] for kind in kinds]
+    jobs = [partial(_train_chain, chain, capture, config.seed) for chain in chains]
+    for kind, agreement in zip(kinds, in_parallel(jobs), strict=True):
+        progress.note(f"{kind}: {agreement}")
     training = RouterTraining(cast(Label, config.label), _ROUTER_WINDOWS, _ROUTER_HELD_OUT, seed=config.seed)
-    routers = in_parallel([partial(_train_router, heads[exit], capture, training) for exit in exits])
-    return {exit: TrainedExit(heads[exit], router) for exit, router in zip(exits, routers, strict=True)}
-
-
-def _train_chain(heads: Sequence[ExitHead], capture: Capture, seed: int, check: Check) -> str:
-    """Train heads of one kind, deepest first, each from where the one before it ended; returns their agreement in words.
-
-    Neighbouring layers need nearly the same translation: from a neighbour's, 48 steps end where 160 from nothing do
-    (demo model stock after layer 8, agreement on 16 held-out windows: linear 40.6% against 40.5%, tail:2 60.2% against 60.3%).
-    """
-    said = []
-    for before, head in zip([None, *heads[:-1]], heads, strict=True):
-        if before is not None:
-            for parameter, start in zip(head.trained(), before.trained(), strict=True):
-                parameter.data.copy_(start)
-        steps = HeadTraining().steps if before is None else _STEPS_FROM_NEIGHBOUR
-        _, history = train_head(head, capture, HeadTraining(steps=steps, check_every=_CHECK_EVERY, seed=seed), check)
-        best = min(history, key=lambda progress: progress.divergence)
-        said.append(f"{best.agreement:.1%} after layer {head.checkpoint}")
-    return ", ".join(reversed(said))
-
-
-def _train_router(head: ExitHead, capture: Capture, training: RouterTraining, check: Check) -> MlpRouter:
-    check()
-    return train_router(head, capture, training)
+    routers = in_parallel([partial(_train_router, heads[key], capture, training) for key in exits])
+    return {key: TrainedExit(heads[key], router) for key, router in zip(exits, routers, strict=True)}
 
 
 def trace_exits(
@@ -111,15 +122,15 @@ def trace_exits(
     exits: Mapping[Exit, TrainedExit],
     max_windows: int | None = None,
 ) -> SplitTrace:
-    """What ``exits`` say about the tokens of ``split``, of at most ``max_windows`` windows; one job per checkpoint."""
+    """Evaluate ``exits`` on the tokens of ``split``, on at most ``max_windows`` windows; one parallel job per checkpoint."""
     checkpoints = sorted({layer for layer, _ in exits})
-    groups = [{key: one for key, one in exits.items() if key[0] == layer} for layer in checkpoints]
-    lm_head = model.lm_head  # made here: jobs share it
+    groups = [{key: trained for key, trained in exits.items() if key[0] == layer} for layer in checkpoints]
+    lm_head = model.lm_head  # built before the jobs start, which share it
 
     def job(group: Mapping[Exit, TrainedExit], check: Check) -> SplitTrace:
         check()
-        heads = {key: one.head for key, one in group.items()}
-        routers = {key: (*TRAINING_FREE, one.router) for key, one in group.items()}
+        heads = {key: trained.head for key, trained in group.items()}
+        routers = {key: (*TRAINING_FREE, trained.router) for key, trained in group.items()}
         return trace_split(capture, split, lm_head, heads, routers, max_windows)
 
     parts = list(in_parallel([partial(job, group) for group in groups]))
@@ -127,39 +138,27 @@ def trace_exits(
     return replace(parts[0], exits={key: traced[key] for key in exits})
 
 
-_TEST_WINDOWS = 40  # for the agreement of all heads: 10,240 tokens, a standard error of at most 0.5%
+def _train_chain(heads: Sequence[ExitHead], capture: Capture, seed: int, check: Check) -> str:
+    """Train heads of one kind, deepest first, each initialized with the weights of its deeper neighbour.
 
+    Neighbouring layers need nearly the same translator: 48 steps from a neighbour's reach what 160 steps from scratch do
+    (demo model stock after layer 8, agreement on 16 held-out windows: linear 40.6% against 40.5%, tail:2 60.2% against 60.3%).
 
-@dataclass(frozen=True)
-class Learned:
-    """Trained exits and what they said.
-
-    ``test``: of the test text; ``own_threshold``, ``own_test``: of the model's continuations of prompts from those splits.
+    Returns:
+        The agreement of every head as text, shallow first.
     """
+    summary = []
+    for neighbour, head in zip([None, *heads[:-1]], heads, strict=True):
+        if neighbour is not None:
+            for parameter, start in zip(head.trained(), neighbour.trained(), strict=True):
+                parameter.data.copy_(start)
+        steps = HeadTraining().steps if neighbour is None else STEPS_FROM_NEIGHBOUR
+        _, history = train_head(head, capture, HeadTraining(steps=steps, check_every=_CHECK_EVERY, seed=seed), check)
+        best = min(history, key=lambda progress: progress.divergence)
+        summary.append(f"{best.agreement:.1%} after layer {head.checkpoint}")
+    return ", ".join(reversed(summary))
 
-    model: FrozenModel
-    capture: Capture
-    exits: dict[Exit, TrainedExit]
-    test: SplitTrace
-    own_threshold: SplitTrace
-    own_test: SplitTrace
 
-
-def learn(loaded: LoadedModel, text: SplitText, work: Path, config: CalibrationConfig, progress: ExportProgress) -> Learned:
-    """Capture the ``text``'s states in the folder ``work``, and train and trace every exit that ``config`` asks for."""
-    model = FrozenModel(loaded.model)
-    exits = exits_to_train(candidate_layers(config.candidates, model.num_layers), config.head_kinds, model.num_layers)
-    layers = captured_layers(exits, model.num_layers)
-    run = partial(capture, hidden_dtype="bfloat16" if config.dtype == "bf16" else "float16", progress=progress)
-    with progress.phase(f"capture {text.windows.total_tokens:,} tokens"):
-        captured = run(loaded, text.windows, text.split, layers, work / "text")
-    with progress.phase(f"let the model continue {config.prompts} prompts"):
-        own, prompt_lengths = continue_prompts(loaded.model, text.windows, text.split, config.prompts, config.new_tokens)
-        own_captured = run(loaded, own, text.split, layers, work / "continuations")
-    with progress.phase(f"train {len(exits)} exits"):
-        trained = train_exits(model, captured, exits, config, progress)
-    with progress.phase("trace what they say"):
-        test = trace_exits(model, captured, "test", trained, _TEST_WINDOWS)
-        own_traces = [trace_exits(model, own_captured, split, trained) for split in ("threshold", "test")]
-    own_threshold, own_test = (generated_tokens(trace, own, prompt_lengths) for trace in own_traces)
-    return Learned(model, captured, trained, test, own_threshold, own_test)
+def _train_router(head: ExitHead, capture: Capture, training: RouterTraining, check: Check) -> MlpRouter:
+    check()
+    return train_router(head, capture, training)

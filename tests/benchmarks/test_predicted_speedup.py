@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from calibrate.made_up import made_up_file
+from calibrate.synthetic_calibration import synthetic_file
 from export.architectures import tiny_model
 from tide_bench.report import Report
 from tide_calibrate.exit_heads import make_head
@@ -50,7 +50,7 @@ def test_exits_are_recalled_with_their_weights(tmp_path: Path) -> None:
     assert head.translator is not None
     torch.nn.init.normal_(head.translator.up)
     write_exits(tmp_path / EXITS_NAME, {1: head}, {})
-    file = made_up_file([ExitInfo(1, "linear", "max_probability", 0.5, exit_threshold=0.9)])
+    file = synthetic_file([ExitInfo(1, "linear", "max_probability", 0.5, exit_threshold=0.9)])
     (recalled,) = recalled_exits(model, file, tmp_path).values()
     states = {1: torch.randn(1, 3, model.hidden_size)}
     assert torch.equal(recalled.head.logits(states), head.logits(states))

@@ -1,4 +1,4 @@
-"""Captures made in memory, straight from a model's forward pass: what heads and routers are tested on."""
+"""In-memory captures computed directly from a model's forward pass, for tests of heads and routers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tide_export.trace import decoder_layers
 def capture_of(
     model: PreTrainedModel, tokens: np.ndarray, boundaries: Sequence[int], lengths: np.ndarray, split: np.ndarray, top_k: int = 16
 ) -> Capture:
-    """The model's states and largest logits for ``tokens`` [N, T]; every window is a document of its own."""
+    """Capture the model's states and largest logits for ``tokens`` [N, T]; every window is a document of its own."""
     layers = decoder_layers(model)
     seen: dict[int, torch.Tensor] = {}
 

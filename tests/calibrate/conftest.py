@@ -1,4 +1,4 @@
-"""What tests of training and tracing share."""
+"""Fixtures shared by the tests of training and tracing."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tide_calibrate.model.frozen import FrozenModel
 
 @pytest.fixture(scope="module", autouse=True)
 def one_thread() -> Iterator[None]:
-    """The products are tiny; more threads would spend the tests waiting for each other."""
+    """Limit torch to one thread: matrices are tiny, so more threads would mostly synchronize."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -21,5 +21,5 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def llama() -> FrozenModel:
-    """Tests must not change it."""
+    """A tiny Llama; shared, so tests must not modify it."""
     return FrozenModel(tiny_model("llama"))

@@ -1,4 +1,4 @@
-"""``tide-calibrate`` from a model and some text to a calibration, as a user meets it."""
+"""End-to-end tests of ``tide-calibrate``: a tiny model and text in, a calibration or an error message out."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ import torch
 from calibrate.cost_model import table
 from cli_in_process import Run, cli_runner
 from tide_calibrate import cli
-from tide_calibrate import train as learn_module
 from tide_calibrate import train as train_module
 from tide_calibrate.calibrate import calibrate
 from tide_calibrate.capture import capture as capture_module
@@ -54,15 +53,15 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Short training, and charts that are not painted: test_exit_heads.py and test_report.py look at those."""
+    """Shorten training and replace rendering of charts, which test_exit_heads.py and test_report.py cover."""
     monkeypatch.setattr(train_module, "HeadTraining", partial(HeadTraining, steps=24))
-    monkeypatch.setattr(train_module, "_STEPS_FROM_NEIGHBOUR", 24)
+    monkeypatch.setattr(train_module, "STEPS_FROM_NEIGHBOUR", 24)
     monkeypatch.setattr(draw_module, "png", lambda figure: repr([axes.get_title() for axes in figure.axes]).encode())
 
 
 @pytest.fixture(scope="module")
 def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Files of equally many lines."""
+    """A directory of files with equally many lines."""
     directory, lines = tmp_path_factory.mktemp("texts"), TEXT.splitlines(keepends=True)
     for number in range(DOCUMENTS):
         part = lines[number * len(lines) // DOCUMENTS : (number + 1) * len(lines) // DOCUMENTS]
@@ -71,7 +70,7 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _save_model(directory: Path, change_in_late_layers: float) -> Path:
-    """A tiny random Llama whose layers from the third on change the state by this much of what they would."""
+    """Save a tiny random Llama whose layers from the third on have their residual updates scaled by this factor."""
     torch.set_num_threads(1)
     backend = tokenizers.Tokenizer(tokenizers.models.BPE())
     backend.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -103,7 +102,7 @@ def _save_model(directory: Path, change_in_late_layers: float) -> Path:
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Its late layers hardly change anything, so stopping before them is right most of the time."""
+    """A model whose late layers hardly change the state, so that early exits agree most of the time."""
     return _save_model(tmp_path_factory.mktemp("models") / "agreeing", 0.03)
 
 
@@ -118,14 +117,14 @@ def costs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def calibrated(
     model: Path, texts: Path, costs: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Path, Callable[..., tuple[object, ...]]]:
-    """The command line that calibrates the model, and where its result is to be."""
-    out = tmp_path_factory.mktemp("calibrations") / "calib"
-    return out, lambda where: (model, "--data", texts, "--out", where, "--costs", costs, *SMALL)
+    """The output directory of the shared calibration, and its command line as a function of ``--out``."""
+    shared = tmp_path_factory.mktemp("calibrations") / "calib"
+    return shared, lambda out: (model, "--data", texts, "--out", out, "--costs", costs, *SMALL)
 
 
 @pytest.fixture
 def calib(calibrated: tuple[Path, Callable[..., tuple[object, ...]]], run: Run) -> Path:
-    """The calibration, made once. Tests must not change it."""
+    """The shared calibration, computed once; tests must not modify it."""
     out, command = calibrated
     if not out.exists():
         done = run(*command(out))
@@ -135,18 +134,18 @@ def calib(calibrated: tuple[Path, Callable[..., tuple[object, ...]]], run: Run) 
 
 
 def test_a_calibration_holds_exits_for_the_exporter(calib: Path, model: Path) -> None:
-    """What tide-export needs: exits of this model, their weights, a certificate, costs."""
+    """tide-export needs exits of this model, their weights, a certificate and costs."""
     file = read_calibration(calib)
     file.check_model(fingerprint(load_model(str(model), "fp32")), "agreeing")
     info = file.calibration
     assert info.recommended == "exact"
     assert info.predicted["exact"] > 1.02
-    assert info.exits and all(exit.checkpoint in (2, 3) for exit in info.exits)
+    assert info.exits and all(one.checkpoint in (2, 3) for one in info.exits)
     assert info.certificate is not None and info.certificate.measured < 0.3
     assert file.refusal == ""
     weights = read_exits(calib / EXITS_NAME)
-    assert set(weights.translators) == {exit.checkpoint for exit in info.exits if exit.head != "identity"}
-    assert set(weights.routers) == {exit.checkpoint for exit in info.exits if exit.asks_mlp}
+    assert set(weights.translators) == {one.checkpoint for one in info.exits if one.head != "identity"}
+    assert set(weights.routers) == {one.checkpoint for one in info.exits if one.asks_mlp}
 
 
 def test_every_head_is_measured_at_every_candidate(calib: Path) -> None:
@@ -156,7 +155,7 @@ def test_every_head_is_measured_at_every_candidate(calib: Path) -> None:
 
 
 def test_the_data_is_recorded(calib: Path) -> None:
-    """So that a certificate can be traced to the text it speaks about."""
+    """A certificate must be traceable to its calibration text."""
     data = read_calibration(calib).data
     assert sum(data.documents.values()) == DOCUMENTS
     assert set(data.tokens) == set(data.sha256) == {"train", "threshold", "test"}
@@ -172,8 +171,8 @@ def test_the_summary_is_printed(calib: Path) -> None:
     assert f"exact {info.predicted['exact']:.2f}x" in printed
 
 
-def test_nothing_else_is_left(calib: Path) -> None:
-    """No captured states, no temporary folders beside the result."""
+def test_no_temporary_files_are_left(calib: Path) -> None:
+    """Captured states and temporary folders must be deleted after a successful run."""
     assert {path.name for path in calib.parent.iterdir()} == {"calib", "stdout"}
     assert {path.name for path in calib.iterdir()} == {CALIBRATION_NAME, EXITS_NAME, REPORT_NAME, "costs.json"}
     assert (calib / REPORT_NAME / "index.html").is_file()
@@ -196,21 +195,21 @@ def test_an_existing_directory_is_not_touched(calib: Path, calibrated: tuple, ru
     assert (calib / CALIBRATION_NAME).read_bytes() == before
 
 
-def test_force_replaces_nothing_but_a_calibration(calibrated: tuple, run: Run, tmp_path: Path) -> None:
-    """--force with a mistyped --out must not delete somebody's folder."""
-    (tmp_path / "thesis.tex").write_text("years of work")
+def test_force_replaces_only_calibrations(calibrated: tuple, run: Run, tmp_path: Path) -> None:
+    """--force with a mistyped --out must not delete another folder."""
+    (tmp_path / "unrelated.txt").write_text("other data")
     done = run(*calibrated[1](tmp_path), "--force")
     assert done.code == 2
     assert "is not a calibration" in done.err
-    assert (tmp_path / "thesis.tex").exists()
+    assert (tmp_path / "unrelated.txt").exists()
 
 
-def test_a_model_that_never_agrees_gets_full(
+def test_full_is_recommended_for_a_model_that_never_agrees(
     texts: Path, costs: Path, run: Run, tmp_path_factory: pytest.TempPathFactory, tmp_path: Path
 ) -> None:
-    """Random weights: no exit would be right. That is a result, not an error."""
-    stubborn = _save_model(tmp_path_factory.mktemp("models") / "stubborn", 3.0)
-    command = (stubborn, "--data", texts, "--out", tmp_path / "calib", "--costs", costs, *SMALL)
+    """With strong random late layers no exit agrees; that must give a result, not an error."""
+    never_agreeing = _save_model(tmp_path_factory.mktemp("models") / "never_agreeing", 3.0)
+    command = (never_agreeing, "--data", texts, "--out", tmp_path / "calib", "--costs", costs, *SMALL)
     done = run(*command, "--heads", "identity", "--max-disagreement", "0.01")
     assert done.code == 0, done.err
     file = read_calibration(tmp_path / "calib")
@@ -220,8 +219,8 @@ def test_a_model_that_never_agrees_gets_full(
     assert (tmp_path / "calib" / REPORT_NAME / "index.html").is_file()
 
 
-def test_without_costs_nothing_is_promised(model: Path, texts: Path, run: Run, tmp_path: Path) -> None:
-    """A speedup that was not measured on any machine must not be recommended."""
+def test_without_costs_no_gain_is_predicted(model: Path, texts: Path, run: Run, tmp_path: Path) -> None:
+    """Without measured costs no speedup may be predicted or recommended."""
     done = run(model, "--data", texts, "--out", tmp_path / "calib", *SMALL, "--costs", "none", "--heads", "identity")
     assert done.code == 0, done.err
     info = read_calibration(tmp_path / "calib").calibration
@@ -229,10 +228,10 @@ def test_without_costs_nothing_is_promised(model: Path, texts: Path, run: Run, t
     assert info.exits
 
 
-def test_costs_are_measured_on_a_bundle_that_is_thrown_away(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The default, --costs measure. Segments must differ in depth, or launches could not be told from layers.
+def test_costs_are_measured_on_a_temporary_bundle(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The default, --costs measure, must export segments of different depth, which the fit needs, and delete the bundle.
 
-    The exporter and the stopwatch have their own tests and take their time; here it is what they are asked for.
+    Export and measurement are replaced by stubs, because they have tests of their own and take long.
     """
     exported: list[ExportConfig] = []
     monkeypatch.setattr(measure_module, "write_bundle", lambda _loaded, _directory, config, _progress: exported.append(config))
@@ -246,12 +245,12 @@ def test_costs_are_measured_on_a_bundle_that_is_thrown_away(model: Path, tmp_pat
 
 
 def test_costs_that_cannot_be_measured_are_an_error(tmp_path: Path) -> None:
-    """The process that measures is not the user's: what went wrong there must reach him."""
+    """Costs are measured in a subprocess, whose error must appear in the message."""
     with pytest.raises(CalibrationError, match=r"could not be measured \(.*nowhere.*--costs none"):
         measure_in_own_process(tmp_path / "nowhere", "cpu", tmp_path / "costs.json")
 
 
-def test_an_interrupted_run_goes_on_to_the_same_bytes(
+def test_an_interrupted_run_resumes_and_gives_the_same_bytes(
     calib: Path,
     calibrated: tuple,
     model: Path,
@@ -261,23 +260,24 @@ def test_an_interrupted_run_goes_on_to_the_same_bytes(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The capture is the long part of a big model: it is kept when the run stops. And a second run is equal to the first
-    in every byte, or nobody could tell whether a change of the code changed a calibration; also when a calibration for
-    another ε is made on the way."""
+    """The capture takes longest for a large model, so it must survive an interruption.
+
+    Equal bytes also show that a calibration is reproducible, and that a further ε does not change the first calibration.
+    """
     out, stricter = tmp_path / "calib", tmp_path / "stricter"
 
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(learn_module, "train_exits", interrupt)
+        patched.setattr(train_module, "train_exits", interrupt)
         done = run(*calibrated[1](out))
     assert done.code == 130
     assert "run the same command to go on" in done.err
     assert not out.exists()
     assert (tmp_path / "calib.work").is_dir()
     with monkeypatch.context() as patched:
-        patched.setattr(capture_module, "_capture_batch", None)  # everything was captured
+        patched.setattr(capture_module, "sliced_logits", None)  # no batch is captured again
         calibrate(str(model), str(texts), out, CONFIG, also={0.2: stricter}, costs=str(costs))
     assert _contents(out) == _contents(calib)
     assert {path.name for path in tmp_path.iterdir()} == {"calib", "stricter"}
@@ -302,7 +302,7 @@ def _contents(directory: Path) -> dict[str, bytes]:
     ],
 )
 def test_unusable_data_is_an_error(model: Path, run: Run, tmp_path: Path, data: str, message: str) -> None:
-    """Never invented sentences, and nothing half-written."""
+    """Unusable data must not be replaced by other text, and must leave no partial output."""
     (tmp_path / "one").mkdir()
     (tmp_path / "one" / "a.txt").write_text("def f(): pass\n" * 400)
     (tmp_path / "short").mkdir()
@@ -340,15 +340,15 @@ def test_unusable_options_are_an_error(
     assert not (tmp_path / "calib").exists()
 
 
-def test_help_teaches(run: Run) -> None:
-    """Somebody who types the command alone finds the example and the second command."""
+def test_help_shows_an_example_and_the_report_command(run: Run) -> None:
+    """The help text must be sufficient for a first calibration."""
     done = run("--help")
     assert done.code == 0
     for expected in ("--data", "--max-disagreement", "tide-export ./my-model --calibration", "tide-calibrate report"):
         assert expected in done.out
 
 
-def test_a_calibration_belongs_to_its_model(calib: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_a_calibration_of_another_model_is_refused(calib: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     other = _save_model(tmp_path_factory.mktemp("models") / "other", 0.5)
     file: CalibrationFile = read_calibration(calib)
     with pytest.raises(CalibrationError, match="made for agreeing"):

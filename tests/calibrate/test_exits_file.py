@@ -1,4 +1,4 @@
-"""exits.safetensors: what is written comes back, equal bytes for equal weights, and broken files are refused."""
+"""exits.safetensors: round trip, reproducible bytes, and errors for damaged files."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def written(tmp_path: Path, heads: dict[int, ExitHead]) -> Path:
     return path
 
 
-def test_what_is_written_comes_back(written: Path, heads: dict[int, ExitHead]) -> None:
-    """The exporter builds graphs from these arrays: names, shapes and values are its contract."""
+def test_written_exits_are_read_back(written: Path, heads: dict[int, ExitHead]) -> None:
+    """The exporter builds graphs from these arrays and relies on their names, shapes and values."""
     weights = read_exits(written)
     assert set(weights.translators) == {1, 2} and set(weights.routers) == {1, 3} and set(weights.blocks) == {2}
     assert np.array_equal(weights.translators[1]["down"], heads[1].trained()[0].detach().numpy())
@@ -51,14 +51,14 @@ def test_what_is_written_comes_back(written: Path, heads: dict[int, ExitHead]) -
 
 
 def test_the_frozen_model_is_not_in_the_file(written: Path) -> None:
-    """A calibration of an 8B model is a few megabytes; the model's own weights must not slip in."""
+    """The model's own weights must not be written: a calibration of an 8B model has a few megabytes."""
     parts = {name.split(".")[0] for name in load_file(written)}
     assert parts == {"translator", "router", "block"}
     assert not any("embed" in name or "lm_head" in name or name.startswith("block.1") for name in load_file(written))
 
 
 def test_equal_weights_give_equal_bytes(written: Path, tmp_path: Path, heads: dict[int, ExitHead]) -> None:
-    """Calibration promises the same files for the same data, whatever order its parts were made in."""
+    """A calibration must be reproducible, independent of the order of its exits."""
     again = tmp_path / "again.safetensors"
     write_exits(again, dict(reversed(heads.items())), {3: MlpRouter(64), 1: MlpRouter(64)})
     assert again.read_bytes() == written.read_bytes()
@@ -82,7 +82,7 @@ def _without(tensors: dict, name: str) -> dict:
     ],
 )
 def test_damaged_files_are_refused(written: Path, damage: Callable[[dict], dict], message: str) -> None:
-    """A wrong array would only show as bad text much later."""
+    """A wrong array would otherwise only show at run time, as bad text."""
     tensors = load_file(written)
     save_file(damage(tensors), written)
     with pytest.raises(CalibrationError, match=message):
@@ -90,7 +90,7 @@ def test_damaged_files_are_refused(written: Path, damage: Callable[[dict], dict]
 
 
 def test_missing_and_truncated_files_are_refused(written: Path, tmp_path: Path) -> None:
-    """An interrupted copy must be named, with what to do."""
+    """The error for an incomplete copy must contain a remedy."""
     written.write_bytes(written.read_bytes()[:100])
     for path in (written, tmp_path / "nothing.safetensors"):
         with pytest.raises(CalibrationError, match="run tide-calibrate again"):
@@ -98,6 +98,6 @@ def test_missing_and_truncated_files_are_refused(written: Path, tmp_path: Path) 
 
 
 def test_a_folder_that_does_not_exist_is_named(tmp_path: Path, heads: dict[int, ExitHead]) -> None:
-    """A calibration of minutes must not end in a bare traceback."""
+    """After minutes of calibration, an unwritable path must give an error with a message."""
     with pytest.raises(OutputError, match="cannot write"):
         write_exits(tmp_path / "no" / "exits.safetensors", heads, {})

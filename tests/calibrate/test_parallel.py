@@ -1,4 +1,4 @@
-"""Work on several cores: results in order, and an end when somebody wants one."""
+"""Parallel jobs: order of results, torch threads, and cancellation."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tide_calibrate.parallel import Check, in_parallel
 
 
 def test_results_come_in_the_order_of_the_jobs() -> None:
-    """Traces are put together by position."""
+    """Callers combine traces by position."""
 
     def job(number: int, check: Check) -> int:
         check()
@@ -21,15 +21,15 @@ def test_results_come_in_the_order_of_the_jobs() -> None:
     assert list(in_parallel([partial(job, number) for number in range(20)])) == list(range(20))
 
 
-def test_every_job_has_one_torch_thread_and_the_caller_keeps_his() -> None:
-    """More threads than cores fight; and the number of cores must not change a sum's order."""
+def test_jobs_run_with_one_torch_thread_and_the_setting_is_restored() -> None:
+    """Oversubscribed cores are slow, and the number of cores must not change the order of a summation."""
     before = torch.get_num_threads()
     assert set(in_parallel([lambda check: torch.get_num_threads()] * 4)) == {1}
     assert torch.get_num_threads() == before
 
 
-def test_whoever_stops_listening_ends_the_jobs() -> None:
-    """Ctrl-C must not wait until minutes of training are done. Without the check this would run for ever."""
+def test_closing_the_generator_cancels_running_jobs() -> None:
+    """Ctrl-C must not wait for minutes of training; without cancellation this test would not terminate."""
     begun, ended = threading.Event(), threading.Event()
 
     def endless(check: Check) -> None:
@@ -46,7 +46,7 @@ def test_whoever_stops_listening_ends_the_jobs() -> None:
     assert ended.is_set()
 
 
-def test_a_failure_reaches_the_caller_and_ends_the_other_jobs() -> None:
+def test_a_failure_is_raised_and_cancels_the_other_jobs() -> None:
     def failing(check: Check) -> None:
         raise ValueError("NaN in the loss")
 

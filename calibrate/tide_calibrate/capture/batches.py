@@ -1,4 +1,4 @@
-"""A few windows of a capture as tensors, ready for exit heads and routers."""
+"""Batches of captured windows as tensors, the input of exit heads and routers."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from tide_calibrate.capture.store import Capture, states
 
 @dataclass(frozen=True)
 class WindowBatch:
-    """B windows, cut to the longest of them, T tokens.
+    """A batch of B windows, T tokens long as the longest of them.
 
     Args:
         states: boundary → [B, T, H] float32.
         valid: [B, T] bool, False on padding.
         top_ids, top_logits: [B, T, K] int64 and float32, the full model's largest logits, largest first.
-        logsumexp: [B, T] float32, of all of them.
+        logsumexp: [B, T] float32, over all logits of the vocabulary.
     """
 
     states: dict[int, Tensor]
@@ -33,9 +33,9 @@ class WindowBatch:
 
 
 def read_batch(capture: Capture, windows: Sequence[int] | NDArray[np.int64], boundaries: Iterable[int]) -> WindowBatch:
-    """Read ``windows``; only the states at ``boundaries`` are touched.
+    """Read the windows with indices ``windows``, with states at ``boundaries`` only.
 
-    Raises CalibrationError when the capture holds no states at one of them.
+    Raises CalibrationError when the capture holds no states at one of the boundaries.
     """
     index = np.asarray(windows)
     lengths = capture.lengths[index].astype(np.int64)
@@ -50,7 +50,7 @@ def read_batch(capture: Capture, windows: Sequence[int] | NDArray[np.int64], bou
 
 
 def in_batches(windows: NDArray[np.int64], size: int) -> list[NDArray[np.int64]]:
-    """``windows`` in order, ``size`` at a time; the last batch may be smaller."""
+    """Split ``windows`` into consecutive batches of ``size``; the last batch may be smaller."""
     return [windows[start : start + size] for start in range(0, len(windows), size)]
 
 

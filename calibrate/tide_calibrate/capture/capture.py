@@ -1,7 +1,7 @@
-"""One pass of the unmodified model over the calibration text: what every layer knew, and what the model said.
+"""Capture hidden states and logits in one pass of the unmodified model over the calibration text.
 
-Results are written batch by batch, so memory does not grow with the text; a capture that was interrupted goes on where it
-stopped and ends with the same bytes.
+Results are written batch by batch, so memory does not grow with the text. An interrupted capture resumes where it stopped and
+gives the same bytes.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from transformers import PreTrainedModel
 from tide_calibrate.capture.hooks import hidden_states
 from tide_calibrate.capture.store import Capture, open_capture
 from tide_calibrate.capture.writer import HIDDEN_DTYPES, CaptureSettings, CaptureWriter
-from tide_calibrate.model.lm_head import sliced_logits
+from tide_calibrate.model.lm_head import LOGIT_BYTES, sliced_logits
 from tide_calibrate.text.documents import Windows
 from tide_calibrate.token_bar import token_bar
 from tide_export.load import LoadedModel, fingerprint
 from tide_export.progress import ExportProgress
 from tide_export.trace import decoder_layers
 
-BATCH_TOKENS = 2048  # a layer's activations about fit a core's cache; more were no faster
+BATCH_TOKENS = 2048  # a layer's activations roughly fit a core's cache; larger batches were no faster
 
 
 def capture(
@@ -39,18 +39,20 @@ def capture(
     batch_size: int | None = None,
     top_k: int = 16,
     hidden_dtype: str = "float16",
+    logit_bytes: int = LOGIT_BYTES,
     progress: ExportProgress | None = None,
 ) -> Capture:
-    """Run the model over all windows once; keep hidden states after ``candidates`` layers and the ``top_k`` logits.
+    """Run the model over all windows once; store hidden states after ``candidates`` layers and the ``top_k`` logits.
 
     Args:
         split: [documents] int8, each document's split.
         candidates: layers run, 0 … L; L is the state before the final norm.
-        directory: made when missing. A capture begun there with the same model, windows and settings is continued.
-        batch_size: windows in one forward; None: as many as make about 2,048 tokens.
+        directory: created when missing. A capture begun there with the same model, windows and settings is resumed.
+        batch_size: windows per forward pass; None: about 2,048 tokens' worth.
+        logit_bytes: size of the fp32 logits that are held at once.
 
-    Raises ParamsError for settings that the model cannot have, CalibrationError when ``directory`` holds another capture or
-    the model gives NaN or infinities, OutputError when the disk is too small.
+    Raises ParamsError for settings that do not fit the model, CalibrationError when ``directory`` holds another capture or the
+    model gives NaN or infinities, OutputError when the disk is too small.
     """
     model = loaded.model.eval()
     _check(model, windows, candidates, top_k, hidden_dtype)
@@ -66,28 +68,28 @@ def capture(
         top_k=top_k,
         batch_size=batch_size,
     )
-    order = np.argsort(-windows.lengths, kind="stable")  # windows of like length together: hardly any padding
+    order = np.argsort(-windows.lengths, kind="stable")  # batches windows of similar length, which minimises padding
     batches = [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
     writer = CaptureWriter(directory, settings, windows, split)
     with writer.run(len(batches)) as done:
-        tokens_done = sum(int(windows.lengths[rows].sum()) for rows in batches[:done])
+        tokens_done = sum(int(windows.lengths[indices].sum()) for indices in batches[:done])
         with token_bar(progress or ExportProgress(quiet=True), "capture", windows.total_tokens, tokens_done) as advance:
-            for rows in batches[done:]:
-                _capture_batch(model, writer, rows)
-                advance(int(windows.lengths[rows].sum()))
+            for indices in batches[done:]:
+                _capture_batch(model, writer, indices, logit_bytes)
+                advance(int(windows.lengths[indices].sum()))
     return open_capture(directory)
 
 
 @torch.inference_mode()
-def _capture_batch(model: PreTrainedModel, writer: CaptureWriter, rows: NDArray[np.int64]) -> None:
-    lengths = torch.from_numpy(writer.windows.lengths[rows])
+def _capture_batch(model: PreTrainedModel, writer: CaptureWriter, indices: NDArray[np.int64], logit_bytes: int) -> None:
+    lengths = torch.from_numpy(writer.windows.lengths[indices])
     longest = int(lengths.max())
-    ids = torch.from_numpy(writer.windows.tokens[rows, :longest]).long()
+    ids = torch.from_numpy(writer.windows.tokens[indices, :longest]).long()
     valid = torch.arange(longest) < lengths[:, None]
-    mask = None if bool(valid.all()) else valid.long()  # without a mask, attention takes its faster causal path
-    with writer.batch(rows) as out, hidden_states(model, writer.settings.candidates, out.hidden):
-        for start, logits in sliced_logits(model, ids, mask):
-            out.logits(start, logits)
+    mask = None if bool(valid.all()) else valid.long()  # without a mask, attention uses its faster causal path
+    with writer.batch(indices) as batch, hidden_states(model, writer.settings.candidates, batch.write_hidden):
+        for start, logits in sliced_logits(model, ids, mask, logit_bytes):
+            batch.write_logits(start, logits)
 
 
 def _digest(windows: Windows, split: NDArray[np.int8]) -> str:

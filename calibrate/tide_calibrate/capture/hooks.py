@@ -1,4 +1,4 @@
-"""Read the residual stream between a model's layers while its own forward runs."""
+"""Forward hooks that read the residual stream between a model's layers."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ Take = Callable[[int, torch.Tensor], None]
 
 @contextmanager
 def hidden_states(model: PreTrainedModel, boundaries: Sequence[int], take: Take) -> Iterator[None]:
-    """While active, every forward calls ``take(c, hidden [B, T, H])`` at each boundary: after ``c`` layers, before the next.
+    """While active, call ``take(c, hidden [B, T, H])`` in every forward pass, for each boundary c: after ``c`` layers.
 
-    Boundary L is after the last layer, before the final norm (the last ``output_hidden_states`` of transformers is normed).
+    Boundary L is after the last layer, before the final norm (transformers' last ``output_hidden_states`` is after the norm).
     """
     layers = decoder_layers(model)
     with ExitStack() as hooks:

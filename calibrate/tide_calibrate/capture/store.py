@@ -1,7 +1,7 @@
-"""What one pass over the calibration text leaves on disk: memory-mapped arrays, one row per window of text.
+"""On-disk format of a capture: memory-mapped arrays, one row per window of text.
 
-A window is up to ``T`` consecutive tokens of one document; shorter ones are padded on the right and ``lengths`` says how
-far they go. Nothing may be read beyond a window's length.
+A window is up to ``T`` consecutive tokens of one document, padded on the right; ``lengths`` holds the number of valid tokens.
+Values beyond a window's length are padding and must not be used.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ from numpy.lib.format import open_memmap
 from numpy.typing import NDArray
 from tide_runtime.errors import CalibrationError
 
-SETTINGS_FILE = "capture.json"  # what the capture was made from and how; written once all arrays exist
-PROGRESS_FILE = "progress.json"  # batches done and in all
+SETTINGS_FILE = "capture.json"  # model, data and options of the capture; written once all arrays exist
+PROGRESS_FILE = "progress.json"  # number of finished batches, and of all batches
 
 
 @dataclass(frozen=True)
 class Capture:
-    """Arrays of N windows of T tokens; all are memory maps, so slicing reads only what is used.
+    """Arrays of N windows of T tokens, all memory-mapped, so slicing reads only the selected windows.
 
     Args:
         tokens: [N, T] int32.
         lengths: [N] int32, valid tokens of each window.
         document: [N] int32, index of the document a window comes from.
-        split: [N] int8, index into ("train", "threshold", "test"); all windows of a document have the same.
+        split: [N] int8, index into ("train", "threshold", "test"); equal for all windows of a document.
         hidden: layers run (a checkpoint, or L for the final state) → [N, T, H] float16, or bfloat16 stored as uint16
             (see ``hidden_dtype``): the residual stream before the next layer, before the final norm.
         hidden_dtype: "float16" or "bfloat16".
         top_ids, top_logits: [N, T, K], the full model's K largest logits at each token, largest first; int32, float32.
-        logsumexp: [N, T] float32, of all of the full model's logits.
+        logsumexp: [N, T] float32, over all of the full model's logits.
         num_layers: L.
     """
 
@@ -52,7 +52,7 @@ class Capture:
 
 
 def array_path(directory: Path, name: str) -> Path:
-    """Where a capture keeps one of its arrays: a field of Capture, or ``hidden_CC``."""
+    """Path of one array of a capture: a field of Capture, or ``hidden_CC``."""
     return directory / f"{name}.npy"
 
 
@@ -61,7 +61,7 @@ def hidden_name(checkpoint: int) -> str:
 
 
 def read_json(path: Path, *fields: str) -> dict[str, Any]:
-    """A JSON object with at least ``fields``. Raises CalibrationError when the file is missing or broken."""
+    """Read a JSON object with at least ``fields``. Raises CalibrationError when the file is missing or broken."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         return content | {field: content[field] for field in fields}
@@ -87,7 +87,7 @@ def open_capture(directory: Path) -> Capture:
 
 
 def states(capture: Capture, checkpoint: int, indices: Sequence[int] | NDArray[np.integer]) -> torch.Tensor:
-    """Hidden states after ``checkpoint`` layers of the windows ``indices``: float32 [n, T, H], zero beyond a window's length."""
+    """Hidden states after ``checkpoint`` layers of the windows ``indices``, [n, T, H] float32; zero beyond a window's length."""
     stored = capture.hidden[checkpoint][np.asarray(indices)]
     if capture.hidden_dtype == "bfloat16":
         return torch.from_numpy(stored.view(np.int16)).view(torch.bfloat16).float()

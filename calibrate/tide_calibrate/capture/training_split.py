@@ -1,6 +1,6 @@
-"""Which windows of the train split teach what: heads and routers learn from different text.
+"""Divide the windows of the train split between heads and routers.
 
-A head agrees more often on the text it was trained on; a router that learned from that text would be too sure of it.
+An exit head agrees more often on the text it was trained on, so a router trained on the same text would be overconfident.
 """
 
 from __future__ import annotations
@@ -14,12 +14,15 @@ from tide_runtime.errors import DataError
 from tide_calibrate.capture.store import Capture
 
 _SHARES = {"head": 0.55, "head_held_out": 0.1, "router": 0.25, "router_held_out": 0.1}
-_FEWEST_DOCUMENTS = 12  # with fewer, whole documents cannot come near the shares: windows are dealt instead
+_MIN_DOCUMENTS = 12  # with fewer, whole documents cannot approximate the shares, so single windows are assigned
 
 
 @dataclass(frozen=True)
 class TrainWindows:
-    """Disjoint window numbers of the train split, each in random order; the held-out ones stop and calibrate training."""
+    """Disjoint window indices of the train split, each in random order.
+
+    The held-out windows serve early stopping of heads, and Platt scaling of routers.
+    """
 
     head: NDArray[np.int64]
     head_held_out: NDArray[np.int64]
@@ -28,7 +31,7 @@ class TrainWindows:
 
 
 def divide_train_windows(capture: Capture, seed: int = 0) -> TrainWindows:
-    """Deal the train split's windows by document, or by window when there are too few documents.
+    """Assign the train split's windows by document, or by window when there are too few documents.
 
     Raises DataError when there are fewer than four windows.
     """
@@ -36,16 +39,16 @@ def divide_train_windows(capture: Capture, seed: int = 0) -> TrainWindows:
     if len(windows) < len(_SHARES):
         raise DataError(f"the train split has {len(windows)} windows of text, at least {len(_SHARES)} are needed; give more data")
     groups: NDArray[np.integer] = capture.document[windows]
-    if len(np.unique(groups)) < _FEWEST_DOCUMENTS:
+    if len(np.unique(groups)) < _MIN_DOCUMENTS:
         groups = windows
-    part_of_group = _deal(groups, seed)
+    part_of_group = _assign_groups(groups, seed)
     order = np.random.default_rng(seed).permutation(windows)
     part = dict(zip(windows.tolist(), part_of_group.tolist(), strict=True))
     return TrainWindows(*(np.array([w for w in order.tolist() if part[w] == i], np.int64) for i in range(len(_SHARES))))
 
 
-def _deal(groups: NDArray[np.integer], seed: int) -> NDArray[np.int64]:
-    """For each window its part: groups go, largest first, to the part that is furthest below its share."""
+def _assign_groups(groups: NDArray[np.integer], seed: int) -> NDArray[np.int64]:
+    """The part of each window: groups are assigned, largest first, to the part that is furthest below its share."""
     names, inverse, sizes = np.unique(groups, return_inverse=True, return_counts=True)
     shuffled = np.random.default_rng(seed).permutation(len(names))
     target = np.array(list(_SHARES.values())) * len(groups)

@@ -1,4 +1,4 @@
-"""Writes a capture batch by batch to memory-mapped files, and knows where an interrupted one goes on."""
+"""Write a capture batch by batch to memory-mapped files, and resume an interrupted one."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from tide_calibrate.text.documents import Windows
 
 HIDDEN_DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 _STORED: dict[str, type[Any]] = {"float16": np.float16, "bfloat16": np.uint16}  # numpy has no bfloat16
-COMMIT_SECONDS = 10.0  # a sync costs about 10 ms a file: after every batch they would take a tenth of the time
+COMMIT_SECONDS = 10.0  # a sync takes about 10 ms per file; after every batch, syncs would take a tenth of the time
 
 
 @dataclass(frozen=True)
 class CaptureSettings:
-    """What decides a capture's bytes: SHA-256 of the stored weights and of the windows, and how they were run."""
+    """Everything that determines a capture's bytes: SHA-256 of the stored weights and of the windows, and the options."""
 
     model: str
     data: str
@@ -52,9 +52,9 @@ class CaptureWriter:
 
     @contextmanager
     def run(self, batches: int) -> Iterator[int]:
-        """Make the files, or find those of an interrupted run; yields how many of the ``batches`` are done.
+        """Create the files, or open those of an interrupted run; yields the number of finished batches.
 
-        Raises CalibrationError when ``directory`` holds a capture made otherwise, OutputError when the disk is too small.
+        Raises CalibrationError when ``directory`` holds a capture with other settings, OutputError when the disk is too small.
         """
         self._progress["batches"] = batches
         if (self.directory / SETTINGS_FILE).exists():
@@ -64,22 +64,22 @@ class CaptureWriter:
             self.directory.mkdir(parents=True, exist_ok=True)
             self._make_arrays()
             self._write_json(PROGRESS_FILE, self._progress)
-            self._write_json(SETTINGS_FILE, asdict(self.settings))  # last: from here on the capture can be continued
+            self._write_json(SETTINGS_FILE, asdict(self.settings))  # last: its existence marks the capture as resumable
         try:
             yield self._progress["done"]
         finally:
             self._commit()
 
     @contextmanager
-    def batch(self, rows: NDArray[np.int64]) -> Iterator[BatchWriter]:
-        """Write the windows ``rows``; what is raised inside leaves the batch undone."""
-        yield BatchWriter(self, rows)
+    def batch(self, indices: NDArray[np.int64]) -> Iterator[BatchWriter]:
+        """Write the windows ``indices``; after an exception the batch counts as not done."""
+        yield BatchWriter(self, indices)
         self._progress["done"] += 1
         if time.monotonic() - self._committed > COMMIT_SECONDS:
             self._commit()
 
     def _commit(self) -> None:
-        """Sync the arrays to the disk, then note how far they go: after a power cut, too, a run goes on from here."""
+        """Sync the arrays to disk, then record the progress, so that a run can resume even after a power failure."""
         for path in self.directory.glob("*.npy"):
             with path.open("rb") as file:
                 os.fsync(file.fileno())
@@ -88,18 +88,18 @@ class CaptureWriter:
 
     def _make_arrays(self) -> None:
         windows, settings = self.windows, self.settings
-        given = {"tokens": windows.tokens, "lengths": windows.lengths, "document": windows.document}
-        for name, array in (given | {"split": self.split[windows.document]}).items():
+        inputs = {"tokens": windows.tokens, "lengths": windows.lengths, "document": windows.document}
+        for name, array in (inputs | {"split": self.split[windows.document]}).items():
             np.save(array_path(self.directory, name), array)
         shape, stored = windows.tokens.shape, _STORED[settings.hidden_dtype]
-        made: dict[str, tuple[tuple[int, ...], type[Any]]] = {
+        outputs: dict[str, tuple[tuple[int, ...], type[Any]]] = {
             "top_ids": ((*shape, settings.top_k), np.int32),
             "top_logits": ((*shape, settings.top_k), np.float32),
             "logsumexp": (shape, np.float32),
         }
-        made |= {hidden_name(c): ((*shape, settings.hidden_size), stored) for c in settings.candidates}
-        _check_space(self.directory, sum(math.prod(size) * np.dtype(dtype).itemsize for size, dtype in made.values()))
-        for name, (size, dtype) in made.items():
+        outputs |= {hidden_name(c): ((*shape, settings.hidden_size), stored) for c in settings.candidates}
+        _check_space(self.directory, sum(math.prod(size) * np.dtype(dtype).itemsize for size, dtype in outputs.values()))
+        for name, (size, dtype) in outputs.items():
             open_memmap(array_path(self.directory, name), mode="w+", dtype=dtype, shape=size)
 
     def _check_same(self, found: dict[str, Any]) -> None:
@@ -119,26 +119,26 @@ class CaptureWriter:
 
 
 class BatchWriter:
-    """Takes one batch's hidden states and logits; positions beyond a window's length stay zero in the files.
+    """Writes one batch's hidden states and logits; positions beyond a window's length stay zero in the files.
 
     Files are mapped anew for each batch, because mapped pages count as this process's memory.
     """
 
-    def __init__(self, writer: CaptureWriter, rows: NDArray[np.int64]) -> None:
-        self._writer, self._rows = writer, rows
-        self._lengths = torch.from_numpy(writer.windows.lengths[rows])
+    def __init__(self, writer: CaptureWriter, indices: NDArray[np.int64]) -> None:
+        self._writer, self._indices = writer, indices
+        self._lengths = torch.from_numpy(writer.windows.lengths[indices])
         self._maps: dict[str, np.memmap] = {}
 
-    def hidden(self, checkpoint: int, state: torch.Tensor) -> None:
-        """``state`` [B, T, H] after ``checkpoint`` layers. Raises CalibrationError for NaN, infinity or fp16 overflow."""
+    def write_hidden(self, checkpoint: int, state: torch.Tensor) -> None:
+        """Write ``state`` [B, T, H] after ``checkpoint`` layers. Raises CalibrationError for NaN, infinity or fp16 overflow."""
         settings = self._writer.settings
         valid = torch.arange(state.shape[1]) < self._lengths[:, None]
         _check_range(state if valid.all() else state[valid], checkpoint, settings)
         stored = state.to(HIDDEN_DTYPES[settings.hidden_dtype]).view(torch.int16).numpy()
         self._put(hidden_name(checkpoint), stored.view(_STORED[settings.hidden_dtype]), 0)
 
-    def logits(self, start: int, logits: torch.Tensor) -> None:
-        """``logits`` [B, n, V] of the positions from ``start`` on. Raises CalibrationError for NaN or infinity."""
+    def write_logits(self, start: int, logits: torch.Tensor) -> None:
+        """Write the top K of ``logits`` [B, n, V] at positions ``start`` and up. Raises CalibrationError for NaN or infinity."""
         total = logits.logsumexp(-1)
         valid = torch.arange(start, start + logits.shape[1]) < self._lengths[:, None]
         if not total[valid].isfinite().all():
@@ -149,15 +149,18 @@ class BatchWriter:
         self._put("logsumexp", total.numpy(), start)
 
     def _put(self, name: str, values: NDArray[Any], start: int) -> None:
-        """values [B, n, …] to the positions from ``start`` on, as far as each window goes."""
+        """Write values [B, n, …] to positions ``start`` and up, up to each window's length."""
         if name not in self._maps:
             self._maps[name] = open_memmap(array_path(self._writer.directory, name), mode="r+")
-        for row, length, value in zip(self._rows, self._lengths.tolist(), values, strict=True):
-            self._maps[name][row, start : min(length, start + len(value))] = value[: max(0, length - start)]
+        for index, length, value in zip(self._indices, self._lengths.tolist(), values, strict=True):
+            self._maps[name][index, start : min(length, start + len(value))] = value[: max(0, length - start)]
 
 
 def _check_space(directory: Path, needed: int) -> None:
-    """The files are sparse until written, and a process that writes a mapped page to a full disk is killed by a signal."""
+    """Raise OutputError unless ``needed`` bytes are free.
+
+    The files are sparse until written, and writing a mapped page to a full disk kills the process with SIGBUS.
+    """
     free = shutil.disk_usage(directory).free
     if needed > free:
         raise OutputError(

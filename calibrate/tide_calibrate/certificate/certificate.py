@@ -1,6 +1,4 @@
-"""The promise that travels with the exit thresholds, and what it means in words.
-
-Chosen exits with the thresholds of policy ``exit``, and the certificate of those, or why there is none."""
+"""Certify exit thresholds: choose them for the placed exits, and describe the guarantee in calibration.json and in words."""
 
 from __future__ import annotations
 
@@ -10,6 +8,7 @@ from dataclasses import dataclass, replace
 from tide_runtime.bundle.calibration import CertificateInfo, ExitInfo
 from tide_runtime.errors import CalibrationError
 
+from tide_calibrate.certificate.risk import ExitRule
 from tide_calibrate.certificate.threshold_family import ThresholdFamily, fit_family
 from tide_calibrate.certificate.thresholds import ThresholdChoice, choose_thresholds
 from tide_calibrate.traces.trace import SplitTrace
@@ -24,8 +23,54 @@ _SIZE = {
 }
 
 
+@dataclass(frozen=True)
+class CertifiedExits:
+    """Exits with the thresholds of policy ``exit``.
+
+    Args:
+        exits: shallow first, with an ``exit_threshold`` where one is certified.
+        certificate: the guarantee of those thresholds; None when no thresholds are certified.
+        refusal: why there is no certificate; empty when there is one.
+        family: the threshold family from which they were chosen; None without exits.
+    """
+
+    exits: list[ExitInfo]
+    certificate: CertificateInfo | None
+    refusal: str
+    family: ThresholdFamily | None
+
+
+def without_exits(reason: str) -> CertifiedExits:
+    """The result when no exit was placed, with the ``reason``."""
+    return CertifiedExits([], None, reason, None)
+
+
+def certify_exits(
+    exits: Sequence[ExitInfo],
+    train: SplitTrace,
+    threshold: SplitTrace,
+    max_disagreement: float,
+    confidence: float,
+    data_sha256: str,
+    date: str,
+) -> CertifiedExits:
+    """Order thresholds on the ``train`` split, then choose and certify them on the ``threshold`` split.
+
+    Args:
+        data_sha256: hash over the documents of the threshold split.
+        date: date of the certificate, ISO 8601.
+    """
+    family = fit_family(train, [ExitRule.from_info(info) for info in exits])
+    choice = choose_thresholds(threshold, family, max_disagreement, confidence)
+    if choice.thresholds is None:
+        return CertifiedExits([replace(info, exit_threshold=None) for info in exits], None, choice.reason, family)
+    thresholds = dict(zip((rule.checkpoint for rule in choice.exits), choice.thresholds, strict=True))
+    certified = [replace(info, exit_threshold=thresholds[info.checkpoint]) for info in exits]
+    return CertifiedExits(certified, certify(choice, data_sha256, date), "", family)
+
+
 def certify(choice: ThresholdChoice, data_sha256: str, date: str) -> CertificateInfo:
-    """The certificate of certified thresholds.
+    """Write the certificate of certified thresholds.
 
     Args:
         data_sha256: hash over the documents of the threshold split.
@@ -51,66 +96,19 @@ def certify(choice: ThresholdChoice, data_sha256: str, date: str) -> Certificate
 
 
 def meaning(certificate: CertificateInfo) -> str:
-    """What the certificate says and what it does not, for people."""
+    """Explain in words what the certificate guarantees and what it does not."""
     c = certificate
     by_document = c.unit == "document"
-    whose = "of a document's tokens, on average over documents" if by_document else "of the tokens of text"
-    assumed = (
-        "Documents are taken for independent, and how much they tell is estimated from their scatter: an approximation"
+    population = "of a document's tokens, on average over documents" if by_document else "of the tokens of text"
+    assumption = (
+        "Documents are assumed independent, and their effective size is estimated from the variance between them (approximately)"
         if by_document
-        else "Tokens are taken for independent, which those of one document are not"
+        else "Tokens are assumed independent, which those of one document are not"
     )
     return (
-        f"With {c.confidence:.0%} confidence, the exit policy changes at most {c.max_disagreement:.2%} {whose} like the "
+        f"With {c.confidence:.0%} confidence, the exit policy changes at most {c.max_disagreement:.2%} {population} like the "
         f"calibration text's, against the full model's likeliest token after the same text "
-        f"(measured: {c.measured:.2%} on {c.tokens:,} tokens in {c.documents:,} documents). {assumed}. It says nothing about "
+        f"(measured: {c.measured:.2%} on {c.tokens:,} tokens in {c.documents:,} documents). {assumption}. It says nothing about "
         "text of another kind, a single document, how far a generation drifts after its first changed token, or which of the "
         "two tokens is right."
     )
-
-
-@dataclass(frozen=True)
-class CertifiedExits:
-    """What policy ``exit`` may do.
-
-    Args:
-        exits: shallow first, with an ``exit_threshold`` where one is certified.
-        certificate: of those thresholds; None when nothing holds the promise.
-        refusal: why there is no certificate; empty when there is one.
-        family: the thresholds from which they were chosen; None without exits.
-    """
-
-    exits: list[ExitInfo]
-    certificate: CertificateInfo | None
-    refusal: str
-    family: ThresholdFamily | None
-
-
-def without_exits(reason: str) -> CertifiedExits:
-    """Where no exit is worth having, for that ``reason``."""
-    return CertifiedExits([], None, reason, None)
-
-
-def certify_exits(
-    exits: Sequence[ExitInfo],
-    train: SplitTrace,
-    threshold: SplitTrace,
-    max_disagreement: float,
-    confidence: float,
-    data_sha256: str,
-    date: str,
-) -> CertifiedExits:
-    """Order thresholds on the ``train`` split, choose and certify them on the ``threshold`` split.
-
-    Args:
-        data_sha256: hash over the documents of the threshold split.
-        date: of the certificate, ISO 8601.
-    """
-    rules = [(info.checkpoint, info.head, info.router, info.mlp_threshold) for info in exits]
-    family = fit_family(train, rules)
-    choice = choose_thresholds(threshold, family, max_disagreement, confidence)
-    if choice.thresholds is None:
-        return CertifiedExits([replace(info, exit_threshold=None) for info in exits], None, choice.reason, family)
-    thresholds = dict(zip((rule.checkpoint for rule in choice.exits), choice.thresholds, strict=True))
-    certified = [replace(info, exit_threshold=thresholds[info.checkpoint]) for info in exits]
-    return CertifiedExits(certified, certify(choice, data_sha256, date), "", family)

@@ -1,7 +1,7 @@
-"""How many independent tokens a text is worth: tokens of one document are right and wrong together.
+"""Effective sample size of a text whose tokens are correlated within documents (cluster sampling).
 
-The rate of a few long documents is known far less well than that of as many tokens drawn one by one. How much less shows in
-how the documents' rates scatter (design effect: Kish 1965, Survey Sampling, section 8.2).
+A rate estimated from a few long documents is less certain than one from the same number of independent tokens. The variance of
+the rates between documents tells how much less (design effect: Kish 1965, Survey Sampling, section 8.2).
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from numpy.typing import NDArray
 
 
 def effective_size(rates: NDArray[np.float64], tokens: NDArray[np.integer], confidence: float) -> NDArray[np.int64]:
-    """The number of independent tokens whose mean would be as uncertain as the mean of the documents' rates.
+    """The number of independent tokens whose mean has the same uncertainty as the mean of the documents' rates.
 
-        n = r (1 - r) / (s² / D · (t / z)²),   at least D, at most what independent tokens would give
+        n = r (1 - r) / (s² / D · (t / z)²),   at least D, at most the value for independent tokens
 
-    with r and s² the mean and variance of D documents' rates. Student's t in place of the normal quantile z pays for s² being
-    an estimate. D is a floor because no variable within 0 … 1 scatters more than one that is 0 or 1. An approximation, good for
-    ten documents and usable for four: what few documents do not show, no estimate knows. A column without any variation takes
-    the size of the next one that has some; when there is none, nothing speaks for more than D.
+    with r and s² the mean and variance of D documents' rates. Student's t instead of the normal quantile z accounts for s² being
+    an estimate. D is a lower bound because a variable in [0, 1] has the largest variance when it is Bernoulli. The approximation
+    is good for ten documents and usable for four. A column without variance takes the size of the next column that has some, or
+    D when there is none.
 
     Args:
         rates: [D, M], share of wrong exits among each document's tokens, for M policies from safest to boldest.
         tokens: [D], each at least 1.
-        confidence: 1 - δ, of the test that the size is for.
+        confidence: 1 - δ of the test that uses the size.
 
     Returns:
         [M] int64
@@ -46,11 +46,11 @@ def effective_size(rates: NDArray[np.float64], tokens: NDArray[np.integer], conf
 
 @functools.cache
 def student_quantile(freedom: int, probability: float) -> float:
-    """The t with P(T <= t) = ``probability`` >= 1/2, for Student's T with ``freedom`` degrees of freedom, to five digits.
+    """Quantile t with P(T <= t) = ``probability`` >= 1/2 of Student's T with ``freedom`` degrees of freedom, to five digits.
 
-    With t = √f · tan θ the density is cosᶠ⁻¹θ, smooth and bounded, so a trapezoid sum integrates it.
+    Substituting t = √f · tan θ gives the density cosᶠ⁻¹θ, smooth and bounded, which the trapezoidal rule integrates.
     """
-    if freedom > 10_000:  # closer to the normal than the sum's own error
+    if freedom > 10_000:  # the difference from the normal is below the integration error
         return NormalDist().inv_cdf(probability)
     theta = np.linspace(0.0, math.pi / 2, 100_001)
     density = np.cos(theta) ** (freedom - 1)
@@ -59,7 +59,7 @@ def student_quantile(freedom: int, probability: float) -> float:
 
 
 def _next_known(known: NDArray[np.bool_]) -> NDArray[np.intp]:
-    """For each column the index of the next known one, itself included; its own when none follows."""
+    """The index of the first known column at or after each column; the column's own index when none follows."""
     own = np.arange(len(known))
     following = np.minimum.accumulate(np.where(known, own, len(known))[::-1])[::-1]
     return np.where(following < len(known), following, own)

@@ -1,7 +1,7 @@
-"""Is a rate really below a limit, or did the sample only look like it? The Hoeffding–Bentkus p-value.
+"""Hoeffding–Bentkus p-value: evidence that an expected loss is at most ε.
 
-Of two bounds on P(a mean of n losses comes out this low although its expectation is above ε) the smaller is taken: Hoeffding's
-in its relative-entropy form, which is better far from ε, and Bentkus', which is better near it.
+The p-value is the smaller of two bounds on the probability that the mean of n losses is this low although its expectation
+exceeds ε: Hoeffding's in relative-entropy form, tighter far from ε, and Bentkus's, tighter near ε.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from tide_runtime.errors import ParamsError
 
 
 def hoeffding_bentkus(risk: float, n: int, epsilon: float) -> float:
-    """The p-value of H0 "expected loss > ``epsilon``", when ``n`` independent losses in [0, 1] had the mean ``risk``.
+    """The p-value of H0 "expected loss > ``epsilon``", given the mean ``risk`` of ``n`` independent losses in [0, 1].
 
-    Under H0 it is at most δ with probability at most δ, whatever the losses' distribution
+    Under H0 it is at most δ with probability at most δ, for any distribution of the losses
     (Bates et al. 2021, arXiv:2101.02703, section 3.1; Learn then Test, Angelopoulos et al. 2021, arXiv:2110.01052).
 
         p = min(exp(-n · kl(min(risk, ε), ε)),  e · P(Binomial(n, ε) <= ⌈n · risk⌉))
@@ -29,21 +29,21 @@ def hoeffding_bentkus(risk: float, n: int, epsilon: float) -> float:
     if risk >= epsilon:
         return 1.0
     hoeffding = math.exp(-n * _relative_entropy(risk, epsilon))
-    # risk is often k / n in floating point: its product with n must not be pushed over the integer k
+    # risk is often k / n in floating point, and n * risk may round to just above the integer k
     bentkus = math.e * binomial_cdf(math.ceil(n * risk - 1e-6), n, epsilon)
     return min(1.0, hoeffding, bentkus)
 
 
 def binomial_cdf(k: int, n: int, p: float) -> float:
-    """P(Binomial(n, p) <= k), to about nine digits for n up to millions.
+    """Compute P(Binomial(n, p) <= k) to about nine digits, for n up to millions.
 
-    The largest term comes from log-gamma; the others follow by their ratios, from the mode outwards, so nothing cancels.
+    The largest term is computed with log-gamma and the others by their ratios, from the mode outwards, so nothing cancels.
     """
     if k < 0:
         return 0.0
     if k >= n:
         return 1.0
-    if k > n * p:  # the shorter tail is the accurate one
+    if k > n * p:  # the smaller tail is the accurate one
         return 1.0 - binomial_cdf(n - k - 1, n, 1.0 - p)
     log_term = math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1) + k * math.log(p) + (n - k) * math.log1p(-p)
     j = np.arange(k, 0, -1, dtype=np.float64)
@@ -52,10 +52,10 @@ def binomial_cdf(k: int, n: int, p: float) -> float:
 
 
 def fewest_samples(epsilon: float, delta: float) -> int:
-    """The least n at which a sample without any loss shows the rate to be below ``epsilon``: (1 - ε)ⁿ <= δ."""
+    """The smallest n at which a sample without losses rejects H0 "rate > ``epsilon``" at level δ: (1 - ε)ⁿ <= δ."""
     return math.ceil(math.log(delta) / math.log1p(-epsilon))
 
 
 def _relative_entropy(a: float, b: float) -> float:
-    """kl(a, b) of Bernoulli variables in nats, with 0 · log 0 = 0."""
+    """KL divergence of Bernoulli(a) from Bernoulli(b) in nats, with 0 · log 0 = 0."""
     return (a * math.log(a / b) if a > 0 else 0.0) + ((1 - a) * math.log((1 - a) / (1 - b)) if a < 1 else 0.0)

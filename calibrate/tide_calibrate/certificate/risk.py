@@ -1,8 +1,8 @@
-"""What the policy ``exit`` would have done on captured tokens: where each stops, and whether that was the full model's choice.
+"""Empirical risk of policy ``exit`` on traced tokens, for a whole family of threshold vectors at once.
 
-A token stops at the first checkpoint whose score reaches its threshold. Threshold vectors come as a family ordered from safest
-to boldest, so for every token and checkpoint there is one member from which on it stops there: a few integers per token tell
-the whole family's behaviour.
+A token stops at the first checkpoint whose score reaches its threshold. The family is ordered from safest to boldest, so for
+every token and checkpoint there is a first member under which the token stops there; these indices determine the behaviour of
+every member.
 """
 
 from __future__ import annotations
@@ -13,15 +13,16 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from tide_runtime.bundle.calibration import ExitInfo
 from tide_runtime.errors import CalibrationError
 
 from tide_calibrate.traces.trace import ExitTrace, SplitTrace
 
 
 class ExitRule(NamedTuple):
-    """Where a token may stop and what is asked: a checkpoint, its head, and the router whose score meets the threshold.
+    """An exit: a checkpoint, its head, and the router whose score is compared with the threshold.
 
-    ``mlp_threshold``: router ``mlp+max_probability`` only asks the head (and stops) when the MLP's score is at least this.
+    ``mlp_threshold``: router ``mlp+max_probability`` evaluates the head only if the MLP's score reaches this value.
     """
 
     checkpoint: int
@@ -29,15 +30,20 @@ class ExitRule(NamedTuple):
     router: str
     mlp_threshold: float | None = None
 
+    @staticmethod
+    def from_info(info: ExitInfo) -> ExitRule:
+        """The rule of an exit of calibration.json, without its thresholds for the policies."""
+        return ExitRule(info.checkpoint, info.head, info.router, info.mlp_threshold)
+
     def trace(self, trace: SplitTrace) -> ExitTrace:
-        """Raises CalibrationError when the trace lacks this exit."""
+        """The exit's own trace. Raises CalibrationError when ``trace`` lacks it."""
         if (self.checkpoint, self.head) not in trace.exits:
             known = ", ".join(f"{head} after {checkpoint}" for checkpoint, head in sorted(trace.exits)) or "none"
             raise CalibrationError(f"no trace of the head {self.head} after layer {self.checkpoint}; traced: {known}")
         return trace.exits[self.checkpoint, self.head]
 
     def scores(self, trace: SplitTrace) -> NDArray[np.float32]:
-        """[n] float32; NaN where the token cannot stop. Raises CalibrationError when the trace lacks the router."""
+        """Scores [n] float32; NaN where the token cannot stop. Raises CalibrationError when the trace lacks the router."""
         scores = self.trace(trace).scores
         names = ["mlp", "max_probability"] if self.router == "mlp+max_probability" else [self.router]
         for name in names:
@@ -53,12 +59,12 @@ class ExitRule(NamedTuple):
         return np.where(scores["mlp"] >= self.mlp_threshold, scores["max_probability"], np.float32(np.nan))
 
     def layers(self) -> int:
-        """Layers that a token which stops here runs: the prefix and the head's own."""
+        """Layers run by a token that stops here: the prefix and the head's own."""
         return self.checkpoint + (int(self.head.partition(":")[2]) if ":" in self.head else 0)
 
 
 def ordered(exits: Sequence[tuple]) -> tuple[ExitRule, ...]:
-    """Shallow first. Raises CalibrationError when there is none, or two at one checkpoint."""
+    """Sort exits by depth, shallow first. Raises CalibrationError when there is none, or two share a checkpoint."""
     rules = tuple(sorted((ExitRule(*rule) for rule in exits), key=lambda rule: rule.checkpoint))
     checkpoints = [rule.checkpoint for rule in rules]
     if not rules or len(set(checkpoints)) < len(checkpoints):
@@ -68,11 +74,11 @@ def ordered(exits: Sequence[tuple]) -> tuple[ExitRule, ...]:
 
 @dataclass(frozen=True)
 class PolicyCounts:
-    """Every member of a family of M threshold vectors on G groups of tokens (documents, windows, or single tokens).
+    """Token counts of every member of a family of M threshold vectors, on G groups of tokens (documents, windows, or tokens).
 
     Args:
         tokens: [G] int64.
-        losses: [G, M] int64, tokens whose exit differs from the full model's argmax; a token that goes deep never does.
+        losses: [G, M] int64, tokens that stop early with another token than the full model's argmax.
         exits: [G, M] int64, tokens that stop early.
         layers_saved: [G, M] int64, summed over tokens.
         num_layers: L.
@@ -85,7 +91,7 @@ class PolicyCounts:
     num_layers: int
 
     def select(self, groups: NDArray, members: slice = slice(None)) -> PolicyCounts:
-        """Those of some groups, a mask [G] or indices (repeats count again), and of some members."""
+        """Restrict the counts to some groups, a mask [G] or indices (repeated indices count repeatedly), and some members."""
         return PolicyCounts(
             self.tokens[groups],
             self.losses[:, members][groups],
@@ -95,56 +101,59 @@ class PolicyCounts:
         )
 
     def rates(self) -> NDArray[np.float64]:
-        """[G, M], share of each group's tokens whose exit differs from the full model's argmax; every group needs a token."""
+        """Loss rates [G, M], ``losses`` over ``tokens``; every group needs at least one token."""
         return self.losses / self.tokens[:, None]
 
     def exit_share(self) -> NDArray[np.float64]:
-        """[M], share of all tokens that stop early."""
+        """Share of all tokens that stop early, [M]."""
         return self.exits.sum(0) / self.tokens.sum()
 
     def saved_share(self) -> NDArray[np.float64]:
-        """[M], share of all tokens' layers that are not run."""
+        """Share of all tokens' layers that are skipped, [M]."""
         return self.layers_saved.sum(0) / (self.tokens.sum() * self.num_layers)
 
 
 def policy_counts(
     trace: SplitTrace, exits: Sequence[ExitRule], thresholds: NDArray[np.float64], groups: NDArray[np.integer]
 ) -> PolicyCounts:
-    """Run a family of thresholds [M, K], each column non-increasing, with K exits, shallow first, on a trace.
+    """Apply a family of thresholds to a trace.
 
-    ``groups``: [n], the group 0 … G-1 of each token.
+    Args:
+        exits: K exits, shallow first.
+        thresholds: [M, K], each column non-increasing.
+        groups: [n], the group 0 … G-1 of each token.
     """
     members, count = len(thresholds), int(groups.max(initial=-1)) + 1
     losses, stopped, saved = (np.zeros((count, members + 1), np.int64) for _ in range(3))
-    for rule, begin, end in _stops(trace, exits, thresholds):
+    for rule, begin, end in _stopping_members(trace, exits, thresholds):
         wrong = ~rule.trace(trace).agrees
-        losses += _active(groups, begin, end, wrong, losses.shape)
-        here = _active(groups, begin, end, begin < end, losses.shape)
-        stopped += here
-        saved += here * (trace.num_layers - rule.layers())
+        losses += _count_members(groups, begin, end, wrong, losses.shape)
+        stopped_here = _count_members(groups, begin, end, begin < end, losses.shape)
+        stopped += stopped_here
+        saved += stopped_here * (trace.num_layers - rule.layers())
     tokens = np.bincount(groups, minlength=count).astype(np.int64)
     return PolicyCounts(tokens, losses[:, :-1], stopped[:, :-1], saved[:, :-1], trace.num_layers)
 
 
-def _stops(
+def _stopping_members(
     trace: SplitTrace, exits: Sequence[ExitRule], thresholds: NDArray[np.float64]
 ) -> Iterator[tuple[ExitRule, NDArray[np.intp], NDArray[np.intp]]]:
-    """Per exit, the members begin <= m < end [n] under which each token stops there."""
-    taken = np.full(len(trace.window), len(thresholds), np.intp)  # from this member on, the token stops further up
+    """Yield for each exit the range of members begin <= m < end, [n] each, under which each token stops there."""
+    taken = np.full(len(trace.window), len(thresholds), np.intp)  # from this member on, the token stops at a shallower exit
     for rule, column in zip(exits, thresholds.T, strict=True):
         scores = rule.scores(trace).astype(np.float64)
-        first = np.searchsorted(-column, -scores, side="left")  # of the members with threshold <= score
+        first = np.searchsorted(-column, -scores, side="left")  # the first member with threshold <= score
         first = np.where(np.isfinite(scores), first, len(thresholds))
         yield rule, first, taken
         taken = np.minimum(taken, first)
 
 
-def _active(
+def _count_members(
     groups: NDArray[np.integer], begin: NDArray[np.intp], end: NDArray[np.intp], chosen: NDArray[np.bool_], shape: tuple[int, int]
 ) -> NDArray[np.int64]:
-    """[G, M+1], how many chosen tokens of each group have begin <= member < end."""
+    """Count the chosen tokens of each group with begin <= member < end, [G, M+1], as a cumulative sum of range edges."""
     chosen = chosen & (begin < end)
-    rows = groups[chosen].astype(np.int64) * shape[1]
+    offsets = groups[chosen].astype(np.int64) * shape[1]
     size = shape[0] * shape[1]
-    change = np.bincount(rows + begin[chosen], minlength=size) - np.bincount(rows + end[chosen], minlength=size)
+    change = np.bincount(offsets + begin[chosen], minlength=size) - np.bincount(offsets + end[chosen], minlength=size)
     return change.reshape(shape).cumsum(axis=1)

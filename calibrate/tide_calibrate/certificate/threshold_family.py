@@ -1,7 +1,7 @@
-"""Threshold vectors ordered from safest to boldest: one knob for all checkpoints.
+"""A one-parameter family of threshold vectors, ordered from safest to boldest.
 
-The knob is the share of wrong exits that each checkpoint tolerates. What a score says about that share is learned on one part of
-the data (the training split), so that on another the order in which thresholds are tested is already fixed.
+The parameter is the share of wrong exits that each checkpoint tolerates. The thresholds for it are fitted on the training split,
+so that the order in which they are tested on the threshold split is fixed beforehand.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from tide_calibrate.certificate.risk import ExitRule, ordered
 from tide_calibrate.traces.trace import SplitTrace
 
-SAFEST, BOLDEST = 1e-4, 0.5  # an exit that is wrong more often than right is none
+SAFEST, BOLDEST = 1e-4, 0.5  # tolerated share of wrong exits; an exit that is wrong more often than right is useless
 
 
 @dataclass(frozen=True)
@@ -25,8 +25,8 @@ class ThresholdFamily:
 
     Args:
         exits: shallow first.
-        wrong: [M], the share of wrong exits that a member tolerates at each checkpoint; the first is 0: nobody exits.
-        thresholds: [M, K] float64, exact in float32 (scores are float32), columns non-increasing; inf: nobody exits there.
+        wrong: [M], the share of wrong exits that a member tolerates at each checkpoint; 0 for the first, which never exits.
+        thresholds: [M, K] float64, exact in float32 (scores are float32), columns non-increasing; inf where no token exits.
     """
 
     exits: tuple[ExitRule, ...]
@@ -35,7 +35,7 @@ class ThresholdFamily:
 
 
 def fit_family(trace: SplitTrace, exits: Sequence[tuple], members: int = 256) -> ThresholdFamily:
-    """A family for ``exits`` (checkpoint, head, router[, mlp_threshold]), from what their scores meant on ``trace``.
+    """Fit a family for ``exits`` (checkpoint, head, router[, mlp_threshold]) on ``trace``.
 
     At each checkpoint the threshold is the lowest score above which at most the tolerated share of tokens disagreed.
     """
@@ -46,11 +46,11 @@ def fit_family(trace: SplitTrace, exits: Sequence[tuple], members: int = 256) ->
 
 
 def _lowest_scores(scores: NDArray[np.float32], agrees: NDArray[np.bool_], wrong: NDArray[np.float64]) -> NDArray[np.float64]:
-    """[M], for each tolerated share the lowest score s such that tokens of score >= s are wrong no more often than that."""
+    """The lowest score s for each tolerated share, [M], such that at most this share of the tokens of score >= s is wrong."""
     finite = np.isfinite(scores)
     order = np.argsort(-scores[finite], kind="stable")
     ranked = scores[finite][order].astype(np.float64)
-    # One error more than seen: without it a single lucky token would look like a safe region.
+    # Laplace smoothing: without it a single right token would count as an error-free region.
     rate = (np.cumsum(~agrees[finite][order]) + 1) / (np.arange(len(ranked)) + 2)
     rate[:-1][ranked[:-1] == ranked[1:]] = math.inf  # equal scores exit together
     lowest_from_here = np.minimum.accumulate(rate[::-1])[::-1]

@@ -1,12 +1,12 @@
-"""Thresholds for the policy ``exit`` that keep a promise: the rate of changed tokens is at most ε, with confidence 1 - δ.
+"""Thresholds of policy ``exit`` with a guarantee: the rate of changed tokens is at most ε, with confidence 1 - δ.
 
 Learn then Test (Angelopoulos et al. 2021, arXiv:2110.01052) as in CALM (Schuster et al. 2022, arXiv:2207.07061): a family of
-threshold vectors, fixed beforehand from safest to boldest, is tested in that order, each with a p-value of "its rate is above
-ε". The last one before the first p above δ is chosen: the sequence is tested at level δ as a whole.
+threshold vectors, ordered beforehand from safest to boldest, is tested in that order, each with a p-value of H0 "its rate is
+above ε". The last one before the first p-value above δ is chosen; fixed-sequence testing keeps the overall level at δ.
 
-What is promised is the rate of a document drawn at random, because tokens of one document are not independent. Taking them for
-independent (``unit="token"``) is tighter and breaks the promise several times as often as δ allows; benchmarks/certificate.py
-shows both on real text.
+The guarantee is about the rate of a document drawn at random, because tokens of one document are not independent. Assuming
+independent tokens (``unit="token"``) is tighter, but its violation rate is several times δ; benchmarks/certificate.py shows
+both on real text.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ Unit = Literal["document", "token"]
 
 @dataclass(frozen=True)
 class ThresholdChoice:
-    """What was chosen, and how it did on the threshold split.
+    """The chosen thresholds and their figures on the threshold split.
 
     Args:
         exits: shallow first.
-        thresholds: per exit, None where no token may stop; None altogether when nothing holds the promise.
+        thresholds: one per exit, None where no token may stop; None altogether when no thresholds satisfy the guarantee.
         reason: why there are no thresholds, and what to do; empty when there are.
-        max_disagreement, confidence: ε and 1 - δ; confidence 0 for thresholds that were only measured.
-        unit: what was taken for independent.
-        certified: False for thresholds that were only measured.
+        max_disagreement, confidence: ε and 1 - δ; confidence 0 for thresholds that were measured but not tested.
+        unit: the unit assumed to be independent.
+        certified: False for thresholds that were measured but not tested.
         tokens, documents: size of the threshold split.
-        effective_tokens: independent tokens that it was worth.
-        measured: disagreement rate with these thresholds (of an average document, or token).
+        effective_tokens: its effective sample size in independent tokens.
+        measured: disagreement rate with these thresholds, averaged over documents or tokens.
         exit_share: share of tokens that stop early.
         saved_share: share of all layers not run.
     """
@@ -68,10 +68,10 @@ def choose_thresholds(
     confidence: float = 0.95,
     unit: Unit = "document",
 ) -> ThresholdChoice:
-    """The boldest thresholds of ``family`` that are certified on ``trace``, the threshold split.
+    """Choose the boldest thresholds of ``family`` that are certified on ``trace``, the threshold split.
 
-    The family must come from other documents than the trace's. Raises ParamsError for values out of range, DataError when the
-    trace is empty.
+    The family must be fitted on other documents than the trace's. Raises ParamsError for values out of range, DataError when
+    the trace is empty.
     """
     counts = document_counts(trace, family)
     member = certified_member(counts, max_disagreement, confidence, unit)
@@ -81,20 +81,20 @@ def choose_thresholds(
 def naive_thresholds(
     trace: SplitTrace, family: ThresholdFamily, max_disagreement: float = 0.01, unit: Unit = "document"
 ) -> ThresholdChoice:
-    """The boldest thresholds whose measured rate is at most ε: the usual mistake, for comparison."""
+    """Choose the boldest thresholds whose measured rate is at most ε: a baseline without a guarantee."""
     counts = document_counts(trace, family)
     member = naive_member(counts, max_disagreement, unit)
     return _choice(counts, family, member, max_disagreement, 0.0, unit, certified=False)
 
 
 def certified_member(counts: PolicyCounts, max_disagreement: float, confidence: float, unit: Unit = "document") -> int:
-    """Fixed-sequence testing: the last member before the first whose p-value is above δ; 0 (nobody exits) when the first fails.
+    """Fixed-sequence testing: the last member before the first p-value above δ; 0, which never exits, when the first fails.
 
     Groups of ``counts`` are the documents. Raises ParamsError for values out of range.
     """
     _check(max_disagreement, confidence, unit)
     risk, size = disagreement(counts, unit), independent_tokens(counts, confidence, unit)
-    first = int(np.argmax(counts.exits.sum(0) > 0))  # before it nobody exits, and the rate is 0 without a test
+    first = int(np.argmax(counts.exits.sum(0) > 0))  # members before it never exit, so their rate is 0 without a test
     for member in range(first, len(risk)):
         if hoeffding_bentkus(float(risk[member]), int(size[member]), max_disagreement) > 1 - confidence:
             return max(member - 1, 0)
@@ -107,19 +107,19 @@ def naive_member(counts: PolicyCounts, max_disagreement: float, unit: Unit = "do
 
 
 def disagreement(counts: PolicyCounts, unit: Unit = "document") -> NDArray[np.float64]:
-    """[M], share of tokens whose exit differs from the full model's argmax, of an average document or an average token."""
+    """Disagreement rate with the full model's argmax, [M], averaged over documents or over tokens."""
     return counts.rates().mean(0) if unit == "document" else counts.losses.sum(0) / counts.tokens.sum()
 
 
 def independent_tokens(counts: PolicyCounts, confidence: float, unit: Unit = "document") -> NDArray[np.int64]:
-    """[M], what the text is worth in independent tokens."""
+    """Effective sample size of the text in independent tokens, [M]."""
     if unit == "document":
         return effective_size(counts.rates(), counts.tokens, confidence)
     return np.full(counts.losses.shape[1], counts.tokens.sum(), np.int64)
 
 
 def document_counts(trace: SplitTrace, family: ThresholdFamily) -> PolicyCounts:
-    """The family's behaviour on every document of a trace. Raises DataError when the trace is empty."""
+    """Count exits and losses of the family on every document of a trace. Raises DataError when the trace is empty."""
     if not len(trace.document):
         raise DataError("there is no text to choose thresholds on; give more documents, so that each split gets some")
     documents = np.unique(trace.document, return_inverse=True)[1]
@@ -140,7 +140,7 @@ def _choice(
     counts: PolicyCounts, family: ThresholdFamily, member: int, epsilon: float, confidence: float, unit: Unit, certified: bool
 ) -> ThresholdChoice:
     size = independent_tokens(counts, confidence, unit) if certified else np.full(len(family.wrong), counts.tokens.sum())
-    reason = _why_none(counts, family, member, epsilon, confidence, int(size[np.argmax(counts.exits.sum(0) > 0)]))
+    reason = _refusal(counts, family, member, epsilon, confidence, int(size[np.argmax(counts.exits.sum(0) > 0)]))
     thresholds = tuple(float(t) if math.isfinite(t) else None for t in family.thresholds[member])
     return ThresholdChoice(
         exits=family.exits,
@@ -159,12 +159,12 @@ def _choice(
     )
 
 
-def _why_none(counts: PolicyCounts, family: ThresholdFamily, member: int, epsilon: float, confidence: float, size: int) -> str:
-    """Why ``member`` is no thresholds to exit by; empty when it is."""
+def _refusal(counts: PolicyCounts, family: ThresholdFamily, member: int, epsilon: float, confidence: float, size: int) -> str:
+    """Explain why ``member`` cannot be used as thresholds; empty when it can."""
     stopped, wrong = counts.exits.sum(0), counts.losses.sum(0)
     if not np.isfinite(family.thresholds).any() or (stopped[member] and wrong[member] > stopped[member] / 2):
         return (
-            "the layers never agree: at no checkpoint are the tokens that a router is surest of right more often than wrong; "
+            "the layers never agree: at no checkpoint do the tokens with the highest scores agree more often than not; "
             "use the policy full, or train exit heads on more text"
         )
     if stopped[member]:
@@ -181,7 +181,7 @@ def _why_none(counts: PolicyCounts, family: ThresholdFamily, member: int, epsilo
         )
     first = int(np.argmax(stopped > 0))
     return (
-        f"the surest exits are wrong too often: {stopped[first]} of {tokens} tokens stop at the safest thresholds and "
+        f"the most confident exits are wrong too often: {stopped[first]} of {tokens} tokens stop at the safest thresholds and "
         f"{wrong[first] / stopped[first]:.1%} of them differ; "
         f"use the policy full, or a larger --max-disagreement than {epsilon:.2%}"
     )

@@ -1,13 +1,12 @@
-"""Launches told from layers: times of segments of different depth, at several numbers of tokens, explained together.
+"""Fit a linear cost model of launches, layers and logits to the times of segments of different depth.
 
     segment of n layers, s tokens   launch + n * layer(s)
-    the last one                    as much, and logits(s)
-    the graph ``head``              launch + logits(s)
-    the graph ``uncut``             launch + L * layer(s) + logits(s), where the target has it
+    last segment                    launch + n * layer(s) + logits(s)
+    graph ``head``                  launch + logits(s)
+    graph ``uncut``                 launch + L * layer(s) + logits(s), if the target has it
 
-A launch costs what it costs whatever the tokens, and layers and logits never get cheaper with more of them. Each size fitted
-for itself would put noise of a tenth of a millisecond into launches and layers with opposite signs, and the exits wherever that
-points.
+All sizes s are fitted together: a launch is independent of s, and layers and logits are non-decreasing in s. Fitted size by
+size, noise of a tenth of a millisecond enters launches and layers with opposite signs and decides where exits are placed.
 """
 
 from __future__ import annotations
@@ -22,60 +21,62 @@ from tide_runtime.errors import CalibrationError
 
 from tide_calibrate.costs.host_overhead import HostTimes
 
-ROUTER_WIDTH = 128  # of the MLP router; a translator's rank is at most the same
+ROUTER_WIDTH = 128  # hidden width of the MLP router, and the maximum rank of a translator
 
 
-def fit_steps(manifest: Manifest, rows: int, graph_ms: Mapping[int, Mapping[str, float]], host: HostTimes) -> list[StepCost]:
-    """The costs of steps of ``rows`` rows.
+def fit_steps(
+    manifest: Manifest, batch_size: int, graph_ms: Mapping[int, Mapping[str, float]], host: HostTimes
+) -> list[StepCost]:
+    """Fit the costs of steps of ``batch_size`` sequences.
 
     Args:
-        graph_ms: tokens a row → ms of every graph.
-        host: of as many rows.
+        graph_ms: tokens per sequence → ms of every graph.
+        host: host times at the same batch size.
 
-    Raises CalibrationError when layers seem to take no time.
+    Raises CalibrationError when the fitted time of a layer is not positive.
     """
     sizes = sorted(graph_ms)
     depths = [segment.layers[1] - segment.layers[0] for segment in manifest.segments if segment.layers]
     segments, uncut = [segment.name for segment in manifest.segments], UNCUT in graph_ms[sizes[0]]
     layers = {**dict(zip(segments, depths, strict=True)), HEAD: 0} | ({UNCUT: manifest.model.num_layers} if uncut else {})
     times = np.array([[graph_ms[size][name] for name in layers] for size in sizes])
-    launch, layer, logits = _explain(times, list(layers.values()), [name not in segments[:-1] for name in layers])
+    launch, layer, logits = _least_squares(times, list(layers.values()), [name not in segments[:-1] for name in layers])
     if layer[0] <= 0:
         raise CalibrationError("deeper segments took no longer than shallow ones; measure again when the machine is quiet")
-    exits = np.array([_exit_ms(manifest, graph_ms[size], launch, float(one)) for size, one in zip(sizes, layer, strict=True)])
-    asks, deep = (max(0.0, turn - host.plain) for turn in (host.ask, host.deep))
+    exits = np.array([_exit_ms(manifest, graph_ms[size], launch, float(ms)) for size, ms in zip(sizes, layer, strict=True)])
+    evaluation, verification = (max(0.0, ms - host.full) for ms in (host.exit_evaluation, host.verification))
     return [
-        StepCost(rows, size, launch, float(n), launch + float(m), float(e), host.plain, asks, deep)
-        for size, n, m, e in zip(sizes, layer, logits, _rising(exits), strict=True)
+        StepCost(batch_size, size, launch, float(n), launch + float(m), float(e), host.full, evaluation, verification)
+        for size, n, m, e in zip(sizes, layer, logits, _isotonic(exits), strict=True)
     ]
 
 
-def _explain(
-    times: NDArray[np.float64], layers: Sequence[int], ends: Sequence[bool]
+def _least_squares(
+    times: NDArray[np.float64], layers: Sequence[int], has_logits: Sequence[bool]
 ) -> tuple[float, NDArray[np.float64], NDArray[np.float64]]:
-    """One launch, and a layer and the logits at each size, by least squares of relative errors.
+    """Fit one launch time, and the times of a layer and of the logits at each size, minimising relative errors.
 
     Args:
         times: [sizes, graphs].
-        layers: of each graph.
-        ends: [graphs], whether it gives logits.
+        layers: [graphs], number of layers.
+        has_logits: [graphs], whether the graph computes logits.
     """
     count, graphs = times.shape
     equations = np.zeros((count, graphs, 1 + 2 * count))
     equations[:, :, 0] = 1
     for size in range(count):
         equations[size, :, 1 + size] = layers
-        equations[size, :, 1 + count + size] = ends
+        equations[size, :, 1 + count + size] = has_logits
     scaled = (equations / times[:, :, None]).reshape(-1, 1 + 2 * count)
     solution = np.linalg.lstsq(scaled, np.ones(len(scaled)), rcond=None)[0]
-    if solution[0] < 0:  # noise; without launches then
+    if solution[0] < 0:  # noise: fit again without launches
         solution = np.concatenate([[0.0], np.linalg.lstsq(scaled[:, 1:], np.ones(len(scaled)), rcond=None)[0]])
-    return float(solution[0]), _rising(solution[1 : 1 + count]), _rising(np.maximum(solution[1 + count :], 0.0))
+    return float(solution[0]), _isotonic(solution[1 : 1 + count]), _isotonic(np.maximum(solution[1 + count :], 0.0))
 
 
-def _rising(values: NDArray[np.floating]) -> NDArray[np.float64]:
-    """The nearest values that never fall: pool adjacent violators (Barlow et al. 1972)."""
-    pools: list[list[float]] = []  # sum, count
+def _isotonic(values: NDArray[np.floating]) -> NDArray[np.float64]:
+    """Isotonic regression: the nearest non-decreasing values, by pooling adjacent violators (Barlow et al. 1972)."""
+    pools: list[list[float]] = []  # sum and count of each pool
     for value in values.tolist():
         pools.append([value, 1])
         while len(pools) > 1 and pools[-2][0] / pools[-2][1] > pools[-1][0] / pools[-1][1]:
@@ -85,12 +86,13 @@ def _rising(values: NDArray[np.floating]) -> NDArray[np.float64]:
 
 
 def _exit_ms(manifest: Manifest, graph_ms: Mapping[str, float], launch: float, layer: float) -> float:
-    """Of a router's or translator's graph; from its share of a layer's weights when the bundle has none to time."""
+    """Time of a router's or translator's graph, estimated from its number of weights when the bundle has none to time."""
     exits = [ms for name, ms in graph_ms.items() if name.startswith("exit_")]
     return float(np.mean(exits)) if exits else launch + layer * _exit_share(manifest)
 
 
 def _exit_share(manifest: Manifest) -> float:
+    """Weights of a router and a translator over those of a layer."""
     last = manifest.segments[-1]
     assert last.layers is not None
     layer = last.parameters / (last.layers[1] - last.layers[0])

@@ -1,8 +1,8 @@
-"""How long the runtime's own loop takes: the wall time of a decode turn less the time spent inside graphs.
+"""Measure the host overhead of a decode step: its wall time minus the time inside graphs.
 
-Four kinds of turns differ: a plain one; one that asks an exit and stops there; one that takes all that waits through the
-remaining layers; a plain one that draws its tokens at random. The second and third kind are seen in policy ``exit`` when it may
-only stop so often in a row.
+Four kinds of steps are measured: a full step; a step that evaluates an exit and stops there; a verification pass, which runs the
+remaining layers for all deferred tokens; a full step with sampling. Policy ``exit`` produces the second and third kind when its
+number of consecutive early stops is limited.
 """
 
 from __future__ import annotations
@@ -24,106 +24,114 @@ from tide_runtime.depth.registry import make_policy
 from tide_runtime.sequence import TokenSequence
 
 PROMPT_TOKENS = 8
-TURNS = 64
+STEPS = 64
 REPEATS = 2
-STREAK = 3  # early stops between deep passes: after one, the processor has to fetch Python's own data again
-_CHUNK = 256  # prompt tokens per prefill step
+STREAK = 3  # early stops between verification passes: the first one after a pass finds the interpreter's own data evicted
+_PREFILL_CHUNK = 256  # prompt tokens per prefill step
 
 
 @dataclass(frozen=True)
 class HostTimes:
-    """Median ms of a turn outside graphs: a plain one, one that asks an exit and stops, one that runs what waits; ``draw``: what
-    it takes longer for each row that chooses its token at random."""
+    """Median ms of a decode step outside graphs.
 
-    plain: float
-    ask: float
-    deep: float
+    Args:
+        full: a step through all layers.
+        exit_evaluation: a step that evaluates an exit and stops there.
+        verification: a pass of all deferred tokens through the remaining layers.
+        draw: additional ms of a full step per sequence that samples its token.
+    """
+
+    full: float
+    exit_evaluation: float
+    verification: float
     draw: float = 0.0
 
 
-def measure_host_times(engine: Engine, rows: Iterable[int]) -> dict[int, HostTimes]:
-    """The host's share of turns of so many ``rows`` in ``engine``'s real generation loop, its first cut an exit.
+def measure_host_times(engine: Engine, batch_sizes: Iterable[int]) -> dict[int, HostTimes]:
+    """Measure the host times at each batch size in ``engine``'s own generation loop, with an exit at its first cut.
 
-    The engine is not to be used again: its pool keeps slots that report here.
+    The engine must not be used afterwards: its pool keeps slots that report to the stopwatch.
     """
     stopwatch = _Stopwatch()
     engine.backend = ObservedBackend(engine.backend, stopwatch)
-    plain = FullDepth(engine.manifest, _CHUNK)
+    full_policy = FullDepth(engine.manifest, _PREFILL_CHUNK)
     options = DepthOptions(threshold=0.0, max_exit_streak=STREAK)
-    lazy = make_policy("exit", _with_exit(engine.manifest), _CHUNK, options)
+    exit_policy = make_policy("exit", _with_exit(engine.manifest), _PREFILL_CHUNK, options)
     times = {}
-    for count in rows:
-        turns = _turns(engine, lazy, count, stopwatch)
+    for batch_size in batch_sizes:
+        exit_steps = _time_steps(engine, exit_policy, batch_size, stopwatch)
         samples = (
-            _turns(engine, plain, count, stopwatch),
-            [turn for turn in turns if turn.asked],
-            [turn for turn in turns if not turn.asked],
-            _turns(engine, plain, count, stopwatch, temperature=1.0),
+            _time_steps(engine, full_policy, batch_size, stopwatch),
+            [step for step in exit_steps if step.evaluated_exit],
+            [step for step in exit_steps if not step.evaluated_exit],
+            _time_steps(engine, full_policy, batch_size, stopwatch, temperature=1.0),
         )
-        greedy, ask, deep, random = (float(np.median([turn.outside_ms for turn in kind])) for kind in samples)
-        times[count] = HostTimes(greedy, ask, deep, max(0.0, random - greedy) / count)
+        greedy, evaluation, verification, sampled = (float(np.median([step.outside_ms for step in kind])) for kind in samples)
+        times[batch_size] = HostTimes(greedy, evaluation, verification, max(0.0, sampled - greedy) / batch_size)
     return times
 
 
 def _with_exit(manifest: Manifest) -> Manifest:
-    exit = ExitInfo(manifest.checkpoints[0], "identity", "max_probability", 0.0)
-    return replace(manifest, calibration=CalibrationInfo([exit], draft_limit=1, recommended="exit"))
+    early_exit = ExitInfo(manifest.checkpoints[0], "identity", "max_probability", 0.0)
+    return replace(manifest, calibration=CalibrationInfo([early_exit], draft_limit=1, recommended="exit"))
 
 
-def _turns(engine: Engine, policy: DepthPolicy, rows: int, stopwatch: _Stopwatch, temperature: float = 0.0) -> list[_Turn]:
-    """Of generations of ``rows`` rows, all turns that another one follows."""
-    count = min(TURNS, engine.manifest.max_seq_len - PROMPT_TOKENS)
-    engine.policy = _WatchedPolicy(policy, stopwatch)
+def _time_steps(
+    engine: Engine, policy: DepthPolicy, batch_size: int, stopwatch: _Stopwatch, temperature: float = 0.0
+) -> list[_TimedStep]:
+    """Generate with ``batch_size`` sequences and return all decode steps but the last of each generation."""
+    count = min(STEPS, engine.manifest.max_seq_len - PROMPT_TOKENS)
+    engine.policy = _TimedPolicy(policy, stopwatch)
     params = GenerationParams(max_new_tokens=count, temperature=temperature, ignore_eos=True)
-    turns = []
+    steps = []
     for _ in range(REPEATS):
         stopwatch.clear()
-        engine.generate([[0] * PROMPT_TOKENS] * rows, params)
-        turns += stopwatch.turns()
-    return turns
+        engine.generate([[0] * PROMPT_TOKENS] * batch_size, params)
+        steps += stopwatch.steps()
+    return steps
 
 
 @dataclass(frozen=True)
-class _Turn:
-    asked: bool
+class _TimedStep:
+    evaluated_exit: bool
     outside_ms: float
 
 
 class _Stopwatch:
-    """When each turn began, how long its graphs ran, and whether an exit was asked."""
+    """Records when each step began, how long its graphs ran, and whether it evaluated an exit."""
 
     def __init__(self) -> None:
-        self.began, self.inside, self.asked = list[float](), list[float](), list[bool]()
+        self.began, self.inside, self.evaluated_exit = list[float](), list[float](), list[bool]()
 
     def clear(self) -> None:
-        for samples in (self.began, self.inside, self.asked):
+        for samples in (self.began, self.inside, self.evaluated_exit):
             samples.clear()
 
     def begin(self) -> None:
         self.began.append(perf_counter())
         self.inside.append(0.0)
-        self.asked.append(False)
+        self.evaluated_exit.append(False)
 
     def launched(self, graph: str, rows: int, tokens: int, longest: int, seconds: float) -> None:
-        if self.began:  # prompts come before the first turn
+        if self.began:  # launches of the prefill come before the first decode step
             self.inside[-1] += seconds
-            self.asked[-1] |= graph == HEAD
+            self.evaluated_exit[-1] |= graph == HEAD
 
-    def turns(self) -> list[_Turn]:
+    def steps(self) -> list[_TimedStep]:
         wall = np.diff(self.began)
-        return [_Turn(*pair) for pair in zip(self.asked[:-1], (wall - self.inside[:-1]) * 1e3, strict=True)]
+        return [_TimedStep(*pair) for pair in zip(self.evaluated_exit[:-1], (wall - self.inside[:-1]) * 1e3, strict=True)]
 
 
-class _WatchedPolicy:
-    """A depth policy whose turns a stopwatch sees."""
+class _TimedPolicy:
+    """A depth policy that reports the start of each decode step to a stopwatch."""
 
     def __init__(self, policy: DepthPolicy, stopwatch: _Stopwatch) -> None:
         self.name = policy.name
         self._policy, self._stopwatch = policy, stopwatch
 
-    def prefill(self, context: ExecutionContext, row: TokenSequence) -> int:
-        return self._policy.prefill(context, row)
+    def prefill(self, context: ExecutionContext, sequence: TokenSequence) -> int:
+        return self._policy.prefill(context, sequence)
 
-    def decode(self, context: ExecutionContext, rows: Sequence[TokenSequence]) -> list[list[int]]:
+    def decode(self, context: ExecutionContext, sequences: Sequence[TokenSequence]) -> list[list[int]]:
         self._stopwatch.begin()
-        return self._policy.decode(context, rows)
+        return self._policy.decode(context, sequences)

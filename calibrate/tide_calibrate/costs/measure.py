@@ -1,6 +1,6 @@
-"""What a step costs on this machine: graphs of a bundle timed at several shapes, and launches told from layers (`cost_fit`).
+"""Measure step costs on this machine: time a bundle's graphs at several shapes and fit the cost model (`fit_steps`).
 
-The bundle needs segments of different depth (`measuring_checkpoints`), or launches cannot be told from layers.
+The bundle needs segments of different depth (`measuring_checkpoints`); otherwise launches and layers cannot be separated.
 """
 
 from __future__ import annotations
@@ -24,17 +24,18 @@ from tide_runtime.errors import CalibrationError
 from tide_calibrate.costs.cache_warmth import Clock, measure_warm_shares, warm_up
 from tide_calibrate.costs.fit import fit_steps
 from tide_calibrate.costs.host_overhead import measure_host_times
-from tide_calibrate.costs.padding import Counts, fit_uneven, uneven_rows
+from tide_calibrate.costs.padding import Counts, fit_ragged, ragged_shapes
 
-# Rows → tokens of each. Products take much longer from 7 tokens on, and from 13 (see step_arrays.rounded_tokens of the runtime).
+# Batch size → tokens per sequence. GEMMs become much slower from 7 tokens on, and again from 13 (see
+# tide_runtime.backends.step_arrays.rounded_tokens).
 SEQS = {1: (1, 2, 4, 6, 7, 12, 13, 24), 4: (1, 2, 4, 8, 16), 8: (1, 2, 4, 8)}
-START = 96  # cache slots filled before the timed steps, where the cache has that many: a short chat
-LEAST_ROUNDS = 3
+NUM_CACHED_TOKENS = 96  # KV cache slots filled before the timed steps, if the cache has that many: a short chat
+MIN_ROUNDS = 3
 QUANTILE = 0.25  # of a graph's times over the rounds
 
 
 def measuring_checkpoints(num_layers: int) -> list[int]:
-    """Cuts that suit `measure_costs`: segments of unequal depth, the first a short one. A model has 3 layers at least."""
+    """Cuts for `measure_costs`: segments of unequal depth, the first of them short. The model needs at least 3 layers."""
     shares = (1 / 12, 1 / 4, 1 / 2, 3 / 4) if num_layers >= 8 else (1 / 12,)
     return sorted({max(1, round(num_layers * share)) for share in shares})
 
@@ -50,32 +51,32 @@ def measure_costs(
     """Time the graphs of ``bundle``.
 
     Args:
-        seqs: numbers of rows → tokens of each; None: `SEQS`. Of several rows also some of different lengths (`uneven_rows`).
-        threads: as the runtime will have them; the commands run with ``ThreadOptions(shared=True)``.
-        rounds: passes over all shapes, interleaved so that a slow moment of the machine meets all of them.
-        budget_s: no new pass starts after this many seconds (after three passes).
+        seqs: batch sizes → tokens per sequence; None: `SEQS`. Some ragged batches are timed as well (`ragged_shapes`).
+        threads: thread options of the runtime; the commands run with ``ThreadOptions(shared=True)``.
+        rounds: passes over all shapes, interleaved so that a temporary slowdown of the machine affects all of them.
+        budget_s: no new pass starts after this many seconds (and at least three passes).
 
     ``unsplit_ms`` follows from the fit: launch + L layers + the head without a launch of its own + host.
-    Raises CalibrationError when all segments have the same depth, or the timings make no sense.
+    Raises CalibrationError when all segments have the same depth, or the fitted time of a layer is not positive.
     """
     engine = Engine.load(bundle, EngineOptions(target=target, policy="full", threads=threads or ThreadOptions()))
     manifest = engine.manifest
     check_depths(manifest)
     wanted = sorted((SEQS if seqs is None else seqs).items())
-    sizes = {rows: [s for s in sorted(set(given)) if s < manifest.max_seq_len] for rows, given in wanted}
-    sizes = {rows: even for rows, even in sizes.items() if even}
-    shapes = [(s,) * rows for rows, even in sizes.items() for s in even]
-    shapes += [counts for rows, even in sizes.items() for counts in uneven_rows(rows, even)]
+    sizes = {batch_size: [s for s in sorted(set(given)) if s < manifest.max_seq_len] for batch_size, given in wanted}
+    sizes = {batch_size: even for batch_size, even in sizes.items() if even}
+    shapes = [(s,) * batch_size for batch_size, even in sizes.items() for s in even]
+    shapes += [counts for batch_size, even in sizes.items() for counts in ragged_shapes(batch_size, even)]
     times = time_graphs(engine.backend, manifest, shapes, rounds, budget_s)
     warm = measure_warm_shares(engine.backend, manifest)
     host = measure_host_times(engine, sizes)
     steps = [
         step
-        for rows, even in sizes.items()
-        for step in fit_steps(manifest, rows, {s: undisturbed(times[(s,) * rows]) for s in even}, host[rows])
+        for batch_size, even in sizes.items()
+        for step in fit_steps(manifest, batch_size, {s: undisturbed(times[(s,) * batch_size]) for s in even}, host[batch_size])
     ]
     draw_ms = float(np.mean([outside.draw for outside in host.values()]))
-    padding, between = fit_uneven(steps, {counts: _whole(manifest, of_graphs) for counts, of_graphs in times.items()})
+    padding, between = fit_ragged(steps, {counts: _full_pass_ms(manifest, graph_ms) for counts, graph_ms in times.items()})
     steps = sorted([*steps, *between], key=lambda step: (step.rows, step.seq))
     return CostTable(target, _machine(), unsplit_ms(steps, manifest.model.num_layers), steps, warm, padding, draw_ms)
 
@@ -88,21 +89,21 @@ def time_graphs(
     budget_s: float,
     clock: Clock = time.perf_counter,
 ) -> dict[Counts, dict[str, NDArray[np.float64]]]:
-    """ms of every graph at every shape, [rounds].
+    """Time every graph at every shape, in ms, [rounds] each.
 
-    Graphs run in the order of a step, and those of an uncut one apart, so each finds the CPU's caches as it will in use.
+    Graphs run in the order of a decode step, the uncut graph apart from the others, so the CPU's caches are as in decoding.
     """
     shapes = list(shapes)
     context = backend.context(max(len(counts) for counts in shapes))
     orders = [[graph.name for graph in manifest.graphs], *([[UNCUT]] if UNCUT in context.every_layer else [])]
     samples: dict[Counts, dict[str, list[float]]] = {shape: {name: [] for order in orders for name in order} for shape in shapes}
     begin = clock()
-    for turn in range(rounds):
-        if turn >= LEAST_ROUNDS and clock() - begin > budget_s:
+    for finished in range(rounds):
+        if finished >= MIN_ROUNDS and clock() - begin > budget_s:
             break
         for counts in shapes:
             step = context.step(0, counts, counts)
-            step.place([min(START, manifest.max_seq_len - max(counts))] * len(counts))
+            step.place([min(NUM_CACHED_TOKENS, manifest.max_seq_len - max(counts))] * len(counts))
             for order in orders:
                 warm_up(partial(_run, step, order), clock)
                 for name in order:
@@ -113,7 +114,7 @@ def time_graphs(
 
 
 def undisturbed(times: Mapping[str, NDArray[np.float64]]) -> dict[str, float]:
-    """ms of each graph as nothing else runs on the machine: whatever does only ever adds."""
+    """Time in ms of each graph on an idle machine: a low quantile, because other load only adds time."""
     return {name: float(np.quantile(ms, QUANTILE)) for name, ms in times.items()}
 
 
@@ -122,8 +123,8 @@ def _run(step: Step, graphs: Sequence[str]) -> None:
         step.run(name)
 
 
-def _whole(manifest: Manifest, times: Mapping[str, NDArray[np.float64]]) -> NDArray[np.float64]:
-    """ms of a pass through all layers, as segments and as one graph together; [rounds]."""
+def _full_pass_ms(manifest: Manifest, times: Mapping[str, NDArray[np.float64]]) -> NDArray[np.float64]:
+    """Sum of the times of all segments and of the uncut graph in ms, [rounds]."""
     return np.sum([times[name] for name in (*(segment.name for segment in manifest.segments), UNCUT) if name in times], axis=0)
 
 
@@ -133,16 +134,16 @@ def check_depths(manifest: Manifest) -> None:
     if len(depths) < 2:
         advice = ",".join(str(cut) for cut in measuring_checkpoints(manifest.model.num_layers))
         raise CalibrationError(
-            f"all segments of the bundle have {min(depths)} layers, so a launch's time cannot be told from a layer's; "
+            f"all segments of the bundle have {min(depths)} layers, so the times of a launch and a layer cannot be separated; "
             f"measure on a bundle with segments of different depth, for example tide-export --checkpoints {advice}"
         )
 
 
 def unsplit_ms(steps: Iterable[StepCost], num_layers: int) -> float:
-    """One decode step of the uncut model, one row. The head's time holds a launch, which serves for the whole graph."""
+    """Time of one decode step of the uncut model for one sequence. The head's time includes the only launch that is needed."""
     one = next((step for step in steps if (step.rows, step.seq) == (1, 1)), None)
     if one is None:
-        raise CalibrationError("one row of one token was not measured; include 1 in seqs of 1 row")
+        raise CalibrationError("one sequence with one token was not measured; include 1 in seqs of batch size 1")
     return num_layers * one.layer_ms + max(one.head_ms, one.launch_ms) + one.host_ms
 
 

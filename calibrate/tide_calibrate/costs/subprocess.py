@@ -1,6 +1,6 @@
-"""Time a bundle in a process of its own, the way the commands run it: one pool of threads for all graphs, and no torch.
+"""Measure a bundle's costs in a process of its own, configured like the commands: one thread pool for all graphs, and no torch.
 
-ONNX Runtime lets a process choose its pool once, before the first session, so a process that calibrates cannot choose for others.
+ONNX Runtime fixes the thread pool of a process before its first session, so the calibrating process cannot change its own.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tide_calibrate.costs.table_file import load_costs, save_costs
 
 
 def measure_in_own_process(bundle: Path, target: str, file: Path) -> CostTable:
-    """The costs of ``bundle``, which are also left in ``file``. Raises CalibrationError when they cannot be measured."""
+    """Measure the costs of ``bundle``, written to ``file`` as well. Raises CalibrationError when that fails."""
     command = [sys.executable, "-m", "tide_calibrate.costs.subprocess", str(bundle), target, str(file)]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:

@@ -1,4 +1,4 @@
-"""A cost table as a JSON file: measured once per machine, used wherever a bundle for that machine is calibrated."""
+"""Cost tables as JSON files: measured once per machine, reused for calibrations of bundles for that machine."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def save_costs(table: CostTable, path: Path) -> None:
 
 
 def load_costs(path: Path) -> CostTable:
-    """Read what `save_costs` wrote. Raises CalibrationError, naming the file and the fault, when it is not a cost table."""
+    """Read a table that `save_costs` wrote. Raises CalibrationError with the path and the fault when it is not a cost table."""
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -28,8 +28,8 @@ def load_costs(path: Path) -> CostTable:
     try:
         steps = [StepCost(**step) for step in data.pop("steps")]
         table = CostTable(steps=steps, **data)
-        bad = [name for step in steps for name, value in vars(step).items() if not _is_cost(name, value)]
-        bad += [name for name in ("unsplit_ms", "padding", "draw_ms") if not _is_cost(name, getattr(table, name))]
+        bad = [name for step in steps for name, value in vars(step).items() if not _is_valid(name, value)]
+        bad += [name for name in ("unsplit_ms", "padding", "draw_ms") if not _is_valid(name, getattr(table, name))]
         bad += ["padding"] if table.padding > 1 else []
         bad += [] if steps else ["steps"]
     except (TypeError, KeyError, AttributeError) as error:
@@ -41,10 +41,10 @@ def load_costs(path: Path) -> CostTable:
     return table
 
 
-def _is_cost(name: str, value: Any) -> bool:
+def _is_valid(name: str, value: Any) -> bool:
     if name == "rows":
         return isinstance(value, int) and value >= 1
     if name == "seq":
         return isinstance(value, int | float) and math.isfinite(value) and value >= 1
-    least = 0.0 if name not in ("layer_ms", "unsplit_ms") else 1e-9
-    return isinstance(value, int | float) and math.isfinite(value) and value >= least
+    minimum = 0.0 if name not in ("layer_ms", "unsplit_ms") else 1e-9
+    return isinstance(value, int | float) and math.isfinite(value) and value >= minimum

@@ -1,4 +1,4 @@
-"""What a model's steps cost on this machine: exported to a bundle that is thrown away after it was timed."""
+"""Measure a model's step costs on this machine by exporting it to a temporary bundle."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tide_export.load import LoadedModel
 from tide_export.progress import ExportProgress
 from tide_export.trace import decoder_layers
 
-MAX_SEQ_LEN = 1024  # cache slots; attention's share of a step is measured at 128 of them
+MAX_SEQ_LEN = 1024  # KV cache slots; `measure_costs` times steps with the first 96 of them filled
 
 
 def measure_model_costs(loaded: LoadedModel, dtype: str, directory: Path, target: str = "cpu") -> CostTable:

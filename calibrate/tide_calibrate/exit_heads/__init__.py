@@ -1,4 +1,4 @@
-"""Exit heads: what turns the state after a checkpoint into an early guess. One kind a file; ``make_head`` knows them all."""
+"""Exit heads map the state after a checkpoint to logits. One file per kind; ``make_head`` constructs any of them."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ _MAKERS: dict[str, _Maker] = {
 
 
 def make_head(kind: str, model: FrozenModel, checkpoint: int, rank: int = MAX_RANK, seed: int = 0) -> ExitHead:
-    """An untrained head that computes what its kind does without translation: the translator starts as the identity.
+    """Construct an untrained head; its translator starts as the identity.
 
     Args:
         kind: ``identity``, ``linear``, ``tail:k`` or ``block:k`` with k layers, 1 … L - 1.
         checkpoint: layers run before the exit, 1 … L - 1.
-        rank: of the translator.
+        rank: rank of the translator.
 
     Raises:
-        ParamsError: one of them is unknown or out of range.
+        ParamsError: an argument is unknown or out of range.
         UnsupportedModelError: the model cannot be cut where the head needs it.
     """
     name, layers = parse_kind(kind)
@@ -45,7 +45,7 @@ def make_head(kind: str, model: FrozenModel, checkpoint: int, rank: int = MAX_RA
 
 
 def parse_kind(kind: str) -> tuple[str, int]:
-    """``tail:2`` → ("tail", 2), ``linear`` → ("linear", 0). Raises ParamsError for any other form."""
+    """Parse ``tail:2`` to ("tail", 2) and ``linear`` to ("linear", 0). Raises ParamsError for any other form."""
     name, colon, count = kind.partition(":")
     takes_count = name in ("tail", "block")
     if name not in _MAKERS or bool(colon) != takes_count or (takes_count and not (count.isdecimal() and int(count) > 0)):

@@ -1,4 +1,4 @@
-"""What every exit head is: hidden states after a checkpoint in, logits as if the model had gone on out."""
+"""Base class of exit heads: hidden states after a checkpoint in, an estimate of the full model's logits out."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from tide_calibrate.exit_heads.translator import Translator
 
 
 class ExitHead(nn.Module, ABC):
-    """An early guess after ``checkpoint`` layers. Whatever requires a gradient is the head's own; the model is frozen.
+    """Predicts the full model's token after ``checkpoint`` layers; only the head's own parameters require gradients.
 
     Args:
         kind: ``identity``, ``linear``, ``tail:k`` or ``block:k``.
         checkpoint: layers run before the exit.
-        boundaries: captured states that ``logits`` reads, by layers run.
-        translator: what the state passes first; None for a head that takes it as it is.
+        boundaries: boundaries (in layers run) whose captured states ``logits`` reads.
+        translator: applied to the state first; None for a head that reads the state unchanged.
     """
 
     def __init__(self, kind: str, checkpoint: int, boundaries: tuple[int, ...], translator: Translator | None = None) -> None:
@@ -27,13 +27,13 @@ class ExitHead(nn.Module, ABC):
 
     def translated(self, states: Mapping[int, Tensor]) -> Tensor:
         """The states [B, T, H] at the checkpoint, after the translator if there is one."""
-        here = states[self.checkpoint]
-        return here if self.translator is None else self.translator(here)
+        state = states[self.checkpoint]
+        return state if self.translator is None else self.translator(state)
 
     @abstractmethod
     def logits(self, states: Mapping[int, Tensor]) -> Tensor:
-        """float32 [B, T, V] from the true states of whole windows: boundary → float32 [B, T, H]."""
+        """Logits [B, T, V] float32, given the full model's states of whole windows, boundary → [B, T, H] float32."""
 
     def trained(self) -> list[nn.Parameter]:
-        """The parameters that training may change; none for a head that needs no training."""
+        """The trainable parameters; empty for a head without any."""
         return [parameter for parameter in self.parameters() if parameter.requires_grad]

@@ -1,7 +1,7 @@
-"""A small network of its own after the checkpoint: a trained copy of the last k layers (Kangaroo, arXiv:2404.18911).
+"""Exit head with trained layers of its own: a fine-tuned copy of the last k layers (Kangaroo, arXiv:2404.18911).
 
-It attends over its own keys and values only, made from translated states at every position, so it needs nothing from the
-layers it skips; the price is k layers of weights per checkpoint, and of training.
+It attends only over its own keys and values, computed from translated states at every position, so it needs no keys and values
+of the skipped layers. The cost is k layers of weights and of training per checkpoint.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tide_calibrate.model.frozen import FrozenModel
 
 
 class BlockHead(ExitHead):
-    """Translator, trained copy of the last ``layers`` layers, the model's own final norm and LM head."""
+    """Translator, trained copy of the last ``layers`` layers, then the model's own final norm and LM head."""
 
     def __init__(self, model: FrozenModel, checkpoint: int, layers: int, translator: Translator) -> None:
         super().__init__(f"block:{layers}", checkpoint, (checkpoint,), translator)

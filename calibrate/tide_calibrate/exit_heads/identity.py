@@ -1,4 +1,4 @@
-"""The exit that needs no training: the state goes straight to the model's final norm and LM head."""
+"""Exit head without parameters: the model's final norm and LM head applied to the state (logit lens)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tide_calibrate.model.frozen import FrozenModel
 
 
 class IdentityHead(ExitHead):
-    """Final norm and LM head on the state after ``checkpoint`` layers (logit lens)."""
+    """Final norm and LM head on the state after ``checkpoint`` layers."""
 
     def __init__(self, model: FrozenModel, checkpoint: int) -> None:
         super().__init__("identity", checkpoint, (checkpoint,))

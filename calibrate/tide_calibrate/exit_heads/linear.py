@@ -1,4 +1,4 @@
-"""A tuned lens: the state is translated to what the final state would look like, then read by the model's own head."""
+"""Exit head that translates the state to an estimate of the final state, then applies the model's own LM head (tuned lens)."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""A jump: the state is translated to the last layers' input, skips the middle, and takes the model's own last k layers.
+"""Exit head that translates the state to the input of the model's last k layers and runs those, skipping the layers between.
 
-A drafted token's tail attention sees, at every earlier position, the keys and values of the *true* states: by the time a
-draft is accepted, the middle has been run for it. Only its own are made from its translated state. So with T tokens in
-a window, query p of the tail sees T true keys at positions < p and one translated key at p: [T, 2T] scores.
+At run time a draft's tail attends over the keys and values of the *true* states at all earlier positions, because every accepted
+token has run all layers by then; only the draft's own key and value come from its translated state. Training reproduces this:
+in a window of T tokens, query p of the tail sees the true keys at positions < p and the translated key at p, [T, 2T] scores.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ class TailHead(ExitHead):
 
     def logits(self, states: Mapping[int, Tensor]) -> Tensor:
         drafts = self.translated(states)
-        self._check_window(drafts.shape[1])
+        self._check_window_length(drafts.shape[1])
         cache = true_cache(self.tail, states[self.start])
         return self.tail(drafts, mask=draft_mask(drafts.shape[1], self.tail.model.dtype), cache=cache)
 
-    def _check_window(self, tokens: int) -> None:
+    def _check_window_length(self, tokens: int) -> None:
         if self.window is not None and tokens > self.window:
             raise ParamsError(
                 f"windows of {tokens} tokens are longer than the model's sliding attention window of {self.window}; "

@@ -1,4 +1,4 @@
-"""Train an exit head on captured states to say what the full model says; the model itself stays as it is."""
+"""Distil the full model's output distribution into an exit head, on captured states."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ Head = TypeVar("Head", bound=ExitHead)
 
 @dataclass(frozen=True)
 class HeadTraining:
-    """How an exit head is trained. Bounded in steps, not in seconds, so that the same data gives the same head.
+    """Hyperparameters of an exit head's training. The budget is in steps, not seconds, so that training is reproducible.
 
     Args:
-        steps: optimizer steps at most.
+        steps: maximum number of optimizer steps.
         windows_per_step: windows of text per step.
-        learning_rate: Adam's, at its peak; it rises over the first tenth of the steps and then falls to 0 as a cosine.
-        held_out_windows: windows, at most, on which training is judged.
-        check_every: steps between two looks at them.
-        patience: looks without a gain after which training stops.
-        seed: of the order of the windows.
+        learning_rate: peak of Adam's; linear warm-up over the first tenth of the steps, then cosine decay to 0.
+        held_out_windows: maximum number of windows used for evaluation.
+        check_every: steps between evaluations.
+        patience: evaluations without an improvement after which training stops.
+        seed: seed of the order of the windows.
     """
 
     steps: int = 120
@@ -64,20 +64,20 @@ def train_head(
     """Minimise KL(full || early) over the train windows; the head ends with its best held-out weights.
 
     Args:
-        on_step: called after every optimizer step; what it raises ends the training.
+        on_step: called after every optimizer step; an exception from it ends the training.
 
     Returns:
-        ``head``, trained in place, and what the held-out windows said, first entry before training. A head without
-        trainable weights comes back as it was.
+        ``head``, trained in place, and the evaluations on the held-out windows, the first one before training. A head without
+        trainable weights is returned unchanged.
 
     Raises:
-        CalibrationError: the loss is NaN or infinite, or the capture lacks a boundary the head reads.
+        CalibrationError: the loss is NaN or infinite, or the capture lacks a boundary that the head reads.
         DataError: too little text.
     """
     training = training or HeadTraining()
     windows = divide_train_windows(capture, training.seed)
     held_out = windows.head_held_out[: training.held_out_windows]
-    history = [_judge(head, capture, held_out, training, 0)]
+    history = [_evaluate(head, capture, held_out, training, 0)]
     if head.trained():
         _Trainer(head, capture, training, windows.head, held_out).run(history, on_step)
     return head, history
@@ -94,12 +94,12 @@ class _Trainer:
 
     def run(self, history: list[HeadProgress], on_step: Callable[[], None]) -> None:
         best, misses = history[0].divergence, 0
-        for step, batch in enumerate(_endless(self.windows, self.training), start=1):
+        for step, batch in enumerate(_shuffled_batches(self.windows, self.training), start=1):
             self._step(step, batch)
             on_step()
             if step % self.training.check_every and step < self.training.steps:
                 continue
-            history.append(_judge(self.head, self.capture, self.held_out, self.training, step))
+            history.append(_evaluate(self.head, self.capture, self.held_out, self.training, step))
             if history[-1].divergence < best:
                 best, misses = history[-1].divergence, 0
                 self.best = [parameter.detach().clone() for parameter in self.head.trained()]
@@ -112,7 +112,7 @@ class _Trainer:
 
     def _step(self, step: int, windows: NDArray[np.int64]) -> None:
         for group in self.optimizer.param_groups:
-            group["lr"] = self.training.learning_rate * _schedule(step, self.training.steps)
+            group["lr"] = self.training.learning_rate * _learning_rate_factor(step, self.training.steps)
         batch = read_batch(self.capture, windows, self.head.boundaries)
         loss = _divergence(self.head.logits(batch.states)[batch.valid], batch).mean()
         if not torch.isfinite(loss):
@@ -126,14 +126,14 @@ class _Trainer:
         self.optimizer.step()
 
 
-def _endless(windows: NDArray[np.int64], training: HeadTraining) -> Iterator[NDArray[np.int64]]:
-    """Batches of windows, in a new random order each time round."""
+def _shuffled_batches(windows: NDArray[np.int64], training: HeadTraining) -> Iterator[NDArray[np.int64]]:
+    """Yield batches of windows without end, reshuffled every epoch."""
     generator = np.random.default_rng(training.seed)
     while True:
         yield from in_batches(generator.permutation(windows), training.windows_per_step)
 
 
-def _schedule(step: int, steps: int) -> float:
+def _learning_rate_factor(step: int, steps: int) -> float:
     warm_up = max(1, steps // 10)
     if step <= warm_up:
         return step / warm_up
@@ -146,7 +146,7 @@ def _divergence(logits: Tensor, batch: WindowBatch) -> Tensor:
 
 
 @torch.no_grad()
-def _judge(head: ExitHead, capture: Capture, windows: NDArray[np.int64], training: HeadTraining, step: int) -> HeadProgress:
+def _evaluate(head: ExitHead, capture: Capture, windows: NDArray[np.int64], training: HeadTraining, step: int) -> HeadProgress:
     divergences, agrees = [], []
     for part in in_batches(windows, training.windows_per_step):
         batch = read_batch(capture, part, head.boundaries)

@@ -1,4 +1,4 @@
-"""A low-rank residual map from the states of one depth to those of a later one."""
+"""Low-rank residual map from the states at one depth to those at a later depth."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ RMS_EPSILON = 1e-6
 
 
 class Translator(nn.Module):
-    """h + up @ (down @ rmsnorm(h)), rmsnorm without weight; ``up`` starts at 0, so the map starts as the identity.
+    """Computes h + up @ (down @ rmsnorm(h)), rmsnorm without weight; ``up`` starts at 0, so the map starts as the identity.
 
     The tuned lens (Belrose et al. 2023, arXiv:2303.08112, equation 8) with a low-rank matrix and a normed input.
 
     Args:
         hidden: H. ``down`` is [rank, H], ``up`` [H, rank].
-        rank: 1 … 128; H when that is less.
-        seed: of ``down``'s random start.
+        rank: 1 … 128, capped at H.
+        seed: seed of ``down``'s initialization.
     """
 
     def __init__(self, hidden: int, rank: int = MAX_RANK, seed: int = 0) -> None:
@@ -32,6 +32,6 @@ class Translator(nn.Module):
         self.up = nn.Parameter(torch.zeros(hidden, rank))
 
     def forward(self, states: Tensor) -> Tensor:
-        """[..., H] to [..., H], float32."""
+        """Map states [..., H] to [..., H], float32."""
         normed = F.rms_norm(states, states.shape[-1:], eps=RMS_EPSILON)
         return states + F.linear(F.linear(normed, self.down), self.up)

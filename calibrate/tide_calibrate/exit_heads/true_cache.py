@@ -1,4 +1,4 @@
-"""The keys and values that the runtime's cache will hold for tokens whose layers have all been run."""
+"""Training-time replica of the runtime's KV cache: keys and values of tokens that have run all layers."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from tide_calibrate.model.tail import ModelTail
 
 
 class _Filled(Exception):
-    """Ends a forward pass: the last layer's keys and values are there, and nothing after them is wanted."""
+    """Aborts a forward pass once the last layer's keys and values are written; nothing after them is needed."""
 
 
 class _TrueCache(DynamicCache):
-    """A cache that ends the pass which fills it as soon as ``last_layer`` has written."""
+    """Cache that aborts the forward pass that fills it as soon as ``last_layer`` has written its keys and values."""
 
     def __init__(self, last_layer: int) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ def true_cache(tail: ModelTail, states: Tensor) -> DynamicCache:
 
 
 def draft_mask(tokens: int, dtype: torch.dtype) -> Tensor:
-    """[1, 1, T, 2T], added to attention scores: query p sees the true keys at positions < p and its own draft's key."""
+    """Additive attention mask [1, 1, T, 2T]: query p sees the true keys at positions < p and its own draft's key."""
     true = torch.ones((tokens, tokens), dtype=torch.bool).tril(-1)
     allowed = torch.cat([true, torch.eye(tokens, dtype=torch.bool)], dim=1)
     return torch.zeros(allowed.shape, dtype=dtype).masked_fill(~allowed, torch.finfo(dtype).min)[None, None]

@@ -1,4 +1,4 @@
-"""The model under calibration: its weights never change, and the parts of it that exit heads run are built once."""
+"""The model under calibration, with frozen weights and a cache of the submodels that exit heads share."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tide_export.trace import decoder_layers
 
 
 class FrozenModel:
-    """``model`` in eval mode with gradients to its weights turned off for good; L layers, hidden size H."""
+    """Wrap ``model`` in eval mode with gradients disabled; it has L layers and hidden size H."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         self.model = model.eval().requires_grad_(False)
@@ -30,17 +30,17 @@ class FrozenModel:
 
     @property
     def sliding_window(self) -> int | None:
-        """Tokens that a sliding-window layer sees at most; None when the model has none."""
+        """Size of the sliding attention window in tokens; None for a model without one."""
         return getattr(self.model.config.get_text_config(), "sliding_window", None)
 
     def tail(self, layers: int) -> ModelTail:
-        """The last ``layers`` layers with norm and LM head, shared by all who ask."""
+        """The last ``layers`` layers with norm and LM head; built once and shared."""
         if layers not in self._tails:
             self._tails[layers] = ModelTail(self.model, self._start(layers))
         return self._tails[layers]
 
     def copied_tail(self, layers: int) -> ModelTail:
-        """The same with a copy of those layers that may be trained; norm and LM head stay the model's."""
+        """The same with a trainable copy of those layers; norm and LM head stay shared with the model."""
         start = self._start(layers)
         copies = nn.ModuleList(copy.deepcopy(layer) for layer in decoder_layers(self.model)[start:])
         return ModelTail(self.model, start, list(copies.requires_grad_(True)))

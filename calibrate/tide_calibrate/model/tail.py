@@ -1,8 +1,8 @@
-"""The end of a model: its own code from one layer boundary on, fed with states from outside.
+"""Run a model from a layer boundary on, with given hidden states as input.
 
-The layers before the boundary are replaced, in a shallow copy of the model, by stand-ins that do nothing; the last stand-in
-hands over the given state instead of what it got. So final norm, soft-caps, logit scaling and everything else that a model
-does around its layers stay the model's own, and no architecture needs an adapter.
+In a shallow copy of the model, the layers before the boundary are replaced by stand-ins that return their input; the last
+stand-in returns the given state instead. Final norm, soft-caps, logit scaling and everything else around the layers remain the
+model's own code, so no architecture needs an adapter.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ _HALF_TOLERANCE = 5e-2
 
 
 class _StandIn(nn.Module):
-    """Takes a layer's place without running it; everything a model asks of the layer itself is answered by the layer."""
+    """Replaces a layer without running it; attributes that the model reads from the layer are forwarded to it."""
 
     def __init__(self, layer: nn.Module, returns_tuple: bool) -> None:
         super().__init__()
         self.__dict__["_layer"] = layer  # not registered: its weights are not part of the tail
         self.returns_tuple = returns_tuple
-        self.handed_over = threading.local()  # .state: exits that share a tail are trained in several threads
+        self.injected = threading.local()  # .state; thread-local, because heads that share a tail are trained in several threads
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -41,7 +41,7 @@ class _StandIn(nn.Module):
             return getattr(self.__dict__["_layer"], name)
 
     def forward(self, hidden_states: Tensor, *args: object, **kwargs: object) -> Tensor | tuple[Tensor]:
-        state = getattr(self.handed_over, "state", hidden_states)
+        state = getattr(self.injected, "state", hidden_states)
         return (state,) if self.returns_tuple else state
 
 
@@ -51,7 +51,7 @@ class ModelTail(nn.Module):
     Args:
         model: in eval mode; shared, not copied.
         start: layers that are skipped.
-        layers: run these in place of the model's own last L - start layers.
+        layers: run these instead of the model's own last L - start layers.
 
     Raises:
         ParamsError: ``start`` is out of range.
@@ -66,44 +66,44 @@ class ModelTail(nn.Module):
         self.start, self.num_layers = start, len(own)
         state, logits, returns_tuple = _observe(model, own[start - 1])
         stand_ins = [_StandIn(layer, returns_tuple) for layer in own[:start]]
-        self._last_stand_in = [stand_ins[-1]]  # in a list, so that it is not registered a second time
+        self._last_stand_in = [stand_ins[-1]]  # in a list, so that torch does not register it a second time
         self.layers = list(layers or own[start:])
         self.model = _with_module(model, own, nn.ModuleList([*stand_ins, *self.layers]))
-        _check(model, self, state, logits)
+        _check_logits(model, self, state, logits)
 
     def forward(
         self, states: Tensor, positions: Tensor | None = None, mask: Tensor | None = None, cache: Cache | None = None
     ) -> Tensor:
-        """Logits [B, S, V] of ``states`` [B, S, H], both float32 whatever the model computes in.
+        """Logits [B, S, V] of ``states`` [B, S, H], both float32 for any model dtype.
 
         Args:
             positions: [B, S] int64; 0 … S-1 when None.
             mask: [B or 1, 1, S, S_past + S], added to the attention scores; causal when None.
-            cache: keys and values that the tail's layers also see; theirs are appended.
+            cache: past keys and values of the tail's layers; new ones are appended.
         """
         return self._run(self.model, states, positions, mask, cache).logits.float()
 
     def fill(self, cache: Cache, states: Tensor) -> None:
-        """Append the keys and values of ``states`` [B, S, H] (causal) to ``cache``; no LM head is run."""
+        """Append the keys and values of ``states`` [B, S, H] (causal) to ``cache``, without running the LM head."""
         self._run(self.model.base_model, states, None, None, cache)
 
     def _run(self, module: nn.Module, states: Tensor, positions: Tensor | None, mask: Tensor | None, cache: Cache | None) -> Any:
         batch, seq, _ = states.shape
         if positions is None:
             positions = torch.arange(seq, device=states.device).expand(batch, seq)
-        ids = torch.zeros((batch, seq), dtype=torch.long, device=states.device)  # any: their embeddings are thrown away
-        handed_over = self._last_stand_in[0].handed_over
-        handed_over.state = states.to(self.model.dtype)
+        ids = torch.zeros((batch, seq), dtype=torch.long, device=states.device)  # dummies: their embeddings are discarded
+        injected = self._last_stand_in[0].injected
+        injected.state = states.to(self.model.dtype)
         try:
             return module(
                 input_ids=ids, position_ids=positions, attention_mask=mask, past_key_values=cache, use_cache=cache is not None
             )
         finally:
-            del handed_over.state
+            del injected.state
 
 
 def _with_module(module: nn.Module, old: nn.Module, new: nn.Module) -> Any:
-    """A copy of ``module`` in which ``old``, somewhere below, is ``new``; everything beside the path there is shared."""
+    """A copy of ``module`` with its descendant ``old`` replaced by ``new``; modules off the path to it are shared."""
     if module is old:
         return new
     clone = copy.copy(module)
@@ -116,20 +116,24 @@ def _with_module(module: nn.Module, old: nn.Module, new: nn.Module) -> Any:
 
 @torch.no_grad()
 def _observe(model: PreTrainedModel, layer: nn.Module) -> tuple[Tensor, Tensor, bool]:
-    """The model on a few tokens: the state [1, S, H] that ``layer`` hands on, the logits, and whether it does so in a tuple."""
-    seen: list[Any] = []
-    hook = layer.register_forward_hook(lambda _module, _inputs, output: seen.append(output))
+    """Run the model on a few tokens.
+
+    Returns:
+        The output state [1, S, H] of ``layer``, the logits, and whether ``layer`` returns a tuple.
+    """
+    outputs: list[Any] = []
+    hook = layer.register_forward_hook(lambda _module, _inputs, output: outputs.append(output))
     ids = torch.arange(_CHECK_TOKENS, device=model.device)[None] % model.config.get_text_config().vocab_size
     try:
         logits = model(input_ids=ids, use_cache=False).logits.float()
     finally:
         hook.remove()
-    returns_tuple = isinstance(seen[0], tuple)
-    return (seen[0][0] if returns_tuple else seen[0]).float(), logits, returns_tuple
+    returns_tuple = isinstance(outputs[0], tuple)
+    return (outputs[0][0] if returns_tuple else outputs[0]).float(), logits, returns_tuple
 
 
 @torch.no_grad()
-def _check(model: PreTrainedModel, tail: ModelTail, state: Tensor, logits: Tensor) -> None:
+def _check_logits(model: PreTrainedModel, tail: ModelTail, state: Tensor, logits: Tensor) -> None:
     name = f"{type(model).__name__} cannot be run from boundary {tail.start} of {tail.num_layers} on"
     try:
         difference = (tail(state) - logits).abs().max()

@@ -1,6 +1,7 @@
-"""Everything that could stand at a checkpoint: head, router and thresholds, with the trace's word on each.
+"""Candidate exits for placement: every head, router and threshold at every checkpoint, with their decisions on a trace.
 
-How fast policy ``exit`` would be with some exits, before thresholds are certified: to choose between exits, not to promise."""
+`exit_speedup` estimates policy ``exit`` before thresholds are certified; it ranks candidates and makes no guarantee.
+"""
 
 from __future__ import annotations
 
@@ -13,22 +14,22 @@ from tide_runtime.bundle.calibration import ROUTERS, CostTable, ExitInfo
 from tide_runtime.costs.cost_model import StepCurve
 from tide_runtime.errors import CalibrationError
 
-from tide_calibrate.certificate.risk import policy_counts
+from tide_calibrate.certificate.risk import ExitRule, policy_counts
 from tide_calibrate.certificate.threshold_family import fit_family
 from tide_calibrate.simulation.exit import simulate_exit
 from tide_calibrate.simulation.exit_decisions import ExitDecisions, decide, head_ms, router_ms
 from tide_calibrate.traces.trace import ExitTrace, SplitTrace
 
-THRESHOLD_SHARES = (0.1, 0.25, 0.4, 0.55, 0.7, 0.85)  # of the tokens kept back
-MLP_SHARES = (0.1, 0.3)  # of the tokens for which the head is not even asked
+THRESHOLD_SHARES = (0.1, 0.25, 0.4, 0.55, 0.7, 0.85)  # of the tokens that go on to deeper layers
+MLP_SHARES = (0.1, 0.3)  # of the tokens for which the head is not evaluated
 
 
 @dataclass(frozen=True)
 class ExitOption:
-    """One way to leave at one checkpoint; ``ask_ms``: mean ms that asking costs a token that gets there."""
+    """An exit at one checkpoint; ``evaluation_ms``: mean ms of evaluating it for a token that reaches it."""
 
     decisions: ExitDecisions
-    ask_ms: float
+    evaluation_ms: float
 
     @property
     def info(self) -> ExitInfo:
@@ -42,56 +43,59 @@ class ExitOption:
 def exit_options(trace: SplitTrace, times: StepCurve, router: str = "auto") -> list[ExitOption]:
     """All options on ``trace``, shallow first. ``router``: one kind, or ``auto`` for every kind whose scores were recorded.
 
-    A trained copy of layers (``block:k``) is no option: the runtime has no such head. Raises CalibrationError when no exit has
-    scores of the router.
+    Heads ``block:k`` are excluded because the runtime does not support them. Raises CalibrationError when no exit has scores of
+    the router.
     """
-    known = sorted({name for exit in trace.exits.values() for name in exit.scores})
+    known = sorted({name for traced in trace.exits.values() for name in traced.scores})
     if not any(set(kind.split("+")) <= set(known) for kind in _kinds(router)):
         raise CalibrationError(f"there are no scores of the router {router}; scored: {', '.join(known) or 'nothing'}")
     options = []
     for checkpoint, head in sorted(trace.exits):
         if not head.startswith("block:"):
-            for info in _exits(trace.exits[checkpoint, head], router):
+            for info in _exit_infos(trace.exits[checkpoint, head], router):
                 if checkpoint < trace.num_layers - info.tail_layers:
                     options.append(_option(trace, info, times))
     return options
 
 
 def score_thresholds(scores: NDArray[np.float32], shares: Iterable[float]) -> list[float]:
-    """Thresholds that keep back about these shares of the tokens, and 0, which keeps back none; rising, three digits."""
+    """Thresholds that about these shares of the tokens stay below, and 0; ascending, rounded to three digits."""
     finite = scores[np.isfinite(scores)]
     found = np.quantile(finite, list(shares)).tolist() if len(finite) else []
     return sorted({0.0, *(round(min(max(value, 0.0), 1.0), 3) for value in found)})
+
+
+def exit_speedup(trace: SplitTrace, exits: Sequence[ExitInfo], costs: CostTable, max_disagreement: float) -> float:
+    """Speedup of policy ``exit`` with the boldest thresholds that change at most ``max_disagreement`` of the tokens of ``trace``.
+
+    Returns 1 when no thresholds satisfy that.
+    """
+    family = fit_family(trace, [ExitRule.from_info(info) for info in exits])
+    counts = policy_counts(trace, family.exits, family.thresholds, np.zeros(len(trace.window), np.intp))
+    allowed = np.flatnonzero(counts.rates()[0] <= max_disagreement)
+    thresholds = family.thresholds[allowed[-1]] if len(allowed) else np.full(len(exits), np.inf)
+    if not np.isfinite(thresholds).any():
+        return 1.0
+    with_thresholds = [replace(info, exit_threshold=min(float(t), 1.0)) for info, t in zip(exits, thresholds, strict=True)]
+    return simulate_exit(trace, with_thresholds, costs).speedup
 
 
 def _kinds(router: str) -> tuple[str, ...]:
     return ROUTERS if router == "auto" else (router,)
 
 
-def _exits(traced: ExitTrace, router: str) -> Iterator[ExitInfo]:
+def _exit_infos(traced: ExitTrace, router: str) -> Iterator[ExitInfo]:
     for kind in _kinds(router):
-        asked = kind.split("+")
-        if not set(asked) <= set(traced.scores):
+        scores = kind.split("+")
+        if not set(scores) <= set(traced.scores):
             continue
-        gates = score_thresholds(traced.scores["mlp"], MLP_SHARES)[1:] if len(asked) > 1 else [None]
-        for threshold in score_thresholds(traced.scores[asked[-1]], THRESHOLD_SHARES):
-            for gate in gates:
-                yield ExitInfo(traced.checkpoint, traced.head, kind, threshold, mlp_threshold=gate)
+        mlp_thresholds = score_thresholds(traced.scores["mlp"], MLP_SHARES)[1:] if len(scores) > 1 else [None]
+        for threshold in score_thresholds(traced.scores[scores[-1]], THRESHOLD_SHARES):
+            for mlp_threshold in mlp_thresholds:
+                yield ExitInfo(traced.checkpoint, traced.head, kind, threshold, mlp_threshold=mlp_threshold)
 
 
 def _option(trace: SplitTrace, info: ExitInfo, times: StepCurve) -> ExitOption:
     decisions = decide(trace, info, info.exact_threshold)
     head = head_ms(info, times)
     return ExitOption(decisions, times.evaluation_host_ms + router_ms(info, times) + float(decisions.asks_head.mean()) * head)
-
-
-def exit_speedup(trace: SplitTrace, exits: Sequence[ExitInfo], costs: CostTable, max_disagreement: float) -> float:
-    """With the boldest thresholds that change at most ``max_disagreement`` of the tokens of ``trace``; 1 when none do."""
-    family = fit_family(trace, [(info.checkpoint, info.head, info.router, info.mlp_threshold) for info in exits])
-    counts = policy_counts(trace, family.exits, family.thresholds, np.zeros(len(trace.window), np.intp))
-    allowed = np.flatnonzero(counts.rates()[0] <= max_disagreement)
-    thresholds = family.thresholds[allowed[-1]] if len(allowed) else np.full(len(exits), np.inf)
-    if not np.isfinite(thresholds).any():
-        return 1.0
-    bold = [replace(info, exit_threshold=min(float(t), 1.0)) for info, t in zip(exits, thresholds, strict=True)]
-    return simulate_exit(trace, bold, costs).speedup

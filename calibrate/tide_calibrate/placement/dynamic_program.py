@@ -1,20 +1,24 @@
-r"""Which checkpoints to put behind one another: dynamic programming over a cost that depends on neighbours only.
+r"""Choose a chain of exits by dynamic programming over a cost that depends on neighbouring exits only.
 
-A token that passes option p (its router said no) goes on to a deeper option o, or to the end. With the rates of the trace,
+A token that passes option p (its score is below the threshold) goes on to a deeper option o, or to the last layer. With the
+rates of the trace,
 
-    V(p) = min( carry(p, L) + head,  min over o deeper than p of
-                carry(p, o) + ask(o) + P(wrong at o | passed p) * wrong_ms + P(passed o | passed p) * V(o) )
+    V(p) = min( run(p, L) + head,  min over o deeper than p of
+                run(p, o) + evaluation(o) + P(wrong at o | passed p) * wrong_ms + P(passed o | passed p) * V(o) )
 
-    carry(p, o) = launch + (c_o - c_p) * (layer_1 - extra), to the end with what the runtime's loop takes for a deep pass
+    run(p, o) = launch + (c_o - c_p) * (layer_1 - extra), for o = L plus the host time of a verification pass
 
-where ``extra`` is what a layer takes longer per token more in its batch. Tokens that stop early are run later with those
-that pass, so a launch is paid per token that passes and ``extra`` per token and layer, wherever it stops: a constant, but for
-the layers before the first option, which each token runs alone: carry(0, o) = warm * (launch + c_o * layer_1) + (L - c_o) * extra
-where ``warm`` is the mean share of its time that a prefix takes when tokens stop there again and again.
+where ``extra`` is the additional time of a layer per further token in its batch. Tokens that stop early run the remaining layers
+later, batched with those that pass, so a launch is paid per token that passes, and ``extra`` per token and layer wherever the
+token stops. The latter is a constant except for the layers before the first option, which every token runs alone:
 
-``wrong_ms`` is the price of a wrong stop: for policy ``exact`` the work done on drafts after it, which only the whole cycle
-tells, so the caller tries several and lets the simulation judge. Taking the rates as conditional on the last option passed
-alone (first-order Markov) is what makes the problem one of neighbours; it is exact for one checkpoint.
+    run(0, o) = warm * (launch + c_o * layer_1) + (L - c_o) * extra
+
+where ``warm`` is the mean relative time of a prefix among consecutive early stops (`costs.cache_warmth`).
+
+``wrong_ms`` is the price of a wrong stop: for policy ``exact`` the work wasted on the drafts after it, which depends on the whole
+cycle, so the caller tries several prices and compares the results by simulation. Conditioning the rates on the last passed option
+only (a first-order Markov assumption) makes the cost depend on neighbours; it is exact for one checkpoint.
 """
 
 from __future__ import annotations
@@ -31,11 +35,11 @@ from tide_calibrate.placement.candidates import ExitOption
 
 @dataclass(frozen=True)
 class ChainCosts:
-    """What neighbours cost each other, in ms per token; row 0 is the start of the model, row i + 1 is option i.
+    """Costs between neighbouring options in ms per token; row 0 is the start of the model, row i + 1 is option i.
 
     Args:
-        step: [O + 1, O], from passing the row's option to having asked the column's; inf where it is not deeper.
-        passed: [O + 1, O], share that passes the column's option among those that passed the row's.
+        step: [O + 1, O], from passing the row's option to having evaluated the column's; inf where it is not deeper.
+        passed: [O + 1, O], share of tokens that pass the column's option among those that passed the row's.
         end: [O + 1], from passing the row's option to the end of the model.
     """
 
@@ -46,24 +50,24 @@ class ChainCosts:
 
 @dataclass(frozen=True)
 class Chain:
-    """Options one after another, by index, and their modelled ms per token."""
+    """Indices of options, shallow first, and their modelled ms per token."""
 
     ms: float
     options: tuple[int, ...]
 
 
 def chain_costs(options: Sequence[ExitOption], num_layers: int, times: StepCurve, wrong_ms: float) -> ChainCosts:
-    """The costs above, with the rates of the options' trace."""
+    """Compute the costs of the module docstring with the rates of the options' trace."""
     places = np.array([option.checkpoint for option in options])
     passes = np.stack([~option.decisions.confident for option in options]).astype(np.float32)
     wrong = np.stack([option.decisions.confident & ~option.decisions.agrees for option in options]).astype(np.float32)
     before = np.concatenate([np.ones_like(passes[:1]), passes])
-    reached = np.maximum(before.sum(1, keepdims=True), 1)  # where nobody passes, nothing is reached
+    reached = np.maximum(before.sum(1, keepdims=True), 1)  # avoids 0 / 0 where no token passes
     fixed = float(times.layer_ms[1]) - times.extra_token
     warm = np.array([times.table.warm_shares(place, num_layers).mean() for place in places.tolist()])
     start = (times.launch_ms[1] + places * times.layer_ms[1]) * warm + (num_layers - places) * times.extra_token
     step = np.concatenate([start[None], times.launch_ms[1] + (places[None] - places[:, None]) * fixed])
-    step = step + [option.ask_ms for option in options] + (before @ wrong.T) / reached * wrong_ms
+    step = step + [option.evaluation_ms for option in options] + (before @ wrong.T) / reached * wrong_ms
     step[1:][places[None] <= places[:, None]] = np.inf
     whole = float(times.launch_ms[1] + num_layers * times.layer_ms[1])
     end = (
@@ -75,7 +79,7 @@ def chain_costs(options: Sequence[ExitOption], num_layers: int, times: StepCurve
 
 
 def best_chains(costs: ChainCosts, most_exits: int) -> list[Chain]:
-    """The best chain that begins with each option, cheapest first; at most ``most_exits`` options long."""
+    """The best chain that begins with each option, cheapest first; at most ``most_exits`` options per chain."""
     size = costs.step.shape[1]
     value, tails = costs.end[1:].copy(), [()] * size  # type: tuple[NDArray[np.float64], list[tuple[int, ...]]]
     for _ in range(most_exits - 1):

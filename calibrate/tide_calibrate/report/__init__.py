@@ -1,1 +1,1 @@
-"""What a calibration found, drawn: charts as PNG files and one self-contained HTML page."""
+"""Report of a calibration: charts as PNG files and one self-contained HTML page."""

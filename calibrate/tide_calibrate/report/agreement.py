@@ -1,4 +1,4 @@
-"""Agreement by depth, drawn: one line per exit head."""
+"""Chart of agreement by depth, one line per exit head."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _TITLES = {"text": "on the held-out text", "continuations": "on the model's own 
 
 @house_style
 def draw_agreement(lines: Sequence[HeadAgreement], num_layers: int) -> Figure:
-    """The held-out text on the left, the model's own continuations on the right when there are some."""
+    """Draw agreement on the held-out text on the left and, if measured, on the model's own continuations on the right."""
     sides = ["text"] + (["continuations"] if any(line.continuations for line in lines) else [])
     figure, axes = panels([_TITLES[side] for side in sides])
     for axis, side in zip(axes, sides, strict=True):
@@ -34,7 +34,7 @@ def draw_agreement(lines: Sequence[HeadAgreement], num_layers: int) -> Figure:
 
 
 def describe_agreement(lines: Sequence[HeadAgreement]) -> str:
-    """The chart in words, for those who cannot see it."""
+    """Describe the chart in words (alternative text)."""
     ends = [
         f"{line.head} goes from {line.text[0]:.0%} after layer {line.checkpoints[0]} "
         f"to {line.text[-1]:.0%} after layer {line.checkpoints[-1]}"

@@ -1,4 +1,4 @@
-"""The look that all charts share, and how they become PNG bytes: the same figure always gives the same bytes."""
+"""Shared style of all charts, and reproducible PNG output: the same figure always gives the same bytes."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 INK, MUTED, GRID = "#1f2933", "#66727f", "#e4e8ec"
-# Okabe and Ito's colours, told apart by colour-blind readers; black and yellow are left out.
+# The colour-blind-safe palette of Okabe and Ito, without black and yellow.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00")
 MARKERS = ("o", "s", "^", "D", "v", "P")
 
 _STYLE: Any = {
-    "font.family": "DejaVu Sans",  # comes with matplotlib: the same on every machine
+    "font.family": "DejaVu Sans",  # bundled with matplotlib, hence the same on every machine
     "font.size": 9.5,
     "text.color": INK,
     "axes.edgecolor": MUTED,
@@ -36,12 +36,12 @@ _STYLE: Any = {
 }
 _DOTS_PER_INCH = 144
 
-house_style = matplotlib.rc_context(_STYLE)  # decorates every function that draws
+house_style = matplotlib.rc_context(_STYLE)  # decorator of every drawing function
 
 
 @house_style
 def panels(titles: list[str], height: float = 3.6, share_y: bool = True) -> tuple[Figure, list[Axes]]:
-    """A figure, 8.4 inches wide, with one panel per title side by side; ``height`` in inches."""
+    """Create a figure, 8.4 inches wide and ``height`` inches high, with one panel per title side by side."""
     figure = Figure(figsize=(8.4, height), layout="constrained")
     FigureCanvasAgg(figure)
     axes = list(figure.subplots(1, len(titles), sharey=share_y, squeeze=False)[0])
@@ -51,7 +51,7 @@ def panels(titles: list[str], height: float = 3.6, share_y: bool = True) -> tupl
 
 
 def legend_below(figure: Figure, axis: Axes, columns: int = 5) -> None:
-    """One legend for the whole figure, under it, with what ``axis`` shows."""
+    """Draw one legend of the entries of ``axis`` below the whole figure."""
     handles, labels = axis.get_legend_handles_labels()
     if handles:
         figure.legend(handles, labels, loc="outside lower center", ncols=min(columns, len(labels)), frameon=False)
@@ -59,7 +59,7 @@ def legend_below(figure: Figure, axis: Axes, columns: int = 5) -> None:
 
 @house_style
 def png(figure: Figure) -> bytes:
-    """The figure as a PNG without date or program version in it."""
+    """Render the figure as PNG without date or program version in its metadata."""
     stream = io.BytesIO()
     figure.savefig(stream, format="png", dpi=_DOTS_PER_INCH, metadata={"Software": None})
     return stream.getvalue()

@@ -24,13 +24,13 @@ SWEEP_POINTS = 49
 
 @dataclass(frozen=True)
 class OperatingPoint:
-    """One way to run the model on the test text.
+    """Cost and quality of one configuration on the test text.
 
     Args:
-        name: what it is: a threshold, a static skip, the full model.
+        name: the configuration: thresholds, a static skip, or the full model.
         layers: mean layers run per token.
         agreement: share of tokens whose likeliest next token is the full model's.
-        perplexity: of the test text (exp of the mean nats per token).
+        perplexity: perplexity of the test text (exp of the mean nats per token).
     """
 
     name: str
@@ -46,8 +46,8 @@ class CostCurve:
     Args:
         sweep: from safest to boldest thresholds; empty when there are no exits.
         chosen: the certified thresholds of policy ``exit``; None when there are none.
-        static: for each candidate, every token skipping from there to the head that agrees most.
-        full: the model itself.
+        static: for each candidate, every token stopping there, with the head of the highest agreement.
+        full: the full model.
     """
 
     sweep: list[OperatingPoint]
@@ -57,7 +57,7 @@ class CostCurve:
 
 
 def cost_curve(trace: SplitTrace, exits: Sequence[ExitInfo], family: ThresholdFamily | None) -> CostCurve:
-    """Run policy ``exit`` with ``exits`` over the tokens of ``trace``, at their own thresholds and at those of ``family``."""
+    """Evaluate policy ``exit`` on the tokens of ``trace``, at the thresholds of ``exits`` and at those of ``family``."""
     sweep = [] if family is None else [_point(name, member, trace, exits) for name, member in _spread(family)]
     certified = any(info.exit_threshold is not None for info in exits)
     chosen = _point("certified thresholds", thresholds_of(exits, "exit"), trace, exits) if certified else None
@@ -73,12 +73,12 @@ def _spread(family: ThresholdFamily) -> list[tuple[str, NDArray[np.float64]]]:
 def _point(
     name: str, thresholds: Sequence[float] | NDArray[np.float64], trace: SplitTrace, exits: Sequence[ExitInfo]
 ) -> OperatingPoint:
-    taken = stops(trace, exits, thresholds)
-    agrees, nll = np.ones(taken.exit.size, np.bool_), trace.full_nll.copy()
+    stopped = stops(trace, exits, thresholds)
+    agrees, nll = np.ones(stopped.exit_index.size, np.bool_), trace.full_nll.copy()
     for i, info in enumerate(exits):
-        here, exit_trace = taken.exit == i, trace.exits[info.checkpoint, info.head]
+        here, exit_trace = stopped.exit_index == i, trace.exits[info.checkpoint, info.head]
         agrees[here], nll[here] = exit_trace.agrees[here], exit_trace.nll[here]
-    return OperatingPoint(name, round(float(taken.layers.mean()), 6), round(float(agrees.mean()), 6), _perplexity(nll))
+    return OperatingPoint(name, round(float(stopped.layers.mean()), 6), round(float(agrees.mean()), 6), _perplexity(nll))
 
 
 def _static_skips(trace: SplitTrace) -> list[OperatingPoint]:
@@ -97,7 +97,7 @@ def _perplexity(nll: np.ndarray) -> float:
 
 @house_style
 def draw_curve(curve: CostCurve) -> Figure:
-    """Agreement on the left, perplexity (logarithmic) on the right, both over layers per token."""
+    """Draw agreement on the left and perplexity (logarithmic) on the right, both over layers per token."""
     figure, axes = panels(["agreement with the full model", "perplexity of the held-out text"], height=3.9, share_y=False)
     for axis, measure in zip(axes, ("agreement", "perplexity"), strict=True):
         _plot(axis, curve, measure)
@@ -134,7 +134,7 @@ def _plain_log_scale(axis: Axes) -> None:
 
 
 def describe_curve(curve: CostCurve) -> str:
-    """The chart in words, for those who cannot see it."""
+    """Describe the chart in words (alternative text)."""
     points = [curve.full, *([curve.chosen] if curve.chosen is not None else []), *curve.static]
     return "Layers per token against agreement and perplexity. " + " ".join(
         f"{_label(p, curve)}: {p.layers:.1f} layers, agreement {p.agreement:.1%}, perplexity {p.perplexity:.4g}." for p in points

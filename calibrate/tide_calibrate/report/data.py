@@ -1,4 +1,4 @@
-"""What the charts are drawn from: small arrays, saved as JSON beside the charts so that they can be drawn again."""
+"""Data of the charts: small arrays, saved as JSON beside the charts so that they can be drawn again."""
 
 from __future__ import annotations
 
@@ -18,13 +18,12 @@ from tide_calibrate.traces.agreement import HeadAgreement, agreement_by_depth
 from tide_calibrate.traces.trace import SplitTrace
 
 DATA_NAME = "data.json"
-# Without a chosen exit the reliability diagram shows this many of the deepest candidates.
-_EXITS_SHOWN = 3
+_EXITS_SHOWN = 3  # deepest candidates in the reliability diagram when no exit was chosen
 
 
 @dataclass(frozen=True)
 class ReportData:
-    """Everything drawn, of one calibration of a model of ``num_layers`` layers."""
+    """Data of all charts of one calibration, for a model of ``num_layers`` layers."""
 
     num_layers: int
     agreement: list[HeadAgreement]
@@ -40,16 +39,16 @@ class ReportData:
 def collect(
     text: SplitTrace, continuations: SplitTrace | None, exits: Sequence[ExitInfo], family: ThresholdFamily | None
 ) -> ReportData:
-    """Reduce the traces of the test text and of the model's own continuations to what the charts show.
+    """Reduce the traces of the test text and of the model's own continuations to the data of the charts.
 
-    ``family``: thresholds for ``exits`` which the cost curve sweeps over; None when there are no exits.
+    ``family``: thresholds of ``exits`` over which the cost curve sweeps; None when there are no exits.
     """
     histograms = []
     if any(info.exit_threshold is not None for info in exits):
         histograms.append(exit_histogram(text, exits, "exit", "held-out text"))
     if exits and continuations is not None:
         histograms.append(exit_histogram(continuations, exits, "exact", "own continuations"))
-    if not histograms:  # nothing was chosen: every token runs every layer
+    if not histograms:  # without exits every token runs every layer
         histograms.append(exit_histogram(text, [], "exit", "held-out text"))
     shown = [(info.checkpoint, info.head) for info in exits] or _deepest(text)
     return ReportData(
@@ -67,7 +66,7 @@ def _deepest(trace: SplitTrace) -> list[tuple[int, str]]:
 
 
 def read_data(directory: Path) -> ReportData:
-    """The data saved in ``directory``. Raises CalibrationError when it is missing or not what `ReportData.write` wrote."""
+    """Read the data saved in ``directory``. Raises CalibrationError when it is missing or not written by `ReportData.write`."""
     path = directory / DATA_NAME
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))

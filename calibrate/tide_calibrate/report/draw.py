@@ -1,4 +1,4 @@
-"""Draw a report: every chart as a PNG file, and the page that holds them all."""
+"""Draw a report: every chart as a PNG file, and the page that embeds them."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _charts(data: ReportData) -> list[Chart]:
             "curve",
             "Cost and performance",
             "What every layer not run costs in agreement and perplexity. Layers per token count the layers inside exit heads, "
-            "also when a head was asked in vain. Static layer skip stops every token at the same layer, "
+            "also when the head was evaluated and the token did not stop. Static layer skip stops every token at the same layer, "
             "with the head that agrees most there.",
             describe_curve(data.curve),
             png(draw_curve(data.curve)),
@@ -70,9 +70,9 @@ def _charts(data: ReportData) -> list[Chart]:
 def _reliability_chart(data: ReportData) -> Chart:
     return Chart(
         "reliability",
-        "Can the routers be believed?",
-        "Tokens of the held-out text in ten bins of equal size by score. On the dashed diagonal a score is the probability "
-        "that it claims to be; below it the router is too sure.",
+        "Calibration of the routers",
+        "Tokens of the held-out text in ten bins of equal size by score. On the dashed diagonal the score is the probability "
+        "of agreement; below it the router is overconfident.",
         describe_reliability(data.reliability),
         png(draw_reliability(data.reliability)),
     )

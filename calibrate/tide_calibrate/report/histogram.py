@@ -1,4 +1,4 @@
-"""Exit histogram: at which layer tokens stop under the chosen thresholds."""
+"""Exit histogram: the layers at which tokens stop under the chosen thresholds."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from tide_calibrate.traces.trace import SplitTrace
 
 @dataclass(frozen=True)
 class ExitHistogram:
-    """Where one policy's tokens stop.
+    """Distribution of one policy's tokens over exits.
 
     Args:
         policy: ``exact`` (a stop is a draft) or ``exit`` (a stop is final).
-        source: what the tokens are: ``held-out text`` or ``own continuations``.
+        source: source of the tokens: ``held-out text`` or ``own continuations``.
         checkpoints: layers run before each exit; the model's L layers come last.
-        shares: share of tokens that stop there, adding up to 1.
+        shares: share of tokens that stop at each checkpoint; the sum is 1.
     """
 
     policy: str
@@ -34,15 +34,15 @@ class ExitHistogram:
 
 def exit_histogram(trace: SplitTrace, exits: Sequence[ExitInfo], policy: Policy, source: str) -> ExitHistogram:
     """Count the stops of ``policy`` on the tokens of ``trace``."""
-    taken = stops(trace, exits, thresholds_of(exits, policy)).exit
-    shares = np.bincount(taken, minlength=len(exits) + 1) / max(taken.size, 1)
+    indices = stops(trace, exits, thresholds_of(exits, policy)).exit_index
+    shares = np.bincount(indices, minlength=len(exits) + 1) / max(indices.size, 1)
     checkpoints = [info.checkpoint for info in exits] + [trace.num_layers]
     return ExitHistogram(policy, source, checkpoints, [round(float(share), 6) for share in shares])
 
 
 @house_style
 def draw_histogram(histograms: list[ExitHistogram]) -> Figure:
-    """One panel per histogram; the last bar, in grey, is the tokens that need every layer."""
+    """Draw one panel per histogram; the last bar, in grey, counts the tokens that run every layer."""
     figure, axes = panels([f"policy {h.policy}, {h.source}" for h in histograms], height=3.2)
     for axis, histogram in zip(axes, histograms, strict=True):
         places = range(len(histogram.shares))
@@ -61,7 +61,7 @@ def draw_histogram(histograms: list[ExitHistogram]) -> Figure:
 
 
 def describe_histogram(histograms: Sequence[ExitHistogram]) -> str:
-    """The chart in words, for those who cannot see it."""
+    """Describe the chart in words (alternative text)."""
     return "Bar chart of where tokens stop. " + " ".join(
         f"Policy {h.policy}, {h.source}: "
         + ", ".join(f"{share:.0%} after layer {layer}" for layer, share in zip(h.checkpoints, h.shares, strict=True))

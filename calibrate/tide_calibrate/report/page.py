@@ -1,4 +1,4 @@
-"""The report as one HTML page: everything it shows is inside it, so that it opens anywhere, offline."""
+"""The report as one self-contained HTML page that can be opened offline."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ class Chart:
     """One chart of the page.
 
     Args:
-        name: of its file (``name``.png) and its anchor.
-        title, caption: what it shows and how to read it.
-        alt: its content in words.
-        png: the image.
+        name: stem of its PNG file, and its anchor on the page.
+        title, caption: what the chart shows and how to read it.
+        alt: the content in words (alternative text).
+        png: bytes of the image.
     """
 
     name: str
@@ -38,7 +38,7 @@ class Chart:
 
 
 def render_page(file: CalibrationFile, charts: Sequence[Chart]) -> str:
-    """The page as HTML; text from outside (names, paths) is escaped."""
+    """Render the page as HTML; external text (names, paths) is escaped."""
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("tide_calibrate.report", "."), autoescape=True, undefined=jinja2.StrictUndefined
     )

@@ -1,4 +1,4 @@
-"""Reliability diagram: of the tokens to which a router gives a probability p, does a share p agree with the full model?"""
+"""Reliability diagram: share of tokens that agree with the full model, over the probability that a router predicts."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from tide_calibrate.report.canvas import COLOURS, MARKERS, MUTED, house_style, l
 from tide_calibrate.traces.trace import ExitTrace, SplitTrace
 
 BINS = 10
-PROBABILITIES = ("mlp", "max_probability")  # entropy's scores are in 0 … 1 as well, but claim nothing
+PROBABILITIES = ("mlp", "max_probability")  # entropy scores are in 0 … 1 as well, but are not probabilities
 
 
 @dataclass(frozen=True)
 class Reliability:
-    """One router at one exit, tokens sorted by score into bins of equal size.
+    """Reliability of one router at one exit, with tokens sorted by score into bins of equal size.
 
     Args:
         router: the router's name.
         checkpoint, head: the exit.
-        score: mean score of each bin, rising.
+        score: mean score of each bin, ascending.
         agreement: share of each bin's tokens that agree with the full model.
         calibration_error: mean |score - agreement| over tokens, 0 … 1 (expected calibration error, Guo et al. 2017).
     """
@@ -38,9 +38,9 @@ class Reliability:
 
 
 def reliability(trace: SplitTrace, exits: Sequence[tuple[int, str]]) -> list[Reliability]:
-    """Every router whose score is a probability, at each of ``exits`` = (checkpoint, head)."""
+    """Reliability of every router whose score is a probability, at each of ``exits`` = (checkpoint, head)."""
     traces = [trace.exits[key] for key in exits]
-    return [_bin(router, one) for router in PROBABILITIES for one in traces if len(one.scores.get(router, ()))]
+    return [_bin(router, traced) for router in PROBABILITIES for traced in traces if len(traced.scores.get(router, ()))]
 
 
 def _bin(router: str, trace: ExitTrace) -> Reliability:
@@ -55,7 +55,7 @@ def _bin(router: str, trace: ExitTrace) -> Reliability:
 
 @house_style
 def draw_reliability(lines: list[Reliability]) -> Figure:
-    """One panel per router, one line per exit; on the diagonal a score is what it claims to be."""
+    """Draw one panel per router and one line per exit; the diagonal is perfect calibration."""
     routers = list(dict.fromkeys(line.router for line in lines))
     exits = list(dict.fromkeys((line.checkpoint, line.head) for line in lines))
     figure, axes = panels(routers, height=3.5)
@@ -77,7 +77,7 @@ def draw_reliability(lines: list[Reliability]) -> Figure:
 
 
 def describe_reliability(lines: Sequence[Reliability]) -> str:
-    """The chart in words, for those who cannot see it."""
+    """Describe the chart in words (alternative text)."""
     errors = [
         f"{line.router} after layer {line.checkpoint} with head {line.head} is off by {line.calibration_error:.1%} on average"
         for line in lines

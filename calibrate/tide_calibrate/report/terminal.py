@@ -1,8 +1,4 @@
-"""A calibration's outcome on the terminal: agreement by depth, the chosen exits, the verdict.
-
-A calibration's outcome in sentences, the same on the command line and in the report.
-
-The chosen exits as rows of a table, for the terminal and the report."""
+"""Summary of a calibration on the terminal: tables of agreement and exits, and sentences that the HTML report shares."""
 
 from __future__ import annotations
 
@@ -16,53 +12,44 @@ from tide_export.calibration.calibration_file import CalibrationFile
 
 
 def print_summary(file: CalibrationFile, console: Console) -> None:
-    """Print the tables and sentences of ``file``."""
-    own = " (in brackets: on the model's own continuations)" if any(line.continuations for line in file.heads) else ""
-    title = f"Agreement with the full model after n of {file.num_layers} layers{own}"
+    """Print the tables of agreement by depth and of the chosen exits, the prediction, the certificate and the recommendation."""
+    brackets = " (in brackets: on the model's own continuations)" if any(line.continuations for line in file.heads) else ""
+    title = f"Agreement with the full model after n of {file.num_layers} layers{brackets}"
     console.print(_table(title, ["layers", *(line.head for line in file.heads)], agreement_rows(file.heads)))
     rows = exit_rows(file)
     if rows:
         console.print(_table("Chosen exits", list(rows[0]), [list(row.values()) for row in rows]))
-    console.print(f"Predicted speedup over the uncut model, one row, greedy: {predicted_line(file.calibration.predicted)}")
+    console.print(f"Predicted speedup over the uncut model, one sequence, greedy: {predicted_line(file.calibration.predicted)}")
     console.print(certificate_line(file))
     console.print(recommendation_line(file))
 
 
-def _table(title: str, columns: list[str], rows: list[list[str]]) -> Table:
-    table = Table(title=title, title_justify="left", title_style="bold")
-    for name in columns:
-        table.add_column(name, justify="right")
-    for row in rows:
-        table.add_row(*row)
-    return table
-
-
 def recommendation_line(file: CalibrationFile) -> str:
-    """Which policy to use, and why."""
+    """Recommend a policy, with the reason."""
     calibration, predicted = file.calibration, file.calibration.predicted
     if not predicted:
         return "Use policy full: costs were not measured, so no gain is known."
-    why_none = "" if calibration.exits else f" No exits are placed: {file.refusal}."
+    refusal = "" if calibration.exits else f" No exits are placed: {file.refusal}."
     if calibration.recommended == "full":
         best = max((gain for name, gain in predicted.items() if name.startswith("exact")), default=1.0)
-        return f"Use policy full: at most {best:.2f}x the uncut model's tokens/s is predicted for exact.{why_none}"
-    gain = f"{predicted['exact']:.2f}x the uncut model's tokens/s is predicted, one row, greedy"
-    return f"Use policy exact: {gain}, with output identical to full.{why_none}"
+        return f"Use policy full: at most {best:.2f}x the uncut model's tokens/s is predicted for exact.{refusal}"
+    gain = f"{predicted['exact']:.2f}x the uncut model's tokens/s is predicted, one sequence, greedy"
+    return f"Use policy exact: {gain}, with output identical to full.{refusal}"
 
 
 def predicted_line(predicted: dict[str, float]) -> str:
-    """Modelled speedups of every policy."""
+    """List the modelled speedups of every policy."""
     if not predicted:
-        return "not predicted, for no costs were measured"
+        return "not predicted, because no costs were measured"
     parts = {name: f"{name} {gain:.2f}x" for name, gain in predicted.items() if ":" not in name}
-    alone = [f"{name.removeprefix('exact:')} {gain:.2f}x" for name, gain in predicted.items() if ":" in name]
-    if alone:
-        parts["exact"] += f" (with one drafter: {', '.join(alone)})"
+    single = [f"{name.removeprefix('exact:')} {gain:.2f}x" for name, gain in predicted.items() if ":" in name]
+    if single:
+        parts["exact"] += f" (with one drafter: {', '.join(single)})"
     return ", ".join(parts.values())
 
 
 def certificate_line(file: CalibrationFile) -> str:
-    """What the certificate of policy ``exit`` promises, or why there is none."""
+    """State the guarantee of policy ``exit``, or why there is none."""
     certificate = file.calibration.certificate
     if certificate is not None:
         return f"Certificate: {meaning(certificate)}"
@@ -70,12 +57,12 @@ def certificate_line(file: CalibrationFile) -> str:
 
 
 def exit_rows(file: CalibrationFile) -> list[dict[str, str]]:
-    """Column → value of every exit, shallow first; the MLP's threshold only where a router has one."""
-    asks_mlp = any(info.mlp_threshold is not None for info in file.calibration.exits)
-    return [_row(info, file, asks_mlp) for info in file.calibration.exits]
+    """Table rows of the exits, shallow first, column → value; with an MLP threshold column only if an exit has one."""
+    with_mlp = any(info.mlp_threshold is not None for info in file.calibration.exits)
+    return [_exit_row(info, file, with_mlp) for info in file.calibration.exits]
 
 
-def _row(info: ExitInfo, file: CalibrationFile, asks_mlp: bool) -> dict[str, str]:
+def _exit_row(info: ExitInfo, file: CalibrationFile, with_mlp: bool) -> dict[str, str]:
     line = next(line for line in file.heads if line.head == info.head)
     row = {
         "after layer": str(info.checkpoint),
@@ -85,6 +72,15 @@ def _row(info: ExitInfo, file: CalibrationFile, asks_mlp: bool) -> dict[str, str
         "exact threshold": f"{info.exact_threshold:.3f}",
         "exit threshold": "none certified" if info.exit_threshold is None else f"{info.exit_threshold:.3f}",
     }
-    if asks_mlp:
+    if with_mlp:
         row["MLP threshold"] = "–" if info.mlp_threshold is None else f"{info.mlp_threshold:.3f}"
     return row
+
+
+def _table(title: str, columns: list[str], rows: list[list[str]]) -> Table:
+    table = Table(title=title, title_justify="left", title_style="bold")
+    for name in columns:
+        table.add_column(name, justify="right")
+    for row in rows:
+        table.add_row(*row)
+    return table

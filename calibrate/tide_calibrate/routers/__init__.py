@@ -1,4 +1,4 @@
-"""Routers: what decides whether a token may stop at a checkpoint. ``mlp`` is trained, the others read the exit head."""
+"""Routers score whether a token may stop at a checkpoint. ``mlp`` is trained; the others use the exit head's logits."""
 
 from __future__ import annotations
 

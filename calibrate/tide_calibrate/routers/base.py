@@ -1,4 +1,4 @@
-"""What every router is: it looks at a token after a checkpoint and scores how surely the early guess can be trusted."""
+"""Interface of routers: a confidence score for the exit's prediction of each token."""
 
 from __future__ import annotations
 
@@ -13,5 +13,5 @@ class Router(Protocol):
     kind: str
 
     def scores(self, states: Tensor, logits: Tensor) -> Tensor:
-        """[n] float32, 0 … 1, higher means surer, from states [n, H] at the checkpoint and the exit head's logits [n, V]."""
+        """Scores [n] float32, 0 … 1, higher is more confident, given states [n, H] at the checkpoint and exit logits [n, V]."""
         ...

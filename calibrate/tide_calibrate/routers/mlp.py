@@ -1,4 +1,4 @@
-"""A small network on the state itself: it answers before the exit head is run."""
+"""MLP router: a small network on the hidden state, evaluated before the exit head."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ RMS_EPSILON = 1e-6
 
 
 class MlpRouter(nn.Module):
-    """sigmoid(up · silu(down @ rmsnorm(h) + down_bias) + up_bias), rmsnorm without weight.
+    """Computes sigmoid(up · silu(down @ rmsnorm(h) + down_bias) + up_bias), rmsnorm without weight.
 
     Args:
         hidden: H. ``down`` is [R, H], ``down_bias`` [R], ``up`` [R], ``up_bias`` [1].
         width: R.
-        seed: of the random start; ``up`` starts at 0, so that every score starts at ½.
-        kind: the name its scores get.
+        seed: seed of the initialization; ``up`` starts at 0, so that every score starts at ½.
+        kind: name of the scores in traces.
     """
 
     def __init__(self, hidden: int, width: int = ROUTER_WIDTH, seed: int = 0, kind: str = "mlp") -> None:
@@ -30,16 +30,16 @@ class MlpRouter(nn.Module):
         self.up_bias = nn.Parameter(torch.zeros(1))
 
     def forward(self, states: Tensor) -> Tensor:
-        """The score's log-odds [n] for states [n, H]."""
+        """Log-odds [n] of the score for states [n, H]."""
         normed = F.rms_norm(states, states.shape[-1:], eps=RMS_EPSILON)
         return F.silu(F.linear(normed, self.down, self.down_bias)) @ self.up + self.up_bias
 
     def scores(self, states: Tensor, logits: Tensor | None = None) -> Tensor:
-        """Probability [n] that the early guess is right; the exit head's logits are not needed."""
+        """Probability [n] that the exit's token is right; the exit head's logits are not needed."""
         return self(states).sigmoid()
 
     @torch.no_grad()
     def rescale(self, slope: float, offset: float) -> None:
-        """Make the log-odds z into ``slope`` · z + ``offset``, by the weights of the last layer."""
+        """Fold the map z → ``slope`` · z + ``offset`` of the log-odds into the last layer's weights."""
         self.up.mul_(slope)
         self.up_bias.mul_(slope).add_(offset)

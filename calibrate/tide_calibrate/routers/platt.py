@@ -1,4 +1,4 @@
-"""Turn scores into probabilities: fit a slope and an offset of their log-odds on held-out answers (Platt 1999)."""
+"""Platt scaling (Platt 1999): fit slope and offset of a score's log-odds on held-out labels, so that scores are probabilities."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 _NEWTON_STEPS = 50
-_RIDGE = 1e-6  # keeps the curvature invertible when all log-odds are the same
-_LEAST_SLOPE, _MOST_SLOPE = 0.01, 10.0  # a router is never turned round, whatever a small sample says
+_RIDGE = 1e-6  # keeps the Hessian invertible when all log-odds are equal
+_MIN_SLOPE, _MAX_SLOPE = 0.01, 10.0  # positive, so that noise in a small sample never inverts a router
 
 
 def fit_platt(log_odds: NDArray[np.floating], right: NDArray[np.bool_]) -> tuple[float, float]:
     """Slope a and offset b that maximise the likelihood of ``right`` [n] under sigmoid(a · log_odds + b).
 
-    The answers count as (N₊+1)/(N₊+2) and 1/(N₋+2) instead of 1 and 0 (Platt 1999, equation 6), so the fit is finite even
-    when all are the same.
+    The targets are (N₊+1)/(N₊+2) and 1/(N₋+2) instead of 1 and 0 (Platt 1999, equation 6), so the fit is finite even when all
+    labels are equal.
     """
     z = np.stack([log_odds.astype(np.float64), np.ones(len(log_odds))], axis=1)
     positives = int(right.sum())
@@ -25,12 +25,12 @@ def fit_platt(log_odds: NDArray[np.floating], right: NDArray[np.bool_]) -> tuple
         weights = weights - step
         if np.abs(step).max() < 1e-9:
             break
-    slope = float(np.clip(weights[0], _LEAST_SLOPE, _MOST_SLOPE))
+    slope = float(np.clip(weights[0], _MIN_SLOPE, _MAX_SLOPE))
     return slope, float(weights[1]) if slope == weights[0] else _offset(z[:, 0] * slope, target)
 
 
 def _newton_step(z: NDArray[np.float64], target: NDArray[np.float64], weights: NDArray[np.float64]) -> NDArray[np.floating]:
-    """Newton's step, halved until it no longer overshoots: far from the optimum the curvature says too little."""
+    """Newton step, halved until the loss no longer increases: far from the optimum a full step can overshoot."""
     probability = _sigmoid(z @ weights)
     gradient = z.T @ (probability - target)
     curvature = (z * (probability * (1 - probability))[:, None]).T @ z + _RIDGE * np.eye(2)
@@ -46,7 +46,7 @@ def _loss(log_odds: NDArray[np.float64], target: NDArray[np.float64]) -> float:
 
 
 def _offset(log_odds: NDArray[np.float64], target: NDArray[np.float64]) -> float:
-    """The offset alone, by bisection: the mean probability equals the mean target."""
+    """Fit the offset alone by bisection, so that the mean probability equals the mean target."""
     low, high = -50.0, 50.0
     for _ in range(60):
         middle = (low + high) / 2

@@ -1,4 +1,4 @@
-"""Train the MLP router of one exit: will the early guess be the full model's?"""
+"""Train the MLP router of one exit to predict whether the exit's token is the full model's."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ _WINDOWS_PER_READ = 4
 
 @dataclass(frozen=True)
 class RouterTraining:
-    """How routers are trained.
+    """Hyperparameters of router training.
 
     Args:
         label: ``agreement``: the exit head's likeliest token is the full model's. ``cosine``: the state at the checkpoint and the
-            final state are nearly parallel (cos > 0.98), as the predecessor had it.
-        windows: of text to learn from, at most; the exit head is run on them once.
-        held_out_windows: for calibrating the scores, at most.
-        epochs: times that every token is seen.
+            final state have a cosine similarity above 0.98, the label of the predecessor.
+        windows: maximum number of training windows; the exit head runs on them once.
+        held_out_windows: maximum number of windows for Platt scaling.
+        epochs: passes over the training tokens.
         tokens_per_step: tokens per optimizer step.
-        learning_rate: Adam's; it falls to 0 linearly.
-        width: R, of the hidden layer.
-        seed: of the weights and the order of tokens.
+        learning_rate: AdamW's initial rate; it decays linearly to 0.
+        width: R, width of the hidden layer.
+        seed: seed of the weights and of the order of tokens.
     """
 
     label: Label = "agreement"
@@ -58,17 +58,17 @@ class RouterTraining:
 
 @dataclass(frozen=True)
 class RouterExamples:
-    """States [n, H] at a checkpoint and whether a token may stop there [n] bool."""
+    """States [n, H] at a checkpoint and their labels [n] bool: True where a token may stop."""
 
     states: Tensor
     right: Tensor
 
 
 def train_router(head: ExitHead, capture: Capture, training: RouterTraining | None = None) -> MlpRouter:
-    """A router for ``head`` whose scores are probabilities: trained on text the head was not, calibrated on yet other text.
+    """Train a router for ``head`` whose scores are calibrated probabilities.
 
-    Classes weigh the same while training; Platt scaling on the held-out windows, folded into the last layer, then brings the
-    scores back to the true odds.
+    Head, router and Platt scaling use disjoint windows. The classes are balanced during training; Platt scaling, folded into the
+    last layer, then restores the true odds.
 
     Raises:
         CalibrationError: the capture lacks a boundary that head or label needs.
@@ -86,25 +86,26 @@ def train_router(head: ExitHead, capture: Capture, training: RouterTraining | No
 
 @torch.no_grad()
 def router_examples(head: ExitHead, capture: Capture, windows: NDArray[np.int64], label: Label = "agreement") -> RouterExamples:
-    """What ``head`` gets right in ``windows``, or, for label ``cosine``, which states are nearly parallel to the final one."""
+    """Compute states and labels of the valid tokens in ``windows``; see `RouterTraining` for the labels."""
     boundaries = head.boundaries if label == "agreement" else (head.checkpoint, capture.num_layers)
     states, right = [], []
     for part in in_batches(windows, _WINDOWS_PER_READ):
         batch = read_batch(capture, part, boundaries)
-        here = batch.states[head.checkpoint][batch.valid]
+        valid_states = batch.states[head.checkpoint][batch.valid]
         if label == "agreement":
             right.append(head.logits(batch.states)[batch.valid].argmax(-1) == batch.top_ids[batch.valid][:, 0])
         else:
-            right.append(F.cosine_similarity(here, batch.states[capture.num_layers][batch.valid], dim=-1) > COSINE_THRESHOLD)
-        states.append(here)
+            final_states = batch.states[capture.num_layers][batch.valid]
+            right.append(F.cosine_similarity(valid_states, final_states, dim=-1) > COSINE_THRESHOLD)
+        states.append(valid_states)
     return RouterExamples(torch.cat(states), torch.cat(right))
 
 
 def fit_router(examples: RouterExamples, training: RouterTraining) -> MlpRouter:
-    """The router that best tells right from wrong, both weighing the same; its scores are not yet probabilities."""
+    """Minimise the class-balanced cross-entropy; the scores are not yet calibrated."""
     router = MlpRouter(examples.states.shape[-1], training.width, training.seed)
     target = examples.right.float()
-    share = target.mean().clamp(0.01, 0.99)  # a class that hardly occurs must not rule by a handful of tokens
+    share = target.mean().clamp(0.01, 0.99)  # bounds the weight of a rare class
     weight = torch.where(examples.right, 0.5 / share, 0.5 / (1 - share))
     optimizer = torch.optim.AdamW(router.parameters(), lr=training.learning_rate, weight_decay=1e-2)
     generator = torch.Generator().manual_seed(training.seed)

@@ -1,4 +1,4 @@
-"""Routers that need no training because they read the exit head's own distribution; to ask them, the head must be run."""
+"""Training-free routers: confidence scores of the exit head's distribution, available once the head has run."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 class MaxProbability:
-    """The probability of the exit head's likeliest token (softmax response in CALM, Schuster et al. 2022, section 3.1)."""
+    """Probability of the exit head's likeliest token (softmax response in CALM, Schuster et al. 2022, section 3.1)."""
 
     kind = "max_probability"
 
@@ -17,7 +17,7 @@ class MaxProbability:
 
 
 class Entropy:
-    """1 - H / ln V: 1 when the exit head puts everything on one token, 0 when all tokens are alike."""
+    """Normalized negative entropy 1 - H / ln V: 1 for a one-hot distribution of the exit head, 0 for a uniform one."""
 
     kind = "entropy"
 

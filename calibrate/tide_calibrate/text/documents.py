@@ -1,11 +1,7 @@
-"""Calibration text: documents read from where the user says, split by document, cut into windows of tokens.
+"""Calibration text: read documents from files or the Hugging Face hub, split them by document, cut them into token windows.
 
-Whatever cannot be read is an error that says how to mend it. Text is never made up.
-
-
-Texts of a data set on the Hugging Face hub, through the optional ``datasets`` package.
-
-Calibration text ready to be captured: documents in their splits, cut into windows."""
+Text that cannot be read is an error with a remedy; it is never replaced by other text.
+"""
 
 from __future__ import annotations
 
@@ -33,8 +29,10 @@ SPLITS: tuple[SplitName, ...] = get_args(SplitName)
 FRACTIONS = (0.6, 0.2, 0.2)
 TEXT_SUFFIXES = (".txt", ".md", ".py", ".json", ".jsonl", ".csv")
 MIN_WINDOW_TOKENS = 16
-# Even without one disagreement, fewer tokens cannot certify 1% at 95% confidence: ln 0.05 / ln 0.99 = 298.1.
+# Fewer tokens cannot certify 1% at 95% confidence, even without a single disagreement: ln 0.05 / ln 0.99 = 298.1.
 MIN_SPLIT_TOKENS = 299
+# 2,000 windows of 256 tokens are about 2 MB of English text; a multiple of that leaves a choice, and bounds endless web crawls.
+MAX_CHARACTERS = 32_000_000
 
 Note = Callable[[str], None]
 _log: Note = logging.getLogger("tide_calibrate").warning
@@ -42,7 +40,7 @@ _log: Note = logging.getLogger("tide_calibrate").warning
 
 @dataclass(frozen=True)
 class Document:
-    """One text; ``name`` says where it comes from (a path, ``file.jsonl:line``, ``dataset[row]``)."""
+    """One text; ``name`` is its source (a path, ``file.jsonl:line``, or ``dataset[row]``)."""
 
     name: str
     text: str
@@ -50,11 +48,11 @@ class Document:
 
 @dataclass(frozen=True)
 class Windows:
-    """N pieces of text of up to T tokens, in document order, padded with 0 on the right.
+    """N windows of up to T tokens, in document order, padded with 0 on the right.
 
     Args:
         tokens: [N, T] int32.
-        lengths: [N] int32, valid tokens.
+        lengths: [N] int32, number of valid tokens.
         document: [N] int32, index of the document.
     """
 
@@ -67,11 +65,47 @@ class Windows:
         return int(self.lengths.sum())
 
 
-def load_documents(source: str, note: Note = _log) -> list[Document]:
-    """Documents of a text file, a ``.jsonl`` file, a directory, or a HF data set ``name[:config][:split][:column]``.
+@dataclass(frozen=True)
+class SplitText:
+    """Documents with their splits and windows.
 
-    A ``.jsonl`` file has one object with the field "text" a line. A directory gives all text files below it in order of their
-    relative path; ``note`` is told what was left out. Raises DataError.
+    Args:
+        split: [documents] int8, index into ("train", "threshold", "test").
+        windows: windows of all documents.
+    """
+
+    documents: list[Document]
+    split: NDArray[np.int8]
+    windows: Windows
+
+    def info(self, source: str, seed: int) -> DataInfo:
+        """Counts and hashes of each split, for calibration.json."""
+        per_window = self.split[self.windows.document]
+        parts = {name: np.flatnonzero(self.split == i) for i, name in enumerate(SPLITS)}
+        return DataInfo(
+            source,
+            seed,
+            documents={name: len(part) for name, part in parts.items()},
+            tokens={name: int(self.windows.lengths[per_window == i].sum()) for i, name in enumerate(SPLITS)},
+            sha256={name: digest([self.documents[d] for d in part]) for name, part in parts.items()},
+        )
+
+
+def read_text(source: str, loaded: LoadedModel, config: CalibrationConfig, note: Note) -> SplitText:
+    """Read, split and tokenize the text in ``source``. Raises DataError when it is missing, unreadable or too short."""
+    documents = load_documents(source, note)
+    if loaded.tokenizer is None:
+        raise DataError(f"{loaded.source} has no fast tokenizer (tokenizer.json), so text cannot be cut into its tokens; add one")
+    split = split_documents(documents, config.seed)
+    cut = windows(documents, split, loaded.tokenizer, config.window, config.max_windows, config.seed)
+    return SplitText(documents, split, cut)
+
+
+def load_documents(source: str, note: Note = _log) -> list[Document]:
+    """Read documents from a text file, a ``.jsonl`` file, a directory, or a HF data set ``name[:config][:split][:column]``.
+
+    A ``.jsonl`` file has one object with the field "text" per line. All text files below a directory are read in order of their
+    relative path. Skipped files and documents are reported through ``note``. Raises DataError.
     """
     path = Path(source).expanduser()
     if path.is_dir():
@@ -81,7 +115,7 @@ def load_documents(source: str, note: Note = _log) -> list[Document]:
     elif _looks_like_path(source):
         raise DataError(f"there is no file or directory {source}; give a text file, a .jsonl file, a directory, or a data set id")
     else:
-        documents = [Document(name, text) for name, text in hub_texts(source, note)]
+        documents = hub_documents(source, note)
     kept = [d for d in documents if d.text.strip()]
     if not kept:
         raise DataError(f"{source} holds no text ({len(documents)} empty documents); give files with text to calibrate on")
@@ -91,15 +125,15 @@ def load_documents(source: str, note: Note = _log) -> list[Document]:
 
 
 def digest(documents: Sequence[Document]) -> str:
-    """SHA-256 over the documents' texts, whatever their order and names; the certificate quotes it."""
+    """SHA-256 over the documents' texts, independent of their order and names; recorded in the certificate."""
     return hashlib.sha256("".join(sorted(_content_hash(d) for d in documents)).encode()).hexdigest()
 
 
 def split_documents(documents: Sequence[Document], seed: int = 0, fractions: Sequence[float] = FRACTIONS) -> NDArray[np.int8]:
-    """Assign each document to train, threshold or test so that each has about its fraction of the text.
+    """Assign each document to train, threshold or test so that each split has about its fraction of the text.
 
-    Documents go in an order given by ``seed`` and their content, each to the split that lacks the most bytes; copies of one
-    text go together, so nothing is tested on what was trained on.
+    Documents are assigned in an order given by ``seed`` and their content, each to the split that lacks the most bytes.
+    Duplicates of a text share a split, so that no test text occurs in the training text.
 
     Returns [documents] int8, index into ("train", "threshold", "test"). Raises DataError with fewer than 3 different documents.
     """
@@ -126,45 +160,48 @@ def windows(
     limit: int = 2000,
     seed: int = 0,
 ) -> Windows:
-    """Consecutive windows of ``length`` tokens of each document, at most ``limit``, spread evenly over splits and documents.
+    """Cut documents into consecutive windows of ``length`` tokens; at most ``limit``, spread evenly over splits and documents.
 
-    What the tokenizer puts in front of a prompt (a BOS token) opens every window, as it will open every prompt. A document's
-    last window is shorter, and left out under 16 tokens. Raises DataError when a split gets fewer than 299 tokens.
+    Every window begins with the special tokens that the tokenizer puts in front of a prompt (such as BOS). A document's last
+    window may be shorter, and is dropped under 16 tokens. Raises DataError when a split gets fewer than 299 tokens.
     """
     prefix = _prompt_prefix(tokenizer)
     pieces: list[tuple[int, list[int]]] = []
     for index, document in enumerate(documents):
         ids = tokenizer(document.text, add_special_tokens=False, verbose=False)["input_ids"]
         step = length - len(prefix)
-        cut = (prefix + ids[start : start + step] for start in range(0, len(ids), step))
-        pieces.extend((index, piece) for piece in cut if len(piece) >= MIN_WINDOW_TOKENS)
+        parts = (prefix + ids[start : start + step] for start in range(0, len(ids), step))
+        pieces.extend((index, part) for part in parts if len(part) >= MIN_WINDOW_TOKENS)
     pieces = [pieces[i] for i in _spread(split[[index for index, _ in pieces]], limit, seed)]
     _check_enough(pieces, split)
     return _pad(pieces, length)
 
 
+# --- files
+
+
 def _read_file(path: Path) -> list[Document]:
-    text = _text(path)
+    text = _read_text(path)
     if text is None:
         raise DataError(f"{path} is not UTF-8 text; give text, code or .jsonl, or convert it (iconv -t utf-8)")
-    return _documents_in(path.name, text)
+    return _parse_documents(path.name, text)
 
 
 def _read_directory(directory: Path, note: Note) -> list[Document]:
     documents: list[Document] = []
     for path in _files_below(directory):
-        name, text = path.relative_to(directory).as_posix(), _text(path)
+        name, text = path.relative_to(directory).as_posix(), _read_text(path)
         if text is None:
             note(f"{name}: left out, it is not UTF-8 text")
         else:
-            documents.extend(_documents_in(name, text))
+            documents.extend(_parse_documents(name, text))
     if not documents:
         raise DataError(f"{directory} holds no text files; give a directory with UTF-8 text, code or .jsonl files")
     return documents
 
 
 def _files_below(directory: Path) -> list[Path]:
-    """Regular files, hidden ones (.git and the like) left out; links to directories are not followed."""
+    """Regular files below ``directory``, without hidden ones (such as .git); links to directories are not followed."""
     found: list[Path] = []
     for folder, folders, files in os.walk(directory):
         folders[:] = [name for name in folders if not name.startswith(".")]
@@ -172,8 +209,8 @@ def _files_below(directory: Path) -> list[Path]:
     return sorted((p for p in found if p.is_file()), key=lambda p: p.relative_to(directory).as_posix())
 
 
-def _text(path: Path) -> str | None:
-    """The file's text, or None when it is not UTF-8 text."""
+def _read_text(path: Path) -> str | None:
+    """Read a file; None when it is not UTF-8 text."""
     try:
         text = path.read_bytes().decode("utf-8-sig")
     except UnicodeDecodeError:
@@ -183,14 +220,14 @@ def _text(path: Path) -> str | None:
     return None if "\0" in text else text
 
 
-def _documents_in(name: str, text: str) -> list[Document]:
+def _parse_documents(name: str, text: str) -> list[Document]:
     if not name.endswith(".jsonl"):
         return [Document(name, text)]
     lines = enumerate(text.split("\n"), start=1)
-    return [Document(f"{name}:{number}", _jsonl_text(f"{name}:{number}", line)) for number, line in lines if line.strip()]
+    return [Document(f"{name}:{number}", _parse_jsonl_line(f"{name}:{number}", line)) for number, line in lines if line.strip()]
 
 
-def _jsonl_text(where: str, line: str) -> str:
+def _parse_jsonl_line(where: str, line: str) -> str:
     expected = 'expected one JSON object a line, such as {"text": "…"}'
     try:
         record = json.loads(line)
@@ -207,22 +244,95 @@ def _looks_like_path(source: str) -> bool:
     return source.startswith((".", "/", "~")) or dataset.count("/") > 1 or bool(Path(dataset).suffix in TEXT_SUFFIXES)
 
 
+# --- data sets of the Hugging Face hub
+
+
+@dataclass(frozen=True)
+class DatasetId:
+    """Parts of ``name[:config][:split][:column]``; an empty part stands for its default."""
+
+    name: str
+    config: str | None = None
+    split: str = "train"
+    column: str = "text"
+
+
+def parse_dataset_id(source: str) -> DatasetId:
+    """Parse a data set id. Raises DataError when ``source`` is none."""
+    name, *rest = source.split(":")
+    if not re.fullmatch(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", name) or len(rest) > 3:
+        raise DataError(
+            f"there is no file or directory {source}, and it is no data set id (name[:config][:split][:column]); "
+            "give a text file, a .jsonl file, a directory, or a data set id such as wikitext:wikitext-2-raw-v1:test"
+        )
+    config, split, column = (*rest, "", "", "")[:3]
+    return DatasetId(name, config or None, split or DatasetId.split, column or DatasetId.column)
+
+
+def hub_documents(source: str, note: Note, max_characters: int = MAX_CHARACTERS) -> list[Document]:
+    """Read the first rows of a data set on the hub until they reach ``max_characters``. Raises DataError."""
+    data = parse_dataset_id(source)
+    documents: list[Document] = []
+    characters = 0
+    for row, record in enumerate(_stream_rows(data)):
+        if characters >= max_characters:
+            note(f"{data.name}: read the first {row} rows, {characters} characters")
+            break
+        documents.append(Document(f"{data.name}[{row}]", _column_text(data, row, record)))
+        characters += len(documents[-1].text)
+    return documents
+
+
+def _stream_rows(data: DatasetId) -> Iterator[dict[str, Any]]:
+    try:
+        import datasets
+    except ImportError as error:
+        raise DataError(
+            f"there is no file or directory {data.name}; if it is a data set on the Hugging Face hub, "
+            "install what reads it: pip install 'tide-llm[datasets]'"
+        ) from error
+    try:
+        yield from datasets.load_dataset(data.name, data.config, split=data.split, streaming=True)
+    except Exception as error:  # the package passes through any exception of its many file systems and formats
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise DataError(
+            f"cannot read the data set {data.name} (config {data.config or 'default'}, split {data.split}): {reason}; "
+            "check its name and the network, or download it and give the files"
+        ) from error
+
+
+def _column_text(data: DatasetId, row: int, record: dict[str, Any]) -> str:
+    text = record.get(data.column)
+    if not isinstance(text, str):
+        raise DataError(
+            f"{data.name}[{row}] has no text in the column {data.column!r}; its columns are {', '.join(record)}; "
+            f"name one: {data.name}:{data.config or ''}:{data.split}:COLUMN"
+        )
+    return text
+
+
+# --- splits
+
+
 def _content_hash(document: Document) -> str:
     return hashlib.sha256(document.text.encode()).hexdigest()
 
 
 def _balance(sizes: Sequence[int], fractions: Sequence[float]) -> list[int]:
-    """The split of each item, in order: the one furthest below its share; the last items fill splits still empty."""
+    """Assign each item, in order, to the split furthest below its share; the last items fill splits that are still empty."""
     missing = np.array(fractions, float) * sum(sizes)
     empty = np.ones(len(fractions), bool)
     chosen = []
-    for done, size in enumerate(sizes):
-        last_chance = len(sizes) - done <= empty.sum()
-        split = int(np.argmax(np.where(empty, missing, -np.inf) if last_chance else missing))
+    for index, size in enumerate(sizes):
+        must_fill = len(sizes) - index <= empty.sum()
+        split = int(np.argmax(np.where(empty, missing, -np.inf) if must_fill else missing))
         missing[split] -= size
         empty[split] = False
         chosen.append(split)
     return chosen
+
+
+# --- windows
 
 
 def _prompt_prefix(tokenizer: FastTokenizer) -> list[int]:
@@ -233,7 +343,7 @@ def _prompt_prefix(tokenizer: FastTokenizer) -> list[int]:
 
 
 def _spread(split: NDArray[np.int8], limit: int, seed: int) -> list[int]:
-    """At most ``limit`` indices, ascending: every n-th in the order of splits, from a seeded start."""
+    """Choose at most ``limit`` indices, ascending: equally spaced in the order of splits, from a seeded start."""
     if len(split) <= limit:
         return list(range(len(split)))
     order = np.argsort(split, kind="stable")
@@ -257,102 +367,3 @@ def _pad(pieces: Sequence[tuple[int, list[int]]], length: int) -> Windows:
         tokens[row, : len(piece)] = piece
     lengths = np.array([len(piece) for _, piece in pieces], np.int32)
     return Windows(tokens, lengths, np.array([index for index, _ in pieces], np.int32))
-
-
-# 2,000 windows of 256 tokens are about 2 MB of English: many times that leaves a choice, and a web crawl ends somewhere.
-MAX_CHARACTERS = 32_000_000
-
-
-@dataclass(frozen=True)
-class HubData:
-    """``name[:config][:split][:column]``; an empty part means its default."""
-
-    name: str
-    config: str | None = None
-    split: str = "train"
-    column: str = "text"
-
-
-def parse(source: str) -> HubData:
-    """Raises DataError when ``source`` cannot be a data set id."""
-    name, *rest = source.split(":")
-    if not re.fullmatch(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", name) or len(rest) > 3:
-        raise DataError(
-            f"there is no file or directory {source}, and it is no data set id (name[:config][:split][:column]); "
-            "give a text file, a .jsonl file, a directory, or a data set id such as wikitext:wikitext-2-raw-v1:test"
-        )
-    config, split, column = (*rest, "", "", "")[:3]
-    return HubData(name, config or None, split or HubData.split, column or HubData.column)
-
-
-def hub_texts(source: str, note: Callable[[str], None]) -> list[tuple[str, str]]:
-    """(``name[row]``, text) of the first rows of the data set, up to 32 million characters. Raises DataError."""
-    data = parse(source)
-    texts: list[tuple[str, str]] = []
-    characters = 0
-    for row, record in enumerate(_rows(data)):
-        if characters >= MAX_CHARACTERS:
-            note(f"{data.name}: read the first {row} rows, {characters} characters")
-            break
-        texts.append((f"{data.name}[{row}]", _column_text(data, row, record)))
-        characters += len(texts[-1][1])
-    return texts
-
-
-def _rows(data: HubData) -> Iterator[dict[str, Any]]:
-    try:
-        import datasets
-    except ImportError as error:
-        raise DataError(
-            f"there is no file or directory {data.name}; if it is a data set on the Hugging Face hub, "
-            "install what reads it: pip install 'tide-llm[datasets]'"
-        ) from error
-    try:
-        yield from datasets.load_dataset(data.name, data.config, split=data.split, streaming=True)
-    except Exception as error:  # the package lets through whatever its many file systems and formats raise
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise DataError(
-            f"cannot read the data set {data.name} (config {data.config or 'default'}, split {data.split}): {reason}; "
-            "check its name and the network, or download it and give the files"
-        ) from error
-
-
-def _column_text(data: HubData, row: int, record: dict[str, Any]) -> str:
-    text = record.get(data.column)
-    if not isinstance(text, str):
-        raise DataError(
-            f"{data.name}[{row}] has no text in the column {data.column!r}; its columns are {', '.join(record)}; "
-            f"name one: {data.name}:{data.config or ''}:{data.split}:COLUMN"
-        )
-    return text
-
-
-@dataclass(frozen=True)
-class SplitText:
-    """``split``: [documents] int8, index into ("train", "threshold", "test")."""
-
-    documents: list[Document]
-    split: NDArray[np.int8]
-    windows: Windows
-
-    def info(self, source: str, seed: int) -> DataInfo:
-        """Counts and hashes of each split, for calibration.json."""
-        per_window = self.split[self.windows.document]
-        parts = {name: np.flatnonzero(self.split == i) for i, name in enumerate(SPLITS)}
-        return DataInfo(
-            source,
-            seed,
-            documents={name: len(part) for name, part in parts.items()},
-            tokens={name: int(self.windows.lengths[per_window == i].sum()) for i, name in enumerate(SPLITS)},
-            sha256={name: digest([self.documents[d] for d in part]) for name, part in parts.items()},
-        )
-
-
-def read_text(source: str, loaded: LoadedModel, config: CalibrationConfig, note: Note) -> SplitText:
-    """Read, split and cut the text in ``source``. Raises DataError when it is missing, unreadable or too little."""
-    documents = load_documents(source, note)
-    if loaded.tokenizer is None:
-        raise DataError(f"{loaded.source} has no fast tokenizer (tokenizer.json), so text cannot be cut into its tokens; add one")
-    split = split_documents(documents, config.seed)
-    cut = windows(documents, split, loaded.tokenizer, config.window, config.max_windows, config.seed)
-    return SplitText(documents, split, cut)

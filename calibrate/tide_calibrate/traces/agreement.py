@@ -1,4 +1,4 @@
-"""How often each exit head's likeliest token is the full model's: the first thing to know about a model."""
+"""Agreement by depth: how often each exit head's likeliest token is the full model's."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tide_export.calibration.calibration_file import HeadAgreement
 
 
 def agreement_by_depth(text: SplitTrace, continuations: SplitTrace | None) -> list[HeadAgreement]:
-    """Agreement of every head in ``text``, in the order in which the heads appear."""
+    """Agreement of every head at every checkpoint, in the order in which the heads appear in ``text``."""
     lines = []
     for head in dict.fromkeys(head for _, head in text.exits):
         checkpoints = sorted(layer for layer, name in text.exits if name == head)
@@ -24,9 +24,9 @@ def _share(trace: SplitTrace, checkpoint: int, head: str) -> float:
 
 
 def agreement_rows(lines: Sequence[HeadAgreement]) -> list[list[str]]:
-    """A table: one row per checkpoint, the layers first, then each head's agreement; a dash where a head was not trained.
+    """Table rows, one per checkpoint: layers run, then each head's agreement, or a dash where the head was not trained.
 
-    On the model's own continuations in brackets, where it was measured.
+    Agreement on the model's own continuations follows in brackets, where it was measured.
     """
     checkpoints = sorted({layer for line in lines for layer in line.checkpoints})
     return [[str(layer), *(_cell(line, layer) for line in lines)] for layer in checkpoints]

@@ -1,4 +1,4 @@
-"""What exit heads and routers said about every token of a text: what thresholds, cost model and report are made from."""
+"""Outputs of exit heads and routers on every token of a text: the input of thresholds, placement, simulation and report."""
 
 from __future__ import annotations
 
@@ -7,17 +7,19 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
+Exit = tuple[int, str]  # checkpoint, kind of head
+
 
 @dataclass(frozen=True)
 class ExitTrace:
-    """One exit head after ``checkpoint`` layers, on n tokens in text order.
+    """Outputs of one exit head after ``checkpoint`` layers, on n tokens in text order.
 
     Args:
         checkpoint: layers run before the exit.
         head: ``identity``, ``linear``, ``tail:k`` or ``block:k``.
         agrees: [n] bool, the head's likeliest token is the full model's.
         nll: [n] float32, the head's negative log-likelihood (nats) of the text's next token; NaN at a window's end.
-        scores: router name (``mlp``, ``max_probability``, ``entropy``, ``cosine``, …) → [n] float32, higher means surer.
+        scores: router name (``mlp``, ``max_probability``, ``entropy``, ``cosine``, …) → [n] float32, higher is more confident.
     """
 
     checkpoint: int
@@ -27,12 +29,12 @@ class ExitTrace:
     scores: dict[str, NDArray[np.float32]] = field(default_factory=dict)
 
     def select(self, kept: NDArray) -> ExitTrace:
-        """The trace of some tokens only: a mask [n], or their numbers."""
+        """Restrict the trace to some tokens: a mask [n] or indices."""
         scores = {name: values[kept] for name, values in self.scores.items()}
         return replace(self, agrees=self.agrees[kept], nll=self.nll[kept], scores=scores)
 
     def joined(self, other: ExitTrace) -> ExitTrace:
-        """This trace's tokens and then those of the ``other``, of the same exit."""
+        """Concatenate this trace's tokens with those of ``other``, a trace of the same exit."""
         scores = {name: np.concatenate([values, other.scores[name]]) for name, values in self.scores.items()}
         agrees, nll = np.concatenate([self.agrees, other.agrees]), np.concatenate([self.nll, other.nll])
         return replace(self, agrees=agrees, nll=nll, scores=scores)
@@ -40,7 +42,7 @@ class ExitTrace:
 
 @dataclass(frozen=True)
 class OwnText:
-    """A text that the model wrote: all its tokens [P + n], the first ``prompt`` (P) of them given."""
+    """A generated text: all tokens [P + n], of which the first ``prompt`` (P) are the prompt."""
 
     tokens: NDArray[np.int64]
     prompt: int
@@ -48,31 +50,31 @@ class OwnText:
 
 @dataclass(frozen=True)
 class SplitTrace:
-    """All exits on the same n tokens.
+    """Traces of several exits on the same n tokens.
 
     Args:
-        window, document: [n] int32, where each token comes from; tokens of a window are consecutive and in order.
+        window, document: [n] int32, indices of each token's window and document; tokens of a window are consecutive, in order.
         full_nll: [n] float32, the full model's negative log-likelihood (nats) of the text's next token; NaN at a window's end.
         exits: (checkpoint, head) → its trace.
         num_layers: L.
-        texts: window → its whole text, where the model wrote it itself and n tokens of the window are those that it decided.
+        texts: window → its whole text, for windows that the model generated; the traced tokens are then the generated ones.
     """
 
     window: NDArray[np.int32]
     document: NDArray[np.int32]
     full_nll: NDArray[np.float32]
-    exits: dict[tuple[int, str], ExitTrace]
+    exits: dict[Exit, ExitTrace]
     num_layers: int
     texts: dict[int, OwnText] = field(default_factory=dict)
 
     def select(self, kept: NDArray) -> SplitTrace:
-        """The trace of some tokens only: a mask [n], or their numbers, rising."""
+        """Restrict the trace to some tokens: a mask [n] or ascending indices."""
         exits = {key: trace.select(kept) for key, trace in self.exits.items()}
         window, document, full_nll = self.window[kept], self.document[kept], self.full_nll[kept]
         return replace(self, window=window, document=document, full_nll=full_nll, exits=exits)
 
     def joined(self, other: SplitTrace) -> SplitTrace:
-        """This trace's tokens and then the ``other``'s, of other windows; both have the same exits."""
+        """Concatenate this trace's tokens with those of ``other``, which has the same exits and other windows."""
         return replace(
             self,
             window=np.concatenate([self.window, other.window]),

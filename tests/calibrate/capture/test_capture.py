@@ -1,4 +1,4 @@
-"""A capture holds what the unmodified model computes, whatever happens while it is made."""
+"""Captures: equality with the unmodified model, resuming after interruptions, and errors."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import tide_calibrate.capture.capture as capture_module
-import tide_calibrate.model.lm_head as sliced_head
 import torch
 from export.architectures import LAYERS, MAX_POSITIONS, VOCAB, tiny_model
 from tide_calibrate.capture.capture import capture
@@ -29,7 +28,7 @@ def loaded(name: str = "llama", dtype: torch.dtype = torch.float32) -> LoadedMod
 
 
 def ragged(count: int = 11, seed: int = 0) -> Windows:
-    """Windows of 24 tokens and fewer, of three documents."""
+    """Windows of 16 to 24 tokens from three documents."""
     random = np.random.default_rng(seed)
     lengths = random.integers(16, 25, count).astype(np.int32)
     lengths[::3] = 24
@@ -43,7 +42,7 @@ def files(directory: Path) -> dict[str, bytes]:
 
 
 def interrupt_at(monkeypatch: pytest.MonkeyPatch, batch: int) -> None:
-    """Ctrl-C while the logits of batch number ``batch`` are computed: its hidden states are written by then."""
+    """Raise KeyboardInterrupt during the logits of batch number ``batch``, when its hidden states are already written."""
     original, calls = capture_module.sliced_logits, 0
 
     def interrupted(*args: object) -> object:
@@ -57,31 +56,30 @@ def interrupt_at(monkeypatch: pytest.MonkeyPatch, batch: int) -> None:
     monkeypatch.setattr(capture_module, "sliced_logits", interrupted)
 
 
-# --- right
+# --- equality with the model
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma2", "gpt2", "opt", "falcon", "cohere", "granite", "qwen3_moe", "mistral"])
-def test_equals_what_the_model_says_on_each_window_alone(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Heads and routers learn from this: padding, batches and slices of time must leave no trace in it, in any family."""
-    monkeypatch.setattr(sliced_head, "LOGIT_BYTES", 5 * 4 * 4 * VOCAB)  # slices of 5 positions
-    model, windows = loaded(name), ragged()
-    made = capture(model, windows, SPLIT, CANDIDATES, tmp_path, batch_size=4, top_k=5)
+def test_equals_the_model_on_each_window_alone(name: str, tmp_path: Path) -> None:
+    """Padding, batching and slicing of logits must not change the training data of heads and routers, in any model family."""
+    model, windows, five_positions = loaded(name), ragged(), 5 * 4 * 4 * VOCAB
+    made = capture(model, windows, SPLIT, CANDIDATES, tmp_path, batch_size=4, top_k=5, logit_bytes=five_positions)
     for row in range(len(windows.tokens)):
         length = windows.lengths[row]
         with torch.no_grad():
-            said = model.model(torch.from_numpy(windows.tokens[row : row + 1, :length]).long(), output_hidden_states=True)
+            output = model.model(torch.from_numpy(windows.tokens[row : row + 1, :length]).long(), output_hidden_states=True)
         for checkpoint in CANDIDATES[:-1]:
-            expected = said.hidden_states[checkpoint][0].numpy()
+            expected = output.hidden_states[checkpoint][0].numpy()
             np.testing.assert_allclose(made.hidden[checkpoint][row, :length], expected, rtol=2e-3, atol=2e-3)
-        logits = said.logits[0].float()
+        logits = output.logits[0].float()
         top = logits.topk(5)
         np.testing.assert_allclose(made.top_logits[row, :length], top.values.numpy(), rtol=1e-4, atol=1e-4)
         np.testing.assert_allclose(made.logsumexp[row, :length], logits.logsumexp(-1).numpy(), rtol=1e-4, atol=1e-4)
         assert (made.top_ids[row, :length, 0] == logits.argmax(-1).numpy()).all()
 
 
-def test_final_state_is_taken_before_the_final_norm(tmp_path: Path) -> None:
-    """An exit head is trained on pre-norm states: a normed one would be normed twice (a bug of the predecessor)."""
+def test_final_state_is_captured_before_the_final_norm(tmp_path: Path) -> None:
+    """Exit heads apply the final norm themselves; a normed state would be normed twice (a bug of the predecessor)."""
     model, windows = loaded(), ragged()
     made = capture(model, windows, SPLIT, [LAYERS], tmp_path)
     state = states(made, LAYERS, [0])
@@ -91,7 +89,7 @@ def test_final_state_is_taken_before_the_final_norm(tmp_path: Path) -> None:
 
 
 def test_padding_never_reaches_a_valid_position(tmp_path: Path) -> None:
-    """Bit for bit: whatever stands behind a short window, what is captured of it is the same, and zero behind it."""
+    """Tokens beyond a window's length must not change the captured values, bit for bit, and positions beyond it must be zero."""
     windows = ragged()
     noise = np.random.default_rng(1).integers(3, VOCAB, windows.tokens.shape)
     beyond = np.arange(24) >= windows.lengths[:, None]
@@ -107,7 +105,7 @@ def test_padding_never_reaches_a_valid_position(tmp_path: Path) -> None:
 
 
 def test_windows_keep_their_order_and_their_documents_split(tmp_path: Path) -> None:
-    """Batches are sorted by length; a window under another's document would leak training text into the test."""
+    """Batches are sorted by length; a window assigned to another document could leak training text into the test split."""
     windows = ragged()
     made = capture(loaded(), windows, np.array([2, 0, 1], np.int8), [1], tmp_path, batch_size=4)
     assert (made.tokens == windows.tokens).all() and (made.lengths == windows.lengths).all()
@@ -117,7 +115,7 @@ def test_windows_keep_their_order_and_their_documents_split(tmp_path: Path) -> N
 
 @pytest.mark.parametrize(("hidden_dtype", "precision"), [("float16", 2**-11), ("bfloat16", 2**-8)])
 def test_states_are_rounded_only_to_the_stored_type(hidden_dtype: str, precision: float, tmp_path: Path) -> None:
-    """bfloat16 is stored as integers; read as such, heads would train on nonsense."""
+    """bfloat16 is stored as uint16; interpreting the bits as integers would give meaningless states."""
     model, windows = loaded(), ragged()
     made = capture(model, windows, SPLIT, [2], tmp_path, batch_size=1, hidden_dtype=hidden_dtype)
     with torch.no_grad():
@@ -130,13 +128,13 @@ def test_states_are_rounded_only_to_the_stored_type(hidden_dtype: str, precision
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_low_precision_models_are_captured(dtype: torch.dtype, tmp_path: Path) -> None:
-    """An 8B model does not fit in fp32 everywhere."""
+    """An 8B model does not fit into the memory of every machine in fp32."""
     made = capture(loaded(dtype=dtype), ragged(), SPLIT, CANDIDATES, tmp_path)
     assert np.isfinite(made.logsumexp).all() and made.logsumexp[0, 0] > 0
 
 
 def test_no_file_stays_mapped_between_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Mapped pages count as memory: a capture of any length would otherwise grow to the size of its files."""
+    """Mapped pages count as memory: kept mappings would let memory grow to the size of the capture."""
     original, mapped = capture_module.sliced_logits, []
 
     def watched(*args: object) -> object:
@@ -162,7 +160,7 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
 def test_interrupted_and_resumed_gives_the_same_bytes(
     batch: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, uninterrupted: dict[str, bytes]
 ) -> None:
-    """An hour of capture must survive Ctrl-C."""
+    """Ctrl-C must not lose the finished batches, which may have taken an hour."""
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
         interrupt_at(patched, batch)
         capture(loaded(), ragged(), SPLIT, CANDIDATES, tmp_path, batch_size=2)
@@ -170,7 +168,7 @@ def test_interrupted_and_resumed_gives_the_same_bytes(
         open_capture(tmp_path)
     forwards = count_forwards(monkeypatch)
     capture(loaded(), ragged(), SPLIT, CANDIDATES, tmp_path, batch_size=2)
-    assert len(forwards) == 6 - (batch - 1)  # what was done is not done again
+    assert len(forwards) == 6 - (batch - 1)  # finished batches do not run again
     assert files(tmp_path) == uninterrupted
 
 
@@ -180,14 +178,14 @@ def count_forwards(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return calls
 
 
-def test_killed_in_the_middle_of_a_write(
+def test_resumes_after_being_killed_in_the_middle_of_a_write(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, uninterrupted: dict[str, bytes]
 ) -> None:
-    """SIGKILL can leave batches that progress does not know of, half of another one, and half a progress file."""
+    """SIGKILL can leave batches that are not recorded as done, a partly written batch, and a partly written progress file."""
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
         interrupt_at(patched, 3)
         capture(loaded(), ragged(), SPLIT, CANDIDATES, tmp_path, batch_size=2)
-    rows = np.argsort(-ragged().lengths, kind="stable")[4:6]  # of batch 3
+    rows = np.argsort(-ragged().lengths, kind="stable")[4:6]  # windows of batch 3
     for name, lengths in (("hidden_02", [24, 10]), ("top_ids", [24, 0])):
         torn = np.lib.format.open_memmap(tmp_path / f"{name}.npy", mode="r+")
         for row, length in zip(rows, lengths, strict=True):
@@ -199,15 +197,15 @@ def test_killed_in_the_middle_of_a_write(
     assert files(tmp_path) == uninterrupted
 
 
-def test_killed_while_the_files_are_made(tmp_path: Path, uninterrupted: dict[str, bytes]) -> None:
-    """Half-made files without settings are nobody's capture: start over, without asking the user to clean up."""
+def test_restarts_after_being_killed_while_creating_files(tmp_path: Path, uninterrupted: dict[str, bytes]) -> None:
+    """Partly created files without settings must be overwritten, without a manual clean-up."""
     (tmp_path / "hidden_01.npy").write_bytes(b"\x93NUMPY")
     capture(loaded(), ragged(), SPLIT, CANDIDATES, tmp_path, batch_size=2)
     assert files(tmp_path) == uninterrupted
 
 
 def test_finished_capture_is_reused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Trying another head must not cost another pass over the text."""
+    """Training other heads must not need another pass over the text."""
     capture(loaded(), ragged(), SPLIT, CANDIDATES, tmp_path)
     forwards = count_forwards(monkeypatch)
     again = capture(loaded(), ragged(), SPLIT, CANDIDATES, tmp_path)
@@ -229,7 +227,7 @@ CHANGES: dict[str, Callable[[Path], Capture]] = {
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_directory_of_another_capture_is_refused(change: str, tmp_path: Path) -> None:
-    """Mixing two captures would give heads that fit neither; overwriting one would lose hours."""
+    """A mix of two captures would give heads that fit neither model; overwriting one would lose hours of computation."""
     capture(loaded(), ragged(), SPLIT, CANDIDATES, tmp_path)
     before = files(tmp_path)
     with pytest.raises(CalibrationError, match=rf"holds another capture: .*\b{change} is .*another directory, or --force"):
@@ -237,8 +235,8 @@ def test_directory_of_another_capture_is_refused(change: str, tmp_path: Path) ->
     assert files(tmp_path) == before
 
 
-def test_too_small_a_disk_is_seen_before_the_first_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A full disk under a memory map ends in SIGBUS, an hour later and without a message."""
+def test_too_small_a_disk_is_refused_before_the_first_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Writing a memory map on a full disk raises SIGBUS, possibly after an hour and without a message."""
     monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=1000))
     forwards = count_forwards(monkeypatch)
     with pytest.raises(OutputError, match=r"takes .* GiB, but .* free; give a directory on another disk"):
@@ -247,7 +245,7 @@ def test_too_small_a_disk_is_seen_before_the_first_batch(tmp_path: Path, monkeyp
 
 
 def test_nan_names_the_layers(tmp_path: Path) -> None:
-    """A broken weight must not become a head that never exits, without a word."""
+    """A broken weight must raise an error instead of silently giving a head that never exits."""
     model = loaded()
     with torch.no_grad():
         model.model.model.layers[2].mlp.down_proj.weight[0, 0] = float("nan")
@@ -255,7 +253,7 @@ def test_nan_names_the_layers(tmp_path: Path) -> None:
         capture(model, ragged(), SPLIT, [1, 2, 4], tmp_path)
 
 
-def test_nan_in_the_head_is_seen_too(tmp_path: Path) -> None:
+def test_nan_in_the_logits_is_refused(tmp_path: Path) -> None:
     model = loaded()
     with torch.no_grad():
         model.model.model.norm.weight[0] = float("inf")
@@ -264,7 +262,7 @@ def test_nan_in_the_head_is_seen_too(tmp_path: Path) -> None:
 
 
 def test_float16_overflow_says_to_use_bfloat16(tmp_path: Path) -> None:
-    """Some models have activations of 1e5; as infinities they would poison a head's training."""
+    """Some models have activations of 1e5, which overflow to infinity in float16 and would break training."""
     model = loaded()
     with torch.no_grad():
         model.model.model.layers[1].mlp.down_proj.weight.mul_(1e8)
@@ -283,15 +281,15 @@ def test_float16_overflow_says_to_use_bfloat16(tmp_path: Path) -> None:
         ({"hidden_dtype": "int4"}, "give float16 or bfloat16"),
     ],
 )
-def test_settings_the_model_cannot_have(options: dict, message: str, tmp_path: Path) -> None:
+def test_settings_that_do_not_fit_the_model_are_refused(options: dict, message: str, tmp_path: Path) -> None:
     arguments = {"candidates": CANDIDATES, **options}
     with pytest.raises(ParamsError, match=message):
         capture(loaded(), ragged(), SPLIT, directory=tmp_path / "never", **arguments)
     assert not (tmp_path / "never").exists()
 
 
-def test_windows_the_model_cannot_take(tmp_path: Path) -> None:
-    """Both would end in an index error deep in the model."""
+def test_windows_that_do_not_fit_the_model_are_refused(tmp_path: Path) -> None:
+    """Too long windows and unknown token ids would otherwise cause an index error inside the model."""
     long = MAX_POSITIONS + 1
     windows = Windows(np.ones((1, long), np.int32), np.array([long], np.int32), np.zeros(1, np.int32))
     with pytest.raises(ParamsError, match=f"at most {MAX_POSITIONS}"):
@@ -301,8 +299,8 @@ def test_windows_the_model_cannot_take(tmp_path: Path) -> None:
         capture(loaded(), foreign, SPLIT, [1], tmp_path)
 
 
-def test_opening_what_is_no_capture(tmp_path: Path) -> None:
-    """Missing and damaged files end in a sentence, not in a traceback."""
+def test_missing_and_damaged_captures_are_refused(tmp_path: Path) -> None:
+    """Missing and damaged files must raise a CalibrationError with a message."""
     with pytest.raises(CalibrationError, match="holds no capture"):
         open_capture(tmp_path)
     capture(loaded(), ragged(), SPLIT, [1], tmp_path)

@@ -1,4 +1,4 @@
-"""How much text is worth when tokens of a document stand and fall together."""
+"""Effective sample size of text whose tokens are correlated within documents."""
 
 from __future__ import annotations
 
@@ -17,33 +17,33 @@ from tide_calibrate.certificate.effective_size import effective_size, student_qu
         (10**6, 0.95, 1.64485),
     ],
 )
-def test_student_quantiles_are_the_tables(freedom: int, probability: float, quantile: float) -> None:
-    """Too small a quantile takes four documents for forty."""
+def test_student_quantiles_match_published_tables(freedom: int, probability: float, quantile: float) -> None:
+    """A quantile that is too small would overstate the effective size of few documents."""
     assert student_quantile(freedom, probability) == pytest.approx(quantile, rel=1e-5)
 
 
 def test_independent_tokens_count_nearly_in_full() -> None:
-    """Text without any dependence must not need several times the tokens."""
+    """Text with independent tokens must not need several times the tokens."""
     random = np.random.default_rng(0)
     rates = random.binomial(500, 0.02, (200, 40)) / 500  # 40 columns of 200 documents
     size = effective_size(rates, np.full(200, 500), 0.95)
     assert 0.8 * 100_000 < size.mean() <= 100_000 and size.max() <= 100_000
 
 
-def test_documents_that_are_all_right_or_all_wrong_count_as_one_token_each() -> None:
-    """10⁵ tokens in 50 documents of one mind are 50 observations, and must not certify what 50 cannot."""
+def test_fully_correlated_documents_count_as_one_token_each() -> None:
+    """10⁵ tokens in 50 documents that are entirely right or wrong are 50 observations, not 10⁵."""
     rates = np.zeros((50, 1))
     rates[:10] = 1.0
     assert effective_size(rates, np.full(50, 2000), 0.95).tolist() == [50]
 
 
-def test_a_column_without_losses_is_worth_what_the_next_one_is() -> None:
-    """No losses at the safest thresholds tells nothing about dependence; 10⁵ tokens must not be taken for independent."""
+def test_a_column_without_losses_has_the_size_of_the_next_column() -> None:
+    """Zero losses carry no information on correlation, so 10⁵ tokens must not be assumed independent."""
     rates = np.zeros((20, 4))
     rates[:, 2] = np.linspace(0, 0.02, 20)
     size = effective_size(rates, np.full(20, 5000), 0.95)
     assert size[0] == size[1] == size[2] < 10_000
-    assert size[3] == 20  # and nothing later says more than one token a document
+    assert size[3] == 20  # no later column has variance: one token per document
 
 
 def test_one_document_is_one_observation() -> None:

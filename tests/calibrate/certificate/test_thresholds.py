@@ -1,4 +1,4 @@
-"""Exit thresholds that keep their promise, on made-up text whose true rates are known, and refusals that say why."""
+"""Certified exit thresholds on synthetic text with known rates: coverage of the guarantee, counts, and refusals with reasons."""
 
 from __future__ import annotations
 
@@ -31,21 +31,21 @@ ALLOWED = DELTA + 3 * math.sqrt(DELTA * (1 - DELTA) / DRAWS)
 
 
 def trace_of(scores: list[list[float]], agrees: list[list[bool]], documents: int = 1, layers: int = 12) -> SplitTrace:
-    """Exits after 3, 6, … layers with the given scores and agreement; tokens split evenly over the documents."""
+    """A trace of exits after 3, 6, … layers with these scores and agreements; tokens are spread evenly over the documents."""
     n = len(scores[0])
     document = (np.arange(n) * documents // n).astype(np.int32)
-    nothing = np.zeros(n, np.float32)
+    zeros = np.zeros(n, np.float32)
     exits = {
         (3 * i + 3, "identity"): ExitTrace(
-            3 * i + 3, "identity", np.array(agrees[i], bool), nothing, {"mlp": np.array(scores[i], np.float32)}
+            3 * i + 3, "identity", np.array(agrees[i], bool), zeros, {"mlp": np.array(scores[i], np.float32)}
         )
         for i in range(len(scores))
     }
-    return SplitTrace(document, document, nothing, exits, layers)
+    return SplitTrace(document, document, zeros, exits, layers)
 
 
 def exits_of(trace: SplitTrace) -> list[tuple[int, str, str]]:
-    return [(checkpoint, head, next(iter(exit.scores))) for (checkpoint, head), exit in trace.exits.items()]
+    return [(checkpoint, head, next(iter(traced.scores))) for (checkpoint, head), traced in trace.exits.items()]
 
 
 @pytest.fixture(scope="module")
@@ -71,8 +71,8 @@ def violations(pool: PolicyCounts, documents: int, epsilon: float, choose: Calla
 
 @pytest.mark.parametrize("documents", [5, 25])
 @pytest.mark.parametrize("epsilon", [0.01, 0.05])
-def test_certified_thresholds_break_their_promise_no_more_often_than_allowed(population, documents: int, epsilon: float) -> None:
-    """The certificate's whole meaning: of 300 users with documents of their own, at most δ may get worse than ε."""
+def test_certified_thresholds_exceed_epsilon_with_probability_at_most_delta(population, documents: int, epsilon: float) -> None:
+    """Coverage of the guarantee: in 300 draws of calibration documents, the rate may exceed ε in a share δ of them."""
     chosen: list[int] = []
 
     def choose(counts: PolicyCounts) -> int:
@@ -80,23 +80,23 @@ def test_certified_thresholds_break_their_promise_no_more_often_than_allowed(pop
         return chosen[-1]
 
     assert violations(population, documents, epsilon, choose, "document") <= ALLOWED
-    assert min(chosen) > 0 and population.exit_share()[chosen].mean() > 0.2  # and not by refusing
+    assert min(chosen) > 0 and population.exit_share()[chosen].mean() > 0.2  # the guarantee must not hold by refusing all exits
 
 
-def test_naive_thresholds_break_it_many_times_as_often(population) -> None:
-    """If a naive choice did as well, the whole machinery were for nothing."""
+def test_naive_thresholds_exceed_epsilon_far_more_often(population) -> None:
+    """Shows that the coverage test can fail: thresholds without a test violate ε in far more than a share δ of the draws."""
     for epsilon in (0.01, 0.05):
         assert violations(population, 8, epsilon, partial(naive_member, max_disagreement=epsilon), "document") > 5 * DELTA
 
 
-def test_tokens_of_a_document_must_not_be_taken_for_independent(population) -> None:
-    """Why unit="document" is the default: on documents that differ, unit="token" is far over δ."""
+def test_unit_token_is_invalid_for_correlated_tokens(population) -> None:
+    """The reason for the default unit="document": on documents that differ, unit="token" violates ε far more often than δ."""
     share = violations(population, 8, 0.05, lambda counts: certified_member(counts, 0.05, 1 - DELTA, "token"), "token")
     assert share > 2 * DELTA
 
 
-def test_tokens_that_are_independent_may_be() -> None:
-    """unit="token" must hold where its assumption does."""
+def test_unit_token_is_valid_for_independent_tokens() -> None:
+    """The guarantee of unit="token" must hold where its assumption holds."""
     family = fit_family(synthetic_trace(80, scatter=0.0, seed=1), EXITS, members=96)
     pool = document_counts(synthetic_trace(400, scatter=0.0, seed=2), family)
     assert violations(pool, 8, 0.05, lambda counts: certified_member(counts, 0.05, 1 - DELTA, "token"), "token") <= ALLOWED
@@ -104,8 +104,8 @@ def test_tokens_that_are_independent_may_be() -> None:
 
 @given(st.integers(0, 10_000), st.integers(1, 400))
 @settings(max_examples=30, deadline=None)
-def test_a_family_goes_from_safe_to_bold(seed: int, tokens: int) -> None:
-    """Testing in order needs the order: later members exit wherever earlier ones do, and what is stored is what was tested."""
+def test_a_family_is_ordered_from_safe_to_bold(seed: int, tokens: int) -> None:
+    """Fixed-sequence testing needs non-increasing thresholds, and the stored float32 values must be the tested ones."""
     random = np.random.default_rng(seed)
     scores = [random.choice([0.1, 0.5, 0.5, 0.9, np.nan], tokens), random.random(tokens)]
     trace = trace_of(scores, [random.random(tokens) < 0.9, random.random(tokens) < 0.7])
@@ -117,8 +117,8 @@ def test_a_family_goes_from_safe_to_bold(seed: int, tokens: int) -> None:
 
 @given(st.integers(0, 10_000))
 @settings(max_examples=30, deadline=None)
-def test_counts_are_those_of_the_policy_token_by_token(seed: int) -> None:
-    """The thresholds in the bundle must do at run time what was counted here: ties exit, NaN and infinities never."""
+def test_counts_match_the_policy_token_by_token(seed: int) -> None:
+    """The counts must match the runtime's behaviour: a score equal to the threshold exits, NaN and infinities never do."""
     random = np.random.default_rng(seed)
     values = np.array([0.2, 0.4, 0.4, 0.8, np.nan, np.inf, -np.inf], np.float32)
     scores, agrees = random.choice(values, (3, 50)), random.random((3, 50)) < 0.5
@@ -139,7 +139,7 @@ def test_counts_are_those_of_the_policy_token_by_token(seed: int) -> None:
 
 
 def test_equal_scores_exit_together() -> None:
-    """A router that says the same of every token offers one choice, all or nobody; half of a tie cannot be certified."""
+    """Tied scores stop all or none of their tokens, so a part of a tie must not be certified."""
     agrees = [i % 10 != 0 for i in range(2000)]
     trace = trace_of([[0.7] * 2000], [agrees], documents=20)
     family = fit_family(trace, exits_of(trace))
@@ -148,17 +148,17 @@ def test_equal_scores_exit_together() -> None:
     assert choose_thresholds(trace, family, 0.2).thresholds == (float(np.float32(0.7)),)
 
 
-def test_a_tail_head_pays_for_its_own_layers() -> None:
-    """tail:2 after 3 of 12 layers runs 5; counting 3 would promise a gain that is not there."""
+def test_saved_layers_exclude_the_tails_own_layers() -> None:
+    """tail:2 after 3 of 12 layers runs 5 layers; counting 3 would overstate the gain."""
     trace = trace_of([[0.9] * 4], [[True] * 4])
-    exit = replace(trace.exits[3, "identity"], head="tail:2")
-    trace = replace(trace, exits={(3, "tail:2"): exit})
+    tail = replace(trace.exits[3, "identity"], head="tail:2")
+    trace = replace(trace, exits={(3, "tail:2"): tail})
     counts = policy_counts(trace, [ExitRule(3, "tail:2", "mlp")], np.array([[0.5]]), trace.document)
     assert counts.layers_saved.item() == 4 * (12 - 5)
 
 
-def test_two_routers_in_a_row_must_both_agree() -> None:
-    """Router mlp+max_probability: the head is not asked, so no token stops, where the MLP says no."""
+def test_mlp_and_max_probability_must_both_reach_their_thresholds() -> None:
+    """With router mlp+max_probability the head is not evaluated, and no token stops, where the MLP is below its threshold."""
     trace = trace_of([[0.9, 0.1, 0.9]], [[True] * 3])
     trace.exits[3, "identity"].scores["max_probability"] = np.array([0.8, 0.8, 0.2], np.float32)
     rule = ExitRule(3, "identity", "mlp+max_probability", mlp_threshold=0.5)
@@ -166,7 +166,7 @@ def test_two_routers_in_a_row_must_both_agree() -> None:
 
 
 def test_nan_scores_never_exit(family) -> None:
-    """A broken router must cost speed, never correctness."""
+    """A router that outputs NaN must cost speed, not correctness."""
     trace = synthetic_trace(20, 0.5, seed=4)
     broken = {k: replace(e, scores={"max_probability": np.full_like(e.nll, np.nan)}) for k, e in trace.exits.items()}
     choice = choose_thresholds(replace(trace, exits=broken), family, 0.05)
@@ -176,7 +176,7 @@ def test_nan_scores_never_exit(family) -> None:
 
 @pytest.mark.parametrize("chance", [0.0, 1 / 2048, 0.2])
 def test_layers_that_never_agree_are_refused(chance: float) -> None:
-    """Within ε a policy could exit 1% of the tokens, all wrong: no gain, only damage."""
+    """With ε = 1%, a policy could exit 1% of the tokens, all wrong, without violating ε; such exits must be refused."""
     random = np.random.default_rng(0)
     train, test = (
         trace_of(list(random.random((2, 20_000))), list(random.random((2, 20_000)) < chance), documents=40) for _ in range(2)
@@ -185,16 +185,16 @@ def test_layers_that_never_agree_are_refused(chance: float) -> None:
     assert choice.thresholds is None and "never agree" in choice.reason and "full" in choice.reason
 
 
-def test_a_family_that_misjudged_the_layers_is_refused(family) -> None:
-    """Training text on which the exits did well, other text on which they never agree: the split has the last word."""
+def test_exits_that_agree_on_the_train_split_only_are_refused(family) -> None:
+    """The threshold split decides, even if the exits agreed on the train split."""
     trace = synthetic_trace(30, 0.5, seed=5)
     wrong = {k: replace(e, agrees=np.zeros_like(e.agrees)) for k, e in trace.exits.items()}
     assert choose_thresholds(replace(trace, exits=wrong), family, 0.01).thresholds is None
 
 
 @pytest.mark.parametrize("unit", ["document", "token"])
-def test_too_little_text_is_refused_and_says_how_much_is_needed(family, unit) -> None:
-    """298 clean tokens cannot show a rate below 1% at 95%; the user must learn that more text is the remedy."""
+def test_too_little_text_is_refused_with_the_amount_needed(family, unit) -> None:
+    """298 tokens without a loss cannot certify 1% at 95% confidence; the message must name more text as the remedy."""
     n = 200 if unit == "token" else 5000
     trace = trace_of([[0.99] * n], [[True] * n])
     choice = choose_thresholds(trace, fit_family(trace, exits_of(trace)), 0.01, unit=unit)
@@ -203,15 +203,15 @@ def test_too_little_text_is_refused_and_says_how_much_is_needed(family, unit) ->
 
 
 def test_exits_that_are_too_often_wrong_are_refused() -> None:
-    """Enough text, honest layers, but too strict an ε: the message must not ask for more text."""
+    """With enough text but too strict an ε, the message must not suggest more text."""
     agrees = [i % 20 != 0 for i in range(40_000)]
     trace = trace_of([[0.9] * 40_000], [agrees], documents=40)
     choice = choose_thresholds(trace, fit_family(trace, exits_of(trace)), 0.01)
     assert choice.thresholds is None and "wrong too often" in choice.reason and "too little" not in choice.reason
 
 
-def test_the_choice_is_reproducible_and_bolder_for_a_looser_promise() -> None:
-    """Same data, same thresholds; a user who allows more must not get less, one who wants to be surer not more."""
+def test_the_choice_is_reproducible_and_monotone_in_epsilon_and_confidence() -> None:
+    """The exit share must grow with ε and shrink with the confidence."""
     trace, family = synthetic_trace(30, 0.5, seed=6), fit_family(synthetic_trace(80, 0.5, seed=1), EXITS)
     strict, loose = (choose_thresholds(trace, family, epsilon) for epsilon in (0.01, 0.05))
     assert strict == choose_thresholds(trace, fit_family(synthetic_trace(80, 0.5, seed=1), EXITS), 0.01)
@@ -222,16 +222,16 @@ def test_the_choice_is_reproducible_and_bolder_for_a_looser_promise() -> None:
 
 
 def test_measured_rate_is_that_of_an_average_document(family) -> None:
-    """One long document must not stand for all: three with rates 0, 0 and 1 have a rate of a third whatever their lengths."""
+    """One long document must not dominate: three documents with rates 0, 0 and 1 have a mean rate of 1/3 at any lengths."""
     trace = trace_of([[0.9] * 100], [[True] * 10 + [False] * 90])
-    trace = replace(trace, document=np.array([3] * 5 + [7] * 5 + [9] * 90, np.int32))  # numbers of the whole capture, with gaps
+    trace = replace(trace, document=np.array([3] * 5 + [7] * 5 + [9] * 90, np.int32))  # indices with gaps, as in a split
     counts = document_counts(trace, fit_family(trace_of([[0.9] * 50], [[True] * 50]), exits_of(trace)))
     assert counts.tokens.tolist() == [5, 5, 90]
     assert disagreement(counts)[-1] == pytest.approx(1 / 3) and disagreement(counts, "token")[-1] == 0.9
 
 
-def test_what_cannot_be_asked_is_refused(family) -> None:
-    """Mistyped routers and impossible promises end in a message, not in a certificate."""
+def test_invalid_options_and_exits_are_refused(family) -> None:
+    """Unknown routers and out-of-range ε or confidence must raise an error instead of giving a certificate."""
     trace = synthetic_trace(5, 0.5, seed=7)
     for wrong in ({"max_disagreement": 0.0}, {"confidence": 1.0}, {"confidence": 0.05}, {"unit": "sentence"}):
         with pytest.raises(ParamsError):
@@ -247,8 +247,8 @@ def test_what_cannot_be_asked_is_refused(family) -> None:
         choose_thresholds(trace_of([[]], [[]]), family)
 
 
-def test_the_certificate_says_what_was_tested_and_what_it_means(family) -> None:
-    """It travels in the bundle: someone who never saw the calibration must be able to read it."""
+def test_the_certificate_records_the_test_and_its_meaning(family) -> None:
+    """The certificate is shipped in the bundle and must be understandable without the calibration."""
     choice = choose_thresholds(synthetic_trace(30, 0.5, seed=6), family, 0.01)
     certificate = certify(choice, data_sha256="ab" * 32, date="2026-11-21")
     assert (certificate.max_disagreement, certificate.confidence, certificate.unit) == (0.01, 0.95, "document")
@@ -257,8 +257,8 @@ def test_the_certificate_says_what_was_tested_and_what_it_means(family) -> None:
     assert "95% confidence" in text and "1.00%" in text and "30 documents" in text and "says nothing about" in text
 
 
-def test_nothing_uncertified_gets_a_certificate(family) -> None:
-    """Naive thresholds and refusals must not end up in a manifest as certified."""
+def test_uncertified_thresholds_get_no_certificate(family) -> None:
+    """Naive thresholds and refusals must not appear as certified in a manifest."""
     trace = synthetic_trace(30, 0.5, seed=6)
     with pytest.raises(CalibrationError, match="measured, not tested"):
         certify(naive_thresholds(trace, family, 0.01), "ab", "2026-11-21")

@@ -1,4 +1,4 @@
-"""Step costs: a backend whose graphs take known times must be measured as such, and a table must survive its file."""
+"""Step costs: measuring a fake backend with known times, fits under noise, and the file format of the table."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from calibrate.cost_model import table
-from tide_calibrate.costs.cache_warmth import TURNS, measure_warm_shares
+from tide_calibrate.costs.cache_warmth import CONSECUTIVE_STOPS, measure_warm_shares
 from tide_calibrate.costs.fit import fit_steps
 from tide_calibrate.costs.host_overhead import HostTimes
 from tide_calibrate.costs.measure import check_depths, measuring_checkpoints, time_graphs, undisturbed, unsplit_ms
-from tide_calibrate.costs.padding import fit_uneven, uneven_rows
+from tide_calibrate.costs.padding import fit_ragged, ragged_shapes
 from tide_calibrate.costs.table_file import load_costs, save_costs
 from tide_runtime.backends.step_arrays import rounded_tokens
 from tide_runtime.bundle.calibration import StepCost
@@ -23,11 +23,11 @@ from tide_runtime.costs.cost_model import StepCurve
 from tide_runtime.errors import CalibrationError
 
 LAYERS, HIDDEN, LAYER_WEIGHTS = 12, 64, 49152
-HOST = HostTimes(plain=0.5, ask=0.75, deep=0.9)
+HOST = HostTimes(full=0.5, exit_evaluation=0.75, verification=0.9)
 
 
 def manifest(*checkpoints: int) -> Manifest:
-    """A model of 12 layers, cut."""
+    """A manifest of a model of 12 layers, cut at ``checkpoints``."""
     edges = [0, *checkpoints, LAYERS]
     graphs = [
         GraphInfo(f"segment_{i}", [a, b], (b - a) * LAYER_WEIGHTS, [], []) for i, (a, b) in enumerate(itertools.pairwise(edges))
@@ -49,9 +49,10 @@ def manifest(*checkpoints: int) -> Manifest:
 
 
 class FakeBackend:
-    """Graphs that take launch + layers * (1 + tokens / 10) ms of a clock of its own; every fifth pass ten times that.
+    """A backend with a clock of its own: graphs take launch + layers * (1 + tokens / 10) ms, ten times that in every fifth pass.
 
-    The head takes 3 ms, a launch of its own included; the last segment ends in one."""
+    The head takes 3 ms including a launch; the last segment includes the head's computation.
+    """
 
     LAUNCH, HEAD = 0.25, 3.0
 
@@ -88,7 +89,7 @@ class FakeStep:
 
 
 def test_known_times_are_recovered():
-    """A fit that mixed up launches and layers would put every checkpoint in the wrong place."""
+    """A fit that attributes launches to layers, or layers to launches, would misplace every checkpoint."""
     cut = manifest(1, 3, 7)
     backend = FakeBackend(cut)
     rounds = time_graphs(backend, cut, [(1,), (4,), (2, 2)], rounds=20, budget_s=1e9, clock=lambda: backend.now)
@@ -100,21 +101,21 @@ def test_known_times_are_recovered():
         assert step.launch_ms == pytest.approx(FakeBackend.LAUNCH)
         assert step.layer_ms == pytest.approx(1 + rows * seq / 10)
         assert step.head_ms == pytest.approx(FakeBackend.HEAD)
-        share = 3 * 128 * HIDDEN / LAYER_WEIGHTS  # no exit graph in the bundle: from the weights it would have
+        share = 3 * 128 * HIDDEN / LAYER_WEIGHTS  # the bundle has no exit graph, so its cost follows from its weights
         assert step.exit_ms == pytest.approx(step.launch_ms + share * step.layer_ms)
     assert unsplit_ms(steps, LAYERS) == pytest.approx(LAYERS * 1.1 + FakeBackend.HEAD + 0.5)
 
 
-def test_shapes_take_turns():
-    """Timed one after the other, a slow minute of the machine would make one batch size look bad."""
+def test_shapes_are_timed_interleaved():
+    """With one shape after the other, a temporary slowdown would affect a single batch size."""
     cut = manifest(1, 3)
     backend = FakeBackend(cut)
     time_graphs(backend, cut, [(1,), (2, 1)], rounds=4, budget_s=1e9, clock=lambda: backend.now)
     assert backend.order == [(1,), (2, 1)] * 4
 
 
-def test_measuring_stops_when_its_time_is_up():
-    """On a model of billions of parameters a pass takes seconds; calibration must not take an hour."""
+def test_measuring_stops_at_the_time_budget():
+    """A pass of a model with billions of parameters takes seconds; without a budget, measuring would take an hour."""
     cut = manifest(1, 3)
     backend = FakeBackend(cut)
     time_graphs(backend, cut, [(1,)], rounds=100, budget_s=0.0, clock=lambda: backend.now)
@@ -122,7 +123,7 @@ def test_measuring_stops_when_its_time_is_up():
 
 
 class SlowToWarm(FakeBackend):
-    """As if caches kept nothing of a shape before it has run six times: until then everything takes twice as long."""
+    """A backend whose graphs take twice as long in the first six passes of a shape, as with cold caches."""
 
     def step(self, first_row: int, counts: Sequence[int], wanted: Sequence[int]) -> SlowToWarmStep:
         return SlowToWarmStep(self, counts)
@@ -136,45 +137,45 @@ class SlowToWarmStep(FakeStep):
     def run(self, graph: str) -> None:
         begin, self.passes[graph] = self.backend.now, self.passes.get(graph, 0) + 1
         super().run(graph)
-        took = (self.backend.now - begin) / 10  # a small model's
-        self.backend.now = begin + took * (2 if self.passes[graph] <= 6 else 1)
+        elapsed = (self.backend.now - begin) / 10  # a small model, for which 8 warm-up passes fit the time limit
+        self.backend.now = begin + elapsed * (2 if self.passes[graph] <= 6 else 1)
 
 
-def test_graphs_are_timed_as_they_run_in_decoding():
-    """A plain step gains most from its weights' staying in the caches: timed too early, all drafting looks a tenth too good."""
+def test_graphs_are_timed_after_the_caches_are_warm():
+    """Full steps gain most from warm caches: timed too early, the speedup of drafting is overestimated by a tenth."""
     cut = manifest(1, 3)
     backend = SlowToWarm(cut)
     times = time_graphs(backend, cut, [(1,)], rounds=4, budget_s=1e9, clock=lambda: backend.now)
     assert undisturbed(times[1,])["segment_0"] == pytest.approx((FakeBackend.LAUNCH + 1.1) / 10)
 
 
-def test_uneven_rows_are_told_from_even_ones():
-    """Batches' first drafts cost a form of their own, and padding: both would be taken from a line between even steps."""
-    padding, entry, token, seqs = 0.25, 2.0, 0.5, (1, 2, 4)
+def test_padding_and_tokens_of_ragged_batches_are_separated():
+    """The first drafts of a batch switch to another attention form and add padding; interpolating even steps misses both."""
+    padding, switch, token, seqs = 0.25, 2.0, 0.5, (1, 2, 4)
 
-    def whole(counts: tuple[int, ...]) -> float:
-        rows, even = len(counts), len(set(counts)) == 1
-        extra = sum(counts) - rows if even else rounded_tokens(sum(counts), rows * max(counts)) - rows
-        padded = rows * max(counts) - rows - extra
-        return 10 + (entry + token * (extra + padding * padded) if extra else 0.0)
+    def pass_ms(counts: tuple[int, ...]) -> float:
+        batch_size, even = len(counts), len(set(counts)) == 1
+        extra = sum(counts) - batch_size if even else rounded_tokens(sum(counts), batch_size * max(counts)) - batch_size
+        padded = batch_size * max(counts) - batch_size - extra
+        return 10 + (switch + token * (extra + padding * padded) if extra else 0.0)
 
-    shapes = {rows: [(s,) * rows for s in seqs] + uneven_rows(rows, seqs) for rows in (4, 5, 8)}
-    assert [len(own) for own in shapes.values()] == [4, 5, 5]  # twice 4 tokens are rounded up: they tell nothing of padding
-    even = [StepCost(rows, s, 0.0, whole((s,) * rows) / LAYERS, 0.0, 0.0, 0.0) for rows in shapes for s in seqs]
-    slow = np.array([1.0, 1.3, 1.0, 2.5, 1.1, 1.7])  # the machine, round by round
-    times = {counts: whole(counts) * slow for own in shapes.values() for counts in own}
-    times[shapes[8][-1]][[1, 4]] *= 20  # and a shape on its own, now and then
-    found, between = fit_uneven(even, times)
-    assert found == pytest.approx(padding)
-    for step, (rows, own) in zip(between, shapes.items(), strict=True):
-        tokens = sum(own[3])
-        assert tokens == rounded_tokens(rows + 1, 2 * rows) and (step.rows, step.seq) == (rows, tokens / rows)
-        assert step.layer_ms * LAYERS == pytest.approx(10 + entry + token * (tokens - rows))
-    assert uneven_rows(8, (1, 2)) == uneven_rows(2, seqs) == []
+    shapes = {size: [(s,) * size for s in seqs] + ragged_shapes(size, seqs) for size in (4, 5, 8)}
+    assert [len(of_size) for of_size in shapes.values()] == [4, 5, 5]  # 2 * 4 tokens are rounded up, which hides padding
+    even = [StepCost(size, s, 0.0, pass_ms((s,) * size) / LAYERS, 0.0, 0.0, 0.0) for size in shapes for s in seqs]
+    slowdown = np.array([1.0, 1.3, 1.0, 2.5, 1.1, 1.7])  # of the whole machine, by round
+    times = {counts: pass_ms(counts) * slowdown for of_size in shapes.values() for counts in of_size}
+    times[shapes[8][-1]][[1, 4]] *= 20  # outliers of a single shape
+    fitted, between = fit_ragged(even, times)
+    assert fitted == pytest.approx(padding)
+    for step, (size, of_size) in zip(between, shapes.items(), strict=True):
+        tokens = sum(of_size[3])
+        assert tokens == rounded_tokens(size + 1, 2 * size) and (step.rows, step.seq) == (size, tokens / size)
+        assert step.layer_ms * LAYERS == pytest.approx(10 + switch + token * (tokens - size))
+    assert ragged_shapes(8, (1, 2)) == ragged_shapes(2, seqs) == []
 
 
 def noisy(layer_ms: dict[int, float], seed: int) -> dict[int, dict[str, float]]:
-    """Tokens → times of the graphs of a model cut after 1, 3 and 7 layers, some percent off."""
+    """Tokens → times of the graphs of a model cut after 1, 3 and 7 layers, with 3% noise."""
     random, depths = np.random.default_rng(seed), {"segment_0": 1, "segment_1": 2, "segment_2": 4, "segment_3": 5}
     exact = {s: {name: 0.03 + n * ms + (name == "segment_3") * 0.1 for name, n in depths.items()} for s, ms in layer_ms.items()}
     return {s: {name: ms * random.normal(1, 0.03) for name, ms in (*t.items(), ("head", 0.13))} for s, t in exact.items()}
@@ -182,7 +183,7 @@ def noisy(layer_ms: dict[int, float], seed: int) -> dict[int, dict[str, float]]:
 
 @pytest.mark.parametrize("seed", range(8))
 def test_noise_does_not_move_the_costs(seed):
-    """Exits are placed by what a launch and a further token cost; fitted size by size, noise would move both."""
+    """Placement depends on the costs of a launch and of a further token; fitted size by size, both would be noisy."""
     truth = {1: 0.14, 2: 0.14, 4: 0.145, 8: 0.18, 16: 0.22}
     steps = fit_steps(manifest(1, 3, 7), 1, noisy(truth, seed), HOST)
     assert [step.layer_ms for step in steps] == pytest.approx(list(truth.values()), rel=0.06)  # 3% noise in 4 segments
@@ -193,7 +194,7 @@ def test_noise_does_not_move_the_costs(seed):
 
 
 def test_noise_never_gives_a_negative_cost():
-    """Deep segments measured too slow would make launches of negative length; then nothing could be predicted."""
+    """When deep segments are measured too slow, the unconstrained fit gives a negative launch time."""
     (step,) = fit_steps(manifest(2, 8), 1, {1: {"segment_0": 0.5, "segment_1": 4.0, "segment_2": 3.0, "head": 1.0}}, HOST)
     assert step.launch_ms == 0
     assert 0.25 <= step.layer_ms <= 0.75
@@ -202,7 +203,7 @@ def test_noise_never_gives_a_negative_cost():
 
 
 class CachingBackend(FakeBackend):
-    """A layer takes 1 ms, half of that when fewer than 8 layers ran since it last did."""
+    """A backend with caches: a layer takes 1 ms, or half of that if fewer than 8 layers ran since its last run."""
 
     def __init__(self, cut: Manifest) -> None:
         super().__init__(cut)
@@ -222,14 +223,14 @@ class CachingStep(FakeStep):
         self.backend.now += (layers * (0.5 if since < 8 else 1.0) + 0.01) / 1e3
 
 
-def test_small_prefixes_are_found_warm():
-    """Exits that stop early again and again run from the processor's caches; costs that missed that would undersell them."""
+def test_small_prefixes_are_measured_with_warm_caches():
+    """Consecutive early stops run from the processor's caches; costs without that would underestimate shallow exits."""
     cut = manifest(1, 3, 10)
     backend = CachingBackend(cut)
     shares = measure_warm_shares(backend, cut, rounds=5, clock=lambda: backend.now)
     assert list(shares) == ["1", "3", "10"]
-    assert all(len(shares[depth]) == TURNS for depth in shares)
-    assert shares["3"] == pytest.approx([1.0, *[0.5] * (TURNS - 1)], abs=0.02)
+    assert all(len(shares[depth]) == CONSECUTIVE_STOPS for depth in shares)
+    assert shares["3"] == pytest.approx([1.0, *[0.5] * (CONSECUTIVE_STOPS - 1)], abs=0.02)
     assert shares["10"][-1] > 0.9
     times = StepCurve.of(replace(table(), warm_shares={"3": [1.0, 0.5], "10": [1.0, 0.9]}), 4)
     assert times.table.warm_shares(3, 12) == pytest.approx([1.0, 0.5])
@@ -238,7 +239,7 @@ def test_small_prefixes_are_found_warm():
 
 
 def test_segments_of_one_depth_are_refused():
-    """From equal segments a launch cannot be told from a layer; the message names cuts that will do."""
+    """Equal segments do not determine launch and layer times; the message must name suitable cuts."""
     with pytest.raises(CalibrationError, match="--checkpoints 1,3,6,9"):
         check_depths(manifest(4, 8))
     with pytest.raises(CalibrationError, match="include 1"):
@@ -247,14 +248,14 @@ def test_segments_of_one_depth_are_refused():
 
 @pytest.mark.parametrize("layers", range(3, 40))
 def test_measuring_cuts_always_differ_in_depth(layers):
-    """Whatever the model's depth, the cuts proposed for measuring must be measurable."""
+    """The cuts proposed for measuring must be valid at any depth of the model."""
     edges = [0, *measuring_checkpoints(layers), layers]
     assert len(set(np.diff(edges))) > 1
     assert min(np.diff(edges)) > 0
 
 
-def test_a_table_survives_its_file(tmp_path):
-    """`--costs FILE` must give the very figures that were measured."""
+def test_a_saved_table_is_read_back_equal(tmp_path):
+    """`--costs FILE` must use exactly the measured figures."""
     save_costs(table(), tmp_path / "costs.json")
     assert load_costs(tmp_path / "costs.json") == table()
 
@@ -273,7 +274,7 @@ def test_a_table_survives_its_file(tmp_path):
     ],
 )
 def test_a_broken_table_is_refused(tmp_path, change, message):
-    """A cost that is no time would give a confident and wrong recommendation."""
+    """An invalid time would lead to a wrong recommendation."""
     path = tmp_path / "costs.json"
     save_costs(table(), path)
     data = json.loads(path.read_text())
@@ -283,8 +284,8 @@ def test_a_broken_table_is_refused(tmp_path, change, message):
         load_costs(path)
 
 
-def test_a_file_that_is_no_table_is_named(tmp_path):
-    """Missing, or not JSON: the message says which file."""
+def test_errors_for_unreadable_files_name_the_file(tmp_path):
+    """The path may be missing, not JSON, or another JSON document."""
     path = tmp_path / "costs.json"
     with pytest.raises(CalibrationError, match="cannot be read"):
         load_costs(path)
@@ -296,8 +297,8 @@ def test_a_file_that_is_no_table_is_named(tmp_path):
         load_costs(path)
 
 
-def test_sizes_between_the_measured_ones_lie_on_a_line():
-    """Batches of 3 or 20 tokens were not measured; their price must lie on the line through those that were."""
+def test_unmeasured_sizes_are_interpolated_linearly():
+    """The costs of 3 or 24 tokens must lie on the line through the measured sizes."""
     times = StepCurve.of(table(), 24)
     assert times.layer_ms[[1, 2, 3, 4, 6, 16, 24]] == pytest.approx([1.0, 1.1, 1.2, 1.3, 1.5, 2.5, 3.3])
     assert times.segments(2, 5)[3] == pytest.approx(2 * 0.5 + 5 * 1.2)
@@ -306,7 +307,7 @@ def test_sizes_between_the_measured_ones_lie_on_a_line():
 
 
 def test_a_table_of_one_size_is_refused():
-    """Batches cost next to nothing or a multiple, and one size cannot tell."""
+    """One size does not determine the cost of further tokens."""
     one = replace(table(), steps=table().steps[:1])
     with pytest.raises(CalibrationError, match=r"measured at \[1\] tokens"):
         StepCurve.of(one, 8)

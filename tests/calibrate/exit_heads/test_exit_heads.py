@@ -1,4 +1,4 @@
-"""Exit heads on tiny random models: what they compute untrained, that training helps, and what they refuse."""
+"""Exit heads on tiny random models: output of untrained heads, training, reproducibility, and errors."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def captured(llama: FrozenModel) -> Capture:
 
 
 def _exact_states(model: FrozenModel) -> tuple[dict[int, torch.Tensor], torch.Tensor]:
-    """float32 states [2, T, H] at every boundary, and the model's logits."""
+    """Compute the float32 states [2, T, H] at every boundary, and the model's logits."""
     seen: dict[int, torch.Tensor] = {}
 
     def keep(boundary: int) -> Callable[..., object]:
@@ -62,8 +62,8 @@ def _translator(head: ExitHead) -> Translator:
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_heads_given_the_true_state_say_what_the_model_says(name: str) -> None:
-    """A soft-cap, logit scale, norm, position or mask that a head forgets would spoil every guess of that family."""
+def test_heads_reproduce_the_model_given_its_own_state(name: str) -> None:
+    """A head that omits a soft-cap, logit scale, norm, position or mask would be wrong for the whole family of models."""
     model = FrozenModel(tiny_model(name))
     states, logits = _exact_states(model)
     scale = logits.abs().max()
@@ -73,10 +73,10 @@ def test_heads_given_the_true_state_say_what_the_model_says(name: str) -> None:
             assert (make_head(kind, model, checkpoint).logits(states) - logits).abs().max() <= 1e-5 * scale, kind
 
 
-def test_a_tail_sees_true_keys_before_a_token_and_its_own_at_it(llama: FrozenModel) -> None:
-    """Trained against other keys than the runtime's cache holds, a tail head would agree less often than calibration promised.
+def test_a_tail_attends_to_true_keys_and_its_own_draft_key(llama: FrozenModel) -> None:
+    """If training used other keys than the runtime's cache holds, agreement would be lower at run time than calibrated.
 
-    The reference lets one token at a time take the tail, from its draft, over a cache of the true states before it.
+    The reference runs the tail for one draft at a time, over the true states at all earlier positions.
     """
     states, _ = _exact_states(llama)
     head = make_head("tail:2", llama, 1)
@@ -92,13 +92,13 @@ def test_a_tail_sees_true_keys_before_a_token_and_its_own_at_it(llama: FrozenMod
 
 
 def test_the_draft_mask_hides_a_tokens_own_true_key() -> None:
-    """A draft that saw its token's true key would look right in calibration: the answer is in it."""
+    """A draft that attended to its position's true key would have access to the full model's result."""
     seen = draft_mask(3, torch.float32)[0, 0] == 0
     assert seen.int().tolist() == [[0, 0, 0, 1, 0, 0], [1, 0, 0, 0, 1, 0], [1, 1, 0, 0, 0, 1]]
 
 
-def test_untrained_translators_change_nothing(llama: FrozenModel, captured: Capture) -> None:
-    """Training must start from the identity exit, or a head could end up worse than none."""
+def test_untrained_translators_are_the_identity(llama: FrozenModel, captured: Capture) -> None:
+    """Training must start from the identity exit; otherwise a trained head could be worse than an untrained one."""
     states = read_batch(captured, [0, 1], (2,)).states
     with torch.no_grad():
         assert torch.equal(make_head("linear", llama, 2).logits(states), make_head("identity", llama, 2).logits(states))
@@ -108,7 +108,7 @@ def test_untrained_translators_change_nothing(llama: FrozenModel, captured: Capt
 def test_training_lowers_the_held_out_divergence_and_leaves_the_model_alone(
     kind: str, llama: FrozenModel, captured: Capture
 ) -> None:
-    """A head that does not learn is not worth its launch; a model that changes is no longer the one that was captured."""
+    """Training must improve the head, keep its best weights, and leave the captured model unchanged."""
     before = {name: value.clone() for name, value in llama.model.state_dict().items()}
     head, history = train_head(make_head(kind, llama, 2), captured, QUICK)
     assert min(entry.divergence for entry in history) < 0.97 * history[0].divergence
@@ -119,7 +119,7 @@ def test_training_lowers_the_held_out_divergence_and_leaves_the_model_alone(
 
 @pytest.mark.parametrize("kind", ["linear", "tail:1"])
 def test_the_same_seed_gives_the_same_weights_bit_for_bit(kind: str, llama: FrozenModel, captured: Capture) -> None:
-    """Calibration promises the same files for the same data."""
+    """A calibration must be reproducible from data and seed."""
     first, second = (train_head(make_head(kind, llama, 1), captured, QUICK)[0] for _ in range(2))
     assert all(torch.equal(a, b) for a, b in zip(first.trained(), second.trained(), strict=True))
     other = make_head(kind, llama, 1, seed=1)
@@ -127,7 +127,7 @@ def test_the_same_seed_gives_the_same_weights_bit_for_bit(kind: str, llama: Froz
 
 
 def test_padding_does_not_reach_the_loss(llama: FrozenModel) -> None:
-    """Short windows are padded; what lies beyond their length must not teach anything."""
+    """Short windows are padded; values beyond their length must not influence training."""
     clean = _capture(llama, (2, 4))
     lengths = np.full(len(clean.tokens), TOKENS, np.int32)
     lengths[::2] = 5
@@ -144,14 +144,14 @@ def test_padding_does_not_reach_the_loss(llama: FrozenModel) -> None:
 
 
 def test_nan_states_stop_the_training(llama: FrozenModel, captured: Capture) -> None:
-    """NaN activations must end in an error that says so, not in a head full of NaN."""
+    """NaN activations must raise an error instead of producing NaN weights."""
     broken = {c: np.full_like(states, np.nan) for c, states in captured.hidden.items()}
     with pytest.raises(CalibrationError, match="NaN"):
         train_head(make_head("linear", llama, 2), Capture(**{**vars(captured), "hidden": broken}), QUICK)
 
 
-def test_the_divergence_is_a_proper_kl_on_the_kept_tokens_and_the_rest() -> None:
-    """Without the bucket for other tokens, a head could lower its loss by putting probability where nothing was kept."""
+def test_the_divergence_is_the_kl_over_top_k_tokens_and_the_rest() -> None:
+    """Without the bucket for other tokens, a head could lower its loss by moving probability to tokens outside the top K."""
     torch.manual_seed(0)
     full, early = torch.randn(5, 40) * 2, torch.randn(5, 40) * 2
     top = full.topk(6)
@@ -165,14 +165,14 @@ def test_the_divergence_is_a_proper_kl_on_the_kept_tokens_and_the_rest() -> None
 
 
 @pytest.mark.parametrize("kind", ["", "lineal", "tail", "tail:", "tail:0", "tail:x", "tail:-1", "linear:1", "identity:", "block"])
-def test_unknown_heads_are_named_with_the_known_ones(kind: str) -> None:
-    """A mistyped --head must not train something else."""
+def test_unknown_heads_are_refused_with_the_known_ones(kind: str) -> None:
+    """A mistyped --heads must not train another head."""
     with pytest.raises(ParamsError, match="known are identity, linear"):
         parse_kind(kind)
 
 
-def test_impossible_places_are_refused(llama: FrozenModel) -> None:
-    """The last layer is never a checkpoint, and no layer may be run twice."""
+def test_checkpoints_and_ranks_out_of_range_are_refused(llama: FrozenModel) -> None:
+    """The last layer is no checkpoint, and no layer may run twice."""
     for checkpoint in (0, 4):
         with pytest.raises(ParamsError, match="1 … 3"):
             make_head("identity", llama, checkpoint)
@@ -185,7 +185,7 @@ def test_impossible_places_are_refused(llama: FrozenModel) -> None:
 
 
 def test_windows_beyond_the_attention_window_are_refused() -> None:
-    """The tail's mask knows no sliding window; longer windows would train against keys the model cannot see."""
+    """The tail's mask has no sliding window; with longer windows it would attend to keys that the model does not see."""
     model = FrozenModel(tiny_model("mistral"))
     capture = _capture(model, (2, 3), windows=4, tokens=12)
     with pytest.raises(ParamsError, match="sliding attention window of 8"):
@@ -193,13 +193,13 @@ def test_windows_beyond_the_attention_window_are_refused() -> None:
 
 
 def test_a_missing_boundary_is_named(llama: FrozenModel) -> None:
-    """A tail needs the states where it starts; without them calibration must say which layer to capture."""
+    """A tail needs the states at its first layer; the error must name the layer to capture."""
     with pytest.raises(CalibrationError, match="no states after 3 layers"):
         train_head(make_head("tail:1", llama, 2), _capture(llama, (2, 4)), QUICK)
 
 
-def test_a_model_that_passes_more_than_the_state_is_refused() -> None:
-    """A model whose later layers use something from the earlier ones cannot jump; guesses would be silently wrong."""
+def test_a_model_with_cross_layer_inputs_is_refused() -> None:
+    """If later layers read more than the hidden state from earlier ones, skipping layers would silently give wrong logits."""
     model = tiny_model("llama")
     layers = decoder_layers(model)
     first: dict[str, torch.Tensor] = {}
@@ -209,18 +209,18 @@ def test_a_model_that_passes_more_than_the_state_is_refused() -> None:
         ModelTail(model, 3)
 
 
-def test_shares_of_the_train_split_are_disjoint_and_whole(captured: Capture) -> None:
-    """Routers calibrated on the text their head was trained on would be too sure."""
+def test_parts_of_the_train_split_are_disjoint_and_complete(captured: Capture) -> None:
+    """A router calibrated on the text its head was trained on would be overconfident."""
     parts = divide_train_windows(captured)
-    dealt = np.concatenate([parts.head, parts.head_held_out, parts.router, parts.router_held_out])
-    assert sorted(dealt) == list(range(40))
+    assigned = np.concatenate([parts.head, parts.head_held_out, parts.router, parts.router_held_out])
+    assert sorted(assigned) == list(range(40))
     assert len(parts.head) == 22 and len(parts.router) == 10
     with pytest.raises(DataError, match="at least 4"):
         divide_train_windows(Capture(**{**vars(captured), "split": np.ones(40, np.int8)}))
 
 
-def test_documents_are_not_torn_apart(captured: Capture) -> None:
-    """Neighbouring windows of one file resemble each other; held-out text must come from other files."""
+def test_documents_are_not_divided_between_parts(captured: Capture) -> None:
+    """Neighbouring windows of one document are similar, so held-out text must come from other documents."""
     documents = np.repeat(np.arange(20), 2).astype(np.int32)
     parts = vars(divide_train_windows(Capture(**{**vars(captured), "document": documents})))
     owners = [set(documents[windows]) for windows in parts.values()]

@@ -1,10 +1,10 @@
-"""The last sentences of a calibration: which policy, how much, and why no exits."""
+"""Summary sentences of a calibration: the recommended policy, its gain, and the reason when there are no exits."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from calibrate.made_up import made_up_file
+from calibrate.synthetic_calibration import synthetic_file
 from tide_calibrate.report.terminal import certificate_line, predicted_line, recommendation_line
 
 from tide_export.calibration.calibration_file import CalibrationFile
@@ -13,7 +13,7 @@ PREDICTED = {"full": 0.98, "exact": 1.31, "exact:ngram": 1.1, "exact:router": 1.
 
 
 def file(recommended: str, predicted: dict[str, float], exits: bool = True) -> CalibrationFile:
-    made = made_up_file() if exits else made_up_file([])
+    made = synthetic_file() if exits else synthetic_file([])
     return replace(made, calibration=replace(made.calibration, recommended=recommended, predicted=predicted))
 
 
@@ -23,19 +23,19 @@ def test_exact_is_recommended_with_its_gain() -> None:
 
 
 def test_full_is_recommended_with_the_reason() -> None:
-    """A user whose model got no exits wants to know why, not to see a certificate refused."""
+    """Without exits the sentence must give the reason for that, rather than for a missing certificate."""
     slow = file("full", {"full": 0.98, "exact": 1.01, "exact:ngram": 1.01}, exits=False)
     assert recommendation_line(slow).startswith("Use policy full: at most 1.01x")
     assert "No exits are placed: the layers never agree." in recommendation_line(slow)
     assert certificate_line(slow) == "No certificate for policy exit: there are no exits."
 
 
-def test_without_costs_nothing_is_promised() -> None:
+def test_without_costs_no_gain_is_predicted() -> None:
     assert "costs were not measured" in recommendation_line(file("full", {}))
     assert "not predicted" in predicted_line({})
 
 
-def test_what_each_drafter_alone_would_give_is_shown() -> None:
+def test_the_speedup_with_each_single_drafter_is_shown() -> None:
     expected = "full 0.98x, exact 1.31x (with one drafter: ngram 1.10x, router 1.20x), exit 1.25x"
     assert predicted_line(PREDICTED) == expected
     assert predicted_line({"full": 1.0, "exact": 1.2}) == "full 1.00x, exact 1.20x"

@@ -1,4 +1,4 @@
-"""Routers: scores that are probabilities, labels that mean what they say, traces that line up with the text."""
+"""Routers: calibrated scores, labels, reproducibility; and traces aligned with the text."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def captured(llama: FrozenModel) -> Capture:
 
 
 def _learnable(count: int, share: float, seed: int) -> RouterExamples:
-    """States of which some are right, with odds that depend on one direction: perfect scores are known."""
+    """States whose log-odds of being right are linear in one coordinate, so that the optimal scores are known."""
     generator = torch.Generator().manual_seed(seed)
     states = torch.randn((count, 16), generator=generator)
     odds = 2 * states[:, 0] + math.log(share / (1 - share))
@@ -42,7 +42,7 @@ def _learnable(count: int, share: float, seed: int) -> RouterExamples:
 
 @pytest.mark.parametrize("share", [0.1, 0.5, 0.95])
 def test_calibrated_scores_are_probabilities(share: float) -> None:
-    """Balanced training moves scores away from the true odds; a threshold of 0.9 must mean right nine times out of ten."""
+    """Class-balanced training shifts scores away from the true odds; after Platt scaling, 0.9 must mean right 90% of the time."""
     router = fit_router(_learnable(4000, share, 0), QUICK)
     held_out, unseen = _learnable(3000, share, 1), _learnable(8000, share, 2)
     with torch.no_grad():
@@ -57,12 +57,12 @@ def test_calibrated_scores_are_probabilities(share: float) -> None:
 
 @given(
     slope=st.floats(0.2, 5, allow_subnormal=False),
-    offset=st.floats(-2, 2, allow_subnormal=False),  # other tests' training has switched them off in this process
+    offset=st.floats(-2, 2, allow_subnormal=False),  # earlier tests may have disabled subnormals in this process
     seed=st.integers(0, 1000),
 )
 @settings(max_examples=15, deadline=None)
-def test_platt_brings_back_the_true_odds(slope: float, offset: float, seed: int) -> None:
-    """Scores off by any factor or shift must come back to the true odds."""
+def test_platt_scaling_recovers_the_true_odds(slope: float, offset: float, seed: int) -> None:
+    """Any linear distortion of the log-odds must be undone."""
     random = np.random.default_rng(seed)
     odds = random.normal(size=10_000)
     right = random.random(10_000) < 1 / (1 + np.exp(-odds))
@@ -74,7 +74,7 @@ def test_platt_brings_back_the_true_odds(slope: float, offset: float, seed: int)
 
 @pytest.mark.parametrize("answer", [True, False])
 def test_one_class_alone_gives_finite_scores(answer: bool) -> None:
-    """A layer that always or never agrees is common (very deep, very shallow); its router must be sure of it, not NaN."""
+    """Very deep or very shallow layers can agree always or never; the router must then be confident, not NaN."""
     examples = RouterExamples(torch.randn((400, 16), generator=torch.Generator().manual_seed(0)), torch.full((400,), answer))
     router = fit_router(examples, QUICK)
     with torch.no_grad():
@@ -84,8 +84,8 @@ def test_one_class_alone_gives_finite_scores(answer: bool) -> None:
     assert (scores > 0.9).all() if answer else (scores < 0.1).all()
 
 
-def test_platt_never_turns_a_router_round() -> None:
-    """On a small held-out sample a useless router may look inverted; turning it round would let the worst tokens exit."""
+def test_platt_scaling_never_inverts_a_router() -> None:
+    """An uninformative router may look inverted on a small sample; a negative slope would let the worst tokens exit."""
     random = np.random.default_rng(0)
     odds = random.normal(size=200)
     slope, offset = fit_platt(odds, odds < 0.3)
@@ -93,8 +93,8 @@ def test_platt_never_turns_a_router_round() -> None:
     assert (1 / (1 + np.exp(-(slope * odds + offset)))).mean() == pytest.approx((odds < 0.3).mean(), abs=0.02)
 
 
-def test_the_last_layer_takes_up_slope_and_offset() -> None:
-    """The runtime knows no separate temperature: what Platt found must be in the weights."""
+def test_slope_and_offset_are_folded_into_the_last_layer() -> None:
+    """The runtime applies no separate scaling, so the weights must contain it."""
     router = MlpRouter(16)
     with torch.no_grad():
         router.up.normal_(generator=torch.Generator().manual_seed(0))
@@ -105,8 +105,8 @@ def test_the_last_layer_takes_up_slope_and_offset() -> None:
         assert torch.allclose(router(7 * states), router(states), atol=1e-4), "the score depends on the state's length"
 
 
-def test_training_free_scores_against_their_definition() -> None:
-    """Higher must mean surer, between 0 and 1, for both."""
+def test_training_free_scores_match_their_definition() -> None:
+    """Both scores must lie in 0 … 1, and higher must mean more confident."""
     logits = torch.randn((6, 50), generator=torch.Generator().manual_seed(0)) * 3
     states = torch.zeros(6, 4)
     p = logits.double().softmax(-1)
@@ -117,8 +117,8 @@ def test_training_free_scores_against_their_definition() -> None:
     assert Entropy().scores(states, torch.eye(6, 50) * 1e4).min() == 1
 
 
-def test_labels_are_what_they_are_called(llama: FrozenModel, captured: Capture) -> None:
-    """``agreement`` is about the token, ``cosine`` about the states; both on valid tokens only."""
+def test_labels_match_their_definition(llama: FrozenModel, captured: Capture) -> None:
+    """``agreement`` compares tokens, ``cosine`` compares states; both on valid tokens only."""
     head = make_head("identity", llama, 3)
     windows = np.array([0, 1])
     agreement, cosine = (router_examples(head, captured, windows, label) for label in ("agreement", "cosine"))
@@ -131,23 +131,23 @@ def test_labels_are_what_they_are_called(llama: FrozenModel, captured: Capture) 
     assert cosine.right[:7].tolist() == expected.tolist()
 
 
-def test_routers_are_the_same_every_time(llama: FrozenModel, captured: Capture) -> None:
-    """Calibration promises the same files for the same data."""
+def test_router_training_is_reproducible(llama: FrozenModel, captured: Capture) -> None:
+    """A calibration must be reproducible from data and seed."""
     head = make_head("identity", llama, 2)
     first, second = (train_router(head, captured, QUICK).state_dict() for _ in range(2))
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
 def test_settings_out_of_range_are_refused() -> None:
-    """A setting that trains nothing must not pass for a calibration."""
+    """A setting with which nothing is trained must raise an error."""
     with pytest.raises(ParamsError, match="label must be agreement or cosine"):
         RouterTraining(label="cosinus")  # type: ignore[arg-type]
     with pytest.raises(ParamsError, match="epochs must be above 0"):
         RouterTraining(epochs=0)
 
 
-def test_a_trace_lines_up_with_the_text(llama: FrozenModel, captured: Capture) -> None:
-    """Thresholds and certificate count tokens of a trace; one shifted or padded token would falsify both."""
+def test_a_trace_is_aligned_with_the_text(llama: FrozenModel, captured: Capture) -> None:
+    """Thresholds and certificate count tokens of a trace; a shifted or padded token would invalidate both."""
     heads = {(c, kind): make_head(kind, llama, c) for c, kind in ((2, "identity"), (3, "tail:1"))}
     routers = {(2, "identity"): [*TRAINING_FREE, MlpRouter(64)]}
     trace = trace_split(captured, "threshold", llama.lm_head, heads, routers)
@@ -167,7 +167,7 @@ def test_a_trace_lines_up_with_the_text(llama: FrozenModel, captured: Capture) -
 
 
 def test_the_full_models_likelihood_is_exact_for_rare_tokens_too(llama: FrozenModel, captured: Capture) -> None:
-    """Only the K likeliest logits are kept; a text's unlikely tokens decide its perplexity."""
+    """Only the K largest logits are captured, but the unlikely tokens dominate a text's perplexity."""
     trace = trace_split(captured, "test", llama.lm_head, {}, {})
     window = windows_of(captured, "test")[0]
     ids = torch.from_numpy(captured.tokens[window, : captured.lengths[window]]).long()[None]
@@ -179,7 +179,7 @@ def test_the_full_models_likelihood_is_exact_for_rare_tokens_too(llama: FrozenMo
 
 
 def test_windows_are_spread_and_empty_splits_refused(captured: Capture) -> None:
-    """A limit must not cut off the documents at the end; an empty split must not give a certificate over nothing."""
+    """A limit must not drop the last documents; an empty split must not give a certificate."""
     assert windows_of(captured, "train", 2).tolist() == [0, 39]
     with pytest.raises(DataError, match="test split holds no text"):
         windows_of(Capture(**{**vars(captured), "split": np.zeros(48, np.int8)}), "test")

@@ -1,4 +1,4 @@
-"""Calibration text is read as it is, or the user is told what is wrong with it."""
+"""Calibration text: reading files and data sets, errors for unusable text, splits by document, windows of tokens."""
 
 from __future__ import annotations
 
@@ -11,7 +11,16 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tide_calibrate.text.documents import Document, HubData, digest, load_documents, parse, split_documents, windows
+from tide_calibrate.text.documents import (
+    DatasetId,
+    Document,
+    digest,
+    hub_documents,
+    load_documents,
+    parse_dataset_id,
+    split_documents,
+    windows,
+)
 from tide_runtime.errors import DataError
 from tokenizers.processors import TemplateProcessing
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
@@ -25,15 +34,15 @@ def tokenizer() -> PreTrainedTokenizerFast:
 
 
 def documents(*sizes: int) -> list[Document]:
-    """Different texts of about ``sizes`` tokens."""
+    """Create different texts of about ``sizes`` tokens."""
     return [Document(f"d{i}", " ".join(f"x{i}" for _ in range(size))) for i, size in enumerate(sizes)]
 
 
 # --- files
 
 
-def test_directory_is_read_in_the_order_of_paths_and_says_what_it_left_out(tmp_path: Path) -> None:
-    """Else two machines would calibrate on different text, or a user would not learn that half of it was skipped."""
+def test_directory_is_read_in_path_order_and_skipped_files_are_reported(tmp_path: Path) -> None:
+    """Another order would give other splits on another machine; a silent skip would hide missing text."""
     (tmp_path / "b").mkdir()
     (tmp_path / "b" / "one.py").write_text("print('ä')", encoding="utf-8")
     (tmp_path / "a.txt").write_text("first")
@@ -48,7 +57,7 @@ def test_directory_is_read_in_the_order_of_paths_and_says_what_it_left_out(tmp_p
     assert [n.split(":")[0] for n in notes] == ["image.png", "zeros.bin"]
 
 
-def test_jsonl_gives_one_document_a_line(tmp_path: Path) -> None:
+def test_jsonl_gives_one_document_per_line(tmp_path: Path) -> None:
     """Blank lines and line separators inside a text must not shift or split documents."""
     file = tmp_path / "rows.jsonl"
     file.write_text('{"text": "one\u2028still one", "id": 7}\n\n{"text": "two"}\n', encoding="utf-8")
@@ -60,7 +69,7 @@ def test_jsonl_gives_one_document_a_line(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("line", ["{broken", '{"content": "x"}', '{"text": 3}', '["x"]'])
 def test_malformed_jsonl_names_the_line(tmp_path: Path, line: str) -> None:
-    """A user with a million lines needs to know which one to mend, also when the file lies in a directory."""
+    """Without the line number an error in a file of a million lines cannot be fixed; also for files inside a directory."""
     (tmp_path / "rows.jsonl").write_text(f'{{"text": "fine"}}\n{line}\n')
     for source in (tmp_path / "rows.jsonl", tmp_path):
         with pytest.raises(DataError, match=r"rows\.jsonl:2: .*one JSON object a line"):
@@ -72,7 +81,7 @@ def test_malformed_jsonl_names_the_line(tmp_path: Path, line: str) -> None:
     [(b"", "holds no text"), (b" \n\t", "holds no text"), (b"\xff\xfe\x00", "not UTF-8 text"), (b"a\x00b", "not UTF-8 text")],
 )
 def test_a_file_without_text_is_an_error(tmp_path: Path, content: bytes, message: str) -> None:
-    """Nothing may be calibrated on text that is not there."""
+    """Empty or binary input must not lead to a calibration."""
     file = tmp_path / "text.txt"
     file.write_bytes(content)
     with pytest.raises(DataError, match=message):
@@ -89,8 +98,8 @@ def test_directory_without_text_files_is_an_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("source", ["./gone", "/no/such/dir", "data/of/mine", "gone.txt", "gone.jsonl"])
-def test_missing_path_is_not_taken_for_a_data_set(source: str) -> None:
-    """A mistyped path must not send the user to the hub."""
+def test_missing_path_is_not_treated_as_a_data_set(source: str) -> None:
+    """A mistyped path must not cause a download from the hub."""
     with pytest.raises(DataError, match="there is no file or directory"):
         load_documents(source)
 
@@ -123,17 +132,16 @@ def test_data_set_rows_become_documents(monkeypatch: pytest.MonkeyPatch) -> None
     assert "1 empty documents" in notes[0]
 
 
-def test_endless_data_set_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A web crawl would fill the memory."""
-    monkeypatch.setattr("tide_calibrate.text.documents.MAX_CHARACTERS", 25)
+def test_reading_stops_at_the_character_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An endless data set, such as a web crawl, would exhaust the memory."""
     fake_datasets(monkeypatch, [{"text": "0123456789"}] * 100)
     notes: list[str] = []
-    assert len(load_documents("crawl", notes.append)) == 3
+    assert len(hub_documents("crawl", notes.append, max_characters=25)) == 3
     assert notes == ["crawl: read the first 3 rows, 30 characters"]
 
 
 def test_unreachable_data_set_is_an_error_with_the_cause(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The predecessor calibrates on invented sentences here."""
+    """The predecessor silently calibrated on built-in sentences instead."""
     fake_datasets(monkeypatch, ConnectionError("no route to huggingface.co"))
     with pytest.raises(DataError, match=r"cannot read the data set wikitex .*no route.*check its name and the network"):
         load_documents("wikitex")
@@ -146,11 +154,11 @@ def test_data_set_without_the_column_lists_its_columns(monkeypatch: pytest.Monke
 
 
 def test_data_set_id_parts() -> None:
-    assert parse("org/set") == HubData("org/set", None, "train", "text")
-    assert parse("set:config:test:code") == HubData("set", "config", "test", "code")
+    assert parse_dataset_id("org/set") == DatasetId("org/set", None, "train", "text")
+    assert parse_dataset_id("set:config:test:code") == DatasetId("set", "config", "test", "code")
     for wrong in ("a:b:c:d:e", "white space", ""):
         with pytest.raises(DataError, match="no data set id"):
-            parse(wrong)
+            parse_dataset_id(wrong)
 
 
 # --- splits
@@ -158,7 +166,7 @@ def test_data_set_id_parts() -> None:
 
 @given(st.lists(st.integers(1, 400), min_size=3, max_size=30), st.integers(0, 1000))
 def test_every_split_gets_documents_and_its_share(sizes: list[int], seed: int) -> None:
-    """An empty threshold split could certify nothing; a lopsided one wastes text."""
+    """An empty threshold split certifies nothing; an unbalanced one wastes text."""
     texts = documents(*sizes)
     split = split_documents(texts, seed)
     assert set(split) == {0, 1, 2}
@@ -168,16 +176,16 @@ def test_every_split_gets_documents_and_its_share(sizes: list[int], seed: int) -
 
 
 def test_splits_depend_on_content_and_seed_only() -> None:
-    """Renaming or reordering files must not move a document from the test text into the training text."""
+    """Renaming or reordering files must not move a document from the test split to the train split."""
     texts = documents(*range(50, 90))
     split = split_documents(texts, seed=3)
-    backwards = [Document("renamed", d.text) for d in reversed(texts)]
-    assert (split_documents(backwards, seed=3)[::-1] == split).all()
+    renamed = [Document("renamed", d.text) for d in reversed(texts)]
+    assert (split_documents(renamed, seed=3)[::-1] == split).all()
     assert (split_documents(texts, seed=4) != split).any()
 
 
-def test_copies_of_a_text_stay_together() -> None:
-    """A copied file in train and in test would make the certificate a lie."""
+def test_duplicates_of_a_text_share_a_split() -> None:
+    """A duplicate in both train and threshold would invalidate the certificate."""
     texts = documents(40, 50, 60, 70, 80) * 3
     split = split_documents(texts)
     assert (split.reshape(3, 5) == split[:5]).all()
@@ -190,8 +198,8 @@ def test_too_few_documents_are_counted_in_the_error(texts: list[Document]) -> No
         split_documents(texts)
 
 
-def test_digest_knows_the_text_and_nothing_else() -> None:
-    """The certificate names its data by this: the same files elsewhere must have the same hash, an edited one must not."""
+def test_digest_depends_on_the_texts_only() -> None:
+    """The certificate identifies its data by the digest: the same files elsewhere must match, edited ones must not."""
     texts = documents(10, 20, 30)
     assert digest(texts) == digest([Document("other/name", d.text) for d in reversed(texts)])
     assert digest(texts) != digest([*texts[:2], Document("d2", texts[2].text + ".")])
@@ -202,7 +210,7 @@ def test_digest_knows_the_text_and_nothing_else() -> None:
 
 
 def test_windows_hold_every_token_of_a_document_in_order(tokenizer: PreTrainedTokenizerFast) -> None:
-    """Lost or doubled text would bias agreement figures."""
+    """Lost or repeated text would bias the measured agreement."""
     texts = load_documents(str(Path(sysconfig.get_path("stdlib"), "asyncio", "threads.py"))) + documents(300, 400, 500)
     cut = windows(texts, split_documents(texts), tokenizer, length=256)
     assert cut.tokens.shape[1] == 256 and (np.diff(cut.document) >= 0).all()
@@ -214,8 +222,8 @@ def test_windows_hold_every_token_of_a_document_in_order(tokenizer: PreTrainedTo
         assert all(cut.tokens[row, cut.lengths[row] :].sum() == 0 for row in rows)
 
 
-def test_a_limit_takes_windows_from_all_splits_alike(tokenizer: PreTrainedTokenizerFast) -> None:
-    """The first 2,000 windows would be the first few files."""
+def test_a_limit_samples_all_splits_and_documents(tokenizer: PreTrainedTokenizerFast) -> None:
+    """The first 2,000 windows would cover only the first few files."""
     texts = [Document(f"d{i}", "".join(f"{i}.{n} " for n in range(300 + 20 * i))) for i in range(20)]
     split = split_documents(texts)
     everything = windows(texts, split, tokenizer, length=32)
@@ -228,8 +236,8 @@ def test_a_limit_takes_windows_from_all_splits_alike(tokenizer: PreTrainedTokeni
     assert (windows(texts, split, tokenizer, length=32, limit=100, seed=1).tokens != some.tokens).any()
 
 
-def test_every_window_opens_as_a_prompt_does(tokenizer: PreTrainedTokenizerFast) -> None:
-    """Gemma without its BOS token is another model; what is learnt on such text is of no use at run time."""
+def test_every_window_begins_with_the_prompt_prefix(tokenizer: PreTrainedTokenizerFast) -> None:
+    """Some models (Gemma) behave differently without BOS, so heads trained without it would not fit at run time."""
     post = TemplateProcessing(single="<|endoftext|> $A <|endoftext|>", special_tokens=[("<|endoftext|>", 0)])
     tokenizer.backend_tokenizer.post_processor = post
     texts = documents(600, 601, 602)
@@ -237,7 +245,7 @@ def test_every_window_opens_as_a_prompt_does(tokenizer: PreTrainedTokenizerFast)
     assert (cut.tokens[:, 0] == 0).all() and (cut.tokens[cut.lengths == 64, 1:] != 0).all()
 
 
-def test_too_little_text_says_how_much_was_found_and_is_needed(tokenizer: PreTrainedTokenizerFast) -> None:
+def test_too_little_text_reports_found_and_needed_tokens(tokenizer: PreTrainedTokenizerFast) -> None:
     texts = documents(4000, 4000, 20)
     with pytest.raises(DataError, match=r"\d+ tokens to test, but each split needs at least 299"):
         windows(texts, np.array([0, 1, 2], np.int8), tokenizer)

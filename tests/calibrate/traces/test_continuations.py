@@ -1,4 +1,4 @@
-"""What the model writes itself: its own greedy choice, for prompts of the right splits, cut where it ends."""
+"""Greedy continuations: equal to ``generate``, from the right splits, cut at end tokens, traced at generated tokens only."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from calibrate.made_up import made_up_trace
+from calibrate.synthetic_calibration import synthetic_trace
 from export.architectures import VOCAB, tiny_model
 from tide_calibrate.text.documents import SPLITS, Windows
-from tide_calibrate.traces.continuations import ROWS, continue_prompts, generated_tokens
+from tide_calibrate.traces.continuations import BATCH_SIZE, continue_prompts, generated_tokens
 from tide_calibrate.traces.trace import SplitTrace
 from tide_runtime.errors import DataError
 from transformers import PreTrainedModel
@@ -21,15 +21,15 @@ PROMPT = WIDTH - NEW
 
 @pytest.fixture(scope="module")
 def windows() -> Windows:
-    """A window a document; more of the threshold and the test split than are continued at once."""
-    count = 3 * (ROWS + 4)
+    """One window per document; the threshold and the test split have more than one batch each."""
+    count = 3 * (BATCH_SIZE + 4)
     tokens = np.random.default_rng(0).integers(1, VOCAB, (count, WIDTH)).astype(np.int32)
     return Windows(tokens, np.full(count, WIDTH, np.int32), np.arange(count, dtype=np.int32))
 
 
 @pytest.fixture
 def model() -> PreTrainedModel:
-    """It never ends a text."""
+    """A model without an end token."""
     model = tiny_model("llama")
     model.generation_config.eos_token_id = None
     return model
@@ -40,19 +40,20 @@ def split(windows: Windows) -> np.ndarray:
     return (windows.document % 3).astype(np.int8)
 
 
-def test_continuations_are_what_generate_writes(model: PreTrainedModel, windows: Windows, split: np.ndarray) -> None:
-    """Parts run side by side on one model; a cache or an order mixed up would calibrate on text the model never writes."""
-    own, prompts = continue_prompts(model, windows, split, 2 * (ROWS + 2), NEW)
-    assert len(own.tokens) == 2 * (ROWS + 2) and set(prompts) == {PROMPT}
+def test_continuations_equal_generate(model: PreTrainedModel, windows: Windows, split: np.ndarray) -> None:
+    """Batches run in parallel on one model; a shared cache or a wrong order would give text that the model does not generate."""
+    own, prompts = continue_prompts(model, windows, split, 2 * (BATCH_SIZE + 2), NEW)
+    assert len(own.tokens) == 2 * (BATCH_SIZE + 2) and set(prompts) == {PROMPT}
     assert {SPLITS[split[document]] for document in own.document} == {"threshold", "test"}
-    asked = torch.from_numpy(windows.tokens[own.document, :PROMPT]).long()
-    written = model.generate(asked, attention_mask=torch.ones_like(asked), do_sample=False, max_new_tokens=NEW)  # type: ignore[operator]
-    assert own.tokens.tolist() == written.tolist()
+    prompt_ids = torch.from_numpy(windows.tokens[own.document, :PROMPT]).long()
+    mask = torch.ones_like(prompt_ids)
+    expected = model.generate(prompt_ids, attention_mask=mask, do_sample=False, max_new_tokens=NEW)  # type: ignore[operator]
+    assert own.tokens.tolist() == expected.tolist()
     assert set(own.lengths) == {WIDTH}
 
 
-def test_a_text_that_the_model_ends_is_cut_there(model: PreTrainedModel, windows: Windows, split: np.ndarray) -> None:
-    """What stands behind an end token is never generated, so no speed may be predicted on it."""
+def test_continuations_are_cut_at_the_end_token(model: PreTrainedModel, windows: Windows, split: np.ndarray) -> None:
+    """The runtime never generates tokens after an end token, so speed must not be predicted on them."""
     whole, _ = continue_prompts(model, windows, split, 8, NEW)
     model.generation_config.eos_token_id = int(whole.tokens[0, PROMPT + 1])
     own, _ = continue_prompts(model, windows, split, 8, NEW)
@@ -62,9 +63,11 @@ def test_a_text_that_the_model_ends_is_cut_there(model: PreTrainedModel, windows
         assert length == WIDTH or row[length - 1] == model.generation_config.eos_token_id
 
 
-def test_only_decided_tokens_are_judged(windows: Windows) -> None:
-    """The state at a prompt's last token makes the first new one; the one at the last token makes none that is kept. The text
-    goes along whole: what repeats the prompt can be copied from it."""
+def test_only_generated_tokens_are_traced(windows: Windows) -> None:
+    """The state at a prompt's last token predicts the first new token; the state at the last token predicts none that is kept.
+
+    The texts include the prompts, because prompt-lookup drafts are taken from them.
+    """
     window = np.repeat(np.arange(2, dtype=np.int32), WIDTH)
     trace = SplitTrace(window, window, np.tile(np.arange(WIDTH, dtype=np.float32), 2), {}, num_layers=4)
     kept = generated_tokens(trace, windows, np.full(2, PROMPT, np.int32))
@@ -81,8 +84,8 @@ def test_windows_too_short_for_a_prompt_are_an_error(model: PreTrainedModel, win
 
 
 def test_traces_of_two_splits_are_joined() -> None:
-    """Speed is predicted on the texts of both; tokens of one window taken for the other's would be copied from the wrong text."""
-    whole = made_up_trace()
+    """Speed is predicted on both splits; tokens assigned to a wrong window would get prompt-lookup drafts of another text."""
+    whole = synthetic_trace()
     first, rest = whole.window < 7, whole.window >= 7
     joined = whole.select(first).joined(whole.select(rest))
     for field in ("window", "document", "full_nll"):
@@ -92,8 +95,8 @@ def test_traces_of_two_splits_are_joined() -> None:
         assert all(np.array_equal(joined.exits[key].scores[name], scores) for name, scores in trace.scores.items())
 
 
-def test_every_document_gives_as_many_prompts_as_any_other(model: PreTrainedModel) -> None:
-    """One long file would decide where exits go and what speed is promised, for texts that are not like it."""
+def test_prompts_are_balanced_over_documents(model: PreTrainedModel) -> None:
+    """Otherwise one long file would dominate the placement of exits and the predicted speed."""
     document = np.array([0] * 12 + [1] * 2 + [2] * 6 + [3] * 6, np.int32)
     tokens = np.ones((len(document), WIDTH), np.int32)
     own, _ = continue_prompts(

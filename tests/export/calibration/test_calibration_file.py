@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from calibrate.made_up import made_up_file
+from calibrate.synthetic_calibration import synthetic_file
 from tide_runtime.errors import CalibrationError
 
 from tide_export.calibration.calibration_file import CALIBRATION_NAME, EXITS_NAME, read_calibration
@@ -16,14 +16,14 @@ from tide_export.calibration.calibration_file import CALIBRATION_NAME, EXITS_NAM
 
 @pytest.fixture
 def written(tmp_path: Path) -> Path:
-    made_up_file().write(tmp_path)
+    synthetic_file().write(tmp_path)
     (tmp_path / EXITS_NAME).touch()
     return tmp_path
 
 
 def test_the_exporter_reads_what_was_written(written: Path) -> None:
     """Every field comes back equal and of its own type, or a bundle would carry another calibration than the report shows."""
-    assert read_calibration(written) == made_up_file()
+    assert read_calibration(written) == synthetic_file()
 
 
 def test_another_models_calibration_is_refused(written: Path) -> None:

@@ -1,4 +1,4 @@
-"""Traces and a calibration file made up for tests: exits that agree more often the deeper they are."""
+"""Synthetic traces and a synthetic calibration file, whose exits agree more often the deeper they are."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ HEADS = ("identity", "tail:1")
 CHECKPOINTS = (2, 4, 5)
 
 
-def made_up_trace(seed: int = 0, tokens: int = 600) -> SplitTrace:
-    """An exit's chance to agree is its router's score, so scores are honest; every 30th token ends a window."""
+def synthetic_trace(seed: int = 0, tokens: int = 600) -> SplitTrace:
+    """A trace with calibrated scores: an exit agrees with the probability that its router predicts. Windows have 30 tokens."""
     random = np.random.default_rng(seed)
     ease = random.random(tokens)
     full = (-np.log(0.1 + 0.8 * ease)).astype(np.float32)
@@ -31,15 +31,15 @@ def made_up_trace(seed: int = 0, tokens: int = 600) -> SplitTrace:
     return SplitTrace(index // 30, index // 150, full, exits, LAYERS)
 
 
-def made_up_exits() -> list[ExitInfo]:
+def synthetic_exits() -> list[ExitInfo]:
     return [
         ExitInfo(2, "tail:1", "max_probability", exact_threshold=0.5, exit_threshold=0.95),
         ExitInfo(5, "tail:1", "mlp+max_probability", exact_threshold=0.4, exit_threshold=0.9, mlp_threshold=0.3),
     ]
 
 
-def made_up_file(exits: list[ExitInfo] | None = None) -> CalibrationFile:
-    exits = made_up_exits() if exits is None else exits
+def synthetic_file(exits: list[ExitInfo] | None = None) -> CalibrationFile:
+    exits = synthetic_exits() if exits is None else exits
     certificate = CertificateInfo(0.01, 0.95, "Learn then Test", "document", 600, 4, 0.006, "ab" * 32, "2026-11-21")
     costs = CostTable("cpu", "a <machine>", 3.0, [StepCost(1, 1, 0.02, 0.1, 0.3, 0.01, 0.05)])
     splits = ("train", "threshold", "test")
@@ -57,7 +57,7 @@ def made_up_file(exits: list[ExitInfo] | None = None) -> CalibrationFile:
         ),
         refusal="" if exits else "the layers never agree",
         data=DataInfo("texts", 0, dict.fromkeys(splits, 4), dict.fromkeys(splits, 600), dict.fromkeys(splits, "ef" * 32)),
-        heads=agreement_by_depth(made_up_trace(), made_up_trace(1)),
+        heads=agreement_by_depth(synthetic_trace(), synthetic_trace(1)),
         config={"heads": "identity,tail:1", "seed": 0},
         tools={"tide-llm": "0.1.0"},
         date="2026-11-21T00:00:00+00:00",
