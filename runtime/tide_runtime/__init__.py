@@ -6,6 +6,7 @@ with Engine.load("engine/") as engine:
 """
 
 from tide_runtime.backends.onnxruntime.threads import ThreadOptions
+from tide_runtime.depth.options import DepthOptions
 from tide_runtime.engine import Engine, EngineOptions
 from tide_runtime.errors import TideError
 from tide_runtime.generation_params import GenerationParams
@@ -14,6 +15,7 @@ from tide_runtime.scoring import Score
 
 __all__ = [
     "Chunk",
+    "DepthOptions",
     "Engine",
     "EngineOptions",
     "Generation",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
-from functools import cache
 from typing import cast
 
 import numpy as np
@@ -13,7 +12,7 @@ from tide_bench.paired_ratio import paired_ratio
 from tide_bench.report import Report
 from tide_bench.text_comparison import disagreement_rate, first_difference, identical_share, ngram_hit_share
 from tide_runtime import GenerationParams
-from tide_runtime.bundle.calibration import ExitInfo, StepCost
+from tide_runtime.bundle.calibration import CostTable, ExitInfo, StepCost
 from tide_runtime.bundle.exits import Exit
 from tide_runtime.costs.cost_model import CostModel
 
@@ -37,12 +36,9 @@ class FlatCosts(CostModel):
     a layer projects its keys and values."""
 
     def __init__(self) -> None:
-        self.step = cache(self._step)
+        steps = [StepCost(1, s, *(part * (1 + 0.1 * (s - 1)) for part in (1.0, 2.0, 10.0, 5.0, 3.0))) for s in (1, 64)]
+        super().__init__(CostTable("cpu", "", 1.0, steps, padding=0.0), [0, 6, 24], fill_share=0.1)
         self.fills = {"kv_fill_6": Exit(ExitInfo(6, "identity", "max_probability", 0.5), 1, None)}
-        self._edges, self._fill_share = [0, 6, 24], 0.1
-
-    def _step(self, rows: int, tokens: int, longest: int | None = None) -> StepCost:
-        return StepCost(rows, tokens, *(part * (1 + 0.1 * (tokens - 1)) for part in (1.0, 2.0, 10.0, 5.0, 3.0)))
 
 
 def test_ratio_is_the_median_of_pairs_and_of_the_total() -> None:

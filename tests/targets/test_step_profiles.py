@@ -42,4 +42,4 @@ def test_the_runtimes_own_steps_fit():
     exact = ExactDepth(tiny_manifest(TinyTransformer(0, (1.0, 1.0), 5, 8), [1]), engine.prefill_chunk, DepthOptions())
     decode, prefill = step_profiles(config.max_batch, 0, 4096)
     assert prefill.takes(engine.max_batch, engine.prefill_chunk)
-    assert decode.takes(engine.max_batch, max(exact.limit, exact.copy_limit) + 1)
+    assert decode.takes(engine.max_batch, max(exact.limit, exact.prompt_lookup_limit) + 1)

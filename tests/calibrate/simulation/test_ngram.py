@@ -10,7 +10,7 @@ from calibrate.cost_model import EXTRA, HOST, LAUNCH, LAYER, LAYERS, LOGITS, tab
 from runtime.numpy_backend import NumpyBackend, tiny_manifest
 from runtime.tiny_generation import Request, generate
 from runtime.tiny_transformer import TinyTransformer
-from tide_calibrate.placement.search import choose_exits, only_if_they_pay, predict
+from tide_calibrate.placement.search import choose_exits, gate_exits, predict
 from tide_calibrate.simulation.exact import simulate_exact
 from tide_calibrate.traces.trace import OwnText, SplitTrace
 from tide_runtime.bundle.calibration import CalibrationInfo, ExitInfo
@@ -97,8 +97,8 @@ def test_copies_do_not_pay_for_exits() -> None:
     """A loop makes any bundle fast. An exit that loses where the text does not loop would be a cut for nothing."""
     text = written(3 * LOOP, confident=0.9, right=0.0)
     assert predict(text, table(), [EXIT], 1).recommended == "exact"
-    assert only_if_they_pay(text, table(), [EXIT], 1).exits == []
-    assert only_if_they_pay(written(NOVEL, confident=0.9), table(), [EXIT], 4).exits == [EXIT]
+    assert gate_exits(text, table(), [EXIT], 1).exits == []
+    assert gate_exits(written(NOVEL, confident=0.9), table(), [EXIT], 4).exits == [EXIT]
 
 
 def test_there_is_nothing_to_copy_from_in_other_peoples_text() -> None:

@@ -1,0 +1,1 @@
+"""Old place of the depth options; remove in the next release."""
