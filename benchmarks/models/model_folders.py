@@ -12,6 +12,8 @@ from tide_bench.build_cache import cached_folder, files_digest
 from tide_bench.in_process import run_in_process
 from tokenizers import Tokenizer
 
+from examples.demo_data import held_out_files
+
 _DEMO = Path(__file__).resolve().parents[2] / "examples" / "demo_model"
 _DEMO_WEIGHTS = _DEMO / "layerskip"
 _LLAMA_1B_VOCAB = 32000
@@ -47,8 +49,8 @@ def _held_out_prompts(rows: int, tokens: int) -> list[list[int]]:
     """The first ``tokens`` tokens of ``rows`` Python files the demo model was not trained on, in path order."""
     tokenizer = Tokenizer.from_file(str(_DEMO_WEIGHTS / "tokenizer.json"))
     prompts: list[list[int]] = []
-    for path in sorted((_DEMO / "data").rglob("*.py")):
-        ids = tokenizer.encode(path.read_text(encoding="utf-8")).ids[:tokens]
+    for file in held_out_files():
+        ids = tokenizer.encode(file.text).ids[:tokens]
         if len(ids) == tokens:
             prompts.append(ids)
         if len(prompts) == rows:
