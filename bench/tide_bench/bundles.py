@@ -13,7 +13,7 @@ from tide_bench.in_process import run_in_process
 
 def export_key(identity: str) -> str:
     """Changes when the weights, the exporter, its tools or the bundle's schema do."""
-    exporter = files_digest([*sorted(_package("tide_export").rglob("*.py")), _package("tide_runtime") / "manifest.py"])
+    exporter = files_digest([*sorted(_package("tide_export").rglob("*.py")), _package("tide_runtime") / "bundle" / "manifest.py"])
     tools = [f"{name} {version(name)}" for name in ("torch", "transformers", "onnxscript", "onnx-ir")]
     return "\n".join([identity, exporter, *tools])
 
