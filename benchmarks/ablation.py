@@ -1,6 +1,6 @@
 """What each rule of drafting and early exits earns: every rule is switched off in turn, the others left as they are.
 
-    python -m benchmarks.ablation                      # 12 prompts x 64 tokens, about 12 minutes
+    python -m benchmarks.ablation                      # 16 prompts x 48 tokens
     python -m benchmarks.ablation --prompts 24 --new-tokens 128
 
 A rule is a constant of `DepthTuning`; switched off, it has the value that makes it do nothing. Each variant generates beside the
@@ -10,8 +10,7 @@ what a rule earns, in percent of the time without it:
 simulated  the cost model's price of the launches that were made. It has no noise, but knows nothing of Python's time.
 measured   wall clock. On a shared machine a difference below about 3% is noise.
 
-A rule that earns less than 1% in every cell, simulated, should go. ``slowest_cell_pct`` compares this checkout with another one:
-``--base RESULTS`` takes the JSON of a run of benchmarks.policies_cpu there.
+A rule that earns less than 1% in every cell, simulated, should go.
 """
 
 from __future__ import annotations

@@ -6,14 +6,9 @@ So answers of different policies are about the same text before them, as the cer
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
-from time import perf_counter
+from dataclasses import dataclass
 
-import numpy as np
-from numpy.typing import NDArray
-from tide_runtime import Engine, GenerationParams
-from tide_runtime.scheduler import run
-from tide_runtime.sequence import TokenSequence
+from tide_runtime import Engine
 
 
 @dataclass(frozen=True)
@@ -33,52 +28,13 @@ class Reading:
     layers: int
 
 
-@dataclass
-class _ForcedRow(TokenSequence):
-    """A sequence whose tokens are those of ``forced``. ``bookkeeping``: seconds spent on noting answers."""
-
-    forced: Sequence[int] = ()
-    answers: list[int] = field(default_factory=list)
-    nats: list[float] = field(default_factory=list)
-    bookkeeping: float = 0.0
-
-    def pick(self, logits: NDArray[np.floating], likeliest: int, seen: int | None = None) -> int:
-        begin = perf_counter()
-        token = self.forced[self.num_tokens - self.prompt_tokens]
-        self.answers.append(likeliest)
-        self.nats.append(_log_sum_exp(logits) - float(logits[token]))
-        self.bookkeeping += perf_counter() - begin
-        return token
-
-
 def read_text(engine: Engine, text: Sequence[int], prompt_tokens: int) -> Reading:
-    """Read ``text`` with the engine's policy, which must be ``full`` or ``exit``: ``exact`` would draft what the text is not."""
-    row = _forced_row(engine, text, prompt_tokens)
-    with engine._lease_context(1) as context:
-        for _ in run(engine.policy, context, [row]):
-            pass
-    return Reading(row.answers[1:], row.nats[1:], row.finished - row.first_token - row.bookkeeping, row.layers_run)
+    """Read ``text`` with the engine's policy. The first token after the prompt is left out: the prompt's full pass gives it."""
+    score = engine.score(text, prompt_tokens)
+    return Reading(score.likeliest[1:], [-logprob for logprob in score.logprobs[1:]], score.decode_s, score.layers)
 
 
 def logits_gap(engine: Engine, text: Sequence[int], one: int, other: int) -> float:
     """Distance of two tokens' logits behind ``text``, by the engine's policy."""
-    nats = []
-    for token in (one, other):
-        row = _forced_row(engine, [*text, token], len(text))
-        with engine._lease_context(1) as context:
-            for _ in run(engine.policy, context, [row]):
-                pass
-        nats.append(row.nats[0])
-    return abs(nats[0] - nats[1])
-
-
-def _forced_row(engine: Engine, text: Sequence[int], prompt_tokens: int) -> _ForcedRow:
-    params = GenerationParams(max_new_tokens=len(text) - prompt_tokens, ignore_eos=True)
-    plain = engine._make_sequence(0, list(text[:prompt_tokens]), params)
-    given = {f.name: getattr(plain, f.name) for f in fields(TokenSequence) if f.init and f.name != "submitted"}
-    return _ForcedRow(**given, forced=text[prompt_tokens:])
-
-
-def _log_sum_exp(logits: NDArray[np.floating]) -> float:
-    top = float(logits.max())
-    return top + float(np.log(np.exp(logits.astype(np.float32) - top).sum(dtype=np.float64)))
+    first, second = (engine.score([*text, token], len(text)).logprobs[0] for token in (one, other))
+    return abs(first - second)
