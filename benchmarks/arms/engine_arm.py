@@ -57,7 +57,7 @@ class EnginePlay:
 
     def __init__(self, logged: LoggedEngine, prompts: Group, params: GenerationParams) -> None:
         engine, self._logged = logged.engine, logged
-        self._rows = engine._sequences(prompts, params)
+        self._rows = engine.admission.sequences(prompts, params)
         self._events = engine._events(self._rows)
         self._launched = Counter(engine.backend.launches)
         self._seconds, self._generated = 0.0, 0

@@ -167,7 +167,7 @@ def _info(certified: CertifiedExits, predicted: Placement, costs: CostTable | No
 def _write(file: CalibrationFile, learned: Learned, certified: CertifiedExits, directory: Path) -> None:
     chosen = {info.checkpoint: (info, learned.exits[info.checkpoint, info.head]) for info in certified.exits}
     heads = {layer: trained.head for layer, (_, trained) in chosen.items()}
-    routers = {layer: trained.router for layer, (info, trained) in chosen.items() if info.asks_mlp}
+    routers = {layer: trained.router for layer, (info, trained) in chosen.items() if info.has_mlp}
     write_exits(directory / EXITS_NAME, heads, routers)
     file.write(directory)
     if file.calibration.costs is not None:

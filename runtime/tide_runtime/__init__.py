@@ -7,7 +7,8 @@ with Engine.load("engine/") as engine:
 
 from tide_runtime.backends.onnxruntime.threads import ThreadOptions
 from tide_runtime.depth.options import DepthOptions
-from tide_runtime.engine import Engine, EngineOptions
+from tide_runtime.engine import Engine
+from tide_runtime.engine_options import EngineOptions
 from tide_runtime.errors import TideError
 from tide_runtime.generation_params import GenerationParams
 from tide_runtime.outputs import Chunk, Generation, RequestStats

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from numbers import Integral, Real
 
 from tide_runtime.errors import ParamsError
@@ -20,7 +21,7 @@ class GenerationParams:
         top_k: sample among the k likeliest tokens; 0 is off.
         top_p: sample among the fewest tokens whose probabilities reach this sum, in (0, 1]; 1 is off.
         min_p: drop tokens less likely than `min_p` times the likeliest, in [0, 1]; 0 is off.
-        repetition_penalty: > 0; above 1 makes tokens of the prompt and output less likely; 1 is off.
+        repetition_penalty: greater than 0; above 1 makes tokens of the prompt and output less likely; 1 is off.
         seed: makes sampling reproducible, >= 0 (policy ``exact``: together with the same other prompts); None draws a fresh seed.
         stop: strings that end the text; the text shown ends before them.
         eos_token_ids: token ids that end the text; None uses the model's.
@@ -49,12 +50,12 @@ class GenerationParams:
         self._check_numbers()
         self._check_stopping()
 
-    @property
+    @cached_property
     def greedy(self) -> bool:
         """Whether the likeliest token is always taken (temperature 0)."""
         return self.temperature == 0
 
-    @property
+    @cached_property
     def takes_likeliest(self) -> bool:
         """Whether the model's own argmax is the token: greedy, and nothing changes the logits first."""
         return self.temperature == 0 and self.repetition_penalty == 1

@@ -145,7 +145,7 @@ def test_a_calibration_holds_exits_for_the_exporter(calib: Path, model: Path) ->
     assert file.refusal == ""
     weights = read_exits(calib / EXITS_NAME)
     assert set(weights.translators) == {one.checkpoint for one in info.exits if one.head != "identity"}
-    assert set(weights.routers) == {one.checkpoint for one in info.exits if one.asks_mlp}
+    assert set(weights.routers) == {one.checkpoint for one in info.exits if one.has_mlp}
 
 
 def test_every_head_is_measured_at_every_candidate(calib: Path) -> None:

@@ -196,7 +196,7 @@ class NumpyStep:
         backend = self._context.backend
         reads, writes = hidden_states(backend.manifest, graph)
         state = np.array(self.hidden[reads][: self.tokens], np.float64)
-        if info.asks_mlp:
+        if info.has_mlp:
             scores = backend.script(graph, state) if backend.script else backend.model.score(info.checkpoint, state)
             self.score[: self.tokens] = scores
         if info.head != "identity":

@@ -87,7 +87,7 @@ class SimulatedExit:
     def _evaluate(self, info: ExitInfo, threshold: float, state: Array) -> tuple[float, Array | None]:
         score = float(self.model.score(info.checkpoint, state))
         gate = {"max_probability": 0.0, "mlp": threshold}.get(info.router, info.mlp_threshold if threshold >= 0 else threshold)
-        if info.asks_mlp and not score >= (gate or 0.0):
+        if info.has_mlp and not score >= (gate or 0.0):
             return score, None
         if info.head != "identity":
             state = self.model.translated(info.checkpoint, state)

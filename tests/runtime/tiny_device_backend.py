@@ -88,7 +88,7 @@ class TinyDeviceBackend:
 
     def _exit(self, info: ExitInfo, arrays: dict[str, np.ndarray]) -> None:
         states = arrays["hidden"]
-        if info.asks_mlp:
+        if info.has_mlp:
             arrays["score"][:] = self.model.score(info.checkpoint, states)
         if info.head != "identity":
             arrays["hidden_out"][:] = self.model.translated(info.checkpoint, states)

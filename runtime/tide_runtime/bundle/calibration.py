@@ -57,14 +57,14 @@ class ExitInfo:
         """Number of the model's last layers that the exit head runs."""
         return int(self.head.removeprefix("tail:")) if self.head.startswith("tail:") else 0
 
-    @property
-    def asks_mlp(self) -> bool:
+    @cached_property
+    def has_mlp(self) -> bool:
         """Whether the router evaluates the MLP."""
         return self.router in ("mlp", "mlp+max_probability")
 
     def graph_outputs(self) -> tuple[str, ...]:
         """Outputs of the exit's graph: the MLP's ``score`` [B, S], the translated ``hidden_out`` [B, S, H]. Empty: no graph."""
-        return ("score",) * self.asks_mlp + ("hidden_out",) * (self.head != "identity")
+        return ("score",) * self.has_mlp + ("hidden_out",) * (self.head != "identity")
 
 
 def cuts(exits: Sequence[ExitInfo], num_layers: int) -> list[int]:
@@ -123,7 +123,7 @@ class StepCost:
         parts = {part.name: getattr(self, part.name) for part in fields(self) if part.name != "rows"}
         return StepCost(self.rows, **{name: ms + share * (getattr(other, name) - ms) for name, ms in parts.items()})
 
-    @property
+    @cached_property
     def logits_ms(self) -> float:
         """Cost of the head inside the last segment, which needs no separate launch."""
         return max(0.0, self.head_ms - self.launch_ms)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from tide_runtime.bundle.calibration import ExitInfo
 from tide_runtime.bundle.manifest import Manifest, exit_graph
@@ -16,7 +17,7 @@ class Exit:
     boundary: int
     graph: str | None
 
-    @property
+    @cached_property
     def layers(self) -> int:
         """Decoder layers that run for a token that takes this exit, including the head's tail."""
         return self.info.checkpoint + self.info.tail_layers

@@ -18,7 +18,8 @@ from tide_runtime.cli.depth_view import html_view, terminal_view
 from tide_runtime.cli.errors import run_app
 from tide_runtime.cli.stats import print_stats
 from tide_runtime.depth.options import DepthOptions
-from tide_runtime.engine import Engine, EngineOptions
+from tide_runtime.engine import Engine
+from tide_runtime.engine_options import EngineOptions
 from tide_runtime.errors import PromptError
 from tide_runtime.generation_params import GenerationParams
 from tide_runtime.outputs import Generation

@@ -92,7 +92,7 @@ class ExitingPrefill:
             return scores
         step.run(HEAD)
         sure = max_probability(step.logits[:count])
-        return np.where(scores >= (info.mlp_threshold or 0.0), sure, np.nan) if info.asks_mlp else sure
+        return np.where(scores >= (info.mlp_threshold or 0.0), sure, np.nan) if info.has_mlp else sure
 
     def _fill(
         self,

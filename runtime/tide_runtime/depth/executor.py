@@ -131,7 +131,7 @@ class Executor:
     @staticmethod
     def _pass_mlp(step: Step, info: ExitInfo, least: Sequence[float]) -> tuple[Sequence[float], Sequence[bool]]:
         """The MLP's scores, 1 where there is none, and whether each is enough for the head to be run."""
-        if not info.asks_mlp:
+        if not info.has_mlp:
             return [1.0] * len(least), [True] * len(least)
         scores = step.score[: len(least)].tolist()
         gates = least if info.router == "mlp" else [min(enough, 0.0) or info.mlp_threshold or 0.0 for enough in least]

@@ -197,7 +197,7 @@ class DecodeLoop:
                 vocab=logits.shape[-1],
                 token=step.address("token"),
                 score=step.address("score"),
-                has_mlp=info.asks_mlp,
+                has_mlp=info.has_mlp,
                 mlp_threshold=info.mlp_threshold or 0.0,
             )
             nodes.append(Run("exit_score", kernels.exit_score(self.state, score)))

@@ -145,7 +145,7 @@ def test_a_budget_that_cannot_be_kept_is_refused(exits_bundle: Path, policy: str
 
 def test_more_slots_than_rows_at_once_are_left_empty(exits_bundle: Path, full: Engine) -> None:
     """An exiting prefill takes a slot more, for its caches to grow: as many rows more would run than the caller allowed."""
-    rows = [full._make_sequence(i, prompt, params(4)) for i, prompt in enumerate(PROMPTS)]
+    rows = [full.admission.sequence(prompt, params(4), i) for i, prompt in enumerate(PROMPTS)]
     used = {event.sequence.batch_index for event in run(full.policy, full.backend.context(3), rows, 2)}
     assert used == {0, 1} and {row.batch_size for row in rows} == {2}
 

@@ -1,17 +1,9 @@
-"""ONNX Runtime on the CPU: one session per graph, everything bound once per shape, caches updated in place.
-
-A segment is compiled in several forms: ``segment_i`` with GroupQueryAttention (GQA), ``segment_i.ragged`` with another GQA kernel
-for sequences with different numbers of cached tokens, and ``segment_i.batched`` with matrix products for several sequences
-(see `tide_runtime.backends.attention`). The same holds for ``uncut``, all segments as one graph, for tokens that run every layer.
-Graphs that many applications never use are loaded by the first step that runs them: the forms for several sequences,
-``kv_fill_c`` and, in a bundle without exits, the segments and ``head``.
-"""
+"""ONNX Runtime on the CPU: every step bound once per shape, caches in host memory updated in place."""
 
 from __future__ import annotations
 
-import threading
-from collections import Counter, OrderedDict
-from collections.abc import Callable, Container, Sequence, Set
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,58 +11,24 @@ import numpy as np
 import onnxruntime as ort
 from numpy.typing import NDArray
 
-from tide_runtime.backends.attention import ATTENTION_BIAS, AttentionBias, batched_decode_is_faster, prefers_batched
+from tide_runtime.backends.attention import ATTENTION_BIAS, AttentionBias, prefers_batched
 from tide_runtime.backends.base import Step
-from tide_runtime.backends.graph_contract import check_interface, hidden_states
+from tide_runtime.backends.graph_contract import hidden_states
 from tide_runtime.backends.kv_caches import KVCaches
+from tide_runtime.backends.onnxruntime.sessions import Sessions, decoder_layers, load_session
 from tide_runtime.backends.onnxruntime.threads import ThreadOptions, session_options
 from tide_runtime.backends.step_arrays import StepBuffers, StepPositions, StepShape
 from tide_runtime.bundle import Bundle
-from tide_runtime.bundle.manifest import HEAD, UNCUT, Manifest, batched_graph, forms_of, kv_fill_graph, ragged_graph
+from tide_runtime.bundle.manifest import HEAD, batched_graph, forms_of, ragged_graph
 from tide_runtime.errors import BundleError, ParamsError
 
-_NUMPY_DTYPES: dict[str, type[np.generic]] = {"fp32": np.float32, "fp16": np.float16, "bf16": np.uint16}  # NumPy has no bf16
-_ORT_DTYPES: dict[str, type[np.generic]] = {
-    "tensor(float)": np.float32,
-    "tensor(float16)": np.float16,
-    "tensor(bfloat16)": np.uint16,
-    "tensor(int64)": np.int64,
-    "tensor(int32)": np.int32,
-}
 _KEPT_STEPS = 128  # step shapes whose bindings a context keeps; policies that skip layers use many
 
 
-class OnnxRuntimeBackend:
+class OnnxRuntimeBackend(Sessions):
     """The ``cpu`` target. Sessions may run in several threads; each caller needs its own ``ExecutionContext``."""
 
     name = "onnxruntime-cpu"
-
-    def __init__(
-        self,
-        manifest: Manifest,
-        layers: dict[str, int],
-        load: Callable[[str], ort.InferenceSession],
-        ragged: Set[str] = frozenset(),
-    ) -> None:
-        """Load the sessions that every application uses.
-
-        Args:
-            layers: graph name → number of decoder layers it runs.
-            load: creates the session of a graph, or of another form of a segment, by name.
-            ragged: names of the ragged forms that the target has.
-        """
-        self.manifest, self.layers, self._load, self.ragged = manifest, layers, load, ragged
-        segments = [segment.name for segment in manifest.segments]
-        self.every_layer = [UNCUT] if UNCUT in layers else segments
-        exits = manifest.calibration.exits if manifest.calibration is not None else []
-        lazy = {kv_fill_graph(e) for e in exits} if exits else {HEAD, *segments} - {*self.every_layer}
-        self.sessions = {form: load(form) for form in (self.initial_form(name) for name in layers if name not in lazy)}
-        self.launches: dict[str, int] = Counter()
-        self.batched_decode_is_faster = batched_decode_is_faster(manifest)
-        self.dtype = _NUMPY_DTYPES[manifest.dtype]
-        outputs = {value.name: value for session in self.sessions.values() for value in session.get_outputs()}
-        self.logits_dtype = _ORT_DTYPES[outputs["logits"].type]
-        self._lock = threading.Lock()
 
     @classmethod
     def load(cls, bundle: Bundle, target: str, threads: ThreadOptions) -> OnnxRuntimeBackend:
@@ -90,29 +48,6 @@ class OnnxRuntimeBackend:
 
     def context(self, capacity: int) -> OnnxRuntimeContext:
         return OnnxRuntimeContext(self, capacity)
-
-    def initial_form(self, graph: str) -> str:
-        """The form of ``graph`` that is loaded together with the backend."""
-        return graph
-
-    def session(self, name: str) -> ort.InferenceSession:
-        """The session of a graph or form, loaded on first use together with the same form of all segments."""
-        if name not in self.sessions:
-            forms = [{form(segment.name) for segment in self.manifest.segments} for form in (batched_graph, ragged_graph)]
-            self._load_lazily(next((names for names in forms if name in names), {name}))
-        return self.sessions[name]
-
-    def has_sliding_window(self) -> bool:
-        """Whether the attention of some layers is limited to a sliding window."""
-        segments = (self.session(batched_graph(segment.name)) for segment in self.manifest.segments)
-        names = {value.name for session in segments for value in session.get_inputs()}
-        return any(name.startswith(ATTENTION_BIAS) and name != ATTENTION_BIAS for name in names)
-
-    def _load_lazily(self, names: set[str]) -> None:
-        """Load the sessions that are missing. Raises BundleError like `load`."""
-        with self._lock:
-            for name in sorted(names - set(self.sessions)):
-                self.sessions[name] = self._load(name)
 
 
 class OnnxRuntimeContext:
@@ -309,26 +244,3 @@ class _BoundStep:
             bias = self._bound.biases[name] = AttentionBias.named(name, shape.batch_size, shape.seq, self._context.caches.slots)
             bias.fill(self._num_cached_tokens)
         return self._bound.biases[name]
-
-
-def decoder_layers(manifest: Manifest, graphs: Container[str]) -> dict[str, int]:
-    """Name → number of decoder layers, for every graph that a target with ``graphs`` can run."""
-    layers = {g.name: g.layers[1] - g.layers[0] if g.layers else 0 for g in manifest.graphs}
-    return layers | ({UNCUT: manifest.model.num_layers} if UNCUT in graphs else {})
-
-
-def load_session(
-    bundle: Bundle, name: str, file: str, options: ort.SessionOptions, providers: Sequence[str | tuple[str, dict[str, str]]]
-) -> ort.InferenceSession:
-    """A session of graph ``name``. Raises BundleError when ONNX Runtime refuses its ``file`` or it breaks the contract."""
-    try:
-        session = ort.InferenceSession(str(bundle.path(file)), options, providers=list(providers))
-    except Exception as error:  # ONNX Runtime raises unrelated exception classes for bad files
-        raise BundleError(f"ONNX Runtime {ort.__version__} cannot load {file} ({error}); export the bundle again") from error
-    values = [*session.get_inputs(), *session.get_outputs()]
-    foreign = sorted({value.type for value in values} - set(_ORT_DTYPES))
-    if foreign:
-        raise BundleError(f"{file} has inputs or outputs of type {', '.join(foreign)}; export the bundle again")
-    inputs, outputs = ({v.name: v.shape for v in part} for part in (session.get_inputs(), session.get_outputs()))
-    check_interface(bundle.manifest, name, file, inputs, outputs)
-    return session

@@ -16,7 +16,7 @@ from tide_runtime.backends.device.device import Device
 from tide_runtime.backends.device.device_step import DeviceContext, DeviceStep
 from tide_runtime.backends.device.element_types import BF16, ELEMENT_TYPES, FP16, FP32, ElementType
 from tide_runtime.backends.device.program import Enqueue
-from tide_runtime.backends.onnxruntime.cpu import OnnxRuntimeBackend, decoder_layers, load_session
+from tide_runtime.backends.onnxruntime.sessions import Sessions, decoder_layers, load_session
 from tide_runtime.backends.onnxruntime.threads import ThreadOptions, session_options
 from tide_runtime.backends.step_arrays import StepShape
 from tide_runtime.bundle import Bundle
@@ -28,7 +28,7 @@ _FUSED_TYPES = ("fp16", "bf16")  # of the CUDA provider's GroupQueryAttention ke
 Provider = tuple[str, dict[str, str]]
 
 
-class OnnxRuntimeCudaBackend(OnnxRuntimeBackend):
+class OnnxRuntimeCudaBackend(Sessions):
     """The ``cuda`` target on ``device``. Several threads may run steps, each with its own ``ExecutionContext``."""
 
     name = "onnxruntime-cuda"
@@ -46,7 +46,7 @@ class OnnxRuntimeCudaBackend(OnnxRuntimeBackend):
         self._options.add_run_config_entry("disable_synchronize_execution_providers", "1")
 
     @classmethod
-    def load(  # type: ignore[override]  # takes a device
+    def load(
         cls, bundle: Bundle, target: str, threads: ThreadOptions, device: Device, provider: Provider
     ) -> OnnxRuntimeCudaBackend:
         """Load the graphs of ``target`` for ``device`` and ONNX Runtime's ``provider`` for it (`cuda_provider`).
@@ -60,7 +60,7 @@ class OnnxRuntimeCudaBackend(OnnxRuntimeBackend):
         layers = decoder_layers(manifest, files)
         return cls(manifest, layers, lambda name: load_session(bundle, name, files[name], options, [provider]), device)
 
-    def context(self, capacity: int) -> ExecutionContext:  # type: ignore[override]
+    def context(self, capacity: int) -> ExecutionContext:
         return cast(ExecutionContext, DeviceContext(self, capacity))  # step arrays are views of device memory
 
     def initial_form(self, graph: str) -> str:

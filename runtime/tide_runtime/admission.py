@@ -1,0 +1,117 @@
+"""What enters the engine: prompts and parameters are checked here, and become sequences."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from tide_runtime.bundle.manifest import Manifest
+from tide_runtime.errors import BundleError, ParamsError, PromptError
+from tide_runtime.generation_params import GenerationParams
+from tide_runtime.sampler import Sampler
+from tide_runtime.sequence import TokenSequence
+from tide_runtime.text.tokenizer import TextStream, Tokenizer
+
+Prompt = str | Sequence[int]
+
+
+class Admission:
+    """Turns prompts into sequences.
+
+    Args:
+        check_params: raises ParamsError where the depth policy cannot do what the parameters want.
+
+    Raises BundleError when the tokenizer has more tokens than the model.
+    """
+
+    def __init__(self, manifest: Manifest, tokenizer: Tokenizer | None, check_params: Callable[[GenerationParams], None]) -> None:
+        self.manifest, self.tokenizer, self.check_params = manifest, tokenizer, check_params
+        vocab = manifest.model.vocab_size
+        if tokenizer is not None and tokenizer.vocab_size > vocab:
+            raise BundleError(
+                f"the tokenizer has {tokenizer.vocab_size} tokens, the model's vocabulary {vocab}: "
+                "tokenizer.json belongs to another model; export the bundle again"
+            )
+
+    def sequences(self, prompts: Prompt | Sequence[Prompt], params: GenerationParams) -> list[TokenSequence]:
+        """A sequence for each of ``prompts``, or for the one prompt. Raises PromptError or ParamsError."""
+        several = [prompts] if isinstance(prompts, str) or _is_ids(prompts) else list(_items(prompts))
+        return [self.sequence(prompt, params, index) for index, prompt in enumerate(several)]  # type: ignore[arg-type]
+
+    def sequence(self, prompt: Prompt, params: GenerationParams, index: int = 0, streamed: bool = False) -> TokenSequence:
+        """A sequence for ``prompt``, the one at ``index`` of its call. Raises PromptError or ParamsError.
+
+        Args:
+            streamed: decode its text token by token. Without it, and without stop strings, the text is decoded at the end.
+        """
+        ids = self.token_ids(prompt)
+        if params.stop and self.tokenizer is None:
+            raise ParamsError("stop strings need a tokenizer, which this bundle has not; use eos_token_ids")
+        self.check_params(params)
+        cache_slots, vocab = self.manifest.max_seq_len, self.manifest.model.vocab_size
+        eos = params.eos_token_ids if params.eos_token_ids is not None else self.manifest.generation.eos_token_ids
+        # One token more than the cache holds can be generated: the last one is never written back.
+        tokens = np.zeros(min(len(ids) + params.max_new_tokens, cache_slots + 1), np.int64)
+        tokens[: len(ids)] = ids
+        return TokenSequence(
+            index=index,
+            tokens=tokens,
+            last_token=ids[-1],
+            num_tokens=len(ids),
+            prompt_tokens=len(ids),
+            params=params,
+            eos=frozenset(eos),
+            sampler=Sampler(params, vocab, index),
+            text=TextStream(self.tokenizer, params.stop) if self.tokenizer is not None and (streamed or params.stop) else None,
+            cache_slots=cache_slots,
+        )
+
+    def token_ids(self, prompt: Prompt) -> list[int]:
+        """The prompt's token ids. Raises PromptError for an empty or too long prompt, or ids outside the vocabulary."""
+        if isinstance(prompt, str):
+            if self.tokenizer is None:
+                raise PromptError("this bundle has no tokenizer; give token ids instead of text")
+            ids = self.tokenizer.encode(prompt)
+        else:
+            ids = list(_items(prompt))
+        vocab, slots = self.manifest.model.vocab_size, self.manifest.max_seq_len
+        if not ids:
+            raise PromptError("the prompt is empty; give at least one token (a model's BOS token will do)")
+        for token in ids:
+            if not isinstance(token, int | np.integer) or not 0 <= token < vocab:
+                raise PromptError(f"the prompt has the token id {token!r}, expected integers from 0 to {vocab - 1}")
+        if len(ids) > slots:
+            raise PromptError(
+                f"the prompt has {len(ids)} tokens, the KV cache {slots} slots; shorten it, "
+                f"or export with --max-seq-len {len(ids)} or more"
+            )
+        return ids
+
+    def text_to_score(self, tokens: Sequence[int], prompt_tokens: int) -> tuple[TokenSequence, list[int]]:
+        """The sequence of the first ``prompt_tokens`` of ``tokens``, and the tokens behind them. Raises PromptError."""
+        ids = list(_items(tokens))
+        if not 1 <= prompt_tokens < len(ids):
+            raise PromptError(f"prompt_tokens is {prompt_tokens} of {len(ids)} tokens; leave at least one token to score")
+        for part in (ids[:-1], ids[1:]):  # the last token is never put into the cache
+            self.token_ids(part)
+        params = GenerationParams(max_new_tokens=len(ids) - prompt_tokens, ignore_eos=True)
+        return self.sequence(ids[:prompt_tokens], params), ids[prompt_tokens:]
+
+
+def _is_ids(prompts: object) -> bool:
+    if isinstance(prompts, np.ndarray):
+        return prompts.ndim == 1 and np.issubdtype(prompts.dtype, np.number)
+    return (
+        isinstance(prompts, Sequence)
+        and not isinstance(prompts, bytes)
+        and len(prompts) > 0
+        and isinstance(prompts[0], int | float | np.number)
+    )
+
+
+def _items(prompt: Any) -> Sequence[Any]:
+    if isinstance(prompt, bytes) or not isinstance(prompt, Sequence | np.ndarray):
+        raise PromptError(f"the prompt is {prompt!r:.80}, expected text or a list of token ids")
+    return prompt  # type: ignore[return-value]  # an array of ids will do
