@@ -49,14 +49,11 @@ RULES: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
     "longer_cooldown_unprofitable": (("exact", "exit"), {"unprofitable_cooldown_growth": 2}),
     "weight_of_expectation": (("exact", "exit"), {"first_weight": 1.0}),
     "cap_of_expectation": (("exact",), {"most_expected_speedup": NEVER_CAPPED}),
-    "skip_early_exits": (("exact",), {"next_exit_speedup": NEVER_CAPPED}),
     "batch_gate": (("exact", "exit"), {"least_batch_speedup": 0.0}),
     "sampled_gate": (("exact", "exit"), {"least_sampled_speedup": 0.0}),
     "order_of_finishing": (("exact",), {"finish_weight": 0.0}),
     "padding_penalty": (("exact",), {"padding_penalty": 0.0}),
     "cap_of_longest_draft": (("exact",), {"draft_lengths": (64,)}),
-    "patience": (("exact",), {"patience": 1000}),
-    "least_chance": (("exact",), {"least_chance": 0.0}),
     "few_drafts_first": (("exact",), {"first_speculative_tokens": 64}),
 }
 

@@ -15,9 +15,7 @@ class DepthTuning:
         first_speculative_tokens: exit drafts of a sequence's first cycle. The number doubles while all drafts are accepted.
         first_hit_rate, hit_rate_weight: acceptance rate per prompt-lookup draft before any was seen, and the weight of the newest
             outcome in its running mean.
-        least_chance: prompt-lookup drafts that are accepted with a lower probability are not considered.
         draft_lengths: most prompt-lookup drafts of one sequence, tried in turn: sequences of a batch wait for the longest.
-        patience: drafts that may be added without a better rate. More than one, as steps are rounded up to whole tiles.
         padding_penalty: cost of each token that pads a shorter sequence, in full steps of one sequence, besides what it takes. A
             sequence that gets ahead no longer shares its later drafts with the others.
         finish_tie: difference in remaining tokens below which sequences are taken to finish together.
@@ -29,7 +27,6 @@ class DepthTuning:
         uncalibrated_speedup: expected speedup of exit drafts without a calibration.
         most_expected_speedup: cap of the calibration's prediction. A text may be unlike the calibration's, and a higher
             expectation would hide that longer.
-        next_exit_speedup: expected gain of evaluating an exit that has deeper ones behind it, over going to the next one.
         decay: share of the past that the running speedup keeps at each outcome.
         first_weight, retry_weight: weight of the expectation in the running speedup, at the start and after a cooldown.
         cooldown, longest_cooldown: tokens without speculation after it lost, at first and at most.
@@ -43,9 +40,7 @@ class DepthTuning:
     first_speculative_tokens: int = 1
     first_hit_rate: float = 0.5
     hit_rate_weight: float = 0.15
-    least_chance: float = 0.05
     draft_lengths: tuple[int, ...] = (1, 2, 3, 4, 6, 9, 64)
-    patience: int = 8
     padding_penalty: float = 0.05
     finish_tie: int = 4
     finish_weight: float = 0.5
@@ -53,7 +48,6 @@ class DepthTuning:
     least_sampled_speedup: float = 1.4
     uncalibrated_speedup: float = 1.1
     most_expected_speedup: float = 1.3
-    next_exit_speedup: float = 1.5
     decay: float = 0.9
     first_weight: float = 2.0
     retry_weight: float = 1.0

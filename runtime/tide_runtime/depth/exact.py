@@ -175,28 +175,23 @@ class ExactDepth:
     def _draft_once(
         self, context: ExecutionContext, states: Sequence[ExactState], drafting: list[int], drafts: list[list[Draft]]
     ) -> tuple[list[int], float]:
-        """One more draft for each sequence: from the first exit that is confident. Exits in a cooldown are not evaluated.
+        """One more draft for each sequence: from the first exit that is confident.
 
         Returns the sequences with a draft, and the modelled ms.
         """
         sure: list[int] = []
-        unsure, run, priced, spent = drafting, 0, 0, 0.0  # run, priced: boundaries up to which the others were
-        for number, early_exit in enumerate(self.exits):
+        unsure, run, spent = drafting, 0, 0.0
+        for early_exit in self.exits:
             self.executor.advance(context, states, unsure, run, early_exit.boundary)
-            run, evaluated = early_exit.boundary, [i for i in unsure if not states[i].control.skips_exit(number)]
-            if not evaluated:
-                continue
             threshold = early_exit.info.exact_threshold
-            guesses = self.executor.evaluate(context, states, evaluated, early_exit, [threshold] * len(evaluated))
+            guesses = self.executor.evaluate(context, states, unsure, early_exit, [threshold] * len(unsure))
             with_head = any(guess.logits is not None for guess in guesses)
-            spent += self.costs.evaluation(len(evaluated), priced, early_exit, with_head)
-            priced = run
-            for i, guess in zip(evaluated, guesses, strict=True):
+            spent += self.costs.evaluation(len(unsure), run, early_exit, with_head)
+            run = early_exit.boundary
+            for i, guess in zip(unsure, guesses, strict=True):
                 if guess.score >= threshold and guess.logits is not None:
-                    drafts[i].append(_draft(states[i], guess, early_exit.layers, number))
+                    drafts[i].append(_draft(states[i], guess, early_exit.layers))
                     sure.append(i)
-                else:
-                    states[i].control.observe_exit(number, 1, 1 + self.controller.evaluation_share[number])
             unsure = [i for i in unsure if i not in sure]
             if not unsure:
                 break
@@ -205,16 +200,12 @@ class ExactDepth:
     def _verify(self, state: ExactState, drafts: list[Draft], verified: Logits) -> list[int]:
         """The sequence's next tokens. Rolls it back to what was accepted, and learns from it."""
         tokens, accepted = verify(state.sequence, drafts, verified)
-        sequence, control = state.sequence, state.control
+        sequence = state.sequence
         state.num_drafts = 0
         sequence.num_cached_tokens = sequence.num_tokens + accepted
         state.frontier.roll_back(sequence.num_cached_tokens)
         sequence.depth.record([d.source for d in drafts], [d.depth for d in drafts], accepted, self.num_layers)
-        # Drafts behind the first rejected one are unlabelled.
-        for i, draft in enumerate(drafts[: accepted + 1] if control.early_exits else ()):
-            if draft.exit is not None:
-                control.observe_exit(draft.exit, i < accepted, self.controller.evaluation_share[draft.exit])
-        control.observe_text(tokens)
+        state.control.observe_text(tokens)
         return tokens
 
     def cycle_cost(self, evaluation_ms: float, unevaluated: list[int], waiting: list[int], drawn: list[int]) -> float:
@@ -240,7 +231,7 @@ def _draws(drafts: Sequence[Draft], tokens: Sequence[int]) -> int:
     return sum(draft.proposal is not None for draft in drafts) + len(tokens)
 
 
-def _draft(state: ExactState, guess: Guess, depth: int, number: int) -> Draft:
+def _draft(state: ExactState, guess: Guess, depth: int) -> Draft:
     """Take the exit head's token as a draft, placed behind the sequence's tokens and drafts."""
     assert guess.logits is not None
     sequence, place, proposal = state.sequence, state.num_tokens_with_drafts, None
@@ -251,4 +242,4 @@ def _draft(state: ExactState, guess: Guess, depth: int, number: int) -> Draft:
         token = sequence.sampler.draw(proposal)
     state.tokens[place] = token
     state.num_drafts += 1
-    return Draft(token, "router", depth, proposal, number)
+    return Draft(token, "router", depth, proposal)

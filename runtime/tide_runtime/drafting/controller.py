@@ -2,14 +2,13 @@
 
 Prompt-lookup drafts are judged without being used: each guess is compared with the tokens that follow, so they are used as soon
 as the text repeats. Evaluating exits costs time, so exits have a `Backoff`, and draft few tokens until the first ones were
-accepted. Of several exits each but the last has a `Backoff` of its own: whether to evaluate it or to go on to the next one.
+accepted.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 from statistics import fmean
 
 from tide_runtime.bundle.exits import Exit
@@ -31,12 +30,10 @@ class DraftState:
         hit_rate: running acceptance rate of a prompt-lookup draft.
         num_speculative_tokens: most exit drafts of the next cycle.
         exits: backoff of exit drafts.
-        early_exits: backoff of evaluating each exit but the last; drafting with the next one costs 1.
     """
 
     tuning: DepthTuning
     exits: Backoff
-    early_exits: list[Backoff] = field(default_factory=list)
     ngram: NgramDrafter = field(default_factory=NgramDrafter)
     guess: list[int] = field(default_factory=list)
     hit_rate: float = field(init=False)
@@ -44,18 +41,6 @@ class DraftState:
 
     def __post_init__(self) -> None:
         self.hit_rate, self.num_speculative_tokens = self.tuning.first_hit_rate, self.tuning.first_speculative_tokens
-
-    def skips_exit(self, number: int) -> bool:
-        """Whether the next draft goes past the exit of that number; counts as a token of its cooldown."""
-        if number >= len(self.early_exits) or self.early_exits[number].active:
-            return False
-        self.early_exits[number].pass_tokens(1)
-        return True
-
-    def observe_exit(self, number: int, accepted: float, cost: float) -> None:
-        """Evaluating an exit gave so many accepted drafts for ``cost``."""
-        if number < len(self.early_exits):
-            self.early_exits[number].observe(accepted, cost)
 
     def observe_text(self, tokens: Sequence[int]) -> None:
         """Compare the guess with the ``tokens`` that followed. Tokens behind the first wrong one tell nothing."""
@@ -93,18 +78,12 @@ class DraftController:
         self.costs, self.tuning, self.exits = costs, tuning, exits
         known = predicted if predicted is not None else tuning.uncalibrated_speedup
         self.expected = min(tuning.most_expected_speedup, known) if exits else 1.0
-        # [e]: cost of evaluating exit e, that of evaluating the next one instead being 1; 0 for the last exit
-        self.evaluation_share = [
-            costs.evaluation(1, e.boundary, e) / costs.evaluation(1, e.boundary, n) for e, n in pairwise(exits)
-        ]
-        self.evaluation_share.append(0.0)
         self._gate = ExitGate(costs, exits, exit_shares, False, predicted, tuning, unknown=not measured)
 
     def start(self, greedy: bool) -> DraftState:
         """The state of a new sequence. A calibration predicts greedy text; fewer drafts of sampled text are accepted."""
         expected = self.expected if greedy else min(self.expected, self.tuning.uncalibrated_speedup)
-        early = [Backoff(self.tuning, self.tuning.next_exit_speedup) for _ in self.exits[1:]]
-        return DraftState(self.tuning, Backoff(self.tuning, expected), early)
+        return DraftState(self.tuning, Backoff(self.tuning, expected))
 
     def evaluates_exits(self, batch_size: int, greedy: bool) -> bool:
         """Whether exits may be evaluated at all where so many sequences run at once."""
@@ -157,8 +136,6 @@ def prompt_lookup_lengths(
         chance = 1.0
         for n in range(1, len(state.guess) + 1):
             chance *= state.hit_rate
-            if chance < tuning.least_chance:
-                break
             chances.append((-worth[place] * chance, n, place))
     chances.sort()  # of equal ones the earlier token first: no token is drafted without those before it
     full, best, best_rate = pass_ms(batch_size, batch_size, 1), [0] * batch_size, batch_size * speedup
@@ -171,7 +148,7 @@ def prompt_lookup_lengths(
     penalty, shorter = tuning.padding_penalty * full / batch_size, 0.0
     for longest in tuning.draft_lengths if batch_size > 1 else tuning.draft_lengths[-1:]:
         given, lengths, seq, count = float(batch_size), [0] * batch_size, 1, batch_size
-        highest, reached = 0.0, batch_size  # the best rate at this length, and how many tokens gave it
+        highest = 0.0
         for negative, n, place in chances:
             if n > longest:
                 continue
@@ -179,11 +156,9 @@ def prompt_lookup_lengths(
             lengths[place] = n
             rate = given * full / (pass_ms(batch_size, count, seq) + penalty * (batch_size * seq - count))
             if rate > highest:
-                highest, reached = rate, count
+                highest = rate
                 if rate > best_rate:
                     best, best_rate = list(lengths), rate
-            elif count - reached >= tuning.patience:  # chances only fall from here on
-                break
         if highest < shorter:
             break
         shorter = highest

@@ -24,17 +24,12 @@ class Logits(NamedTuple):
 
 
 class Draft(NamedTuple):
-    """A proposed token.
-
-    ``proposal``: the distribution [V] it was drawn from, None when it was certain (a one-hot); ``exit``: number of the exit that
-    it comes from.
-    """
+    """A proposed token. ``proposal``: the distribution [V] it was drawn from; None when it was certain (a one-hot)."""
 
     token: int
     source: str
     depth: int
     proposal: NDArray[np.float64] | None = None
-    exit: int | None = None
 
 
 def verify(sequence: TokenSequence, drafts: Sequence[Draft], verified: Logits) -> tuple[list[int], int]:

@@ -201,18 +201,6 @@ def test_no_drafts_are_full() -> None:
     assert decode_launches("exact", [exit_after(2)], draft="none") == decode_launches("full", [exit_after(2)])
 
 
-def test_an_exit_whose_drafts_are_wrong_is_passed_by_for_the_next_one() -> None:
-    """Drafts would always come from the exit that was placed first, however wrong it is about this text."""
-    knowing = (0.5, 0.5, 0.5, 0.5, 0.0, 0.0)  # what is said after 4 layers is what the model says; after 2 it is not
-    model = TinyTransformer(3, knowing, 31, 128)
-    manifest = tiny_manifest(model, (2, 4), [exit_after(2), exit_after(4)])
-    policy = exits_pay(make_policy("exact", manifest, 8, DepthOptions(draft="router", draft_limit=4, tuning=FAR_DRAFTS)))
-    row = make_row(Request((1, 2, 3), GenerationParams(max_new_tokens=60), 0), manifest)
-    list(run(policy, NumpyBackend(manifest, model).context(1), [row]))
-    assert row.depth.token_depths.count(4) > 3 * row.depth.token_depths.count(2)
-    assert row.depth.accepted["router"] > 0.5 * row.depth.drafted["router"]
-
-
 def test_a_router_that_refuses_costs_its_graph_and_nothing_else() -> None:
     counts = decode_launches("exact", [exit_after(2, "linear", "mlp", threshold=0.5)], script=scores(0.0))
     assert counts == {"exit_2": STEPS - 1, "segment_0": STEPS, "segment_1": STEPS, "segment_2": STEPS}

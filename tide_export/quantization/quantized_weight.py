@@ -1,0 +1,127 @@
+"""The one form of a low-bit weight, whatever file or quantizer it came from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True)
+class QuantizedWeight:
+    """A matrix in blocks along its input dimension.
+
+    ``w[n, k] = scales[n, b] * (values[n, k] - zero_points[n, b]) + offsets[n, b]`` with ``b = k // block_size``.
+
+    Args:
+        bits: 4 or 8.
+        values: uint8 [N, K], unsigned integers of ``bits`` bits, one per byte.
+        scales: fp32 [N, K / block_size].
+        zero_points: uint8 [N, K / block_size]; None: ``2 ** (bits - 1)`` everywhere.
+        offsets: fp32 [N, K / block_size], for formats whose minimum is no multiple of the scale (GGUF's Q4_1, Q4_K); None: 0.
+        origin: format or quantizer that it comes from, for the export's summary.
+
+    Raises ValueError for shapes that do not fit together.
+    """
+
+    bits: int
+    values: NDArray[np.uint8]
+    scales: NDArray[np.float32]
+    zero_points: NDArray[np.uint8] | None = None
+    offsets: NDArray[np.float32] | None = None
+    origin: str = ""
+
+    def __post_init__(self) -> None:
+        rows, columns = self.values.shape
+        blocks = self.scales.shape[1] if self.scales.ndim == 2 else 0
+        if self.bits not in (4, 8) or not blocks or columns % blocks:
+            raise ValueError(f"{self.bits} bits, values {self.values.shape}, scales {self.scales.shape}: no whole blocks")
+        for name in ("scales", "zero_points", "offsets"):
+            part = getattr(self, name)
+            if part is not None and part.shape != (rows, blocks):
+                raise ValueError(f"{name} has shape {part.shape}, expected {(rows, blocks)}")
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Output and input features [N, K]."""
+        return self.values.shape[0], self.values.shape[1]
+
+    @property
+    def block_size(self) -> int:
+        """Input features that share a scale."""
+        return self.values.shape[1] // self.scales.shape[1]
+
+    def dequantized(self) -> NDArray[np.float32]:
+        """The matrix [N, K] in fp32."""
+        rows, blocks = self.scales.shape
+        values = self.values.reshape(rows, blocks, -1).astype(np.float32)
+        zero = np.float32(1 << (self.bits - 1)) if self.zero_points is None else self.zero_points[..., None].astype(np.float32)
+        matrix = (values - zero) * self.scales[..., None]
+        if self.offsets is not None:
+            matrix += self.offsets[..., None]
+        return matrix.reshape(self.shape)
+
+    def packed_values(self) -> NDArray[np.uint8]:
+        """``values`` as ONNX Runtime's MatMulNBits takes them: uint8 [N, K / block_size, block_size · bits / 8], of two 4-bit
+        values in a byte the first one in the low half."""
+        rows, blocks = self.scales.shape
+        return pack_nibbles(self.values, self.bits).reshape(rows, blocks, -1)
+
+    def packed_zero_points(self) -> NDArray[np.uint8] | None:
+        """``zero_points`` as MatMulNBits takes them: uint8 [N, ⌈K / block_size · bits / 8⌉]."""
+        return None if self.zero_points is None else pack_nibbles(self.zero_points, self.bits)
+
+    def rows(self, order: NDArray[np.integer]) -> QuantizedWeight:
+        """The output features in another ``order``."""
+        parts = {name: getattr(self, name) for name in ("values", "scales", "zero_points", "offsets")}
+        return replace(self, **{name: part[order] for name, part in parts.items() if part is not None})
+
+    def split_blocks(self, block_size: int) -> QuantizedWeight:
+        """The same matrix in smaller blocks, each with the scale of the block that it was part of.
+
+        Raises ValueError where ``block_size`` does not divide the present one.
+        """
+        if self.block_size % block_size:
+            raise ValueError(f"blocks of {self.block_size} do not divide into blocks of {block_size}")
+        parts = {name: getattr(self, name) for name in ("scales", "zero_points", "offsets")}
+        factor = self.block_size // block_size
+        return replace(self, **{name: np.repeat(part, factor, 1) for name, part in parts.items() if part is not None})
+
+
+def pack_nibbles(values: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:
+    """[N, M] values of 4 bits, two in a byte: [N, ⌈M / 2⌉]; 8-bit values as they are."""
+    if bits == 8:
+        return values
+    padded = np.pad(values, ((0, 0), (0, values.shape[1] % 2)))
+    return padded[:, ::2] | (padded[:, 1::2] << 4)
+
+
+def stacked(weights: Sequence[QuantizedWeight]) -> QuantizedWeight | None:
+    """The matrices joined along their output features, as one product computes them; None where their forms differ."""
+    first = weights[0]
+    if any((w.bits, w.block_size, w.shape[1]) != (first.bits, first.block_size, first.shape[1]) for w in weights):
+        return None
+    zeros = [w.zero_points for w in weights]
+    offsets = [w.offsets for w in weights]
+    if all(z is None for z in zeros):
+        zero_points = None
+    else:
+        default = 1 << (first.bits - 1)
+        zero_points = np.concatenate(
+            [np.full(w.scales.shape, default, np.uint8) if z is None else z for w, z in zip(weights, zeros, strict=True)]
+        )
+    if all(o is None for o in offsets):
+        joined_offsets = None
+    else:
+        joined_offsets = np.concatenate(
+            [np.zeros_like(w.scales) if o is None else o for w, o in zip(weights, offsets, strict=True)]
+        )
+    return replace(
+        first,
+        values=np.concatenate([w.values for w in weights]),
+        scales=np.concatenate([w.scales for w in weights]),
+        zero_points=zero_points,
+        offsets=joined_offsets,
+    )
