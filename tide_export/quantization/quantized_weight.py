@@ -95,7 +95,7 @@ def pack_nibbles(values: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:
     if bits == 8:
         return values
     padded = np.pad(values, ((0, 0), (0, values.shape[1] % 2)))
-    return padded[:, ::2] | (padded[:, 1::2] << 4)
+    return np.asarray(padded[:, ::2] | (padded[:, 1::2] << 4), np.uint8)
 
 
 def stacked(weights: Sequence[QuantizedWeight]) -> QuantizedWeight | None:
