@@ -25,13 +25,8 @@ class DepthTuning:
         least_sampled_speedup: exits are evaluated for sampled text where at least this speedup is predicted for greedy text.
             Sampled text of the demo models gained about a fifth as much, and finding that out cost 2%.
         uncalibrated_speedup: expected speedup of exit drafts without a calibration.
-        most_expected_speedup: cap of the calibration's prediction. A text may be unlike the calibration's, and a higher
-            expectation would hide that longer.
         decay: share of the past that the running speedup keeps at each outcome.
-        first_weight, retry_weight: weight of the expectation in the running speedup, at the start and after a cooldown.
-        cooldown, longest_cooldown: tokens without speculation after it lost, at first and at most.
-        cooldown_growth: factor of the next cooldown after another loss.
-        unprofitable_cooldown_growth: the same where speculation has never paid off for the sequence.
+        cooldown, longest_cooldown: tokens without speculation after it lost, at first and at most; each loss doubles it.
         exit_room: most tokens that wait at one checkpoint under policy ``exit``; then the layers they skipped are run.
     """
 
@@ -47,12 +42,7 @@ class DepthTuning:
     least_batch_speedup: float = 1.3
     least_sampled_speedup: float = 1.4
     uncalibrated_speedup: float = 1.1
-    most_expected_speedup: float = 1.3
     decay: float = 0.9
-    first_weight: float = 2.0
-    retry_weight: float = 1.0
     cooldown: int = 32
     longest_cooldown: int = 512
-    cooldown_growth: int = 2
-    unprofitable_cooldown_growth: int = 4
     exit_room: int = 64

@@ -21,11 +21,10 @@ class Backoff:
     cost: float = field(init=False)
     cooldown: float = 0  # tokens until speculation is tried again
     next_cooldown: int = field(init=False)
-    paid_off: bool = False  # ever
 
     def __post_init__(self) -> None:
         self.next_cooldown = self.tuning.cooldown
-        self._expect(self.tuning.first_weight)
+        self._expect()
 
     @property
     def active(self) -> bool:
@@ -41,11 +40,10 @@ class Backoff:
         """Speculation gave ``tokens`` for ``cost``."""
         tuning = self.tuning
         self.tokens, self.cost = tuning.decay * self.tokens + tokens, tuning.decay * self.cost + cost
-        self.paid_off |= tokens > cost
         if self.tokens < self.cost:
-            growth = tuning.cooldown_growth if self.paid_off else tuning.unprofitable_cooldown_growth
-            self.cooldown, self.next_cooldown = self.next_cooldown, min(growth * self.next_cooldown, tuning.longest_cooldown)
-            self._expect(tuning.retry_weight)
+            self.cooldown = self.next_cooldown
+            self.next_cooldown = min(2 * self.next_cooldown, tuning.longest_cooldown)
+            self._expect()
         elif self.tokens > tuning.uncalibrated_speedup * self.cost:
             self.next_cooldown = tuning.cooldown
 
@@ -53,5 +51,5 @@ class Backoff:
         """``tokens`` were generated without speculation."""
         self.cooldown = max(0.0, self.cooldown - tokens)
 
-    def _expect(self, weight: float) -> None:
-        self.tokens, self.cost = weight * self.expected, weight
+    def _expect(self) -> None:
+        self.tokens, self.cost = self.expected, 1.0

@@ -76,8 +76,7 @@ class DraftController:
         measured: bool,
     ) -> None:
         self.costs, self.tuning, self.exits = costs, tuning, exits
-        known = predicted if predicted is not None else tuning.uncalibrated_speedup
-        self.expected = min(tuning.most_expected_speedup, known) if exits else 1.0
+        self.expected = predicted if predicted is not None else tuning.uncalibrated_speedup
         self._gate = ExitGate(costs, exits, exit_shares, False, predicted, tuning, unknown=not measured)
 
     def start(self, greedy: bool) -> DraftState:

@@ -25,14 +25,14 @@ def cooldowns(record: Backoff, outcomes: list[tuple[float, float]]) -> list[floa
 
 def test_cooldowns_grow_while_speculation_loses() -> None:
     """Guards against endless retries on hopeless text; each costs up to half a step."""
-    assert cooldowns(backoff(), [LOSS] * 4) == [32, 128, 512, 512]
+    assert cooldowns(backoff(), [LOSS] * 6) == [32, 64, 128, 256, 512, 512]
 
 
-def test_speculation_that_paid_off_is_retried_sooner() -> None:
+def test_a_clear_gain_resets_the_next_cooldown() -> None:
     """Guards against giving up for good on a text whose easy parts come late."""
     record = backoff()
-    assert cooldowns(record, [LOSS, GAIN]) == [32]
-    assert cooldowns(record, [LOSS] * 9)[:2] == [32, 64]
+    assert cooldowns(record, [LOSS, LOSS, LOSS, GAIN]) == [32, 64, 128]
+    assert cooldowns(record, [LOSS] * 9)[0] == 32
 
 
 def test_speculation_that_pays_goes_on() -> None:
