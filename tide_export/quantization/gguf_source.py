@@ -1,0 +1,147 @@
+"""A GGUF file as a model: transformers builds model and tokenizer from it, its quantised blocks are kept beside the parameters.
+
+transformers dequantises every tensor (`dequantize` of the package gguf), renames it, and for some architectures puts its rows into
+another order. Which block belongs to which row is not assumed: rows of the tensor and of the loaded parameter are compared.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from tide_runtime.errors import ModelFilesError, UnsupportedModelError
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig, PreTrainedModel
+
+from tide_export.quantization.gguf_blocks import mapped
+from tide_export.quantization.quantized_weight import QuantizedWeight
+
+_PLAIN = ("F32", "F16", "BF16")
+_MAGIC = b"GGUF"
+
+
+@dataclass(frozen=True)
+class GgufTensor:
+    """A matrix of the file. ``data``: [N, bytes of a row]; ``kind``: GGUF's quantisation type."""
+
+    name: str
+    kind: str
+    data: NDArray[np.uint8]
+
+
+def is_gguf(source: str) -> bool:
+    """Whether ``source`` names a GGUF file, by its suffix or its first bytes."""
+    path = Path(source)
+    if source.endswith(".gguf"):
+        return True
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return file.read(4) == _MAGIC
+
+
+def read_tensors(path: Path) -> tuple[str, dict[str, GgufTensor]]:
+    """Architecture and quantised matrices of the file by GGUF name.
+
+    Raises ModelFilesError when the file is missing, no GGUF file, or cut short.
+    """
+    import gguf
+
+    if not path.is_file():
+        raise ModelFilesError(f"there is no file {path}; give a .gguf file, a model directory, or a hub id such as org/name")
+    with path.open("rb") as file:
+        if file.read(4) != _MAGIC:
+            raise ModelFilesError(f"{path} is no GGUF file: it does not begin with {_MAGIC.decode()}; download it again")
+    try:
+        reader = gguf.GGUFReader(path)
+        field = reader.get_field("general.architecture")
+        architecture = str(field.contents()) if field is not None else ""
+        tensors = {t.name: GgufTensor(t.name, t.tensor_type.name, t.data) for t in reader.tensors if len(t.shape) == 2}
+    except (ValueError, IndexError, KeyError, OverflowError, UnicodeDecodeError, struct.error) as error:
+        raise ModelFilesError(f"{path} cannot be read ({error}); it was cut short or changed: download it again") from error
+    if not architecture:
+        raise ModelFilesError(f"{path} names no architecture (general.architecture); convert the model again")
+    return architecture, {name: t for name, t in tensors.items() if t.kind not in _PLAIN}
+
+
+def load_gguf(
+    path: Path, dtype: torch.dtype
+) -> tuple[PreTrainedConfig, PreTrainedModel, object, dict[str, QuantizedWeight], list[str]]:
+    """Config, eager model, tokenizer, low-bit weights by parameter name, and notes on those that could not be kept.
+
+    Raises ModelFilesError for a broken file, UnsupportedModelError for an architecture that transformers cannot read from GGUF.
+    """
+    architecture, tensors = read_tensors(path)
+    options = {"gguf_file": path.name}
+    folder = str(path.resolve().parent)
+    try:
+        config = AutoConfig.from_pretrained(folder, **options)
+        tokenizer = AutoTokenizer.from_pretrained(folder, **options)
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **options)
+    except (ValueError, KeyError, RuntimeError, NotImplementedError, OSError) as error:
+        raise UnsupportedModelError(
+            f"{path.name} cannot be loaded, architecture {architecture!r} ({str(error).splitlines()[0]}); convert the model from "
+            "its HuggingFace checkpoint, or export that checkpoint itself"
+        ) from error
+    quantized, notes = match_parameters(model, architecture, tensors)
+    return config, model.to(dtype), tokenizer, quantized, notes
+
+
+def match_parameters(
+    model: PreTrainedModel, architecture: str, tensors: Mapping[str, GgufTensor]
+) -> tuple[dict[str, QuantizedWeight], list[str]]:
+    """Low-bit weights by parameter name, and a note for each kind of tensor that was dequantised instead."""
+    names = _gguf_names(model, architecture)
+    found: dict[str, QuantizedWeight] = {}
+    lost: Counter[tuple[str, str]] = Counter()
+    used = set()
+    for name, parameter in model.named_parameters():
+        tensor = tensors.get(names.get(name, ""))
+        if tensor is None:
+            continue
+        used.add(tensor.name)
+        weight = mapped(tensor.data, tensor.kind)
+        if weight is None:
+            lost[tensor.kind, "has no layout that the kernels take"] += 1
+            continue
+        order = _row_order(tensor, parameter)
+        if order is None:
+            lost[tensor.kind, "is stored in another form than transformers' parameter"] += 1
+        else:
+            found[name] = weight.rows(order)
+    for tensor in tensors.values():
+        if tensor.name not in used:
+            lost[tensor.kind, "has no parameter of its own in transformers' model"] += 1
+    return found, [f"{count} tensors of type {kind} were dequantised: that {why}" for (kind, why), count in sorted(lost.items())]
+
+
+def _gguf_names(model: PreTrainedModel, architecture: str) -> dict[str, str]:
+    """Parameter name → the tensor's name in the file."""
+    import gguf
+
+    kinds = {name: arch for arch, name in gguf.MODEL_ARCH_NAMES.items()}
+    if architecture not in kinds:
+        raise UnsupportedModelError(f"the file's architecture {architecture!r} is unknown to gguf; upgrade the package gguf")
+    table = gguf.get_tensor_name_map(kinds[architecture], model.config.get_text_config().num_hidden_layers)
+    pairs = ((name, table.get_name(name, try_suffixes=(".weight", ".bias"))) for name, _ in model.named_parameters())
+    return {name: found for name, found in pairs if found is not None}
+
+
+def _row_order(tensor: GgufTensor, parameter: torch.Tensor) -> NDArray[np.int64] | None:
+    """The tensor's row for each row of the parameter; None where the rows are not the same."""
+    import gguf
+
+    stored = np.ascontiguousarray(gguf.dequantize(tensor.data, gguf.GGMLQuantizationType[tensor.kind]))
+    loaded = np.ascontiguousarray(parameter.detach().numpy())
+    if stored.shape != loaded.shape:
+        return None
+    if np.array_equal(stored, loaded):
+        return np.arange(len(stored))
+    places = {row.tobytes(): place for place, row in enumerate(stored)}
+    order = [places.get(row.tobytes(), -1) for row in loaded]
+    return None if -1 in order else np.array(order)
