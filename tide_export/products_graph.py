@@ -22,7 +22,7 @@ _WEIGHT, _SCALES, _GROUP_INDEX, _BIAS = 1, 2, 4, 5  # inputs of MatMulNBits; 3: 
 
 
 class Kind(NamedTuple):
-    """What a product's kernel depends on. ``n``: as kept; ``weights``: data types of the weight inputs, None where one is absent."""
+    """What a product's kernel depends on. ``n``: as kept; ``weights``: data types of the weight inputs, None for absent ones."""
 
     k: int
     n: int

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+import warnings
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,7 +14,9 @@ import numpy as np
 import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper, numpy_helper
+from tide_runtime import Engine, EngineOptions, GenerationParams, ThreadOptions
 from tide_runtime.backends.onnxruntime.invariance import SIZES, cached_invariant_tokens, invariant_tokens
+from tide_runtime.errors import BundleError
 
 KEY = ("processor", "1.31.0", "2", "products")
 
@@ -84,7 +90,7 @@ def test_a_folder_that_cannot_be_written_is_no_error(tmp_path) -> None:
     assert cached_invariant_tokens(KEY, opener(FakeSession(coarse=12)), tmp_path / "file" / "cache") == 11
 
 
-def product_session(block_size: int, accuracy_level: int, threads: int) -> ort.InferenceSession:
+def product_model(block_size: int, accuracy_level: int) -> bytes:
     """One MatMulNBits of random 4-bit weights, K = 256, N = 72."""
     random, k, n = np.random.default_rng(0), 256, 72
     values = random.integers(0, 256, (n, k // block_size, block_size // 2), np.uint8)
@@ -99,10 +105,13 @@ def product_session(block_size: int, accuracy_level: int, threads: int) -> ort.I
         [numpy_helper.from_array(values, "values"), numpy_helper.from_array(scales, "scales")],
     )
     opsets = [helper.make_opsetid("", 21), helper.make_opsetid("com.microsoft", 1)]
+    return helper.make_model(graph, opset_imports=opsets, ir_version=10).SerializeToString()
+
+
+def product_session(block_size: int, accuracy_level: int, threads: int) -> ort.InferenceSession:
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
-    model = helper.make_model(graph, opset_imports=opsets, ir_version=10)
-    return ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    return ort.InferenceSession(product_model(block_size, accuracy_level), options, providers=["CPUExecutionProvider"])
 
 
 @pytest.mark.parametrize(("block_size", "accuracy_level"), [(32, 4), (128, 4), (32, 1)])
@@ -115,3 +124,51 @@ def test_what_is_measured_holds_on_this_machine(block_size: int, accuracy_level:
     alone = np.concatenate([session.run(None, {"x_256": row[None]})[0] for row in rows])
     assert np.array_equal(session.run(None, {"x_256": rows})[0].view(np.uint32), alone.view(np.uint32))
     assert invariant_tokens(product_session(block_size, accuracy_level, threads=2)) == limit
+
+
+@pytest.fixture
+def low_bit_bundle(bundle_copy: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A bundle with a graph of products, and an empty cache of results."""
+    monkeypatch.setenv("TIDE_CACHE_DIR", str(tmp_path / "cache"))
+    manifest, model = json.loads((bundle_copy / "manifest.json").read_text()), product_model(32, 4)
+    manifest["targets"]["cpu"]["products"] = file = "onnx/cpu.products.onnx"
+    manifest["files"][file] = {"sha256": hashlib.sha256(model).hexdigest(), "bytes": len(model)}
+    (bundle_copy / file).write_bytes(model)
+    (bundle_copy / "manifest.json").write_text(json.dumps(manifest))
+    return bundle_copy
+
+
+def load(bundle: Path, policy: str = "exact") -> Engine:
+    return Engine.load(bundle, EngineOptions(target="cpu", policy=policy, threads=ThreadOptions(1)))
+
+
+@pytest.mark.parametrize(
+    ("tokens", "says", "policy"), [(None, None, "exact"), (8, "at most 8 tokens", "exact"), (1, "as full", "full")]
+)
+def test_exact_takes_the_machines_limit(low_bit_bundle: Path, tmp_path: Path, tokens, says, policy) -> None:
+    """What was measured would not reach the policy, or nobody would hear of it."""
+    with warnings.catch_warnings(action="ignore"):
+        load(low_bit_bundle).close()
+    (result,) = (tmp_path / "cache/invariance").iterdir()
+    result.write_text(json.dumps({"tokens": tokens}))
+    with warnings.catch_warnings(record=True) as caught, load(low_bit_bundle) as engine:
+        (generation,) = engine.generate([[5, 6, 7]], GenerationParams(max_new_tokens=4))
+    assert [str(w.message) for w in caught] == ([engine.draft_limitation] if tokens == 1 else [])
+    assert generation.stats.policy == policy
+    assert engine.draft_limitation is None if says is None else says in str(engine.draft_limitation)
+
+
+def test_other_policies_measure_nothing(low_bit_bundle: Path, tmp_path: Path) -> None:
+    """Their first load would take longer for nothing."""
+    with load(low_bit_bundle, "full") as engine:
+        assert engine.draft_limitation is None
+    assert not (tmp_path / "cache").exists()
+
+
+def test_products_that_onnxruntime_refuses(low_bit_bundle: Path) -> None:
+    """The user would see a traceback of ONNX Runtime's own exceptions."""
+    manifest = json.loads((low_bit_bundle / "manifest.json").read_text())
+    manifest["targets"]["cpu"]["products"] = manifest["tokenizer"]["file"]
+    (low_bit_bundle / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(BundleError, match="cannot run tokenizer"):
+        load(low_bit_bundle)
