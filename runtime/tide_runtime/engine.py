@@ -16,6 +16,7 @@ from tide_runtime.backends.base import ExecutionContext
 from tide_runtime.bundle import Bundle
 from tide_runtime.bundle.manifest import Manifest
 from tide_runtime.depth.certificate_coverage import with_promises
+from tide_runtime.depth.exact import ExactDepth
 from tide_runtime.depth.policy import DepthPolicy
 from tide_runtime.depth.registry import make_policy
 from tide_runtime.device_loop.select import choose_drive
@@ -47,6 +48,8 @@ class Engine:
         self.target = options.target if options.target != "auto" else choose_target(bundle.manifest, device)
         policy = make_policy(options.policy, bundle.manifest, options.prefill_chunk, options.depth)
         self.backend = load_backend(bundle, self.target, options.threads, device.ordinal)
+        if isinstance(policy, ExactDepth):
+            policy.keep_within(self.backend.invariant_tokens)
         self.drive = choose_drive(policy, self.backend)
         self.policy = self.drive.policy
         info = bundle.manifest.tokenizer
@@ -132,6 +135,11 @@ class Engine:
     def depth(self) -> int:
         """Decoder layers of the model."""
         return self.manifest.model.num_layers
+
+    @property
+    def draft_limitation(self) -> str | None:
+        """How policy ``exact`` drafts less because of this machine's kernels, or None."""
+        return self.policy.limitation if isinstance(self.policy, ExactDepth) else None
 
     @property
     def max_batch(self) -> int:

@@ -71,7 +71,7 @@ class TokenSequence:
         others_wait: whether other sequences wait for its place.
         policy_state: what the depth policy keeps of the sequence, in a type of its own.
         layers_run: decoder layers launched in the decode steps that the sequence took part in.
-        ran_full: the policy left it to ``full``, as skipping layers would not have paid.
+        ran_full: the policy left it to ``full``, as skipping layers would not have paid or drafts could not be verified.
     """
 
     index: int

@@ -10,6 +10,7 @@ from tide_runtime.bundle.manifest import TargetInfo
 from tide_export.bundle_writer import ONNX_FOLDER, WEIGHTS_NAME, write_graphs
 from tide_export.cut import LoweredModel
 from tide_export.packed_weights import WeightPacker
+from tide_export.products_graph import write_products
 from tide_export.targets.base import BuildJob, Target
 
 
@@ -30,7 +31,8 @@ class OnnxFiles:
         if self.packs_fp32 and job.dtype == "fp32" and job.packed_weights:
             _pack(files.values(), job)
         compute = list(target.machine.compute)
-        return TargetInfo(target.backend, files, f"{ONNX_FOLDER}/{WEIGHTS_NAME}", lowered.applied, compute)
+        products = write_products([*lowered.graphs, *lowered.forms], target.name, job.directory)
+        return TargetInfo(target.backend, files, f"{ONNX_FOLDER}/{WEIGHTS_NAME}", lowered.applied, compute, products=products)
 
 
 def _pack(files: Iterable[str], job: BuildJob) -> None:

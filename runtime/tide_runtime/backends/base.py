@@ -83,5 +83,10 @@ class Backend(Protocol):
     name: str
     launches: dict[str, int]  # graph name → number of launches; the only launch counter
 
+    @property
+    def invariant_tokens(self) -> int | None:
+        """Most tokens of a launch that leave each other's results as they are, bit for bit; None: no limit is known. Measured
+        when first read, where the target has low-bit products."""
+
     def context(self, capacity: int) -> ExecutionContext:
         """A new execution context with KV caches for ``capacity`` sequences."""

@@ -23,6 +23,10 @@ class ObservedBackend:
         self.name, self.launches = backend.name, backend.launches
         self._backend, self._observer = backend, observer
 
+    @property
+    def invariant_tokens(self) -> int | None:
+        return self._backend.invariant_tokens
+
     def context(self, capacity: int) -> ExecutionContext:
         """An execution context of the backend whose launches are reported."""
         return _ObservedContext(self._backend.context(capacity), self._observer)

@@ -88,6 +88,7 @@ class TargetInfo:
         tool: package and exact version that built the engines and is required to load them.
         profiles: optimization profiles of the engines, in order.
         engines: graph name → facts of its engine.
+        products: file of a graph with one low-bit matrix product of each kind, which the runtime checks; None: there is none.
     """
 
     backend: str
@@ -98,6 +99,7 @@ class TargetInfo:
     tool: str | None = None
     profiles: list[ProfileInfo] = field(default_factory=list)
     engines: dict[str, EngineInfo] = field(default_factory=dict)
+    products: str | None = None
 
 
 @dataclass(frozen=True)
@@ -209,7 +211,7 @@ class Manifest:
     def _check_paths(self) -> None:
         for path in self.files:
             check_relative(path)
-        used = [p for t in self.targets.values() for p in (*t.graphs.values(), t.weights) if p is not None]
+        used = [p for t in self.targets.values() for p in (*t.graphs.values(), t.weights, t.products) if p is not None]
         if self.tokenizer is not None:
             used += [p for p in (self.tokenizer.file, self.tokenizer.chat_template) if p is not None]
         missing = sorted(set(used) - set(self.files))

@@ -114,11 +114,11 @@ def _graph_bytes(manifest: Manifest, target: str, graph: str) -> int:
 
 def _target_facts(manifest: Manifest, name: str) -> dict[str, Any]:
     target = manifest.targets[name]
-    graphs = set(target.graphs.values())
+    graphs = {file for file in (*target.graphs.values(), target.products) if file is not None}
     sizes = {graph: manifest.files[file].bytes for graph, file in target.graphs.items()}
     folders = {Path(file).parent for file in graphs}
     others = [other for other in manifest.targets.values() if other is not target]
-    of_others = {file for other in others for file in (*other.graphs.values(), other.weights)} - {target.weights}
+    of_others = {file for other in others for file in (*other.graphs.values(), other.products, other.weights)} - {target.weights}
     # External weights are in the folder of the graphs that refer to them.
     weights = sorted(f for f in manifest.files if Path(f).parent in folders and f not in graphs | of_others)
     return {

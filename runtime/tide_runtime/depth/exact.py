@@ -8,6 +8,7 @@ prompt lookup.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from time import perf_counter
@@ -35,11 +36,17 @@ class ExactState(LazySequence):
     """What `ExactDepth` keeps of a sequence. Full-depth steps leave the frontier where it was."""
 
     drafting: DraftState | None = None
+    most_drafts: int | None = None  # that one launch verifies without changing bits
 
     @property
     def control(self) -> DraftState:
         assert self.drafting is not None
         return self.drafting
+
+    @property
+    def room(self) -> int:
+        room = super().room
+        return room if self.most_drafts is None else min(room, self.most_drafts - self.num_drafts)
 
 
 class ExactDepth:
@@ -51,6 +58,7 @@ class ExactDepth:
         self.executor, self.costs = Executor(manifest), CostModel.of(manifest)
         self.num_layers = manifest.model.num_layers
         self.full, self.max_wait_steps = FullDepth(manifest, prefill_chunk), options.max_wait_steps
+        self.invariant_tokens: int | None = None
         calibration, tuning = manifest.calibration, options.tuning
         wanted = options.draft_limit or (calibration.draft_limit if calibration is not None else 0)
         self.limit = wanted or tuning.draft_limit
@@ -65,6 +73,27 @@ class ExactDepth:
             {int(layers): share for layers, share in calibration.exit_depths.items()} if calibration is not None else {},
             measured=calibration is not None and calibration.costs is not None,
         )
+
+    def keep_within(self, invariant_tokens: int | None) -> None:
+        """Verify in launches of at most ``invariant_tokens`` (see `Backend`). Warns where no draft fits."""
+        self.invariant_tokens = invariant_tokens
+        if self.runs_full:
+            warnings.warn(str(self.limitation), RuntimeWarning, stacklevel=4)
+
+    @property
+    def runs_full(self) -> bool:
+        """Whether not even one token and one draft fit in a launch."""
+        return self.invariant_tokens is not None and self.invariant_tokens < 2
+
+    @property
+    def limitation(self) -> str | None:
+        """How this machine's kernels limit drafts, or None."""
+        if self.invariant_tokens is None:
+            return None
+        kernels = "this processor's low-bit products round differently where more tokens share a launch"
+        if self.runs_full:
+            return f"policy exact runs as full: {kernels}"
+        return f"policy exact verifies at most {self.invariant_tokens} tokens in a launch: {kernels}"
 
     def check_params(self, params: GenerationParams) -> None:
         refuse_depth_budget(self.name, params)
@@ -85,11 +114,15 @@ class ExactDepth:
         token = self.full.prefill(context, sequence)
         frontier = self.executor.frontier(context, sequence, room=max(self.limit, self.prompt_lookup_limit) + 1)
         sequence.policy_state = ExactState(sequence, frontier, drafting=self.controller.start(sequence.params.greedy))
+        sequence.ran_full = self.runs_full
         return token
 
     def decode(self, context: ExecutionContext, sequences: Sequence[TokenSequence]) -> list[list[int]]:
         began = perf_counter()
         states = [cast(ExactState, sequence.policy_state) for sequence in sequences]
+        if self.invariant_tokens is not None:
+            for state in states:
+                state.most_drafts = self.invariant_tokens // len(states) - 1
         may = self.controller.evaluates_exits(sequences[0].batch_size, sequences[0].params.greedy)
         drafts = self._look_up(states, may) if self._guess(states) else [[] for _ in states]
         speculating = self._speculating(states, drafts) if may else []

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from tide_runtime.backends.attention import ATTENTION_BIAS, AttentionBias, prefe
 from tide_runtime.backends.base import Step
 from tide_runtime.backends.graph_contract import hidden_states
 from tide_runtime.backends.kv_caches import KVCaches
+from tide_runtime.backends.onnxruntime.invariance import bundle_invariant_tokens
 from tide_runtime.backends.onnxruntime.sessions import Sessions, decoder_layers, load_session
 from tide_runtime.backends.onnxruntime.threads import ThreadOptions, session_options
 from tide_runtime.backends.step_arrays import StepBuffers, StepPositions, StepShape
@@ -29,6 +31,7 @@ class OnnxRuntimeBackend(Sessions):
     """The ``cpu`` target. Sessions may run in several threads; each caller needs its own ``ExecutionContext``."""
 
     name = "onnxruntime-cpu"
+    measure_invariance: Callable[[], int | None] | None = None  # see `invariant_tokens`
 
     @classmethod
     def load(cls, bundle: Bundle, target: str, threads: ThreadOptions) -> OnnxRuntimeBackend:
@@ -44,7 +47,13 @@ class OnnxRuntimeBackend(Sessions):
             options = session_options(threads, chained=name not in whole)
             return load_session(bundle, name, files[name], options, ["CPUExecutionProvider"])
 
-        return cls(manifest, layers, load, {ragged_graph(name) for name in layers} & set(files))
+        backend = cls(manifest, layers, load, {ragged_graph(name) for name in layers} & set(files))
+        backend.measure_invariance = lambda: bundle_invariant_tokens(bundle, target, threads)
+        return backend
+
+    @cached_property
+    def invariant_tokens(self) -> int | None:
+        return self.measure_invariance() if self.measure_invariance is not None else None
 
     def context(self, capacity: int) -> OnnxRuntimeContext:
         return OnnxRuntimeContext(self, capacity)

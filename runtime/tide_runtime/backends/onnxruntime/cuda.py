@@ -33,6 +33,7 @@ class OnnxRuntimeCudaBackend(Sessions):
 
     name = "onnxruntime-cuda"
     pads_sequences, fixed_stream, copies_caches = False, True, False
+    invariant_tokens = None
 
     def __init__(
         self, manifest: Manifest, layers: dict[str, int], load: Callable[[str], ort.InferenceSession], device: Device

@@ -35,6 +35,7 @@ class TensorRtBackend:
     """A ``trt-sm_*`` or ``rtx-*`` target on ``device``. ``trt``: the imported module."""
 
     pads_sequences, fixed_stream = True, False
+    invariant_tokens = None
 
     def __init__(self, bundle: Bundle, target: str, device: Device, trt: Any) -> None:
         self.manifest, self.device, self._trt, self.target = bundle.manifest, device, trt, target
