@@ -402,7 +402,7 @@ BROKEN: dict[str, tuple[dict[str, Any], Packer, Callable[[Tensors], None], type[
         pack_quantized(),
         shorten(f"{Q_PROJ}.weight_scale", 1),
         ModelFilesError,
-        r"expected \(64, 1\) or \(64, 2\)|expected \(64, 2\)",
+        r"q_proj\.weight_scale has shape \(64, 1\), expected \(64, 2\)",
     ),
     "int8 without scale": (
         INT8,
