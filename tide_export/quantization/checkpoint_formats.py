@@ -254,10 +254,9 @@ def _compressed_tensors(settings: dict[str, Any]) -> CheckpointFormat:
     sizes = {scheme.get("group_size") or -1 for scheme in weights}
 
     def read(module: StoredModule) -> QuantizedWeight | Dequantized:
-        packed = module.optional("weight_packed")
-        if packed is None and module.optional("weight_shape") is None:
-            return _read_int_quantized(module, sizes)
-        return _read_pack_quantized(module, bits, sizes)
+        if any(f"{module.name}.{part}" in module.stored for part in ("weight_packed", "weight_shape")):
+            return _read_pack_quantized(module, bits, sizes)
+        return _read_int_quantized(module, sizes)
 
     notes = []
     if any(scheme.get("input_activations") for scheme in schemes) or settings.get("kv_cache_scheme"):
@@ -269,7 +268,10 @@ def _compressed_tensors(settings: dict[str, Any]) -> CheckpointFormat:
 
 def _read_pack_quantized(module: StoredModule, taken: set[int], sizes: set[int]) -> QuantizedWeight | Dequantized:
     packed = module.tensor("weight_packed", dtypes=(torch.int32,))
-    outputs, inputs = (int(n) for n in module.tensor("weight_shape", (2,)))
+    if module.shape is not None and module.optional("weight_shape") is None:
+        outputs, inputs = module.shape
+    else:
+        outputs, inputs = (int(n) for n in module.tensor("weight_shape", (2,)))
     if module.shape not in (None, (outputs, inputs)):
         raise ModelFilesError(f"{module.name}.weight_shape is {(outputs, inputs)}, expected {module.shape}")
     bits = next((b for b in taken if packed.shape == (outputs, -(-inputs * b // 32))), None)

@@ -21,6 +21,7 @@ from tide_export.quantization.checkpoints import load_quantized_checkpoint
 
 Tensors = dict[str, torch.Tensor]
 Packer = Callable[[int, int, np.random.Generator], tuple[Tensors, NDArray[np.float32]]]
+KEPT = ("embed", "wte", "wpe", "lm_head", "gate.w")
 Q_PROJ = "model.layers.0.self_attn.q_proj"
 
 
@@ -197,8 +198,9 @@ def checkpoint(tmp_path: Path) -> Callable[..., Checkpoint]:
         tiny_model(architecture).save_pretrained(tmp_path)
         made = Checkpoint(tmp_path, load_file(tmp_path / "model.safetensors"))
         rng = np.random.default_rng(0)
-        for name in [n for n, t in made.state.items() if t.ndim == 2 and not any(x in n for x in ("embed", "lm_head", "gate.w"))]:
-            rows, columns = made.state.pop(name).shape
+        for name in [n for n, t in made.state.items() if t.ndim == 2 and not any(x in n for x in KEPT)]:
+            shape = made.state.pop(name).shape
+            rows, columns = reversed(shape) if architecture == "gpt2" else shape  # a Conv1D is stored as [in, out]
             tensors, made.matrices[name] = pack(rows, columns, rng)
             made.state |= {f"{name.removesuffix('.weight')}.{part}": tensor for part, tensor in tensors.items()}
         config = json.loads((tmp_path / "config.json").read_text())
@@ -333,6 +335,14 @@ def test_fused_experts_are_dequantised(checkpoint: Callable[..., Checkpoint]) ->
     ]
     expert = made.matrices[next(name for name in made.matrices if "layers.0" in name and "experts.3.w2" in name)]
     assert np.array_equal(model.get_submodule("model.layers.0.mlp.experts").down_proj[3].detach().numpy(), expert)
+
+
+def test_conv1d_is_dequantised_the_right_way_round(checkpoint: Callable[..., Checkpoint]) -> None:
+    """GPT-2 stores its weights as [in, out] and GPTQ packs them as it packs [out, in]."""
+    made = checkpoint(gptq_settings(), gptq(), "gpt2")
+    model, quantized, notes = made.load()
+    assert same_matrices(model, {name: matrix.T for name, matrix in made.matrices.items()})
+    assert not quantized and "16 matrices (c_attn, c_fc, c_proj)" in notes[0]
 
 
 def test_quantised_activations_are_left_out_and_said(checkpoint: Callable[..., Checkpoint]) -> None:
