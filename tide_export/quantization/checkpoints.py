@@ -1,0 +1,177 @@
+"""Read HuggingFace checkpoints of GPTQ, AWQ, compressed-tensors and bitsandbytes without the packages that wrote them.
+
+Each quantised matrix becomes a QuantizedWeight with the checkpoint's integers, and its dequantised form the model's parameter.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from tide_runtime.errors import ModelFilesError
+from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedConfig, PreTrainedModel
+from transformers.pytorch_utils import Conv1D
+from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, cached_file
+from transformers.utils.hub import get_checkpoint_shard_files
+
+from tide_export.quantization.checkpoint_formats import CheckpointFormat, StoredModule, format_of
+from tide_export.quantization.quantized_weight import QuantizedWeight
+
+# compressed-tensors' scales of activations and KV cache; TIDE takes the weights only.
+ACTIVATION_SCALES = re.compile(r"\.(input|output|q|k|v)_(scale|zero_point|global_scale)$")
+
+FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+OTHER_LAYOUT = "the model stores them in another layout than the checkpoint"
+
+
+@dataclass
+class _Contents:
+    """What a checkpoint holds: a state dict with dequantised matrices, the mapped ones, and the others' reasons."""
+
+    state: dict[str, torch.Tensor] = field(default_factory=dict)
+    quantized: dict[str, QuantizedWeight] = field(default_factory=dict)
+    dequantized: dict[str, list[str]] = field(default_factory=dict)
+
+    def notes(self) -> list[str]:
+        """A sentence for each reason, with the number and the kinds of the modules."""
+        sentences = []
+        for reason, names in self.dequantized.items():
+            kinds = ", ".join(sorted({name.removesuffix(".weight").rsplit(".", 1)[-1] for name in names}))
+            sentences.append(f"{len(names)} matrices ({kinds}) were dequantised, because {reason}.")
+        return sentences
+
+
+def load_quantized_checkpoint(
+    source: str, config: PreTrainedConfig, dtype: torch.dtype, revision: str | None, trust_remote_code: bool
+) -> tuple[PreTrainedModel, dict[str, QuantizedWeight], list[str]]:
+    """Load the checkpoint ``source``, a local directory or a hub id, whose ``config`` has a ``quantization_config``.
+
+    Returns the model in eval mode with dequantised parameters of type ``dtype``, the mapped weights by parameter name, and
+    sentences about what could not be mapped. Groups wider than 32 (8 bits: 64) are split into blocks of 32 of the same scale.
+
+    Raises UnsupportedModelError for methods, layouts, bits and groups that are not taken, and ModelFilesError for files and
+    tensors that are missing, truncated, or of another shape than the model's.
+    """
+    layout = format_of(_settings(config))
+    plain = copy.deepcopy(config)
+    for part in (plain, plain.get_text_config()):
+        part.__dict__.pop("quantization_config", None)
+    with torch.device("meta"):
+        skeleton = AutoModelForCausalLM.from_config(plain, dtype=dtype, trust_remote_code=trust_remote_code)
+    with contextlib.ExitStack() as stack:
+        try:
+            stored: dict[str, Any] = {}
+            for file in _weight_files(source, revision):
+                opened = stack.enter_context(safe_open(file, framework="pt"))
+                stored.update(dict.fromkeys(opened.keys(), opened))
+            contents = _read(layout, stored, skeleton, dtype)
+            model = _model_of(source, revision, skeleton, contents.state, dtype)
+        except (OSError, SafetensorError, RuntimeError) as error:
+            raise ModelFilesError(f"cannot load {source}: {str(error).strip().partition(chr(10))[0]}") from error
+    for name in [name for name in contents.quantized if not _is_matrix_of(model, name, contents.quantized[name].shape)]:
+        del contents.quantized[name]
+        contents.dequantized.setdefault(OTHER_LAYOUT, []).append(name)
+    return model, contents.quantized, [*contents.notes(), *layout.notes]
+
+
+def _settings(config: PreTrainedConfig) -> dict[str, Any]:
+    settings = config.quantization_config
+    return dict(settings) if isinstance(settings, Mapping) else settings.to_dict()
+
+
+def _read(layout: CheckpointFormat, stored: Mapping[str, Any], skeleton: PreTrainedModel, dtype: torch.dtype) -> _Contents:
+    """All tensors of the checkpoint under the names of their parameters."""
+    contents, expected = _Contents(), skeleton.state_dict()
+    ending = re.compile(rf"\.({'|'.join(map(re.escape, layout.parts))})$")
+    modules = {name[: match.start()] for name in stored if (match := ending.search(name))}
+    for name in sorted(modules):
+        module, weight = StoredModule(name, _matrix_shape(skeleton, name), stored), f"{name}.weight"
+        read = layout.read(module)
+        if isinstance(read, QuantizedWeight):
+            contents.quantized[weight] = read
+            matrix = read.dequantized()
+        else:
+            contents.dequantized.setdefault(read.reason, []).append(weight)
+            matrix = read.matrix
+        transposed = isinstance(_submodule(skeleton, name), Conv1D)
+        contents.state[weight] = torch.from_numpy(matrix.T if transposed else matrix).to(dtype).contiguous()
+    for name in stored:
+        module_name, _, last = name.rpartition(".")
+        if name in contents.state or ending.search(name) or ACTIVATION_SCALES.search(name):
+            continue
+        tensor = stored[name].get_tensor(name)
+        if last == "bias" and module_name in modules and f"{module_name}.weight" in expected and name not in expected:
+            if not tensor.any():  # AutoGPTQ wrote biases of zeros for layers without bias
+                continue
+        elif tensor.dtype not in FLOATS and (name not in expected or expected[name].is_floating_point()):
+            raise ModelFilesError(
+                f"{name} has type {tensor.dtype}, and the checkpoint has none of {', '.join(layout.parts)} to dequantise it"
+            )
+        contents.state[name] = tensor
+    return contents
+
+
+def _model_of(
+    source: str, revision: str | None, skeleton: PreTrainedModel, state: dict[str, torch.Tensor], dtype: torch.dtype
+) -> PreTrainedModel:
+    """The model of ``skeleton``'s class with the tensors of ``state``. Raises ModelFilesError unless they fit exactly."""
+    loaded: tuple[PreTrainedModel, dict[str, Any]] = type(skeleton).from_pretrained(
+        None, config=skeleton.config, state_dict=state, dtype=dtype, output_loading_info=True, ignore_mismatched_sizes=True
+    )
+    model, report = loaded
+    for kind, names in (("lacks", report["missing_keys"]), ("has unknown", report["unexpected_keys"])):
+        if names:
+            more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+            raise ModelFilesError(
+                f"{source} does not fit its config.json: it {kind} {', '.join(sorted(names)[:3])}{more}; download it again"
+            )
+    for name, found, wanted in sorted(report["mismatched_keys"]):
+        raise ModelFilesError(f"{source} does not fit its config.json: {name} has shape {tuple(found)}, expected {tuple(wanted)}")
+    model.config.name_or_path = source
+    with contextlib.suppress(OSError):  # the file is optional
+        model.generation_config = GenerationConfig.from_pretrained(source, revision=revision)
+    return model.eval()
+
+
+def _submodule(model: PreTrainedModel, name: str) -> torch.nn.Module | None:
+    try:
+        return model.get_submodule(name)
+    except AttributeError:
+        return None
+
+
+def _matrix_shape(model: PreTrainedModel, name: str) -> tuple[int, int] | None:
+    """Output and input features of module ``name``; None if it is no matrix."""
+    module = _submodule(model, name)
+    if not isinstance(module, torch.nn.Linear | torch.nn.Embedding | Conv1D):
+        return None
+    rows, columns = module.weight.shape
+    return (columns, rows) if isinstance(module, Conv1D) else (rows, columns)
+
+
+def _is_matrix_of(model: PreTrainedModel, parameter: str, shape: tuple[int, int]) -> bool:
+    module = _submodule(model, parameter.removesuffix(".weight"))
+    return isinstance(module, torch.nn.Linear | torch.nn.Embedding) and tuple(module.weight.shape) == shape
+
+
+def _weight_files(source: str, revision: str | None) -> list[str]:
+    """The safetensors files of a directory or hub id; AutoGPTQ named its file after bits and group size."""
+    whole, index = (
+        cached_file(source, name, revision=revision, _raise_exceptions_for_missing_entries=False)
+        for name in (SAFE_WEIGHTS_NAME, SAFE_WEIGHTS_INDEX_NAME)
+    )
+    if whole:
+        return [whole]
+    if index:
+        return get_checkpoint_shard_files(source, index, revision=revision)[0]
+    files = sorted(str(path) for path in Path(source).glob("*.safetensors"))
+    if not files:
+        raise ModelFilesError(f"{source} has no weights: expected {SAFE_WEIGHTS_NAME} or {SAFE_WEIGHTS_INDEX_NAME}")
+    return files
