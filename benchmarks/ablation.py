@@ -46,6 +46,7 @@ PROMPT_TOKENS = 64
 # Rule → the policies it concerns, and the tuning without it.
 RULES: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
     "cooldown": (("exact", "exit"), {"cooldown": 0, "longest_cooldown": 0}),
+    "exit_expectation": (("exit",), {"exit_expectation_weight": 1.0}),
     "batch_gate": (("exact", "exit"), {"least_batch_speedup": 0.0}),
     "sampled_gate": (("exact", "exit"), {"least_sampled_speedup": 0.0}),
     "order_of_finishing": (("exact",), {"finish_weight": 0.0}),

@@ -28,10 +28,23 @@ def _list_targets(wanted: bool) -> None:
 @app.command()
 def export(
     model: Annotated[
-        str, typer.Argument(help="A model directory (config.json and *.safetensors), or a hub id such as org/name.")
+        str, typer.Argument(help="A model directory (config.json and *.safetensors), a .gguf file, or a hub id such as org/name.")
     ],
     out: Annotated[Path, typer.Option(help="The bundle's directory; it must not exist yet, unless --force.")],
     dtype: Annotated[str, typer.Option(help="Precision of weights and caches: fp32, fp16 or bf16.")] = _DEFAULTS.dtype,
+    weights: Annotated[
+        str,
+        typer.Option(
+            help="Precision of the matrices: source (as stored; blocks of GGUF, GPTQ, AWQ, compressed-tensors are kept), "
+            "int8 or int4 (quantised here; head and embedding in 8 bits), fp32, fp16 or bf16 (dequantised)."
+        ),
+    ] = _DEFAULTS.weights,
+    quantizer: Annotated[
+        str,
+        typer.Option(
+            help="With --weights int8 or int4: rtn (round to nearest), k_quant (searches each block's scale), hqq (minutes)."
+        ),
+    ] = _DEFAULTS.quantizer,
     checkpoints: Annotated[
         str,
         typer.Option(
@@ -146,6 +159,8 @@ def export(
         hardware_compatible=hardware_compatible,
         version_compatible=version_compatible,
         strip_weights=strip_weights,
+        weights=weights,
+        quantizer=quantizer,
     )
     manifest = run(model, out, config, revision=revision, trust_remote_code=trust_remote_code, force=force, progress=progress)
     size = sum(info.bytes for info in manifest.files.values())

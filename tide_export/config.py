@@ -10,6 +10,9 @@ from tide_runtime.bundle.calibration import CalibrationInfo
 from tide_runtime.bundle.manifest import DTYPES
 from tide_runtime.errors import ParamsError
 
+WEIGHTS = ("source", *DTYPES, "int8", "int4")
+QUANTIZERS = ("rtn", "k_quant", "hqq")
+
 if TYPE_CHECKING:  # the targets import slowly
     from tide_export.targets.trt_options import TrtOptions
 
@@ -20,6 +23,9 @@ class ExportConfig:
 
     Args:
         dtype: precision of weights and caches, fp32, fp16 or bf16.
+        weights: ``source`` keeps weights as they are stored, in low bits or not; ``int8`` and ``int4`` quantise all matrices with
+            ``quantizer``, head and embedding in 8 bits; a precision dequantises them, and is ``dtype`` too.
+        quantizer: see `tide_export.quantization.quantizers`.
         checkpoints: where to cut, in layers run before the cut: ``"6,12,18"``, ``"every:6"``, ``"none"`` or
             ``"auto"`` (the exits of the calibration; four even segments without one).
         max_seq_len: KV cache slots per sequence (prompt and output together), in tokens; None takes the model's own
@@ -52,10 +58,20 @@ class ExportConfig:
     hardware_compatible: bool = False
     version_compatible: bool = False
     strip_weights: bool = False
+    weights: str = "source"
+    quantizer: str = QUANTIZERS[0]
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
             raise ParamsError(f"dtype is {self.dtype!r}; set it to one of: {', '.join(DTYPES)}")
+        if self.weights not in WEIGHTS:
+            raise ParamsError(f"weights is {self.weights!r}; set it to one of: {', '.join(WEIGHTS)}")
+        if self.weights in DTYPES and self.weights != self.dtype:
+            if self.dtype != ExportConfig.dtype:
+                raise ParamsError(f"weights is {self.weights} and dtype {self.dtype}; leave out one of them")
+            object.__setattr__(self, "dtype", self.weights)
+        if self.quantizer not in QUANTIZERS:
+            raise ParamsError(f"quantizer is {self.quantizer!r}; set it to one of: {', '.join(QUANTIZERS)}")
         if self.max_seq_len is not None and self.max_seq_len < 1:
             raise ParamsError(f"max_seq_len is {self.max_seq_len}; set it to at least 1 token")
         if not self.targets:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, closing
 from datetime import UTC, datetime
@@ -19,7 +20,7 @@ from tide_export.calibration.exit_calibration import ExitCalibration, read_exit_
 from tide_export.config import ExportConfig, place_checkpoints
 from tide_export.cut import LoweredModel
 from tide_export.exit_graphs import exit_graph_model
-from tide_export.load import LoadedModel, fingerprint, load_model
+from tide_export.load import LoadedModel, fingerprint, load_model, quantized
 from tide_export.lower import explain
 from tide_export.passes.base import LoweringContext
 from tide_export.progress import ExportProgress
@@ -60,11 +61,28 @@ def export(
             first = _calibrator()(source, config.data, Path(out), revision, trust_remote_code, progress)
             calibration = stack.enter_context(first)
         with progress.phase(f"load {source}"):
-            loaded = load_model(source, config.dtype, revision, trust_remote_code)
+            loaded = load_model(source, config.dtype, revision, trust_remote_code, config.weights)
+        loaded = quantize_loaded(loaded, config.weights, config.quantizer, progress)
         manifest, _ = write_bundle(loaded, directory, config, progress, calibration)
     if progress.failures:
         raise IncompleteBundleError(_incomplete(out, manifest, progress.failures, config.dtype))
     return manifest
+
+
+def quantize_loaded(loaded: LoadedModel, weights: str, quantizer: str, progress: ExportProgress) -> LoadedModel:
+    """`quantized`, with a progress bar, and a note on each kind of matrix that is not in low bits."""
+    if weights in ("int4", "int8"):
+        with progress.steps(f"quantize to {weights} by {quantizer}") as steps:
+
+            def advance(done: int, total: int) -> None:
+                if done == 1:
+                    steps.begin(total)
+                steps.reach(done)
+
+            loaded = quantized(loaded, weights, quantizer, advance)
+    for note in loaded.notes:
+        progress.note(note)
+    return loaded
 
 
 def _calibrator() -> Callable[..., AbstractContextManager[ExitCalibration]]:
@@ -103,7 +121,7 @@ def write_bundle(
     targets, refused = choose_targets(config.targets, config.dtype)
     for name, error in refused.items():
         progress.failed(name, str(error))
-    context = LoweringContext(_cache_slots(loaded, config))
+    context = LoweringContext(_cache_slots(loaded, config), loaded.quantized)
     cuts = _cuts(loaded, config, calibration)
     if traced is None:
         with progress.phase("trace"):
@@ -191,6 +209,7 @@ def _write_manifest(
         tools={name: version(name) for name in _TOOLS},
         model=_model_info(loaded, traced, int(vocab)),
         dtype=config.dtype,
+        weights=dict(Counter(weight.origin for weight in loaded.quantized.values())),
         max_seq_len=_cache_slots(loaded, config),
         checkpoints=[g.layers[1] for g in built.graphs if g.layers is not None][:-1],
         kv=[KVInfo(s.heads, s.key_dim, s.value_dim) for s in traced.kv_shapes],

@@ -1,12 +1,16 @@
-"""Load a HuggingFace causal LM and its tokenizer, or raise the reason why it cannot be compiled. Pickled files are rejected."""
+"""Load a causal LM and its tokenizer, or raise the reason why it cannot be compiled. Pickled files are rejected.
+
+Sources: a HuggingFace directory or hub id, quantised or not, and GGUF files. Low-bit weights stay beside the model, whose
+parameters hold their dequantised values: tracing, calibration and verification compute with the bundle's matrices.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
 import logging
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -19,7 +23,12 @@ from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, cache
 from transformers.utils.hub import get_checkpoint_shard_files
 
 from tide_export.probe import probe_attention
+from tide_export.quantization.checkpoints import load_quantized_checkpoint
+from tide_export.quantization.gguf_source import is_gguf, load_gguf
+from tide_export.quantization.quantized_weight import QuantizedWeight
+from tide_export.quantization.quantizers import dequantize_parameters, quantize_model
 
+CHECKPOINT_METHODS = ("gptq", "awq", "compressed-tensors", "bitsandbytes")
 TORCH_DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 
@@ -27,7 +36,11 @@ TORCH_DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bflo
 class LoadedModel:
     """An eager model in eval mode, its tokenizer (None if it has none), and their source.
 
-    ``weight_files``: the safetensors files it was loaded from; empty for a model made in memory.
+    Args:
+        weight_files: the files it was loaded from; empty for a model made in memory.
+        quantized: low-bit weights by parameter name; the parameters hold their dequantised values.
+        weights: how they were chosen, of `WEIGHTS`, with the quantizer where one ran.
+        notes: what could not be kept in low-bit form, in sentences.
     """
 
     model: PreTrainedModel
@@ -35,23 +48,72 @@ class LoadedModel:
     source: str
     revision: str | None = None
     weight_files: tuple[Path, ...] = ()
+    quantized: Mapping[str, QuantizedWeight] = field(default_factory=dict)
+    weights: str = "source"
+    notes: tuple[str, ...] = ()
 
 
-def load_model(source: str, dtype: str, revision: str | None = None, trust_remote_code: bool = False) -> LoadedModel:
-    """Load ``source``, a local directory or a hub id, in ``dtype``.
+def load_model(
+    source: str,
+    dtype: str,
+    revision: str | None = None,
+    trust_remote_code: bool = False,
+    weights: str = "source",
+) -> LoadedModel:
+    """Load ``source`` in ``dtype``: a local directory, a hub id, or a GGUF file.
+
+    ``weights``: ``source`` keeps low-bit weights; `quantized` makes others of the dequantised ones.
 
     Raises ModelFilesError if files are missing, truncated or pickled, UnsupportedModelError if TIDE cannot compile the model.
     """
-    _check_directory(source)
     logging.getLogger("transformers").setLevel(logging.ERROR)
     transformers.utils.logging.disable_progress_bar()
+    if is_gguf(source):
+        config, model, tokenizer, quantized, notes = load_gguf(Path(source), TORCH_DTYPES[dtype])
+        check_supported(config)
+        probe_attention(model.eval())
+        loaded = LoadedModel(model, tokenizer, source, None, (Path(source),), quantized, notes=tuple(notes))
+    else:
+        loaded = _load_huggingface(source, dtype, revision, trust_remote_code)
+    loaded = replace(loaded, quantized=_with_tied(loaded.model, loaded.quantized))
+    return loaded if weights == "source" else replace(loaded, quantized={}, weights=weights, notes=())
+
+
+def quantized(
+    loaded: LoadedModel, weights: str, quantizer: str, advance: Callable[[int, int], None] | None = None
+) -> LoadedModel:
+    """``loaded`` with all matrices in the bits of ``weights`` (int4, int8) by ``quantizer``; others as they are.
+
+    ``advance``: called with the number of matrices done, and of all. The model's parameters are changed in place.
+    """
+    if weights not in ("int4", "int8"):
+        return loaded
+    found, notes = quantize_model(loaded.model, int(weights.removeprefix("int")), quantizer, advance)
+    dequantize_parameters(loaded.model, found)
+    return replace(loaded, quantized=found, weights=f"{weights} {quantizer}", notes=tuple(notes))
+
+
+def _with_tied(model: PreTrainedModel, quantized: Mapping[str, QuantizedWeight]) -> dict[str, QuantizedWeight]:
+    """``quantized`` under every name that a shared parameter has: the trace may use any of them."""
+    names = {name: id(parameter) for name, parameter in model.named_parameters(remove_duplicate=False)}
+    weights = {names[name]: weight for name, weight in quantized.items()}
+    return {name: weights[key] for name, key in names.items() if key in weights}
+
+
+def _load_huggingface(source: str, dtype: str, revision: str | None, trust_remote_code: bool) -> LoadedModel:
+    _check_directory(source)
     options = {"revision": revision, "trust_remote_code": trust_remote_code}
+    quantized: dict[str, QuantizedWeight] = {}
+    notes: list[str] = []
     try:
         config = AutoConfig.from_pretrained(source, **options)
         check_supported(config)
-        model = AutoModelForCausalLM.from_pretrained(
-            source, config=config, dtype=TORCH_DTYPES[dtype], use_safetensors=True, **options
-        )
+        if quantization_method(config) in CHECKPOINT_METHODS:
+            model, quantized, notes = load_quantized_checkpoint(source, config, TORCH_DTYPES[dtype], revision, trust_remote_code)
+        else:
+            model = AutoModelForCausalLM.from_pretrained(
+                source, config=config, dtype=TORCH_DTYPES[dtype], use_safetensors=True, **options
+            )
         files = _weight_files(source, revision)
     except TideError:
         raise
@@ -62,7 +124,15 @@ def load_model(source: str, dtype: str, revision: str | None = None, trust_remot
             f"transformers {transformers.__version__} cannot load {source}: {_first_line(error)}"
         ) from error
     probe_attention(model.eval())
-    return LoadedModel(model, _load_tokenizer(source, options, config), source, revision, files)
+    tokenizer = _load_tokenizer(source, options, config)
+    return LoadedModel(model, tokenizer, source, revision, files, quantized, notes=tuple(notes))
+
+
+def quantization_method(config: PreTrainedConfig) -> str | None:
+    """How the checkpoint was quantised, None where it was not."""
+    settings = getattr(config, "quantization_config", None)
+    method = settings.get("quant_method") if isinstance(settings, dict) else getattr(settings, "quant_method", None)
+    return str(getattr(method, "value", method)) if method is not None else None
 
 
 def check_supported(config: PreTrainedConfig) -> None:
@@ -102,9 +172,15 @@ def fingerprint(loaded: LoadedModel) -> str:
     """SHA-256 over the names, types, shapes and bytes of the weights, in name order.
 
     Hashes the weights as stored in the model's files, before `load_model` converts them, so the fingerprint depends on neither
-    dtype nor sharding. A model without files is hashed in memory.
+    dtype nor sharding; a GGUF file is hashed whole. A model without files is hashed in memory. Quantising makes another model.
     """
     digest = hashlib.sha256()
+    if loaded.weights not in ("source", *TORCH_DTYPES):
+        digest.update(loaded.weights.encode())
+    if loaded.weight_files and loaded.weight_files[0].suffix == ".gguf":
+        with loaded.weight_files[0].open("rb") as file:
+            digest.update(hashlib.file_digest(file, "sha256").digest())
+        return digest.hexdigest()
     stored, in_memory = _stored_weights(loaded.weight_files), sorted(loaded.model.state_dict().items())
     for name, tensor in stored if loaded.weight_files else in_memory:
         digest.update(f"{name}{tuple(tensor.shape)}{tensor.dtype}".encode())

@@ -25,7 +25,7 @@ class DepthTuning:
         least_sampled_speedup: exits are evaluated for sampled text where at least this speedup is predicted for greedy text.
             Sampled text of the demo models gained about a fifth as much, and finding that out cost 2%.
         uncalibrated_speedup: expected speedup of exit drafts without a calibration.
-        decay: share of the past that the running speedup keeps at each outcome.
+        exit_expectation_weight: weight of the expectation under policy ``exit``, where an outcome is one token (see `Backoff`).
         cooldown, longest_cooldown: tokens without speculation after it lost, at first and at most; each loss doubles it.
         exit_room: most tokens that wait at one checkpoint under policy ``exit``; then the layers they skipped are run.
     """
@@ -42,7 +42,7 @@ class DepthTuning:
     least_batch_speedup: float = 1.3
     least_sampled_speedup: float = 1.4
     uncalibrated_speedup: float = 1.1
-    decay: float = 0.9
+    exit_expectation_weight: float = 8.0
     cooldown: int = 32
     longest_cooldown: int = 512
     exit_room: int = 64

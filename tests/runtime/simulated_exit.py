@@ -12,7 +12,7 @@ from tide_runtime.bundle.manifest import Manifest
 from tide_runtime.depth.executor import max_probability
 from tide_runtime.depth.exit import ExitDepth
 from tide_runtime.depth.options import DepthOptions
-from tide_runtime.drafting.backoff import Backoff
+from tide_runtime.drafting.backoff import exit_backoff
 from tide_runtime.sampler import Sampler
 
 
@@ -31,7 +31,7 @@ class SimulatedExit:
         """The new tokens; ``reason`` and ``depths`` (of each token after the first) are set on the way."""
         self.sampler = Sampler(self.request.params, self.model.vocab, self.request.seat)
         tuning = self.policy.options.tuning
-        self.backoff, self.streak = Backoff(tuning, tuning.uncalibrated_speedup), 0
+        self.backoff, self.streak = exit_backoff(tuning), 0
         self.tokens, self.deep = list(self.request.prompt), len(self.request.prompt)
         self.tails: dict[tuple[int, int], tuple[Array, Array]] = {}  # layer, position → a draft's keys and values
         self._say(self._prompt())

@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import onnx_ir as ir
 
+from tide_export.quantization.quantized_weight import QuantizedWeight
+
 
 @dataclass(frozen=True)
 class LoweringContext:
-    """Parameters of the passes. ``max_seq_len``: KV cache slots per sequence, in tokens."""
+    """Parameters of the passes.
+
+    Args:
+        max_seq_len: KV cache slots per sequence, in tokens.
+        quantized: low-bit weights by parameter name.
+    """
 
     max_seq_len: int
+    quantized: Mapping[str, QuantizedWeight] = field(default_factory=dict)
+
+    def quantized_weight(self, initializer: str | None) -> QuantizedWeight | None:
+        """The low-bit form of a traced parameter; the trace puts ``model.`` before the parameter's name."""
+        return self.quantized.get((initializer or "").removeprefix("model."))
 
 
 @dataclass

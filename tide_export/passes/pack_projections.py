@@ -14,6 +14,9 @@ import onnx_ir.passes.common as common
 from tide_export.passes.base import LoweringContext, PassReport
 from tide_export.passes.fold_weights import concatenated
 from tide_export.passes.graph_walk import add_initializer, insert_before, is_weight, new_value, produced_by
+from tide_export.passes.quantize_weights import QUANTIZED_MATMUL
+
+_FORM = ("K", "bits", "block_size")
 
 
 @dataclass(frozen=True)
@@ -21,13 +24,18 @@ class _Projection:
     """x · weight (+ bias), whose product has no other consumer."""
 
     source: ir.Value
-    weight: ir.Value
+    product: ir.Node
     bias: ir.Value | None
     output: ir.Value
 
     @property
     def width(self) -> int:
-        return int(self.weight.const_value.shape[1])
+        return int(self.output.shape[-1])
+
+    def form(self) -> tuple[object, ...]:
+        """Products of one form can be computed as one."""
+        given = tuple(value is not None for value in self.product.inputs)
+        return self.product.op_type, given, *(self.product.attributes[n].value for n in _FORM if n in self.product.attributes)
 
 
 def pack_projections(model: ir.Model, context: LoweringContext) -> PassReport:
@@ -46,7 +54,10 @@ def _pack_qkv(graph: ir.Graph, attention: ir.Node, report: PassReport) -> None:
         return
     joined = _join(graph, attention, parts, where)
     if joined is None:
-        report.skip(where, "query, key and value are projected from different inputs, or not all with a bias")
+        report.skip(
+            where,
+            "query, key and value are projected from different inputs, not all with a bias, or with weights of different forms",
+        )
         return
     attention.replace_input_with(0, joined)
     attention.replace_input_with(1, None)
@@ -61,24 +72,32 @@ def _projection(value: ir.Value | None) -> _Projection | None:
     added = produced_by(value, "Add")
     bias = next((v for v in added.inputs if is_weight(v)), None) if added is not None else None
     product_value = next((v for v in added.inputs if v is not bias), None) if added is not None else value
-    product = produced_by(product_value, "MatMul")
+    product = produced_by(product_value, "MatMul", QUANTIZED_MATMUL)
     if product is None or (added is not None and bias is None) or len(product.outputs[0].uses()) != 1:
         return None
-    source, weight = product.inputs
-    if source is None or weight is None or weight.const_value is None or len(weight.const_value.shape) != 2:
+    source, weight = product.inputs[:2]
+    if source is None or weight is None or weight.const_value is None:
         return None
-    return _Projection(source, weight, bias, value)
+    if product.op_type == "MatMul" and len(weight.const_value.shape) != 2:
+        return None
+    return _Projection(source, product, bias, value)
 
 
 def _join(graph: ir.Graph, anchor: ir.Node, parts: list[_Projection], name: str | None) -> ir.Value | None:
     """One projection with the concatenated weights (and biases) of ``parts``, inserted before ``anchor``."""
     source = parts[0].source
     biased = [p.bias is not None for p in parts]
-    if any(p.source is not source for p in parts) or (any(biased) and not all(biased)):
+    if any(p.source is not source for p in parts) or (any(biased) and not all(biased)) or len({p.form() for p in parts}) > 1:
         return None
-    weight = add_initializer(graph, f"{name}.packed_weight", concatenated([p.weight.const_value for p in parts], 1))
-    shape = ir.Shape([*list(source.shape)[:-1], sum(p.width for p in parts)])
-    product = ir.node("MatMul", [source, weight], outputs=[new_value(f"{name}.packed", source, shape)])
+    width, first = sum(p.width for p in parts), parts[0].product
+    shape = ir.Shape([*list(source.shape)[:-1], width])
+    axis = 1 if first.op_type == "MatMul" else 0
+    weights = [
+        _joined(graph, [p.product.inputs[i] for p in parts], f"{name}.packed_{i}", axis) for i in range(1, len(first.inputs))
+    ]
+    attributes = {key: attribute.value for key, attribute in first.attributes.items()} | ({"N": width} if axis == 0 else {})
+    outputs = [new_value(f"{name}.packed", source, shape)]
+    product = ir.node(first.op_type, [source, *weights], attributes, domain=first.domain, outputs=outputs)
     insert_before(graph, anchor, product)
     if not all(biased):
         return product.outputs[0]
@@ -86,3 +105,9 @@ def _join(graph: ir.Graph, anchor: ir.Node, parts: list[_Projection], name: str 
     total = ir.node("Add", [product.outputs[0], bias], outputs=[new_value(f"{name}.packed_biased", source, shape)])
     insert_before(graph, anchor, total)
     return total.outputs[0]
+
+
+def _joined(graph: ir.Graph, values: list[ir.Value | None], name: str, axis: int) -> ir.Value | None:
+    """The initializers ``values`` joined along ``axis``; None where they are absent."""
+    tensors = [value.const_value for value in values if value is not None]
+    return add_initializer(graph, name, concatenated(tensors, axis)) if tensors else None

@@ -43,7 +43,7 @@ def _halves(packed: Bytes) -> Bytes:
 
 def _fifth_bits(packed: Bytes) -> Bytes:
     """[…, 4] bytes → […, 32], the bits from the lowest on, each worth 16."""
-    return np.unpackbits(packed, axis=-1, bitorder="little") << 4
+    return np.unpackbits(packed, axis=-1, bitorder="little") * np.uint8(16)
 
 
 def _symmetric(kind: str, bits: int, values: Bytes, scales: NDArray[np.float32]) -> QuantizedWeight:

@@ -1,7 +1,7 @@
 """A GGUF file as a model: transformers builds model and tokenizer from it, its quantised blocks are kept beside the parameters.
 
-transformers dequantises every tensor (`dequantize` of the package gguf), renames it, and for some architectures puts its rows into
-another order. Which block belongs to which row is not assumed: rows of the tensor and of the loaded parameter are compared.
+transformers dequantises every tensor (`dequantize` of the package gguf), renames it, and for some architectures puts its rows
+into another order. Which block belongs to which row is not assumed: rows of the tensor and of the parameter are compared.
 """
 
 from __future__ import annotations

@@ -8,6 +8,8 @@ from tide_export.passes.attention_ragged import lower_attention_ragged
 from tide_export.passes.canonicalize import canonicalize
 from tide_export.passes.fold_weights import fold_weights
 from tide_export.passes.pack_projections import pack_projections
+from tide_export.passes.quantize_weights import quantize_weights
+from tide_export.passes.quantized_matmul import lower_quantized_matmul
 from tide_export.passes.rms_norm import fuse_rms_norm
 from tide_export.passes.skip_norm import fuse_skip_norm
 from tide_export.passes.static_reshape import static_reshape
@@ -28,10 +30,10 @@ CPU = Target(
         attention="fused",
     ),
     builder=OnnxFiles(packs_fp32=True),
-    whole=(canonicalize, static_reshape, share_tied_head, fold_weights, fuse_rms_norm),
-    pieces=(lower_attention_gqa, pack_projections, fuse_skip_norm),
+    whole=(quantize_weights, canonicalize, static_reshape, share_tied_head, fold_weights, fuse_rms_norm),
+    pieces=(lower_attention_gqa, pack_projections, fuse_skip_norm, lower_quantized_matmul),
     batched_form=(lower_attention_batched,),
     ragged_form=(lower_attention_ragged,),
-    kv_fill=(lower_attention_gqa, lower_attention_batched),
+    kv_fill=(lower_attention_gqa, lower_attention_batched, lower_quantized_matmul),
     uncut=True,
 )

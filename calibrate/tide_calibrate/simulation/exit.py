@@ -15,7 +15,7 @@ from tide_runtime.bundle.calibration import CostTable, ExitInfo, cuts
 from tide_runtime.bundle.exits import Exit
 from tide_runtime.costs.cost_model import CostModel, StepCurve
 from tide_runtime.depth_tuning import DepthTuning
-from tide_runtime.drafting.backoff import Backoff
+from tide_runtime.drafting.backoff import exit_backoff
 from tide_runtime.errors import ParamsError
 
 from tide_calibrate.simulation.replay import Playback, PolicySimulation, advance, windows
@@ -88,7 +88,7 @@ class _Window:
         self.counts, self.deepest, self.start = run.counts, len(run.decisions), start
         self.stops = run.stops[start:end].tolist()
         self.price, self.propagate = price, propagate
-        self.backoff = Backoff(tuning, tuning.uncalibrated_speedup)
+        self.backoff = exit_backoff(tuning)
         self.waiting, self.streak = [0] * (self.deepest + 1), 0  # tokens at the end of each level; early stops since a deep one
 
     def play(self) -> NDArray[np.bool_]:

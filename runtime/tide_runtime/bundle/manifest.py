@@ -136,6 +136,7 @@ class Manifest:
         checkpoints: number of layers before each cut between segments.
         calibration: exits and policies; None: not calibrated.
         files: every file of the bundle except the manifest.
+        weights: format of low-bit matrices → number of them; the others are in ``dtype``.
     """
 
     schema: int
@@ -152,6 +153,7 @@ class Manifest:
     tokenizer: TokenizerInfo | None = None
     calibration: CalibrationInfo | None = None
     files: dict[str, FileInfo] = field(default_factory=dict)
+    weights: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         _require(self.dtype in DTYPES, f"dtype is {self.dtype!r}, expected one of {', '.join(DTYPES)}")

@@ -24,7 +24,7 @@ from tide_runtime.depth.full import FullDepth
 from tide_runtime.depth.options import DepthOptions
 from tide_runtime.depth.requirements import check_fills, check_tails, no_exit, too_deep
 from tide_runtime.depth.skipped_kv import Deferred, Propagated, SkippedLayers
-from tide_runtime.drafting.backoff import Backoff
+from tide_runtime.drafting.backoff import Backoff, exit_backoff
 from tide_runtime.errors import ParamsError
 from tide_runtime.generation_params import GenerationParams
 from tide_runtime.sequence import TokenSequence, note_depth_time
@@ -136,7 +136,7 @@ class ExitDepth:
         prefill = self.exiting_prefill.run if self.exiting_prefill else self.full.prefill
         token, tuning = prefill(context, sequence), self.options.tuning
         frontier = self.executor.frontier(context, sequence, room=tuning.exit_room)
-        sequence.policy_state = ExitState(sequence, frontier, backoff=Backoff(tuning, tuning.uncalibrated_speedup))
+        sequence.policy_state = ExitState(sequence, frontier, backoff=exit_backoff(tuning))
         return token
 
     def decode(self, context: ExecutionContext, sequences: Sequence[TokenSequence]) -> list[list[int]]:

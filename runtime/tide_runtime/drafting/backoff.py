@@ -6,17 +6,21 @@ from dataclasses import dataclass, field
 
 from tide_runtime.depth_tuning import DepthTuning
 
+_DECAY = 0.9  # share of the past that the running speedup keeps at each outcome
+
 
 @dataclass
 class Backoff:
     """The record of one kind of speculation in one sequence. Costs are in full-depth decode steps of one token.
 
     Args:
-        expected: the speedup expected at first.
+        expected: the speedup expected at first and after a cooldown.
+        weight: outcomes that the expectation counts as.
     """
 
     tuning: DepthTuning
     expected: float
+    weight: float = 1.0
     tokens: float = field(init=False)
     cost: float = field(init=False)
     cooldown: float = 0  # tokens until speculation is tried again
@@ -39,7 +43,7 @@ class Backoff:
     def observe(self, tokens: float, cost: float) -> None:
         """Speculation gave ``tokens`` for ``cost``."""
         tuning = self.tuning
-        self.tokens, self.cost = tuning.decay * self.tokens + tokens, tuning.decay * self.cost + cost
+        self.tokens, self.cost = _DECAY * self.tokens + tokens, _DECAY * self.cost + cost
         if self.tokens < self.cost:
             self.cooldown = self.next_cooldown
             self.next_cooldown = min(2 * self.next_cooldown, tuning.longest_cooldown)
@@ -52,4 +56,9 @@ class Backoff:
         self.cooldown = max(0.0, self.cooldown - tokens)
 
     def _expect(self) -> None:
-        self.tokens, self.cost = self.expected, 1.0
+        self.tokens, self.cost = self.weight * self.expected, self.weight
+
+
+def exit_backoff(tuning: DepthTuning) -> Backoff:
+    """The record of policy ``exit``, which observes every token."""
+    return Backoff(tuning, tuning.uncalibrated_speedup, tuning.exit_expectation_weight)

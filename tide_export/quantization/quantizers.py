@@ -1,0 +1,118 @@
+"""Quantise a model's matrices with ONNX Runtime's quantizers, one matrix at a time.
+
+rtn      round to nearest, blocks of 32 with a zero point
+k_quant  scale and zero point of each block searched for the least error weighted by magnitude, as llama.cpp's K-quants do
+hqq      half-quadratic optimisation of the zero points (Badri & Shaji 2023, https://mobiusml.github.io/hqq_blog)
+
+The head and the embedding are in 8 bits: look-ups need few bytes of the embedding, and the head's rounding changes the token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import onnx
+import torch
+from numpy.typing import NDArray
+from onnx import TensorProto, helper, numpy_helper
+from torch import nn
+from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
+
+from tide_export.quantization.quantized_weight import QuantizedWeight
+
+BLOCK_SIZE = 32  # wider blocks give other bits when more tokens share a launch
+
+
+def quantize_model(
+    model: PreTrainedModel, bits: int, quantizer: str, advance: Callable[[int, int], None] | None = None
+) -> tuple[dict[str, QuantizedWeight], list[str]]:
+    """Low-bit weights of ``model`` by parameter name, and a note on the matrices left as they are.
+
+    Args:
+        bits: of the layers' matrices, 4 or 8; head and embedding have 8.
+        advance: called with the number of matrices done, and of all.
+    """
+    matrices, found, left = list(_matrices(model)), dict[str, QuantizedWeight](), 0
+    done: dict[int, QuantizedWeight | None] = {}  # tied matrices share their memory
+    for count, (name, parameter, is_transposed, outer) in enumerate(matrices):
+        key = parameter.data_ptr()
+        if key not in done:
+            matrix = parameter.detach().float().numpy()
+            # 8 bits round so finely that a search gains nothing.
+            done[key] = _quantized(matrix.T if is_transposed else matrix, 8 if outer else bits, "rtn" if outer else quantizer)
+        weight = done[key]
+        left += weight is None
+        if weight is not None:
+            found[name] = weight
+        if advance is not None:
+            advance(count + 1, len(matrices))
+    return found, [f"{left} matrices whose input is no multiple of {BLOCK_SIZE} wide keep their precision"] if left else []
+
+
+def dequantize_parameters(model: PreTrainedModel, weights: dict[str, QuantizedWeight]) -> None:
+    """Put the dequantised ``weights`` into ``model``, so that eager and compiled model compute with the same matrices."""
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    with torch.no_grad():
+        for name, weight in weights.items():
+            matrix = torch.from_numpy(weight.dequantized())
+            parameters[name].copy_(matrix if matrix.shape == parameters[name].shape else matrix.T)
+
+
+def _matrices(model: PreTrainedModel) -> Iterator[tuple[str, nn.Parameter, bool, bool]]:
+    """Name, parameter, whether it is stored as [K, N], and whether it belongs to the embedding or the head."""
+    outer = {id(module) for module in (model.get_input_embeddings(), model.get_output_embeddings())}
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Linear | nn.Embedding | Conv1D) and (
+            not isinstance(module, nn.Embedding) or id(module) in outer
+        ):
+            yield f"{name}.weight", module.weight, isinstance(module, Conv1D), id(module) in outer
+
+
+def _quantized(matrix: NDArray[np.float32], bits: int, quantizer: str) -> QuantizedWeight | None:
+    """``matrix`` [N, K] in blocks; None where the blocks do not divide K."""
+    if matrix.shape[1] % BLOCK_SIZE:
+        return None
+    model = _run(quantizer, bits, matrix)
+    weights = {initializer.name: numpy_helper.to_array(initializer) for initializer in model.graph.initializer}
+    node = next(node for node in model.graph.node if node.op_type == "MatMulNBits")
+    rows, blocks = matrix.shape[0], matrix.shape[1] // BLOCK_SIZE
+    values = _unpacked(weights[node.input[1]].reshape(rows, -1), bits)
+    scales = weights[node.input[2]].reshape(rows, blocks).astype(np.float32)
+    zeros, offsets = (weights[node.input[3]] if len(node.input) > 3 else None), None
+    if zeros is not None and zeros.dtype != np.uint8:  # HQQ's are no integers
+        exact = zeros.reshape(rows, blocks).astype(np.float32)
+        zeros = np.clip(np.rint(exact), 0, 2**bits - 1)
+        offsets = scales * (zeros - exact)
+        zeros = zeros.astype(np.uint8)
+    elif zeros is not None:
+        zeros = _unpacked(zeros.reshape(rows, -1), bits)[:, :blocks]
+    return QuantizedWeight(bits, values, scales, zeros, offsets, origin=f"int{bits} {quantizer}")
+
+
+def _run(quantizer: str, bits: int, matrix: NDArray[np.float32]) -> onnx.ModelProto:
+    """A graph of one product, quantised: ONNX Runtime's quantizers take whole graphs."""
+    from onnxruntime.quantization import matmul_nbits_quantizer as nbits
+
+    rows, columns = matrix.shape
+    weight = numpy_helper.from_array(np.ascontiguousarray(matrix.T), "weight")
+    product = helper.make_node("MatMul", ["x", "weight"], ["y"], name="product")
+    ends = [helper.make_tensor_value_info(n, TensorProto.FLOAT, ["tokens", size]) for n, size in (("x", columns), ("y", rows))]
+    graph = helper.make_graph([product], "product", ends[:1], ends[1:], [weight])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21), helper.make_opsetid("com.microsoft", 1)])
+    if quantizer == "hqq":
+        config: nbits.WeightOnlyQuantConfig = nbits.HQQWeightOnlyQuantConfig(block_size=BLOCK_SIZE, bits=bits)
+    elif quantizer == "k_quant":
+        settings = {"product": {"bits": bits, "group_size": BLOCK_SIZE}}
+        config = nbits.KQuantWeightOnlyQuantConfig(customized_weight_config=settings)
+    else:
+        config = nbits.DefaultWeightOnlyQuantConfig(block_size=BLOCK_SIZE, bits=bits, is_symmetric=bits == 8, accuracy_level=4)
+    run = nbits.MatMulNBitsQuantizer(model, bits=bits, block_size=BLOCK_SIZE, algo_config=config)
+    run.process()
+    return run.model.model
+
+
+def _unpacked(packed: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:
+    """[N, M] bytes → [N, M · 8 / bits] values."""
+    return packed if bits == 8 else np.stack([packed & 0xF, packed >> 4], -1).reshape(len(packed), -1)
