@@ -50,6 +50,10 @@ class LlamacppArm:
         decode_s = min(row["timings"]["predicted_ms"] for row in rows) / 1e3
         return Timing([row["tokens"] for row in rows], wall - decode_s, decode_s)
 
+    def system_info(self) -> str:
+        """The processor's instructions that llama.cpp was compiled for and found."""
+        return str(self._library.get_system_info())
+
     def _load(self, rows: int, tokens: int) -> None:
         """A server for ``rows`` sequences of ``tokens`` tokens, unless this is the one that runs."""
         if self._sizes == (rows, tokens):
