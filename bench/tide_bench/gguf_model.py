@@ -33,7 +33,9 @@ def huggingface_folder(gguf: Path, identity: str, folder: Path) -> Path:
 def _dequantise(gguf: Path, folder: Path) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers.utils import logging
 
+    logging.disable_progress_bar()
     model: Any = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
     model.hf_quantizer = None  # the weights are plain fp32 now, but save_pretrained refuses a model that remembers its GGUF
     if hasattr(model.config, "quantization_config"):
