@@ -30,7 +30,6 @@ from tide_bench.arm_pool import RunningArm
 from tide_bench.arms.genai import build_model_folder
 from tide_bench.arms.process import ArmError, ArmProcess
 from tide_bench.arms.registry import OTHER_ARMS, ArmSpec
-from tide_bench.arms.tide import TideArm, load_engine, timed_generate
 from tide_bench.bundles import export_bundle
 from tide_bench.energy import EnergyMeter
 from tide_bench.figures import Seconds, decode_seconds, prefill_seconds, speed_row
@@ -53,7 +52,7 @@ WARM_UPS = 2
 LOADS = 3
 PRECISION = 0.02  # turns end early once every ratio is known to within this share of it
 
-console = Console(width=max(130, Console().width))  # piped output would wrap the table at 80
+console = Console(width=max(150, Console().width))  # piped output would wrap the table at 80
 
 
 @dataclass(frozen=True)
@@ -146,6 +145,8 @@ def folder_of(arm: str, model: GgufModel, cache: Path) -> Path:
 
 def load_seconds(arm: Any) -> float:
     """Runs in the arm's process: seconds to load its model once more, files and libraries in memory, and make two tokens."""
+    from tide_bench.arms.tide import TideArm, load_engine, timed_generate  # not at import: see `benchmarks.models.gguf_files`
+
     prompt, times = [[1] * 64], []
     for _ in range(LOADS):
         begin = perf_counter()

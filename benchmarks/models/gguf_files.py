@@ -1,4 +1,7 @@
-"""Models that llama.cpp can run as well: SmolLM2 as its authors' GGUF file has it, and random weights written to one."""
+"""Models that llama.cpp can run as well: SmolLM2 as its authors' GGUF file has it, and random weights written to one.
+
+No torch at import: every arm's process imports this with the script, and its memory is measured.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,6 @@ from tide_bench.gguf_model import SUFFIX, huggingface_folder
 from tide_bench.in_process import run_in_process
 from tide_runtime.errors import ModelFilesError
 from tokenizers import Tokenizer
-from transformers import AutoConfig
 
 from benchmarks.models.model_folders import MODELS
 
@@ -109,6 +111,7 @@ def write_q4_0(weights: Path, file: Path) -> None:
     Its vocabulary is made up: prompts are token ids.
     """
     from gguf import GGMLQuantizationType, GGUFWriter, TokenType, quantize
+    from transformers import AutoConfig
 
     config, kind = AutoConfig.from_pretrained(weights), GGMLQuantizationType.Q4_0
     writer = GGUFWriter(file, "llama")
