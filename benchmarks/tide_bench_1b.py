@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from tide_bench.arms.registry import OTHER_ARMS
 from tide_bench.build_cache import cached_folder, files_digest
+from tide_bench.config import BenchConfig
 from tide_bench.in_process import run_in_process
 from tide_bench.stub_exits import with_exits
 from tide_calibrate.costs.measure import measure_costs
@@ -39,7 +39,7 @@ KEPT = ("unsplit", "static-skip", "genai")  # arms whose graphs are kept between
 
 def main(
     model: Annotated[str, typer.Option(help=f"Of {', '.join(MODELS)}.")] = "1b",
-    vs: Annotated[str, typer.Option(help="Other ways to run the model.")] = ",".join(OTHER_ARMS),
+    vs: Annotated[str, typer.Option(help="Other ways to run the model.")] = ",".join(BenchConfig().rivals),
     minutes: Annotated[float, typer.Option(help="Time for all turns together, but for three of each arm.")] = 3,
     prepare: Annotated[bool, typer.Option("--prepare", help="Make what the arms load, and take one short turn.")] = False,
     cache: Annotated[Path, typer.Option(help="Where weights and graphs are kept between runs.")] = CACHE,

@@ -21,12 +21,15 @@ from tide_bench.arms.base import Timing, use_all_cores
 from tide_bench.arms.process import ArmError, ArmProcess
 from tide_bench.arms.registry import POLICIES, ArmSpec
 from tide_bench.bundles import export_cuts
+from tide_bench.gguf_model import SUFFIX, find_gguf, huggingface_folder
 from tide_bench.phases import Phases
 from tide_bench.source_model import SourceModel
 
 # TIDE's arm first, as static skip takes its depth from it; then what takes longest, so that nothing waits for it at the end.
 _FIRST = (OURS, "compile")
 _CUTS = ("unsplit", "static")  # bundles of our own exporter, made from one trace
+_FROM_GGUF = ("llamacpp", "openvino")
+_GENAI = {"genai": "fp32", "genai-int4": "int4"}
 _BY_TORCH = ("eager", "predecessor")  # compiled code is for as many threads as it was compiled with
 
 
@@ -50,6 +53,7 @@ class ArmPool:
         kinds: of arms that will be started.
         depth: the layers that static skip is to run, from the mean depth of `exit`; called when the arm is made.
         lanes: arms that are prepared at once.
+        gguf: the model as a GGUF file; None: the bundle's source, if it is one.
     """
 
     def __init__(
@@ -62,13 +66,15 @@ class ArmPool:
         depth: Callable[[RunningArm], int],
         lanes: int,
         phases: Phases,
+        gguf: Path | None = None,
     ) -> None:
         self.failures: dict[str, str] = {}
         self._bundle, self._manifest, self._source, self._depth = bundle, manifest, source, depth
+        self._gguf = gguf
         self._cache = cache / manifest.model.fingerprint[:16]
         self._kinds, self._lanes, self._phases = kinds, lanes, phases
         self._processes: dict[str, ArmProcess] = {}
-        self._cuts = _Cuts()
+        self._cuts, self._one_at_a_time = _Cuts(), Lock()
 
     def start(self, specs: Sequence[ArmSpec], rehearse: Callable[[RunningArm], None] = lambda entry: None) -> list[RunningArm]:
         """Start the arms that can run, and call ``rehearse`` with each; an arm that raises ArmError there is left out."""
@@ -140,15 +146,25 @@ class ArmPool:
         """What the arm loads. Raises ArmError when it needs the model and there is none."""
         if kind == OURS:
             return self._bundle
+        if kind in _FROM_GGUF:
+            return find_gguf(self._gguf, self._manifest.model.source)
         if isinstance(self._source, str):
             raise ArmError(self._source)
         if kind in _CUTS:
             return self._cut(kind, self._source)
-        if kind == "genai":
+        weights = self._weights(self._source)
+        if kind in _GENAI:
             from tide_bench.arms.genai import build_model_folder
 
-            return build_model_folder(self._source.folder, self._source.identity, self._cache / "genai")
-        return self._source.folder
+            return build_model_folder(weights, self._source.identity, self._cache / kind, _GENAI[kind])
+        return weights
+
+    def _weights(self, source: SourceModel) -> Path:
+        """The HuggingFace folder; made from a GGUF file when the model is one."""
+        if source.folder.suffix != SUFFIX:
+            return source.folder
+        with self._one_at_a_time:
+            return huggingface_folder(source.folder, source.identity, self._cache / "weights")
 
     def _cut(self, kind: str, source: SourceModel) -> Path:
         """The bundle of ``kind``; the first call makes the bundles of all such kinds."""

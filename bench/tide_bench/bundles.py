@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from tide_bench.build_cache import cached_folder, cached_folders, files_digest
 from tide_bench.in_process import run_in_process
@@ -19,14 +20,22 @@ def export_key(identity: str) -> str:
 
 
 def export_bundle(
-    weights: Path, identity: str, folder: Path, checkpoints: str = "auto", dtype: str = "fp32", max_seq_len: int | None = None
+    weights: Path,
+    identity: str,
+    folder: Path,
+    checkpoints: str = "auto",
+    dtype: str = "fp32",
+    max_seq_len: int | None = None,
+    form: str | None = None,
 ) -> Path:
-    """The bundle of the model in ``weights``, cut at ``checkpoints``, exported again when `export_key` has changed."""
+    """The bundle of the model in ``weights``, cut at ``checkpoints``, exported again when `export_key` has changed.
 
-    def make(empty: Path) -> None:
-        run_in_process(_export, str(weights), empty / "bundle", checkpoints, dtype, max_seq_len)
-
-    return cached_folder(folder, _key(identity, checkpoints, dtype, max_seq_len), make) / "bundle"
+    Args:
+        form: of the weights in the bundle, as ``tide-export --weights`` takes it; None: its default.
+    """
+    options = {"checkpoints": checkpoints, "dtype": dtype, "max_seq_len": max_seq_len} | ({"weights": form} if form else {})
+    key = _key(identity, checkpoints, dtype, max_seq_len) + (f"\nweights {form}" if form else "")
+    return cached_folder(folder, key, lambda empty: run_in_process(_export, str(weights), empty / "bundle", options)) / "bundle"
 
 
 def export_cuts(weights: Path, identity: str, cuts: Mapping[Path, str], dtype: str, max_seq_len: int) -> dict[Path, Path]:
@@ -57,11 +66,11 @@ def _package(name: str) -> Path:
     return Path(next(iter(spec.submodule_search_locations)))
 
 
-def _export(weights: str, out: Path, checkpoints: str, dtype: str, max_seq_len: int | None) -> None:
+def _export(weights: str, out: Path, options: Mapping[str, Any]) -> None:
     from tide_export import export
     from tide_export.config import ExportConfig
 
-    export(weights, out, ExportConfig(verify=False, checkpoints=checkpoints, dtype=dtype, max_seq_len=max_seq_len))
+    export(weights, out, ExportConfig(verify=False, **options))
 
 
 def _export_cuts(weights: str, cuts: Mapping[Path, str], dtype: str, max_seq_len: int) -> None:

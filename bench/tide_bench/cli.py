@@ -61,6 +61,9 @@ def bench(
     prompts: Annotated[
         Path | None, typer.Option(help="A prompt a line, or .jsonl with `prompt` or `ids`. Default: Python's library.")
     ] = None,
+    gguf: Annotated[
+        Path | None, typer.Option(help="The model's GGUF file, for llamacpp and openvino. Default: the bundle's source.")
+    ] = None,
     batch: Annotated[str, typer.Option(help="Sequences at once.")] = _list(_DEFAULTS.batches),
     prompt_tokens: Annotated[str, typer.Option(help="Prompts are cut to their last so many tokens.")] = _list(
         _DEFAULTS.prompt_tokens
@@ -105,7 +108,7 @@ def bench(
     report = Report("tide_bench", model=opened.manifest.model.name, bundle=bundle.name, long=long, **asdict(config))
     points: list[CurvePoint] = []
     phases = Phases(lambda text: console.print(text, style="dim", markup=False))
-    with Bench(opened, config, model, prompts, cache or _default_cache(), long, phases) as run:
+    with Bench(opened, config, model, prompts, cache or _default_cache(), long, phases, gguf) as run:
         report.rows = run.rows()
         print_rows(console, mode, report.rows)
         console.print(CAPTION, style="dim", markup=False)
@@ -139,6 +142,7 @@ class Bench:
         cache: Path,
         long: bool,
         phases: Phases,
+        gguf: Path | None = None,
     ) -> None:
         self.manifest, self.config, self.meter = bundle.manifest, config, EnergyMeter()
         info = bundle.manifest.tokenizer
@@ -150,7 +154,7 @@ class Bench:
             source = _source(bundle, config, model)
         kinds = [spec.kind for spec in self._specs()]
         lanes = 2 if self._most_in_memory() >= _ROOMY else 1
-        self.pool = ArmPool(bundle.directory, bundle.manifest, source, cache, kinds, self._exit_depth, lanes, phases)
+        self.pool = ArmPool(bundle.directory, bundle.manifest, source, cache, kinds, self._exit_depth, lanes, phases, gguf)
 
     def __enter__(self) -> Bench:
         return self

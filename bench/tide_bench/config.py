@@ -19,7 +19,8 @@ class BenchConfig:
     Args:
         mode: ``decode`` (tokens after the first), ``prefill`` (time to the first token), ``load`` (requests that come when they
             like).
-        rivals: other ways to run the model, names of `OTHER_ARMS`. The name is a key of kept results.
+        rivals: other ways to run the model, names of `OTHER_ARMS`; by default those that round nothing. Names are
+            keys of kept results.
         policies: depth policies of the bundle; those that it cannot run are left out with the reason.
         batches: sequences at once.
         prompt_tokens: lengths of prompts.
@@ -32,7 +33,7 @@ class BenchConfig:
     """
 
     mode: str = "decode"
-    rivals: tuple[str, ...] = tuple(OTHER_ARMS)
+    rivals: tuple[str, ...] = tuple(name for name, arm in OTHER_ARMS.items() if arm.promise != "rounded")
     policies: tuple[str, ...] = tuple(POLICIES)
     batches: tuple[int, ...] = (1, 8)
     prompt_tokens: tuple[int, ...] = (64,)

@@ -46,6 +46,8 @@ def broken_promise(promise: Promise, prompts: Tokens, texts: Tokens, references:
     """
     if promise == "none":
         return NO_PROMISE
+    if promise == "rounded":
+        return ""
     if promise == "certified":
         return _more_than_certified(texts, references, terms.certified)
     for number, (prompt, text, reference) in enumerate(zip(prompts, texts, references, strict=True)):

@@ -15,7 +15,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-_PACKAGES = ("onnxruntime", "onnxruntime-genai", "torch", "transformers")
+_PACKAGES = ("onnxruntime", "onnxruntime-genai", "openvino-genai", "torch", "transformers", "xllamacpp")
 
 
 class Report:

@@ -1,4 +1,4 @@
-"""The HuggingFace model that a bundle was made from: where it lies, and that it is the same one."""
+"""The model that a bundle was made from: where it lies, and that it is the same one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tide_bench.in_process import run_in_process
 
 @dataclass(frozen=True)
 class SourceModel:
-    """``folder``: config and weights; ``identity``: changes when the weights do."""
+    """``folder``: config and weights, or a GGUF file; ``identity``: changes when the weights do."""
 
     folder: Path
     identity: str
@@ -40,5 +40,5 @@ def _locate(source: str, revision: str | None) -> tuple[Path, str]:
     from tide_export.load import fingerprint, load_model
 
     loaded = load_model(source, "fp32", revision)
-    folder = Path(source) if Path(source).is_dir() else loaded.weight_files[0].parent
+    folder = Path(source) if Path(source).exists() else loaded.weight_files[0].parent
     return folder.resolve(), fingerprint(loaded)

@@ -47,7 +47,7 @@ def exports(monkeypatch: pytest.MonkeyPatch) -> list[dict[Path, str]]:
     monkeypatch.setattr(module, "export_cuts", export)
     monkeypatch.setattr(module, "ArmProcess", Loaded)
     monkeypatch.setattr(Loaded, "order", [])
-    monkeypatch.setattr("tide_bench.arms.genai.build_model_folder", lambda weights, identity, folder: folder)
+    monkeypatch.setattr("tide_bench.arms.genai.build_model_folder", lambda weights, identity, folder, precision: folder)
     return calls
 
 

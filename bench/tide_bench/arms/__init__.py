@@ -29,6 +29,9 @@ ARMS = {
     "unsplit": ArmKind("unsplit ONNX graph", _class("tide", "TideArm")),
     "compile": ArmKind("HF torch.compile", _class("compiled", "CompileArm")),
     "genai": ArmKind("onnxruntime-genai", _class("genai", "GenaiArm")),
+    "genai-int4": ArmKind("onnxruntime-genai int4", _class("genai", "GenaiArm")),
+    "llamacpp": ArmKind("llama.cpp", _class("llamacpp", "LlamacppArm")),
+    "openvino": ArmKind("OpenVINO GenAI", _class("openvino", "OpenvinoArm")),
     "static": ArmKind("static layer skip", _class("static_skip", "StaticSkipArm")),
     "predecessor": ArmKind("tide-inference", _class("predecessor", "PredecessorArm")),
 }

@@ -1,4 +1,4 @@
-"""onnxruntime-genai: Microsoft's runtime for language models, on the same weights in fp32, built by its own model builder."""
+"""onnxruntime-genai: Microsoft's runtime for language models, on the same weights, built by its own model builder."""
 
 from __future__ import annotations
 
@@ -19,16 +19,19 @@ from tide_bench.build_cache import cached_folder
 from tide_bench.report import cores
 
 
-def build_model_folder(weights: Path, identity: str, folder: Path) -> Path:
-    """The genai model of the HuggingFace folder ``weights``. Raises RuntimeError with the builder's last line."""
-    key = f"{identity}\nonnxruntime-genai {version('onnxruntime-genai')}, fp32, cpu"
-    return cached_folder(folder, key, lambda f: _build(weights, f))
+def build_model_folder(weights: Path, identity: str, folder: Path, precision: str = "fp32") -> Path:
+    """The genai model of the HuggingFace folder ``weights`` in fp32, int8 or int4 (rounded by the builder's own defaults).
+
+    Raises RuntimeError with the builder's last line.
+    """
+    key = f"{identity}\nonnxruntime-genai {version('onnxruntime-genai')}, {precision}, cpu"
+    return cached_folder(folder, key, lambda f: _build(weights, f, precision))
 
 
-def _build(weights: Path, folder: Path) -> None:
+def _build(weights: Path, folder: Path, precision: str) -> None:
     with TemporaryDirectory(dir=folder) as scratch:
         command = [sys.executable, "-m", "onnxruntime_genai.models.builder"]
-        command += ["-i", str(weights), "-o", str(folder), "-p", "fp32", "-e", "cpu", "-c", scratch]
+        command += ["-i", str(weights), "-o", str(folder), "-p", precision, "-e", "cpu", "-c", scratch]
         environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if done.returncode != 0:
@@ -45,7 +48,7 @@ class GenaiArm:
     def __init__(self, folder: Path) -> None:
         import onnxruntime_genai as og
 
-        self._og = og
+        self._og, self.folder = og, folder
         config = og.Config(str(folder))
         session = {"intra_op_num_threads": cores()}
         config.overlay(json.dumps({"model": {"eos_token_id": [], "decoder": {"session_options": session}}}))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-Promise = Literal["same", "certified", "none"]
+Promise = Literal["same", "certified", "rounded", "none"]
 
 
 @dataclass(frozen=True)
@@ -16,7 +16,8 @@ class ArmSpec:
         name: on the command line and in result names.
         title: in tables and charts.
         kind: of its process, a name of `tide_bench.arms.ARMS`; arms of one kind share a process.
-        promise: ``same``: the model's own greedy tokens; ``certified``: as often as the bundle's certificate allows; ``none``.
+        promise: ``same``: the model's own greedy tokens; ``certified``: as often as the bundle's certificate allows; ``rounded``:
+            its weights or products have fewer bits, rounded in its own way, so its text may part anywhere; ``none``.
         options: further arguments of its kind's ``generate``.
         layers: True when every token takes all layers.
     """
@@ -39,6 +40,9 @@ OTHER_ARMS: dict[str, ArmSpec] = {
     "eager": ArmSpec("eager", "HF eager", "eager", "same", all_layers=True),
     "compile": ArmSpec("compile", "HF torch.compile", "compile", "same", all_layers=True),
     "genai": ArmSpec("genai", "onnxruntime-genai", "genai", "same", all_layers=True),
+    "genai-int4": ArmSpec("genai-int4", "onnxruntime-genai int4", "genai-int4", "rounded", all_layers=True),
+    "llamacpp": ArmSpec("llamacpp", "llama.cpp", "llamacpp", "rounded", all_layers=True),
+    "openvino": ArmSpec("openvino", "OpenVINO GenAI", "openvino", "rounded", all_layers=True),
     "assisted": ArmSpec("assisted", "HF assistant_early_exit", "eager", "same"),
     # HF's documentation, "Prompt lookup decoding"
     "prompt-lookup": ArmSpec("prompt-lookup", "HF prompt lookup", "eager", "same", {"prompt_lookup_num_tokens": 10}),

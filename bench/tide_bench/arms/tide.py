@@ -25,7 +25,7 @@ class TideArm:
     """One shared thread pool, as `tide-run` has it; every policy on the same weights."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
+        self.folder = folder
         self._engine = load_second(folder)
         self._policies: dict[tuple[str, float | None], DepthPolicy] = {}
 
@@ -59,7 +59,7 @@ class TideArm:
 
     def loop_overhead(self, prompts: list[list[int]], new_tokens: int) -> float:
         """Share of a generation's wall time spent outside ONNX Runtime: our Python."""
-        engine, spent = load_engine(self._folder), Stopwatch()
+        engine, spent = load_engine(self.folder), Stopwatch()
         backend = cast(Any, engine.backend)
         load, sessions = backend._load, backend.sessions
         backend._load = lambda name: _TimedSession(load(name), spent)  # of what is loaded when first needed

@@ -1,0 +1,81 @@
+"""llama.cpp on a GGUF file, by the prebuilt wheel `xllamacpp`: its server runs in this process and is called over HTTP.
+
+Only the server's own HTTP interface takes and returns token ids. All prompts are one request, so they are prefilled together.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+from urllib.request import Request, urlopen
+
+from tide_bench.arms.base import Timing
+from tide_bench.arms.process import ArmError
+from tide_bench.report import cores
+
+_MISSING = "llama.cpp is not installed; pip install xllamacpp"
+_OWN_HOST = "http://127.0.0.1"  # the server listens nowhere else
+_FEWEST_SLOTS = 256  # llama.cpp rounds caches up to it
+
+
+class LlamacppArm:
+    """Its KV caches hold the requested sequences and tokens: a call with other sizes first loads the model again, untimed.
+
+    llama.cpp never samples an end-of-sequence id, where other arms may write one and go on; texts part there.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        try:
+            import xllamacpp
+        except ImportError as error:
+            raise ArmError(_MISSING) from error
+        os.environ.setdefault("GGML_NO_BACKTRACE", "1")  # a failed assertion would start gdb
+        self._library, self.folder = xllamacpp, folder
+        self._server: Any = None
+        self._sizes = (0, 0)
+        self._load(rows=1, tokens=_FEWEST_SLOTS)
+
+    def generate(self, prompts: list[list[int]], new_tokens: int, **options: Any) -> Timing:
+        """Decoding is timed by llama.cpp: the sequences decode in lockstep, so the one that began last took the shortest time."""
+        self._load(len(prompts), max(_FEWEST_SLOTS, len(prompts[0]) + new_tokens))
+        settings = {"n_predict": new_tokens, "temperature": 0, "samplers": ["temperature"], "ignore_eos": True}
+        body = {"prompt": prompts, **settings, "cache_prompt": False, "return_tokens": True}
+        start = perf_counter()
+        answer = self._post("/completion", body)
+        wall = perf_counter() - start
+        rows = answer if isinstance(answer, list) else [answer]
+        decode_s = min(row["timings"]["predicted_ms"] for row in rows) / 1e3
+        return Timing([row["tokens"] for row in rows], wall - decode_s, decode_s)
+
+    def system_info(self) -> str:
+        """The processor's instructions that llama.cpp was compiled for and found."""
+        return str(self._library.get_system_info())
+
+    def _load(self, rows: int, tokens: int) -> None:
+        """A server for ``rows`` sequences of ``tokens`` tokens, unless this is the one that runs."""
+        if self._sizes == (rows, tokens):
+            return
+        self._server = None  # ends the one before
+        params = self._library.CommonParams()
+        params.model.path = str(self.folder)
+        params.n_parallel, params.n_ctx, params.cont_batching = rows, rows * tokens, True
+        params.cpuparams.n_threads = params.cpuparams_batch.n_threads = cores()
+        params.n_gpu_layers, params.fit_params = 0, False  # the processor; these sizes, whatever memory is free
+        params.cache_prompt, params.cache_ram_mib, params.cache_idle_slots = False, 0, False
+        params.verbosity = -1
+        try:
+            self._server = self._library.Server(params)
+        except RuntimeError as error:
+            raise ArmError(f"llama.cpp cannot load {self.folder} ({error}); give a complete .gguf with --gguf") from error
+        self._sizes = (rows, tokens)
+
+    def _post(self, path: str, body: dict[str, Any]) -> Any:
+        address = self._server.listening_address + path
+        if not address.startswith(_OWN_HOST):
+            raise ArmError(f"llama.cpp's server is at {address}, expected {_OWN_HOST}")
+        request = Request(address, json.dumps(body).encode(), {"Content-Type": "application/json"})
+        with urlopen(request) as answer:
+            return json.load(answer)
