@@ -17,6 +17,7 @@ from tide_export.passes.graph_walk import add_initializer, insert_before, is_wei
 from tide_export.passes.quantize_weights import QUANTIZED_MATMUL
 
 _FORM = ("K", "bits", "block_size")
+_WEIGHT_INPUTS = ("", "weight", "scales", "zero_points", "offsets")
 
 
 @dataclass(frozen=True)
@@ -93,7 +94,8 @@ def _join(graph: ir.Graph, anchor: ir.Node, parts: list[_Projection], name: str 
     shape = ir.Shape([*list(source.shape)[:-1], width])
     axis = 1 if first.op_type == "MatMul" else 0
     weights = [
-        _joined(graph, [p.product.inputs[i] for p in parts], f"{name}.packed_{i}", axis) for i in range(1, len(first.inputs))
+        _joined(graph, [p.product.inputs[i] for p in parts], f"{name}.packed_{_WEIGHT_INPUTS[i]}", axis)
+        for i in range(1, len(first.inputs))
     ]
     attributes = {key: attribute.value for key, attribute in first.attributes.items()} | ({"N": width} if axis == 0 else {})
     outputs = [new_value(f"{name}.packed", source, shape)]

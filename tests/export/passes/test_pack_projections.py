@@ -10,7 +10,7 @@ from export.passes.group_query import HIDDEN, GroupQuery, step
 from tide_export.passes.pack_projections import pack_projections
 
 NOT_PLAIN = "query, key or value is not a plain projection (normed, sliced or already packed)"
-NOT_ALIKE = "query, key and value are projected from different inputs, or not all with a bias"
+NOT_ALIKE = "query, key and value are projected from different inputs, not all with a bias, or with weights of different forms"
 
 
 @pytest.mark.parametrize("projections", ["separate", "biased"])
