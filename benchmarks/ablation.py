@@ -49,7 +49,6 @@ RULES: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
     "exit_expectation": (("exit",), {"exit_expectation_weight": 1.0}),
     "batch_gate": (("exact", "exit"), {"least_batch_speedup": 0.0}),
     "sampled_gate": (("exact", "exit"), {"least_sampled_speedup": 0.0}),
-    "order_of_finishing": (("exact",), {"finish_weight": 0.0}),
     "padding_penalty": (("exact",), {"padding_penalty": 0.0}),
     "cap_of_longest_draft": (("exact",), {"draft_lengths": (64,)}),
     "few_drafts_first": (("exact",), {"first_speculative_tokens": 64}),

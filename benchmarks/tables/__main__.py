@@ -216,6 +216,40 @@ def scripted_table(run: dict[str, Any]) -> str:
     )
 
 
+def quantised_table(run: dict[str, Any]) -> str:
+    """Every place of `benchmarks.quantised_decode`."""
+    places = list(dict.fromkeys(row["place"] for row in run["rows"] if "title" in row))
+    return "\n\n".join(_quantised(run, place) for place in places)
+
+
+def quantised_summary(run: dict[str, Any]) -> str:
+    """One sequence only, for README."""
+    return _quantised(run, "b1")
+
+
+def _quantised(run: dict[str, Any], place: str) -> str:
+    """The arms at one place, and how much faster TIDE's source weights are than each."""
+    what = (
+        f"prompt of {place.removeprefix('prefill_')} tokens"
+        if place.startswith("prefill")
+        else f"batch {place.removeprefix('b')}"
+    )
+    title = f"**SmolLM2-135M-Instruct, Q4_1 GGUF, {what}** ({_where(run)}). llama.cpp uses {run['settings']['llamacpp']}"
+    headings = ["arm", "tokens/s", "ms per token (p10–p90)", "first token", "memory", "load and first token"]
+    rows = []
+    for row in (row for row in run["rows"] if row["place"] == place and "title" in row):
+        spread = [f"{row[f'ms_per_token{end}']:.1f}" for end in ("", "_p10", "_p90")] if "ms_per_token" in row else []
+        rows.append([
+            row["title"],
+            f"{row['tokens_per_s']:.0f}" if "tokens_per_s" in row else "" if "rounds" in row else "could not run",
+            f"{spread[0]} ({spread[1]}–{spread[2]})" if spread else "",
+            f"{row['first_token_ms']:.0f} ms" if "first_token_ms" in row else "",
+            f"{row['peak_mib']:.0f} MiB" if "peak_mib" in row else "",
+            f"{row['load_s']:.2f} s" if "load_s" in row else "",
+        ])  # fmt: skip
+    return "\n".join([title, "", *table(headings, rows)])
+
+
 def bench_1b_tables(run: dict[str, Any]) -> str:
     return bench_table(run, _where(run), f"{MODELS['1b'].title}, with an exit that is never sure")
 
@@ -231,8 +265,10 @@ def _placed(draw: Callable[[dict[str, Any], str], str]) -> Callable[[dict[str, A
 
 # Page → its tables in order: the run that a table is drawn from, and the function that draws it.
 PAGES: dict[str, list[tuple[str, Callable[[dict[str, Any]], str]]]] = {
-    "README.md": [("tide_bench", _placed(summary_table))],
+    "README.md": [("quantised_decode", quantised_summary)],
     "docs/measured.md": [
+        ("quantised_decode", quantised_table),
+        ("tide_bench", _placed(summary_table)),
         ("tide_bench", _placed(bench_table)),
         ("tide_bench_1b", bench_1b_tables),
         ("tide_bench", on_predecessors_terms),

@@ -18,8 +18,6 @@ class DepthTuning:
         draft_lengths: most prompt-lookup drafts of one sequence, tried in turn: sequences of a batch wait for the longest.
         padding_penalty: cost of each token that pads a shorter sequence, in full steps of one sequence, besides what it takes. A
             sequence that gets ahead no longer shares its later drafts with the others.
-        finish_tie: difference in remaining tokens below which sequences are taken to finish together.
-        finish_weight: weight of the order in which sequences finish, in the worth of a token; 0: all are worth the same.
         least_batch_speedup: exits are evaluated in a batch where at least this speedup is estimated. The estimate leaves out
             waiting, padding and the loop: on the demo model 8 sequences came to 0.5-0.65 of it.
         least_sampled_speedup: exits are evaluated for sampled text where at least this speedup is predicted for greedy text.
@@ -37,8 +35,6 @@ class DepthTuning:
     hit_rate_weight: float = 0.15
     draft_lengths: tuple[int, ...] = (1, 2, 3, 4, 6, 9, 64)
     padding_penalty: float = 0.05
-    finish_tie: int = 4
-    finish_weight: float = 0.5
     least_batch_speedup: float = 1.3
     least_sampled_speedup: float = 1.4
     uncalibrated_speedup: float = 1.1

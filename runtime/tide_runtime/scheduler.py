@@ -42,8 +42,6 @@ def run(
                 active.pop()
         if not active:
             continue
-        for sequence in active:
-            sequence.others_wait = bool(waiting)
         before = context.layers_launched
         decoded = policy.decode(context, active)
         for sequence, tokens in zip(list(active), decoded, strict=True):

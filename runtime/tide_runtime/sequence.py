@@ -68,7 +68,6 @@ class TokenSequence:
         num_cached_tokens: the first ones, whose keys and values are in the KV cache.
         batch_index: which sequence of the KV cache it is.
         batch_size: sequences that run at once in its call.
-        others_wait: whether other sequences wait for its place.
         policy_state: what the depth policy keeps of the sequence, in a type of its own.
         layers_run: decoder layers launched in the decode steps that the sequence took part in.
         ran_full: the policy left it to ``full``, as skipping layers would not have paid or drafts could not be verified.
@@ -85,7 +84,6 @@ class TokenSequence:
     text: TextStream | None
     cache_slots: int
     batch_size: int = 1
-    others_wait: bool = False
     batch_index: int = -1
     num_cached_tokens: int = 0
     policy_state: Any = None

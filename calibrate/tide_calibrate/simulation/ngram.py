@@ -32,7 +32,7 @@ class PromptLookup:
         state.guess = state.ngram.draft(tokens, end, min(self._tuning.prompt_lookup_limit, len(tokens) - end - 1))
         if not state.guess:
             return 0, 0
-        (count,) = prompt_lookup_lengths([state], lambda _, total, __: self._pass_ms[total], self._speedup, None, self._tuning)
+        (count,) = prompt_lookup_lengths([state], lambda _, total, __: self._pass_ms[total], self._speedup, self._tuning)
         right = 0
         while right < count and state.guess[right] == tokens[end + right]:
             right += 1

@@ -181,7 +181,6 @@ class CostModel:
         self.num_segments = len(edges) - 1
         self.step: Callable[..., StepCost] = self.table.step
         self.full = cache(self._full)
-        self.full_step = cache(self._full_step)
         self.evaluation = cache(self._evaluation)  # needed for every token that an exit is evaluated for
 
     @classmethod
@@ -249,14 +248,6 @@ class CostModel:
             rest = self.segments(1, run_deep, first, self.num_segments) + self.fill(waited - run_deep, exits[0])
             total += rest + last.logits_ms + last.host_ms + last.deep_extra_ms
         return total / self.full(1, 1, 1)
-
-    def _full_step(self, batch_size: int) -> float:
-        """A full-depth step of one token a sequence, linear between the measured batch sizes. `full` takes the nearest one, which
-        compares steps of the same size well, but not what one more sequence adds."""
-        measured = self.table.batch_sizes
-        if not measured[0] < batch_size < measured[-1]:
-            return self.full(batch_size, batch_size, 1)
-        return float(np.interp(batch_size, measured, [self.full(count, count, 1) for count in measured]))
 
     def _full(self, batch_size: int, tokens: int, longest: int) -> float:
         """All layers, the head on every token, and the loop around them, which takes longer where drafts are verified."""

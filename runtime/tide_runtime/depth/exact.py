@@ -169,10 +169,7 @@ class ExactDepth:
 
     def _look_up(self, states: Sequence[ExactState], may: bool) -> list[list[Draft]]:
         """Drafts from the guesses, where they are likely enough to pay."""
-        left = [len(state.tokens) - state.sequence.num_tokens for state in states]
-        waited_for = states[0].sequence.others_wait
-        controls = [state.control for state in states]
-        lengths = self.controller.prompt_lookup_lengths(controls, may, None if waited_for else left)
+        lengths = self.controller.prompt_lookup_lengths([state.control for state in states], may)
         return [self._place(state, state.control.guess[:n]) if n else [] for state, n in zip(states, lengths, strict=True)]
 
     @staticmethod

@@ -88,19 +88,10 @@ class DraftController:
         """Whether exits may be evaluated at all where so many sequences run at once."""
         return bool(self.exits) and self._gate.opens(batch_size, greedy)
 
-    def prompt_lookup_lengths(
-        self, states: Sequence[DraftState], evaluates_exits: bool, tokens_left: Sequence[int] | None = None
-    ) -> list[int]:
-        """How many tokens of its guess each sequence drafts.
-
-        Args:
-            evaluates_exits: whether the sequences may draft with exits instead.
-            tokens_left: most tokens that each sequence still generates, where no other sequence waits for its place.
-        """
+    def prompt_lookup_lengths(self, states: Sequence[DraftState], evaluates_exits: bool) -> list[int]:
+        """How many tokens of its guess each sequence drafts. ``evaluates_exits``: they may draft with exits instead."""
         speedup = fmean(state.exits.speedup for state in states) if evaluates_exits else 1.0
-        alone = len(states) == 1 or tokens_left is None
-        worth = None if alone else token_worth(tokens_left or [], self.costs.full_step, self.tuning)
-        return prompt_lookup_lengths(states, self.costs.full, speedup, worth, self.tuning)
+        return prompt_lookup_lengths(states, self.costs.full, speedup, self.tuning)
 
     def sequences_to_speculate(self, ready: Sequence[int], batch_size: int) -> Sequence[int]:
         """Those of the ``ready`` sequences that evaluate exits: all or none, as a launch costs nearly as much for a few of the
@@ -115,27 +106,23 @@ def next_speculative_tokens(most: int, drafts: int, accepted: int) -> int:
     return most if accepted else max(1, most // 2)
 
 
-def prompt_lookup_lengths(
-    states: Sequence[DraftState], pass_ms: PassTime, speedup: float, worth: Sequence[float] | None, tuning: DepthTuning
-) -> list[int]:
+def prompt_lookup_lengths(states: Sequence[DraftState], pass_ms: PassTime, speedup: float, tuning: DepthTuning) -> list[int]:
     """How many tokens of its guess each sequence of a batch drafts, for the most expected tokens per ms of the whole batch.
 
-    The n-th token of a guess is accepted with probability hit_rate ** n. Tokens are taken in the order of that probability times
-    their worth, of whatever sequence, while the pass that verifies them all gives a better rate.
+    The n-th token of a guess is accepted with probability hit_rate ** n. Tokens are taken in the order of that probability, of
+    whatever sequence, while the pass that verifies them all gives a better rate.
 
     Args:
         pass_ms: time of a pass through the whole model.
         speedup: of drafting with exits instead; 1 without.
-        worth: of a token of each sequence (see `token_worth`); None: the same for all.
     """
     batch_size = len(states)
-    worth = worth or [1.0] * batch_size
     chances = []
     for place, state in enumerate(states):
         chance = 1.0
         for n in range(1, len(state.guess) + 1):
             chance *= state.hit_rate
-            chances.append((-worth[place] * chance, n, place))
+            chances.append((-chance, n, place))
     chances.sort()  # of equal ones the earlier token first: no token is drafted without those before it
     full, best, best_rate = pass_ms(batch_size, batch_size, 1), [0] * batch_size, batch_size * speedup
     if not chances:
@@ -162,28 +149,3 @@ def prompt_lookup_lengths(
             break
         shorter = highest
     return best
-
-
-def token_worth(tokens_left: Sequence[int], step_ms: Callable[[int], float], tuning: DepthTuning) -> list[float]:
-    """The worth of one more token of each sequence of a batch that no other sequence waits to join, 1 on average.
-
-    While others wait, a sequence that finishes earlier makes room earlier, and every token is worth the same. Later the batch
-    only shrinks and takes as long as its longest sequence: the sequences with most tokens left take the last, expensive steps
-    alone, and the others add to these what one more sequence adds to a step.
-
-    Args:
-        tokens_left: most tokens that each sequence still generates.
-        step_ms: a full step by batch size.
-    """
-    batch_size = len(tokens_left)
-    order = sorted(range(batch_size), key=lambda i: -tokens_left[i])
-    worth, begin, each = [1.0] * batch_size, 0, step_ms(batch_size) / batch_size
-    while begin < batch_size:
-        end = begin
-        while end < batch_size and tokens_left[order[begin]] - tokens_left[order[end]] <= tuning.finish_tie:
-            end += 1
-        added = step_ms(end) - (step_ms(begin) if begin else 0.0)
-        for i in order[begin:end]:
-            worth[i] += tuning.finish_weight * (added / (end - begin) / each - 1)
-        begin = end
-    return worth
