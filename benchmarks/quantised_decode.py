@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -47,7 +47,10 @@ from benchmarks.models.gguf_files import GGUF_MODELS, GgufModel
 
 FORMS = ("int4", "source", "int8", "fp32")  # TIDE's arms, by --weights
 OTHERS = ("llamacpp", "genai-int4", "openvino")
-ARMS = {name: ArmSpec(name, f"TIDE {name}", "tide", "rounded") for name in FORMS} | {name: OTHER_ARMS[name] for name in OTHERS}
+BASELINES = ("eager", "unsplit")  # HF on the dequantised weights, and one ONNX graph with the file's own
+ARMS = {name: ArmSpec(name, f"TIDE {name}", "tide", "rounded") for name in FORMS} | {
+    name: OTHER_ARMS[name] for name in (*OTHERS, *BASELINES)
+}
 SLOTS = 1024  # of TIDE's caches
 WARM_UPS = 2
 LOADS = 3
@@ -84,7 +87,7 @@ class Plan:
 
 PLANS = {
     "smollm2": Plan(
-        arms=tuple(ARMS),
+        arms=(*FORMS, *OTHERS),
         places=(
             Place("b1", 1, 64, 128, decode_seconds, 0.3),
             Place("b8", 8, 64, 128, decode_seconds, 0.4),
@@ -140,7 +143,11 @@ def folder_of(arm: str, model: GgufModel, cache: Path) -> Path:
         return model.gguf(cache.parent)
     if arm == "genai-int4":
         return build_model_folder(model.weights(cache.parent), model.identity(), cache / arm, "int4")
+    if arm == "eager":
+        return model.weights(cache.parent)
     source, identity = model.source(cache.parent), model.identity()
+    if arm == "unsplit":
+        return export_bundle(source, identity, cache / arm, "none", max_seq_len=SLOTS, form="source")
     return export_bundle(source, identity, cache / f"weights_{arm}", max_seq_len=SLOTS, form=arm)
 
 
@@ -328,18 +335,30 @@ def _chosen(text: str | None, plan: Plan) -> list[str]:
     return names
 
 
+def _at(text: str | None, plan: Plan) -> Plan:
+    """``plan`` at the named places only."""
+    if text is None:
+        return plan
+    kept = tuple(place for place in plan.places if place.name in text.split(","))
+    if len(kept) != len(text.split(",")):
+        raise typer.BadParameter(f"places {text}; choose from: {', '.join(place.name for place in plan.places)}")
+    whole = sum(place.share for place in kept)
+    return replace(plan, places=tuple(replace(place, share=place.share / whole) for place in kept))
+
+
 def main(
     model: Annotated[str, typer.Option(help=f"Of {', '.join(GGUF_MODELS)}.")] = "smollm2",
     arms: Annotated[str | None, typer.Option(help=f"Of {','.join(ARMS)}. Default: the model's.")] = None,
     minutes: Annotated[float, typer.Option(help="Time for all turns together; preparing arms comes on top.")] = 6.0,
     rounds: Annotated[int, typer.Option(min=1, help="Turns of each arm at most.")] = 25,
+    places: Annotated[str | None, typer.Option(help="Of b1,b8,prefill_64,prefill_512. Default: the model's.")] = None,
     cache: Annotated[Path, typer.Option(help="Where weights and bundles are kept between runs.")] = CACHE,
     json: Annotated[Path | None, typer.Option(help="Also write everything to this file.")] = None,
 ) -> None:
     """Compare decode and prefill speed with low-bit weights on this machine's CPU."""
     if model not in GGUF_MODELS:
         raise typer.BadParameter(f"model {model}; choose from: {', '.join(GGUF_MODELS)}")
-    plan, chosen = PLANS[model], _chosen(arms, PLANS[model])
+    plan, chosen = _at(places, PLANS[model]), _chosen(arms, PLANS[model])
     report = Report("quantised_decode", model=model, arms=chosen, minutes=minutes, rounds=rounds)
     run = Run(plan, GGUF_MODELS[model], chosen, cache, minutes, rounds)
     record = run.run(model)

