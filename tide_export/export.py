@@ -180,9 +180,7 @@ def _verify(
     with progress.phase("verify against the eager model"):
         checks = verify_bundle(loaded, directory, config.dtype)
     for check in checks:
-        progress.note(
-            f"{check.prompt[:48]!r}: max |Δlogit| {check.max_difference:.1e}, greedy agreement {check.greedy_agreement:.0%}"
-        )
+        progress.note(str(check))
     if calibration is not None and calibration.info.exits:
         with progress.phase("verify the exits against their formulas"):
             exit_checks = verify_exits(directory, calibration.tensors)

@@ -1,0 +1,95 @@
+"""Verification of bundles with low-bit weights: int8 activations must not hide a weight that is wrong."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from export.architectures import MAX_POSITIONS, tiny_model
+from numpy.typing import NDArray
+from tide_runtime.errors import VerificationError
+
+from tide_export.config import ExportConfig
+from tide_export.export import write_bundle
+from tide_export.load import LoadedModel, quantized
+from tide_export.progress import ExportProgress
+from tide_export.verify import fp32_activations, mean_divergence, verify_bundle
+
+Exported = tuple[LoadedModel, Path]
+CONFIG = ExportConfig(checkpoints="2", max_seq_len=MAX_POSITIONS // 2, verify=False)
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> Exported:
+    """A model in int4 and its bundle."""
+    loaded = quantized(LoadedModel(tiny_model("llama"), None, "llama"), "int4", "rtn")
+    directory = tmp_path_factory.mktemp("int4")
+    write_bundle(loaded, directory, CONFIG, ExportProgress(quiet=True))
+    return loaded, directory
+
+
+def edited(directory: Path, tmp_path: Path, edit: Callable[[NDArray[np.uint8], str], None]) -> Path:
+    """A copy whose low-bit weights and scales ``edit`` has changed, given their bytes and "values" or "scales"."""
+    copy = Path(shutil.copytree(directory, tmp_path / "bundle"))
+    weights = np.fromfile(copy / "onnx" / "weights.bin", np.uint8)
+    seen = set()
+    for file in (copy / "onnx").glob("cpu.*.onnx"):
+        for tensor in onnx.load(file, load_external_data=False).graph.initializer:
+            part, place = tensor.name.rpartition(".")[2], {entry.key: entry.value for entry in tensor.external_data}
+            if part in ("values", "scales") and place.get("offset") not in (None, *seen):
+                seen.add(place["offset"])
+                begin = int(place["offset"])
+                edit(weights[begin : begin + int(place["length"])], part)
+    assert seen, "the bundle keeps no low-bit weight in its file"
+    weights.tofile(copy / "onnx" / "weights.bin")
+    return copy
+
+
+def swap_nibbles(part: NDArray[np.uint8], kind: str) -> None:
+    if kind == "values":
+        part[:] = part << 4 | part >> 4
+
+
+def enlarge_scales(part: NDArray[np.uint8], kind: str) -> None:
+    if kind == "scales":
+        part.view(np.float32)[:] *= 1.02
+
+
+def test_a_right_bundle_passes(exported: Exported) -> None:
+    """Every export to int4 would end in an error, or the report would hide what int8 activations cost."""
+    checks = verify_bundle(*exported, "fp32")
+    exact, rounded = checks[: len(checks) // 2], checks[len(checks) // 2 :]
+    assert all(check.tolerance is not None and check.passed for check in exact)
+    assert all(check.tolerance is None and check.passed and "KL divergence" in str(check) for check in rounded)
+    assert max(c.max_difference for c in rounded) > 10 * max(c.max_difference for c in exact), (
+        "the copy rounds as the bundle does"
+    )
+    assert not list(exported[1].glob(".workspace.*")), "the copy is left behind"
+
+
+@pytest.mark.parametrize("edit", [swap_nibbles, enlarge_scales])
+def test_wrong_weights_are_refused(exported: Exported, tmp_path: Path, edit: Callable[[NDArray[np.uint8], str], None]) -> None:
+    """A mapping that swaps neighbours or misreads a scale would ship as a slightly worse model."""
+    loaded, directory = exported
+    with pytest.raises(VerificationError, match="differs from the eager model"):
+        verify_bundle(loaded, edited(directory, tmp_path, edit), "fp32")
+
+
+def test_the_copy_leaves_the_bundle_alone(exported: Exported) -> None:
+    """The bundle that is renamed into place would compute in fp32, several times slower."""
+    before = {file: file.read_bytes() for file in exported[1].rglob("*.onnx")}
+    with fp32_activations(exported[1]):
+        pass
+    assert {file: file.read_bytes() for file in exported[1].rglob("*.onnx")} == before
+
+
+def test_divergence_is_that_of_the_distributions() -> None:
+    """The bound on int8 activations would pass nonsense, or refuse what differs by a constant only."""
+    logits = np.log(np.array([[0.5, 0.5], [0.9, 0.1]], np.float32))
+    other = np.log(np.array([[0.25, 0.75], [0.9, 0.1]], np.float32)) + np.float32(3)
+    assert mean_divergence(logits, other) == pytest.approx(0.5 * (0.5 * np.log(2) + 0.5 * np.log(2 / 3)), abs=1e-6)
+    assert mean_divergence(logits, logits) == 0
