@@ -9,25 +9,25 @@ from collections.abc import Mapping
 from tide_runtime.outputs import Generation
 
 _HELP = {
-    "tide_requests_total": "Rows, by the reason they ended.",
-    "tide_prompt_tokens_total": "Prompt tokens of rows that ended.",
+    "tide_requests_total": "Sequences that ended, by the reason.",
+    "tide_prompt_tokens_total": "Prompt tokens of sequences that ended.",
     "tide_generated_tokens_total": "Output tokens of sequences that ended, by the layers run before each was final.",
     "tide_drafted_tokens_total": "Drafts of policy exact, by drafter.",
     "tide_accepted_tokens_total": "Drafts that the model confirmed, by drafter.",
     "tide_deep_passes_total": "Runs to the last layer after the first token.",
-    "tide_decoder_layers_total": "Decoder layers launched in decode steps, for each row that took part.",
+    "tide_decoder_layers_total": "Decoder layers launched in decode steps, for each sequence that took part.",
     "tide_forced_exits_total": "Tokens that stopped early only to keep a depth budget.",
     "tide_prompt_exits_total": "Prompt tokens that stopped early.",
     "tide_uncovered_tokens_total": "Output tokens of policy exit that no certificate covers.",
-    "tide_first_token_seconds_total": "Time to first token, summed over rows that ended.",
-    "tide_decode_seconds_total": "Time from first to last token, summed over rows that ended.",
+    "tide_first_token_seconds_total": "Time to first token, summed over sequences that ended.",
+    "tide_decode_seconds_total": "Time from first to last token, summed over sequences that ended.",
     "tide_exit_seconds_total": "Part of it in which exits were evaluated or drafts made.",
     "tide_graph_launches_total": "Launches, by graph, counted at the backend.",
 }
 
 
 class EngineMetrics:
-    """Counts of rows that ended; safe to feed from several threads."""
+    """Counts of sequences that ended; safe to feed from several threads."""
 
     def __init__(self, num_layers: int) -> None:
         self._num_layers = num_layers
@@ -35,7 +35,7 @@ class EngineMetrics:
         self._lock = threading.Lock()
 
     def add(self, generation: Generation) -> None:
-        """Count one row that ended."""
+        """Count one sequence that ended."""
         stats = generation.stats
         found: Counter[tuple[str, str]] = Counter()
         found["tide_requests_total", f'reason="{generation.finish_reason}"'] = 1

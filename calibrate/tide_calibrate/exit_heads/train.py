@@ -30,7 +30,7 @@ class HeadTraining:
     Args:
         steps: maximum number of optimizer steps.
         windows_per_step: windows of text per step.
-        learning_rate: peak of Adam's; linear warm-up over the first tenth of the steps, then cosine decay to 0.
+        learning_rate: peak learning rate of Adam; linear warm-up over the first tenth of the steps, then cosine decay to 0.
         held_out_windows: maximum number of windows used for evaluation.
         check_every: steps between evaluations.
         patience: evaluations without an improvement after which training stops.

@@ -36,7 +36,7 @@ class RouterTraining:
         held_out_windows: maximum number of windows for Platt scaling.
         epochs: passes over the training tokens.
         tokens_per_step: tokens per optimizer step.
-        learning_rate: AdamW's initial rate; it decays linearly to 0.
+        learning_rate: initial learning rate of AdamW; it decays linearly to 0.
         width: R, width of the hidden layer.
         seed: seed of the weights and of the order of tokens.
     """

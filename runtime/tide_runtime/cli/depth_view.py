@@ -43,7 +43,7 @@ def html_view(generation: Generation, tokenizer: Tokenizer | None, num_layers: i
     return (
         '<!doctype html><html lang="en"><meta charset="utf-8"><title>Depth per token</title>'
         "<style>body{font:16px/1.6 monospace;margin:2em;max-width:100ch}pre{white-space:pre-wrap}</style>"
-        f"<h1>Layers run before each token was said</h1><p>{legend}</p><pre>{tokens}</pre></html>\n"
+        f"<h1>Layers run before each token was final</h1><p>{legend}</p><pre>{tokens}</pre></html>\n"
     )
 
 

@@ -146,7 +146,7 @@ def _tables(facts: dict[str, Any]) -> list[Table]:
                 "vocabulary": f"{model['vocab_size']:,} tokens",
                 "dtype": facts["dtype"],
                 "max_seq_len": f"{facts['max_seq_len']:,} tokens (model: {model['max_position_embeddings']:,})",
-                "KV cache": f"{human_size(facts['kv_cache_bytes_per_row'])} per row at max_seq_len",
+                "KV cache": f"{human_size(facts['kv_cache_bytes_per_row'])} per sequence at max_seq_len",
                 "bundle": f"{human_size(facts['bundle_bytes'])}, schema {facts['schema']}, made {facts['created']}",
                 "fingerprint": model["fingerprint"],
             },

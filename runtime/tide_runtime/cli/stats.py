@@ -13,12 +13,12 @@ def print_stats(engine: Engine, generation: Generation) -> None:
     """Print tables on stderr: tokens by depth, drafts, launches, and the speed compared with the calibration's prediction."""
     console = Console(stderr=True)
     stats = generation.stats
-    depths = Table("layers", "tokens", "share", title="Layers run before a token was said")
+    depths = Table("layers", "tokens", "share", title="Layers run before a token was final")
     for layers, count in stats.depths(engine.depth).items():
         depths.add_row("0 (copied)" if layers == 0 else str(layers), str(count), f"{count / stats.new_tokens:.0%}")
     console.print(depths)
     if stats.drafted:
-        drafts = Table("drafter", "drafted", "accepted", "share", title=f"Drafts, {stats.deep_passes} deep passes")
+        drafts = Table("drafter", "drafted", "accepted", "share", title=f"Drafts, {stats.deep_passes} verification passes")
         for name, drafted in stats.drafted.items():
             accepted = stats.accepted.get(name, 0)
             drafts.add_row(name, str(drafted), str(accepted), f"{accepted / drafted:.0%}")

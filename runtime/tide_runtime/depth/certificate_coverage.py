@@ -12,18 +12,18 @@ from tide_runtime.sequence import TokenSequence
 _EXACT = {"both": "exact", "router": "exact:router", "ngram": "exact:ngram"}  # names of its predictions, by drafters
 
 
-def with_promises(stats: RequestStats, row: TokenSequence, manifest: Manifest, options: DepthOptions) -> RequestStats:
-    """``stats`` of the finished ``row`` with its speed beside the predicted one, and why no certificate covers it."""
+def with_promises(stats: RequestStats, sequence: TokenSequence, manifest: Manifest, options: DepthOptions) -> RequestStats:
+    """``stats`` of the finished ``sequence`` with its speed beside the predicted one, and why no certificate covers it."""
     calibration = manifest.calibration
     if calibration is None:
         return stats
     speedup = predicted = None
-    if calibration.costs is not None and row.batch_size == 1 and stats.new_tokens > 1:
+    if calibration.costs is not None and sequence.batch_size == 1 and stats.new_tokens > 1:
         speedup = calibration.costs.unsplit_ms * stats.tokens_per_second / 1e3
         foretold = _predicted(stats.policy, options)
-        predicted = calibration.predicted.get(foretold) if foretold and row.params.takes_likeliest else None
+        predicted = calibration.predicted.get(foretold) if foretold and sequence.params.takes_likeliest else None
     return replace(
-        stats, speedup=speedup, predicted_speedup=predicted, uncovered=tuple(_uncovered(stats, row, manifest, options))
+        stats, speedup=speedup, predicted_speedup=predicted, uncovered=tuple(_uncovered(stats, sequence, manifest, options))
     )
 
 
@@ -37,7 +37,7 @@ def _predicted(policy: str, options: DepthOptions) -> str | None:
     return policy
 
 
-def _uncovered(stats: RequestStats, row: TokenSequence, manifest: Manifest, options: DepthOptions) -> list[str]:
+def _uncovered(stats: RequestStats, sequence: TokenSequence, manifest: Manifest, options: DepthOptions) -> list[str]:
     """Reasons, in words; none where the policy is another one, as there is nothing to cover then."""
     calibration, reasons = manifest.calibration, list[str]()
     if stats.policy != "exit" or calibration is None:
@@ -51,7 +51,7 @@ def _uncovered(stats: RequestStats, row: TokenSequence, manifest: Manifest, opti
         reasons.append(f"min_depth {options.min_depth} leaves out exits, and those behind them were certified together with them")
     if options.kv == "propagate":
         reasons.append("keys and values of skipped layers were projected (kv propagate)")
-    if not row.params.takes_likeliest:
+    if not sequence.params.takes_likeliest:
         reasons.append("the text was sampled or penalized, and the certificate is about the likeliest token")
     if stats.prompt_exits:
         reasons.append(f"{stats.prompt_exits} of {stats.prompt_tokens} prompt tokens stopped early (prefill exit)")

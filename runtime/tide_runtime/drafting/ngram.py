@@ -12,7 +12,7 @@ ORDER = 3  # tokens that must match
 
 
 class NgramDrafter:
-    """The index of one row: the last place each n-gram was seen."""
+    """The index of one sequence: the last place where each n-gram was seen."""
 
     def __init__(self) -> None:
         self._places: dict[tuple[int, ...], int] = {}
