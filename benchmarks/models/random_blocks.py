@@ -1,6 +1,6 @@
 """Random weights in the layouts of quantised checkpoints, for formats that no installed package writes.
 
-Every packer takes output and input features N, K of a matrix; scales are chosen for weights of a standard deviation of about 0.04.
+Every packer takes output and input features N, K of a matrix. Scales give weights a standard deviation of about 0.04.
 """
 
 from __future__ import annotations
@@ -85,7 +85,8 @@ def quantise_folder(folder: Path, method: str) -> None:
     file, rng = folder / "model.safetensors", np.random.default_rng(0)
     state = load_file(file)
     for name in [name for name in state if name.endswith("_proj.weight")]:
-        parts = pack(*state.pop(name).shape, rng)
+        rows, columns = state.pop(name).shape
+        parts = pack(rows, columns, rng)
         state |= {f"{name.removesuffix('weight')}{part}": np.ascontiguousarray(tensor) for part, tensor in parts.items()}
     save_file(state, file, metadata={"format": "pt"})
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
