@@ -64,14 +64,7 @@ class ExportConfig:
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
             raise ParamsError(f"dtype is {self.dtype!r}; set it to one of: {', '.join(DTYPES)}")
-        if self.weights not in WEIGHTS:
-            raise ParamsError(f"weights is {self.weights!r}; set it to one of: {', '.join(WEIGHTS)}")
-        if self.weights in DTYPES and self.weights != self.dtype:
-            if self.dtype != ExportConfig.dtype:
-                raise ParamsError(f"weights is {self.weights} and dtype {self.dtype}; leave out one of them")
-            object.__setattr__(self, "dtype", self.weights)
-        if self.quantizer not in QUANTIZERS:
-            raise ParamsError(f"quantizer is {self.quantizer!r}; set it to one of: {', '.join(QUANTIZERS)}")
+        object.__setattr__(self, "dtype", dtype_with(self.weights, self.quantizer, self.dtype, ExportConfig.dtype))
         if self.max_seq_len is not None and self.max_seq_len < 1:
             raise ParamsError(f"max_seq_len is {self.max_seq_len}; set it to at least 1 token")
         if not self.targets:
@@ -94,6 +87,22 @@ class ExportConfig:
         from tide_export.targets.trt_options import TrtOptions
 
         return TrtOptions(self.hardware_compatible, self.version_compatible, self.strip_weights)
+
+
+def dtype_with(weights: str, quantizer: str, dtype: str, default: str) -> str:
+    """The dtype that ``weights`` and ``dtype`` mean together. Raises ParamsError for unknown names, or two precisions."""
+    if weights not in WEIGHTS:
+        raise ParamsError(f"weights is {weights!r}; set it to one of: {', '.join(WEIGHTS)}")
+    if quantizer not in QUANTIZERS:
+        raise ParamsError(f"quantizer is {quantizer!r}; set it to one of: {', '.join(QUANTIZERS)}")
+    if weights in DTYPES and dtype not in (weights, default):
+        raise ParamsError(f"weights is {weights} and dtype {dtype}; leave out one of them")
+    return weights if weights in DTYPES else dtype
+
+
+def weights_title(weights: str, quantizer: str) -> str:
+    """The two options as one name, which tells models apart: ``source``, ``fp32``, ``int4 rtn``."""
+    return f"{weights} {quantizer}" if weights in ("int4", "int8") else weights
 
 
 def place_checkpoints(spec: str, num_layers: int, calibration: CalibrationInfo | None = None) -> list[int]:

@@ -58,7 +58,8 @@ def export(
     calibration = read_exit_calibration(Path(config.calibration)) if config.calibration is not None else None
     with new_directory(Path(out), force) as directory, ExitStack() as stack:
         if config.data is not None:
-            first = _calibrator()(source, config.data, Path(out), revision, trust_remote_code, progress)
+            options = {"weights": config.weights, "quantizer": config.quantizer}
+            first = _calibrator()(source, config.data, Path(out), revision, trust_remote_code, progress, **options)
             calibration = stack.enter_context(first)
         with progress.phase(f"load {source}"):
             loaded = load_model(source, config.dtype, revision, trust_remote_code, config.weights)

@@ -22,6 +22,7 @@ from transformers import PreTrainedTokenizerFast as FastTokenizer
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, cached_file
 from transformers.utils.hub import get_checkpoint_shard_files
 
+from tide_export.config import weights_title
 from tide_export.probe import probe_attention
 from tide_export.quantization.checkpoints import load_quantized_checkpoint
 from tide_export.quantization.gguf_source import is_gguf, load_gguf
@@ -90,7 +91,7 @@ def quantized(
         return loaded
     found, notes = quantize_model(loaded.model, int(weights.removeprefix("int")), quantizer, advance)
     dequantize_parameters(loaded.model, found)
-    return replace(loaded, quantized=found, weights=f"{weights} {quantizer}", notes=tuple(notes))
+    return replace(loaded, quantized=found, weights=weights_title(weights, quantizer), notes=tuple(notes))
 
 
 def _with_tied(model: PreTrainedModel, quantized: Mapping[str, QuantizedWeight]) -> dict[str, QuantizedWeight]:

@@ -13,6 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from pydoc_data.topics import topics
 
+import numpy as np
 from safetensors import safe_open
 from tide_bench.build_cache import cached_folder, files_digest
 from tide_bench.gguf_model import SUFFIX, huggingface_folder
@@ -78,7 +79,7 @@ def _prose(cache: Path, count: int, tokens: int) -> list[list[int]]:
 def _llama_1b_gguf(cache: Path) -> Path:
     weights = MODELS["1b"].weights(cache)
     key = f"{MODELS['1b'].identity()}\ngguf {version('gguf')}, {files_digest([Path(__file__)])}"
-    folder = cached_folder(cache / "1b" / "gguf", key, lambda empty: run_in_process(write_q4_0, weights, empty / _NAME))
+    folder = cached_folder(cache / "1b" / "gguf", key, lambda empty: run_in_process(write_gguf, weights, empty / _NAME))
     return folder / _NAME
 
 
@@ -105,15 +106,19 @@ def gguf_name(name: str) -> str:
     return f"blk.{layer}.{_TENSORS[inner]}.weight"
 
 
-def write_q4_0(weights: Path, file: Path) -> None:
-    """The Llama in the HuggingFace folder ``weights`` with every matrix in Q4_0, the type that llama.cpp computes fastest with.
+def write_gguf(weights: Path, file: Path, kind: str = "Q4_0") -> None:
+    """The Llama in the HuggingFace folder ``weights`` with every matrix in GGUF's type ``kind``.
 
-    Its vocabulary is made up: prompts are token ids.
+    Q4_0 is the type that llama.cpp computes fastest with. Matrices of a K-quant are random instead, as gguf cannot quantise to
+    them. The vocabulary is made up: prompts are token ids.
     """
     from gguf import GGMLQuantizationType, GGUFWriter, TokenType, quantize
     from transformers import AutoConfig
 
-    config, kind = AutoConfig.from_pretrained(weights), GGMLQuantizationType.Q4_0
+    from benchmarks.models.random_blocks import K_QUANTS
+
+    config, stored = AutoConfig.from_pretrained(weights), GGMLQuantizationType[kind]
+    rng = np.random.default_rng(0)
     writer = GGUFWriter(file, "llama")
     writer.add_context_length(_SLOTS)
     writer.add_embedding_length(config.hidden_size)
@@ -140,7 +145,9 @@ def write_q4_0(weights: Path, file: Path) -> None:
                 if values.ndim == 1:
                     writer.add_tensor(gguf_name(name), values)
                 else:
-                    writer.add_tensor(gguf_name(name), quantize(values, kind), raw_dtype=kind)
+                    rows, columns = values.shape
+                    blocks = K_QUANTS[kind](rows, columns, rng) if kind in K_QUANTS else quantize(values, stored)
+                    writer.add_tensor(gguf_name(name), blocks, raw_dtype=stored)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -27,6 +27,7 @@ from tide_calibrate.traces.agreement import agreement_by_depth
 from tide_calibrate.train import Learned, learn, trace_exits
 from tide_export.bundle_writer import new_directory
 from tide_export.calibration.calibration_file import CALIBRATION_NAME, EXITS_NAME, CalibrationFile, DataInfo
+from tide_export.export import quantize_loaded
 from tide_export.load import LoadedModel, fingerprint, load_model
 from tide_export.progress import ExportProgress
 
@@ -49,7 +50,7 @@ def calibrate(
     force: bool = False,
     progress: ExportProgress | None = None,
 ) -> CalibrationFile:
-    """Calibrate the model in directory or hub id ``source`` on the text in ``data`` and write the directory ``out``.
+    """Calibrate the model in directory, hub id or GGUF file ``source`` on the text in ``data`` and write the directory ``out``.
 
     Args:
         also: further ε → directory; these calibrations differ only in their certified thresholds.
@@ -71,7 +72,8 @@ def calibrate(
         if force:
             shutil.rmtree(work, ignore_errors=True)
         with progress.phase(f"load {source}"):
-            loaded = load_model(source, config.dtype, revision, trust_remote_code)
+            loaded = load_model(source, config.dtype, revision, trust_remote_code, config.weights)
+        loaded = quantize_loaded(loaded, config.weights, config.quantizer, progress)
         with progress.phase(f"read {data}"):
             text = read_text(data, loaded, config, progress.note)
         learned = learn(loaded, text, work, config, progress)

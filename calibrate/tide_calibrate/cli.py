@@ -12,6 +12,7 @@ from tide_runtime.cli.errors import run_app
 from typer.core import TyperGroup
 
 from tide_calibrate.config import CalibrationConfig
+from tide_export.config import QUANTIZERS, WEIGHTS
 from tide_export.progress import ExportProgress, peak_memory_bytes
 
 
@@ -29,7 +30,7 @@ _DEFAULTS = CalibrationConfig()
 @app.command()
 def calibrate(
     model: Annotated[
-        str, typer.Argument(help="A model directory (config.json and *.safetensors), or a hub id such as org/name.")
+        str, typer.Argument(help="A model directory (config.json and *.safetensors), a .gguf file, or a hub id such as org/name.")
     ],
     data: Annotated[
         str,
@@ -68,6 +69,12 @@ def calibrate(
     new_tokens: Annotated[int, typer.Option(help="Tokens of each continuation.")] = _DEFAULTS.new_tokens,
     seed: Annotated[int, typer.Option(help="Random seed; the same seed, data and costs give the same bytes.")] = (_DEFAULTS.seed),
     dtype: Annotated[str, typer.Option(help="Precision the model runs in; export it in the same.")] = _DEFAULTS.dtype,
+    weights: Annotated[
+        str, typer.Option(help=f"Weights to calibrate for: {', '.join(WEIGHTS)}, as tide-export takes it; export with the same.")
+    ] = _DEFAULTS.weights,
+    quantizer: Annotated[
+        str, typer.Option(help=f"With --weights int8 or int4: {', '.join(QUANTIZERS)}; export with the same.")
+    ] = _DEFAULTS.quantizer,
     revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of a hub model.")] = None,
     trust_remote_code: Annotated[
         bool, typer.Option("--trust-remote-code", help="Run the model repository's own Python code. Read it first.")
@@ -104,6 +111,8 @@ def calibrate(
         new_tokens=new_tokens,
         seed=seed,
         dtype=dtype,
+        weights=weights,
+        quantizer=quantizer,
     )
     from tide_calibrate.calibrate import calibrate as run  # torch takes seconds to import; --help should not
     from tide_calibrate.report.terminal import print_summary

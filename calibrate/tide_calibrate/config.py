@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from tide_runtime.bundle.manifest import DTYPES
 from tide_runtime.errors import ParamsError
 
+from tide_export.config import ExportConfig, dtype_with
+
 AUTO_HEADS = ("identity", "linear", "tail:1", "tail:2")
 ROUTERS = ("auto", "mlp", "max_probability", "mlp+max_probability")
 LABELS = ("agreement", "cosine")
@@ -34,6 +36,8 @@ class CalibrationConfig:
         new_tokens: tokens per continuation.
         seed: random seed of splits, windows and training.
         dtype: precision of the model, fp32, fp16 or bf16.
+        weights, quantizer: form of the weights, as in ExportConfig. Exits are trained and certified on the dequantised weights
+            with activations that are not rounded to int8; step costs are those of the low-bit products.
     """
 
     heads: str = "auto"
@@ -49,6 +53,8 @@ class CalibrationConfig:
     new_tokens: int = 96
     seed: int = 0
     dtype: str = "fp32"
+    weights: str = ExportConfig.weights
+    quantizer: str = ExportConfig.quantizer
 
     def __post_init__(self) -> None:
         self._check_names()
@@ -63,6 +69,7 @@ class CalibrationConfig:
                 raise ParamsError(f"{name} is {getattr(self, name)}; set it from {least} to {most}")
 
     def _check_names(self) -> None:
+        object.__setattr__(self, "dtype", dtype_with(self.weights, self.quantizer, self.dtype, CalibrationConfig.dtype))
         wrong = [kind for kind in self.head_kinds if not re.fullmatch(r"identity|linear|(tail|block):[1-9]\d*", kind)]
         if wrong:
             raise ParamsError(

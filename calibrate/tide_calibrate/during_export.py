@@ -9,22 +9,33 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tide_calibrate.calibrate import calibrate
+from tide_calibrate.config import CalibrationConfig
 from tide_export.calibration.exit_calibration import ExitCalibration, read_exit_calibration
 from tide_export.progress import ExportProgress
 
 
 @contextmanager
 def calibrated(
-    source: str, data: str, bundle: Path, revision: str | None, trust_remote_code: bool, progress: ExportProgress
+    source: str,
+    data: str,
+    bundle: Path,
+    revision: str | None,
+    trust_remote_code: bool,
+    progress: ExportProgress,
+    weights: str,
+    quantizer: str,
 ) -> Iterator[ExitCalibration]:
-    """Calibrate the model in ``source`` on the text in ``data``, with default options, in a temporary folder beside ``bundle``.
+    """Calibrate the model in ``source`` on the text in ``data``, in a temporary folder beside ``bundle``.
+
+    Options that are no argument have their defaults.
 
     The folder is deleted when the context ends. If the body fails or is interrupted, the calibration, which took minutes, is
     kept as ``<bundle>.calibration`` and the progress reports its path. Raises what `calibrate` raises.
     """
     with tempfile.TemporaryDirectory(prefix=".calibration.", dir=bundle.parent) as folder:
         out = Path(folder) / "calibration"
-        calibrate(source, data, out, revision=revision, trust_remote_code=trust_remote_code, progress=progress)
+        config = CalibrationConfig(weights=weights, quantizer=quantizer)
+        calibrate(source, data, out, config=config, revision=revision, trust_remote_code=trust_remote_code, progress=progress)
         try:
             yield read_exit_calibration(out)
         except BaseException:

@@ -20,7 +20,7 @@ from tide_bench.output_checks import Terms, broken_promise
 from tide_bench.phases import Phases
 from tide_runtime.errors import ModelFilesError, ParamsError
 
-from benchmarks.models.gguf_files import gguf_name, write_q4_0
+from benchmarks.models.gguf_files import gguf_name, write_gguf
 
 GGUF_ARMS = ("llamacpp", "openvino")
 
@@ -102,7 +102,7 @@ def tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
             steps.view(-1, 32)[:, 0] = -8  # the largest of a block gives its scale
             parameter.data = steps / 64.0
     model.save_pretrained(folder)
-    write_q4_0(folder, folder / "tiny.gguf")
+    write_gguf(folder, folder / "tiny.gguf")
     return folder, folder / "tiny.gguf"
 
 

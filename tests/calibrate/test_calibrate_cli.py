@@ -26,13 +26,14 @@ from tide_calibrate.costs.table_file import save_costs
 from tide_calibrate.exit_heads.train import HeadTraining
 from tide_calibrate.report import draw as draw_module
 from tide_calibrate.report.draw import REPORT_NAME
+from tide_runtime.bundle.calibration import CostTable
 from tide_runtime.errors import CalibrationError, ParamsError
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from tide_export.calibration.calibration_file import CALIBRATION_NAME, EXITS_NAME, CalibrationFile, read_calibration
 from tide_export.calibration.exits_file import read_exits
 from tide_export.config import ExportConfig, place_checkpoints
-from tide_export.load import fingerprint, load_model
+from tide_export.load import LoadedModel, fingerprint, load_model, quantized
 
 LAYERS = 6
 TEXT = (Path(__file__).resolve().parents[2] / "LICENSE").read_text(encoding="utf-8")  # the same on every machine
@@ -131,6 +132,24 @@ def calib(calibrated: tuple[Path, Callable[..., tuple[object, ...]]], run: Run) 
         assert done.code == 0, done.err
         (out.parent / "stdout").write_text(done.out)
     return out
+
+
+def test_low_bit_weights(run: Run, model: Path, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Exits trained for other weights, or step costs of fp32 products that take several times as long."""
+    measured = []
+
+    def costs_of(loaded: LoadedModel, *_: object) -> CostTable:
+        measured.append(loaded)
+        return table(layers=LAYERS)
+
+    monkeypatch.setattr("tide_calibrate.calibrate.measure_model_costs", costs_of)
+    done = run(model, "--data", texts, "--out", tmp_path / "int4", "--weights", "int4", *SMALL)
+    assert done.code == 0, done.err
+    file, plain = read_calibration(tmp_path / "int4"), load_model(str(model), "fp32")
+    file.check_model(fingerprint(quantized(plain, "int4", "rtn")), "agreeing", "int4 rtn")
+    assert measured[0].quantized and measured[0].weights == "int4 rtn"
+    with pytest.raises(CalibrationError, match=r"made for agreeing .*…, int4 rtn\).*not for agreeing .*…, source\)"):
+        file.check_model(fingerprint(plain), "agreeing", plain.weights)
 
 
 def test_a_calibration_holds_exits_for_the_exporter(calib: Path, model: Path) -> None:

@@ -232,13 +232,27 @@ def quick(calibration: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str,
         calls.append((source, data))
         shutil.copytree(calibration, out)
 
-    monkeypatch.setattr("tide_calibrate.calibrate.calibrate", calibrate)
+    monkeypatch.setattr("tide_calibrate.during_export.calibrate", calibrate)
     return calls
 
 
 def instead_of_writing(monkeypatch: pytest.MonkeyPatch, write_bundle: Callable[..., object]) -> None:
     # By its module: the package's attribute of that name is the function.
     monkeypatch.setattr(importlib.import_module("tide_export.export"), "write_bundle", write_bundle)
+
+
+def test_data_calibrates_for_the_exported_weights(model, calibration, tmp_path, monkeypatch):
+    """The exits of --data would belong to other weights than the bundle's, which refuses them after minutes of calibration."""
+    given = {}
+
+    def calibrate(source: str, data: str, out: Path, *, config: object, **options: object) -> None:
+        given[source] = config
+        shutil.copytree(calibration, out)
+
+    monkeypatch.setattr("tide_calibrate.during_export.calibrate", calibrate)
+    with pytest.raises(CalibrationError, match=r"…, source\).*…, int4 k_quant\).*--weights int4 --quantizer k_quant"):
+        export(str(model), tmp_path / "engine", ExportConfig(data="texts/", weights="int4", quantizer="k_quant", verify=False))
+    assert (given[str(model)].weights, given[str(model)].quantizer) == ("int4", "k_quant")
 
 
 def test_data_calibrates_first(model, calibration, quick, tmp_path, monkeypatch):

@@ -12,6 +12,8 @@ from typing import Any
 from tide_runtime.bundle.calibration import CalibrationInfo, CertificateInfo, CostTable, ExitInfo, StepCost
 from tide_runtime.errors import CalibrationError
 
+from tide_export.config import weights_title
+
 CALIBRATION_NAME = "calibration.json"
 EXITS_NAME = "exits.safetensors"
 SCHEMA_VERSION = 1
@@ -84,13 +86,23 @@ class CalibrationFile:
         text = json.dumps({"schema": SCHEMA_VERSION, **asdict(self)}, indent=1, ensure_ascii=False, allow_nan=False)
         (directory / CALIBRATION_NAME).write_text(text + "\n", encoding="utf-8")
 
-    def check_model(self, fingerprint: str, name: str) -> None:
-        """Raise CalibrationError unless the model called ``name``, with this ``fingerprint``, is the calibrated one."""
+    @property
+    def weights(self) -> str:
+        """The weights' form, as `LoadedModel.weights`."""
+        return weights_title(self.config.get("weights", "source"), self.config.get("quantizer", ""))
+
+    def check_model(self, fingerprint: str, name: str, weights: str = "source") -> None:
+        """Raise CalibrationError unless the model called ``name``, with this ``fingerprint``, is the calibrated one.
+
+        ``weights``: their form, as `LoadedModel.weights`, for the message.
+        """
         if fingerprint != self.model_fingerprint:
+            form, _, quantizer = weights.partition(" ")
+            options = "" if weights == "source" else f" --weights {form}" + (f" --quantizer {quantizer}" if quantizer else "")
             raise CalibrationError(
-                f"the calibration was made for {self.model} (weights {self.model_fingerprint[:12]}…), not for {name} "
-                f"(weights {fingerprint[:12]}…): exits trained for other weights guess at random; "
-                f"calibrate this model with tide-calibrate {name} --data …"
+                f"the calibration was made for {self.model} (weights {self.model_fingerprint[:12]}…, {self.weights}), not for "
+                f"{name} (weights {fingerprint[:12]}…, {weights}): exits trained for other weights guess at random; "
+                f"calibrate this model with tide-calibrate {name}{options} --data …"
             )
 
 

@@ -34,7 +34,7 @@ class ExitCalibration:
 
     def check(self, loaded: LoadedModel) -> None:
         """Raise CalibrationError unless the exits were calibrated for this model and their tensors fit its hidden size."""
-        self.file.check_model(fingerprint(loaded), loaded.source)
+        self.file.check_model(fingerprint(loaded), loaded.source, loaded.weights)
         hidden = int(loaded.model.config.get_text_config().hidden_size)
         for info in self.info.exits:
             if info.checkpoint >= self.file.num_layers - info.tail_layers:

@@ -9,6 +9,7 @@ The head and the embedding are in 8 bits: look-ups need few bytes of the embeddi
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -95,6 +96,7 @@ def _run(quantizer: str, bits: int, matrix: NDArray[np.float32]) -> onnx.ModelPr
     """A graph of one product, quantised: ONNX Runtime's quantizers take whole graphs."""
     from onnxruntime.quantization import matmul_nbits_quantizer as nbits
 
+    nbits.logger.setLevel(logging.WARNING)  # the module logs several lines for each matrix
     rows, columns = matrix.shape
     weight = numpy_helper.from_array(np.ascontiguousarray(matrix.T), "weight")
     product = helper.make_node("MatMul", ["x", "weight"], ["y"], name="product")

