@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import shutil
+from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import takewhile
 
 from tide_runtime.bundle.calibration import ExitInfo
@@ -15,6 +16,7 @@ from tide_export.bundle_writer import ONNX_FOLDER, describe
 from tide_export.cut import CutGraph, LoweredModel, name_values
 from tide_export.lower import lower
 from tide_export.passes.base import GraphPass, LoweringContext, PassReport, run_passes
+from tide_export.passes.quantize_weights import QUANTIZE_WEIGHTS, QuantizeWeights
 from tide_export.targets.base import BuildJob, Target
 from tide_export.targets.engines import ENGINE_FOLDER
 from tide_export.trace import TracedModel
@@ -52,6 +54,8 @@ def build_targets(
 
     Raises TargetError, or the error of the only target, if none could be built.
     """
+    if not context.quantized:  # targets that take other low-bit weights can then share all passes
+        targets = [replace(t, whole=tuple(p for p in t.whole if not isinstance(p, QuantizeWeights))) for t in targets]
     lowerings: dict[object, LoweredModel] = {}
     built, errors = BuiltTargets(), []
     with job.progress.phase("fold constants"):
@@ -62,6 +66,8 @@ def build_targets(
                 lowerings[target.lowering] = _lower(prepared, target, cuts, context, job)
                 on_lowered(lowerings[target.lowering])
             lowered = lowerings[target.lowering]
+            for reason, count in low_bits_lost(lowered.reports).items():
+                job.progress.note(f"{target.name}: low-bit weights that are dequantised: {count}, because {reason}")
             graphs = [describe(graph) for graph in lowered.graphs]
             built.targets[target.name] = target.builder.build(target, lowered, job)
             built.graphs = built.graphs or graphs
@@ -74,6 +80,13 @@ def build_targets(
     if not built.targets:
         raise errors[0] if len(errors) == 1 else TargetError("; ".join(map(str, errors)))
     return built
+
+
+def low_bits_lost(reports: Sequence[PassReport]) -> Counter[str]:
+    """Reason → number of products and look-ups that do not take their low-bit weight as it is."""
+    return Counter(
+        skipped.split(": ", 1)[1] for report in reports if report.name == QUANTIZE_WEIGHTS for skipped in report.skipped
+    )
 
 
 def _as_tide_error(error: Exception) -> TideError:

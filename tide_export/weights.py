@@ -57,7 +57,10 @@ class WeightFile:
         known = self._by_identity.get(id(tensor))
         if known is not None:
             return known[1], known[2]
-        data = memoryview(np.ascontiguousarray(tensor.numpy()).reshape(-1).view(np.uint8))  # bf16 has no buffer protocol
+        if tensor.dtype.bitwidth < 8:  # NumPy has a byte for each of them
+            data = memoryview(tensor.tobytes())
+        else:
+            data = memoryview(np.ascontiguousarray(tensor.numpy()).reshape(-1).view(np.uint8))  # bf16 has no buffer protocol
         offset = self.store(data)
         self._by_identity[id(tensor)] = (tensor, offset, len(data))
         return offset, len(data)

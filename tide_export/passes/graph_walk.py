@@ -73,6 +73,21 @@ def array_initializer(graph: ir.Graph, name: str, array: np.ndarray) -> ir.Value
     return add_initializer(graph, name, ir.tensor(array, name=name))
 
 
+def as_type_of(graph: ir.Graph, like: ir.Value, weight: ir.Value) -> ir.Value:
+    """The initializer ``weight`` in the data type of ``like``, converted when it is read."""
+    if like.dtype is None or like.dtype == weight.dtype:
+        return weight
+    tensor = weight.const_value
+    assert tensor is not None
+    dtype = like.dtype
+
+    def cast() -> ir.TensorProtocol:
+        return ir.Tensor(tensor.numpy().astype(dtype.numpy()), dtype=dtype)
+
+    lazy = ir.LazyTensor(cast, dtype=dtype, shape=ir.Shape(tensor.shape))
+    return add_initializer(graph, f"{weight.name}.{dtype.name.lower()}", lazy)
+
+
 def insert_before(graph: ir.Graph, anchor: ir.Node, *nodes: ir.Node) -> None:
     graph.insert_before(anchor, nodes)
 

@@ -16,7 +16,7 @@ import onnx_ir.passes.common as common
 from tide_export.passes.attention_gqa import MS_DOMAIN
 from tide_export.passes.base import LoweringContext, PassReport
 from tide_export.passes.fold_weights import transposed
-from tide_export.passes.graph_walk import add_initializer, insert_before, new_value
+from tide_export.passes.graph_walk import add_initializer, as_type_of, insert_before, new_value
 from tide_export.passes.quantize_weights import QUANTIZED_MATMUL
 
 ACCURACY_LEVEL = 4
@@ -42,7 +42,7 @@ def _lower(graph: ir.Graph, node: ir.Node, sums: dict[tuple[ir.Value, int], ir.V
     attributes = {key: attribute.value for key, attribute in node.attributes.items()}
     product = ir.node(
         "MatMulNBits",
-        [source, values, _as_type_of(graph, source, scales), *([zeros] if zeros is not None else [])],
+        [source, values, as_type_of(graph, source, scales), *([zeros] if zeros is not None else [])],
         attributes={**attributes, "accuracy_level": ACCURACY_LEVEL},
         domain=MS_DOMAIN,
         outputs=[new_value(f"{name}.nbits", output, shape)],
@@ -55,7 +55,7 @@ def _lower(graph: ir.Graph, node: ir.Node, sums: dict[tuple[ir.Value, int], ir.V
             sums[key] = _block_sums(graph, node, source, attributes["K"], attributes["block_size"])
         matrix = add_initializer(graph, f"{offsets.name}.T", transposed(offsets.const_value, [1, 0]))
         part = ir.node(
-            "MatMul", [sums[key], _as_type_of(graph, source, matrix)], outputs=[new_value(f"{name}.offsets", output, shape)]
+            "MatMul", [sums[key], as_type_of(graph, source, matrix)], outputs=[new_value(f"{name}.offsets", output, shape)]
         )
         total = ir.node("Add", [result, part.outputs[0]], outputs=[new_value(f"{name}.sum", output, shape)])
         insert_before(graph, node, part, total)
@@ -70,17 +70,7 @@ def _block_sums(graph: ir.Graph, anchor: ir.Node, source: ir.Value, columns: int
     matrix = add_initializer(graph, f"block_sums_{columns}_{block_size}", ir.tensor(ones))
     shape = ir.Shape([*list(source.shape)[:-1], columns // block_size])
     node = ir.node(
-        "MatMul", [source, _as_type_of(graph, source, matrix)], outputs=[new_value(f"{source.name}.block_sums", source, shape)]
+        "MatMul", [source, as_type_of(graph, source, matrix)], outputs=[new_value(f"{source.name}.block_sums", source, shape)]
     )
     insert_before(graph, anchor, node)
     return node.outputs[0]
-
-
-def _as_type_of(graph: ir.Graph, like: ir.Value, weight: ir.Value) -> ir.Value:
-    """``weight`` in the data type of the activations."""
-    if like.dtype is None or like.dtype == weight.dtype:
-        return weight
-    tensor = weight.const_value
-    assert tensor is not None
-    cast = ir.LazyTensor(lambda: ir.tensor(tensor.numpy(), dtype=like.dtype), dtype=like.dtype, shape=ir.Shape(tensor.shape))
-    return add_initializer(graph, f"{weight.name}.{like.dtype.name.lower()}", cast)

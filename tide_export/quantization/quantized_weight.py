@@ -98,6 +98,11 @@ def pack_nibbles(values: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:
     return np.asarray(padded[:, ::2] | (padded[:, 1::2] << 4), np.uint8)
 
 
+def unpack_nibbles(packed: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """[N, M] bytes of two 4-bit values, the first one in the low half: [N, 2 · M]."""
+    return np.stack([packed & 0xF, packed >> 4], -1).reshape(len(packed), -1)
+
+
 def stacked(weights: Sequence[QuantizedWeight]) -> QuantizedWeight | None:
     """The matrices joined along their output features, as one product computes them; None where their forms differ."""
     first = weights[0]

@@ -21,7 +21,7 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from tide_export.quantization.quantized_weight import QuantizedWeight
+from tide_export.quantization.quantized_weight import QuantizedWeight, unpack_nibbles
 
 BLOCK_SIZE = 32  # wider blocks give other bits when more tokens share a launch
 
@@ -117,4 +117,4 @@ def _run(quantizer: str, bits: int, matrix: NDArray[np.float32]) -> onnx.ModelPr
 
 def _unpacked(packed: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:
     """[N, M] bytes → [N, M · 8 / bits] values."""
-    return packed if bits == 8 else np.stack([packed & 0xF, packed >> 4], -1).reshape(len(packed), -1)
+    return packed if bits == 8 else unpack_nibbles(packed)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -12,6 +13,7 @@ from tide_runtime.bundle.manifest import ProfileInfo, TargetInfo
 from tide_export.bundle_writer import onnx_weights
 from tide_export.cut import LoweredModel
 from tide_export.passes.base import GraphPass
+from tide_export.passes.quantize_weights import QuantizeWeights
 from tide_export.progress import ExportProgress
 from tide_export.targets.engine_cache import EngineCache
 from tide_export.targets.graph_files import GraphFile, write_graph_file
@@ -77,8 +79,7 @@ class BuildJob:
     def files(self, lowered: LoweredModel) -> list[GraphFile]:
         """The graphs of ``lowered`` as files, written once for all targets that share the lowering."""
         if id(lowered) not in self._files:
-            folder = self.workspace / str(len(self._files))
-            folder.mkdir()
+            folder = Path(tempfile.mkdtemp(dir=self.workspace))  # a failed target may have left files in another
             self._files[id(lowered)] = [write_graph_file(graph, folder) for graph in lowered.graphs]
         return self._files[id(lowered)]
 
@@ -119,6 +120,11 @@ class Target:
     ragged_form: tuple[GraphPass, ...] = ()
     kv_fill: tuple[GraphPass, ...] = ()
     uncut: bool = False
+
+    @property
+    def low_bits(self) -> tuple[int, ...]:
+        """Bits of the low-bit weights that its products take; all others are dequantised when its graphs are lowered."""
+        return next((step.bits for step in self.whole if isinstance(step, QuantizeWeights)), ())
 
     @property
     def lowering(self) -> tuple[object, ...]:

@@ -8,7 +8,7 @@ from tide_export.passes.attention_ragged import lower_attention_ragged
 from tide_export.passes.canonicalize import canonicalize
 from tide_export.passes.fold_weights import fold_weights
 from tide_export.passes.pack_projections import pack_projections
-from tide_export.passes.quantize_weights import quantize_weights
+from tide_export.passes.quantize_weights import QuantizeWeights
 from tide_export.passes.quantized_matmul import lower_quantized_matmul
 from tide_export.passes.rms_norm import fuse_rms_norm
 from tide_export.passes.skip_norm import fuse_skip_norm
@@ -30,7 +30,7 @@ CPU = Target(
         attention="fused",
     ),
     builder=OnnxFiles(packs_fp32=True),
-    whole=(quantize_weights, canonicalize, static_reshape, share_tied_head, fold_weights, fuse_rms_norm),
+    whole=(QuantizeWeights((4, 8), look_ups=True), canonicalize, static_reshape, share_tied_head, fold_weights, fuse_rms_norm),
     pieces=(lower_attention_gqa, pack_projections, fuse_skip_norm, lower_quantized_matmul),
     batched_form=(lower_attention_batched,),
     ragged_form=(lower_attention_ragged,),

@@ -16,6 +16,7 @@ from tide_runtime.bundle.manifest import TargetInfo
 from tide_export.cut import LoweredModel
 from tide_export.passes.attention_standard import lower_attention_standard
 from tide_export.passes.canonicalize import canonicalize
+from tide_export.passes.dequantize_linear import lower_dequantize_linear, weight_only_int4
 from tide_export.passes.fold_weights import fold_weights
 from tide_export.passes.guard_token import guard_token
 from tide_export.passes.inline_functions import inline_functions
@@ -47,7 +48,7 @@ class RtxEngines:
 
 
 def _target(name: str, gpus: Sequence[Architecture]) -> Target:
-    layers = (static_caches, inline_functions, lower_attention_standard)
+    layers = (static_caches, inline_functions, lower_attention_standard, lower_dequantize_linear)
     return Target(
         name=name,
         backend="tensorrt-rtx",
@@ -61,7 +62,7 @@ def _target(name: str, gpus: Sequence[Architecture]) -> Target:
             attention="fused; decomposed in fp32 and with soft-cap or sinks",
         ),
         builder=RtxEngines(),
-        whole=(canonicalize, static_reshape, fold_weights, fuse_rms_norm),
+        whole=(weight_only_int4(gpu.compute for gpu in gpus), canonicalize, static_reshape, fold_weights, fuse_rms_norm),
         pieces=(*layers, guard_token),
         kv_fill=layers,
     )

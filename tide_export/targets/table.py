@@ -8,7 +8,7 @@ from tide_runtime.errors import TargetError
 from tide_export.targets import TARGETS
 from tide_export.targets.base import Target
 
-COLUMNS = ("target", "compute capability", "machines", "backend", "CUDA", "dtypes", "built", "attention", "here")
+COLUMNS = ("target", "compute capability", "machines", "backend", "CUDA", "dtypes", "low bits", "built", "attention", "here")
 
 
 def targets_table() -> Table:
@@ -33,6 +33,7 @@ def target_row(target: Target) -> tuple[str, ...]:
         machine.backend,
         machine.cuda or "–",
         dtypes,
+        ", ".join(f"int{bits}" for bits in target.low_bits) or "–",
         machine.built,
         machine.attention,
         _buildable_here(target),

@@ -19,6 +19,7 @@ from tide_runtime.targets.gpu_probe import PresentGpu, present_gpu
 from tide_export.cut import LoweredModel
 from tide_export.passes.attention_standard import lower_attention_standard
 from tide_export.passes.canonicalize import canonicalize
+from tide_export.passes.dequantize_linear import lower_dequantize_linear, weight_only_int4
 from tide_export.passes.fold_weights import fold_weights
 from tide_export.passes.guard_token import guard_token
 from tide_export.passes.rms_norm import fuse_rms_norm
@@ -31,7 +32,8 @@ from tide_export.targets.router_plugin import load_router_plugin, plugin_key
 from tide_export.targets.timing_cache import TimingCache
 
 _VOLTA = 70
-_LAYERS = (static_caches, lower_attention_standard)
+_WHOLE = (canonicalize, static_reshape, fold_weights, fuse_rms_norm)
+_LAYERS = (static_caches, lower_attention_standard, lower_dequantize_linear)
 
 
 class TrtEngines:
@@ -99,7 +101,7 @@ def _target(architecture: Architecture) -> Target:
             attention="decomposed" if volta else "fused; decomposed in fp32 and with soft-cap or sinks",
         ),
         builder=TrtEngines(),
-        whole=trt_sm_70.WHOLE if volta else (canonicalize, static_reshape, fold_weights, fuse_rms_norm),
+        whole=trt_sm_70.WHOLE if volta else (weight_only_int4([architecture.compute]), *_WHOLE),
         pieces=trt_sm_70.PIECES if volta else (*_LAYERS, guard_token),
         kv_fill=trt_sm_70.KV_FILL if volta else _LAYERS,
     )

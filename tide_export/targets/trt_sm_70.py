@@ -15,11 +15,12 @@ from tide_export.passes.fold_weights import fold_weights
 from tide_export.passes.guard_token import guard_token
 from tide_export.passes.inline_functions import inline_functions
 from tide_export.passes.opset_20 import declare_opset_20
+from tide_export.passes.quantize_weights import QuantizeWeights
 from tide_export.passes.static_caches import static_caches
 from tide_export.passes.static_reshape import static_reshape
 from tide_export.passes.tensorrt_10_4_check import check_tensorrt_10_4
 
-WHOLE: tuple[GraphPass, ...] = (canonicalize, static_reshape, fold_weights)
+WHOLE: tuple[GraphPass, ...] = (QuantizeWeights(()), canonicalize, static_reshape, fold_weights)
 _LAYERS: tuple[GraphPass, ...] = (inline_functions, static_caches, lower_attention_primitives, decompose_rms_norm)
 _CHECKS: tuple[GraphPass, ...] = (declare_opset_20, check_tensorrt_10_4)
 PIECES = (*_LAYERS, guard_token, *_CHECKS)
