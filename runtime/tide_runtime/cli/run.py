@@ -71,7 +71,9 @@ def run(
         ),
     ] = _ENGINE.policy,
     draft: Annotated[str, typer.Option(help="What exact drafts with: router, ngram, both or none.")] = _DEPTH.draft,
-    draft_limit: Annotated[int | None, typer.Option(help="Most drafts before a verification pass. Default: the calibration's.")] = None,
+    draft_limit: Annotated[
+        int | None, typer.Option(help="Most drafts before a verification. Default: the calibration's.")
+    ] = None,
     threshold: Annotated[
         float | None, typer.Option(help="Replaces the certified thresholds of exit, 0 to 1; the certificate no longer holds.")
     ] = None,
