@@ -12,6 +12,7 @@ from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from pydoc_data.topics import topics
+from typing import Any
 
 from safetensors import safe_open
 from tide_bench.build_cache import cached_folder, files_digest
@@ -106,14 +107,22 @@ def gguf_name(name: str) -> str:
 
 
 def write_q4_0(weights: Path, file: Path) -> None:
-    """The Llama in the HuggingFace folder ``weights`` with every matrix in Q4_0, the type that llama.cpp computes fastest with.
+    """The Llama in the HuggingFace folder ``weights`` with every matrix in Q4_0, the type that llama.cpp computes fastest with."""
+    from gguf import GGMLQuantizationType, quantize
 
-    Its vocabulary is made up: prompts are token ids.
+    kind = GGMLQuantizationType.Q4_0
+    write_llama(weights, file, lambda name, matrix: (quantize(matrix, kind), kind))
+
+
+def write_llama(weights: Path, file: Path, store: Callable[[str, Any], tuple[Any, Any]]) -> None:
+    """The Llama in the HuggingFace folder ``weights`` as a GGUF file. Its vocabulary is made up: prompts are token ids.
+
+    ``store``: GGUF name and fp32 matrix [N, K], its rows as llama.cpp has them → bytes [N, bytes of a row] and quantisation type.
     """
-    from gguf import GGMLQuantizationType, GGUFWriter, TokenType, quantize
+    from gguf import GGUFWriter, TokenType
     from transformers import AutoConfig
 
-    config, kind = AutoConfig.from_pretrained(weights), GGMLQuantizationType.Q4_0
+    config = AutoConfig.from_pretrained(weights)
     writer = GGUFWriter(file, "llama")
     writer.add_context_length(_SLOTS)
     writer.add_embedding_length(config.hidden_size)
@@ -140,7 +149,8 @@ def write_q4_0(weights: Path, file: Path) -> None:
                 if values.ndim == 1:
                     writer.add_tensor(gguf_name(name), values)
                 else:
-                    writer.add_tensor(gguf_name(name), quantize(values, kind), raw_dtype=kind)
+                    stored, kind = store(gguf_name(name), values)
+                    writer.add_tensor(gguf_name(name), stored, raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
