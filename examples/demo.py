@@ -35,7 +35,18 @@ def main(
     console.print(question, style="bold", markup=False)
     _run("", "tide_runtime.cli.run", str(out), question, "--chat", "--max-new-tokens", "96", "--stats")
     arms = "source,int4,unsplit,eager,genai-int4,llamacpp"
-    _run("4. Ways to run it", "benchmarks.quantised_decode", "--arms", arms, "--minutes", str(minutes), "--places", "b1")
+    _run(
+        "4. Ways to run it",
+        "benchmarks.quantised_decode",
+        "--arms",
+        arms,
+        "--minutes",
+        str(minutes),
+        "--places",
+        "b1",
+        "--json",
+        "build/demo.json",
+    )
 
 
 def _run(title: str, module: str, *arguments: str) -> None:

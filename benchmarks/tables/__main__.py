@@ -234,7 +234,11 @@ def _quantised(run: dict[str, Any], place: str) -> str:
         if place.startswith("prefill")
         else f"batch {place.removeprefix('b')}"
     )
-    title = f"**SmolLM2-135M-Instruct, Q4_1 GGUF, {what}** ({_where(run)}). llama.cpp uses {run['settings']['llamacpp']}"
+    instructions = ", ".join(re.findall(r"(\w+) = 1", run["settings"]["llamacpp"]))
+    title = (
+        f"**SmolLM2-135M-Instruct, Q4_1 GGUF, {what}** ({_where(run)}). TIDE source: the file's own blocks; int4: quantised again, "
+        f"with integer zero points. The wheel of llama.cpp uses {instructions}."
+    )
     headings = ["arm", "tokens/s", "ms per token (p10–p90)", "first token", "memory", "load and first token"]
     rows = []
     for row in (row for row in run["rows"] if row["place"] == place and "title" in row):
