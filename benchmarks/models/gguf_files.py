@@ -107,38 +107,33 @@ def gguf_name(name: str) -> str:
     return f"blk.{layer}.{_TENSORS[inner]}.weight"
 
 
-<<<<<<< HEAD
 def write_gguf(weights: Path, file: Path, kind: str = "Q4_0") -> None:
     """The Llama in the HuggingFace folder ``weights`` with every matrix in GGUF's type ``kind``.
 
     Q4_0 is the type that llama.cpp computes fastest with. Matrices of a K-quant are random instead, as gguf cannot quantise to
-    them. The vocabulary is made up: prompts are token ids.
-=======
-def write_q4_0(weights: Path, file: Path) -> None:
-    """The Llama in the HuggingFace folder ``weights`` with every matrix in Q4_0, the type that llama.cpp computes fastest with."""
+    them.
+    """
     from gguf import GGMLQuantizationType, quantize
 
-    kind = GGMLQuantizationType.Q4_0
-    write_llama(weights, file, lambda name, matrix: (quantize(matrix, kind), kind))
+    from benchmarks.models.random_blocks import K_QUANTS
+
+    stored, rng = GGMLQuantizationType[kind], np.random.default_rng(0)
+
+    def store(name: str, matrix: Any) -> tuple[Any, Any]:
+        return K_QUANTS[kind](len(matrix), matrix.shape[1], rng) if kind in K_QUANTS else quantize(matrix, stored), stored
+
+    write_llama(weights, file, store)
 
 
 def write_llama(weights: Path, file: Path, store: Callable[[str, Any], tuple[Any, Any]]) -> None:
     """The Llama in the HuggingFace folder ``weights`` as a GGUF file. Its vocabulary is made up: prompts are token ids.
 
     ``store``: GGUF name and fp32 matrix [N, K], its rows as llama.cpp has them → bytes [N, bytes of a row] and quantisation type.
->>>>>>> wip-qtests
     """
     from gguf import GGUFWriter, TokenType
     from transformers import AutoConfig
 
-<<<<<<< HEAD
-    from benchmarks.models.random_blocks import K_QUANTS
-
-    config, stored = AutoConfig.from_pretrained(weights), GGMLQuantizationType[kind]
-    rng = np.random.default_rng(0)
-=======
     config = AutoConfig.from_pretrained(weights)
->>>>>>> wip-qtests
     writer = GGUFWriter(file, "llama")
     writer.add_context_length(_SLOTS)
     writer.add_embedding_length(config.hidden_size)
@@ -165,14 +160,8 @@ def write_llama(weights: Path, file: Path, store: Callable[[str, Any], tuple[Any
                 if values.ndim == 1:
                     writer.add_tensor(gguf_name(name), values)
                 else:
-<<<<<<< HEAD
-                    rows, columns = values.shape
-                    blocks = K_QUANTS[kind](rows, columns, rng) if kind in K_QUANTS else quantize(values, stored)
-                    writer.add_tensor(gguf_name(name), blocks, raw_dtype=stored)
-=======
                     stored, kind = store(gguf_name(name), values)
                     writer.add_tensor(gguf_name(name), stored, raw_dtype=kind)
->>>>>>> wip-qtests
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
