@@ -24,7 +24,8 @@ class ExportConfig:
     Args:
         dtype: precision of weights and caches, fp32, fp16 or bf16.
         weights: ``source`` keeps weights as they are stored, in low bits or not; ``int8`` and ``int4`` quantise all matrices with
-            ``quantizer``, head and embedding in 8 bits; a precision dequantises them, and is ``dtype`` too.
+            ``quantizer``, head and embedding in 8 bits, and leave those that have these bits already; a precision
+            dequantises them, and is ``dtype`` too.
         quantizer: see `tide_export.quantization.quantizers`.
         checkpoints: where to cut, in layers run before the cut: ``"6,12,18"``, ``"every:6"``, ``"none"`` or
             ``"auto"`` (the exits of the calibration; four even segments without one).

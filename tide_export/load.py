@@ -77,7 +77,7 @@ def load_model(
     else:
         loaded = _load_huggingface(source, dtype, revision, trust_remote_code)
     loaded = replace(loaded, quantized=_with_tied(loaded.model, loaded.quantized))
-    return loaded if weights == "source" else replace(loaded, quantized={}, weights=weights, notes=())
+    return replace(loaded, quantized={}, weights=weights, notes=()) if weights in TORCH_DTYPES else loaded
 
 
 def quantized(
@@ -89,7 +89,7 @@ def quantized(
     """
     if weights not in ("int4", "int8"):
         return loaded
-    found, notes = quantize_model(loaded.model, int(weights.removeprefix("int")), quantizer, advance)
+    found, notes = quantize_model(loaded.model, int(weights.removeprefix("int")), quantizer, loaded.quantized, advance)
     dequantize_parameters(loaded.model, found)
     return replace(loaded, quantized=found, weights=weights_title(weights, quantizer), notes=tuple(notes))
 

@@ -236,8 +236,8 @@ def _quantised(run: dict[str, Any], place: str) -> str:
     )
     instructions = ", ".join(re.findall(r"(\w+) = 1", run["settings"]["llamacpp"]))
     title = (
-        f"**SmolLM2-135M-Instruct, Q4_1 GGUF, {what}** ({_where(run)}). TIDE source: the file's own blocks; int4: quantised "
-        f"again, with integer zero points. The wheel of llama.cpp uses {instructions}."
+        f"**SmolLM2-135M-Instruct, Q4_1 GGUF, {what}** ({_where(run)}). TIDE source: the file's own blocks."
+        f" The wheel of llama.cpp uses {instructions}."
     )
     headings = ["arm", "tokens/s", "ms per token (p10–p90)", "first token", "memory", "load and first token"]
     rows = []

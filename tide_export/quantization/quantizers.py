@@ -10,7 +10,7 @@ The head and the embedding are in 8 bits: look-ups need few bytes of the embeddi
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 import onnx
@@ -27,12 +27,17 @@ BLOCK_SIZE = 32  # wider blocks give other bits when more tokens share a launch
 
 
 def quantize_model(
-    model: PreTrainedModel, bits: int, quantizer: str, advance: Callable[[int, int], None] | None = None
+    model: PreTrainedModel,
+    bits: int,
+    quantizer: str,
+    stored: Mapping[str, QuantizedWeight],
+    advance: Callable[[int, int], None] | None = None,
 ) -> tuple[dict[str, QuantizedWeight], list[str]]:
     """Low-bit weights of ``model`` by parameter name, and a note on the matrices left as they are.
 
     Args:
         bits: of the layers' matrices, 4 or 8; head and embedding have 8.
+        stored: low-bit weights of the source. Those of the wanted bits stay as they are: rounding them again would add its error.
         advance: called with the number of matrices done, and of all.
     """
     matrices, found, left = list(_matrices(model)), dict[str, QuantizedWeight](), 0
@@ -41,8 +46,11 @@ def quantize_model(
         key = parameter.data_ptr()
         if key not in done:
             matrix = parameter.detach().float().numpy()
-            # 8 bits round so finely that a search gains nothing.
-            done[key] = _quantized(matrix.T if is_transposed else matrix, 8 if outer else bits, "rtn" if outer else quantizer)
+            wanted, kept = 8 if outer else bits, stored.get(name)
+            if kept is not None and kept.bits == wanted:
+                done[key] = kept
+            else:  # 8 bits round so finely that a search gains nothing
+                done[key] = _quantized(matrix.T if is_transposed else matrix, wanted, "rtn" if wanted == 8 else quantizer)
         weight = done[key]
         left += weight is None
         if weight is not None:
