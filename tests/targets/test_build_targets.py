@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import io
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from export.stub_calibration import exit_tensors
+from rich.console import Console
 from targets.tiny_graphs import SLOTS, copy_of, traced
 from tide_runtime.bundle.calibration import ExitInfo
 from tide_runtime.bundle.manifest import TargetInfo
@@ -17,9 +20,11 @@ from tide_export.build_targets import BuiltTargets, Cuts, build_targets
 from tide_export.exit_graphs import exit_graph_model
 from tide_export.passes.base import LoweringContext
 from tide_export.progress import ExportProgress
+from tide_export.quantization.quantized_weight import QuantizedWeight
 from tide_export.targets import TARGETS
 from tide_export.targets.base import BuildJob, Target
 from tide_export.targets.engine_cache import BuiltEngine, EngineCache, engine_key
+from tide_export.targets.onnx_files import OnnxFiles
 from tide_export.targets.step_profiles import step_profiles
 
 
@@ -39,19 +44,27 @@ class FailingBuilder:
         raise self.error
 
 
+CONTEXT = LoweringContext(SLOTS)
 EXIT, HIDDEN = ExitInfo(1, "linear", "mlp", 0.5), 64
 SM89 = 1 << 3  # in the header of TensorRT-RTX 1.7, whose bits are the capabilities that an engine is for
 BROKEN = replace(TARGETS["rtx-sm_89"], name="broken", builder=FailingBuilder(TargetError("segment_1 cannot be parsed")))
 
 
-def make(targets: list[Target], folder: Path, cache: Path | None = None, rebuild: bool = False) -> tuple[BuiltTargets, BuildJob]:
+def make(
+    targets: list[Target],
+    folder: Path,
+    cache: Path | None = None,
+    rebuild: bool = False,
+    context: LoweringContext = CONTEXT,
+    progress: ExportProgress | None = None,
+) -> tuple[BuiltTargets, BuildJob]:
     directory, workspace = folder / "bundle", folder / "workspace"
     for path in (directory, workspace):
         path.mkdir(parents=True)
     profiles, engines = step_profiles(2, 0, SLOTS), EngineCache(cache or folder / "cache")
-    job = BuildJob(directory, workspace, "fp16", profiles, ExportProgress(quiet=True), engines, rebuild)
+    job = BuildJob(directory, workspace, "fp16", profiles, progress or ExportProgress(quiet=True), engines, rebuild)
     exit_graph = exit_graph_model(EXIT, exit_tensors(EXIT, HIDDEN), HIDDEN, "fp16")
-    cuts, context = Cuts([1], [exit_graph], [EXIT]), LoweringContext(SLOTS)
+    cuts = Cuts([1], [exit_graph], [EXIT])
     with closing(job):
         return build_targets(copy_of(traced("llama").trace), targets, cuts, context, job, lambda lowered: None), job
 
@@ -83,6 +96,21 @@ def test_onnx_targets_share_their_weights(tmp_path):
     assert {target.weights for target in both.targets.values()} == {"onnx/weights.bin"}
     sizes = [(made.directory / "onnx/weights.bin").stat().st_size for made in (job, alone)]
     assert sizes[0] == sizes[1] > 0
+
+
+def test_dequantised_weights_are_said_for_each_target(tmp_path):
+    """A bundle would be four times as large, and as slow, as its weights let expect."""
+    rows, columns = traced("llama").model.lm_head.weight.shape
+    head = QuantizedWeight(8, np.full((rows, columns), 128, np.uint8), np.ones((rows, 1), np.float32))
+    printed = io.StringIO()
+    progress = ExportProgress(Console(file=printed, width=200))
+    writers = [replace(TARGETS[name], builder=OnnxFiles()) for name in ("cpu", "rtx-sm_89", "rtx-sm_75")]
+    make(writers, tmp_path, context=LoweringContext(SLOTS, {"lm_head.weight": head}), progress=progress)
+    notes = [line.strip() for line in printed.getvalue().splitlines() if "dequantised" in line]
+    assert notes == [
+        "rtx-sm_89: low-bit weights that are dequantised: 1, because the target multiplies with weights of 4 bits, not 8",
+        "rtx-sm_75: low-bit weights that are dequantised: 1, because the target has no products with low-bit weights",
+    ]
 
 
 def test_nothing_built_is_an_error(tmp_path):

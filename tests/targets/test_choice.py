@@ -102,4 +102,7 @@ def test_the_table_says_what_can_be_built_here(gpu, packages):
     here = {name: dict(zip(COLUMNS, target_row(target), strict=True)) for name, target in TARGETS.items()}
     assert {name for name, row in here.items() if row["here"] == "yes"} == set(buildable("fp16")) == {"cpu", "cuda"}
     assert here["trt-sm_70"]["backend"] == "TensorRT 10.4" and here["trt-sm_70"]["CUDA"] == "12"
+    bits = {name: row["low bits"] for name, row in here.items()}
+    assert (bits["cpu"], bits["cuda"], bits["rtx-ampere+"]) == ("int4, int8", "int4, int8", "int4")
+    assert (bits["rtx-sm_75"], bits["trt-sm_70"], bits["trt-sm_75"], bits["trt-sm_90"]) == ("–", "–", "–", "int4")
     assert here["rtx-ampere+"]["compute capability"] == "8.0, 8.6, 8.9, 12.0, 12.1"

@@ -7,13 +7,19 @@ import json
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 from rich.console import Console
-from targets.tiny_graphs import LAYERS, SLOTS, segment
+from targets.tiny_graphs import DTYPES, LAYERS, SLOTS, copy_of, retyped, segment, traced
 from tide_runtime.errors import TargetError
 from tide_runtime.targets.gpu_probe import present_gpu
 
+from tide_export.cut import CutGraph
+from tide_export.lower import lower, prepare
+from tide_export.passes.base import LoweringContext
 from tide_export.progress import ExportProgress
+from tide_export.quantization.quantized_weight import QuantizedWeight, pack_nibbles
+from tide_export.targets import TARGETS
 from tide_export.targets.attention_repair import attentions, layers_of, repair_attentions
 from tide_export.targets.build_log import require_no_errors
 from tide_export.targets.engine_build import BuildSettings, build_engine
@@ -32,6 +38,7 @@ GPUS = {"fp16": (75, 80, 86, 89, 120), "bf16": (121, 89, 120, 80, 86)}
 PROFILES = step_profiles(max_batch=4, draft_limit=4, max_seq_len=SLOTS)
 # What a fused attention is in the plan of TensorRT-RTX 1.7: one such kernel for each profile.
 FUSED_KERNEL = b"struct _gemm_mha_v2_callback {"
+FUSED_INT4 = b"runtime_fusion={ name=__myl_ReplCastMulCastFc"  # a product that dequantises its weight on the way
 
 
 def network(name: str, dtype: str, folder: Path, repair=repair_attentions) -> EngineNetwork:
@@ -125,6 +132,35 @@ def test_fp32_attention_is_decomposed_and_announced(tmp_path):
     _, engine = build("llama", "fp32", tmp_path, progress=ExportProgress(Console(file=printed, width=200)))
     assert engine.attention == "decomposed" and engine.plan.count(FUSED_KERNEL) == 0
     assert "llama: no fused kernel for its attentions" in printed.getvalue()
+
+
+@pytest.mark.parametrize(("dtype", "target"), [("fp16", "rtx-sm_89"), ("bf16", "rtx-ampere+")])
+def test_int4_weights_stay_int4_in_the_engine(dtype, target, tmp_path):
+    """An engine would hold the dense matrices after all, other values, or dequantise them in a kernel of their own."""
+    random, trace, graph_target = np.random.default_rng(0), copy_of(traced("llama").trace), TARGETS[target]
+    weights = {}
+    for name, parameter in traced("llama").model.named_parameters():
+        if name.endswith("_proj.weight"):
+            (rows, columns), blocks = parameter.shape, (parameter.shape[0], parameter.shape[1] // 32)
+            values, scales = random.integers(0, 16, (rows, columns), np.uint8), random.uniform(0.01, 0.02, blocks)
+            zeros = random.integers(0, 16, blocks, np.uint8) if "down" in name else None
+            weights[name] = QuantizedWeight(4, values, scales.astype(np.float32), zeros)
+    context = LoweringContext(SLOTS, weights)
+    prepare(trace, graph_target, context)
+    graph = lower(trace, graph_target, [], context).graphs[0]
+    file = write_graph_file(CutGraph(graph.name, retyped(graph.model, DTYPES[dtype]), graph.layers), tmp_path)
+    assert file.operators["DequantizeLinear"] == len(weights) == 7 * LAYERS["llama"]
+
+    def configure(module, config) -> None:
+        config.num_compute_capabilities = len(graph_target.machine.compute)
+        for place, compute in enumerate(graph_target.machine.compute):
+            config.set_compute_capability(getattr(module.ComputeCapability, f"SM{compute}"), place)
+
+    settings, quiet = BuildSettings(PROFILES, configure), ExportProgress(quiet=True)
+    plan = build_engine(read_network(trt, file), lambda: read_network(trt, file), settings, quiet, "llama").plan
+    for name, weight in weights.items():
+        assert pack_nibbles(weight.values ^ 8, 4).tobytes() in plan, name  # signed
+    assert plan.count(FUSED_INT4) == len(weights) * len(PROFILES)
 
 
 def test_errors_in_the_log_are_fatal(tmp_path):

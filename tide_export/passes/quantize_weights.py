@@ -141,3 +141,4 @@ def _quantize_embedding(graph: ir.Graph, node: ir.Node, weight: QuantizedWeight)
     )
     insert_before(graph, node, looked_up)
     ir.convenience.replace_all_uses_with(output, looked_up.outputs[0], replace_graph_outputs=True)
+    output.name, looked_up.outputs[0].name = f"{output.name}.dense", output.name
