@@ -10,7 +10,7 @@ from tide_calibrate.text.documents import load_documents
 from tide_runtime.cli.errors import run_app
 from tide_runtime.errors import DataError, OutputError
 
-from examples import demo, demo_data
+from examples import demo_data, demo_exits
 from examples.demo_data import MIN_FILES, held_out_files, listed_paths, write_held_out
 from examples.demo_training.corpus import is_held_out
 
@@ -91,6 +91,6 @@ def test_a_folder_is_written_again_but_never_one_with_other_files(tmp_path: Path
 
 def test_the_demos_prompt_is_code_of_a_held_out_file() -> None:
     """The model would continue a licence text or a docstring."""
-    (source,) = [file.text for file in held_out_files() if file.path == demo.PROMPT_FILE.name]
-    prompt = demo._prompt(source)
+    (source,) = [file.text for file in held_out_files() if file.path == demo_exits.PROMPT_FILE.name]
+    prompt = demo_exits._prompt(source)
     assert prompt.startswith("import ") and "def " in prompt and prompt in source

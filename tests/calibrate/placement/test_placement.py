@@ -135,7 +135,7 @@ def test_an_mlp_with_equal_scores_is_preferred_to_evaluating_the_head(placed):
     assert placed.predicted["exact"] >= choose_exits(easy_text(), table(), router="max_probability").predicted["exact"]
 
 
-@pytest.mark.parametrize(("seed", "gated"), [(1, False), (7, False), (0, True), (2, True)])
+@pytest.mark.parametrize(("seed", "gated"), [(1, False), (3, False), (0, True), (2, True)])
 def test_a_second_threshold_has_to_gain_a_percent(seed, gated):
     """A second threshold can overfit a few thousand tokens: its gain disappeared on other text (see calibration_quality)."""
     text, random = easy_text(seed), np.random.default_rng(seed + 100)
