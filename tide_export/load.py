@@ -15,6 +15,7 @@ from pathlib import Path
 
 import torch
 import transformers
+from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError, safe_open
 from tide_runtime.errors import ModelFilesError, TideError, UnsupportedModelError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig, PreTrainedModel
@@ -25,7 +26,7 @@ from transformers.utils.hub import get_checkpoint_shard_files
 from tide_export.config import weights_title
 from tide_export.probe import probe_attention
 from tide_export.quantization.checkpoints import load_quantized_checkpoint
-from tide_export.quantization.gguf_source import is_gguf, load_gguf
+from tide_export.quantization.gguf_source import first_line, is_gguf, load_gguf
 from tide_export.quantization.quantized_weight import QuantizedWeight
 from tide_export.quantization.quantizers import dequantize_parameters, quantize_model
 
@@ -119,10 +120,10 @@ def _load_huggingface(source: str, dtype: str, revision: str | None, trust_remot
     except TideError:
         raise
     except (OSError, SafetensorError) as error:
-        raise ModelFilesError(f"cannot load {source}: {_first_line(error)}") from error
-    except (ValueError, KeyError, RuntimeError) as error:
+        raise ModelFilesError(f"cannot load {source}: {first_line(error)}") from error
+    except (ValueError, KeyError, RuntimeError, StrictDataclassError) as error:
         raise UnsupportedModelError(
-            f"transformers {transformers.__version__} cannot load {source}: {_first_line(error)}"
+            f"transformers {transformers.__version__} cannot load {source}: {first_line(error)}"
         ) from error
     probe_attention(model.eval())
     tokenizer = _load_tokenizer(source, options, config)
@@ -178,7 +179,7 @@ def fingerprint(loaded: LoadedModel) -> str:
     digest = hashlib.sha256()
     if loaded.weights not in ("source", *TORCH_DTYPES):
         digest.update(loaded.weights.encode())
-    if loaded.weight_files and loaded.weight_files[0].suffix == ".gguf":
+    if loaded.weight_files and is_gguf(str(loaded.weight_files[0])):
         with loaded.weight_files[0].open("rb") as file:
             digest.update(hashlib.file_digest(file, "sha256").digest())
         return digest.hexdigest()
@@ -234,8 +235,3 @@ def _load_tokenizer(source: str, options: dict, config: PreTrainedConfig) -> Fas
     except (OSError, ValueError, KeyError, AttributeError):
         return None
     return tokenizer if isinstance(tokenizer, FastTokenizer) else None
-
-
-def _first_line(error: Exception) -> str:
-    text = str(error).strip()
-    return text.splitlines()[0] if text else type(error).__name__

@@ -122,6 +122,11 @@ def _unknown_architecture(model: Path) -> None:
     (model / "config.json").write_text(json.dumps({"model_type": "holographic", "architectures": ["HoloForCausalLM"]}))
 
 
+def _heads_that_do_not_divide(model: Path) -> None:
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps({**config, "num_attention_heads": 7}))
+
+
 BROKEN_MODELS = {
     "no config": (_no_config, ModelFilesError, "config.json"),
     "no weights": (_no_weights, ModelFilesError, "no weights"),
@@ -129,6 +134,7 @@ BROKEN_MODELS = {
     "pickled weights": (_pickled, ModelFilesError, "save_pretrained"),
     "config is not JSON": (_config_not_json, ModelFilesError, "config"),
     "unknown architecture": (_unknown_architecture, UnsupportedModelError, "holographic"),
+    "heads that do not divide": (_heads_that_do_not_divide, UnsupportedModelError, "multiple of the number of attention heads"),
 }
 
 

@@ -6,14 +6,18 @@ into another order. Which block belongs to which row is not assumed: rows of the
 
 from __future__ import annotations
 
+import io
+import re
 import struct
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from contextlib import redirect_stderr
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from numpy.typing import NDArray
 from tide_runtime.errors import ModelFilesError, UnsupportedModelError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig, PreTrainedModel
@@ -23,11 +27,23 @@ from tide_export.quantization.quantized_weight import QuantizedWeight
 
 _PLAIN = ("F32", "F16", "BF16")
 _MAGIC = b"GGUF"
+_LAYER = re.compile(r"blk\.(\d+)\.")
+# What transformers raises for values of a file that make no model; NotImplementedError is a RuntimeError.
+_UNREADABLE = (
+    ValueError,
+    LookupError,
+    TypeError,
+    AttributeError,
+    ArithmeticError,
+    RuntimeError,
+    OSError,
+    StrictDataclassError,
+)
 
 
 @dataclass(frozen=True)
 class GgufTensor:
-    """A matrix of the file. ``data``: [N, bytes of a row]; ``kind``: GGUF's quantisation type."""
+    """Low-bit weights of the file. ``data``: [N, bytes of a row], experts [E, N, bytes]; ``kind``: GGUF's quantisation type."""
 
     name: str
     kind: str
@@ -46,7 +62,7 @@ def is_gguf(source: str) -> bool:
 
 
 def read_tensors(path: Path) -> tuple[str, dict[str, GgufTensor]]:
-    """Architecture and quantised matrices of the file by GGUF name.
+    """Architecture and quantised tensors of the file by GGUF name.
 
     Raises ModelFilesError when the file is missing, no GGUF file, or cut short.
     """
@@ -61,9 +77,12 @@ def read_tensors(path: Path) -> tuple[str, dict[str, GgufTensor]]:
         reader = gguf.GGUFReader(path)
         field = reader.get_field("general.architecture")
         architecture = str(field.contents()) if field is not None else ""
-        tensors = {t.name: GgufTensor(t.name, t.tensor_type.name, t.data) for t in reader.tensors if len(t.shape) == 2}
+        tensors = {t.name: GgufTensor(t.name, t.tensor_type.name, t.data) for t in reader.tensors}
     except (ValueError, IndexError, KeyError, OverflowError, UnicodeDecodeError, struct.error) as error:
-        raise ModelFilesError(f"{path} cannot be read ({error}); it was cut short or changed: download it again") from error
+        raise ModelFilesError(
+            f"{path} cannot be read ({first_line(error)}): it was cut short or changed, or is newer than the package "
+            "gguf; download it again, or upgrade gguf"
+        ) from error
     if not architecture:
         raise ModelFilesError(f"{path} names no architecture (general.architecture); convert the model again")
     return architecture, {name: t for name, t in tensors.items() if t.kind not in _PLAIN}
@@ -78,18 +97,44 @@ def load_gguf(
     """
     architecture, tensors = read_tensors(path)
     options = {"gguf_file": path.name}
+    reported = {"output_loading_info": True, "ignore_mismatched_sizes": True}
     folder = str(path.resolve().parent)
     try:
-        config = AutoConfig.from_pretrained(folder, **options)
-        tokenizer = AutoTokenizer.from_pretrained(folder, **options)
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **options)
-    except (ValueError, KeyError, RuntimeError, NotImplementedError, OSError) as error:
+        with redirect_stderr(io.StringIO()):  # transformers' bar over the tensors has no setting
+            config = AutoConfig.from_pretrained(folder, **options)
+            tokenizer = AutoTokenizer.from_pretrained(folder, **options)
+            loaded: tuple[PreTrainedModel, Mapping[str, Collection]] = AutoModelForCausalLM.from_pretrained(
+                folder, dtype=torch.float32, **reported, **options
+            )
+    except _UNREADABLE as error:
         raise UnsupportedModelError(
-            f"{path.name} cannot be loaded, architecture {architecture!r} ({str(error).splitlines()[0]}); convert the model from "
+            f"{path.name} cannot be loaded, architecture {architecture!r} ({first_line(error)}); convert the model from "
             "its HuggingFace checkpoint, or export that checkpoint itself"
         ) from error
+    model, info = loaded
+    _check_complete(path.name, model, info, tensors)
     quantized, notes = match_parameters(model, architecture, tensors)
     return config, model.to(dtype), tokenizer, quantized, notes
+
+
+def first_line(error: Exception) -> str:
+    """What ``error`` says; a heading together with the line below it."""
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return " ".join(line.strip() for line in lines[: 1 + lines[0].endswith(":")])
+
+
+def _check_complete(file: str, model: PreTrainedModel, info: Mapping[str, Collection], tensors: Mapping[str, GgufTensor]) -> None:
+    """Raise ModelFilesError where tensors and config disagree: transformers gives a parameter without a tensor random values."""
+    remedy = "the file was changed or its conversion went wrong: download it again, or convert the model again"
+    if info["mismatched_keys"]:
+        name, stored, expected = min(info["mismatched_keys"])
+        raise ModelFilesError(f"in {file} {name} has shape {tuple(stored)}, its config expects {tuple(expected)}; {remedy}")
+    if info["missing_keys"]:
+        raise ModelFilesError(f"{file} has no tensor for {min(info['missing_keys'])}, which its config expects; {remedy}")
+    layers = model.config.get_text_config().num_hidden_layers
+    beyond = [name for name in tensors if (found := _LAYER.match(name)) and int(found[1]) >= layers]
+    if beyond:
+        raise ModelFilesError(f"{file} has the tensor {min(beyond)}, but its config says {layers} layers; {remedy}")
 
 
 def match_parameters(
@@ -105,6 +150,9 @@ def match_parameters(
         if tensor is None:
             continue
         used.add(tensor.name)
+        if tensor.data.ndim != 2:
+            lost[tensor.kind, "holds the matrices of several experts"] += 1
+            continue
         weight = mapped(tensor.data, tensor.kind)
         if weight is None:
             lost[tensor.kind, "has no layout that the kernels take"] += 1

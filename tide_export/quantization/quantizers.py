@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping
+from types import ModuleType
 
 import numpy as np
 import onnx
@@ -102,9 +103,7 @@ def _quantized(matrix: NDArray[np.float32], bits: int, quantizer: str) -> Quanti
 
 def _run(quantizer: str, bits: int, matrix: NDArray[np.float32]) -> onnx.ModelProto:
     """A graph of one product, quantised: ONNX Runtime's quantizers take whole graphs."""
-    from onnxruntime.quantization import matmul_nbits_quantizer as nbits
-
-    nbits.logger.setLevel(logging.WARNING)  # the module logs several lines for each matrix
+    nbits = _quantizers()
     rows, columns = matrix.shape
     weight = numpy_helper.from_array(np.ascontiguousarray(matrix.T), "weight")
     product = helper.make_node("MatMul", ["x", "weight"], ["y"], name="product")
@@ -112,7 +111,7 @@ def _run(quantizer: str, bits: int, matrix: NDArray[np.float32]) -> onnx.ModelPr
     graph = helper.make_graph([product], "product", ends[:1], ends[1:], [weight])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21), helper.make_opsetid("com.microsoft", 1)])
     if quantizer == "hqq":
-        config: nbits.WeightOnlyQuantConfig = nbits.HQQWeightOnlyQuantConfig(block_size=BLOCK_SIZE, bits=bits)
+        config = nbits.HQQWeightOnlyQuantConfig(block_size=BLOCK_SIZE, bits=bits)
     elif quantizer == "k_quant":
         settings = {"product": {"bits": bits, "group_size": BLOCK_SIZE}}
         config = nbits.KQuantWeightOnlyQuantConfig(customized_weight_config=settings)
@@ -121,6 +120,18 @@ def _run(quantizer: str, bits: int, matrix: NDArray[np.float32]) -> onnx.ModelPr
     run = nbits.MatMulNBitsQuantizer(model, bits=bits, block_size=BLOCK_SIZE, algo_config=config)
     run.process()
     return run.model.model
+
+
+def _quantizers() -> ModuleType:
+    """ONNX Runtime's module, silent: it sets the root logger to INFO when it is imported, and logs lines for each matrix."""
+    root, handler = logging.getLogger(), logging.NullHandler()
+    root.addHandler(handler)  # logging.basicConfig does nothing where there is a handler
+    try:
+        from onnxruntime.quantization import matmul_nbits_quantizer
+    finally:
+        root.removeHandler(handler)
+    matmul_nbits_quantizer.logger.setLevel(logging.WARNING)
+    return matmul_nbits_quantizer
 
 
 def _unpacked(packed: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:
