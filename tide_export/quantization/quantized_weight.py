@@ -78,6 +78,12 @@ class QuantizedWeight:
         parts = {name: getattr(self, name) for name in ("values", "scales", "zero_points", "offsets")}
         return replace(self, **{name: part[order] for name, part in parts.items() if part is not None})
 
+    def first_blocks(self, blocks: int) -> QuantizedWeight:
+        """The first input features, so many ``blocks`` of them."""
+        parts = {name: getattr(self, name) for name in ("scales", "zero_points", "offsets")}
+        kept = {name: np.ascontiguousarray(part[:, :blocks]) for name, part in parts.items() if part is not None}
+        return replace(self, values=np.ascontiguousarray(self.values[:, : blocks * self.block_size]), **kept)
+
     def split_blocks(self, block_size: int) -> QuantizedWeight:
         """The same matrix in smaller blocks, each with the scale of the block that it was part of.
 

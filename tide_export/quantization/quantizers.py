@@ -9,8 +9,11 @@ The head and the embedding are in 8 bits: look-ups need few bytes of the embeddi
 
 from __future__ import annotations
 
+import io
 import logging
+import warnings
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import redirect_stdout
 from types import ModuleType
 
 import numpy as np
@@ -63,11 +66,11 @@ def quantize_model(
 
 def dequantize_parameters(model: PreTrainedModel, weights: dict[str, QuantizedWeight]) -> None:
     """Put the dequantised ``weights`` into ``model``, so that eager and compiled model compute with the same matrices."""
-    parameters = dict(model.named_parameters(remove_duplicate=False))
     with torch.no_grad():
         for name, weight in weights.items():
-            matrix = torch.from_numpy(weight.dequantized())
-            parameters[name].copy_(matrix if matrix.shape == parameters[name].shape else matrix.T)
+            module, _, parameter = name.rpartition(".")
+            owner, matrix = model.get_submodule(module), torch.from_numpy(weight.dequantized())
+            owner.get_parameter(parameter).copy_(matrix.T if isinstance(owner, Conv1D) else matrix)
 
 
 def _matrices(model: PreTrainedModel) -> Iterator[tuple[str, nn.Parameter, bool, bool]]:
@@ -84,10 +87,13 @@ def _quantized(matrix: NDArray[np.float32], bits: int, quantizer: str) -> Quanti
     """``matrix`` [N, K] in blocks; None where the blocks do not divide K."""
     if matrix.shape[1] % BLOCK_SIZE:
         return None
+    rows, blocks = matrix.shape[0], matrix.shape[1] // BLOCK_SIZE
+    if quantizer == "k_quant" and blocks % 2:  # ONNX Runtime 1.32's fails for an odd number of blocks
+        doubled = _quantized(np.concatenate([matrix, matrix[:, -BLOCK_SIZE:]], 1), bits, quantizer)
+        return doubled.first_blocks(blocks) if doubled is not None else None
     model = _run(quantizer, bits, matrix)
     weights = {initializer.name: numpy_helper.to_array(initializer) for initializer in model.graph.initializer}
     node = next(node for node in model.graph.node if node.op_type == "MatMulNBits")
-    rows, blocks = matrix.shape[0], matrix.shape[1] // BLOCK_SIZE
     values = _unpacked(weights[node.input[1]].reshape(rows, -1), bits)
     scales = weights[node.input[2]].reshape(rows, blocks).astype(np.float32)
     zeros, offsets = (weights[node.input[3]] if len(node.input) > 3 else None), None
@@ -118,7 +124,8 @@ def _run(quantizer: str, bits: int, matrix: NDArray[np.float32]) -> onnx.ModelPr
     else:
         config = nbits.DefaultWeightOnlyQuantConfig(block_size=BLOCK_SIZE, bits=bits, is_symmetric=bits == 8, accuracy_level=4)
     run = nbits.MatMulNBitsQuantizer(model, bits=bits, block_size=BLOCK_SIZE, algo_config=config)
-    run.process()
+    with redirect_stdout(io.StringIO()), warnings.catch_warnings(action="ignore"):  # a bar for each matrix
+        run.process()
     return run.model.model
 
 

@@ -63,6 +63,12 @@ def test_rows_take_all_their_parts_along() -> None:
     assert plain.zero_points is None and plain.offsets is None and plain.origin == "made up"
 
 
+def test_first_blocks() -> None:
+    """The rest would keep scales of blocks that are gone."""
+    weight = random_weight(blocks=3)
+    assert np.array_equal(weight.first_blocks(2).dequantized(), weight.dequantized()[:, :64])
+
+
 def test_smaller_blocks_mean_the_same_matrix() -> None:
     """Groups of 128 are exported in blocks of 32, with which batches do not change the text."""
     weight = random_weight(size=96)

@@ -1,0 +1,208 @@
+"""Quantising here: errors within the steps of each block, ONNX Runtime's own reading of the result, and what is left alone."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+
+import numpy as np
+import onnxruntime as ort
+import pytest
+import torch
+from export.architectures import tiny_model
+from numpy.typing import NDArray
+from onnx import TensorProto, helper, numpy_helper
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
+
+from tide_export.load import LoadedModel, quantized
+from tide_export.quantization.quantized_weight import QuantizedWeight
+from tide_export.quantization.quantizers import quantize_model
+
+BLOCK = 32
+
+
+def original(model: PreTrainedModel) -> dict[str, NDArray[np.float32]]:
+    return {name: p.detach().numpy().copy() for name, p in model.named_parameters(remove_duplicate=False)}
+
+
+def one_matrix(quantizer: str, bits: int, offset: float = 0.0, width: int = 64) -> tuple[NDArray[np.float32], QuantizedWeight]:
+    """A random projection [96, width] of a model, and what the quantizer makes of it."""
+    model = LlamaForCausalLM(
+        LlamaConfig(hidden_size=width, intermediate_size=96, num_hidden_layers=1, num_attention_heads=2, vocab_size=40)
+    )
+    name = "model.layers.0.mlp.up_proj.weight"
+    with torch.no_grad():
+        model.get_parameter(name).normal_(offset, 1.0, generator=torch.Generator().manual_seed(3))
+    matrix = original(model)[name]
+    return matrix, quantize_model(model, bits, quantizer, {})[0][name]
+
+
+def block_ranges(matrix: NDArray[np.float32]) -> NDArray[np.float32]:
+    """max - min of every block with 0 in it, for each of its elements [N, K]."""
+    blocks = matrix.reshape(len(matrix), -1, BLOCK)
+    span = np.maximum(blocks.max(-1), 0) - np.minimum(blocks.min(-1), 0)
+    return span.repeat(BLOCK, 1)
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("offset", [0.0, 5.0, -5.0])
+def test_rounding_to_nearest(bits: int, offset: float) -> None:
+    """An error above half a step of the block means that values, scales and zero points of different blocks were combined."""
+    matrix, weight = one_matrix("rtn", bits, offset)
+    assert (weight.bits, weight.block_size, weight.shape) == (bits, BLOCK, matrix.shape)
+    assert weight.offsets is None and weight.origin == f"int{bits} rtn"
+    step = block_ranges(matrix) / (2**bits - 1)
+    if bits == 8:  # symmetric: the steps are even on both sides of 0
+        step = np.abs(matrix.reshape(len(matrix), -1, BLOCK)).max(-1).repeat(BLOCK, 1) / 127
+    # Up to one step where the zero point was rounded, and the block's largest value falls on the edge.
+    assert (np.abs(weight.dequantized() - matrix) <= 1.01 * step).all()
+    assert np.abs(weight.dequantized() - matrix).mean() < 0.3 * step.mean()
+
+
+@pytest.mark.parametrize("quantizer", ["k_quant", "hqq"])
+@pytest.mark.parametrize("width", [64, 96])
+def test_a_search_is_no_worse_than_rounding(quantizer: str, width: int) -> None:
+    """A zero point of the wrong sign, or of the wrong block, gives errors of many steps; so may an odd number of blocks."""
+    matrix, weight = one_matrix(quantizer, 4, width=width)
+    _, rounded = one_matrix("rtn", 4, width=width)
+    assert weight.bits == 4 and weight.block_size == BLOCK and weight.origin == f"int4 {quantizer}"
+    errors = [np.square(w.dequantized() - matrix).mean() for w in (weight, rounded)]
+    assert errors[0] < 1.1 * errors[1]
+
+
+@pytest.mark.parametrize(("quantizer", "bits"), [("rtn", 4), ("rtn", 8), ("k_quant", 4), ("hqq", 4)])
+def test_onnx_runtime_reads_the_same_matrix(quantizer: str, bits: int) -> None:
+    """The formula of `QuantizedWeight` would not be the kernel's; HQQ's zero points are no integers and become offsets."""
+    _, weight = one_matrix(quantizer, bits)
+    rows, columns = weight.shape
+    zeros = weight.packed_zero_points()
+    initializers = {"values": weight.packed_values(), "scales": weight.scales} | ({"zeros": zeros} if zeros is not None else {})
+    node = helper.make_node(
+        "MatMulNBits", ["x", *initializers], ["y"],
+        domain="com.microsoft", K=columns, N=rows, bits=bits, block_size=BLOCK, accuracy_level=1,
+    )  # fmt: skip
+    ends = [
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, [columns, size]) for name, size in (("x", columns), ("y", rows))
+    ]
+    tensors = [numpy_helper.from_array(array, name) for name, array in initializers.items()]
+    model = helper.make_model(
+        helper.make_graph([node], "product", ends[:1], ends[1:], tensors),
+        opset_imports=[helper.make_opsetid("", 21), helper.make_opsetid("com.microsoft", 1)],
+        ir_version=10,
+    )
+    session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    found = session.run(None, {"x": np.eye(columns, dtype=np.float32)})[0].T
+    if weight.offsets is not None:
+        found = found + weight.offsets.repeat(BLOCK, 1)
+        assert quantizer == "hqq" and (np.abs(weight.offsets) <= 0.5001 * np.abs(weight.scales)).all()
+    np.testing.assert_allclose(found, weight.dequantized(), rtol=1e-6, atol=1e-6)
+
+
+def test_head_and_embedding_have_8_bits() -> None:
+    """4 bits there change the likeliest token for little memory saved."""
+    model = tiny_model("llama")
+    before = original(model)
+    loaded = quantized(LoadedModel(model, None, "llama"), "int4", "rtn")
+    bits = {name: weight.bits for name, weight in loaded.quantized.items()}
+    assert {name for name, number in bits.items() if number == 8} == {"model.embed_tokens.weight", "lm_head.weight"}
+    assert bits.keys() == {name for name, matrix in before.items() if matrix.ndim == 2} and not loaded.notes
+    for name, parameter in model.named_parameters():
+        expected = loaded.quantized[name].dequantized() if name in bits else before[name]
+        assert np.array_equal(parameter.detach().numpy(), expected)
+    assert loaded.weights == "int4 rtn"
+
+
+def test_a_tied_head_shares_the_embeddings_weight() -> None:
+    """The bundle would hold the largest matrix twice, or the trace's name for it find none."""
+    model = LlamaForCausalLM(
+        LlamaConfig(
+            hidden_size=64,
+            intermediate_size=96,
+            num_hidden_layers=1,
+            num_attention_heads=2,
+            vocab_size=40,
+            tie_word_embeddings=True,
+        )
+    )
+    found, _ = quantize_model(model, 4, "rtn", {})
+    assert found["lm_head.weight"] is found["model.embed_tokens.weight"]
+
+
+def test_conv1d_is_quantised_along_its_input() -> None:
+    """GPT-2 stores [in, out]; blocks along the output have other scales, and no kernel reads them."""
+    model = tiny_model("gpt2")
+    before = original(model)
+    name = "transformer.h.0.mlp.c_fc.weight"
+    loaded = quantized(LoadedModel(model, None, "gpt2"), "int8", "rtn")
+    weight = loaded.quantized[name]
+    assert weight.shape == before[name].T.shape and weight.shape != before[name].shape
+    assert np.abs(weight.dequantized() - before[name].T).max() <= np.abs(before[name]).max() / 127
+    assert np.array_equal(model.get_parameter(name).detach().numpy(), weight.dequantized().T)
+
+
+def test_square_conv1d() -> None:
+    """A square [in, out] matrix has the shape of [out, in] and would be put back untransposed."""
+    model = tiny_model("gpt2")
+    name = "transformer.h.0.attn.c_proj.weight"
+    before = original(model)[name]
+    assert before.shape[0] == before.shape[1]
+    quantized(LoadedModel(model, None, "gpt2"), "int8", "rtn")
+    assert np.abs(original(model)[name] - before).max() <= np.abs(before).max() / 127
+
+
+def test_a_width_that_blocks_do_not_divide_is_left_alone_and_said() -> None:
+    """Such a matrix would be cut into blocks over the ends of its rows."""
+    model = LlamaForCausalLM(
+        LlamaConfig(hidden_size=64, intermediate_size=80, num_hidden_layers=2, num_attention_heads=2, vocab_size=40)
+    )
+    before = original(model)
+    loaded = quantized(LoadedModel(model, None, "llama"), "int4", "rtn")
+    assert not any("down_proj" in name for name in loaded.quantized) and len(loaded.quantized) == 2 * 6 + 2
+    assert loaded.notes == ("2 matrices whose input is no multiple of 32 wide keep their precision",)
+    assert np.array_equal(original(model)["model.layers.1.mlp.down_proj.weight"], before["model.layers.1.mlp.down_proj.weight"])
+
+
+def test_stored_weights_of_the_wanted_bits_stay() -> None:
+    """A GGUF file in 4 bits, rounded once more, loses what rounding costs a second time."""
+    model = tiny_model("llama")
+    first, _ = quantize_model(model, 4, "rtn", {})
+    again, _ = quantize_model(model, 4, "k_quant", first)
+    assert all(again[name] is weight for name, weight in first.items())
+    finer, _ = quantize_model(model, 8, "rtn", first)
+    assert {weight.bits for weight in finer.values()} == {8}
+
+
+def test_other_weights_leave_the_model_unchanged() -> None:
+    """``--weights source`` would lose what the checkpoint has stored."""
+    loaded = LoadedModel(tiny_model("llama"), None, "llama")
+    assert quantized(loaded, "source", "rtn") is loaded
+
+
+def test_progress_counts_every_matrix() -> None:
+    """The bar of a search that takes minutes would stand still, or never end."""
+    seen: list[tuple[int, int]] = []
+    quantize_model(tiny_model("llama"), 8, "rtn", {}, lambda done, total: seen.append((done, total)))
+    assert seen == [(done, len(seen)) for done in range(1, len(seen) + 1)] and len(seen) == 4 * 7 + 2
+
+
+def test_nothing_is_logged(capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture) -> None:
+    """ONNX Runtime's quantizers tell several lines for each matrix, which would break the export's bar."""
+    with caplog.at_level(logging.WARNING):
+        for quantizer in ("rtn", "k_quant", "hqq"):
+            one_matrix(quantizer, 4)
+    sys.stdout.flush()
+    assert capfd.readouterr() == ("", "") and not caplog.records
+
+
+def test_the_root_logger_is_left_alone() -> None:
+    """Importing ONNX Runtime's module sets it to INFO: every library of the program would begin to print."""
+    code = (
+        "import logging, numpy as np; from transformers import LlamaConfig, LlamaForCausalLM;"
+        "from tide_export.quantization.quantizers import quantize_model;"
+        "model = LlamaForCausalLM(LlamaConfig(hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=1,"
+        "vocab_size=8)); quantize_model(model, 4, 'rtn', {});"
+        "root = logging.getLogger(); print(root.level, root.handlers)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == f"{logging.WARNING} []"
