@@ -236,6 +236,8 @@ class Run:
             )
 
     def _load_again(self, entry: RunningArm) -> None:
+        if entry.spec.kind == "eager":  # keeps no folder to load from
+            return
         self.record.loads[entry.spec.name] = entry.process.apply(load_seconds)
         if entry.spec.name == "llamacpp":
             self.llamacpp = entry.process.call("system_info")
