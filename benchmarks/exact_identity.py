@@ -50,7 +50,7 @@ Texts = list[list[int]]  # [prompts][tokens]
 
 @dataclass(frozen=True)
 class Subject:
-    """A model: its bundle, made in a cache folder, and prompts; ``eager``: its HuggingFace folder, None to compare with `full` alone."""
+    """A model: its bundle, made in a cache folder, and its prompts; ``eager``: its HuggingFace folder, None to leave it out."""
 
     bundle: Callable[[Path], Path]
     prompts: Callable[[int, str, Path], list[Prompt]]

