@@ -48,8 +48,8 @@ def export(
     kv: Annotated[
         str,
         typer.Option(
-            help="Precision of the KV cache: model (that of --dtype) or int8 (target cpu: a quarter of the memory of fp32, some "
-            "thousandths of a nat)."
+            help="Precision of the KV cache: model (that of --dtype) or int8 (target cpu: a quarter of the memory of fp32; "
+            "prompts take longer)."
         ),
     ] = _DEFAULTS.kv,
     checkpoints: Annotated[

@@ -115,22 +115,29 @@ def test_half_precision(tmp_path):
 
 
 def test_skipped_layers_are_filled_in_int8(tmp_path):
-    """`exit` would fail at the first token that stops early, or leave keys of another rounding behind it."""
-    loaded = LoadedModel(tiny_model("llama"), None, "llama")
-    stop = ExitInfo(2, "identity", "max_probability", 0.0, 0.0)
+    """`exit --kv propagate` would fail at the first token that stops early, or leave keys of other scales behind it."""
+    loaded, tokens = LoadedModel(tiny_model("llama"), None, "llama"), torch.arange(5, 12)[None]
+    stop = ExitInfo(2, "identity", "max_probability", 0.5)
     write_calibration(tmp_path / "calibration", [stop], fingerprint(loaded), LAYERS, 64)
-    bundle = tmp_path / "bundle"
+    calibration, bundle = read_exit_calibration(tmp_path / "calibration"), tmp_path / "bundle"
     bundle.mkdir()
-    calibration = read_exit_calibration(tmp_path / "calibration")
     write_bundle(loaded, bundle, replace(CONFIG, checkpoints="auto"), ExportProgress(quiet=True), calibration)
-    ids, params = np.random.default_rng(0).integers(3, VOCAB, 9).tolist(), GenerationParams(max_new_tokens=6, ignore_eos=True)
-    options = EngineOptions(policy="exit", threads=ThreadOptions(1))
-    with Engine.load(bundle, replace(options, depth=replace(options.depth, kv="propagate"))) as engine:
-        assert len(engine.generate(ids, params)[0].token_ids) == 6
-        assert engine.backend.launches["kv_fill_2"], "every token stops after two layers"
-    early = replace(options, depth=replace(options.depth, kv="propagate", prefill_exit=True))
-    with Engine.load(bundle, early) as engine, pytest.raises(ParamsError, match="leave prefill_exit out"):
-        engine.generate(ids, params)
+    scales = scales_of(loaded)[2]
+    with torch.no_grad():
+        eager = loaded.model(tokens, use_cache=True, output_hidden_states=True)
+    with Engine.load(bundle, EngineOptions(threads=ThreadOptions(1))) as engine:
+        context = engine.backend.context(1)
+        step = context.step(0, [tokens.shape[1]])
+        step.hidden[0][:] = eager.hidden_states[2][0].numpy()
+        step.place([0])
+        step.run("kv_fill_2")
+        layer = eager.past_key_values.layers[2]
+        for kind, wanted, by_channel in (("key", layer.keys, scales.key), ("value", layer.values, scales.value)):
+            found = context.caches.arrays[f"{kind}_cache_2"][0, :, : tokens.shape[1]]
+            difference = np.abs(found * by_channel[:, None] - wanted[0].numpy())
+            assert found.dtype == np.int8 and (difference <= 0.501 * by_channel[:, None]).all()
+        with pytest.raises(ParamsError, match="leave prefill_exit out"):
+            step.place_scattered(0, np.arange(tokens.shape[1]), before=np.empty(0, np.int64))
 
 
 def test_more_threads_than_heads_keep_exact_to_single_tokens(exported):
