@@ -45,6 +45,13 @@ def export(
             help="With --weights int8 or int4: rtn (round to nearest), k_quant (searches each block's scale), hqq (minutes)."
         ),
     ] = _DEFAULTS.quantizer,
+    kv: Annotated[
+        str,
+        typer.Option(
+            help="Precision of the KV cache: model (that of --dtype) or int8 (target cpu: a quarter of the memory of fp32; "
+            "prompts take longer)."
+        ),
+    ] = _DEFAULTS.kv,
     checkpoints: Annotated[
         str,
         typer.Option(
@@ -161,6 +168,7 @@ def export(
         strip_weights=strip_weights,
         weights=weights,
         quantizer=quantizer,
+        kv=kv,
     )
     manifest = run(model, out, config, revision=revision, trust_remote_code=trust_remote_code, force=force, progress=progress)
     size = sum(info.bytes for info in manifest.files.values())

@@ -36,4 +36,5 @@ CPU = Target(
     ragged_form=(lower_attention_ragged,),
     kv_fill=(lower_attention_gqa, lower_attention_batched, lower_quantized_matmul),
     uncut=True,
+    int8_kv=True,
 )

@@ -29,4 +29,5 @@ CUDA = replace(
         attention="fused; decomposed in fp32 and for several tokens of several rows",
     ),
     builder=OnnxFiles(),
+    int8_kv=False,  # the runtime's device caches hold floats
 )

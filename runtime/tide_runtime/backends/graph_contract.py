@@ -13,6 +13,7 @@ _POSITIONS: dict[str, Shape] = {  # regular expression of the name → shape; po
     "write_index": (None,),
     "seqlens_k": (None,),
     "total_sequence_length": (),
+    "query_seqlens": (None,),
     "padded_from": (None, None),
     "packed_from": (1, None),
     "padded_position_ids": (None, None),

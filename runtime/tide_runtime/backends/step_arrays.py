@@ -81,6 +81,7 @@ class StepPositions:
         self._position_ids = np.zeros(tokens, np.int64)
         self._padded_position_ids = self._position_ids[:, None] if self._is_decode else np.zeros((batch_size, seq), np.int64)
         self._seqlens_k = np.zeros(batch_size, np.int32)
+        self._query_seqlens = np.full(batch_size, seq, np.int32)
         self._total = np.zeros((), np.int32)
         self._padded_from = np.zeros((batch_size, seq), np.int64)
         self._packed_from = np.zeros(tokens, np.int64)
@@ -93,6 +94,7 @@ class StepPositions:
             "padded_position_ids": self._padded_position_ids,
             "seqlens_k": self._seqlens_k,
             "total_sequence_length": self._total,
+            "query_seqlens": self._query_seqlens,
             "padded_from": self._padded_from,
             "packed_from": self._packed_from[None],
             "logits_index": self._logits_index,
@@ -109,6 +111,7 @@ class StepPositions:
         if self._arranged_for == arranged:
             return
         self._arranged_for = arranged
+        self._query_seqlens[:] = counts
         # Python lists: uneven steps have few tokens, and each NumPy operation takes at least a microsecond.
         packed, padded, chosen, begin = list[int](), list[int](), list[int](), 0
         for index, count in enumerate(counts):

@@ -65,7 +65,7 @@ class OnnxRuntimeContext:
     def __init__(self, backend: OnnxRuntimeBackend, capacity: int) -> None:
         self.backend, self.capacity, self.layers_launched = backend, capacity, 0
         self.every_layer: Sequence[str] = backend.every_layer
-        self.caches = KVCaches(backend.manifest, backend.dtype, capacity)
+        self.caches = KVCaches(backend.manifest, backend.cache_dtype, capacity)
         self.buffers = StepBuffers(backend.manifest, backend.dtype, backend.logits_dtype)
         self._steps: OrderedDict[StepShape, _BoundStep] = OrderedDict()
         self._latest: tuple[tuple[int, list[int], list[int]], _BoundStep] | None = None
@@ -167,10 +167,10 @@ class _BoundStep:
         self.positions.place_scattered(slot, positions)
         self._batched, self._ragged = True, False
         if before is not None:
-            if self._context.backend.has_sliding_window():
+            if not self._context.backend.takes_any_order():
                 raise ParamsError(
-                    "prefill_exit puts prompt tokens into the cache in another order, and this model's sliding windows go by "
-                    "that order; leave prefill_exit out"
+                    "prefill_exit puts prompt tokens into the cache in another order, and sliding windows and the kernel of "
+                    "int8 caches go by that order; leave prefill_exit out"
                 )
             self._bias(ATTENTION_BIAS).fill_scattered(before, positions)
 
