@@ -11,8 +11,13 @@ run on the step's T tokens, packed to [1, T, H] sequence after sequence; only at
 
 The G query heads that share a KV head are stacked, [B, KV, S·G, D], so that each KV head takes part in one product and not
 in G small ones. Attention reads all slots of the cache, so the runtime keeps the number of slots close to the longest sequence's
-length. Attention over int8 caches stays one GroupQueryAttention, which takes several tokens of each sequence if it is told how
-many, ``query_seqlens``. Where only the caches are wanted (`tide_export.kv_fill`), keys and values are rounded as the kernel does.
+length. Where only the caches are wanted (`tide_export.kv_fill`), keys and values are rounded as the kernel does.
+
+Models that round activations, weights or keys to few bits keep GroupQueryAttention in every step (`pad_attention`): a sum in
+another order may round to another number, and from there on the text may differ. The kernel takes several tokens of each sequence
+if it is told how many, ``query_seqlens``. It sums a single row in another order than several, so a sequence's only token is there
+twice: the copy's key lands in the slot that the next token overwrites. Then a token's result has the same bits whatever shares the
+launch, and one form serves all steps.
 
 Besides the contract's inputs the runtime fills:
 
@@ -21,7 +26,7 @@ Besides the contract's inputs the runtime fills:
     padded_position_ids [B, S]    (position_ids is [1, T])
     attention_bias [B, S, 1, slots] float32: 0 where a token may attend, -inf elsewhere; layers with a sliding window of W
                                   tokens read an input of their own, ``attention_bias_W``
-    query_seqlens [B] int32       tokens of each sequence in this step
+    query_seqlens [B] int32       rows of each sequence that the kernel computes: its tokens, at least two unless it has none
 """
 
 from __future__ import annotations
@@ -33,6 +38,7 @@ import numpy as np
 import onnx_ir as ir
 import onnx_ir.passes.common as common
 from onnx_ir.tape import Tape
+from tide_runtime.bundle.manifest import PAD_ATTENTION
 
 from tide_export.passes.attention_gqa import (
     HEAD_SINK,
@@ -91,23 +97,40 @@ class _Attention:
 
 def lower_attention_batched(model: ir.Model, context: LoweringContext) -> PassReport:
     report = PassReport("attention_batched")
-    graph = model.graph
-    _rename_packed_dims(graph)
+    attentions = [n for n in model.graph if n.op_type == "GroupQueryAttention" and optional_input(n, QUERY_SEQLENS) is None]
+    if attentions:
+        _rename_packed_dims(model.graph)
     shared: dict[object, ir.Value] = {}
-    for node in [n for n in graph if n.op_type == "GroupQueryAttention"]:
-        attention = _Attention(graph, node, _heads(node), shared)
-        if optional_input(node, KEY_SCALE) is None:
+    for node in attentions:
+        attention = _Attention(model.graph, node, _heads(node), shared)
+        if node.outputs[0].uses():
             _lower(attention)
-        elif node.outputs[0].uses():
-            _pad_kernel(attention)
         else:
             _replace(attention, *_written(attention, *_rotated(attention)[1:]))
         report.applied += 1
-    common.RemoveUnusedNodesPass()(model)
-    for value in list(graph.inputs):
-        if not value.uses():
-            graph.inputs.remove(value)
+    _remove_unused(model)
     return report
+
+
+def pad_attention(model: ir.Model, context: LoweringContext) -> PassReport:
+    """Keep the kernel on padded tokens, where the model rounds to few bits."""
+    report = PassReport(PAD_ATTENTION)
+    attentions = [n for n in model.graph if n.op_type == "GroupQueryAttention"] if context.rounds else []
+    if attentions:
+        _rename_packed_dims(model.graph)
+    shared: dict[object, ir.Value] = {}
+    for node in attentions:
+        _pad_kernel(_Attention(model.graph, node, _heads(node), shared))
+        report.applied += 1
+    _remove_unused(model)
+    return report
+
+
+def _remove_unused(model: ir.Model) -> None:
+    common.RemoveUnusedNodesPass()(model)
+    for value in list(model.graph.inputs):
+        if not value.uses():
+            model.graph.inputs.remove(value)
 
 
 def _rename_packed_dims(graph: ir.Graph) -> None:
@@ -142,7 +165,7 @@ def _replace(attention: _Attention, keys: ir.Value, values: ir.Value, output: ir
 
 
 def _pad_kernel(attention: _Attention) -> None:
-    """Keep the kernel, on padded operands: its rows behind a sequence's last token are neither cached nor computed."""
+    """Keep the kernel, on padded operands: rows behind those that ``query_seqlens`` counts are neither cached nor computed."""
     node, heads = attention.node, attention.heads
     widths = [heads.query * heads.key_dim, heads.kv * heads.key_dim, heads.kv * heads.value_dim]
     if node.inputs[1] is None:
@@ -165,7 +188,7 @@ def _pad_kernel(attention: _Attention) -> None:
 
 
 def _last_slots(attention: _Attention, counts: ir.Value) -> ir.Value:
-    """``seqlens_k`` [B] without padding: each sequence's slots less one, computed once per graph."""
+    """``seqlens_k`` [B] with the rows that the kernel computes: each sequence's slots less one, computed once per graph."""
     if "seqlens_k" not in attention.shared:
         tape, one, zero = attention.tape, *(attention.number(n, ir.DataType.INT32) for n in (1, 0))
         before = tape.op("Cast", [_input(attention, "write_index", ir.DataType.INT64, "batch")], {"to": ir.DataType.INT32})

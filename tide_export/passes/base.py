@@ -25,6 +25,11 @@ class LoweringContext:
     quantized: Mapping[str, QuantizedWeight] = field(default_factory=dict)
     kv_scales: Sequence[KVScales] = ()
 
+    @property
+    def rounds(self) -> bool:
+        """Whether activations or keys and values are rounded to few bits, by low-bit weights or int8 caches."""
+        return bool(self.quantized or self.kv_scales)
+
     def quantized_weight(self, initializer: str | None) -> QuantizedWeight | None:
         """The low-bit form of a traced parameter; the trace puts ``model.`` before the parameter's name."""
         return self.quantized.get((initializer or "").removeprefix("model."))

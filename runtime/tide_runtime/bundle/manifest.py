@@ -24,6 +24,7 @@ MANIFEST_NAME = "manifest.json"
 HEAD = "head"  # the LM head for early exits; the last segment includes its own
 UNCUT = "uncut"  # all segments as one graph; optional in a target
 DTYPES = ("fp32", "fp16", "bf16")
+PAD_ATTENTION = "pad_attention"  # lowering pass: every step runs the form with packed tokens
 KV_DTYPES = (*DTYPES, "int8")
 
 
@@ -101,6 +102,11 @@ class TargetInfo:
     profiles: list[ProfileInfo] = field(default_factory=list)
     engines: dict[str, EngineInfo] = field(default_factory=dict)
     products: str | None = None
+
+    @property
+    def pads_attention(self) -> bool:
+        """Whether one form serves all steps, and its attention takes two rows or more of each sequence."""
+        return bool(self.passes.get(PAD_ATTENTION))
 
 
 @dataclass(frozen=True)

@@ -47,6 +47,7 @@ class Sessions:
         layers: dict[str, int],
         load: Callable[[str], ort.InferenceSession],
         ragged: Set[str] = frozenset(),
+        pads_attention: bool = False,
     ) -> None:
         """Load the sessions that every application uses.
 
@@ -54,8 +55,10 @@ class Sessions:
             layers: graph name → number of decoder layers it runs.
             load: creates the session of a graph, or of another form of a segment, by name.
             ragged: names of the ragged forms that the target has.
+            pads_attention: see `TargetInfo`.
         """
         self.manifest, self.layers, self._load, self.ragged = manifest, layers, load, ragged
+        self.pads_attention = pads_attention
         segments = [segment.name for segment in manifest.segments]
         self.every_layer = [UNCUT] if UNCUT in layers else segments
         exits = manifest.calibration.exits if manifest.calibration is not None else []
@@ -82,8 +85,10 @@ class Sessions:
     def takes_any_order(self) -> bool:
         """Whether tokens may be in the caches in another order than the text's: every layer reads the mask `ATTENTION_BIAS`.
 
-        Sliding windows read masks of their own; the kernel of int8 caches reads none.
+        Sliding windows read masks of their own; padded attention reads none.
         """
+        if self.pads_attention:
+            return False
         sessions = (self.session(batched_graph(segment.name)) for segment in self.manifest.segments)
         masks = [{v.name for v in session.get_inputs() if v.name.startswith(ATTENTION_BIAS)} for session in sessions]
         return all(names == {ATTENTION_BIAS} for names in masks)
