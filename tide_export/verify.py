@@ -37,7 +37,7 @@ PROMPTS = (
 GREEDY_TOKENS = 16
 # Allowed rounding error of a logit relative to the largest one: eager and compiled kernels sum in different orders.
 TOLERANCE = {"fp32": 1e-4, "fp16": 2e-2, "bf16": 1e-1}
-# The same with int8 KV caches: a key or value that differs in its last bit may round the other way, and every later number follows.
+# The same with int8 KV caches: a number that differs in its last bit may round the other way, and every later one follows.
 # SmolLM2-135M differs by up to 1.2e-2.
 INT8_KV_TOLERANCE = 5e-2
 # Nats per token. Rounding to int8 costs some thousandths; at 1 the perplexity of the model's own text is 2.7 times the model's.
