@@ -157,7 +157,7 @@ def print_tables(memory: Mapping[str, int], turns: Mapping[str, Turns], quality:
 
 def main(
     minutes: Annotated[float, typer.Option(min=0.1, help="For all turns.")] = 5,
-    rounds: Annotated[int, typer.Option(min=3, help="Most rounds at a place; each continues prompts of its own.")] = 20,
+    rounds: Annotated[int, typer.Option(min=3, help="Most rounds at a place; each continues prompts of its own.")] = 15,
     tokens: Annotated[int, typer.Option(min=64, help="Tokens of the text for perplexity.")] = 4096,
     cache: Annotated[Path, typer.Option(help="Where bundles are kept between runs.")] = CACHE,
     json: Annotated[Path | None, typer.Option(help="Also write everything to this file.")] = None,

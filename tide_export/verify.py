@@ -2,7 +2,7 @@
 
 Products with low-bit weights round their activations to int8, which changes a logit far more than another order of sums does and
 would hide a wrong weight. So a copy of the bundle that computes these products in fp32 is held to the tolerance, and the bundle
-itself to a bound on the KL divergence. A bundle with int8 KV caches is held to the tolerance against the eager model with a cache
+itself to a bound on the KL divergence. A bundle with int8 KV caches is held to a tolerance against the eager model with a cache
 rounded in the same way, and to the bound against the eager model as it is.
 """
 
@@ -37,6 +37,9 @@ PROMPTS = (
 GREEDY_TOKENS = 16
 # Allowed rounding error of a logit relative to the largest one: eager and compiled kernels sum in different orders.
 TOLERANCE = {"fp32": 1e-4, "fp16": 2e-2, "bf16": 1e-1}
+# The same with int8 KV caches: a number that differs in its last bit may round the other way, and every later one follows.
+# SmolLM2-135M differs by up to 1.2e-2.
+INT8_KV_TOLERANCE = 5e-2
 # Nats per token. Rounding to int8 costs some thousandths; at 1 the perplexity of the model's own text is 2.7 times the model's.
 MAX_DIVERGENCE = 1.0
 FP32_ACTIVATIONS = 1  # MatMulNBits' accuracy_level
@@ -111,7 +114,8 @@ def check_bundle(loaded: LoadedModel, directory: Path, dtype: str, kv_scales: Se
         exact = stack.enter_context(fp32_activations(directory)) if loaded.quantized else directory
         engine = stack.enter_context(_engine(exact))
         expected = [_expected(loaded, engine, name, ids, kv_scales) for name, ids in prompts(engine)]
-        checks = [_check(engine, one, TOLERANCE[dtype]) for one in expected]
+        tolerance = max(TOLERANCE[dtype], INT8_KV_TOLERANCE) if kv_scales else TOLERANCE[dtype]
+        checks = [_check(engine, one, tolerance) for one in expected]
     if loaded.quantized or kv_scales:
         with _engine(directory) as engine:
             unrounded = [_expected(loaded, engine, one.prompt, one.ids) for one in expected] if kv_scales else expected
