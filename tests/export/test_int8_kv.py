@@ -141,13 +141,13 @@ def test_skipped_layers_are_filled_in_int8(tmp_path):
             step.place_scattered(0, np.arange(tokens.shape[1]), before=np.empty(0, np.int64))
 
 
-def test_more_threads_than_heads_keep_exact_to_single_tokens(exported):
-    """ONNX Runtime would divide the cache of one token over idle threads, and sum in another order than for its drafts."""
+def test_more_threads_than_heads_leave_drafts_their_bits(exported):
+    """ONNX Runtime would divide the cache of a single row over idle threads, and sum in another order than for several rows."""
     directory = exported("llama")[1]
     heads = read_manifest(directory).model.attention_heads
-    for threads, limit in ((heads, None), (heads + 1, 1)):
+    for threads in (heads, heads + 1):
         with Engine.load(directory, EngineOptions(policy="full", threads=ThreadOptions(threads))) as engine:
-            assert engine.backend.invariant_tokens == limit
+            assert engine.backend.invariant_tokens is None
 
 
 def test_scales_cover_the_range_of_every_position():
@@ -179,8 +179,15 @@ def test_options_that_cannot_be_met_end_at_once(tmp_path):
         export("no/model", tmp_path / "out", ExportConfig(targets=("cuda",), kv="int8"))
 
 
-def test_batched_steps_read_no_mask(load):
-    """Steps of several sequences would fill masks that no graph reads, of as many bytes as the cache has slots."""
+def test_one_form_without_masks_serves_all_steps(load):
+    """Steps of several sequences would fill masks that no graph reads, or sum in another order than single ones."""
     engine = load("gemma2")
-    names = {value.name for value in engine.backend.session(batched_graph("segment_0")).get_inputs()}
+    assert not any(batched_graph(graph) in engine.manifest.targets["cpu"].graphs for graph in ("segment_0", "uncut"))
+    names = {value.name for value in engine.backend.session("segment_0").get_inputs()}
     assert "query_seqlens" in names and not any(name.startswith("attention_bias") for name in names)
+
+
+def test_text_fills_the_cache_to_its_last_slot(load):
+    """The second row of the last token would not fit, and the text would end one token early."""
+    (generation,) = load("llama").generate([[5, 6, 7]], GenerationParams(max_new_tokens=SLOTS - 3, ignore_eos=True))
+    assert generation.stats.new_tokens == SLOTS - 3

@@ -13,11 +13,11 @@ The G query heads that share a KV head are stacked, [B, KV, S·G, D], so that ea
 in G small ones. Attention reads all slots of the cache, so the runtime keeps the number of slots close to the longest sequence's
 length. Where only the caches are wanted (`tide_export.kv_fill`), keys and values are rounded as the kernel does.
 
-Models that round activations, weights or keys to few bits keep GroupQueryAttention in every step (`pad_attention`): a sum in
+Models that round activations, keys or values to few bits keep GroupQueryAttention in every step (`pad_attention`): a sum in
 another order may round to another number, and from there on the text may differ. The kernel takes several tokens of each sequence
 if it is told how many, ``query_seqlens``. It sums a single row in another order than several, so a sequence's only token is there
-twice: the copy's key lands in the slot that the next token overwrites. Then a token's result has the same bits whatever shares the
-launch, and one form serves all steps.
+twice; the copy's key lands in the slot that the next token overwrites. Then a token's result has the same bits whatever shares
+the launch, and one form serves all steps.
 
 Besides the contract's inputs the runtime fills:
 

@@ -176,7 +176,7 @@ def _tables(
         return None  # the kernel requires half the rotated width to be a multiple of 8
     key = (id(query_rotation.cos), id(query_rotation.sin))
     if key not in shared.tables:
-        tables = rotary_tables(query_rotation, graph, positions, context.max_seq_len + 1)  # of the copy, see `pad_attention`
+        tables = rotary_tables(query_rotation, graph, positions, context.cache_slots)
         shared.tables[key] = None
         if tables is not None:
             dtype = query_rotation.source.dtype

@@ -23,7 +23,9 @@ _SLOT_INCREMENT = 32
 class KVCaches:
     """Caches of ``capacity`` sequences; ``arrays``: name → [capacity, heads, slots, head_dim].
 
-    ``spare_slots``: slots beyond max_seq_len, which steps pad into. Memory costs nothing until written, because the operating system backs pages lazily. Arrays of any number of slots are views
+    ``spare_slots``: slots beyond max_seq_len, which steps pad into.
+
+    Memory costs nothing until written, because the operating system backs pages lazily. Arrays of any number of slots are views
     from the start of the same allocation; ``generation`` changes when an allocation is replaced, which invalidates bindings.
     """
 

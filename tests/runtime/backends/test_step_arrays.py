@@ -19,13 +19,19 @@ def test_uneven_sequences_are_packed_and_padded() -> None:
     assert logits[:3].tolist() == [2, 3, 4] and not logits[3:].any()
 
 
-def test_the_kernel_of_int8_caches_is_told_the_tokens_of_each_sequence() -> None:
-    """Guards against padding that is written into a cache, over the slots of the next tokens."""
-    positions = StepPositions(StepShape.of(0, [1, 4, 2], ()))
-    for counts in ([1, 4, 2], [4, 1, 2]):  # one shape, whose arrays are shared
+def test_padded_attention_is_told_the_rows_of_each_sequence() -> None:
+    """Guards against a single row, which is summed in another order than its verification, and against padding in a cache."""
+    positions = StepPositions(StepShape.of(0, [1, 4, 2], (), pads_attention=True))
+    for counts, rows in (([1, 4, 2], [2, 4, 2]), ([4, 0, 3], [4, 0, 3])):  # one shape, whose arrays are shared
         positions.arrange(counts, ())
-        assert positions.arrays["query_seqlens"].tolist() == counts
-    assert StepPositions(StepShape.of(0, [1], ())).arrays["query_seqlens"].tolist() == [1]
+        assert positions.arrays["query_seqlens"].tolist() == rows
+    single = StepPositions(StepShape.of(0, [1], (), pads_attention=True)).arrays
+    assert (single["query_seqlens"].tolist(), single["padded_from"].tolist()) == ([2], [[0, 0]])
+
+
+def test_padding_adds_no_tokens_to_an_even_step() -> None:
+    """Guards against products of more rows than the batch has tokens."""
+    assert StepShape.of(0, [1] * 8, [1] * 8, pads_attention=True)[2:] == (2, True, 8, 8)
 
 
 def test_a_step_that_wants_no_logits_points_to_a_token_that_exists() -> None:

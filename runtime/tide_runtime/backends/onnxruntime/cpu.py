@@ -16,7 +16,7 @@ from tide_runtime.backends.attention import ATTENTION_BIAS, AttentionBias, prefe
 from tide_runtime.backends.base import Step
 from tide_runtime.backends.graph_contract import hidden_states
 from tide_runtime.backends.kv_caches import KVCaches
-from tide_runtime.backends.onnxruntime.invariance import bundle_invariant_tokens
+from tide_runtime.backends.onnxruntime.invariance import bundle_invariant_tokens, launches_agree
 from tide_runtime.backends.onnxruntime.sessions import Sessions, decoder_layers, load_session
 from tide_runtime.backends.onnxruntime.threads import ThreadOptions, session_options
 from tide_runtime.backends.step_arrays import LEAST_ROWS, StepBuffers, StepPositions, StepShape
@@ -49,7 +49,10 @@ class OnnxRuntimeBackend(Sessions):
             return load_session(bundle, name, files[name], options, ["CPUExecutionProvider"])
 
         backend = cls(manifest, layers, load, {ragged_graph(name) for name in layers} & set(files), pads_attention)
-        backend.measure_invariance = lambda: bundle_invariant_tokens(bundle, target, threads)
+        chains = [backend.every_layer, *([[s.name for s in manifest.segments]] if manifest.calibration is not None else [])]
+        backend.measure_invariance = lambda: bundle_invariant_tokens(
+            bundle, target, threads, lambda: launches_agree(backend, chains, manifest.model.vocab_size)
+        )
         return backend
 
     @cached_property

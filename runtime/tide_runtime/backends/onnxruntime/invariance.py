@@ -1,9 +1,10 @@
 """How many tokens may share a launch without changing each other's bits, measured once per machine.
 
-On some processors and for some block sizes the order of sums in ONNX Runtime's low-bit matrix products depends on the number of
-rows. Then a token's logits depend on the tokens that share its launch, and policy ``exact`` would verify drafts with other logits
-than ``full`` computes. The exporter writes a graph with one product of each kind (`TargetInfo.products`); here rows are computed
-alone and together and compared bit by bit.
+On some processors and for some block sizes the order of sums in ONNX Runtime's kernels depends on the number of rows. Where
+activations are rounded to int8, a difference in the last bit may round to another number and change the text, so policy ``exact``
+would verify drafts with other logits than ``full`` computes. Two measurements compare rows alone and together, bit by bit: one of
+every kind of low-bit product at many sizes, on a graph that the exporter writes (`TargetInfo.products`), and one of the whole
+model on a short text.
 
 Results are kept in ``$TIDE_CACHE_DIR/invariance``, else ``$XDG_CACHE_HOME/tide/invariance``, else ``~/.cache/tide/invariance``.
 The folder may be deleted.
@@ -16,7 +17,7 @@ import json
 import os
 import platform
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
@@ -26,18 +27,26 @@ import numpy as np
 import onnxruntime as ort
 from numpy.typing import NDArray
 
+from tide_runtime.backends.base import ExecutionContext
 from tide_runtime.backends.onnxruntime.threads import ThreadOptions, session_options
 from tide_runtime.bundle import Bundle
 from tide_runtime.errors import BundleError
 
 SIZES = (*range(1, 18), 24, 32, 33, 64, 256)  # kernels change at tiles of 2, 4, 8, 12, 16 rows, and for their last rows
 _ROWS = 64  # different rows; larger launches repeat them
+_TEXT = 6  # tokens
 _DTYPES: dict[str, type[np.floating]] = {"tensor(float)": np.float32, "tensor(float16)": np.float16}
 # Of /proc/cpuinfo: what selects a kernel, on x86 and on Arm.
 _PROCESSOR_FIELDS = {
     "vendor_id", "cpu family", "model", "model name", "stepping", "flags",
     "CPU implementer", "CPU architecture", "CPU variant", "CPU part", "Features",
 }  # fmt: skip
+
+
+class ContextMaker(Protocol):
+    """The part of a backend that the measurement uses."""
+
+    def context(self, capacity: int) -> ExecutionContext: ...
 
 
 class ProductSession(Protocol):
@@ -48,49 +57,83 @@ class ProductSession(Protocol):
     def run(self, output_names: Any, input_feed: dict[str, Any]) -> Sequence[Any]: ...
 
 
-def bundle_invariant_tokens(bundle: Bundle, target: str, threads: ThreadOptions) -> int | None:
-    """`invariant_tokens` of a target's low-bit products, from the cache when this machine has measured them; None without any.
+def bundle_invariant_tokens(bundle: Bundle, target: str, threads: ThreadOptions, agree: Callable[[], bool]) -> int | None:
+    """The most tokens of a launch that keep every token's bits, from the cache when this machine has measured it.
 
-    1 for int8 KV caches and more threads than query heads: ONNX Runtime then divides the cache of a single token over the idle
-    threads, and sums in another order than for several tokens (https://github.com/microsoft/onnxruntime/pull/28695). A key that
-    differs in its last bit may round to another int8.
-
-    Raises BundleError when ONNX Runtime refuses the target's graph of products.
+    None without a limit, and for targets that round nothing to few bits. 1 where ``agree`` (see `launches_agree`) is False.
+    Raises BundleError when ONNX Runtime refuses the target's graphs.
     """
-    if bundle.manifest.cache_dtype == "int8" and threads.resolved > bundle.manifest.model.attention_heads:
-        return 1
-    file = bundle.manifest.targets[target].products
-    if file is None:
+    info, files = bundle.manifest.targets[target], bundle.manifest.files
+    if info.products is None and not info.pads_attention:
         return None
 
-    def open_session() -> ort.InferenceSession:
+    def measure() -> int | None:
+        if info.pads_attention and not agree():
+            return 1
+        if info.products is None:
+            return None
         options = session_options(threads, chained=False)
-        return ort.InferenceSession(str(bundle.path(file)), options, providers=["CPUExecutionProvider"])
+        return invariant_tokens(
+            ort.InferenceSession(str(bundle.path(info.products)), options, providers=["CPUExecutionProvider"])
+        )
 
     # Threads divide a product along N, which may leave other columns for the kernels of the last few.
-    key = (processor(), ort.__version__, str(threads.resolved), bundle.manifest.files[file].sha256)
+    used = sorted(file for file in {info.weights, info.products, *info.graphs.values()} if file is not None)
+    key = (processor(), ort.__version__, str(threads.resolved), *(files[file].sha256 for file in used if file in files))
     try:
-        return cached_invariant_tokens(key, open_session)
+        return cached_invariant_tokens(key, measure)
     except Exception as error:  # ONNX Runtime raises unrelated exception classes
+        file = info.products or target
         raise BundleError(f"ONNX Runtime {ort.__version__} cannot run {file} ({error}); export the bundle again") from error
 
 
-def cached_invariant_tokens(
-    key: Sequence[str], open_session: Callable[[], ProductSession], folder: Path | None = None
-) -> int | None:
-    """`invariant_tokens` of a session, which is opened only if ``folder`` (default: the user's cache) has no result for ``key``.
+def cached_invariant_tokens(key: Sequence[str], measure: Callable[[], int | None], folder: Path | None = None) -> int | None:
+    """What ``measure`` returns, which is called only if ``folder`` (default: the user's cache) has no result for ``key``.
 
     A damaged result is measured again. Where ``folder`` cannot be written, every call measures.
     """
-    digest = hashlib.sha256(json.dumps([*key, SIZES, _ROWS]).encode()).hexdigest()
+    digest = hashlib.sha256(json.dumps([*key, SIZES, _ROWS, _TEXT]).encode()).hexdigest()
     with suppress(OSError, ValueError, RuntimeError, KeyError, TypeError):  # RuntimeError: there is no home folder
         tokens = json.loads(((folder or default_cache_folder()) / digest).read_bytes())["tokens"]
         if tokens is None or tokens in SIZES:
             return None if tokens is None else int(tokens)
-    measured = invariant_tokens(open_session())
+    measured = measure()
     with suppress(OSError, RuntimeError):
         _write(folder or default_cache_folder(), digest, json.dumps({"tokens": measured, "key": [*key]}))
     return measured
+
+
+def launches_agree(backend: ContextMaker, chains: Iterable[Sequence[str]], vocab_size: int) -> bool:
+    """Whether a text of a few tokens has the same logits, bit for bit, token by token, in one launch, and beside another text.
+
+    This compares what products alone do not show: attention, norms, and the graphs together.
+
+    Args:
+        chains: lists of graphs that run all layers.
+    """
+    texts = np.random.default_rng(0).integers(0, vocab_size, (2, _TEXT))
+    plans: list[list[list[int]]] = [[[_TEXT]], [[1, 1]] * _TEXT, [[1, 3], [3, 1], [2, 2]]]  # tokens of each text, step by step
+
+    def logits(graphs: Sequence[str], plan: Sequence[Sequence[int]]) -> list[bytes]:
+        """Of the first text."""
+        context, done, rows = backend.context(len(plan[0])), [0] * len(plan[0]), list[bytes]()
+        for counts in plan:
+            step, ends = context.step(0, counts, counts), [d + count for d, count in zip(done, counts, strict=True)]
+            step.input_ids[: sum(counts)] = np.concatenate(
+                [texts[i, d:end] for i, (d, end) in enumerate(zip(done, ends, strict=True))]
+            )
+            step.place(done)
+            for graph in graphs:
+                step.run(graph)
+            rows += [row.tobytes() for row in step.logits[: counts[0]]]
+            done = ends
+        context.close()
+        return rows
+
+    first, *others = [list(chain) for chain in chains]
+    alone = logits(first, [[1]] * _TEXT)
+    runs = [*((first, plan) for plan in plans), *((chain, plans[-1]) for chain in others)]
+    return all(logits(graphs, plan) == alone for graphs, plan in runs)
 
 
 def invariant_tokens(session: ProductSession) -> int | None:

@@ -15,7 +15,7 @@ import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 from tide_runtime import Engine, EngineOptions, GenerationParams, ThreadOptions
-from tide_runtime.backends.onnxruntime.invariance import SIZES, cached_invariant_tokens, invariant_tokens
+from tide_runtime.backends.onnxruntime.invariance import SIZES, cached_invariant_tokens, invariant_tokens, launches_agree
 from tide_runtime.errors import BundleError
 
 KEY = ("processor", "1.31.0", "2", "products")
@@ -39,8 +39,8 @@ class FakeSession:
         return outputs
 
 
-def opener(session: FakeSession) -> Callable[[], FakeSession]:
-    return lambda: session
+def measure(session: FakeSession) -> Callable[[], int | None]:
+    return lambda: invariant_tokens(session)
 
 
 @pytest.mark.parametrize(("coarse", "tokens"), [(2, 1), (3, 2), (17, 16), (20, 17), (64, 33), (256, 64), (257, None)])
@@ -53,8 +53,8 @@ def test_the_limit_is_the_last_size_before_the_first_that_differs(coarse: int, t
 def test_a_machine_measures_once(tmp_path) -> None:
     """Every load would take as long as the first."""
     measured, loaded = FakeSession(coarse=12), FakeSession()
-    assert cached_invariant_tokens(KEY, opener(measured), tmp_path) == 11
-    assert cached_invariant_tokens(KEY, opener(loaded), tmp_path) == 11
+    assert cached_invariant_tokens(KEY, measure(measured), tmp_path) == 11
+    assert cached_invariant_tokens(KEY, measure(loaded), tmp_path) == 11
     assert loaded.launches == 0
 
 
@@ -62,7 +62,7 @@ def test_no_limit_is_cached_too(tmp_path) -> None:
     """The machines without a limit would measure at every load."""
     loaded = FakeSession()
     for session in (FakeSession(), loaded):
-        assert cached_invariant_tokens(KEY, opener(session), tmp_path) is None
+        assert cached_invariant_tokens(KEY, measure(session), tmp_path) is None
     assert loaded.launches == 0
 
 
@@ -70,24 +70,52 @@ def test_no_limit_is_cached_too(tmp_path) -> None:
 def test_another_machine_measures_again(tmp_path, place: int) -> None:
     """A limit would be taken over by another processor, release, number of threads or model."""
     other = [*KEY[:place], "other", *KEY[place + 1 :]]
-    cached_invariant_tokens(KEY, opener(FakeSession()), tmp_path)
-    assert cached_invariant_tokens(other, opener(FakeSession(coarse=2)), tmp_path) == 1
+    cached_invariant_tokens(KEY, measure(FakeSession()), tmp_path)
+    assert cached_invariant_tokens(other, measure(FakeSession(coarse=2)), tmp_path) == 1
 
 
 @pytest.mark.parametrize("damage", [b"", b"\xff{", b"[]", b"{}", b'{"tokens": 1000}', b'{"tokens": "2"}', b'{"tokens": [2]}'])
 def test_a_damaged_result_is_measured_again(tmp_path, damage: bytes) -> None:
     """A file cut off by a full disk would stop every load, or allow launches that nobody measured."""
-    cached_invariant_tokens(KEY, opener(FakeSession(coarse=12)), tmp_path)
+    cached_invariant_tokens(KEY, measure(FakeSession(coarse=12)), tmp_path)
     (file,) = tmp_path.iterdir()
     file.write_bytes(damage)
-    assert cached_invariant_tokens(KEY, opener(FakeSession(coarse=12)), tmp_path) == 11
-    assert cached_invariant_tokens(KEY, opener(FakeSession()), tmp_path) == 11, "the file was not repaired"
+    assert cached_invariant_tokens(KEY, measure(FakeSession(coarse=12)), tmp_path) == 11
+    assert cached_invariant_tokens(KEY, measure(FakeSession()), tmp_path) == 11, "the file was not repaired"
 
 
 def test_a_folder_that_cannot_be_written_is_no_error(tmp_path) -> None:
     """In a container with a read-only home, bundles would not load."""
     (tmp_path / "file").touch()
-    assert cached_invariant_tokens(KEY, opener(FakeSession(coarse=12)), tmp_path / "file" / "cache") == 11
+    assert cached_invariant_tokens(KEY, measure(FakeSession(coarse=12)), tmp_path / "file" / "cache") == 11
+
+
+class FakeModel:
+    """Logits are the token's id and its position; in steps whose counts are ``odd`` the last bit differs."""
+
+    def __init__(self, odd: list[int]) -> None:
+        self.odd = odd
+
+    def context(self, capacity: int) -> Any:
+        return SimpleNamespace(step=self.step, close=lambda: None)
+
+    def step(self, first_index: int, counts: list[int], wanted: list[int]) -> Any:
+        step = SimpleNamespace(input_ids=np.zeros(sum(counts), np.int64), logits=np.zeros((sum(counts), 2), np.float32))
+
+        def place(cached: list[int]) -> None:
+            step.logits[:, 0] = step.input_ids
+            step.logits[:, 1] = [start + i for start, count in zip(cached, counts, strict=True) for i in range(count)]
+            if counts == self.odd:
+                step.logits[0, 1] = np.nextafter(step.logits[0, 1], np.float32(99))
+
+        step.place, step.run = place, lambda graph: None
+        return step
+
+
+@pytest.mark.parametrize(("odd", "agree"), [([], True), ([6], False), ([1, 1], False), ([3, 1], False)])
+def test_launches_agree_bit_by_bit(odd: list[int], agree: bool) -> None:
+    """Drafts would be verified with other logits than those of single tokens: in one launch, in a batch, or in an uneven one."""
+    assert launches_agree(FakeModel(odd), [["uncut"]], vocab_size=50) == agree
 
 
 def product_model(block_size: int, accuracy_level: int) -> bytes:
