@@ -42,9 +42,18 @@ def export(
     quantizer: Annotated[
         str,
         typer.Option(
-            help="With --weights int8 or int4: rtn (round to nearest), k_quant (searches each block's scale), hqq (minutes)."
+            help="With --weights int4 (int8 is always rounded to nearest): rtn, k_quant (searches each block's scale), "
+            "hqq (minutes), gptq (minutes; the most accurate; reads text: --quantizer-data)."
         ),
     ] = _DEFAULTS.quantizer,
+    quantizer_data: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SOURCE",
+            help="Text for --quantizer gptq, like what the model will write, some 16,000 tokens: a file, a directory or a hub "
+            "data set. With --data, gptq reads that. With --calibration, give the text that tide-calibrate read.",
+        ),
+    ] = None,
     checkpoints: Annotated[
         str,
         typer.Option(
@@ -70,7 +79,7 @@ def export(
         str | None,
         typer.Option(
             metavar="SOURCE",
-            help="Calibrate first, on text like what the model will write: a file, a directory or a hub data set. Minutes; "
+            help="Calibrate exits first, on text like what the model will write: a file, a directory or a hub data set. Minutes; "
             "run `tide-calibrate` yourself to keep its files, choose its options, or export one calibration twice.",
         ),
     ] = None,
@@ -161,6 +170,7 @@ def export(
         strip_weights=strip_weights,
         weights=weights,
         quantizer=quantizer,
+        quantizer_data=quantizer_data,
     )
     manifest = run(model, out, config, revision=revision, trust_remote_code=trust_remote_code, force=force, progress=progress)
     size = sum(info.bytes for info in manifest.files.values())
