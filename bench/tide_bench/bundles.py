@@ -28,14 +28,16 @@ def export_bundle(
     max_seq_len: int | None = None,
     form: str | None = None,
     quantizer: str | None = None,
+    quantizer_data: Path | None = None,
 ) -> Path:
     """The bundle of the model in ``weights``, cut at ``checkpoints``, exported again when `export_key` has changed.
 
     Args:
-        form, quantizer: of the weights in the bundle, as ``tide-export --weights`` and ``--quantizer`` take them; None: its
-            defaults.
+        form, quantizer, quantizer_data: of the weights in the bundle, as ``tide-export --weights``, ``--quantizer`` and
+            ``--quantizer-data`` take them; None: its defaults.
     """
-    given = {name: value for name, value in (("weights", form), ("quantizer", quantizer)) if value is not None}
+    chosen = {"weights": form, "quantizer": quantizer, "quantizer_data": quantizer_data and str(quantizer_data)}
+    given = {name: value for name, value in chosen.items() if value is not None}
     options = {"checkpoints": checkpoints, "dtype": dtype, "max_seq_len": max_seq_len, **given}
     key = "\n".join([_key(identity, checkpoints, dtype, max_seq_len), *(f"{name} {value}" for name, value in given.items())])
     return cached_folder(folder, key, lambda empty: run_in_process(_export, str(weights), empty / "bundle", options)) / "bundle"
