@@ -11,7 +11,7 @@ from tide_runtime.bundle.manifest import DTYPES
 from tide_runtime.errors import ParamsError
 
 WEIGHTS = ("source", *DTYPES, "int8", "int4")
-QUANTIZERS = ("rtn", "k_quant", "hqq", "gptq")
+QUANTIZERS = ("rtn", "k_quant", "hqq", "gptq", "gptq_mixed")
 
 if TYPE_CHECKING:  # the targets import slowly
     from tide_export.targets.trt_options import TrtOptions
@@ -92,11 +92,12 @@ class ExportConfig:
             )
 
     def _check_quantizer_data(self) -> None:
-        reads = reads_text(self.weights, self.quantizer)
+        reads = self.weights == "int4" and reads_text(4, self.quantizer)
         if reads and self.text is None:
+            others = ", ".join(name for name in QUANTIZERS if not reads_text(4, name))
             raise ParamsError(
-                "the quantizer gptq reads text like the text to be generated, and none is given; add --quantizer-data FILE "
-                "(some 16,000 tokens), or choose one that needs none: " + ", ".join(q for q in QUANTIZERS if q != "gptq")
+                f"the quantizer {self.quantizer} reads text like the text to be generated, and none is given; add "
+                f"--quantizer-data FILE (some 16,000 tokens), or choose one that needs none: {others}"
             )
         if self.quantizer_data is not None and not reads:
             raise ParamsError(
@@ -127,9 +128,9 @@ def dtype_with(weights: str, quantizer: str, dtype: str, default: str) -> str:
     return weights if weights in DTYPES else dtype
 
 
-def reads_text(weights: str, quantizer: str) -> bool:
+def reads_text(bits: int, quantizer: str) -> bool:
     """Whether the quantizer needs text; 8 bits are rounded to nearest whatever its name."""
-    return weights == "int4" and quantizer == "gptq"
+    return bits == 4 and quantizer.startswith("gptq")
 
 
 def weights_title(weights: str, quantizer: str) -> str:

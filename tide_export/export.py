@@ -80,7 +80,7 @@ def quantize_loaded(
     """
     if weights in ("int4", "int8"):
         tokens = None
-        if reads_text(weights, quantizer):
+        if reads_text(int(weights.removeprefix("int")), quantizer):
             assert data is not None
             with progress.phase(f"read {data}"):
                 positions = getattr(loaded.model.config.get_text_config(), "max_position_embeddings", None)

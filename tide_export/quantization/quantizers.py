@@ -4,6 +4,7 @@ rtn      round to nearest, blocks of 32 with a zero point
 k_quant  scale and zero point of each block searched for the least error weighted by magnitude, as llama.cpp's K-quants do
 hqq      half-quadratic optimisation of the zero points (Badri & Shaji 2023, https://mobiusml.github.io/hqq_blog)
 gptq     the least error in the products with the activations of a text, which later columns correct (Frantar et al. 2023)
+gptq_mixed  gptq, and 8 bits for the matrices whose rounding changes the model's output most, an eighth of the weights
 
 The head and the embedding are in 8 bits: look-ups need few bytes of the embedding, and the head's rounding changes the token.
 """
@@ -27,8 +28,10 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
+from tide_export.config import reads_text
 from tide_export.quantization.gptq import gptq, visit_inputs
 from tide_export.quantization.quantized_weight import QuantizedWeight, unpack_nibbles
+from tide_export.quantization.sensitivity import divergences, most_sensitive
 
 BLOCK_SIZE = 32  # wider blocks give other bits when more tokens share a launch
 
@@ -67,7 +70,7 @@ def quantize_model(
         bits: of the layers' matrices, 4 or 8; head and embedding have 8.
         stored: low-bit weights of the source. Those of the wanted bits stay as they are: rounding them again would add its error.
         advance: called with the number of matrices done, and of all; tied ones count once.
-        tokens: [B, T] ids of the text for gptq, which puts its dequantised weights into the model as it goes.
+        tokens: [B, T] ids of a text, where `reads_text`. The dequantised weights are then put into the model.
     """
     matrices = list(_matrices(model, bits))
     distinct = {matrix.key: matrix for matrix in reversed(matrices)}
@@ -82,34 +85,55 @@ def quantize_model(
         kept = stored.get(matrix.name)
         if kept is not None and kept.bits == matrix.bits:
             finish(matrix, kept)
-    if quantizer == "gptq" and bits == 4:
+    if reads_text(bits, quantizer):
         assert tokens is not None
-        _quantize_in_order(model, [m for m in distinct.values() if m.bits == 4 and m.key not in done], tokens, finish)
+        fitting = [m for m in distinct.values() if m.bits == 4 and m.key not in done and m.values.shape[1] % BLOCK_SIZE == 0]
+        _quantize_for_text(model, fitting, quantizer == "gptq_mixed", tokens, finish)
+        quantizer = "rtn"  # of what the text does not reach
     for matrix in distinct.values():
-        if matrix.key not in done:  # 8 bits round so finely that a search gains nothing; gptq leaves what the text did not reach
-            chosen = "rtn" if matrix.bits == 8 or quantizer == "gptq" else quantizer
+        if matrix.key not in done:  # 8 bits round so finely that a search gains nothing
+            chosen = "rtn" if matrix.bits == 8 else quantizer
             finish(matrix, _quantized(matrix.values.float().numpy(), matrix.bits, chosen))
     found = {matrix.name: weight for matrix in matrices if (weight := done[matrix.key]) is not None}
     left = len(matrices) - len(found)
     return found, [f"{left} matrices whose input is no multiple of {BLOCK_SIZE} wide keep their precision"] if left else []
 
 
-def _quantize_in_order(
+def _quantize_for_text(
     model: PreTrainedModel,
     matrices: Sequence[_Matrix],
+    mixed: bool,
     tokens: torch.Tensor,
     finish: Callable[[_Matrix, QuantizedWeight], None],
 ) -> None:
-    """Quantise ``matrices`` by gptq in the order in which the model reaches them, each with inputs of those before it."""
-    named = {matrix.name: matrix for matrix in matrices if matrix.values.shape[1] % BLOCK_SIZE == 0}
+    """Quantise ``matrices`` by gptq in the order in which the model reaches them, each with inputs of those before it.
+
+    ``mixed``: first round the most sensitive ones to 8 bits.
+    """
+    named = {matrix.name: matrix for matrix in matrices}
+    if mixed:
+        modules, changes = {m.name: m.module for m in matrices}, {m.name: _change(m) for m in matrices}
+        costs = divergences(model, modules, changes, tokens)
+        for name in most_sensitive(costs, {m.name: m.module.weight.numel() for m in matrices}):
+            matrix = named.pop(name)
+            finish(matrix, _put(matrix, _quantized(matrix.values.float().numpy(), 8, "rtn")))
 
     def quantize(name: str, gram: torch.Tensor) -> None:
-        matrix = named[name]
-        weight = gptq(matrix.values, gram, matrix.bits, BLOCK_SIZE)
-        matrix.values.copy_(torch.from_numpy(weight.dequantized()))
-        finish(matrix, weight)
+        finish(named[name], _put(named[name], gptq(named[name].values, gram, 4, BLOCK_SIZE)))
 
     visit_inputs(model, {name: matrix.module for name, matrix in named.items()}, tokens, quantize)
+
+
+def _change(matrix: _Matrix) -> torch.Tensor:
+    """What rounding to 4 bits adds to the matrix [N, K]."""
+    rounded = _quantized(matrix.values.float().numpy(), 4, "rtn")
+    return torch.from_numpy(rounded.dequantized()).to(matrix.values.dtype) - matrix.values
+
+
+def _put(matrix: _Matrix, weight: QuantizedWeight) -> QuantizedWeight:
+    """``weight``, which is also dequantised into the model."""
+    matrix.values.copy_(torch.from_numpy(weight.dequantized()))
+    return weight
 
 
 def dequantize_parameters(model: PreTrainedModel, weights: dict[str, QuantizedWeight]) -> None:

@@ -118,9 +118,9 @@ def test_a_matrix_that_the_text_does_not_reach_is_rounded() -> None:
     assert origins["model.layers.2.mlp.up_proj.weight"] == "int4 gptq" and origins["lm_head.weight"] == "int8 rtn"
 
 
-def quantised_model(architecture: str) -> LoadedModel:
+def quantised_model(architecture: str, quantizer: str = "gptq") -> LoadedModel:
     tokens = torch.randint(VOCAB, (4, 64), generator=torch.Generator().manual_seed(1))
-    return quantized(LoadedModel(tiny_model(architecture), None, architecture), "int4", "gptq", tokens=tokens)
+    return quantized(LoadedModel(tiny_model(architecture), None, architecture), "int4", quantizer, tokens=tokens)
 
 
 def test_two_runs_give_the_same_weights() -> None:
@@ -131,10 +131,13 @@ def test_two_runs_give_the_same_weights() -> None:
         assert np.array_equal(weight.dequantized(), second.quantized[name].dequantized())
 
 
-@pytest.mark.parametrize("architecture", ["llama", "gpt2", "qwen3_moe"])
-def test_the_bundle_computes_with_the_quantised_matrices(architecture: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("architecture", "quantizer"),
+    [("llama", "gptq"), ("gpt2", "gptq"), ("gpt2", "gptq_mixed"), ("qwen3_moe", "gptq_mixed")],
+)
+def test_the_bundle_computes_with_the_quantised_matrices(architecture: str, quantizer: str, tmp_path: Path) -> None:
     """Blocks, zero points or the order of a Conv1D's matrix would be others in ONNX Runtime than in the eager model."""
-    loaded = quantised_model(architecture)
+    loaded = quantised_model(architecture, quantizer)
     assert "int4 gptq" in {weight.origin for weight in loaded.quantized.values()}
     config = ExportConfig(checkpoints="2", max_seq_len=MAX_POSITIONS // 2, verify=False)
     write_bundle(loaded, tmp_path, config, ExportProgress(quiet=True))
