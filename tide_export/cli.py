@@ -43,15 +43,16 @@ def export(
         str,
         typer.Option(
             help="With --weights int4 (int8 is always rounded to nearest): rtn, k_quant (searches each block's scale), "
-            "hqq (minutes), gptq (minutes; the most accurate; reads text: --quantizer-data)."
+            "hqq (minutes), gptq (minutes, reads text: --quantizer-data), gptq_mixed (gptq, but the eighth of the weights whose "
+            "rounding changes the output most has 8 bits: the most accurate, a tenth larger)."
         ),
     ] = _DEFAULTS.quantizer,
     quantizer_data: Annotated[
         str | None,
         typer.Option(
             metavar="SOURCE",
-            help="Text for --quantizer gptq, like what the model will write, some 16,000 tokens: a file, a directory or a hub "
-            "data set. With --data, gptq reads that. With --calibration, give the text that tide-calibrate read.",
+            help="Text for --quantizer gptq and gptq_mixed, like what the model will write, some 16,000 tokens: a file, a "
+            "directory or a hub data set. With --data they read that. With --calibration give the text that tide-calibrate read.",
         ),
     ] = None,
     checkpoints: Annotated[

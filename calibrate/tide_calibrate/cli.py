@@ -75,8 +75,8 @@ def calibrate(
     quantizer: Annotated[
         str,
         typer.Option(
-            help=f"With --weights int8 or int4: {', '.join(QUANTIZERS)}; export with the same. gptq reads --data; export with "
-            "--quantizer-data DATA."
+            help=f"With --weights int8 or int4: {', '.join(QUANTIZERS)}; export with the same. gptq and gptq_mixed read --data; "
+            "export with --quantizer-data DATA."
         ),
     ] = _DEFAULTS.quantizer,
     revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of a hub model.")] = None,
