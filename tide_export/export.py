@@ -6,6 +6,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, closing
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from importlib.metadata import entry_points, version
@@ -20,9 +21,11 @@ from tide_export.calibration.exit_calibration import ExitCalibration, read_exit_
 from tide_export.config import ExportConfig, place_checkpoints, reads_text
 from tide_export.cut import LoweredModel
 from tide_export.exit_graphs import exit_graph_model
+from tide_export.kv_scales import kv_scales
 from tide_export.load import LoadedModel, fingerprint, load_model, quantized
 from tide_export.lower import explain
 from tide_export.passes.base import LoweringContext
+from tide_export.probe import probe_attention
 from tide_export.progress import ExportProgress
 from tide_export.quantization.calibration_tokens import calibration_tokens
 from tide_export.targets.base import BuildJob
@@ -55,7 +58,7 @@ def export(
     could not be built.
     """
     config, progress = config or ExportConfig(), progress or ExportProgress(quiet=True)
-    check_options(config.trt, *choose_targets(config.targets, config.dtype))  # fails before minutes of work
+    check_options(config.trt, *choose_targets(config.targets, config.dtype, config.kv))  # fails before minutes of work
     calibration = read_exit_calibration(Path(config.calibration)) if config.calibration is not None else None
     with new_directory(Path(out), force) as directory, ExitStack() as stack:
         if config.data is not None:
@@ -67,7 +70,7 @@ def export(
         loaded = quantize_loaded(loaded, config.weights, config.quantizer, progress, config.text)
         manifest, _ = write_bundle(loaded, directory, config, progress, calibration)
     if progress.failures:
-        raise IncompleteBundleError(_incomplete(out, manifest, progress.failures, config.dtype))
+        raise IncompleteBundleError(_incomplete(out, manifest, progress.failures, config))
     return manifest
 
 
@@ -111,10 +114,10 @@ def _calibrator() -> Callable[..., AbstractContextManager[ExitCalibration]]:
     raise CalibrationError("--data calibrates the model first, and no calibrator is installed; pip install 'tide-llm[calibrate]'")
 
 
-def _incomplete(out: str | Path, manifest: Manifest, failures: dict[str, str], dtype: str) -> str:
+def _incomplete(out: str | Path, manifest: Manifest, failures: dict[str, str], config: ExportConfig) -> str:
     return (
         f"{out} was written with {', '.join(manifest.targets)}, but without {', '.join(failures)}: "
-        f"{'; '.join(failures.values())}. Here can be built in {dtype}: {', '.join(buildable(dtype))}"
+        f"{'; '.join(failures.values())}. Here can be built in {config.dtype}: {', '.join(buildable(config.dtype, config.kv))}"
     )
 
 
@@ -131,11 +134,15 @@ def write_bundle(
     ``traced``: a trace of the model to reuse; it is modified in place.
     Targets that could not be built are in ``progress.failures``; raises TargetError if none could be built.
     """
-    targets, refused = choose_targets(config.targets, config.dtype)
+    targets, refused = choose_targets(config.targets, config.dtype, config.kv)
     for name, error in refused.items():
         progress.failed(name, str(error))
     context = LoweringContext(_cache_slots(loaded, config), loaded.quantized)
     cuts = _cuts(loaded, config, calibration)
+    if config.kv == "int8":
+        with progress.phase("measure the range of keys and values"):
+            scales = kv_scales(loaded.model, probe_attention(loaded.model), context.max_seq_len)
+            context = replace(context, kv_scales=scales)
     if traced is None:
         with progress.phase("trace"):
             traced = trace(loaded.model)
@@ -146,8 +153,9 @@ def write_bundle(
     manifest = _write_manifest(loaded, traced, built, directory, config, calibration)
     if "cpu" not in manifest.targets and config.verify:
         progress.note("not verified: none of these targets runs on this machine's processor; add --target cpu to hold one to it")
-    checks = _verify(loaded, directory, config, progress, calibration) if config.verify and "cpu" in manifest.targets else []
-    return manifest, checks
+    if not config.verify or "cpu" not in manifest.targets:
+        return manifest, []
+    return manifest, _verify(loaded, directory, config, context, progress, calibration)
 
 
 def _job(
@@ -187,11 +195,12 @@ def _verify(
     loaded: LoadedModel,
     directory: Path,
     config: ExportConfig,
+    context: LoweringContext,
     progress: ExportProgress,
     calibration: ExitCalibration | None,
 ) -> list[PromptCheck]:
     with progress.phase("verify against the eager model"):
-        checks = verify_bundle(loaded, directory, config.dtype)
+        checks = verify_bundle(loaded, directory, config.dtype, context.kv_scales)
     for check in checks:
         progress.note(str(check))
     if calibration is not None and calibration.info.exits:
@@ -220,6 +229,7 @@ def _write_manifest(
         tools={name: version(name) for name in _TOOLS},
         model=_model_info(loaded, traced, int(vocab)),
         dtype=config.dtype,
+        kv_dtype=None if config.kv == "model" else config.kv,
         weights=dict(Counter(weight.origin for weight in loaded.quantized.values())),
         max_seq_len=_cache_slots(loaded, config),
         checkpoints=[g.layers[1] for g in built.graphs if g.layers is not None][:-1],

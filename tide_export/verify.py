@@ -2,7 +2,8 @@
 
 Products with low-bit weights round their activations to int8, which changes a logit far more than another order of sums does and
 would hide a wrong weight. So a copy of the bundle that computes these products in fp32 is held to the tolerance, and the bundle
-itself to a bound on the KL divergence.
+itself to a bound on the KL divergence. A bundle with int8 KV caches is held to the tolerance against the eager model with a cache
+rounded in the same way, and to the bound against the eager model as it is.
 """
 
 from __future__ import annotations
@@ -10,10 +11,11 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -23,6 +25,7 @@ from tide_runtime import Engine, EngineOptions, GenerationParams
 from tide_runtime.bundle.manifest import MANIFEST_NAME, read_manifest
 from tide_runtime.errors import VerificationError
 
+from tide_export.kv_scales import KVScales, rounded_cache
 from tide_export.load import LoadedModel
 
 PROMPTS = (
@@ -45,7 +48,7 @@ class PromptCheck:
 
     Args:
         max_difference: max |Δlogit|.
-        tolerance: allowed for it; None where activations are rounded to int8, and ``divergence`` is limited instead.
+        tolerance: allowed for it; None where activations or caches are rounded to int8, and ``divergence`` is limited instead.
         divergence: KL divergence from the eager model in nats, mean over the tokens.
         greedy_agreement: share of equal greedy tokens after the prompt.
         tie: the eager model's logit gap where the greedy tokens first differ.
@@ -69,7 +72,7 @@ class PromptCheck:
     def __str__(self) -> str:
         found = f"{self.prompt[:48]!r}: max |Δlogit| {self.max_difference:.1e}"
         if self.tolerance is None:
-            found += f", KL divergence {self.divergence:.1e} nats with activations in int8"
+            found += f", KL divergence {self.divergence:.1e} nats, rounded to int8 as it runs"
         if not self.passed:
             found += f" (allowed {self.tolerance or MAX_DIVERGENCE:.1e})"
         return f"{found}, greedy agreement {self.greedy_agreement:.0%}"
@@ -86,9 +89,9 @@ class _Expected:
     gaps: list[float]
 
 
-def verify_bundle(loaded: LoadedModel, directory: Path, dtype: str) -> list[PromptCheck]:
+def verify_bundle(loaded: LoadedModel, directory: Path, dtype: str, kv_scales: Sequence[KVScales] = ()) -> list[PromptCheck]:
     """`check_bundle`; raises VerificationError that names the prompts whose difference exceeds rounding."""
-    checks = check_bundle(loaded, directory, dtype)
+    checks = check_bundle(loaded, directory, dtype, kv_scales)
     failed = [str(check) for check in checks if not check.passed]
     if failed:
         raise VerificationError(
@@ -98,16 +101,21 @@ def verify_bundle(loaded: LoadedModel, directory: Path, dtype: str) -> list[Prom
     return checks
 
 
-def check_bundle(loaded: LoadedModel, directory: Path, dtype: str) -> list[PromptCheck]:
-    """A check of every prompt; with low-bit weights one with fp32 activations, then one of the bundle as it runs."""
+def check_bundle(loaded: LoadedModel, directory: Path, dtype: str, kv_scales: Sequence[KVScales] = ()) -> list[PromptCheck]:
+    """A check of every prompt; where int8 rounds, one of exact equals, then one of the bundle as it runs.
+
+    Args:
+        kv_scales: of the bundle's int8 caches.
+    """
     with ExitStack() as stack:
         exact = stack.enter_context(fp32_activations(directory)) if loaded.quantized else directory
         engine = stack.enter_context(_engine(exact))
-        expected = [_expected(loaded, engine, name, ids) for name, ids in prompts(engine)]
+        expected = [_expected(loaded, engine, name, ids, kv_scales) for name, ids in prompts(engine)]
         checks = [_check(engine, one, TOLERANCE[dtype]) for one in expected]
-    if loaded.quantized:
+    if loaded.quantized or kv_scales:
         with _engine(directory) as engine:
-            checks += [_check(engine, one, None) for one in expected]
+            unrounded = [_expected(loaded, engine, one.prompt, one.ids) for one in expected] if kv_scales else expected
+            checks += [_check(engine, one, None) for one in unrounded]
     return checks
 
 
@@ -157,9 +165,9 @@ def prompts(engine: Engine) -> list[tuple[str, list[int]]]:
     return [(f"{n} random ids", rng.integers(0, vocab, min(n, room)).tolist()) for n in (1, 7, 24)]
 
 
-def _expected(loaded: LoadedModel, engine: Engine, name: str, ids: list[int]) -> _Expected:
+def _expected(loaded: LoadedModel, engine: Engine, name: str, ids: list[int], kv_scales: Sequence[KVScales] = ()) -> _Expected:
     count = min(GREEDY_TOKENS, engine.manifest.max_seq_len - len(ids) + 1)
-    return _Expected(name, ids, _eager_logits(loaded, ids), *_eager_greedy(loaded, ids, count))
+    return _Expected(name, ids, _eager_logits(loaded, ids, kv_scales), *_eager_greedy(loaded, ids, count, kv_scales))
 
 
 def _check(engine: Engine, expected: _Expected, tolerance: float | None) -> PromptCheck:
@@ -196,16 +204,23 @@ def prompt_logits(engine: Engine, ids: list[int]) -> np.ndarray:
     return step.logits.astype(np.float32)
 
 
-def _eager_logits(loaded: LoadedModel, ids: list[int]) -> np.ndarray:
+def _eager_logits(loaded: LoadedModel, ids: list[int], kv_scales: Sequence[KVScales]) -> np.ndarray:
     with torch.no_grad():
-        return loaded.model(input_ids=torch.tensor([ids])).logits[0].float().numpy()
+        return loaded.model(input_ids=torch.tensor([ids]), **_cache(kv_scales)).logits[0].float().numpy()
 
 
-def _eager_greedy(loaded: LoadedModel, ids: list[int], count: int) -> tuple[list[int], list[float]]:
+def _cache(kv_scales: Sequence[KVScales]) -> dict[str, Any]:
+    """The eager model's arguments for a cache rounded to int8, or none."""
+    return {"past_key_values": rounded_cache(kv_scales), "use_cache": True} if kv_scales else {}
+
+
+def _eager_greedy(
+    loaded: LoadedModel, ids: list[int], count: int, kv_scales: Sequence[KVScales]
+) -> tuple[list[int], list[float]]:
     """``count`` greedy tokens by the eager model with its own cache, and the gap between its two largest logits at each."""
     tokens: list[int] = []
     gaps: list[float] = []
-    feed, cache = torch.tensor([ids]), None
+    feed, cache = torch.tensor([ids]), rounded_cache(kv_scales) if kv_scales else None
     with torch.no_grad():
         for _ in range(count):
             output = loaded.model(input_ids=feed, past_key_values=cache, use_cache=True)

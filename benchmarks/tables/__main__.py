@@ -262,6 +262,26 @@ def on_predecessors_terms(run: dict[str, Any]) -> str:
     return predecessor_table(run, latest("tide_bench_prefill"), _where(run))
 
 
+def kv_table(run: dict[str, Any]) -> str:
+    """Both caches at every place of `benchmarks.quantised_kv`, and int8 over fp32."""
+    results = run["results"]
+    sizes = " and ".join(f"{results[f'{kv}_bytes_per_token']:,.0f} ({kv})" for kv in ("fp32", "int8"))
+    title = (
+        f"**KV cache in fp32 and int8**: SmolLM2-135M-Instruct, Q4_1 GGUF ({_where(run)}). Bytes of cache per token: {sizes}. "
+        f"Perplexity on {run['settings']['tokens']} tokens: {results['fp32_ppl']:.2f} and {results['int8_ppl']:.2f} "
+        f"({results['int8_ppl_pct']:+.2f}% ± {results['int8_ppl_pct_error']:.2f})."
+    )
+    rows = []
+    for row in run["rows"]:
+        batch, prompt = row["place"].removeprefix("b").split("_")
+        ratio = f"{results['int8_vs_fp32_' + row['place']]:.2f}" if row["kv"] == "int8" else "1"
+        step = f"{row['ms_per_token']:.1f} ({row['ms_per_token_p10']:.1f}–{row['ms_per_token_p90']:.1f})"
+        first, memory = f"{row['first_token_ms']:.0f} ms", f"{row['peak_mib']:.0f} MiB"
+        rows.append([batch, prompt, row["kv"], f"{row['tokens_per_s']:.0f}", step, ratio, first, memory])
+    headings = ["batch", "prompt", "KV cache", "tokens/s", "ms per token (p10–p90)", "× fp32", "first token", "memory"]
+    return "\n".join([title, "", *table(headings, rows)])
+
+
 def _placed(draw: Callable[[dict[str, Any], str], str]) -> Callable[[dict[str, Any]], str]:
     """``draw`` with the run's date and machine."""
     return lambda run: draw(run, _where(run))
@@ -272,6 +292,7 @@ PAGES: dict[str, list[tuple[str, Callable[[dict[str, Any]], str]]]] = {
     "README.md": [("quantised_decode", quantised_summary)],
     "docs/measured.md": [
         ("quantised_decode", quantised_table),
+        ("quantised_kv", kv_table),
         ("tide_bench", _placed(summary_table)),
         ("tide_bench", _placed(bench_table)),
         ("tide_bench_1b", bench_1b_tables),

@@ -236,6 +236,7 @@ def test_inspect_shows_the_bundle_as_tables(bundle: Path, command: Command) -> N
 
 def test_inspect_json_agrees_with_the_bundle(bundle: Path, command: Command) -> None:
     facts = json.loads(command("inspect", bundle, "--json").stdout)
+    assert (facts["kv_cache_dtype"], facts["kv_cache_bytes_per_token"]) == ("fp32", 4 * 2 * (16 + 16) * 4)
     assert facts["kv_cache_bytes_per_row"] == 4 * 2 * (16 + 16) * 64 * 4  # layers, heads, key and value, slots, fp32
     files = [file for file in bundle.rglob("*") if file.is_file() and file.name != "manifest.json"]
     assert facts["bundle_bytes"] == sum(file.stat().st_size for file in files)

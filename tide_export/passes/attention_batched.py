@@ -11,13 +11,22 @@ run on the step's T tokens, packed to [1, T, H] sequence after sequence; only at
 
 The G query heads that share a KV head are stacked, [B, KV, S·G, D], so that each KV head takes part in one product and not
 in G small ones. Attention reads all slots of the cache, so the runtime keeps the number of slots close to the longest sequence's
-length. Besides the contract's inputs the runtime fills:
+length. Where only the caches are wanted (`tide_export.kv_fill`), keys and values are rounded as the kernel does.
+
+Models that round activations, weights or keys to few bits keep GroupQueryAttention in every step (`pad_attention`): a sum in
+another order may round to another number, and from there on the text may differ. The kernel takes several tokens of each sequence
+if it is told how many, ``query_seqlens``. It sums a single row in another order than several, so a sequence's only token is there
+twice: the copy's key lands in the slot that the next token overwrites. Then a token's result has the same bits whatever shares the
+launch, and one form serves all steps.
+
+Besides the contract's inputs the runtime fills:
 
     padded_from [B, S]            index into the T tokens; sequences with fewer than S tokens repeat one of theirs
     packed_from [T]               index of each token in the padded [B · S]
     padded_position_ids [B, S]    (position_ids is [1, T])
     attention_bias [B, S, 1, slots] float32: 0 where a token may attend, -inf elsewhere; layers with a sliding window of W
                                   tokens read an input of their own, ``attention_bias_W``
+    query_seqlens [B] int32       rows of each sequence that the kernel computes: its tokens, at least two unless it has none
 """
 
 from __future__ import annotations
@@ -29,11 +38,20 @@ import numpy as np
 import onnx_ir as ir
 import onnx_ir.passes.common as common
 from onnx_ir.tape import Tape
+from tide_runtime.bundle.manifest import PAD_ATTENTION
 
-from tide_export.passes.attention_gqa import MS_DOMAIN, head_sink
+from tide_export.passes.attention_gqa import (
+    HEAD_SINK,
+    KEY_SCALE,
+    MS_DOMAIN,
+    QUERY_SEQLENS,
+    SEQLENS_K,
+    optional_input,
+    set_input,
+)
 from tide_export.passes.attention_products import softmax_with_sinks
 from tide_export.passes.base import LoweringContext, PassReport
-from tide_export.passes.graph_walk import array_initializer, dims, new_value, rename_dims
+from tide_export.passes.graph_walk import array_initializer, constant, dims, new_value, rename_dims
 
 
 @dataclass(frozen=True)
@@ -53,12 +71,12 @@ class _Heads:
 
 @dataclass
 class _Attention:
-    """One attention being rewritten. ``biases``: expanded to stacked heads and shared by the graph; (window, G) → bias."""
+    """One attention being rewritten. ``shared``: values that several attentions of the graph read, by what they depend on."""
 
     graph: ir.Graph
     node: ir.Node
     heads: _Heads
-    biases: dict[tuple[int, int], ir.Value]
+    shared: dict[object, ir.Value]
     tape: Tape = field(default_factory=Tape)
 
     def attribute(self, name: str) -> Any:
@@ -79,17 +97,40 @@ class _Attention:
 
 def lower_attention_batched(model: ir.Model, context: LoweringContext) -> PassReport:
     report = PassReport("attention_batched")
-    graph = model.graph
-    _rename_packed_dims(graph)
-    biases: dict[tuple[int, int], ir.Value] = {}
-    for node in [n for n in graph if n.op_type == "GroupQueryAttention"]:
-        _lower(_Attention(graph, node, _heads(node), biases))
+    attentions = [n for n in model.graph if n.op_type == "GroupQueryAttention" and optional_input(n, QUERY_SEQLENS) is None]
+    if attentions:
+        _rename_packed_dims(model.graph)
+    shared: dict[object, ir.Value] = {}
+    for node in attentions:
+        attention = _Attention(model.graph, node, _heads(node), shared)
+        if node.outputs[0].uses():
+            _lower(attention)
+        else:
+            _replace(attention, *_written(attention, *_rotated(attention)[1:]))
         report.applied += 1
-    common.RemoveUnusedNodesPass()(model)
-    for value in list(graph.inputs):
-        if not value.uses():
-            graph.inputs.remove(value)
+    _remove_unused(model)
     return report
+
+
+def pad_attention(model: ir.Model, context: LoweringContext) -> PassReport:
+    """Keep the kernel on padded tokens, where the model rounds to few bits."""
+    report = PassReport(PAD_ATTENTION)
+    attentions = [n for n in model.graph if n.op_type == "GroupQueryAttention"] if context.rounds else []
+    if attentions:
+        _rename_packed_dims(model.graph)
+    shared: dict[object, ir.Value] = {}
+    for node in attentions:
+        _pad_kernel(_Attention(model.graph, node, _heads(node), shared))
+        report.applied += 1
+    _remove_unused(model)
+    return report
+
+
+def _remove_unused(model: ir.Model) -> None:
+    common.RemoveUnusedNodesPass()(model)
+    for value in list(model.graph.inputs):
+        if not value.uses():
+            model.graph.inputs.remove(value)
 
 
 def _rename_packed_dims(graph: ir.Graph) -> None:
@@ -106,21 +147,78 @@ def _heads(node: ir.Node) -> _Heads:
 
 
 def _lower(attention: _Attention) -> None:
-    node, heads, tape = attention.node, attention.heads, attention.tape
+    heads, tape = attention.heads, attention.tape
     query, key, value = _rotated(attention)
+    keys, values = _written(attention, key, value)
+    weights = _weights(attention, _stacked(attention, query, heads.group, heads.key_dim), keys)
+    _replace(attention, keys, values, _packed(attention, tape.op("MatMul", [weights, values])))
+
+
+def _replace(attention: _Attention, keys: ir.Value, values: ir.Value, output: ir.Value | None = None) -> None:
+    """Replace the kernel by the recorded nodes. ``output``: None where only the caches are wanted."""
+    node = attention.node
+    attention.graph.insert_before(node, attention.tape.nodes)
+    for old, new in zip(node.outputs, (output, keys, values), strict=True):
+        if new is not None:
+            ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
+    attention.graph.remove(node, safe=True)
+
+
+def _pad_kernel(attention: _Attention) -> None:
+    """Keep the kernel, on padded operands: rows behind those that ``query_seqlens`` counts are neither cached nor computed."""
+    node, heads = attention.node, attention.heads
+    widths = [heads.query * heads.key_dim, heads.kv * heads.key_dim, heads.kv * heads.value_dim]
+    if node.inputs[1] is None:
+        widths[0] = sum(widths)  # query, key and value in one
+    for index, width in enumerate(widths):
+        value = node.inputs[index]
+        if value is not None:
+            node.replace_input_with(index, _padded(attention, value, width))
+    counts = _input(attention, "query_seqlens", ir.DataType.INT32, "batch")
+    set_input(node, QUERY_SEQLENS, counts)
+    node.replace_input_with(SEQLENS_K, _last_slots(attention, counts))
+    attention.graph.insert_before(node, attention.tape.nodes)
+    attention.tape = Tape()
+    output = node.outputs[0]
+    uses, output.shape = list(output.uses()), None
+    packed = _gathered(attention, output, heads.query * heads.value_dim)
+    for user, index in uses:
+        user.replace_input_with(index, packed)
+    attention.graph.insert_after(node, attention.tape.nodes)
+
+
+def _last_slots(attention: _Attention, counts: ir.Value) -> ir.Value:
+    """``seqlens_k`` [B] with the rows that the kernel computes: each sequence's slots less one, computed once per graph."""
+    if "seqlens_k" not in attention.shared:
+        tape, one, zero = attention.tape, *(attention.number(n, ir.DataType.INT32) for n in (1, 0))
+        before = tape.op("Cast", [_input(attention, "write_index", ir.DataType.INT64, "batch")], {"to": ir.DataType.INT32})
+        last = tape.op("Sub", [tape.op("Add", [before, counts]), one])
+        attention.shared["seqlens_k"] = tape.op("Max", [last, zero])  # of an empty sequence too
+    return attention.shared["seqlens_k"]
+
+
+def _written(attention: _Attention, key: ir.Value, value: ir.Value) -> list[ir.Value]:
+    """The caches with the new keys and values [B, S, KV · width] in their slots."""
+    node, heads, tape = attention.node, attention.heads, attention.tape
     written = _input(attention, "write_index", ir.DataType.INT64, "batch")
     caches = []
     for new, width, index in ((key, heads.key_dim, 1), (value, heads.value_dim, 2)):
         cache, old = node.inputs[index + 2], node.outputs[index]
+        scale = optional_input(node, KEY_SCALE + index - 1)
         made = new_value(old.name, old, old.shape)
-        tape.op("TensorScatter", [cache, _stacked(attention, new, 1, width), written], {"axis": 2}, output=made)
+        rounded = new if scale is None else _rounded(attention, new, scale)
+        tape.op("TensorScatter", [cache, _stacked(attention, rounded, 1, width), written], {"axis": 2}, output=made)
         caches.append(made)
-    weights = _weights(attention, _stacked(attention, query, heads.group, heads.key_dim), caches[0])
-    output = _packed(attention, tape.op("MatMul", [weights, caches[1]]))
-    attention.graph.insert_before(node, tape.nodes)
-    for old, new in zip(node.outputs, (output, *caches), strict=True):
-        ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
-    attention.graph.remove(node, safe=True)
+    return caches
+
+
+def _rounded(attention: _Attention, value: ir.Value, scale: ir.Value) -> ir.Value:
+    """[B, S, KV · D] in int8, by ``scale`` [1, KV, 1, D]."""
+    scales = constant(scale)
+    assert scales is not None
+    by_channel = array_initializer(attention.graph, f"{scale.name}.flat", scales.reshape(-1))
+    wide = attention.tape.op("Cast", [value], {"to": ir.DataType.FLOAT})
+    return attention.tape.op("QuantizeLinear", [wide, by_channel], {"axis": 2, "output_dtype": ir.DataType.INT8})
 
 
 def _rotated(attention: _Attention) -> tuple[ir.Value, ir.Value, ir.Value]:
@@ -169,8 +267,13 @@ def _packed(attention: _Attention, value: ir.Value) -> ir.Value:
     if kv > 1:
         by_head = value if attention.heads.group == 1 else attention.reshape(value, 0, kv, -1, width)
         value = attention.tape.op("Transpose", [by_head], {"perm": [0, 2, 1, 3]})
+    return _gathered(attention, value, kv * width)
+
+
+def _gathered(attention: _Attention, value: ir.Value, width: int) -> ir.Value:
+    """The step's tokens [1, T, width] of padded ones [B, S, …]."""
     source = _input(attention, "packed_from", ir.DataType.INT64, 1, "tokens")
-    return attention.tape.op("Gather", [attention.reshape(value, -1, kv * width), source], {"axis": 0})
+    return attention.tape.op("Gather", [attention.reshape(value, -1, width), source], {"axis": 0})
 
 
 def _weights(attention: _Attention, query: ir.Value, keys: ir.Value) -> ir.Value:
@@ -201,22 +304,22 @@ def _scores(attention: _Attention, query: ir.Value, keys: ir.Value, scale: float
 
 
 def _bias(attention: _Attention) -> ir.Value:
-    """The bias of the attention's window as [B, 1, S · G, T], computed once per graph."""
+    """The bias of the attention's window as [B, 1, S · G, T], expanded to stacked heads once per graph."""
     window, group = max(0, int(attention.attribute("local_window_size"))), attention.heads.group
     key = (window, group)
-    if key not in attention.biases:
+    if key not in attention.shared:
         name = f"attention_bias_{window}" if window else "attention_bias"
         bias = _input(attention, name, ir.DataType.FLOAT, "batch", "padded", 1, "slots")
         if group > 1:
             repeats = array_initializer(attention.graph, f"batched.group_{group}", np.array([1, 1, group, 1], np.int64))
             bias = attention.tape.op("Expand", [bias, repeats])
-        attention.biases[key] = attention.reshape(bias, 0, 1, -1, 0)
-    return attention.biases[key]
+        attention.shared[key] = attention.reshape(bias, 0, 1, -1, 0)
+    return attention.shared[key]
 
 
 def _sinks(attention: _Attention) -> ir.Value | None:
     """The sinks [N] of the query heads as [1, KV, S · G, 1], or None."""
-    sinks, kv, group, tape = head_sink(attention.node), attention.heads.kv, attention.heads.group, attention.tape
+    sinks, kv, group, tape = optional_input(attention.node, HEAD_SINK), attention.heads.kv, attention.heads.group, attention.tape
     if sinks is None or group == 1:
         return None if sinks is None else attention.reshape(sinks, 1, kv, 1, 1)
     count = tape.op("Shape", [_input(attention, "padded_from", ir.DataType.INT64, "batch", "padded")], {"start": 1, "end": 2})

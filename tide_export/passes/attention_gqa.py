@@ -4,6 +4,9 @@ Its cost grows with the valid length of each sequence; the cost of the standard 
 The operator takes unrotated operands [B, S, N·D], so the pass removes the transposes and rotary nodes that it recognises. Two
 inputs replace ``write_index``: ``seqlens_k`` [B] int32 = write_index + S - 1 and ``total_sequence_length`` int32 =
 max(write_index) + S.
+
+With `LoweringContext.kv_scales` the caches are int8, one scale for each channel of a KV head: ONNX Runtime 1.32 rounds what it
+writes and computes with the rounded numbers, a step's own tokens included.
 https://github.com/microsoft/onnxruntime/blob/main/docs/ContribOperators.md
 """
 
@@ -20,17 +23,22 @@ from tide_export.passes.graph_walk import array_initializer, dims, insert_before
 from tide_export.passes.rotary import Rotation, match_rotation, rotary_tables
 
 MS_DOMAIN = "com.microsoft"
-_HEAD_SINK = 11  # index of the operator's input
+# Indices of the operator's inputs; all but the first are optional.
+SEQLENS_K = 5
+HEAD_SINK = 11  # [N]: a logit of each query head that takes part in its softmax and has no value
+KEY_SCALE, VALUE_SCALE = 12, 13  # [1, KV, 1, D] float32: scales of int8 caches
+QUERY_SEQLENS = 16  # [B] int32: tokens of each sequence, the first of S
 
 
-def head_sink(node: ir.Node) -> ir.Value | None:
-    """A GroupQueryAttention's sinks [N]: a logit of each query head that takes part in its softmax and has no value."""
-    return node.inputs[_HEAD_SINK] if len(node.inputs) > _HEAD_SINK else None
+def optional_input(node: ir.Node, index: int) -> ir.Value | None:
+    """Input ``index`` of a GroupQueryAttention, or None."""
+    return node.inputs[index] if len(node.inputs) > index else None
 
 
-def set_head_sink(node: ir.Node, sinks: ir.Value | None) -> None:
-    node.resize_inputs(_HEAD_SINK + 1)
-    node.replace_input_with(_HEAD_SINK, sinks)
+def set_input(node: ir.Node, index: int, value: ir.Value) -> None:
+    """Set an optional input of a GroupQueryAttention."""
+    node.resize_inputs(max(len(node.inputs), index + 1))
+    node.replace_input_with(index, value)
 
 
 @dataclass
@@ -104,8 +112,11 @@ def _lower(
             new_value(f"{value_out.name}", value_out),
         ],
     )
-    if sinks_of(node) is not None:
-        set_head_sink(fused, sinks_of(node))
+    sinks = sinks_of(node)
+    if sinks is not None:
+        set_input(fused, HEAD_SINK, sinks)
+    if context.kv_scales:
+        _round_caches(graph, fused, context)
     head_dim = dims(value)[3]
     unflatten = ir.node(
         "Reshape",
@@ -123,6 +134,18 @@ def _lower(
         ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
     graph.remove(node, safe=True)
     report.applied += 1
+
+
+def _round_caches(graph: ir.Graph, attention: ir.Node, context: LoweringContext) -> None:
+    """Make the caches int8, inputs and outputs, with the scales of the layer in their name."""
+    for kind, index in (("key", KEY_SCALE), ("value", VALUE_SCALE)):
+        cache, written = attention.inputs[index - KEY_SCALE + 3], attention.outputs[index - KEY_SCALE + 1]
+        assert cache is not None and cache.name is not None
+        scales = getattr(context.kv_scales[int(cache.name.rpartition("_")[2])], kind)
+        set_input(attention, index, array_initializer(graph, f"{cache.name}.scale", scales[None, :, None]))
+        cache.type = written.type = ir.TensorType(ir.DataType.INT8)
+        attention.attributes.add(ir.AttrString(f"{kind[0]}_quant_type", "PER_CHANNEL"))
+    attention.attributes.add(ir.AttrInt64("kv_cache_bit_width", 8))
 
 
 def _bypass_head_merge(output: ir.Value, flat: ir.Value, width: int) -> None:
@@ -153,7 +176,7 @@ def _tables(
         return None  # the kernel requires half the rotated width to be a multiple of 8
     key = (id(query_rotation.cos), id(query_rotation.sin))
     if key not in shared.tables:
-        tables = rotary_tables(query_rotation, graph, positions, context.max_seq_len)
+        tables = rotary_tables(query_rotation, graph, positions, context.max_seq_len + 1)  # of the copy, see `pad_attention`
         shared.tables[key] = None
         if tables is not None:
             dtype = query_rotation.source.dtype

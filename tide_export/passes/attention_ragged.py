@@ -14,7 +14,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from tide_export.passes.attention_gqa import head_sink, set_head_sink
+from tide_export.passes.attention_gqa import HEAD_SINK, KEY_SCALE, QUERY_SEQLENS, optional_input, set_input
 from tide_export.passes.base import LoweringContext, PassReport
 from tide_export.passes.graph_walk import array_initializer
 
@@ -22,19 +22,21 @@ _WEIGHTLESS = -1e30
 
 
 def lower_attention_ragged(model: ir.Model, context: LoweringContext) -> PassReport:
-    """Skips attentions that already use the older kernel (fp16, soft-cap, sinks of the model) and multi-head attention, for
-    which the newer kernel is faster even with different lengths."""
+    """Skips attentions that already use the older kernel (fp16, soft-cap, sinks of the model), padded ones and those over int8
+    caches, and multi-head attention, for which the newer kernel is faster even with different lengths."""
     report = PassReport("attention_ragged")
     graph = model.graph
     for node in [n for n in graph if n.op_type == "GroupQueryAttention"]:
         query = node.inputs[0]
         assert query is not None
-        if query.dtype != ir.DataType.FLOAT or float(node.attributes["softcap"].value) or head_sink(node) is not None:
+        if query.dtype != ir.DataType.FLOAT or float(node.attributes["softcap"].value):
+            continue
+        if any(optional_input(node, index) is not None for index in (HEAD_SINK, KEY_SCALE, QUERY_SEQLENS)):
             continue
         heads, kv_heads = (int(node.attributes[name].value) for name in ("num_heads", "kv_num_heads"))
         if heads == kv_heads:
             continue
         sinks = array_initializer(graph, f"ragged.sinks_{heads}", np.full(heads, _WEIGHTLESS, np.float32))
-        set_head_sink(node, sinks)
+        set_input(node, HEAD_SINK, sinks)
         report.applied += 1
     return report

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import onnx_ir as ir
 
+from tide_export.kv_scales import KVScales
 from tide_export.quantization.quantized_weight import QuantizedWeight
 
 
@@ -17,10 +18,17 @@ class LoweringContext:
     Args:
         max_seq_len: KV cache slots per sequence, in tokens.
         quantized: low-bit weights by parameter name.
+        kv_scales: of every layer's int8 caches; empty: the caches have the model's dtype.
     """
 
     max_seq_len: int
     quantized: Mapping[str, QuantizedWeight] = field(default_factory=dict)
+    kv_scales: Sequence[KVScales] = ()
+
+    @property
+    def rounds(self) -> bool:
+        """Whether activations or keys and values are rounded to few bits, by low-bit weights or int8 caches."""
+        return bool(self.quantized or self.kv_scales)
 
     def quantized_weight(self, initializer: str | None) -> QuantizedWeight | None:
         """The low-bit form of a traced parameter; the trace puts ``model.`` before the parameter's name."""

@@ -107,6 +107,7 @@ class Target:
             ``batched_form`` serves it.
         kv_fill: passes on the graphs that fill the caches of skipped layers; empty if the target has no such graphs.
         uncut: also write all segments as one graph.
+        int8_kv: its attention reads and writes KV caches in int8.
     """
 
     name: str
@@ -120,6 +121,7 @@ class Target:
     ragged_form: tuple[GraphPass, ...] = ()
     kv_fill: tuple[GraphPass, ...] = ()
     uncut: bool = False
+    int8_kv: bool = False
 
     @property
     def low_bits(self) -> tuple[int, ...]:

@@ -14,22 +14,22 @@ from tide_export.targets.trt_options import TrtOptions
 AUTO, ALL = "auto", "all"
 
 
-def choose_targets(names: Sequence[str], dtype: str) -> tuple[list[Target], dict[str, TargetError]]:
+def choose_targets(names: Sequence[str], dtype: str, kv: str = "model") -> tuple[list[Target], dict[str, TargetError]]:
     """The targets to build, in the order of ``names``, and the reason for each that this machine cannot build.
 
     Raises TargetError for an unknown name, and if no target can be built.
     """
-    wanted = list(dict.fromkeys(one for name in names for one in _expand(name, dtype)))
+    wanted = list(dict.fromkeys(one for name in names for one in _expand(name, dtype, kv)))
     chosen: list[Target] = []
     refused: dict[str, TargetError] = {}
     for name in wanted:
         try:
-            chosen.append(checked(name, dtype))
+            chosen.append(checked(name, dtype, kv))
         except TargetError as error:
             refused[name] = error
     if not chosen:
         reasons = "; ".join(map(str, refused.values())) or f"no target of this machine has {dtype} kernels"
-        raise TargetError(f"{reasons}. Here can be built in {dtype}: {', '.join(buildable(dtype)) or 'nothing'}")
+        raise TargetError(f"{reasons}. Here can be built in {dtype}: {', '.join(buildable(dtype, kv)) or 'nothing'}")
     return chosen, refused
 
 
@@ -42,40 +42,43 @@ def check_options(options: TrtOptions, chosen: Sequence[Target], refused: Collec
         options.check(*target.machine.compute)
 
 
-def buildable(dtype: str) -> list[str]:
+def buildable(dtype: str, kv: str = "model") -> list[str]:
     """Names of the targets that this machine can compile for."""
     names = []
     for name in TARGETS:
         try:
-            names.append(checked(name, dtype).name)
+            names.append(checked(name, dtype, kv).name)
         except TargetError:
             continue
     return names
 
 
-def checked(name: str, dtype: str) -> Target:
-    """The target ``name``. Raises TargetError if it lacks ``dtype`` kernels or this machine cannot build it."""
+def checked(name: str, dtype: str, kv: str = "model") -> Target:
+    """The target ``name``. Raises TargetError if it lacks ``dtype`` kernels or ``kv`` caches, or this machine cannot build it."""
     target = find_target(name, dtype)
+    if kv == "int8" and not target.int8_kv:
+        able = ", ".join(other for other, one in TARGETS.items() if one.int8_kv)
+        raise TargetError(f"target {name} has no attention over int8 KV caches; leave out --kv int8, or compile for: {able}")
     target.builder.check(target)
     return target
 
 
-def _expand(name: str, dtype: str) -> list[str]:
+def _expand(name: str, dtype: str, kv: str) -> list[str]:
     if name == ALL:
-        return buildable(dtype)
+        return buildable(dtype, kv)
     if name == AUTO:
-        return ["cpu", *_for_present_gpu(dtype)]
+        return ["cpu", *_for_present_gpu(dtype, kv)]
     if name not in TARGETS:
         find_target(name, dtype)
     return [name]
 
 
-def _for_present_gpu(dtype: str) -> list[str]:
+def _for_present_gpu(dtype: str, kv: str) -> list[str]:
     """Names of the targets for the GPU present, if any; engines for several capabilities are left out."""
     gpu = present_gpu()
     if gpu is None:
         return []
-    targets = (TARGETS[name] for name in buildable(dtype))
+    targets = (TARGETS[name] for name in buildable(dtype, kv))
     return [t.name for t in targets if _fits(t, gpu.compute)]
 
 

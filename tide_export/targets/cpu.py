@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tide_export.passes.attention_batched import lower_attention_batched
+from tide_export.passes.attention_batched import lower_attention_batched, pad_attention
 from tide_export.passes.attention_gqa import lower_attention_gqa
 from tide_export.passes.attention_ragged import lower_attention_ragged
 from tide_export.passes.canonicalize import canonicalize
@@ -16,6 +16,8 @@ from tide_export.passes.static_reshape import static_reshape
 from tide_export.passes.tied_head import share_tied_head
 from tide_export.targets.base import Machine, Target
 from tide_export.targets.onnx_files import OnnxFiles
+
+PIECES = (lower_attention_gqa, pack_projections, fuse_skip_norm, lower_quantized_matmul)
 
 CPU = Target(
     name="cpu",
@@ -31,9 +33,10 @@ CPU = Target(
     ),
     builder=OnnxFiles(packs_fp32=True),
     whole=(QuantizeWeights((4, 8), look_ups=True), canonicalize, static_reshape, share_tied_head, fold_weights, fuse_rms_norm),
-    pieces=(lower_attention_gqa, pack_projections, fuse_skip_norm, lower_quantized_matmul),
+    pieces=(*PIECES, pad_attention),
     batched_form=(lower_attention_batched,),
     ragged_form=(lower_attention_ragged,),
     kv_fill=(lower_attention_gqa, lower_attention_batched, lower_quantized_matmul),
     uncut=True,
+    int8_kv=True,
 )

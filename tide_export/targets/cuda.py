@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from tide_export.passes.guard_token import guard_token
 from tide_export.targets.base import Machine
-from tide_export.targets.cpu import CPU
+from tide_export.targets.cpu import CPU, PIECES
 from tide_export.targets.onnx_files import OnnxFiles
 
 CUDA = replace(
@@ -18,7 +18,7 @@ CUDA = replace(
     name="cuda",
     backend="onnxruntime-cuda",
     dtypes=("fp32", "fp16", "bf16"),
-    pieces=(*CPU.pieces, guard_token),
+    pieces=(*PIECES, guard_token),
     uncut=False,  # every session copies the weights into GPU memory
     machine=Machine(
         compute=(75, 80, 86, 89, 90, 100, 120),
@@ -29,4 +29,5 @@ CUDA = replace(
         attention="fused; decomposed in fp32 and for several tokens of several rows",
     ),
     builder=OnnxFiles(),
+    int8_kv=False,  # the runtime's device caches hold floats
 )

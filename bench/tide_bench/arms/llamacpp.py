@@ -44,7 +44,7 @@ class LlamacppArm:
         settings = {"n_predict": new_tokens, "temperature": 0, "samplers": ["temperature"], "ignore_eos": True}
         body = {"prompt": prompts, **settings, "cache_prompt": False, "return_tokens": True}
         start = perf_counter()
-        answer = self._post("/completion", body)
+        answer = self._call("/completion", body)
         wall = perf_counter() - start
         rows = answer if isinstance(answer, list) else [answer]
         decode_s = min(row["timings"]["predicted_ms"] for row in rows) / 1e3
@@ -70,12 +70,14 @@ class LlamacppArm:
             self._server = self._library.Server(params)
         except RuntimeError as error:
             raise ArmError(f"llama.cpp cannot load {self.folder} ({error}); give a complete .gguf with --gguf") from error
+        self._call("/health")  # a server that ends before it accepts connections waits forever
         self._sizes = (rows, tokens)
 
-    def _post(self, path: str, body: dict[str, Any]) -> Any:
+    def _call(self, path: str, body: dict[str, Any] | None = None) -> Any:
+        """The server's answer to GET, or to POST of ``body``."""
         address = self._server.listening_address + path
         if not address.startswith(_OWN_HOST):
             raise ArmError(f"llama.cpp's server is at {address}, expected {_OWN_HOST}")
-        request = Request(address, json.dumps(body).encode(), {"Content-Type": "application/json"})
-        with urlopen(request) as answer:
+        data = json.dumps(body).encode() if body is not None else None
+        with urlopen(Request(address, data, {"Content-Type": "application/json"})) as answer:
             return json.load(answer)

@@ -13,11 +13,14 @@ _POSITIONS: dict[str, Shape] = {  # regular expression of the name → shape; po
     "write_index": (None,),
     "seqlens_k": (None,),
     "total_sequence_length": (),
+    "query_seqlens": (None,),
     "padded_from": (None, None),
     "packed_from": (1, None),
     "padded_position_ids": (None, None),
     r"attention_bias(_\d+)?": (None, None, 1, None),
 }
+
+_POSITION_IDS = "position_ids"
 
 
 def check_interface(manifest: Manifest, name: str, file: str, inputs: Mapping[str, Shape], outputs: Mapping[str, Shape]) -> None:
@@ -34,9 +37,10 @@ def check_interface(manifest: Manifest, name: str, file: str, inputs: Mapping[st
     graph = listed_as or _formed(manifest, name)
     wanted_inputs, wanted_outputs = _contract(manifest, graph, packed)
     if any(n.startswith("key_cache_") for n in wanted_inputs):  # lowering chooses which position inputs its kernel reads
-        positions = _POSITIONS | {"position_ids": (1 if packed else None, None)}
+        positions = _POSITIONS | {_POSITION_IDS: (1 if packed else None, None)}
         wanted_inputs |= {n: shape for n in inputs for known, shape in positions.items() if re.fullmatch(known, n)}
     listed_inputs = {tensor.name for tensor in listed_as.inputs} if listed_as else set(inputs)
+    listed_inputs = {n for n in listed_inputs if not _is_position(n)} | {n for n in inputs if _is_position(n)}
     listed_outputs = {tensor.name for tensor in listed_as.outputs} if listed_as else set(outputs)
     for kind, wanted, listed, found in (
         ("inputs", wanted_inputs, listed_inputs, inputs),
@@ -50,6 +54,10 @@ def check_interface(manifest: Manifest, name: str, file: str, inputs: Mapping[st
             )
         for tensor, shape in wanted.items():
             _check_shape(file, tensor, shape, found[tensor])
+
+
+def _is_position(name: str) -> bool:
+    return name == _POSITION_IDS or any(re.fullmatch(known, name) for known in _POSITIONS)
 
 
 def _formed(manifest: Manifest, name: str) -> GraphInfo:

@@ -23,12 +23,12 @@ _SLOT_INCREMENT = 32
 class KVCaches:
     """Caches of ``capacity`` sequences; ``arrays``: name → [capacity, heads, slots, head_dim].
 
-    Memory costs nothing until written, because the operating system backs pages lazily. Arrays of any number of slots are views
+    ``spare_slots``: slots beyond max_seq_len, which steps pad into. Memory costs nothing until written, because the operating system backs pages lazily. Arrays of any number of slots are views
     from the start of the same allocation; ``generation`` changes when an allocation is replaced, which invalidates bindings.
     """
 
-    def __init__(self, manifest: Manifest, dtype: type[np.generic], capacity: int) -> None:
-        self.limit, self.generation = manifest.max_seq_len, 0
+    def __init__(self, manifest: Manifest, dtype: type[np.generic], capacity: int, spare_slots: int = 0) -> None:
+        self.limit, self.generation = manifest.max_seq_len + spare_slots, 0
         self._initial_slots = self.slots = self.limit if capacity == 1 else _slots_for(1, self.limit)
         self._memory: dict[str, NDArray[np.generic]] = {}  # flat allocations, sized for the most slots so far
         self.arrays: dict[str, NDArray[np.generic]] = {}
@@ -47,7 +47,7 @@ class KVCaches:
             self.arrays[name] = self._cut(name, array)
 
     def reserve(self, needed: int) -> None:
-        """Grow to at least ``needed`` slots. Raises CacheFullError beyond the bundle's max_seq_len."""
+        """Grow to at least ``needed`` slots. Raises CacheFullError beyond the bundle's max_seq_len and the spare slots."""
         if needed <= self.slots:
             return
         if needed > self.limit:

@@ -14,14 +14,16 @@ from numpy.typing import NDArray
 
 from tide_runtime.bundle.manifest import Manifest
 
+LEAST_ROWS = 2  # of a sequence in padded attention (tide_export.passes.attention_batched)
+
 
 class StepShape(NamedTuple):
     """Shape of a step, which its buffers and bindings depend on.
 
     Args:
         first_index: batch index of the first sequence.
-        seq: S, the most tokens of a sequence.
-        even: whether all sequences have S tokens.
+        seq: S, the most tokens of a sequence, at least ``LEAST_ROWS`` where attention is padded.
+        even: whether all sequences have as many tokens.
         tokens: T, rounded up in uneven steps.
         outputs: N, tokens to compute logits for, at least 1; rounded up in uneven steps.
     """
@@ -34,12 +36,12 @@ class StepShape(NamedTuple):
     outputs: int
 
     @classmethod
-    def of(cls, first_index: int, counts: Sequence[int], wanted: Sequence[int]) -> StepShape:
-        batch_size, seq, tokens, outputs = len(counts), max(counts), sum(counts), sum(wanted) or 1
-        even = tokens == batch_size * seq
+    def of(cls, first_index: int, counts: Sequence[int], wanted: Sequence[int], pads_attention: bool = False) -> StepShape:
+        batch_size, longest, tokens, outputs = len(counts), max(counts), sum(counts), sum(wanted) or 1
+        even = tokens == batch_size * longest
         if not even:
-            tokens, outputs = (rounded_tokens(count, batch_size * seq) for count in (tokens, outputs))
-        return cls(first_index, batch_size, seq, even, tokens, outputs)
+            tokens, outputs = (rounded_tokens(count, batch_size * longest) for count in (tokens, outputs))
+        return cls(first_index, batch_size, max(longest, LEAST_ROWS if pads_attention else 1), even, tokens, outputs)
 
 
 class StepBuffers:
@@ -81,6 +83,7 @@ class StepPositions:
         self._position_ids = np.zeros(tokens, np.int64)
         self._padded_position_ids = self._position_ids[:, None] if self._is_decode else np.zeros((batch_size, seq), np.int64)
         self._seqlens_k = np.zeros(batch_size, np.int32)
+        self._query_seqlens = np.full(batch_size, seq, np.int32)
         self._total = np.zeros((), np.int32)
         self._padded_from = np.zeros((batch_size, seq), np.int64)
         self._packed_from = np.zeros(tokens, np.int64)
@@ -93,6 +96,7 @@ class StepPositions:
             "padded_position_ids": self._padded_position_ids,
             "seqlens_k": self._seqlens_k,
             "total_sequence_length": self._total,
+            "query_seqlens": self._query_seqlens,
             "padded_from": self._padded_from,
             "packed_from": self._packed_from[None],
             "logits_index": self._logits_index,
@@ -109,6 +113,7 @@ class StepPositions:
         if self._arranged_for == arranged:
             return
         self._arranged_for = arranged
+        self._query_seqlens[:] = [max(count, LEAST_ROWS) if count else 0 for count in counts]
         # Python lists: uneven steps have few tokens, and each NumPy operation takes at least a microsecond.
         packed, padded, chosen, begin = list[int](), list[int](), list[int](), 0
         for index, count in enumerate(counts):

@@ -24,6 +24,8 @@ MANIFEST_NAME = "manifest.json"
 HEAD = "head"  # the LM head for early exits; the last segment includes its own
 UNCUT = "uncut"  # all segments as one graph; optional in a target
 DTYPES = ("fp32", "fp16", "bf16")
+PAD_ATTENTION = "pad_attention"  # lowering pass: every step runs the form with packed tokens
+KV_DTYPES = (*DTYPES, "int8")
 
 
 @dataclass(frozen=True)
@@ -101,6 +103,11 @@ class TargetInfo:
     engines: dict[str, EngineInfo] = field(default_factory=dict)
     products: str | None = None
 
+    @property
+    def pads_attention(self) -> bool:
+        """Whether one form serves all steps, and its attention takes two rows or more of each sequence."""
+        return bool(self.passes.get(PAD_ATTENTION))
+
 
 @dataclass(frozen=True)
 class TokenizerInfo:
@@ -137,6 +144,7 @@ class Manifest:
         calibration: exits and policies; None: not calibrated.
         files: every file of the bundle except the manifest.
         weights: format of low-bit matrices → number of them; the others are in ``dtype``.
+        kv_dtype: data type of the KV caches; None: ``dtype``. ``int8``: rounded, with a scale for each channel in the graphs.
     """
 
     schema: int
@@ -154,9 +162,11 @@ class Manifest:
     calibration: CalibrationInfo | None = None
     files: dict[str, FileInfo] = field(default_factory=dict)
     weights: dict[str, int] = field(default_factory=dict)
+    kv_dtype: str | None = None
 
     def __post_init__(self) -> None:
         _require(self.dtype in DTYPES, f"dtype is {self.dtype!r}, expected one of {', '.join(DTYPES)}")
+        _require(self.cache_dtype in KV_DTYPES, f"kv_dtype is {self.kv_dtype!r}, expected one of {', '.join(KV_DTYPES)}")
         _require(self.max_seq_len > 0, f"max_seq_len is {self.max_seq_len}, expected at least 1 token")
         positions = self.model.max_position_embeddings  # 0: unknown
         _require(
@@ -169,6 +179,11 @@ class Manifest:
         self._check_exits()
         self._check_graphs()
         self._check_paths()
+
+    @property
+    def cache_dtype(self) -> str:
+        """Data type of the KV caches."""
+        return self.kv_dtype or self.dtype
 
     @property
     def segments(self) -> list[GraphInfo]:

@@ -21,7 +21,7 @@ from tide_runtime.cli.human_size import human_size
 from tide_runtime.targets.availability import targets_here
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
-_DTYPE_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2}
+_DTYPE_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2, "int8": 1}
 _BAR_CHARACTERS = 48
 
 
@@ -66,7 +66,9 @@ def bundle_facts(manifest: Manifest) -> dict[str, Any]:
         "created": manifest.created,
         "dtype": manifest.dtype,
         "max_seq_len": manifest.max_seq_len,
-        "kv_cache_bytes_per_row": kv_cache_bytes(manifest),
+        "kv_cache_dtype": manifest.cache_dtype,
+        "kv_cache_bytes_per_token": kv_cache_bytes(manifest, tokens=1),
+        "kv_cache_bytes_per_row": kv_cache_bytes(manifest, manifest.max_seq_len),
         "bundle_bytes": sum(info.bytes for info in manifest.files.values()),
         "checkpoints": manifest.checkpoints,
         "calibration": None if manifest.calibration is None else asdict(manifest.calibration),
@@ -100,10 +102,10 @@ def bundle_facts(manifest: Manifest) -> dict[str, Any]:
     }
 
 
-def kv_cache_bytes(manifest: Manifest) -> int:
-    """KV cache bytes of one sequence of ``max_seq_len`` tokens, all layers."""
+def kv_cache_bytes(manifest: Manifest, tokens: int) -> int:
+    """KV cache bytes of one sequence of ``tokens``, all layers."""
     per_token = sum(layer.heads * (layer.key_dim + layer.value_dim) for layer in manifest.kv)
-    return per_token * manifest.max_seq_len * _DTYPE_BYTES[manifest.dtype]
+    return per_token * tokens * _DTYPE_BYTES[manifest.cache_dtype]
 
 
 def _graph_bytes(manifest: Manifest, target: str, graph: str) -> int:
@@ -146,7 +148,8 @@ def _tables(facts: dict[str, Any]) -> list[Table]:
                 "vocabulary": f"{model['vocab_size']:,} tokens",
                 "dtype": facts["dtype"],
                 "max_seq_len": f"{facts['max_seq_len']:,} tokens (model: {model['max_position_embeddings']:,})",
-                "KV cache": f"{human_size(facts['kv_cache_bytes_per_row'])} per sequence at max_seq_len",
+                "KV cache": f"{facts['kv_cache_dtype']}, {human_size(facts['kv_cache_bytes_per_token'])} per token, "
+                f"{human_size(facts['kv_cache_bytes_per_row'])} per sequence at max_seq_len",
                 "bundle": f"{human_size(facts['bundle_bytes'])}, schema {facts['schema']}, made {facts['created']}",
                 "fingerprint": model["fingerprint"],
             },

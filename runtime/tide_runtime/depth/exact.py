@@ -90,7 +90,7 @@ class ExactDepth:
         """How this machine's kernels limit drafts, or None."""
         if self.invariant_tokens is None:
             return None
-        kernels = "this processor's low-bit products round differently where more tokens share a launch"
+        kernels = "this machine's low-bit kernels round differently where more tokens share a launch"
         if self.runs_full:
             return f"policy exact runs as full: {kernels}"
         return f"policy exact verifies at most {self.invariant_tokens} tokens in a launch: {kernels}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 
 import numpy as np
 import onnx
@@ -11,6 +12,7 @@ import onnxruntime as ort
 from onnx import helper, numpy_helper
 from onnx_ir.tape import Tape
 
+from tide_export.kv_scales import KVScales
 from tide_export.passes.base import GraphPass, LoweringContext, PassReport
 
 SLOTS = 24  # of the KV caches; ``max_seq_len`` of the passes
@@ -41,10 +43,12 @@ def parse(text: str, opset: int = 24, seed: int = 0, **weights: np.ndarray) -> i
     return ir.from_proto(onnx.shape_inference.infer_shapes(proto, data_prop=True))
 
 
-def lowered(graph_pass: GraphPass, model: ir.Model, max_seq_len: int = SLOTS) -> tuple[ir.Model, PassReport]:
+def lowered(
+    graph_pass: GraphPass, model: ir.Model, max_seq_len: int = SLOTS, kv_scales: Sequence[KVScales] = ()
+) -> tuple[ir.Model, PassReport]:
     """A copy of ``model`` after the pass, and the pass's report."""
     copy = model.clone()
-    report = graph_pass(copy, LoweringContext(max_seq_len))
+    report = graph_pass(copy, LoweringContext(max_seq_len, kv_scales=kv_scales))
     return copy, report
 
 

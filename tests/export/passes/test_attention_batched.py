@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import onnx_ir.passes.common as common
 import pytest
 from export.passes.graphs import SLOTS, lowered, operators, parse, run
 from export.passes.group_query import HIDDEN, GroupQuery, step
@@ -25,6 +26,15 @@ ATTENTIONS = {
     "sinks, one KV head": GroupQuery(heads=7, kv_heads=1, sinks=True),
     "sinks, multi-head": GroupQuery(heads=3, kv_heads=3, sinks=True),
 }
+INT8 = {
+    "int8 caches": GroupQuery(int8=True),
+    "int8 caches, packed projections": GroupQuery(int8=True, projections="packed"),
+    "int8 caches, interleaved": GroupQuery(int8=True, interleaved=True),
+    "int8 caches, no rotary": GroupQuery(int8=True, rotary_width=0, heads=2),
+    "int8 caches, sinks and window": GroupQuery(int8=True, sinks=True, window=7),
+    "int8 caches, soft-cap": GroupQuery(int8=True, softcap=2.0),
+    "int8 caches, half precision": GroupQuery(int8=True, dtype="float16"),
+}
 LENGTHS = (3, 17, 0)  # filled slots of each sequence
 COUNTS = ([1, 1, 1], [7, 3, 5], [2, 0, 4])  # tokens of each sequence
 TOLERANCE = {"float": 2e-6, "float16": 4e-3}  # of the largest number
@@ -43,6 +53,7 @@ def packed_feeds(attention: GroupQuery, alone: list[dict[str, np.ndarray]], coun
     feeds["packed_from"] = np.concatenate([b * longest + np.arange(n) for b, n in enumerate(counts)])[None]
     feeds["padded_position_ids"] = np.array(LENGTHS)[:, None] + place
     feeds["write_index"] = np.array(LENGTHS)
+    feeds["query_seqlens"], feeds["total_sequence_length"] = np.array(counts, np.int32), np.array(SLOTS, np.int32)
     slot, position = np.arange(SLOTS), feeds["padded_position_ids"][..., None, None]
     seen = (slot <= position) & (slot > position - (attention.window or SLOTS))
     name = f"attention_bias_{attention.window}" if attention.window else "attention_bias"
@@ -50,10 +61,10 @@ def packed_feeds(attention: GroupQuery, alone: list[dict[str, np.ndarray]], coun
 
 
 @pytest.mark.parametrize("counts", COUNTS)
-@pytest.mark.parametrize("name", ATTENTIONS)
+@pytest.mark.parametrize("name", ATTENTIONS | INT8)
 def test_sequences_together_are_sequences_alone(name, counts):
     """A request's text would depend on the requests it shares a batch with."""
-    attention = ATTENTIONS[name]
+    attention = (ATTENTIONS | INT8)[name]
     before = attention.graph()
     after, report = lowered(lower_attention_batched, before)
     assert report.applied == 1
@@ -66,7 +77,9 @@ def test_sequences_together_are_sequences_alone(name, counts):
             scale = np.abs(expected["y"]).max()
             np.testing.assert_allclose(together["y"][0, first : first + count], expected["y"][0], rtol=0, atol=tolerance * scale)
             for cache in ("key_cache_out_0", "value_cache_out_0"):
-                found, wanted = together[cache][sequence, :, : length + count], expected[cache][0, :, : length + count]
+                found, wanted = (
+                    values[:, : length + count].astype(np.float32) for values in (together[cache][sequence], expected[cache][0])
+                )
                 np.testing.assert_allclose(found, wanted, rtol=0, atol=tolerance * max(1, np.abs(wanted).max()))
         first += count
 
@@ -86,6 +99,39 @@ def test_the_kernel_is_replaced(name):
         *(["padded_position_ids"] if attention.rotary_width else []),
     }
     assert inputs["hidden"] == ["1", "tokens", str(HIDDEN)]
+
+
+@pytest.mark.parametrize("name", INT8)
+def test_the_kernel_of_int8_caches_stays(name):
+    """A step would convert whole caches to floats, which takes the memory that int8 saves, and round otherwise than alone."""
+    after, _ = lowered(lower_attention_batched, INT8[name].graph())
+    found = operators(after)
+    assert found["GroupQueryAttention"] == 1 and not found["TensorScatter"] and not found["Softmax"]
+    assert {value.name for value in after.graph.inputs} == {
+        *("hidden", "key_cache_0", "value_cache_0", "write_index", "padded_from", "packed_from", "query_seqlens"),
+        "total_sequence_length",
+    }
+
+
+@pytest.mark.parametrize("name", INT8)
+def test_only_the_caches_are_written_where_only_they_are_wanted(name):
+    """Skipped layers would be filled with keys of another rounding than those of layers that ran, or attend for nothing."""
+    attention = INT8[name]
+    whole = attention.graph()
+    caches = whole.clone()
+    del caches.graph.outputs[0]
+    common.RemoveUnusedNodesPass()(caches)
+    after, _ = lowered(lower_attention_batched, caches)
+    assert not operators(after)["GroupQueryAttention"] and operators(after)["TensorScatter"] == 2
+    counts = [3, 2, 4]
+    alone = [step(whole, [length], count, seed=length) for length, count in zip(LENGTHS, counts, strict=True)]
+    together = run(after, packed_feeds(attention, alone, counts))
+    for sequence, (length, count) in enumerate(zip(LENGTHS, counts, strict=True)):
+        expected, filled = run(whole, alone[sequence]), np.s_[:, : length + count]
+        for cache in ("key_cache_out_0", "value_cache_out_0"):
+            assert together[cache].dtype == np.int8
+            difference = together[cache][sequence][filled].astype(int) - expected[cache][0][filled]
+            assert np.abs(difference).max() <= 1 and (difference != 0).mean() < 0.01  # a half may round either way
 
 
 def test_a_graph_without_attention():

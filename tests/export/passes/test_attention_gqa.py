@@ -11,7 +11,8 @@ from export.passes.graphs import SLOTS, assert_untouched, lowered, only, operato
 from export.passes.one_attention import attended, written
 from export.passes.rotary_text import Rotary
 
-from tide_export.passes.attention_gqa import head_sink, lower_attention_gqa
+from tide_export.kv_scales import KVScales
+from tide_export.passes.attention_gqa import HEAD_SINK, lower_attention_gqa, optional_input
 
 HEADS, KV_HEADS = 6, 2
 NOT_ROTARY = "key_cache_out_0: no rotary embedding recognised in front of it (kept as plain nodes)"
@@ -111,11 +112,31 @@ def test_rotary_is_absorbed(form, lengths, seq):
     after, report = lowered(lower_attention_gqa, segment.graph())
     assert (report.applied, report.skipped) == (1, [])
     assert operators(after) == {"GroupQueryAttention": 1, "MatMul": 1}, "transposes, reshapes and rotation are the kernel's own"
-    assert (head_sink(only(after, "GroupQueryAttention")) is not None) == segment.sinks
+    assert (optional_input(only(after, "GroupQueryAttention"), HEAD_SINK) is not None) == segment.sinks
     assert after.graph.initializers["rope.cos_1"].const_value.shape == [SLOTS, segment.rotary.width // 2]
     names = {value.name for value in after.graph.inputs}
     assert {"seqlens_k", "total_sequence_length"} <= names and not {"write_index", "position_ids"} & names
     segment.check(after, lengths, seq)
+
+
+@pytest.mark.parametrize("form", [*FUSED, *UNFUSED])
+def test_caches_are_rounded_by_the_scales_of_their_layer(form):
+    """Keys would be rounded by another layer's or channel's scales: a worse model, and no error."""
+    segment = (FUSED | UNFUSED)[form]
+    dim, seq = segment.rotary.dim, 5
+    scales = KVScales(*(np.linspace(*ends, KV_HEADS * dim).reshape(KV_HEADS, dim).astype("f4") for ends in ((1, 2), (3, 4))))
+    after, report = lowered(lower_attention_gqa, segment.graph(), kv_scales=[scales])
+    assert report.applied == 1
+    feeds = random_feeds(segment.graph(), {"batch": 1, "seq": seq})
+    feeds |= {"position_ids": np.arange(seq)[None], "seqlens_k": np.array([seq - 1], np.int32)}
+    feeds["total_sequence_length"] = np.array(seq, np.int32)
+    fp32 = run(lowered(lower_attention_gqa, segment.graph())[0], feeds)
+    feeds |= {name: np.zeros(feeds[name].shape, np.int8) for name in ("key_cache_0", "value_cache_0")}
+    found = run(after, feeds)
+    for name, by_channel in (("key_cache_out_0", scales.key), ("value_cache_out_0", scales.value)):
+        assert found[name].dtype == np.int8
+        rounded = found[name][0, :, :seq] * by_channel[:, None]
+        assert (np.abs(rounded - fp32[name][0, :, :seq]) <= by_channel[:, None] / 2 + 1e-5).all()
 
 
 @pytest.mark.parametrize("lengths, seq", STEPS)

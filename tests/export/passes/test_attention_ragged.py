@@ -24,7 +24,9 @@ def test_the_models_own_sinks_stay(window):
     assert_untouched(lower_attention_ragged, GroupQuery(sinks=True, window=window).graph())
 
 
-@pytest.mark.parametrize("attention", [GroupQuery(heads=2), GroupQuery(softcap=3.0), GroupQuery(dtype="float16")])
+@pytest.mark.parametrize(
+    "attention", [GroupQuery(heads=2), GroupQuery(softcap=3.0), GroupQuery(dtype="float16"), GroupQuery(int8=True)]
+)
 def test_attentions_that_gain_nothing_stay(attention):
-    """Multi-head attention would be slower; with a soft-cap or in fp16 the bundle would hold two equal graphs."""
+    """Multi-head attention would be slower; with a soft-cap, in fp16 or int8 the bundle would hold two equal graphs."""
     assert_untouched(lower_attention_ragged, attention.graph())

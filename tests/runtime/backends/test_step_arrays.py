@@ -19,6 +19,15 @@ def test_uneven_sequences_are_packed_and_padded() -> None:
     assert logits[:3].tolist() == [2, 3, 4] and not logits[3:].any()
 
 
+def test_the_kernel_of_int8_caches_is_told_the_tokens_of_each_sequence() -> None:
+    """Guards against padding that is written into a cache, over the slots of the next tokens."""
+    positions = StepPositions(StepShape.of(0, [1, 4, 2], ()))
+    for counts in ([1, 4, 2], [4, 1, 2]):  # one shape, whose arrays are shared
+        positions.arrange(counts, ())
+        assert positions.arrays["query_seqlens"].tolist() == counts
+    assert StepPositions(StepShape.of(0, [1], ())).arrays["query_seqlens"].tolist() == [1]
+
+
 def test_a_step_that_wants_no_logits_points_to_a_token_that_exists() -> None:
     """Guards against out-of-range logits indices in steps that compute no logits."""
     positions = StepPositions(StepShape.of(0, [2, 1], ()))

@@ -223,6 +223,11 @@ def unknown_dtype(bundle: Path) -> None:
     edit(bundle, "dtype", value="fp8")
 
 
+@corruption(BundleError, "kv_dtype is 'int3'", "int8")
+def unknown_kv_dtype(bundle: Path) -> None:
+    edit(bundle, "kv_dtype", value="int3")
+
+
 @corruption(BundleError, "max_seq_len is 0")
 def no_cache_slots(bundle: Path) -> None:
     edit(bundle, "max_seq_len", value=0)

@@ -19,7 +19,7 @@ from tide_runtime.backends.kv_caches import KVCaches
 from tide_runtime.backends.onnxruntime.invariance import bundle_invariant_tokens
 from tide_runtime.backends.onnxruntime.sessions import Sessions, decoder_layers, load_session
 from tide_runtime.backends.onnxruntime.threads import ThreadOptions, session_options
-from tide_runtime.backends.step_arrays import StepBuffers, StepPositions, StepShape
+from tide_runtime.backends.step_arrays import LEAST_ROWS, StepBuffers, StepPositions, StepShape
 from tide_runtime.bundle import Bundle
 from tide_runtime.bundle.manifest import HEAD, batched_graph, forms_of, ragged_graph
 from tide_runtime.errors import BundleError, ParamsError
@@ -37,7 +37,8 @@ class OnnxRuntimeBackend(Sessions):
     def load(cls, bundle: Bundle, target: str, threads: ThreadOptions) -> OnnxRuntimeBackend:
         """Load the graphs of ``target``. Raises BundleError when ONNX Runtime refuses one or it breaks the contract."""
         manifest, files = bundle.manifest, bundle.manifest.targets[target].graphs
-        missing = sorted({batched_graph(s.name) for s in manifest.segments} - set(files))
+        pads_attention = manifest.targets[target].pads_attention
+        missing = [] if pads_attention else sorted({batched_graph(s.name) for s in manifest.segments} - set(files))
         if missing:
             raise BundleError(f"target {target} lacks graphs {missing}: an older tide-export made it; export the bundle again")
         layers = decoder_layers(manifest, files)
@@ -47,7 +48,7 @@ class OnnxRuntimeBackend(Sessions):
             options = session_options(threads, chained=name not in whole)
             return load_session(bundle, name, files[name], options, ["CPUExecutionProvider"])
 
-        backend = cls(manifest, layers, load, {ragged_graph(name) for name in layers} & set(files))
+        backend = cls(manifest, layers, load, {ragged_graph(name) for name in layers} & set(files), pads_attention)
         backend.measure_invariance = lambda: bundle_invariant_tokens(bundle, target, threads)
         return backend
 
@@ -65,7 +66,8 @@ class OnnxRuntimeContext:
     def __init__(self, backend: OnnxRuntimeBackend, capacity: int) -> None:
         self.backend, self.capacity, self.layers_launched = backend, capacity, 0
         self.every_layer: Sequence[str] = backend.every_layer
-        self.caches = KVCaches(backend.manifest, backend.dtype, capacity)
+        spare_slots = LEAST_ROWS - 1 if backend.pads_attention else 0
+        self.caches = KVCaches(backend.manifest, backend.cache_dtype, capacity, spare_slots)
         self.buffers = StepBuffers(backend.manifest, backend.dtype, backend.logits_dtype)
         self._steps: OrderedDict[StepShape, _BoundStep] = OrderedDict()
         self._latest: tuple[tuple[int, list[int], list[int]], _BoundStep] | None = None
@@ -75,7 +77,7 @@ class OnnxRuntimeContext:
         key = (first_index, counts, wanted or [])
         if self._latest is not None and self._latest[0] == key:  # consecutive decode steps have the same counts
             return self._latest[1]
-        shape = StepShape.of(*key)
+        shape = StepShape.of(*key, self.backend.pads_attention)
         step = self._steps.get(shape)
         if step is None:
             step = self._steps[shape] = _BoundStep(self, shape)
@@ -149,7 +151,7 @@ class _BoundStep:
         if longest + shape.seq > context.caches.slots:
             context.reserve(longest + shape.seq)
         self._num_cached_tokens = list(num_cached_tokens)
-        if shape.batch_size == 1:
+        if shape.batch_size == 1 or context.backend.pads_attention:
             self._batched = self._ragged = False
         else:
             is_faster = context.backend.batched_decode_is_faster
@@ -167,10 +169,10 @@ class _BoundStep:
         self.positions.place_scattered(slot, positions)
         self._batched, self._ragged = True, False
         if before is not None:
-            if self._context.backend.has_sliding_window():
+            if not self._context.backend.takes_any_order():
                 raise ParamsError(
-                    "prefill_exit puts prompt tokens into the cache in another order, and this model's sliding windows go by "
-                    "that order; leave prefill_exit out"
+                    "prefill_exit puts prompt tokens into the cache in another order, and sliding windows and the attention "
+                    "of bundles with low-bit weights or int8 caches go by that order; leave prefill_exit out"
                 )
             self._bias(ATTENTION_BIAS).fill_scattered(before, positions)
 
@@ -217,7 +219,9 @@ class _BoundStep:
     def _bind(self, graph: str, form: str) -> Callable[[], None]:
         session = self._context.backend.session(form)
         caches = self._context.bound_caches(self.shape.first_index, self.shape.batch_size)
-        arrays = self._arrays(graph, packed=form == batched_graph(graph) or not self._context.backend.layers[graph])
+        backend = self._context.backend
+        packed = form == batched_graph(graph) or backend.pads_attention or not backend.layers[graph]
+        arrays = self._arrays(graph, packed)
         binding = session.io_binding()
         for value in session.get_inputs():
             name = value.name

@@ -22,13 +22,19 @@ from tide_runtime.bundle import Bundle
 from tide_runtime.bundle.manifest import HEAD, UNCUT, Manifest, batched_graph, kv_fill_graph, ragged_graph
 from tide_runtime.errors import BundleError
 
-_NUMPY_DTYPES: dict[str, type[np.generic]] = {"fp32": np.float32, "fp16": np.float16, "bf16": np.uint16}  # NumPy has no bf16
+_NUMPY_DTYPES: dict[str, type[np.generic]] = {
+    "fp32": np.float32,
+    "fp16": np.float16,
+    "bf16": np.uint16,  # NumPy has no bf16
+    "int8": np.int8,
+}
 _ORT_DTYPES: dict[str, type[np.generic]] = {
     "tensor(float)": np.float32,
     "tensor(float16)": np.float16,
     "tensor(bfloat16)": np.uint16,
     "tensor(int64)": np.int64,
     "tensor(int32)": np.int32,
+    "tensor(int8)": np.int8,
 }
 
 
@@ -41,6 +47,7 @@ class Sessions:
         layers: dict[str, int],
         load: Callable[[str], ort.InferenceSession],
         ragged: Set[str] = frozenset(),
+        pads_attention: bool = False,
     ) -> None:
         """Load the sessions that every application uses.
 
@@ -48,8 +55,10 @@ class Sessions:
             layers: graph name → number of decoder layers it runs.
             load: creates the session of a graph, or of another form of a segment, by name.
             ragged: names of the ragged forms that the target has.
+            pads_attention: see `TargetInfo`.
         """
         self.manifest, self.layers, self._load, self.ragged = manifest, layers, load, ragged
+        self.pads_attention = pads_attention
         segments = [segment.name for segment in manifest.segments]
         self.every_layer = [UNCUT] if UNCUT in layers else segments
         exits = manifest.calibration.exits if manifest.calibration is not None else []
@@ -57,7 +66,7 @@ class Sessions:
         self.sessions = {form: load(form) for form in (self.initial_form(name) for name in layers if name not in lazy)}
         self.launches: dict[str, int] = Counter()
         self.batched_decode_is_faster = batched_decode_is_faster(manifest)
-        self.dtype = _NUMPY_DTYPES[manifest.dtype]
+        self.dtype, self.cache_dtype = _NUMPY_DTYPES[manifest.dtype], _NUMPY_DTYPES[manifest.cache_dtype]
         outputs = {value.name: value for session in self.sessions.values() for value in session.get_outputs()}
         self.logits_dtype = _ORT_DTYPES[outputs["logits"].type]
         self._lock = threading.Lock()
@@ -73,11 +82,16 @@ class Sessions:
             self._load_lazily(next((names for names in forms if name in names), {name}))
         return self.sessions[name]
 
-    def has_sliding_window(self) -> bool:
-        """Whether the attention of some layers is limited to a sliding window."""
-        segments = (self.session(batched_graph(segment.name)) for segment in self.manifest.segments)
-        names = {value.name for session in segments for value in session.get_inputs()}
-        return any(name.startswith(ATTENTION_BIAS) and name != ATTENTION_BIAS for name in names)
+    def takes_any_order(self) -> bool:
+        """Whether tokens may be in the caches in another order than the text's: every layer reads the mask `ATTENTION_BIAS`.
+
+        Sliding windows read masks of their own; padded attention reads none.
+        """
+        if self.pads_attention:
+            return False
+        sessions = (self.session(batched_graph(segment.name)) for segment in self.manifest.segments)
+        masks = [{v.name for v in session.get_inputs() if v.name.startswith(ATTENTION_BIAS)} for session in sessions]
+        return all(names == {ATTENTION_BIAS} for names in masks)
 
     def _load_lazily(self, names: set[str]) -> None:
         """Load the sessions that are missing. Raises BundleError like `load`."""
@@ -99,7 +113,10 @@ def load_session(
     try:
         session = ort.InferenceSession(str(bundle.path(file)), options, providers=list(providers))
     except Exception as error:  # ONNX Runtime raises unrelated exception classes for bad files
-        raise BundleError(f"ONNX Runtime {ort.__version__} cannot load {file} ({error}); export the bundle again") from error
+        fix = "export the bundle again"
+        if bundle.manifest.cache_dtype == "int8":
+            fix = f"KV caches in int8 need ONNX Runtime 1.32 or newer (pip install -U onnxruntime); with it, {fix}"
+        raise BundleError(f"ONNX Runtime {ort.__version__} cannot load {file} ({error}); {fix}") from error
     values = [*session.get_inputs(), *session.get_outputs()]
     foreign = sorted({value.type for value in values} - set(_ORT_DTYPES))
     if foreign:

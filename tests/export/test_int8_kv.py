@@ -1,0 +1,185 @@
+"""Bundles with int8 KV caches: their scales, what they compute, and what verification finds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from export.architectures import LAYERS, MAX_POSITIONS, VOCAB, tiny_model
+from export.stub_calibration import write_calibration
+from export.test_batched_form import COUNTS, check_ragged
+from tide_runtime import Engine, EngineOptions, GenerationParams, ThreadOptions
+from tide_runtime.bundle.calibration import ExitInfo
+from tide_runtime.bundle.manifest import batched_graph, read_manifest
+from tide_runtime.errors import ParamsError, TargetError, UnsupportedModelError, VerificationError
+from transformers.cache_utils import Cache, DynamicLayer
+
+from tide_export import ExportConfig, export
+from tide_export.calibration.exit_calibration import read_exit_calibration
+from tide_export.export import write_bundle
+from tide_export.kv_scales import KVScales, kv_scales
+from tide_export.load import LoadedModel, fingerprint
+from tide_export.probe import probe_attention
+from tide_export.progress import ExportProgress
+from tide_export.traced_attention import KVShape
+from tide_export.verify import verify_bundle
+
+# Rotary fused and partial, learned positions, windows and soft-caps, sinks, multi-head.
+NAMES = ("llama", "gemma2", "gpt2", "phi", "gpt_oss")
+SLOTS = MAX_POSITIONS // 2
+CONFIG = ExportConfig(checkpoints="2", max_seq_len=SLOTS, kv="int8", packed_weights=False)
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[LoadedModel, Path]]:
+    """``exported(architecture)``: a model and its bundle with int8 caches, verified."""
+    made: dict[str, tuple[LoadedModel, Path]] = {}
+
+    def make(name: str) -> tuple[LoadedModel, Path]:
+        if name not in made:
+            loaded, directory = LoadedModel(tiny_model(name), None, name), tmp_path_factory.mktemp(name)
+            write_bundle(loaded, directory, CONFIG, ExportProgress(quiet=True))
+            made[name] = loaded, directory
+        return made[name]
+
+    return make
+
+
+@pytest.fixture
+def load(exported: Callable[[str], tuple[LoadedModel, Path]]) -> Iterator[Callable[..., Engine]]:
+    """``load(architecture, policy=…)``: an engine on its bundle, of one thread."""
+    opened: list[Engine] = []
+
+    def make(name: str, **options: object) -> Engine:
+        chosen = EngineOptions(threads=ThreadOptions(1), **options)  # type: ignore[arg-type]
+        opened.append(Engine.load(exported(name)[1], chosen))
+        return opened[-1]
+
+    yield make
+    for engine in opened:
+        engine.close()
+
+
+def scales_of(loaded: LoadedModel) -> list[KVScales]:
+    return kv_scales(loaded.model, probe_attention(loaded.model), SLOTS)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_bundle_computes_what_the_eager_model_does_over_a_rounded_cache(exported, name):
+    """A scale of another layer, head or channel would ship as a slightly worse model."""
+    loaded, directory = exported(name)
+    scales = scales_of(loaded)
+    exact, rounded = np.split(np.array(verify_bundle(loaded, directory, "fp32", scales)), 2)
+    assert all(check.tolerance is not None for check in exact) and all(check.tolerance is None for check in rounded)
+    assert max(check.divergence for check in rounded) < 0.02
+    wrong = [replace(one, key=one.key[:, ::-1].copy(), value=one.value * np.float32(1.05)) for one in scales]
+    with pytest.raises(VerificationError, match="differs from the eager model"):
+        verify_bundle(loaded, directory, "fp32", wrong)
+
+
+def test_caches_take_a_byte_a_number(exported, load):
+    """The memory that the option is for would not be saved, or its manifest would say otherwise."""
+    manifest = read_manifest(exported("llama")[1])
+    assert (manifest.kv_dtype, manifest.cache_dtype, manifest.dtype) == ("int8", "int8", "fp32")
+    caches = {t.name: t.dtype for g in manifest.segments for t in (*g.inputs, *g.outputs) if "_cache_" in t.name}
+    assert len(caches) == 4 * LAYERS and set(caches.values()) == {"int8"}
+    context = load("llama").backend.context(2)
+    assert {array.dtype for array in context.caches.arrays.values()} == {np.dtype(np.int8)}
+
+
+@pytest.mark.parametrize("counts", COUNTS)
+@pytest.mark.parametrize("name", NAMES)
+def test_sequences_of_a_batch_are_sequences_alone(load, name, counts):
+    """Sequences of a batch, or drafts verified together, would get other logits than alone."""
+    check_ragged(load(name), counts)
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt_oss"])
+def test_exact_is_full(load, name):
+    """Drafts verified together would round keys to other numbers than tokens one at a time, and the text would change."""
+    prompts = [np.random.default_rng(n).integers(3, VOCAB, 4).tolist() * 4 for n in range(3)]
+    params = GenerationParams(max_new_tokens=24, ignore_eos=True)
+    texts = [[output.token_ids for output in load(name, policy=policy).generate(prompts, params)] for policy in ("full", "exact")]
+    assert texts[0] == texts[1]
+
+
+def test_half_precision(tmp_path):
+    """Scales are fp32 in every graph; a bundle in fp16 would be refused at load."""
+    loaded = LoadedModel(tiny_model("llama").half(), None, "llama")
+    write_bundle(loaded, tmp_path, replace(CONFIG, dtype="fp16"), ExportProgress(quiet=True))
+    assert read_manifest(tmp_path).cache_dtype == "int8"
+
+
+def test_skipped_layers_are_filled_in_int8(tmp_path):
+    """`exit --kv propagate` would fail at the first token that stops early, or leave keys of other scales behind it."""
+    loaded, tokens = LoadedModel(tiny_model("llama"), None, "llama"), torch.arange(5, 12)[None]
+    stop = ExitInfo(2, "identity", "max_probability", 0.5)
+    write_calibration(tmp_path / "calibration", [stop], fingerprint(loaded), LAYERS, 64)
+    calibration, bundle = read_exit_calibration(tmp_path / "calibration"), tmp_path / "bundle"
+    bundle.mkdir()
+    write_bundle(loaded, bundle, replace(CONFIG, checkpoints="auto"), ExportProgress(quiet=True), calibration)
+    scales = scales_of(loaded)[2]
+    with torch.no_grad():
+        eager = loaded.model(tokens, use_cache=True, output_hidden_states=True)
+    with Engine.load(bundle, EngineOptions(threads=ThreadOptions(1))) as engine:
+        context = engine.backend.context(1)
+        step = context.step(0, [tokens.shape[1]])
+        step.hidden[0][:] = eager.hidden_states[2][0].numpy()
+        step.place([0])
+        step.run("kv_fill_2")
+        layer = eager.past_key_values.layers[2]
+        for kind, wanted, by_channel in (("key", layer.keys, scales.key), ("value", layer.values, scales.value)):
+            found = context.caches.arrays[f"{kind}_cache_2"][0, :, : tokens.shape[1]]
+            difference = np.abs(found * by_channel[:, None] - wanted[0].numpy())
+            assert found.dtype == np.int8 and (difference <= 0.501 * by_channel[:, None]).all()
+        with pytest.raises(ParamsError, match="leave prefill_exit out"):
+            step.place_scattered(0, np.arange(tokens.shape[1]), before=np.empty(0, np.int64))
+
+
+def test_more_threads_than_heads_keep_exact_to_single_tokens(exported):
+    """ONNX Runtime would divide the cache of one token over idle threads, and sum in another order than for its drafts."""
+    directory = exported("llama")[1]
+    heads = read_manifest(directory).model.attention_heads
+    for threads, limit in ((heads, None), (heads + 1, 1)):
+        with Engine.load(directory, EngineOptions(policy="full", threads=ThreadOptions(threads))) as engine:
+            assert engine.backend.invariant_tokens == limit
+
+
+def test_scales_cover_the_range_of_every_position():
+    """Rotary embeddings turn keys into channels that are small at the start of the cache; they would be clipped."""
+    model, ids = tiny_model("llama"), torch.from_numpy(np.random.default_rng(1).integers(3, VOCAB, (1, 20)))
+    scales = scales_of(LoadedModel(model, None, "llama"))
+    assert all((one.key > 0).all() and (one.value > 0).all() for one in scales)
+    for start in (0, SLOTS // 2, SLOTS - 20):
+        cache, places = Cache(layers=[DynamicLayer() for _ in scales]), start + torch.arange(20)[None]
+        with torch.no_grad():
+            model(input_ids=ids, position_ids=places, past_key_values=cache, use_cache=True)
+        for layer, one in zip(cache.layers, scales, strict=True):
+            for held, by_channel in ((layer.keys, one.key), (layer.values, one.value)):
+                assert (held[0].abs().amax(1).numpy() <= 127 * by_channel).mean() > 0.99
+
+
+@pytest.mark.parametrize("name", ["llama", "deepseek_v3"])
+def test_a_cache_of_another_shape_is_refused(name):
+    """Scales of latents would be taken for those of the keys that are expanded from them, or go to the wrong heads."""
+    with pytest.raises(UnsupportedModelError, match="leave out --kv int8"):
+        kv_scales(tiny_model(name), [KVShape(3, 16, 16)] * LAYERS, SLOTS)
+
+
+def test_options_that_cannot_be_met_end_at_once(tmp_path):
+    """The user would wait for minutes, or get a bundle in another precision than asked for."""
+    with pytest.raises(ParamsError, match="kv is 'int4'; set it to one of: model, int8"):
+        ExportConfig(kv="int4")
+    with pytest.raises(TargetError, match="target cuda has no attention over int8 KV caches; leave out --kv int8"):
+        export("no/model", tmp_path / "out", ExportConfig(targets=("cuda",), kv="int8"))
+
+
+def test_batched_steps_read_no_mask(load):
+    """Steps of several sequences would fill masks that no graph reads, of as many bytes as the cache has slots."""
+    engine = load("gemma2")
+    names = {value.name for value in engine.backend.session(batched_graph("segment_0")).get_inputs()}
+    assert "query_seqlens" in names and not any(name.startswith("attention_bias") for name in names)

@@ -1,0 +1,93 @@
+"""Scales of int8 KV caches: one for each channel of a layer's keys and values, taken from a short run of the model.
+
+    cached = clamp(round(x / scale), -128, 127),  scale = MARGIN · max |x| / 127
+
+The maximum is over random token ids, the same in every export, so no text is needed. Their keys and values reach about as far as
+those of text: with `MARGIN` SmolLM2-135M's KL divergence is 1.9e-3 nats, and 1.3e-3 with the range of real text. The sequences
+start at positions that spread over the whole cache, because rotary embeddings turn a channel's range into its partner's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from tide_runtime.errors import UnsupportedModelError
+from transformers import PreTrainedModel
+from transformers.cache_utils import Cache, DynamicLayer
+
+from tide_export.traced_attention import KVShape
+
+MARGIN = 1.5
+_SEQUENCES, _TOKENS = 8, 128
+_LEAST = 0.01  # of a layer's largest range: a channel that was zero in the run may be small in use
+
+
+@dataclass(frozen=True)
+class KVScales:
+    """One layer's scales, float32: ``key`` [heads, key_dim], ``value`` [heads, value_dim]."""
+
+    key: NDArray[np.float32]
+    value: NDArray[np.float32]
+
+
+def kv_scales(model: PreTrainedModel, shapes: Sequence[KVShape], max_seq_len: int) -> list[KVScales]:
+    """The scales of every layer for caches of ``shapes`` and ``max_seq_len`` slots.
+
+    Raises UnsupportedModelError if the model caches something else than it attends to, as multi-head latent attention does.
+    """
+    cache = Cache(layers=[DynamicLayer() for _ in shapes])
+    tokens = min(_TOKENS, max_seq_len)
+    random = np.random.default_rng(0)
+    ids = random.integers(0, model.config.get_text_config().vocab_size, (_SEQUENCES, tokens))
+    starts = np.linspace(0, max_seq_len - tokens, _SEQUENCES).astype(np.int64)
+    with torch.no_grad():
+        model(
+            input_ids=torch.from_numpy(ids),
+            position_ids=torch.from_numpy(starts[:, None] + np.arange(tokens)),
+            past_key_values=cache,
+            use_cache=True,
+        )
+    return [
+        KVScales(_scales(layer.keys, shape.heads, shape.key_dim), _scales(layer.values, shape.heads, shape.value_dim))
+        for layer, shape in zip(cache.layers, shapes, strict=True)
+    ]
+
+
+def _scales(cached: torch.Tensor | None, heads: int, width: int) -> NDArray[np.float32]:
+    """Scales [heads, width] of ``cached`` [B, heads, T, at most width]; channels that pad it are zero."""
+    if cached is None or cached.dim() != 4 or cached.shape[1] != heads or cached.shape[3] > width:
+        found = None if cached is None else list(cached.shape)
+        raise UnsupportedModelError(
+            f"--kv int8 is not supported for this model: its cache holds {found}, and attention reads {heads} heads of {width}, "
+            "whose range cannot be measured there; leave out --kv int8"
+        )
+    largest = np.zeros((heads, width), np.float32)
+    largest[:, : cached.shape[3]] = cached.float().abs().amax((0, 2)).numpy()
+    return np.maximum(largest, _LEAST * largest.max()) * np.float32(MARGIN / 127)
+
+
+class _RoundedLayer(DynamicLayer):
+    """A layer's cache whose keys and values are rounded as int8 caches hold them."""
+
+    def __init__(self, scales: KVScales) -> None:
+        super().__init__()
+        self._scales = scales
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: object, **kwargs: object
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        return super().update(_round(key_states, self._scales.key), _round(value_states, self._scales.value), *args, **kwargs)
+
+
+def _round(states: torch.Tensor, scales: NDArray[np.float32]) -> torch.Tensor:
+    by_channel = torch.from_numpy(scales)[:, None, : states.shape[-1]]
+    return ((states.float() / by_channel).round().clamp(-128, 127) * by_channel).to(states.dtype)
+
+
+def rounded_cache(scales: Sequence[KVScales]) -> Cache:
+    """A cache for the eager model that rounds like the bundle's int8 caches."""
+    return Cache(layers=[_RoundedLayer(one) for one in scales])
