@@ -42,9 +42,19 @@ def export(
     quantizer: Annotated[
         str,
         typer.Option(
-            help="With --weights int8 or int4: rtn (round to nearest), k_quant (searches each block's scale), hqq (minutes)."
+            help="With --weights int4 (int8 is always rounded to nearest): rtn, k_quant (searches each block's scale), "
+            "hqq (minutes), gptq (minutes, reads text: --quantizer-data), gptq_mixed (gptq, but the eighth of the weights whose "
+            "rounding changes the output most has 8 bits: the most accurate, a tenth larger)."
         ),
     ] = _DEFAULTS.quantizer,
+    quantizer_data: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SOURCE",
+            help="Text for --quantizer gptq and gptq_mixed, like what the model will write, some 16,000 tokens: a file, a "
+            "directory or a hub data set. With --data they read that. With --calibration give the text that tide-calibrate read.",
+        ),
+    ] = None,
     kv: Annotated[
         str,
         typer.Option(
@@ -77,7 +87,7 @@ def export(
         str | None,
         typer.Option(
             metavar="SOURCE",
-            help="Calibrate first, on text like what the model will write: a file, a directory or a hub data set. Minutes; "
+            help="Calibrate exits first, on text like what the model will write: a file, a directory or a hub data set. Minutes; "
             "run `tide-calibrate` yourself to keep its files, choose its options, or export one calibration twice.",
         ),
     ] = None,
@@ -168,6 +178,7 @@ def export(
         strip_weights=strip_weights,
         weights=weights,
         quantizer=quantizer,
+        quantizer_data=quantizer_data,
         kv=kv,
     )
     manifest = run(model, out, config, revision=revision, trust_remote_code=trust_remote_code, force=force, progress=progress)

@@ -11,7 +11,7 @@ from tide_runtime.bundle.manifest import DTYPES
 from tide_runtime.errors import ParamsError
 
 WEIGHTS = ("source", *DTYPES, "int8", "int4")
-QUANTIZERS = ("rtn", "k_quant", "hqq")
+QUANTIZERS = ("rtn", "k_quant", "hqq", "gptq", "gptq_mixed")
 KV = ("model", "int8")
 
 if TYPE_CHECKING:  # the targets import slowly
@@ -28,6 +28,7 @@ class ExportConfig:
             ``quantizer``, head and embedding in 8 bits, and leave those that have these bits already; a precision
             dequantises them, and is ``dtype`` too.
         quantizer: see `tide_export.quantization.quantizers`.
+        quantizer_data: text for the quantizer gptq, as ``data``; without it gptq reads ``data``.
         kv: ``model`` keeps keys and values in ``dtype``, ``int8`` rounds them; see `tide_export.kv_scales`.
         checkpoints: where to cut, in layers run before the cut: ``"6,12,18"``, ``"every:6"``, ``"none"`` or
             ``"auto"`` (the exits of the calibration; four even segments without one).
@@ -38,7 +39,8 @@ class ExportConfig:
         verify: compare the finished bundle with the eager model and refuse to finish on a mismatch.
         explain: print where lowering passes did not apply, and the reasons.
         calibration: a directory that ``tide-calibrate`` wrote for this model; its exits go into the bundle.
-        data: text to calibrate on first: a file, a directory or a hub data set, as ``tide-calibrate --data`` takes it.
+        data: text to calibrate on first: a file, a directory or a hub data set, as ``tide-calibrate --data`` takes it. The
+            quantizer gptq reads it too.
         max_batch: most sequences in one step of an engine; other targets take any number.
         packed_weights: target ``cpu`` in fp32: also write the weights in ONNX Runtime's packed layout for this kind of
             processor. All graphs, engines and processes then map one copy; the bundle is twice as large.
@@ -63,6 +65,7 @@ class ExportConfig:
     strip_weights: bool = False
     weights: str = "source"
     quantizer: str = QUANTIZERS[0]
+    quantizer_data: str | None = None
     kv: str = KV[0]
 
     def __post_init__(self) -> None:
@@ -82,10 +85,34 @@ class ExportConfig:
                 "both a calibration and data to calibrate on are given; leave out --data to use the calibration as it is, "
                 "or leave out --calibration to make a new one"
             )
+        if self.data is not None and self.quantizer_data is not None:
+            raise ParamsError(
+                "both data and quantizer data are given; leave out --quantizer-data, as gptq reads the text that the exits are "
+                "calibrated on, or leave out --data to calibrate no exits"
+            )
+        self._check_quantizer_data()
         if not re.fullmatch(r"auto|none|every:[1-9]\d*|\d+(,\d+)*", self.checkpoints):
             raise ParamsError(
                 f"checkpoints is {self.checkpoints!r}; set it to layers such as 6,12,18, to every:6, to none, or to auto"
             )
+
+    def _check_quantizer_data(self) -> None:
+        reads = self.weights == "int4" and reads_text(4, self.quantizer)
+        if reads and self.text is None:
+            others = ", ".join(name for name in QUANTIZERS if not reads_text(4, name))
+            raise ParamsError(
+                f"the quantizer {self.quantizer} reads text like the text to be generated, and none is given; add "
+                f"--quantizer-data FILE (some 16,000 tokens), or choose one that needs none: {others}"
+            )
+        if self.quantizer_data is not None and not reads:
+            raise ParamsError(
+                "quantizer data is given, and only --weights int4 --quantizer gptq reads it; leave it out or choose those"
+            )
+
+    @property
+    def text(self) -> str | None:
+        """The text for the quantizer."""
+        return self.quantizer_data if self.quantizer_data is not None else self.data
 
     @property
     def trt(self) -> TrtOptions:
@@ -104,6 +131,11 @@ def dtype_with(weights: str, quantizer: str, dtype: str, default: str) -> str:
     if weights in DTYPES and dtype not in (weights, default):
         raise ParamsError(f"weights is {weights} and dtype {dtype}; leave out one of them")
     return weights if weights in DTYPES else dtype
+
+
+def reads_text(bits: int, quantizer: str) -> bool:
+    """Whether the quantizer needs text; 8 bits are rounded to nearest whatever its name."""
+    return bits == 4 and quantizer.startswith("gptq")
 
 
 def weights_title(weights: str, quantizer: str) -> str:

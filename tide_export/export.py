@@ -18,7 +18,7 @@ from tide_runtime.errors import CalibrationError, IncompleteBundleError, ParamsE
 from tide_export.build_targets import BuiltTargets, Cuts, build_targets
 from tide_export.bundle_writer import hash_files, new_directory
 from tide_export.calibration.exit_calibration import ExitCalibration, read_exit_calibration
-from tide_export.config import ExportConfig, place_checkpoints
+from tide_export.config import ExportConfig, place_checkpoints, reads_text
 from tide_export.cut import LoweredModel
 from tide_export.exit_graphs import exit_graph_model
 from tide_export.kv_scales import kv_scales
@@ -27,6 +27,7 @@ from tide_export.lower import explain
 from tide_export.passes.base import LoweringContext
 from tide_export.probe import probe_attention
 from tide_export.progress import ExportProgress
+from tide_export.quantization.calibration_tokens import calibration_tokens
 from tide_export.targets.base import BuildJob
 from tide_export.targets.choice import buildable, check_options, choose_targets
 from tide_export.targets.engine_cache import EngineCache, default_cache_folder
@@ -66,16 +67,27 @@ def export(
             calibration = stack.enter_context(first)
         with progress.phase(f"load {source}"):
             loaded = load_model(source, config.dtype, revision, trust_remote_code, config.weights)
-        loaded = quantize_loaded(loaded, config.weights, config.quantizer, progress)
+        loaded = quantize_loaded(loaded, config.weights, config.quantizer, progress, config.text)
         manifest, _ = write_bundle(loaded, directory, config, progress, calibration)
     if progress.failures:
         raise IncompleteBundleError(_incomplete(out, manifest, progress.failures, config))
     return manifest
 
 
-def quantize_loaded(loaded: LoadedModel, weights: str, quantizer: str, progress: ExportProgress) -> LoadedModel:
-    """`quantized`, with a progress bar, and a note on each kind of matrix that is not in low bits."""
+def quantize_loaded(
+    loaded: LoadedModel, weights: str, quantizer: str, progress: ExportProgress, data: str | None = None
+) -> LoadedModel:
+    """`quantized`, with a progress bar, and a note on each kind of matrix that is not in low bits.
+
+    ``data``: the text for a quantizer that `reads_text`. Raises DataError if it cannot be read or is too short.
+    """
     if weights in ("int4", "int8"):
+        tokens = None
+        if reads_text(int(weights.removeprefix("int")), quantizer):
+            assert data is not None
+            with progress.phase(f"read {data}"):
+                positions = getattr(loaded.model.config.get_text_config(), "max_position_embeddings", None)
+                tokens = calibration_tokens(data, loaded.tokenizer, positions, progress.note)
         with progress.steps(f"quantize to {weights} by {quantizer}") as steps:
 
             def advance(done: int, total: int) -> None:
@@ -83,7 +95,7 @@ def quantize_loaded(loaded: LoadedModel, weights: str, quantizer: str, progress:
                     steps.begin(total)
                 steps.reach(done)
 
-            loaded = quantized(loaded, weights, quantizer, advance)
+            loaded = quantized(loaded, weights, quantizer, advance, tokens)
     for note in loaded.notes:
         progress.note(note)
     return loaded

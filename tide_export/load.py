@@ -42,6 +42,7 @@ class LoadedModel:
         weight_files: the files it was loaded from; empty for a model made in memory.
         quantized: low-bit weights by parameter name; the parameters hold their dequantised values.
         weights: how they were chosen, of `WEIGHTS`, with the quantizer where one ran.
+        text: SHA-256 of the tokens from which gptq made them; empty for others.
         notes: what could not be kept in low-bit form, in sentences.
     """
 
@@ -52,6 +53,7 @@ class LoadedModel:
     weight_files: tuple[Path, ...] = ()
     quantized: Mapping[str, QuantizedWeight] = field(default_factory=dict)
     weights: str = "source"
+    text: str = ""
     notes: tuple[str, ...] = ()
 
 
@@ -82,17 +84,24 @@ def load_model(
 
 
 def quantized(
-    loaded: LoadedModel, weights: str, quantizer: str, advance: Callable[[int, int], None] | None = None
+    loaded: LoadedModel,
+    weights: str,
+    quantizer: str,
+    advance: Callable[[int, int], None] | None = None,
+    tokens: torch.Tensor | None = None,
 ) -> LoadedModel:
     """``loaded`` with all matrices in the bits of ``weights`` (int4, int8) by ``quantizer``; others as they are.
 
-    ``advance``: called with the number of matrices done, and of all. The model's parameters are changed in place.
+    ``advance``: called with the number of matrices done, and of all. ``tokens``: [B, T] ids, where `reads_text`. The model's
+    parameters are changed in place.
     """
     if weights not in ("int4", "int8"):
         return loaded
-    found, notes = quantize_model(loaded.model, int(weights.removeprefix("int")), quantizer, loaded.quantized, advance)
+    bits = int(weights.removeprefix("int"))
+    found, notes = quantize_model(loaded.model, bits, quantizer, loaded.quantized, advance, tokens)
     dequantize_parameters(loaded.model, found)
-    return replace(loaded, quantized=found, weights=weights_title(weights, quantizer), notes=tuple(notes))
+    text = hashlib.sha256(tokens.numpy().tobytes()).hexdigest() if tokens is not None else ""
+    return replace(loaded, quantized=found, weights=weights_title(weights, quantizer), text=text, notes=tuple(notes))
 
 
 def _with_tied(model: PreTrainedModel, quantized: Mapping[str, QuantizedWeight]) -> dict[str, QuantizedWeight]:
@@ -178,7 +187,7 @@ def fingerprint(loaded: LoadedModel) -> str:
     """
     digest = hashlib.sha256()
     if loaded.weights not in ("source", *TORCH_DTYPES):
-        digest.update(loaded.weights.encode())
+        digest.update(f"{loaded.weights}{loaded.text}".encode())
     if loaded.weight_files and is_gguf(str(loaded.weight_files[0])):
         with loaded.weight_files[0].open("rb") as file:
             digest.update(hashlib.file_digest(file, "sha256").digest())

@@ -11,13 +11,14 @@ from tide_calibrate.exit_heads import ExitHead, make_head
 from tide_calibrate.exit_heads.train import train_head
 from tide_calibrate.model.frozen import FrozenModel
 from tide_calibrate.routers import MaxProbability
-from tide_calibrate.text.documents import Document, SplitName, load_documents, split_documents, windows
+from tide_calibrate.text.documents import SplitName, split_documents, windows
 from tide_calibrate.traces.record import trace_split
 from tide_calibrate.traces.trace import SplitTrace
 
 from benchmarks.models.demo import DEMO_MODELS
 from examples.demo_data import held_out_files
 from examples.demo_training.corpus import library_folders, python_files
+from tide_export.documents import Document, load_documents
 from tide_export.load import load_model
 
 ROUTER = "max_probability"

@@ -73,7 +73,7 @@ def calibrate(
             shutil.rmtree(work, ignore_errors=True)
         with progress.phase(f"load {source}"):
             loaded = load_model(source, config.dtype, revision, trust_remote_code, config.weights)
-        loaded = quantize_loaded(loaded, config.weights, config.quantizer, progress)
+        loaded = quantize_loaded(loaded, config.weights, config.quantizer, progress, data)
         with progress.phase(f"read {data}"):
             text = read_text(data, loaded, config, progress.note)
         learned = learn(loaded, text, work, config, progress)

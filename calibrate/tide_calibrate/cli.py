@@ -73,7 +73,11 @@ def calibrate(
         str, typer.Option(help=f"Weights to calibrate for: {', '.join(WEIGHTS)}, as tide-export takes it; export with the same.")
     ] = _DEFAULTS.weights,
     quantizer: Annotated[
-        str, typer.Option(help=f"With --weights int8 or int4: {', '.join(QUANTIZERS)}; export with the same.")
+        str,
+        typer.Option(
+            help=f"With --weights int8 or int4: {', '.join(QUANTIZERS)}; export with the same. gptq and gptq_mixed read --data; "
+            "export with --quantizer-data DATA."
+        ),
     ] = _DEFAULTS.quantizer,
     revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of a hub model.")] = None,
     trust_remote_code: Annotated[

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 from cli_in_process import cli_runner
-from tide_calibrate.text.documents import load_documents
 from tide_runtime.cli.errors import run_app
 from tide_runtime.errors import DataError, OutputError
 
 from examples import demo_data, demo_exits
 from examples.demo_data import MIN_FILES, held_out_files, listed_paths, write_held_out
 from examples.demo_training.corpus import is_held_out
+from tide_export.documents import load_documents
 
 
 def make_library(folder: Path, paths: list[str]) -> Path:

@@ -1,8 +1,10 @@
-"""Quantise a model's matrices with ONNX Runtime's quantizers, one matrix at a time.
+"""Quantise a model's matrices, one at a time: with ONNX Runtime's quantizers, or with `gptq`.
 
 rtn      round to nearest, blocks of 32 with a zero point
 k_quant  scale and zero point of each block searched for the least error weighted by magnitude, as llama.cpp's K-quants do
 hqq      half-quadratic optimisation of the zero points (Badri & Shaji 2023, https://mobiusml.github.io/hqq_blog)
+gptq     the least error in the products with the activations of a text, which later columns correct (Frantar et al. 2023)
+gptq_mixed  gptq, and 8 bits for the matrices whose rounding changes the model's output most, an eighth of the weights
 
 The head and the embedding are in 8 bits: look-ups need few bytes of the embedding, and the head's rounding changes the token.
 """
@@ -12,8 +14,9 @@ from __future__ import annotations
 import io
 import logging
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import redirect_stdout
+from dataclasses import dataclass
 from types import ModuleType
 
 import numpy as np
@@ -25,9 +28,32 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
+from tide_export.config import reads_text
+from tide_export.quantization.gptq import gptq, visit_inputs
 from tide_export.quantization.quantized_weight import QuantizedWeight, unpack_nibbles
+from tide_export.quantization.sensitivity import divergences, most_sensitive
 
 BLOCK_SIZE = 32  # wider blocks give other bits when more tokens share a launch
+
+
+@dataclass(frozen=True)
+class _Matrix:
+    """The weight of ``module``; ``bits`` are the wanted ones."""
+
+    name: str
+    module: nn.Linear | nn.Embedding | Conv1D
+    bits: int
+
+    @property
+    def values(self) -> torch.Tensor:
+        """The matrix [N, K], in the model's memory."""
+        weight = self.module.weight.detach()
+        return weight.T if isinstance(self.module, Conv1D) else weight
+
+    @property
+    def key(self) -> int:
+        """Tied matrices, which share their memory, have the same one."""
+        return self.module.weight.data_ptr()
 
 
 def quantize_model(
@@ -36,32 +62,78 @@ def quantize_model(
     quantizer: str,
     stored: Mapping[str, QuantizedWeight],
     advance: Callable[[int, int], None] | None = None,
+    tokens: torch.Tensor | None = None,
 ) -> tuple[dict[str, QuantizedWeight], list[str]]:
     """Low-bit weights of ``model`` by parameter name, and a note on the matrices left as they are.
 
     Args:
         bits: of the layers' matrices, 4 or 8; head and embedding have 8.
         stored: low-bit weights of the source. Those of the wanted bits stay as they are: rounding them again would add its error.
-        advance: called with the number of matrices done, and of all.
+        advance: called with the number of matrices done, and of all; tied ones count once.
+        tokens: [B, T] ids of a text, where `reads_text`. The dequantised weights are then put into the model.
     """
-    matrices, found, left = list(_matrices(model)), dict[str, QuantizedWeight](), 0
-    done: dict[int, QuantizedWeight | None] = {}  # tied matrices share their memory
-    for count, (name, parameter, is_transposed, outer) in enumerate(matrices):
-        key = parameter.data_ptr()
-        if key not in done:
-            matrix = parameter.detach().float().numpy()
-            wanted, kept = 8 if outer else bits, stored.get(name)
-            if kept is not None and kept.bits == wanted:
-                done[key] = kept
-            else:  # 8 bits round so finely that a search gains nothing
-                done[key] = _quantized(matrix.T if is_transposed else matrix, wanted, "rtn" if wanted == 8 else quantizer)
-        weight = done[key]
-        left += weight is None
-        if weight is not None:
-            found[name] = weight
+    matrices = list(_matrices(model, bits))
+    distinct = {matrix.key: matrix for matrix in reversed(matrices)}
+    done: dict[int, QuantizedWeight | None] = {}
+
+    def finish(matrix: _Matrix, weight: QuantizedWeight | None) -> None:
+        done[matrix.key] = weight
         if advance is not None:
-            advance(count + 1, len(matrices))
+            advance(len(done), len(distinct))
+
+    for matrix in distinct.values():
+        kept = stored.get(matrix.name)
+        if kept is not None and kept.bits == matrix.bits:
+            finish(matrix, kept)
+    if reads_text(bits, quantizer):
+        assert tokens is not None
+        fitting = [m for m in distinct.values() if m.bits == 4 and m.key not in done and m.values.shape[1] % BLOCK_SIZE == 0]
+        _quantize_for_text(model, fitting, quantizer == "gptq_mixed", tokens, finish)
+        quantizer = "rtn"  # of what the text does not reach
+    for matrix in distinct.values():
+        if matrix.key not in done:  # 8 bits round so finely that a search gains nothing
+            chosen = "rtn" if matrix.bits == 8 else quantizer
+            finish(matrix, _quantized(matrix.values.float().numpy(), matrix.bits, chosen))
+    found = {matrix.name: weight for matrix in matrices if (weight := done[matrix.key]) is not None}
+    left = len(matrices) - len(found)
     return found, [f"{left} matrices whose input is no multiple of {BLOCK_SIZE} wide keep their precision"] if left else []
+
+
+def _quantize_for_text(
+    model: PreTrainedModel,
+    matrices: Sequence[_Matrix],
+    mixed: bool,
+    tokens: torch.Tensor,
+    finish: Callable[[_Matrix, QuantizedWeight], None],
+) -> None:
+    """Quantise ``matrices`` by gptq in the order in which the model reaches them, each with inputs of those before it.
+
+    ``mixed``: first round the most sensitive ones to 8 bits.
+    """
+    named = {matrix.name: matrix for matrix in matrices}
+    if mixed:
+        modules, changes = {m.name: m.module for m in matrices}, {m.name: _change(m) for m in matrices}
+        costs = divergences(model, modules, changes, tokens[::2])  # half of the text tells them apart
+        for name in most_sensitive(costs, {m.name: m.module.weight.numel() for m in matrices}):
+            matrix = named.pop(name)
+            finish(matrix, _put(matrix, _quantized(matrix.values.float().numpy(), 8, "rtn")))
+
+    def quantize(name: str, gram: torch.Tensor) -> None:
+        finish(named[name], _put(named[name], gptq(named[name].values, gram, 4, BLOCK_SIZE)))
+
+    visit_inputs(model, {name: matrix.module for name, matrix in named.items()}, tokens, quantize)
+
+
+def _change(matrix: _Matrix) -> torch.Tensor:
+    """What rounding to 4 bits adds to the matrix [N, K]."""
+    rounded = _quantized(matrix.values.float().numpy(), 4, "rtn")
+    return torch.from_numpy(rounded.dequantized()).to(matrix.values.dtype) - matrix.values
+
+
+def _put(matrix: _Matrix, weight: QuantizedWeight) -> QuantizedWeight:
+    """``weight``, which is also dequantised into the model."""
+    matrix.values.copy_(torch.from_numpy(weight.dequantized()))
+    return weight
 
 
 def dequantize_parameters(model: PreTrainedModel, weights: dict[str, QuantizedWeight]) -> None:
@@ -73,14 +145,14 @@ def dequantize_parameters(model: PreTrainedModel, weights: dict[str, QuantizedWe
             owner.get_parameter(parameter).copy_(matrix.T if isinstance(owner, Conv1D) else matrix)
 
 
-def _matrices(model: PreTrainedModel) -> Iterator[tuple[str, nn.Parameter, bool, bool]]:
-    """Name, parameter, whether it is stored as [K, N], and whether it belongs to the embedding or the head."""
+def _matrices(model: PreTrainedModel, bits: int) -> Iterator[_Matrix]:
+    """The matrices of linear layers in ``bits``, and those of embedding and head in 8."""
     outer = {id(module) for module in (model.get_input_embeddings(), model.get_output_embeddings())}
     for name, module in model.named_modules():
         if isinstance(module, nn.Linear | nn.Embedding | Conv1D) and (
             not isinstance(module, nn.Embedding) or id(module) in outer
         ):
-            yield f"{name}.weight", module.weight, isinstance(module, Conv1D), id(module) in outer
+            yield _Matrix(f"{name}.weight", module, 8 if id(module) in outer else bits)
 
 
 def _quantized(matrix: NDArray[np.float32], bits: int, quantizer: str) -> QuantizedWeight | None:
