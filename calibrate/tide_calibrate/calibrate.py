@@ -13,7 +13,6 @@ from importlib.metadata import version
 from pathlib import Path
 
 from tide_runtime.bundle.calibration import CalibrationInfo, CostTable
-from transformers import PreTrainedTokenizerFast as FastTokenizer
 
 from tide_calibrate.capture.reference import ReferenceTokens, capture_reference, check_same_tokens
 from tide_calibrate.certificate.certificate import CertifiedExits, certify_exits, without_exits
@@ -80,12 +79,18 @@ def calibrate(
         with progress.phase(f"read {data}"):
             text = read_text(data, loaded, config, progress.note)
         reference = None
-        if config.reference:
+        if config.reference == OWN_REFERENCE and config.dtype == "fp32":  # as loaded, the model is the original
+            reference = _reference_tokens(loaded, text, work, progress)
+        elif config.reference:
             tokenizer = loaded.tokenizer
             del loaded  # one model in memory at a time
             is_own = config.reference == OWN_REFERENCE
-            original = _Original(source if is_own else config.reference, revision if is_own else None, trust_remote_code)
-            reference = original.tokens(source, tokenizer, text, work / "reference", progress)
+            original_source = source if is_own else config.reference
+            with progress.phase(f"load the reference {original_source}"):
+                loaded = load_model(original_source, "fp32", revision if is_own else None, trust_remote_code)
+            check_same_tokens(loaded, source, tokenizer, text.windows)
+            reference = _reference_tokens(loaded, text, work, progress)
+            del loaded
             with progress.phase(f"load {source}"):
                 loaded = load()
         loaded = quantize_loaded(loaded, config.weights, config.quantizer, progress)
@@ -100,27 +105,9 @@ def calibrate(
     return files[0]
 
 
-@dataclass(frozen=True)
-class _Original:
-    """The model that the certificate compares with, by its source; in memory only while `tokens` runs."""
-
-    source: str
-    revision: str | None
-    trust_remote_code: bool
-
-    def tokens(
-        self, model: str, tokenizer: FastTokenizer | None, text: SplitText, work: Path, progress: ExportProgress
-    ) -> ReferenceTokens:
-        """Its likeliest tokens on the threshold split of ``text``, which is tokenised by the ``tokenizer`` of ``model``.
-
-        Raises CalibrationError when its vocabulary is another one.
-        """
-        with progress.phase(f"load the reference {self.source}"):
-            loaded = load_model(self.source, "fp32", self.revision, self.trust_remote_code)
-        if tokenizer is not None:
-            check_same_tokens(loaded, model, tokenizer, text.windows)
-        with progress.phase("run the reference"):
-            return capture_reference(loaded, text.windows, text.split, "threshold", work, progress)
+def _reference_tokens(original: LoadedModel, text: SplitText, work: Path, progress: ExportProgress) -> ReferenceTokens:
+    with progress.phase("run the reference"):
+        return capture_reference(original, text.windows, text.split, "threshold", work / "reference", progress)
 
 
 @dataclass(frozen=True)

@@ -141,8 +141,8 @@ def policy_counts(
     if trace.full_agrees is not None:
         full_losses = _count_members(groups, np.zeros_like(stopping), stopping, ~trace.full_agrees, losses.shape)
     tokens = np.bincount(groups, minlength=count).astype(np.int64)
-    counts = (losses + full_losses, full_losses, stopped, saved)
-    return PolicyCounts(tokens, *(counted[:, :-1] for counted in counts), num_layers=trace.num_layers)
+    losses, full_losses, stopped, saved = (counted[:, :-1] for counted in (losses + full_losses, full_losses, stopped, saved))
+    return PolicyCounts(tokens, losses, full_losses, stopped, saved, trace.num_layers)
 
 
 def _stopping_members(

@@ -5,8 +5,8 @@ threshold vectors, ordered beforehand from safest to boldest, is tested in that 
 above ε". The last one before the first p-value above δ is chosen; fixed-sequence testing keeps the overall level at δ.
 
 A token's loss is 1 where its output is not the reference's likeliest token. By default the reference is the full model; then the
-sequence begins without losses. Against another reference, such as the model before its weights were rounded, tokens that run every
-layer have losses too, so the sequence begins with a test of the full depth, and nothing is certified where that fails.
+sequence begins without losses. Against another reference, such as the model before its weights were rounded, tokens that run all
+layers have losses too, so the sequence begins with a test of the full depth, and nothing is certified where that fails.
 
 Validity does not need a rate that grows along the family. Let H_j be the first true hypothesis of the fixed order. A false
 rejection happens only if H_j itself is rejected, because a test that fails ends the sequence; that has probability at most δ. So
