@@ -118,7 +118,8 @@ def test_inspect_names_the_certificates_reference(bundle, tmp_path):
     manifest["calibration"]["certificate"] |= {"reference": "the fp32 original tiny", "full_disagreement": 0.0025}
     (copied / "manifest.json").write_text(json.dumps(manifest))
     command = [sys.executable, "-m", "tide_runtime.cli.inspect", str(copied)]
-    shown = " ".join(subprocess.run(command, capture_output=True, text=True, check=True).stdout.split())
+    shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    shown = " ".join(shown.replace("│", " ").split())
     assert "differ from the fp32 original tiny's" in shown and "0.25% without exits" in shown
 
 
