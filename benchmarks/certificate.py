@@ -163,8 +163,8 @@ def main(
 
         layers = [int(layer) for layer in checkpoints.split(",")]
         for model in _names(models):
-            with tempfile.TemporaryDirectory() as work:
-                train, held_out = exit_traces(model, data, layers, head, windows, Path(work))
+            with tempfile.TemporaryDirectory() as temporary:
+                train, held_out = exit_traces(model, data, layers, head, windows, Path(temporary))
             family = fit_family(train, [(layer, head, ROUTER) for layer in layers])
             for by in ("document", "window"):
                 pool = pooled(held_out, family, by)
