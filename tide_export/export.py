@@ -255,7 +255,7 @@ def _cache_slots(loaded: LoadedModel, config: ExportConfig) -> int:
 def _model_info(loaded: LoadedModel, traced: TracedModel, vocab: int) -> ModelInfo:
     model, text = loaded.model, loaded.model.config.get_text_config()
     return ModelInfo(
-        name=Path(loaded.source).resolve().name if Path(loaded.source).exists() else loaded.source,
+        name=loaded.name,
         source=loaded.source,
         revision=loaded.revision,
         architecture=type(model).__name__,

@@ -56,6 +56,11 @@ class LoadedModel:
     text: str = ""
     notes: tuple[str, ...] = ()
 
+    @property
+    def name(self) -> str:
+        """The directory's or file's name, or the hub id, for display."""
+        return Path(self.source).resolve().name if Path(self.source).exists() else self.source
+
 
 def load_model(
     source: str,

@@ -25,7 +25,8 @@ class Terms:
 
     Args:
         near_tie: a text may part from its reference where two logits are as near as this.
-        certified: the share of tokens that may differ, with promise ``certified``; None: nothing was certified.
+        certified: the share of tokens that may differ from the bundle's full depth, with promise ``certified``; None: nothing was
+            certified.
     """
 
     near_tie: float
@@ -34,7 +35,10 @@ class Terms:
     @classmethod
     def of(cls, manifest: Manifest) -> Terms:
         certificate = manifest.calibration.certificate if manifest.calibration is not None else None
-        return cls(NEAR_TIE[manifest.dtype], certificate.max_disagreement if certificate is not None else None)
+        if certificate is None:
+            return cls(NEAR_TIE[manifest.dtype], None)
+        # Both the exit and the full depth may differ from the certificate's reference.
+        return cls(NEAR_TIE[manifest.dtype], certificate.max_disagreement + certificate.full_disagreement)
 
 
 def broken_promise(promise: Promise, prompts: Tokens, texts: Tokens, references: Tokens, gap: Gap, terms: Terms) -> str:

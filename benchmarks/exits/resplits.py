@@ -35,7 +35,8 @@ class Outcome:
     """One arm over R repeats.
 
     Args:
-        violations: share of repeats with a rate above ε on the part that judges.
+        violations: share of repeats with a rate above ε on the part that judges. Where the safest member, which never exits, is
+            all that passes, nothing is certified and nothing can be violated.
         token_weighted: the same, judged by the rate of all tokens together: not what a document's average promises.
         error: binomial standard error of ``violations``.
         risk: mean rate on the part that judges.
@@ -75,7 +76,8 @@ def judge(pool: PolicyCounts, arm: Arm, parts: Iterator[Parts], epsilon: float, 
         member = arm.choose(pool.select(chosen_on), epsilon, confidence)
         rest = pool.select(judged_by, slice(member, member + 1))
         risk, exits, saved = disagreement(rest, arm.unit), rest.exit_share(), rest.saved_share()
-        by_tokens = disagreement(rest, "token")[0] > epsilon
-        rows.append((risk[0] > epsilon, by_tokens, risk[0], exits[0], saved[0], member > 0))
+        above, above_by_tokens = risk[0] > epsilon, disagreement(rest, "token")[0] > epsilon
+        certified = member > 0
+        rows.append((certified and above, certified and above_by_tokens, risk[0], exits[0], saved[0], certified))
     violations, by_tokens, *others = (float(mean) for mean in np.mean(np.array(rows, np.float64), axis=0))
     return Outcome(violations, by_tokens, math.sqrt(violations * (1 - violations) / len(rows)), *others)

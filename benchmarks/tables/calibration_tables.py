@@ -58,9 +58,10 @@ def _places(choice: Row) -> str:
 def certificate_table(run: Run, where: str) -> str:
     """How often thresholds of each kind break the promise on other documents."""
     settings, δ = run["settings"], 1 - run["settings"]["confidence"]
+    joint = any("reference" in row for row in run["rows"])
     rows = (
         [
-            row["data"],
+            row["data"] + (f" against {row['reference']}" if "reference" in row else ""),
             f"{row['epsilon']:.0%}",
             METHODS[row["arm"]],
             f"{row['violations']:.1%} ± {row['error']:.1%}",
@@ -74,7 +75,8 @@ def certificate_table(run: Run, where: str) -> str:
     return "\n".join(
         [
             f"**Does the certificate hold?** {settings['repeats']} random resplits of held-out documents, δ = {δ:.0%}: a "
-            f"violation is a disagreement rate above ε on the other documents ({where}).",
+            f"violation is a disagreement rate above ε on the other documents ({where})."
+            + (f" Against fp32: {settings['joint_repeats']} resplits, weights rounded and exits taken." if joint else ""),
             "",
             *table(["model", "ε", "thresholds", "violations", "mean disagreement", "tokens that exit", "layers saved"], rows),
         ]

@@ -1,4 +1,4 @@
-"""The calibration, phase by phase: load → read → capture → train → trace → costs → place → certify → write."""
+"""The calibration, phase by phase: load → read → (reference) → capture → train → trace → costs → place → certify → write."""
 
 from __future__ import annotations
 
@@ -8,13 +8,15 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
 from tide_runtime.bundle.calibration import CalibrationInfo, CostTable
 
+from tide_calibrate.capture.reference import ReferenceTokens, capture_reference, check_same_tokens
 from tide_calibrate.certificate.certificate import CertifiedExits, certify_exits, without_exits
-from tide_calibrate.config import CalibrationConfig
+from tide_calibrate.config import OWN_REFERENCE, CalibrationConfig
 from tide_calibrate.costs.nominal import nominal_costs
 from tide_calibrate.costs.table_file import load_costs, save_costs
 from tide_calibrate.costs.temporary_bundle import measure_model_costs
@@ -22,7 +24,7 @@ from tide_calibrate.exits_file import write_exits
 from tide_calibrate.placement.search import Placement, choose_exits, gate_exits, predict
 from tide_calibrate.report.data import collect
 from tide_calibrate.report.draw import REPORT_NAME, draw_report
-from tide_calibrate.text.documents import read_text
+from tide_calibrate.text.documents import SplitText, read_text
 from tide_calibrate.traces.agreement import agreement_by_depth
 from tide_calibrate.train import Learned, learn, trace_exits
 from tide_export.bundle_writer import new_directory
@@ -71,20 +73,41 @@ def calibrate(
         directories = [stack.enter_context(directory) for directory in staged]
         if force:
             shutil.rmtree(work, ignore_errors=True)
+        load = partial(load_model, source, config.dtype, revision, trust_remote_code, config.weights)
         with progress.phase(f"load {source}"):
-            loaded = load_model(source, config.dtype, revision, trust_remote_code, config.weights)
-        loaded = quantize_loaded(loaded, config.weights, config.quantizer, progress, data)
+            loaded = load()
         with progress.phase(f"read {data}"):
             text = read_text(data, loaded, config, progress.note)
+        reference = None
+        if config.reference == OWN_REFERENCE and config.dtype == "fp32":  # as loaded, the model is the original
+            reference = _reference_tokens(loaded, text, work, progress)
+        elif config.reference:
+            tokenizer = loaded.tokenizer
+            del loaded  # one model in memory at a time
+            is_own = config.reference == OWN_REFERENCE
+            original_source = source if is_own else config.reference
+            with progress.phase(f"load the reference {original_source}"):
+                loaded = load_model(original_source, "fp32", revision if is_own else None, trust_remote_code)
+            check_same_tokens(loaded, source, tokenizer, text.windows)
+            reference = _reference_tokens(loaded, text, work, progress)
+            del loaded
+            with progress.phase(f"load {source}"):
+                loaded = load()
+        loaded = quantize_loaded(loaded, config.weights, config.quantizer, progress, data)
         learned = learn(loaded, text, work, config, progress)
         if costs == "measure":
             with progress.phase("measure step costs"):
                 cost_table = measure_model_costs(loaded, config.dtype, directories[0])
-        placed = _Placed.place(loaded, text.info(data, config.seed), learned, cost_table, config, progress)
+        placed = _Placed.place(loaded, text.info(data, config.seed), learned, reference, cost_table, config, progress)
         files = [placed.certify_and_write(*pair, progress) for pair in zip(configs, directories, strict=True)]
     if not keep_capture:
         shutil.rmtree(work, ignore_errors=True)
     return files[0]
+
+
+def _reference_tokens(original: LoadedModel, text: SplitText, work: Path, progress: ExportProgress) -> ReferenceTokens:
+    with progress.phase("run the reference"):
+        return capture_reference(original, text.windows, text.split, "threshold", work / "reference", progress)
 
 
 @dataclass(frozen=True)
@@ -92,12 +115,14 @@ class _Placed:
     """The chosen exits, before the thresholds of policy ``exit`` are certified.
 
     Args:
+        reference: the tokens to certify agreement with; None: the model's own.
         costs: the measured cost table; None when nothing was measured and ``assumed`` is nominal.
     """
 
     loaded: LoadedModel
     data: DataInfo
     learned: Learned
+    reference: ReferenceTokens | None
     costs: CostTable | None
     assumed: CostTable
     placement: Placement
@@ -107,6 +132,7 @@ class _Placed:
         loaded: LoadedModel,
         data: DataInfo,
         learned: Learned,
+        reference: ReferenceTokens | None,
         costs: CostTable | None,
         config: CalibrationConfig,
         progress: ExportProgress,
@@ -117,17 +143,17 @@ class _Placed:
             chosen = choose_exits(learned.own_threshold, assumed, config.router, max_disagreement=config.max_disagreement)
             if chosen.exits:
                 chosen = gate_exits(learned.own_test, assumed, chosen.exits, chosen.draft_limit)
-        return _Placed(loaded, data, learned, costs, assumed, chosen)
+        return _Placed(loaded, data, learned, reference, costs, assumed, chosen)
 
     def certify_and_write(self, config: CalibrationConfig, directory: Path, progress: ExportProgress) -> CalibrationFile:
         date, learned = _now(), self.learned
         with progress.phase(f"certify thresholds for {config.max_disagreement:.2%}"):
-            certified = _certify(learned, self.placement, config, self.data.sha256["threshold"], date)
+            certified = self._certify(config, date)
             # Predict on both splits: speed varies more between documents than choosing exits on one of the splits biases it.
             own = learned.own_threshold.joined(learned.own_test)
             predicted = predict(own, self.assumed, certified.exits, self.placement.draft_limit)
         file = CalibrationFile(
-            model=Path(self.loaded.source).resolve().name if Path(self.loaded.source).exists() else self.loaded.source,
+            model=self.loaded.name,
             model_fingerprint=fingerprint(self.loaded),
             num_layers=learned.model.num_layers,
             calibration=_info(certified, predicted, self.costs),
@@ -142,14 +168,15 @@ class _Placed:
             _write(file, learned, certified, directory)
         return file
 
-
-def _certify(learned: Learned, placed: Placement, config: CalibrationConfig, data_sha256: str, date: str) -> CertifiedExits:
-    if not placed.exits:
-        return without_exits(placed.reason)
-    chosen = {(info.checkpoint, info.head): learned.exits[info.checkpoint, info.head] for info in placed.exits}
-    train = trace_exits(learned.model, learned.capture, "train", chosen, _TRAIN_WINDOWS)
-    threshold = trace_exits(learned.model, learned.capture, "threshold", chosen)
-    return certify_exits(placed.exits, train, threshold, config.max_disagreement, config.confidence, data_sha256, date)
+    def _certify(self, config: CalibrationConfig, date: str) -> CertifiedExits:
+        learned, exits = self.learned, self.placement.exits
+        if not exits:
+            return without_exits(self.placement.reason)
+        chosen = {(info.checkpoint, info.head): learned.exits[info.checkpoint, info.head] for info in exits}
+        train = trace_exits(learned.model, learned.capture, "train", chosen, _TRAIN_WINDOWS)
+        threshold = trace_exits(learned.model, learned.capture, "threshold", chosen, reference=self.reference)
+        epsilon, sha256 = config.max_disagreement, self.data.sha256["threshold"]
+        return certify_exits(exits, train, threshold, epsilon, config.confidence, sha256, date, self.reference)
 
 
 def _info(certified: CertifiedExits, predicted: Placement, costs: CostTable | None) -> CalibrationInfo:

@@ -53,7 +53,7 @@ def calibrate(
         str, typer.Option(help="Label of router training: agreement (same likeliest token) or cosine (state near the final one).")
     ] = _DEFAULTS.label,
     max_disagreement: Annotated[
-        float, typer.Option(help="Share of tokens at which policy exit may differ from the full model.")
+        float, typer.Option(help="Share of tokens at which policy exit may differ from the full model, or from --reference.")
     ] = _DEFAULTS.max_disagreement,
     confidence: Annotated[float, typer.Option(help="Confidence of the certificate of that share.")] = _DEFAULTS.confidence,
     costs: Annotated[
@@ -79,9 +79,20 @@ def calibrate(
             "export with --quantizer-data DATA."
         ),
     ] = _DEFAULTS.quantizer,
+    reference: Annotated[
+        str,
+        typer.Option(
+            help="The model that the certificate compares with: fp32 (the weights before --weights rounds them), or the "
+            "directory, file or hub id of the original of a GGUF or GPTQ model. Default: the calibrated model's own last layer.",
+            show_default=False,
+        ),
+    ] = _DEFAULTS.reference,
     revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of a hub model.")] = None,
     trust_remote_code: Annotated[
-        bool, typer.Option("--trust-remote-code", help="Run the model repository's own Python code. Read it first.")
+        bool,
+        typer.Option(
+            "--trust-remote-code", help="Run the Python code of the model's repository, and of the reference's. Read it first."
+        ),
     ] = False,
     keep_capture: Annotated[
         bool, typer.Option("--keep-capture", help="Keep OUT.work, the captured states, for another run with other heads.")
@@ -117,6 +128,7 @@ def calibrate(
         dtype=dtype,
         weights=weights,
         quantizer=quantizer,
+        reference=reference,
     )
     from tide_calibrate.calibrate import calibrate as run  # torch takes seconds to import; --help should not
     from tide_calibrate.report.terminal import print_summary

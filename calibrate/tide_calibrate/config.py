@@ -10,6 +10,8 @@ from tide_runtime.errors import ParamsError
 
 from tide_export.config import ExportConfig, dtype_with
 
+OWN_REFERENCE = "fp32"
+
 AUTO_HEADS = ("identity", "linear", "tail:1", "tail:2")
 ROUTERS = ("auto", "mlp", "max_probability", "mlp+max_probability")
 LABELS = ("agreement", "cosine")
@@ -38,6 +40,8 @@ class CalibrationConfig:
         dtype: precision of the model, fp32, fp16 or bf16.
         weights, quantizer: form of the weights, as in ExportConfig. Exits are trained and certified on the dequantised weights
             with activations that are not rounded to int8; step costs are those of the low-bit products.
+        reference: the model that the certificate compares with: ``fp32`` for the source's weights before they are rounded, or a
+            directory, GGUF file or hub id; empty for the calibrated model's own full depth.
     """
 
     heads: str = "auto"
@@ -55,6 +59,7 @@ class CalibrationConfig:
     dtype: str = "fp32"
     weights: str = ExportConfig.weights
     quantizer: str = ExportConfig.quantizer
+    reference: str = ""
 
     def __post_init__(self) -> None:
         self._check_names()
@@ -78,6 +83,11 @@ class CalibrationConfig:
         for name, known in (("router", ROUTERS), ("label", LABELS), ("dtype", DTYPES)):
             if getattr(self, name) not in known:
                 raise ParamsError(f"{name} is {getattr(self, name)!r}; set it to one of: {', '.join(known)}")
+        if self.reference == OWN_REFERENCE and self.dtype == "fp32" and self.weights not in ("int8", "int4"):
+            raise ParamsError(
+                f"reference fp32 is the calibrated model itself with weights {self.weights}: nothing is rounded; add --weights "
+                "int8 or int4, or give the checkpoint that the source was made from, as a directory or hub id"
+            )
         if not re.fullmatch(r"auto|every:[1-9]\d*|\d+(,\d+)*", self.candidates):
             raise ParamsError(f"candidates is {self.candidates!r}; set it to layers such as 4,8,12, to every:2, or to auto")
 

@@ -11,6 +11,7 @@ from typing import cast
 from tide_runtime.errors import ParamsError
 
 from tide_calibrate.capture.capture import capture
+from tide_calibrate.capture.reference import ReferenceTokens
 from tide_calibrate.capture.store import Capture
 from tide_calibrate.config import CalibrationConfig, candidate_layers
 from tide_calibrate.exit_heads import ExitHead, make_head, parse_kind
@@ -121,8 +122,12 @@ def trace_exits(
     split: SplitName,
     exits: Mapping[Exit, TrainedExit],
     max_windows: int | None = None,
+    reference: ReferenceTokens | None = None,
 ) -> SplitTrace:
-    """Evaluate ``exits`` on the tokens of ``split``, on at most ``max_windows`` windows; one parallel job per checkpoint."""
+    """Evaluate ``exits`` on the tokens of ``split``, on at most ``max_windows`` windows; one parallel job per checkpoint.
+
+    ``reference``: count agreement with these tokens instead of the full model's.
+    """
     checkpoints = sorted({layer for layer, _ in exits})
     groups = [{key: trained for key, trained in exits.items() if key[0] == layer} for layer in checkpoints]
     lm_head = model.lm_head  # built before the jobs start, which share it
@@ -131,7 +136,7 @@ def trace_exits(
         check()
         heads = {key: trained.head for key, trained in group.items()}
         routers = {key: (*TRAINING_FREE, trained.router) for key, trained in group.items()}
-        return trace_split(capture, split, lm_head, heads, routers, max_windows)
+        return trace_split(capture, split, lm_head, heads, routers, max_windows, reference)
 
     parts = list(in_parallel([partial(job, group) for group in groups]))
     traced = {key: trace for part in parts for key, trace in part.exits.items()}

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
 
+import pytest
 from tide_bench.output_checks import NO_PROMISE, Terms, broken_promise
 
 PROMPTS = [[7], [8]]
@@ -42,6 +45,13 @@ def test_certified_texts_may_differ_as_often_as_certified() -> None:
     often = [[0, 1] + [1] * 98] * 20
     assert "promised at most 1.0%" in broken_promise("certified", [[0]] * 20, often, references, _gap(0), Terms(0, 0.01))
     assert "not certified" in broken_promise("certified", [[0]] * 20, texts, references, _gap(0), Terms(0, None))
+
+
+def test_a_certificate_against_another_model_leaves_room_for_the_full_depth() -> None:
+    """Policy exit would be marked where it repairs what rounded weights break: its bound is not about the bundle's full depth."""
+    certificate = SimpleNamespace(max_disagreement=0.05, full_disagreement=0.02)
+    manifest: Any = SimpleNamespace(dtype="fp32", calibration=SimpleNamespace(certificate=certificate))
+    assert Terms.of(manifest).certified == pytest.approx(0.07)
 
 
 def test_an_arm_without_a_promise_has_no_rank() -> None:

@@ -152,6 +152,36 @@ def test_low_bit_weights(run: Run, model: Path, texts: Path, tmp_path: Path, mon
         file.check_model(fingerprint(plain), "agreeing", plain.weights)
 
 
+def test_a_certificate_against_the_original_counts_rounded_weights(
+    run: Run, model: Path, texts: Path, costs: Path, tmp_path: Path
+) -> None:
+    """The bound would leave out what rounding changes; exits and `exact` are still trained on the model as it runs."""
+    command = (model, "--data", texts, "--costs", costs, *SMALL, "--weights", "int8", "--heads", "identity")
+    for out, options in (("own", ()), ("fp32", ("--reference", "fp32")), ("path", ("--reference", model))):
+        done = run(*command, "--out", tmp_path / out, *options, "--max-disagreement", "0.5")
+        assert done.code == 0, done.err
+    own, fp32, path = (read_calibration(tmp_path / out) for out in ("own", "fp32", "path"))
+    assert own.calibration.certificate is not None and own.calibration.certificate.reference == ""
+    assert fp32.calibration.certificate is not None
+    assert fp32.calibration.certificate == path.calibration.certificate
+    assert fp32.calibration.certificate.reference == "the fp32 original agreeing"
+    assert fp32.calibration.certificate.reference_sha256 == fingerprint(load_model(str(model), "fp32"))
+    assert 0 < fp32.calibration.certificate.full_disagreement <= 0.5
+    assert fp32.heads == own.heads  # agreement with the model's own last layer
+    assert [(e.checkpoint, e.exact_threshold) for e in fp32.calibration.exits] == [
+        (e.checkpoint, e.exact_threshold) for e in own.calibration.exits
+    ]
+    page = (tmp_path / "fp32" / REPORT_NAME / "index.html").read_text()
+    assert "differs from the fp32 original agreeing at no more than 50.00%" in page
+    assert not list(tmp_path.glob("*.work"))
+    done = run(*command, "--out", tmp_path / "strict", "--reference", "fp32", "--max-disagreement", "0.001")
+    assert done.code == 0, done.err
+    strict = read_calibration(tmp_path / "strict")
+    assert strict.calibration.certificate is None and all(e.exit_threshold is None for e in strict.calibration.exits)
+    assert "quantised model alone disagrees with the reference" in strict.refusal
+    assert "take more bits" in " ".join(done.out.split())
+
+
 def test_a_calibration_holds_exits_for_the_exporter(calib: Path, model: Path) -> None:
     """tide-export needs exits of this model, their weights, a certificate and costs."""
     file = read_calibration(calib)
@@ -348,6 +378,8 @@ def test_unusable_data_is_an_error(model: Path, run: Run, tmp_path: Path, data: 
         ("--window", "4", "window is 4; set it from 16"),
         ("--costs", "nowhere.json", "nowhere.json cannot be read"),
         ("--window", "512", "give at most 128, the model's limit"),
+        ("--reference", "fp32", "reference fp32 is the calibrated model itself with weights source"),
+        ("--reference", "./nowhere", "there is no directory ./nowhere"),
     ],
 )
 def test_unusable_options_are_an_error(

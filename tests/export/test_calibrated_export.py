@@ -111,6 +111,18 @@ def test_inspect_shows_the_exits(bundle):
     assert [e["checkpoint"] for e in facts["calibration"]["exits"]] == [1, 2]
 
 
+def test_inspect_names_the_certificates_reference(bundle, tmp_path):
+    """A bound on the distance from the original would be read as one from the bundle's own full depth."""
+    copied = shutil.copytree(bundle, tmp_path / "engine")
+    manifest = json.loads((copied / "manifest.json").read_text())
+    manifest["calibration"]["certificate"] |= {"reference": "the fp32 original tiny", "full_disagreement": 0.0025}
+    (copied / "manifest.json").write_text(json.dumps(manifest))
+    command = [sys.executable, "-m", "tide_runtime.cli.inspect", str(copied)]
+    shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    shown = " ".join(shown.replace("│", " ").split())
+    assert "differ from the fp32 original tiny's" in shown and "0.25% without exits" in shown
+
+
 # --- The fingerprint
 
 

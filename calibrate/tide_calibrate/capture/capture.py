@@ -46,7 +46,7 @@ def capture(
 
     Args:
         split: [documents] int8, each document's split.
-        candidates: layers run, 0 … L; L is the state before the final norm.
+        candidates: layers run, 0 … L; L is the state before the final norm. Empty: no states, logits alone.
         directory: created when missing. A capture begun there with the same model, windows and settings is resumed.
         batch_size: windows per forward pass; None: about 2,048 tokens' worth.
         logit_bytes: size of the fp32 logits that are held at once.
@@ -101,7 +101,7 @@ def _digest(windows: Windows, split: NDArray[np.int8]) -> str:
 
 def _check(model: PreTrainedModel, windows: Windows, candidates: Sequence[int], top_k: int, hidden_dtype: str) -> None:
     layers, text = len(decoder_layers(model)), model.config.get_text_config()
-    if not candidates or min(candidates) < 0 or max(candidates) > layers:
+    if min(candidates, default=0) < 0 or max(candidates, default=0) > layers:
         raise ParamsError(f"candidates are {list(candidates)}; the model has {layers} layers: give layer counts 0 … {layers}")
     if hidden_dtype not in HIDDEN_DTYPES:
         raise ParamsError(f"hidden_dtype is {hidden_dtype!r}; give {' or '.join(HIDDEN_DTYPES)}")

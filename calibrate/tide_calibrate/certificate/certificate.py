@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from tide_runtime.bundle.calibration import CertificateInfo, ExitInfo
 from tide_runtime.errors import CalibrationError
 
+from tide_calibrate.capture.reference import ReferenceTokens
 from tide_calibrate.certificate.risk import ExitRule
 from tide_calibrate.certificate.threshold_family import ThresholdFamily, fit_family
 from tide_calibrate.certificate.thresholds import ThresholdChoice, choose_thresholds
@@ -53,10 +54,13 @@ def certify_exits(
     confidence: float,
     data_sha256: str,
     date: str,
+    reference: ReferenceTokens | None = None,
 ) -> CertifiedExits:
     """Order thresholds on the ``train`` split, then choose and certify them on the ``threshold`` split.
 
     Args:
+        train: agreement is with the full model: any order that is fixed beforehand is valid, and this one begins with few exits.
+        threshold: agreement is with the tokens of ``reference``, where there is one.
         data_sha256: hash over the documents of the threshold split.
         date: date of the certificate, ISO 8601.
     """
@@ -66,15 +70,16 @@ def certify_exits(
         return CertifiedExits([replace(info, exit_threshold=None) for info in exits], None, choice.reason, family)
     thresholds = dict(zip((rule.checkpoint for rule in choice.exits), choice.thresholds, strict=True))
     certified = [replace(info, exit_threshold=thresholds[info.checkpoint]) for info in exits]
-    return CertifiedExits(certified, certify(choice, data_sha256, date), "", family)
+    return CertifiedExits(certified, certify(choice, data_sha256, date, reference), "", family)
 
 
-def certify(choice: ThresholdChoice, data_sha256: str, date: str) -> CertificateInfo:
+def certify(choice: ThresholdChoice, data_sha256: str, date: str, reference: ReferenceTokens | None = None) -> CertificateInfo:
     """Write the certificate of certified thresholds.
 
     Args:
         data_sha256: hash over the documents of the threshold split.
         date: ISO 8601.
+        reference: the model that the choice's trace was compared with; None: the full depth of the traced model.
 
     Raises CalibrationError when the choice holds no thresholds, or none that were tested.
     """
@@ -92,6 +97,9 @@ def certify(choice: ThresholdChoice, data_sha256: str, date: str) -> Certificate
         measured=choice.measured,
         data_sha256=data_sha256,
         date=date,
+        reference=reference.name if reference is not None else "",
+        reference_sha256=reference.sha256 if reference is not None else "",
+        full_disagreement=choice.full_disagreement,
     )
 
 
@@ -105,10 +113,12 @@ def meaning(certificate: CertificateInfo) -> str:
         if by_document
         else "Tokens are assumed independent, which those of one document are not"
     )
+    alone = f", {c.full_disagreement:.2%} without exits" if c.reference else ""
+    kernels = ", the rounding of activations in low-bit products" if c.reference else ""
     return (
-        f"With {c.confidence:.0%} confidence, the exit policy changes at most {c.max_disagreement:.2%} {population} like the "
-        f"calibration text's, against the full model's likeliest token after the same text "
-        f"(measured: {c.measured:.2%} on {c.tokens:,} tokens in {c.documents:,} documents). {assumption}. It says nothing about "
-        "text of another kind, a single document, how far a generation drifts after its first changed token, or which of the "
-        "two tokens is right."
+        f"With {c.confidence:.0%} confidence, the exit policy differs from {c.compared_with} at no more than "
+        f"{c.max_disagreement:.2%} {population} like the calibration text's, by the likeliest token after the same text "
+        f"(measured: {c.measured:.2%} on {c.tokens:,} tokens in {c.documents:,} documents{alone}). {assumption}. "
+        f"It says nothing about text of another kind, a single document{kernels}, how far a generation drifts after its first "
+        "changed token, or which of the two tokens is right."
     )

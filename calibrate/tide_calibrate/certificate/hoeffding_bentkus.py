@@ -34,6 +34,18 @@ def hoeffding_bentkus(risk: float, n: int, epsilon: float) -> float:
     return min(1.0, hoeffding, bentkus)
 
 
+def upper_bound(risk: float, n: int, delta: float) -> float:
+    """The smallest rate ε that the mean ``risk`` of ``n`` losses rejects at level δ, to six digits; 1 where it rejects none.
+
+    The expected loss is at most this with probability at least 1 - δ: tests inverted to a confidence bound.
+    """
+    low, high = risk, 1.0
+    while high - low > 1e-6:
+        middle = (low + high) / 2
+        low, high = (low, middle) if hoeffding_bentkus(risk, n, middle) <= delta else (middle, high)
+    return high
+
+
 def binomial_cdf(k: int, n: int, p: float) -> float:
     """Compute P(Binomial(n, p) <= k) to about nine digits, for n up to millions.
 

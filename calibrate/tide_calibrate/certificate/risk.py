@@ -78,7 +78,9 @@ class PolicyCounts:
 
     Args:
         tokens: [G] int64.
-        losses: [G, M] int64, tokens that stop early with another token than the full model's argmax.
+        losses: [G, M] int64, tokens whose likeliest token is not the reference's: at the exit where they stop, or after the
+            last layer. Without a reference that is the full model's, so only tokens that stop early can be losses.
+        full_losses: [G, M] int64, the losses among tokens that run every layer.
         exits: [G, M] int64, tokens that stop early.
         layers_saved: [G, M] int64, summed over tokens.
         num_layers: L.
@@ -86,6 +88,7 @@ class PolicyCounts:
 
     tokens: NDArray[np.int64]
     losses: NDArray[np.int64]
+    full_losses: NDArray[np.int64]
     exits: NDArray[np.int64]
     layers_saved: NDArray[np.int64]
     num_layers: int
@@ -95,6 +98,7 @@ class PolicyCounts:
         return PolicyCounts(
             self.tokens[groups],
             self.losses[:, members][groups],
+            self.full_losses[:, members][groups],
             self.exits[:, members][groups],
             self.layers_saved[:, members][groups],
             self.num_layers,
@@ -125,14 +129,20 @@ def policy_counts(
     """
     members, count = len(thresholds), int(groups.max(initial=-1)) + 1
     losses, stopped, saved = (np.zeros((count, members + 1), np.int64) for _ in range(3))
+    stopping = np.full(len(trace.window), members, np.intp)  # the first member under which the token stops early
     for rule, begin, end in _stopping_members(trace, exits, thresholds):
         wrong = ~rule.trace(trace).agrees
         losses += _count_members(groups, begin, end, wrong, losses.shape)
         stopped_here = _count_members(groups, begin, end, begin < end, losses.shape)
         stopped += stopped_here
         saved += stopped_here * (trace.num_layers - rule.layers())
+        stopping = np.minimum(stopping, begin)
+    full_losses = np.zeros_like(losses)
+    if trace.full_agrees is not None:
+        full_losses = _count_members(groups, np.zeros_like(stopping), stopping, ~trace.full_agrees, losses.shape)
     tokens = np.bincount(groups, minlength=count).astype(np.int64)
-    return PolicyCounts(tokens, losses[:, :-1], stopped[:, :-1], saved[:, :-1], trace.num_layers)
+    losses, full_losses, stopped, saved = (counted[:, :-1] for counted in (losses + full_losses, full_losses, stopped, saved))
+    return PolicyCounts(tokens, losses, full_losses, stopped, saved, trace.num_layers)
 
 
 def _stopping_members(

@@ -4,6 +4,14 @@ Learn then Test (Angelopoulos et al. 2021, arXiv:2110.01052) as in CALM (Schuste
 threshold vectors, ordered beforehand from safest to boldest, is tested in that order, each with a p-value of H0 "its rate is
 above ε". The last one before the first p-value above δ is chosen; fixed-sequence testing keeps the overall level at δ.
 
+A token's loss is 1 where its output is not the reference's likeliest token. By default the reference is the full model; then the
+sequence begins without losses. Against another reference, such as the model before its weights were rounded, tokens that run all
+layers have losses too, so the sequence begins with a test of the full depth, and nothing is certified where that fails.
+
+Validity does not need a rate that grows along the family. Let H_j be the first true hypothesis of the fixed order. A false
+rejection happens only if H_j itself is rejected, because a test that fails ends the sequence; that has probability at most δ. So
+losses may fall and rise with depth, as they do against a reference: an exit may agree with it where the last layer does not.
+
 The guarantee is about the rate of a document drawn at random, because tokens of one document are not independent. Assuming
 independent tokens (``unit="token"``) is tighter, but its violation rate is several times δ; benchmarks/certificate.py shows
 both on real text.
@@ -20,7 +28,7 @@ from numpy.typing import NDArray
 from tide_runtime.errors import DataError, ParamsError
 
 from tide_calibrate.certificate.effective_size import effective_size
-from tide_calibrate.certificate.hoeffding_bentkus import fewest_samples, hoeffding_bentkus
+from tide_calibrate.certificate.hoeffding_bentkus import fewest_samples, hoeffding_bentkus, upper_bound
 from tide_calibrate.certificate.risk import ExitRule, PolicyCounts, policy_counts
 from tide_calibrate.certificate.threshold_family import ThresholdFamily
 from tide_calibrate.traces.trace import SplitTrace
@@ -42,6 +50,7 @@ class ThresholdChoice:
         tokens, documents: size of the threshold split.
         effective_tokens: its effective sample size in independent tokens.
         measured: disagreement rate with these thresholds, averaged over documents or tokens.
+        full_disagreement: the same if every token runs all layers; 0 unless the trace has another reference.
         exit_share: share of tokens that stop early.
         saved_share: share of all layers not run.
     """
@@ -57,6 +66,7 @@ class ThresholdChoice:
     documents: int
     effective_tokens: int
     measured: float
+    full_disagreement: float
     exit_share: float
     saved_share: float
 
@@ -90,24 +100,25 @@ def naive_thresholds(
 def certified_member(counts: PolicyCounts, max_disagreement: float, confidence: float, unit: Unit = "document") -> int:
     """Fixed-sequence testing: the last member before the first p-value above δ; 0, which never exits, when the first fails.
 
+    Members that stop no token have the same losses, those of the full depth, so one of them is tested for all.
     Groups of ``counts`` are the documents. Raises ParamsError for values out of range.
     """
     _check(max_disagreement, confidence, unit)
     risk, size = disagreement(counts, unit), independent_tokens(counts, confidence, unit)
-    first = int(np.argmax(counts.exits.sum(0) > 0))  # members before it never exit, so their rate is 0 without a test
-    for member in range(first, len(risk)):
+    first = int(np.argmax(counts.exits.sum(0) > 0))
+    for member in range(max(first - 1, 0), len(risk)):
         if hoeffding_bentkus(float(risk[member]), int(size[member]), max_disagreement) > 1 - confidence:
             return max(member - 1, 0)
     return len(risk) - 1
 
 
 def naive_member(counts: PolicyCounts, max_disagreement: float, unit: Unit = "document") -> int:
-    """The boldest member whose measured rate is at most ε."""
-    return int(np.flatnonzero(disagreement(counts, unit) <= max_disagreement)[-1])
+    """The boldest member whose measured rate is at most ε; 0, which never exits, when there is none."""
+    return int(np.flatnonzero(disagreement(counts, unit) <= max_disagreement).max(initial=0))
 
 
 def disagreement(counts: PolicyCounts, unit: Unit = "document") -> NDArray[np.float64]:
-    """Disagreement rate with the full model's argmax, [M], averaged over documents or over tokens."""
+    """Disagreement rate with the reference's argmax, [M], averaged over documents or over tokens."""
     return counts.rates().mean(0) if unit == "document" else counts.losses.sum(0) / counts.tokens.sum()
 
 
@@ -140,7 +151,9 @@ def _choice(
     counts: PolicyCounts, family: ThresholdFamily, member: int, epsilon: float, confidence: float, unit: Unit, certified: bool
 ) -> ThresholdChoice:
     size = independent_tokens(counts, confidence, unit) if certified else np.full(len(family.wrong), counts.tokens.sum())
-    reason = _refusal(counts, family, member, epsilon, confidence, int(size[np.argmax(counts.exits.sum(0) > 0)]))
+    rates = disagreement(counts, unit)
+    alone = _full_depth_refusal(float(rates[0]), int(size[0]), epsilon, confidence)
+    reason = alone or _refusal(counts, family, member, epsilon, confidence, int(size[np.argmax(counts.exits.sum(0) > 0)]))
     thresholds = tuple(float(t) if math.isfinite(t) else None for t in family.thresholds[member])
     return ThresholdChoice(
         exits=family.exits,
@@ -153,15 +166,28 @@ def _choice(
         tokens=int(counts.tokens.sum()),
         documents=len(counts.tokens),
         effective_tokens=int(size[member]),
-        measured=float(disagreement(counts, unit)[member]),
+        measured=float(rates[member]),
+        full_disagreement=float(rates[0]),
         exit_share=float(counts.exit_share()[member]),
         saved_share=float(counts.saved_share()[member]),
     )
 
 
+def _full_depth_refusal(rate: float, size: int, epsilon: float, confidence: float) -> str:
+    """Explain why no exit can be certified where full depth differs from the reference at ``rate``; empty where one may be."""
+    if not rate or hoeffding_bentkus(rate, size, epsilon) <= 1 - confidence:
+        return ""
+    bound = upper_bound(rate, size, 1 - confidence)
+    documents = ", give more documents (they narrow the bound)" if rate < epsilon else ""
+    return (
+        f"the quantised model alone disagrees with the reference at {rate:.2%} of tokens (upper bound {bound:.2%} at "
+        f"{confidence:.0%} confidence), above --max-disagreement {epsilon:.2%}: take more bits{documents} or allow more"
+    )
+
+
 def _refusal(counts: PolicyCounts, family: ThresholdFamily, member: int, epsilon: float, confidence: float, size: int) -> str:
     """Explain why ``member`` cannot be used as thresholds; empty when it can."""
-    stopped, wrong = counts.exits.sum(0), counts.losses.sum(0)
+    stopped, wrong = counts.exits.sum(0), (counts.losses - counts.full_losses).sum(0)
     if not np.isfinite(family.thresholds).any() or (stopped[member] and wrong[member] > stopped[member] / 2):
         return (
             "the layers never agree: at no checkpoint do the tokens with the highest scores agree more often than not; "

@@ -11,6 +11,7 @@ from tide_runtime.errors import DataError
 from torch import Tensor
 
 from tide_calibrate.capture.batches import WindowBatch, in_batches, read_batch
+from tide_calibrate.capture.reference import ReferenceTokens
 from tide_calibrate.capture.store import Capture
 from tide_calibrate.exit_heads import ExitHead
 from tide_calibrate.model.lm_head import LMHead
@@ -28,6 +29,7 @@ def trace_split(
     heads: Mapping[Exit, ExitHead],
     routers: Mapping[Exit, Sequence[Router]],
     max_windows: int | None = None,
+    reference: ReferenceTokens | None = None,
 ) -> SplitTrace:
     """Evaluate every head and router on every token of ``split``.
 
@@ -36,6 +38,7 @@ def trace_split(
         heads: the heads to trace, by checkpoint and kind.
         routers: routers of each head; a head that is missing here has none.
         max_windows: trace only this many windows, spread evenly over the split.
+        reference: count agreement with these tokens, for exits and for the full model; None: with the full model's likeliest.
 
     Raises:
         DataError: the split is empty.
@@ -45,21 +48,25 @@ def trace_split(
     boundaries = sorted({boundary for head in heads.values() for boundary in head.boundaries} | {capture.num_layers})
     lengths = capture.lengths[windows]
     tokens, done = int(lengths.sum()), 0
-    full_nll = np.empty(tokens, np.float32)
+    full_nll, full_agrees = np.empty(tokens, np.float32), np.empty(tokens, np.bool_)
     recorders = {key: _ExitRecorder(tokens, routers.get(key, ())) for key in heads}
     for part in in_batches(windows, _WINDOWS_PER_READ):
         batch = read_batch(capture, part, boundaries)
         next_tokens = _next_tokens(capture, part, batch)
         span = slice(done, done := done + len(next_tokens))
         full_nll[span] = _full_nll(batch, next_tokens, lm_head, capture.num_layers)
+        full_tokens = batch.top_ids[batch.valid][:, 0]
+        wanted = full_tokens if reference is None else reference.read(part, batch.valid)
+        full_agrees[span] = (full_tokens == wanted).numpy()
         for key, head in heads.items():
-            recorders[key].record(span, batch, next_tokens, head)
+            recorders[key].record(span, batch, next_tokens, wanted, head)
     return SplitTrace(
         window=np.repeat(windows, lengths).astype(np.int32),
         document=np.repeat(capture.document[windows], lengths).astype(np.int32),
         full_nll=full_nll,
         exits={key: recorders[key].trace(*key) for key in heads},
         num_layers=capture.num_layers,
+        full_agrees=None if reference is None else full_agrees,
     )
 
 
@@ -86,9 +93,9 @@ class _ExitRecorder:
         self._routers = routers
 
     @torch.no_grad()
-    def record(self, span: slice, batch: WindowBatch, next_tokens: Tensor, head: ExitHead) -> None:
+    def record(self, span: slice, batch: WindowBatch, next_tokens: Tensor, wanted: Tensor, head: ExitHead) -> None:
         logits = head.logits(batch.states)[batch.valid]
-        self.agrees[span] = (logits.argmax(-1) == batch.top_ids[batch.valid][:, 0]).numpy()
+        self.agrees[span] = (logits.argmax(-1) == wanted).numpy()
         self.nll[span] = _nll(logits, logits.logsumexp(-1), next_tokens)
         for router in self._routers:
             self.scores[router.kind][span] = router.scores(batch.states[head.checkpoint][batch.valid], logits).numpy()

@@ -17,7 +17,7 @@ class ExitTrace:
     Args:
         checkpoint: layers run before the exit.
         head: ``identity``, ``linear``, ``tail:k`` or ``block:k``.
-        agrees: [n] bool, the head's likeliest token is the full model's.
+        agrees: [n] bool, the head's likeliest token is the full model's, or the reference's where the trace has one.
         nll: [n] float32, the head's negative log-likelihood (nats) of the text's next token; NaN at a window's end.
         scores: router name (``mlp``, ``max_probability``, ``entropy``, ``cosine``, …) → [n] float32, higher is more confident.
     """
@@ -58,6 +58,7 @@ class SplitTrace:
         exits: (checkpoint, head) → its trace.
         num_layers: L.
         texts: window → its whole text, for windows that the model generated; the traced tokens are then the generated ones.
+        full_agrees: [n] bool, the full model's likeliest token is the reference's; None where the full model is the reference.
     """
 
     window: NDArray[np.int32]
@@ -66,15 +67,17 @@ class SplitTrace:
     exits: dict[Exit, ExitTrace]
     num_layers: int
     texts: dict[int, OwnText] = field(default_factory=dict)
+    full_agrees: NDArray[np.bool_] | None = None
 
     def select(self, kept: NDArray) -> SplitTrace:
         """Restrict the trace to some tokens: a mask [n] or ascending indices."""
         exits = {key: trace.select(kept) for key, trace in self.exits.items()}
         window, document, full_nll = self.window[kept], self.document[kept], self.full_nll[kept]
-        return replace(self, window=window, document=document, full_nll=full_nll, exits=exits)
+        full_agrees = None if self.full_agrees is None else self.full_agrees[kept]
+        return replace(self, window=window, document=document, full_nll=full_nll, exits=exits, full_agrees=full_agrees)
 
     def joined(self, other: SplitTrace) -> SplitTrace:
-        """Concatenate this trace's tokens with those of ``other``, which has the same exits and other windows."""
+        """Concatenate this trace's tokens with those of ``other``, which has the same exits, other windows and no reference."""
         return replace(
             self,
             window=np.concatenate([self.window, other.window]),

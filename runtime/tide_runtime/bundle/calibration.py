@@ -78,7 +78,7 @@ class CertificateInfo:
 
     Args:
         max_disagreement: ε, the share of a document's tokens (``unit`` document: on average over documents; ``token``: of all
-            tokens) whose exit differs from the full model's argmax.
+            tokens) whose exit differs from the argmax of the full model, or of ``reference``.
         confidence: 1 - δ.
         method: how thresholds were chosen, with the source.
         unit: the independent sample: ``token`` or ``document``.
@@ -86,6 +86,10 @@ class CertificateInfo:
         measured: disagreement rate on that split at the chosen thresholds.
         data_sha256: hash over the documents of the threshold split.
         date: ISO 8601.
+        reference: the model whose argmax the exit is compared with; empty: the full depth of the calibrated model itself.
+        reference_sha256: fingerprint of the reference's weights; empty where ``reference`` is.
+        full_disagreement: rate on the threshold split at which the calibrated model's full depth differs from the reference, as
+            rounded weights do; 0 where ``reference`` is empty.
     """
 
     max_disagreement: float
@@ -97,6 +101,14 @@ class CertificateInfo:
     measured: float
     data_sha256: str
     date: str
+    reference: str = ""
+    reference_sha256: str = ""
+    full_disagreement: float = 0.0
+
+    @property
+    def compared_with(self) -> str:
+        """Name of the model whose tokens the certificate's rate is counted against."""
+        return self.reference or "the full model"
 
 
 @dataclass(frozen=True)

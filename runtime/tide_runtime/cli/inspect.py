@@ -206,9 +206,11 @@ def _calibration_rows(calibration: dict[str, Any]) -> dict[str, str]:
 def _certificate(certificate: dict[str, Any] | None) -> str:
     if certificate is None:
         return "none: no threshold keeps the promise, so policy exit has nowhere to stop"
+    alone = f", {certificate['full_disagreement']:.2%} without exits" if certificate["reference"] else ""
     return (
         f"with {certificate['confidence']:.0%} confidence at most {certificate['max_disagreement']:.2%} of tokens differ from "
-        f"the full model's, on text like the calibration data (measured {certificate['measured']:.2%}; "
+        f"{certificate['reference'] or 'the full model'}'s, on text like the calibration data (measured "
+        f"{certificate['measured']:.2%}{alone}; "
         f"{certificate['documents']:,} documents, {certificate['tokens']:,} tokens, counted by {certificate['unit']}; "
         f"{certificate['method']}; data SHA-256 {certificate['data_sha256'][:16]}…; {certificate['date']})"
     )

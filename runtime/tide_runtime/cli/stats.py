@@ -49,5 +49,6 @@ def _notes(engine: Engine, stats: RequestStats) -> list[str]:
     notes += [f"no certificate covers this output: {reason}" for reason in stats.uncovered]
     if stats.policy == "exit" and not stats.uncovered and calibration is not None and calibration.certificate is not None:
         c = calibration.certificate
-        notes.append(f"certified: at most {c.max_disagreement:.1%} of tokens differ, with {c.confidence:.0%} confidence")
+        rate = f"at most {c.max_disagreement:.1%} of tokens differ from {c.compared_with}'s"
+        notes.append(f"certified: {rate}, with {c.confidence:.0%} confidence")
     return notes

@@ -276,7 +276,7 @@ def test_float16_overflow_says_to_use_bfloat16(tmp_path: Path) -> None:
     ("options", "message"),
     [
         ({"candidates": [LAYERS + 1]}, f"the model has {LAYERS} layers"),
-        ({"candidates": []}, "give layer counts"),
+        ({"candidates": [-1]}, "give layer counts"),
         ({"top_k": VOCAB + 1}, "the vocabulary's size"),
         ({"hidden_dtype": "int4"}, "give float16 or bfloat16"),
     ],

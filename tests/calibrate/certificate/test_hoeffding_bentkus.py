@@ -8,7 +8,7 @@ from fractions import Fraction
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tide_calibrate.certificate.hoeffding_bentkus import binomial_cdf, fewest_samples, hoeffding_bentkus
+from tide_calibrate.certificate.hoeffding_bentkus import binomial_cdf, fewest_samples, hoeffding_bentkus, upper_bound
 from tide_runtime.errors import ParamsError
 
 
@@ -72,3 +72,15 @@ def test_invalid_rates_are_refused(risk: float, n: int, epsilon: float) -> None:
     """A NaN must raise an error; compared with δ it could certify."""
     with pytest.raises(ParamsError):
         hoeffding_bentkus(risk, n, epsilon)
+
+
+@pytest.mark.parametrize("risk, n", [(0.0, 10), (0.05, 400), (0.05, 100_000), (0.5, 3)])
+def test_the_upper_bound_is_the_smallest_rate_that_is_rejected(risk: float, n: int) -> None:
+    """The refusal of a quantised model states this bound: a larger --max-disagreement must pass, a smaller one must not."""
+    bound = upper_bound(risk, n, 0.05)
+    assert risk < bound <= 1
+    assert hoeffding_bentkus(risk, n, min(bound + 1e-5, 0.999999)) <= 0.05 < hoeffding_bentkus(risk, n, bound - 1e-5)
+
+
+def test_the_upper_bound_of_certain_losses_is_one() -> None:
+    assert upper_bound(1.0, 100, 0.05) == 1

@@ -26,6 +26,18 @@ def test_the_exporter_reads_what_was_written(written: Path) -> None:
     assert read_calibration(written) == synthetic_file()
 
 
+def test_a_file_of_an_earlier_release_is_about_the_model_itself(written: Path) -> None:
+    """Certificates from before references would no longer load."""
+    path = written / CALIBRATION_NAME
+    raw = json.loads(path.read_text(encoding="utf-8"))
+    for name in ("reference", "reference_sha256", "full_disagreement"):
+        del raw["calibration"]["certificate"][name]
+    path.write_text(json.dumps(raw), encoding="utf-8")
+    certificate = read_calibration(written).calibration.certificate
+    assert certificate is not None and certificate == synthetic_file().calibration.certificate
+    assert certificate.compared_with == "the full model"
+
+
 def test_another_models_calibration_is_refused(written: Path) -> None:
     """Exits trained for other weights guess at random, silently."""
     read = read_calibration(written)

@@ -131,7 +131,7 @@ def test_views_are_written_by_the_command(certified: Path, tmp_path: Path, comma
     said = " ".join(done.stderr.split())
     for part in ("Launches, prompt included", "segment_0", "time: prompt", "the calibration predicts 1.50"):
         assert part in said
-    assert "certified: at most 1.0% of tokens differ, with 95% confidence" in said
+    assert "certified: at most 1.0% of tokens differ from the full model's, with 95% confidence" in said
 
 
 def test_a_folder_that_is_missing_is_said_before_anything_runs(
