@@ -1,7 +1,9 @@
 """The cost model: what launching graphs takes, for the policies and for the calibration's simulator alike.
 
 Figures come from the bundle's calibration, not from the machine that runs, so that decisions, and with them sampled tokens, are
-the same on every machine and in every run. Without a calibration a layer counts as 1 and a batch of 4 tokens as 1.24 tokens.
+the same on every machine and in every run. Without a calibration a layer counts as 1 and a batch of 4 tokens as 1.24 tokens,
+with low-bit weights as 2.2: ONNX Runtime's low-bit products gain little from further tokens (MatMulNBits of 4 and 8 bits took 2.1
+to 4.9 times as long for 8 tokens as for one, on two cores with AVX512-VNNI).
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from tide_runtime.bundle.exits import Exit, bundle_exits
 from tide_runtime.bundle.manifest import UNCUT, Manifest, kv_fill_graph
 from tide_runtime.errors import CalibrationError
 
-_UNMEASURED = [StepCost(1, s, launch_ms=0.1, layer_ms=0.92 + 0.08 * s, head_ms=1.4, exit_ms=0.2, host_ms=0.1) for s in (1, 64)]
+_EXTRA_TOKEN, _LOW_BIT_EXTRA_TOKEN = 0.08, 0.4  # time of each further token of a step, over that of the first
 _PARTS = tuple(part.name for part in fields(StepCost) if part.name not in ("rows", "seq"))
 
 Array = NDArray[np.float64]
@@ -40,10 +42,11 @@ class StepTable:
         self.step = cache(self._step)
 
     @staticmethod
-    def of(table: CostTable | None) -> StepTable:
-        """The table of a calibration; a guess where it has none."""
+    def of(table: CostTable | None, low_bits: bool = False) -> StepTable:
+        """The table of a calibration; a guess where it has none. ``low_bits``: of the weights."""
         if table is None or not table.steps:
-            return StepTable(_UNMEASURED)
+            extra = _LOW_BIT_EXTRA_TOKEN if low_bits else _EXTRA_TOKEN
+            return StepTable([StepCost(1, s, 0.1, 1 + extra * (s - 1), head_ms=1.4, exit_ms=0.2, host_ms=0.1) for s in (1, 64)])
         return StepTable(table.steps, table.padding, table.warm_shares)
 
     @property
@@ -172,10 +175,19 @@ class CostModel:
         edges: 0, the checkpoint layers, and the number of layers, rising: where the model is cut.
         whole_launches: launches of a pass through all layers: 1 where the uncut graph is there.
         fill_share: cost of projecting a layer's keys and values over that of the layer.
+        low_bits: whether the weights are low-bit, for the guess.
     """
 
-    def __init__(self, table: CostTable | None, edges: Sequence[int], whole_launches: int = 1, fill_share: float = 0.0) -> None:
-        self.table, self.edges, self._whole_launches, self._fill_share = StepTable.of(table), edges, whole_launches, fill_share
+    def __init__(
+        self,
+        table: CostTable | None,
+        edges: Sequence[int],
+        whole_launches: int = 1,
+        fill_share: float = 0.0,
+        low_bits: bool = False,
+    ) -> None:
+        self.table, self.edges = StepTable.of(table, low_bits), edges
+        self._whole_launches, self._fill_share = whole_launches, fill_share
         self.draw_ms = table.draw_ms if table is not None else 0.0
         self.fills: dict[str, Exit] = {}  # graph that projects keys and values → the exit behind which it does
         self.num_segments = len(edges) - 1
@@ -189,7 +201,7 @@ class CostModel:
         table = manifest.calibration.costs if manifest.calibration is not None else None
         edges = [0, *manifest.checkpoints, manifest.model.num_layers]
         uncut = any(UNCUT in target.graphs for target in manifest.targets.values())
-        model = cls(table, edges, 1 if uncut else len(edges) - 1, _fill_share(manifest))
+        model = cls(table, edges, 1 if uncut else len(edges) - 1, _fill_share(manifest), bool(manifest.weights))
         model.fills = {kv_fill_graph(early_exit.info): early_exit for early_exit in bundle_exits(manifest)}
         return model
 

@@ -33,6 +33,15 @@ def measured_costs(layer_ms: dict[tuple[int, float], float]) -> CostModel:
 COSTS = measured_costs({(1, 1): 0.7, (1, 64): 4.0, (ROWS, 1): 1.0, (ROWS, 2): 1.3, (ROWS, 8): 1.9})
 
 
+def test_without_a_calibration_tokens_of_low_bit_models_cost_more() -> None:
+    """Prompt lookup would draft as far as with fp32 weights, where a further token is nearly free, and lose time."""
+    manifest = tiny_manifest(TinyTransformer(0, (0.5,) * 4, 11, 40), (2,))
+    plain, low = (replace(manifest, weights=weights, calibration=None) for weights in ({}, {"int4 rtn": 7}))
+    costs = [CostModel.of(manifest) for manifest in (plain, low)]
+    first, ninth = ([model.full(1, tokens, tokens) for model in costs] for tokens in (1, 9))
+    assert first[0] == first[1] and ninth[1] > 2 * ninth[0]
+
+
 @pytest.mark.parametrize("seq", [2, 3, 8])
 def test_one_row_that_is_longer_makes_a_step_dearer(seq: int) -> None:
     """Batches copied whatever they could: a step with one long row was taken to be cheaper than one without."""
