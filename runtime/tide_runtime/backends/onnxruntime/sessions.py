@@ -114,8 +114,8 @@ def load_session(
         session = ort.InferenceSession(str(bundle.path(file)), options, providers=list(providers))
     except Exception as error:  # ONNX Runtime raises unrelated exception classes for bad files
         fix = "export the bundle again"
-        if bundle.manifest.cache_dtype == "int8":
-            fix = f"KV caches in int8 need ONNX Runtime 1.32 or newer (pip install -U onnxruntime); with it, {fix}"
+        if any(target.pads_attention for target in bundle.manifest.targets.values()):
+            fix = f"low-bit weights and int8 caches need ONNX Runtime 1.32 or newer (pip install -U onnxruntime); with it, {fix}"
         raise BundleError(f"ONNX Runtime {ort.__version__} cannot load {file} ({error}); {fix}") from error
     values = [*session.get_inputs(), *session.get_outputs()]
     foreign = sorted({value.type for value in values} - set(_ORT_DTYPES))
