@@ -98,13 +98,13 @@ class Difference:
         return self.gap is not None and self.gap < NEAR_TIE
 
 
-def generate(bundle: Path, policy: str, batch: int, prompts: Sequence[Prompt], tokens: int) -> Texts:
-    """Continuations by one policy; ``batch`` slots for all prompts."""
+def generate(bundle: Path, policy: str, batch: int, prompts: Sequence[Prompt], tokens: int) -> tuple[Texts, int]:
+    """Continuations by one policy, and how many tokens it drafted; ``batch`` slots for all prompts."""
     depth = DepthOptions(draft_limit=DRAFT_LIMIT)
     options = EngineOptions(policy=policy, max_batch=batch, threads=ThreadOptions(shared=True), verify=False, depth=depth)
     with Engine.load(bundle, options) as engine:
         rows = engine.generate([p.ids for p in prompts], GenerationParams(max_new_tokens=tokens, ignore_eos=True))
-    return [list(row.token_ids) for row in rows]
+    return [list(row.token_ids) for row in rows], sum(sum(row.stats.drafted.values()) for row in rows)
 
 
 def differences(prompts: Sequence[Prompt], texts: Texts, references: Texts, eager: EagerReference | None) -> list[Difference]:
@@ -121,7 +121,7 @@ def differences(prompts: Sequence[Prompt], texts: Texts, references: Texts, eage
 
 def compare(report: Report, model: str, bundle: Path, batches: Sequence[int], prompts: Sequence[Prompt], tokens: int) -> int:
     """All comparisons on one model; returns how many texts differ without an explanation."""
-    eager, texts = None, dict[str, Texts]()
+    eager, texts, drafted = None, dict[str, Texts](), dict[str, int]()
     if (folder := SUBJECTS[model].eager) is not None:
         with console.status(f"{model}: HF eager"):
             eager = EagerReference(folder)
@@ -131,7 +131,8 @@ def compare(report: Report, model: str, bundle: Path, batches: Sequence[int], pr
     for batch in batches:
         for policy in ("exact", "full"):
             with console.status(f"{model}: {policy}, batch {batch}"):
-                texts[policy] = generate(bundle, policy, batch, prompts, tokens)
+                texts[policy], drafted[policy] = generate(bundle, policy, batch, prompts, tokens)
+        report.add(f"{_prefix(model)}drafted_tokens_b{batch}", drafted["exact"])  # without drafts nothing is compared
         for name, (own, other) in PAIRS.items():
             if not {own, other} <= texts.keys():
                 continue
