@@ -331,6 +331,7 @@ PAGES: dict[str, list[tuple[str, Callable[[dict[str, Any]], str]]]] = {
     ],
     "docs/certificate.md": [
         ("certificate", _placed(calibration_tables.certificate_table)),
+        ("certificate_joint", _placed(calibration_tables.certificate_table)),
         ("policy_quality", _placed(calibration_tables.quality_table)),
         ("calibration_quality", _placed(calibration_tables.heads_and_routers)),
         ("capture_memory", _placed(calibration_tables.memory_line)),
