@@ -248,7 +248,8 @@ def _quantised(run: dict[str, Any], place: str) -> str:
     )
     instructions = ", ".join(re.findall(r"(\w+) = 1", run["settings"]["llamacpp"]))
     title = (
-        f"**{GGUF_MODELS[run['settings']['model']].title}, {what}** ({_where(run)}). TIDE source: the file's own blocks."
+        f"**{GGUF_MODELS[run['settings']['model']].title}, {what}** ({_where(run)}). TIDE source: the file's own blocks;"
+        " exact drafts by prompt lookup, so its speed depends on how much the text repeats."
         f" The wheel of llama.cpp uses {instructions}."
     )
     headings = ["arm", "tokens/s", "ms per token (p10–p90)", "first token", "memory", "load and first token"]
