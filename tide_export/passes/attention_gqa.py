@@ -27,7 +27,7 @@ MS_DOMAIN = "com.microsoft"
 SEQLENS_K = 5
 HEAD_SINK = 11  # [N]: a logit of each query head that takes part in its softmax and has no value
 KEY_SCALE, VALUE_SCALE = 12, 13  # [1, KV, 1, D] float32: scales of int8 caches
-QUERY_SEQLENS = 16  # [B] int32: tokens of each sequence, the first of S
+QUERY_SEQLENS = 16  # [B] int32: rows of each sequence that are computed, the first of S
 
 
 def optional_input(node: ir.Node, index: int) -> ir.Value | None:

@@ -3,8 +3,7 @@
 GroupQueryAttention (GQA) is one node whose cost grows with each sequence's cached tokens; with several sequences it takes one
 token of each. The batched form consists of matrix products whose cost grows with all slots of the cache, but query heads that
 share a KV head cost almost nothing extra. Sequences with different numbers of cached tokens may use another kernel of GQA
-(tide_export.passes.attention_ragged). Over int8 caches the batched form is GQA too, given the number of tokens of each sequence.
-benchmarks/attention_forms.py measures all of them; docs/measured.md shows its table.
+(tide_export.passes.attention_ragged). benchmarks/attention_forms.py measures all of them; docs/measured.md shows its table.
 """
 
 from __future__ import annotations
@@ -63,11 +62,8 @@ _MIN_HEADS_PER_KV_HEAD = 8  # the batched form is faster from here on; 4 is a ti
 def batched_decode_is_faster(manifest: Manifest) -> bool:
     """Whether the batched form decodes one token per sequence faster than GroupQueryAttention over mostly filled caches.
 
-    That holds when many query heads share a KV head, and in fp16, for which GroupQueryAttention has no native CPU kernel. Over
-    int8 caches both forms run the same kernel.
+    That holds when many query heads share a KV head, and in fp16, for which GroupQueryAttention has no native CPU kernel.
     """
-    if manifest.cache_dtype == "int8":
-        return False
     return manifest.dtype != "fp32" or manifest.model.attention_heads >= _MIN_HEADS_PER_KV_HEAD * manifest.kv[0].heads
 
 

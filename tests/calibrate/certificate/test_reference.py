@@ -57,7 +57,7 @@ def test_rounded_weights_count_although_exits_agree_with_the_last_layer() -> Non
 
 
 def test_a_bound_above_the_measured_rate_asks_for_documents_too() -> None:
-    """With few documents the measured rate may be below ε; more bits are then not the only remedy."""
+    """A user with few documents would only be told to take more bits, although more documents narrow the bound."""
     trace = agreeing_trace(0.05, documents=4, tokens=100)
     choice = choose_thresholds(trace, fit_family(trace, exits_of(trace)), 0.08)
     assert choice.thresholds is None and "give more documents" in choice.reason and "upper bound" in choice.reason

