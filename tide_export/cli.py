@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from pathlib import Path
 from typing import Annotated
 
@@ -157,10 +156,6 @@ def export(
     """
     console = Console(stderr=True)
     progress = ExportProgress(console)
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, progress.interrupt)
-    from tide_export.export import export as run  # torch takes seconds to import; --help should not
-
     config = ExportConfig(
         dtype,
         checkpoints,
@@ -181,7 +176,10 @@ def export(
         quantizer_data=quantizer_data,
         kv=kv,
     )
-    manifest = run(model, out, config, revision=revision, trust_remote_code=trust_remote_code, force=force, progress=progress)
+    with progress.interruptible():
+        from tide_export.export import export as run  # torch takes seconds to import; --help should not
+
+        manifest = run(model, out, config, revision=revision, trust_remote_code=trust_remote_code, force=force, progress=progress)
     size = sum(info.bytes for info in manifest.files.values())
     console.print(
         f"[bold]{out}[/bold]: {manifest.model.architecture}, {manifest.model.parameters / 1e6:.1f}M parameters, "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import resource
+import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from time import perf_counter
@@ -39,6 +40,22 @@ class ExportProgress:
         self.seconds: dict[str, float] = {}
         self.failures: dict[str, str] = {}
         self.interrupted = False
+
+    @contextmanager
+    def interruptible(self) -> Iterator[None]:
+        """Let SIGINT and SIGTERM raise `KeyboardInterrupt`. An error that follows the signal is reported as the interruption.
+
+        Python 3.11 turns an exception inside ``__set_name__`` into a `RuntimeError`, and transformers turns that into a
+        `ModuleNotFoundError`; so a signal during an import would otherwise end in a traceback.
+        """
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self.interrupt)
+        try:
+            yield
+        except Exception as error:
+            if self.interrupted:
+                raise KeyboardInterrupt from error
+            raise
 
     def interrupt(self, signum: int, frame: FrameType | None) -> None:
         """A signal handler. If a library swallows the exception, the phase in progress raises it again."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from pathlib import Path
 from typing import Annotated
 
@@ -110,8 +109,6 @@ def calibrate(
     `calib/report/index.html` for the charts; `tide-calibrate report calib/` draws them again.
     """
     progress = ExportProgress(Console(stderr=True))
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, progress.interrupt)
     config = CalibrationConfig(
         heads=heads,
         candidates=candidates,
@@ -130,22 +127,23 @@ def calibrate(
         quantizer=quantizer,
         reference=reference,
     )
-    from tide_calibrate.calibrate import calibrate as run  # torch takes seconds to import; --help should not
-    from tide_calibrate.report.terminal import print_summary
+    with progress.interruptible():
+        from tide_calibrate.calibrate import calibrate as run  # torch takes seconds to import; --help should not
+        from tide_calibrate.report.terminal import print_summary
 
-    file = run(
-        model,
-        data,
-        out,
-        config,
-        costs=costs,
-        revision=revision,
-        trust_remote_code=trust_remote_code,
-        keep_capture=keep_capture,
-        force=force,
-        progress=progress,
-    )
-    print_summary(file, Console(markup=False, highlight=False))
+        file = run(
+            model,
+            data,
+            out,
+            config,
+            costs=costs,
+            revision=revision,
+            trust_remote_code=trust_remote_code,
+            keep_capture=keep_capture,
+            force=force,
+            progress=progress,
+        )
+        print_summary(file, Console(markup=False, highlight=False))
     progress.console.print(
         f"[bold]{out}[/bold]: {sum(progress.seconds.values()):.0f} s, peak memory {peak_memory_bytes() / 2**30:.1f} GiB; "
         f"open {out / 'report' / 'index.html'}"

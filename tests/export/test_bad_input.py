@@ -37,6 +37,7 @@ from transformers import (
 from tide_export import ExportConfig, cli, export
 from tide_export.config import place_checkpoints
 from tide_export.load import check_supported
+from tide_export.progress import ExportProgress
 
 UNSUPPORTED = {
     "t5": "encoder-decoder",
@@ -227,6 +228,20 @@ def test_interrupted_export_leaves_nothing(llama, tmp_path):
     # A signal that arrives inside a C library ends Python with the signal itself; a shell reports 130 for both.
     assert process.returncode in (130, -signal.SIGINT) and "no bundle was written" in errors, errors
     assert nothing_left(tmp_path)
+
+
+def test_a_signal_that_a_library_turns_into_its_own_error_still_interrupts():
+    """Python 3.11 reports a signal inside ``__set_name__`` as RuntimeError, and lazy imports pass that on as their own error."""
+    handlers = [(number, signal.getsignal(number)) for number in (signal.SIGINT, signal.SIGTERM)]
+    try:
+        with pytest.raises(KeyboardInterrupt), ExportProgress(quiet=True).interruptible():
+            try:
+                signal.raise_signal(signal.SIGTERM)
+            except KeyboardInterrupt as error:
+                raise RuntimeError("Error calling __set_name__") from error
+    finally:
+        for number, handler in handlers:
+            signal.signal(number, handler)
 
 
 @pytest.mark.parametrize(
