@@ -2,31 +2,36 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from time import monotonic
 from types import TracebackType
 from typing import Any
 
 from tide_runtime.admission import Admission, Prompt
 from tide_runtime.backends import load_backend
-from tide_runtime.backends.base import ExecutionContext
 from tide_runtime.bundle import Bundle
 from tide_runtime.bundle.manifest import Manifest
+from tide_runtime.costs.cost_model import CostModel
 from tide_runtime.depth.certificate_coverage import with_promises
 from tide_runtime.depth.exact import ExactDepth
-from tide_runtime.depth.policy import DepthPolicy
 from tide_runtime.depth.registry import make_policy
 from tide_runtime.device_loop.select import choose_drive
 from tide_runtime.engine_options import EngineOptions
-from tide_runtime.errors import PromptError, TideError
+from tide_runtime.errors import PromptError
 from tide_runtime.generation_params import GenerationParams
-from tide_runtime.metrics import EngineMetrics
+from tide_runtime.metrics import EngineMetrics, EngineStats
 from tide_runtime.outputs import Chunk, Generation, finished
-from tide_runtime.scheduler import TokenEvent, run
-from tide_runtime.scoring import Score, score_text
+from tide_runtime.scheduling.handle import GenerationHandle
+from tide_runtime.scheduling.kv_memory import kv_blocks
+from tide_runtime.scheduling.loop import EngineLoop, Submitted
+from tide_runtime.scheduling.prefix_tree import PrefixTree
+from tide_runtime.scheduling.scheduler import Scheduler, SchedulerOptions
+from tide_runtime.scheduling.step_budget import StepBudget
+from tide_runtime.scoring import ForcedSequence, Score
 from tide_runtime.sequence import TokenSequence
 from tide_runtime.targets.select import DeviceChoice, choose_target
 from tide_runtime.text.chat_template import render_chat
@@ -36,8 +41,9 @@ from tide_runtime.text.tokenizer import Tokenizer
 class Engine:
     """A loaded bundle.
 
-    Thread-safe: any number of threads may call `generate` and `stream` at once. Weights are shared; each call takes KV
-    caches of its own from a pool (and gives them back), so concurrent calls neither wait for nor see each other.
+    Any number of threads and asyncio event loops may call it at once. One thread of the engine's own runs all requests together
+    (`EngineLoop`): they share launches, KV memory and the prefix cache, and none of that changes a text. An engine that is dropped
+    without `close` ends its thread with it.
     """
 
     def __init__(self, bundle: Bundle, options: EngineOptions) -> None:
@@ -46,7 +52,7 @@ class Engine:
         self.options = options
         device = DeviceChoice.parse(options.device)
         self.target = options.target if options.target != "auto" else choose_target(bundle.manifest, device)
-        policy = make_policy(options.policy, bundle.manifest, options.prefill_chunk, options.depth)
+        policy = make_policy(options.policy, bundle.manifest, options.depth, self.max_batch)
         self.backend = load_backend(bundle, self.target, options.threads, device.ordinal)
         if isinstance(policy, ExactDepth):
             policy.keep_within(self.backend.invariant_tokens)
@@ -57,9 +63,26 @@ class Engine:
         self._template = bundle.text(info.chat_template) if info is not None and info.chat_template is not None else None
         self.admission = Admission(bundle.manifest, self.tokenizer, policy.check_params)
         self._metrics = EngineMetrics(bundle.manifest.model.num_layers)
-        self._idle: list[ExecutionContext] = []
-        self._lock = threading.Lock()
-        self._closed = False
+        blocks, caches_prefixes = kv_blocks(self.backend, options, self.max_batch), options.prefix_cache and policy.can_resume
+        caches_prefixes &= self.backend.copies_prefixes
+        budget = StepBudget(CostModel.of(bundle.manifest), options.prefill_chunk, self.backend.mixes_prompts)
+        scheduler = Scheduler(
+            SchedulerOptions(
+                max_batch=self.max_batch,
+                blocks=blocks,
+                slots=bundle.manifest.max_seq_len,
+                lookahead=self.policy.lookahead,
+                prompt_tokens=budget,
+                can_preempt=policy.can_resume,
+                max_queue=options.max_queue,
+                consecutive_rows=self.backend.consecutive_rows,
+            ),
+            PrefixTree() if caches_prefixes else None,
+        )
+        finish = partial(_finished, self.policy.name, self.tokenizer, self.manifest, options, self._metrics)
+        make_context = partial(self.backend.context, self.max_batch, blocks if caches_prefixes else 0)
+        self._loop = EngineLoop(self.policy, make_context, scheduler, finish, self._metrics)
+        weakref.finalize(self, self._loop.stop, abort=True)
 
     @classmethod
     def load(cls, directory: str | Path, options: EngineOptions | None = None, device: str | None = None) -> Engine:
@@ -77,25 +100,37 @@ class Engine:
         Raises PromptError for an empty or too long prompt or ids outside the vocabulary, before anything is computed.
         """
         sequences = self.admission.sequences(prompts, params or GenerationParams())
-        for _ in self._events(sequences):
-            pass
-        return [self._finish(sequence) for sequence in sequences]
+        handles = [self._submit(sequence, streamed=False, forced=True) for sequence in sequences]
+        try:
+            return [handle.result() for handle in handles]
+        finally:
+            for handle in handles:  # where one has failed, or on Ctrl-C
+                handle.cancel()
 
     def stream(self, prompt: Prompt, params: GenerationParams | None = None) -> Iterator[Chunk]:
         """Generate for one prompt, a chunk per token as soon as it is final; closing the iterator cancels the rest."""
-        sequence = self.admission.sequence(prompt, params or GenerationParams(), streamed=True)
+        return iter(self.submit(prompt, params))
 
-        def chunks() -> Iterator[Chunk]:
-            try:
-                with closing(self._events([sequence])) as events:
-                    yield from map(self._chunk, events)
-            except GeneratorExit:
-                if sequence.finish_reason is None:
-                    sequence.cancel()
-                    self._finish(sequence)
-                raise
+    def submit(
+        self,
+        prompt: Prompt,
+        params: GenerationParams | None = None,
+        *,
+        priority: int = 0,
+        timeout: float | None = None,
+        streamed: bool = True,
+    ) -> GenerationHandle:
+        """Queue a prompt and return at once; the handle is iterated, awaited or cancelled.
 
-        return chunks()
+        Args:
+            priority: requests of a higher one start first, and keep their KV memory when it gets short.
+            timeout: seconds from now after which the request ends with ``finish_reason`` "deadline".
+            streamed: deliver a chunk per token; otherwise the handle gives the result only, with less work per token.
+
+        Raises PromptError, ParamsError; QueueFullError when ``max_queue`` requests wait; EngineClosedError.
+        """
+        sequence = self.admission.sequence(prompt, params or GenerationParams(), streamed)
+        return self._submit(sequence, priority, timeout, streamed)
 
     def score(self, tokens: Sequence[int], prompt_tokens: int = 1) -> Score:
         """Log-probabilities of the text ``tokens`` behind its first ``prompt_tokens``, by the engine's policy.
@@ -104,13 +139,9 @@ class Engine:
 
         Raises PromptError when no token is left to score, or for ids outside the vocabulary.
         """
-        prompt, scored = self.admission.text_to_score(tokens, prompt_tokens)
-        with self._lease_context(1) as context:
-            return score_text(self._policy_for_scores(), context, prompt, scored)
-
-    def _policy_for_scores(self) -> DepthPolicy:
-        """The engine's policy as it reads a given text: ``exact`` reads as ``full``, as it would only draft another text."""
-        return getattr(self.policy, "full", self.policy) if self.policy.name == "exact" else self.policy
+        sequence = ForcedSequence.of(*self.admission.text_to_score(tokens, prompt_tokens))
+        self._submit(sequence, streamed=False, forced=True).result()
+        return sequence.score()
 
     def chat_prompt(self, messages: Sequence[Mapping[str, str]], **extra: Any) -> list[int]:
         """Token ids of a chat in the model's own template, ready for the assistant's turn.
@@ -147,67 +178,55 @@ class Engine:
         profiles = self.manifest.targets[self.target].profiles
         return min([self.options.max_batch, *(profile.rows[2] for profile in profiles)])
 
-    def metrics(self) -> str:
-        """Totals since the engine was loaded, in the Prometheus text format."""
-        return self._metrics.text(dict(self.backend.launches))  # a copy: other threads launch on
+    @property
+    def healthy(self) -> bool:
+        """Whether the engine takes requests: it is not closed, and its backend has not failed step after step."""
+        return self._loop.healthy
 
-    def close(self) -> None:
-        """Release the caches. Calls in progress finish; later ones raise."""
-        with self._lock:
-            self._closed, idle = True, self._idle
-            self._idle = []
-        for context in idle:
-            context.close()
+    def stats(self) -> EngineStats:
+        """What the engine does now, and totals since it was loaded."""
+        return self._metrics.stats(self._loop.scheduler, self._loop.block_bytes)
+
+    def metrics(self) -> str:
+        """The same and histograms of latencies, in the Prometheus text format."""
+        # The counter is copied, as the loop goes on counting.
+        return self._metrics.text(self.stats(), dict(self.backend.launches))
+
+    def close(self, abort: bool = False) -> None:
+        """Wait for the requests in progress, or cancel them when ``abort``, and free the caches. Later requests are refused."""
+        self._loop.stop(abort)
 
     def __enter__(self) -> Engine:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.close()
+        self.close(abort=kind is not None)
 
-    def _events(self, sequences: Sequence[TokenSequence]) -> Generator[TokenEvent, None, None]:
-        """Generate for ``sequences``, an event per token; the caches go back to the pool when the iterator is closed."""
-        with self._lease_context(len(sequences)) as context:
-            yield from run(self.policy, context, sequences, self.max_batch)
+    def _submit(
+        self,
+        sequence: TokenSequence,
+        priority: int = 0,
+        timeout: float | None = None,
+        streamed: bool = True,
+        forced: bool = False,
+    ) -> GenerationHandle:
+        request = Submitted(sequence, priority)
+        if timeout is not None:
+            request.deadline = monotonic() + timeout
+        request.handle = GenerationHandle(partial(self._loop.abort, request), streamed, owner=self)
+        self._loop.submit(request, forced)
+        return request.handle
 
-    @contextmanager
-    def _lease_context(self, sequences: int) -> Iterator[ExecutionContext]:
-        """KV caches for up to ``sequences`` sequences, from the pool when one is large enough."""
-        # Caches of one sequence are as long as they may get, which the attention of an exiting prefill would read through.
-        wanted = min(max(sequences, 1), self.max_batch) + self.options.depth.prefill_exit
-        with self._lock:
-            if self._closed:
-                raise TideError("the engine is closed; load it again")
-            fitting = [s for s in self._idle if s.capacity >= wanted]
-            context = min(fitting, key=lambda s: s.capacity) if fitting else None
-            if context is not None:
-                self._idle.remove(context)
-        if context is None:
-            context = self.backend.context(wanted)
-        else:
-            context.clear()
-        sound = True
-        try:
-            yield context
-        except TideError:
-            sound = False  # a request that failed may have left NaN in its caches, which must not reach another
-            raise
-        finally:
-            with self._lock:
-                kept = sound and not self._closed
-                if kept:
-                    self._idle.append(context)
-            if not kept:
-                context.close()
 
-    def _chunk(self, event: TokenEvent) -> Chunk:
-        sequence = event.sequence
-        done = self._finish(sequence) if sequence.finish_reason is not None else None
-        return Chunk(event.text, event.token, done)
-
-    def _finish(self, sequence: TokenSequence) -> Generation:
-        generation = finished(sequence, self.policy.name, self.tokenizer)
-        stats = with_promises(generation.stats, sequence, self.manifest, self.options.depth)
-        generation = replace(generation, stats=stats)
-        self._metrics.add(generation)
-        return generation
+def _finished(
+    policy: str,
+    tokenizer: Tokenizer | None,
+    manifest: Manifest,
+    options: EngineOptions,
+    metrics: EngineMetrics,
+    sequence: TokenSequence,
+) -> Generation:
+    generation = finished(sequence, policy, tokenizer)
+    generation = replace(generation, stats=with_promises(generation.stats, sequence, manifest, options.depth))
+    metrics.add(generation)
+    return generation

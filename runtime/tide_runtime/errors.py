@@ -49,6 +49,14 @@ class CacheFullError(TideError):
     """The KV cache has no room for another token."""
 
 
+class QueueFullError(TideError):
+    """As many requests wait as may wait; send this one again later, or to another engine."""
+
+
+class EngineClosedError(TideError):
+    """The engine was closed, has failed, or was loaded before this process was forked."""
+
+
 class NumericsError(TideError):
     """The model produced logits no token can be chosen from: NaN, or an infinite maximum."""
 

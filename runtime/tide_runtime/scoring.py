@@ -9,9 +9,6 @@ from time import perf_counter
 import numpy as np
 from numpy.typing import NDArray
 
-from tide_runtime.backends.base import ExecutionContext
-from tide_runtime.depth.policy import DepthPolicy
-from tide_runtime.scheduler import run
 from tide_runtime.sequence import TokenSequence
 
 
@@ -33,31 +30,41 @@ class Score:
 
 
 @dataclass
-class _ForcedSequence(TokenSequence):
+class ForcedSequence(TokenSequence):
     """A sequence whose next tokens are ``forced``. ``bookkeeping_s``: seconds spent on recording the policy's choices."""
 
     forced: Sequence[int] = ()
-    likeliest: list[int] = field(default_factory=list)
-    forced_logprobs: list[float] = field(default_factory=list)
+    likeliest: dict[int, int] = field(default_factory=dict)
+    forced_logprobs: dict[int, float] = field(default_factory=dict)
     bookkeeping_s: float = 0.0
+
+    @classmethod
+    def of(cls, prompt: TokenSequence, forced: Sequence[int]) -> ForcedSequence:
+        """``forced`` behind ``prompt``, a greedy sequence that may have as many new tokens."""
+        given = {f.name: getattr(prompt, f.name) for f in fields(TokenSequence) if f.init and f.name != "submitted"}
+        return cls(**given, forced=forced)
 
     def pick(self, logits: NDArray[np.floating], likeliest: int, seen: int | None = None) -> int:
         began = perf_counter()
-        token = self.forced[self.num_tokens - self.prompt_tokens]
-        self.likeliest.append(likeliest)
-        self.forced_logprobs.append(float(logits[token]) - _log_sum_exp(logits))
+        place = (self.num_tokens if seen is None else seen) - self.prompt_tokens
+        if place == len(self.forced):  # behind a draft of the last token
+            return likeliest
+        token = self.forced[place]
+        self.likeliest[place] = likeliest
+        self.forced_logprobs[place] = float(logits[token]) - _log_sum_exp(logits)
         self.bookkeeping_s += perf_counter() - began
         return token
 
-
-def score_text(policy: DepthPolicy, context: ExecutionContext, prompt: TokenSequence, forced: Sequence[int]) -> Score:
-    """Let ``policy`` read ``forced`` behind ``prompt``, a greedy sequence that may have as many new tokens."""
-    given = {f.name: getattr(prompt, f.name) for f in fields(TokenSequence) if f.init and f.name != "submitted"}
-    sequence = _ForcedSequence(**given, forced=forced)
-    for _ in run(policy, context, [sequence]):
-        pass
-    decode_s = sequence.finished - sequence.first_token - sequence.bookkeeping_s
-    return Score(sequence.likeliest, sequence.forced_logprobs, decode_s, sequence.layers_run)
+    def score(self) -> Score:
+        """What was recorded, once the sequence is finished."""
+        places = range(len(self.forced))
+        decode_s = self.finished - self.first_token - self.bookkeeping_s
+        return Score(
+            [self.likeliest[place] for place in places],
+            [self.forced_logprobs[place] for place in places],
+            decode_s,
+            self.layers_run,
+        )
 
 
 def _log_sum_exp(logits: NDArray[np.floating]) -> float:

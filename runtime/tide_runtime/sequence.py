@@ -13,11 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tide_runtime.backends.device.device_rows import DeviceRow
+from tide_runtime.errors import NumericsError
 from tide_runtime.generation_params import GenerationParams
 from tide_runtime.sampler import Sampler, TokenLogprob
 from tide_runtime.text.tokenizer import TextStream
 
-FinishReason = Literal["eos", "stop", "length", "cache_full", "cancelled"]
+FinishReason = Literal["eos", "stop", "length", "cache_full", "cancelled", "deadline"]
 
 
 @dataclass
@@ -63,17 +64,19 @@ class TokenSequence:
     """A prompt and its output.
 
     Args:
-        index: place among the prompts of its call.
         tokens: [prompt + max_new_tokens], filled up to ``num_tokens``.
         num_cached_tokens: the first ones, whose keys and values are in the KV cache.
-        batch_index: which sequence of the KV cache it is.
-        batch_size: sequences that run at once in its call.
+        batch_index: its row of the KV cache; -1 while it has none.
+        prefilled: its row holds all that decoding needs; a preempted sequence is prefilled again.
+        prefix_tokens: prompt tokens whose keys and values came from the prefix cache.
+        company: most sequences that ran at once while it did.
+        preemptions: how often its row was taken away.
         policy_state: what the depth policy keeps of the sequence, in a type of its own.
         layers_run: decoder layers launched in the decode steps that the sequence took part in.
+        error: why no token can be chosen from its logits; it ends then, and the others go on.
         ran_full: the policy left it to ``full``, as skipping layers would not have paid or drafts could not be verified.
     """
 
-    index: int
     tokens: NDArray[np.int64]
     last_token: int
     num_tokens: int
@@ -83,14 +86,18 @@ class TokenSequence:
     sampler: Sampler
     text: TextStream | None
     cache_slots: int
-    batch_size: int = 1
     batch_index: int = -1
     num_cached_tokens: int = 0
+    prefilled: bool = False
+    prefix_tokens: int = 0
+    company: int = 1
+    preemptions: int = 0
     policy_state: Any = None
     depth: DepthStats = field(default_factory=DepthStats)
     layers_run: int = 0
     ran_full: bool = False
     finish_reason: FinishReason | None = None
+    error: NumericsError | None = None
     logprobs: list[TokenLogprob] = field(default_factory=list)
     pieces: list[str] = field(default_factory=list)
     submitted: float = field(default_factory=perf_counter)
@@ -101,13 +108,22 @@ class TokenSequence:
     def new_tokens(self) -> NDArray[np.int64]:
         return self.tokens[self.prompt_tokens : self.num_tokens]
 
+    @property
+    def prefill_end(self) -> int:
+        """Tokens that are prefilled: the prompt; behind it, all but the last token, which is decoded as it would have been."""
+        return self.prompt_tokens if self.num_tokens == self.prompt_tokens else self.num_tokens - 1
+
     def choose(self, logits: NDArray[np.floating], likeliest: int, seen: int | None = None) -> int:
         """The next token from ``logits`` [V]; ``likeliest`` is their argmax as the head computed it.
 
         ``seen``: how many of ``tokens`` stand before it, when that includes drafts.
         """
-        token = self.pick(logits, likeliest, seen)
-        self.note_logprobs(logits, token)
+        try:
+            token = self.pick(logits, likeliest, seen)
+            self.note_logprobs(logits, token)
+        except NumericsError as error:
+            self.error = self.error or error
+            return self.last_token  # it is not taken, see `error`
         return token
 
     def pick(self, logits: NDArray[np.floating], likeliest: int, seen: int | None = None) -> int:
@@ -145,15 +161,16 @@ class TokenSequence:
         self.pieces.append(shown)
         return shown
 
-    def cancel(self) -> None:
+    def end(self, reason: FinishReason) -> None:
         """End the sequence here, before its text is complete."""
-        self.finish_reason = "cancelled"
+        self.finish_reason = reason
         self.pieces.append(self._close(""))
 
     def _close(self, shown: str) -> str:
         self.finished = perf_counter()
+        self.first_token = self.first_token or self.finished
         # Drafts accepted behind the end are not output.
-        del self.logprobs[len(self.new_tokens) :], self.depth.token_depths[len(self.new_tokens) - 1 :]
+        del self.logprobs[len(self.new_tokens) :], self.depth.token_depths[max(0, len(self.new_tokens) - 1) :]
         return shown if self.text is None else shown + self.text.flush()
 
 

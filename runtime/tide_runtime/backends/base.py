@@ -1,7 +1,7 @@
 """Interface of a backend, which loads a target's graphs and runs them over KV caches.
 
 A ``Backend`` holds the weights and is shared by all callers. An ``ExecutionContext`` holds the KV caches of up to ``capacity``
-sequences and belongs to one caller. A ``Step`` is one forward pass over some new tokens of each of several sequences: the
+sequences, a row each, and belongs to one thread. A ``Step`` is one forward pass over some new tokens of each of several sequences: the
 caller fills its arrays, places the tokens in the caches, and runs graphs.
 """
 
@@ -12,6 +12,8 @@ from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+
+from tide_runtime.backends.prefix_blocks import PrefixBlocks
 
 
 class Step(Protocol):
@@ -29,8 +31,9 @@ class Step(Protocol):
     def place(self, num_cached_tokens: Sequence[int]) -> None:
         """Set the cache slots and positions of the tokens: those of sequence b start at ``num_cached_tokens[b]``.
 
-        A backend may pad all sequences, even those without tokens, to the longest one's token count and write undefined values
-        into the padding slots. Raises CacheFullError when the last slot is beyond the bundle's max_seq_len.
+        Entries of rows without tokens are ignored. A backend may pad all sequences to the longest one's token count and write
+        undefined values into the slots behind everything that a row holds. Raises CacheFullError when the last slot is beyond
+        the bundle's max_seq_len.
         """
 
     def place_scattered(self, slot: int, positions: NDArray[np.int64], before: NDArray[np.int64] | None = None) -> None:
@@ -52,13 +55,19 @@ class Step(Protocol):
 class ExecutionContext(Protocol):
     """KV caches of up to ``capacity`` sequences.
 
-    Slots after a sequence's valid entries are ignored but must be finite, because a backend may multiply them by 0. A context
-    that a failed request has filled with NaN must not be reused.
+    Slots after a sequence's valid entries are ignored but must be finite, because a backend may multiply them by 0.
+
+    Args:
+        packs_steps: a step takes any numbers of tokens of any rows at little more than their own cost. Otherwise prompts are run
+            alone, and running sequences must have the first rows.
+        prefix_blocks: the memory of the prefix cache, or None.
     """
 
     capacity: int
     layers_launched: int  # decoder layers launched in this context so far
     every_layer: Sequence[str]  # graphs that together run all layers: every segment, or the uncut graph
+    packs_steps: bool
+    prefix_blocks: PrefixBlocks | None
 
     def step(self, first_index: int, counts: Sequence[int], wanted: Sequence[int] = ()) -> Step:
         """A step of ``counts[b]`` tokens for each batch index from ``first_index`` on; 0 skips a sequence between others.
@@ -67,8 +76,11 @@ class ExecutionContext(Protocol):
             wanted: number of last tokens of each sequence to compute logits for in the last segment; none when omitted.
         """
 
-    def clear(self) -> None:
-        """Forget all sequences; the next ones belong to another caller."""
+    def fits_together(self, first_index: int, counts: Sequence[int], num_cached_tokens: Sequence[int]) -> bool:
+        """Whether a step of ``counts`` tokens behind ``num_cached_tokens`` fits into the rows, padding included."""
+
+    def release_row(self, row: int) -> None:
+        """Forget the sequence in ``row``; what it may have left there, NaN included, does not reach the next one."""
 
     def move_row(self, source: int, target: int, num_cached_tokens: int) -> None:
         """Copy the cached tokens of batch index ``source`` to batch index ``target``, in every layer."""
@@ -81,6 +93,9 @@ class Backend(Protocol):
     """A loaded target."""
 
     name: str
+    packs_steps: bool  # see `ExecutionContext`
+    has_prefix_blocks: bool  # whether its contexts can copy keys and values into a prefix cache and back
+    kv_bytes_per_token: int  # over all layers
     launches: dict[str, int]  # graph name → number of launches; the only launch counter
 
     @property
@@ -88,5 +103,5 @@ class Backend(Protocol):
         """Most tokens of a launch that leave each other's results as they are, bit for bit; None: no limit is known. Measured
         when first read, where the target has low-bit products."""
 
-    def context(self, capacity: int) -> ExecutionContext:
-        """A new execution context with KV caches for ``capacity`` sequences."""
+    def context(self, capacity: int, prefix_blocks: int = 0) -> ExecutionContext:
+        """A new execution context with KV caches for ``capacity`` sequences, and memory for ``prefix_blocks`` blocks of others."""

@@ -149,6 +149,43 @@ class StepPositions:
         self._position_ids[:] = self._padded_position_ids[0] = positions
 
 
+class RowEnds:
+    """How far each row of the caches is filled: behind that, padding does no harm.
+
+    Args:
+        limit: slots of a row.
+    """
+
+    def __init__(self, rows: int, limit: int) -> None:
+        self.ends, self.limit = [0] * rows, limit
+
+    def fit(self, first: int, counts: Sequence[int], num_cached_tokens: Sequence[int]) -> bool:
+        """Whether every row from ``first`` on has room for the longest one's tokens behind what it holds."""
+        longest = max(counts)
+        rows = zip(counts, num_cached_tokens, self.ends[first : first + len(counts)], strict=True)
+        return all((cached if count else end) + longest <= self.limit for count, cached, end in rows)
+
+    def place(self, first: int, counts: Sequence[int], num_cached_tokens: Sequence[int]) -> list[int]:
+        """Where each row of a step is written; rows without tokens behind all they hold."""
+        places, longest = list(num_cached_tokens), max(counts)
+        for row, count in enumerate(counts, first):
+            if count:
+                self.reach(row, places[row - first] + count)
+            else:  # in a full row, on the last token, to which no later one attends
+                places[row - first] = min(self.ends[row], self.limit - longest)
+        return places
+
+    def reach(self, row: int, end: int) -> None:
+        """The first ``end`` slots of the row are filled."""
+        self.ends[row] = max(self.ends[row], end)
+
+    def release(self, row: int) -> None:
+        self.ends[row] = 0
+
+    def move(self, source: int, target: int, num_cached_tokens: int) -> None:
+        self.ends[target], self.ends[source] = num_cached_tokens, 0
+
+
 def rounded_tokens(count: int, most: int) -> int:
     """Round ``count`` tokens of an uneven step up to at most ``most``, so that few shapes need bindings.
 

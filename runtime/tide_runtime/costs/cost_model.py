@@ -261,6 +261,13 @@ class CostModel:
             total += rest + last.logits_ms + last.host_ms + last.deep_extra_ms
         return total / self.full(1, 1, 1)
 
+    def packed(self, batch_size: int, decoded: int, prompt_tokens: int) -> float:
+        """All layers for ``decoded`` tokens of ``batch_size`` sequences, each with the head, and for ``prompt_tokens`` without."""
+        tokens = decoded + prompt_tokens
+        cost = self.step(max(1, batch_size), tokens)
+        layers = self._whole_launches * cost.launch_ms + self.edges[-1] * cost.layer_ms
+        return layers + cost.logits_ms * decoded / tokens + cost.host_ms
+
     def _full(self, batch_size: int, tokens: int, longest: int) -> float:
         """All layers, the head on every token, and the loop around them, which takes longer where drafts are verified."""
         cost, saved = self.step(batch_size, tokens, longest), self.num_segments - self._whole_launches

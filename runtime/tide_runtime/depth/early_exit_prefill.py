@@ -26,21 +26,19 @@ Positions = NDArray[np.int64]
 class ExitingPrefill:
     """``stops``: exits without tails and the score from which on a token stops there, shallow first."""
 
-    def __init__(self, executor: Executor, stops: Sequence[tuple[Exit, float]], chunk: int) -> None:
-        self.executor, self.stops, self.chunk = executor, stops, chunk
+    def __init__(self, executor: Executor, stops: Sequence[tuple[Exit, float]]) -> None:
+        self.executor, self.stops = executor, stops
 
-    def run(self, context: ExecutionContext, sequence: TokenSequence) -> int:
-        """Run the sequence's prompt into its slot; returns the first output token."""
-        # [i]: the positions of the tokens in the cache of the layers behind stop i, slot by slot
-        layouts: list[Positions] = [np.empty(0, np.int64) for _ in self.stops]
-        while True:
-            count = min(self.chunk, sequence.prompt_tokens - sequence.num_cached_tokens)
-            last = sequence.num_cached_tokens + count == sequence.prompt_tokens
-            step = self._chunk(context, sequence, count, last, layouts)
-            sequence.num_cached_tokens += count
-            if last:
-                assert step is not None
-                return sequence.choose(step.logits[0], int(step.token[0]))
+    def run(self, context: ExecutionContext, sequence: TokenSequence, count: int) -> list[int]:
+        """Run the next ``count`` tokens of the sequence's prompt; returns the first output token behind the last ones."""
+        if sequence.num_cached_tokens == 0:
+            # [i]: the positions of the tokens in the cache of the layers behind stop i, slot by slot
+            sequence.policy_state = [np.empty(0, np.int64) for _ in self.stops]
+        last = sequence.num_cached_tokens + count == sequence.prompt_tokens
+        step = self._chunk(context, sequence, count, last, sequence.policy_state)
+        sequence.num_cached_tokens += count
+        sequence.prefilled = last
+        return [sequence.choose(step.logits[0], int(step.token[0]))] if last and step is not None else []
 
     def _chunk(
         self, context: ExecutionContext, sequence: TokenSequence, count: int, last: bool, layouts: list[Positions]

@@ -22,8 +22,9 @@ from tide_runtime.bundle.manifest import Manifest
 from tide_runtime.costs.cost_model import CostModel
 from tide_runtime.depth.executor import Executor, Guess
 from tide_runtime.depth.frontier import LazySequence
-from tide_runtime.depth.full import FullDepth
+from tide_runtime.depth.full_pass import Work, run_decodes_and_prompts
 from tide_runtime.depth.options import DepthOptions
+from tide_runtime.depth.policy import PromptChunk
 from tide_runtime.depth.requirements import refuse_depth_budget
 from tide_runtime.drafting.controller import DraftController, DraftState
 from tide_runtime.drafting.rejection_sampler import Draft, Logits, verify
@@ -33,7 +34,7 @@ from tide_runtime.sequence import TokenSequence, note_depth_time
 
 @dataclass
 class ExactState(LazySequence):
-    """What `ExactDepth` keeps of a sequence. Full-depth steps leave the frontier where it was."""
+    """What `ExactDepth` keeps of a sequence. The frontier counts only within a cycle of exit drafts."""
 
     drafting: DraftState | None = None
     most_drafts: int | None = None  # that one launch verifies without changing bits
@@ -54,15 +55,17 @@ class ExactDepth:
 
     name = "exact"
 
-    def __init__(self, manifest: Manifest, prefill_chunk: int, options: DepthOptions) -> None:
+    can_resume = True
+
+    def __init__(self, manifest: Manifest, options: DepthOptions, concurrency: int = 1) -> None:
         self.executor, self.costs = Executor(manifest), CostModel.of(manifest)
-        self.num_layers = manifest.model.num_layers
-        self.full, self.max_wait_steps = FullDepth(manifest, prefill_chunk), options.max_wait_steps
+        self.num_layers, self.max_wait_steps = manifest.model.num_layers, options.max_wait_steps
         self.invariant_tokens: int | None = None
         calibration, tuning = manifest.calibration, options.tuning
         wanted = options.draft_limit or (calibration.draft_limit if calibration is not None else 0)
         self.limit = wanted or tuning.draft_limit
         self.prompt_lookup_limit = options.draft_limit or tuning.prompt_lookup_limit
+        self.lookahead = max(self.limit, self.prompt_lookup_limit) + 1
         self.looks_up = options.draft in ("ngram", "both")
         self.exits = self.executor.exits if options.draft in ("router", "both") else []
         self.controller = DraftController(
@@ -110,53 +113,63 @@ class ExactDepth:
     def took_tokens(self, sequence: TokenSequence, depths: Sequence[int]) -> None:
         raise NotImplementedError
 
-    def prefill(self, context: ExecutionContext, sequence: TokenSequence) -> int:
-        token = self.full.prefill(context, sequence)
-        frontier = self.executor.frontier(context, sequence, room=max(self.limit, self.prompt_lookup_limit) + 1)
-        sequence.policy_state = ExactState(sequence, frontier, drafting=self.controller.start(sequence.params.greedy))
-        sequence.ran_full = self.runs_full
-        return token
+    def settled(self, sequence: TokenSequence) -> int:
+        return sequence.num_cached_tokens
 
-    def decode(self, context: ExecutionContext, sequences: Sequence[TokenSequence]) -> list[list[int]]:
+    def step(
+        self, context: ExecutionContext, decoding: Sequence[TokenSequence], prompts: Sequence[PromptChunk]
+    ) -> list[list[int]]:
         began = perf_counter()
-        states = [cast(ExactState, sequence.policy_state) for sequence in sequences]
+        states = [self._state(context, sequence) for sequence in decoding]
         if self.invariant_tokens is not None:
             for state in states:
                 state.most_drafts = self.invariant_tokens // len(states) - 1
-        may = self.controller.evaluates_exits(sequences[0].batch_size, sequences[0].params.greedy)
-        drafts = self._look_up(states, may) if self._guess(states) else [[] for _ in states]
+        greedy = all(sequence.params.greedy for sequence in decoding)
+        may = bool(states) and self.controller.evaluates_exits(len(states), greedy)
+        drafts = self._look_up(states, may, prompts) if self._guess(states) else [[] for _ in states]
         speculating = self._speculating(states, drafts) if may else []
-        if not speculating and not any(drafts):
-            return self._full_step(context, sequences, states)
+        if not speculating:
+            if any(drafts):
+                note_depth_time(decoding, began)
+            return self._verify_in_full(context, states, drafts, prompts)
         for state in states:
             state.frontier.reset(state.sequence.num_cached_tokens)
         evaluation_ms = self._draft_with_exits(context, states, speculating, drafts)
-        note_depth_time(sequences, began)
+        note_depth_time(decoding, began)
         unevaluated = [state.num_tokens_with_drafts - state.frontier.done[0] for state in states]
         waiting = [len(made) + 1 for made in drafts]
-        verified = self.executor.advance(context, states, range(len(states)), 0, self.executor.num_segments, waiting)
+        verified, first = self.executor.advance_all(context, states, waiting, prompts)
         accepted = [self._verify(state, made, logits) for state, made, logits in zip(states, drafts, verified, strict=True)]
-        drawn = [_draws(m, t) for s, m, t in zip(sequences, drafts, accepted, strict=True) if not s.params.greedy]
-        cost = self.cycle_cost(evaluation_ms, unevaluated, waiting, drawn) if speculating else 0.0
+        drawn = [_draws(m, t) for s, m, t in zip(decoding, drafts, accepted, strict=True) if not s.params.greedy]
+        cost = self.cycle_cost(evaluation_ms, unevaluated, waiting, drawn)
         for i, state in enumerate(states):
             if i in speculating:
                 state.control.observe_cycle(len(drafts[i]), len(accepted[i]) - 1, cost)
             else:
                 state.control.exits.pass_tokens(len(accepted[i]))
-        return accepted
+        return accepted + first
 
-    def _full_step(
-        self, context: ExecutionContext, sequences: Sequence[TokenSequence], states: Sequence[ExactState]
+    def _state(self, context: ExecutionContext, sequence: TokenSequence) -> ExactState:
+        if sequence.policy_state is None:
+            frontier = self.executor.frontier(context, sequence, room=self.lookahead)
+            sequence.policy_state = ExactState(sequence, frontier, drafting=self.controller.start(sequence.params.greedy))
+            sequence.ran_full = self.runs_full
+        return cast(ExactState, sequence.policy_state)
+
+    def _verify_in_full(
+        self,
+        context: ExecutionContext,
+        states: Sequence[ExactState],
+        drafts: Sequence[list[Draft]],
+        prompts: Sequence[PromptChunk],
     ) -> list[list[int]]:
-        """A step of `full` for all, as for most tokens of most texts, with little around it."""
-        chosen = self.full.decode(context, sequences)
-        for state, tokens in zip(states, chosen, strict=True):
-            state.sequence.depth.record_full_step(self.num_layers)
-            if state.control.guess:
-                state.control.observe_text(tokens)
-            if self.exits:
-                state.control.exits.pass_tokens(1)
-        return chosen
+        """A full pass over the drafts that prompt lookup made, if any: most steps of most texts."""
+        work = [Work(state.sequence, len(made) + 1, len(made) + 1) for state, made in zip(states, drafts, strict=True)]
+        logits, first = run_decodes_and_prompts(context, work, prompts)
+        tokens = [self._verify(state, made, found) for state, made, found in zip(states, drafts, logits, strict=True)]
+        for state, taken in zip(states, tokens, strict=True):
+            state.control.exits.pass_tokens(len(taken))
+        return tokens + first
 
     def _guess(self, states: Sequence[ExactState]) -> bool:
         """Look up how each text may go on; returns whether any may."""
@@ -167,9 +180,10 @@ class ExactDepth:
             state.control.guess = state.control.ngram.draft(sequence.tokens, sequence.num_tokens, limit)
         return any(state.control.guess for state in states)
 
-    def _look_up(self, states: Sequence[ExactState], may: bool) -> list[list[Draft]]:
-        """Drafts from the guesses, where they are likely enough to pay."""
-        lengths = self.controller.prompt_lookup_lengths([state.control for state in states], may)
+    def _look_up(self, states: Sequence[ExactState], may: bool, prompts: Sequence[PromptChunk]) -> list[list[Draft]]:
+        """Drafts from the guesses, where they are likely enough to pay in a step that the ``prompts`` share."""
+        prompt_tokens = sum(chunk.count for chunk in prompts)
+        lengths = self.controller.prompt_lookup_lengths([state.control for state in states], may, prompt_tokens)
         return [self._place(state, state.control.guess[:n]) if n else [] for state, n in zip(states, lengths, strict=True)]
 
     @staticmethod
@@ -233,7 +247,6 @@ class ExactDepth:
         sequence = state.sequence
         state.num_drafts = 0
         sequence.num_cached_tokens = sequence.num_tokens + accepted
-        state.frontier.roll_back(sequence.num_cached_tokens)
         sequence.depth.record([d.source for d in drafts], [d.depth for d in drafts], accepted, self.num_layers)
         state.control.observe_text(tokens)
         return tokens

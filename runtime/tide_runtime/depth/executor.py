@@ -1,8 +1,7 @@
 """The one mechanism of lazy depth: advance segments for the tokens that wait, and evaluate exits.
 
-Sequences stand at batch indices 0, 1, … A step covers consecutive sequences. A sequence between two that are advanced, and one
-with fewer tokens than the others, may get garbage behind its tokens: no valid query sees it, and the next write overwrites it
-(the segment contract).
+A step covers consecutive rows of the KV cache. A row between two that are advanced, and one with fewer tokens than the others,
+may get garbage behind its tokens: no valid query sees it, and the next write overwrites it (the segment contract).
 """
 
 from __future__ import annotations
@@ -20,6 +19,8 @@ from tide_runtime.bundle.calibration import ExitInfo
 from tide_runtime.bundle.exits import Exit, bundle_exits
 from tide_runtime.bundle.manifest import HEAD, Manifest, kv_fill_graph
 from tide_runtime.depth.frontier import Frontier, LazySequence
+from tide_runtime.depth.full_pass import finish_chunks, launch_groups, run_decodes_and_prompts, spread
+from tide_runtime.depth.policy import PromptChunk
 from tide_runtime.drafting.rejection_sampler import Logits
 from tide_runtime.sequence import TokenSequence, is_finite
 
@@ -41,7 +42,7 @@ class Executor:
     def __init__(self, manifest: Manifest) -> None:
         self.segments = [segment.name for segment in manifest.segments]
         self.num_segments = len(self.segments)
-        self._cache_slots, self._hidden_size = manifest.max_seq_len, manifest.model.hidden_size
+        self._hidden_size = manifest.model.hidden_size
         self.exits = bundle_exits(manifest)
 
     def frontier(self, context: ExecutionContext, sequence: TokenSequence, room: int) -> Frontier:
@@ -78,13 +79,38 @@ class Executor:
             while stop < end and all(sequences[i].frontier.done[stop - 1] == sequences[i].frontier.done[stop] for i in chosen):
                 stop += 1
             counts = {i: count for i in chosen if (count := self._waiting(sequences[i], first))}
-            groups = self._groups(sequences, counts, first)
+            groups = self._groups(context, sequences, counts, first)
             for group in groups:
                 step = self._launch(context, sequences, group, [counts[i] for i in group], first, stop, logits_of)
                 if stop == self.num_segments and logits_of:
                     given |= _logits(step, group, logits_of, kept=len(groups) > 1)
             first = stop if counts else first + 1
         return [given[i] for i in logits_of]
+
+    def advance_all(
+        self,
+        context: ExecutionContext,
+        sequences: Sequence[LazySequence],
+        wanted: Sequence[int],
+        prompts: Sequence[PromptChunk],
+    ) -> tuple[list[Logits], list[list[int]]]:
+        """Run every segment for all that waits in ``sequences``, and for the ``prompts`` in the same launches where the context
+        takes them together.
+
+        Returns the logits of each sequence's ``wanted`` last tokens, and the first token behind each prompt that is through.
+        """
+        if not context.packs_steps or not prompts:
+            first = run_decodes_and_prompts(context, [], prompts)[1]
+            return self.advance(context, sequences, range(len(sequences)), 0, self.num_segments, wanted), first
+        chunks = [LazySequence.of_chunk(self.frontier(context, p.sequence, p.count), p.sequence, p.count) for p in prompts]
+        lanes = [*zip(sequences, wanted, strict=True), *((c, p.wanted) for c, p in zip(chunks, prompts, strict=True))]
+        order = sorted(range(len(lanes)), key=lambda i: lanes[i][0].sequence.batch_index)
+        logits = self.advance(
+            context, [lanes[i][0] for i in order], range(len(order)), 0, self.num_segments, [lanes[i][1] for i in order]
+        )
+        found = dict(zip(order, logits, strict=True))
+        given = [found[i] for i in range(len(lanes))]
+        return given[: len(sequences)], finish_chunks(prompts, given[len(sequences) :])
 
     def evaluate(
         self,
@@ -99,8 +125,9 @@ class Executor:
         ``least``: the score from which on each sequence stops; negative: whatever the score. Otherwise the head is not run where
         an MLP router rejects.
         """
-        info, ones = early_exit.info, _spread(chosen, [1] * len(chosen))
-        step = context.step(chosen[0], ones, ones if info.tail_layers else ())
+        info, rows = early_exit.info, _rows(sequences, chosen)
+        ones = spread(rows, [1] * len(rows))
+        step = context.step(rows[0], ones, ones if info.tail_layers else ())
         for place, i in enumerate(chosen):
             newest = sequences[i].frontier.newest(early_exit.boundary)
             if early_exit.graph is not None:
@@ -113,7 +140,8 @@ class Executor:
         if not any(passed):
             return [Guess(score, -1, None) for score in scores]
         if info.tail_layers:
-            step.place(self._tail_places(sequences, chosen))
+            # A tail's keys and values are provisional: the real run overwrites them.
+            step.place(spread(rows, [sequences[i].frontier.done[0] - 1 for i in chosen]))
         step.run(self.segments[-1] if info.tail_layers else HEAD)
         tokens, guesses = step.token[: len(chosen)].tolist(), list[Guess]()
         for place, (score, may, token) in enumerate(zip(scores, passed, tokens, strict=True)):
@@ -142,7 +170,7 @@ class Executor:
         stopped with; none of them is run deeper after that. A sequence's last token still waits if it does."""
         for early_exit in reversed(self.exits):  # deep ones first: they hold the earlier tokens
             counts = {i: count for i in chosen if (count := self._skipped(sequences[i], early_exit.boundary)) > 0}
-            for group in self._groups(sequences, counts, early_exit.boundary):
+            for group in self._groups(context, sequences, counts, early_exit.boundary):
                 self._fill(context, sequences, group, [counts[i] for i in group], early_exit)
 
     @staticmethod
@@ -158,45 +186,30 @@ class Executor:
         counts: Sequence[int],
         early_exit: Exit,
     ) -> None:
-        step, begin = context.step(chosen[0], _spread(chosen, counts)), 0
+        rows, begin = _rows(sequences, chosen), 0
+        step = context.step(rows[0], spread(rows, counts))
         for i, count in zip(chosen, counts, strict=True):
             step.hidden[early_exit.boundary - 1][begin : begin + count] = sequences[i].frontier.states[early_exit.boundary][
                 :count
             ]
             begin += count
-        step.place(self._places(sequences, chosen, early_exit.boundary))
+        step.place(spread(rows, [sequences[i].frontier.done[early_exit.boundary] for i in chosen]))
         step.run(kv_fill_graph(early_exit.info))
         for i, count in zip(chosen, counts, strict=True):
             sequences[i].frontier.skip(early_exit.boundary, count)
 
-    def _tail_places(self, sequences: Sequence[LazySequence], chosen: Sequence[int]) -> list[int]:
-        """Where a tail writes its keys and values, which are provisional: the real run overwrites them."""
-        low = chosen[0]
-        # Rows in between: behind all they have, or, in a full cache, on the last token, which no later one attends to.
-        places = [min(sequence.frontier.done[0], self._cache_slots - 1) for sequence in sequences[low : chosen[-1] + 1]]
-        for i in chosen:
-            places[i - low] = sequences[i].frontier.done[0] - 1
-        return places
-
     def _waiting(self, sequence: LazySequence, segment: int) -> int:
         return sequence.num_tokens_with_drafts - sequence.frontier.done[0] if segment == 0 else sequence.frontier.waiting(segment)
 
-    def _places(self, sequences: Sequence[LazySequence], chosen: Sequence[int], segment: int) -> list[int]:
-        """Where each sequence from the first chosen to the last writes: those in between behind all they have, tails included."""
-        low, span = chosen[0], chosen[-1] - chosen[0] + 1
-        if len(chosen) == span:
-            return [sequences[i].frontier.done[segment] for i in chosen]
-        places = [sequence.frontier.done[0] for sequence in sequences[low : low + span]]
-        for i in chosen:
-            places[i - low] = sequences[i].frontier.done[segment]
-        return places
-
-    def _groups(self, sequences: Sequence[LazySequence], counts: Mapping[int, int], segment: int) -> list[list[int]]:
-        """Batch all sequences that have ``counts``, unless padding would overrun a KV cache; then launch them one by one."""
+    @staticmethod
+    def _groups(
+        context: ExecutionContext, sequences: Sequence[LazySequence], counts: Mapping[int, int], segment: int
+    ) -> list[list[int]]:
+        """What may share a launch, of all sequences that have ``counts`` in front of ``segment``."""
         ready = list(counts)
-        if len(ready) > 1 and max(self._places(sequences, ready, segment)) + max(counts.values()) > self._cache_slots:
-            return [[i] for i in ready]
-        return [ready] if ready else []
+        places = [sequences[i].frontier.done[segment] for i in ready]
+        groups = launch_groups(context, _rows(sequences, ready), list(counts.values()), places)
+        return [[ready[i] for i in group] for group in groups]
 
     def _launch(
         self,
@@ -210,8 +223,9 @@ class Executor:
     ) -> Step:
         """Run segments ``first`` … ``stop - 1`` for the chosen sequences' ``counts`` of tokens that wait in front of
         ``first``."""
-        logits = _spread(chosen, [wanted[i] for i in chosen]) if wanted and stop == self.num_segments else ()
-        step, begin = context.step(chosen[0], _spread(chosen, counts), logits), 0
+        rows, begin = _rows(sequences, chosen), 0
+        logits = spread(rows, [wanted[i] for i in chosen]) if wanted and stop == self.num_segments else ()
+        step = context.step(rows[0], spread(rows, counts), logits)
         for i, count in zip(chosen, counts, strict=True):
             frontier, end = sequences[i].frontier, begin + count
             if first == 0:
@@ -219,7 +233,7 @@ class Executor:
             else:
                 step.hidden[first - 1][begin:end] = frontier.states[first][:count]
             begin = end
-        step.place(self._places(sequences, chosen, first))
+        step.place(spread(rows, [sequences[i].frontier.done[first] for i in chosen]))
         for graph in context.every_layer if (first, stop) == (0, self.num_segments) else self.segments[first:stop]:
             step.run(graph)
         begin = 0
@@ -232,15 +246,8 @@ class Executor:
         return step
 
 
-def _spread(chosen: Sequence[int], values: Sequence[int]) -> list[int]:
-    """``values`` of the sequences at ``chosen``, 0 for those in between."""
-    span = chosen[-1] - chosen[0] + 1
-    if len(values) == span:
-        return list(values)
-    spread = [0] * span
-    for i, value in zip(chosen, values, strict=True):
-        spread[i - chosen[0]] = value
-    return spread
+def _rows(sequences: Sequence[LazySequence], chosen: Sequence[int]) -> list[int]:
+    return [sequences[i].sequence.batch_index for i in chosen]
 
 
 def _logits(step: Step, group: Sequence[int], wanted: Mapping[int, int], kept: bool) -> dict[int, Logits]:

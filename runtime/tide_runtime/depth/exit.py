@@ -7,6 +7,7 @@ CALM, Schuster et al. 2022, for the thresholds).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from time import perf_counter
@@ -22,6 +23,7 @@ from tide_runtime.depth.executor import Executor, Guess
 from tide_runtime.depth.frontier import LazySequence
 from tide_runtime.depth.full import FullDepth
 from tide_runtime.depth.options import DepthOptions
+from tide_runtime.depth.policy import PromptChunk
 from tide_runtime.depth.requirements import check_fills, check_tails, no_exit, too_deep
 from tide_runtime.depth.skipped_kv import Deferred, Propagated, SkippedLayers
 from tide_runtime.drafting.backoff import Backoff, exit_backoff
@@ -50,12 +52,26 @@ class ExitState(LazySequence):
         streak: early exits since the last deep token.
         full_until: ``num_cached_tokens`` up to which the steps are those of `full`. These leave frontier and backoff where they
             were.
+        settled: the first tokens that no layer is missing of. A sequence that was preempted is prefilled through all layers; this
+            stays as it was, so that the sequence decides as if it had not been.
+        preemptions: those that the frontier knows of.
     """
 
     backoff: Backoff | None = None
     held: int = 0
     streak: int = 0
     full_until: float = 0
+    settled: int = 0
+    preemptions: int = 0
+
+    @property
+    def waiting(self) -> int:
+        """Tokens that layers are missing of."""
+        return self.num_tokens_with_drafts - self.settled
+
+    @property
+    def never_evaluates(self) -> bool:
+        return self.full_until == math.inf
 
     @property
     def trial(self) -> Backoff:
@@ -67,15 +83,17 @@ class ExitDepth:
     """Stops where a router is confident; the layers it skips are run when a later token needs them.
 
     Args:
+        concurrency: sequences that the engine is loaded for. Whether exits pay among so many is decided once: a text must not
+            depend on who else is there.
         evaluates_always: exits are evaluated for every token, also where that does not pay.
     """
 
-    name = "exit"
+    name, lookahead = "exit", 1
 
-    def __init__(self, manifest: Manifest, prefill_chunk: int, options: DepthOptions, evaluates_always: bool = False) -> None:
+    def __init__(self, manifest: Manifest, options: DepthOptions, concurrency: int = 1, evaluates_always: bool = False) -> None:
         self.executor, self.options, self.evaluates_always = Executor(manifest), options, evaluates_always
-        self.num_layers, self.costs = manifest.model.num_layers, CostModel.of(manifest)
-        self.full = FullDepth(manifest, prefill_chunk)
+        self.num_layers, self.costs, self.concurrency = manifest.model.num_layers, CostModel.of(manifest), concurrency
+        self.full = FullDepth(manifest)
         propagate = options.kv == "propagate"
         self.skipped: SkippedLayers = Propagated(self.executor) if propagate else Deferred(self.executor)
         stops = [Stop(e, t) for e in self.executor.exits if (t := self._threshold(e)) is not None]
@@ -93,7 +111,11 @@ class ExitDepth:
         self.exiting_prefill: ExitingPrefill | None = None
         if options.prefill_exit:
             check_tails(manifest)
-            self.exiting_prefill = ExitingPrefill(self.executor, [(s.exit, s.threshold) for s in self.stops], prefill_chunk)
+            self.exiting_prefill = ExitingPrefill(self.executor, [(s.exit, s.threshold) for s in self.stops])
+
+    @property
+    def can_resume(self) -> bool:
+        return self.options.kv == "deferred" and not self.options.prefill_exit  # projected keys and values are no prefill's
 
     @property
     def least_depth(self) -> float:
@@ -126,37 +148,59 @@ class ExitDepth:
         return [(stop.exit, stop.threshold) for stop in self.stops]
 
     def can_loop(self, sequence: TokenSequence) -> bool:
-        return cast(ExitState, sequence.policy_state).frontier.done[-1] == sequence.num_cached_tokens
+        state = cast("ExitState | None", sequence.policy_state)
+        return state is None or state.frontier.done[-1] == state.frontier.done[0]
 
     def took_tokens(self, sequence: TokenSequence, depths: Sequence[int]) -> None:
         sequence.depth.token_depths += depths
-        cast(ExitState, sequence.policy_state).frontier.reset(sequence.num_cached_tokens)
 
-    def prefill(self, context: ExecutionContext, sequence: TokenSequence) -> int:
-        prefill = self.exiting_prefill.run if self.exiting_prefill else self.full.prefill
-        token, tuning = prefill(context, sequence), self.options.tuning
-        frontier = self.executor.frontier(context, sequence, room=tuning.exit_room)
-        sequence.policy_state = ExitState(sequence, frontier, backoff=exit_backoff(tuning))
-        return token
+    def settled(self, sequence: TokenSequence) -> int:
+        if not self.can_resume:
+            return 0
+        state = cast("ExitState | None", sequence.policy_state)
+        if state is None or state.frontier.done[0] < sequence.num_cached_tokens:  # steps of `full` leave the frontier behind
+            return sequence.num_cached_tokens
+        return state.frontier.done[-1]
 
-    def decode(self, context: ExecutionContext, sequences: Sequence[TokenSequence]) -> list[list[int]]:
-        states = [cast(ExitState, sequence.policy_state) for sequence in sequences]
+    def step(
+        self, context: ExecutionContext, decoding: Sequence[TokenSequence], prompts: Sequence[PromptChunk]
+    ) -> list[list[int]]:
+        if self.exiting_prefill is not None and prompts:
+            first = [self.exiting_prefill.run(context, *chunk) for chunk in prompts]
+            return (self.step(context, decoding, []) if decoding else []) + first
+        if not decoding:
+            return self.full.step(context, [], prompts)
+        states = [self._state(context, sequence) for sequence in decoding]
         if all(state.sequence.num_cached_tokens < state.full_until for state in states):
-            return self._full_step(context, sequences)
-        first = sequences[0]
-        kept = first.params.depth_budget is not None or self.evaluates_always  # whatever that costs
-        if not kept and not self.gate.opens(first.batch_size, first.params.greedy):
-            return self._leave_to_full(context, sequences)
+            return self._full_step(context, decoding, prompts)
         for state in states:
             self._catch_up(state)
         if all(self._rests(state) for state in states):
             for state in states:
                 rests = state.trial.cooldown if state.sequence.params.depth_budget is None else 0
                 state.full_until = state.sequence.num_cached_tokens + rests
-            return self._full_step(context, sequences)
-        return self._step(context, states)
+            return self._full_step(context, decoding, prompts)
+        return self._step(context, states, prompts)
 
-    def _step(self, context: ExecutionContext, states: Sequence[ExitState]) -> list[list[int]]:
+    def _state(self, context: ExecutionContext, sequence: TokenSequence) -> ExitState:
+        if not isinstance(sequence.policy_state, ExitState):  # the layouts of an exiting prefill until then
+            tuning = self.options.tuning
+            frontier = self.executor.frontier(context, sequence, room=tuning.exit_room)
+            state = ExitState(sequence, frontier, backoff=exit_backoff(tuning), settled=sequence.num_cached_tokens)
+            if not self._evaluates_ever(sequence):
+                state.full_until, sequence.ran_full = math.inf, True
+            sequence.policy_state = state
+        state = sequence.policy_state
+        if state.preemptions != sequence.preemptions:
+            self._catch_up(state)
+        return state
+
+    def _evaluates_ever(self, sequence: TokenSequence) -> bool:
+        """Whether exits are evaluated at all for a sequence: its parameters decide, and what the engine was loaded for."""
+        kept = sequence.params.depth_budget is not None or self.evaluates_always  # whatever that costs
+        return kept or self.gate.opens(self.concurrency, sequence.params.greedy)
+
+    def _step(self, context: ExecutionContext, states: Sequence[ExitState], prompts: Sequence[PromptChunk]) -> list[list[int]]:
         """A step in which exits are evaluated, or tokens wait."""
         everyone, began = range(len(states)), perf_counter()
         self._make_room(context, states)
@@ -182,53 +226,63 @@ class ExitDepth:
                     self._observe(states[i], evaluated[i], waited=0)
             undecided, first = [i for i in undecided if not tokens[i]], stop.exit.boundary
         note_depth_time((state.sequence for state in states), began)
-        self._go_deep(context, states, [i for i in everyone if not tokens[i]], tokens)
+        first_tokens = self._go_deep(context, states, [i for i in everyone if not tokens[i]], tokens, prompts)
         for state in states:
             state.sequence.num_cached_tokens = state.frontier.done[0]
-        return tokens
+        return tokens + first_tokens
 
-    def _leave_to_full(self, context: ExecutionContext, sequences: Sequence[TokenSequence]) -> list[list[int]]:
-        for sequence in sequences:
-            sequence.ran_full = True
-        return self._full_step(context, sequences)
-
-    def _full_step(self, context: ExecutionContext, sequences: Sequence[TokenSequence]) -> list[list[int]]:
+    def _full_step(
+        self, context: ExecutionContext, sequences: Sequence[TokenSequence], prompts: Sequence[PromptChunk]
+    ) -> list[list[int]]:
         """A step of `full` for all, where exits do not pay and nothing waits, with little around it."""
-        tokens = self.full.decode(context, sequences)
+        tokens = self.full.step(context, sequences, prompts)
         for sequence in sequences:
             sequence.depth.record_full_step(self.num_layers)
         return tokens
 
-    def _catch_up(self, state: ExitState) -> None:
-        """Bring frontier and backoff up to date after steps of `full`."""
-        passed = state.sequence.num_cached_tokens - state.frontier.done[0]
-        if passed:
-            state.frontier.reset(state.sequence.num_cached_tokens)
+    @staticmethod
+    def _catch_up(state: ExitState) -> None:
+        """Bring frontier and backoff up to date after steps of `full`, and after a preemption."""
+        cached, lost = state.sequence.num_cached_tokens, state.preemptions != state.sequence.preemptions
+        passed = cached - state.frontier.done[0]
+        if passed > 0:
             state.trial.pass_tokens(passed)
+            state.settled = cached
+        if passed > 0 or lost:
+            state.frontier.reset(cached)
+            state.preemptions = state.sequence.preemptions
 
     def _rests(self, state: ExitState) -> bool:
         """Whether the sequence is in a cooldown, nothing of it waits, and its depth budget allows a full-depth token."""
-        nothing_waits = state.frontier.done[-1] == state.sequence.num_cached_tokens
+        nothing_waits = state.settled == state.sequence.num_cached_tokens
         return not state.trial.active and nothing_waits and not self._over_budget(state)
 
-    def _go_deep(self, context: ExecutionContext, states: Sequence[ExitState], needy: list[int], tokens: list[list[int]]) -> None:
-        """Run the remaining layers for the sequences that need them: when these are most, or one has waited long enough."""
-        if not needy:
-            return
-        if 2 * len(needy) < len(states) and all(states[i].held < self.options.max_wait_steps for i in needy):
+    def _go_deep(
+        self,
+        context: ExecutionContext,
+        states: Sequence[ExitState],
+        needy: list[int],
+        tokens: list[list[int]],
+        prompts: Sequence[PromptChunk],
+    ) -> list[list[int]]:
+        """Run the remaining layers for the sequences that need them: when these are most, when one has waited long enough, or
+        when prompts take that way. Returns the first tokens behind the prompts."""
+        few = 2 * len(needy) < len(states) and all(states[i].held < self.options.max_wait_steps for i in needy)
+        if few and not prompts:
             for i in needy:
                 states[i].held += 1
-            return
-        waited = [states[i].num_tokens_with_drafts - states[i].frontier.done[-1] for i in needy]
+            return []
         self.skipped.make_way(context, states, needy)
-        deep = self.executor.advance(context, states, needy, 0, self.executor.num_segments, [1] * len(needy))
-        for i, last, count in zip(needy, deep, waited, strict=True):
+        deep, first = self.executor.advance_all(context, [states[i] for i in needy], [1] * len(needy), prompts)
+        for i, last in zip(needy, deep, strict=True):
             tokens[i].append(states[i].sequence.choose(last.logits[0], last.tokens[0]))
-            self._went_deep(states[i], count)
+            self._went_deep(states[i], states[i].waiting)
+        return first
 
     def _went_deep(self, state: ExitState, waited: int) -> None:
         state.sequence.depth.record_full_step(self.num_layers)
-        if state.trial.active:
+        state.settled = state.frontier.done[-1]
+        if state.trial.active and not state.never_evaluates:
             self._observe(state, [0 if self._must_go_deep(state) else 1] * len(self.stops), waited)
         else:
             state.trial.pass_tokens(1)
@@ -249,7 +303,7 @@ class ExitDepth:
 
     def _evaluates(self, state: ExitState) -> bool:
         """Whether exits are evaluated for the last token. A held one stands at the last exit: it was evaluated before."""
-        if state.held or self._must_go_deep(state):
+        if state.held or state.never_evaluates or self._must_go_deep(state):
             return False
         return state.trial.active or self._over_budget(state)
 
@@ -271,9 +325,11 @@ class ExitDepth:
     def _make_room(self, context: ExecutionContext, states: Sequence[ExitState]) -> None:
         """Settle sequences in which no further token could wait. A held one adds none."""
         most = self.options.tuning.exit_room - 1
-        full = [i for i, s in enumerate(states) if not s.held and s.frontier.done[0] - s.frontier.done[-1] >= most]
+        full = [i for i, s in enumerate(states) if not s.held and s.frontier.done[0] - s.settled >= most]
         if full:
             self.skipped.settle(context, states, full)
+            for i in full:
+                states[i].settled = states[i].frontier.done[-1]
 
     def _threshold(self, early_exit: Exit) -> float | None:
         return self.options.threshold if self.options.threshold is not None else early_exit.info.exit_threshold

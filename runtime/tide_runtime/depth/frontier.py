@@ -76,6 +76,11 @@ class LazySequence:
     frontier: Frontier
     num_drafts: int = 0
 
+    @classmethod
+    def of_chunk(cls, frontier: Frontier, sequence: TokenSequence, count: int) -> LazySequence:
+        """A prompt whose next ``count`` tokens are run."""
+        return cls(sequence, frontier, sequence.num_cached_tokens + count - sequence.num_tokens)
+
     @property
     def tokens(self) -> NDArray[np.int64]:
         return self.sequence.tokens

@@ -1,6 +1,4 @@
-"""``full``: every token goes through every layer. The model itself.
-
-Prompts run in chunks, so that memory does not grow with the prompt."""
+"""``full``: every token goes through every layer. The model itself."""
 
 from __future__ import annotations
 
@@ -9,34 +7,21 @@ from collections.abc import Sequence
 from tide_runtime.backends.base import ExecutionContext
 from tide_runtime.bundle.exits import Exit
 from tide_runtime.bundle.manifest import Manifest
+from tide_runtime.depth.full_pass import Work, run_decodes_and_prompts
 from tide_runtime.depth.options import DepthOptions
+from tide_runtime.depth.policy import PromptChunk
 from tide_runtime.depth.requirements import refuse_depth_budget
 from tide_runtime.generation_params import GenerationParams
 from tide_runtime.sequence import TokenSequence
 
 
-def prefill_full(context: ExecutionContext, sequence: TokenSequence, chunk: int) -> int:
-    """Run all of the sequence's prompt through every layer; returns the first output token."""
-    while True:
-        seq = min(chunk, sequence.prompt_tokens - sequence.num_cached_tokens)
-        last = sequence.num_cached_tokens + seq == sequence.prompt_tokens
-        step = context.step(sequence.batch_index, [seq], [int(last)])
-        step.input_ids[:seq] = sequence.tokens[sequence.num_cached_tokens : sequence.num_cached_tokens + seq]
-        step.place([sequence.num_cached_tokens])
-        for graph in context.every_layer:
-            step.run(graph)
-        sequence.num_cached_tokens += seq
-        if last:
-            return sequence.choose(step.logits[0], int(step.token[0]))
-
-
 class FullDepth:
     """Every segment for every token."""
 
-    name = "full"
+    name, lookahead, can_resume = "full", 1, True
 
-    def __init__(self, manifest: Manifest, prefill_chunk: int, options: DepthOptions | None = None) -> None:
-        self.prefill_chunk = prefill_chunk
+    def __init__(self, manifest: Manifest, options: DepthOptions | None = None, concurrency: int = 1) -> None:
+        pass
 
     def check_params(self, params: GenerationParams) -> None:
         refuse_depth_budget(self.name, params)
@@ -53,19 +38,15 @@ class FullDepth:
     def took_tokens(self, sequence: TokenSequence, depths: Sequence[int]) -> None:
         pass
 
-    def prefill(self, context: ExecutionContext, sequence: TokenSequence) -> int:
-        return prefill_full(context, sequence, self.prefill_chunk)
+    def settled(self, sequence: TokenSequence) -> int:
+        return sequence.num_cached_tokens
 
-    def decode(self, context: ExecutionContext, sequences: Sequence[TokenSequence]) -> list[list[int]]:
-        ones = [1] * len(sequences)
-        step = context.step(0, ones, ones)
-        step.input_ids[:] = [sequence.last_token for sequence in sequences]
-        step.place([sequence.num_cached_tokens for sequence in sequences])
-        for graph in context.every_layer:
-            step.run(graph)
-        logits, likeliest = step.logits, step.token.tolist()
+    def step(
+        self, context: ExecutionContext, decoding: Sequence[TokenSequence], prompts: Sequence[PromptChunk]
+    ) -> list[list[int]]:
+        decodes, first = run_decodes_and_prompts(context, [Work(sequence, 1, 1) for sequence in decoding], prompts)
         chosen = []
-        for i, sequence in enumerate(sequences):
+        for sequence, (logits, likeliest) in zip(decoding, decodes, strict=True):
             sequence.num_cached_tokens += 1
-            chosen.append([sequence.choose(logits[i], likeliest[i])])
-        return chosen
+            chosen.append([sequence.choose(logits[0], likeliest[0])])
+        return chosen + first

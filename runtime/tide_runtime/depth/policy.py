@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from tide_runtime.backends.base import ExecutionContext
 from tide_runtime.bundle.exits import Exit
@@ -11,17 +11,39 @@ from tide_runtime.generation_params import GenerationParams
 from tide_runtime.sequence import TokenSequence
 
 
+class PromptChunk(NamedTuple):
+    """The next ``count`` tokens of a sequence that are not cached yet, up to its ``prefill_end``."""
+
+    sequence: TokenSequence
+    count: int
+
+    @property
+    def is_last(self) -> bool:
+        return self.sequence.num_cached_tokens + self.count >= self.sequence.prefill_end
+
+    @property
+    def wanted(self) -> int:
+        """Of how many of its tokens the model's logits are wanted: of the prompt's last one."""
+        return int(self.is_last and self.sequence.num_tokens == self.sequence.prompt_tokens)
+
+
 class DepthPolicy(Protocol):
-    """What the scheduler drives. Sequences occupy the batch indices 0 … len(sequences) - 1, in order."""
+    """What the engine loop drives. A sequence keeps its row (``batch_index``) from one step to the next."""
 
     name: str
+    lookahead: int  # most tokens that a step puts into the cache of a sequence that decodes
 
-    def prefill(self, context: ExecutionContext, sequence: TokenSequence) -> int:
-        """Run the sequence's prompt into its KV cache; returns the first output token."""
+    def step(
+        self, context: ExecutionContext, decoding: Sequence[TokenSequence], prompts: Sequence[PromptChunk]
+    ) -> list[list[int]]:
+        """Advance the ``decoding`` sequences, whose rows rise, and run the ``prompts``, in shared launches where that pays.
 
-    def decode(self, context: ExecutionContext, sequences: Sequence[TokenSequence]) -> list[list[int]]:
-        """Advance every sequence and its ``num_cached_tokens``; returns each one's new final tokens, none while it waits for
-        others."""
+        Returns the new final tokens of each decoding sequence, none while it waits for others, then those of each prompt: the
+        first token behind its last chunk. Advances ``num_cached_tokens`` and sets ``prefilled``.
+        """
+
+    def settled(self, sequence: TokenSequence) -> int:
+        """How many tokens of the sequence have keys and values in its row that are the model's own, in every layer."""
 
 
 class LoadedPolicy(DepthPolicy, Protocol):
@@ -29,6 +51,10 @@ class LoadedPolicy(DepthPolicy, Protocol):
 
     def check_params(self, params: GenerationParams) -> None:
         """Raise ParamsError where the policy cannot do what a request wants."""
+
+    @property
+    def can_resume(self) -> bool:
+        """Whether a sequence's text stays the same when its tokens are prefilled again."""
 
     def why_on_host(self, pads_sequences: bool) -> str | None:
         """Why a loop on the device cannot run this policy; None: it can.

@@ -12,15 +12,15 @@ from tide_runtime.depth.options import DepthOptions
 from tide_runtime.depth.policy import LoadedPolicy
 from tide_runtime.errors import ParamsError
 
-POLICIES: dict[str, Callable[[Manifest, int, DepthOptions], LoadedPolicy]] = {
+POLICIES: dict[str, Callable[[Manifest, DepthOptions, int], LoadedPolicy]] = {
     "full": FullDepth,
     "exact": ExactDepth,
     "exit": ExitDepth,
 }
 
 
-def make_policy(name: str, manifest: Manifest, prefill_chunk: int, options: DepthOptions) -> LoadedPolicy:
-    """The policy ``name``; ``auto`` is what the calibration recommends, ``full`` without one.
+def make_policy(name: str, manifest: Manifest, options: DepthOptions, concurrency: int = 1) -> LoadedPolicy:
+    """The policy ``name`` for ``concurrency`` sequences at once; ``auto`` is what the calibration recommends, ``full`` without one.
 
     Raises ParamsError for an unknown name, or when the bundle lacks what the policy needs.
     """
@@ -28,4 +28,4 @@ def make_policy(name: str, manifest: Manifest, prefill_chunk: int, options: Dept
         name = manifest.calibration.recommended if manifest.calibration is not None else "full"
     if name not in POLICIES:
         raise ParamsError(f"policy is {name!r}; set it to one of: auto, {', '.join(POLICIES)}")
-    return POLICIES[name](manifest, prefill_chunk, options)
+    return POLICIES[name](manifest, options, concurrency)

@@ -13,7 +13,7 @@ from typing import cast
 from tide_runtime.backends.base import ExecutionContext
 from tide_runtime.backends.device.device_step import DeviceContext
 from tide_runtime.backends.device.program import Node
-from tide_runtime.depth.policy import LoadedPolicy
+from tide_runtime.depth.policy import LoadedPolicy, PromptChunk
 from tide_runtime.device_loop.decode_loop import DecodeLoop, LoopExit
 from tide_runtime.device_loop.loop_kernels import LoopKernels
 from tide_runtime.device_loop.loop_state import MOST_EOS
@@ -75,18 +75,25 @@ class DrivenDepth:
         """Reason why the host decodes, or None."""
         return self._without_loops or self.drivers.refused
 
-    def prefill(self, context: ExecutionContext, sequence: TokenSequence) -> int:
-        return self.inner.prefill(context, sequence)
+    @property
+    def lookahead(self) -> int:
+        return self._turns
 
-    def decode(self, context: ExecutionContext, sequences: Sequence[TokenSequence]) -> list[list[int]]:
+    def settled(self, sequence: TokenSequence) -> int:
+        return self.inner.settled(sequence)
+
+    def step(
+        self, context: ExecutionContext, decoding: Sequence[TokenSequence], prompts: Sequence[PromptChunk]
+    ) -> list[list[int]]:
         device_context = cast(DeviceContext, context)
-        loop = self._loop(device_context, len(sequences)) if self._is_eligible(device_context, sequences) else None
+        drives = not prompts and self._is_eligible(device_context, decoding)
+        loop = self._loop(device_context, len(decoding)) if drives else None
         if loop is None:
-            return self.inner.decode(context, sequences)
-        turns = loop.launch(sequences)
-        tokens = [self._take(device_context, seq, [turn[i] for turn in turns]) for i, seq in enumerate(sequences)]
+            return self.inner.step(context, decoding, prompts)
+        turns = loop.launch(decoding)
+        tokens = [self._take(device_context, seq, [turn[i] for turn in turns]) for i, seq in enumerate(decoding)]
         # No tokens at all mean non-finite logits, for which the inner policy raises.
-        return tokens if any(tokens) else self.inner.decode(context, sequences)
+        return tokens if any(tokens) else self.inner.step(context, decoding, [])
 
     def _is_eligible(self, context: DeviceContext, sequences: Sequence[TokenSequence]) -> bool:
         """Whether a loop on the device can decode these sequences together."""
@@ -121,6 +128,7 @@ class DrivenDepth:
         """Update ``sequence`` with its ``values`` of the ring, and return its new tokens."""
         generated = [exit_and_token(value) for value in values if value != NO_TOKEN]
         sequence.num_cached_tokens += len(generated)
+        context.ends.reach(sequence.batch_index, sequence.num_cached_tokens)
         if self.exits:
             depths = [context.backend.manifest.model.num_layers, *(loop_exit.depth for loop_exit in self.exits)]
             self.inner.took_tokens(sequence, [depths[number] for number, _ in generated])

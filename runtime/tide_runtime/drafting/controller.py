@@ -88,10 +88,21 @@ class DraftController:
         """Whether exits may be evaluated at all where so many sequences run at once."""
         return bool(self.exits) and self._gate.opens(batch_size, greedy)
 
-    def prompt_lookup_lengths(self, states: Sequence[DraftState], evaluates_exits: bool) -> list[int]:
-        """How many tokens of its guess each sequence drafts. ``evaluates_exits``: they may draft with exits instead."""
+    def prompt_lookup_lengths(self, states: Sequence[DraftState], evaluates_exits: bool, prompt_tokens: int = 0) -> list[int]:
+        """How many tokens of its guess each sequence drafts.
+
+        Args:
+            evaluates_exits: they may draft with exits instead.
+            prompt_tokens: tokens of prompts that the step runs as well.
+        """
         speedup = fmean(state.exits.speedup for state in states) if evaluates_exits else 1.0
-        return prompt_lookup_lengths(states, self.costs.full, speedup, self.tuning)
+        if not prompt_tokens:
+            return prompt_lookup_lengths(states, self.costs.full, speedup, self.tuning)
+
+        def shared(batch_size: int, tokens: int, longest: int) -> float:
+            return self.costs.packed(batch_size, tokens, prompt_tokens)
+
+        return prompt_lookup_lengths(states, shared, speedup, self.tuning)
 
     def sequences_to_speculate(self, ready: Sequence[int], batch_size: int) -> Sequence[int]:
         """Those of the ``ready`` sequences that evaluate exits: all or none, as a launch costs nearly as much for a few of the

@@ -21,7 +21,7 @@ from tide_runtime.backends.device.device_rows import DeviceRows
 from tide_runtime.backends.device.element_types import ELEMENT_TYPES, FP32, INT64, ElementType
 from tide_runtime.backends.device.program import Enqueue
 from tide_runtime.backends.graph_contract import hidden_states
-from tide_runtime.backends.step_arrays import StepPositions, StepShape
+from tide_runtime.backends.step_arrays import RowEnds, StepPositions, StepShape
 from tide_runtime.bundle.manifest import HEAD, Manifest
 from tide_runtime.errors import ParamsError
 
@@ -66,11 +66,14 @@ class DeviceContext:
     ``attached``: objects of backends and policies with the lifetime of this context.
     """
 
-    def __init__(self, backend: DeviceBackend, capacity: int) -> None:
+    packs_steps, prefix_blocks = False, None
+
+    def __init__(self, backend: DeviceBackend, capacity: int, prefix_blocks: int = 0) -> None:
         self.backend, self.capacity, self.layers_launched = backend, capacity, 0
         self.every_layer: Sequence[str] = [segment.name for segment in backend.manifest.segments]
         backend.device.use()
         self.caches = DeviceCaches(backend.device, backend.manifest, backend.element, capacity)
+        self.ends = RowEnds(capacity, self.caches.limit)
         self.buffers = DeviceBuffers(backend.device)
         self.attached: dict[Hashable, Any] = {}
         self._steps: OrderedDict[StepShape, DeviceStep] = OrderedDict()
@@ -87,8 +90,11 @@ class DeviceContext:
         step.begin(counts, wanted)
         return step
 
-    def clear(self) -> None:
-        """Do nothing: device caches have a fixed size, as their addresses must not change."""
+    def fits_together(self, first_index: int, counts: Sequence[int], num_cached_tokens: Sequence[int]) -> bool:
+        return self.ends.fit(first_index, counts, num_cached_tokens)
+
+    def release_row(self, row: int) -> None:
+        self.ends.release(row)
 
     def close(self) -> None:
         """Break the reference cycles between this context, its steps and attached objects, which would keep the caches alive."""
@@ -98,6 +104,7 @@ class DeviceContext:
     def move_row(self, source: int, target: int, num_cached_tokens: int) -> None:
         self.backend.device.use()
         self.caches.move_row(source, target, num_cached_tokens)
+        self.ends.move(source, target, num_cached_tokens)
 
     def count(self, graph: str, times: int = 1) -> None:
         """Count launches of ``graph``. Launches are counted here only."""
@@ -180,8 +187,9 @@ class DeviceStep:
         return self._ids if self._padded else self.block.host["input_ids"]
 
     def place(self, num_cached_tokens: Sequence[int]) -> None:
+        num_cached_tokens = self.context.ends.place(self.shape.first_index, self._counts, num_cached_tokens)
         self.context.caches.reserve(max(num_cached_tokens) + self.shape.seq)
-        self._num_cached_tokens = list(num_cached_tokens)
+        self._num_cached_tokens = num_cached_tokens
         self.positions.place(num_cached_tokens)
         self._sent = False
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -15,11 +14,12 @@ from numpy.typing import NDArray
 from tide_runtime.backends.attention import ATTENTION_BIAS, AttentionBias, prefers_batched
 from tide_runtime.backends.base import Step
 from tide_runtime.backends.graph_contract import hidden_states
-from tide_runtime.backends.kv_caches import KVCaches
+from tide_runtime.backends.kv_caches import KVCaches, cache_full, kv_bytes_per_token
 from tide_runtime.backends.onnxruntime.invariance import bundle_invariant_tokens, launches_agree
 from tide_runtime.backends.onnxruntime.sessions import Sessions, decoder_layers, load_session
 from tide_runtime.backends.onnxruntime.threads import ThreadOptions, session_options
-from tide_runtime.backends.step_arrays import LEAST_ROWS, StepBuffers, StepPositions, StepShape
+from tide_runtime.backends.prefix_blocks import PrefixBlocks
+from tide_runtime.backends.step_arrays import LEAST_ROWS, RowEnds, StepBuffers, StepPositions, StepShape
 from tide_runtime.bundle import Bundle
 from tide_runtime.bundle.manifest import HEAD, batched_graph, forms_of, ragged_graph
 from tide_runtime.errors import BundleError, ParamsError
@@ -30,7 +30,7 @@ _KEPT_STEPS = 128  # step shapes whose bindings a context keeps; policies that s
 class OnnxRuntimeBackend(Sessions):
     """The ``cpu`` target. Sessions may run in several threads; each caller needs its own ``ExecutionContext``."""
 
-    name = "onnxruntime-cpu"
+    name, has_prefix_blocks = "onnxruntime-cpu", True
     measure_invariance: Callable[[], int | None] | None = None  # see `invariant_tokens`
 
     @classmethod
@@ -59,22 +59,33 @@ class OnnxRuntimeBackend(Sessions):
     def invariant_tokens(self) -> int | None:
         return self.measure_invariance() if self.measure_invariance is not None else None
 
-    def context(self, capacity: int) -> OnnxRuntimeContext:
-        return OnnxRuntimeContext(self, capacity)
+    @property
+    def packs_steps(self) -> bool:
+        return self.pads_attention  # bundles of older releases run several sequences in slower forms
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        return kv_bytes_per_token(self.manifest, np.dtype(self.cache_dtype).itemsize)
+
+    def context(self, capacity: int, prefix_blocks: int = 0) -> OnnxRuntimeContext:
+        return OnnxRuntimeContext(self, capacity, prefix_blocks)
 
 
 class OnnxRuntimeContext:
     """KV caches in host memory, and the steps bound to them."""
 
-    def __init__(self, backend: OnnxRuntimeBackend, capacity: int) -> None:
+    def __init__(self, backend: OnnxRuntimeBackend, capacity: int, prefix_blocks: int = 0) -> None:
         self.backend, self.capacity, self.layers_launched = backend, capacity, 0
         self.every_layer: Sequence[str] = backend.every_layer
+        self.packs_steps = backend.packs_steps
         spare_slots = LEAST_ROWS - 1 if backend.pads_attention else 0
         self.caches = KVCaches(backend.manifest, backend.cache_dtype, capacity, spare_slots)
+        self.prefix_blocks = PrefixBlocks(self.caches, prefix_blocks) if prefix_blocks else None
+        self.ends = RowEnds(capacity, self.caches.limit)
         self.buffers = StepBuffers(backend.manifest, backend.dtype, backend.logits_dtype)
         self._steps: OrderedDict[StepShape, _BoundStep] = OrderedDict()
         self._latest: tuple[tuple[int, list[int], list[int]], _BoundStep] | None = None
-        self._bound_caches: dict[tuple[int, int, int], dict[str, ort.OrtValue]] = {}
+        self._bound_caches: dict[tuple[int, int], dict[str, ort.OrtValue]] = {}
 
     def step(self, first_index: int, counts: Sequence[int], wanted: Sequence[int] = ()) -> Step:
         key = (first_index, counts, wanted or [])
@@ -88,7 +99,7 @@ class OnnxRuntimeContext:
                 self._steps.popitem(last=False)
         else:
             self._steps.move_to_end(shape)
-        step.positions.arrange(counts, wanted)
+        step.arrange(counts, wanted)
         self._latest = (first_index, list(counts), list(wanted)), step
         return step
 
@@ -97,78 +108,77 @@ class OnnxRuntimeContext:
         self.backend.launches[graph] += 1
         self.layers_launched += self.backend.layers[graph]
 
-    def reserve(self, needed: int) -> None:
-        """Grow the caches to ``needed`` slots. Raises CacheFullError beyond the bundle's max_seq_len."""
-        generation = self.caches.generation
-        self.caches.reserve(needed)
-        if self.caches.generation != generation:
-            self._bound_caches.clear()
-            for step in self._steps.values():
-                step.unbind()  # bindings would keep the replaced memory alive
-
     def bound_caches(self, first_index: int, batch_size: int) -> dict[str, ort.OrtValue]:
-        """Name → OrtValue of the caches of consecutive batch indices, with their current number of slots."""
-        key = (first_index, batch_size, self.caches.slots)
+        """Name → OrtValue of the caches of consecutive rows."""
+        key = (first_index, batch_size)
         if key not in self._bound_caches:
             part, arrays = slice(first_index, first_index + batch_size), self.caches.arrays.items()
             self._bound_caches[key] = {name: ort.OrtValue.ortvalue_from_numpy(array[part]) for name, array in arrays}
         return self._bound_caches[key]
 
-    def clear(self) -> None:
-        self.caches.clear()
+    def fits_together(self, first_index: int, counts: Sequence[int], num_cached_tokens: Sequence[int]) -> bool:
+        if self.packs_steps:  # rows without tokens are not written
+            return max(num_cached_tokens) + max(counts) <= self.caches.limit
+        return self.ends.fit(first_index, counts, num_cached_tokens)
+
+    def release_row(self, row: int) -> None:
+        self.caches.release(row)
+        self.ends.release(row)
 
     def move_row(self, source: int, target: int, num_cached_tokens: int) -> None:
         self.caches.move_row(source, target, num_cached_tokens)
+        self.ends.move(source, target, num_cached_tokens)
 
     def close(self) -> None:
         self._steps.clear()
         self._bound_caches.clear()
         self._latest = None
-
-
-@dataclass
-class _Bound:
-    """Bindings of a step to caches of ``slots`` slots: bound runs by form, attention masks by input name."""
-
-    slots: int
-    runs: dict[str, Callable[[], None]] = field(default_factory=dict)
-    biases: dict[str, AttentionBias] = field(default_factory=dict)
+        if self.prefix_blocks is not None:
+            self.prefix_blocks.close()
+        self.caches.close()
 
 
 class _BoundStep:
-    """Arrays of one step shape, and an IO binding per form and number of cache slots, created when first run."""
+    """Arrays of one step shape, and an IO binding per form, created when first run."""
 
     def __init__(self, context: OnnxRuntimeContext, shape: StepShape) -> None:
         self.shape, self.positions = shape, StepPositions(shape)
         arrays = context.buffers.views(shape)
         self.input_ids, self.hidden, self.logits, self.token, self.score = arrays
         self._context = context
+        self._counts: Sequence[int] = []
         self._num_cached_tokens: Sequence[int] = [0] * shape.batch_size
         self._batched = self._ragged = False
-        self._bound_by_slots: dict[int, _Bound] = {}
-        self._bound = self._bound_by_slots[context.caches.slots] = _Bound(context.caches.slots)  # for the current caches
-        self._generation = context.caches.generation
+        self._runs: dict[str, Callable[[], None]] = {}
+        self._biases: dict[str, AttentionBias] = {}  # by input name
+
+    def arrange(self, counts: Sequence[int], wanted: Sequence[int]) -> None:
+        self._counts = counts
+        self.positions.arrange(counts, wanted)
 
     def place(self, num_cached_tokens: Sequence[int]) -> None:
-        context, shape, longest = self._context, self.shape, max(num_cached_tokens)
-        if longest + shape.seq > context.caches.slots:
-            context.reserve(longest + shape.seq)
-        self._num_cached_tokens = list(num_cached_tokens)
-        if shape.batch_size == 1 or context.backend.pads_attention:
+        context, shape = self._context, self.shape
+        if context.packs_steps:
             self._batched = self._ragged = False
         else:
-            is_faster = context.backend.batched_decode_is_faster
-            self._batched = not shape.even or prefers_batched(num_cached_tokens, shape.seq, context.caches.slots, is_faster)
-            self._ragged = not self._batched and min(num_cached_tokens) != longest
+            num_cached_tokens = context.ends.place(shape.first_index, self._counts, num_cached_tokens)
+            is_faster, slots = context.backend.batched_decode_is_faster, context.caches.slots
+            several = shape.batch_size > 1
+            self._batched = several and (not shape.even or prefers_batched(num_cached_tokens, shape.seq, slots, is_faster))
+            self._ragged = several and not self._batched and min(num_cached_tokens) != max(num_cached_tokens)
+        self._check_room(max(num_cached_tokens) + shape.seq)
+        self._num_cached_tokens = list(num_cached_tokens)
         self.positions.place(num_cached_tokens)
-        self._follow_caches()
         if self._batched:
-            for bias in self._bound.biases.values():
+            for bias in self._biases.values():
                 bias.fill(num_cached_tokens)
 
+    def _check_room(self, needed: int) -> None:
+        if needed > self._context.caches.limit:
+            raise cache_full(needed, self._context.caches.limit)
+
     def place_scattered(self, slot: int, positions: NDArray[np.int64], before: NDArray[np.int64] | None = None) -> None:
-        self._context.reserve(slot + len(positions))
-        self._follow_caches()
+        self._check_room(slot + len(positions))
         self.positions.place_scattered(slot, positions)
         self._batched, self._ragged = True, False
         if before is not None:
@@ -182,11 +192,10 @@ class _BoundStep:
     def run(self, graph: str) -> None:
         self._context.count(graph)
         form = self._form(graph)
-        self._follow_caches()  # another step may have grown them since `place`
         try:
-            run = self._bound.runs.get(form)
+            run = self._runs.get(form)
             if run is None:
-                run = self._bound.runs[form] = self._bind(graph, form)
+                run = self._runs[form] = self._bind(graph, form)
             run()
         except BundleError:
             raise
@@ -201,23 +210,6 @@ class _BoundStep:
         if self._batched:
             return batched_graph(graph)
         return ragged_graph(graph) if self._ragged and ragged_graph(graph) in backend.ragged else graph
-
-    def unbind(self) -> None:
-        """Drop all bindings; the caches' memory has been replaced."""
-        caches = self._context.caches
-        self._bound_by_slots.clear()
-        self._bound = self._bound_by_slots[caches.slots] = _Bound(caches.slots)
-        self._generation = caches.generation
-
-    def _follow_caches(self) -> None:
-        """Use the bindings for the current number of cache slots."""
-        caches = self._context.caches
-        if self._generation != caches.generation:
-            self.unbind()
-        if self._bound.slots != caches.slots:
-            self._bound = self._bound_by_slots.setdefault(caches.slots, _Bound(caches.slots))
-            for bias in self._bound.biases.values():  # filled by an earlier step over this many slots
-                bias.fill(self._num_cached_tokens)
 
     def _bind(self, graph: str, form: str) -> Callable[[], None]:
         session = self._context.backend.session(form)
@@ -255,8 +247,8 @@ class _BoundStep:
         }
 
     def _bias(self, name: str) -> AttentionBias:
-        if name not in self._bound.biases:
+        if name not in self._biases:
             shape = self.shape
-            bias = self._bound.biases[name] = AttentionBias.named(name, shape.batch_size, shape.seq, self._context.caches.slots)
+            bias = self._biases[name] = AttentionBias.named(name, shape.batch_size, shape.seq, self._context.caches.slots)
             bias.fill(self._num_cached_tokens)
-        return self._bound.biases[name]
+        return self._biases[name]

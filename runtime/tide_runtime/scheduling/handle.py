@@ -1,0 +1,118 @@
+"""What a caller holds of a request: iterate it, await it, wait for its result, or cancel it."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable, Generator, Iterator
+from concurrent.futures import Future
+from contextlib import suppress
+from queue import SimpleQueue
+from typing import Any
+
+from tide_runtime.outputs import Chunk, Generation
+
+_Item = Chunk | BaseException
+
+
+class GenerationHandle:
+    """One submitted request.
+
+    Iterating (``for`` or ``async for``, one consumer) gives a `Chunk` per token as soon as it is final; leaving the loop early
+    cancels the request. `result`, or ``await``, gives the whole `Generation`. Both raise the request's error: NumericsError,
+    BundleError, EngineClosedError.
+
+    Args:
+        cancel: tells the engine loop that nobody waits for the request any more.
+        streamed: whether chunks are delivered; otherwise only the result is.
+        owner: kept alive as long as the handle is.
+    """
+
+    def __init__(self, cancel: Callable[[], None], streamed: bool, owner: object = None) -> None:
+        self.streamed, self._cancel, self._owner = streamed, cancel, owner
+        self._result: Future[Generation] = Future()
+        self._chunks: SimpleQueue[_Item] = SimpleQueue()
+        self._forward: Callable[[_Item], None] = self._chunks.put
+        self._lock = threading.Lock()
+
+    @property
+    def done(self) -> bool:
+        """Whether the request has ended, with a result or an error."""
+        return self._result.done()
+
+    def cancel(self) -> None:
+        """End the request after the token in progress; its result has what was generated. Does nothing when it is done."""
+        if not self.done:
+            self._cancel()
+
+    def result(self, timeout: float | None = None) -> Generation:
+        """Wait for the whole generation, at most ``timeout`` seconds. Raises TimeoutError, or the request's error."""
+        return self._result.result(timeout)
+
+    def __iter__(self) -> Iterator[Chunk]:
+        try:
+            while True:
+                chunk = _chunk(self._chunks.get())
+                yield chunk
+                if chunk.generation is not None:
+                    return
+        finally:
+            self.cancel()
+
+    async def __aiter__(self) -> AsyncIterator[Chunk]:
+        loop, chunks = asyncio.get_running_loop(), asyncio.Queue[_Item]()
+
+        def forward(item: _Item) -> None:
+            with suppress(RuntimeError):  # the event loop is closed: its tasks are gone
+                loop.call_soon_threadsafe(chunks.put_nowait, item)
+
+        with self._lock:
+            self._forward = forward
+            while not self._chunks.empty():
+                chunks.put_nowait(self._chunks.get_nowait())
+        try:
+            while True:
+                chunk = _chunk(await chunks.get())
+                yield chunk
+                if chunk.generation is not None:
+                    return
+        finally:
+            self.cancel()
+
+    def __await__(self) -> Generator[Any, None, Generation]:
+        return self._wait().__await__()
+
+    async def _wait(self) -> Generation:
+        try:
+            return await asyncio.shield(asyncio.wrap_future(self._result))
+        except asyncio.CancelledError:
+            self.cancel()
+            raise
+
+    # --- the engine loop's side
+
+    def deliver(self, chunk: Chunk) -> None:
+        """Hand over one token."""
+        if self.streamed:
+            self._put(chunk)
+
+    def finish(self, last: Chunk) -> None:
+        """Hand over the last token and the result."""
+        assert last.generation is not None
+        self._put(last)
+        self._result.set_result(last.generation)
+
+    def fail(self, error: BaseException) -> None:
+        """End the request with ``error``."""
+        self._put(error)
+        self._result.set_exception(error)
+
+    def _put(self, item: _Item) -> None:
+        with self._lock:
+            self._forward(item)
+
+
+def _chunk(item: _Item) -> Chunk:
+    if isinstance(item, BaseException):
+        raise item
+    return item

@@ -1,0 +1,209 @@
+"""The engine loop: one thread that steps while there is work, for requests of any number of threads and event loops."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from time import monotonic, perf_counter
+
+from tide_runtime.backends.base import ExecutionContext
+from tide_runtime.depth.policy import DepthPolicy
+from tide_runtime.errors import EngineClosedError
+from tide_runtime.metrics import EngineMetrics
+from tide_runtime.outputs import Chunk, Generation
+from tide_runtime.scheduling.handle import GenerationHandle
+from tide_runtime.scheduling.scheduler import Request, Scheduler, StepPlan
+from tide_runtime.scheduling.step import run_step, take
+from tide_runtime.sequence import FinishReason, TokenSequence
+
+_MOST_FAILURES = 3  # steps in a row; then the backend is given up
+
+
+@dataclass(eq=False)
+class Submitted(Request):
+    """A request and its caller's handle. ``aborted``: the caller does not want it any more."""
+
+    handle: GenerationHandle | None = None
+    aborted: bool = False
+
+    @property
+    def caller(self) -> GenerationHandle:
+        assert self.handle is not None
+        return self.handle
+
+
+class EngineLoop:
+    """Runs the requests of an engine. The thread starts with the first one and sleeps while there is none.
+
+    A request whose logits are not finite ends alone. When the backend raises, the requests of that step end with its error and the
+    loop goes on; after three such steps in a row the loop is dead, and all requests end with an error.
+
+    Args:
+        make_context: makes the caches, in the loop's thread.
+        finish: makes the result of a sequence that has ended.
+    """
+
+    def __init__(
+        self,
+        policy: DepthPolicy,
+        make_context: Callable[[], ExecutionContext],
+        scheduler: Scheduler,
+        finish: Callable[[TokenSequence], Generation],
+        metrics: EngineMetrics,
+    ) -> None:
+        self.policy, self.scheduler, self.metrics = policy, scheduler, metrics
+        self.context: ExecutionContext | None = None
+        self._make_context, self._finish = make_context, finish
+        self._changed = threading.Condition()  # guards the scheduler's queues, and all below
+        self._thread: threading.Thread | None = None
+        self._process, self._failures = os.getpid(), 0
+        self._stop: str | None = None  # None, "drain" or "abort"
+        self._dead: BaseException | None = None
+
+    @property
+    def healthy(self) -> bool:
+        """Whether requests are taken."""
+        return self._stop is None and self._dead is None and self._process == os.getpid()
+
+    def submit(self, request: Submitted, forced: bool = False) -> None:
+        """Queue a request. Raises QueueFullError unless ``forced``, and EngineClosedError."""
+        self._check_open()
+        with self._changed:
+            self._check_open()
+            self.scheduler.add(request, forced)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="tide-engine", daemon=True)
+                self._thread.start()
+            self._changed.notify_all()
+
+    def abort(self, request: Submitted) -> None:
+        """End a request: at once when it waits, else after the step in progress."""
+        with self._changed:
+            if request.caller.done or self._process != os.getpid():
+                return
+            request.aborted = True
+            if request.sequence.batch_index < 0 and request in self.scheduler.requests():
+                self.scheduler.remove(request)
+                self._end(request, "cancelled")
+
+    def stop(self, abort: bool) -> None:
+        """Take no more requests, and wait until those in progress are finished, or cancelled when ``abort``."""
+        if self._process != os.getpid():
+            return
+        with self._changed:
+            self._stop = "abort" if abort or self._stop == "abort" else "drain"
+            thread = self._thread
+            self._changed.notify_all()
+        if thread is not None and thread is not threading.current_thread():
+            thread.join()
+
+    def _check_open(self) -> None:
+        if self._process != os.getpid():
+            raise EngineClosedError("the engine was loaded before this process was forked; load it in this process")
+        if self._dead is not None:
+            raise EngineClosedError(f"the engine has failed ({self._dead}); load it again") from self._dead
+        if self._stop is not None:
+            raise EngineClosedError("the engine is closed; load it again")
+
+    # --- in the loop's thread
+
+    def _run(self) -> None:
+        try:
+            while (plan := self._next_plan()) is not None:
+                self._step(plan)
+        except BaseException as error:  # a bug here must not leave callers waiting
+            self._die(error)
+        finally:
+            with self._changed:
+                for request in self.scheduler.requests():
+                    self._leave(request)
+                    self._end(request, "cancelled")
+                if self.context is not None:
+                    self.context.close()
+
+    def _next_plan(self) -> StepPlan | None:
+        """Wait for work and plan a step; None when the loop is to end."""
+        with self._changed:
+            while self._stop is None and not self.scheduler.has_work:
+                self._changed.wait()
+            if self._stop == "abort" or not self.scheduler.has_work:
+                return None
+            return self.scheduler.step(monotonic())
+
+    def _step(self, plan: StepPlan) -> None:
+        began = perf_counter()
+        for request in plan.expired:
+            self._end(request, "deadline")
+        try:
+            if self.context is None:
+                self.context = self._make_context()
+            outcome = run_step(self.policy, self.context, plan)
+        except Exception as error:
+            self._fail([*plan.requests], error)
+            return
+        self._failures = 0
+        for request, tokens in outcome:
+            self._take(request, tokens)
+        for request, _ in plan.prompts:
+            if request.sequence.batch_index >= 0:
+                self._save(request)
+        self.metrics.stepped(plan, outcome, self.scheduler, perf_counter() - began)
+
+    def _take(self, request: Request, tokens: list[int]) -> None:
+        assert isinstance(request, Submitted)
+        sequence, handle = request.sequence, request.caller
+        for event in take(sequence, tokens):
+            self.metrics.took_token(sequence)
+            if sequence.finish_reason is not None:
+                self._save(request)
+                self._leave(request)
+                handle.finish(Chunk(event.text, event.token, self._finish(sequence)))
+                return
+            handle.deliver(Chunk(event.text, event.token))
+        if sequence.error is not None:
+            self._leave(request)
+            handle.fail(sequence.error)
+        elif request.aborted:
+            self._save(request)
+            self._leave(request)
+            self._end(request, "cancelled")
+
+    def _save(self, request: Request) -> None:
+        """Copy what is new of the request's row into the prefix cache."""
+        copies = self.scheduler.save(request, self.policy.settled(request.sequence))
+        if copies is not None:
+            assert self.context is not None and self.context.prefix_blocks is not None
+            self.context.prefix_blocks.save(*copies)
+
+    def _leave(self, request: Request) -> None:
+        with self._changed:
+            row = self.scheduler.remove(request)
+        if row is not None and self.context is not None:
+            self.context.release_row(row)
+
+    def _end(self, request: Request, reason: FinishReason) -> None:
+        """Deliver what a request has, which is not all it asked for."""
+        assert isinstance(request, Submitted)
+        if request.caller.done:
+            return
+        if self._dead is not None:
+            request.caller.fail(EngineClosedError(f"the engine has failed ({self._dead}); load it again"))
+            return
+        request.sequence.end(reason)
+        last = request.sequence.pieces[-1]
+        request.caller.finish(Chunk(last, request.sequence.last_token, self._finish(request.sequence)))
+
+    def _fail(self, requests: list[Request], error: Exception) -> None:
+        self._failures += 1
+        for request in requests:
+            assert isinstance(request, Submitted)
+            self._leave(request)
+            request.caller.fail(error)
+        if self._failures >= _MOST_FAILURES:
+            raise error
+
+    def _die(self, error: BaseException) -> None:
+        with self._changed:
+            self._dead = error

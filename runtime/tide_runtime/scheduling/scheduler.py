@@ -1,0 +1,329 @@
+"""The scheduler: which requests run, what each step does for them, and which blocks of KV memory they hold.
+
+It computes nothing and touches no cache: `Scheduler.step` returns a plan, the engine loop carries it out. As in Orca (Yu et al.
+2022) requests join and leave between steps; as in Sarathi-Serve (Agrawal et al. 2024) prompts run in chunks beside the decodes, so
+that a long prompt does not stall them. A request that needs a block when none is left takes those of the prefix cache, then those
+of the request that ranks last, which is preempted and computed again later (vLLM, Kwon et al. 2023).
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from itertools import count
+
+from tide_runtime.backends.kv_caches import BLOCK_TOKENS
+from tide_runtime.depth.policy import PromptChunk
+from tide_runtime.errors import ParamsError, QueueFullError
+from tide_runtime.scheduling.prefix_tree import PrefixTree
+from tide_runtime.sequence import TokenSequence
+
+
+@dataclass(eq=False)
+class Request:
+    """A sequence that wants to be generated.
+
+    Args:
+        priority: requests of a higher one are served first.
+        deadline: time (of `time.monotonic`) at which it ends, finished or not.
+        number: order of arrival, set by `Scheduler.add`.
+        blocks: blocks of KV memory that its row holds.
+    """
+
+    sequence: TokenSequence
+    priority: int = 0
+    deadline: float = math.inf
+    number: int = -1
+    blocks: int = 0
+
+    @property
+    def rank(self) -> tuple[int, int]:
+        """Lower ranks are served first and preempted last."""
+        return -self.priority, self.number
+
+
+@dataclass
+class StepPlan:
+    """What one step does, to be carried out in the order of the fields.
+
+    Args:
+        expired: requests whose deadline has passed; they hold nothing any more.
+        released_rows: rows whose keys and values nobody needs.
+        moves: (source row, target row, tokens) copies that close gaps between rows.
+        loads: (blocks of the prefix cache, row) copies to the beginning of a row.
+        released_blocks: blocks that the prefix cache gave up.
+        decoding: requests that decode, by rising rows.
+        prompts: requests and how many of their tokens are prefilled.
+    """
+
+    expired: list[Request] = field(default_factory=list)
+    released_rows: list[int] = field(default_factory=list)
+    moves: list[tuple[int, int, int]] = field(default_factory=list)
+    loads: list[tuple[list[int], int]] = field(default_factory=list)
+    released_blocks: list[int] = field(default_factory=list)
+    decoding: list[Request] = field(default_factory=list)
+    prompts: list[tuple[Request, int]] = field(default_factory=list)
+
+    @property
+    def chunks(self) -> list[PromptChunk]:
+        return [PromptChunk(request.sequence, tokens) for request, tokens in self.prompts]
+
+    @property
+    def requests(self) -> Iterator[Request]:
+        """All that take part, in the order in which a policy returns their tokens."""
+        yield from self.decoding
+        yield from (request for request, _ in self.prompts)
+
+
+@dataclass(frozen=True)
+class SchedulerOptions:
+    """What a scheduler plans with.
+
+    Args:
+        max_batch: requests that run at once, each in a row of its own.
+        blocks: blocks of KV memory in all, for rows and the prefix cache together.
+        slots: most tokens of a row.
+        lookahead: most tokens that a step puts into the cache of a request that decodes.
+        prompt_tokens: by the number of requests that decode, how many prompt tokens a step may prefill beside them.
+        can_preempt: whether a request may be computed again. Otherwise it starts only when all it may need is free.
+        max_queue: requests that may wait.
+        consecutive_rows: running requests must have the first rows, without gaps.
+        prompts_first: no request decodes while a prompt can run. Benchmarks tell prompts and decodes apart by that.
+    """
+
+    max_batch: int
+    blocks: int
+    slots: int
+    lookahead: int = 1
+    prompt_tokens: Callable[[int], int] = lambda decoding: 256
+    can_preempt: bool = True
+    max_queue: float = math.inf
+    consecutive_rows: bool = False
+    prompts_first: bool = False
+
+
+class Scheduler:
+    """Plans step after step for all requests of an engine.
+
+    Args:
+        tree: the prefix cache's; None: prompts are always computed whole.
+
+    Raises ParamsError when ``blocks`` do not hold one sequence of full length.
+    """
+
+    def __init__(self, options: SchedulerOptions, tree: PrefixTree | None = None) -> None:
+        least = blocks_of(options.slots)
+        if options.blocks < least:
+            raise ParamsError(f"the KV memory holds {options.blocks} blocks, one sequence of {options.slots} tokens needs {least}")
+        self.options, self.tree = options, tree
+        self.running: list[Request] = []
+        self.preemptions = 0
+        self._waiting: list[tuple[tuple[int, int], Request]] = []  # a heap; requests that left it early are skipped
+        self._queued: set[Request] = set()
+        self._timed: set[Request] = set()
+        self._free = options.blocks
+        self._free_rows = list(range(options.max_batch))
+        self._free_ids = list(range(options.blocks - 1, -1, -1)) if tree is not None else []
+        self._numbers = count()
+
+    @property
+    def waiting(self) -> int:
+        """Requests that have no row, preempted ones included."""
+        return len(self._queued)
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.running or self._queued)
+
+    @property
+    def blocks_in_rows(self) -> int:
+        return sum(request.blocks for request in self.running)
+
+    @property
+    def blocks_in_tree(self) -> int:
+        return len(self.tree) if self.tree is not None else 0
+
+    def add(self, request: Request, forced: bool = False) -> None:
+        """Queue ``request``. Raises QueueFullError when as many wait as may, unless ``forced``."""
+        if not forced and self.waiting >= self.options.max_queue:
+            raise QueueFullError(f"{self.waiting} requests wait already, at most {self.options.max_queue} may; send it again later")
+        request.number = next(self._numbers)
+        self._enqueue(request)
+        if request.deadline < math.inf:
+            self._timed.add(request)
+
+    def remove(self, request: Request) -> int | None:
+        """Forget a request that is finished, failed or aborted. Returns the row that it had, whose memory may be released."""
+        self._timed.discard(request)
+        self._queued.discard(request)
+        if request not in self.running:
+            return None
+        return self._take_row(request)
+
+    def requests(self) -> list[Request]:
+        """All requests, running or waiting."""
+        return [*self.running, *self._queued]
+
+    def step(self, now: float = 0.0) -> StepPlan:
+        """Plan the next step at time ``now``, admitting and preempting requests as it takes."""
+        plan = StepPlan()
+        self._expire(now, plan)
+        if self.options.consecutive_rows:
+            self._close_gaps(plan)
+        budget = self._extend(plan)
+        self._admit(budget, plan)
+        if self.options.prompts_first and plan.prompts:
+            plan.decoding.clear()
+        plan.decoding.sort(key=lambda request: request.sequence.batch_index)
+        return plan
+
+    def save(self, request: Request, settled: int) -> tuple[int, int, list[int]] | None:
+        """Take the first ``settled`` tokens of a running request into the prefix cache.
+
+        Returns (row, first block, block ids): what is to be copied out of the row; None where there is nothing new.
+        """
+        sequence = request.sequence
+        if self.tree is None or not sequence.params.use_prefix_cache:
+            return None
+        known, ids = self.tree.insert(sequence.tokens[:settled], sequence.params.cache_salt, self._allocate)
+        return (sequence.batch_index, known, ids) if ids else None
+
+    # --- plans
+
+    def _expire(self, now: float, plan: StepPlan) -> None:
+        for request in [request for request in self._timed if request.deadline <= now]:
+            row = self.remove(request)
+            plan.expired.append(request)
+            plan.released_rows += [row] if row is not None else []
+
+    def _close_gaps(self, plan: StepPlan) -> None:
+        """Move the last rows into the gaps that finished requests left."""
+        by_row = {request.sequence.batch_index: request for request in self.running}
+        for gap in range(len(by_row)):
+            if gap not in by_row:
+                last = max(by_row)
+                sequence = by_row[last].sequence
+                plan.moves.append((last, gap, sequence.num_cached_tokens))
+                by_row[gap], sequence.batch_index = by_row.pop(last), gap
+        self._free_rows = [row for row in range(self.options.max_batch) if row not in by_row]
+
+    def _extend(self, plan: StepPlan) -> int:
+        """Plan the running requests, the first in rank first. Returns the prompt tokens that are left for others."""
+        budget = self.options.prompt_tokens(sum(request.sequence.prefilled for request in self.running))
+        for request in sorted(self.running, key=lambda request: request.rank):
+            if request not in self.running:  # preempted for one before it
+                continue
+            sequence = request.sequence
+            if sequence.prefilled:
+                if self._make_room(request, sequence.num_tokens + self.options.lookahead, plan):
+                    plan.decoding.append(request)
+            elif budget > 0:
+                tokens = min(budget, sequence.prefill_end - sequence.num_cached_tokens)
+                if self._make_room(request, sequence.num_cached_tokens + tokens, plan):
+                    plan.prompts.append((request, tokens))
+                    budget -= tokens
+        return budget
+
+    def _admit(self, budget: int, plan: StepPlan) -> None:
+        """Start waiting requests in the order of their ranks, until one does not fit."""
+        while budget > 0 and self._free_rows and (request := self._next()) is not None:
+            sequence = request.sequence
+            needed = sequence.num_tokens + self.options.lookahead if self.options.can_preempt else len(sequence.tokens)
+            if self._blocks_for(sequence, needed) > self._free + self.blocks_in_tree:
+                return
+            self._queued.discard(request)
+            heapq.heappop(self._waiting)
+            self.running.append(request)
+            sequence.batch_index = heapq.heappop(self._free_rows)
+            self._load_prefix(request, plan)
+            tokens = min(budget, sequence.prefill_end - sequence.num_cached_tokens)
+            kept = sequence.num_cached_tokens + tokens if self.options.can_preempt else needed
+            self._reserve(request, max(kept, 1), plan)
+            if tokens:
+                plan.prompts.append((request, tokens))
+                budget -= tokens
+            else:  # the prefix cache held all of a preempted request
+                sequence.prefilled = True
+
+    def _load_prefix(self, request: Request, plan: StepPlan) -> None:
+        sequence = request.sequence
+        if self.tree is None or not sequence.params.use_prefix_cache:
+            return
+        # The last token of a prompt is always computed, as its logits are wanted.
+        most = sequence.prefill_end - (sequence.num_tokens == sequence.prompt_tokens)
+        ids = self.tree.match(sequence.tokens[:most], sequence.params.cache_salt)
+        if ids:
+            plan.loads.append((ids, sequence.batch_index))
+            sequence.num_cached_tokens = len(ids) * BLOCK_TOKENS
+            if sequence.num_tokens == sequence.prompt_tokens:
+                sequence.prefix_tokens = sequence.num_cached_tokens
+
+    # --- queue and memory
+
+    def _next(self) -> Request | None:
+        while self._waiting and self._waiting[0][1] not in self._queued:
+            heapq.heappop(self._waiting)
+        return self._waiting[0][1] if self._waiting else None
+
+    def _enqueue(self, request: Request) -> None:
+        self._queued.add(request)
+        heapq.heappush(self._waiting, (request.rank, request))
+
+    def _take_row(self, request: Request) -> int:
+        """Free the row and the blocks of a running request."""
+        sequence, row = request.sequence, request.sequence.batch_index
+        self.running.remove(request)
+        self._free += request.blocks
+        request.blocks, sequence.batch_index = 0, -1
+        heapq.heappush(self._free_rows, row)
+        return row
+
+    def _make_room(self, request: Request, tokens: int, plan: StepPlan) -> bool:
+        """Give a running request's row room for ``tokens``; False when it had to be preempted itself."""
+        while not self._reserve(request, tokens, plan):
+            last = max(self.running, key=lambda other: other.rank)
+            self._preempt(last, plan)
+            if last is request:
+                return False
+        return True
+
+    def _preempt(self, request: Request, plan: StepPlan) -> None:
+        sequence = request.sequence
+        plan.released_rows.append(self._take_row(request))
+        sequence.num_cached_tokens, sequence.prefilled = 0, False
+        sequence.preemptions += 1
+        self.preemptions += 1
+        self._enqueue(request)
+
+    def _reserve(self, request: Request, tokens: int, plan: StepPlan) -> bool:
+        missing = self._blocks_for(request.sequence, tokens) - request.blocks
+        if missing > self._free and self.tree is not None:
+            evicted = self.tree.evict(missing - self._free)
+            plan.released_blocks += evicted
+            self._free_ids += evicted
+            self._free += len(evicted)
+        if missing > self._free:
+            return False
+        if missing > 0:
+            request.blocks += missing
+            self._free -= missing
+        return True
+
+    def _blocks_for(self, sequence: TokenSequence, tokens: int) -> int:
+        return blocks_of(min(tokens, len(sequence.tokens), self.options.slots))
+
+    def _allocate(self) -> int | None:
+        """A block for the prefix cache: a free one, else the one that was used least recently."""
+        assert self.tree is not None
+        if self._free > 0:
+            self._free -= 1
+            return self._free_ids.pop()
+        evicted = self.tree.evict(1)
+        return evicted[0] if evicted else None
+
+
+def blocks_of(tokens: int) -> int:
+    """Blocks that hold ``tokens``."""
+    return -(-tokens // BLOCK_TOKENS)

@@ -1,0 +1,88 @@
+"""Carry out a step's plan on the caches of an execution context, with a depth policy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from tide_runtime.backends.base import ExecutionContext
+from tide_runtime.depth.policy import DepthPolicy
+from tide_runtime.scheduling.scheduler import Request, Scheduler, SchedulerOptions, StepPlan, blocks_of
+from tide_runtime.sequence import TokenSequence
+
+
+class TokenEvent(NamedTuple):
+    """``sequence`` has taken ``token``; ``text`` may be shown now."""
+
+    sequence: TokenSequence
+    token: int
+    text: str
+
+
+def run_step(policy: DepthPolicy, context: ExecutionContext, plan: StepPlan) -> list[tuple[Request, list[int]]]:
+    """Run ``plan``; the new tokens of each request that took part."""
+    for row in plan.released_rows:
+        context.release_row(row)
+    for source, target, tokens in plan.moves:
+        context.move_row(source, target, tokens)
+    for ids, row in plan.loads:
+        assert context.prefix_blocks is not None
+        context.prefix_blocks.load(ids, row)
+    if plan.released_blocks:
+        assert context.prefix_blocks is not None
+        context.prefix_blocks.release(plan.released_blocks)
+    decoding = [request.sequence for request in plan.decoding]
+    if not decoding and not plan.prompts:
+        return []
+    before = context.layers_launched
+    tokens = policy.step(context, decoding, plan.chunks)
+    for sequence in decoding:
+        sequence.layers_run += context.layers_launched - before
+        sequence.company = max(sequence.company, len(decoding))
+    return list(zip(plan.requests, tokens, strict=True))
+
+
+def take(sequence: TokenSequence, tokens: Sequence[int]) -> Iterator[TokenEvent]:
+    """Append ``tokens`` to the sequence's output, up to its end."""
+    for token in tokens:
+        if sequence.error is not None:
+            return
+        yield TokenEvent(sequence, token, sequence.append(token))
+        if sequence.finish_reason is not None:
+            return
+
+
+def run(
+    policy: DepthPolicy,
+    context: ExecutionContext,
+    sequences: Sequence[TokenSequence],
+    at_once: int | None = None,
+    options: SchedulerOptions | None = None,
+) -> Iterator[TokenEvent]:
+    """Generate for ``sequences`` in the calling thread, ``at_once`` of them together; yields every token as it becomes final.
+
+    Prompts run before decodes, so that the two can be timed apart, unless ``options`` say otherwise. Raises NumericsError.
+    """
+    slots = max(len(sequence.tokens) for sequence in sequences)
+    rows = min(context.capacity, at_once or context.capacity)
+    scheduler = Scheduler(
+        options
+        or SchedulerOptions(
+            max_batch=rows,
+            blocks=rows * blocks_of(slots + policy.lookahead),
+            slots=slots,
+            lookahead=policy.lookahead,
+            consecutive_rows=not context.packs_steps,
+            prompts_first=True,
+        )
+    )
+    for sequence in sequences:
+        scheduler.add(Request(sequence))
+    while scheduler.has_work:
+        for request, tokens in run_step(policy, context, scheduler.step()):
+            sequence = request.sequence
+            yield from take(sequence, tokens)
+            if sequence.error is not None:
+                raise sequence.error
+            if sequence.finish_reason is not None and (row := scheduler.remove(request)) is not None:
+                context.release_row(row)
