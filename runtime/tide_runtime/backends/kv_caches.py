@@ -1,78 +1,82 @@
-"""KV caches in host memory that grow with their longest sequence and shrink again when cleared.
+"""KV caches in host memory: rows of a fixed number of slots, of which only the written pages take physical memory.
 
-Batched attention reads every slot of the caches, filled or not, so an unused slot costs as much as a token. Attention of a
-single sequence reads only the filled slots, so caches for one sequence have max_seq_len slots from the start.
+A cache then grows with its text without a copy, and attention reads it as one contiguous array (the idea of vAttention, Prabhu
+et al. 2024, arXiv:2405.04437, with the pages of the operating system in place of the GPU driver's).
 """
 
 from __future__ import annotations
 
-from math import prod
+import mmap
+from collections.abc import Iterable
+from math import gcd, lcm
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tide_runtime.backends.lazy_memory import LazyMemory
 from tide_runtime.bundle.manifest import Manifest
 from tide_runtime.errors import CacheFullError
 
-_MIN_SLOTS = 128  # fewer gain nothing: GroupQueryAttention parallelizes poorly over a short cache
-# Growing copies the caches, which takes half a decode step (demo model, 8 sequences). With smaller increments copies cost more
-# than the spared slots save; with larger ones the empty slots cost more.
-_SLOT_INCREMENT = 32
+BLOCK_TOKENS = 16  # tokens of a block, the unit in which the memory of a text is counted and its prefixes are kept
+_MOST_ADDED = 8  # slots are rounded up by at most 1/8, because batched attention reads every slot
+_CLEANED_SLOTS = 128  # slots that are searched for NaN at a time where memory cannot be given back
 
 
 class KVCaches:
-    """Caches of ``capacity`` sequences; ``arrays``: name → [capacity, heads, slots, head_dim].
+    """Caches of ``rows`` sequences.
 
-    ``spare_slots``: slots beyond max_seq_len, which steps pad into.
+    Args:
+        spare_slots: slots beyond max_seq_len, which steps pad into.
 
-    Memory costs nothing until written, because the operating system backs pages lazily. Arrays of any number of slots are views
-    from the start of the same allocation; ``generation`` changes when an allocation is replaced, which invalidates bindings.
+    Attributes:
+        arrays: name (``key_cache_i``, ``value_cache_i``) → [rows, heads, slots, head_dim], contiguous. The arrays are never
+            replaced, so bindings to them stay valid until `close`.
+        limit: slots that a step may write, max_seq_len + spare_slots.
+        slots: ``limit``, rounded up to whole pages for each row where few slots make up the difference.
+        block_bytes: bytes of BLOCK_TOKENS tokens over all layers.
+
+    Raises DeviceMemoryError when the operating system refuses the address space.
     """
 
-    def __init__(self, manifest: Manifest, dtype: type[np.generic], capacity: int, spare_slots: int = 0) -> None:
-        self.limit, self.generation = manifest.max_seq_len + spare_slots, 0
-        self._initial_slots = self.slots = self.limit if capacity == 1 else _slots_for(1, self.limit)
-        self._memory: dict[str, NDArray[np.generic]] = {}  # flat allocations, sized for the most slots so far
-        self.arrays: dict[str, NDArray[np.generic]] = {}
-        for layer, kv in enumerate(manifest.kv):
-            for kind, head_dim in (("key", kv.key_dim), ("value", kv.value_dim)):
-                shape = (capacity, kv.heads, self.slots, head_dim)
-                self._memory[f"{kind}_cache_{layer}"] = np.zeros(prod(shape), dtype)
-                self.arrays[f"{kind}_cache_{layer}"] = self._memory[f"{kind}_cache_{layer}"].reshape(shape)
+    def __init__(self, manifest: Manifest, dtype: type[np.generic], rows: int, spare_slots: int = 0) -> None:
+        itemsize = np.dtype(dtype).itemsize
+        shapes = {
+            f"{kind}_cache_{layer}": (kv.heads, head_dim)
+            for layer, kv in enumerate(manifest.kv)
+            for kind, head_dim in (("key", kv.key_dim), ("value", kv.value_dim))
+        }
+        slot_bytes = {name: heads * head_dim * itemsize for name, (heads, head_dim) in shapes.items()}
+        self.limit = manifest.max_seq_len + spare_slots
+        self.slots = _whole_pages(self.limit, slot_bytes.values())
+        self.block_bytes = BLOCK_TOKENS * sum(slot_bytes.values())
+        self._memory = {name: LazyMemory(rows * self.slots * size) for name, size in slot_bytes.items()}
+        self.arrays: dict[str, NDArray[np.generic]] = {
+            name: self._memory[name].bytes.view(dtype).reshape(rows, heads, self.slots, head_dim)
+            for name, (heads, head_dim) in shapes.items()
+        }
 
-    def clear(self) -> None:
-        """Shrink to the initial number of slots; the memory keeps its old contents."""
-        if self.slots == self._initial_slots:
-            return
-        self.slots = self._initial_slots
+    def release(self, row: int) -> None:
+        """Give the physical memory of ``row`` back to the operating system; its slots are zero afterwards.
+
+        Where memory cannot be given back, the slots keep their values, and those of a failed request, NaN or infinite, become
+        zero: masked attention multiplies unused slots by 0, which does not hide them.
+        """
         for name, array in self.arrays.items():
-            self.arrays[name] = self._cut(name, array)
-
-    def reserve(self, needed: int) -> None:
-        """Grow to at least ``needed`` slots. Raises CacheFullError beyond the bundle's max_seq_len and the spare slots."""
-        if needed <= self.slots:
-            return
-        if needed > self.limit:
-            raise cache_full(needed, self.limit)
-        filled, self.slots = self.slots, _slots_for(needed, self.limit)
-        replaced = False
-        for name, old in self.arrays.items():  # one array at a time, so that only one exists twice
-            size = old.size // filled * self.slots
-            if self._memory[name].size < size:
-                self._memory[name], replaced = np.zeros(size, old.dtype), True
-            self.arrays[name] = self._cut(name, old)
-            self.arrays[name][:, :, :filled] = old  # NumPy buffers overlapping copies
-        self.generation += replaced
+            size = array[row].nbytes
+            if not self._memory[name].give_back(row * size, (row + 1) * size):
+                _clean(array[row])
 
     def move_row(self, source: int, target: int, num_cached_tokens: int) -> None:
-        """Copy the cached tokens of batch index ``source`` to batch index ``target``, in every layer."""
+        """Copy the cached tokens of row ``source`` to row ``target``, in every layer."""
         for array in self.arrays.values():
             array[target, :, :num_cached_tokens] = array[source, :, :num_cached_tokens]
 
-    def _cut(self, name: str, like: NDArray[np.generic]) -> NDArray[np.generic]:
-        """A view of ``name``'s allocation with ``slots`` slots and the other dimensions of ``like``."""
-        shape = (*like.shape[:2], self.slots, like.shape[3])
-        return self._memory[name][: prod(shape)].reshape(shape)
+    def close(self) -> None:
+        """Give all physical memory back. Address space is freed with the last array or binding that refers to it."""
+        self.arrays.clear()
+        for memory in self._memory.values():
+            memory.give_back(0, memory.bytes.size)
+        self._memory.clear()
 
 
 def cache_full(needed: int, limit: int) -> CacheFullError:
@@ -83,6 +87,22 @@ def cache_full(needed: int, limit: int) -> CacheFullError:
     )
 
 
-def _slots_for(needed: int, limit: int) -> int:
-    """``needed`` plus an eighth, rounded up: geometric growth keeps the copies per token constant."""
-    return min(limit, max(_MIN_SLOTS, -(-(needed + needed // 8) // _SLOT_INCREMENT) * _SLOT_INCREMENT))
+def _whole_pages(slots: int, slot_bytes: Iterable[int]) -> int:
+    """``slots``, rounded up so that rows of all arrays begin on a page, unless that adds more than one slot in _MOST_ADDED."""
+    step = lcm(*(mmap.PAGESIZE // gcd(mmap.PAGESIZE, size) for size in slot_bytes if size))
+    rounded = -(-slots // step) * step
+    return rounded if rounded - slots <= slots // _MOST_ADDED else slots
+
+
+def _clean(values: NDArray[np.generic]) -> None:
+    """Write zeros over NaN and infinity in ``values`` [heads, slots, head_dim].
+
+    Slots are written in order, so the search ends at slots that are all zero: reading on would back the unused pages.
+    """
+    for start in range(0, values.shape[1], _CLEANED_SLOTS):
+        part = values[:, start : start + _CLEANED_SLOTS]
+        if not part.any():
+            return
+        with np.errstate(all="ignore"):
+            if not np.isfinite(part.sum()):
+                part[...] = 0

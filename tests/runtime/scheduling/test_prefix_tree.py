@@ -1,0 +1,206 @@
+"""The prefix tree against a dictionary of all known prefixes, searched in full for every request."""
+
+from __future__ import annotations
+
+import tracemalloc
+from collections.abc import Callable
+from itertools import count
+
+import numpy as np
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from tide_runtime.scheduling.prefix_tree import PrefixTree
+
+BLOCK, CAPACITY = 2, 7
+Text = tuple[str | None, tuple[int, ...]]  # salt, and tokens of whole blocks
+texts = st.lists(st.integers(0, 1), max_size=4 * BLOCK + 1)
+salts = st.sampled_from([None, "", "a"])
+
+
+class KnownPrefixes:
+    """The same bookkeeping without a tree: every known prefix with its block and the time of its last use."""
+
+    def __init__(self) -> None:
+        self.blocks: dict[Text, int] = {}
+        self.last_used: dict[Text, int] = {}
+        self._now = 0
+
+    def prefixes(self, tokens: list[int], salt: str | None) -> list[Text]:
+        return [(salt, tuple(tokens[:end])) for end in range(BLOCK, len(tokens) + 1, BLOCK)]
+
+    def use(self, tokens: list[int], salt: str | None) -> list[Text]:
+        self._now += 1
+        known: list[Text] = []
+        for text in self.prefixes(tokens, salt):
+            if text not in self.blocks:
+                break
+            known.append(text)
+            self.last_used[text] = self._now
+        return known
+
+    def add(self, text: Text, block: int) -> None:
+        self.blocks[text], self.last_used[text] = block, self._now
+
+    def evict(self, number: int, pinned: Text | None = None) -> list[int]:
+        evicted = []
+        for _ in range(number):
+            parents = {(salt, tokens[:-BLOCK]) for salt, tokens in self.blocks}
+            leaves = [text for text in self.blocks if text not in parents and text != pinned]
+            if not leaves:
+                break
+            oldest = min(leaves, key=self.last_used.__getitem__)
+            del self.last_used[oldest]
+            evicted.append(self.blocks.pop(oldest))
+        return evicted
+
+
+class TreeAndModel(RuleBasedStateMachine):
+    """An owner of CAPACITY blocks, which makes room by eviction in the middle of `insert` or gives up."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tree, self.model, self.free = PrefixTree(BLOCK), KnownPrefixes(), list(range(CAPACITY))
+
+    @rule(tokens=texts, salt=salts, as_array=st.booleans())
+    def match(self, tokens: list[int], salt: str | None, as_array: bool) -> None:
+        wanted = [self.model.blocks[text] for text in self.model.use(tokens, salt)]
+        assert self.tree.match(np.array(tokens, np.int32) if as_array else tokens, salt) == wanted
+
+    @rule(tokens=texts, salt=salts, evicts=st.integers(0, 2), most=st.integers(0, 5))
+    def insert(self, tokens: list[int], salt: str | None, evicts: int, most: int) -> None:
+        known = self.model.use(tokens, salt)
+        allocated: list[int] = []
+
+        def allocate() -> int | None:
+            if len(allocated) == most:
+                return None
+            if not self.free:
+                evicted = self.tree.evict(evicts)
+                assert evicted == self.model.evict(evicts, pinned=known[-1] if known else None)
+                self.free += evicted
+            if not self.free:
+                return None
+            allocated.append(self.free.pop())
+            return allocated[-1]
+
+        before, new = self.tree.insert(tokens, salt, allocate)
+        assert (before, new) == (len(known), allocated)
+        missing = self.model.prefixes(tokens, salt)[before:]
+        assert len(new) == len(missing) or len(new) == most or not self.free
+        for text, block in zip(missing, new, strict=False):
+            self.model.add(text, block)
+
+    @rule(number=st.integers(0, 4))
+    def evict(self, number: int) -> None:
+        evicted = self.tree.evict(number)
+        assert evicted == self.model.evict(number)
+        self.free += evicted
+
+    @rule()
+    def clear(self) -> None:
+        evicted = self.tree.clear()
+        assert sorted(evicted) == sorted(self.model.blocks.values())
+        self.model, self.free = KnownPrefixes(), list(range(CAPACITY))
+
+    @invariant()
+    def every_block_is_held_once_or_free(self) -> None:
+        assert len(self.tree) == len(self.model.blocks)
+        assert sorted([*self.model.blocks.values(), *self.free]) == list(range(CAPACITY))
+
+
+TreeAndModel.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestTreeAndModel = TreeAndModel.TestCase
+
+
+def ids(start: int = 0) -> Callable[[], int]:
+    counter = count(start)
+    return lambda: next(counter)
+
+
+def test_only_whole_blocks_are_known() -> None:
+    """Guards against a prefix hit on tokens that are in no kept block."""
+    tree = PrefixTree(4)
+    assert tree.insert(list(range(11)), None, ids()) == (0, [0, 1])
+    assert tree.match(list(range(11)), None) == tree.match(list(range(8)), None) == [0, 1]
+    assert tree.match(list(range(7)), None) == [0]
+    assert tree.match([*range(7), 99], None) == [0]
+    assert tree.match(list(range(3)), None) == tree.match([], None) == []
+
+
+def test_a_block_belongs_to_the_text_before_it() -> None:
+    """Guards against values of equal tokens at another place, whose keys have other positions and contexts."""
+    tree = PrefixTree(2)
+    tree.insert([1, 2, 3, 4], None, ids())
+    assert tree.match([3, 4], None) == []
+    assert tree.match([9, 9, 3, 4], None) == []
+
+
+def test_salts_do_not_share_blocks() -> None:
+    """Guards against tenants that learn from a fast first token what others have asked."""
+    tree = PrefixTree(2)
+    tree.insert([1, 2, 3, 4], "a", ids())
+    assert tree.match([1, 2, 3, 4], None) == tree.match([1, 2, 3, 4], "b") == tree.match([1, 2, 3, 4], "") == []
+    assert tree.insert([1, 2, 3, 4], None, ids(10)) == (0, [10, 11])
+    assert (tree.match([1, 2, 3, 4], "a"), tree.match([1, 2, 3, 4], None)) == ([0, 1], [10, 11])
+
+
+def test_a_text_never_evicts_itself() -> None:
+    """Guards against a text that takes its own first blocks as room for its last ones: the prefix it continues is the least
+    recently used leaf, and no other block is left."""
+    tree = PrefixTree(1)
+    tree.insert([1, 2], None, ids())
+    assert tree.insert([1, 2, 3, 4], None, lambda: next(iter(tree.evict(1)), None)) == (2, [])
+    assert tree.match([1, 2], None) == [0, 1]
+    assert tree.evict(9) == [1, 0]
+
+
+def test_a_failed_allocation_leaves_the_tree_as_it_was() -> None:
+    """Guards against known blocks whose values were never saved, and against a prefix that can no longer be evicted."""
+    tree = PrefixTree(1)
+    tree.insert([1], None, ids())
+    allocated = iter([5])
+    with pytest.raises(StopIteration):
+        tree.insert([1, 2, 3], None, lambda: next(allocated))
+    assert (tree.match([1, 2, 3], None), len(tree)) == ([0], 1)
+    assert tree.evict(9) == [0]
+
+
+def test_long_texts() -> None:
+    """Guards against recursion over the blocks of a text."""
+    tree, text = PrefixTree(1), np.arange(50_000)
+    assert tree.insert(text, None, ids())[0] == 0
+    assert len(tree.match(text, None)) == len(text) == len(tree)
+    assert tree.evict(len(text)) == list(range(len(text)))[::-1]
+
+
+def test_bookkeeping_does_not_grow_with_requests() -> None:
+    """Guards against entries of evicted blocks, old uses or old salts that stay: 20,000 requests in 300 blocks."""
+    tree, free, rng = PrefixTree(4), list(range(300)), np.random.default_rng(0)
+
+    def allocate() -> int | None:
+        if not free:
+            free.extend(tree.evict(1))
+        return free.pop() if free else None
+
+    def request(number: int) -> None:
+        shared = rng.integers(0, 3)  # one of three headers, and a text of its own
+        tokens = [shared] * 40 + rng.integers(0, 50, rng.integers(0, 60)).tolist()
+        salt = f"tenant {number}" if rng.random() < 0.2 else None
+        tree.match(tokens, salt)
+        if rng.random() < 0.5:
+            tree.insert(tokens, salt, allocate)
+
+    tracemalloc.start()
+    try:
+        for number in range(2000):
+            request(number)
+        settled = tracemalloc.get_traced_memory()[0]
+        for number in range(2000, 20_000):
+            request(number)
+        grown = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+    assert len(tree) == 300
+    assert grown < settled * 1.1
