@@ -9,18 +9,24 @@ from tide_runtime.backends.onnxruntime.threads import ThreadOptions
 from tide_runtime.depth.options import DepthOptions
 from tide_runtime.engine import Engine
 from tide_runtime.engine_options import EngineOptions
-from tide_runtime.errors import TideError
+from tide_runtime.errors import EngineClosedError, QueueFullError, TideError
 from tide_runtime.generation_params import GenerationParams
+from tide_runtime.metrics import EngineStats
 from tide_runtime.outputs import Chunk, Generation, RequestStats
+from tide_runtime.scheduling.handle import GenerationHandle
 from tide_runtime.scoring import Score
 
 __all__ = [
     "Chunk",
     "DepthOptions",
     "Engine",
+    "EngineClosedError",
     "EngineOptions",
+    "EngineStats",
     "Generation",
+    "GenerationHandle",
     "GenerationParams",
+    "QueueFullError",
     "RequestStats",
     "Score",
     "ThreadOptions",

@@ -38,10 +38,10 @@ class Admission:
     def sequences(self, prompts: Prompt | Sequence[Prompt], params: GenerationParams) -> list[TokenSequence]:
         """A sequence for each of ``prompts``, or for the one prompt. Raises PromptError or ParamsError."""
         several = [prompts] if isinstance(prompts, str) or _is_ids(prompts) else list(_items(prompts))
-        return [self.sequence(prompt, params, index) for index, prompt in enumerate(several)]  # type: ignore[arg-type]
+        return [self.sequence(prompt, params) for prompt in several]  # type: ignore[arg-type]
 
-    def sequence(self, prompt: Prompt, params: GenerationParams, index: int = 0, streamed: bool = False) -> TokenSequence:
-        """A sequence for ``prompt``, the one at ``index`` of its call. Raises PromptError or ParamsError.
+    def sequence(self, prompt: Prompt, params: GenerationParams, streamed: bool = False) -> TokenSequence:
+        """A sequence for ``prompt``. Raises PromptError or ParamsError.
 
         Args:
             streamed: decode its text token by token. Without it, and without stop strings, the text is decoded at the end.
@@ -56,14 +56,13 @@ class Admission:
         tokens = np.zeros(min(len(ids) + params.max_new_tokens, cache_slots + 1), np.int64)
         tokens[: len(ids)] = ids
         return TokenSequence(
-            index=index,
             tokens=tokens,
             last_token=ids[-1],
             num_tokens=len(ids),
             prompt_tokens=len(ids),
             params=params,
             eos=frozenset(eos),
-            sampler=Sampler(params, vocab, index),
+            sampler=Sampler(params, vocab),
             text=TextStream(self.tokenizer, params.stop) if self.tokenizer is not None and (streamed or params.stop) else None,
             cache_slots=cache_slots,
         )

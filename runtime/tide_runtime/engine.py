@@ -13,6 +13,7 @@ from typing import Any
 
 from tide_runtime.admission import Admission, Prompt
 from tide_runtime.backends import load_backend
+from tide_runtime.backends.kv_caches import BLOCK_TOKENS
 from tide_runtime.bundle import Bundle
 from tide_runtime.bundle.manifest import Manifest
 from tide_runtime.costs.cost_model import CostModel
@@ -42,8 +43,8 @@ class Engine:
     """A loaded bundle.
 
     Any number of threads and asyncio event loops may call it at once. One thread of the engine's own runs all requests together
-    (`EngineLoop`): they share launches, KV memory and the prefix cache, and none of that changes a text. An engine that is dropped
-    without `close` ends its thread with it.
+    (`EngineLoop`): they share launches, KV memory and the prefix cache, and none of that changes a text. The thread of an engine
+    that is dropped without `close` ends with it.
     """
 
     def __init__(self, bundle: Bundle, options: EngineOptions) -> None:
@@ -63,9 +64,9 @@ class Engine:
         self._template = bundle.text(info.chat_template) if info is not None and info.chat_template is not None else None
         self.admission = Admission(bundle.manifest, self.tokenizer, policy.check_params)
         self._metrics = EngineMetrics(bundle.manifest.model.num_layers)
-        blocks, caches_prefixes = kv_blocks(self.backend, options, self.max_batch), options.prefix_cache and policy.can_resume
-        caches_prefixes &= self.backend.copies_prefixes
-        budget = StepBudget(CostModel.of(bundle.manifest), options.prefill_chunk, self.backend.mixes_prompts)
+        blocks = kv_blocks(self.backend.kv_bytes_per_token, options.kv_memory, self.max_batch, bundle.manifest.max_seq_len)
+        caches_prefixes = options.prefix_cache and policy.can_resume and self.backend.has_prefix_blocks
+        budget = StepBudget(CostModel.of(bundle.manifest), options.prefill_chunk, self.backend.packs_steps)
         scheduler = Scheduler(
             SchedulerOptions(
                 max_batch=self.max_batch,
@@ -75,7 +76,7 @@ class Engine:
                 prompt_tokens=budget,
                 can_preempt=policy.can_resume,
                 max_queue=options.max_queue,
-                consecutive_rows=self.backend.consecutive_rows,
+                consecutive_rows=not self.backend.packs_steps,
             ),
             PrefixTree() if caches_prefixes else None,
         )
@@ -185,7 +186,7 @@ class Engine:
 
     def stats(self) -> EngineStats:
         """What the engine does now, and totals since it was loaded."""
-        return self._metrics.stats(self._loop.scheduler, self._loop.block_bytes)
+        return self._loop.stats(BLOCK_TOKENS * self.backend.kv_bytes_per_token)
 
     def metrics(self) -> str:
         """The same and histograms of latencies, in the Prometheus text format."""

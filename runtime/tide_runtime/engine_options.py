@@ -18,8 +18,15 @@ class EngineOptions:
         target: which target of the bundle; ``auto`` takes the best one for ``device``.
         policy: depth policy: ``full``, ``exact``, ``exit``, or ``auto``: what the calibration recommends, else ``full``.
         depth: options of the policies that skip layers.
-        max_batch: sequences that run at once, fewer where engines were built for fewer; more prompts wait for a free slot.
-        prefill_chunk: prompt tokens per prefill step.
+        max_batch: requests that run at once, fewer where engines were built for fewer; more wait. Policy ``exit`` evaluates exits
+            where that pays among so many sequences, so set it to 1 for one caller.
+        prefill_chunk: most prompt tokens of a step; beside requests that decode fewer, so that their tokens keep coming.
+        kv_memory: bytes for keys and values of running requests and the prefix cache; None: half of the free memory, up to four
+            times what the running requests can use. When it is used up, requests wait, or are preempted and computed again. On
+            a GPU the rows of ``max_batch`` requests are allocated whole.
+        prefix_cache: keep keys and values of earlier texts, so that a prompt that begins like one of them is not computed again.
+            Target ``cpu`` only. Requests choose with `GenerationParams.cache_salt` who may share them.
+        max_queue: requests that may wait before `Engine.submit` refuses more.
         threads: ONNX Runtime's threads (see `ThreadOptions`).
         verify: compare the bundle's files with their SHA-256 when loading.
         device: ``auto`` (the GPU where the bundle has a target for it, else the processor), ``cpu``, ``cuda``, ``cuda:1``.
@@ -30,13 +37,18 @@ class EngineOptions:
     depth: DepthOptions = field(default_factory=DepthOptions)
     max_batch: int = 16
     prefill_chunk: int = 256
+    kv_memory: int | None = None
+    prefix_cache: bool = True
+    max_queue: int = 1024
     threads: ThreadOptions = field(default_factory=ThreadOptions)
     verify: bool = True
     device: str = "auto"
 
     def __post_init__(self) -> None:
         DeviceChoice.parse(self.device)
-        for name in ("max_batch", "prefill_chunk"):
+        if self.kv_memory is not None and (not isinstance(self.kv_memory, int) or self.kv_memory < 1):
+            raise ParamsError(f"kv_memory is {self.kv_memory!r}; set it to a number of bytes, or None")
+        for name in ("max_batch", "prefill_chunk", "max_queue"):
             value = getattr(self, name)
             if not isinstance(value, int) or value < 1:
                 raise ParamsError(f"{name} is {value!r}; set it to an integer >= 1")

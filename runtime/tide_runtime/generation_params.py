@@ -28,6 +28,9 @@ class GenerationParams:
         ignore_eos: keep generating past end-of-sequence tokens.
         depth_budget: decoder layers that policy ``exit`` may take a token, on average over the output, > 0: a token that would go
             over it stops at the first exit, however unsure that is, and is outside the certificate; None sets no limit.
+        cache_salt: requests share cached prefixes only with those of the same salt; give tenants different ones, so that none can
+            tell from a fast answer what another has sent. None is a salt of its own.
+        use_prefix_cache: False neither takes nor leaves anything in the prefix cache.
         logprobs: how many of the likeliest tokens to report besides the chosen one; 0 reports none.
     """
 
@@ -43,6 +46,8 @@ class GenerationParams:
     ignore_eos: bool = False
     logprobs: int = 0
     depth_budget: float | None = None
+    cache_salt: str | None = None
+    use_prefix_cache: bool = True
 
     def __post_init__(self) -> None:
         self._store_tuples()
@@ -88,6 +93,9 @@ class GenerationParams:
         _require(valid, "stop", strings, 'a tuple of non-empty strings, such as ("###",)')
         valid = ids is None or (isinstance(ids, tuple) and _all_token_ids(ids))
         _require(valid, "eos_token_ids", ids, "a tuple of token ids >= 0, or None for the model's")
+        salt = self.cache_salt
+        _require(salt is None or isinstance(salt, str), "cache_salt", salt, "a string, or None")
+        _require(isinstance(self.use_prefix_cache, bool), "use_prefix_cache", self.use_prefix_cache, "True or False")
         _require(isinstance(self.ignore_eos, bool), "ignore_eos", self.ignore_eos, "True or False")
 
 

@@ -1,12 +1,63 @@
-"""Totals of an engine in the Prometheus text format (https://prometheus.io/docs/instrumenting/exposition_formats)."""
+"""What an engine has done and does: totals, latencies and the state of its queue, as an object and for Prometheus
+(https://prometheus.io/docs/instrumenting/exposition_formats)."""
 
 from __future__ import annotations
 
 import threading
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from itertools import accumulate
 
 from tide_runtime.outputs import Generation
+
+_SECONDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)  # upper bounds of the histograms' buckets
+
+
+@dataclass(frozen=True)
+class EngineStats:
+    """The state of an engine, and totals since it was loaded.
+
+    Args:
+        waiting, running: requests without and with a row of KV memory.
+        preemptions: how often a request gave up its KV memory for others.
+        steps, step_tokens: steps of the loop, and tokens that they ran: decodes, drafts and prompts.
+        step_seconds: time of the steps.
+        prompt_tokens, prefix_tokens: prompt tokens of requests that ended, and those that came from the prefix cache.
+        kv_bytes, prefix_bytes: KV memory that running requests hold, and the prefix cache.
+        kv_memory: the budget of both, in bytes.
+    """
+
+    waiting: int
+    running: int
+    preemptions: int
+    steps: int
+    step_tokens: int
+    step_seconds: float
+    prompt_tokens: int
+    prefix_tokens: int
+    kv_bytes: int
+    prefix_bytes: int
+    kv_memory: int
+
+
+class Histogram:
+    """Counts of seconds, by the buckets that Prometheus adds up."""
+
+    def __init__(self) -> None:
+        self.counts, self.total = [0] * (len(_SECONDS) + 1), 0.0
+
+    def add(self, seconds: float) -> None:
+        self.counts[bisect_left(_SECONDS, seconds)] += 1
+        self.total += seconds
+
+    def lines(self, name: str) -> list[str]:
+        sums = list(accumulate(self.counts))
+        bounds = [*map(str, _SECONDS), "+Inf"]
+        buckets = [f'{name}_bucket{{le="{bound}"}} {count}' for bound, count in zip(bounds, sums, strict=True)]
+        return [*buckets, f"{name}_sum {self.total}", f"{name}_count {sums[-1]}"]
+
 
 _HELP = {
     "tide_requests_total": "Sequences that ended, by the reason.",
@@ -19,20 +70,67 @@ _HELP = {
     "tide_forced_exits_total": "Tokens that stopped early only to keep a depth budget.",
     "tide_prompt_exits_total": "Prompt tokens that stopped early.",
     "tide_uncovered_tokens_total": "Output tokens of policy exit that no certificate covers.",
-    "tide_first_token_seconds_total": "Time to first token, summed over sequences that ended.",
     "tide_decode_seconds_total": "Time from first to last token, summed over sequences that ended.",
     "tide_exit_seconds_total": "Part of it in which exits were evaluated or drafts made.",
     "tide_graph_launches_total": "Launches, by graph, counted at the backend.",
 }
 
 
+_STATE_HELP = {
+    "waiting": "Requests that wait for a row of KV memory.",
+    "running": "Requests that have one.",
+    "preemptions": "Times that a request gave up its KV memory for others.",
+    "steps": "Steps of the engine loop.",
+    "step_tokens": "Tokens that the steps ran: decodes, drafts and prompts.",
+    "step_seconds": "Time of the steps.",
+    "prefix_tokens": "Prompt tokens that came from the prefix cache.",
+    "kv_bytes": "KV memory that running requests hold.",
+    "prefix_bytes": "KV memory that the prefix cache holds.",
+    "kv_memory": "Budget of both.",
+}
+_GAUGES = {"waiting", "running", "kv_bytes", "prefix_bytes", "kv_memory"}
+
+
 class EngineMetrics:
-    """Counts of sequences that ended; safe to feed from several threads."""
+    """Counts what the loop did; read from any thread."""
 
     def __init__(self, num_layers: int) -> None:
         self._num_layers = num_layers
         self._counts: Counter[tuple[str, str]] = Counter()
+        self._first, self._between = Histogram(), Histogram()
+        self._steps, self._step_tokens, self._step_seconds, self._prefix_tokens, self._prompt_tokens = 0, 0, 0.0, 0, 0
         self._lock = threading.Lock()
+
+    def stepped(self, tokens: int, seconds: float) -> None:
+        """Count one step of the loop, which ran ``tokens``."""
+        with self._lock:
+            self._steps += 1
+            self._step_tokens += tokens
+            self._step_seconds += seconds
+
+    def took_token(self, since_last: float, first: bool) -> None:
+        """A request got a token, ``since_last`` seconds after the one before or, the first one, after it was submitted."""
+        with self._lock:
+            (self._first if first else self._between).add(since_last)
+
+    def stats(
+        self, *, waiting: int, running: int, preemptions: int, kv_bytes: int, prefix_bytes: int, kv_memory: int
+    ) -> EngineStats:
+        """The totals beside the scheduler's state."""
+        with self._lock:
+            return EngineStats(
+                waiting=waiting,
+                running=running,
+                preemptions=preemptions,
+                steps=self._steps,
+                step_tokens=self._step_tokens,
+                step_seconds=self._step_seconds,
+                prompt_tokens=self._prompt_tokens,
+                prefix_tokens=self._prefix_tokens,
+                kv_bytes=kv_bytes,
+                prefix_bytes=prefix_bytes,
+                kv_memory=kv_memory,
+            )
 
     def add(self, generation: Generation) -> None:
         """Count one sequence that ended."""
@@ -50,19 +148,22 @@ class EngineMetrics:
         found["tide_prompt_exits_total", ""] = stats.prompt_exits
         found["tide_uncovered_tokens_total", ""] = stats.new_tokens if stats.uncovered else 0
         times = {
-            "tide_first_token_seconds_total": stats.time_to_first_token,
             "tide_decode_seconds_total": stats.decode_time,
             "tide_exit_seconds_total": stats.exit_time,
         }
         with self._lock:
+            self._prompt_tokens += stats.prompt_tokens
+            self._prefix_tokens += stats.prefix_tokens
             self._counts.update(found)
             for metric, seconds in times.items():
                 self._counts[metric, ""] += seconds  # type: ignore[assignment]  # a Counter adds floats as well
 
-    def text(self, launches: Mapping[str, int]) -> str:
-        """All totals; ``launches``: graph name → times launched."""
+    def text(self, stats: EngineStats, launches: Mapping[str, int]) -> str:
+        """Everything in the Prometheus text format; ``launches``: graph name → times launched."""
         with self._lock:
             counts = dict(self._counts)
+            first = self._first.lines("tide_first_token_seconds")
+            between = self._between.lines("tide_inter_token_seconds")
         counts |= {("tide_graph_launches_total", f'graph="{graph}"'): count for graph, count in launches.items()}
         lines = []
         for metric, about in _HELP.items():
@@ -70,4 +171,12 @@ class EngineMetrics:
             for (name, labels), value in sorted(counts.items()):
                 if name == metric:
                     lines.append(f"{metric}{{{labels}}} {value}" if labels else f"{metric} {value}")
+        for field in fields(stats):
+            if field.name in _STATE_HELP:
+                kind = "gauge" if field.name in _GAUGES else "counter"
+                metric = f"tide_{field.name}" + ("" if kind == "gauge" else "_total")
+                lines += [f"# HELP {metric} {_STATE_HELP[field.name]}", f"# TYPE {metric} {kind}"]
+                lines.append(f"{metric} {getattr(stats, field.name)}")
+        lines += ["# HELP tide_first_token_seconds Time to first token.", "# TYPE tide_first_token_seconds histogram", *first]
+        lines += ["# HELP tide_inter_token_seconds Time between tokens.", "# TYPE tide_inter_token_seconds histogram", *between]
         return "\n".join(lines) + "\n"

@@ -27,6 +27,8 @@ class RequestStats:
         token_depths: of each output token after the first, the layers run before it was final (0: a prompt-lookup draft).
         speedup: decode speed over the uncut model's as the calibration measured it; None where it did not, or in a batch.
         predicted_speedup: what the calibration predicts of it, on average over greedy texts; None where it predicts nothing.
+        prefix_tokens: prompt tokens whose keys and values came from the prefix cache.
+        preemptions: how often the request gave up its KV memory for others and was computed again.
         uncovered: why the certificate does not cover this output of policy ``exit``; empty: it does.
     """
 
@@ -43,6 +45,8 @@ class RequestStats:
     forced: int = 0
     prompt_exits: int = 0
     token_depths: tuple[int, ...] = ()
+    prefix_tokens: int = 0
+    preemptions: int = 0
     speedup: float | None = None
     predicted_speedup: float | None = None
     uncovered: tuple[str, ...] = ()
@@ -74,7 +78,10 @@ class Generation:
 
 @dataclass(frozen=True)
 class Chunk:
-    """One streamed token. ``text`` may be empty (a character or stop string is incomplete); ``generation`` ends the stream."""
+    """One streamed token. ``text`` may be empty (a character or stop string is incomplete); ``generation`` ends the stream.
+
+    ``token_id`` is -1 in the last chunk of a request that was cancelled or met its deadline.
+    """
 
     text: str
     token_id: int
@@ -97,6 +104,8 @@ def finished(sequence: TokenSequence, policy: str, tokenizer: Tokenizer | None) 
         exit_time=sequence.depth.exit_time,
         forced=sequence.depth.forced,
         prompt_exits=sequence.depth.prompt_exits,
+        prefix_tokens=sequence.prefix_tokens,
+        preemptions=sequence.preemptions,
         token_depths=tuple(sequence.depth.token_depths),
     )
     ids = sequence.new_tokens.tolist()

@@ -102,6 +102,7 @@ class TokenSequence:
     pieces: list[str] = field(default_factory=list)
     submitted: float = field(default_factory=perf_counter)
     first_token: float = 0.0
+    latest_token: float = 0.0
     finished: float = 0.0
 
     @property
@@ -142,8 +143,8 @@ class TokenSequence:
         """Take ``token`` as output; returns the text that may be shown now and sets ``finish_reason`` at an end."""
         self.tokens[self.num_tokens] = self.last_token = token
         self.num_tokens += 1
-        if not self.first_token:
-            self.first_token = perf_counter()
+        self.latest_token = perf_counter()
+        self.first_token = self.first_token or self.latest_token
         shown = ""
         if token in self.eos and not self.params.ignore_eos:
             self.finish_reason = "eos"

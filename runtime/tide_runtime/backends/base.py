@@ -1,8 +1,8 @@
 """Interface of a backend, which loads a target's graphs and runs them over KV caches.
 
 A ``Backend`` holds the weights and is shared by all callers. An ``ExecutionContext`` holds the KV caches of up to ``capacity``
-sequences, a row each, and belongs to one thread. A ``Step`` is one forward pass over some new tokens of each of several sequences: the
-caller fills its arrays, places the tokens in the caches, and runs graphs.
+sequences, a row each, and belongs to one thread. A ``Step`` is one forward pass over some new tokens of each of several
+sequences: the caller fills its arrays, places the tokens in the caches, and runs graphs.
 """
 
 from __future__ import annotations
@@ -79,8 +79,8 @@ class ExecutionContext(Protocol):
     def fits_together(self, first_index: int, counts: Sequence[int], num_cached_tokens: Sequence[int]) -> bool:
         """Whether a step of ``counts`` tokens behind ``num_cached_tokens`` fits into the rows, padding included."""
 
-    def release_row(self, row: int) -> None:
-        """Forget the sequence in ``row``; what it may have left there, NaN included, does not reach the next one."""
+    def release_row(self, row: int, tainted: bool = False) -> None:
+        """Forget the sequence in ``row``. ``tainted``: it may hold NaN, which must not reach the next one."""
 
     def move_row(self, source: int, target: int, num_cached_tokens: int) -> None:
         """Copy the cached tokens of batch index ``source`` to batch index ``target``, in every layer."""
@@ -93,10 +93,19 @@ class Backend(Protocol):
     """A loaded target."""
 
     name: str
-    packs_steps: bool  # see `ExecutionContext`
-    has_prefix_blocks: bool  # whether its contexts can copy keys and values into a prefix cache and back
-    kv_bytes_per_token: int  # over all layers
     launches: dict[str, int]  # graph name → number of launches; the only launch counter
+
+    @property
+    def packs_steps(self) -> bool:
+        """See `ExecutionContext`."""
+
+    @property
+    def has_prefix_blocks(self) -> bool:
+        """Whether its contexts can copy keys and values into a prefix cache and back."""
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """Bytes of keys and values of one token, over all layers."""
 
     @property
     def invariant_tokens(self) -> int | None:
@@ -104,4 +113,4 @@ class Backend(Protocol):
         when first read, where the target has low-bit products."""
 
     def context(self, capacity: int, prefix_blocks: int = 0) -> ExecutionContext:
-        """A new execution context with KV caches for ``capacity`` sequences, and memory for ``prefix_blocks`` blocks of others."""
+        """A new execution context: KV caches for ``capacity`` sequences, memory for ``prefix_blocks`` of a prefix cache."""

@@ -79,6 +79,11 @@ class KVCaches:
         self._memory.clear()
 
 
+def kv_bytes_per_token(manifest: Manifest, itemsize: int) -> int:
+    """Bytes of keys and values of one token over all layers."""
+    return sum(kv.heads * (kv.key_dim + kv.value_dim) for kv in manifest.kv) * itemsize
+
+
 def cache_full(needed: int, limit: int) -> CacheFullError:
     """The error of a step that needs ``needed`` slots of ``limit``."""
     return CacheFullError(

@@ -20,21 +20,23 @@ class ObservedBackend:
     """Delegates to ``backend`` and reports its launches to ``observer``."""
 
     def __init__(self, backend: Backend, observer: Observer) -> None:
-        self.name, self.launches = backend.name, backend.launches
+        self.name, self.launches, self.kv_bytes_per_token = backend.name, backend.launches, backend.kv_bytes_per_token
+        self.packs_steps, self.has_prefix_blocks = backend.packs_steps, backend.has_prefix_blocks
         self._backend, self._observer = backend, observer
 
     @property
     def invariant_tokens(self) -> int | None:
         return self._backend.invariant_tokens
 
-    def context(self, capacity: int) -> ExecutionContext:
+    def context(self, capacity: int, prefix_blocks: int = 0) -> ExecutionContext:
         """An execution context of the backend whose launches are reported."""
-        return _ObservedContext(self._backend.context(capacity), self._observer)
+        return _ObservedContext(self._backend.context(capacity, prefix_blocks), self._observer)
 
 
 class _ObservedContext:
     def __init__(self, context: ExecutionContext, observer: Observer) -> None:
         self.capacity, self.every_layer = context.capacity, context.every_layer
+        self.packs_steps, self.prefix_blocks = context.packs_steps, context.prefix_blocks
         self._context, self._observer = context, observer
 
     @property
@@ -49,8 +51,11 @@ class _ObservedContext:
         size = sum(count > 0 for count in counts), sum(counts), max(counts)
         return _ObservedStep(self._context.step(first_index, counts, wanted), self._observer, size)
 
-    def clear(self) -> None:
-        self._context.clear()
+    def fits_together(self, first_index: int, counts: Sequence[int], num_cached_tokens: Sequence[int]) -> bool:
+        return self._context.fits_together(first_index, counts, num_cached_tokens)
+
+    def release_row(self, row: int, tainted: bool = False) -> None:
+        self._context.release_row(row, tainted)
 
     def move_row(self, source: int, target: int, num_cached_tokens: int) -> None:
         self._context.move_row(source, target, num_cached_tokens)

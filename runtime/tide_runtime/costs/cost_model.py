@@ -262,7 +262,7 @@ class CostModel:
         return total / self.full(1, 1, 1)
 
     def packed(self, batch_size: int, decoded: int, prompt_tokens: int) -> float:
-        """All layers for ``decoded`` tokens of ``batch_size`` sequences, each with the head, and for ``prompt_tokens`` without."""
+        """All layers for ``decoded`` tokens of ``batch_size`` sequences, with the head, and for ``prompt_tokens`` without."""
         tokens = decoded + prompt_tokens
         cost = self.step(max(1, batch_size), tokens)
         layers = self._whole_launches * cost.launch_ms + self.edges[-1] * cost.layer_ms

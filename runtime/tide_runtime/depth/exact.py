@@ -182,7 +182,7 @@ class ExactDepth:
 
     def _look_up(self, states: Sequence[ExactState], may: bool, prompts: Sequence[PromptChunk]) -> list[list[Draft]]:
         """Drafts from the guesses, where they are likely enough to pay in a step that the ``prompts`` share."""
-        prompt_tokens = sum(chunk.count for chunk in prompts)
+        prompt_tokens = sum(chunk.tokens for chunk in prompts)
         lengths = self.controller.prompt_lookup_lengths([state.control for state in states], may, prompt_tokens)
         return [self._place(state, state.control.guess[:n]) if n else [] for state, n in zip(states, lengths, strict=True)]
 

@@ -102,7 +102,7 @@ class Executor:
         if not context.packs_steps or not prompts:
             first = run_decodes_and_prompts(context, [], prompts)[1]
             return self.advance(context, sequences, range(len(sequences)), 0, self.num_segments, wanted), first
-        chunks = [LazySequence.of_chunk(self.frontier(context, p.sequence, p.count), p.sequence, p.count) for p in prompts]
+        chunks = [LazySequence.of_chunk(self.frontier(context, p.sequence, p.tokens), p.sequence, p.tokens) for p in prompts]
         lanes = [*zip(sequences, wanted, strict=True), *((c, p.wanted) for c, p in zip(chunks, prompts, strict=True))]
         order = sorted(range(len(lanes)), key=lambda i: lanes[i][0].sequence.batch_index)
         logits = self.advance(

@@ -12,10 +12,10 @@ from tide_runtime.sequence import TokenSequence
 
 
 class Work(NamedTuple):
-    """``count`` tokens of a sequence behind its cached ones; the logits of the last ``wanted`` of them."""
+    """``tokens`` tokens of a sequence behind its cached ones; the logits of the last ``wanted`` of them."""
 
     sequence: TokenSequence
-    count: int
+    tokens: int
     wanted: int
 
 
@@ -50,7 +50,7 @@ def run_full(context: ExecutionContext, work: Sequence[Work]) -> list[Logits]:
     groups = launch_groups(
         context,
         [one.sequence.batch_index for one in work],
-        [one.count for one in work],
+        [one.tokens for one in work],
         [one.sequence.num_cached_tokens for one in work],
     )
     for group in groups:
@@ -65,7 +65,7 @@ def run_decodes_and_prompts(
 
     Returns the logits of each decode, and the first token behind each prompt whose last chunk this was.
     """
-    chunks = [Work(chunk.sequence, chunk.count, chunk.wanted) for chunk in prompts]
+    chunks = [Work(chunk.sequence, chunk.tokens, chunk.wanted) for chunk in prompts]
     if context.packs_steps or not prompts:
         logits = run_full(context, [*decodes, *chunks])
         return logits[: len(decodes)], finish_chunks(prompts, logits[len(decodes) :])
@@ -78,7 +78,7 @@ def finish_chunks(prompts: Sequence[PromptChunk], logits: Sequence[Logits]) -> l
     tokens: list[list[int]] = []
     for chunk, found in zip(prompts, logits, strict=True):
         sequence, wanted, is_last = chunk.sequence, chunk.wanted, chunk.is_last
-        sequence.num_cached_tokens += chunk.count
+        sequence.num_cached_tokens += chunk.tokens
         sequence.prefilled = is_last
         tokens.append([sequence.choose(found.logits[0], found.tokens[0])] if wanted else [])
     return tokens
@@ -89,7 +89,7 @@ def _launch(
 ) -> None:
     chosen = [work[i] for i in group]
     rows = [one.sequence.batch_index for one in chosen]
-    step = context.step(rows[0], spread(rows, [one.count for one in chosen]), spread(rows, [one.wanted for one in chosen]))
+    step = context.step(rows[0], spread(rows, [one.tokens for one in chosen]), spread(rows, [one.wanted for one in chosen]))
     begin = 0
     for sequence, count, _ in chosen:
         cached = sequence.num_cached_tokens

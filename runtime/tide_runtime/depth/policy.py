@@ -12,14 +12,14 @@ from tide_runtime.sequence import TokenSequence
 
 
 class PromptChunk(NamedTuple):
-    """The next ``count`` tokens of a sequence that are not cached yet, up to its ``prefill_end``."""
+    """The next ``tokens`` tokens of a sequence that are not cached yet, up to its ``prefill_end``."""
 
     sequence: TokenSequence
-    count: int
+    tokens: int
 
     @property
     def is_last(self) -> bool:
-        return self.sequence.num_cached_tokens + self.count >= self.sequence.prefill_end
+        return self.sequence.num_cached_tokens + self.tokens >= self.sequence.prefill_end
 
     @property
     def wanted(self) -> int:
@@ -31,7 +31,10 @@ class DepthPolicy(Protocol):
     """What the engine loop drives. A sequence keeps its row (``batch_index``) from one step to the next."""
 
     name: str
-    lookahead: int  # most tokens that a step puts into the cache of a sequence that decodes
+
+    @property
+    def lookahead(self) -> int:
+        """Most tokens that a step puts into the cache of a sequence that decodes."""
 
     def step(
         self, context: ExecutionContext, decoding: Sequence[TokenSequence], prompts: Sequence[PromptChunk]

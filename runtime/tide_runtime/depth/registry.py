@@ -20,7 +20,7 @@ POLICIES: dict[str, Callable[[Manifest, DepthOptions, int], LoadedPolicy]] = {
 
 
 def make_policy(name: str, manifest: Manifest, options: DepthOptions, concurrency: int = 1) -> LoadedPolicy:
-    """The policy ``name`` for ``concurrency`` sequences at once; ``auto`` is what the calibration recommends, ``full`` without one.
+    """The policy ``name`` for ``concurrency`` sequences at once; ``auto``: what the calibration recommends, else ``full``.
 
     Raises ParamsError for an unknown name, or when the bundle lacks what the policy needs.
     """

@@ -23,7 +23,7 @@ class GenerationHandle:
     BundleError, EngineClosedError.
 
     Args:
-        cancel: tells the engine loop that nobody waits for the request any more.
+        cancel: tells the engine loop that the request is not wanted any more.
         streamed: whether chunks are delivered; otherwise only the result is.
         owner: kept alive as long as the handle is.
     """

@@ -11,7 +11,7 @@ from time import monotonic, perf_counter
 from tide_runtime.backends.base import ExecutionContext
 from tide_runtime.depth.policy import DepthPolicy
 from tide_runtime.errors import EngineClosedError
-from tide_runtime.metrics import EngineMetrics
+from tide_runtime.metrics import EngineMetrics, EngineStats
 from tide_runtime.outputs import Chunk, Generation
 from tide_runtime.scheduling.handle import GenerationHandle
 from tide_runtime.scheduling.scheduler import Request, Scheduler, StepPlan
@@ -37,8 +37,8 @@ class Submitted(Request):
 class EngineLoop:
     """Runs the requests of an engine. The thread starts with the first one and sleeps while there is none.
 
-    A request whose logits are not finite ends alone. When the backend raises, the requests of that step end with its error and the
-    loop goes on; after three such steps in a row the loop is dead, and all requests end with an error.
+    A request whose logits are not finite ends alone. When the backend raises, the requests of that step end with its error and
+    the loop goes on; after three such steps in a row the loop is dead, and all requests end with an error.
 
     Args:
         make_context: makes the caches, in the loop's thread.
@@ -66,6 +66,19 @@ class EngineLoop:
     def healthy(self) -> bool:
         """Whether requests are taken."""
         return self._stop is None and self._dead is None and self._process == os.getpid()
+
+    def stats(self, block_bytes: int) -> EngineStats:
+        """The state of the queue and of KV memory, in blocks of ``block_bytes``, and totals."""
+        scheduler = self.scheduler
+        with self._changed:
+            return self.metrics.stats(
+                waiting=scheduler.waiting,
+                running=len(scheduler.running),
+                preemptions=scheduler.preemptions,
+                kv_bytes=scheduler.blocks_in_rows * block_bytes,
+                prefix_bytes=scheduler.blocks_in_tree * block_bytes,
+                kv_memory=scheduler.options.blocks * block_bytes,
+            )
 
     def submit(self, request: Submitted, forced: bool = False) -> None:
         """Queue a request. Raises QueueFullError unless ``forced``, and EngineClosedError."""
@@ -144,18 +157,21 @@ class EngineLoop:
             self._fail([*plan.requests], error)
             return
         self._failures = 0
-        for request, tokens in outcome:
-            self._take(request, tokens)
+        for request, new in outcome:
+            self._take(request, new)
         for request, _ in plan.prompts:
             if request.sequence.batch_index >= 0:
                 self._save(request)
-        self.metrics.stepped(plan, outcome, self.scheduler, perf_counter() - began)
+        decoded = sum(len(tokens) for _, tokens in outcome[: len(plan.decoding)])
+        self.metrics.stepped(decoded + sum(tokens for _, tokens in plan.prompts), perf_counter() - began)
 
     def _take(self, request: Request, tokens: list[int]) -> None:
         assert isinstance(request, Submitted)
         sequence, handle = request.sequence, request.caller
+        before = sequence.latest_token
         for event in take(sequence, tokens):
-            self.metrics.took_token(sequence)
+            self.metrics.took_token(sequence.latest_token - (before or sequence.submitted), first=not before)
+            before = sequence.latest_token
             if sequence.finish_reason is not None:
                 self._save(request)
                 self._leave(request)
@@ -163,7 +179,7 @@ class EngineLoop:
                 return
             handle.deliver(Chunk(event.text, event.token))
         if sequence.error is not None:
-            self._leave(request)
+            self._leave(request, tainted=True)
             handle.fail(sequence.error)
         elif request.aborted:
             self._save(request)
@@ -177,11 +193,11 @@ class EngineLoop:
             assert self.context is not None and self.context.prefix_blocks is not None
             self.context.prefix_blocks.save(*copies)
 
-    def _leave(self, request: Request) -> None:
+    def _leave(self, request: Request, tainted: bool = False) -> None:
         with self._changed:
             row = self.scheduler.remove(request)
         if row is not None and self.context is not None:
-            self.context.release_row(row)
+            self.context.release_row(row, tainted)
 
     def _end(self, request: Request, reason: FinishReason) -> None:
         """Deliver what a request has, which is not all it asked for."""
@@ -192,14 +208,13 @@ class EngineLoop:
             request.caller.fail(EngineClosedError(f"the engine has failed ({self._dead}); load it again"))
             return
         request.sequence.end(reason)
-        last = request.sequence.pieces[-1]
-        request.caller.finish(Chunk(last, request.sequence.last_token, self._finish(request.sequence)))
+        request.caller.finish(Chunk(request.sequence.pieces[-1], -1, self._finish(request.sequence)))
 
     def _fail(self, requests: list[Request], error: Exception) -> None:
         self._failures += 1
         for request in requests:
             assert isinstance(request, Submitted)
-            self._leave(request)
+            self._leave(request, tainted=True)
             request.caller.fail(error)
         if self._failures >= _MOST_FAILURES:
             raise error

@@ -1,9 +1,9 @@
 """The scheduler: which requests run, what each step does for them, and which blocks of KV memory they hold.
 
 It computes nothing and touches no cache: `Scheduler.step` returns a plan, the engine loop carries it out. As in Orca (Yu et al.
-2022) requests join and leave between steps; as in Sarathi-Serve (Agrawal et al. 2024) prompts run in chunks beside the decodes, so
-that a long prompt does not stall them. A request that needs a block when none is left takes those of the prefix cache, then those
-of the request that ranks last, which is preempted and computed again later (vLLM, Kwon et al. 2023).
+2022) requests join and leave between steps; as in Sarathi-Serve (Agrawal et al. 2024) prompts run in chunks beside the decodes,
+so that a long prompt does not stall them. A request that needs a block when none is left takes those of the prefix cache, then
+those of the request that ranks last, which is preempted and computed again later (vLLM, Kwon et al. 2023).
 """
 
 from __future__ import annotations
@@ -116,7 +116,9 @@ class Scheduler:
     def __init__(self, options: SchedulerOptions, tree: PrefixTree | None = None) -> None:
         least = blocks_of(options.slots)
         if options.blocks < least:
-            raise ParamsError(f"the KV memory holds {options.blocks} blocks, one sequence of {options.slots} tokens needs {least}")
+            raise ParamsError(
+                f"the KV memory holds {options.blocks} blocks, one sequence of {options.slots} tokens needs {least}"
+            )
         self.options, self.tree = options, tree
         self.running: list[Request] = []
         self.preemptions = 0
@@ -148,7 +150,9 @@ class Scheduler:
     def add(self, request: Request, forced: bool = False) -> None:
         """Queue ``request``. Raises QueueFullError when as many wait as may, unless ``forced``."""
         if not forced and self.waiting >= self.options.max_queue:
-            raise QueueFullError(f"{self.waiting} requests wait already, at most {self.options.max_queue} may; send it again later")
+            raise QueueFullError(
+                f"{self.waiting} requests wait already, at most {self.options.max_queue} may; send it again later"
+            )
         request.number = next(self._numbers)
         self._enqueue(request)
         if request.deadline < math.inf:

@@ -23,8 +23,8 @@ def run_step(policy: DepthPolicy, context: ExecutionContext, plan: StepPlan) -> 
     """Run ``plan``; the new tokens of each request that took part."""
     for row in plan.released_rows:
         context.release_row(row)
-    for source, target, tokens in plan.moves:
-        context.move_row(source, target, tokens)
+    for move in plan.moves:
+        context.move_row(*move)
     for ids, row in plan.loads:
         assert context.prefix_blocks is not None
         context.prefix_blocks.load(ids, row)

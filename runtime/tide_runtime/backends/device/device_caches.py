@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from tide_runtime.backends.device.arena import Arena
 from tide_runtime.backends.device.device import Device
 from tide_runtime.backends.device.element_types import ElementType
@@ -34,6 +36,11 @@ class DeviceCaches:
             entry_bytes = head_dim * self._element.bytes
             pitch, width = slots * entry_bytes, num_cached_tokens * entry_bytes
             self._device.copy_strided(self.pointer(name, target), self.pointer(name, source), pitch, width, heads)
+
+    def clear_row(self, row: int) -> None:
+        """Write zeros over everything that ``row`` holds."""
+        for name in self.shapes:
+            self._device.upload(self.pointer(name, row), np.zeros(self._sequence_bytes(name), np.uint8))
 
     def _sequence_bytes(self, name: str) -> int:
         _, heads, slots, head_dim = self.shapes[name]

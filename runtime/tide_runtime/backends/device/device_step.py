@@ -93,8 +93,11 @@ class DeviceContext:
     def fits_together(self, first_index: int, counts: Sequence[int], num_cached_tokens: Sequence[int]) -> bool:
         return self.ends.fit(first_index, counts, num_cached_tokens)
 
-    def release_row(self, row: int) -> None:
+    def release_row(self, row: int, tainted: bool = False) -> None:
         self.ends.release(row)
+        if tainted:
+            self.backend.device.use()
+            self.caches.clear_row(row)
 
     def close(self) -> None:
         """Break the reference cycles between this context, its steps and attached objects, which would keep the caches alive."""

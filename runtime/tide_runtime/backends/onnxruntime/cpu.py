@@ -121,7 +121,7 @@ class OnnxRuntimeContext:
             return max(num_cached_tokens) + max(counts) <= self.caches.limit
         return self.ends.fit(first_index, counts, num_cached_tokens)
 
-    def release_row(self, row: int) -> None:
+    def release_row(self, row: int, tainted: bool = False) -> None:
         self.caches.release(row)
         self.ends.release(row)
 

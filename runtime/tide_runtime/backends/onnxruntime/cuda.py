@@ -16,6 +16,7 @@ from tide_runtime.backends.device.device import Device
 from tide_runtime.backends.device.device_step import DeviceContext, DeviceStep
 from tide_runtime.backends.device.element_types import BF16, ELEMENT_TYPES, FP16, FP32, ElementType
 from tide_runtime.backends.device.program import Enqueue
+from tide_runtime.backends.kv_caches import kv_bytes_per_token
 from tide_runtime.backends.onnxruntime.sessions import Sessions, decoder_layers, load_session
 from tide_runtime.backends.onnxruntime.threads import ThreadOptions, session_options
 from tide_runtime.backends.step_arrays import StepShape
@@ -33,6 +34,7 @@ class OnnxRuntimeCudaBackend(Sessions):
 
     name = "onnxruntime-cuda"
     pads_sequences, fixed_stream, copies_caches = False, True, False
+    packs_steps, has_prefix_blocks = False, False
     invariant_tokens = None
 
     def __init__(
@@ -61,7 +63,11 @@ class OnnxRuntimeCudaBackend(Sessions):
         layers = decoder_layers(manifest, files)
         return cls(manifest, layers, lambda name: load_session(bundle, name, files[name], options, [provider]), device)
 
-    def context(self, capacity: int) -> ExecutionContext:
+    @property
+    def kv_bytes_per_token(self) -> int:
+        return kv_bytes_per_token(self.manifest, self.element.bytes)
+
+    def context(self, capacity: int, prefix_blocks: int = 0) -> ExecutionContext:
         return cast(ExecutionContext, DeviceContext(self, capacity))  # step arrays are views of device memory
 
     def initial_form(self, graph: str) -> str:

@@ -20,6 +20,7 @@ from tide_runtime.backends.device.device import Device
 from tide_runtime.backends.device.device_step import DeviceContext, DeviceStep, DeviceTensor
 from tide_runtime.backends.device.element_types import ELEMENT_TYPES, ElementType, element_type
 from tide_runtime.backends.device.program import Enqueue
+from tide_runtime.backends.kv_caches import kv_bytes_per_token
 from tide_runtime.backends.step_arrays import StepShape
 from tide_runtime.backends.tensorrt.package import load_module
 from tide_runtime.backends.tensorrt.refit import refit, stripped_graph
@@ -35,6 +36,7 @@ class TensorRtBackend:
     """A ``trt-sm_*`` or ``rtx-*`` target on ``device``. ``trt``: the imported module."""
 
     pads_sequences, fixed_stream = True, False
+    packs_steps, has_prefix_blocks = False, False
     invariant_tokens = None
 
     def __init__(self, bundle: Bundle, target: str, device: Device, trt: Any) -> None:
@@ -73,7 +75,11 @@ class TensorRtBackend:
         trt = load_module(info)
         return cls(bundle, target, device, trt)
 
-    def context(self, capacity: int) -> ExecutionContext:
+    @property
+    def kv_bytes_per_token(self) -> int:
+        return kv_bytes_per_token(self.manifest, self.element.bytes)
+
+    def context(self, capacity: int, prefix_blocks: int = 0) -> ExecutionContext:
         return cast(ExecutionContext, DeviceContext(self, capacity))  # step arrays are views of device memory
 
     def form(self, graph: str, shape: StepShape) -> str:
