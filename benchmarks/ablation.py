@@ -64,10 +64,10 @@ def run_cell(
 
     def arm(**changes: Any) -> EngineArm:
         options = DepthOptions(tuning=replace(DepthTuning(), **changes))
-        return EngineArm(engine, make_policy(policy, engine.manifest, CHUNK, options))
+        return EngineArm(engine, make_policy(policy, engine.manifest, options))
 
     second = engine.second()
-    baseline = EngineArm(second, make_policy(policy, engine.manifest, CHUNK, DepthOptions()))
+    baseline = EngineArm(second, make_policy(policy, engine.manifest, DepthOptions()))
     arms = {name: arm(**changes) for name, (policies, changes) in RULES.items() if policy in policies}
     params = GenerationParams(max_new_tokens=new_tokens, temperature=temperature, ignore_eos=True)
     for one in (baseline, *arms.values()):  # bind every shape first

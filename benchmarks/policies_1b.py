@@ -71,8 +71,8 @@ def scripted_arms(stage: Stage, rates: list[int], texts: Texts) -> dict[str, Arm
     arms: dict[str, Arm] = {}
     for rate in rates:
         policies: dict[str, SkippingPolicy] = {
-            "exact": ExactDepth(stage.manifest, CHUNK, DepthOptions(draft="router")),
-            "exit": ExitDepth(stage.manifest, CHUNK, DepthOptions()),
+            "exact": ExactDepth(stage.manifest, DepthOptions(draft="router")),
+            "exit": ExitDepth(stage.manifest, DepthOptions()),
         }
         for name, policy in policies.items():
             arms[f"{name}_{rate}"] = ScriptedArm(stage.engine, policy, stage.manifest, rate / 100, texts)
@@ -81,7 +81,7 @@ def scripted_arms(stage: Stage, rates: list[int], texts: Texts) -> dict[str, Arm
 
 def measure(stage: Stage, rates: list[int], groups: list[Group], params: GenerationParams) -> list[dict[str, Any]]:
     """A row for each policy and rate."""
-    full = FullDepth(stage.manifest, CHUNK)
+    full = FullDepth(stage.manifest)
     texts = {tuple(group[0]): stage.engine.turn(full, group, params, 1).tokens[0] for group in groups}
     arms = scripted_arms(stage, rates, texts)
     for arm in (stage.baseline, *arms.values()):  # binds buffers

@@ -106,12 +106,12 @@ def random_arms(calibrated: Path, wanted: Sequence[str], cache: Path) -> ArmSet:
 
 def uncut_beside(engine: LoggedEngine) -> EngineArm:
     """The uncut graph of the engine's bundle, the baseline of what it runs: the same session, other caches and counts."""
-    return EngineArm(engine.second(), FullDepth(engine.manifest, CHUNK))
+    return EngineArm(engine.second(), FullDepth(engine.manifest))
 
 
 def _unsplit_arm(folder: Path) -> EngineArm:
     engine = LoggedEngine(load_second(folder))
-    return EngineArm(engine, FullDepth(engine.manifest, CHUNK))
+    return EngineArm(engine, FullDepth(engine.manifest))
 
 
 def _costs(manifest: Manifest) -> CostModel | None:
@@ -120,11 +120,11 @@ def _costs(manifest: Manifest) -> CostModel | None:
 
 def _policy_arm(arm: PolicyArm, engine: LoggedEngine, manifest: Manifest | None = None) -> EngineArm:
     options = DepthOptions(draft=arm.draft, kv=arm.kv)
-    return EngineArm(engine, make_policy(arm.policy, manifest or engine.manifest, CHUNK, options))
+    return EngineArm(engine, make_policy(arm.policy, manifest or engine.manifest, options))
 
 
 def _exit_policy(manifest: Manifest) -> ExitDepth:
-    return ExitDepth(manifest, CHUNK, DepthOptions())
+    return ExitDepth(manifest, DepthOptions())
 
 
 def _entropy_arm(engine: LoggedEngine, sample: Sequence[Group], params: GenerationParams) -> EngineArm:

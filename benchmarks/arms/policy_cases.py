@@ -43,7 +43,7 @@ def make_case(case: Case, manifest: Manifest) -> DepthPolicy:
     """The case's policy on a bundle with this ``manifest``."""
     assert manifest.calibration is not None
     changed = replace(manifest, calibration=replace(manifest.calibration, exits=case.exits))
-    return make_policy(case.policy, changed, CHUNK, DepthOptions(draft=case.draft))
+    return make_policy(case.policy, changed, DepthOptions(draft=case.draft))
 
 
 def _exits(bundle: Path) -> list[ExitInfo]:

@@ -29,7 +29,7 @@ from tide_runtime.device_loop.host_driver import HostDriver
 from tide_runtime.device_loop.policy import DrivenDepth, Drivers
 from tide_runtime.device_loop.select import Drive
 from tide_runtime.errors import TargetError
-from tide_runtime.scheduler import run
+from tide_runtime.scheduling.step import run
 from tide_runtime.sequence import TokenSequence
 from typer.testing import CliRunner
 
@@ -53,7 +53,7 @@ class SimulatedEngine:
         self.gpu, manifest = SimulatedGpu(), tiny_manifest(MODEL, [1, 3], EXITS["two"])
         assert manifest.calibration is not None
         self.manifest: Manifest = replace(manifest, calibration=replace(manifest.calibration, costs=COSTS))
-        inner: Any = make_policy(policy, self.manifest, 8, DepthOptions())
+        inner: Any = make_policy(policy, self.manifest, DepthOptions())
         self.drivers = Drivers(HostDriver(self.gpu).compile, GraphDriver(self.gpu).compile)
         exits = [LoopExit(early_exit, threshold) for early_exit, threshold in inner.for_device_loop()]
         made = DrivenDepth(inner, NumpyLoopKernels(self.gpu), 5, self.drivers, exits, 4)
@@ -160,7 +160,7 @@ def test_the_device_can_evaluate_the_exits(tmp_path: Path) -> None:
     loaded, texts = TINY.load("fp32"), np.random.default_rng(0).integers(3, 120, (8, 24)).tolist()
     config = ExportConfig(max_seq_len=128, targets=("cpu",), verify=False)
     manifest, _ = write_bundle(loaded, tmp_path, config, ExportProgress(quiet=True), stub_exits(loaded, [1, 2], texts))
-    policy: Any = make_policy("exit", manifest, 8, DepthOptions())
+    policy: Any = make_policy("exit", manifest, DepthOptions())
     assert policy.why_on_host(pads_sequences=True) is None
     with Engine.load(tmp_path, EngineOptions(target="cpu", policy="exit")) as engine:
         rows = [engine.generate(text, GenerationParams(max_new_tokens=40, eos_token_ids=()))[0] for text in texts]

@@ -13,6 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 from runtime.tiny_transformer import HIDDEN, Array, TinyTransformer
 from tide_runtime.backends.graph_contract import hidden_states
+from tide_runtime.backends.kv_caches import BLOCK_TOKENS
+from tide_runtime.backends.step_arrays import RowEnds
 from tide_runtime.bundle.calibration import CalibrationInfo, ExitInfo
 from tide_runtime.bundle.manifest import HEAD, GenerationInfo, GraphInfo, KVInfo, Manifest, ModelInfo, exit_graph, kv_fill_graph
 
@@ -49,24 +51,30 @@ def tiny_manifest(
 class NumpyBackend:
     """``script`` answers for the MLP routers, when given."""
 
-    name = "numpy"
+    name, invariant_tokens, has_prefix_blocks = "numpy", None, True
 
-    def __init__(self, manifest: Manifest, model: TinyTransformer, script: Script | None = None) -> None:
-        self.manifest, self.model, self.script = manifest, model, script
+    def __init__(
+        self, manifest: Manifest, model: TinyTransformer, script: Script | None = None, packs_steps: bool = True
+    ) -> None:
+        self.manifest, self.model, self.script, self.packs_steps = manifest, model, script, packs_steps
+        self.kv_bytes_per_token = 2 * manifest.model.num_layers * HIDDEN * 8
         self.exits = {exit_graph(e): e for e in (manifest.calibration.exits if manifest.calibration else [])}
         self.fills = {kv_fill_graph(e): e for e in self.exits.values()}
         self.layers = {g.name: range(*g.layers) for g in manifest.segments if g.layers}
         self.launches: dict[str, int] = Counter()
 
-    def context(self, capacity: int) -> NumpyContext:
-        return NumpyContext(self, capacity)
+    def context(self, capacity: int, prefix_blocks: int = 0) -> NumpyContext:
+        return NumpyContext(self, capacity, prefix_blocks)
 
 
 class NumpyContext:
     """KV caches ``keys``, ``values``: [L, capacity, Smax, H]."""
 
-    def __init__(self, backend: NumpyBackend, capacity: int) -> None:
+    def __init__(self, backend: NumpyBackend, capacity: int, prefix_blocks: int = 0) -> None:
         self.backend, self.capacity, self.layers_launched = backend, capacity, 0
+        self.packs_steps = backend.packs_steps
+        self.prefix_blocks = NumpyPrefixBlocks(self, prefix_blocks) if prefix_blocks else None
+        self.ends = RowEnds(capacity, backend.manifest.max_seq_len)
         self.every_layer: Sequence[str] = [segment.name for segment in backend.manifest.segments]
         shape = (backend.manifest.model.num_layers, capacity, backend.manifest.max_seq_len, HIDDEN)
         self.keys, self.values = np.full(shape, GARBAGE), np.full(shape, -GARBAGE)
@@ -80,16 +88,43 @@ class NumpyContext:
         self._latest = NumpyStep(self, first_row, counts, wanted or [0] * len(counts))
         return self._latest
 
-    def clear(self) -> None:
-        self.keys[:], self.values[:] = GARBAGE, -GARBAGE
+    def fits_together(self, first: int, counts: Sequence[int], lengths: Sequence[int]) -> bool:
+        return self.ends.fit(first, counts, lengths)
+
+    def release_row(self, row: int, tainted: bool = False) -> None:
+        self.keys[:, row], self.values[:, row] = GARBAGE, -GARBAGE
+        self.ends.release(row)
 
     def move_row(self, source: int, target: int, length: int) -> None:
         for cache in (self.keys, self.values):
             cache[:, target, :length] = cache[:, source, :length]
             cache[:, target, length:] = cache[:, source] = GARBAGE
+        self.ends.move(source, target, length)
 
     def close(self) -> None:
         self._latest = None
+
+
+class NumpyPrefixBlocks:
+    """Blocks of a prefix cache; a block that was given back holds garbage."""
+
+    def __init__(self, context: NumpyContext, blocks: int) -> None:
+        layers = context.backend.manifest.model.num_layers
+        self._context, self._kept = context, np.full((2, blocks, layers, BLOCK_TOKENS, HIDDEN), GARBAGE)
+
+    def save(self, row: int, first: int, ids: Sequence[int]) -> None:
+        for place, block in enumerate(ids, first):
+            slots = slice(place * BLOCK_TOKENS, (place + 1) * BLOCK_TOKENS)
+            self._kept[0, block], self._kept[1, block] = self._context.keys[:, row, slots], self._context.values[:, row, slots]
+
+    def load(self, ids: Sequence[int], row: int) -> None:
+        for place, block in enumerate(ids):
+            slots = slice(place * BLOCK_TOKENS, (place + 1) * BLOCK_TOKENS)
+            self._context.keys[:, row, slots], self._context.values[:, row, slots] = self._kept[:, block]
+        self._context.ends.reach(row, len(ids) * BLOCK_TOKENS)
+
+    def release(self, ids: Sequence[int]) -> None:
+        self._kept[:, ids] = GARBAGE
 
 
 class NumpyStep:
@@ -116,7 +151,7 @@ class NumpyStep:
     def place(self, lengths: Sequence[int]) -> None:
         seq, slots = max(self._counts), self._context.backend.manifest.max_seq_len
         assert len(lengths) == len(self._counts) and all(0 <= n <= slots - seq for n in lengths), f"{lengths} + {seq} of {slots}"
-        self._places, self._scattered = list(lengths), None
+        self._places, self._scattered = self._context.ends.place(self._first, self._counts, lengths), None
 
     def place_scattered(self, slot: int, positions: NDArray[np.int64], before: NDArray[np.int64] | None = None) -> None:
         self.place([slot])

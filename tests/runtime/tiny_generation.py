@@ -10,16 +10,16 @@ import numpy as np
 from numpy.typing import NDArray
 from runtime.numpy_backend import NumpyBackend, NumpyContext
 from runtime.tiny_transformer import TinyTransformer
-from tide_runtime.backends.base import ExecutionContext
 from tide_runtime.bundle.manifest import Manifest
 from tide_runtime.depth.exit import ExitDepth
 from tide_runtime.depth.frontier import LazySequence
 from tide_runtime.depth.options import DepthOptions
-from tide_runtime.depth.policy import DepthPolicy
+from tide_runtime.depth.policy import DepthPolicy, PromptChunk
 from tide_runtime.depth_tuning import DepthTuning
 from tide_runtime.generation_params import GenerationParams
 from tide_runtime.sampler import Sampler
-from tide_runtime.scheduler import run
+from tide_runtime.scheduling.scheduler import SchedulerOptions, blocks_of
+from tide_runtime.scheduling.step import run
 from tide_runtime.sequence import TokenSequence
 
 TOLERANCE = 1e-9  # float64, sums in another order
@@ -40,14 +40,13 @@ def make_row(request: Request, manifest: Manifest) -> TokenSequence:
     tokens = np.zeros(min(len(prompt) + request.params.max_new_tokens, slots + 1), np.int64)
     tokens[: len(prompt)] = prompt
     return TokenSequence(
-        index=request.seat,
         tokens=tokens,
         last_token=prompt[-1],
         num_tokens=len(prompt),
         prompt_tokens=len(prompt),
         params=request.params,
         eos=frozenset(request.params.eos_token_ids or ()),
-        sampler=Sampler(request.params, manifest.model.vocab_size, request.seat),
+        sampler=Sampler(request.params, manifest.model.vocab_size),
         text=None,
         cache_slots=slots,
     )
@@ -86,21 +85,28 @@ class Audited:
 
             executor.advance = audited
 
-    def prefill(self, context: ExecutionContext, row: TokenSequence) -> int:
-        return self.policy.prefill(context, row)
+    @property
+    def lookahead(self) -> int:
+        return self.policy.lookahead
 
-    def decode(self, context: NumpyContext, rows: Sequence[TokenSequence]) -> list[list[int]]:
-        assert [row.batch_index for row in rows] == list(range(len(rows)))
-        tokens = self.policy.decode(context, rows)
-        self._check(context, rows)
+    def settled(self, row: TokenSequence) -> int:
+        return self.policy.settled(row)
+
+    def step(
+        self, context: NumpyContext, decoding: Sequence[TokenSequence], prompts: Sequence[PromptChunk]
+    ) -> list[list[int]]:
+        rows = [row.batch_index for row in decoding]
+        assert rows == sorted(rows) and (context.packs_steps or not rows or rows[0] == 0)
+        tokens = self.policy.step(context, decoding, prompts)
+        self._check(context, [*decoding, *(chunk.sequence for chunk in prompts)])
         return tokens
 
     def _check(self, context: NumpyContext, rows: Sequence[TokenSequence]) -> None:
         for row in rows:
-            state = row.policy_state  # full steps of `exact` leave the frontier behind
-            skips = state is not None and state.frontier.done[0] >= row.num_cached_tokens
+            state = row.policy_state  # full steps leave the frontier behind
+            skips = isinstance(state, LazySequence) and state.frontier.done[0] >= row.num_cached_tokens
             done = state.frontier.done if skips else [row.num_cached_tokens] * (len(self.edges) - 1)
-            assert done == sorted(done, reverse=True) and done[-1] >= row.prompt_tokens
+            assert done == sorted(done, reverse=True) and (done[-1] >= row.prompt_tokens or not row.prefilled)
             if not self.exact:
                 continue
             text = self.model.states_of(row.tokens[: max(done[0], row.num_tokens)])
@@ -114,11 +120,25 @@ class Audited:
                     _same(states, text.hidden[self.edges[segment]][waiting])
 
 
-def generate(policy: DepthPolicy, backend: NumpyBackend, requests: Sequence[Request], capacity: int) -> list[TokenSequence]:
-    """The finished rows of ``requests``, in their order."""
+def generate(
+    policy: DepthPolicy, backend: NumpyBackend, requests: Sequence[Request], capacity: int, chunk: int | None = None
+) -> list[TokenSequence]:
+    """The finished rows of ``requests``, in their order. ``chunk``: prompt tokens of a step, shared with decodes; None: prompts
+    run before decodes."""
     rows = [make_row(request, backend.manifest) for request in requests]
-    audited = Audited(policy, backend.manifest, backend.model)
-    for _ in run(audited, backend.context(capacity), rows):  # type: ignore[arg-type]
+    audited: Any = Audited(policy, backend.manifest, backend.model)
+    context: Any = backend.context(capacity)
+    options = None
+    if chunk is not None:
+        options = SchedulerOptions(
+            max_batch=capacity,
+            blocks=capacity * blocks_of(backend.manifest.max_seq_len),
+            slots=backend.manifest.max_seq_len,
+            lookahead=policy.lookahead,
+            prompt_tokens=lambda decoding: chunk,
+            consecutive_rows=not context.packs_steps,
+        )
+    for _ in run(audited, context, rows, options=options):
         pass
     assert all(row.finish_reason is not None for row in rows)
     return rows

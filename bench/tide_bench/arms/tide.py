@@ -52,7 +52,7 @@ class TideArm:
 
     def _make(self, policy: str, threshold: float | None) -> DepthPolicy:
         chunk = self._engine.options.prefill_chunk
-        return make_policy(policy, self._manifest(), chunk, DepthOptions(threshold=threshold))
+        return make_policy(policy, self._manifest(), DepthOptions(threshold=threshold))
 
     def _manifest(self) -> Manifest:
         return self._engine.manifest

@@ -54,9 +54,9 @@ def measure_host_times(engine: Engine, batch_sizes: Iterable[int]) -> dict[int, 
     """
     stopwatch = _Stopwatch()
     engine.backend = ObservedBackend(engine.backend, stopwatch)
-    full_policy = FullDepth(engine.manifest, _PREFILL_CHUNK)
+    full_policy = FullDepth(engine.manifest)
     options = DepthOptions(threshold=0.0, max_exit_streak=STREAK)
-    exit_policy = make_policy("exit", _with_exit(engine.manifest), _PREFILL_CHUNK, options)
+    exit_policy = make_policy("exit", _with_exit(engine.manifest), options)
     times = {}
     for batch_size in batch_sizes:
         exit_steps = _time_steps(engine, exit_policy, batch_size, stopwatch)

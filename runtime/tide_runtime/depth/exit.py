@@ -115,7 +115,9 @@ class ExitDepth:
 
     @property
     def can_resume(self) -> bool:
-        return self.options.kv == "deferred" and not self.options.prefill_exit  # projected keys and values are no prefill's
+        """A prefill gives neither projected keys and values nor those that a tail has drafted."""
+        drafted = any(stop.exit.info.tail_layers for stop in self.stops)
+        return self.options.kv == "deferred" and not self.options.prefill_exit and not drafted
 
     @property
     def least_depth(self) -> float:

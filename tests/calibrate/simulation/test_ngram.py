@@ -51,7 +51,7 @@ def test_the_runtime_copies_as_simulated(seed: int) -> None:
     model, costs = TinyTransformer(seed, (0.5, 0.1, 0.1), 5, 128), table(layers=3)
     manifest = replace(tiny_manifest(model, ()), calibration=CalibrationInfo([], 0, "exact", costs=costs))
     request = Request((1, 2, 3, 4, 1, 2), GenerationParams(max_new_tokens=100), 0)
-    policy = make_policy("exact", manifest, 8, DepthOptions(draft="ngram"))
+    policy = make_policy("exact", manifest, DepthOptions(draft="ngram"))
     (row,) = generate(policy, NumpyBackend(manifest, model), [request], 1)
     text = row.tokens[: row.num_tokens]
     given = len(request.prompt) + 1  # the prefill makes the first token

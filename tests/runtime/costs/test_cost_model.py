@@ -17,7 +17,7 @@ from tide_runtime.depth.exit import ExitDepth
 from tide_runtime.depth.options import DepthOptions
 from tide_runtime.depth.registry import make_policy
 from tide_runtime.generation_params import GenerationParams
-from tide_runtime.scheduler import run
+from tide_runtime.scheduling.step import run
 
 ROWS, LAYERS, PADDING = 8, 4, 0.5
 
@@ -92,7 +92,7 @@ def test_rows_that_draw_at_random_pay_for_it(temperature: float) -> None:
         assert manifest.calibration is not None
         steps = [StepCost(1, seq, 0.1, 1.0, 0.2, 0.0, 0.1) for seq in (1, 16)]
         calibration = replace(manifest.calibration, costs=CostTable("numpy", "", 4.0, steps, draw_ms=draw_ms))
-        policy = make_policy("exact", replace(manifest, calibration=calibration), 8, DepthOptions(draft="router"))
+        policy = make_policy("exact", replace(manifest, calibration=calibration), DepthOptions(draft="router"))
         backend = NumpyBackend(manifest, model)
         params = GenerationParams(max_new_tokens=30, temperature=temperature, seed=1)
         list(run(policy, backend.context(1), [make_row(Request((1, 2), params, 0), manifest)]))
@@ -123,7 +123,7 @@ def test_a_token_that_asks_nobody_runs_all_layers_all_the_same() -> None:
     assert manifest.calibration is not None
     steps = [StepCost(1, seq, 0.1, 1.0, 0.3, 0.3, 0.2) for seq in (1, 16)]
     measured = replace(manifest, calibration=replace(manifest.calibration, costs=CostTable("cpu", "", 5.0, steps)))
-    policy = make_policy("exit", measured, 8, DepthOptions(max_exit_streak=2))
+    policy = make_policy("exit", measured, DepthOptions(max_exit_streak=2))
     assert isinstance(policy, ExitDepth)
     assert 1.0 <= policy.token_cost([0, 0], 1) < policy.token_cost([1, 1], 1)
     assert policy.token_cost([1, 0], 0) < min(1.0, policy.token_cost([1, 1], 0))

@@ -15,7 +15,7 @@ from tide_runtime import Engine, EngineOptions, Generation, GenerationParams, Th
 from tide_runtime.depth.options import DepthOptions
 from tide_runtime.drafting.ngram import NgramDrafter
 from tide_runtime.errors import NumericsError, ParamsError
-from tide_runtime.scheduler import run
+from tide_runtime.scheduling.step import run
 
 MAX_SEQ_LEN = 64
 PROMPTS = ["def add(a, b):", "class", "x x x x x x", "return a + b\nreturn a + b\n"]

@@ -15,7 +15,7 @@ from tide_runtime.depth.options import DepthOptions
 from tide_runtime.depth.policy import DepthPolicy
 from tide_runtime.generation_params import GenerationParams
 from tide_runtime.outputs import finished
-from tide_runtime.scheduler import run
+from tide_runtime.scheduling.step import run
 from tide_runtime.sequence import TokenSequence
 
 MODEL = TinyTransformer(3, (0.5, 0.5, 0.0, 0.0), 31, 96)  # an exit after 2 layers says what the model says
@@ -45,7 +45,7 @@ class CoarseContext(NumpyContext):
 
 def exact(invariant_tokens: int | None, draft: str) -> ExactDepth:
     options = DepthOptions(draft=draft, draft_limit=12, tuning=FAR_DRAFTS)  # type: ignore[arg-type]
-    policy = exits_pay(ExactDepth(MANIFEST, 2, options))
+    policy = exits_pay(ExactDepth(MANIFEST, options))
     policy.keep_within(invariant_tokens)
     return policy
 
@@ -66,7 +66,7 @@ def texts(rows: Sequence[TokenSequence]) -> list[list[int]]:
 @pytest.mark.parametrize(("limit", "rows"), [(2, 1), (5, 1), (4, 2), (8, 3), (3, 2)])
 def test_verification_stays_within_the_limit(limit: int, rows: int, draft: str) -> None:
     """A verification pass of more tokens would read other logits, and the text would no longer be `full`'s."""
-    expected, _ = generate(FullDepth(MANIFEST, 2), rows, limit)
+    expected, _ = generate(FullDepth(MANIFEST), rows, limit)
     found, context = generate(exact(limit, draft), rows, limit)
     assert texts(found) == texts(expected)
     assert context.most == max(2, limit // rows * rows)  # 2: the prompt's chunks
@@ -76,7 +76,7 @@ def test_verification_stays_within_the_limit(limit: int, rows: int, draft: str) 
 @pytest.mark.parametrize("draft", ["router", "ngram"])
 def test_without_the_limit_the_text_would_differ(draft: str) -> None:
     """The test above would pass on any policy if these launches gave the same logits."""
-    expected, _ = generate(FullDepth(MANIFEST, 2), 1, 4)
+    expected, _ = generate(FullDepth(MANIFEST), 1, 4)
     found, context = generate(exact(None, draft), 1, 4)
     assert context.most > 4 and texts(found) != texts(expected)
 

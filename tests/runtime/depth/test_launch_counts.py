@@ -15,7 +15,7 @@ from tide_runtime.depth.options import DepthOptions
 from tide_runtime.depth.registry import make_policy
 from tide_runtime.depth_tuning import DepthTuning
 from tide_runtime.generation_params import GenerationParams
-from tide_runtime.scheduler import run
+from tide_runtime.scheduling.step import run
 
 LAYERS, SLOTS, TOKENS = 6, 64, 25
 SILENT = (0.5, 0.5, 0.0, 0.0, 0.0, 0.0)  # an exit after 2 layers says what the model says: every draft is accepted
@@ -38,7 +38,7 @@ def decode_launches(
     backend = NumpyBackend(manifest, model, script)
     params = GenerationParams(max_new_tokens=tokens)
     requests = [Request((1 + row, 2, 3), params, row) for row in range(rows)]
-    made = exits_pay(make_policy(policy, manifest, 8, DepthOptions(**{"draft": "router", **options})))
+    made = exits_pay(make_policy(policy, manifest, DepthOptions(**{"draft": "router", **options})))
     context, batch = backend.context(rows), [make_row(request, manifest) for request in requests]
     list(run(made, context, batch))
     layers = sum(backend.launches[g.name] * (g.layers[1] - g.layers[0]) for g in manifest.segments if g.layers)
@@ -126,7 +126,7 @@ def test_prompt_tokens_that_stop_launch_nothing_behind_their_exit(answer: float,
     model, info = TinyTransformer(3, SILENT, 31, SLOTS), exit_after(2, router="mlp", threshold=0.5)
     manifest = tiny_manifest(model, (2, 4), [info])
     backend = NumpyBackend(manifest, model, scores(answer))
-    made = make_policy("exit", manifest, 4, DepthOptions(prefill_exit=True))
+    made = make_policy("exit", manifest, DepthOptions(prefill_exit=True))
     row = make_row(Request(tuple(range(1, 21)), GenerationParams(max_new_tokens=1), 0), manifest)
     list(run(made, backend.context(1), [row]))
     assert [backend.launches[f"segment_{i}"] for i in range(3)] == [5, deep, deep]
@@ -146,7 +146,7 @@ def test_a_row_that_needs_depth_waits_for_company_only_so_long(wait: int) -> Non
         return np.array([0.0, 1.0, 1.0, 1.0, 1.0][-len(states) :])
 
     backend = NumpyBackend(manifest, model, the_first_refuses)
-    policy = exits_pay(make_policy("exit", manifest, 8, DepthOptions(max_wait_steps=wait)))
+    policy = exits_pay(make_policy("exit", manifest, DepthOptions(max_wait_steps=wait)))
     for event in run(policy, backend.context(5), rows):
         assert rows[0].policy_state.held <= wait
         if event.sequence is rows[1] and event.sequence.finish_reason is not None:

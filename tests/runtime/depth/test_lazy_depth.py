@@ -30,7 +30,7 @@ examples = partial(settings, derandomize=True, deadline=None, suppress_health_ch
 def recomputed(model: TinyTransformer, request: Request) -> tuple[list[int], str]:
     """Tokens and end of plain decoding, the whole text computed anew for each token."""
     tokens, params = list(request.prompt), request.params
-    sampler = Sampler(params, model.vocab, request.seat)
+    sampler = Sampler(params, model.vocab)
     while True:
         tokens.append(sampler.sample(model.full_logits(np.array(tokens))[-1].astype(np.float32), np.array(tokens)))
         new = tokens[len(request.prompt) :]
@@ -45,7 +45,7 @@ def recomputed(model: TinyTransformer, request: Request) -> tuple[list[int], str
 def tuned(case: Case, policy: str) -> Any:
     """The case's policy with its tuning, and its prices multiplied by the case's factor."""
     tuning = DepthTuning(exit_room=case.room, cooldown=case.rest)
-    made: Any = make_policy(policy, case.manifest, case.chunk, replace(case.options, tuning=tuning))
+    made: Any = make_policy(policy, case.manifest, replace(case.options, tuning=tuning))
     for price in ("token_cost", "cycle_cost"):
         if hasattr(made, price):
             setattr(made, price, _times(case.price, getattr(made, price)))

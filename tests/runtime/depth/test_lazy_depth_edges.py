@@ -21,7 +21,7 @@ from tide_runtime.depth_tuning import DepthTuning
 from tide_runtime.errors import NumericsError, ParamsError
 from tide_runtime.generation_params import GenerationParams
 from tide_runtime.outputs import finished
-from tide_runtime.scheduler import run
+from tide_runtime.scheduling.step import run
 from tide_runtime.sequence import TokenSequence
 
 LAYERS = 5
@@ -52,7 +52,7 @@ def rows_of(
     script: Script | None = None,
 ) -> list[TokenSequence]:
     manifest = tiny_manifest(model, checkpoints, exits)
-    made = exits_pay(make_policy(policy, manifest, 8, options or DepthOptions(draft="router")))
+    made = exits_pay(make_policy(policy, manifest, options or DepthOptions(draft="router")))
     return generate(made, NumpyBackend(manifest, model, script), asked, len(asked))
 
 
@@ -70,7 +70,7 @@ def test_a_neighbour_going_deep_leaves_a_drafts_tail_alone(seed: int) -> None:
     model = model_of(seed=seed)
     exits = [exit_after(1, "tail:2", threshold=0.55), exit_after(2, "tail:2", threshold=0.55)]
     manifest = tiny_manifest(model, (1, 2, 3), exits)
-    policy = exits_pay(ExitDepth(manifest, 8, DepthOptions(max_wait_steps=0)))
+    policy = exits_pay(ExitDepth(manifest, DepthOptions(max_wait_steps=0)))
     random = np.random.default_rng(seed)
     asked = requests(*(tuple(random.integers(0, 11, n).tolist()) for n in (1, 4, 2, 3, 7)))
     rows = generate(policy, NumpyBackend(manifest, model), asked, 5)
@@ -121,7 +121,7 @@ def test_a_held_row_whose_waiting_room_is_full_keeps_its_last_state() -> None:
         return np.asarray(answers.random(len(states)))
 
     manifest = tiny_manifest(model, (2, 3), [exit_after(2, router="mlp", threshold=0.2)])
-    rows = generate(exits_pay(ExitDepth(manifest, 8, options)), NumpyBackend(manifest, model, random_scores), asked, 5)
+    rows = generate(exits_pay(ExitDepth(manifest, options)), NumpyBackend(manifest, model, random_scores), asked, 5)
     for row in rows:  # deep tokens are the model's own for the text so far
         for place in [i for i, depth in enumerate(row.depth.token_depths) if depth == LAYERS]:
             before = row.tokens[: row.prompt_tokens + 1 + place]
@@ -207,7 +207,7 @@ def test_nan_logits_are_an_error_and_leave_the_slots_usable(draft: Any) -> None:
     """Of all drafters; and a request that failed leaves nothing behind in the caches that the next one could read."""
     model, asked = model_of(), requests((1, 2, 1, 2, 1, 2), (3,))
     manifest = tiny_manifest(model, (2, 3), [exit_after(2)])
-    policy, backend = exits_pay(ExactDepth(manifest, 8, DepthOptions(draft=draft))), NumpyBackend(manifest, model)
+    policy, backend = exits_pay(ExactDepth(manifest, DepthOptions(draft=draft))), NumpyBackend(manifest, model)
     slots, sound = backend.context(2), model.weights["out.4"].copy()
     events = run(policy, slots, [make_row(request, manifest) for request in asked])
     next(events)
@@ -259,7 +259,7 @@ def test_exits_that_cost_more_than_they_save_in_a_batch_are_not_asked(policy: st
         info = replace(manifest.calibration, costs=CostTable("numpy", "", 5.0, dear_head), exit_depths=shares)
         asked = requests((1, 2), (3, 4), (5, 6))
         rows = [make_row(request, manifest) for request in asked]
-        made = exits_pay(make_policy(policy, replace(manifest, calibration=info), 8, DepthOptions(draft="router")))
+        made = exits_pay(make_policy(policy, replace(manifest, calibration=info), DepthOptions(draft="router")))
         backend = NumpyBackend(manifest, model)
         list(run(made, backend.context(3), rows))
         assert (HEAD not in backend.launches) is ran_full
@@ -278,7 +278,7 @@ def test_exits_of_sampled_text_are_asked_where_greedy_text_gains_much(
     manifest = tiny_manifest(model, (2, 3), [exit_after(2)])
     assert manifest.calibration is not None
     info = replace(manifest.calibration, predicted={"exact:router": predicted, "exit": predicted})
-    made = exits_pay(make_policy(policy, replace(manifest, calibration=info), 8, DepthOptions(draft="router")))
+    made = exits_pay(make_policy(policy, replace(manifest, calibration=info), DepthOptions(draft="router")))
     params = GenerationParams(max_new_tokens=6, temperature=temperature, seed=1)
     rows = [make_row(replace(request, params=params), manifest) for request in requests((1, 2))]
     backend = NumpyBackend(manifest, model)
@@ -290,7 +290,7 @@ def test_prefill_exit_with_tails_is_refused() -> None:
     """Tails would attend to a cache in another order than the one that asking them filled."""
     with pytest.raises(ParamsError, match="calibrate with --heads identity,linear"):
         manifest = tiny_manifest(model_of(), (2, 3), [exit_after(2, "tail:2")])
-        make_policy("exit", manifest, 8, DepthOptions(prefill_exit=True))
+        make_policy("exit", manifest, DepthOptions(prefill_exit=True))
 
 
 def test_prompt_tokens_that_stop_early_are_counted_and_the_last_never_does() -> None:

@@ -24,7 +24,7 @@ MANIFEST = replace(tiny_manifest(MODEL, ()), calibration=CalibrationInfo([], 0, 
 
 
 def rows_of(policy: str, draft: str = "both", capacity: int = 2) -> list[TokenSequence]:
-    made = make_policy(policy, MANIFEST, 8, DepthOptions(draft=draft))
+    made = make_policy(policy, MANIFEST, DepthOptions(draft=draft))
     return generate(made, NumpyBackend(MANIFEST, MODEL), REQUESTS, capacity)
 
 
@@ -37,7 +37,7 @@ def test_exact_without_exits_is_full(draft: str, capacity: int) -> None:
 
 def test_the_recommended_policy_copies() -> None:
     """`auto` would take `full`, and the gain that the calibration predicts would not come."""
-    assert make_policy("auto", MANIFEST, 8, DepthOptions()).name == "exact"
+    assert make_policy("auto", MANIFEST, DepthOptions()).name == "exact"
     rows = rows_of("auto")
     assert sum(row.depth.accepted["ngram"] for row in rows) > 5
     assert not any(row.depth.drafted["router"] for row in rows)
@@ -45,4 +45,4 @@ def test_the_recommended_policy_copies() -> None:
 
 def test_exit_without_exits_is_refused() -> None:
     with pytest.raises(ParamsError, match="cannot stop anywhere"):
-        make_policy("exit", MANIFEST, 8, DepthOptions())
+        make_policy("exit", MANIFEST, DepthOptions())

@@ -32,7 +32,7 @@ from tide_runtime.device_loop.policy import DrivenDepth, Drivers
 from tide_runtime.device_loop.token_ring import NO_TOKEN, TokenRing
 from tide_runtime.errors import DeviceMemoryError, NumericsError, TargetError, TideError
 from tide_runtime.generation_params import GenerationParams
-from tide_runtime.scheduler import run
+from tide_runtime.scheduling.step import run
 from tide_runtime.sequence import TokenSequence
 
 MODEL = TinyTransformer(3, (0.5, 0.5, 0.4, 0.6), vocab=11, positions=40)
@@ -76,7 +76,7 @@ class Driven:
         self.manifest = tiny_manifest(MODEL, sorted({1, 3, *(info.checkpoint for info in exits)}), exits)
         self.backend = TinyDeviceBackend(self.manifest, MODEL, self.gpu, fixed, logits)
         self.drivers = Drivers(HostDriver(self.gpu).compile, GraphDriver(self.gpu).compile if compile else None)
-        inner = ExitDepth(self.manifest, 4, DepthOptions()) if exits else FullDepth(self.manifest, 4)
+        inner = ExitDepth(self.manifest, DepthOptions()) if exits else FullDepth(self.manifest)
         places = []
         if isinstance(inner, ExitDepth):
             inner.evaluates_always = True

@@ -24,7 +24,7 @@ from tide_runtime.depth.registry import make_policy
 from tide_runtime.device_loop import select as drive
 from tide_runtime.device_loop.policy import DrivenDepth
 from tide_runtime.errors import TargetError
-from tide_runtime.scheduler import run
+from tide_runtime.scheduling.step import run
 
 
 class Kernels(PluginLoopKernels):
@@ -60,7 +60,7 @@ def chosen(
     manifest = tiny_manifest(MODEL, [1, 2, 3], exits)
     backend: Any = TinyDeviceBackend(manifest, MODEL, SimulatedGpu())
     backend.pads_sequences = pads
-    made = make_policy(policy, manifest, 8, DepthOptions(**options))
+    made = make_policy(policy, manifest, DepthOptions(**options))
     return drive.choose_drive(made, backend, load_kernels, refusal)
 
 
@@ -151,7 +151,7 @@ def test_kernels_that_cannot_be_built_are_a_reason(monkeypatch: pytest.MonkeyPat
 
     manifest = tiny_manifest(MODEL, [1, 3])
     backend: Any = TinyDeviceBackend(manifest, MODEL, SimulatedGpu())
-    made = drive.choose_drive(make_policy("full", manifest, 8, DepthOptions()), backend, without_compiler, lambda: None)
+    made = drive.choose_drive(make_policy("full", manifest, DepthOptions()), backend, without_compiler, lambda: None)
     wanted = requests(eos=(4,))
     rows = [make_row(request, manifest) for request in wanted]
     with pytest.warns(RuntimeWarning, match="no kernels for sm_61; decoding is driven from the host") as warned:

@@ -24,7 +24,7 @@ from tide_runtime.depth.options import DepthOptions
 from tide_runtime.drafting.rejection_sampler import Draft
 from tide_runtime.generation_params import GenerationParams
 from tide_runtime.sampler import Sampler
-from tide_runtime.scheduler import run
+from tide_runtime.scheduling.step import run
 from tide_runtime.sequence import TokenSequence
 
 VOCAB, TOKENS, TEXTS, ROWS = 4, 4, 1500, 100
@@ -41,7 +41,7 @@ def chi_square(prompt: tuple[int, ...], draft: Any, **changes: Any) -> tuple[flo
     """The statistic of the texts `exact` says, its 99.9% quantile when they follow the model, and what was drafted."""
     params = GenerationParams(**{**SAMPLING, "seed": 5, **changes})
     manifest = tiny_manifest(MODEL, (1, 2), EXITS)
-    policy = ExactDepth(manifest, 32, DepthOptions(draft=draft, draft_limit=2, tuning=FAR_DRAFTS))
+    policy = ExactDepth(manifest, DepthOptions(draft=draft, draft_limit=2, tuning=FAR_DRAFTS))
     policy.costs.full = lambda rows, tokens, seq: 1.0  # else so large a batch would leave copying alone
     rows = [make_row(Request(prompt, params, seat), manifest) for seat in range(TEXTS)]
     list(run(exits_pay(policy), NumpyBackend(manifest, MODEL).context(ROWS), rows))
