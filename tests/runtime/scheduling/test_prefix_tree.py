@@ -160,9 +160,13 @@ def test_a_failed_allocation_leaves_the_tree_as_it_was() -> None:
     """Guards against known blocks whose values were never saved, and against a prefix that can no longer be evicted."""
     tree = PrefixTree(1)
     tree.insert([1], None, ids())
-    allocated = iter([5])
-    with pytest.raises(StopIteration):
-        tree.insert([1, 2, 3], None, lambda: next(allocated))
+
+    def fail() -> int | None:
+        assert tree.evict(1) == []  # the only leaf is the prefix that is continued
+        raise MemoryError
+
+    with pytest.raises(MemoryError):
+        tree.insert([1, 2, 3], None, fail)
     assert (tree.match([1, 2, 3], None), len(tree)) == ([0], 1)
     assert tree.evict(9) == [0]
 
