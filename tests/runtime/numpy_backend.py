@@ -91,7 +91,10 @@ class NumpyContext:
     def fits_together(self, first: int, counts: Sequence[int], lengths: Sequence[int]) -> bool:
         return self.ends.fit(first, counts, lengths)
 
-    def release_row(self, row: int, tainted: bool = False) -> None:
+    def forget_row(self, row: int, tainted: bool = False) -> None:
+        self.release_row(row)
+
+    def release_row(self, row: int) -> None:
         self.keys[:, row], self.values[:, row] = GARBAGE, -GARBAGE
         self.ends.release(row)
 

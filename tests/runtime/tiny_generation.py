@@ -92,9 +92,7 @@ class Audited:
     def settled(self, row: TokenSequence) -> int:
         return self.policy.settled(row)
 
-    def step(
-        self, context: NumpyContext, decoding: Sequence[TokenSequence], prompts: Sequence[PromptChunk]
-    ) -> list[list[int]]:
+    def step(self, context: NumpyContext, decoding: Sequence[TokenSequence], prompts: Sequence[PromptChunk]) -> list[list[int]]:
         rows = [row.batch_index for row in decoding]
         assert rows == sorted(rows) and (context.packs_steps or not rows or rows[0] == 0)
         tokens = self.policy.step(context, decoding, prompts)

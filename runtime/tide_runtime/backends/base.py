@@ -79,8 +79,11 @@ class ExecutionContext(Protocol):
     def fits_together(self, first_index: int, counts: Sequence[int], num_cached_tokens: Sequence[int]) -> bool:
         """Whether a step of ``counts`` tokens behind ``num_cached_tokens`` fits into the rows, padding included."""
 
-    def release_row(self, row: int, tainted: bool = False) -> None:
+    def forget_row(self, row: int, tainted: bool = False) -> None:
         """Forget the sequence in ``row``. ``tainted``: it may hold NaN, which must not reach the next one."""
+
+    def release_row(self, row: int) -> None:
+        """Give the memory of a forgotten row back, where the caches grow with their text."""
 
     def move_row(self, source: int, target: int, num_cached_tokens: int) -> None:
         """Copy the cached tokens of batch index ``source`` to batch index ``target``, in every layer."""

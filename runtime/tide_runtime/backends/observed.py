@@ -54,8 +54,11 @@ class _ObservedContext:
     def fits_together(self, first_index: int, counts: Sequence[int], num_cached_tokens: Sequence[int]) -> bool:
         return self._context.fits_together(first_index, counts, num_cached_tokens)
 
-    def release_row(self, row: int, tainted: bool = False) -> None:
-        self._context.release_row(row, tainted)
+    def forget_row(self, row: int, tainted: bool = False) -> None:
+        self._context.forget_row(row, tainted)
+
+    def release_row(self, row: int) -> None:
+        self._context.release_row(row)
 
     def move_row(self, source: int, target: int, num_cached_tokens: int) -> None:
         self._context.move_row(source, target, num_cached_tokens)

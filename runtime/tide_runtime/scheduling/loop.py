@@ -197,7 +197,7 @@ class EngineLoop:
         with self._changed:
             row = self.scheduler.remove(request)
         if row is not None and self.context is not None:
-            self.context.release_row(row, tainted)
+            self.context.forget_row(row, tainted)
 
     def _end(self, request: Request, reason: FinishReason) -> None:
         """Deliver what a request has, which is not all it asked for."""

@@ -50,7 +50,7 @@ class StepPlan:
 
     Args:
         expired: requests whose deadline has passed; they hold nothing any more.
-        released_rows: rows whose keys and values nobody needs.
+        released_rows: rows whose memory is given back.
         moves: (source row, target row, tokens) copies that close gaps between rows.
         loads: (blocks of the prefix cache, row) copies to the beginning of a row.
         released_blocks: blocks that the prefix cache gave up.
@@ -127,6 +127,8 @@ class Scheduler:
         self._timed: set[Request] = set()
         self._free = options.blocks
         self._free_rows = list(range(options.max_batch))
+        # Blocks of free rows: they keep their memory until others need it, because new pages take time (2 us each, measured).
+        self._idle: dict[int, int] = {}
         self._free_ids = list(range(options.blocks - 1, -1, -1)) if tree is not None else []
         self._numbers = count()
 
@@ -159,12 +161,10 @@ class Scheduler:
             self._timed.add(request)
 
     def remove(self, request: Request) -> int | None:
-        """Forget a request that is finished, failed or aborted. Returns the row that it had, whose memory may be released."""
+        """Forget a request that is finished, failed or aborted. Returns the row that it had."""
         self._timed.discard(request)
         self._queued.discard(request)
-        if request not in self.running:
-            return None
-        return self._take_row(request)
+        return self._take_row(request) if request in self.running else None
 
     def requests(self) -> list[Request]:
         """All requests, running or waiting."""
@@ -198,9 +198,8 @@ class Scheduler:
 
     def _expire(self, now: float, plan: StepPlan) -> None:
         for request in [request for request in self._timed if request.deadline <= now]:
-            row = self.remove(request)
+            self.remove(request)
             plan.expired.append(request)
-            plan.released_rows += [row] if row is not None else []
 
     def _close_gaps(self, plan: StepPlan) -> None:
         """Move the last rows into the gaps that finished requests left."""
@@ -208,9 +207,11 @@ class Scheduler:
         for gap in range(len(by_row)):
             if gap not in by_row:
                 last = max(by_row)
-                sequence = by_row[last].sequence
-                plan.moves.append((last, gap, sequence.num_cached_tokens))
-                by_row[gap], sequence.batch_index = by_row.pop(last), gap
+                request = by_row.pop(last)
+                plan.moves.append((last, gap, request.sequence.num_cached_tokens))
+                by_row[gap], request.sequence.batch_index = request, gap
+                self._free -= max(0, request.blocks - self._idle.get(gap, 0))
+                self._idle[last], request.blocks = request.blocks, max(request.blocks, self._idle.pop(gap, 0))
         self._free_rows = [row for row in range(self.options.max_batch) if row not in by_row]
 
     def _extend(self, plan: StepPlan) -> int:
@@ -235,12 +236,13 @@ class Scheduler:
         while budget > 0 and self._free_rows and (request := self._next()) is not None:
             sequence = request.sequence
             needed = sequence.num_tokens + self.options.lookahead if self.options.can_preempt else len(sequence.tokens)
-            if self._blocks_for(sequence, needed) > self._free + self.blocks_in_tree:
+            if self._blocks_for(sequence, needed) > self._free + sum(self._idle.values()) + self.blocks_in_tree:
                 return
             self._queued.discard(request)
             heapq.heappop(self._waiting)
             self.running.append(request)
             sequence.batch_index = heapq.heappop(self._free_rows)
+            request.blocks = self._idle.pop(sequence.batch_index, 0)
             self._load_prefix(request, plan)
             tokens = min(budget, sequence.prefill_end - sequence.num_cached_tokens)
             kept = sequence.num_cached_tokens + tokens if self.options.can_preempt else needed
@@ -276,10 +278,10 @@ class Scheduler:
         heapq.heappush(self._waiting, (request.rank, request))
 
     def _take_row(self, request: Request) -> int:
-        """Free the row and the blocks of a running request."""
+        """Free the row of a running request."""
         sequence, row = request.sequence, request.sequence.batch_index
         self.running.remove(request)
-        self._free += request.blocks
+        self._idle[row] = request.blocks
         request.blocks, sequence.batch_index = 0, -1
         heapq.heappush(self._free_rows, row)
         return row
@@ -295,7 +297,7 @@ class Scheduler:
 
     def _preempt(self, request: Request, plan: StepPlan) -> None:
         sequence = request.sequence
-        plan.released_rows.append(self._take_row(request))
+        self._take_row(request)
         sequence.num_cached_tokens, sequence.prefilled = 0, False
         sequence.preemptions += 1
         self.preemptions += 1
@@ -303,6 +305,10 @@ class Scheduler:
 
     def _reserve(self, request: Request, tokens: int, plan: StepPlan) -> bool:
         missing = self._blocks_for(request.sequence, tokens) - request.blocks
+        while missing > self._free and self._idle:
+            row, blocks = self._idle.popitem()
+            plan.released_rows.append(row)
+            self._free += blocks
         if missing > self._free and self.tree is not None:
             evicted = self.tree.evict(missing - self._free)
             plan.released_blocks += evicted

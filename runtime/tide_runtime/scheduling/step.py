@@ -85,4 +85,4 @@ def run(
             if sequence.error is not None:
                 raise sequence.error
             if sequence.finish_reason is not None and (row := scheduler.remove(request)) is not None:
-                context.release_row(row)
+                context.forget_row(row)

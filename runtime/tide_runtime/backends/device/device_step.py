@@ -93,7 +93,10 @@ class DeviceContext:
     def fits_together(self, first_index: int, counts: Sequence[int], num_cached_tokens: Sequence[int]) -> bool:
         return self.ends.fit(first_index, counts, num_cached_tokens)
 
-    def release_row(self, row: int, tainted: bool = False) -> None:
+    def release_row(self, row: int) -> None:
+        """Do nothing: device caches have a fixed size, as their addresses must not change."""
+
+    def forget_row(self, row: int, tainted: bool = False) -> None:
         self.ends.release(row)
         if tainted:
             self.backend.device.use()

@@ -121,9 +121,13 @@ class OnnxRuntimeContext:
             return max(num_cached_tokens) + max(counts) <= self.caches.limit
         return self.ends.fit(first_index, counts, num_cached_tokens)
 
-    def release_row(self, row: int, tainted: bool = False) -> None:
-        self.caches.release(row)
+    def forget_row(self, row: int, tainted: bool = False) -> None:
         self.ends.release(row)
+        if tainted:
+            self.caches.release(row)
+
+    def release_row(self, row: int) -> None:
+        self.caches.release(row)
 
     def move_row(self, source: int, target: int, num_cached_tokens: int) -> None:
         self.caches.move_row(source, target, num_cached_tokens)
