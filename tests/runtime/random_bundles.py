@@ -43,7 +43,7 @@ class Case:
 
 
 @st.composite
-def cases(draw: st.DrawFn, *, sampling: bool) -> Case:
+def cases(draw: st.DrawFn, *, sampling: bool, positions: tuple[int, int] = (8, 25)) -> Case:
     """A bundle, options and requests.
 
     Numbers come from a seed: hypothesis prefers small and equal ones, with which all tokens of a batch stop at one depth.
@@ -52,7 +52,7 @@ def cases(draw: st.DrawFn, *, sampling: bool) -> Case:
     layers = draw(st.integers(4, 6))
     deep = draw(st.sampled_from([0.05, 0.3, 0.8]))  # how much the deeper half changes what the shallow one says
     strengths = tuple(0.5 if layer < layers // 2 else deep for layer in range(layers))
-    model = TinyTransformer(int(random.integers(50)), strengths, int(random.integers(5, 18)), int(random.integers(8, 25)))
+    model = TinyTransformer(int(random.integers(50)), strengths, int(random.integers(5, 18)), int(random.integers(*positions)))
     cuts = random.permutation(np.arange(1, layers))[: draw(st.sampled_from([1, 2, 3, 3]))]
     checkpoints = sorted(cuts.tolist())
     exits = _exits(random, checkpoints, layers, draw(st.booleans()))

@@ -94,15 +94,16 @@ class Audited:
 
     def step(self, context: NumpyContext, decoding: Sequence[TokenSequence], prompts: Sequence[PromptChunk]) -> list[list[int]]:
         rows = [row.batch_index for row in decoding]
-        assert rows == sorted(rows) and (context.packs_steps or not rows or rows[0] == 0)
+        assert rows == sorted(rows)
         tokens = self.policy.step(context, decoding, prompts)
         self._check(context, [*decoding, *(chunk.sequence for chunk in prompts)])
         return tokens
 
     def _check(self, context: NumpyContext, rows: Sequence[TokenSequence]) -> None:
         for row in rows:
-            state = row.policy_state  # full steps leave the frontier behind
-            skips = isinstance(state, LazySequence) and state.frontier.done[0] >= row.num_cached_tokens
+            state = row.policy_state  # full steps leave the frontier behind, and so does a preemption
+            skips = isinstance(state, LazySequence) and row.prefilled and state.frontier.done[0] >= row.num_cached_tokens
+            skips &= getattr(state, "preemptions", row.preemptions) == row.preemptions
             done = state.frontier.done if skips else [row.num_cached_tokens] * (len(self.edges) - 1)
             assert done == sorted(done, reverse=True) and (done[-1] >= row.prompt_tokens or not row.prefilled)
             if not self.exact:

@@ -34,7 +34,7 @@ from tide_runtime.sequence import TokenSequence, note_depth_time
 
 @dataclass
 class ExactState(LazySequence):
-    """What `ExactDepth` keeps of a sequence. The frontier counts only within a cycle of exit drafts."""
+    """What `ExactDepth` keeps of a sequence. Full passes leave the frontier where it was."""
 
     drafting: DraftState | None = None
     most_drafts: int | None = None  # that one launch verifies without changing bits
@@ -247,6 +247,7 @@ class ExactDepth:
         sequence = state.sequence
         state.num_drafts = 0
         sequence.num_cached_tokens = sequence.num_tokens + accepted
+        state.frontier.roll_back(sequence.num_cached_tokens)
         sequence.depth.record([d.source for d in drafts], [d.depth for d in drafts], accepted, self.num_layers)
         state.control.observe_text(tokens)
         return tokens

@@ -99,6 +99,8 @@ class DrivenDepth:
         """Whether a loop on the device can decode these sequences together."""
         if not all(_is_device_eligible(seq) and _eos(seq) == _eos(sequences[0]) for seq in sequences):
             return False
+        if [seq.batch_index for seq in sequences] != list(range(len(sequences))):  # a prompt has a row between them
+            return False
         if not self.exits:
             return True
         last = context.caches.limit - self._turns - self._window  # pending tokens are padded to the window's slots

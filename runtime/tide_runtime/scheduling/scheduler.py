@@ -50,8 +50,8 @@ class StepPlan:
 
     Args:
         expired: requests whose deadline has passed; they hold nothing any more.
-        released_rows: rows whose memory is given back.
         moves: (source row, target row, tokens) copies that close gaps between rows.
+        released_rows: rows whose memory is given back.
         loads: (blocks of the prefix cache, row) copies to the beginning of a row.
         released_blocks: blocks that the prefix cache gave up.
         decoding: requests that decode, by rising rows.
@@ -59,8 +59,8 @@ class StepPlan:
     """
 
     expired: list[Request] = field(default_factory=list)
-    released_rows: list[int] = field(default_factory=list)
     moves: list[tuple[int, int, int]] = field(default_factory=list)
+    released_rows: list[int] = field(default_factory=list)
     loads: list[tuple[list[int], int]] = field(default_factory=list)
     released_blocks: list[int] = field(default_factory=list)
     decoding: list[Request] = field(default_factory=list)

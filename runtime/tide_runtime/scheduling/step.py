@@ -21,10 +21,10 @@ class TokenEvent(NamedTuple):
 
 def run_step(policy: DepthPolicy, context: ExecutionContext, plan: StepPlan) -> list[tuple[Request, list[int]]]:
     """Run ``plan``; the new tokens of each request that took part."""
-    for row in plan.released_rows:
-        context.release_row(row)
     for move in plan.moves:
         context.move_row(*move)
+    for row in plan.released_rows:
+        context.release_row(row)
     for ids, row in plan.loads:
         assert context.prefix_blocks is not None
         context.prefix_blocks.load(ids, row)

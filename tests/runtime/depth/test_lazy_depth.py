@@ -57,7 +57,7 @@ def _times(factor: float, cost: Callable[..., float]) -> Callable[..., float]:
 
 
 def outputs(case: Case, policy: str) -> list[object]:
-    return [output(row) for row in generate(tuned(case, policy), case.backend(), case.requests, case.capacity)]
+    return [output(row) for row in generate(tuned(case, policy), case.backend(), case.requests, case.capacity, case.chunk)]
 
 
 @examples(max_examples=30)
@@ -85,7 +85,7 @@ def test_exit_says_what_its_exits_say(case: Case, random: object) -> None:
     shuffled = list(case.requests)
     random.shuffle(shuffled)  # type: ignore[attr-defined]
     for requests, capacity in ((case.requests, case.capacity), (shuffled, case.capacity + 1)):
-        rows = generate(tuned(case, "exit"), case.backend(), requests, capacity)
+        rows = generate(tuned(case, "exit"), case.backend(), requests, capacity, case.chunk)
         for request, row in zip(requests, rows, strict=True):
             wanted = simulated(policy, case.manifest, case.model, request)
             assert output(row) == (wanted.run(), wanted.reason)

@@ -1,0 +1,146 @@
+"""Traffic changes nothing in a text: random arrivals, aborts, budgets, chunks and shared prefixes against the recomputed model.
+
+The scheduler and a policy are driven step by step, without threads, over the NumPy backend, whose unused slots hold garbage and
+whose blocks forget what they held when they are given back.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+from hypothesis import HealthCheck, event, given, settings
+from hypothesis import strategies as st
+from runtime.depth.test_lazy_depth import recomputed, tuned
+from runtime.numpy_backend import NumpyBackend
+from runtime.random_bundles import Case, cases
+from runtime.simulated_exit import simulation
+from runtime.tiny_generation import Audited, make_row, output
+from runtime.tiny_generation import Request as Wanted
+from tide_runtime.backends.kv_caches import BLOCK_TOKENS
+from tide_runtime.scheduling.prefix_tree import PrefixTree
+from tide_runtime.scheduling.scheduler import Request, Scheduler, SchedulerOptions, blocks_of
+from tide_runtime.scheduling.step import run_step, take
+
+examples = partial(settings, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
+
+
+@dataclass
+class Outcome:
+    finished: dict[int, Request]
+    aborted: dict[int, Request]
+    preemptions: int
+    prefix_tokens: int
+    left_blocks: int
+
+
+def drive(case: Case, policy: Any, requests: list[Wanted], random: np.random.Generator, packs: bool, caches: bool) -> Outcome:
+    """Run ``requests`` that arrive, leave and are aborted at random."""
+    backend = NumpyBackend(case.manifest, case.model, packs_steps=packs)
+    slots = case.manifest.max_seq_len
+    # Enough for one sequence; mostly too little for all of them.
+    blocks = blocks_of(slots) + int(random.choice([0, 1, 2, case.capacity * blocks_of(slots)]))
+    caches = caches and policy.can_resume
+    chunk = int(random.integers(1, 20))
+    scheduler = Scheduler(
+        SchedulerOptions(
+            max_batch=case.capacity,
+            blocks=blocks,
+            slots=slots,
+            lookahead=policy.lookahead,
+            prompt_tokens=lambda decoding: chunk,
+            can_preempt=policy.can_resume,
+            consecutive_rows=not packs,
+        ),
+        PrefixTree() if caches else None,
+    )
+    context: Any = backend.context(case.capacity, blocks if caches else 0)
+    audited: Any = Audited(policy, case.manifest, case.model)
+    arriving = [Request(make_row(wanted, case.manifest), int(random.integers(3))) for wanted in requests]
+    numbers = {request: number for number, request in enumerate(arriving)}
+    outcome, waiting = Outcome({}, {}, 0, 0, 0), list(arriving)
+    for _ in range(5000):
+        while waiting and random.random() < 0.6:
+            scheduler.add(waiting.pop(0))
+        if not scheduler.has_work:
+            if not waiting:
+                break
+            continue
+        plan = scheduler.step()
+        assert scheduler.blocks_in_rows + scheduler.blocks_in_tree <= blocks
+        rows = [request.sequence.batch_index for request in scheduler.running]
+        assert len(set(rows)) == len(rows) and all(0 <= row < case.capacity for row in rows)
+        for request, tokens in run_step(audited, context, plan):
+            sequence = request.sequence
+            list(take(sequence, tokens))
+            aborts = random.random() < 0.01
+            if sequence.finish_reason is None and aborts:
+                sequence.end("cancelled")
+            if sequence.prefilled or sequence.finish_reason is not None or random.random() < 0.5:
+                saved = scheduler.save(request, policy.settled(sequence))
+                if saved is not None:
+                    context.prefix_blocks.save(*saved)
+            if sequence.finish_reason is not None:
+                (outcome.aborted if aborts else outcome.finished)[numbers[request]] = request
+                outcome.prefix_tokens += sequence.prefix_tokens
+                row = scheduler.remove(request)
+                assert row is not None
+                context.forget_row(row)
+    assert not scheduler.has_work and not waiting
+    outcome.preemptions, outcome.left_blocks = scheduler.preemptions, scheduler.blocks_in_rows
+    return outcome
+
+
+def sharing(requests: list[Wanted], random: np.random.Generator, positions: int) -> list[Wanted]:
+    """``requests``, some of them with a common beginning, and some twice."""
+    shared = tuple(int(t) for t in np.resize(requests[0].prompt, 2 * BLOCK_TOKENS))
+    changed = []
+    for request in requests:
+        prompt = request.prompt
+        if random.random() < 0.6:
+            prompt = (*shared[: int(random.integers(1, len(shared)))], *prompt)[: max(1, positions - 2)]
+        salt = [None, None, "a"][int(random.integers(3))]
+        params = replace(request.params, cache_salt=salt, use_prefix_cache=bool(random.random() < 0.9))
+        changed += [Wanted(prompt, params, request.seat)] * int(random.integers(1, 3))
+    return changed
+
+
+@examples(max_examples=120)
+@given(cases(sampling=True, positions=(24, 80)), st.integers(0, 2**32 - 1), st.sampled_from(["full", "exact"]))
+def test_full_and_exact_are_the_recomputed_model(case: Case, seed: int, name: str) -> None:
+    """Breaks: a text that depends on who came when, on a preemption, on a chunk, or on what another request left in the cache."""
+    random = np.random.default_rng(seed)
+    requests = sharing(case.requests, random, case.model.positions)
+    if name == "exact" and any(not request.params.greedy for request in requests):
+        requests = [replace(request, params=replace(request.params, temperature=0.0)) for request in requests]
+    outcome = drive(case, tuned(case, name), requests, random, packs=random.random() < 0.7, caches=random.random() < 0.7)
+    event(f"preemptions {min(outcome.preemptions, 3)}")
+    event(f"prefix hits {outcome.prefix_tokens > 0}")
+    for number, request in outcome.finished.items():
+        assert output(request.sequence) == recomputed(case.model, requests[number])
+    for number, request in outcome.aborted.items():
+        wanted, _ = recomputed(case.model, requests[number])
+        found = request.sequence.new_tokens.tolist()
+        assert found == wanted[: len(found)]
+    assert len(outcome.finished) + len(outcome.aborted) == len(requests) and outcome.left_blocks == 0
+
+
+@examples(max_examples=80)
+@given(cases(sampling=True, positions=(24, 80)), st.integers(0, 2**32 - 1))
+def test_exit_says_what_its_exits_say(case: Case, seed: int) -> None:
+    """Breaks: an exit that is taken, or not, because of traffic."""
+    random = np.random.default_rng(seed)
+    requests = sharing(case.requests, random, case.model.positions)
+    policy, simulated = tuned(case, "exit"), simulation(case.options)
+    if not policy.can_resume:
+        requests = [replace(request, params=replace(request.params, use_prefix_cache=False)) for request in requests]
+    outcome = drive(case, tuned(case, "exit"), requests, random, packs=random.random() < 0.7, caches=random.random() < 0.7)
+    event(f"preemptions {min(outcome.preemptions, 3)}")
+    for number, request in outcome.finished.items():
+        wanted = simulated(policy, case.manifest, case.model, requests[number])
+        assert output(request.sequence) == (wanted.run(), wanted.reason)
+        assert request.sequence.depth.token_depths == wanted.depths
+    assert math.isfinite(outcome.preemptions)
