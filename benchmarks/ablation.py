@@ -34,7 +34,6 @@ from tide_runtime.depth.registry import make_policy
 from tide_runtime.depth_tuning import DepthTuning
 
 from benchmarks.arms.engine_arm import EngineArm, LoggedEngine
-from benchmarks.arms.policy_arms import CHUNK
 from benchmarks.arms.turns import Group, Turn, take_turns
 from benchmarks.held_out import held_out_prompts
 from benchmarks.models.calibrated_bundles import calibrated_bundles

@@ -30,7 +30,7 @@ from tide_runtime.depth.full import FullDepth
 from tide_runtime.depth.options import DepthOptions
 
 from benchmarks.arms.engine_arm import EngineArm, LoggedEngine
-from benchmarks.arms.policy_arms import CHUNK, uncut_beside
+from benchmarks.arms.policy_arms import uncut_beside
 from benchmarks.arms.turns import Arm, Group, take_turns
 from benchmarks.exits.scripted_exits import ScriptedArm, SkippingPolicy, Texts
 from benchmarks.models.model_folders import MODELS, BenchModel

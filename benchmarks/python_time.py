@@ -26,7 +26,8 @@ from tide_bench.report import Report
 from tide_runtime import Engine, EngineOptions, GenerationParams, ThreadOptions
 from tide_runtime.backends.base import ExecutionContext
 from tide_runtime.depth.options import DepthOptions
-from tide_runtime.depth.policy import DepthPolicy
+from tide_runtime.depth.policy import DepthPolicy, PromptChunk
+from tide_runtime.scheduling.step import run
 from tide_runtime.sequence import TokenSequence
 
 from benchmarks.arms.policy_list import POLICIES, PolicyArm
@@ -63,17 +64,18 @@ class _WatchedPolicy:
     """A depth policy whose prompts do not count."""
 
     def __init__(self, policy: DepthPolicy, watch: _Watch) -> None:
-        self.name, self._policy, self._watch = policy.name, policy, watch
+        self.name, self.lookahead, self.settled = policy.name, policy.lookahead, policy.settled
+        self._policy, self._watch = policy, watch
 
-    def prefill(self, context: ExecutionContext, row: TokenSequence) -> int:
+    def step(
+        self, context: ExecutionContext, decoding: Sequence[TokenSequence], prompts: Sequence[PromptChunk]
+    ) -> list[list[int]]:
         began, inside = perf_counter(), self._watch.inside
-        token = self._policy.prefill(context, row)
-        self._watch.decoding -= perf_counter() - began
-        self._watch.inside = inside
-        return token
-
-    def decode(self, context: ExecutionContext, rows: Sequence[TokenSequence]) -> list[list[int]]:
-        return self._policy.decode(context, rows)
+        tokens = self._policy.step(context, decoding, prompts)
+        if prompts:
+            self._watch.decoding -= perf_counter() - began
+            self._watch.inside = inside
+        return tokens
 
 
 def python_time(bundle: Path, arm: PolicyArm, batch: int, prompts: Sequence[Sequence[int]], tokens: int) -> tuple[float, float]:
@@ -84,12 +86,13 @@ def python_time(bundle: Path, arm: PolicyArm, batch: int, prompts: Sequence[Sequ
     params = GenerationParams(max_new_tokens=tokens, ignore_eos=True)
     watch = _Watch()
     with Engine.load(bundle, options) as engine, watch.graphs():
-        engine.policy = _WatchedPolicy(engine.policy, watch)
-        engine.generate(list(prompts), params)  # binds every shape
-        watch.decoding = watch.inside = 0.0
-        began = perf_counter()
-        engine.generate(list(prompts), params)
-        watch.decoding += perf_counter() - began
+        policy, context = _WatchedPolicy(engine.policy, watch), engine.backend.context(batch)
+        for _ in range(2):  # the first time binds every shape
+            watch.decoding = watch.inside = 0.0
+            began = perf_counter()
+            for _ in run(policy, context, engine.admission.sequences(list(prompts), params)):
+                pass
+            watch.decoding += perf_counter() - began
     steps = len(prompts) * (tokens - 1) / min(batch, len(prompts))
     return watch.decoding / steps * 1e3, (watch.decoding - watch.inside) / steps * 1e3
 

@@ -41,7 +41,7 @@ from tide_bench.phases import Phases
 from tide_bench.report import Report
 from tide_bench.rounds import TimedRun, run_rounds
 from tide_bench.text_comparison import disagreement_rate
-from tide_runtime import TideError
+from tide_runtime import GenerationParams, TideError
 
 from benchmarks.decode_cpu import CACHE
 from benchmarks.models.gguf_files import GGUF_MODELS, GgufModel
@@ -161,14 +161,14 @@ def folder_of(arm: str, model: GgufModel, cache: Path) -> Path:
 
 def load_seconds(arm: Any) -> float:
     """Runs in the arm's process: seconds to load its model once more, files and libraries in memory, and make two tokens."""
-    from tide_bench.arms.tide import TideArm, load_engine, timed_generate  # not at import: see `benchmarks.models.gguf_files`
+    from tide_bench.arms.tide import TideArm, load_engine  # not at import: see `benchmarks.models.gguf_files`
 
     prompt, times = [[1] * 64], []
     for _ in range(LOADS):
         begin = perf_counter()
         if isinstance(arm, TideArm):
             with closing(load_engine(arm.folder)) as engine:
-                timed_generate(engine, prompt, 2)
+                engine.generate(prompt, GenerationParams(max_new_tokens=2, ignore_eos=True))
         else:
             type(arm)(arm.folder).generate(prompt, 2)
         times.append(perf_counter() - begin)

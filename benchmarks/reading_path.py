@@ -18,6 +18,7 @@ Only the public API is used, so that the script also measures earlier versions. 
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -41,17 +42,21 @@ class ExecutedFiles:
 
     def __init__(self) -> None:
         self.paths: dict[str, Path] = {}  # by name, from the package on
+        self._records = False
 
     @contextmanager
     def recording(self) -> Iterator[None]:
-        """Record calls of this thread."""
-        sys.setprofile(self._note)
+        """Record calls of all threads that `trace` has seen start, and of this one."""
+        self._records = True
         try:
             yield
         finally:
-            sys.setprofile(None)
+            self._records = False
 
-    def _note(self, frame: FrameType, event: str, argument: Any) -> None:
+    def note(self, frame: FrameType, event: str, argument: Any) -> None:
+        """A profile function."""
+        if not self._records:
+            return
         package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
         if event == "call" and package.startswith("tide_"):
             path = Path(frame.f_code.co_filename)
@@ -61,6 +66,23 @@ class ExecutedFiles:
     def lines(self) -> dict[str, int]:
         """File, from its package on → its length in lines."""
         return {name: len(path.read_text(encoding="utf-8").splitlines()) for name, path in sorted(self.paths.items())}
+
+
+@contextmanager
+def trace(*recorders: ExecutedFiles) -> Iterator[None]:
+    """Let ``recorders`` see the calls of this thread, and of threads that start from now on."""
+
+    def note(frame: FrameType, event: str, argument: Any) -> None:
+        for recorder in recorders:
+            recorder.note(frame, event, argument)
+
+    threading.setprofile(note)
+    sys.setprofile(note)
+    try:
+        yield
+    finally:
+        sys.setprofile(None)
+        threading.setprofile(None)
 
 
 def executed_files(
@@ -73,7 +95,8 @@ def executed_files(
     request, steps = ExecutedFiles(), ExecutedFiles()
     drafted: set[str] = set()
     params = GenerationParams(max_new_tokens=tokens, ignore_eos=True)
-    with Engine.load(bundle, EngineOptions(policy=policy, verify=False, device="cpu")) as engine:
+    options = EngineOptions(policy=policy, verify=False, device="cpu")
+    with trace(request, steps), Engine.load(bundle, options) as engine:
         for prompt in prompts:
             for _ in engine.stream(prompt, params):
                 pass

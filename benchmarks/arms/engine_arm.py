@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from dataclasses import replace
 from itertools import islice
 from time import perf_counter
 from typing import cast
 
 from tide_bench.arms.tide import mean_depth
 from tide_runtime import Engine, GenerationParams
+from tide_runtime.backends.base import ExecutionContext
 from tide_runtime.backends.observed import ObservedBackend
 from tide_runtime.backends.onnxruntime.cpu import OnnxRuntimeBackend
 from tide_runtime.depth.policy import DepthPolicy
+from tide_runtime.outputs import finished
+from tide_runtime.scheduling.step import run
 
 from benchmarks.arms.launch_log import LaunchLog, LoggedPolicy
 from benchmarks.arms.turns import Group, Turn
@@ -27,15 +29,24 @@ class LoggedEngine:
         self.manifest = engine.manifest
         self._sessions = cast(OnnxRuntimeBackend, engine.backend)
         self.layers = self._sessions.layers
-        engine.backend = ObservedBackend(self._sessions, self.log)
+        self.backend = ObservedBackend(self._sessions, self.log)
         self.engine = engine
+        self._contexts: dict[int, ExecutionContext] = {}
+
+    def context(self, rows: int) -> ExecutionContext:
+        """Caches for ``rows`` sequences, the same for every turn: new ones would bind every graph again."""
+        if rows not in self._contexts:
+            self._contexts[rows] = self.backend.context(rows)
+        return self._contexts[rows]
 
     def second(self) -> LoggedEngine:
         """An engine with caches and counts of its own that runs the very same sessions: where in memory a graph happens to lie
-        makes it a percent or two faster or slower for as long as it is loaded. Those that it loads itself are dropped."""
-        engine, shared = Engine(self.engine.bundle, self.engine.options), self._sessions
-        engine.backend = OnnxRuntimeBackend(shared.manifest, shared.layers, shared.session, shared.ragged)
-        return LoggedEngine(engine)
+        makes it a percent or two faster or slower for as long as it is loaded."""
+        shared = self._sessions
+        backend = OnnxRuntimeBackend(
+            shared.manifest, shared.layers, shared.session, shared.ragged, pads_attention=shared.pads_attention
+        )
+        return LoggedEngine(Engine(self.engine.bundle, self.engine.options, backend=backend))
 
     def turn(self, policy: DepthPolicy, prompts: Group, params: GenerationParams, rows: int) -> Turn:
         """Generate with ``policy``, ``rows`` at once."""
@@ -46,20 +57,18 @@ class LoggedEngine:
 
     def start(self, policy: DepthPolicy, prompts: Group, params: GenerationParams, rows: int) -> EnginePlay:
         """A turn, to be advanced; the engine runs one at a time."""
-        self.engine.policy = LoggedPolicy(policy, self.log)
-        self.engine.options = replace(self.engine.options, max_batch=rows)
         self.log.clear()
-        return EnginePlay(self, prompts, params)
+        return EnginePlay(self, LoggedPolicy(policy, self.log), prompts, params, rows)
 
 
 class EnginePlay:
-    """A turn on an engine, which pauses between tokens: `Engine.generate`, taken apart."""
+    """A turn on an engine, which pauses between tokens."""
 
-    def __init__(self, logged: LoggedEngine, prompts: Group, params: GenerationParams) -> None:
-        engine, self._logged = logged.engine, logged
-        self._rows = engine.admission.sequences(prompts, params)
-        self._events = engine._events(self._rows)
-        self._launched = Counter(engine.backend.launches)
+    def __init__(self, logged: LoggedEngine, policy: DepthPolicy, prompts: Group, params: GenerationParams, rows: int) -> None:
+        self._logged, self._policy = logged, policy
+        self._rows = logged.engine.admission.sequences(prompts, params)
+        self._events = run(policy, logged.context(rows), self._rows)
+        self._launched = Counter(logged.backend.launches)
         self._seconds, self._generated = 0.0, 0
 
     def advance(self, tokens: int) -> bool:
@@ -71,9 +80,9 @@ class EnginePlay:
 
     def turn(self) -> Turn:
         """The result. Raises RuntimeError when the log and the backend counted differently."""
-        engine, log = self._logged.engine, self._logged.log
-        done = [engine._finish(row) for row in self._rows]
-        _check(log, Counter(engine.backend.launches) - self._launched)
+        log = self._logged.log
+        done = [finished(row, self._policy.name, self._logged.engine.tokenizer) for row in self._rows]
+        _check(log, Counter(self._logged.backend.launches) - self._launched)
         return Turn(
             tokens=[list(row.token_ids) for row in done],
             seconds=self._seconds - log.prefill_seconds,

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from time import perf_counter
 from typing import NamedTuple
 
 from tide_runtime.backends.base import ExecutionContext
-from tide_runtime.depth.policy import DepthPolicy
+from tide_runtime.depth.policy import DepthPolicy, PromptChunk
 from tide_runtime.sequence import TokenSequence
 
 
@@ -66,9 +66,11 @@ class LoggedPolicy:
     """A depth policy that tells the log which launches are a prompt's."""
 
     def __init__(self, policy: DepthPolicy, log: LaunchLog) -> None:
-        self.name, self.decode = policy.name, policy.decode
+        self.name, self.lookahead, self.settled = policy.name, policy.lookahead, policy.settled
         self._policy, self._log = policy, log
 
-    def prefill(self, context: ExecutionContext, row: TokenSequence) -> int:
-        with self._log.prompt():
-            return self._policy.prefill(context, row)
+    def step(
+        self, context: ExecutionContext, decoding: Sequence[TokenSequence], prompts: Sequence[PromptChunk]
+    ) -> list[list[int]]:
+        with self._log.prompt() if prompts else nullcontext():
+            return self._policy.step(context, decoding, prompts)

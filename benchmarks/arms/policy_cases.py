@@ -13,8 +13,6 @@ from tide_runtime.depth.options import DepthOptions, Drafters
 from tide_runtime.depth.policy import DepthPolicy
 from tide_runtime.depth.registry import make_policy
 
-from benchmarks.arms.policy_arms import CHUNK
-
 DRAFTERS: tuple[Drafters, ...] = ("both", "ngram", "router")
 
 

@@ -19,7 +19,7 @@ import typer
 from tide_bench.report import Report
 from tide_plugins.launch.cuda_driver import CudaDriver
 from tide_runtime import Engine, EngineOptions, GenerationParams
-from tide_runtime.depth.policy import DepthPolicy
+from tide_runtime.depth.policy import EnginePolicy
 from tide_runtime.device_loop.policy import DrivenDepth
 from tide_runtime.errors import TargetError
 from tide_runtime.outputs import Generation
@@ -64,9 +64,9 @@ def compare(engine: Engine, prompts: Prompts) -> dict[str, Any]:
     }
 
 
-def generate(engine: Engine, policy: DepthPolicy, prompts: Prompts, eos: tuple[int, ...]) -> list[Generation]:
-    engine.policy = policy
-    return engine.generate(prompts, GenerationParams(max_new_tokens=_NEW, eos_token_ids=eos))
+def generate(engine: Engine, policy: EnginePolicy, prompts: Prompts, eos: tuple[int, ...]) -> list[Generation]:
+    with Engine(engine.bundle, engine.options, backend=engine.backend, policy=policy) as driven:
+        return driven.generate(prompts, GenerationParams(max_new_tokens=_NEW, eos_token_ids=eos))
 
 
 def ms_per_token(rows: list[Generation]) -> float:

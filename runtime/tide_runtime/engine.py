@@ -13,14 +13,16 @@ from typing import Any
 
 from tide_runtime.admission import Admission, Prompt
 from tide_runtime.backends import load_backend
+from tide_runtime.backends.base import Backend
 from tide_runtime.backends.kv_caches import BLOCK_TOKENS
 from tide_runtime.bundle import Bundle
 from tide_runtime.bundle.manifest import Manifest
 from tide_runtime.costs.cost_model import CostModel
 from tide_runtime.depth.certificate_coverage import with_promises
 from tide_runtime.depth.exact import ExactDepth
+from tide_runtime.depth.policy import EnginePolicy
 from tide_runtime.depth.registry import make_policy
-from tide_runtime.device_loop.select import choose_drive
+from tide_runtime.device_loop.select import Drive, choose_drive
 from tide_runtime.engine_options import EngineOptions
 from tide_runtime.errors import PromptError
 from tide_runtime.generation_params import GenerationParams
@@ -45,27 +47,35 @@ class Engine:
     Any number of threads and asyncio event loops may call it at once. One thread of the engine's own runs all requests together
     (`EngineLoop`): they share launches, KV memory and the prefix cache, and none of that changes a text. The thread of an engine
     that is dropped without `close` ends with it.
+
+    Args:
+        backend: a loaded target of the bundle, whose weights this engine shares; None: loaded here.
+        policy: runs in place of the one that ``options`` name.
     """
 
-    def __init__(self, bundle: Bundle, options: EngineOptions) -> None:
+    def __init__(
+        self,
+        bundle: Bundle,
+        options: EngineOptions,
+        *,
+        backend: Backend | None = None,
+        policy: EnginePolicy | None = None,
+    ) -> None:
         self.bundle = bundle
         self.manifest: Manifest = bundle.manifest
         self.options = options
         device = DeviceChoice.parse(options.device)
         self.target = options.target if options.target != "auto" else choose_target(bundle.manifest, device)
-        policy = make_policy(options.policy, bundle.manifest, options.depth, self.max_batch)
-        self.backend = load_backend(bundle, self.target, options.threads, device.ordinal)
-        if isinstance(policy, ExactDepth):
-            policy.keep_within(self.backend.invariant_tokens)
-        self.drive = choose_drive(policy, self.backend)
+        self.backend: Backend = backend or load_backend(bundle, self.target, options.threads, device.ordinal)
+        self.drive = Drive(policy, "the policy was given") if policy is not None else self._choose_drive()
         self.policy = self.drive.policy
         info = bundle.manifest.tokenizer
         self.tokenizer = Tokenizer.from_file(bundle.path(info.file)) if info is not None else None
         self._template = bundle.text(info.chat_template) if info is not None and info.chat_template is not None else None
-        self.admission = Admission(bundle.manifest, self.tokenizer, policy.check_params)
+        self.admission = Admission(bundle.manifest, self.tokenizer, self.policy.check_params)
         self._metrics = EngineMetrics(bundle.manifest.model.num_layers)
         blocks = kv_blocks(self.backend.kv_bytes_per_token, options.kv_memory, self.max_batch, bundle.manifest.max_seq_len)
-        caches_prefixes = options.prefix_cache and policy.can_resume and self.backend.has_prefix_blocks
+        caches_prefixes = options.prefix_cache and self.policy.can_resume and self.backend.has_prefix_blocks
         budget = StepBudget(CostModel.of(bundle.manifest), options.prefill_chunk, self.backend.packs_steps)
         scheduler = Scheduler(
             SchedulerOptions(
@@ -74,7 +84,7 @@ class Engine:
                 slots=bundle.manifest.max_seq_len,
                 lookahead=self.policy.lookahead,
                 prompt_tokens=budget,
-                can_preempt=policy.can_resume,
+                can_preempt=self.policy.can_resume,
                 max_queue=options.max_queue,
                 consecutive_rows=not self.backend.packs_steps,
             ),
@@ -84,6 +94,12 @@ class Engine:
         make_context = partial(self.backend.context, self.max_batch, blocks if caches_prefixes else 0)
         self._loop = EngineLoop(self.policy, make_context, scheduler, finish, self._metrics)
         weakref.finalize(self, self._loop.stop, abort=True)
+
+    def _choose_drive(self) -> Drive:
+        policy = make_policy(self.options.policy, self.manifest, self.options.depth, self.max_batch)
+        if isinstance(policy, ExactDepth):
+            policy.keep_within(self.backend.invariant_tokens)
+        return choose_drive(policy, self.backend)
 
     @classmethod
     def load(cls, directory: str | Path, options: EngineOptions | None = None, device: str | None = None) -> Engine:

@@ -10,12 +10,14 @@ from time import perf_counter
 from typing import Any, cast
 
 from tide_runtime import Engine, EngineOptions, GenerationParams
+from tide_runtime.backends.base import ExecutionContext
 from tide_runtime.backends.onnxruntime.threads import ThreadOptions
 from tide_runtime.bundle.manifest import Manifest
 from tide_runtime.depth.options import DepthOptions
-from tide_runtime.depth.policy import DepthPolicy
+from tide_runtime.depth.policy import DepthPolicy, LoadedPolicy
 from tide_runtime.depth.registry import make_policy
-from tide_runtime.outputs import Generation
+from tide_runtime.outputs import Generation, finished
+from tide_runtime.scheduling.step import run
 
 from tide_bench.arms.base import Timing
 from tide_bench.teacher_forcing import Reading, logits_gap, read_text
@@ -27,32 +29,32 @@ class TideArm:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._engine = load_second(folder)
-        self._policies: dict[tuple[str, float | None], DepthPolicy] = {}
+        self._runner = PolicyRunner(self._engine)
+        self._policies: dict[tuple[str, float | None], LoadedPolicy] = {}
 
     def generate(self, prompts: list[list[int]], new_tokens: int, policy: str = "full", threshold: float | None = None) -> Timing:
         """``threshold`` replaces the certified ones of ``exit``. Raises ParamsError when the bundle cannot run the policy."""
-        self._take(policy, threshold, len(prompts))
-        return timed_generate(self._engine, prompts, new_tokens)
+        return self._runner(self._policy(policy, threshold), prompts, new_tokens)
 
     def read(self, text: Sequence[int], prompt_tokens: int, policy: str, threshold: float | None = None) -> Reading:
         """The policy's token at every place of ``text`` after the first ``prompt_tokens`` (see `Reading`)."""
-        self._take(policy, threshold, 1)
-        return read_text(self._engine, text, prompt_tokens)
+        with self._alone(policy, threshold) as engine:
+            return read_text(engine, text, prompt_tokens)
 
     def gap(self, text: Sequence[int], one: int, other: int) -> float:
         """Distance of two tokens' logits behind ``text``, every layer run."""
-        self._take("full", None, 1)
-        return logits_gap(self._engine, text, one, other)
+        with self._alone("full", None) as engine:
+            return logits_gap(engine, text, one, other)
 
-    def _take(self, policy: str, threshold: float | None, rows: int) -> None:
+    def _alone(self, policy: str, threshold: float | None) -> Engine:
+        """An engine of the same weights for one sequence at a time."""
+        options = replace(self._engine.options, max_batch=1, prefix_cache=False)
+        return Engine(self._engine.bundle, options, backend=self._engine.backend, policy=self._policy(policy, threshold))
+
+    def _policy(self, policy: str, threshold: float | None) -> LoadedPolicy:
         if (policy, threshold) not in self._policies:
-            self._policies[policy, threshold] = self._make(policy, threshold)
-        self._engine.policy = self._policies[policy, threshold]
-        self._engine.options = replace(self._engine.options, max_batch=rows)
-
-    def _make(self, policy: str, threshold: float | None) -> DepthPolicy:
-        chunk = self._engine.options.prefill_chunk
-        return make_policy(policy, self._manifest(), DepthOptions(threshold=threshold))
+            self._policies[policy, threshold] = make_policy(policy, self._manifest(), DepthOptions(threshold=threshold))
+        return self._policies[policy, threshold]
 
     def _manifest(self) -> Manifest:
         return self._engine.manifest
@@ -64,9 +66,10 @@ class TideArm:
         load, sessions = backend._load, backend.sessions
         backend._load = lambda name: _TimedSession(load(name), spent)  # of what is loaded when first needed
         sessions.update({name: _TimedSession(session, spent) for name, session in sessions.items()})
-        timed_generate(engine, prompts, new_tokens)  # binds buffers, which later calls reuse
+        runner, policy = PolicyRunner(engine), make_policy("full", engine.manifest, DepthOptions())
+        runner(policy, prompts, new_tokens)  # binds buffers, which later calls reuse
         spent.seconds, start = 0.0, perf_counter()
-        timed_generate(engine, prompts, new_tokens)
+        runner(policy, prompts, new_tokens)
         return 1 - spent.seconds / (perf_counter() - start)
 
 
@@ -108,14 +111,25 @@ def load_second(folder: Path) -> Engine:
     return load_engine(folder)
 
 
-def timed_generate(engine: Engine, prompts: list[list[int]], new_tokens: int) -> Timing:
-    """Greedy, with the engine's policy. Rows are prefilled one after the other and then decode together."""
-    start = perf_counter()
-    rows = engine.generate(prompts, GenerationParams(max_new_tokens=new_tokens, ignore_eos=True))
-    wall = perf_counter() - start
-    first = max(row.stats.time_to_first_token for row in rows)
-    layers = sum(row.stats.layers_per_token for row in rows) / len(rows)
-    return Timing([list(row.token_ids) for row in rows], first, wall - first, layers, mean_depth(rows, engine.depth))
+class PolicyRunner:
+    """Generates greedily with one policy or another over the weights of ``engine``: the prompts together, then their decodes, so
+    that both can be timed. The same caches and bindings serve all calls of a batch size."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine, self._contexts = engine, dict[int, ExecutionContext]()
+
+    def __call__(self, policy: DepthPolicy, prompts: list[list[int]], new_tokens: int) -> Timing:
+        engine, rows = self._engine, len(prompts)
+        context = self._contexts.get(rows) or self._contexts.setdefault(rows, engine.backend.context(rows))
+        start = perf_counter()
+        sequences = engine.admission.sequences(prompts, GenerationParams(max_new_tokens=new_tokens, ignore_eos=True))
+        for _ in run(policy, context, sequences):
+            pass
+        wall = perf_counter() - start
+        done = [finished(sequence, policy.name, None) for sequence in sequences]
+        first = max(one.stats.time_to_first_token for one in done)
+        layers = sum(one.stats.layers_per_token for one in done) / rows
+        return Timing([list(one.token_ids) for one in done], first, wall - first, layers, mean_depth(done, engine.depth))
 
 
 def mean_depth(rows: Sequence[Generation], num_layers: int) -> float:

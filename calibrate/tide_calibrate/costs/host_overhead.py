@@ -19,8 +19,9 @@ from tide_runtime.bundle.calibration import CalibrationInfo, ExitInfo
 from tide_runtime.bundle.manifest import HEAD, Manifest
 from tide_runtime.depth.full import FullDepth
 from tide_runtime.depth.options import DepthOptions
-from tide_runtime.depth.policy import DepthPolicy
+from tide_runtime.depth.policy import DepthPolicy, PromptChunk
 from tide_runtime.depth.registry import make_policy
+from tide_runtime.scheduling.step import run
 from tide_runtime.sequence import TokenSequence
 
 PROMPT_TOKENS = 8
@@ -48,12 +49,8 @@ class HostTimes:
 
 
 def measure_host_times(engine: Engine, batch_sizes: Iterable[int]) -> dict[int, HostTimes]:
-    """Measure the host times at each batch size in ``engine``'s own generation loop, with an exit at its first cut.
-
-    The engine must not be used afterwards: its pool keeps slots that report to the stopwatch.
-    """
+    """Measure the host times at each batch size with an exit at the first cut, over the graphs that ``engine`` has loaded."""
     stopwatch = _Stopwatch()
-    engine.backend = ObservedBackend(engine.backend, stopwatch)
     full_policy = FullDepth(engine.manifest)
     options = DepthOptions(threshold=0.0, max_exit_streak=STREAK)
     exit_policy = make_policy("exit", _with_exit(engine.manifest), options)
@@ -81,13 +78,16 @@ def _time_steps(
 ) -> list[_TimedStep]:
     """Generate with ``batch_size`` sequences and return all decode steps but the last of each generation."""
     count = min(STEPS, engine.manifest.max_seq_len - PROMPT_TOKENS)
-    engine.policy = _TimedPolicy(policy, stopwatch)
     params = GenerationParams(max_new_tokens=count, temperature=temperature, ignore_eos=True)
+    context = ObservedBackend(engine.backend, stopwatch).context(batch_size)
     steps = []
     for _ in range(REPEATS):
         stopwatch.clear()
-        engine.generate([[0] * PROMPT_TOKENS] * batch_size, params)
+        sequences = engine.admission.sequences([[0] * PROMPT_TOKENS] * batch_size, params)
+        for _ in run(_TimedPolicy(policy, stopwatch), context, sequences):
+            pass
         steps += stopwatch.steps()
+    context.close()
     return steps
 
 
@@ -126,12 +126,12 @@ class _TimedPolicy:
     """A depth policy that reports the start of each decode step to a stopwatch."""
 
     def __init__(self, policy: DepthPolicy, stopwatch: _Stopwatch) -> None:
-        self.name = policy.name
+        self.name, self.lookahead, self.settled = policy.name, policy.lookahead, policy.settled
         self._policy, self._stopwatch = policy, stopwatch
 
-    def prefill(self, context: ExecutionContext, sequence: TokenSequence) -> int:
-        return self._policy.prefill(context, sequence)
-
-    def decode(self, context: ExecutionContext, sequences: Sequence[TokenSequence]) -> list[list[int]]:
-        self._stopwatch.begin()
-        return self._policy.decode(context, sequences)
+    def step(
+        self, context: ExecutionContext, decoding: Sequence[TokenSequence], prompts: Sequence[PromptChunk]
+    ) -> list[list[int]]:
+        if decoding:
+            self._stopwatch.begin()
+        return self._policy.step(context, decoding, prompts)

@@ -49,8 +49,8 @@ class DepthPolicy(Protocol):
         """How many tokens of the sequence have keys and values in its row that are the model's own, in every layer."""
 
 
-class LoadedPolicy(DepthPolicy, Protocol):
-    """A policy as `registry.make_policy` makes it for an engine."""
+class EnginePolicy(DepthPolicy, Protocol):
+    """A policy with what an engine asks before a request runs."""
 
     def check_params(self, params: GenerationParams) -> None:
         """Raise ParamsError where the policy cannot do what a request wants."""
@@ -58,6 +58,10 @@ class LoadedPolicy(DepthPolicy, Protocol):
     @property
     def can_resume(self) -> bool:
         """Whether a sequence's text stays the same when its tokens are prefilled again."""
+
+
+class LoadedPolicy(EnginePolicy, Protocol):
+    """A policy as `registry.make_policy` makes it, before it is known what drives it."""
 
     def why_on_host(self, pads_sequences: bool) -> str | None:
         """Why a loop on the device cannot run this policy; None: it can.

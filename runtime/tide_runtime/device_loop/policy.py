@@ -19,6 +19,7 @@ from tide_runtime.device_loop.loop_kernels import LoopKernels
 from tide_runtime.device_loop.loop_state import MOST_EOS
 from tide_runtime.device_loop.token_ring import NO_TOKEN, exit_and_token
 from tide_runtime.errors import DeviceMemoryError, TargetError, TideError
+from tide_runtime.generation_params import GenerationParams
 from tide_runtime.sequence import TokenSequence
 
 Compile = Callable[[Sequence[Node]], Callable[[], None]]
@@ -78,6 +79,13 @@ class DrivenDepth:
     @property
     def lookahead(self) -> int:
         return self._turns
+
+    @property
+    def can_resume(self) -> bool:
+        return self.inner.can_resume
+
+    def check_params(self, params: GenerationParams) -> None:
+        self.inner.check_params(params)
 
     def settled(self, sequence: TokenSequence) -> int:
         return self.inner.settled(sequence)

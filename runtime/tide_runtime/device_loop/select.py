@@ -9,7 +9,7 @@ from typing import cast
 from tide_runtime.backends.base import Backend
 from tide_runtime.backends.device.device import Device
 from tide_runtime.backends.device.device_step import DeviceBackend
-from tide_runtime.depth.policy import DepthPolicy, LoadedPolicy
+from tide_runtime.depth.policy import EnginePolicy, LoadedPolicy
 from tide_runtime.device_loop.decode_loop import LoopExit
 from tide_runtime.device_loop.graph_driver import GraphDriver
 from tide_runtime.device_loop.host_driver import HostDriver
@@ -26,7 +26,7 @@ _MIN_DRIVER = 12040  # CUDA 12.4 introduced conditional nodes
 class Drive:
     """``policy``: decodes. ``refusal``: the reason known at load time why the host drives a loop or single steps, or None."""
 
-    policy: DepthPolicy
+    policy: EnginePolicy
     refusal: str | None = None
 
     @property
