@@ -63,7 +63,7 @@ class Admission:
             prompt_tokens=len(ids),
             params=params,
             eos=frozenset(eos),
-            sampler=Sampler(params, vocab, index),
+            sampler=Sampler(params, vocab),
             text=TextStream(self.tokenizer, params.stop) if self.tokenizer is not None and (streamed or params.stop) else None,
             cache_slots=cache_slots,
         )

@@ -29,7 +29,7 @@ class SimulatedExit:
 
     def run(self) -> list[int]:
         """The new tokens; ``reason`` and ``depths`` (of each token after the first) are set on the way."""
-        self.sampler = Sampler(self.request.params, self.model.vocab, self.request.seat)
+        self.sampler = Sampler(self.request.params, self.model.vocab)
         tuning = self.policy.options.tuning
         self.backoff, self.streak = exit_backoff(tuning), 0
         self.tokens, self.deep = list(self.request.prompt), len(self.request.prompt)

@@ -27,7 +27,7 @@ TOLERANCE = 1e-9  # float64, sums in another order
 
 @dataclass(frozen=True)
 class Request:
-    """``seat``: the row's number in its batch, which chooses its random stream."""
+    """``seat``: the row's number in its batch."""
 
     prompt: tuple[int, ...]
     params: GenerationParams
@@ -47,7 +47,7 @@ def make_row(request: Request, manifest: Manifest) -> TokenSequence:
         prompt_tokens=len(prompt),
         params=request.params,
         eos=frozenset(request.params.eos_token_ids or ()),
-        sampler=Sampler(request.params, manifest.model.vocab_size, request.seat),
+        sampler=Sampler(request.params, manifest.model.vocab_size),
         text=None,
         cache_slots=slots,
     )
