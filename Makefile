@@ -48,6 +48,7 @@ bench: $(READY) ## the published benchmarks, one after the other
 	$(BIN)/python -m benchmarks.policies_1b --json docs/results/$(DATE)-policies_1b.json
 	$(BIN)/python -m benchmarks.exact_identity --json docs/results/$(DATE)-exact_identity.json
 	$(BIN)/python -m benchmarks.exact_identity --models smollm2-int4,smollm2-int8 --json docs/results/$(DATE)-exact_identity_low_bits.json
+	$(BIN)/python -m benchmarks.sampled_identity --json docs/results/$(DATE)-sampled_identity.json
 	$(BIN)/python -m benchmarks.quantised_decode --json docs/results/$(DATE)-quantised_decode.json
 	$(BIN)/python -m benchmarks.quantised_decode --model 1b --json docs/results/$(DATE)-quantised_decode_1b.json
 	$(BIN)/python -m benchmarks.quantised_fidelity --json docs/results/$(DATE)-quantised_fidelity.json

@@ -69,9 +69,19 @@ def _smollm2_weights(cache: Path) -> Path:
 
 
 def _prose(cache: Path, count: int, tokens: int) -> list[list[int]]:
-    """Neighbouring windows of the Python language reference, which every Python carries as text."""
-    tokenizer = Tokenizer.from_file(str(_smollm2_weights(cache) / "tokenizer.json"))
-    ids: list[int] = tokenizer.encode("\n\n".join(topics[name] for name in sorted(topics)), add_special_tokens=False).ids
+    return prose_windows(_smollm2_weights(cache) / "tokenizer.json", count, tokens)
+
+
+def prose_windows(tokenizer: Path, count: int, tokens: int) -> list[list[int]]:
+    """Neighbouring windows of the Python language reference, which every Python carries as text, [count][tokens] ids.
+
+    ``tokenizer``: a tokenizer.json. Raises ValueError where the text has too few tokens.
+    """
+    ids: list[int] = (
+        Tokenizer.from_file(str(tokenizer))
+        .encode("\n\n".join(topics[name] for name in sorted(topics)), add_special_tokens=False)
+        .ids
+    )
     if len(ids) < count * tokens:
         raise ValueError(f"the text has {len(ids)} tokens, {count} prompts of {tokens} need more; take fewer rounds")
     return [ids[start : start + tokens] for start in range(0, count * tokens, tokens)]

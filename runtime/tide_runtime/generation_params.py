@@ -22,7 +22,9 @@ class GenerationParams:
         top_p: sample among the fewest tokens whose probabilities reach this sum, in (0, 1]; 1 is off.
         min_p: drop tokens less likely than `min_p` times the likeliest, in [0, 1]; 0 is off.
         repetition_penalty: greater than 0; above 1 makes tokens of the prompt and output less likely; 1 is off.
-        seed: makes sampling reproducible, >= 0 (policy ``exact``: together with the same other prompts); None draws a fresh seed.
+        seed: makes sampling reproducible, >= 0: a prompt's text is the same under policies ``full`` and ``exact``, beside any
+            other prompts, and at any place in its call, so several samples of a prompt take several seeds. None draws a new seed
+            for each sequence.
         stop: strings that end the text; the text shown ends before them.
         eos_token_ids: token ids that end the text; None uses the model's.
         ignore_eos: keep generating past end-of-sequence tokens.

@@ -1,4 +1,8 @@
-"""Choosing the next token of one row from its logits.
+"""Choosing the next token of one sequence from its logits.
+
+Sampled tokens are drawn by the Gumbel-max trick: the largest sum of score and noise wins, which follows the softmax of the scores
+(Maddison et al. 2014, "A* Sampling"). The noise is a function of seed, position and token id (`GumbelNoise`), so a
+sequence's text does not depend on other sequences, on what was drafted, or on where it was interrupted.
 
 The filters, their order, and what they do with ties are those of `transformers.generation` (logits_process.py):
 repetition penalty, temperature, top-k, top-p, min-p; each keeps at least one token.
@@ -6,16 +10,20 @@ repetition penalty, temperature, top-k, top-p, min-p; each keeps at least one to
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tide_runtime.errors import BundleError, NumericsError
 from tide_runtime.generation_params import GenerationParams
+from tide_runtime.gumbel_noise import GumbelNoise
 
 FloatArray = NDArray[np.floating]
-_BLOCK = 256  # probabilities that `Sampler.draw` looks at one by one
+Precision = TypeVar("Precision", np.float32, np.float64)
+_SLACK = 1e-5  # relative; above all rounding of top-p's sums, which are of float32 probabilities and in float64
 
 
 @dataclass(frozen=True)
@@ -33,65 +41,58 @@ class TokenLogprob:
     top: tuple[tuple[int, float], ...] = ()
 
 
+class _Scratch(threading.local):
+    """A float64 array for each thread: the memory of a new one is mapped page by page, which takes longer than the arithmetic."""
+
+    def __init__(self) -> None:
+        self._array = np.empty(0)
+
+    def array(self, size: int) -> NDArray[np.float64]:
+        if self._array.size != size:
+            self._array = np.empty(size)
+        return self._array
+
+
+_scratch = _Scratch()
+
+
 class Sampler:
-    """Draws the tokens of one row.
+    """Draws the tokens of one sequence.
 
     Args:
         params: the caller's generation parameters.
         vocab_size: length V of the logits.
-        row: which row of the batch; with the same seed, each row has its own reproducible stream.
     """
 
-    def __init__(self, params: GenerationParams, vocab_size: int, row: int = 0) -> None:
+    def __init__(self, params: GenerationParams, vocab_size: int) -> None:
         self.params = params
         self.vocab_size = vocab_size
-        self._blocks = np.arange(0, vocab_size, _BLOCK)
-        # The row as spawn key is what SeedSequence.spawn gives child number `row`: streams that do not overlap.
-        self._random = np.random.Generator(np.random.PCG64(np.random.SeedSequence(params.seed, spawn_key=(row,))))
+        self._noise = GumbelNoise(params.seed)
 
     def sample(self, logits: FloatArray, seen: NDArray[np.integer]) -> int:
-        """The next token id.
+        """The token id after ``seen``: the same for the same logits, ``seen`` and seed, however often it is asked for.
 
         Args:
             logits: [V] float.
-            seen: [S] ids of the prompt and of the output so far; duplicates are welcome.
+            seen: [S] all token ids that stand before it, prompt and output; their number is the position that the noise is for.
 
         Raises:
             NumericsError: the logits hold NaN, or their maximum is infinite.
         """
         if self.params.greedy:
             return _likeliest(self._penalised(logits, seen))
-        return self.draw(self.distribution(logits, seen))
+        return self._noise.winner(len(seen), self._scores(logits, seen))
 
     def distribution(self, logits: FloatArray, seen: NDArray[np.integer]) -> NDArray[np.float64]:
         """The probabilities `sample` draws from, [V] float64, summing to 1; one-hot when greedy.
 
         Arguments and errors are those of `sample`.
         """
-        scores = self._penalised(logits, seen)
-        best = _likeliest(scores)
         if self.params.greedy:
             certain = np.zeros(self.vocab_size)
-            certain[best] = 1
+            certain[_likeliest(self._penalised(logits, seen))] = 1
             return certain
-        shifted = scores.astype(np.float64) - np.float64(scores[best])
-        with np.errstate(over="ignore"):  # a tiny temperature sends all but the best to -inf, as it should
-            return _softmax(self._filtered(shifted / self.params.temperature))
-
-    def draw(self, probabilities: NDArray[np.float64]) -> int:
-        """A token id drawn from probabilities [V], by inversion: one uniform number a token.
-
-        First a block of them, then one of the block: adding up all of a large vocabulary one by one would take ten times as long.
-        """
-        of_blocks = np.add.reduceat(probabilities, self._blocks)
-        wanted = self.uniform() * float(of_blocks.sum())
-        block = _reached(of_blocks, wanted)
-        begin, left = block * _BLOCK, max(0.0, wanted - float(of_blocks[:block].sum()))
-        return begin + _reached(probabilities[begin : begin + _BLOCK], left)
-
-    def uniform(self) -> float:
-        """A number in [0, 1) from this row's stream; speculative verification accepts or rejects with it."""
-        return float(self._random.random())
+        return _softmax(self._scores(logits, seen), np.float64)
 
     def logprobs(self, logits: FloatArray, token: int, k: int) -> TokenLogprob:
         """Log-probability of `token` and of the `k` likeliest tokens under the raw logits [V]."""
@@ -112,13 +113,23 @@ class Sampler:
         scores[seen] = np.where(values < 0, values * penalty, values / penalty)
         return scores
 
-    def _filtered(self, scores: NDArray[np.float64]) -> NDArray[np.float64]:
-        if self.params.top_k:
-            scores = _keep_top_k(scores, self.params.top_k)
-        if self.params.top_p < 1:
-            scores = _keep_top_p(scores, self.params.top_p)
-        if self.params.min_p > 0:
-            scores = _keep_min_p(scores, self.params.min_p)
+    def _scores(self, logits: FloatArray, seen: NDArray[np.integer]) -> NDArray[np.float64]:
+        """Penalised logits over the temperature [V], shifted so that the largest is 0; -inf where a filter drops a token.
+
+        The array is this thread's, until the next call.
+        """
+        penalised, params = self._penalised(logits, seen), self.params
+        best = np.float64(penalised[_likeliest(penalised)])
+        scores = _scratch.array(self.vocab_size)
+        np.subtract(penalised, best, out=scores)
+        with np.errstate(over="ignore"):  # a tiny temperature sends all but the best to -inf, as it should
+            scores /= params.temperature
+        if params.top_k:
+            _keep_top_k(scores, params.top_k)
+        if params.top_p < 1:
+            _keep_top_p(scores, params.top_p)
+        if params.min_p > 0:
+            _keep_min_p(scores, params.min_p)
         return scores
 
     def _checked(self, logits: FloatArray) -> FloatArray:
@@ -128,13 +139,6 @@ class Sampler:
                 "the bundle's parts do not belong together; export it again."
             )
         return logits
-
-
-def _reached(weights: NDArray[np.float64], wanted: float) -> int:
-    """The first place up to which the weights sum to more than ``wanted``; where rounding leaves none, the last with any."""
-    ends = np.cumsum(weights)
-    place = int(np.searchsorted(ends, wanted, side="right"))
-    return place if place < ends.size else int(np.flatnonzero(weights)[-1])
 
 
 def _likeliest(scores: FloatArray) -> int:
@@ -148,33 +152,58 @@ def _likeliest(scores: FloatArray) -> int:
     return best
 
 
-def _softmax(scores: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Softmax of scores [V] whose maximum is 0, as `distribution` keeps it."""
-    weights = np.exp(scores.astype(np.float32))  # as HF does; a third of float64's time
-    return np.asarray(weights / weights.sum(dtype=np.float64), dtype=np.float64)
+def _softmax(scores: NDArray[np.float64], precision: type[Precision]) -> NDArray[Precision]:
+    """Softmax in ``precision`` of scores [V] whose maximum is 0."""
+    weights = scores.astype(np.float32)  # as HF does; a third of float64's time
+    np.exp(weights, out=weights)
+    probabilities = weights if precision is np.float32 else np.empty_like(scores)
+    return np.divide(weights, weights.sum(dtype=np.float64), out=probabilities)
 
 
-def _keep_top_k(scores: NDArray[np.float64], k: int) -> NDArray[np.float64]:
-    """Tokens tied with the k-th are all kept, as in HF's TopKLogitsWarper."""
+def _keep_top_k(scores: NDArray[np.float64], k: int) -> None:
+    """In place, as the other filters. Tokens tied with the k-th are all kept, as in HF's TopKLogitsWarper."""
     place = scores.size - min(k, scores.size)
-    return np.where(scores < np.partition(scores, place)[place], -np.inf, scores)
+    _keep(scores, np.flatnonzero(scores >= np.partition(scores, place)[place]))
 
 
-def _keep_top_p(scores: NDArray[np.float64], p: float) -> NDArray[np.float64]:
-    """Drops the least likely tokens with a sum <= 1 - p; of tied tokens the lower ids go first (torch: any)."""
-    kept = np.flatnonzero(scores > -np.inf)
-    ascending = kept[np.argsort(scores[kept], kind="stable")]
+def _keep_top_p(scores: NDArray[np.float64], p: float) -> None:
+    """Drops the least likely tokens with a sum <= 1 - p; of tied tokens the lower ids go first (torch: any).
+
+    A token with at most 1/K of 1 - p, of K tokens, is always dropped: itself and all less likely ones sum to no more than 1 - p.
+    So only the others are sorted. Their sums are added up in another order than after sorting all; where rounding could therefore
+    decide, all are sorted.
+    """
+    probabilities = _softmax(scores, np.float32)
     # Rounded to float32 where HF's are: in float64, 1 - 0.9 is less than 0.1, and exact sums fall the other way.
-    tail = np.cumsum(_softmax(scores[ascending]).astype(np.float32), dtype=np.float64)
-    dropped = ascending[:-1][tail[:-1].astype(np.float32) <= np.float32(1 - p)]
-    filtered = scores.copy()
-    filtered[dropped] = -np.inf
-    return filtered
+    kept, limit = np.flatnonzero(scores > -np.inf), np.float32(1 - p)
+    candidates = np.flatnonzero(probabilities > (1 - _SLACK) * (1 - p) / kept.size)
+    ascending, sums = _ascending_sums(scores, probabilities, candidates)
+    if np.any(np.abs(sums[:-1] - limit) <= _SLACK * limit):
+        ascending, sums = _ascending_sums(scores, probabilities, kept)
+    _keep(scores, ascending[np.append(sums[:-1].astype(np.float32) > limit, True)])
 
 
-def _keep_min_p(scores: NDArray[np.float64], min_p: float) -> NDArray[np.float64]:
+def _ascending_sums(
+    scores: NDArray[np.float64], probabilities: NDArray[np.float32], ids: NDArray[np.intp]
+) -> tuple[NDArray[np.intp], NDArray[np.float64]]:
+    """``ids`` by ascending score, and for each the probability of itself, those before it, and all tokens not in ``ids``."""
+    ascending = ids[np.argsort(scores[ids], kind="stable")]
+    others = probabilities.copy()
+    others[ids] = 0
+    return ascending, others.sum(dtype=np.float64) + np.cumsum(probabilities[ascending], dtype=np.float64)
+
+
+def _keep_min_p(scores: NDArray[np.float64], min_p: float) -> None:
     """Keeps tokens at least `min_p` times as likely as the likeliest, whose score is 0 (arXiv:2407.01082)."""
-    return np.where(np.exp(scores).astype(np.float32) < np.float32(min_p), -np.inf, scores)
+    near = np.flatnonzero(scores > np.log(min_p) - 1)  # exp of all would take longer than the rest of a draw
+    _keep(scores, near[np.exp(scores[near]).astype(np.float32) >= np.float32(min_p)])
+
+
+def _keep(scores: NDArray[np.float64], ids: NDArray[np.intp]) -> None:
+    """Set all scores but those of ``ids`` to -inf."""
+    kept = scores[ids]
+    scores.fill(-np.inf)
+    scores[ids] = kept
 
 
 def _top_ids(logprobs: NDArray[np.float64], k: int) -> NDArray[np.intp]:

@@ -267,8 +267,11 @@ def test_a_sampled_row_does_not_depend_on_the_rest_of_the_batch(load: Callable[.
         assert [tokens(r) for r in narrow.generate(PROMPTS, sampled)] == wide
 
 
-def test_equal_prompts_in_a_batch_get_samples_of_their_own(engine: Engine) -> None:
+def test_equal_prompts_in_a_batch_differ_by_their_seed_only(engine: Engine) -> None:
+    """A seed's text does not depend on the prompt's place in its call; without a seed, every sequence has one of its own."""
     sampled = engine.generate([PROMPTS[0]] * 3, params(12, temperature=1.0, seed=1))
+    assert len({r.token_ids for r in sampled}) == 1
+    sampled = engine.generate([PROMPTS[0]] * 3, params(12, temperature=1.0))
     assert len({r.token_ids for r in sampled}) == 3
 
 

@@ -1,18 +1,24 @@
 """Sampling must choose as transformers would, reproducibly, from the distribution the caller asked for."""
 
 import math
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from unittest.mock import patch
 
 import numpy as np
 import pytest
+import tide_runtime.sampler as sampler_module
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tide_runtime.errors import BundleError, NumericsError
 from tide_runtime.generation_params import GenerationParams
+from tide_runtime.gumbel_noise import gumbel
 from tide_runtime.sampler import Sampler
 from transformers.generation import logits_process as hf
 
 NOTHING = np.array([], dtype=np.int64)
+TEXT = np.zeros(20_000, dtype=np.int64)  # TEXT[:n] stands before a token at position n
 
 
 def reference(logits, seen, params):
@@ -92,7 +98,7 @@ def test_masked_logits_are_never_drawn():
     logits = np.array([-np.inf, 0, -np.inf, 0], np.float32)
     params = GenerationParams(temperature=1.5, top_k=3, top_p=0.99, min_p=0.01, seed=0)
     sampler = Sampler(params, 4)
-    assert {sampler.sample(logits, NOTHING) for _ in range(200)} == {1, 3}
+    assert {sampler.sample(logits, TEXT[:position]) for position in range(200)} == {1, 3}
     assert_like_transformers(logits, np.array([0]), params)
 
 
@@ -124,47 +130,184 @@ def test_callers_logits_are_left_alone():
     Sampler(params, 3).sample(logits, np.array([0, 2]))
 
 
-def test_frequencies_follow_the_distribution():
-    """Breaks: drawn tokens do not follow the probabilities (chi-square, 7 degrees of freedom, 99.9 % quantile)."""
+FILTERS = [{}, {"top_k": 5}, {"top_p": 0.9}, {"min_p": 0.1}, {"top_k": 6, "top_p": 0.95, "repetition_penalty": 1.4}]
+
+
+def chi_square(tokens, probabilities):
+    """The statistic of counted ``tokens``, and its 99.9% quantile when they follow ``probabilities`` (Wilson and Hilferty)."""
+    counted, expected = np.bincount(tokens, minlength=probabilities.size), len(tokens) * probabilities
+    assert counted[expected == 0].sum() == 0
+    counted, expected = counted[expected > 0], expected[expected > 0]
+    freedom = expected.size - 1
+    limit = freedom * (1 - 2 / (9 * freedom) + 3.09 * math.sqrt(2 / (9 * freedom))) ** 3
+    return float(((counted - expected) ** 2 / expected).sum()), limit
+
+
+@pytest.mark.parametrize("changes", FILTERS)
+def test_positions_of_a_sequence_follow_the_distribution(changes):
+    """Breaks: the tokens of one text do not follow the model's probabilities, for example as positions share noise."""
     logits = np.linspace(-2, 1, 8).astype(np.float32)
-    sampler = Sampler(GenerationParams(temperature=0.8, seed=1), 8)
-    expected = 20_000 * sampler.distribution(logits, NOTHING)
-    drawn = np.bincount([sampler.sample(logits, NOTHING) for _ in range(20_000)], minlength=8)
-    assert ((drawn - expected) ** 2 / expected).sum() < 24.3
+    sampler = Sampler(GenerationParams(temperature=0.8, seed=1, **changes), 8)
+    drawn = [sampler.sample(logits, TEXT[:position]) for position in range(1, 10_000)]
+    statistic, limit = chi_square(drawn, sampler.distribution(logits, TEXT[:1]))
+    assert statistic < limit
+
+
+@pytest.mark.parametrize("changes", FILTERS)
+def test_seeds_follow_the_distribution(changes):
+    """Breaks: several samples of one prompt do not follow the model's probabilities, for example as seeds share noise."""
+    logits = np.linspace(-2, 1, 8).astype(np.float32)
+    samplers = [Sampler(GenerationParams(temperature=0.8, seed=seed, **changes), 8) for seed in range(5000)]
+    drawn = [sampler.sample(logits, TEXT[:3]) for sampler in samplers]
+    statistic, limit = chi_square(drawn, samplers[0].distribution(logits, TEXT[:3]))
+    assert statistic < limit
+
+
+def test_neighbouring_positions_and_seeds_are_independent():
+    """Breaks: a text's tokens depend on each other beyond the model, although each alone follows its probabilities."""
+    logits = np.zeros(6, np.float32)
+
+    def token(seed, position):
+        return Sampler(GenerationParams(temperature=1.0, seed=seed), 6).sample(logits, TEXT[:position])
+
+    pairs = [token(7, n) * 6 + token(7, n + 1) for n in range(0, 8000, 2)]
+    seeds = [token(n, 5) * 6 + token(n + 1, 5) for n in range(0, 8000, 2)]
+    for both in (pairs, seeds):
+        statistic, limit = chi_square(both, np.full(36, 1 / 36))
+        assert statistic < limit
 
 
 def test_large_vocabularies_are_drawn_from_like_small_ones():
-    """Breaks: tokens at the edges of the blocks that are looked at one by one come too often, or impossible ones come."""
-    probabilities = np.zeros(3 * 256 + 7)
-    places = [0, 1, 255, 256, 700, 774]
-    probabilities[places] = weights = np.array([0.1, 0.2, 0.25, 0.15, 0.1, 0.2])
-    sampler = Sampler(GenerationParams(temperature=1.0, seed=3), probabilities.size)
-    drawn = np.bincount([sampler.draw(probabilities) for _ in range(20_000)], minlength=probabilities.size)
-    assert drawn[places].sum() == 20_000
-    assert ((drawn[places] - 20_000 * weights) ** 2 / (20_000 * weights)).sum() < 20.5  # chi-square, 5 degrees, 99.9%
-    inverted = [Sampler(GenerationParams(temperature=1.0, seed=seed), probabilities.size) for seed in range(200)]
-    uniform = [Sampler(GenerationParams(temperature=1.0, seed=seed), 1).uniform() for seed in range(200)]
-    expected = np.searchsorted(np.cumsum(probabilities), uniform, side="right").tolist()
-    assert [sampler.draw(probabilities) for sampler in inverted] == expected
+    """Breaks: tokens at the edges of the blocks that noise is made in come too often, or impossible ones come."""
+    logits, places = np.full(3 * 8192 + 7, -np.inf, np.float32), [0, 1, 8191, 8192, 16384, 24582]
+    weights = np.array([0.1, 0.2, 0.25, 0.15, 0.1, 0.2])
+    logits[places] = np.log(weights)
+    sampler = Sampler(GenerationParams(temperature=1.0, seed=3), logits.size)
+    drawn = [sampler.sample(logits, TEXT[:position]) for position in range(5000)]
+    assert set(drawn) == set(places)
+    statistic, limit = chi_square([places.index(token) for token in drawn], weights)
+    assert statistic < limit
 
 
-def draws(seed, row, count=40):
-    sampler = Sampler(GenerationParams(temperature=1.0, seed=seed), 1000, row)
-    return [sampler.sample(np.zeros(1000, np.float32), NOTHING) for _ in range(count)]
+PINNED_KEY = [16920295385781661272, 610735763742393210]
+PINNED_WORDS = [12236641264844013871, 12480472567253291448, 198211449576522936, 15757705707144038194, 6142247083691690911]
+PINNED_NOISE = [0.8904937318250682, 0.9397572961257454, 1.1953236174628317]
+PINNED_TOKEN = 9972
 
 
-def test_seed_reproduces_each_row():
-    """Breaks: the same request gives other text, two rows give the same text, or no seed repeats itself."""
-    assert draws(7, 0) == draws(7, 0) and draws(7, 3) == draws(7, 3)
-    assert len({tuple(draws(7, row)) for row in range(4)}) == 4
-    assert draws(7, 0) != draws(8, 0)
-    assert draws(None, 0) != draws(None, 0)
+def test_noise_is_that_of_the_generator():
+    """Breaks: recorded seeds give other text after an update: of numpy, of the blocks, or of the transform."""
+    params = GenerationParams(temperature=1.0, seed=7)
+    key = np.random.SeedSequence(7).generate_state(2, np.uint64)
+    assert key.tolist() == PINNED_KEY
+    words = np.random.Philox(key=key, counter=[0, 11, 0, 0]).random_raw(20_000)
+    assert words[[0, 1, 8191, 8192, 19_999]].tolist() == PINNED_WORDS
+    np.testing.assert_allclose(gumbel(words[:3]), PINNED_NOISE, rtol=1e-13)
+    logits = np.random.default_rng(0).normal(0, 0.1, 20_000).astype(np.float32)
+    scores = logits.astype(np.float64) - logits.max()
+    assert Sampler(params, 20_000).sample(logits, TEXT[:11]) == int(np.argmax(scores + gumbel(words))) == PINNED_TOKEN
 
 
-def test_row_streams_are_the_spawned_ones():
-    """Breaks: recorded seeds give other text after an update."""
-    child = np.random.SeedSequence(7).spawn(3)[2]
-    assert Sampler(GenerationParams(seed=7), 4, row=2).uniform() == np.random.Generator(np.random.PCG64(child)).random()
+def test_uniform_numbers_at_the_ends_give_finite_noise():
+    """Breaks: one draw in 2^52 is of infinite noise, so that a token of any probability wins."""
+    extremes = gumbel(np.array([0, 2**64 - 1], np.uint64))
+    assert np.isfinite(extremes).all()
+    assert extremes.tolist() == pytest.approx([-math.log(53 * math.log(2)), 53 * math.log(2)])
+
+
+@settings(max_examples=200, deadline=None)
+@given(requests(), st.integers(0, 99), st.integers(0, 50))
+def test_filters_do_not_move_the_noise(request_, seed, position):
+    """Breaks: a draft of an exit and the model's token are drawn with other noise where other tokens are kept, and rarely agree.
+
+    Among tokens that a filter kept, the winner is the one of the same noise without a filter.
+    """
+    logits, seen, params = request_
+    seen = np.resize(seen, max(1, position))
+    filtered = Sampler(replace(params, seed=seed), logits.size)
+    kept = filtered.distribution(logits, seen) > 0
+    plain = Sampler(replace(params, seed=seed, top_k=0, top_p=1.0, min_p=0.0), logits.size)
+    assert filtered.sample(logits, seen) == plain.sample(np.where(kept, logits, -np.inf).astype(np.float32), seen)
+
+
+def test_the_winner_is_drawn_again_for_the_same_position():
+    """Breaks: a rejected draft or a preemption changes the rest of the text."""
+    sampler, logits = Sampler(GenerationParams(temperature=1.0, seed=4), 1000), np.zeros(1000, np.float32)
+    once = [sampler.sample(logits, TEXT[:position]) for position in range(40)]
+    assert [sampler.sample(logits, TEXT[:position]) for position in reversed(range(40))] == once[::-1]
+
+
+def draws(seed):
+    sampler = Sampler(GenerationParams(temperature=1.0, seed=seed), 1000)
+    return [sampler.sample(np.zeros(1000, np.float32), TEXT[:position]) for position in range(40)]
+
+
+def test_seed_reproduces_a_sequence():
+    """Breaks: the same request gives other text, two seeds give the same text, or no seed repeats itself."""
+    assert draws(7) == draws(7)
+    assert len({tuple(draws(seed)) for seed in (0, 1, 7, 8, 2**64, 2**64 + 1, 2**200)}) == 7
+    assert draws(None) != draws(None)
+
+
+def top_p_by_sorting_all(logits, params):
+    """Whether each token is kept, from all tokens sorted and summed up one by one."""
+    scores = (logits.astype(np.float64) - np.float64(logits.max())) / params.temperature
+    weights = np.exp(scores.astype(np.float32))
+    probabilities = (weights / weights.sum(dtype=np.float64)).astype(np.float32)
+    ascending = np.argsort(scores, kind="stable")
+    sums = np.cumsum(probabilities[ascending], dtype=np.float64).astype(np.float32)
+    kept = np.ones(logits.size, bool)
+    kept[ascending[:-1][sums[:-1] <= np.float32(1 - params.top_p)]] = False
+    return kept & (scores > -np.inf)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.integers(0, 2**32 - 1),
+    st.sampled_from([1, 2, 9, 100, 3000]),
+    st.sampled_from([0.0, 0.01, 1.0, 4.0]),
+    st.booleans(),
+    st.sampled_from([0.95, 0.9, 0.5, 1e-6, 1 - 1e-9, 1 - 1e-12]),
+)
+def test_top_p_sorts_only_candidates(seed, size, spread, masked, top_p):
+    """Breaks: the nucleus has a token more or less than with all tokens sorted."""
+    random = np.random.default_rng(seed)
+    logits = random.normal(0, spread, size).astype(np.float32)
+    if masked:
+        logits[random.random(size) < 0.3] = -np.inf
+        logits[0] = 1
+    params = GenerationParams(temperature=0.7, top_p=top_p)
+    kept = Sampler(params, size).distribution(logits, NOTHING) > 0
+    np.testing.assert_array_equal(kept, top_p_by_sorting_all(logits, params))
+
+
+def test_top_p_sorts_all_where_rounding_could_decide():
+    """Breaks: sums added up in another order fall on the other side of 1 - p. Ten even tokens reach it within rounding."""
+    with patch.object(sampler_module, "_ascending_sums", wraps=sampler_module._ascending_sums) as sums:
+        Sampler(GenerationParams(temperature=1.0, top_p=0.9), 10).distribution(np.zeros(10, np.float32), NOTHING)
+        assert sums.call_count == 2
+        Sampler(GenerationParams(temperature=1.0, top_p=0.93), 10).distribution(np.zeros(10, np.float32), NOTHING)
+        assert sums.call_count == 3
+
+
+def test_distributions_are_the_callers():
+    """Breaks: the array that a thread reuses for all scores shows in a distribution returned before."""
+    sampler, logits = Sampler(GenerationParams(temperature=1.0), 3), np.array([0, 1, 2], np.float32)
+    kept = sampler.distribution(logits, NOTHING)
+    before = kept.copy()
+    sampler.distribution(-logits, NOTHING)
+    np.testing.assert_array_equal(kept, before)
+
+
+def test_threads_do_not_share_scores():
+    """Breaks: two engines that sample at the same time draw from each other's logits."""
+    params, logits = GenerationParams(temperature=0.5, top_k=3, seed=1), np.random.default_rng(1).normal(size=(4, 20_000))
+
+    def tokens(row):
+        return [Sampler(params, 20_000).sample(row.astype(np.float32), TEXT[:position]) for position in range(30)]
+
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(tokens, logits)) == [tokens(row) for row in logits]
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])

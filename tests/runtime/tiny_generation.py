@@ -27,7 +27,7 @@ TOLERANCE = 1e-9  # float64, sums in another order
 
 @dataclass(frozen=True)
 class Request:
-    """``seat``: the row's number in its batch, which chooses its random stream."""
+    """``seat``: the row's number in its batch."""
 
     prompt: tuple[int, ...]
     params: GenerationParams

@@ -8,8 +8,8 @@
 //              accepted drafts one is sampled from p: speculative sampling (Leviathan et al. 2023, arXiv:2211.17192, algorithm 1).
 //              Without q, drafts are deterministic: q is 1 at the draft.
 //
-// As tide_runtime/drafting/rejection_sampler.py, with random numbers keyed by token position (philox.cuh). A row ends at an eos id
-// or its limit; later tokens are dropped. A NaN is never accepted, and a row with an invalid distribution ends with code 3.
+// Random numbers are keyed by token position (philox.cuh). The runtime's own verification of sampled drafts has another rule, see
+// tide_runtime/drafting/verification.py. A row ends at an eos id or its limit; later tokens are dropped. A NaN is never accepted, and a row with an invalid distribution ends with code 3.
 #pragma once
 
 #include "draft_verify_plan.h"

@@ -1,4 +1,4 @@
-"""Reference of csrc/draft_verify.cuh: tide_runtime.drafting.rejection_sampler with random numbers by position."""
+"""Reference of csrc/draft_verify.cuh: greedy verification, and speculative sampling with random numbers by position."""
 
 from __future__ import annotations
 

@@ -14,8 +14,6 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import cast
 
-import numpy as np
-
 from tide_runtime.backends.base import ExecutionContext
 from tide_runtime.bundle.exits import Exit
 from tide_runtime.bundle.manifest import Manifest
@@ -27,7 +25,7 @@ from tide_runtime.depth.options import DepthOptions
 from tide_runtime.depth.policy import PromptChunk
 from tide_runtime.depth.requirements import refuse_depth_budget
 from tide_runtime.drafting.controller import DraftController, DraftState
-from tide_runtime.drafting.rejection_sampler import Draft, Logits, verify
+from tide_runtime.drafting.verification import Draft, Logits, verify
 from tide_runtime.generation_params import GenerationParams
 from tide_runtime.sequence import TokenSequence, note_depth_time
 
@@ -272,18 +270,17 @@ class ExactDepth:
 
 def _draws(drafts: Sequence[Draft], tokens: Sequence[int]) -> int:
     """How many tokens a sampled sequence drew: exit drafts, and the output tokens."""
-    return sum(draft.proposal is not None for draft in drafts) + len(tokens)
+    return sum(draft.source == "router" for draft in drafts) + len(tokens)
 
 
 def _draft(state: ExactState, guess: Guess, depth: int) -> Draft:
-    """Take the exit head's token as a draft, placed behind the sequence's tokens and drafts."""
+    """Take the exit head's token as a draft, placed behind the sequence's tokens and drafts.
+
+    A sampled draft is drawn with the noise of its position, as the verification's token will be: see `verification`.
+    """
     assert guess.logits is not None
-    sequence, place, proposal = state.sequence, state.num_tokens_with_drafts, None
-    if sequence.params.greedy:
-        token = sequence.pick(guess.logits, guess.token, place)
-    else:
-        proposal = sequence.sampler.distribution(np.asarray(guess.logits, np.float32), state.tokens[:place])
-        token = sequence.sampler.draw(proposal)
+    place = state.num_tokens_with_drafts
+    token = state.sequence.pick(guess.logits, guess.token, place)
     state.tokens[place] = token
     state.num_drafts += 1
-    return Draft(token, "router", depth, proposal)
+    return Draft(token, "router", depth)

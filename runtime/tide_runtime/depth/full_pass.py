@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from tide_runtime.backends.base import ExecutionContext
 from tide_runtime.depth.policy import PromptChunk
-from tide_runtime.drafting.rejection_sampler import Logits
+from tide_runtime.drafting.verification import Logits
 from tide_runtime.sequence import TokenSequence
 
 

@@ -213,6 +213,7 @@ class Scheduler:
                 self._free -= max(0, request.blocks - self._idle.get(gap, 0))
                 self._idle[last], request.blocks = request.blocks, max(request.blocks, self._idle.pop(gap, 0))
         self._free_rows = [row for row in range(self.options.max_batch) if row not in by_row]
+        self._release_idle(0, plan)  # the memory of the rows that were left, if need be
 
     def _extend(self, plan: StepPlan) -> int:
         """Plan the running requests, the first in rank first. Returns the prompt tokens that are left for others."""
@@ -305,10 +306,7 @@ class Scheduler:
 
     def _reserve(self, request: Request, tokens: int, plan: StepPlan) -> bool:
         missing = self._blocks_for(request.sequence, tokens) - request.blocks
-        while missing > self._free and self._idle:
-            row, blocks = self._idle.popitem()
-            plan.released_rows.append(row)
-            self._free += blocks
+        self._release_idle(missing, plan)
         if missing > self._free and self.tree is not None:
             evicted = self.tree.evict(missing - self._free)
             plan.released_blocks += evicted
@@ -320,6 +318,13 @@ class Scheduler:
             request.blocks += missing
             self._free -= missing
         return True
+
+    def _release_idle(self, needed: int, plan: StepPlan) -> None:
+        """Give the memory of free rows back until ``needed`` blocks are free."""
+        while self._free < needed and self._idle:
+            row, blocks = self._idle.popitem()
+            plan.released_rows.append(row)
+            self._free += blocks
 
     def _blocks_for(self, sequence: TokenSequence, tokens: int) -> int:
         return blocks_of(min(tokens, len(sequence.tokens), self.options.slots))

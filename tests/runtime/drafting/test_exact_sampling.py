@@ -1,4 +1,4 @@
-"""`exact` at a temperature draws from the model's own distribution, whatever the drafters propose.
+"""`exact` at a temperature generates `full`'s text for each seed, and over seeds draws from the model's own distribution.
 
 Thousands of seeded texts of a few tokens are counted and held against probabilities computed from scratch (chi-square).
 """
@@ -7,21 +7,24 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
 import numpy as np
 import pytest
-import tide_runtime.drafting.rejection_sampler as verification
+import tide_runtime.depth.exact as exact
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from runtime.numpy_backend import NumpyBackend, tiny_manifest
 from runtime.tiny_generation import FAR_DRAFTS, Request, exits_pay, make_row
 from runtime.tiny_transformer import TinyTransformer
 from tide_runtime.bundle.calibration import ExitInfo
 from tide_runtime.depth.exact import ExactDepth
-from tide_runtime.depth.executor import Logits
 from tide_runtime.depth.options import DepthOptions
-from tide_runtime.drafting.rejection_sampler import Draft
+from tide_runtime.depth.registry import make_policy
+from tide_runtime.drafting.verification import Draft, Logits, verify
 from tide_runtime.generation_params import GenerationParams
 from tide_runtime.sampler import Sampler
 from tide_runtime.scheduling.step import run
@@ -39,11 +42,11 @@ SAMPLING: dict[str, Any] = {"max_new_tokens": TOKENS, "temperature": 0.9}
 
 def chi_square(prompt: tuple[int, ...], draft: Any, **changes: Any) -> tuple[float, float, Counter[str]]:
     """The statistic of the texts `exact` says, its 99.9% quantile when they follow the model, and what was drafted."""
-    params = GenerationParams(**{**SAMPLING, "seed": 5, **changes})
+    params = GenerationParams(**{**SAMPLING, **changes})
     manifest = tiny_manifest(MODEL, (1, 2), EXITS)
     policy = ExactDepth(manifest, DepthOptions(draft=draft, draft_limit=2, tuning=FAR_DRAFTS))
     policy.costs.full = lambda rows, tokens, seq: 1.0  # else so large a batch would leave copying alone
-    rows = [make_row(Request(prompt, params, seat), manifest) for seat in range(TEXTS)]
+    rows = [make_row(Request(prompt, replace(params, seed=seed), seed), manifest) for seed in range(TEXTS)]
     list(run(exits_pay(policy), NumpyBackend(manifest, MODEL).context(ROWS), rows))
     counted = Counter(tuple(row.new_tokens.tolist()) for row in rows)
     expected = {text: TEXTS * _probability(prompt, text, params) for text in itertools.product(range(VOCAB), repeat=TOKENS)}
@@ -86,20 +89,111 @@ def test_exact_draws_from_the_models_distribution(prompt: tuple[int, ...], draft
     assert drafted.total() > 1.5 * TEXTS  # it was the drafters' words that were verified
 
 
-def _whatever_was_drafted(row: TokenSequence, draft: Draft, deep: Logits, place: int) -> int:
-    return draft.token
+PROMPTS = (PLAIN, REPEATING, (2,), (3, 3, 3, 3, 1))
 
 
-def _the_models_draw_on_rejection(wanted: np.ndarray, draft: Draft) -> np.ndarray:
-    return wanted
+def texts(policy: str, draft: Any, params: Sequence[GenerationParams]) -> tuple[list[list[int]], Counter[str]]:
+    """The new tokens of each of `PROMPTS` in one batch, with ``params`` of its own, and what was drafted."""
+    manifest = tiny_manifest(MODEL, (1, 2), EXITS)
+    made: Any = make_policy(policy, manifest, 32, DepthOptions(draft=draft, draft_limit=3, tuning=FAR_DRAFTS))
+    if policy == "exact":
+        made.costs.full = lambda rows, tokens, seq: 1.0
+    rows = [
+        make_row(Request(prompt, one, seat), manifest) for seat, (prompt, one) in enumerate(zip(PROMPTS, params, strict=True))
+    ]
+    list(run(exits_pay(made), NumpyBackend(manifest, MODEL).context(len(rows)), rows))
+    return [row.new_tokens.tolist() for row in rows], sum((row.depth.drafted for row in rows), Counter())
 
 
-@pytest.mark.parametrize(
-    ("prompt", "draft", "name", "broken"),
-    [(PLAIN, "router", "_residual", _the_models_draw_on_rejection), (REPEATING, "ngram", "_one", _whatever_was_drafted)],
+params_of_one = st.builds(
+    GenerationParams,
+    max_new_tokens=st.integers(1, 14),
+    temperature=st.sampled_from([0.3, 0.9, 1.7]),
+    top_k=st.sampled_from([0, 2, 3]),
+    top_p=st.sampled_from([1.0, 0.95, 0.6]),
+    min_p=st.sampled_from([0.0, 0.1]),
+    repetition_penalty=st.sampled_from([1.0, 1.3, 0.8]),
+    seed=st.integers(0, 2**32),
 )
-def test_a_broken_verification_is_noticed(prompt: tuple[int, ...], draft: str, name: str, broken: Callable[..., Any]) -> None:
-    """Breaks: the test above could not fail. Both mistakes are easy to make: no rejection, and redrawing from p, not p - q."""
-    with patch.object(verification, name, broken):
+
+
+@pytest.mark.parametrize("draft", ["router", "ngram", "both"])
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(st.lists(params_of_one, min_size=len(PROMPTS), max_size=len(PROMPTS)))
+def test_exact_is_full_token_for_token(draft: str, params: list[GenerationParams]) -> None:
+    """Breaks: a seed's text depends on what was drafted."""
+    assert texts("exact", draft, params)[0] == texts("full", "both", params)[0]
+
+
+def test_a_seeds_text_does_not_depend_on_its_company() -> None:
+    """Breaks: a request's text changes with the requests it shares steps with, or with its place among them."""
+    params = [GenerationParams(max_new_tokens=10, temperature=0.9, seed=seed) for seed in (3, 3, 4, 5)]
+    together = texts("exact", "both", params)[0]
+    manifest = tiny_manifest(MODEL, (1, 2), EXITS)
+    for prompt, one, text in zip(PROMPTS, params, together, strict=True):
+        policy = ExactDepth(manifest, 32, DepthOptions(draft="both", draft_limit=1))
+        row = make_row(Request(prompt, one, 0), manifest)
+        list(run(policy, NumpyBackend(manifest, MODEL).context(1), [row]))
+        assert row.new_tokens.tolist() == text
+
+
+def _differing(draft: str, verification: Callable[..., Any] = verify) -> int:
+    """Texts of `exact` that differ from `full`'s over 40 seeds, with drafts verified by ``verification``."""
+    differing, drafted = 0, Counter[str]()
+    for seed in range(40):
+        params = [GenerationParams(max_new_tokens=10, temperature=0.9, seed=seed)] * len(PROMPTS)
+        with patch.object(exact, "verify", verification):
+            found, made = texts("exact", draft, params)
+        drafted += made
+        differing += sum(own != other for own, other in zip(found, texts("full", draft, params)[0], strict=True))
+    assert drafted.total() > 200
+    return differing
+
+
+def _accepts_always(sequence: TokenSequence, drafts: Sequence[Draft], verified: Logits) -> tuple[list[int], int]:
+    place = len(drafts)
+    own = sequence.choose(verified.logits[place], verified.tokens[place], sequence.num_tokens + place)
+    return [*(draft.token for draft in drafts), own], place
+
+
+def _with_other_noise(sequence: TokenSequence, drafts: Sequence[Draft], verified: Logits) -> tuple[list[int], int]:
+    with patch.object(sequence, "sampler", Sampler(replace(sequence.params, seed=999), VOCAB)):
+        return verify(sequence, drafts, verified)
+
+
+def _one_position_late(sequence: TokenSequence, drafts: Sequence[Draft], verified: Logits) -> tuple[list[int], int]:
+    choose = sequence.choose
+    with patch.object(sequence, "choose", lambda logits, likeliest, seen: choose(logits, likeliest, seen - 1)):
+        return verify(sequence, drafts, verified)
+
+
+@pytest.mark.parametrize("draft", ["router", "ngram"])
+@pytest.mark.parametrize("broken", [_accepts_always, _with_other_noise, _one_position_late])
+def test_a_broken_verification_is_noticed(draft: str, broken: Callable[..., Any]) -> None:
+    """Breaks: the test of token-for-token identity could not fail."""
+    assert _differing(draft) == 0
+    assert _differing(draft, broken) > 20
+
+
+@pytest.mark.parametrize(("prompt", "draft"), [(PLAIN, "router"), (REPEATING, "ngram")])
+def test_accepting_always_breaks_the_distribution(prompt: tuple[int, ...], draft: str) -> None:
+    """Breaks: the test of the distribution could not fail."""
+    with patch.object(exact, "verify", _accepts_always):
         statistic, limit, _ = chi_square(prompt, draft)
     assert statistic > limit
+
+
+def test_exits_draft_with_the_noise_of_the_verification() -> None:
+    """Breaks: drafts of exits are drawn on their own, and are accepted as rarely as two independent draws agree."""
+
+    def accepted() -> float:
+        manifest = tiny_manifest(MODEL, (1, 2), EXITS)
+        policy = ExactDepth(manifest, 32, DepthOptions(draft="router", draft_limit=2, tuning=FAR_DRAFTS))
+        params = GenerationParams(max_new_tokens=12, temperature=0.9)
+        rows = [make_row(Request(PLAIN, replace(params, seed=seed), seed), manifest) for seed in range(300)]
+        list(run(exits_pay(policy), NumpyBackend(manifest, MODEL).context(ROWS), rows))
+        return sum(row.depth.accepted["router"] for row in rows) / sum(row.depth.drafted["router"] for row in rows)
+
+    with_same = accepted()
+    with patch.object(exact, "verify", _with_other_noise):
+        assert with_same > accepted() + 0.1
