@@ -95,7 +95,7 @@ PROMPTS = (PLAIN, REPEATING, (2,), (3, 3, 3, 3, 1))
 def texts(policy: str, draft: Any, params: Sequence[GenerationParams]) -> tuple[list[list[int]], Counter[str]]:
     """The new tokens of each of `PROMPTS` in one batch, with ``params`` of its own, and what was drafted."""
     manifest = tiny_manifest(MODEL, (1, 2), EXITS)
-    made: Any = make_policy(policy, manifest, 32, DepthOptions(draft=draft, draft_limit=3, tuning=FAR_DRAFTS))
+    made: Any = make_policy(policy, manifest, DepthOptions(draft=draft, draft_limit=3, tuning=FAR_DRAFTS))
     if policy == "exact":
         made.costs.full = lambda rows, tokens, seq: 1.0
     rows = [
@@ -131,7 +131,7 @@ def test_a_seeds_text_does_not_depend_on_its_company() -> None:
     together = texts("exact", "both", params)[0]
     manifest = tiny_manifest(MODEL, (1, 2), EXITS)
     for prompt, one, text in zip(PROMPTS, params, together, strict=True):
-        policy = ExactDepth(manifest, 32, DepthOptions(draft="both", draft_limit=1))
+        policy = ExactDepth(manifest, DepthOptions(draft="both", draft_limit=1))
         row = make_row(Request(prompt, one, 0), manifest)
         list(run(policy, NumpyBackend(manifest, MODEL).context(1), [row]))
         assert row.new_tokens.tolist() == text
@@ -188,7 +188,7 @@ def test_exits_draft_with_the_noise_of_the_verification() -> None:
 
     def accepted() -> float:
         manifest = tiny_manifest(MODEL, (1, 2), EXITS)
-        policy = ExactDepth(manifest, 32, DepthOptions(draft="router", draft_limit=2, tuning=FAR_DRAFTS))
+        policy = ExactDepth(manifest, DepthOptions(draft="router", draft_limit=2, tuning=FAR_DRAFTS))
         params = GenerationParams(max_new_tokens=12, temperature=0.9)
         rows = [make_row(Request(PLAIN, replace(params, seed=seed), seed), manifest) for seed in range(300)]
         list(run(exits_pay(policy), NumpyBackend(manifest, MODEL).context(ROWS), rows))

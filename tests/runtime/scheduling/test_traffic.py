@@ -114,8 +114,6 @@ def test_full_and_exact_are_the_recomputed_model(case: Case, seed: int, name: st
     """Breaks: a text that depends on who came when, on a preemption, on a chunk, or on what another request left in the cache."""
     random = np.random.default_rng(seed)
     requests = sharing(case.requests, random, case.model.positions)
-    if name == "exact" and any(not request.params.greedy for request in requests):
-        requests = [replace(request, params=replace(request.params, temperature=0.0)) for request in requests]
     outcome = drive(case, tuned(case, name), requests, random, packs=random.random() < 0.7, caches=random.random() < 0.7)
     event(f"preemptions {min(outcome.preemptions, 3)}")
     event(f"prefix hits {outcome.prefix_tokens > 0}")
