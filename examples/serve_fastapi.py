@@ -11,18 +11,16 @@ whole text besides. GET /metrics gives totals for Prometheus, GET /health the mo
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
-import anyio
-import anyio.to_thread
 import typer
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, PlainTextResponse, StreamingResponse
 from pydantic import BaseModel, Field
-from tide_runtime import Chunk, Engine, EngineOptions, GenerationParams, TideError
+from tide_runtime import Chunk, Engine, EngineOptions, GenerationHandle, GenerationParams, QueueFullError, TideError
 
 
 class GenerateRequest(BaseModel):
@@ -41,12 +39,8 @@ class GenerateRequest(BaseModel):
         return GenerationParams(**self.model_dump(exclude={"prompt"}))
 
 
-def make_app(engine: Engine, at_once: int = 4) -> FastAPI:
-    """The service. ``at_once``: generations that run together; more requests wait for their turn.
-
-    Each running generation has KV caches of its own, so this bounds the memory.
-    """
-    limiter = anyio.CapacityLimiter(at_once)
+def make_app(engine: Engine) -> FastAPI:
+    """The service. All requests join the engine's loop, which bounds how many run, how many wait, and their memory."""
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -57,13 +51,14 @@ def make_app(engine: Engine, at_once: int = 4) -> FastAPI:
 
     @app.exception_handler(TideError)
     async def refuse(request: Request, error: TideError) -> JSONResponse:
-        return JSONResponse({"error": f"{type(error).__name__}: {error}"}, status_code=400)
+        busy = isinstance(error, QueueFullError)
+        return JSONResponse({"error": f"{type(error).__name__}: {error}"}, status_code=429 if busy else 400)
 
     @app.post("/generate")
     async def generate(request: GenerateRequest) -> StreamingResponse:
         # A prompt or parameter that is wrong is refused here, before the answer has begun.
-        chunks = engine.stream(request.prompt, request.params())
-        return StreamingResponse(_lines(chunks, limiter), media_type="application/jsonl")
+        handle = engine.submit(request.prompt, request.params())
+        return StreamingResponse(_lines(handle), media_type="application/jsonl")
 
     @app.get("/metrics")
     async def metrics() -> PlainTextResponse:
@@ -76,16 +71,10 @@ def make_app(engine: Engine, at_once: int = 4) -> FastAPI:
     return app
 
 
-async def _lines(chunks: Iterator[Chunk], limiter: anyio.CapacityLimiter) -> AsyncIterator[str]:
-    """JSON lines of ``chunks``. When the client hangs up, this is cancelled: the generation ends with the token in progress
-    and its KV caches go back to the engine."""
-    async with limiter:
-        try:
-            while (chunk := await anyio.to_thread.run_sync(next, chunks, None)) is not None:
-                yield _line(chunk)
-        finally:
-            with anyio.CancelScope(shield=True):
-                await anyio.to_thread.run_sync(chunks.close)  # type: ignore[attr-defined]  # it is a generator
+async def _lines(handle: GenerationHandle) -> AsyncIterator[str]:
+    """JSON lines of the chunks. When the client hangs up, this is cancelled, and so is the generation."""
+    async for chunk in handle:
+        yield _line(chunk)
 
 
 def _line(chunk: Chunk) -> str:
@@ -107,13 +96,13 @@ def main(
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on.")] = 8000,
     policy: Annotated[str, typer.Option(help="Depth policy: full, exact, exit or auto.")] = "auto",
-    at_once: Annotated[int, typer.Option(help="Generations that run together.")] = 4,
+    at_once: Annotated[int, typer.Option(help="Requests that run together; more wait.")] = 16,
 ) -> None:
     """Serve a bundle over HTTP."""
     import uvicorn
 
-    engine = Engine.load(bundle, EngineOptions(policy=policy))
-    uvicorn.run(make_app(engine, at_once), host=host, port=port, log_level="warning")
+    engine = Engine.load(bundle, EngineOptions(policy=policy, max_batch=at_once))
+    uvicorn.run(make_app(engine), host=host, port=port, log_level="warning")
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ def test_files_of_a_step_are_among_those_of_a_request(policy: str) -> None:
     """A trace that misses the scheduler, or that sees loading, counts another walk than the one that is quoted."""
     request, steps = (files.lines() for files in executed_files(BUNDLE, policy, PROMPTS, TOKENS))
     assert set(steps) < set(request)
-    assert {"tide_runtime/engine.py", "tide_runtime/scheduling/scheduler.py"} <= set(steps)
+    assert {"tide_runtime/scheduling/loop.py", "tide_runtime/scheduling/scheduler.py"} <= set(steps)
     assert not any("load" in name or "manifest" in name for name in request)
     assert all(lines > 0 for lines in request.values())
 

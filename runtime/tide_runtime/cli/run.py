@@ -58,8 +58,13 @@ def run(
     ] = _PARAMS.logprobs,
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Generate past end-of-sequence tokens.")] = False,
     chat: Annotated[
+        bool, typer.Option("--chat", help="The prompt is a user's message; without one on a terminal: --interactive.")
+    ] = False,
+    interactive: Annotated[
         bool,
-        typer.Option("--chat", help="The prompt is a user's message; without one, chat on the terminal, turn by turn."),
+        typer.Option(
+            "--interactive", "-i", help="Chat on the terminal, turn by turn; earlier turns are not computed again (prefix cache)."
+        ),
     ] = False,
     system: Annotated[str | None, typer.Option(help="System message of the chat. Default: none.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object at the end instead of text.")] = False,
@@ -111,15 +116,20 @@ def run(
 
     Example: `tide-run engine/ "def main():" --max-new-tokens 64`
     """
-    if system is not None and not chat:
-        raise typer.BadParameter("a system message belongs to a chat; add --chat", param_hint="--system")
+    interactive |= chat and prompt is None and not as_json and sys.stdin.isatty()
+    if interactive and (prompt is not None or as_json):
+        raise typer.BadParameter(
+            "messages are read from the terminal; leave out the prompt and --json", param_hint="--interactive"
+        )
+    if system is not None and not (chat or interactive):
+        raise typer.BadParameter("a system message belongs to a chat; add --chat or --interactive", param_hint="--system")
     if logprobs and not as_json:
         raise typer.BadParameter("log-probabilities are part of the JSON output; add --json", param_hint="--logprobs")
     if depth_html is not None and not depth_html.absolute().parent.is_dir():
         raise typer.BadParameter(f"there is no folder {depth_html.parent}; make it first", param_hint="--depth-html")
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a Latin-1 terminal prints ? for 漢 instead of failing
-    text = _read_prompt(prompt, interactive=chat and not as_json)
+    text = None if interactive else _read_prompt(prompt)
     # This process runs only TIDE, so all sessions share one thread pool.
     options = EngineOptions(
         target=target,
@@ -174,14 +184,12 @@ def _depth_options(**options: Any) -> DepthOptions:
     return DepthOptions(**options)
 
 
-def _read_prompt(prompt: str | None, interactive: bool) -> str | None:
-    """The prompt from the argument or stdin; None means a conversation on the terminal."""
+def _read_prompt(prompt: str | None) -> str:
+    """The prompt from the argument or stdin."""
     if prompt is not None and prompt != "-":
         return prompt
     if prompt is None and sys.stdin.isatty():
-        if interactive:
-            return None
-        raise PromptError('no prompt given; add one in quotes, such as "def main():", or pipe it into stdin')
+        raise PromptError('no prompt given; add one in quotes, such as "def main():", pipe it into stdin, or add --interactive')
     if isinstance(sys.stdin, io.TextIOWrapper):
         sys.stdin.reconfigure(errors="strict")  # some locales decode invalid bytes with surrogateescape
     try:
@@ -222,7 +230,7 @@ def _report(manifest: Manifest, generation: Generation) -> None:
     stats, layers = generation.stats, manifest.model.num_layers
     depth = f"{stats.layers_per_token:.1f} of {layers} layers per token" if stats.new_tokens > 1 else "no decode step"
     parts = [
-        f"prompt {stats.prompt_tokens} tokens",
+        f"prompt {stats.prompt_tokens} tokens" + (f" ({stats.prefix_tokens} known)" if stats.prefix_tokens else ""),
         f"new {stats.new_tokens} tokens",
         f"first token {stats.time_to_first_token * 1e3:.0f} ms",
         f"{stats.tokens_per_second:.1f} tokens/s",
@@ -242,6 +250,7 @@ def _as_json(engine: Engine, generation: Generation) -> dict[str, Any]:
         "logprobs": [_logprob(engine.tokenizer, entry) for entry in generation.logprobs],
         "stats": {
             "prompt_tokens": stats.prompt_tokens,
+            "prefix_tokens": stats.prefix_tokens,
             "new_tokens": stats.new_tokens,
             "time_to_first_token_ms": stats.time_to_first_token * 1e3,
             "decode_time_ms": stats.decode_time * 1e3,
