@@ -34,7 +34,7 @@ class LoggedEngine:
         """An engine with caches and counts of its own that runs the very same sessions: where in memory a graph happens to lie
         makes it a percent or two faster or slower for as long as it is loaded. Those that it loads itself are dropped."""
         engine, shared = Engine(self.engine.bundle, self.engine.options), self._sessions
-        engine.backend = OnnxRuntimeBackend(shared.manifest, shared.layers, shared.session, shared.ragged)
+        engine.backend = OnnxRuntimeBackend(shared.manifest, shared.layers, shared.session, shared.forms, shared.pads_attention)
         return LoggedEngine(engine)
 
     def turn(self, policy: DepthPolicy, prompts: Group, params: GenerationParams, rows: int) -> Turn:

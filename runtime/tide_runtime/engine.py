@@ -49,7 +49,7 @@ class Engine:
         policy = make_policy(options.policy, bundle.manifest, options.prefill_chunk, options.depth)
         self.backend = load_backend(bundle, self.target, options.threads, device.ordinal)
         if isinstance(policy, ExactDepth):
-            policy.keep_within(self.backend.invariant_tokens)
+            policy.keep_within(self.backend.invariant_tokens, bundle.manifest.rounds(self.target))
         self.drive = choose_drive(policy, self.backend)
         self.policy = self.drive.policy
         info = bundle.manifest.tokenizer
@@ -138,7 +138,7 @@ class Engine:
 
     @property
     def draft_limitation(self) -> str | None:
-        """How policy ``exact`` drafts less because of this machine's kernels, or None."""
+        """How this machine's kernels limit the drafts of policy ``exact``, or its equality with ``full``; None: they do not."""
         return self.policy.limitation if isinstance(self.policy, ExactDepth) else None
 
     @property

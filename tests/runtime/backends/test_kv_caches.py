@@ -59,7 +59,7 @@ def test_a_step_beyond_the_last_slot_is_refused(caches: KVCaches) -> None:
     assert caches.slots == MAX_SEQ_LEN
 
 
-@pytest.mark.parametrize("lengths", [[MAX_SEQ_LEN - 3, 0], [0, MAX_SEQ_LEN - 3]])
+@pytest.mark.parametrize("lengths", [[MAX_SEQ_LEN - 2, 0], [0, MAX_SEQ_LEN - 2]])
 def test_place_refuses_sequences_that_would_overflow(engine: Engine, lengths: list[int]) -> None:
     """Guards against a check of any but the longest sequence."""
     step = engine.backend.context(2).step(0, [4, 4])
