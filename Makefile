@@ -37,7 +37,6 @@ bindings: $(READY) ## TensorRT's Python bindings, which import without TensorRT:
 
 bench: $(READY) ## the published benchmarks, one after the other
 	$(BIN)/python -m benchmarks.segment_tax --json docs/results/$(DATE)-segment_tax.json
-	$(BIN)/python -m benchmarks.attention_forms --json docs/results/$(DATE)-attention_forms.json
 	$(BIN)/python -m benchmarks.decode_cpu --models demo --json docs/results/$(DATE)-decode_cpu.json
 	$(BIN)/python -m benchmarks.decode_cpu --models 1b --arms tide,eager,genai --json docs/results/$(DATE)-decode_cpu_1b.json
 	$(BIN)/python -m benchmarks.export_1b --json docs/results/$(DATE)-export_1b.json

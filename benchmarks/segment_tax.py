@@ -65,7 +65,12 @@ def _with_defaults(bundle: Bundle) -> OnnxRuntimeBackend:
         bundle.manifest.targets["cpu"].graphs,
         {s.name: bundle.manifest.model.num_layers for s in bundle.manifest.segments},
     )
-    return OnnxRuntimeBackend(bundle.manifest, layers, lambda name: ort.InferenceSession(str(bundle.path(files[name]))))
+    pads_attention = bundle.manifest.targets["cpu"].pads_attention
+
+    def load(name: str) -> ort.InferenceSession:
+        return ort.InferenceSession(str(bundle.path(files[name])))
+
+    return OnnxRuntimeBackend(bundle.manifest, layers, load, pads_attention=pads_attention)
 
 
 def _segments(bundle: Bundle) -> tuple[str, ...]:

@@ -116,7 +116,7 @@ def _one_token(session: ort.InferenceSession) -> Callable[[], Any]:
     feeds: dict[str, NDArray[Any]] = {}
     for value in session.get_inputs():
         shape = [d if isinstance(d, int) else 64 if d == "slots" else 1 for d in value.shape]
-        feeds[value.name] = np.full(shape, value.name == "total_sequence_length", _DTYPES[value.type])
+        feeds[value.name] = np.full(shape, value.name in ("total_sequence_length", "query_seqlens"), _DTYPES[value.type])
     return lambda: session.run(None, feeds)
 
 

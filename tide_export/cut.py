@@ -40,7 +40,7 @@ class CutGraph:
 
 @dataclass(frozen=True)
 class LoweredModel:
-    """A target's graphs, ready to write, and the reports of its passes. ``forms``: batched, ragged and uncut graphs."""
+    """A target's graphs, ready to write, and the reports of its passes. ``forms``: batched and uncut graphs."""
 
     graphs: list[CutGraph]
     forms: list[CutGraph]
@@ -93,6 +93,19 @@ def keep_boundaries(traced: TracedModel, checkpoints: Iterable[int]) -> ir.Model
     for index, node in boundary_nodes(model.graph).items():
         if index not in kept:
             ir.convenience.replace_all_uses_with(node.outputs[0], node.inputs[0])
+            model.graph.remove(node, safe=True)
+    return model
+
+
+def mark_boundaries(traced: TracedModel, checkpoints: Iterable[int]) -> ir.Model:
+    """A copy of the traced model that keeps only the boundary after the last layer; Identity nodes mark those given."""
+    model = keep_boundaries(traced, checkpoints)
+    for index, node in boundary_nodes(model.graph).items():
+        if index != traced.num_layers:
+            marked = new_value(f"boundary_{index}", node.outputs[0], node.outputs[0].shape)
+            mark = ir.node("Identity", [node.inputs[0]], outputs=[marked])
+            model.graph.insert_before(node, mark)
+            ir.convenience.replace_all_uses_with(node.outputs[0], mark.outputs[0])
             model.graph.remove(node, safe=True)
     return model
 

@@ -6,11 +6,11 @@ from collections import Counter
 from collections.abc import Sequence
 
 from tide_runtime.bundle.calibration import ExitInfo
-from tide_runtime.bundle.manifest import UNCUT, batched_graph, ragged_graph
+from tide_runtime.bundle.manifest import UNCUT, batched_graph
 
-from tide_export.cut import CutGraph, LoweredModel, cut, keep_boundaries, name_values
+from tide_export.cut import CutGraph, LoweredModel, cut, keep_boundaries, mark_boundaries, name_values
 from tide_export.kv_fill import cut_kv_fill
-from tide_export.passes.base import LoweringContext, PassReport, run_passes
+from tide_export.passes.base import GraphPass, LoweringContext, PassReport, run_passes
 from tide_export.targets.base import Target
 from tide_export.trace import TracedModel
 
@@ -38,44 +38,52 @@ def lower(
     """Cut a prepared model at ``checkpoints`` and lower each segment, the head and the graphs of ``exits``.
 
     Args:
-        skips: exits whose ``kv_fill`` graph is wanted; ignored if the target has no such graphs.
+        skips: exits that tokens may stop at, whose ``kv_fill`` graphs and scattered forms are wanted if the target has them.
     """
     graphs = [*cut(keep_boundaries(traced, checkpoints), traced.num_layers), *exits]
     reports: list[PassReport] = []
     for graph in graphs:
         reports += run_passes(graph.model, target.pieces, context)
-    forms = []
+    forms = list[CutGraph]()
+    scatters = bool(skips) and not any(info.tail_layers for info in skips)  # prompts cannot stop at exits with tails
+    for segment in [graph for graph in graphs if graph.layers is not None]:
+        for passes in (target.batched_form, target.scattered_form if scatters else ()):
+            reports += _lower_form(segment, passes, forms, context)
     for graph in graphs:
-        if graph.layers is not None:
-            made, done = _lower_forms(graph, target, context)
-            forms += made
-            reports += done
+        reports += run_passes(graph.model, target.padded, context)
     if target.uncut and checkpoints:
-        forms += _lower_uncut(traced, target, context)
+        forms += _lower_uncut(traced, target, checkpoints, context)
     for info in skips if target.kv_fill else ():
         graphs.append(cut_kv_fill(traced, info))
         reports += run_passes(graphs[-1].model, target.kv_fill, context)
     return LoweredModel(graphs, forms, reports)
 
 
-def _lower_uncut(traced: TracedModel, target: Target, context: LoweringContext) -> list[CutGraph]:
-    """All segments as one graph, in every form. The reports are dropped: they would repeat those of the segments."""
-    whole = cut(keep_boundaries(traced, ()), traced.num_layers)[0]
+def _lower_uncut(traced: TracedModel, target: Target, checkpoints: Sequence[int], context: LoweringContext) -> list[CutGraph]:
+    """All segments as one graph, in every form for tokens in the text's order. The reports are dropped: they would repeat those
+    of the segments.
+
+    The cuts are marked by nodes, so that no pass fuses across one: the kernel of a fused sum and norm rounds otherwise than the
+    two kernels of segments, in which `exact` verifies drafts, and its text would differ from `full`'s.
+    """
+    whole = cut(mark_boundaries(traced, checkpoints), traced.num_layers)[0]
     whole.model.graph.name = UNCUT
-    uncut = CutGraph(UNCUT, whole.model, whole.layers)
-    run_passes(uncut.model, target.pieces, context)
-    return [uncut, *_lower_forms(uncut, target, context)[0]]
+    made = [CutGraph(UNCUT, whole.model, whole.layers)]
+    run_passes(whole.model, target.pieces, context)
+    _lower_form(made[0], target.batched_form, made, context)
+    run_passes(whole.model, target.padded, context)
+    return made
 
 
-def _lower_forms(segment: CutGraph, target: Target, context: LoweringContext) -> tuple[list[CutGraph], list[PassReport]]:
-    """The batched and ragged forms of a lowered segment, which share its weights. A form that no pass changed is omitted."""
-    forms, reports = [], list[PassReport]()
-    wanted = ((batched_graph, target.batched_form), (ragged_graph, target.ragged_form))
-    for form_name, passes in ((form_name, passes) for form_name, passes in wanted if passes):
-        name, copy = form_name(segment.name), segment.model.clone()
-        copy.graph.name = name
-        done = run_passes(copy, passes, context)
-        if any(report.applied for report in done):
-            forms.append(CutGraph(name, copy, segment.layers))
-        reports += done
-    return forms, reports
+def _lower_form(
+    segment: CutGraph, passes: Sequence[GraphPass], forms: list[CutGraph], context: LoweringContext
+) -> list[PassReport]:
+    """Add the form of a lowered segment that ``passes`` make, which shares its weights, unless no pass changed it."""
+    if not passes:
+        return []
+    name, copy = batched_graph(segment.name), segment.model.clone()
+    copy.graph.name = name
+    reports = run_passes(copy, passes, context)
+    if any(report.applied for report in reports):
+        forms.append(CutGraph(name, copy, segment.layers))
+    return reports

@@ -43,9 +43,7 @@ class LoggedEngine:
         """An engine with caches and counts of its own that runs the very same sessions: where in memory a graph happens to lie
         makes it a percent or two faster or slower for as long as it is loaded."""
         shared = self._sessions
-        backend = OnnxRuntimeBackend(
-            shared.manifest, shared.layers, shared.session, shared.ragged, pads_attention=shared.pads_attention
-        )
+        backend = OnnxRuntimeBackend(shared.manifest, shared.layers, shared.session, shared.forms, shared.pads_attention)
         return LoggedEngine(Engine(self.engine.bundle, self.engine.options, backend=backend))
 
     def turn(self, policy: DepthPolicy, prompts: Group, params: GenerationParams, rows: int) -> Turn:

@@ -100,28 +100,6 @@ def weights_table(run: dict[str, Any]) -> str:
     return "\n".join([title, "", *table(["weights", "loaded", "after", "memory", "own"], rows)])
 
 
-def forms_table(run: dict[str, Any]) -> str:
-    rows = (
-        [
-            f"{row['heads']} / {row['kv_heads']}, {row['dtype']}",
-            str(row["slots"]),
-            f"{row['ms']['even']:.2f} ms",
-            *(
-                f"{row['ms'][form] / row['ms']['even']:.2f}" if form in row["ms"] else ""
-                for form in ("uneven", "ragged", "plain")
-            ),
-        ]
-        for row in run["rows"]
-    )
-    title = (
-        f"**Forms of attention**, a decode step of {run['settings']['rows']} sequences whose caches are filled to nine tenths, "
-        f"over the time with equal lengths ({_where(run)}). Sequences of different lengths run in the ragged form where there is "
-        "one; fp16, and 8 query heads per KV head, in plain products."
-    )
-    headings = ["query / KV heads", "slots", "equal lengths", "different", "ragged form", "plain products"]
-    return "\n".join([title, "", *table(headings, rows)])
-
-
 def python_table(run: dict[str, Any]) -> str:
     rows = (
         [
@@ -327,7 +305,6 @@ PAGES: dict[str, list[tuple[str, Callable[[dict[str, Any]], str]]]] = {
         ("segment_tax", tax_table),
         ("export_1b", export_line),
         ("shared_weights", weights_table),
-        ("attention_forms", forms_table),
         ("python_time", python_table),
     ],
     "docs/certificate.md": [

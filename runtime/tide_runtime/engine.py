@@ -98,7 +98,7 @@ class Engine:
     def _choose_drive(self) -> Drive:
         policy = make_policy(self.options.policy, self.manifest, self.options.depth, self.max_batch)
         if isinstance(policy, ExactDepth):
-            policy.keep_within(self.backend.invariant_tokens)
+            policy.keep_within(self.backend.invariant_tokens, self.manifest.rounds(self.target))
         return choose_drive(policy, self.backend)
 
     @classmethod
@@ -186,7 +186,7 @@ class Engine:
 
     @property
     def draft_limitation(self) -> str | None:
-        """How policy ``exact`` drafts less because of this machine's kernels, or None."""
+        """How this machine's kernels limit the drafts of policy ``exact``, or its equality with ``full``; None: they do not."""
         return self.policy.limitation if isinstance(self.policy, ExactDepth) else None
 
     @property

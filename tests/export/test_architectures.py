@@ -6,7 +6,7 @@ import pytest
 import torch
 from export.architectures import ARCHITECTURES, VOCAB, WINDOW
 from tide_runtime import GenerationParams
-from tide_runtime.bundle.manifest import UNCUT, batched_graph
+from tide_runtime.bundle.manifest import UNCUT
 
 from tide_export.verify import prompt_logits
 
@@ -69,7 +69,7 @@ def test_lowering_passes_fire(exported, name):
     applied = case.manifest.targets["cpu"].passes
     assert applied["attention_gqa"] == case.manifest.model.num_layers
     for graphs in ([graph.name for graph in case.manifest.segments], [UNCUT]):
-        operators = _operators(case, [*graphs, *map(batched_graph, graphs)])  # the batched form does not use the kernel
+        operators = _operators(case, graphs)
         assert operators.count("GroupQueryAttention") == case.manifest.model.num_layers
         assert ("Cos" in operators) == (name in _ROTARY_NOT_FUSED - {"gpt2", "opt"})
 

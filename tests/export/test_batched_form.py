@@ -1,15 +1,23 @@
-"""The batched and ragged forms of a segment compute the same as its form for one sequence, for several kinds of attention."""
+"""The batched form of a segment computes the same as its form for one sequence, for several kinds of attention.
+
+Target ``cuda`` has it; ONNX Runtime's CPU provider runs the same graphs.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
 import torch
 from export.architectures import MAX_POSITIONS, VOCAB, tiny_model
-from tide_runtime import Engine
+from tide_runtime import ThreadOptions
 from tide_runtime.backends.onnxruntime import cpu as onnxruntime_cpu
-from tide_runtime.bundle.manifest import batched_graph, ragged_graph
+from tide_runtime.backends.onnxruntime.cpu import OnnxRuntimeBackend
+from tide_runtime.bundle import Bundle
+from tide_runtime.bundle.manifest import batched_graph
 
 from tide_export.config import ExportConfig
 from tide_export.export import write_bundle
@@ -31,8 +39,8 @@ def ids(count: int, seed: int) -> list[int]:
 class Sequences:
     """The sequences of ``LENGTHS``, prefilled one by one, each in its own KV slots."""
 
-    def __init__(self, engine: Engine) -> None:
-        self.slots, self.segments = engine.backend.context(len(LENGTHS)), [s.name for s in engine.manifest.segments]
+    def __init__(self, backend: OnnxRuntimeBackend) -> None:
+        self.slots, self.segments = backend.context(len(LENGTHS)), [s.name for s in backend.manifest.segments]
         for number, length in enumerate(LENGTHS):
             self.run(number, [ids(length, seed=number)], [0])
 
@@ -47,15 +55,37 @@ class Sequences:
         return np.split(step.logits[: sum(counts)].astype(np.float32), np.cumsum(counts)[:-1])
 
 
+def write(directory: Path, name: str, dtype: torch.dtype = torch.float32) -> Bundle:
+    """The bundle of ``name`` for target ``cuda``."""
+    half = "fp16" if dtype == torch.float16 else "fp32"
+    config = ExportConfig(targets=("cuda",), dtype=half, checkpoints="2", max_seq_len=MAX_POSITIONS // 2, verify=False)
+    write_bundle(LoadedModel(tiny_model(name, dtype), None, name), directory, config, ExportProgress(quiet=True))
+    return Bundle.open(directory)
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Bundle]:
+    """``exported(architecture)``: its bundle."""
+    made: dict[str, Bundle] = {}
+
+    def make(name: str) -> Bundle:
+        if name not in made:
+            made[name] = write(tmp_path_factory.mktemp(name), name)
+        return made[name]
+
+    return make
+
+
 @pytest.fixture
 def always_batched(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Use the batched form even where the backend would choose the ragged one."""
+    """Use the batched form for several sequences even where the other one can run."""
     monkeypatch.setattr(onnxruntime_cpu, "prefers_batched", lambda lengths, *_: len(lengths) > 1)
 
 
-def check_ragged(engine: Engine, given: list[int]) -> None:
+def check_ragged(bundle: Bundle, given: list[int]) -> None:
     """Two steps of ``given`` tokens. Sequences keep all, one, or all but one token; the next step overwrites the rest."""
-    together, alone = Sequences(engine), Sequences(engine)
+    backend = OnnxRuntimeBackend.load(bundle, "cuda", ThreadOptions(1))
+    together, alone = Sequences(backend), Sequences(backend)
     kept = [given[0], min(1, given[1]), max(1, given[2] - 1)]
     lengths = list(LENGTHS)
     for turn in range(2):
@@ -66,7 +96,7 @@ def check_ragged(engine: Engine, given: list[int]) -> None:
                 continue
             expected = alone.run(number, [tokens[number][:count]], [lengths[number]])[0]
             scale = max(1.0, float(np.abs(expected).max()))
-            np.testing.assert_allclose(ours[number][:count], expected, rtol=0, atol=TOLERANCE[engine.manifest.dtype] * scale)
+            np.testing.assert_allclose(ours[number][:count], expected, rtol=0, atol=TOLERANCE[bundle.manifest.dtype] * scale)
             lengths[number] += count
 
 
@@ -74,27 +104,17 @@ def check_ragged(engine: Engine, given: list[int]) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_batched_form_equals_one_sequence_at_a_time(exported, always_batched, name, counts):
     """Sequences of a batch, or drafts verified together, would get other logits than alone."""
-    check_ragged(exported(name).engine, counts)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_ragged_form_equals_one_sequence_at_a_time(exported, name):
-    """Batches of different requests are ragged; a head sink with any weight would change all of their logits."""
-    case = exported(name)
-    check_ragged(case.engine, [1, 1, 1])
-    named = {ragged_graph(segment.name) for segment in case.manifest.segments}
-    wanted = named if name in ("llama", "mistral") else set()  # the others have multi-head attention, a soft-cap or sinks
-    assert named & set(case.manifest.targets["cpu"].graphs) == named & set(case.engine.backend.sessions) == wanted
+    check_ragged(exported(name), counts)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_attention_is_lowered_and_rotary_stays_fused(exported, name):
     """An attention that is not lowered would fail at the first batch; an unfused rotary embedding would only be slow."""
-    case = exported(name)
-    target = case.manifest.targets["cpu"]
-    assert target.passes["attention_batched"] == case.manifest.model.num_layers
-    for segment in case.manifest.segments:
-        file = case.engine.bundle.path(target.graphs[batched_graph(segment.name)])
+    bundle = exported(name)
+    target = bundle.manifest.targets["cuda"]
+    assert target.passes["attention_batched"] == bundle.manifest.model.num_layers
+    for segment in bundle.manifest.segments:
+        file = bundle.path(target.graphs[batched_graph(segment.name)])
         operators = [node.op_type for node in onnx.load(file, load_external_data=False).graph.node]
         layers = segment.layers[1] - segment.layers[0]
         assert "GroupQueryAttention" not in operators
@@ -104,9 +124,6 @@ def test_every_attention_is_lowered_and_rotary_stays_fused(exported, name):
 
 def test_half_precision(tmp_path, always_batched):
     """fp16 would fail at a kernel that ONNX Runtime lacks, or lose small terms of the softmax."""
-    config = ExportConfig(dtype="fp16", checkpoints="2", max_seq_len=MAX_POSITIONS // 2, verify=False)
-    loaded = LoadedModel(tiny_model("llama", torch.float16), None, "llama")
-    write_bundle(loaded, tmp_path, config, ExportProgress(quiet=True))
-    with Engine.load(tmp_path) as engine:
-        for counts in ([1, 1, 1], [4, 0, 2]):
-            check_ragged(engine, counts)
+    bundle = write(tmp_path, "llama", torch.float16)
+    for counts in ([1, 1, 1], [4, 0, 2]):
+        check_ragged(bundle, counts)

@@ -11,10 +11,10 @@ import pytest
 import torch
 from export.architectures import LAYERS, MAX_POSITIONS, VOCAB, tiny_model
 from export.stub_calibration import write_calibration
-from export.test_batched_form import COUNTS, check_ragged
+from export.test_padded_attention import PLANS, check
 from tide_runtime import Engine, EngineOptions, GenerationParams, ThreadOptions
 from tide_runtime.bundle.calibration import ExitInfo
-from tide_runtime.bundle.manifest import batched_graph, read_manifest
+from tide_runtime.bundle.manifest import read_manifest
 from tide_runtime.errors import ParamsError, TargetError, UnsupportedModelError, VerificationError
 from transformers.cache_utils import Cache, DynamicLayer
 
@@ -92,11 +92,11 @@ def test_caches_take_a_byte_a_number(exported, load):
     assert {array.dtype for array in context.caches.arrays.values()} == {np.dtype(np.int8)}
 
 
-@pytest.mark.parametrize("counts", COUNTS)
+@pytest.mark.parametrize("plan", PLANS)
 @pytest.mark.parametrize("name", NAMES)
-def test_sequences_of_a_batch_are_sequences_alone(load, name, counts):
-    """Sequences of a batch, or drafts verified together, would get other logits than alone."""
-    check_ragged(load(name), counts)
+def test_a_token_has_the_same_bits_in_every_step(load, name, plan):
+    """Sequences of a batch, or drafts verified together, would round keys to other numbers than alone."""
+    check(load(name), PLANS[plan])
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt_oss"])
@@ -177,17 +177,3 @@ def test_options_that_cannot_be_met_end_at_once(tmp_path):
         ExportConfig(kv="int4")
     with pytest.raises(TargetError, match="target cuda has no attention over int8 KV caches; leave out --kv int8"):
         export("no/model", tmp_path / "out", ExportConfig(targets=("cuda",), kv="int8"))
-
-
-def test_one_form_without_masks_serves_all_steps(load):
-    """Steps of several sequences would fill masks that no graph reads, or sum in another order than single ones."""
-    engine = load("gemma2")
-    assert not any(batched_graph(graph) in engine.manifest.targets["cpu"].graphs for graph in ("segment_0", "uncut"))
-    names = {value.name for value in engine.backend.session("segment_0").get_inputs()}
-    assert "query_seqlens" in names and not any(name.startswith("attention_bias") for name in names)
-
-
-def test_text_fills_the_cache_to_its_last_slot(load):
-    """The second row of the last token would not fit, and the text would end one token early."""
-    (generation,) = load("llama").generate([[5, 6, 7]], GenerationParams(max_new_tokens=SLOTS - 3, ignore_eos=True))
-    assert generation.stats.new_tokens == SLOTS - 3

@@ -1,7 +1,18 @@
-"""Replace GroupQueryAttention by batched products, the form for steps of several sequences.
+"""Attention of several sequences in one step: GroupQueryAttention on padded tokens, or batched products in its place.
 
-The kernel rejects several tokens per sequence over a filled cache and is slow on long sequences. The batch may be ragged: GEMMs
-run on the step's T tokens, packed to [1, T, H] sequence after sequence; only attention and its copies also process padding.
+The batch may be ragged: GEMMs run on the step's T tokens, packed to [1, T, H] sequence after sequence; only attention and its
+copies also process padding.
+
+`pad_attention` keeps the kernel, in every step of the target ``cpu``. The kernel takes several tokens of each sequence if it is
+told how many, ``query_seqlens``, and neither caches nor computes the rows behind them; a sequence with 0 tokens stays as it is.
+It sums a single row in another order than several, so a sequence's only token is there twice; the copy's key lands in the slot
+that the next token overwrites. Then a token's result has the same bits whatever shares the launch: prompts in chunks of any size,
+drafts under verification, and sequences in company give the logits of single tokens, also where the model rounds activations,
+keys or values to few bits and a last bit may become another number.
+
+`lower_attention_batched` replaces the kernel where it cannot run: on the CUDA provider, which rejects several tokens of several
+sequences over filled caches; for prompt tokens in another order than the text's (`lower_attention_scattered`); and where only the
+caches are wanted (`tide_export.kv_fill`).
 
     q, k, v = the step's tokens, padded to [B, S]                Gather(padded_from)
     q, k   = rotated q, rotated k                                RotaryEmbedding
@@ -11,13 +22,7 @@ run on the step's T tokens, packed to [1, T, H] sequence after sequence; only at
 
 The G query heads that share a KV head are stacked, [B, KV, S·G, D], so that each KV head takes part in one product and not
 in G small ones. Attention reads all slots of the cache, so the runtime keeps the number of slots close to the longest sequence's
-length. Where only the caches are wanted (`tide_export.kv_fill`), keys and values are rounded as the kernel does.
-
-Models that round activations, keys or values to few bits keep GroupQueryAttention in every step (`pad_attention`): a sum in
-another order may round to another number, and from there on the text may differ. The kernel takes several tokens of each sequence
-if it is told how many, ``query_seqlens``. It sums a single row in another order than several, so a sequence's only token is there
-twice; the copy's key lands in the slot that the next token overwrites. Then a token's result has the same bits whatever shares
-the launch, and one form serves all steps.
+length. Where only the caches are wanted, keys and values are rounded as the kernel does.
 
 Besides the contract's inputs the runtime fills:
 
@@ -97,7 +102,7 @@ class _Attention:
 
 def lower_attention_batched(model: ir.Model, context: LoweringContext) -> PassReport:
     report = PassReport("attention_batched")
-    attentions = [n for n in model.graph if n.op_type == "GroupQueryAttention" and optional_input(n, QUERY_SEQLENS) is None]
+    attentions = [n for n in model.graph if n.op_type == "GroupQueryAttention"]
     if attentions:
         _rename_packed_dims(model.graph)
     shared: dict[object, ir.Value] = {}
@@ -113,9 +118,9 @@ def lower_attention_batched(model: ir.Model, context: LoweringContext) -> PassRe
 
 
 def pad_attention(model: ir.Model, context: LoweringContext) -> PassReport:
-    """Keep the kernel on padded tokens, where the model rounds to few bits."""
+    """Keep the kernel, on padded tokens."""
     report = PassReport(PAD_ATTENTION)
-    attentions = [n for n in model.graph if n.op_type == "GroupQueryAttention"] if context.rounds else []
+    attentions = [n for n in model.graph if n.op_type == "GroupQueryAttention"]
     if attentions:
         _rename_packed_dims(model.graph)
     shared: dict[object, ir.Value] = {}

@@ -26,14 +26,9 @@ class LoweringContext:
     kv_scales: Sequence[KVScales] = ()
 
     @property
-    def rounds(self) -> bool:
-        """Whether activations or keys and values are rounded to few bits, by low-bit weights or int8 caches."""
-        return bool(self.quantized or self.kv_scales)
-
-    @property
     def cache_slots(self) -> int:
         """Slots of a sequence's cache, with the one that `pad_attention` pads into."""
-        return self.max_seq_len + self.rounds
+        return self.max_seq_len + 1
 
     def quantized_weight(self, initializer: str | None) -> QuantizedWeight | None:
         """The low-bit form of a traced parameter; the trace puts ``model.`` before the parameter's name."""

@@ -1,10 +1,14 @@
-"""Target ``cpu``: ONNX Runtime on the CPU, the default."""
+"""Target ``cpu``: ONNX Runtime on the CPU, the default.
+
+Every step runs one form of a segment, padded attention (`pad_attention`): a token's logits have the same bits alone, in a chunk
+of any size and beside other sequences.
+"""
 
 from __future__ import annotations
 
 from tide_export.passes.attention_batched import lower_attention_batched, pad_attention
 from tide_export.passes.attention_gqa import lower_attention_gqa
-from tide_export.passes.attention_ragged import lower_attention_ragged
+from tide_export.passes.attention_scattered import lower_attention_scattered
 from tide_export.passes.canonicalize import canonicalize
 from tide_export.passes.fold_weights import fold_weights
 from tide_export.passes.pack_projections import pack_projections
@@ -26,16 +30,16 @@ CPU = Target(
     machine=Machine(
         compute=(),
         examples="any x86-64 or Arm CPU",
-        backend="ONNX Runtime 1.31+",
+        backend="ONNX Runtime 1.32+",
         cuda="",
         built="on any machine",
         attention="fused",
     ),
     builder=OnnxFiles(packs_fp32=True),
     whole=(QuantizeWeights((4, 8), look_ups=True), canonicalize, static_reshape, share_tied_head, fold_weights, fuse_rms_norm),
-    pieces=(*PIECES, pad_attention),
-    batched_form=(lower_attention_batched,),
-    ragged_form=(lower_attention_ragged,),
+    pieces=PIECES,
+    scattered_form=(lower_attention_scattered,),
+    padded=(pad_attention,),
     kv_fill=(lower_attention_gqa, lower_attention_batched, lower_quantized_matmul),
     uncut=True,
     int8_kv=True,

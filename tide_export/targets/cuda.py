@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from tide_export.passes.attention_batched import lower_attention_batched
 from tide_export.passes.guard_token import guard_token
 from tide_export.targets.base import Machine
 from tide_export.targets.cpu import CPU, PIECES
@@ -19,6 +20,9 @@ CUDA = replace(
     backend="onnxruntime-cuda",
     dtypes=("fp32", "fp16", "bf16"),
     pieces=(*PIECES, guard_token),
+    batched_form=(lower_attention_batched,),
+    scattered_form=(),
+    padded=(),
     uncut=False,  # every session copies the weights into GPU memory
     machine=Machine(
         compute=(75, 80, 86, 89, 90, 100, 120),

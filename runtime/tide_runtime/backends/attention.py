@@ -1,9 +1,9 @@
-"""Attention on the CPU: the choice between a segment's two forms, and the additive mask of the batched form.
+"""Attention on the CPU: the additive mask of the batched form, and the choice between the forms in bundles of older releases.
 
-GroupQueryAttention (GQA) is one node whose cost grows with each sequence's cached tokens; with several sequences it takes one
-token of each. The batched form consists of matrix products whose cost grows with all slots of the cache, but query heads that
-share a KV head cost almost nothing extra. Sequences with different numbers of cached tokens may use another kernel of GQA
-(tide_export.passes.attention_ragged). benchmarks/attention_forms.py measures all of them; docs/measured.md shows its table.
+Bundles whose attention is padded (`TargetInfo.pads_attention`) run one form in every step, and the batched form only where prompt
+tokens are cached in another order than the text's. In bundles of older releases GroupQueryAttention (GQA) takes one sequence, or
+one token of each of several, and its cost grows with each sequence's cached tokens. Their batched form consists of matrix
+products whose cost grows with all slots of the cache, but query heads that share a KV head cost almost nothing extra.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class AttentionBias:
         """Fill the mask of one sequence's tokens at ``positions``, after cached tokens at positions ``before`` in any order."""
         held, self._filled_for = np.append(before, positions), None
         self.array[0, :, 0] = -np.inf
-        self.array[0, :, 0, : len(held)][held <= positions[:, None]] = 0
+        self.array[0, :, 0, : len(held)] = np.where(held <= positions[:, None], 0, -np.inf)  # a single row's copy has its mask
 
 
 _MIN_HEADS_PER_KV_HEAD = 8  # the batched form is faster from here on; 4 is a tie, with 1 it takes up to 1.5 times as long

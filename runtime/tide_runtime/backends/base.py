@@ -113,7 +113,7 @@ class Backend(Protocol):
     @property
     def invariant_tokens(self) -> int | None:
         """Most tokens of a launch that leave each other's results as they are, bit for bit; None: no limit is known. Measured
-        when first read, where the target has low-bit products."""
+        when first read, where the target's attention is padded or it has low-bit products."""
 
     def context(self, capacity: int, prefix_blocks: int = 0) -> ExecutionContext:
         """A new execution context: KV caches for ``capacity`` sequences, memory for ``prefix_blocks`` of a prefix cache."""

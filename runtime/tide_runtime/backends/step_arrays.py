@@ -134,6 +134,8 @@ class StepPositions:
         self._total[()] = max(num_cached_tokens) + seq
         if self._is_single_token:
             self._write_index[0] = self._seqlens_k[0] = self._position_ids[0] = num_cached_tokens[0]
+            if seq > 1:  # else a view of position_ids
+                self._padded_position_ids[0] = num_cached_tokens[0]
             return
         self._write_index[:] = num_cached_tokens
         if self._is_decode:  # assignments are several times faster than the arithmetic below

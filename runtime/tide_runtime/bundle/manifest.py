@@ -79,8 +79,7 @@ class GraphInfo:
 class TargetInfo:
     """The graphs compiled for one kind of machine.
 
-    A target may have further forms of each segment for batched steps (`forms_of`), and `UNCUT` in every form, which runs all
-    segments in one launch.
+    A target may have further forms of each segment (`forms_of`), and `UNCUT`, which runs all segments in one launch.
 
     Args:
         graphs: graph or form name → file.
@@ -189,6 +188,10 @@ class Manifest:
     def segments(self) -> list[GraphInfo]:
         return [g for g in self.graphs if g.layers is not None]
 
+    def rounds(self, target: str) -> bool:
+        """Whether ``target`` rounds activations, keys or values to few bits: in products with low-bit weights or int8 caches."""
+        return self.targets[target].products is not None or self.cache_dtype == "int8"
+
     def _check_segments(self) -> None:
         edges = [0, *self.checkpoints, self.model.num_layers]
         expected = [[a, b] for a, b in itertools.pairwise(edges)]
@@ -263,12 +266,12 @@ def kv_fill_graph(info: ExitInfo) -> str:
 
 
 def batched_graph(segment: str) -> str:
-    """Name of a segment's form for steps of several sequences, in a target's ``graphs``."""
+    """Name of a segment's form with batched products, in a target's ``graphs``."""
     return f"{segment}.batched"
 
 
 def ragged_graph(segment: str) -> str:
-    """Name of a segment's form for decoding sequences with different numbers of cached tokens; optional in a target."""
+    """Name of a segment's form for decoding sequences with different numbers of cached tokens, in bundles of older releases."""
     return f"{segment}.ragged"
 
 

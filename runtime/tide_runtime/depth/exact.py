@@ -59,6 +59,7 @@ class ExactDepth:
         self.executor, self.costs = Executor(manifest), CostModel.of(manifest)
         self.num_layers, self.max_wait_steps = manifest.model.num_layers, options.max_wait_steps
         self.invariant_tokens: int | None = None
+        self._sums_differ = False
         calibration, tuning = manifest.calibration, options.tuning
         wanted = options.draft_limit or (calibration.draft_limit if calibration is not None else 0)
         self.limit = wanted or tuning.draft_limit
@@ -75,9 +76,15 @@ class ExactDepth:
             measured=calibration is not None and calibration.costs is not None,
         )
 
-    def keep_within(self, invariant_tokens: int | None) -> None:
-        """Verify in launches of at most ``invariant_tokens`` (see `Backend`). Warns where no draft fits."""
-        self.invariant_tokens = invariant_tokens
+    def keep_within(self, invariant_tokens: int | None, rounds: bool) -> None:
+        """Verify in launches of at most ``invariant_tokens`` (see `Backend`). Warns where no draft fits.
+
+        Args:
+            rounds: whether the target rounds to few bits (`Manifest.rounds`). Where it does not, larger launches differ in the
+                last bit of a logit, and drafts are verified in launches of any size.
+        """
+        self.invariant_tokens = invariant_tokens if rounds else None
+        self._sums_differ = invariant_tokens is not None and not rounds
         if self.runs_full:
             warnings.warn(str(self.limitation), RuntimeWarning, stacklevel=4)
 
@@ -88,7 +95,12 @@ class ExactDepth:
 
     @property
     def limitation(self) -> str | None:
-        """How this machine's kernels limit drafts, or None."""
+        """How this machine's kernels limit drafts or their equality with ``full``, or None."""
+        if self._sums_differ:
+            return (
+                "policy exact may choose another token than full where two are almost equally likely: this machine's kernels sum "
+                "in another order where more tokens share a launch"
+            )
         if self.invariant_tokens is None:
             return None
         kernels = "this machine's low-bit kernels round differently where more tokens share a launch"

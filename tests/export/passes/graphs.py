@@ -14,7 +14,6 @@ from onnx_ir.tape import Tape
 
 from tide_export.kv_scales import KVScales
 from tide_export.passes.base import GraphPass, LoweringContext, PassReport
-from tide_export.quantization.quantized_weight import QuantizedWeight
 
 SLOTS = 24  # of the KV caches; ``max_seq_len`` of the passes
 _HEADER = '<ir_version: 10, opset_import: ["": {opset}, "com.microsoft": 1, "tide": 1]>\nsmall '
@@ -45,14 +44,11 @@ def parse(text: str, opset: int = 24, seed: int = 0, **weights: np.ndarray) -> i
 
 
 def lowered(
-    graph_pass: GraphPass, model: ir.Model, max_seq_len: int = SLOTS, kv_scales: Sequence[KVScales] = (), rounds: bool = False
+    graph_pass: GraphPass, model: ir.Model, max_seq_len: int = SLOTS, kv_scales: Sequence[KVScales] = ()
 ) -> tuple[ir.Model, PassReport]:
-    """A copy of ``model`` after the pass, and the pass's report. ``rounds``: as in a model that has low-bit weights elsewhere."""
-    copy, quantized = (
-        model.clone(),
-        {"elsewhere": QuantizedWeight(8, np.zeros((1, 32), np.uint8), np.ones((1, 1), np.float32))} if rounds else {},
-    )
-    report = graph_pass(copy, LoweringContext(max_seq_len, quantized, kv_scales))
+    """A copy of ``model`` after the pass, and the pass's report."""
+    copy = model.clone()
+    report = graph_pass(copy, LoweringContext(max_seq_len, kv_scales=kv_scales))
     return copy, report
 
 

@@ -1,4 +1,4 @@
-"""Attention of several packed sequences against GroupQueryAttention of each sequence alone."""
+"""Attention of several packed sequences, padded or in products, against GroupQueryAttention of each sequence alone."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_ir.passes.common as common
 import pytest
-from export.passes.graphs import SLOTS, assert_untouched, lowered, operators, parse, run
+from export.passes.graphs import SLOTS, lowered, operators, parse, run
 from export.passes.group_query import HIDDEN, GroupQuery, step
 
 from tide_export.passes.attention_batched import lower_attention_batched, pad_attention
+from tide_export.passes.attention_scattered import lower_attention_scattered
 
 ATTENTIONS = {
     "three query heads a KV head": GroupQuery(),
@@ -38,7 +39,7 @@ INT8 = {
     "int8 caches, half precision": GroupQuery(int8=True, dtype="float16"),
 }
 LENGTHS = (3, 17, 0)  # filled slots of each sequence
-PADDED = INT8 | {f"low-bit weights, {name}": one for name, one in ATTENTIONS.items()}
+PADDED = ATTENTIONS | INT8
 COUNTS = ([1, 1, 1], [7, 3, 5], [2, 0, 4])  # tokens of each sequence
 TOLERANCE = {"float": 2e-6, "float16": 4e-3}  # of the largest number
 
@@ -67,12 +68,14 @@ def packed_feeds(
 
 
 @pytest.mark.parametrize("counts", COUNTS)
-@pytest.mark.parametrize("name", ATTENTIONS | PADDED)
-def test_sequences_together_are_sequences_alone(name, counts):
+@pytest.mark.parametrize(
+    ("graph_pass", "name"), [(lower_attention_batched, n) for n in ATTENTIONS] + [(pad_attention, n) for n in PADDED]
+)
+def test_sequences_together_are_sequences_alone(graph_pass, name, counts):
     """A request's text would depend on the requests it shares a batch with."""
-    attention = (ATTENTIONS | PADDED)[name]
+    attention = PADDED[name]
     before = attention.graph()
-    after, report = lowered(pad_attention if name in PADDED else lower_attention_batched, before, rounds=name in PADDED)
+    after, report = lowered(graph_pass, before)
     assert report.applied == 1
     alone = [step(before, [length], max(1, count), seed=length) for length, count in zip(LENGTHS, counts, strict=True)]
     together = run(after, packed_feeds(attention, alone, counts))
@@ -109,9 +112,9 @@ def test_the_kernel_is_replaced(name):
 
 @pytest.mark.parametrize("name", PADDED)
 def test_padded_attention_has_the_same_bits_in_company(name):
-    """Where activations are rounded afterwards, the last bit of a sum may change a verified text."""
+    """A draft would be verified with other logits than those of a token alone, and a text would depend on its company."""
     attention = PADDED[name]
-    after, _ = lowered(pad_attention, attention.graph(), rounds=True)
+    after, _ = lowered(pad_attention, attention.graph())
     alone = [step(attention.graph(), [length], 6, seed=length) for length in LENGTHS]
     expected = [
         run(after, packed_feeds(attention, [feeds], [6], [length]))["y"][0] for feeds, length in zip(alone, LENGTHS, strict=True)
@@ -123,21 +126,25 @@ def test_padded_attention_has_the_same_bits_in_company(name):
             first += count
 
 
-def test_padding_is_for_models_that_round():
-    """Every step of other models would compute two rows where one is enough."""
-    assert_untouched(pad_attention, GroupQuery().graph())
-
-
-def test_a_padded_graph_has_one_form():
-    """Steps of several sequences would run products that sum in another order than the kernel."""
-    padded, _ = lowered(pad_attention, GroupQuery().graph(), rounds=True)
-    assert_untouched(lower_attention_batched, padded)
+@pytest.mark.parametrize("name", ATTENTIONS | INT8)
+def test_scattered_tokens_have_products_or_no_form(name):
+    """Prompt tokens that are cached in another order would attend to the wrong ones, by slots of a window or of the kernel."""
+    attention = PADDED[name]
+    after, report = lowered(lower_attention_scattered, attention.graph())
+    reasons = [reason.split(": ", 1)[1] for reason in report.skipped]
+    if attention.window:
+        assert reasons == ["its sliding window goes by the order of the cache"]
+    elif attention.int8:
+        assert reasons == ["its caches are int8"]
+    else:
+        assert not reasons and not operators(after)["GroupQueryAttention"]
+    assert report.applied == (not reasons) and operators(after)["GroupQueryAttention"] == len(reasons)
 
 
 @pytest.mark.parametrize("name", PADDED)
 def test_the_kernel_stays_where_attention_is_padded(name):
-    """A step would convert whole int8 caches to floats, which takes the memory that they save, and round otherwise than alone."""
-    after, _ = lowered(pad_attention, PADDED[name].graph(), rounds=True)
+    """A step would read all slots of its caches, int8 ones as floats, and sum in another order than alone."""
+    after, _ = lowered(pad_attention, PADDED[name].graph())
     found = operators(after)
     assert found["GroupQueryAttention"] == 1 and not found["TensorScatter"] and not found["Softmax"]
     assert {value.name for value in after.graph.inputs} == {

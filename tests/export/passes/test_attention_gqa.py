@@ -113,7 +113,7 @@ def test_rotary_is_absorbed(form, lengths, seq):
     assert (report.applied, report.skipped) == (1, [])
     assert operators(after) == {"GroupQueryAttention": 1, "MatMul": 1}, "transposes, reshapes and rotation are the kernel's own"
     assert (optional_input(only(after, "GroupQueryAttention"), HEAD_SINK) is not None) == segment.sinks
-    assert after.graph.initializers["rope.cos_1"].const_value.shape == [SLOTS, segment.rotary.width // 2]
+    assert after.graph.initializers["rope.cos_1"].const_value.shape == [SLOTS + 1, segment.rotary.width // 2]
     names = {value.name for value in after.graph.inputs}
     assert {"seqlens_k", "total_sequence_length"} <= names and not {"write_index", "position_ids"} & names
     segment.check(after, lengths, seq)

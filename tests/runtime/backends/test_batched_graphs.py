@@ -1,7 +1,8 @@
-"""The segments' forms for several sequences: lazy loading, contract checks, launch counts."""
+"""Forms for several sequences, in bundles of older releases: lazy loading, contract checks, launch counts."""
 
 from __future__ import annotations
 
+import shutil
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -14,11 +15,23 @@ from tide_runtime.backends.base import Step
 from tide_runtime.bundle.manifest import UNCUT, batched_graph, ragged_graph
 from tide_runtime.errors import BundleError
 
+OLDER = Path(__file__).parents[2] / "release_bundles/d17e495/llama_plain_packed"
 FILE = "onnx/cpu.segment_1.batched.onnx"
 
 
 def load_copy(directory: Path) -> Engine:
     return Engine.load(directory, EngineOptions(threads=ThreadOptions(1)))
+
+
+@pytest.fixture
+def load() -> Callable[[], Engine]:
+    return lambda: load_copy(OLDER)
+
+
+@pytest.fixture
+def bundle_copy(tmp_path: Path) -> Path:
+    """A copy to corrupt."""
+    return Path(shutil.copytree(OLDER, tmp_path / "bundle"))
 
 
 def verify_step(engine: Engine) -> Step:
@@ -95,7 +108,7 @@ def test_a_bundle_without_that_form_runs(bundle_copy: Path) -> None:
     """Guards against a failing first batch of bundles without a ragged form."""
     with load_copy(bundle_copy) as engine:
         wanted = decode_step(engine, [4, 3])
-    for name in (UNCUT, "segment_0", "segment_1", "segment_2"):
+    for name in (UNCUT, "segment_0", "segment_1"):
         edit(bundle_copy, "targets", "cpu", "graphs", ragged_graph(name), remove=True)
     with load_copy(bundle_copy) as engine:
         assert np.abs(decode_step(engine, [4, 3]) - wanted).max() < 1e-4
@@ -145,12 +158,12 @@ def renamed_mask(bundle: Path) -> None:
 
 
 def other_segment(bundle: Path) -> None:
-    edit(bundle, "targets", "cpu", "graphs", batched_graph("segment_1"), value="onnx/cpu.segment_2.batched.onnx")
+    edit(bundle, "targets", "cpu", "graphs", batched_graph("segment_1"), value="onnx/cpu.segment_0.batched.onnx")
 
 
 @pytest.mark.parametrize(
     ("harm", "words"),
-    [(garbage, "cannot load"), (renamed_input, "stranger"), (renamed_mask, "attention_bias_x"), (other_segment, "key_cache_3")],
+    [(garbage, "cannot load"), (renamed_input, "stranger"), (renamed_mask, "attention_bias_x"), (other_segment, "key_cache_0")],
 )
 def test_a_broken_one_is_refused_when_it_is_loaded(harm: Callable[[Path], None], words: str, bundle_copy: Path) -> None:
     """Guards against wrong tokens from files that match their hash but not the contract."""

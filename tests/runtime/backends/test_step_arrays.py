@@ -29,6 +29,13 @@ def test_padded_attention_is_told_the_rows_of_each_sequence() -> None:
     assert (single["query_seqlens"].tolist(), single["padded_from"].tolist()) == ([2], [[0, 0]])
 
 
+def test_a_single_tokens_padding_has_its_position() -> None:
+    """Guards against keys of skipped layers that are turned to the position of another token."""
+    positions = StepPositions(StepShape.of(0, [1], (), pads_attention=True))
+    positions.place([7])
+    assert positions.arrays["padded_position_ids"].tolist() == [[7, 7]] and positions.arrays["write_index"].tolist() == [7]
+
+
 def test_padding_adds_no_tokens_to_an_even_step() -> None:
     """Guards against products of more rows than the batch has tokens."""
     assert StepShape.of(0, [1] * 8, [1] * 8, pads_attention=True)[2:] == (2, True, 8, 8)

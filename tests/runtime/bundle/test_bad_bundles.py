@@ -15,7 +15,7 @@ from typing import Any
 import onnx
 import pytest
 from tide_runtime import Engine, EngineOptions, GenerationParams, ThreadOptions, TideError
-from tide_runtime.bundle.manifest import UNCUT, batched_graph
+from tide_runtime.bundle.manifest import UNCUT
 from tide_runtime.errors import BundleError, TargetError
 
 FIXES = ("export", "tide-export", "upgrade", "copy", "add it", "do not load", "give the folder")
@@ -623,8 +623,7 @@ def special_token_as_object(bundle: Path) -> None:
 @pytest.fixture
 def bundle_copy(bundle_copy: Path) -> Path:
     """A copy whose segments are loaded eagerly, as in a bundle with exits."""
-    for form in (UNCUT, batched_graph(UNCUT)):
-        edit(bundle_copy, "targets", "cpu", "graphs", form, remove=True)
+    edit(bundle_copy, "targets", "cpu", "graphs", UNCUT, remove=True)
     return bundle_copy
 
 

@@ -12,7 +12,7 @@ from runtime.tiny_generation import Request, make_row
 from runtime.tiny_transformer import TinyTransformer
 from tide_runtime import Engine, GenerationParams
 from tide_runtime.bundle.calibration import ExitInfo
-from tide_runtime.bundle.manifest import UNCUT, batched_graph
+from tide_runtime.bundle.manifest import UNCUT
 from tide_runtime.depth.executor import Executor
 from tide_runtime.depth.frontier import LazySequence
 from tide_runtime.errors import BundleError
@@ -22,8 +22,7 @@ PROMPTS = [[5, 6, 7], [8, 9, 10, 11], [12]]
 
 
 def without_uncut(bundle: Path) -> None:
-    for form in (UNCUT, batched_graph(UNCUT)):
-        edit(bundle, "targets", "cpu", "graphs", form, remove=True)
+    edit(bundle, "targets", "cpu", "graphs", UNCUT, remove=True)
 
 
 @pytest.mark.parametrize("prompts", [PROMPTS[:1], PROMPTS], ids=["one row", "three rows"])

@@ -48,7 +48,7 @@ class OnnxRuntimeBackend(Sessions):
             options = session_options(threads, chained=name not in whole)
             return load_session(bundle, name, files[name], options, ["CPUExecutionProvider"])
 
-        backend = cls(manifest, layers, load, {ragged_graph(name) for name in layers} & set(files), pads_attention)
+        backend = cls(manifest, layers, load, set(files) - set(layers), pads_attention)
         chains = [backend.every_layer, *([[s.name for s in manifest.segments]] if manifest.calibration is not None else [])]
         backend.measure_invariance = lambda: bundle_invariant_tokens(
             bundle, target, threads, lambda: launches_agree(backend, chains, manifest.model.vocab_size)
@@ -182,14 +182,14 @@ class _BoundStep:
             raise cache_full(needed, self._context.caches.limit)
 
     def place_scattered(self, slot: int, positions: NDArray[np.int64], before: NDArray[np.int64] | None = None) -> None:
-        self._check_room(slot + len(positions))
+        self._check_room(slot + self.shape.seq)
         self.positions.place_scattered(slot, positions)
         self._batched, self._ragged = True, False
         if before is not None:
             if not self._context.backend.takes_any_order():
                 raise ParamsError(
-                    "prefill_exit puts prompt tokens into the cache in another order, and sliding windows and the attention "
-                    "of bundles with low-bit weights or int8 caches go by that order; leave prefill_exit out"
+                    "prefill_exit puts prompt tokens into the cache in another order, and sliding windows and int8 caches "
+                    "go by that order; leave prefill_exit out"
                 )
             self._bias(ATTENTION_BIAS).fill_scattered(before, positions)
 
@@ -213,7 +213,7 @@ class _BoundStep:
             return graph
         if self._batched:
             return batched_graph(graph)
-        return ragged_graph(graph) if self._ragged and ragged_graph(graph) in backend.ragged else graph
+        return ragged_graph(graph) if self._ragged and ragged_graph(graph) in backend.forms else graph
 
     def _bind(self, graph: str, form: str) -> Callable[[], None]:
         session = self._context.backend.session(form)

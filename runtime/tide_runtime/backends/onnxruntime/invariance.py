@@ -1,10 +1,10 @@
 """How many tokens may share a launch without changing each other's bits, measured once per machine.
 
-On some processors and for some block sizes the order of sums in ONNX Runtime's kernels depends on the number of rows. Where
-activations are rounded to int8, a difference in the last bit may round to another number and change the text, so policy ``exact``
-would verify drafts with other logits than ``full`` computes. Two measurements compare rows alone and together, bit by bit: one of
-every kind of low-bit product at many sizes, on a graph that the exporter writes (`TargetInfo.products`), and one of the whole
-model on a short text.
+On some processors and for some block sizes the order of sums in ONNX Runtime's kernels depends on the number of rows, so policy
+``exact`` would verify drafts with other logits than ``full`` computes. Where activations are rounded to int8, a difference in the
+last bit may round to another number and change the text; elsewhere it matters only where two tokens are almost equally likely.
+Two measurements compare rows alone and together, bit by bit: one of the whole model on a short text, in bundles whose attention
+is padded, and one of every kind of low-bit product at many sizes, on a graph that the exporter writes (`TargetInfo.products`).
 
 Results are kept in ``$TIDE_CACHE_DIR/invariance``, else ``$XDG_CACHE_HOME/tide/invariance``, else ``~/.cache/tide/invariance``.
 The folder may be deleted.
@@ -60,7 +60,8 @@ class ProductSession(Protocol):
 def bundle_invariant_tokens(bundle: Bundle, target: str, threads: ThreadOptions, agree: Callable[[], bool]) -> int | None:
     """The most tokens of a launch that keep every token's bits, from the cache when this machine has measured it.
 
-    None without a limit, and for targets that round nothing to few bits. 1 where ``agree`` (see `launches_agree`) is False.
+    None without a limit, and for bundles of older releases in fp32 or fp16, which have none. 1 where ``agree`` (see
+    `launches_agree`) is False.
     Raises BundleError when ONNX Runtime refuses the target's graphs.
     """
     info, files = bundle.manifest.targets[target], bundle.manifest.files

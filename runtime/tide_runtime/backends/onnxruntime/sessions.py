@@ -1,10 +1,12 @@
 """ONNX Runtime's sessions of a target: one per graph and form, loaded at once or when first run.
 
-A segment is compiled in several forms: ``segment_i`` with GroupQueryAttention (GQA), ``segment_i.ragged`` with another GQA kernel
-for sequences with different numbers of cached tokens, and ``segment_i.batched`` with matrix products for several sequences
-(see `tide_runtime.backends.attention`). The same holds for ``uncut``, all segments as one graph, for tokens that run every layer.
-Graphs that many applications never use are loaded by the first step that runs them: the forms for several sequences,
-``kv_fill_c`` and, in a bundle without exits, the segments and ``head``.
+A segment is compiled in one form for all steps, with padded GroupQueryAttention (GQA), and in bundles with exits also with matrix
+products, ``segment_i.batched``, for prompt tokens in another order than the text's. ``uncut``, all segments as one graph, runs
+tokens that take every layer. Bundles of older releases, and the target ``cuda``, have ``segment_i`` with GQA for one sequence,
+``segment_i.batched`` for several and, on the CPU, ``segment_i.ragged`` with another GQA kernel for sequences with different
+numbers of cached tokens (see `tide_runtime.backends.attention`); the same holds for ``uncut``.
+Graphs that many applications never use are loaded by the first step that runs them: the other forms, ``kv_fill_c`` and, in a
+bundle without exits, the segments and ``head``.
 """
 
 from __future__ import annotations
@@ -46,7 +48,7 @@ class Sessions:
         manifest: Manifest,
         layers: dict[str, int],
         load: Callable[[str], ort.InferenceSession],
-        ragged: Set[str] = frozenset(),
+        forms: Set[str] = frozenset(),
         pads_attention: bool = False,
     ) -> None:
         """Load the sessions that every application uses.
@@ -54,10 +56,10 @@ class Sessions:
         Args:
             layers: graph name → number of decoder layers it runs.
             load: creates the session of a graph, or of another form of a segment, by name.
-            ragged: names of the ragged forms that the target has.
+            forms: names of the batched and ragged forms that the target has.
             pads_attention: see `TargetInfo`.
         """
-        self.manifest, self.layers, self._load, self.ragged = manifest, layers, load, ragged
+        self.manifest, self.layers, self._load, self.forms = manifest, layers, load, forms
         self.pads_attention = pads_attention
         segments = [segment.name for segment in manifest.segments]
         self.every_layer = [UNCUT] if UNCUT in layers else segments
@@ -85,13 +87,14 @@ class Sessions:
     def takes_any_order(self) -> bool:
         """Whether tokens may be in the caches in another order than the text's: every layer reads the mask `ATTENTION_BIAS`.
 
-        Sliding windows read masks of their own; padded attention reads none.
+        Sliding windows read masks of their own, int8 caches none.
         """
-        if self.pads_attention:
+        names = {batched_graph(segment.name) for segment in self.manifest.segments}
+        if not names <= self.forms:
             return False
-        sessions = (self.session(batched_graph(segment.name)) for segment in self.manifest.segments)
+        sessions = (self.session(name) for name in names)
         masks = [{v.name for v in session.get_inputs() if v.name.startswith(ATTENTION_BIAS)} for session in sessions]
-        return all(names == {ATTENTION_BIAS} for names in masks)
+        return all(read == {ATTENTION_BIAS} for read in masks)
 
     def _load_lazily(self, names: set[str]) -> None:
         """Load the sessions that are missing. Raises BundleError like `load`."""
@@ -115,7 +118,7 @@ def load_session(
     except Exception as error:  # ONNX Runtime raises unrelated exception classes for bad files
         fix = "export the bundle again"
         if any(target.pads_attention for target in bundle.manifest.targets.values()):
-            fix = f"low-bit weights and int8 caches need ONNX Runtime 1.32 or newer (pip install -U onnxruntime); with it, {fix}"
+            fix = f"the target cpu needs ONNX Runtime 1.32 or newer (pip install -U onnxruntime); with it, {fix}"
         raise BundleError(f"ONNX Runtime {ort.__version__} cannot load {file} ({error}); {fix}") from error
     values = [*session.get_inputs(), *session.get_outputs()]
     foreign = sorted({value.type for value in values} - set(_ORT_DTYPES))

@@ -55,7 +55,7 @@ def test_rows_of_uneven_length_compute_the_cpu_targets_logits(bundle: Path, on_d
     """Guards against tokens written to another sequence's cache when drafts are verified in batches."""
     with Engine.load(bundle, EngineOptions(threads=ThreadOptions(1), target="cpu")) as cpu:
         found = [_uneven(engine) for engine in (cpu, on_device)]
-    np.testing.assert_allclose(found[1], found[0], atol=1e-5)
+    np.testing.assert_allclose(found[1], found[0], atol=5e-5)  # the targets' attentions sum in another order
 
 
 def _uneven(engine: Engine) -> np.ndarray:
