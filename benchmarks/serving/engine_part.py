@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from statistics import median
 
@@ -10,6 +11,7 @@ from rich.progress import Progress
 from rich.table import Table
 from tide_bench.paired_ratio import paired_ratio
 from tide_bench.report import Report
+from tide_bench.rounds import SETTLE_S
 
 from benchmarks.serving.closed_part import GENAI
 from benchmarks.serving.load_arms import LoadArm, LoadArms
@@ -31,10 +33,13 @@ def run_prefill(arms: LoadArms, text: Sequence[int], seed: int, report: Report, 
     ours, theirs = [], []
     for number in range(1 + PREFILL_ROUNDS):
         prompts = [one.prompt for one in requests(text, LengthMix((64, 64), (1, 1)), 8, seed + number)]
-        times = [tide.call("first_tokens", prompts), genai.generate(prompts, 1).first_token_s]
+        times = {}
+        for arm in (_INT4, _GENAI) if number % 2 else (_GENAI, _INT4):
+            time.sleep(SETTLE_S)
+            times[arm] = tide.call("first_tokens", prompts) if arm is _INT4 else genai.generate(prompts, 1).first_token_s
         if number:  # the first round is a warm-up
-            ours.append(times[0])
-            theirs.append(times[1])
+            ours.append(times[_INT4])
+            theirs.append(times[_GENAI])
             progress.advance(task)
     prefill = paired_ratio(theirs, ours)
     mix = LengthMix((PREFIX_TOKENS + 2 * QUESTION_TOKENS,) * 2, (1, 1))
@@ -43,10 +48,10 @@ def run_prefill(arms: LoadArms, text: Sequence[int], seed: int, report: Report, 
         prefix, rest = request.prompt[:PREFIX_TOKENS], request.prompt[PREFIX_TOKENS:]
         tide.call("first_tokens", [prefix + rest[QUESTION_TOKENS:]], f"warm {number}")  # leaves the prefix behind
         prompt = prefix + rest[:QUESTION_TOKENS]
-        times = [tide.call("first_tokens", [prompt]), tide.call("first_tokens", [prompt], f"warm {number}")]
+        pair = tide.call("first_tokens", [prompt]), tide.call("first_tokens", [prompt], f"warm {number}")
         if number:
-            cold.append(times[0])
-            warm.append(times[1])
+            cold.append(pair[0])
+            warm.append(pair[1])
             progress.advance(task)
     warm_over_cold = median(w / c for w, c in zip(warm, cold, strict=True))
     table = Table("", "ms", title="Time to first tokens (medians)")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import pairwise
 from time import perf_counter
 from unittest.mock import patch
 
@@ -50,7 +51,8 @@ def watched_sessions() -> Iterator[list[SessionRun]]:
 def decode_step_time(runs: Sequence[SessionRun]) -> StepTime:
     """Steps in the second half of ``runs``' time, when sequences that began together have only decode steps left.
 
-    A step ends where its last session ends: it runs each session once. Raises ValueError for fewer than 2 such steps.
+    A step ends where its last session ends: it runs each session once, one after the other. Raises ValueError for fewer than 2
+    such steps, and for sessions that ran at the same time.
     """
     ordered = sorted(runs, key=lambda one: one.begin)
     middle = (ordered[0].begin + ordered[-1].end) / 2 if ordered else 0.0
@@ -58,6 +60,8 @@ def decode_step_time(runs: Sequence[SessionRun]) -> StepTime:
     ends = [i for i, one in enumerate(ordered) if one.session == last and one.begin >= middle]
     if len(ends) < 2:
         raise ValueError(f"{len(ends)} decode steps were seen; give requests of more new tokens")
+    if any(after.begin < before.end for before, after in pairwise(ordered)):
+        raise ValueError("sessions ran at the same time, so their steps are not one loop's")
     seconds = ordered[ends[-1]].end - ordered[ends[0]].end
     inside = sum(one.end - one.begin for one in ordered[ends[0] + 1 : ends[-1] + 1])
     steps = len(ends) - 1

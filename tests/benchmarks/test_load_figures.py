@@ -123,6 +123,12 @@ def test_python_of_a_step_is_the_time_between_sessions() -> None:
         decode_step_time([])
 
 
+def test_sessions_of_two_loops_have_no_step() -> None:
+    """Callers with loops of their own would have a negative share of Python."""
+    with pytest.raises(ValueError, match="at the same time"):
+        decode_step_time([SessionRun(1, 0.5 * i, 0.5 * i + 0.9) for i in range(8)])
+
+
 def test_the_chart_is_a_picture(tmp_path: Path) -> None:
     """--plot would end a run of 15 minutes with a traceback."""
     row = latency_row(LoadRun(2.0, [_served()], 0.0))
