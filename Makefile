@@ -43,6 +43,8 @@ bench: $(READY) ## the published benchmarks, one after the other
 	-$(BIN)/python -m pip install --quiet tide-inference==0.2.1 # the predecessor; its row says so where it cannot be had
 	$(BIN)/python -m benchmarks.policies_cpu --prompts 100 --new-tokens 128 --json docs/results/$(DATE)-policies_cpu.json
 	$(BIN)/python -m benchmarks.python_time --json docs/results/$(DATE)-python_time.json
+	$(BIN)/python -m benchmarks.engine_load --plot build/engine_load.png --json docs/results/$(DATE)-engine_load.json
+	$(BIN)/python -m benchmarks.engine_soak --json docs/results/$(DATE)-engine_soak.json
 	$(BIN)/python -m benchmarks.reading_path --json docs/results/$(DATE)-reading_path.json
 	$(BIN)/python -m benchmarks.policies_1b --json docs/results/$(DATE)-policies_1b.json
 	$(BIN)/python -m benchmarks.exact_identity --json docs/results/$(DATE)-exact_identity.json

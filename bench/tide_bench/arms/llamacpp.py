@@ -50,6 +50,11 @@ class LlamacppArm:
         decode_s = min(row["timings"]["predicted_ms"] for row in rows) / 1e3
         return Timing([row["tokens"] for row in rows], wall - decode_s, decode_s)
 
+    def serve(self, sequences: int, tokens: int) -> str:
+        """The HTTP address of its server, loaded for ``sequences`` sequences at once of up to ``tokens`` tokens each."""
+        self._load(sequences, max(_FEWEST_SLOTS, tokens))
+        return str(self._server.listening_address)
+
     def system_info(self) -> str:
         """The processor's instructions that llama.cpp was compiled for and found."""
         return str(self._library.get_system_info())

@@ -31,14 +31,15 @@ class ArmProcess:
     ``peak_bytes``: the most memory that its process held during the last call.
 
     Args:
+        load: makes the arm from the folder, it must pickle; None: as `ARMS` says for ``name``.
         threads: of torch, until `use_all_cores` is applied; None: all cores from the beginning.
     """
 
-    def __init__(self, name: str, folder: Path, threads: int | None = None) -> None:
+    def __init__(self, name: str, folder: Path, threads: int | None = None, load: Callable[[Path], Any] | None = None) -> None:
         self.name, self.peak_bytes = name, 0
         context = get_context("spawn")
         self._pipe, theirs = context.Pipe()
-        self._process = context.Process(target=_serve, args=(theirs, name, folder, threads), daemon=True)
+        self._process = context.Process(target=_serve, args=(theirs, load or name, folder, threads), daemon=True)
         self._process.start()
         theirs.close()
         try:
@@ -94,11 +95,12 @@ class ArmProcess:
         return value
 
 
-def _serve(pipe: Connection, name: str, folder: Path, threads: int | None = None) -> None:
+def _serve(pipe: Connection, kind: str | Callable[[Path], Any], folder: Path, threads: int | None = None) -> None:
     """Load the arm, then answer calls. One that fails is answered with the reason; the arm stays for the next."""
     if threads is not None:
         os.environ[FEW_THREADS] = str(threads)
-    arm = _answer(pipe, lambda: ARMS[name].load(folder), keep=True)
+    load = ARMS[kind].load if isinstance(kind, str) else kind
+    arm = _answer(pipe, lambda: load(folder), keep=True)
     while arm is not None and (request := pipe.recv()) is not None:
         method, args, options = request
         call = partial(args[0], arm, *args[1:]) if method == "__call__" else partial(getattr(arm, method), *args, **options)
