@@ -61,9 +61,9 @@ def alone(bundle: Path, seed: int) -> tuple[list[PoolText], list[Expected]]:
 
 
 def leaked_bytes(engine: Engine) -> int:
-    """Bytes of keys and values that an engine without requests holds besides its prefix cache."""
+    """Bytes of KV memory of an engine without requests that are neither free nor in its prefix cache."""
     stats = engine.stats()
-    return int(stats.kv_bytes_in_use - stats.prefix_cache_bytes)
+    return stats.kv_memory - stats.free_bytes - stats.prefix_bytes
 
 
 def print_table(outcomes: Mapping[str, int], engines: Mapping[str, Engine]) -> None:
@@ -75,7 +75,7 @@ def print_table(outcomes: Mapping[str, int], engines: Mapping[str, Engine]) -> N
     counts = Table("policy", "preemptions", "prefix hits, tokens", "prompt tokens", "steps", "tokens in steps", title="Engines")
     for policy, engine in engines.items():
         stats = engine.stats()
-        values = (stats.preempted, stats.prefix_hit_tokens, stats.prompt_tokens, stats.steps, stats.step_tokens)
+        values = (stats.preemptions, stats.prefix_tokens, stats.prompt_tokens, stats.steps, stats.step_tokens)
         counts.add_row(policy, *(str(value) for value in values))
     console.print(counts)
 
@@ -118,8 +118,8 @@ def main(
         report.add("memory_mib", after / 2**20)
         report.add("memory_growth_pct", 100 * (after - before) / before)
         report.add("leaked_kv_bytes", sum(leaked_bytes(engine) for engine in engines.values()))
-        report.add("preemptions", sum(one.preempted for one in stats))
-        report.add("prefix_hit_tokens", sum(one.prefix_hit_tokens for one in stats))
+        report.add("preemptions", sum(one.preemptions for one in stats))
+        report.add("prefix_hit_tokens", sum(one.prefix_tokens for one in stats))
         report.add("requests_per_s", (requests - warm) / seconds)
     for failure in tally.failures:
         console.print(failure, style="red", markup=False)

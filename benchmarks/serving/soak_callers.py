@@ -95,7 +95,7 @@ class Callers:
             handle.cancel()
         chunks = []
         for chunk in handle:
-            chunks.append(chunk.token_id)
+            chunks += [] if chunk.token_id is None else [chunk.token_id]
             if len(chunks) == request.cancel_after:
                 handle.cancel()
         return chunks
@@ -106,7 +106,7 @@ class Callers:
             handle.cancel()
         chunks = []
         async for chunk in handle:
-            chunks.append(chunk.token_id)
+            chunks += [] if chunk.token_id is None else [chunk.token_id]
             if len(chunks) == request.cancel_after:
                 handle.cancel()
         return chunks

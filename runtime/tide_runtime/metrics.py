@@ -26,6 +26,7 @@ class EngineStats:
         step_seconds: time of the steps.
         prompt_tokens, prefix_tokens: prompt tokens of requests that ended, and those that came from the prefix cache.
         kv_bytes, prefix_bytes: KV memory that running requests hold, and the prefix cache.
+        free_bytes: KV memory that neither holds. Free rows keep theirs until it is needed.
         kv_memory: the budget of both, in bytes.
     """
 
@@ -39,6 +40,7 @@ class EngineStats:
     prefix_tokens: int
     kv_bytes: int
     prefix_bytes: int
+    free_bytes: int
     kv_memory: int
 
 
@@ -114,7 +116,7 @@ class EngineMetrics:
             (self._first if first else self._between).add(since_last)
 
     def stats(
-        self, *, waiting: int, running: int, preemptions: int, kv_bytes: int, prefix_bytes: int, kv_memory: int
+        self, *, waiting: int, running: int, preemptions: int, kv_bytes: int, prefix_bytes: int, free_bytes: int, kv_memory: int
     ) -> EngineStats:
         """The totals beside the scheduler's state."""
         with self._lock:
@@ -129,6 +131,7 @@ class EngineMetrics:
                 prefix_tokens=self._prefix_tokens,
                 kv_bytes=kv_bytes,
                 prefix_bytes=prefix_bytes,
+                free_bytes=free_bytes,
                 kv_memory=kv_memory,
             )
 

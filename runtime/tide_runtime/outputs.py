@@ -80,11 +80,11 @@ class Generation:
 class Chunk:
     """One streamed token. ``text`` may be empty (a character or stop string is incomplete); ``generation`` ends the stream.
 
-    ``token_id`` is -1 in the last chunk of a request that was cancelled or met its deadline.
+    ``token_id`` is None in the last chunk of a request that was cancelled or met its deadline.
     """
 
     text: str
-    token_id: int
+    token_id: int | None
     generation: Generation | None = None
 
 

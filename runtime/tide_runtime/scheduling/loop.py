@@ -77,6 +77,7 @@ class EngineLoop:
                 preemptions=scheduler.preemptions,
                 kv_bytes=scheduler.blocks_in_rows * block_bytes,
                 prefix_bytes=scheduler.blocks_in_tree * block_bytes,
+                free_bytes=scheduler.free_blocks * block_bytes,
                 kv_memory=scheduler.options.blocks * block_bytes,
             )
 
@@ -208,7 +209,7 @@ class EngineLoop:
             request.caller.fail(EngineClosedError(f"the engine has failed ({self._dead}); load it again"))
             return
         request.sequence.end(reason)
-        request.caller.finish(Chunk(request.sequence.pieces[-1], -1, self._finish(request.sequence)))
+        request.caller.finish(Chunk(request.sequence.pieces[-1], None, self._finish(request.sequence)))
 
     def _fail(self, requests: list[Request], error: Exception) -> None:
         self._failures += 1

@@ -146,6 +146,11 @@ class Scheduler:
         return sum(request.blocks for request in self.running)
 
     @property
+    def free_blocks(self) -> int:
+        """Those of free rows included."""
+        return self._free + sum(self._idle.values())
+
+    @property
     def blocks_in_tree(self) -> int:
         return len(self.tree) if self.tree is not None else 0
 
@@ -237,7 +242,7 @@ class Scheduler:
         while budget > 0 and self._free_rows and (request := self._next()) is not None:
             sequence = request.sequence
             needed = sequence.num_tokens + self.options.lookahead if self.options.can_preempt else len(sequence.tokens)
-            if self._blocks_for(sequence, needed) > self._free + sum(self._idle.values()) + self.blocks_in_tree:
+            if self._blocks_for(sequence, needed) > self.free_blocks + self.blocks_in_tree:
                 return
             self._queued.discard(request)
             heapq.heappop(self._waiting)
