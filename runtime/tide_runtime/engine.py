@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -117,7 +118,9 @@ class Engine:
         Raises PromptError for an empty or too long prompt or ids outside the vocabulary, before anything is computed.
         """
         sequences = self.admission.sequences(prompts, params or GenerationParams())
-        handles = [self._submit(sequence, streamed=False, forced=True) for sequence in sequences]
+        requests = [self._request(sequence, streamed=False) for sequence in sequences]
+        handles = [request.caller for request in requests]
+        self._loop.submit(requests, forced=True)
         try:
             return [handle.result() for handle in handles]
         finally:
@@ -147,7 +150,9 @@ class Engine:
         Raises PromptError, ParamsError; QueueFullError when ``max_queue`` requests wait; EngineClosedError.
         """
         sequence = self.admission.sequence(prompt, params or GenerationParams(), streamed)
-        return self._submit(sequence, priority, timeout, streamed)
+        request = self._request(sequence, priority, timeout, streamed)
+        self._loop.submit([request])
+        return request.caller
 
     def score(self, tokens: Sequence[int], prompt_tokens: int = 1) -> Score:
         """Log-probabilities of the text ``tokens`` behind its first ``prompt_tokens``, by the engine's policy.
@@ -157,7 +162,9 @@ class Engine:
         Raises PromptError when no token is left to score, or for ids outside the vocabulary.
         """
         sequence = ForcedSequence.of(*self.admission.text_to_score(tokens, prompt_tokens))
-        self._submit(sequence, streamed=False, forced=True).result()
+        request = self._request(sequence, streamed=False)
+        self._loop.submit([request], forced=True)
+        request.caller.result()
         return sequence.score()
 
     def chat_prompt(self, messages: Sequence[Mapping[str, str]], **extra: Any) -> list[int]:
@@ -219,20 +226,12 @@ class Engine:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close(abort=kind is not None)
 
-    def _submit(
-        self,
-        sequence: TokenSequence,
-        priority: int = 0,
-        timeout: float | None = None,
-        streamed: bool = True,
-        forced: bool = False,
-    ) -> GenerationHandle:
-        request = Submitted(sequence, priority)
-        if timeout is not None:
-            request.deadline = monotonic() + timeout
+    def _request(
+        self, sequence: TokenSequence, priority: int = 0, timeout: float | None = None, streamed: bool = True
+    ) -> Submitted:
+        request = Submitted(sequence, priority, math.inf if timeout is None else monotonic() + timeout)
         request.handle = GenerationHandle(partial(self._loop.abort, request), streamed, owner=self)
-        self._loop.submit(request, forced)
-        return request.handle
+        return request
 
 
 def _finished(

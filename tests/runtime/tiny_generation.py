@@ -18,7 +18,6 @@ from tide_runtime.depth.policy import DepthPolicy, PromptChunk
 from tide_runtime.depth_tuning import DepthTuning
 from tide_runtime.generation_params import GenerationParams
 from tide_runtime.sampler import Sampler
-from tide_runtime.scheduling.scheduler import SchedulerOptions, blocks_of
 from tide_runtime.scheduling.step import run
 from tide_runtime.sequence import TokenSequence
 
@@ -127,17 +126,7 @@ def generate(
     rows = [make_row(request, backend.manifest) for request in requests]
     audited: Any = Audited(policy, backend.manifest, backend.model)
     context: Any = backend.context(capacity)
-    options = None
-    if chunk is not None:
-        options = SchedulerOptions(
-            max_batch=capacity,
-            blocks=capacity * blocks_of(backend.manifest.max_seq_len),
-            slots=backend.manifest.max_seq_len,
-            lookahead=policy.lookahead,
-            prompt_tokens=lambda decoding: chunk,
-            consecutive_rows=not context.packs_steps,
-        )
-    for _ in run(audited, context, rows, options=options):
+    for _ in run(audited, context, rows, chunk=chunk or 256, prompts_first=chunk is None):
         pass
     assert all(row.finish_reason is not None for row in rows)
     return rows

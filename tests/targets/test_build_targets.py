@@ -86,7 +86,7 @@ def test_a_failed_target_leaves_the_others_whole(error, said, tmp_path):
     assert list(built.targets) == ["cpu"]
     assert {*built.targets["cpu"].graphs.values(), built.targets["cpu"].weights} == files(job)
     assert job.progress.failures == {"broken": f"broken: {said}"}
-    assert {tensor.name for tensor in built.graphs[0].inputs} >= {"input_ids", "seqlens_k"}
+    assert {tensor.name for tensor in built.graphs[0].inputs} >= {"input_ids", "query_seqlens"}
 
 
 def test_onnx_targets_share_their_weights(tmp_path):

@@ -39,7 +39,7 @@ def test_shapes():
 def test_the_runtimes_own_steps_fit():
     """A bundle made and loaded with nothing but defaults would end in "no profile for 16 rows of 256 tokens"."""
     engine, config = EngineOptions(), ExportConfig()
-    exact = ExactDepth(tiny_manifest(TinyTransformer(0, (1.0, 1.0), 5, 8), [1]), engine.prefill_chunk, DepthOptions())
+    exact = ExactDepth(tiny_manifest(TinyTransformer(0, (1.0, 1.0), 5, 8), [1]), DepthOptions())
     decode, prefill = step_profiles(config.max_batch, 0, 4096)
     assert prefill.takes(engine.max_batch, engine.prefill_chunk)
-    assert decode.takes(engine.max_batch, max(exact.limit, exact.prompt_lookup_limit) + 1)
+    assert decode.takes(engine.max_batch, exact.lookahead)

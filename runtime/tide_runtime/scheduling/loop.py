@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from time import monotonic, perf_counter
 
@@ -81,12 +81,14 @@ class EngineLoop:
                 kv_memory=scheduler.options.blocks * block_bytes,
             )
 
-    def submit(self, request: Submitted, forced: bool = False) -> None:
-        """Queue a request. Raises QueueFullError unless ``forced``, and EngineClosedError."""
+    def submit(self, requests: Sequence[Submitted], forced: bool = False) -> None:
+        """Queue requests, so that the first ones of them start together. Raises QueueFullError unless ``forced``, and
+        EngineClosedError."""
         self._check_open()
         with self._changed:
             self._check_open()
-            self.scheduler.add(request, forced)
+            for request in requests:
+                self.scheduler.add(request, forced)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="tide-engine", daemon=True)
                 self._thread.start()

@@ -57,23 +57,29 @@ def run(
     context: ExecutionContext,
     sequences: Sequence[TokenSequence],
     at_once: int | None = None,
-    options: SchedulerOptions | None = None,
+    chunk: int = 256,
+    prompts_first: bool = True,
 ) -> Iterator[TokenEvent]:
-    """Generate for ``sequences`` in the calling thread, ``at_once`` of them together; yields every token as it becomes final.
+    """Generate for ``sequences`` in the calling thread; yields every token as it becomes final.
 
-    Prompts run before decodes, so that the two can be timed apart, unless ``options`` say otherwise. Raises NumericsError.
+    Args:
+        at_once: sequences that run together; as many as ``context`` holds when omitted.
+        chunk: most prompt tokens of a step.
+        prompts_first: prompts run before decodes, so that the two can be timed apart; otherwise they share steps.
+
+    Raises NumericsError.
     """
-    slots = max(len(sequence.tokens) for sequence in sequences)
     rows = min(context.capacity, at_once or context.capacity)
+    slots = max(len(sequence.tokens) for sequence in sequences)
     scheduler = Scheduler(
-        options
-        or SchedulerOptions(
+        SchedulerOptions(
             max_batch=rows,
-            blocks=rows * blocks_of(slots + policy.lookahead),
+            blocks=rows * blocks_of(slots),
             slots=slots,
             lookahead=policy.lookahead,
+            prompt_tokens=lambda decoding: chunk,
             consecutive_rows=not context.packs_steps,
-            prompts_first=True,
+            prompts_first=prompts_first,
         )
     )
     for sequence in sequences:

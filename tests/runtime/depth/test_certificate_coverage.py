@@ -8,6 +8,7 @@ import re
 import shutil
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from subprocess import CompletedProcess
 from typing import Any
@@ -245,13 +246,15 @@ def test_totals_are_those_of_the_requests(certified: Path) -> None:
 def test_a_cancelled_stream_counts_as_far_as_it_came(certified: Path, policy: str) -> None:
     """Its launches are counted: launches per token would be wrong wherever clients hang up."""
     with load(certified, policy) as engine:
-        stream = engine.stream(PROMPT, params())
-        for _ in range(5):
-            next(stream)
-        stream.close()  # type: ignore[attr-defined]
-        found = totals(engine)
+        handle = engine.submit(PROMPT, replace(params(), max_new_tokens=60))
+        for number, _ in enumerate(handle, 1):
+            if number == 5:
+                break
+        done, found = handle.result(), totals(engine)
+        assert (done.finish_reason, len(done.token_ids) >= 5) == ("cancelled", True)
         assert found['tide_requests_total{reason="cancelled"}'] == 1
-        assert sum(count for name, count in found.items() if name.startswith("tide_generated_tokens_total")) == 5
+        generated = sum(count for name, count in found.items() if name.startswith("tide_generated_tokens_total"))
+        assert generated == len(done.token_ids)
 
 
 def test_json_says_all_that_the_tables_say(certified: Path, command: Callable[..., CompletedProcess[str]]) -> None:

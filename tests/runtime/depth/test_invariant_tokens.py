@@ -54,7 +54,7 @@ def generate(policy: DepthPolicy, rows: int, limit: int) -> tuple[list[TokenSequ
     params = GenerationParams(max_new_tokens=60)
     batch = [make_row(Request((1 + row, 2, 3), params, row), MANIFEST) for row in range(rows)]
     context = CoarseContext(rows, limit)
-    list(run(policy, context, batch))
+    list(run(policy, context, batch, chunk=2))
     return batch, context
 
 

@@ -259,7 +259,7 @@ def test_exits_that_cost_more_than_they_save_in_a_batch_are_not_asked(policy: st
         info = replace(manifest.calibration, costs=CostTable("numpy", "", 5.0, dear_head), exit_depths=shares)
         asked = requests((1, 2), (3, 4), (5, 6))
         rows = [make_row(request, manifest) for request in asked]
-        made = exits_pay(make_policy(policy, replace(manifest, calibration=info), DepthOptions(draft="router")))
+        made = exits_pay(make_policy(policy, replace(manifest, calibration=info), DepthOptions(draft="router"), len(rows)))
         backend = NumpyBackend(manifest, model)
         list(run(made, backend.context(3), rows))
         assert (HEAD not in backend.launches) is ran_full

@@ -16,4 +16,4 @@ def test_the_batch_size_is_limited_to_that_of_the_engines(engine: Engine) -> Non
     alone = [tokens(engine.generate(prompt, params())[0]) for prompt in PROMPTS]
     with Engine(bundle, EngineOptions(policy="full")) as narrow:
         assert [tokens(r) for r in narrow.generate(PROMPTS, params())] == alone
-        assert narrow._idle[0].capacity == 2
+        assert narrow.max_batch == 2

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import onnx
@@ -30,8 +31,9 @@ PARAMS = GenerationParams(max_new_tokens=24)
 def on_device(bundle: Path, request: pytest.FixtureRequest) -> Iterator[Engine]:
     """An engine with the GPU backend over host memory; ``fused``: with GroupQueryAttention where possible, as in fp16."""
     with Engine.load(bundle, EngineOptions(threads=ThreadOptions(1), target="cpu")) as engine:
-        engine.backend = load(engine.bundle, HostDevice(), fused=request.param)
-        yield engine
+        backend = load(engine.bundle, HostDevice(), fused=request.param)
+        with Engine(engine.bundle, engine.options, backend=backend) as on_device:
+            yield on_device
 
 
 def load(bundle: Bundle, device: HostDevice, fused: bool) -> OnnxRuntimeCudaBackend:
@@ -102,10 +104,10 @@ def test_a_decode_loop_over_the_real_graphs(bundle: Path, reference: list[tuple[
     gpu = SimulatedGpu()
     gpu.kind = "cpu"  # the name of the device for ONNX Runtime
     with Engine.load(bundle, EngineOptions(threads=ThreadOptions(1), target="cpu", policy="full", max_batch=rows)) as engine:
-        engine.backend = load(engine.bundle, gpu, fused=True)
-        drivers = Drivers(HostDriver(gpu).compile, None)
-        engine.policy = DrivenDepth(engine.policy, NumpyLoopKernels(gpu), 6, drivers)
-        assert [row.token_ids for row in engine.generate(PROMPTS, PARAMS)] == reference
+        backend = load(engine.bundle, gpu, fused=True)
+        policy: Any = DrivenDepth(cast(Any, engine.policy), NumpyLoopKernels(gpu), 6, Drivers(HostDriver(gpu).compile, None))
+        with Engine(engine.bundle, engine.options, backend=backend, policy=policy) as driven:
+            assert [row.token_ids for row in driven.generate(PROMPTS, PARAMS)] == reference
 
 
 def test_non_finite_logits_are_detected_on_the_device(bundle: Path) -> None:
