@@ -23,10 +23,9 @@ _MOST_FAILURES = 3  # steps in a row; then the backend is given up
 
 @dataclass(eq=False)
 class Submitted(Request):
-    """A request and its caller's handle. ``aborted``: the caller does not want it any more."""
+    """A request and its caller's handle."""
 
     handle: GenerationHandle | None = None
-    aborted: bool = False
 
     @property
     def caller(self) -> GenerationHandle:
@@ -57,6 +56,7 @@ class EngineLoop:
         self.context: ExecutionContext | None = None
         self._make_context, self._finish = make_context, finish
         self._changed = threading.Condition()  # guards the scheduler's queues, and all below
+        self._aborted: list[Submitted] = []
         self._thread: threading.Thread | None = None
         self._process, self._failures = os.getpid(), 0
         self._stop: str | None = None  # None, "drain" or "abort"
@@ -95,14 +95,11 @@ class EngineLoop:
             self._changed.notify_all()
 
     def abort(self, request: Submitted) -> None:
-        """End a request: at once when it waits, else after the step in progress."""
-        with self._changed:
-            if request.caller.done or self._process != os.getpid():
-                return
-            request.aborted = True
-            if request.sequence.batch_index < 0 and request in self.scheduler.requests():
-                self.scheduler.remove(request)
-                self._end(request, "cancelled")
+        """End a request after the step in progress."""
+        if self._process == os.getpid():
+            with self._changed:
+                self._aborted.append(request)
+                self._changed.notify_all()
 
     def stop(self, abort: bool) -> None:
         """Take no more requests, and wait until those in progress are finished, or cancelled when ``abort``."""
@@ -129,6 +126,7 @@ class EngineLoop:
         try:
             while (plan := self._next_plan()) is not None:
                 self._step(plan)
+                del plan  # its requests keep the engine alive
         except BaseException as error:  # a bug here must not leave callers waiting
             self._die(error)
         finally:
@@ -142,11 +140,24 @@ class EngineLoop:
     def _next_plan(self) -> StepPlan | None:
         """Wait for work and plan a step; None when the loop is to end."""
         with self._changed:
-            while self._stop is None and not self.scheduler.has_work:
+            while True:
+                self._end_aborted()
+                if self._stop == "abort":
+                    return None
+                if self.scheduler.has_work:
+                    return self.scheduler.step(monotonic())
+                if self._stop is not None:
+                    return None
                 self._changed.wait()
-            if self._stop == "abort" or not self.scheduler.has_work:
-                return None
-            return self.scheduler.step(monotonic())
+
+    def _end_aborted(self) -> None:
+        for request in self._aborted:
+            if not request.caller.done:
+                if request.sequence.batch_index >= 0:
+                    self._save(request)
+                self._leave(request)
+                self._end(request, "cancelled")
+        self._aborted.clear()
 
     def _step(self, plan: StepPlan) -> None:
         began = perf_counter()
@@ -161,7 +172,11 @@ class EngineLoop:
             return
         self._failures = 0
         for request, new in outcome:
-            self._take(request, new)
+            try:
+                self._take(request, new)
+            except Exception as error:  # decoding its text, for example
+                self._leave(request)
+                self._caller(request).fail(error)
         for request, _ in plan.prompts:
             if request.sequence.batch_index >= 0:
                 self._save(request)
@@ -169,8 +184,7 @@ class EngineLoop:
         self.metrics.stepped(decoded + sum(tokens for _, tokens in plan.prompts), perf_counter() - began)
 
     def _take(self, request: Request, tokens: list[int]) -> None:
-        assert isinstance(request, Submitted)
-        sequence, handle = request.sequence, request.caller
+        sequence, handle = request.sequence, self._caller(request)
         before = sequence.latest_token
         for event in take(sequence, tokens):
             self.metrics.took_token(sequence.latest_token - (before or sequence.submitted), first=not before)
@@ -184,10 +198,6 @@ class EngineLoop:
         if sequence.error is not None:
             self._leave(request, tainted=True)
             handle.fail(sequence.error)
-        elif request.aborted:
-            self._save(request)
-            self._leave(request)
-            self._end(request, "cancelled")
 
     def _save(self, request: Request) -> None:
         """Copy what is new of the request's row into the prefix cache."""
@@ -204,23 +214,25 @@ class EngineLoop:
 
     def _end(self, request: Request, reason: FinishReason) -> None:
         """Deliver what a request has, which is not all it asked for."""
-        assert isinstance(request, Submitted)
-        if request.caller.done:
-            return
+        handle = self._caller(request)
         if self._dead is not None:
-            request.caller.fail(EngineClosedError(f"the engine has failed ({self._dead}); load it again"))
+            handle.fail(EngineClosedError(f"the engine has failed ({self._dead}); load it again"))
             return
         request.sequence.end(reason)
-        request.caller.finish(Chunk(request.sequence.pieces[-1], None, self._finish(request.sequence)))
+        handle.finish(Chunk(request.sequence.pieces[-1], None, self._finish(request.sequence)))
 
     def _fail(self, requests: list[Request], error: Exception) -> None:
         self._failures += 1
         for request in requests:
-            assert isinstance(request, Submitted)
             self._leave(request, tainted=True)
-            request.caller.fail(error)
+            self._caller(request).fail(error)
         if self._failures >= _MOST_FAILURES:
             raise error
+
+    @staticmethod
+    def _caller(request: Request) -> GenerationHandle:
+        assert isinstance(request, Submitted)
+        return request.caller
 
     def _die(self, error: BaseException) -> None:
         with self._changed:
