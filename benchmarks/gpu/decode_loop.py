@@ -19,10 +19,12 @@ import typer
 from tide_bench.report import Report
 from tide_plugins.launch.cuda_driver import CudaDriver
 from tide_runtime import Engine, EngineOptions, GenerationParams
-from tide_runtime.depth.policy import EnginePolicy
+from tide_runtime.backends.base import ExecutionContext
+from tide_runtime.depth.policy import DepthPolicy
 from tide_runtime.device_loop.policy import DrivenDepth
 from tide_runtime.errors import TargetError
-from tide_runtime.outputs import Generation
+from tide_runtime.outputs import Generation, finished
+from tide_runtime.scheduling.step import run
 
 from benchmarks.gpu.absent_gpu import NOT_RUN, say_not_run
 from benchmarks.gpu.gpu_report import executed, gpu_report
@@ -39,16 +41,17 @@ def compare(engine: Engine, prompts: Prompts) -> dict[str, Any]:
     """
     if engine.drive.reason is not None:
         return {"reason": engine.drive.reason}
-    device = cast(DrivenDepth, engine.drive.policy)
+    device, context = cast(DrivenDepth, engine.drive.policy), engine.backend.context(len(prompts))
+
+    def generated(policy: DepthPolicy, *eos: int) -> list[Generation]:
+        return generate(engine, context, policy, prompts, eos)
+
     with warnings.catch_warnings(record=True) as heard:
         warnings.simplefilter("always")
-        generate(engine, device, prompts, ())  # its first launch is the host's, the others are the graph's
-        whole = generate(engine, device, prompts, ()), generate(engine, device.inner, prompts, ())
+        generated(device)  # its first launch is the host's, the others are the graph's
+        whole = generated(device), generated(device.inner)
         ends = list(dict.fromkeys(whole[1][0].token_ids))[-_ENDS:]
-        pairs = [
-            whole,
-            *((generate(engine, device, prompts, (end,)), generate(engine, device.inner, prompts, (end,))) for end in ends),
-        ]
+        pairs = [whole, *((generated(device, end), generated(device.inner, end)) for end in ends)]
     refused = [str(warning.message) for warning in heard if "driven from the host" in str(warning.message)]
     texts = [(ours.token_ids, theirs.token_ids) for pair in pairs for ours, theirs in zip(*pair, strict=True)]
     depths = [depth for row in whole[0] for depth in row.stats.token_depths]
@@ -64,9 +67,14 @@ def compare(engine: Engine, prompts: Prompts) -> dict[str, Any]:
     }
 
 
-def generate(engine: Engine, policy: EnginePolicy, prompts: Prompts, eos: tuple[int, ...]) -> list[Generation]:
-    with Engine(engine.bundle, engine.options, backend=engine.backend, policy=policy) as driven:
-        return driven.generate(prompts, GenerationParams(max_new_tokens=_NEW, eos_token_ids=eos))
+def generate(
+    engine: Engine, context: ExecutionContext, policy: DepthPolicy, prompts: Prompts, eos: tuple[int, ...]
+) -> list[Generation]:
+    """Over the same caches each time: what was captured belongs to them."""
+    sequences = engine.admission.sequences(prompts, GenerationParams(max_new_tokens=_NEW, eos_token_ids=eos))
+    for _ in run(policy, context, sequences):
+        pass
+    return [finished(sequence, policy.name, None) for sequence in sequences]
 
 
 def ms_per_token(rows: list[Generation]) -> float:

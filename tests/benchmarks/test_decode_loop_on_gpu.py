@@ -29,7 +29,6 @@ from tide_runtime.device_loop.host_driver import HostDriver
 from tide_runtime.device_loop.policy import DrivenDepth, Drivers
 from tide_runtime.device_loop.select import Drive
 from tide_runtime.errors import TargetError
-from tide_runtime.scheduling.step import run
 from tide_runtime.sequence import TokenSequence
 from typer.testing import CliRunner
 
@@ -58,20 +57,11 @@ class SimulatedEngine:
         exits = [LoopExit(early_exit, threshold) for early_exit, threshold in inner.for_device_loop()]
         made = DrivenDepth(inner, NumpyLoopKernels(self.gpu), 5, self.drivers, exits, 4)
         self.drive, self.policy, self.depth = Drive(made), inner, len(MODEL.strengths)
-        self._context: Any = TinyDeviceBackend(self.manifest, MODEL, self.gpu).context(len(PROMPTS))
+        self.backend = TinyDeviceBackend(self.manifest, MODEL, self.gpu)
+        self.admission = SimpleNamespace(sequences=self._sequences)
 
-    def generate(self, prompts: list[list[int]], params: GenerationParams) -> list[Any]:
-        self._context.clear()
-        rows = [make_row(Request(tuple(prompt), params, seat), self.manifest) for seat, prompt in enumerate(prompts)]
-        for _ in run(self.policy, self._context, rows):
-            pass
-        return [_generation(row) for row in rows]
-
-
-def _generation(row: TokenSequence) -> Any:
-    tokens = tuple(row.new_tokens.tolist())
-    stats = SimpleNamespace(decode_time=1.0, new_tokens=len(tokens) + 1, token_depths=tuple(row.depth.token_depths))
-    return SimpleNamespace(token_ids=tokens, stats=stats)
+    def _sequences(self, prompts: list[list[int]], params: GenerationParams) -> list[TokenSequence]:
+        return [make_row(Request(tuple(prompt), params, seat), self.manifest) for seat, prompt in enumerate(prompts)]
 
 
 def compared(engine: SimulatedEngine, monkeypatch: pytest.MonkeyPatch, prompts: Prompts = ALL) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from tide_runtime.bundle.calibration import ExitInfo
 from tide_runtime.depth.exact import ExactDepth
 from tide_runtime.depth.options import DepthOptions
 from tide_runtime.generation_params import GenerationParams
-from tide_runtime.scheduler import run
+from tide_runtime.scheduling.step import run
 
 from benchmarks.sampled_identity import Acceptance, Observer, add_results, differing_tokens
 
@@ -28,7 +28,7 @@ def observed(draft: Any, head: str = "linear") -> tuple[Observer, dict[str, tupl
     model = TinyTransformer(seed=1, strengths=(0.5, 1.5, 1.5), vocab=4, positions=32)
     model.weights["head"] *= 0.4
     manifest = tiny_manifest(model, (1,), [ExitInfo(1, head, "max_probability", 0.0)])
-    policy = ExactDepth(manifest, 32, DepthOptions(draft=draft, draft_limit=1, tuning=FAR_DRAFTS))
+    policy = ExactDepth(manifest, DepthOptions(draft=draft, draft_limit=1, tuning=FAR_DRAFTS))
     policy.costs.full = lambda rows, tokens, seq: 1.0  # type: ignore[method-assign,assignment]
     params, observer = GenerationParams(max_new_tokens=10, temperature=0.9), Observer()
     rows = [make_row(Request(PROMPT, replace(params, seed=seed), seed), manifest) for seed in range(SEEDS)]
