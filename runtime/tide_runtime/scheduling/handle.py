@@ -25,7 +25,7 @@ class GenerationHandle:
     Args:
         cancel: tells the engine loop that the request is not wanted any more.
         streamed: whether chunks are delivered; otherwise only the result is.
-        owner: kept alive as long as the handle is.
+        owner: kept alive until the request has ended.
     """
 
     def __init__(self, cancel: Callable[[], None], streamed: bool, owner: object = None) -> None:
@@ -99,13 +99,15 @@ class GenerationHandle:
     def finish(self, last: Chunk) -> None:
         """Hand over the last token and the result."""
         assert last.generation is not None
-        self._put(last)
+        self._owner = None  # or an engine that is dropped would live as long as what its thread keeps of the request
         self._result.set_result(last.generation)
+        self._put(last)
 
     def fail(self, error: BaseException) -> None:
         """End the request with ``error``."""
-        self._put(error)
+        self._owner = None
         self._result.set_exception(error)
+        self._put(error)
 
     def _put(self, item: _Item) -> None:
         with self._lock:

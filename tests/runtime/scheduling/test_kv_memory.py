@@ -1,0 +1,38 @@
+"""The engine's memory for keys and values: what the caller allows, or what the machine has."""
+
+from __future__ import annotations
+
+import pytest
+from tide_runtime.backends.kv_caches import BLOCK_TOKENS
+from tide_runtime.errors import ParamsError
+from tide_runtime.scheduling import kv_memory
+from tide_runtime.scheduling.kv_memory import free_memory, kv_blocks
+
+TOKEN, SLOTS = 1000, 100  # bytes of a token; 7 blocks
+BLOCK = TOKEN * BLOCK_TOKENS
+
+
+def test_a_budget_is_whole_blocks() -> None:
+    """Breaks: memory beyond what the caller allowed."""
+    assert kv_blocks(TOKEN, 10 * BLOCK + BLOCK - 1, 4, SLOTS) == 10
+
+
+def test_a_budget_below_one_sequence_is_refused() -> None:
+    """Breaks: an engine that can never finish a long request."""
+    assert kv_blocks(TOKEN, 7 * BLOCK, 4, SLOTS) == 7
+    with pytest.raises(ParamsError, match=f"kv_memory is {7 * BLOCK - 1} bytes, one sequence of 100 tokens needs {7 * BLOCK}"):
+        kv_blocks(TOKEN, 7 * BLOCK - 1, 4, SLOTS)
+
+
+@pytest.mark.parametrize(
+    ("free", "blocks"), [(0, 7), (2 * 6 * BLOCK, 7), (2 * 50 * BLOCK, 50), (10**15, 4 * 4 * 7)], ids=["none", "low", "half", "much"]
+)
+def test_by_default_half_of_what_is_free(monkeypatch: pytest.MonkeyPatch, free: int, blocks: int) -> None:
+    """Breaks: an engine that takes the whole machine, more than it can use, or less than one sequence."""
+    monkeypatch.setattr(kv_memory, "free_memory", lambda: free)
+    assert kv_blocks(TOKEN, None, 4, SLOTS) == blocks
+
+
+def test_free_memory_is_that_of_a_machine() -> None:
+    """Breaks: a unit that is mistaken (kB for bytes)."""
+    assert 16 << 20 < free_memory() < 1 << 46
