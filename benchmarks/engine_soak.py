@@ -38,7 +38,7 @@ from benchmarks.serving.soak_tally import Expected, Tally
 
 FIRST_TURNS, SECOND_TURNS = 300, 100
 MAX_BATCH, MAX_QUEUE = 16, 12
-WARM_UP = 0.2  # share of the requests
+WARM_UP = 0.4  # of the requests; until then ONNX Runtime and NumPy meet new shapes
 SLICES = 40  # of the requests, for the progress bar
 
 console = Console(width=max(110, Console().width))
