@@ -126,7 +126,7 @@ class NumpyEngine:
     ) -> GenerationHandle:
         request = Submitted(make_row(wanted(prompt, count, **changes), self.backend.manifest), priority, monotonic() + timeout)
         request.handle = GenerationHandle(partial(self.loop.abort, request), streamed)
-        self.loop.submit(request)
+        self.loop.submit([request])
         return request.handle
 
     def __enter__(self) -> NumpyEngine:
