@@ -9,7 +9,7 @@ priorities, use cache salts of three tenants or no prefix cache, and send again 
 and values are fewer than the sequences of a batch need, so sequences are preempted all the time. Every text is compared with the
 one that an engine of one sequence, policy full and no prefix cache makes of the same prompt and seed.
 
-Memory is the resident set after a fifth of the requests and at the end, nothing running. Exit code 1 when a text is wrong, or a
+Memory is the resident set after 40% of the requests and at the end, nothing running. Exit code 1 when a text is wrong, or a
 request is lost or ends with an error.
 """
 
