@@ -94,8 +94,10 @@ class EngineLoop:
 
     def abort(self, request: Submitted) -> None:
         """End a request: at once when it waits, else after the step in progress."""
+        if self._process != os.getpid():  # the lock may have been held when the process was forked
+            return
         with self._changed:
-            if request.caller.done or self._process != os.getpid():
+            if request.caller.done:
                 return
             request.aborted = True
             if request.sequence.batch_index < 0 and request in self.scheduler.requests():
@@ -132,7 +134,7 @@ class EngineLoop:
         finally:
             with self._changed:
                 for request in self.scheduler.requests():
-                    self._leave(request)
+                    self.scheduler.remove(request)
                     self._end(request, "cancelled")
                 if self.context is not None:
                     self.context.close()
@@ -174,9 +176,10 @@ class EngineLoop:
             self.metrics.took_token(sequence.latest_token - (before or sequence.submitted), first=not before)
             before = sequence.latest_token
             if sequence.finish_reason is not None:
+                last = Chunk(event.text, event.token, self._finish(sequence))
                 self._save(request)
                 self._leave(request)
-                handle.finish(Chunk(event.text, event.token, self._finish(sequence)))
+                handle.finish(last)
                 return
             handle.deliver(Chunk(event.text, event.token))
         if sequence.error is not None:
@@ -195,10 +198,12 @@ class EngineLoop:
             self.context.prefix_blocks.save(*copies)
 
     def _leave(self, request: Request, tainted: bool = False) -> None:
-        with self._changed:
-            row = self.scheduler.remove(request)
-        if row is not None and self.context is not None:
+        """Free a request's row. When that raises, the scheduler still knows the request, and `_run` ends it."""
+        row = request.sequence.batch_index
+        if row >= 0 and self.context is not None:
             self.context.forget_row(row, tainted)
+        with self._changed:
+            self.scheduler.remove(request)
 
     def _end(self, request: Request, reason: FinishReason) -> None:
         """Deliver what a request has, which is not all it asked for."""
@@ -208,8 +213,13 @@ class EngineLoop:
         if self._dead is not None:
             request.caller.fail(EngineClosedError(f"the engine has failed ({self._dead}); load it again"))
             return
-        request.sequence.end(reason)
-        request.caller.finish(Chunk(request.sequence.pieces[-1], None, self._finish(request.sequence)))
+        try:
+            request.sequence.end(reason)
+            last = Chunk(request.sequence.pieces[-1], None, self._finish(request.sequence))
+        except Exception as error:  # the other requests that end with it must not be left waiting
+            request.caller.fail(error)
+            return
+        request.caller.finish(last)
 
     def _fail(self, requests: list[Request], error: Exception) -> None:
         self._failures += 1

@@ -48,9 +48,7 @@ WAYS: list[Callable[[GenerationHandle], Generation]] = [iterated, iterated_async
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("late", [False, True])
-def test_every_way_gives_the_whole_result(
-    engine: NumpyEngine, way: Callable[[GenerationHandle], Generation], late: bool
-) -> None:
+def test_every_way_gives_the_whole_result(engine: NumpyEngine, way: Callable[[GenerationHandle], Generation], late: bool) -> None:
     """Breaks: a result that is lost when the request ends before anybody asks for it."""
     handle = engine.submit(PROMPT)
     if late:

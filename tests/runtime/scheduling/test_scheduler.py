@@ -305,7 +305,7 @@ def test_a_moved_row_takes_its_memory_from_the_gap() -> None:
             scheduler.add(one)
         while scheduler.has_work:
             plan = scheduler.step()
-            assert 0 <= scheduler.free_blocks and scheduler.free_blocks + scheduler.blocks_in_rows == 5
+            assert scheduler.free_blocks >= 0 and scheduler.free_blocks + scheduler.blocks_in_rows == 5
             assert scheduler._free >= 0
             carry_out(scheduler, plan)
         assert scheduler.free_blocks == 5
