@@ -96,7 +96,7 @@ class EngineLoop:
 
     def abort(self, request: Submitted) -> None:
         """End a request after the step in progress."""
-        if self._process == os.getpid():
+        if self._process == os.getpid():  # the lock may have been held when the process was forked
             with self._changed:
                 self._aborted.append(request)
                 self._changed.notify_all()
@@ -132,7 +132,7 @@ class EngineLoop:
         finally:
             with self._changed:
                 for request in self.scheduler.requests():
-                    self._leave(request)
+                    self.scheduler.remove(request)
                     self._end(request, "cancelled")
                 if self.context is not None:
                     self.context.close()
@@ -190,9 +190,10 @@ class EngineLoop:
             self.metrics.took_token(sequence.latest_token - (before or sequence.submitted), first=not before)
             before = sequence.latest_token
             if sequence.finish_reason is not None:
+                last = Chunk(event.text, event.token, self._finish(sequence))
                 self._save(request)
                 self._leave(request)
-                handle.finish(Chunk(event.text, event.token, self._finish(sequence)))
+                handle.finish(last)
                 return
             handle.deliver(Chunk(event.text, event.token))
         if sequence.error is not None:
@@ -207,10 +208,12 @@ class EngineLoop:
             self.context.prefix_blocks.save(*copies)
 
     def _leave(self, request: Request, tainted: bool = False) -> None:
-        with self._changed:
-            row = self.scheduler.remove(request)
-        if row is not None and self.context is not None:
+        """Free a request's row. When that raises, the scheduler still knows the request, and `_run` ends it."""
+        row = request.sequence.batch_index
+        if row >= 0 and self.context is not None:
             self.context.forget_row(row, tainted)
+        with self._changed:
+            self.scheduler.remove(request)
 
     def _end(self, request: Request, reason: FinishReason) -> None:
         """Deliver what a request has, which is not all it asked for."""
@@ -218,8 +221,13 @@ class EngineLoop:
         if self._dead is not None:
             handle.fail(EngineClosedError(f"the engine has failed ({self._dead}); load it again"))
             return
-        request.sequence.end(reason)
-        handle.finish(Chunk(request.sequence.pieces[-1], None, self._finish(request.sequence)))
+        try:
+            request.sequence.end(reason)
+            last = Chunk(request.sequence.pieces[-1], None, self._finish(request.sequence))
+        except Exception as error:  # the other requests that end with it must not be left waiting
+            handle.fail(error)
+            return
+        handle.finish(last)
 
     def _fail(self, requests: list[Request], error: Exception) -> None:
         self._failures += 1
