@@ -55,7 +55,7 @@ console = Console(width=max(150, Console().width))  # piped output would wrap th
 def main(
     parts: Annotated[str, typer.Option(help=f"Parts to run, of {','.join(PARTS)}.")] = ",".join(PARTS),
     minutes: Annotated[float, typer.Option(min=0.1, help="Minutes of rounds of part closed.")] = 4.0,
-    seconds: Annotated[float, typer.Option(min=1, help="Seconds of arrivals at each rate of part poisson.")] = 35.0,
+    seconds: Annotated[float, typer.Option(min=1, help="Seconds of arrivals at each rate of part poisson.")] = 25.0,
     seed: Annotated[int, typer.Option(min=0, help="Of prompts, lengths, arrival times and orders.")] = 0,
     cache: Annotated[Path, typer.Option(help="Where weights and engines are kept between runs.")] = CACHE,
     json: Annotated[Path | None, typer.Option(help="Write all figures to this file.")] = None,

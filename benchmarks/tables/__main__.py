@@ -21,7 +21,7 @@ from benchmarks.gpu.decode_table import decode_cuda_not_run, decode_cuda_table
 from benchmarks.markdown import table
 from benchmarks.models.gguf_files import GGUF_MODELS
 from benchmarks.models.model_folders import MODELS
-from benchmarks.tables import calibration_tables
+from benchmarks.tables import calibration_tables, load_tables
 from benchmarks.tables.bench_tables import bench_table, predecessor_table, serve_line, summary_table
 from benchmarks.tables.policy_table import HEADINGS, cells, title_of
 from benchmarks.tables.verified_table import verified_table
@@ -285,6 +285,10 @@ PAGES: dict[str, list[tuple[str, Callable[[dict[str, Any]], str]]]] = {
         ("quantised_decode", quantised_table),
         ("quantised_decode_1b", quantised_table),
         ("quantised_kv", kv_table),
+        ("engine_load", _placed(load_tables.closed_table)),
+        ("engine_load", _placed(load_tables.poisson_table)),
+        ("engine_load", _placed(load_tables.load_line)),
+        ("engine_soak", _placed(load_tables.soak_line)),
         ("tide_bench", _placed(summary_table)),
         ("tide_bench", _placed(bench_table)),
         ("tide_bench_1b", bench_1b_tables),
@@ -297,6 +301,7 @@ PAGES: dict[str, list[tuple[str, Callable[[dict[str, Any]], str]]]] = {
         ("policies_cpu", policies_table),
         ("exact_identity", identity_line),
         ("exact_identity_low_bits", low_bit_identity_line),
+        ("sampled_identity", _placed(load_tables.sampled_line)),
         ("policies_1b", scripted_table),
     ],
     "docs/measured-runtime.md": [

@@ -10,16 +10,21 @@ from numpy.typing import NDArray
 
 from tide_runtime.backends.kv_caches import BLOCK_TOKENS, KVCaches
 from tide_runtime.backends.lazy_memory import LazyMemory
+from tide_runtime.backends.step_arrays import RowEnds
 
 
 class PrefixBlocks:
     """``blocks`` blocks with ids from 0 on. A block holds all layers in one piece of whole pages, so that one call gives it
     back; memory is taken when a block is first saved.
 
+    Args:
+        ends: told how far `load` fills a row, so that no padding lands there.
+
     Raises DeviceMemoryError when the operating system refuses the address space.
     """
 
-    def __init__(self, caches: KVCaches, blocks: int) -> None:
+    def __init__(self, caches: KVCaches, blocks: int, ends: RowEnds | None = None) -> None:
+        self._ends = ends
         self._stride = -(-caches.block_bytes // mmap.PAGESIZE) * mmap.PAGESIZE  # bytes from one block to the next
         self._memory = LazyMemory(blocks * self._stride)
         self._copies: list[tuple[NDArray[np.generic], NDArray[np.generic]]] = []
@@ -46,6 +51,8 @@ class PrefixBlocks:
         index = np.asarray(ids, np.intp)
         for cached, kept in self._copies:
             cached[:, row, : len(index)] = kept[:, index]
+        if self._ends is not None:
+            self._ends.reach(row, len(index) * BLOCK_TOKENS)
 
     def release(self, ids: Sequence[int]) -> None:
         """Give the memory of the blocks ``ids`` back to the operating system."""

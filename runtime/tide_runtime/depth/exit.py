@@ -160,7 +160,9 @@ class ExitDepth:
         if not self.can_resume:
             return 0
         state = cast("ExitState | None", sequence.policy_state)
-        if state is None or state.frontier.done[0] < sequence.num_cached_tokens:  # steps of `full` leave the frontier behind
+        if state is None or state.preemptions != sequence.preemptions:  # it is prefilled again, the frontier is of the lost row
+            return sequence.num_cached_tokens
+        if state.frontier.done[0] < sequence.num_cached_tokens:  # steps of `full` leave the frontier behind
             return sequence.num_cached_tokens
         return state.frontier.done[-1]
 

@@ -34,6 +34,7 @@ class GenerationHandle:
         self._chunks: SimpleQueue[_Item] = SimpleQueue()
         self._forward: Callable[[_Item], None] = self._chunks.put
         self._lock = threading.Lock()
+        self._exhausted = False
 
     @property
     def done(self) -> bool:
@@ -51,11 +52,10 @@ class GenerationHandle:
 
     def __iter__(self) -> Iterator[Chunk]:
         try:
-            while True:
+            while not self._exhausted:
                 chunk = _chunk(self._chunks.get())
+                self._exhausted = chunk.generation is not None
                 yield chunk
-                if chunk.generation is not None:
-                    return
         finally:
             self.cancel()
 

@@ -10,7 +10,7 @@ from tide_runtime.backends.kv_caches import BLOCK_TOKENS
 from tide_runtime.errors import ParamsError
 from tide_runtime.scheduling.scheduler import blocks_of
 
-_SHARE = 0.5  # of the memory that is free when the engine is loaded
+_SHARE = 0.25  # of the memory that is free when the engine is loaded
 _PREFIX_FACTOR = 4  # memory for this many times the running requests is all that is taken by default
 
 
@@ -18,7 +18,7 @@ def kv_blocks(bytes_per_token: int, budget: int | None, rows: int, slots: int) -
     """Blocks of KV memory for ``rows`` requests of up to ``slots`` tokens and the prefix cache.
 
     Args:
-        budget: bytes; None: half of what the machine has free, and no more than could be used.
+        budget: bytes; None: a quarter of what the machine has free, and no more than could be used.
 
     Raises ParamsError when ``budget`` does not hold one sequence of full length.
     """

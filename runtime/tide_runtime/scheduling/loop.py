@@ -36,7 +36,7 @@ class Submitted(Request):
 class EngineLoop:
     """Runs the requests of an engine. The thread starts with the first one and sleeps while there is none.
 
-    A request whose logits are not finite ends alone. When the backend raises, the requests of that step end with its error and
+    A request whose logits are not finite ends alone. When the backend raises, the running requests end with its error and
     the loop goes on; after three such steps in a row the loop is dead, and all requests end with an error.
 
     Args:
@@ -168,7 +168,7 @@ class EngineLoop:
                 self.context = self._make_context()
             outcome = run_step(self.policy, self.context, plan)
         except Exception as error:
-            self._fail([*plan.requests], error)
+            self._fail(error)
             return
         self._failures = 0
         for request, new in outcome:
@@ -229,9 +229,10 @@ class EngineLoop:
             return
         handle.finish(last)
 
-    def _fail(self, requests: list[Request], error: Exception) -> None:
+    def _fail(self, error: Exception) -> None:
+        """End all running requests: a copy that the step was to make may be missing in the row of any of them."""
         self._failures += 1
-        for request in requests:
+        for request in [*self.scheduler.running]:
             self._leave(request, tainted=True)
             self._caller(request).fail(error)
         if self._failures >= _MOST_FAILURES:

@@ -26,10 +26,10 @@ def test_a_budget_below_one_sequence_is_refused() -> None:
 
 @pytest.mark.parametrize(
     ("free", "blocks"),
-    [(0, 7), (2 * 6 * BLOCK, 7), (2 * 50 * BLOCK, 50), (10**15, 4 * 4 * 7)],
-    ids=["none", "low", "half", "much"],
+    [(0, 7), (4 * 6 * BLOCK, 7), (4 * 50 * BLOCK, 50), (10**15, 4 * 4 * 7)],
+    ids=["none", "low", "quarter", "much"],
 )
-def test_by_default_half_of_what_is_free(monkeypatch: pytest.MonkeyPatch, free: int, blocks: int) -> None:
+def test_by_default_a_quarter_of_what_is_free(monkeypatch: pytest.MonkeyPatch, free: int, blocks: int) -> None:
     """Breaks: an engine that takes the whole machine, more than it can use, or less than one sequence."""
     monkeypatch.setattr(kv_memory, "free_memory", lambda: free)
     assert kv_blocks(TOKEN, None, 4, SLOTS) == blocks

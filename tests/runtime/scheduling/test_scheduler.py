@@ -267,7 +267,7 @@ def test_a_prefix_is_loaded_but_never_the_whole_prompt() -> None:
 def test_salts_and_opting_out_share_nothing() -> None:
     """Breaks: tenants that see each other's prompts in their times, and requests that do not want to be kept."""
     scheduler = make(cached=True)
-    for salt, uses, hits in [("a", True, 0), ("b", True, 0), (None, True, 0), (None, False, 0), ("a", True, 1)]:
+    for salt, uses, hits in [(None, True, 0), ("a", True, 0), ("b", True, 0), ("a", False, 0), ("a", True, 1), (None, True, 1)]:
         scheduler.add(request(20, new=1, cache_salt=salt, use_prefix_cache=uses))
         held = scheduler.blocks_in_tree
         assert len(step(scheduler).loads) == hits
@@ -328,7 +328,7 @@ def test_memory_is_counted_whatever_happens(seed: int) -> None:
             int(random.integers(1, SLOTS + 1)),
             int(random.integers(1, 50)),
             int(random.integers(3)),
-            deadline=float(random.choice([math.inf, math.inf, random.integers(1, 90)])),
+            deadline=float(random.integers(1, 90)) if random.random() < 0.3 else math.inf,
             first=int(random.choice([0, 0, 1000])),
         )
         for _ in range(random.integers(1, 12))

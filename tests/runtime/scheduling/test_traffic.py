@@ -105,15 +105,19 @@ def drive(case: Case, policy: Any, requests: list[Wanted], random: np.random.Gen
             if sequence.finish_reason is None and aborts:
                 sequence.end("cancelled")
             if sequence.prefilled or sequence.finish_reason is not None or random.random() < 0.5:
-                saved = scheduler.save(request, policy.settled(sequence))
+                settled = policy.settled(sequence)
+                if settled:
+                    known, row = case.model.states_of(sequence.tokens[:settled]), sequence.batch_index
+                    assert np.allclose(context.keys[:, row, :settled], known.keys), "settled too early"
+                saved = scheduler.save(request, settled)
                 if saved is not None:
                     context.prefix_blocks.save(*saved)
             if sequence.finish_reason is not None:
                 (outcome.aborted if aborts else outcome.finished)[numbers[request]] = request
                 outcome.prefix_tokens += sequence.prefix_tokens
-                row = scheduler.remove(request)
-                assert row is not None
-                context.forget_row(row)
+                left = scheduler.remove(request)
+                assert left is not None
+                context.forget_row(left)
     assert not scheduler.has_work and not waiting
     outcome.preemptions, outcome.left_blocks = scheduler.preemptions, scheduler.blocks_in_rows
     return outcome

@@ -80,8 +80,8 @@ class OnnxRuntimeContext:
         self.packs_steps = backend.packs_steps
         spare_slots = LEAST_ROWS - 1 if backend.pads_attention else 0
         self.caches = KVCaches(backend.manifest, backend.cache_dtype, capacity, spare_slots)
-        self.prefix_blocks = PrefixBlocks(self.caches, prefix_blocks) if prefix_blocks else None
         self.ends = RowEnds(capacity, self.caches.limit)
+        self.prefix_blocks = PrefixBlocks(self.caches, prefix_blocks, self.ends) if prefix_blocks else None
         self.buffers = StepBuffers(backend.manifest, backend.dtype, backend.logits_dtype)
         self._steps: OrderedDict[StepShape, _BoundStep] = OrderedDict()
         self._latest: tuple[tuple[int, list[int], list[int]], _BoundStep] | None = None
