@@ -1,3 +1,4 @@
+# ruff: noqa: E501  (sentences of the documentation)
 """Tables of an engine under load: `benchmarks.engine_load`, `engine_soak` and `sampled_identity`."""
 
 from __future__ import annotations
