@@ -115,24 +115,16 @@ class EngineMetrics:
         with self._lock:
             (self._first if first else self._between).add(since_last)
 
-    def stats(
-        self, *, waiting: int, running: int, preemptions: int, kv_bytes: int, prefix_bytes: int, free_bytes: int, kv_memory: int
-    ) -> EngineStats:
-        """The totals beside the scheduler's state."""
+    def stats(self, **state: int) -> EngineStats:
+        """The totals beside the scheduler's ``state``, which has the other fields of `EngineStats`."""
         with self._lock:
             return EngineStats(
-                waiting=waiting,
-                running=running,
-                preemptions=preemptions,
                 steps=self._steps,
                 step_tokens=self._step_tokens,
                 step_seconds=self._step_seconds,
                 prompt_tokens=self._prompt_tokens,
                 prefix_tokens=self._prefix_tokens,
-                kv_bytes=kv_bytes,
-                prefix_bytes=prefix_bytes,
-                free_bytes=free_bytes,
-                kv_memory=kv_memory,
+                **state,
             )
 
     def add(self, generation: Generation) -> None:

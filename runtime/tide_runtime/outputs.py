@@ -53,7 +53,7 @@ class RequestStats:
 
     def depth_of_each(self, num_layers: int) -> tuple[int, ...]:
         """Layers run before each output token was final; the first token comes out of the prompt's full pass."""
-        return (num_layers, *(self.token_depths or (num_layers,) * (self.new_tokens - 1)))
+        return (num_layers, *(self.token_depths or (num_layers,) * (self.new_tokens - 1)))[: self.new_tokens]
 
     def depths(self, num_layers: int) -> dict[int, int]:
         """Layers run before a token was final → output tokens."""

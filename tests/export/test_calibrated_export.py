@@ -370,3 +370,20 @@ def test_skipped_layers_get_keys_and_values_of_the_state_given(bundle, model, la
         ):
             found = context.caches.arrays[f"{kind}_cache_{layer}"][:, :, : tokens.shape[1]]
             assert np.abs(found - wanted.numpy()).max() < 1e-5
+
+
+def test_a_fill_leaves_the_rows_between_alone(bundle):
+    """`exit --kv propagate` in company would overwrite the beginning of a sequence that takes no part in a fill."""
+    with Engine.load(bundle, EngineOptions(threads=ThreadOptions(1))) as engine:
+        context = engine.backend.context(3)
+        prompts = context.step(0, [7, 7, 7], [1, 1, 1])
+        prompts.input_ids[:] = np.arange(21)
+        prompts.place([0, 0, 0])
+        for graph in context.every_layer:
+            prompts.run(graph)
+        before = {name: array[1, :, :7].copy() for name, array in context.caches.arrays.items()}
+        step = context.step(0, [2, 0, 1])
+        step.hidden[0][:3] = 1.0
+        step.place([7, 0, 7])
+        step.run("kv_fill_1")
+        assert all(np.array_equal(context.caches.arrays[name][1, :, :7], array) for name, array in before.items())

@@ -156,20 +156,21 @@ class RowEnds:
 
     Args:
         limit: slots of a row.
+        least: slots that a step writes at least, see `LEAST_ROWS`.
     """
 
-    def __init__(self, rows: int, limit: int) -> None:
-        self.ends, self.limit = [0] * rows, limit
+    def __init__(self, rows: int, limit: int, least: int = 1) -> None:
+        self.ends, self.limit, self.least = [0] * rows, limit, least
 
     def fit(self, first: int, counts: Sequence[int], num_cached_tokens: Sequence[int]) -> bool:
         """Whether every row from ``first`` on has room for the longest one's tokens behind what it holds."""
-        longest = max(counts)
+        longest = max(self.least, *counts)
         rows = zip(counts, num_cached_tokens, self.ends[first : first + len(counts)], strict=True)
         return all((cached if count else end) + longest <= self.limit for count, cached, end in rows)
 
     def place(self, first: int, counts: Sequence[int], num_cached_tokens: Sequence[int]) -> list[int]:
         """Where each row of a step is written; rows without tokens behind all they hold."""
-        places, longest = list(num_cached_tokens), max(counts)
+        places, longest = list(num_cached_tokens), max(self.least, *counts)
         for row, count in enumerate(counts, first):
             if count:
                 self.reach(row, places[row - first] + count)

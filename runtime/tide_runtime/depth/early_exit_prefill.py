@@ -38,7 +38,10 @@ class ExitingPrefill:
         step = self._chunk(context, sequence, count, last, sequence.policy_state)
         sequence.num_cached_tokens += count
         sequence.prefilled = last
-        return [sequence.choose(step.logits[0], int(step.token[0]))] if last and step is not None else []
+        if not last:
+            return []
+        assert step is not None  # the last token goes through every layer
+        return [sequence.choose(step.logits[0], int(step.token[0]))]
 
     def _chunk(
         self, context: ExecutionContext, sequence: TokenSequence, count: int, last: bool, layouts: list[Positions]

@@ -280,11 +280,12 @@ class ExitDepth:
         deep, first = self.executor.advance_all(context, [states[i] for i in needy], [1] * len(needy), prompts)
         for i, last in zip(needy, deep, strict=True):
             tokens[i].append(states[i].sequence.choose(last.logits[0], last.tokens[0]))
-            self._went_deep(states[i], states[i].waiting)
+            self._went_deep(states[i])
         return first
 
-    def _went_deep(self, state: ExitState, waited: int) -> None:
+    def _went_deep(self, state: ExitState) -> None:
         state.sequence.depth.record_full_step(self.num_layers)
+        waited = state.waiting
         state.settled = state.frontier.done[-1]
         if state.trial.active and not state.never_evaluates:
             self._observe(state, [0 if self._must_go_deep(state) else 1] * len(self.stops), waited)

@@ -23,7 +23,7 @@ class PromptChunk(NamedTuple):
 
     @property
     def wanted(self) -> int:
-        """Of how many of its tokens the model's logits are wanted: of the prompt's last one."""
+        """The number of its last tokens whose logits the policy reads: 1 in a prompt's last chunk, else 0."""
         return int(self.is_last and self.sequence.num_tokens == self.sequence.prompt_tokens)
 
 

@@ -18,7 +18,7 @@ _Item = Chunk | BaseException
 class GenerationHandle:
     """One submitted request.
 
-    Iterating (``for`` or ``async for``, one consumer) gives a `Chunk` per token as soon as it is final; leaving the loop early
+    Iterating (``for`` or ``async for``, once) gives a `Chunk` per token as soon as it is final; leaving the loop early
     cancels the request. `result`, or ``await``, gives the whole `Generation`. Both raise the request's error: NumericsError,
     BundleError, EngineClosedError.
 
@@ -57,6 +57,7 @@ class GenerationHandle:
                 self._exhausted = chunk.generation is not None
                 yield chunk
         finally:
+            self._exhausted = True
             self.cancel()
 
     async def __aiter__(self) -> AsyncIterator[Chunk]:
@@ -71,12 +72,12 @@ class GenerationHandle:
             while not self._chunks.empty():
                 chunks.put_nowait(self._chunks.get_nowait())
         try:
-            while True:
+            while not self._exhausted:
                 chunk = _chunk(await chunks.get())
+                self._exhausted = chunk.generation is not None
                 yield chunk
-                if chunk.generation is not None:
-                    return
         finally:
+            self._exhausted = True
             self.cancel()
 
     def __await__(self) -> Generator[Any, None, Generation]:

@@ -50,6 +50,7 @@ class StepPlan:
 
     Args:
         expired: requests whose deadline has passed; they hold nothing any more.
+        left_rows: rows that expired and preempted requests had.
         moves: (source row, target row, tokens) copies that close gaps between rows.
         released_rows: rows whose memory is given back.
         loads: (blocks of the prefix cache, row) copies to the beginning of a row.
@@ -59,6 +60,7 @@ class StepPlan:
     """
 
     expired: list[Request] = field(default_factory=list)
+    left_rows: list[int] = field(default_factory=list)
     moves: list[tuple[int, int, int]] = field(default_factory=list)
     released_rows: list[int] = field(default_factory=list)
     loads: list[tuple[list[int], int]] = field(default_factory=list)
@@ -203,8 +205,9 @@ class Scheduler:
 
     def _expire(self, now: float, plan: StepPlan) -> None:
         for request in [request for request in self._timed if request.deadline <= now]:
-            self.remove(request)
+            row = self.remove(request)
             plan.expired.append(request)
+            plan.left_rows += [row] if row is not None else []
 
     def _close_gaps(self, plan: StepPlan) -> None:
         """Move the last rows into the gaps that finished requests left."""
@@ -303,7 +306,7 @@ class Scheduler:
 
     def _preempt(self, request: Request, plan: StepPlan) -> None:
         sequence = request.sequence
-        self._take_row(request)
+        plan.left_rows.append(self._take_row(request))
         sequence.num_cached_tokens, sequence.prefilled = 0, False
         sequence.preemptions += 1
         self.preemptions += 1

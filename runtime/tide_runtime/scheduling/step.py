@@ -21,6 +21,8 @@ class TokenEvent(NamedTuple):
 
 def run_step(policy: DepthPolicy, context: ExecutionContext, plan: StepPlan) -> list[tuple[Request, list[int]]]:
     """Run ``plan``; the new tokens of each request that took part."""
+    for row in plan.left_rows:
+        context.forget_row(row)
     for move in plan.moves:
         context.move_row(*move)
     for row in plan.released_rows:
@@ -38,7 +40,7 @@ def run_step(policy: DepthPolicy, context: ExecutionContext, plan: StepPlan) -> 
     tokens = policy.step(context, decoding, plan.chunks)
     for sequence in decoding:
         sequence.layers_run += context.layers_launched - before
-        sequence.company = max(sequence.company, len(decoding))
+        sequence.company = max(sequence.company, len(decoding) + len(plan.prompts))
     return list(zip(plan.requests, tokens, strict=True))
 
 

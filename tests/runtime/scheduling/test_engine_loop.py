@@ -230,7 +230,7 @@ def test_a_timeout_ends_with_what_there_is(load: Callable[..., Engine]) -> None:
 
 
 def test_a_cancelled_request_that_lost_its_row_ends_at_once() -> None:
-    """Breaks: a client that went away while it was preempted, and whose text is computed again for nobody."""
+    """Breaks: a client that went away while it was preempted, and whose text is computed again without a reader."""
     with NumpyEngine(capacity=2, blocks=4, chunk=40) as engine:
         with engine.backend.paused(after=2):
             important = engine.submit([1] * 31, 30, priority=1)
@@ -308,7 +308,7 @@ def test_a_dropped_engine_ends_its_thread(load: Callable[..., Engine]) -> None:
 
 
 def test_a_handle_keeps_its_engine_until_the_request_ends(load: Callable[..., Engine]) -> None:
-    """Breaks: ``load().submit(prompt)``, cancelled because nobody holds the engine."""
+    """Breaks: ``load().submit(prompt)``, cancelled because the caller keeps only the handle, and not the engine."""
     handle = load().submit("x", GenerationParams(max_new_tokens=30, ignore_eos=True))
     gc.collect()
     assert handle.result(60).finish_reason == "length"

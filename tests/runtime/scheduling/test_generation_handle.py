@@ -116,7 +116,7 @@ def test_cancel_in_the_queue_ends_with_the_step_in_progress(engine: NumpyEngine)
 
 
 def test_cancel_while_running_keeps_what_there_is(engine: NumpyEngine) -> None:
-    """Breaks: a client's half answer that is thrown away, or an engine that goes on for nobody."""
+    """Breaks: a client's half answer that is thrown away, or an engine that goes on without a reader."""
     with engine.backend.paused(after=4):
         handle = engine.submit(PROMPT, LONG)
         iterator = iter(handle)

@@ -238,7 +238,7 @@ def test_prefix_blocks_go_before_anybody_is_preempted() -> None:
 
 
 def test_free_rows_give_their_memory_first() -> None:
-    """Breaks: prefixes that are dropped while rows that nobody uses hold memory."""
+    """Breaks: prefixes that are dropped while unused rows hold memory."""
     scheduler = make(rows=2, blocks=6, cached=True)
     scheduler.add(request(2 * BLOCK_TOKENS, new=1))
     step(scheduler)  # two blocks in the tree
@@ -279,7 +279,9 @@ def test_salts_and_opting_out_share_nothing() -> None:
 
 def test_gaps_are_closed_by_moves_that_come_before_releases() -> None:
     """Breaks: backends without packed steps, whose rows must be consecutive; a row that is given back before it is copied."""
-    assert list(StepPlan.__dataclass_fields__)[:5] == ["expired", "moves", "released_rows", "loads", "released_blocks"]
+    assert list(StepPlan.__dataclass_fields__)[:6] == [
+        "expired", "left_rows", "moves", "released_rows", "loads", "released_blocks",
+    ]  # fmt: skip
     scheduler = make(rows=4, blocks=8, consecutive_rows=True)
     requests = [request(2, new=new) for new in (40, 2, 40, 4)]
     for one in requests:

@@ -78,9 +78,9 @@ class OnnxRuntimeContext:
         self.backend, self.capacity, self.layers_launched = backend, capacity, 0
         self.every_layer: Sequence[str] = backend.every_layer
         self.packs_steps = backend.packs_steps
-        spare_slots = LEAST_ROWS - 1 if backend.pads_attention else 0
-        self.caches = KVCaches(backend.manifest, backend.cache_dtype, capacity, spare_slots)
-        self.ends = RowEnds(capacity, self.caches.limit)
+        least = LEAST_ROWS if backend.pads_attention else 1
+        self.caches = KVCaches(backend.manifest, backend.cache_dtype, capacity, spare_slots=least - 1)
+        self.ends = RowEnds(capacity, self.caches.limit, least)
         self.prefix_blocks = PrefixBlocks(self.caches, prefix_blocks, self.ends) if prefix_blocks else None
         self.buffers = StepBuffers(backend.manifest, backend.dtype, backend.logits_dtype)
         self._steps: OrderedDict[StepShape, _BoundStep] = OrderedDict()
@@ -117,8 +117,6 @@ class OnnxRuntimeContext:
         return self._bound_caches[key]
 
     def fits_together(self, first_index: int, counts: Sequence[int], num_cached_tokens: Sequence[int]) -> bool:
-        if self.packs_steps:  # rows without tokens are not written
-            return max(num_cached_tokens) + max(counts) <= self.caches.limit
         return self.ends.fit(first_index, counts, num_cached_tokens)
 
     def forget_row(self, row: int, tainted: bool = False) -> None:
@@ -162,16 +160,16 @@ class _BoundStep:
 
     def place(self, num_cached_tokens: Sequence[int]) -> None:
         context, shape = self._context, self.shape
+        num_cached_tokens = context.ends.place(shape.first_index, self._counts, num_cached_tokens)
         if context.packs_steps:
             self._batched = self._ragged = False
         else:
-            num_cached_tokens = context.ends.place(shape.first_index, self._counts, num_cached_tokens)
             is_faster, slots = context.backend.batched_decode_is_faster, context.caches.slots
             several = shape.batch_size > 1
             self._batched = several and (not shape.even or prefers_batched(num_cached_tokens, shape.seq, slots, is_faster))
             self._ragged = several and not self._batched and min(num_cached_tokens) != max(num_cached_tokens)
         self._check_room(max(num_cached_tokens) + shape.seq)
-        self._num_cached_tokens = list(num_cached_tokens)
+        self._num_cached_tokens = num_cached_tokens
         self.positions.place(num_cached_tokens)
         if self._batched:
             for bias in self._biases.values():
