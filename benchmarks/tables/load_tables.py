@@ -1,4 +1,3 @@
-# ruff: noqa: E501  (sentences of the documentation)
 """Tables of an engine under load: `benchmarks.engine_load`, `engine_soak` and `sampled_identity`."""
 
 from __future__ import annotations
@@ -30,8 +29,8 @@ def poisson_table(run: dict[str, Any], where: str) -> str:
         load = [f"{row['share']}%", f"{row['own_load']:.0%}", f"{row['rate']:.2f}"]
         rows.append([*load, row["title"], row["weights"], *latencies, f"{row['tokens_per_s']:.0f}"])
     title = (
-        f"**Requests that arrive at random** (Poisson), prompts of 16 to 900 tokens, 16 to 96 new tokens ({where}). Load: the rate "
-        "over TIDE's capacity, and over the arm's own. Percentiles 50 / 95 / 99 in ms."
+        f"**Requests that arrive at random** (Poisson), prompts of 16 to 900 tokens, 16 to 96 new tokens ({where}). Load: the "
+        "rate over TIDE's capacity, and over the arm's own. Percentiles 50 / 95 / 99 in ms."
     )
     headings = ["load", "own load", "requests/s", "arm", "weights", "first token", "between tokens", "tokens/s"]
     return "\n".join([title, "", *table(headings, rows)])
@@ -42,27 +41,28 @@ def load_line(run: dict[str, Any], where: str) -> str:
     results = run["results"]
     return (
         f"**Prompts, prefixes and overhead** ({where}): eight 64-token prompts have their first tokens "
-        f"{results['prefill8_vs_genai']:.2f} times as fast as in onnxruntime-genai; behind a cached prefix of 900 tokens the first "
-        f"token takes {results['warm_over_cold']:.1%} of the time; Python takes {results['python_per_step_pct']:.1f}% of a step of "
-        f"8 sequences (int4); an idle engine {results['idle_cpu_pct']:.3f}% of a core."
+        f"{results['prefill8_vs_genai']:.2f} times as fast as in onnxruntime-genai; behind a cached prefix of 900 tokens the "
+        f"first token takes {results['warm_over_cold']:.1%} of the time; Python takes {results['python_per_step_pct']:.1f}% of a "
+        f"step of 8 sequences (int4); an idle engine {results['idle_cpu_pct']:.3f}% of a core."
     )
 
 
 def soak_line(run: dict[str, Any], where: str) -> str:
     results, settings = run["results"], run["settings"]
     return (
-        f"**Traffic changes no text**: {settings['requests']:,} requests of {settings['callers']} callers to two tiny random models "
-        f"(`full`, `exact`) with cancellations, deadlines, priorities and shared prefixes; {results['preemptions']:.0f} preemptions; "
-        f"{results['wrong_texts']:.0f} texts differ from the text alone, {results['lost']:.0f} requests lost, "
-        f"{results['leaked_kv_bytes']:.0f} bytes leaked, memory {results['memory_growth_pct']:+.1f}% ({where})."
+        f"**Traffic changes no text**: {settings['requests']:,} requests of {settings['callers']} callers to two engines of a tiny "
+        f"random model (`full`, `exact`) with cancellations, deadlines, priorities and shared prefixes; "
+        f"{results['preemptions']:.0f} preemptions; {results['wrong_texts']:.0f} texts differ from the text alone, "
+        f"{results['lost']:.0f} requests lost, {results['leaked_kv_bytes']:.0f} bytes leaked, memory "
+        f"{results['memory_growth_pct']:+.1f}% ({where})."
     )
 
 
 def sampled_line(run: dict[str, Any], where: str) -> str:
     results, settings = run["results"], run["settings"]
     return (
-        f"**Sampled text too**: SmolLM2-135M-Instruct, {settings['prompts']} prompts × {settings['new_tokens']} tokens at temperature "
-        f"{settings['temperature']}, top-p {settings['top_p']}: {results['sampled_differing_tokens']:.0f} tokens of `exact` differ "
-        f"from `full`'s with the same seed; {results['accepted_share']:.1%} of its drafts are accepted, speculative rejection would "
-        f"accept {results['rejection_accepted_share']:.1%} of them ({where})."
+        f"**Sampled text too**: SmolLM2-135M-Instruct, {settings['prompts']} prompts × {settings['new_tokens']} tokens at "
+        f"temperature {settings['temperature']}, top-p {settings['top_p']}: {results['sampled_differing_tokens']:.0f} tokens of "
+        f"`exact` differ from `full`'s with the same seed; {results['accepted_share']:.1%} of its drafts are accepted, speculative "
+        f"rejection would accept {results['rejection_accepted_share']:.1%} of them ({where})."
     )

@@ -43,7 +43,7 @@ def each_case() -> pytest.MarkDecorator:
 
 def load(folder: Path, policy: str, **depth: Any) -> Engine:
     """The bundle on the processor, its files compared with their SHA-256. ``depth``: options of the policy."""
-    options = EngineOptions(target="cpu", policy=policy, threads=ThreadOptions(1), verify=True, max_batch=1)
+    options = EngineOptions(target="cpu", policy=policy, threads=ThreadOptions(1), verify=True, max_batch=3)
     return Engine.load(folder, replace(options, depth=replace(options.depth, **depth)))
 
 
