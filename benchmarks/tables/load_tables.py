@@ -50,8 +50,8 @@ def load_line(run: dict[str, Any], where: str) -> str:
 def soak_line(run: dict[str, Any], where: str) -> str:
     results, settings = run["results"], run["settings"]
     return (
-        f"**Traffic changes no text**: {settings['requests']:,} requests of {settings['callers']} callers to two engines of a tiny "
-        f"random model (`full`, `exact`) with cancellations, deadlines, priorities and shared prefixes; "
+        f"**Traffic changes no text**: {settings['requests']:,} requests of {settings['callers']} callers to two engines of a "
+        f"tiny random model (`full`, `exact`) with cancellations, deadlines, priorities and shared prefixes; "
         f"{results['preemptions']:.0f} preemptions; {results['wrong_texts']:.0f} texts differ from the text alone, "
         f"{results['lost']:.0f} requests lost, {results['leaked_kv_bytes']:.0f} bytes leaked, memory "
         f"{results['memory_growth_pct']:+.1f}% ({where})."
@@ -63,6 +63,6 @@ def sampled_line(run: dict[str, Any], where: str) -> str:
     return (
         f"**Sampled text too**: SmolLM2-135M-Instruct, {settings['prompts']} prompts × {settings['new_tokens']} tokens at "
         f"temperature {settings['temperature']}, top-p {settings['top_p']}: {results['sampled_differing_tokens']:.0f} tokens of "
-        f"`exact` differ from `full`'s with the same seed; {results['accepted_share']:.1%} of its drafts are accepted, speculative "
-        f"rejection would accept {results['rejection_accepted_share']:.1%} of them ({where})."
+        f"`exact` differ from `full`'s with the same seed; {results['accepted_share']:.1%} of its drafts are accepted, "
+        f"speculative rejection would accept {results['rejection_accepted_share']:.1%} of them ({where})."
     )
