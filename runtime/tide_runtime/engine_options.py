@@ -36,7 +36,7 @@ class EngineOptions:
     policy: str = "auto"
     depth: DepthOptions = field(default_factory=DepthOptions)
     max_batch: int = 16
-    prefill_chunk: int = 256
+    prefill_chunk: int = 512
     kv_memory: int | None = None
     prefix_cache: bool = True
     max_queue: int = 1024

@@ -16,9 +16,9 @@ from tide_export.targets.step_profiles import step_profiles
 @pytest.mark.parametrize(
     "drafts, slots, decode, prefill",
     [
-        (0, 4096, [1, 1, 13], [1, 256, 256]),
-        (6, 4096, [1, 1, 13], [1, 256, 256]),
-        (20, 4096, [1, 1, 21], [1, 256, 256]),
+        (0, 4096, [1, 1, 13], [1, 512, 512]),
+        (6, 4096, [1, 1, 13], [1, 512, 512]),
+        (20, 4096, [1, 1, 21], [1, 512, 512]),
         (20, 64, [1, 1, 21], [1, 64, 64]),
         (20, 8, [1, 1, 8], [1, 8, 8]),
     ],
@@ -37,7 +37,7 @@ def test_shapes():
 
 
 def test_the_runtimes_own_steps_fit():
-    """A bundle made and loaded with nothing but defaults would end in "no profile for 16 rows of 256 tokens"."""
+    """A bundle made and loaded with nothing but defaults would end in "no profile for 16 rows of 512 tokens"."""
     engine, config = EngineOptions(), ExportConfig()
     exact = ExactDepth(tiny_manifest(TinyTransformer(0, (1.0, 1.0), 5, 8), [1]), DepthOptions())
     decode, prefill = step_profiles(config.max_batch, 0, 4096)

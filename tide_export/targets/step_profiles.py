@@ -5,7 +5,7 @@ from __future__ import annotations
 from tide_runtime.bundle.manifest import ProfileInfo
 
 _MAX_DRAFTS = 12  # drafts that `exact` verifies in one step, prompt-lookup drafts included, unless the calibration has more
-_PROMPT_TOKENS = 256  # the runtime's prefill step
+_PROMPT_TOKENS = 512  # the runtime's prefill step
 
 
 def step_profiles(max_batch: int, draft_limit: int, max_seq_len: int) -> list[ProfileInfo]:

@@ -99,7 +99,7 @@ class SchedulerOptions:
     blocks: int
     slots: int
     lookahead: int = 1
-    prompt_tokens: Callable[[int], int] = lambda decoding: 256
+    prompt_tokens: Callable[[int], int] = lambda decoding: 512
     can_preempt: bool = True
     max_queue: float = math.inf
     consecutive_rows: bool = False

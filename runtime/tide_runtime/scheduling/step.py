@@ -59,7 +59,7 @@ def run(
     context: ExecutionContext,
     sequences: Sequence[TokenSequence],
     at_once: int | None = None,
-    chunk: int = 256,
+    chunk: int = 512,
     prompts_first: bool = True,
 ) -> Iterator[TokenEvent]:
     """Generate for ``sequences`` in the calling thread; yields every token as it becomes final.

@@ -6,8 +6,8 @@ from functools import cache
 
 from tide_runtime.costs.cost_model import CostModel
 
-_MOST_SLOWDOWN = 3.0  # of a step by the prompts in it: the bound of inter-token latency
-_LEAST_TOKENS = 16  # that prompts get in any case
+_MOST_SLOWDOWN = 2.5  # of a step by the prompts in it; as busy steps decode more, the slowest take 3 times the median
+_LEAST_TOKENS = 16  # that prompts get in any case; budgets are multiples
 
 
 class StepBudget:
@@ -26,10 +26,8 @@ class StepBudget:
         return self.tokens(decoding) if decoding and self._shared else self._most
 
     def _tokens(self, decoding: int) -> int:
-        """The most tokens, in sixteenths of ``most``, with which a step is not slowed down too much."""
         bound = _MOST_SLOWDOWN * self._costs.packed(decoding, decoding, 0)
-        increment = max(1, self._most // 16)
-        tokens = increment
-        while tokens + increment <= self._most and self._costs.packed(decoding, decoding, tokens + increment) <= bound:
-            tokens += increment
-        return min(self._most, max(tokens, _LEAST_TOKENS))
+        tokens = _LEAST_TOKENS
+        while tokens < self._most and self._costs.packed(decoding, decoding, tokens + _LEAST_TOKENS) <= bound:
+            tokens += _LEAST_TOKENS
+        return min(self._most, tokens)

@@ -37,12 +37,12 @@ def test_launches_that_are_not_shared_take_all() -> None:
 
 @pytest.mark.parametrize("fixed", [0.0, 10.0, 40.0, 1000.0])
 @pytest.mark.parametrize("decoding", [1, 8, 32])
-def test_prompts_slow_a_step_down_three_times_at_most(fixed: float, decoding: int) -> None:
+def test_prompts_slow_a_step_down_two_and_a_half_times_at_most(fixed: float, decoding: int) -> None:
     """Breaks: the bound of inter-token latency, and prompts that wait although they would cost little."""
     tokens, alone = budget(fixed)(decoding), fixed + decoding
     assert 16 <= tokens <= 256
-    assert tokens == 16 or alone + tokens <= 3 * alone
-    assert tokens == 256 or alone + tokens + 16 > 3 * alone
+    assert tokens == 16 or alone + tokens <= 2.5 * alone
+    assert tokens == 256 or alone + tokens + 16 > 2.5 * alone
 
 
 @pytest.mark.parametrize("most", [1, 3, 16, 40])

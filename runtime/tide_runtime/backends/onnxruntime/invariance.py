@@ -32,7 +32,7 @@ from tide_runtime.backends.onnxruntime.threads import ThreadOptions, session_opt
 from tide_runtime.bundle import Bundle
 from tide_runtime.errors import BundleError
 
-SIZES = (*range(1, 18), 24, 32, 33, 64, 256)  # kernels change at tiles of 2, 4, 8, 12, 16 rows, and for their last rows
+SIZES = (*range(1, 18), 24, 32, 33, 64, 512)  # kernels change at tiles of 2, 4, 8, 12, 16 rows, and for their last rows
 _ROWS = 64  # different rows; larger launches repeat them
 _TEXT = 6  # tokens
 _DTYPES: dict[str, type[np.floating]] = {"tensor(float)": np.float32, "tensor(float16)": np.float16}
