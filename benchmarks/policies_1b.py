@@ -81,7 +81,7 @@ def scripted_arms(stage: Stage, rates: list[int], texts: Texts) -> dict[str, Arm
 
 def measure(stage: Stage, rates: list[int], groups: list[Group], params: GenerationParams) -> list[dict[str, Any]]:
     """A row for each policy and rate."""
-    full = FullDepth(stage.manifest)
+    full = FullDepth()
     texts = {tuple(group[0]): stage.engine.turn(full, group, params, 1).tokens[0] for group in groups}
     arms = scripted_arms(stage, rates, texts)
     for arm in (stage.baseline, *arms.values()):  # binds buffers

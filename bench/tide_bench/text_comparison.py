@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from tide_runtime.drafting.ngram import NgramDrafter
+from tide_runtime.drafting.text_drafter import TextDrafter
 
 Tokens = Sequence[Sequence[int]]  # [sequences][tokens]
 
@@ -38,9 +38,9 @@ def identical_share(rows: Tokens, references: Tokens) -> float:
 
 
 def ngram_hit_share(prompt: Sequence[int], output: Sequence[int]) -> float:
-    """Share of the ``output`` tokens that the runtime's n-gram drafter predicts: how repetitive the text is."""
-    tokens, drafter, hits = np.array([*prompt, *output], np.int64), NgramDrafter(), 0
+    """Share of the ``output`` tokens that the runtime's text drafter predicts: how repetitive the text is."""
+    tokens, drafter, hits = np.array([*prompt, *output], np.int64), TextDrafter(), 0
     for end in range(len(prompt), len(tokens)):
-        guess = drafter.draft(tokens, end, 1)
-        hits += guess == [tokens[end]]
+        guess = drafter.guess(tokens, end, 1)
+        hits += guess.tokens == [tokens[end]]
     return hits / len(output)

@@ -106,12 +106,12 @@ def random_arms(calibrated: Path, wanted: Sequence[str], cache: Path) -> ArmSet:
 
 def uncut_beside(engine: LoggedEngine) -> EngineArm:
     """The uncut graph of the engine's bundle, the baseline of what it runs: the same session, other caches and counts."""
-    return EngineArm(engine.second(), FullDepth(engine.manifest))
+    return EngineArm(engine.second(), FullDepth())
 
 
 def _unsplit_arm(folder: Path) -> EngineArm:
     engine = LoggedEngine(load_second(folder))
-    return EngineArm(engine, FullDepth(engine.manifest))
+    return EngineArm(engine, FullDepth())
 
 
 def _costs(manifest: Manifest) -> CostModel | None:

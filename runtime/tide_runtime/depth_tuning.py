@@ -11,11 +11,11 @@ class DepthTuning:
 
     Args:
         draft_limit: most exit drafts before a verification pass, without a calibration.
-        prompt_lookup_limit: most prompt-lookup drafts before a verification pass. They cost no evaluation, so they go further.
+        text_draft_limit: most text drafts before a verification pass. They cost no evaluation, so they go further.
         first_speculative_tokens: exit drafts of a sequence's first cycle. The number doubles while all drafts are accepted.
-        first_hit_rate, hit_rate_weight: acceptance rate per prompt-lookup draft before any was seen, and the weight of the newest
-            outcome in its running mean.
-        draft_lengths: most prompt-lookup drafts of one sequence, tried in turn: sequences of a batch wait for the longest.
+        hit_rate_weight, hit_rate_memory: see `HitRates`.
+        pool_tokens: recent outputs that draft for other requests of the same cache salt; 0: none.
+        draft_lengths: most text drafts of one sequence, tried in turn: sequences of a batch wait for the longest.
         padding_penalty: cost of each token that pads a shorter sequence, in full steps of one sequence, besides what it takes. A
             sequence that gets ahead no longer shares its later drafts with the others.
         least_batch_speedup: exits are evaluated in a batch where at least this speedup is estimated. The estimate leaves out
@@ -29,10 +29,11 @@ class DepthTuning:
     """
 
     draft_limit: int = 8
-    prompt_lookup_limit: int = 12
+    text_draft_limit: int = 12
     first_speculative_tokens: int = 1
-    first_hit_rate: float = 0.5
-    hit_rate_weight: float = 0.15
+    hit_rate_weight: float = 16.0
+    hit_rate_memory: float = 16.0
+    pool_tokens: int = 65536
     draft_lengths: tuple[int, ...] = (1, 2, 3, 4, 6, 9, 64)
     padding_penalty: float = 0.05
     least_batch_speedup: float = 1.3

@@ -20,7 +20,7 @@ from tide_runtime.bundle import Bundle
 from tide_runtime.bundle.manifest import Manifest
 from tide_runtime.costs.cost_model import CostModel
 from tide_runtime.depth.certificate_coverage import with_promises
-from tide_runtime.depth.exact import ExactDepth
+from tide_runtime.depth.exact import ExactDepth, drafts_keep_bits
 from tide_runtime.depth.policy import EnginePolicy
 from tide_runtime.depth.registry import make_policy
 from tide_runtime.device_loop.select import Drive, choose_drive
@@ -77,7 +77,9 @@ class Engine:
         self._metrics = EngineMetrics(bundle.manifest.model.num_layers)
         blocks = kv_blocks(self.backend.kv_bytes_per_token, options.kv_memory, self.max_batch, bundle.manifest.max_seq_len)
         caches_prefixes = options.prefix_cache and self.policy.can_resume and self.backend.has_prefix_blocks
-        budget = StepBudget(CostModel.of(bundle.manifest), options.prefill_chunk, self.backend.packs_steps)
+        budget = StepBudget(
+            CostModel.of(bundle.manifest, self.backend.pass_costs), options.prefill_chunk, self.backend.packs_steps
+        )
         scheduler = Scheduler(
             SchedulerOptions(
                 max_batch=self.max_batch,
@@ -97,9 +99,12 @@ class Engine:
         weakref.finalize(self, self._loop.stop, abort=True)
 
     def _choose_drive(self) -> Drive:
-        policy = make_policy(self.options.policy, self.manifest, self.options.depth, self.max_batch)
+        name, rounds, passes = self.options.policy, self.manifest.rounds(self.target), self.backend.pass_costs
+        if name == "auto" and not drafts_keep_bits(self.backend.invariant_tokens, rounds):
+            passes = None  # nothing that may change a text is a default
+        policy = make_policy(name, self.manifest, self.options.depth, self.max_batch, passes)
         if isinstance(policy, ExactDepth):
-            policy.keep_within(self.backend.invariant_tokens, self.manifest.rounds(self.target))
+            policy.keep_within(self.backend.invariant_tokens, rounds)
         return choose_drive(policy, self.backend)
 
     @classmethod

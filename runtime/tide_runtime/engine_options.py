@@ -16,7 +16,7 @@ class EngineOptions:
 
     Args:
         target: which target of the bundle; ``auto`` takes the best one for ``device``.
-        policy: depth policy: ``full``, ``exact``, ``exit``, or ``auto``: what the calibration recommends, else ``full``.
+        policy: depth policy: ``full``, ``exact``, ``exit``, or ``auto``: see `make_policy`.
         depth: options of the policies that skip layers.
         max_batch: requests that run at once, fewer where engines were built for fewer; more wait. Policy ``exit`` evaluates exits
             where that pays among so many sequences, so set it to 1 for one caller.

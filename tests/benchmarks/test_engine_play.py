@@ -15,7 +15,7 @@ PARAMS = GenerationParams(max_new_tokens=9, ignore_eos=True)
 
 
 def arm_on(engine: Engine) -> EngineArm:
-    return EngineArm(LoggedEngine(engine), FullDepth(engine.manifest))
+    return EngineArm(LoggedEngine(engine), FullDepth())
 
 
 def test_a_turn_in_slices_is_the_same_turn(load: Callable[..., Engine]) -> None:

@@ -106,7 +106,7 @@ class NumpyEngine:
     def __init__(self, capacity: int = 4, blocks: int | None = None, max_queue: float = math.inf, chunk: int = 16) -> None:
         self.model = PoisonedTransformer(3, (0.5, 0.5, 0.3), VOCAB, POSITIONS)
         self.backend = StagedBackend(self.model)
-        self.policy: Any = FullDepth(self.backend.manifest)
+        self.policy: Any = FullDepth()
         blocks = blocks or 2 * capacity * blocks_of(POSITIONS)
         options = SchedulerOptions(capacity, blocks, POSITIONS, prompt_tokens=lambda decoding: chunk, max_queue=max_queue)
         make_context: Any = partial(self.backend.context, capacity, blocks)

@@ -51,7 +51,7 @@ class HostTimes:
 def measure_host_times(engine: Engine, batch_sizes: Iterable[int]) -> dict[int, HostTimes]:
     """Measure the host times at each batch size with an exit at the first cut, over the graphs that ``engine`` has loaded."""
     stopwatch = _Stopwatch()
-    full_policy = FullDepth(engine.manifest)
+    full_policy = FullDepth()
     options = DepthOptions(threshold=0.0, max_exit_streak=STREAK)
     exit_policy = make_policy("exit", _with_exit(engine.manifest), options)
     times = {}

@@ -21,8 +21,8 @@ from tide_runtime.drafting.controller import next_speculative_tokens
 from tide_runtime.errors import CalibrationError, ParamsError
 
 from tide_calibrate.simulation.launches import LaunchCounts
-from tide_calibrate.simulation.ngram import TUNING, PromptLookup
 from tide_calibrate.simulation.replay import Playback, PolicySimulation, advance, windows
+from tide_calibrate.simulation.text_drafts import TUNING, TextDrafts
 from tide_calibrate.traces.trace import SplitTrace
 
 Drafter = Literal["router", "ngram", "both"]
@@ -46,11 +46,11 @@ def simulate_exact(
     copy from are missing.
     """
     _check(trace, draft_limit, draft)
-    lookups = None if draft == "router" else _prompt_lookup(trace, exits, costs, draft_limit, draft, tuning)
+    lookups = None if draft == "router" else _text_drafts(trace, exits, costs, draft_limit, draft, tuning)
     rest = not exits or draft == "ngram" or (lookups is not None and lookups.gain < 1)  # exits that lose are not asked
     limit = 0 if rest else draft_limit
     run = Playback.prepare(
-        trace, exits, [exit.exact_threshold for exit in exits], max(limit, tuning.prompt_lookup_limit if lookups else 0) + 1
+        trace, exits, [exit.exact_threshold for exit in exits], max(limit, tuning.text_draft_limit if lookups else 0) + 1
     )
     drafts = accepted = 0
     for start, end in windows(trace):
@@ -61,15 +61,15 @@ def simulate_exact(
 
 
 @dataclass(frozen=True)
-class _PromptLookup:
-    """What the prompt lookup of every window is made with; see `PromptLookup`."""
+class _TextDrafts:
+    """What the prompt lookup of every window is made with; see `TextDrafts`."""
 
     pass_ms: NDArray[np.float64]
     gain: float
     tuning: DepthTuning
 
-    def lookup(self, trace: SplitTrace, start: int) -> PromptLookup:
-        return PromptLookup(trace.texts[int(trace.window[start])], self.pass_ms, self.gain, self.tuning)
+    def lookup(self, trace: SplitTrace, start: int) -> TextDrafts:
+        return TextDrafts(trace.texts[int(trace.window[start])], self.pass_ms, self.gain, self.tuning)
 
 
 def _check(trace: SplitTrace, draft_limit: int, draft: str) -> None:
@@ -81,23 +81,23 @@ def _check(trace: SplitTrace, draft_limit: int, draft: str) -> None:
         raise CalibrationError("the trace has no texts to copy from; trace the model's own continuations")
 
 
-def _prompt_lookup(
+def _text_drafts(
     trace: SplitTrace, exits: Sequence[ExitInfo], costs: CostTable, draft_limit: int, draft: str, tuning: DepthTuning
-) -> _PromptLookup:
-    times = StepCurve.of(costs, tuning.prompt_lookup_limit + 1)
+) -> _TextDrafts:
+    times = StepCurve.of(costs, tuning.text_draft_limit + 1)
     pass_ms = times.whole(trace.num_layers) + np.where(
-        np.arange(tuning.prompt_lookup_limit + 2) > 1, times.verification_host_ms, float(times.host_ms[1])
+        np.arange(tuning.text_draft_limit + 2) > 1, times.verification_host_ms, float(times.host_ms[1])
     )
     if draft == "ngram" or not exits:
-        return _PromptLookup(pass_ms, 1.0, tuning)
-    return _PromptLookup(pass_ms, simulate_exact(trace, exits, costs, draft_limit, tuning=tuning).speedup, tuning)
+        return _TextDrafts(pass_ms, 1.0, tuning)
+    return _TextDrafts(pass_ms, simulate_exact(trace, exits, costs, draft_limit, tuning=tuning).speedup, tuning)
 
 
 class _Generation:
     """The window [start, end) of a trace, cycle by cycle. ``lookup``: None without prompt lookup."""
 
     def __init__(
-        self, run: Playback, start: int, end: int, draft_limit: int, lookup: PromptLookup | None, tuning: DepthTuning
+        self, run: Playback, start: int, end: int, draft_limit: int, lookup: TextDrafts | None, tuning: DepthTuning
     ) -> None:
         self.counts, self.deepest = run.counts, len(run.decisions)
         self.start, self.size, self.limit, self.lookup = start, end - start, draft_limit, lookup

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tide_runtime.backends.prefix_blocks import PrefixBlocks
+from tide_runtime.bundle.calibration import CostTable
 
 
 class Step(Protocol):
@@ -114,6 +115,10 @@ class Backend(Protocol):
     def invariant_tokens(self) -> int | None:
         """Most tokens of a launch that leave each other's results as they are, bit for bit; None: no limit is known. Measured
         when first read, where the target's attention is padded or it has low-bit products."""
+
+    @property
+    def pass_costs(self) -> CostTable | None:
+        """See `measure_pass_costs`; None where passes are not measured. Measured when first read, unless this machine has."""
 
     def context(self, capacity: int, prefix_blocks: int = 0) -> ExecutionContext:
         """A new execution context: KV caches for ``capacity`` sequences, memory for ``prefix_blocks`` of a prefix cache."""

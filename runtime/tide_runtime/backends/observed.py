@@ -7,6 +7,7 @@ from time import perf_counter
 from typing import Protocol
 
 from tide_runtime.backends.base import Backend, ExecutionContext, Step
+from tide_runtime.bundle.calibration import CostTable
 
 
 class Observer(Protocol):
@@ -27,6 +28,10 @@ class ObservedBackend:
     @property
     def invariant_tokens(self) -> int | None:
         return self._backend.invariant_tokens
+
+    @property
+    def pass_costs(self) -> CostTable | None:
+        return self._backend.pass_costs
 
     def context(self, capacity: int, prefix_blocks: int = 0) -> ExecutionContext:
         """An execution context of the backend whose launches are reported."""

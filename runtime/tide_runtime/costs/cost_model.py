@@ -1,9 +1,10 @@
 """The cost model: what launching graphs takes, for the policies and for the calibration's simulator alike.
 
-Figures come from the bundle's calibration, not from the machine that runs, so that decisions, and with them sampled tokens, are
-the same on every machine and in every run. Without a calibration a layer counts as 1 and a batch of 4 tokens as 1.24 tokens,
-with low-bit weights as 2.2: ONNX Runtime's low-bit products gain little from further tokens (MatMulNBits of 4 and 8 bits took 2.1
-to 4.9 times as long for 8 tokens as for one, on two cores with AVX512-VNNI).
+Figures of exits come from the bundle's calibration, not from the machine that runs, so that what policy ``exit`` decides, and
+with it its text, is the same on every machine. Where a decision does not change the text, passes through all layers are priced
+as measured here (`Backend.pass_costs`), and the calibration's figures are scaled to them. With neither, a layer counts as 1 and a
+batch of 4 tokens as 1.24 tokens, with low-bit weights as 2.2: ONNX Runtime's low-bit products gain little from further tokens
+(MatMulNBits of 4 and 8 bits took 2.1 to 4.9 times as long for 8 tokens as for one, on two cores with AVX512-VNNI).
 """
 
 from __future__ import annotations
@@ -176,6 +177,7 @@ class CostModel:
         whole_launches: launches of a pass through all layers: 1 where the uncut graph is there.
         fill_share: cost of projecting a layer's keys and values over that of the layer.
         low_bits: whether the weights are low-bit, for the guess.
+        passes: whole passes as measured on this machine; None: they follow from ``table``.
     """
 
     def __init__(
@@ -185,9 +187,15 @@ class CostModel:
         whole_launches: int = 1,
         fill_share: float = 0.0,
         low_bits: bool = False,
+        passes: CostTable | None = None,
     ) -> None:
-        self.table, self.edges = StepTable.of(table, low_bits), edges
-        self._whole_launches, self._fill_share = whole_launches, fill_share
+        self._whole_launches, self._fill_share, self.edges = whole_launches, fill_share, edges
+        self._passes: StepTable | None = None
+        if passes is not None:
+            if table is not None:
+                table = _scaled(table, passes.unsplit_ms / table.unsplit_ms)
+            self._passes = StepTable.of(passes)
+        self.table = StepTable.of(table, low_bits)
         self.draw_ms = table.draw_ms if table is not None else 0.0
         self.fills: dict[str, Exit] = {}  # graph that projects keys and values → the exit behind which it does
         self.num_segments = len(edges) - 1
@@ -196,12 +204,12 @@ class CostModel:
         self.evaluation = cache(self._evaluation)  # needed for every token that an exit is evaluated for
 
     @classmethod
-    def of(cls, manifest: Manifest) -> CostModel:
-        """The model of a bundle."""
+    def of(cls, manifest: Manifest, passes: CostTable | None = None) -> CostModel:
+        """The model of a bundle; ``passes``: see `CostModel`."""
         table = manifest.calibration.costs if manifest.calibration is not None else None
         edges = [0, *manifest.checkpoints, manifest.model.num_layers]
         uncut = any(UNCUT in target.graphs for target in manifest.targets.values())
-        model = cls(table, edges, 1 if uncut else len(edges) - 1, _fill_share(manifest), bool(manifest.weights))
+        model = cls(table, edges, 1 if uncut else len(edges) - 1, _fill_share(manifest), bool(manifest.weights), passes)
         model.fills = {kv_fill_graph(early_exit.info): early_exit for early_exit in bundle_exits(manifest)}
         return model
 
@@ -264,15 +272,25 @@ class CostModel:
     def packed(self, batch_size: int, decoded: int, prompt_tokens: int) -> float:
         """All layers for ``decoded`` tokens of ``batch_size`` sequences, with the head, and for ``prompt_tokens`` without."""
         tokens = decoded + prompt_tokens
+        if self._passes is not None:
+            return self._passes.step(max(1, batch_size), tokens).layer_ms
         cost = self.step(max(1, batch_size), tokens)
         layers = self._whole_launches * cost.launch_ms + self.edges[-1] * cost.layer_ms
         return layers + cost.logits_ms * decoded / tokens + cost.host_ms
 
     def _full(self, batch_size: int, tokens: int, longest: int) -> float:
         """All layers, the head on every token, and the loop around them, which takes longer where drafts are verified."""
+        if self._passes is not None:
+            return self._passes.step(batch_size, tokens, longest).layer_ms
         cost, saved = self.step(batch_size, tokens, longest), self.num_segments - self._whole_launches
         graphs = self.segments(batch_size, tokens, 0, self.num_segments, longest) - saved * cost.launch_ms
         return graphs + cost.logits_ms + cost.host_ms + (cost.deep_extra_ms if tokens > batch_size else 0.0)
+
+
+def _scaled(table: CostTable, factor: float) -> CostTable:
+    """``table`` with all times multiplied by ``factor``."""
+    steps = [replace(step, **{part: factor * getattr(step, part) for part in _PARTS}) for step in table.steps]
+    return replace(table, steps=steps, draw_ms=factor * table.draw_ms, unsplit_ms=factor * table.unsplit_ms)
 
 
 def _fill_share(manifest: Manifest) -> float:

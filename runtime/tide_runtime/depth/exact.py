@@ -15,6 +15,7 @@ from time import perf_counter
 from typing import cast
 
 from tide_runtime.backends.base import ExecutionContext
+from tide_runtime.bundle.calibration import CostTable
 from tide_runtime.bundle.exits import Exit
 from tide_runtime.bundle.manifest import Manifest
 from tide_runtime.costs.cost_model import CostModel
@@ -49,22 +50,27 @@ class ExactState(LazySequence):
 
 
 class ExactDepth:
-    """Drafts with exits and prompt lookup, verifies with the rest of the model."""
+    """Drafts with exits and copies from texts, verifies with the rest of the model.
+
+    Args:
+        passes: what passes through all layers take on this machine; None: the calibration's figures, or a guess.
+    """
 
     name = "exact"
 
     can_resume = True
 
-    def __init__(self, manifest: Manifest, options: DepthOptions, concurrency: int = 1) -> None:
-        self.executor, self.costs = Executor(manifest), CostModel.of(manifest)
+    def __init__(self, manifest: Manifest, options: DepthOptions, passes: CostTable | None = None) -> None:
+        self.executor, self.costs = Executor(manifest), CostModel.of(manifest, passes)
         self.num_layers, self.max_wait_steps = manifest.model.num_layers, options.max_wait_steps
         self.invariant_tokens: int | None = None
         self._sums_differ = False
+        self._started: list[TokenSequence] = []  # and not yet seen to have ended
         calibration, tuning = manifest.calibration, options.tuning
         wanted = options.draft_limit or (calibration.draft_limit if calibration is not None else 0)
         self.limit = wanted or tuning.draft_limit
-        self.prompt_lookup_limit = options.draft_limit or tuning.prompt_lookup_limit
-        self.lookahead = max(self.limit, self.prompt_lookup_limit) + 1
+        self.text_limit = options.draft_limit or tuning.text_draft_limit
+        self.lookahead = max(self.limit, self.text_limit) + 1
         self.looks_up = options.draft in ("ngram", "both")
         self.exits = self.executor.exits if options.draft in ("router", "both") else []
         self.controller = DraftController(
@@ -162,9 +168,21 @@ class ExactDepth:
     def _state(self, context: ExecutionContext, sequence: TokenSequence) -> ExactState:
         if sequence.policy_state is None:
             frontier = self.executor.frontier(context, sequence, room=self.lookahead)
-            sequence.policy_state = ExactState(sequence, frontier, drafting=self.controller.start(sequence.params.greedy))
+            sequence.policy_state = ExactState(sequence, frontier, drafting=self.controller.start(sequence.params))
             sequence.ran_full = self.runs_full
+            self._finish_ended()
+            self._started.append(sequence)
         return cast(ExactState, sequence.policy_state)
+
+    def _finish_ended(self) -> None:
+        """Let the outputs of sequences that have ended draft for new ones."""
+        running = []
+        for sequence in self._started:
+            if sequence.finish_reason is None and sequence.error is None:
+                running.append(sequence)
+            else:
+                self.controller.finish(sequence.policy_state.control, sequence.new_tokens.tolist())
+        self._started = running
 
     def _verify_in_full(
         self,
@@ -186,15 +204,15 @@ class ExactDepth:
         if not self.looks_up:
             return False
         for state in states:
-            sequence, limit = state.sequence, min(self.prompt_lookup_limit, state.room)
-            state.control.guess = state.control.ngram.draft(sequence.tokens, sequence.num_tokens, limit)
-        return any(state.control.guess for state in states)
+            sequence, limit = state.sequence, min(self.text_limit, state.room)
+            state.control.guess = state.control.text.guess(sequence.tokens, sequence.num_tokens, limit)
+        return any(state.control.guess.tokens for state in states)
 
     def _look_up(self, states: Sequence[ExactState], may: bool, prompts: Sequence[PromptChunk]) -> list[list[Draft]]:
         """Drafts from the guesses, where they are likely enough to pay in a step that the ``prompts`` share."""
         prompt_tokens = sum(chunk.tokens for chunk in prompts)
-        lengths = self.controller.prompt_lookup_lengths([state.control for state in states], may, prompt_tokens)
-        return [self._place(state, state.control.guess[:n]) if n else [] for state, n in zip(states, lengths, strict=True)]
+        lengths = self.controller.text_draft_lengths([state.control for state in states], may, prompt_tokens)
+        return [self._place(state, state.control.guess.tokens[:n]) if n else [] for state, n in zip(states, lengths, strict=True)]
 
     @staticmethod
     def _place(state: ExactState, guess: list[int]) -> list[Draft]:
@@ -278,6 +296,11 @@ class ExactDepth:
             ms += self.costs.segments(batch_size, sum(unevaluated), 0, begin, max(unevaluated))
         full = self.costs.full(batch_size, batch_size, 1)
         return (ms + sum(drawn) * self.costs.draw_ms) / (full + len(drawn) * self.costs.draw_ms)
+
+
+def drafts_keep_bits(invariant_tokens: int | None, rounds: bool) -> bool:
+    """Whether verified drafts give the bits that single tokens give; see `ExactDepth.keep_within`."""
+    return invariant_tokens is None or (rounds and invariant_tokens > 1)
 
 
 def _draws(drafts: Sequence[Draft], tokens: Sequence[int]) -> int:

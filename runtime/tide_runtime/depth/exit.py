@@ -93,7 +93,7 @@ class ExitDepth:
     def __init__(self, manifest: Manifest, options: DepthOptions, concurrency: int = 1, evaluates_always: bool = False) -> None:
         self.executor, self.options, self.evaluates_always = Executor(manifest), options, evaluates_always
         self.num_layers, self.costs, self.concurrency = manifest.model.num_layers, CostModel.of(manifest), concurrency
-        self.full = FullDepth(manifest)
+        self.full = FullDepth()
         propagate = options.kv == "propagate"
         self.skipped: SkippedLayers = Propagated(self.executor) if propagate else Deferred(self.executor)
         stops = [Stop(e, t) for e in self.executor.exits if (t := self._threshold(e)) is not None]

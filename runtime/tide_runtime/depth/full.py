@@ -6,9 +6,7 @@ from collections.abc import Sequence
 
 from tide_runtime.backends.base import ExecutionContext
 from tide_runtime.bundle.exits import Exit
-from tide_runtime.bundle.manifest import Manifest
 from tide_runtime.depth.full_pass import Work, run_decodes_and_prompts
-from tide_runtime.depth.options import DepthOptions
 from tide_runtime.depth.policy import PromptChunk
 from tide_runtime.depth.requirements import refuse_depth_budget
 from tide_runtime.generation_params import GenerationParams
@@ -19,9 +17,6 @@ class FullDepth:
     """Every segment for every token."""
 
     name, lookahead, can_resume = "full", 1, True
-
-    def __init__(self, manifest: Manifest, options: DepthOptions | None = None, concurrency: int = 1) -> None:
-        pass
 
     def check_params(self, params: GenerationParams) -> None:
         refuse_depth_budget(self.name, params)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import replace
 
+from tide_runtime.bundle.calibration import CostTable
 from tide_runtime.bundle.manifest import Manifest
 from tide_runtime.depth.exact import ExactDepth
 from tide_runtime.depth.exit import ExitDepth
@@ -12,20 +13,27 @@ from tide_runtime.depth.options import DepthOptions
 from tide_runtime.depth.policy import LoadedPolicy
 from tide_runtime.errors import ParamsError
 
-POLICIES: dict[str, Callable[[Manifest, DepthOptions, int], LoadedPolicy]] = {
-    "full": FullDepth,
-    "exact": ExactDepth,
-    "exit": ExitDepth,
-}
 
+def make_policy(
+    name: str, manifest: Manifest, options: DepthOptions, concurrency: int = 1, passes: CostTable | None = None
+) -> LoadedPolicy:
+    """The policy ``name`` for ``concurrency`` sequences at once.
 
-def make_policy(name: str, manifest: Manifest, options: DepthOptions, concurrency: int = 1) -> LoadedPolicy:
-    """The policy ``name`` for ``concurrency`` sequences at once; ``auto``: what the calibration recommends, else ``full``.
+    Args:
+        name: ``full``, ``exact``, ``exit``, or ``auto``: what the calibration recommends. Where that is ``full``, or there is no
+            calibration, ``auto`` is ``exact`` without exits if ``passes`` are known, as drafts cost little then and lose nothing.
+        passes: what passes through all layers take on this machine, if measured.
 
     Raises ParamsError for an unknown name, or when the bundle lacks what the policy needs.
     """
     if name == "auto":
         name = manifest.calibration.recommended if manifest.calibration is not None else "full"
-    if name not in POLICIES:
-        raise ParamsError(f"policy is {name!r}; set it to one of: auto, {', '.join(POLICIES)}")
-    return POLICIES[name](manifest, options, concurrency)
+        if name == "full" and passes is not None:
+            name, options = "exact", replace(options, draft="ngram" if options.draft in ("both", "ngram") else "none")
+    if name == "full":
+        return FullDepth()
+    if name == "exact":
+        return ExactDepth(manifest, options, passes)
+    if name == "exit":
+        return ExitDepth(manifest, options, concurrency)
+    raise ParamsError(f"policy is {name!r}; set it to one of: auto, full, exact, exit")

@@ -1,7 +1,7 @@
 """The drafting controller: which sequences draft, with what, and how far, for the most expected tokens per ms.
 
-Prompt-lookup drafts are judged without being used: each guess is compared with the tokens that follow, so they are used as soon
-as the text repeats. Evaluating exits costs time, so exits have a `Backoff`, and draft few tokens until the first ones were
+Text drafts are judged without being used: each guess is compared with the tokens that follow (`HitRates`), so they are used as
+soon as the text repeats. Evaluating exits costs time, so exits have a `Backoff`, and draft few tokens until the first ones were
 accepted.
 """
 
@@ -16,7 +16,9 @@ from tide_runtime.costs.batch_speedup import ExitGate
 from tide_runtime.costs.cost_model import CostModel
 from tide_runtime.depth_tuning import DepthTuning
 from tide_runtime.drafting.backoff import Backoff
-from tide_runtime.drafting.ngram import NgramDrafter
+from tide_runtime.drafting.hit_rates import HitRates
+from tide_runtime.drafting.text_drafter import NO_GUESS, Guess, TextDrafter, TextPools
+from tide_runtime.generation_params import GenerationParams
 
 PassTime = Callable[[int, int, int], float]  # ms of a full pass, by batch size, tokens in all, tokens of the longest sequence
 
@@ -26,29 +28,26 @@ class DraftState:
     """What the controller knows of one sequence.
 
     Args:
-        guess: the tokens that prompt lookup expects next.
-        hit_rate: running acceptance rate of a prompt-lookup draft.
-        num_speculative_tokens: most exit drafts of the next cycle.
         exits: backoff of exit drafts.
+        rates: of the text drafter's guesses.
+        guess: the tokens that the text drafter expects next.
+        num_speculative_tokens: most exit drafts of the next cycle.
     """
 
     tuning: DepthTuning
     exits: Backoff
-    ngram: NgramDrafter = field(default_factory=NgramDrafter)
-    guess: list[int] = field(default_factory=list)
-    hit_rate: float = field(init=False)
+    text: TextDrafter = field(default_factory=TextDrafter)
+    guess: Guess = NO_GUESS
+    rates: HitRates = field(init=False)
     num_speculative_tokens: int = field(init=False)
 
     def __post_init__(self) -> None:
-        self.hit_rate, self.num_speculative_tokens = self.tuning.first_hit_rate, self.tuning.first_speculative_tokens
+        self.rates = HitRates(self.tuning.hit_rate_weight, self.tuning.hit_rate_memory)
+        self.num_speculative_tokens = self.tuning.first_speculative_tokens
 
     def observe_text(self, tokens: Sequence[int]) -> None:
-        """Compare the guess with the ``tokens`` that followed. Tokens behind the first wrong one tell nothing."""
-        for guessed, token in zip(self.guess, tokens, strict=False):
-            hit = guessed == token
-            self.hit_rate += self.tuning.hit_rate_weight * (hit - self.hit_rate)
-            if not hit:
-                break
+        """Learn from the ``tokens`` that followed the guess."""
+        self.rates.observe(self.guess, tokens)
 
     def observe_cycle(self, drafts: int, accepted: int, cost: float) -> None:
         """A cycle of exit drafts and their verification gave ``accepted + 1`` tokens for ``cost``."""
@@ -78,17 +77,24 @@ class DraftController:
         self.costs, self.tuning, self.exits = costs, tuning, exits
         self.expected = predicted if predicted is not None else tuning.uncalibrated_speedup
         self._gate = ExitGate(costs, exits, exit_shares, False, predicted, tuning, unknown=not measured)
+        self._pools = TextPools(tuning.pool_tokens)
 
-    def start(self, greedy: bool) -> DraftState:
+    def start(self, params: GenerationParams) -> DraftState:
         """The state of a new sequence. A calibration predicts greedy text; fewer drafts of sampled text are accepted."""
-        expected = self.expected if greedy else min(self.expected, self.tuning.uncalibrated_speedup)
-        return DraftState(self.tuning, Backoff(self.tuning, expected))
+        expected = self.expected if params.greedy else min(self.expected, self.tuning.uncalibrated_speedup)
+        pool = self._pools.of(params.cache_salt) if params.use_prefix_cache else None
+        return DraftState(self.tuning, Backoff(self.tuning, expected), TextDrafter(pool))
+
+    def finish(self, state: DraftState, output: Sequence[int]) -> None:
+        """The sequence has ended; its ``output`` may draft for others."""
+        if state.text.pool is not None:
+            state.text.pool.add(output)
 
     def evaluates_exits(self, batch_size: int, greedy: bool) -> bool:
         """Whether exits may be evaluated at all where so many sequences run at once."""
         return bool(self.exits) and self._gate.opens(batch_size, greedy)
 
-    def prompt_lookup_lengths(self, states: Sequence[DraftState], evaluates_exits: bool, prompt_tokens: int = 0) -> list[int]:
+    def text_draft_lengths(self, states: Sequence[DraftState], evaluates_exits: bool, prompt_tokens: int = 0) -> list[int]:
         """How many tokens of its guess each sequence drafts.
 
         Args:
@@ -97,12 +103,12 @@ class DraftController:
         """
         speedup = fmean(state.exits.speedup for state in states) if evaluates_exits else 1.0
         if not prompt_tokens:
-            return prompt_lookup_lengths(states, self.costs.full, speedup, self.tuning)
+            return text_draft_lengths(states, self.costs.full, speedup, self.tuning)
 
         def shared(batch_size: int, tokens: int, longest: int) -> float:
             return self.costs.packed(batch_size, tokens, prompt_tokens)
 
-        return prompt_lookup_lengths(states, shared, speedup, self.tuning)
+        return text_draft_lengths(states, shared, speedup, self.tuning)
 
     def sequences_to_speculate(self, ready: Sequence[int], batch_size: int) -> Sequence[int]:
         """Those of the ``ready`` sequences that evaluate exits: all or none, as a launch costs nearly as much for a few of the
@@ -117,11 +123,11 @@ def next_speculative_tokens(most: int, drafts: int, accepted: int) -> int:
     return most if accepted else max(1, most // 2)
 
 
-def prompt_lookup_lengths(states: Sequence[DraftState], pass_ms: PassTime, speedup: float, tuning: DepthTuning) -> list[int]:
+def text_draft_lengths(states: Sequence[DraftState], pass_ms: PassTime, speedup: float, tuning: DepthTuning) -> list[int]:
     """How many tokens of its guess each sequence of a batch drafts, for the most expected tokens per ms of the whole batch.
 
-    The n-th token of a guess is accepted with probability hit_rate ** n. Tokens are taken in the order of that probability, of
-    whatever sequence, while the pass that verifies them all gives a better rate.
+    Tokens are taken in the order of the probability that they are accepted, of whatever sequence, while the pass that verifies
+    them all gives a better rate.
 
     Args:
         pass_ms: time of a pass through the whole model.
@@ -130,10 +136,7 @@ def prompt_lookup_lengths(states: Sequence[DraftState], pass_ms: PassTime, speed
     batch_size = len(states)
     chances = []
     for place, state in enumerate(states):
-        chance = 1.0
-        for n in range(1, len(state.guess) + 1):
-            chance *= state.hit_rate
-            chances.append((-chance, n, place))
+        chances += [(-chance, n, place) for n, chance in enumerate(state.rates.chances(state.guess), 1)]
     chances.sort()  # of equal ones the earlier token first: no token is drafted without those before it
     full, best, best_rate = pass_ms(batch_size, batch_size, 1), [0] * batch_size, batch_size * speedup
     if not chances:

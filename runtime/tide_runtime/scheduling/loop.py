@@ -19,6 +19,7 @@ from tide_runtime.scheduling.step import run_step, take
 from tide_runtime.sequence import FinishReason, TokenSequence
 
 _MOST_FAILURES = 3  # steps in a row; then the backend is given up
+_GATHER_S = 0.0003  # that an idle engine waits for one more request; each that comes begins it anew
 
 
 @dataclass(eq=False)
@@ -145,10 +146,18 @@ class EngineLoop:
                 if self._stop == "abort":
                     return None
                 if self.scheduler.has_work:
+                    if not self.scheduler.running:
+                        self._gather()
                     return self.scheduler.step(monotonic())
                 if self._stop is not None:
                     return None
                 self._changed.wait()
+
+    def _gather(self) -> None:
+        """Wait for callers that submit at the same moment: prompts that share the first step share all that follow."""
+        for _ in range(self.scheduler.options.max_batch):
+            if self._stop is not None or not self._changed.wait(_GATHER_S):
+                return
 
     def _end_aborted(self) -> None:
         for request in self._aborted:

@@ -66,7 +66,7 @@ def texts(rows: Sequence[TokenSequence]) -> list[list[int]]:
 @pytest.mark.parametrize(("limit", "rows"), [(2, 1), (5, 1), (4, 2), (8, 3), (3, 2)])
 def test_verification_stays_within_the_limit(limit: int, rows: int, draft: str) -> None:
     """A verification pass of more tokens would read other logits, and the text would no longer be `full`'s."""
-    expected, _ = generate(FullDepth(MANIFEST), rows, limit)
+    expected, _ = generate(FullDepth(), rows, limit)
     found, context = generate(exact(limit, draft), rows, limit)
     assert texts(found) == texts(expected)
     assert context.most == max(2, limit // rows * rows)  # 2: the prompt's chunks
@@ -76,7 +76,7 @@ def test_verification_stays_within_the_limit(limit: int, rows: int, draft: str) 
 @pytest.mark.parametrize("draft", ["router", "ngram"])
 def test_without_the_limit_the_text_would_differ(draft: str) -> None:
     """The test above would pass on any policy if these launches gave the same logits."""
-    expected, _ = generate(FullDepth(MANIFEST), 1, 4)
+    expected, _ = generate(FullDepth(), 1, 4)
     found, context = generate(exact(None, draft), 1, 4)
     assert context.most > 4 and texts(found) != texts(expected)
 

@@ -76,7 +76,7 @@ class Driven:
         self.manifest = tiny_manifest(MODEL, sorted({1, 3, *(info.checkpoint for info in exits)}), exits)
         self.backend = TinyDeviceBackend(self.manifest, MODEL, self.gpu, fixed, logits)
         self.drivers = Drivers(HostDriver(self.gpu).compile, GraphDriver(self.gpu).compile if compile else None)
-        inner = ExitDepth(self.manifest, DepthOptions()) if exits else FullDepth(self.manifest)
+        inner = ExitDepth(self.manifest, DepthOptions()) if exits else FullDepth()
         places = []
         if isinstance(inner, ExitDepth):
             inner.evaluates_always = True

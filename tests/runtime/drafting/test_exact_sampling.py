@@ -86,7 +86,7 @@ def test_exact_draws_from_the_models_distribution(prompt: tuple[int, ...], draft
     """Breaks: sampled text of another quality than the model's, too subtle to see in any one text."""
     statistic, limit, drafted = chi_square(prompt, draft, **changes)
     assert statistic < limit
-    assert drafted.total() > 1.5 * TEXTS  # it was the drafters' words that were verified
+    assert drafted.total() > TEXTS  # it was the drafters' words that were verified
 
 
 PROMPTS = (PLAIN, REPEATING, (2,), (3, 3, 3, 3, 1))

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import platform
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from functools import cached_property
 from typing import Any
 
@@ -12,17 +15,20 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 
 from tide_runtime.backends.attention import ATTENTION_BIAS, AttentionBias, prefers_batched
-from tide_runtime.backends.base import Step
+from tide_runtime.backends.base import ExecutionContext, Step
 from tide_runtime.backends.graph_contract import hidden_states
 from tide_runtime.backends.kv_caches import KVCaches, cache_full, kv_bytes_per_token
-from tide_runtime.backends.onnxruntime.invariance import bundle_invariant_tokens, launches_agree
+from tide_runtime.backends.onnxruntime.invariance import bundle_invariant_tokens, launches_agree, machine_key
 from tide_runtime.backends.onnxruntime.sessions import Sessions, decoder_layers, load_session
 from tide_runtime.backends.onnxruntime.threads import ThreadOptions, session_options
+from tide_runtime.backends.pass_costs import SHAPES, measure_pass_costs
 from tide_runtime.backends.prefix_blocks import PrefixBlocks
 from tide_runtime.backends.step_arrays import LEAST_ROWS, RowEnds, StepBuffers, StepPositions, StepShape
 from tide_runtime.bundle import Bundle
+from tide_runtime.bundle.calibration import CostTable, StepCost
 from tide_runtime.bundle.manifest import HEAD, batched_graph, forms_of, ragged_graph
 from tide_runtime.errors import BundleError, ParamsError
+from tide_runtime.machine_cache import kept_result
 
 _KEPT_STEPS = 128  # step shapes whose bindings a context keeps; policies that skip layers use many
 
@@ -32,6 +38,7 @@ class OnnxRuntimeBackend(Sessions):
 
     name, has_prefix_blocks = "onnxruntime-cpu", True
     measure_invariance: Callable[[], int | None] | None = None  # see `invariant_tokens`
+    measure_passes: Callable[[], CostTable] | None = None  # see `pass_costs`
 
     @classmethod
     def load(cls, bundle: Bundle, target: str, threads: ThreadOptions) -> OnnxRuntimeBackend:
@@ -53,11 +60,16 @@ class OnnxRuntimeBackend(Sessions):
         backend.measure_invariance = lambda: bundle_invariant_tokens(
             bundle, target, threads, lambda: launches_agree(backend, chains, manifest.model.vocab_size)
         )
+        backend.measure_passes = lambda: kept_pass_costs(bundle, target, threads, backend.context)
         return backend
 
     @cached_property
     def invariant_tokens(self) -> int | None:
         return self.measure_invariance() if self.measure_invariance is not None else None
+
+    @cached_property
+    def pass_costs(self) -> CostTable | None:
+        return self.measure_passes() if self.measure_passes is not None and self.packs_steps else None
 
     @property
     def packs_steps(self) -> bool:
@@ -69,6 +81,21 @@ class OnnxRuntimeBackend(Sessions):
 
     def context(self, capacity: int, prefix_blocks: int = 0) -> OnnxRuntimeContext:
         return OnnxRuntimeContext(self, capacity, prefix_blocks)
+
+
+def kept_pass_costs(
+    bundle: Bundle, target: str, threads: ThreadOptions, make_context: Callable[[int], ExecutionContext]
+) -> CostTable:
+    """`measure_pass_costs` of a target, from this machine's cache where it is known."""
+
+    def measure() -> CostTable:
+        return measure_pass_costs(make_context, bundle.manifest.max_seq_len, target, platform.node())
+
+    def decode(table: dict[str, Any]) -> CostTable:
+        return CostTable(**{**table, "steps": [StepCost(**step) for step in table["steps"]]})
+
+    key = [*machine_key(bundle, target, threads), platform.node(), str(os.cpu_count()), str(SHAPES)]
+    return kept_result("pass-costs", key, measure, asdict, decode)
 
 
 class OnnxRuntimeContext:

@@ -35,7 +35,7 @@ class OnnxRuntimeCudaBackend(Sessions):
     name = "onnxruntime-cuda"
     pads_sequences, fixed_stream, copies_caches = False, True, False
     packs_steps, has_prefix_blocks = False, False
-    invariant_tokens = None
+    invariant_tokens = pass_costs = None
 
     def __init__(
         self, manifest: Manifest, layers: dict[str, int], load: Callable[[str], ort.InferenceSession], device: Device

@@ -5,20 +5,11 @@ On some processors and for some block sizes the order of sums in ONNX Runtime's 
 last bit may round to another number and change the text; elsewhere it matters only where two tokens are almost equally likely.
 Two measurements compare rows alone and together, bit by bit: one of the whole model on a short text, in bundles whose attention
 is padded, and one of every kind of low-bit product at many sizes, on a graph that the exporter writes (`TargetInfo.products`).
-
-Results are kept in ``$TIDE_CACHE_DIR/invariance``, else ``$XDG_CACHE_HOME/tide/invariance``, else ``~/.cache/tide/invariance``.
-The folder may be deleted.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
-import os
-import platform
-import tempfile
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Protocol
@@ -31,16 +22,12 @@ from tide_runtime.backends.base import ExecutionContext
 from tide_runtime.backends.onnxruntime.threads import ThreadOptions, session_options
 from tide_runtime.bundle import Bundle
 from tide_runtime.errors import BundleError
+from tide_runtime.machine_cache import kept_result, processor
 
 SIZES = (*range(1, 18), 24, 32, 33, 64, 512)  # kernels change at tiles of 2, 4, 8, 12, 16 rows, and for their last rows
 _ROWS = 64  # different rows; larger launches repeat them
 _TEXT = 6  # tokens
 _DTYPES: dict[str, type[np.floating]] = {"tensor(float)": np.float32, "tensor(float16)": np.float16}
-# Of /proc/cpuinfo: what selects a kernel, on x86 and on Arm.
-_PROCESSOR_FIELDS = {
-    "vendor_id", "cpu family", "model", "model name", "stepping", "flags",
-    "CPU implementer", "CPU architecture", "CPU variant", "CPU part", "Features",
-}  # fmt: skip
 
 
 class ContextMaker(Protocol):
@@ -64,7 +51,7 @@ def bundle_invariant_tokens(bundle: Bundle, target: str, threads: ThreadOptions,
     `launches_agree`) is False.
     Raises BundleError when ONNX Runtime refuses the target's graphs.
     """
-    info, files = bundle.manifest.targets[target], bundle.manifest.files
+    info = bundle.manifest.targets[target]
     if info.products is None and not info.pads_attention:
         return None
 
@@ -78,30 +65,29 @@ def bundle_invariant_tokens(bundle: Bundle, target: str, threads: ThreadOptions,
             ort.InferenceSession(str(bundle.path(info.products)), options, providers=["CPUExecutionProvider"])
         )
 
-    # Threads divide a product along N, which may leave other columns for the kernels of the last few.
-    used = sorted(file for file in {info.weights, info.products, *info.graphs.values()} if file is not None)
-    key = (processor(), ort.__version__, str(threads.resolved), *(files[file].sha256 for file in used if file in files))
     try:
-        return cached_invariant_tokens(key, measure)
+        return cached_invariant_tokens(machine_key(bundle, target, threads), measure)
     except Exception as error:  # ONNX Runtime raises unrelated exception classes
         file = info.products or target
         raise BundleError(f"ONNX Runtime {ort.__version__} cannot run {file} ({error}); export the bundle again") from error
 
 
-def cached_invariant_tokens(key: Sequence[str], measure: Callable[[], int | None], folder: Path | None = None) -> int | None:
-    """What ``measure`` returns, which is called only if ``folder`` (default: the user's cache) has no result for ``key``.
+def machine_key(bundle: Bundle, target: str, threads: ThreadOptions) -> list[str]:
+    """What results for a target depend on: its files, the kernels, and the threads, which divide a product among them."""
+    info, files = bundle.manifest.targets[target], bundle.manifest.files
+    used = sorted(file for file in {info.weights, info.products, *info.graphs.values()} if file is not None)
+    return [processor(), ort.__version__, str(threads.resolved), *(files[file].sha256 for file in used if file in files)]
 
-    A damaged result is measured again. Where ``folder`` cannot be written, every call measures.
-    """
-    digest = hashlib.sha256(json.dumps([*key, SIZES, _ROWS, _TEXT]).encode()).hexdigest()
-    with suppress(OSError, ValueError, RuntimeError, KeyError, TypeError):  # RuntimeError: there is no home folder
-        tokens = json.loads(((folder or default_cache_folder()) / digest).read_bytes())["tokens"]
-        if tokens is None or tokens in SIZES:
-            return None if tokens is None else int(tokens)
-    measured = measure()
-    with suppress(OSError, RuntimeError):
-        _write(folder or default_cache_folder(), digest, json.dumps({"tokens": measured, "key": [*key]}))
-    return measured
+
+def cached_invariant_tokens(key: Sequence[str], measure: Callable[[], int | None], folder: Path | None = None) -> int | None:
+    """What ``measure`` returns, which is called only if ``folder`` (default: the user's cache) has no result for ``key``."""
+
+    def decode(tokens: Any) -> int | None:
+        if tokens is not None and tokens not in SIZES:
+            raise ValueError(f"{tokens} tokens were not measured")
+        return None if tokens is None else int(tokens)
+
+    return kept_result("invariance", [*key, str((SIZES, _ROWS, _TEXT))], measure, lambda tokens: tokens, decode, folder)
 
 
 def launches_agree(backend: ContextMaker, chains: Iterable[Sequence[str]], vocab_size: int) -> bool:
@@ -155,26 +141,3 @@ def invariant_tokens(session: ProductSession) -> int | None:
         if launch(chosen) != [alone[row] for row in chosen]:
             return smaller
     return None
-
-
-def processor() -> str:
-    """What kernels are selected by: the processor's model and instruction sets."""
-    with suppress(OSError):
-        block = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").split("\n\n")[0]
-        fields = [line.split(":", 1) for line in block.splitlines() if ":" in line]
-        return json.dumps({name.strip(): value.strip() for name, value in fields if name.strip() in _PROCESSOR_FIELDS})
-    return f"{platform.machine()} {platform.processor()} {platform.platform()}"
-
-
-def default_cache_folder() -> Path:
-    if folder := os.environ.get("TIDE_CACHE_DIR"):
-        return Path(folder) / "invariance"
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tide" / "invariance"
-
-
-def _write(folder: Path, name: str, text: str) -> None:
-    """Write to a temporary file and rename it, so that a reader sees a whole result or none."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile("w", dir=folder, prefix="new-", delete=False, encoding="utf-8") as file:
-        file.write(text)
-    Path(file.name).rename(folder / name)

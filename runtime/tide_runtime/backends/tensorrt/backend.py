@@ -37,7 +37,7 @@ class TensorRtBackend:
 
     pads_sequences, fixed_stream = True, False
     packs_steps, has_prefix_blocks = False, False
-    invariant_tokens = None
+    invariant_tokens = pass_costs = None
 
     def __init__(self, bundle: Bundle, target: str, device: Device, trt: Any) -> None:
         self.manifest, self.device, self._trt, self.target = bundle.manifest, device, trt, target

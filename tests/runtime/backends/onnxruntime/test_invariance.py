@@ -178,7 +178,7 @@ def test_exact_takes_the_machines_limit(low_bit_bundle: Path, tmp_path: Path, to
     with warnings.catch_warnings(action="ignore"):
         load(low_bit_bundle).close()
     (result,) = (tmp_path / "cache/invariance").iterdir()
-    result.write_text(json.dumps({"tokens": tokens}))
+    result.write_text(json.dumps({"result": tokens}))
     with warnings.catch_warnings(record=True) as caught, load(low_bit_bundle) as engine:
         (generation,) = engine.generate([[5, 6, 7]], GenerationParams(max_new_tokens=4))
     assert [str(w.message) for w in caught] == ([engine.draft_limitation] if tokens == 1 else [])
@@ -190,7 +190,7 @@ def test_other_policies_measure_nothing(low_bit_bundle: Path, tmp_path: Path) ->
     """Their first load would take longer for nothing."""
     with load(low_bit_bundle, "full") as engine:
         assert engine.draft_limitation is None
-    assert not (tmp_path / "cache").exists()
+    assert not (tmp_path / "cache/invariance").exists()
 
 
 def test_products_that_onnxruntime_refuses(low_bit_bundle: Path) -> None:

@@ -191,7 +191,7 @@ def backend(bundle: Bundle, **changes: Any) -> tuple[TensorRtBackend, RecordedAp
 def test_a_changing_batch_generates_the_models_tokens(bundle: Bundle, driven: bool, capacity: int) -> None:
     """Guards against wrong bindings, host-driven and in a captured graph."""
     made, api = backend(bundle)
-    policy: Any = FullDepth(bundle.manifest)
+    policy: Any = FullDepth()
     if driven:
         drivers = Drivers(HostDriver(api.gpu).compile, GraphDriver(api.gpu).compile)
         policy = DrivenDepth(policy, NumpyLoopKernels(api.gpu), 3, drivers)
@@ -211,7 +211,7 @@ def test_caches_that_engines_copy_are_copied_back(bundle: Bundle) -> None:
         engine.aliases.clear()
     test_a_changing_batch_generates_the_models_tokens(bundle, False, 4)
     made, _ = backend(bundle)
-    assert "copies back" in str(choose_drive(FullDepth(bundle.manifest), made))
+    assert "copies back" in str(choose_drive(FullDepth(), made))
 
 
 def test_a_missing_plugin_library_is_explained(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -274,7 +274,7 @@ def test_unused_caches_are_freed(bundle: Bundle) -> None:
     made, api = backend(bundle)
     context = cast(DeviceContext, made.context(2))
     drivers = Drivers(HostDriver(api.gpu).compile, GraphDriver(api.gpu).compile)
-    policy: Any = DrivenDepth(FullDepth(bundle.manifest), NumpyLoopKernels(api.gpu), 3, drivers)
+    policy: Any = DrivenDepth(FullDepth(), NumpyLoopKernels(api.gpu), 3, drivers)
     gc.disable()
     try:
         for _ in run(policy, context, [make_row(request, bundle.manifest) for request in requests(eos=(4,))]):

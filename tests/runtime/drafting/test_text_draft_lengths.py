@@ -6,19 +6,31 @@ from collections.abc import Sequence
 
 from tide_runtime.depth_tuning import DepthTuning
 from tide_runtime.drafting.backoff import Backoff
-from tide_runtime.drafting.controller import DraftState, PassTime, prompt_lookup_lengths
+from tide_runtime.drafting.controller import DraftState, PassTime, text_draft_lengths
+from tide_runtime.drafting.hit_rates import HitRates
+from tide_runtime.drafting.text_drafter import Guess
 
 TUNING = DepthTuning()
 
 
+class SameRate(HitRates):
+    def __init__(self, rate: float) -> None:
+        super().__init__(1.0, 1.0)
+        self._same = rate
+
+    def rate(self, matched: int) -> float:
+        return self._same
+
+
 def row(hit_rate: float, guess: int) -> DraftState:
-    state = DraftState(TUNING, Backoff(TUNING, 1.0), guess=[0] * guess)
-    state.hit_rate = hit_rate
+    """A sequence whose guess has so many tokens, each as likely to be right."""
+    state = DraftState(TUNING, Backoff(TUNING, 1.0), guess=Guess([0] * guess, 1))
+    state.rates = SameRate(hit_rate)
     return state
 
 
 def lengths_of(states: Sequence[DraftState], pass_ms: PassTime, speedup: float) -> list[int]:
-    return prompt_lookup_lengths(states, pass_ms, speedup, TUNING)
+    return text_draft_lengths(states, pass_ms, speedup, TUNING)
 
 
 def test_certain_copies_are_taken_from_the_first_on() -> None:

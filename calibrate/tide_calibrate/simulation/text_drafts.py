@@ -1,4 +1,4 @@
-"""Prompt lookup in a simulation: the runtime's own drafter and controller, on a text that is known."""
+"""Text drafts in a simulation: the runtime's own drafter and controller, on a text that is known."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ import numpy as np
 from numpy.typing import NDArray
 from tide_runtime.depth_tuning import DepthTuning
 from tide_runtime.drafting.backoff import Backoff
-from tide_runtime.drafting.controller import DraftState, prompt_lookup_lengths
+from tide_runtime.drafting.controller import DraftState, text_draft_lengths
 
 from tide_calibrate.traces.trace import OwnText
 
 TUNING = DepthTuning()
 
 
-class PromptLookup:
+class TextDrafts:
     """One sequence whose text is known.
 
     Args:
         text: the tokens that the sequence will have generated.
-        pass_ms: [prompt_lookup_limit + 2] ms of a pass through the whole model, by number of tokens.
+        pass_ms: [text_draft_limit + 2] ms of a pass through the whole model, by number of tokens.
         speedup: of drafting with exits; 1 without exits.
     """
 
@@ -29,12 +29,12 @@ class PromptLookup:
     def draft(self, position: int) -> tuple[int, int]:
         """How many tokens are drafted when ``position`` new ones are known, and how many of them are right."""
         tokens, end, state = self._text.tokens, self._text.prompt + position, self._state
-        state.guess = state.ngram.draft(tokens, end, min(self._tuning.prompt_lookup_limit, len(tokens) - end - 1))
-        if not state.guess:
+        state.guess = state.text.guess(tokens, end, min(self._tuning.text_draft_limit, len(tokens) - end - 1))
+        if not state.guess.tokens:
             return 0, 0
-        (count,) = prompt_lookup_lengths([state], lambda _, total, __: self._pass_ms[total], self._speedup, self._tuning)
+        (count,) = text_draft_lengths([state], lambda _, total, __: self._pass_ms[total], self._speedup, self._tuning)
         right = 0
-        while right < count and state.guess[right] == tokens[end + right]:
+        while right < count and state.guess.tokens[right] == tokens[end + right]:
             right += 1
         return count, right
 

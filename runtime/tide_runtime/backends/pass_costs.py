@@ -1,0 +1,91 @@
+"""What a pass through all layers takes on this machine, by number of sequences and tokens, measured once and kept.
+
+It decides how many drafts a verification is worth and how many prompt tokens share a step with decodes. Four tokens take 1.07
+times as long as one with fp32 weights and 1.8 times with int4 weights on the same processor, so a table from elsewhere would
+not do. Texts do not depend on it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from tide_runtime.backends.base import ExecutionContext
+from tide_runtime.backends.step_arrays import rounded_tokens
+from tide_runtime.bundle.calibration import CostTable, StepCost
+
+# Tokens of each sequence. Matrix products become slower by steps: see `rounded_tokens`.
+SHAPES: tuple[tuple[int, ...], ...] = (
+    *((tokens,) for tokens in (1, 2, 3, 4, 6, 7, 12, 13, 24, 64)),
+    *((tokens,) * 8 for tokens in (1, 2, 3, 4, 8)),
+    (6, *(1,) * 7),
+)
+_MOST_LOGITS = 64  # tokens of the largest step whose logits are all computed, as those of drafts are
+_CACHED_TOKENS = 96  # before the measured ones, where the cache has room: a short chat
+_ROUNDS, _BUDGET_S = 7, 4.0  # no further round begins after so many seconds
+_QUANTILE = 0.25  # of the rounds: other load only adds time
+
+
+def measure_pass_costs(
+    make_context: Callable[[int], ExecutionContext],
+    max_seq_len: int,
+    target: str,
+    machine: str,
+    clock: Callable[[], float] = time.perf_counter,
+) -> CostTable:
+    """Time passes at `SHAPES`. In the table a whole pass counts as one layer.
+
+    Every shape runs in every round, so that a disturbance of the machine meets all of them alike.
+    """
+    cached = min(_CACHED_TOKENS, max_seq_len // 2)
+    shapes = [counts for counts in SHAPES if cached + max(counts) < max_seq_len]
+    context = make_context(max(len(counts) for counts in shapes))
+    times: dict[tuple[int, ...], list[float]] = {counts: [] for counts in shapes}
+    began = clock()
+    for measured in range(_ROUNDS + 1):
+        if measured > 1 and clock() - began > _BUDGET_S:
+            break
+        for counts, ms in times.items():
+            start = clock()
+            _run(context, counts, cached)
+            if measured:  # the first time, memory is allocated
+                ms.append((clock() - start) * 1e3)
+    context.close()
+    return pass_table({counts: float(np.quantile(ms, _QUANTILE)) for counts, ms in times.items()}, target, machine)
+
+
+def _run(context: ExecutionContext, counts: Sequence[int], cached: int) -> None:
+    wanted = counts if sum(counts) < _MOST_LOGITS else (1,) * len(counts)
+    step = context.step(0, list(counts), list(wanted))
+    step.input_ids[: sum(counts)] = 0
+    step.place([cached] * len(counts))
+    for graph in context.every_layer:
+        step.run(graph)
+
+
+def pass_table(ms: dict[tuple[int, ...], float], target: str, machine: str) -> CostTable:
+    """The table of passes that took ``ms``. A step of more tokens never takes less in it, whatever was measured."""
+    steps: list[StepCost] = []
+    for rows in sorted({len(counts) for counts in ms}):
+        least = 0.0
+        for counts in sorted(counts for counts in ms if len(counts) == rows and min(counts) == max(counts)):
+            least = max(least, ms[counts])
+            steps.append(StepCost(rows, counts[0], 0.0, least, 0.0, 0.0, 0.0))
+    return CostTable(target, machine, ms[(1,)], steps, padding=_padding(ms, steps))
+
+
+def _padding(ms: dict[tuple[int, ...], float], steps: Sequence[StepCost]) -> float:
+    """What a token that pads a shorter sequence takes of a real one's time, from the uneven shapes."""
+    shares = []
+    for counts, taken in ms.items():
+        if min(counts) == max(counts):
+            continue
+        rows, longest = len(counts), max(counts)
+        even = [step for step in steps if step.rows == rows]
+        sizes, times = [step.seq * rows for step in even], [step.layer_ms for step in even]
+        packed, padded = np.interp([rounded_tokens(sum(counts), rows * longest), rows * longest], sizes, times)
+        if padded > packed:
+            shares.append((taken - packed) / (padded - packed))
+    return float(np.clip(np.mean(shares), 0.0, 1.0)) if shares else 0.0
