@@ -1,0 +1,162 @@
+"""Eight kinds of work, ten tasks each: how much faster than `full` the default policy decodes, and that its text is the same.
+
+    python -m benchmarks.tasks                                  # SmolLM2-135M, fp32 and int4, alone and in batches: 12 minutes
+    python -m benchmarks.tasks --weights int4 --tasks 3         # the first three of each kind
+    python -m benchmarks.tasks --prompts FOLDER --json build/tasks.json
+
+Each task runs under `full` and under `auto` of the same bundle in turn, from an empty prefix cache and pool, with the model's chat
+template, greedy. Speedups are of decoding: the time behind the first token, the median of a task's rounds. In batches the first
+turns of eight tasks, one of each kind, are submitted together. The score is what a program can check of a reply (`checks`):
+0 to 1, and above 0 for some tasks whatever the reply is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from statistics import fmean, geometric_mean, median
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+from tide_bench.report import Report
+from tide_runtime import Engine, EngineOptions, ThreadOptions
+from tide_runtime.bundle import Bundle
+
+from benchmarks.decode_cpu import CACHE
+from benchmarks.models.gguf_files import GGUF_MODELS
+from benchmarks.quantised_decode import folder_of
+from benchmarks.tasks.checks import score
+from benchmarks.tasks.task_run import (
+    PairedBatch,
+    PairedTask,
+    differing_tokens,
+    mixed_groups,
+    run_batch,
+    run_paired,
+)
+from benchmarks.tasks.task_set import PROMPTS, TaskKind, load_tasks
+
+WEIGHTS = ("fp32", "int4")
+BATCH = 8
+BATCH_WEIGHTS = "fp32"
+
+console = Console(width=max(120, Console().width))
+
+
+def load_pair(folder: Path, batch: int) -> tuple[Engine, Engine]:
+    """Engines of policy `full` and `auto` on the same weights."""
+    bundle = Bundle.open(folder, verify=False)
+    threads = ThreadOptions(shared=True)
+    full = Engine(bundle, EngineOptions(policy="full", max_batch=batch, threads=threads, target="cpu"))
+    return full, Engine(bundle, EngineOptions(max_batch=batch, threads=threads, target="cpu"), backend=full.backend)
+
+
+def task_row(paired: PairedTask, kinds: dict[str, TaskKind], weights: str) -> dict[str, Any]:
+    """What the JSON file keeps of a task."""
+    full, other = paired.full_run, paired.other_run
+    assert full is not None and other is not None
+    task = next(task for task in kinds[paired.kind].tasks if task.id == paired.id)
+    drafted = sum(sum(reply.stats.drafted.values()) for reply in other.replies)
+    accepted = sum(sum(reply.stats.accepted.values()) for reply in other.replies)
+    passes = sum(reply.stats.deep_passes for reply in other.replies)
+    return {
+        "weights": weights,
+        "kind": paired.kind,
+        "id": paired.id,
+        "rounds": len(paired.full),
+        "speedup": paired.speedup,
+        "tokens": len(full.token_ids),
+        "full_tokens_per_s": full.decoded_tokens / full.decode_s if full.decoded_tokens else 0.0,
+        "drafted": drafted,
+        "accepted": accepted,
+        "tokens_per_pass": other.decoded_tokens / passes if passes else 1.0,
+        "layers_per_token": fmean(reply.stats.layers_per_token for reply in other.replies),
+        "differing_tokens": differing_tokens(other.token_ids, full.token_ids),
+        "score_full": score(task, full.texts),
+        "score": score(task, other.texts),
+    }
+
+
+def kind_table(rows: Sequence[dict[str, Any]], title: str) -> Table:
+    table = Table(title=title, caption="Speedup of decoding over `full`. Layers: launched per token. Score: 0 to 1.")
+    for column in ("kind", "tasks", "tokens", "full, tokens/s", "speedup", "worst", "tokens/pass", "accepted", "layers", "score"):
+        table.add_column(column, justify="left" if column == "kind" else "right")
+    for kind in sorted({row["kind"] for row in rows}):
+        own = [row for row in rows if row["kind"] == kind]
+        drafted = sum(row["drafted"] for row in own)
+        table.add_row(
+            kind,
+            str(len(own)),
+            f"{fmean(row['tokens'] for row in own):.0f}",
+            f"{median(row['full_tokens_per_s'] for row in own):.0f}",
+            f"{median(row['speedup'] for row in own):.2f}",
+            f"{min(row['speedup'] for row in own):.2f}",
+            f"{fmean(row['tokens_per_pass'] for row in own):.2f}",
+            f"{sum(row['accepted'] for row in own) / drafted:.0%}" if drafted else "",
+            f"{fmean(row['layers_per_token'] for row in own):.1f}",
+            f"{fmean(row['score'] for row in own):.2f}",
+        )
+    return table
+
+
+def add_results(report: Report, rows: Sequence[dict[str, Any]], batches: Sequence[PairedBatch]) -> None:
+    for weights in dict.fromkeys(row["weights"] for row in rows):
+        own, prefix = [row for row in rows if row["weights"] == weights], "" if weights == "fp32" else f"{weights}_"
+        report.add(f"{prefix}default_geomean", geometric_mean(row["speedup"] for row in own))
+        for kind in sorted({row["kind"] for row in own}):
+            report.add(f"{prefix}{kind}", median(row["speedup"] for row in own if row["kind"] == kind))
+        report.add(f"{prefix}worst_prompt", min(row["speedup"] for row in own))
+    if batches:
+        report.add("batch8_geomean", geometric_mean(batch.speedup for batch in batches))
+        report.add("batch8_worst", min(batch.speedup for batch in batches))
+    different = sum(row["differing_tokens"] for row in rows) + sum(batch.differing_tokens for batch in batches)
+    report.add("differing_tokens", different)
+
+
+def main(
+    weights: Annotated[str, typer.Option(help=f"Of SmolLM2-135M-Instruct, of {', '.join(WEIGHTS)}.")] = ",".join(WEIGHTS),
+    prompts: Annotated[Path, typer.Option(help="Folder of task files.")] = PROMPTS,
+    tasks: Annotated[int | None, typer.Option(min=1, help="Only so many of each kind.")] = None,
+    batches: Annotated[bool, typer.Option(help=f"Also run batches of {BATCH}, in {BATCH_WEIGHTS}.")] = True,
+    cache: Annotated[Path, typer.Option(help="Where bundles are kept between runs.")] = CACHE,
+    json: Annotated[Path | None, typer.Option(help="Write all figures to this file.")] = None,
+) -> None:
+    """Compare the default policy with `full` on eight kinds of work."""
+    chosen = weights.split(",")
+    if unknown := [name for name in chosen if name not in WEIGHTS]:
+        raise typer.BadParameter(f"weights are {', '.join(unknown)}; give some of {', '.join(WEIGHTS)}")
+    kinds = [TaskKind(k.kind, k.max_new_tokens, k.tasks[:tasks], k.system) for k in load_tasks(prompts)]
+    by_name = {kind.kind: kind for kind in kinds}
+    report = Report("tasks", model="SmolLM2-135M-Instruct", weights=weights, tasks=tasks, prompts=prompts.name)
+    groups = mixed_groups(kinds, BATCH) if batches and BATCH_WEIGHTS in chosen else []
+    measured: list[PairedBatch] = []
+    total = len(chosen) * sum(len(kind.tasks) for kind in kinds) + len(groups)
+    with Progress(console=console) as progress, ExitStack() as stack:
+        bar = progress.add_task("tasks", total=total)
+        for name in chosen:
+            progress.update(bar, description=f"loading {name}")
+            folder = folder_of(name, GGUF_MODELS["smollm2"], cache / "smollm2")
+            full, auto = (stack.enter_context(engine) for engine in load_pair(folder, BATCH))
+            for kind in kinds:
+                progress.update(bar, description=f"{name} {kind.kind}")
+                for task in kind.tasks:
+                    report.rows.append(task_row(run_paired(full, auto, kind, task), by_name, name))
+                    progress.advance(bar)
+            for group in groups if name == BATCH_WEIGHTS else []:
+                progress.update(bar, description=f"{name}, batches of {BATCH}")
+                measured.append(run_batch(full, auto, group))
+                progress.advance(bar)
+    for name in chosen:
+        console.print(kind_table([row for row in report.rows if row["weights"] == name], f"SmolLM2-135M-Instruct, {name}"))
+    add_results(report, report.rows, measured)
+    for batch in measured:
+        report.rows.append({"weights": BATCH_WEIGHTS, "batch": list(batch.ids), "speedup": batch.speedup})
+    report.finish(json)
+
+
+if __name__ == "__main__":
+    typer.run(main)
