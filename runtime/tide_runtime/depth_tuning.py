@@ -14,7 +14,7 @@ class DepthTuning:
         text_draft_limit: most text drafts before a verification pass. They cost no evaluation, so they go further.
         first_speculative_tokens: exit drafts of a sequence's first cycle. The number doubles while all drafts are accepted.
         hit_rate_weight, hit_rate_memory: see `HitRates`.
-        pool_tokens: recent outputs that draft for other requests of the same cache salt; 0: none.
+        pool_tokens: of recent outputs that draft for other requests of the same cache salt; 0: none.
         draft_lengths: most text drafts of one sequence, tried in turn: sequences of a batch wait for the longest.
         padding_penalty: cost of each token that pads a shorter sequence, in full steps of one sequence, besides what it takes. A
             sequence that gets ahead no longer shares its later drafts with the others.
@@ -33,7 +33,7 @@ class DepthTuning:
     first_speculative_tokens: int = 1
     hit_rate_weight: float = 16.0
     hit_rate_memory: float = 16.0
-    pool_tokens: int = 65536
+    pool_tokens: int = 32768
     draft_lengths: tuple[int, ...] = (1, 2, 3, 4, 6, 9, 64)
     padding_penalty: float = 0.05
     least_batch_speedup: float = 1.3

@@ -24,7 +24,7 @@ class RequestStats:
         exit_time: seconds of ``decode_time`` in which exits were evaluated or drafts made; the rest ran all layers.
         prompt_exits: prompt tokens that stopped early (``prefill_exit``); no certificate covers what follows them.
         forced: tokens that stopped early only to keep the request's depth budget; no certificate covers them.
-        token_depths: of each output token after the first, the layers run before it was final (0: a prompt-lookup draft).
+        token_depths: of each output token after the first, the layers run before it was final (0: a text draft).
         speedup: decode speed over the uncut model's as the calibration measured it; None where it did not, or in a batch.
         predicted_speedup: what the calibration predicts of it, on average over greedy texts; None where it predicts nothing.
         prefix_tokens: prompt tokens whose keys and values came from the prefix cache.

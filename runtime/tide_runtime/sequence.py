@@ -32,7 +32,7 @@ class DepthStats:
         forced: tokens that stopped early only to keep a depth budget.
         prompt_exits: prompt tokens that stopped early.
         token_depths: of each output token after the first, the layers run before it was final (or first proposed, for
-            accepted drafts): 0 for prompt-lookup drafts, L for those that the whole model produced.
+            accepted drafts): 0 for text drafts, L for those that the whole model produced.
     """
 
     drafted: Counter[str] = field(default_factory=Counter)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tide_runtime.bundle.manifest import ProfileInfo
 
-_MAX_DRAFTS = 12  # drafts that `exact` verifies in one step, prompt-lookup drafts included, unless the calibration has more
+_MAX_DRAFTS = 12  # drafts that `exact` verifies in one step, text drafts included, unless the calibration has more
 _PROMPT_TOKENS = 512  # the runtime's prefill step
 
 

@@ -62,7 +62,7 @@ def simulate_exact(
 
 @dataclass(frozen=True)
 class _TextDrafts:
-    """What the prompt lookup of every window is made with; see `TextDrafts`."""
+    """What the text drafts of every window are made with; see `TextDrafts`."""
 
     pass_ms: NDArray[np.float64]
     gain: float
@@ -94,7 +94,7 @@ def _text_drafts(
 
 
 class _Generation:
-    """The window [start, end) of a trace, cycle by cycle. ``lookup``: None without prompt lookup."""
+    """The window [start, end) of a trace, cycle by cycle. ``lookup``: None without text drafts."""
 
     def __init__(
         self, run: Playback, start: int, end: int, draft_limit: int, lookup: TextDrafts | None, tuning: DepthTuning

@@ -150,7 +150,7 @@ class CostTable:
         warm_shares: layers of a prefix → relative cost of the prefix and the head in the 1st, 2nd, … early-exit step after a
             full pass, because a small prefix stays in the CPU's caches; 1 is the cost between full passes. Empty: not measured.
         padding: cost of a padding token relative to a real one, 0 … 1.
-        draw_ms: cost of sampling a token instead of taking the argmax. ``exact`` charges it to exits, not to prompt-lookup
+        draw_ms: cost of sampling a token instead of taking the argmax. ``exact`` charges it to exits, not to text
             drafts.
     """
 

@@ -1,9 +1,9 @@
-"""``exact``: early exits and prompt lookup draft tokens, which a verification pass checks. The output is `full`'s.
+"""``exact``: early exits and earlier text draft tokens, which a verification pass checks. The output is `full`'s.
 
 A cycle: while the router is confident, a sequence's last token is run to a checkpoint only, and the exit head's token is a draft.
 Then the remaining layers are run once for all that waits, and the drafts are compared with the model's own logits
-(self-speculative decoding: LayerSkip, Elhoushi et al. 2024; Kangaroo, Liu et al. 2024). Where the text repeats, drafts come from
-prompt lookup.
+(self-speculative decoding: LayerSkip, Elhoushi et al. 2024; Kangaroo, Liu et al. 2024). Where a text repeats, drafts are copied
+from it.
 """
 
 from __future__ import annotations
@@ -191,7 +191,7 @@ class ExactDepth:
         drafts: Sequence[list[Draft]],
         prompts: Sequence[PromptChunk],
     ) -> list[list[int]]:
-        """A full pass over the drafts that prompt lookup made, if any: most steps of most texts."""
+        """A full pass over the drafts copied from text, if any: most steps of most texts."""
         work = [Work(state.sequence, len(made) + 1, len(made) + 1) for state, made in zip(states, drafts, strict=True)]
         logits, first = run_decodes_and_prompts(context, work, prompts)
         tokens = [self._verify(state, made, found) for state, made, found in zip(states, drafts, logits, strict=True)]

@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from tide_runtime.drafting.suffix_automaton import ROOT, SuffixAutomaton
 
 _BOUNDARY = -1  # between the outputs of a pool; no token has this id
-_KEPT_SALTS = 64  # pools that an engine keeps
 
 
 class Guess(NamedTuple):
@@ -41,6 +40,10 @@ class TextPool:
         self._half = most_tokens // 2
         self.automata = [SuffixAutomaton()]
 
+    @property
+    def tokens(self) -> int:
+        return sum(len(automaton.text) for automaton in self.automata)
+
     def add(self, output: Sequence[int]) -> None:
         """Add the latest ``most_tokens`` / 2 tokens of ``output``."""
         output = output[-self._half :]
@@ -53,7 +56,7 @@ class TextPools:
     """A pool for each cache salt: texts with different salts never draft for each other.
 
     Args:
-        most_tokens: of each pool; 0: no pools.
+        most_tokens: of all pools; those that were used last are kept. A token takes about 400 bytes. 0: no pools.
     """
 
     def __init__(self, most_tokens: int) -> None:
@@ -65,7 +68,7 @@ class TextPools:
             return None
         pool = self._pools.setdefault(salt, TextPool(self._most_tokens))
         self._pools.move_to_end(salt)
-        if len(self._pools) > _KEPT_SALTS:
+        while sum(kept.tokens for kept in self._pools.values()) > self._most_tokens and len(self._pools) > 1:
             self._pools.popitem(last=False)
         return pool
 
