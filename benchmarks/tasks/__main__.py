@@ -5,9 +5,9 @@
     python -m benchmarks.tasks --prompts FOLDER --json build/tasks.json
 
 Each task runs under `full` and under `auto` of the same bundle in turn, from an empty prefix cache and pool, with the model's
-chat template, greedy. Speedups are of decoding: the time behind the first token, the median of a task's rounds. In batches the first
-turns of eight tasks, one of each kind, are submitted together. The score is what a program can check of a reply (`checks`):
-0 to 1, and above 0 for some tasks whatever the reply is.
+chat template, greedy. Speedups are of decoding: the time behind the first token, the median of the rounds of a task. In batches
+the first turns of eight tasks, one of each kind, are submitted together. The score is what a program can check of a reply
+(`checks`): 0 to 1, and above 0 for some tasks whatever the reply is.
 """
 
 from __future__ import annotations
