@@ -8,17 +8,17 @@ clocks, so that a seed finds the same prompts everywhere where costs are the sam
 
 - *slow*: SmolLM2-135M under the default policy, the prompt whose drafts cost most for what they give, by the engine's own costs;
 - *deep*: the demo model under `exit`, certified at 5%, the prompt after which exits are evaluated and no token stops early;
-- *shallow*: the same, the prompt after which the fewest layers are run for a token. There `exit` is run again with each of its
-  bounds: `min_depth`, `max_exit_streak`, a request's `depth_budget` does not bound from below and is left out.
+- *shallow*: the same, the prompt after which the fewest layers are run for a token.
 
-Then the worst prompts are timed against `full` in turn, and `exit`'s tokens are compared with the model's after the same text.
+Then the worst prompts are timed against `full` in turn, and `exit`'s tokens are compared with the model's after the same text: as
+it is, and with each of its bounds, `min_depth` and `max_exit_streak` on the shallow prompt, `depth_budget` on the deep one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
 from typing import Annotated
@@ -44,6 +44,7 @@ from benchmarks.quantised_decode import folder_of
 POPULATION, KEPT = 16, 4  # prompts of a generation, and those that the next one is made from
 PROMPT_TOKENS, NEW_TOKENS = 48, 64
 ROUNDS = 7  # of timing
+PARAMS = GenerationParams(max_new_tokens=NEW_TOKENS, ignore_eos=True, use_prefix_cache=False)
 PERCENT = 5  # certified disagreement of the demo bundle under `exit`
 
 console = Console(width=max(110, Console().width))
@@ -65,8 +66,7 @@ def search(engine: Engine, fitness: Fitness, generations: int, seed: int, what: 
     prompts = [random.integers(0, vocab, PROMPT_TOKENS) for _ in range(POPULATION)]
     best: list[tuple[float, NDArray[np.int64]]] = []
     for _ in track(range(generations), description=what, console=console, transient=True):
-        params = GenerationParams(max_new_tokens=NEW_TOKENS, ignore_eos=True, use_prefix_cache=False)
-        results = engine.generate([prompt.tolist() for prompt in prompts], params)
+        results = engine.generate([prompt.tolist() for prompt in prompts], PARAMS)
         scored = [*best, *((fitness(result), prompt) for result, prompt in zip(results, prompts, strict=True))]
         best = sorted(scored, key=lambda pair: -pair[0])[:KEPT]
         prompts = [mutated(best[int(random.integers(len(best)))][1], random, vocab) for _ in range(POPULATION)]
@@ -102,22 +102,24 @@ def draft_cost(engine: Engine) -> Fitness:
     return fitness
 
 
-def timed_ratio(full: Engine, other: Engine, prompt: Sequence[int]) -> float:
+def timed_ratio(full: Engine, other: Engine, prompt: Sequence[int], depth_budget: float | None = None) -> float:
     """Decode time of `full` over the other engine's: the median over rounds, in turn, without prefix cache and pool."""
-    params = GenerationParams(max_new_tokens=NEW_TOKENS, ignore_eos=True, use_prefix_cache=False)
     ratios = []
     for _ in range(ROUNDS):
-        seconds = [engine.generate([list(prompt)], params)[0].stats.decode_time for engine in (full, other)]
+        seconds = [written(full, prompt).stats.decode_time, written(other, prompt, depth_budget).stats.decode_time]
         ratios.append(seconds[0] / seconds[1])
     return median(ratios)
 
 
+def written(engine: Engine, prompt: Sequence[int], depth_budget: float | None = None) -> Generation:
+    return engine.generate([list(prompt)], replace(PARAMS, depth_budget=depth_budget))[0]
+
+
 def disagreement(full: Engine, other: Engine, prompt: Sequence[int]) -> float:
     """Share of tokens that differ from `full`'s after the text that `full` writes."""
-    params = GenerationParams(max_new_tokens=NEW_TOKENS, ignore_eos=True, use_prefix_cache=False)
-    text = [*prompt, *full.generate([list(prompt)], params)[0].token_ids]
-    answers = [read_text(engine, text, len(prompt)).answers for engine in (full, other)]
-    return float(np.mean(np.not_equal(*answers)))
+    text = [*prompt, *written(full, prompt).token_ids]
+    answers, model = read_text(other, text, len(prompt)).answers, read_text(full, text, len(prompt)).answers
+    return float(np.mean(np.not_equal(answers, model)))
 
 
 def slow_prompt(report: Report, cache: Path, weights: str, generations: int, seed: int, table: Table) -> None:
@@ -128,8 +130,7 @@ def slow_prompt(report: Report, cache: Path, weights: str, generations: int, see
         auto = stack.enter_context(Engine(bundle, EngineOptions(max_batch=1, threads=threads), backend=full.backend))
         worst = search(auto, draft_cost(auto), generations, seed, f"slow, {weights}")
         ratio = timed_ratio(full, auto, worst.prompt)
-        (result,) = auto.generate([worst.prompt], GenerationParams(max_new_tokens=NEW_TOKENS, ignore_eos=True))
-    stats = result.stats
+        stats = written(auto, worst.prompt).stats
     drafted, accepted = sum(stats.drafted.values()), sum(stats.accepted.values())
     table.add_row(
         f"SmolLM2-135M {weights}", "slow", "exact (default)", f"{stats.layers_per_token:.1f}", f"{ratio:.2f}", "",
@@ -139,45 +140,58 @@ def slow_prompt(report: Report, cache: Path, weights: str, generations: int, see
     report.add(f"exact_worst_found_{weights}", ratio)
 
 
+@dataclass(frozen=True)
+class ExitCase:
+    """Policy `exit` with a bound, on the prompt that ``search`` found. ``budget``: of a request, as a share of the layers."""
+
+    search: str
+    title: str
+    options: DepthOptions = field(default_factory=DepthOptions)
+    budget: float | None = None
+
+
+def exit_cases(layers: int) -> list[ExitCase]:
+    return [
+        ExitCase("deep", "exit"),
+        ExitCase("deep", "exit, depth_budget 0.8 L", budget=0.8),
+        ExitCase("shallow", "exit"),
+        ExitCase("shallow", f"exit, min_depth {layers // 3}", DepthOptions(min_depth=layers // 3)),
+        ExitCase("shallow", "exit, max_exit_streak 2", DepthOptions(max_exit_streak=2)),
+    ]
+
+
 def exit_prompts(report: Report, cache: Path, generations: int, seed: int, table: Table) -> None:
     bundle = Bundle.open(calibrated_bundles("layerskip", cache)[PERCENT], verify=False)
     threads, layers = ThreadOptions(shared=True), bundle.manifest.model.num_layers
-    calibration = bundle.manifest.calibration
-    assert calibration is not None
-    bounds = {
-        "exit": DepthOptions(),
-        f"exit, min_depth {layers // 2}": DepthOptions(min_depth=layers // 2),
-        "exit, max_exit_streak 2": DepthOptions(max_exit_streak=2),
-    }
-    least = max(info.checkpoint for info in calibration.exits if info.exit_threshold is not None)
-    bounds = {name: options for name, options in bounds.items() if options.min_depth <= least}
+
+    def depth(result: Generation) -> float:
+        return float(np.mean(result.stats.depth_of_each(layers)))
+
     with ExitStack() as stack:
         full = stack.enter_context(Engine(bundle, EngineOptions(policy="full", max_batch=1, threads=threads)))
-        engines = {
-            name: stack.enter_context(
-                Engine(bundle, EngineOptions(policy="exit", depth=options, max_batch=1, threads=threads), backend=full.backend)
-            )
-            for name, options in bounds.items()
-        }
-        plain = engines["exit"]
 
-        def depth(result: Generation) -> float:
-            depths = result.stats.depth_of_each(layers)
-            return sum(depths) / len(depths)
+        def load(options: DepthOptions) -> Engine:
+            chosen = EngineOptions(policy="exit", depth=options, max_batch=1, threads=threads)
+            return stack.enter_context(Engine(bundle, chosen, backend=full.backend))
 
+        plain = load(DepthOptions())
         found = {
             "deep": search(plain, depth, generations, seed, "deep"),
             "shallow": search(plain, lambda result: -depth(result), generations, seed, "shallow"),
         }
-        for name, worst in found.items():
-            for title, engine in engines.items() if name == "shallow" else [("exit", plain)]:
-                ratio, differs = timed_ratio(full, engine, worst.prompt), disagreement(full, engine, worst.prompt)
-                (result,) = engine.generate([worst.prompt], GenerationParams(max_new_tokens=NEW_TOKENS, ignore_eos=True))
-                table.add_row("demo layerskip", name, title, f"{depth(result):.1f}", f"{ratio:.2f}", f"{differs:.1%}", "")
-                row = {"search": name, "policy": title, "prompt": worst.prompt, "depth": depth(result), "speedup": ratio}
-                report.rows.append(row | {"disagreement": differs})
-            report.add(f"exit_{name}_speedup", report.rows[-1]["speedup"])
-        report.add("exit_shallow_disagreement_pct", 100 * max(r["disagreement"] for r in report.rows if r["search"] == "shallow"))
+        for case in exit_cases(layers):
+            prompt, engine = found[case.search].prompt, load(case.options)
+            budget = None if case.budget is None else case.budget * layers
+            ratio, differs = timed_ratio(full, engine, prompt, budget), disagreement(full, engine, prompt)
+            mean = depth(written(engine, prompt, budget))
+            shown = "" if budget is not None else f"{differs:.1%}"  # a text is read without a budget
+            table.add_row("demo layerskip", case.search, case.title, f"{mean:.1f}", f"{ratio:.2f}", shown, "")
+            row = {"search": case.search, "policy": case.title, "prompt": prompt, "depth": mean, "speedup": ratio}
+            report.rows.append(row if budget is not None else row | {"disagreement": differs})
+    plain_rows = {row["search"]: row for row in report.rows if row.get("policy") == "exit"}
+    report.add("exit_deep_speedup", plain_rows["deep"]["speedup"])
+    report.add("exit_shallow_layers", plain_rows["shallow"]["depth"])
+    report.add("exit_shallow_disagreement_pct", 100 * plain_rows["shallow"]["disagreement"])
 
 
 def main(
@@ -189,9 +203,8 @@ def main(
 ) -> None:
     """Search for prompts that mislead `exact` and `exit`."""
     report = Report("adversarial_depth", generations=generations, weights=weights, seed=seed)
-    table = Table(
-        "model", "search", "policy", "layers/token", "speedup over full", "other tokens", "", title="Worst prompts found"
-    )
+    columns = ("model", "search", "policy", "layers/token", "speedup over full", "other tokens", "")
+    table = Table(*columns, title="Worst prompts found")
     for name in weights.split(","):
         slow_prompt(report, cache, name, generations, seed, table)
     exit_prompts(report, cache, generations, seed, table)
