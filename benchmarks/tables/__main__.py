@@ -21,7 +21,7 @@ from benchmarks.gpu.decode_table import decode_cuda_not_run, decode_cuda_table
 from benchmarks.markdown import table
 from benchmarks.models.gguf_files import GGUF_MODELS
 from benchmarks.models.model_folders import MODELS
-from benchmarks.tables import calibration_tables, load_tables
+from benchmarks.tables import calibration_tables, load_tables, task_tables
 from benchmarks.tables.bench_tables import bench_table, predecessor_table, serve_line, summary_table
 from benchmarks.tables.policy_table import HEADINGS, cells, title_of
 from benchmarks.tables.verified_table import verified_table
@@ -298,6 +298,8 @@ PAGES: dict[str, list[tuple[str, Callable[[dict[str, Any]], str]]]] = {
         ("serve_fastapi", _placed(serve_line)),
     ],
     "docs/measured-policies.md": [
+        ("tasks", _placed(task_tables.tasks_table)),
+        ("adversarial_depth", _placed(task_tables.adversarial_table)),
         ("policies_cpu", policies_table),
         ("exact_identity", identity_line),
         ("exact_identity_low_bits", low_bit_identity_line),

@@ -30,6 +30,7 @@ from benchmarks.decode_cpu import CACHE
 from benchmarks.models.gguf_files import GGUF_MODELS
 from benchmarks.quantised_decode import folder_of
 from benchmarks.tasks.checks import score
+from benchmarks.tasks.kind_figures import CAPTION, KIND_COLUMNS, kind_rows
 from benchmarks.tasks.task_run import (
     PairedBatch,
     PairedTask,
@@ -82,24 +83,11 @@ def task_row(paired: PairedTask, kinds: dict[str, TaskKind], weights: str) -> di
 
 
 def kind_table(rows: Sequence[dict[str, Any]], title: str) -> Table:
-    table = Table(title=title, caption="Speedup of decoding over `full`. Layers: launched per token. Score: 0 to 1.")
-    for column in ("kind", "tasks", "tokens", "full, tokens/s", "speedup", "worst", "tokens/pass", "accepted", "layers", "score"):
+    table = Table(title=title, caption=CAPTION)
+    for column in KIND_COLUMNS:
         table.add_column(column, justify="left" if column == "kind" else "right")
-    for kind in sorted({row["kind"] for row in rows}):
-        own = [row for row in rows if row["kind"] == kind]
-        drafted = sum(row["drafted"] for row in own)
-        table.add_row(
-            kind,
-            str(len(own)),
-            f"{fmean(row['tokens'] for row in own):.0f}",
-            f"{median(row['full_tokens_per_s'] for row in own):.0f}",
-            f"{median(row['speedup'] for row in own):.2f}",
-            f"{min(row['speedup'] for row in own):.2f}",
-            f"{fmean(row['tokens_per_pass'] for row in own):.2f}",
-            f"{sum(row['accepted'] for row in own) / drafted:.0%}" if drafted else "",
-            f"{fmean(row['layers_per_token'] for row in own):.1f}",
-            f"{fmean(row['score'] for row in own):.2f}",
-        )
+    for cells in kind_rows(rows):
+        table.add_row(*cells)
     return table
 
 

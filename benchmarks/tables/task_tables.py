@@ -1,0 +1,45 @@
+"""Tables of `benchmarks.tasks` and `benchmarks.adversarial_depth`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from benchmarks.markdown import table
+from benchmarks.tasks.kind_figures import CAPTION, KIND_COLUMNS, kind_rows
+
+
+def tasks_table(run: dict[str, Any], where: str) -> str:
+    """Every kind of work at every precision."""
+    results, tasks = run["results"], [row for row in run["rows"] if "kind" in row]
+    title = (
+        f"**Eight kinds of work**: {run['settings']['model']}, the default policy without a calibration (`exact` with text "
+        f"drafts) against `full`, batch 1, chat template, greedy, empty caches ({where}). {CAPTION}"
+    )
+    rows, notes = [], []
+    for weights in dict.fromkeys(row["weights"] for row in tasks):
+        own, prefix = [row for row in tasks if row["weights"] == weights], "" if weights == "fp32" else f"{weights}_"
+        rows += [[weights, *cells] for cells in kind_rows(own)]
+        notes.append(f"{weights} {results[f'{prefix}default_geomean']:.2f}x, worst {results[f'{prefix}worst_prompt']:.2f}x")
+    note = f"All {len(tasks)} tasks, geometric mean: {'; '.join(notes)}."
+    if "batch8_geomean" in results:
+        note += f" Batches of 8, fp32: {results['batch8_geomean']:.2f}x, worst {results['batch8_worst']:.2f}x."
+    note += f" Tokens that differ from `full`'s: {results['differing_tokens']:.0f}."
+    return "\n".join([title, "", *table(["weights", *KIND_COLUMNS], rows), "", note])
+
+
+def adversarial_table(run: dict[str, Any], where: str) -> str:
+    """The worst prompts that the search found."""
+    rows = []
+    for row in run["rows"]:
+        if row["search"] == "slow":
+            cells = [f"SmolLM2-135M {row['weights']}", "slow", "exact (default)", "", f"{row['speedup']:.2f}", "0"]
+        else:
+            differs = f"{row['disagreement']:.1%}" if "disagreement" in row else ""
+            cells = ["demo layerskip", row["search"], row["policy"], f"{row['depth']:.1f}", f"{row['speedup']:.2f}", differs]
+        rows.append(cells)
+    title = (
+        f"**Prompts made to mislead**: the worst that {run['settings']['generations']} generations of a search over token "
+        f"sequences found ({where}). Deep: no token should stop early; shallow: all should; slow: drafts should cost most for "
+        "what they give. Other tokens: share that differs from the model's after the same text."
+    )
+    return "\n".join([title, "", *table(["model", "search", "policy", "layers", "speedup over `full`", "other tokens"], rows)])
