@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from benchmarks.markdown import table
-from benchmarks.tasks.kind_figures import CAPTION, KIND_COLUMNS, kind_rows
+from benchmarks.tasks.kind_figures import CAPTION, GEOMEANS, KIND_COLUMNS, PREFIXES, kind_rows
 
 
 def tasks_table(run: dict[str, Any], where: str) -> str:
@@ -17,9 +17,9 @@ def tasks_table(run: dict[str, Any], where: str) -> str:
     )
     rows, notes = [], []
     for weights in dict.fromkeys(row["weights"] for row in tasks):
-        own, prefix = [row for row in tasks if row["weights"] == weights], "" if weights == "fp32" else f"{weights}_"
+        own, prefix = [row for row in tasks if row["weights"] == weights], PREFIXES[weights]
         rows += [[weights, *cells] for cells in kind_rows(own)]
-        notes.append(f"{weights} {results[f'{prefix}default_geomean']:.2f}x, worst {results[f'{prefix}worst_prompt']:.2f}x")
+        notes.append(f"{weights} {results[GEOMEANS[weights]]:.2f}x, worst {results[f'{prefix}worst_prompt']:.2f}x")
     note = f"All {len(tasks)} tasks, geometric mean: {'; '.join(notes)}."
     if "batch8_geomean" in results:
         note += f" Batches of 8, fp32: {results['batch8_geomean']:.2f}x, worst {results['batch8_worst']:.2f}x."

@@ -2,6 +2,7 @@
 
     python -m benchmarks.tasks                                  # SmolLM2-135M, fp32 and int4, alone and in batches: 12 minutes
     python -m benchmarks.tasks --weights int4 --tasks 3         # the first three of each kind
+    python -m benchmarks.tasks --calibrated BUNDLE              # also a bundle that was calibrated and exported in fp32
     python -m benchmarks.tasks --prompts FOLDER --json build/tasks.json
 
 Each task runs under `full` and under `auto` of the same bundle in turn, from an empty prefix cache and pool, with the model's
@@ -12,8 +13,10 @@ the first turns of eight tasks, one of each kind, are submitted together. The sc
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from statistics import fmean, geometric_mean, median
 from typing import Annotated, Any
@@ -30,7 +33,7 @@ from benchmarks.decode_cpu import CACHE
 from benchmarks.models.gguf_files import GGUF_MODELS
 from benchmarks.quantised_decode import folder_of
 from benchmarks.tasks.checks import score
-from benchmarks.tasks.kind_figures import CAPTION, KIND_COLUMNS, kind_rows
+from benchmarks.tasks.kind_figures import CALIBRATED, CAPTION, GEOMEANS, KIND_COLUMNS, PREFIXES, kind_rows
 from benchmarks.tasks.task_run import (
     PairedBatch,
     PairedTask,
@@ -62,7 +65,7 @@ def task_row(paired: PairedTask, kinds: dict[str, TaskKind], weights: str) -> di
     assert full is not None and other is not None
     task = next(task for task in kinds[paired.kind].tasks if task.id == paired.id)
     drafted = sum(sum(reply.stats.drafted.values()) for reply in other.replies)
-    accepted = sum(sum(reply.stats.accepted.values()) for reply in other.replies)
+    accepted = sum((Counter(reply.stats.accepted) for reply in other.replies), Counter[str]())
     passes = sum(reply.stats.deep_passes for reply in other.replies)
     return {
         "weights": weights,
@@ -73,7 +76,8 @@ def task_row(paired: PairedTask, kinds: dict[str, TaskKind], weights: str) -> di
         "tokens": len(full.token_ids),
         "full_tokens_per_s": full.decoded_tokens / full.decode_s if full.decoded_tokens else 0.0,
         "drafted": drafted,
-        "accepted": accepted,
+        "accepted": accepted.total(),
+        "accepted_by": dict(accepted),
         "tokens_per_pass": other.decoded_tokens / passes if passes else 1.0,
         "layers_per_token": fmean(reply.stats.layers_per_token for reply in other.replies),
         "differing_tokens": differing_tokens(other.token_ids, full.token_ids),
@@ -93,11 +97,15 @@ def kind_table(rows: Sequence[dict[str, Any]], title: str) -> Table:
 
 def add_results(report: Report, rows: Sequence[dict[str, Any]], batches: Sequence[PairedBatch]) -> None:
     for weights in dict.fromkeys(row["weights"] for row in rows):
-        own, prefix = [row for row in rows if row["weights"] == weights], "" if weights == "fp32" else f"{weights}_"
-        report.add(f"{prefix}default_geomean", geometric_mean(row["speedup"] for row in own))
+        own, prefix = [row for row in rows if row["weights"] == weights], PREFIXES[weights]
+        report.add(GEOMEANS[weights], geometric_mean(row["speedup"] for row in own))
         for kind in sorted({row["kind"] for row in own}):
             report.add(f"{prefix}{kind}", median(row["speedup"] for row in own if row["kind"] == kind))
         report.add(f"{prefix}worst_prompt", min(row["speedup"] for row in own))
+        accepted = sum((Counter(row["accepted_by"]) for row in own), Counter[str]())
+        tokens = sum(row["tokens"] for row in own)
+        for drafter, count in sorted(accepted.items()):
+            report.add(f"{prefix}{drafter}_share", count / tokens)
     if batches:
         report.add("batch8_geomean", geometric_mean(batch.speedup for batch in batches))
         report.add("batch8_worst", min(batch.speedup for batch in batches))
@@ -109,12 +117,13 @@ def main(
     weights: Annotated[str, typer.Option(help=f"Of SmolLM2-135M-Instruct, of {', '.join(WEIGHTS)}.")] = ",".join(WEIGHTS),
     prompts: Annotated[Path, typer.Option(help="Folder of task files.")] = PROMPTS,
     tasks: Annotated[int | None, typer.Option(min=1, help="Only so many of each kind.")] = None,
+    calibrated: Annotated[Path | None, typer.Option(help="A calibrated bundle of the model in fp32.")] = None,
     batches: Annotated[bool, typer.Option(help=f"Also run batches of {BATCH}, in {BATCH_WEIGHTS}.")] = True,
     cache: Annotated[Path, typer.Option(help="Where bundles are kept between runs.")] = CACHE,
     json: Annotated[Path | None, typer.Option(help="Write all figures to this file.")] = None,
 ) -> None:
     """Compare the default policy with `full` on eight kinds of work."""
-    chosen = weights.split(",")
+    chosen = weights.split(",") if weights else []
     if unknown := [name for name in chosen if name not in WEIGHTS]:
         raise typer.BadParameter(f"weights are {', '.join(unknown)}; give some of {', '.join(WEIGHTS)}")
     kinds = [TaskKind(k.kind, k.max_new_tokens, k.tasks[:tasks], k.system) for k in load_tasks(prompts)]
@@ -122,13 +131,17 @@ def main(
     report = Report("tasks", model="SmolLM2-135M-Instruct", weights=weights, tasks=tasks, prompts=prompts.name)
     groups = mixed_groups(kinds, BATCH) if batches and BATCH_WEIGHTS in chosen else []
     measured: list[PairedBatch] = []
-    total = len(chosen) * sum(len(kind.tasks) for kind in kinds) + len(groups)
+    folders: dict[str, Callable[[], Path]] = {
+        name: partial(folder_of, name, GGUF_MODELS["smollm2"], cache / "smollm2") for name in chosen
+    }
+    if calibrated is not None:
+        folders[CALIBRATED] = partial(Path, calibrated)
+    total = len(folders) * sum(len(kind.tasks) for kind in kinds) + len(groups)
     with Progress(console=console) as progress, ExitStack() as stack:
         bar = progress.add_task("tasks", total=total)
-        for name in chosen:
+        for name, folder in folders.items():
             progress.update(bar, description=f"loading {name}")
-            folder = folder_of(name, GGUF_MODELS["smollm2"], cache / "smollm2")
-            full, auto = (stack.enter_context(engine) for engine in load_pair(folder, BATCH))
+            full, auto = (stack.enter_context(engine) for engine in load_pair(folder(), BATCH))
             for kind in kinds:
                 progress.update(bar, description=f"{name} {kind.kind}")
                 for task in kind.tasks:
@@ -138,7 +151,7 @@ def main(
                 progress.update(bar, description=f"{name}, batches of {BATCH}")
                 measured.append(run_batch(full, auto, group))
                 progress.advance(bar)
-    for name in chosen:
+    for name in folders:
         console.print(kind_table([row for row in report.rows if row["weights"] == name], f"SmolLM2-135M-Instruct, {name}"))
     add_results(report, report.rows, measured)
     for batch in measured:

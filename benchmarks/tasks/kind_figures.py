@@ -7,6 +7,10 @@ from statistics import fmean, median
 from typing import Any
 
 KIND_COLUMNS = ("kind", "tasks", "tokens", "full, tokens/s", "speedup", "worst", "tokens/pass", "accepted", "layers", "score")
+CALIBRATED = "calibrated fp32"
+# Names of results: of the mean over all tasks, and before all others, by weights.
+GEOMEANS = {"fp32": "default_geomean", "int4": "int4_default_geomean", CALIBRATED: "calibrated_geomean"}
+PREFIXES = {"fp32": "", "int4": "int4_", CALIBRATED: "calibrated_"}
 CAPTION = "Speedup of decoding over `full`, median and worst task. Layers: launched per token. Score: 0 to 1."
 
 

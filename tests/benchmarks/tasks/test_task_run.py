@@ -41,10 +41,11 @@ def test_figures_name_the_worst_prompt_and_count_every_difference() -> None:
     """Breaks: what the issue asks for would be of the wrong rows."""
     report = Report("tasks")
     rows = [
-        {"weights": weights, "kind": kind, "speedup": speedup, "differing_tokens": 1}
+        {"weights": weights, "kind": kind, "speedup": speedup, "differing_tokens": 1, "tokens": 5, "accepted_by": {"ngram": 2}}
         for weights, kind, speedup in [("fp32", "chat", 1.0), ("fp32", "summary", 4.0), ("int4", "chat", 0.9)]
     ]
     add_results(report, rows, [PairedBatch(("a",), 2.0, 1.0, 3)])
     assert report.results["default_geomean"] == pytest.approx(2.0)
     assert (report.results["worst_prompt"], report.results["int4_worst_prompt"]) == (1.0, 0.9)
+    assert report.results["ngram_share"] == 0.4
     assert (report.results["batch8_worst"], report.results["differing_tokens"]) == (2.0, 6.0)
