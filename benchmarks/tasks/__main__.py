@@ -5,10 +5,10 @@
     python -m benchmarks.tasks --calibrated BUNDLE              # also a bundle that was calibrated and exported in fp32
     python -m benchmarks.tasks --prompts FOLDER --json build/tasks.json
 
-Each task runs under `full` and under `auto` of the same bundle in turn, from an empty prefix cache and pool, with the model's
-chat template, greedy. Speedups are of decoding: the time behind the first token, the median of the rounds of a task. In batches
-the first turns of eight tasks, one of each kind, are submitted together. The score is what a program can check of a reply
-(`checks`): 0 to 1, and above 0 for some tasks whatever the reply is.
+Each task runs under `full` and under `auto` of the same bundle in turn, with the model's chat template, greedy. The pool of
+recent outputs is off, as a second round would find its own text there. Speedups are of decoding: the time behind the first token,
+the median of the rounds of a task. In batches the first turns of eight tasks, one of each kind, are submitted together. The score
+is what a program can check of a reply (`checks`): 0 to 1, and above 0 for some tasks whatever the reply is.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ from rich.table import Table
 from tide_bench.report import Report
 from tide_runtime import Engine, EngineOptions, ThreadOptions
 from tide_runtime.bundle import Bundle
+from tide_runtime.depth.options import DepthOptions
+from tide_runtime.depth_tuning import DepthTuning
 
 from benchmarks.decode_cpu import CACHE
 from benchmarks.models.gguf_files import GGUF_MODELS
@@ -56,7 +58,9 @@ def load_pair(folder: Path, batch: int) -> tuple[Engine, Engine]:
     bundle = Bundle.open(folder, verify=False)
     threads = ThreadOptions(shared=True)
     full = Engine(bundle, EngineOptions(policy="full", max_batch=batch, threads=threads, target="cpu"))
-    return full, Engine(bundle, EngineOptions(max_batch=batch, threads=threads, target="cpu"), backend=full.backend)
+    without_pool = DepthOptions(tuning=DepthTuning(pool_tokens=0))
+    options = EngineOptions(max_batch=batch, threads=threads, target="cpu", depth=without_pool)
+    return full, Engine(bundle, options, backend=full.backend)
 
 
 def task_row(paired: PairedTask, kinds: dict[str, TaskKind], weights: str) -> dict[str, Any]:
