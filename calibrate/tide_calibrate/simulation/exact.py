@@ -69,7 +69,7 @@ class _TextDrafts:
     tuning: DepthTuning
 
     def lookup(self, trace: SplitTrace, start: int) -> TextDrafts:
-        return TextDrafts(trace.texts[int(trace.window[start])], self.pass_ms, self.gain, self.tuning)
+        return TextDrafts(trace.texts[int(trace.window[start])], self.pass_ms, max(1.0, self.gain), self.tuning)
 
 
 def _check(trace: SplitTrace, draft_limit: int, draft: str) -> None:
@@ -117,7 +117,7 @@ class _Generation:
         return drafts, accepted
 
     def _look_up(self, position: int) -> tuple[int, int] | None:
-        """Prompt-lookup drafts and right ones among them; None when none are worth verifying."""
+        """Text drafts and right ones among them; None when none are worth verifying."""
         made, right = self.lookup.draft(position) if self.lookup is not None else (0, 0)
         if not made:
             return None

@@ -138,7 +138,7 @@ def text_draft_lengths(states: Sequence[DraftState], pass_ms: PassTime, speedup:
     for place, state in enumerate(states):
         chances += [(-chance, n, place) for n, chance in enumerate(state.rates.chances(state.guess), 1)]
     chances.sort()  # of equal ones the earlier token first: no token is drafted without those before it
-    full, best, best_rate = pass_ms(batch_size, batch_size, 1), [0] * batch_size, batch_size * speedup * tuning.least_text_gain
+    full, best, best_rate = pass_ms(batch_size, batch_size, 1), [0] * batch_size, batch_size * speedup + tuning.least_text_gain
     if not chances:
         return best
     # Even batches may cost less than smaller uneven ones.
