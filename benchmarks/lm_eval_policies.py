@@ -10,6 +10,7 @@ what its certificate bounds: over the documents of `tide_python`, the mean share
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -164,6 +165,7 @@ def main(
     """Run lm-evaluation-harness tasks under every policy of a bundle."""
     if percent not in PERCENTS:
         raise typer.BadParameter(f"percent is {percent}; choose from: {', '.join(map(str, PERCENTS))}")
+    logging.getLogger("lm_eval").setLevel(logging.ERROR)  # it warns of every data set that is loaded by a function
     report = Report("lm_eval_policies", bundle=bundle.name if bundle else None, percent=percent, batch=BATCH)
     differ = [measure(report, case) for case in cases(bundle, percent, cache)]
     table = Table(*COLUMNS, title="lm-evaluation-harness, by policy")
