@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 DATE := $(shell date -u +%F)
 CONSTRAINTS := .ci/constraints.txt
-EXTRAS := export,calibrate,kernels,rtx,bench,dev
+EXTRAS := export,calibrate,kernels,rtx,bench,eval,dev
 
 .PHONY: evidence demo demo-exits demo-rtx test lint bindings bench tables kernels gpu-check onnxruntime-gpu clean bench-arms docs constraints
 demo: $(READY) ## export a real chat model from its GGUF file, ask it something, compare with llama.cpp, genai, eager, unsplit
@@ -58,6 +58,7 @@ bench: $(READY) ## the published benchmarks, one after the other
 	$(BIN)/python -m benchmarks.calibration_quality --json docs/results/$(DATE)-calibration_quality.json
 	$(BIN)/python -m benchmarks.certificate --json docs/results/$(DATE)-certificate.json
 	$(BIN)/python -m benchmarks.policy_quality --json docs/results/$(DATE)-policy_quality.json
+	$(BIN)/python -m benchmarks.lm_eval_policies --json docs/results/$(DATE)-lm_eval_policies.json
 	$(BIN)/python -m benchmarks.capture_memory --json docs/results/$(DATE)-capture_memory.json
 	$(BIN)/python -m benchmarks.capture_memory --model demo --tokens 400000 --json docs/results/$(DATE)-capture_memory_demo.json
 

@@ -122,15 +122,7 @@ class Engine:
 
         Raises PromptError for an empty or too long prompt or ids outside the vocabulary, before anything is computed.
         """
-        sequences = self.admission.sequences(prompts, params or GenerationParams())
-        requests = [self._request(sequence, streamed=False) for sequence in sequences]
-        handles = [request.caller for request in requests]
-        self._loop.submit(requests, forced=True)
-        try:
-            return [handle.result() for handle in handles]
-        finally:
-            for handle in handles:  # where one has failed, or on Ctrl-C
-                handle.cancel()
+        return self._run(self.admission.sequences(prompts, params or GenerationParams()))
 
     def stream(self, prompt: Prompt, params: GenerationParams | None = None) -> Iterator[Chunk]:
         """Generate for one prompt, a chunk per token as soon as it is final; closing the iterator cancels the rest."""
@@ -166,11 +158,16 @@ class Engine:
 
         Raises PromptError when no token is left to score, or for ids outside the vocabulary.
         """
-        sequence = ForcedSequence.of(*self.admission.text_to_score(tokens, prompt_tokens))
-        request = self._request(sequence, streamed=False)
-        self._loop.submit([request], forced=True)
-        request.caller.result()
-        return sequence.score()
+        return self.score_many([(tokens, prompt_tokens)])[0]
+
+    def score_many(self, texts: Sequence[tuple[Sequence[int], int]]) -> list[Score]:
+        """`score` for several texts, each with its ``prompt_tokens``, which run together; results in their order.
+
+        Raises PromptError as `score` does, before anything is computed.
+        """
+        sequences = [ForcedSequence.of(*self.admission.text_to_score(*text)) for text in texts]
+        self._run(sequences)
+        return [sequence.score() for sequence in sequences]
 
     def chat_prompt(self, messages: Sequence[Mapping[str, str]], **extra: Any) -> list[int]:
         """Token ids of a chat in the model's own template, ready for the assistant's turn.
@@ -230,6 +227,17 @@ class Engine:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close(abort=kind is not None)
+
+    def _run(self, sequences: Sequence[TokenSequence]) -> list[Generation]:
+        """Run ``sequences`` together and wait for all of them."""
+        requests = [self._request(sequence, streamed=False) for sequence in sequences]
+        handles = [request.caller for request in requests]
+        self._loop.submit(requests, forced=True)
+        try:
+            return [handle.result() for handle in handles]
+        finally:
+            for handle in handles:  # where one has failed, or on Ctrl-C
+                handle.cancel()
 
     def _request(
         self, sequence: TokenSequence, priority: int = 0, timeout: float | None = None, streamed: bool = True

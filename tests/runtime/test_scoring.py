@@ -26,6 +26,18 @@ def test_scores_are_the_eager_models(load: Callable[..., Engine], hf_model: Llam
     assert score.likeliest == logprobs[places].argmax(-1).tolist()
 
 
+@pytest.mark.parametrize("policy", ["full", "exact"])
+def test_texts_that_run_together_get_the_scores_that_each_gets_alone(load: Callable[..., Engine], policy: str) -> None:
+    """Guards against scores that go to another text of the call, or depend on its company."""
+    texts = [(TEXT, 2), (TEXT[::-1], 1), (TEXT[:5], 4)]
+    with load(policy=policy) as engine:
+        together = engine.score_many(texts)
+        alone = [engine.score(*text) for text in texts]
+    assert [score.likeliest for score in together] == [score.likeliest for score in alone]
+    for one, other in zip(together, alone, strict=True):
+        assert one.logprobs == pytest.approx(other.logprobs, abs=1e-5)
+
+
 @pytest.mark.parametrize("prompt_tokens", [0, len(TEXT)])
 def test_a_text_without_a_token_to_score_is_refused(load: Callable[..., Engine], prompt_tokens: int) -> None:
     with load() as engine, pytest.raises(PromptError, match="leave at least one token to score"):

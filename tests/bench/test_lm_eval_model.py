@@ -1,0 +1,181 @@
+"""TIDE in lm-evaluation-harness, held against the harness's own HuggingFace model on the same weights."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from runtime.conftest import MAX_SEQ_LEN
+from tide_runtime import ThreadOptions
+from tide_runtime.errors import BundleError, ParamsError, PromptError
+
+pytest.importorskip("lm_eval", reason="lm-eval is not installed: pip install 'tide-llm[eval]'")
+
+from lm_eval.api.instance import Instance, OutputType
+from lm_eval.models.huggingface import HFLM
+from tide_bench import lm_eval_cli, lm_eval_model
+from tide_bench.lm_eval_model import TideLM, generation_params
+
+ROOT = Path(__file__).resolve().parents[2]
+PAIRS = [
+    ("def add(a, b):\n", "    return a + b\n"),
+    ("", "class Point:"),
+    ("self.x = ", "x"),
+    ("ends with spaces  ", "y"),
+    ("x = 1\n" * 60, "self.x = x"),  # longer than the cache
+]
+TEXTS = ["def add(a, b):\n    return a + b\n", "x = [1, 2]\n" * 30, ""]  # the second one in several windows
+PROMPTS = ["def add", "class Point:\n    def __init__(self", "x = 1\n" * 60]
+GREEDY = {"until": ["\n"], "max_gen_toks": 12, "do_sample": False}
+
+
+@pytest.fixture(scope="module")
+def tide(bundle: Path) -> Iterator[Callable[..., TideLM]]:
+    """Models of the tiny bundle. One thread each: the process has sessions of other tests, so there is no pool for all."""
+    models: list[TideLM] = []
+
+    def load(folder: Path = bundle, **options: Any) -> TideLM:
+        models.append(TideLM(bundle=str(folder), **options))
+        return models[-1]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lm_eval_model, "ThreadOptions", lambda *_, **__: ThreadOptions(1))
+        yield load
+    for model in models:
+        model.engine.close()
+
+
+@pytest.fixture(scope="module")
+def hf(hf_model_directory: Path) -> HFLM:
+    return HFLM(pretrained=str(hf_model_directory), device="cpu", dtype="float32", max_length=MAX_SEQ_LEN)
+
+
+def asked(kind: OutputType, *arguments: tuple[Any, ...]) -> list[Instance]:
+    return [Instance(kind, {}, one, place) for place, one in enumerate(arguments)]
+
+
+@pytest.mark.parametrize("policy", ["full", "exact"])
+def test_log_likelihoods_are_the_huggingface_models(tide: Callable[..., TideLM], hf: HFLM, policy: str) -> None:
+    """A score would be of other tokens: off by one place, without the context, or with the wrong end of a long one."""
+    pairs, texts = asked("loglikelihood", *PAIRS), asked("loglikelihood_rolling", *((text,) for text in TEXTS))
+    model = tide(policy=policy, batch_size=3)
+    own, other = (one.loglikelihood(pairs, disable_tqdm=True) for one in (model, hf))
+    assert [value for value, _ in own] == pytest.approx([value for value, _ in other], abs=1e-3)
+    assert [greedy for _, greedy in own] == [greedy for _, greedy in other]
+    own, other = (one.loglikelihood_rolling(texts, disable_tqdm=True) for one in (model, hf))
+    assert own == pytest.approx(other, abs=1e-2)
+
+
+def test_a_continuation_is_greedy_when_the_policy_would_write_it(tide: Callable[..., TideLM]) -> None:
+    """Tasks such as lambada count these flags, and the random model's own tokens are no text that could be asked for."""
+    model = tide(policy="full")
+    prompt = [5, 9, 3]
+    written = list(model.engine.generate(prompt, generation_params({**GREEDY, "until": []}, 4))[0].token_ids)[:4]
+    other = [*written[:-1], (written[-1] + 1) % 250]
+    found = model._loglikelihood_tokens([(("", ""), prompt, one) for one in (written, other, [])], disable_tqdm=True)
+    assert [greedy for _, greedy in found] == [True, False, True] and found[2][0] == 0
+
+
+def test_a_context_without_tokens_is_the_beginning_of_a_text(tide: Callable[..., TideLM]) -> None:
+    """White space alone goes to the continuation; the request would be refused in the middle of a run."""
+    model = tide(policy="full")
+    blank, none = model.loglikelihood(asked("loglikelihood", ("  ", "y"), ("", "  y")), disable_tqdm=True)
+    assert blank == none
+    written = model.generate_until(asked("generate_until", ("", GREEDY)), disable_tqdm=True)
+    assert len(written) == 1
+
+
+def test_texts_are_the_huggingface_models(tide: Callable[..., TideLM], hf: HFLM) -> None:
+    """A text would go on behind its stop string, or begin behind another part of a long context."""
+    requests = asked("generate_until", *((prompt, GREEDY) for prompt in PROMPTS))
+    assert tide(policy="full").generate_until(requests, disable_tqdm=True) == hf.generate_until(requests, disable_tqdm=True)
+
+
+def test_requests_of_different_parameters_keep_their_places(tide: Callable[..., TideLM]) -> None:
+    """Requests are grouped by their parameters, and an answer would come out at another one's place."""
+    model = tide(policy="full")
+    lengths = [3, 6, 3]
+    requests = asked("generate_until", *((p, {"until": [], "max_gen_toks": n}) for p, n in zip(PROMPTS, lengths, strict=True)))
+    alone = [model.generate_until([request], disable_tqdm=True)[0] for request in requests]
+    assert model.generate_until(requests, disable_tqdm=True) == alone
+
+
+def test_exact_answers_as_full_to_the_last_bit(tide: Callable[..., TideLM]) -> None:
+    """The evaluation of `exact` would be another one than the model's."""
+    full, exact = tide(policy="full", batch_size=1), tide(policy="exact", batch_size=4)
+    for kind, arguments in (
+        ("loglikelihood", PAIRS),
+        ("loglikelihood_rolling", [(text,) for text in TEXTS]),
+        ("generate_until", [(prompt, {"until": [], "max_gen_toks": 30}) for prompt in PROMPTS]),
+    ):
+        requests = asked(kind, *arguments)  # type: ignore[arg-type]
+        assert getattr(exact, kind)(requests) == getattr(full, kind)(requests), kind
+
+
+def test_chats_are_rendered_as_huggingface_renders_them(tide: Callable[..., TideLM], hf: HFLM) -> None:
+    """Chat models would be asked in another form than the one they were trained on."""
+    model = tide()
+    chat = [{"role": "user", "content": "Hi!"}]
+    assert model.apply_chat_template(chat) == hf.apply_chat_template(chat)
+    begun = [*chat, {"role": "assistant", "content": "The answer is"}]
+    assert model.apply_chat_template(begun, False) == hf.apply_chat_template(begun, False)
+    assert model.chat_template(True) == hf.chat_template(True) and model.chat_template(False) == ""
+    assert model.tokenizer_name == tide(policy="full").tokenizer_name
+
+
+def test_generation_kwargs_become_parameters() -> None:
+    """A task's sampling would be ignored, or greedy tasks sampled."""
+    assert generation_params({"until": "###", "max_tokens": 5, "do_sample": False, "temperature": 0.7}, 256).greedy
+    greedy = generation_params({"until": ["", "\n"], "num_beams": 1}, 7)
+    assert (greedy.max_new_tokens, greedy.temperature, greedy.stop) == (7, 0.0, ("\n",))
+    sampled = generation_params({"do_sample": True, "top_p": 0.9, "seed": 3}, 7)
+    assert (sampled.temperature, sampled.top_p, sampled.seed) == (1.0, 0.9, 3)
+    assert generation_params({"temperature": 0.5}, 7).temperature == 0.5
+    for other in ({"num_beams": 4}, {"penalty_alpha": 0.6}):
+        with pytest.raises(ParamsError, match=f"generation_kwargs has {next(iter(other))}"):
+            generation_params(other, 7)
+
+
+def test_errors_say_what_to_do(tide: Callable[..., TideLM], bundle: Path, tmp_path: Path) -> None:
+    """A user would meet a traceback from somewhere inside."""
+    with pytest.raises(ParamsError, match="--model_args bundle=FOLDER"):
+        TideLM()
+    with pytest.raises(BundleError, match="give the folder that tide-export wrote"):
+        tide(tmp_path / "nowhere")
+    with pytest.raises(ParamsError, match="batch_size is 'many'; set it to a number"):
+        tide(batch_size="many")
+    mute = Path(shutil.copytree(bundle, tmp_path / "mute"))
+    manifest = json.loads((mute / "manifest.json").read_text())
+    (mute / "manifest.json").write_text(json.dumps(manifest | {"tokenizer": None}))
+    with pytest.raises(BundleError, match=r"has no tokenizer.*export it again from a model folder with a tokenizer\.json"):
+        tide(mute)
+    model = tide()
+    with pytest.raises(PromptError, match=r"export with --max-seq-len \d+ or more"):
+        model.loglikelihood(asked("loglikelihood", ("a", "x = 1\n" * 60)), disable_tqdm=True)
+    with pytest.raises(ParamsError, match="max_gen_toks is 64, which leaves no room"):
+        model.generate_until(asked("generate_until", ("a", {"until": [], "max_gen_toks": MAX_SEQ_LEN})), disable_tqdm=True)
+
+
+def test_the_command_runs_the_harness(
+    tide: Callable[..., TideLM], bundle: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`tide-lm-eval` would not know the model, or the device that lm-eval gives it unasked would be looked for."""
+    command = ["tide-lm-eval", "--model", "tide", "--tasks", "tide_choice", "--limit", "2"]
+    command += ["--include_path", str(ROOT / "benchmarks" / "lm_eval_tasks"), "--model_args"]
+    monkeypatch.setattr("sys.argv", [*command, f"bundle={bundle},policy=exact"])
+    lm_eval_cli.main()
+    assert "|tide_choice|" in capsys.readouterr().out
+    monkeypatch.setattr("sys.argv", [*command, f"bundle={bundle / 'nowhere'}"])
+    with pytest.raises(SystemExit) as end:
+        lm_eval_cli.main()
+    assert end.value.code == 2 and "give the folder that tide-export wrote" in capsys.readouterr().err
+
+
+def test_the_command_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lm_eval_cli, "find_spec", lambda name: None)
+    with pytest.raises(SystemExit, match=r"pip install 'tide-llm\[eval\]'"):
+        lm_eval_cli.main()
