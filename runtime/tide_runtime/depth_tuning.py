@@ -37,7 +37,7 @@ class DepthTuning:
     hit_rate_weight: float = 4.0
     hit_rate_memory: float = 16.0
     least_text_gain: float = 0.25
-    pool_tokens: int = 32768
+    pool_tokens: int = 8192
     draft_lengths: tuple[int, ...] = (1, 2, 3, 4, 6, 9, 64)
     padding_penalty: float = 0.05
     least_batch_speedup: float = 1.3
