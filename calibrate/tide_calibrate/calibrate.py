@@ -140,7 +140,12 @@ class _Placed:
         """Choose exits on one split and keep them only if they also pay on the other split."""
         assumed = costs or nominal_costs(loaded.model)
         with progress.phase("place the exits"):
-            chosen = choose_exits(learned.own_threshold, assumed, config.router, max_disagreement=config.max_disagreement)
+            choose = partial(choose_exits, costs=assumed, router=config.router, max_disagreement=config.max_disagreement)
+            chosen = choose(learned.own_threshold)
+            if chosen.exits and learned.vocabulary is not None:  # thresholds must fit the scores of the whole vocabulary
+                shortlist = [(info.checkpoint, info.head) for info in chosen.exits]
+                learned = learned.on_whole_vocabulary(shortlist)
+                chosen = choose(learned.own_threshold.only(shortlist))
             if chosen.exits:
                 chosen = gate_exits(learned.own_test, assumed, chosen.exits, chosen.draft_limit)
         return _Placed(loaded, data, learned, reference, costs, assumed, chosen)
@@ -173,8 +178,8 @@ class _Placed:
         if not exits:
             return without_exits(self.placement.reason)
         chosen = {(info.checkpoint, info.head): learned.exits[info.checkpoint, info.head] for info in exits}
-        train = trace_exits(learned.model, learned.capture, "train", chosen, _TRAIN_WINDOWS)
-        threshold = trace_exits(learned.model, learned.capture, "threshold", chosen, reference=self.reference)
+        train = trace_exits(learned.model, learned.captured.text, "train", chosen, _TRAIN_WINDOWS)
+        threshold = trace_exits(learned.model, learned.captured.text, "threshold", chosen, reference=self.reference)
         epsilon, sha256 = config.max_disagreement, self.data.sha256["threshold"]
         return certify_exits(exits, train, threshold, epsilon, config.confidence, sha256, date, self.reference)
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import cast
 
+import numpy as np
+from numpy.typing import NDArray
 from tide_runtime.errors import ParamsError
 
 from tide_calibrate.capture.capture import capture
@@ -15,12 +17,13 @@ from tide_calibrate.capture.reference import ReferenceTokens
 from tide_calibrate.capture.store import Capture
 from tide_calibrate.config import CalibrationConfig, candidate_layers
 from tide_calibrate.exit_heads import ExitHead, make_head, parse_kind
+from tide_calibrate.exit_heads.sampled_vocabulary import SampledVocabulary
 from tide_calibrate.exit_heads.train import HeadTraining, train_head
 from tide_calibrate.model.frozen import FrozenModel
 from tide_calibrate.parallel import Check, in_parallel
-from tide_calibrate.routers import TRAINING_FREE, MlpRouter
+from tide_calibrate.routers import MaxProbability, MlpRouter
 from tide_calibrate.routers.train import Label, RouterTraining, train_router
-from tide_calibrate.text.documents import SplitName, SplitText
+from tide_calibrate.text.documents import SplitName, SplitText, Windows
 from tide_calibrate.traces.continuations import continue_prompts, generated_tokens
 from tide_calibrate.traces.record import trace_split
 from tide_calibrate.traces.trace import Exit, SplitTrace
@@ -43,20 +46,57 @@ class TrainedExit:
 
 
 @dataclass(frozen=True)
+class Captured:
+    """Captures of the text, and of the model's greedy continuations of prompts from the threshold and the test split.
+
+    Args:
+        own, prompt_lengths: the result of `continue_prompts`.
+    """
+
+    text: Capture
+    own: Windows
+    prompt_lengths: NDArray[np.int32]
+    continuations: Capture
+
+    def traces(
+        self, model: FrozenModel, exits: Mapping[Exit, TrainedExit], vocabulary: SampledVocabulary | None = None
+    ) -> tuple[SplitTrace, SplitTrace, SplitTrace]:
+        """Traces of the test text, and of the continuations of prompts from the threshold and the test split."""
+        run = partial(trace_exits, model, exits=exits, vocabulary=vocabulary)
+        test = run(self.text, "test", max_windows=_TEST_WINDOWS)
+        own = [run(self.continuations, split) for split in ("threshold", "test")]
+        own_threshold, own_test = (generated_tokens(trace, self.own, self.prompt_lengths) for trace in own)
+        return test, own_threshold, own_test
+
+
+@dataclass(frozen=True)
 class Learned:
     """Trained exits and their traces.
 
     Args:
+        vocabulary: the tokens that exits were trained and traced on; None: all.
         test: trace of the test text.
-        own_threshold, own_test: traces of the model's greedy continuations of prompts from the threshold and the test split.
+        own_threshold, own_test: traces of the continuations.
     """
 
     model: FrozenModel
-    capture: Capture
+    captured: Captured
     exits: dict[Exit, TrainedExit]
+    vocabulary: SampledVocabulary | None
     test: SplitTrace
     own_threshold: SplitTrace
     own_test: SplitTrace
+
+    def on_whole_vocabulary(self, exits: Iterable[Exit]) -> Learned:
+        """With traces of ``exits`` on all tokens; the other exits' stay as they are."""
+        chosen = {key: self.exits[key] for key in exits}
+        test, own_threshold, own_test = self.captured.traces(self.model, chosen)
+        return replace(
+            self,
+            test=self.test.with_exits(test),
+            own_threshold=self.own_threshold.with_exits(own_threshold),
+            own_test=self.own_test.with_exits(own_test),
+        )
 
 
 def learn(loaded: LoadedModel, text: SplitText, work: Path, config: CalibrationConfig, progress: ExportProgress) -> Learned:
@@ -66,17 +106,15 @@ def learn(loaded: LoadedModel, text: SplitText, work: Path, config: CalibrationC
     layers = captured_layers(exits, model.num_layers)
     run = partial(capture, hidden_dtype="bfloat16" if config.dtype == "bf16" else "float16", progress=progress)
     with progress.phase(f"capture {text.windows.total_tokens:,} tokens"):
-        captured = run(loaded, text.windows, text.split, layers, work / "text")
+        text_capture = run(loaded, text.windows, text.split, layers, work / "text")
     with progress.phase(f"generate continuations of {config.prompts} prompts"):
         own, prompt_lengths = continue_prompts(loaded.model, text.windows, text.split, config.prompts, config.new_tokens)
-        own_captured = run(loaded, own, text.split, layers, work / "continuations")
+        captured = Captured(text_capture, own, prompt_lengths, run(loaded, own, text.split, layers, work / "continuations"))
+    vocabulary = SampledVocabulary.of(text_capture, model)
     with progress.phase(f"train {len(exits)} exits"):
-        trained = train_exits(model, captured, exits, config, progress)
+        trained = train_exits(model, text_capture, exits, config, progress, vocabulary)
     with progress.phase("trace the exits"):
-        test = trace_exits(model, captured, "test", trained, _TEST_WINDOWS)
-        own_traces = [trace_exits(model, own_captured, split, trained) for split in ("threshold", "test")]
-    own_threshold, own_test = (generated_tokens(trace, own, prompt_lengths) for trace in own_traces)
-    return Learned(model, captured, trained, test, own_threshold, own_test)
+        return Learned(model, captured, trained, vocabulary, *captured.traces(model, trained, vocabulary))
 
 
 def exits_to_train(candidates: Sequence[int], kinds: Sequence[str], num_layers: int) -> list[Exit]:
@@ -101,18 +139,26 @@ def captured_layers(exits: Sequence[Exit], num_layers: int) -> list[int]:
 
 
 def train_exits(
-    model: FrozenModel, capture: Capture, exits: Sequence[Exit], config: CalibrationConfig, progress: ExportProgress
+    model: FrozenModel,
+    capture: Capture,
+    exits: Sequence[Exit],
+    config: CalibrationConfig,
+    progress: ExportProgress,
+    vocabulary: SampledVocabulary | None,
 ) -> dict[Exit, TrainedExit]:
-    """Train all of ``exits`` on the train split: one chain of heads per kind, then all the routers."""
+    """Train all of ``exits`` on the train split: one chain of heads per kind, then all the routers.
+
+    ``vocabulary``: the tokens whose logits are computed; None: all.
+    """
     rank = min(config.rank, model.hidden_size)
     heads = {(layer, kind): make_head(kind, model, layer, rank, config.seed) for layer, kind in exits}
     kinds = sorted({kind for _, kind in exits}, key=lambda kind: -parse_kind(kind)[1])  # longest jobs first
     chains = [[heads[key] for key in sorted(exits, reverse=True) if key[1] == kind] for kind in kinds]
-    jobs = [partial(_train_chain, chain, capture, config.seed) for chain in chains]
+    jobs = [partial(_train_chain, chain, capture, config.seed, vocabulary) for chain in chains]
     for kind, agreement in zip(kinds, in_parallel(jobs), strict=True):
         progress.note(f"{kind}: {agreement}")
     training = RouterTraining(cast(Label, config.label), _ROUTER_WINDOWS, _ROUTER_HELD_OUT, seed=config.seed)
-    routers = in_parallel([partial(_train_router, heads[key], capture, training) for key in exits])
+    routers = in_parallel([partial(_train_router, heads[key], capture, training, vocabulary) for key in exits])
     return {key: TrainedExit(heads[key], router) for key, router in zip(exits, routers, strict=True)}
 
 
@@ -123,10 +169,13 @@ def trace_exits(
     exits: Mapping[Exit, TrainedExit],
     max_windows: int | None = None,
     reference: ReferenceTokens | None = None,
+    vocabulary: SampledVocabulary | None = None,
 ) -> SplitTrace:
     """Evaluate ``exits`` on the tokens of ``split``, on at most ``max_windows`` windows; one parallel job per checkpoint.
 
-    ``reference``: count agreement with these tokens instead of the full model's.
+    Args:
+        reference: count agreement with these tokens instead of the full model's.
+        vocabulary: exits choose among these tokens; None: among all.
     """
     checkpoints = sorted({layer for layer, _ in exits})
     groups = [{key: trained for key, trained in exits.items() if key[0] == layer} for layer in checkpoints]
@@ -135,15 +184,17 @@ def trace_exits(
     def job(group: Mapping[Exit, TrainedExit], check: Check) -> SplitTrace:
         check()
         heads = {key: trained.head for key, trained in group.items()}
-        routers = {key: (*TRAINING_FREE, trained.router) for key, trained in group.items()}
-        return trace_split(capture, split, lm_head, heads, routers, max_windows, reference)
+        routers = {key: (MaxProbability(), trained.router) for key, trained in group.items()}
+        return trace_split(capture, split, lm_head, heads, routers, max_windows, reference, vocabulary)
 
     parts = list(in_parallel([partial(job, group) for group in groups]))
     traced = {key: trace for part in parts for key, trace in part.exits.items()}
     return replace(parts[0], exits={key: traced[key] for key in exits})
 
 
-def _train_chain(heads: Sequence[ExitHead], capture: Capture, seed: int, check: Check) -> str:
+def _train_chain(
+    heads: Sequence[ExitHead], capture: Capture, seed: int, vocabulary: SampledVocabulary | None, check: Check
+) -> str:
     """Train heads of one kind, deepest first, each initialized with the weights of its deeper neighbour.
 
     Neighbouring layers need nearly the same translator: 48 steps from a neighbour's reach what 160 steps from scratch do
@@ -158,12 +209,15 @@ def _train_chain(heads: Sequence[ExitHead], capture: Capture, seed: int, check: 
             for parameter, start in zip(head.trained(), neighbour.trained(), strict=True):
                 parameter.data.copy_(start)
         steps = HeadTraining().steps if neighbour is None else STEPS_FROM_NEIGHBOUR
-        _, history = train_head(head, capture, HeadTraining(steps=steps, check_every=_CHECK_EVERY, seed=seed), check)
+        training = HeadTraining(steps=steps, check_every=_CHECK_EVERY, seed=seed)
+        _, history = train_head(head, capture, training, check, vocabulary)
         best = min(history, key=lambda progress: progress.divergence)
         summary.append(f"{best.agreement:.1%} after layer {head.checkpoint}")
     return ", ".join(reversed(summary))
 
 
-def _train_router(head: ExitHead, capture: Capture, training: RouterTraining, check: Check) -> MlpRouter:
+def _train_router(
+    head: ExitHead, capture: Capture, training: RouterTraining, vocabulary: SampledVocabulary | None, check: Check
+) -> MlpRouter:
     check()
-    return train_router(head, capture, training)
+    return train_router(head, capture, training, vocabulary)

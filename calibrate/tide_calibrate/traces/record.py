@@ -14,6 +14,7 @@ from tide_calibrate.capture.batches import WindowBatch, in_batches, read_batch
 from tide_calibrate.capture.reference import ReferenceTokens
 from tide_calibrate.capture.store import Capture
 from tide_calibrate.exit_heads import ExitHead
+from tide_calibrate.exit_heads.sampled_vocabulary import SampledVocabulary, narrowed
 from tide_calibrate.model.lm_head import LMHead
 from tide_calibrate.routers import Router
 from tide_calibrate.text.documents import SPLITS, SplitName
@@ -30,6 +31,7 @@ def trace_split(
     routers: Mapping[Exit, Sequence[Router]],
     max_windows: int | None = None,
     reference: ReferenceTokens | None = None,
+    vocabulary: SampledVocabulary | None = None,
 ) -> SplitTrace:
     """Evaluate every head and router on every token of ``split``.
 
@@ -39,6 +41,7 @@ def trace_split(
         routers: routers of each head; a head that is missing here has none.
         max_windows: trace only this many windows, spread evenly over the split.
         reference: count agreement with these tokens, for exits and for the full model; None: with the full model's likeliest.
+        vocabulary: exits choose among these tokens, which makes them agree a little more often and surer of it; None: among all.
 
     Raises:
         DataError: the split is empty.
@@ -55,11 +58,15 @@ def trace_split(
         next_tokens = _next_tokens(capture, part, batch)
         span = slice(done, done := done + len(next_tokens))
         full_nll[span] = _full_nll(batch, next_tokens, lm_head, capture.num_layers)
-        full_tokens = batch.top_ids[batch.valid][:, 0]
+        full_tokens = batch.top_ids[..., 0][batch.valid]
         wanted = full_tokens if reference is None else reference.read(part, batch.valid)
         full_agrees[span] = (full_tokens == wanted).numpy()
+        batch, ids = narrowed(batch, vocabulary, next_tokens[next_tokens >= 0], wanted)
+        if ids is not None:
+            next_tokens = torch.where(next_tokens < 0, -1, torch.searchsorted(ids, next_tokens))
+            wanted = torch.searchsorted(ids, wanted)
         for key, head in heads.items():
-            recorders[key].record(span, batch, next_tokens, wanted, head)
+            recorders[key].record(span, batch, ids, next_tokens, wanted, head)
     return SplitTrace(
         window=np.repeat(windows, lengths).astype(np.int32),
         document=np.repeat(capture.document[windows], lengths).astype(np.int32),
@@ -93,8 +100,10 @@ class _ExitRecorder:
         self._routers = routers
 
     @torch.no_grad()
-    def record(self, span: slice, batch: WindowBatch, next_tokens: Tensor, wanted: Tensor, head: ExitHead) -> None:
-        logits = head.logits(batch.states)[batch.valid]
+    def record(
+        self, span: slice, batch: WindowBatch, ids: Tensor | None, next_tokens: Tensor, wanted: Tensor, head: ExitHead
+    ) -> None:
+        logits = head.logits(batch.states, ids)[batch.valid]
         self.agrees[span] = (logits.argmax(-1) == wanted).numpy()
         self.nll[span] = _nll(logits, logits.logsumexp(-1), next_tokens)
         for router in self._routers:
@@ -125,6 +134,9 @@ def _full_nll(batch: WindowBatch, next_tokens: Tensor, lm_head: LMHead, num_laye
     kept = batch.top_ids[valid] == next_tokens[:, None]
     logit = torch.where(kept, batch.top_logits[valid], 0.0).sum(-1)
     rare = ~kept.any(-1) & (next_tokens >= 0)
-    logits = lm_head(batch.states[num_layers][valid][rare])
-    logit[rare] = logits.gather(-1, next_tokens[rare][:, None])[:, 0]
+    if rare.any():
+        ids, place = next_tokens[rare].unique(return_inverse=True)
+        if not lm_head.samples_vocabulary:
+            ids, place = None, next_tokens[rare]
+        logit[rare] = lm_head(batch.states[num_layers][valid][rare], ids).gather(-1, place[:, None])[:, 0]
     return torch.where(next_tokens < 0, torch.nan, batch.logsumexp[valid] - logit).numpy()
