@@ -17,16 +17,16 @@ from tide_runtime.bundle.calibration import CalibrationInfo, CostTable
 from tide_calibrate.capture.reference import ReferenceTokens, capture_reference, check_same_tokens
 from tide_calibrate.certificate.certificate import CertifiedExits, certify_exits, without_exits
 from tide_calibrate.config import OWN_REFERENCE, CalibrationConfig
+from tide_calibrate.costs.model_costs import measure_model_costs
 from tide_calibrate.costs.nominal import nominal_costs
 from tide_calibrate.costs.table_file import load_costs, save_costs
-from tide_calibrate.costs.temporary_bundle import measure_model_costs
 from tide_calibrate.exits_file import write_exits
 from tide_calibrate.placement.search import Placement, choose_exits, gate_exits, predict
 from tide_calibrate.report.data import collect
 from tide_calibrate.report.draw import REPORT_NAME, draw_report
 from tide_calibrate.text.documents import SplitText, read_text
 from tide_calibrate.traces.agreement import agreement_by_depth
-from tide_calibrate.train import Learned, learn, trace_exits
+from tide_calibrate.train import Learned, capture_bundle, learn, trace_exits
 from tide_export.bundle_writer import new_directory
 from tide_export.calibration.calibration_file import CALIBRATION_NAME, EXITS_NAME, CalibrationFile, DataInfo
 from tide_export.export import quantize_loaded
@@ -94,10 +94,12 @@ def calibrate(
             with progress.phase(f"load {source}"):
                 loaded = load()
         loaded = quantize_loaded(loaded, config.weights, config.quantizer, progress, data)
-        learned = learn(loaded, text, work, config, progress)
-        if costs == "measure":
-            with progress.phase("measure step costs"):
-                cost_table = measure_model_costs(loaded, config.dtype, directories[0])
+        with capture_bundle(loaded, text, config, directories[0]) as bundle:
+            learned = learn(loaded, text, work, config, progress, bundle)
+            if costs == "measure":
+                with progress.phase("measure step costs"):  # of the low-bit products, where there are any
+                    shared = None if loaded.quantized else bundle
+                    cost_table = measure_model_costs(loaded, config.dtype, directories[0], shared)
         placed = _Placed.place(loaded, text.info(data, config.seed), learned, reference, cost_table, config, progress)
         files = [placed.certify_and_write(*pair, progress) for pair in zip(configs, directories, strict=True)]
     if not keep_capture:

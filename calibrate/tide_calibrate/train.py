@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import cast
 
@@ -13,9 +14,11 @@ from numpy.typing import NDArray
 from tide_runtime.errors import ParamsError
 
 from tide_calibrate.capture.capture import capture
+from tide_calibrate.capture.compiled_pass import fastest_pass
 from tide_calibrate.capture.reference import ReferenceTokens
 from tide_calibrate.capture.store import Capture
 from tide_calibrate.config import CalibrationConfig, candidate_layers
+from tide_calibrate.costs.measure import measuring_checkpoints
 from tide_calibrate.exit_heads import ExitHead, make_head, parse_kind
 from tide_calibrate.exit_heads.sampled_vocabulary import SampledVocabulary
 from tide_calibrate.exit_heads.train import HeadTraining, train_head
@@ -23,17 +26,21 @@ from tide_calibrate.model.frozen import FrozenModel
 from tide_calibrate.parallel import Check, in_parallel
 from tide_calibrate.routers import MaxProbability, MlpRouter
 from tide_calibrate.routers.train import Label, RouterTraining, train_router
+from tide_calibrate.temporary_bundle import TemporaryBundle
 from tide_calibrate.text.documents import SplitName, SplitText, Windows
 from tide_calibrate.traces.continuations import continue_prompts, generated_tokens
 from tide_calibrate.traces.record import trace_split
 from tide_calibrate.traces.trace import Exit, SplitTrace
 from tide_export.load import LoadedModel
 from tide_export.progress import ExportProgress
+from tide_export.trace import decoder_layers
 
 STEPS_FROM_NEIGHBOUR, _CHECK_EVERY = 48, 24
 # Two thirds of RouterTraining's default, because a router is trained for every exit. On the demo model stock this costs 0.003
 # (tail:2) to 0.015 (linear) of the area under the agreement–coverage curve.
 _ROUTER_WINDOWS, _ROUTER_HELD_OUT = 64, 16
+# Weights times tokens: on two cores an export takes about as long as it saves with half of this (the demo model has a fifth).
+_WORTH_COMPILING = 5e12
 _TEST_WINDOWS = 40  # for the agreement of all heads: 10,240 tokens, a standard error of at most 0.5%
 
 
@@ -99,29 +106,69 @@ class Learned:
         )
 
 
-def learn(loaded: LoadedModel, text: SplitText, work: Path, config: CalibrationConfig, progress: ExportProgress) -> Learned:
-    """Capture states of ``text`` in the folder ``work``, then train and trace every exit that ``config`` lists."""
+def learn(
+    loaded: LoadedModel,
+    text: SplitText,
+    work: Path,
+    config: CalibrationConfig,
+    progress: ExportProgress,
+    bundle: TemporaryBundle | None = None,
+) -> Learned:
+    """Capture states of ``text`` in the folder ``work``, then train and trace every exit that ``config`` lists.
+
+    ``bundle``: captured through, see `capture_bundle`; None: PyTorch captures.
+    """
     model = FrozenModel(loaded.model)
-    exits = exits_to_train(candidate_layers(config.candidates, model.num_layers), config.head_kinds, model.num_layers)
-    layers = captured_layers(exits, model.num_layers)
-    run = partial(capture, hidden_dtype="bfloat16" if config.dtype == "bf16" else "float16", progress=progress)
-    with progress.phase(f"capture {text.windows.total_tokens:,} tokens"):
-        text_capture = run(loaded, text.windows, text.split, layers, work / "text")
-    with progress.phase(f"generate continuations of {config.prompts} prompts"):
-        own, prompt_lengths = continue_prompts(loaded.model, text.windows, text.split, config.prompts, config.new_tokens)
-        captured = Captured(text_capture, own, prompt_lengths, run(loaded, own, text.split, layers, work / "continuations"))
-    vocabulary = SampledVocabulary.of(text_capture, model)
+    exits = exits_to_train(config, model.num_layers)
+    captured = _captured(loaded, text, work, captured_layers(exits, model.num_layers), config, progress, bundle)
+    vocabulary = SampledVocabulary.of(captured.text, model)
     with progress.phase(f"train {len(exits)} exits"):
-        trained = train_exits(model, text_capture, exits, config, progress, vocabulary)
+        trained = train_exits(model, captured.text, exits, config, progress, vocabulary)
     with progress.phase("trace the exits"):
         return Learned(model, captured, trained, vocabulary, *captured.traces(model, trained, vocabulary))
 
 
-def exits_to_train(candidates: Sequence[int], kinds: Sequence[str], num_layers: int) -> list[Exit]:
+def capture_bundle(
+    loaded: LoadedModel, text: SplitText, config: CalibrationConfig, directory: Path
+) -> AbstractContextManager[TemporaryBundle | None]:
+    """A bundle of the dequantised weights with a cut at every captured boundary, in a folder in ``directory``.
+
+    It is also cut where step costs can be measured. None where PyTorch is as fast: a small model, or not fp32.
+    """
+    layers = len(decoder_layers(loaded.model))
+    work = loaded.model.num_parameters() * text.windows.total_tokens
+    if config.dtype != "fp32" or layers < 2 or work < _WORTH_COMPILING:
+        return nullcontext()
+    cuts = {*captured_layers(exits_to_train(config, layers), layers), layers - 1, *measuring_checkpoints(layers)} - {layers}
+    return TemporaryBundle(replace(loaded, quantized={}), config.dtype, sorted(cuts), directory, config.window)
+
+
+def _captured(
+    loaded: LoadedModel,
+    text: SplitText,
+    work: Path,
+    layers: Sequence[int],
+    config: CalibrationConfig,
+    progress: ExportProgress,
+    bundle: TemporaryBundle | None,
+) -> Captured:
+    make_pass = cache(partial(fastest_pass, loaded.model, bundle, layers, progress.note))  # one for both texts
+    stored = "bfloat16" if config.dtype == "bf16" else "float16"
+    run = partial(capture, candidates=layers, hidden_dtype=stored, make_pass=make_pass, progress=progress)
+    with progress.phase(f"capture {text.windows.total_tokens:,} tokens"):
+        text_capture = run(loaded, text.windows, text.split, directory=work / "text")
+    with progress.phase(f"generate continuations of {config.prompts} prompts"):
+        own, prompt_lengths = continue_prompts(loaded.model, text.windows, text.split, config.prompts, config.new_tokens)
+        own_capture = run(loaded, own, text.split, directory=work / "continuations")
+    return Captured(text_capture, own, prompt_lengths, own_capture)
+
+
+def exits_to_train(config: CalibrationConfig, num_layers: int) -> list[Exit]:
     """Every head at every candidate where it skips at least one layer.
 
     Raises ParamsError when a head skips nothing at any candidate.
     """
+    candidates, kinds = candidate_layers(config.candidates, num_layers), config.head_kinds
     exits = [(layer, kind) for layer in candidates for kind in kinds if layer + parse_kind(kind)[1] < num_layers]
     useless = [kind for kind in kinds if not any(kind == other for _, other in exits)]
     if useless:

@@ -15,12 +15,12 @@ import tokenizers
 import torch
 from calibrate.cost_model import table
 from cli_in_process import Run, cli_runner
-from tide_calibrate import cli
+from tide_calibrate import cli, temporary_bundle
 from tide_calibrate import train as train_module
 from tide_calibrate.calibrate import calibrate
-from tide_calibrate.capture import capture as capture_module
+from tide_calibrate.capture import forward_pass
 from tide_calibrate.config import CalibrationConfig, candidate_layers
-from tide_calibrate.costs import temporary_bundle as measure_module
+from tide_calibrate.costs import model_costs
 from tide_calibrate.costs.subprocess import measure_in_own_process
 from tide_calibrate.costs.table_file import save_costs
 from tide_calibrate.exit_heads.train import HeadTraining
@@ -283,10 +283,10 @@ def test_costs_are_measured_on_a_temporary_bundle(model: Path, tmp_path: Path, m
     Export and measurement are replaced by stubs, because they have tests of their own and take long.
     """
     exported: list[ExportConfig] = []
-    monkeypatch.setattr(measure_module, "write_bundle", lambda _loaded, _directory, config, _progress: exported.append(config))
-    monkeypatch.setattr(measure_module, "measure_in_own_process", lambda bundle, target, _file: (bundle.is_dir(), target))
+    monkeypatch.setattr(temporary_bundle, "write_bundle", lambda _loaded, _directory, config, _progress: exported.append(config))
+    monkeypatch.setattr(model_costs, "measure_in_own_process", lambda bundle, target, _file: (bundle.is_dir(), target))
     loaded = load_model(str(model), "fp32")
-    assert measure_module.measure_model_costs(loaded, "fp32", tmp_path) == (True, "cpu")
+    assert model_costs.measure_model_costs(loaded, "fp32", tmp_path) == (True, "cpu")
     edges = [0, *place_checkpoints(exported[0].checkpoints, LAYERS), LAYERS]
     assert len({deep - shallow for shallow, deep in pairwise(edges)}) > 1
     assert exported[0].max_seq_len == 128  # the model's own limit
@@ -326,7 +326,7 @@ def test_an_interrupted_run_resumes_and_gives_the_same_bytes(
     assert not out.exists()
     assert (tmp_path / "calib.work").is_dir()
     with monkeypatch.context() as patched:
-        patched.setattr(capture_module, "sliced_logits", None)  # no batch is captured again
+        patched.setattr(forward_pass, "sliced_logits", None)  # no batch is captured again
         calibrate(str(model), str(texts), out, CONFIG, also={0.2: stricter}, costs=str(costs))
     assert _contents(out) == _contents(calib)
     assert {path.name for path in tmp_path.iterdir()} == {"calib", "stricter"}

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -97,6 +97,10 @@ class ModelTail(nn.Module):
         with nullcontext() if self._rows is None else self._rows.only(vocabulary):
             return self._run(self.model, states, positions, mask, cache).logits.float()
 
+    def final_states(self, states: Tensor) -> Tensor:
+        """States [B, S, H] after the last layer, before the final norm, of ``states`` [B, S, H]; for ``start`` below L."""
+        return _output_of(self.layers[-1], lambda: self._run(self.model.base_model, states, None, None, None))[0]
+
     def fill(self, cache: Cache, states: Tensor) -> None:
         """Append the keys and values of ``states`` [B, S, H] (causal) to ``cache``, without running the LM head."""
         self._run(self.model.base_model, states, None, None, cache)
@@ -135,15 +139,22 @@ def _observe(model: PreTrainedModel, layer: nn.Module) -> tuple[Tensor, Tensor, 
     Returns:
         The output state [1, S, H] of ``layer``, the logits, and whether ``layer`` returns a tuple.
     """
+    ids = torch.arange(_CHECK_TOKENS, device=model.device)[None] % model.config.get_text_config().vocab_size
+    logits: list[Tensor] = []
+    state, returns_tuple = _output_of(layer, lambda: logits.append(model(input_ids=ids, use_cache=False).logits.float()))
+    return state.float(), logits[0], returns_tuple
+
+
+def _output_of(layer: nn.Module, run: Callable[[], object]) -> tuple[Tensor, bool]:
+    """The state that ``layer`` returns while ``run`` runs the model, and whether it returns it in a tuple."""
     outputs: list[Any] = []
     hook = layer.register_forward_hook(lambda _module, _inputs, output: outputs.append(output))
-    ids = torch.arange(_CHECK_TOKENS, device=model.device)[None] % model.config.get_text_config().vocab_size
     try:
-        logits = model(input_ids=ids, use_cache=False).logits.float()
+        run()
     finally:
         hook.remove()
     returns_tuple = isinstance(outputs[0], tuple)
-    return (outputs[0][0] if returns_tuple else outputs[0]).float(), logits, returns_tuple
+    return outputs[0][0] if returns_tuple else outputs[0], returns_tuple
 
 
 @torch.no_grad()
