@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import cache, partial, reduce
 from pathlib import Path
 from typing import cast
 
@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tide_runtime.errors import ParamsError
 
+from tide_calibrate.capture.batches import in_batches
 from tide_calibrate.capture.capture import capture
 from tide_calibrate.capture.compiled_pass import fastest_pass
 from tide_calibrate.capture.reference import ReferenceTokens
@@ -29,7 +30,7 @@ from tide_calibrate.routers.train import Label, RouterTraining, train_router
 from tide_calibrate.temporary_bundle import TemporaryBundle
 from tide_calibrate.text.documents import SplitName, SplitText, Windows
 from tide_calibrate.traces.continuations import continue_prompts, generated_tokens
-from tide_calibrate.traces.record import trace_split
+from tide_calibrate.traces.record import WINDOWS_PER_READ, trace_split, windows_of
 from tide_calibrate.traces.trace import Exit, SplitTrace
 from tide_export.load import LoadedModel
 from tide_export.progress import ExportProgress
@@ -41,6 +42,7 @@ STEPS_FROM_NEIGHBOUR, _CHECK_EVERY = 48, 24
 _ROUTER_WINDOWS, _ROUTER_HELD_OUT = 64, 16
 # Weights times tokens: on two cores an export takes about as long as it saves with half of this (the demo model has a fifth).
 _WORTH_COMPILING = 5e12
+_TRACE_PARTS = 4  # of the windows; a single exit is traced in several threads as well
 _TEST_WINDOWS = 40  # for the agreement of all heads: 10,240 tokens, a standard error of at most 0.5%
 
 
@@ -218,7 +220,7 @@ def trace_exits(
     reference: ReferenceTokens | None = None,
     vocabulary: SampledVocabulary | None = None,
 ) -> SplitTrace:
-    """Evaluate ``exits`` on the tokens of ``split``, on at most ``max_windows`` windows; one parallel job per checkpoint.
+    """Evaluate ``exits`` on the tokens of ``split``, on at most ``max_windows`` windows; parallel jobs per checkpoint and part.
 
     Args:
         reference: count agreement with these tokens instead of the full model's.
@@ -227,16 +229,20 @@ def trace_exits(
     checkpoints = sorted({layer for layer, _ in exits})
     groups = [{key: trained for key, trained in exits.items() if key[0] == layer} for layer in checkpoints]
     lm_head = model.lm_head  # built before the jobs start, which share it
+    windows = windows_of(capture, split, max_windows)
+    reads = -(-len(windows) // WINDOWS_PER_READ)
+    parts = in_batches(windows, WINDOWS_PER_READ * -(-reads // _TRACE_PARTS))  # whole reads, so that no result depends on parts
 
-    def job(group: Mapping[Exit, TrainedExit], check: Check) -> SplitTrace:
+    def job(group: Mapping[Exit, TrainedExit], part: NDArray[np.int64], check: Check) -> SplitTrace:
         check()
         heads = {key: trained.head for key, trained in group.items()}
         routers = {key: (MaxProbability(), trained.router) for key, trained in group.items()}
-        return trace_split(capture, split, lm_head, heads, routers, max_windows, reference, vocabulary)
+        return trace_split(capture, part, lm_head, heads, routers, None, reference, vocabulary)
 
-    parts = list(in_parallel([partial(job, group) for group in groups]))
-    traced = {key: trace for part in parts for key, trace in part.exits.items()}
-    return replace(parts[0], exits={key: traced[key] for key in exits})
+    traces = list(in_parallel([partial(job, group, part) for group in groups for part in parts]))
+    joined = [reduce(SplitTrace.joined, traces[i : i + len(parts)]) for i in range(0, len(traces), len(parts))]
+    traced = {key: trace for whole in joined for key, trace in whole.exits.items()}
+    return replace(joined[0], exits={key: traced[key] for key in exits})
 
 
 def _train_chain(

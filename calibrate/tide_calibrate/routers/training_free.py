@@ -13,7 +13,7 @@ class MaxProbability:
     kind = "max_probability"
 
     def scores(self, states: Tensor, logits: Tensor) -> Tensor:
-        return (logits.max(-1).values - logits.logsumexp(-1)).exp()
+        return (logits.amax(-1) - logits.logsumexp(-1)).exp()
 
 
 class Entropy:

@@ -20,12 +20,12 @@ from tide_calibrate.routers import Router
 from tide_calibrate.text.documents import SPLITS, SplitName
 from tide_calibrate.traces.trace import Exit, ExitTrace, SplitTrace
 
-_WINDOWS_PER_READ = 4
+WINDOWS_PER_READ = 4
 
 
 def trace_split(
     capture: Capture,
-    split: SplitName,
+    split: SplitName | NDArray[np.int64],
     lm_head: LMHead,
     heads: Mapping[Exit, ExitHead],
     routers: Mapping[Exit, Sequence[Router]],
@@ -33,7 +33,7 @@ def trace_split(
     reference: ReferenceTokens | None = None,
     vocabulary: SampledVocabulary | None = None,
 ) -> SplitTrace:
-    """Evaluate every head and router on every token of ``split``.
+    """Evaluate every head and router on every token of ``split``, or of the windows with these indices.
 
     Args:
         lm_head: the model's own, for the likelihood of tokens that are not among the K captured logits.
@@ -47,13 +47,13 @@ def trace_split(
         DataError: the split is empty.
         CalibrationError: the capture lacks a boundary that a head reads.
     """
-    windows = windows_of(capture, split, max_windows)
+    windows = windows_of(capture, split, max_windows) if isinstance(split, str) else split
     boundaries = sorted({boundary for head in heads.values() for boundary in head.boundaries} | {capture.num_layers})
     lengths = capture.lengths[windows]
     tokens, done = int(lengths.sum()), 0
     full_nll, full_agrees = np.empty(tokens, np.float32), np.empty(tokens, np.bool_)
     recorders = {key: _ExitRecorder(tokens, routers.get(key, ())) for key in heads}
-    for part in in_batches(windows, _WINDOWS_PER_READ):
+    for part in in_batches(windows, WINDOWS_PER_READ):
         batch = read_batch(capture, part, boundaries)
         next_tokens = _next_tokens(capture, part, batch)
         span = slice(done, done := done + len(next_tokens))
@@ -103,7 +103,7 @@ class _ExitRecorder:
     def record(
         self, span: slice, batch: WindowBatch, ids: Tensor | None, next_tokens: Tensor, wanted: Tensor, head: ExitHead
     ) -> None:
-        logits = head.logits(batch.states, ids)[batch.valid]
+        logits = batch.at_valid(head.logits(batch.states, ids))
         self.agrees[span] = (logits.argmax(-1) == wanted).numpy()
         self.nll[span] = _nll(logits, logits.logsumexp(-1), next_tokens)
         for router in self._routers:

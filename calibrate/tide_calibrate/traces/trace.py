@@ -86,7 +86,10 @@ class SplitTrace:
         return replace(self, exits=self.exits | other.exits)
 
     def joined(self, other: SplitTrace) -> SplitTrace:
-        """Concatenate this trace's tokens with those of ``other``, which has the same exits, other windows and no reference."""
+        """Concatenate this trace's tokens with those of ``other``, which has the same exits and reference, and other windows."""
+        agrees = None
+        if self.full_agrees is not None and other.full_agrees is not None:
+            agrees = np.concatenate([self.full_agrees, other.full_agrees])
         return replace(
             self,
             window=np.concatenate([self.window, other.window]),
@@ -94,4 +97,5 @@ class SplitTrace:
             full_nll=np.concatenate([self.full_nll, other.full_nll]),
             exits={key: trace.joined(other.exits[key]) for key, trace in self.exits.items()},
             texts=self.texts | other.texts,
+            full_agrees=agrees,
         )
