@@ -1,4 +1,4 @@
-"""The training phase: capture states, train a head and a router at every candidate exit, and trace them on other text."""
+"""The learning phase: capture states, train a head and a router at every candidate exit, and trace them on other text."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cache, partial, reduce
 from pathlib import Path
-from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,13 +19,12 @@ from tide_calibrate.capture.reference import ReferenceTokens
 from tide_calibrate.capture.store import Capture
 from tide_calibrate.config import CalibrationConfig, candidate_layers
 from tide_calibrate.costs.measure import measuring_checkpoints
-from tide_calibrate.exit_heads import ExitHead, make_head, parse_kind
+from tide_calibrate.exit_heads import parse_kind
 from tide_calibrate.exit_heads.sampled_vocabulary import SampledVocabulary
-from tide_calibrate.exit_heads.train import HeadTraining, train_head
+from tide_calibrate.exit_training import TrainedExit, train_exits
 from tide_calibrate.model.frozen import FrozenModel
 from tide_calibrate.parallel import Check, in_parallel
-from tide_calibrate.routers import MaxProbability, MlpRouter
-from tide_calibrate.routers.train import Label, RouterTraining, train_router
+from tide_calibrate.routers import MaxProbability
 from tide_calibrate.temporary_bundle import TemporaryBundle
 from tide_calibrate.text.documents import SplitName, SplitText, Windows
 from tide_calibrate.traces.continuations import continue_prompts, generated_tokens
@@ -36,22 +34,10 @@ from tide_export.load import LoadedModel
 from tide_export.progress import ExportProgress
 from tide_export.trace import decoder_layers
 
-STEPS_FROM_NEIGHBOUR, _CHECK_EVERY = 48, 24
-# Two thirds of RouterTraining's default, because a router is trained for every exit. On the demo model stock this costs 0.003
-# (tail:2) to 0.015 (linear) of the area under the agreement–coverage curve.
-_ROUTER_WINDOWS, _ROUTER_HELD_OUT = 64, 16
 # Weights times tokens: on two cores an export takes about as long as it saves with half of this (the demo model has a fifth).
 _WORTH_COMPILING = 5e12
 _TRACE_PARTS = 4  # of the windows; a single exit is traced in several threads as well
 _TEST_WINDOWS = 40  # for the agreement of all heads: 10,240 tokens, a standard error of at most 0.5%
-
-
-@dataclass(frozen=True)
-class TrainedExit:
-    """An exit head and the MLP router trained for it."""
-
-    head: ExitHead
-    router: MlpRouter
 
 
 @dataclass(frozen=True)
@@ -187,30 +173,6 @@ def captured_layers(exits: Sequence[Exit], num_layers: int) -> list[int]:
     return sorted({layer for layer, _ in exits} | tails | {num_layers})
 
 
-def train_exits(
-    model: FrozenModel,
-    capture: Capture,
-    exits: Sequence[Exit],
-    config: CalibrationConfig,
-    progress: ExportProgress,
-    vocabulary: SampledVocabulary | None,
-) -> dict[Exit, TrainedExit]:
-    """Train all of ``exits`` on the train split: one chain of heads per kind, then all the routers.
-
-    ``vocabulary``: the tokens whose logits are computed; None: all.
-    """
-    rank = min(config.rank, model.hidden_size)
-    heads = {(layer, kind): make_head(kind, model, layer, rank, config.seed) for layer, kind in exits}
-    kinds = sorted({kind for _, kind in exits}, key=lambda kind: -parse_kind(kind)[1])  # longest jobs first
-    chains = [[heads[key] for key in sorted(exits, reverse=True) if key[1] == kind] for kind in kinds]
-    jobs = [partial(_train_chain, chain, capture, config.seed, vocabulary) for chain in chains]
-    for kind, agreement in zip(kinds, in_parallel(jobs), strict=True):
-        progress.note(f"{kind}: {agreement}")
-    training = RouterTraining(cast(Label, config.label), _ROUTER_WINDOWS, _ROUTER_HELD_OUT, seed=config.seed)
-    routers = in_parallel([partial(_train_router, heads[key], capture, training, vocabulary) for key in exits])
-    return {key: TrainedExit(heads[key], router) for key, router in zip(exits, routers, strict=True)}
-
-
 def trace_exits(
     model: FrozenModel,
     capture: Capture,
@@ -243,34 +205,3 @@ def trace_exits(
     joined = [reduce(SplitTrace.joined, traces[i : i + len(parts)]) for i in range(0, len(traces), len(parts))]
     traced = {key: trace for whole in joined for key, trace in whole.exits.items()}
     return replace(joined[0], exits={key: traced[key] for key in exits})
-
-
-def _train_chain(
-    heads: Sequence[ExitHead], capture: Capture, seed: int, vocabulary: SampledVocabulary | None, check: Check
-) -> str:
-    """Train heads of one kind, deepest first, each initialized with the weights of its deeper neighbour.
-
-    Neighbouring layers need nearly the same translator: 48 steps from a neighbour's reach what 160 steps from scratch do
-    (demo model stock after layer 8, agreement on 16 held-out windows: linear 40.6% against 40.5%, tail:2 60.2% against 60.3%).
-
-    Returns:
-        The agreement of every head as text, shallow first.
-    """
-    summary = []
-    for neighbour, head in zip([None, *heads[:-1]], heads, strict=True):
-        if neighbour is not None:
-            for parameter, start in zip(head.trained(), neighbour.trained(), strict=True):
-                parameter.data.copy_(start)
-        steps = HeadTraining().steps if neighbour is None else STEPS_FROM_NEIGHBOUR
-        training = HeadTraining(steps=steps, check_every=_CHECK_EVERY, seed=seed)
-        _, history = train_head(head, capture, training, check, vocabulary)
-        best = min(history, key=lambda progress: progress.divergence)
-        summary.append(f"{best.agreement:.1%} after layer {head.checkpoint}")
-    return ", ".join(reversed(summary))
-
-
-def _train_router(
-    head: ExitHead, capture: Capture, training: RouterTraining, vocabulary: SampledVocabulary | None, check: Check
-) -> MlpRouter:
-    check()
-    return train_router(head, capture, training, vocabulary)

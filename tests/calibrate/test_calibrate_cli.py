@@ -6,7 +6,6 @@ import json
 import re
 import shutil
 from collections.abc import Callable
-from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
@@ -15,7 +14,7 @@ import tokenizers
 import torch
 from calibrate.cost_model import table
 from cli_in_process import Run, cli_runner
-from tide_calibrate import cli, temporary_bundle
+from tide_calibrate import cli, temporary_bundle, training_plan
 from tide_calibrate import train as train_module
 from tide_calibrate.calibrate import calibrate
 from tide_calibrate.capture import forward_pass
@@ -23,7 +22,6 @@ from tide_calibrate.config import CalibrationConfig, candidate_layers
 from tide_calibrate.costs import model_costs
 from tide_calibrate.costs.subprocess import measure_in_own_process
 from tide_calibrate.costs.table_file import save_costs
-from tide_calibrate.exit_heads.train import HeadTraining
 from tide_calibrate.report import draw as draw_module
 from tide_calibrate.report.draw import REPORT_NAME
 from tide_runtime.bundle.calibration import CostTable
@@ -55,8 +53,8 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Shorten training and replace rendering of charts, which test_exit_heads.py and test_report.py cover."""
-    monkeypatch.setattr(train_module, "HeadTraining", partial(HeadTraining, steps=24))
-    monkeypatch.setattr(train_module, "STEPS_FROM_NEIGHBOUR", 24)
+    monkeypatch.setattr(training_plan, "STEPS", 24)
+    monkeypatch.setattr(training_plan, "STEPS_FROM_NEIGHBOUR", 24)
     monkeypatch.setattr(draw_module, "png", lambda figure: repr([axes.get_title() for axes in figure.axes]).encode())
 
 
