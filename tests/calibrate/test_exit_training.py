@@ -38,7 +38,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def bars(monkeypatch: pytest.MonkeyPatch) -> list[list[float]]:
-    """For each bar its planned work, and the work that it was told of."""
+    """Planned work of each bar, and the work that it was told of."""
     shown: list[list[float]] = []
 
     @contextmanager

@@ -23,7 +23,7 @@ from tide_export.load import LoadedModel
 
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> TemporaryBundle:
-    """Of a tiny Llama; not deleted before the session ends."""
+    """The bundle of a tiny Llama; not deleted before the session ends."""
     return TemporaryBundle(loaded(), "fp32", CANDIDATES[:-1], tmp_path_factory.mktemp("bundle"))
 
 
