@@ -19,7 +19,7 @@ from tide_calibrate.routers import MlpRouter
 from tide_calibrate.routers.train import Label, RouterTraining, train_router
 from tide_calibrate.traces.trace import Exit
 from tide_calibrate.training_bar import training_bar
-from tide_calibrate.training_plan import ROUTER_STEPS, TrainingPlan, plan_training
+from tide_calibrate.training_plan import TrainingPlan, plan_training
 from tide_export.progress import ExportProgress
 
 _CHECK_EVERY = 24
@@ -124,7 +124,8 @@ class _Setting:
 
     def train_router(self, head: ExitHead, plan: TrainingPlan, advance: Callable[[float], None], check: Check) -> MlpRouter:
         check()
-        training = RouterTraining(cast(Label, self.config.label), _ROUTER_WINDOWS, _ROUTER_HELD_OUT, seed=self.config.seed)
+        windows, held_out = (round(plan.router_share * count) for count in (_ROUTER_WINDOWS, _ROUTER_HELD_OUT))
+        training = RouterTraining(cast(Label, self.config.label), windows, held_out, seed=self.config.seed)
         router = train_router(head, self.capture, training, self.vocabulary)
-        advance(ROUTER_STEPS * plan.step_seconds[head.kind])
+        advance(plan.router_steps * plan.step_seconds[head.kind])
         return router

@@ -14,8 +14,8 @@ from tide_calibrate.exit_heads import parse_kind
 STEPS, STEPS_FROM_NEIGHBOUR = 120, 48
 _LEVELS = (4.0, 2.0, 1.0, 0.5, 0.25)
 _SHARE = 0.5  # of the minutes; capture, continuations, step costs and the certificate take the rest
-# A router is trained on 80 windows, two a step, of which its head runs forward only, a third of a step.
-ROUTER_STEPS = 14
+# A router's head runs forward on 80 windows, in a third of the time that steps of two of them take.
+_ROUTER_STEPS = 14
 _TRACE_STEPS = 14  # as many windows are traced
 
 
@@ -48,17 +48,27 @@ class TrainingPlan:
         return round(STEPS_FROM_NEIGHBOUR * self.level)
 
     @property
+    def router_share(self) -> float:
+        """Share of the windows that routers are trained on by default; half of them still have 8,000 tokens."""
+        return min(1.0, max(0.5, self.level))
+
+    @property
+    def router_steps(self) -> float:
+        """Time of a router, in steps of its head."""
+        return _ROUTER_STEPS * self.router_share
+
+    @property
     def seconds(self) -> float:
         """Estimated time of all heads, routers and traces; the heads of a kind are trained one after another."""
         chains = {kind: step * self._chain_steps(kind) for kind, step in self.step_seconds.items()}
-        others = sum(step * self.heads[kind] * (ROUTER_STEPS + _TRACE_STEPS) for kind, step in self.step_seconds.items())
+        others = sum(step * self.heads[kind] * (self.router_steps + _TRACE_STEPS) for kind, step in self.step_seconds.items())
         return max([sum(chains.values()) / self.workers, *chains.values()]) + others / self.workers
 
     @property
     def training_work(self) -> float:
         """Seconds of all heads and routers in one thread."""
         kinds = self.step_seconds.items()
-        return sum(step * (self._chain_steps(kind) + self.heads[kind] * ROUTER_STEPS) for kind, step in kinds)
+        return sum(step * (self._chain_steps(kind) + self.heads[kind] * self.router_steps) for kind, step in kinds)
 
     def _chain_steps(self, kind: str) -> int:
         return 0 if kind == "identity" else self.steps + (self.heads[kind] - 1) * self.steps_from_neighbour

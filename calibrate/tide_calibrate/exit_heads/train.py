@@ -20,7 +20,7 @@ from tide_calibrate.capture.training_split import divide_train_windows
 from tide_calibrate.config import require_positive
 from tide_calibrate.exit_heads import ExitHead
 from tide_calibrate.exit_heads.divergence import top_k_divergence
-from tide_calibrate.exit_heads.sampled_vocabulary import SampledVocabulary, narrowed
+from tide_calibrate.exit_heads.sampled_vocabulary import SampledVocabulary, VocabularySample, narrowed
 
 Head = TypeVar("Head", bound=ExitHead)
 
@@ -143,8 +143,8 @@ class _Trainer:
     def _step(self, step: int, windows: NDArray[np.int64], optimizer: torch.optim.Optimizer) -> None:
         for group in optimizer.param_groups:
             group["lr"] = self.training.learning_rate * _learning_rate_factor(step, self.training.steps)
-        batch, ids = narrowed(read_batch(self.capture, windows, self.head.boundaries), self.vocabulary)
-        loss = _divergence(self.head.logits(batch.states, ids)[batch.valid], batch).mean()
+        batch, sample = narrowed(read_batch(self.capture, windows, self.head.boundaries), self.vocabulary)
+        loss = _divergence(self._logits(batch, sample), batch, sample).mean()
         if not torch.isfinite(loss):
             raise CalibrationError(
                 f"training head {self.head.kind} at checkpoint {self.head.checkpoint} gave a loss of {loss.item()} "
@@ -155,13 +155,16 @@ class _Trainer:
         torch.nn.utils.clip_grad_norm_(self.head.trained(), 1.0)
         optimizer.step()
 
+    def _logits(self, batch: WindowBatch, sample: VocabularySample | None) -> Tensor:
+        return self.head.logits(batch.states, None if sample is None else sample.ids)[batch.valid]
+
     @torch.no_grad()
     def evaluate(self, step: int) -> HeadProgress:
         divergences, agrees = [], []
         for part in in_batches(self.held_out, self.training.windows_per_step):
-            batch, ids = narrowed(read_batch(self.capture, part, self.head.boundaries), self.vocabulary)
-            logits = self.head.logits(batch.states, ids)[batch.valid]
-            divergences.append(_divergence(logits, batch))
+            batch, sample = narrowed(read_batch(self.capture, part, self.head.boundaries), self.vocabulary)
+            logits = self._logits(batch, sample)
+            divergences.append(_divergence(logits, batch, sample))
             agrees.append(logits.argmax(1) == batch.top_ids[batch.valid][:, 0])
         return HeadProgress(step, float(torch.cat(divergences).mean()), float(torch.cat(agrees).float().mean()))
 
@@ -180,6 +183,6 @@ def _learning_rate_factor(step: int, steps: int) -> float:
     return 0.5 * (1 + math.cos(math.pi * (step - warm_up) / max(1, steps - warm_up + 1)))
 
 
-def _divergence(logits: Tensor, batch: WindowBatch) -> Tensor:
-    valid = batch.valid
-    return top_k_divergence(logits, batch.top_ids[valid], batch.top_logits[valid], batch.logsumexp[valid])
+def _divergence(logits: Tensor, batch: WindowBatch, sample: VocabularySample | None) -> Tensor:
+    valid, total = batch.valid, None if sample is None else sample.logsumexp(logits)
+    return top_k_divergence(logits, batch.top_ids[valid], batch.top_logits[valid], batch.logsumexp[valid], total)

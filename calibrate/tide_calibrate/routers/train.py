@@ -100,10 +100,11 @@ def router_examples(
     boundaries = head.boundaries if label == "agreement" else (head.checkpoint, capture.num_layers)
     states, right = [], []
     for part in in_batches(windows, _WINDOWS_PER_READ):
-        batch, ids = narrowed(read_batch(capture, part, boundaries), vocabulary)
+        batch, sample = narrowed(read_batch(capture, part, boundaries), vocabulary, likeliest=1)
         valid_states = batch.states[head.checkpoint][batch.valid]
         if label == "agreement":
-            right.append(head.logits(batch.states, ids)[batch.valid].argmax(-1) == batch.top_ids[batch.valid][:, 0])
+            logits = head.logits(batch.states, None if sample is None else sample.ids)[batch.valid]
+            right.append(logits.argmax(-1) == batch.top_ids[batch.valid][:, 0])
         else:
             final_states = batch.states[capture.num_layers][batch.valid]
             right.append(F.cosine_similarity(valid_states, final_states, dim=-1) > COSINE_THRESHOLD)

@@ -14,7 +14,7 @@ from tide_calibrate.capture.batches import WindowBatch, in_batches, read_batch
 from tide_calibrate.capture.reference import ReferenceTokens
 from tide_calibrate.capture.store import Capture
 from tide_calibrate.exit_heads import ExitHead
-from tide_calibrate.exit_heads.sampled_vocabulary import SampledVocabulary, narrowed
+from tide_calibrate.exit_heads.sampled_vocabulary import SampledVocabulary, VocabularySample, narrowed
 from tide_calibrate.model.lm_head import LMHead
 from tide_calibrate.routers import Router
 from tide_calibrate.text.documents import SPLITS, SplitName
@@ -41,7 +41,8 @@ def trace_split(
         routers: routers of each head; a head that is missing here has none.
         max_windows: trace only this many windows, spread evenly over the split.
         reference: count agreement with these tokens, for exits and for the full model; None: with the full model's likeliest.
-        vocabulary: exits choose among these tokens, which makes them agree a little more often and surer of it; None: among all.
+        vocabulary: exits choose among a sample of it, so that they agree a little more often, and likelihoods and probabilities
+            are estimates; None: among all tokens.
 
     Raises:
         DataError: the split is empty.
@@ -61,12 +62,12 @@ def trace_split(
         full_tokens = batch.top_ids[..., 0][batch.valid]
         wanted = full_tokens if reference is None else reference.read(part, batch.valid)
         full_agrees[span] = (full_tokens == wanted).numpy()
-        batch, ids = narrowed(batch, vocabulary, next_tokens[next_tokens >= 0], wanted)
-        if ids is not None:
-            next_tokens = torch.where(next_tokens < 0, -1, torch.searchsorted(ids, next_tokens))
-            wanted = torch.searchsorted(ids, wanted)
+        batch, sample = narrowed(batch, vocabulary, next_tokens[next_tokens >= 0], wanted, likeliest=1)
+        if sample is not None:
+            next_tokens = torch.where(next_tokens < 0, -1, sample.places(next_tokens))
+            wanted = sample.places(wanted)
         for key, head in heads.items():
-            recorders[key].record(span, batch, ids, next_tokens, wanted, head)
+            recorders[key].record(span, batch, sample, next_tokens, wanted, head)
     return SplitTrace(
         window=np.repeat(windows, lengths).astype(np.int32),
         document=np.repeat(capture.document[windows], lengths).astype(np.int32),
@@ -101,13 +102,20 @@ class _ExitRecorder:
 
     @torch.no_grad()
     def record(
-        self, span: slice, batch: WindowBatch, ids: Tensor | None, next_tokens: Tensor, wanted: Tensor, head: ExitHead
+        self,
+        span: slice,
+        batch: WindowBatch,
+        sample: VocabularySample | None,
+        next_tokens: Tensor,
+        wanted: Tensor,
+        head: ExitHead,
     ) -> None:
-        logits = batch.at_valid(head.logits(batch.states, ids))
+        logits = batch.at_valid(head.logits(batch.states, None if sample is None else sample.ids))
+        total = logits.logsumexp(-1) if sample is None else sample.logsumexp(logits)
         self.agrees[span] = (logits.argmax(-1) == wanted).numpy()
-        self.nll[span] = _nll(logits, logits.logsumexp(-1), next_tokens)
+        self.nll[span] = _nll(logits, total, next_tokens)
         for router in self._routers:
-            self.scores[router.kind][span] = router.scores(batch.states[head.checkpoint][batch.valid], logits).numpy()
+            self.scores[router.kind][span] = router.scores(batch.states[head.checkpoint][batch.valid], logits, total).numpy()
 
     def trace(self, checkpoint: int, kind: str) -> ExitTrace:
         return ExitTrace(checkpoint, kind, self.agrees, self.nll, self.scores)
