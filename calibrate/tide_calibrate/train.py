@@ -110,6 +110,8 @@ def learn(
     exits = exits_to_train(config, model.num_layers)
     captured = _captured(loaded, text, work, captured_layers(exits, model.num_layers), config, progress, bundle)
     vocabulary = SampledVocabulary.of(captured.text, model)
+    if vocabulary is not None:
+        progress.note(f"heads and routers learn from a sample of the {vocabulary.size:,} tokens; chosen exits are traced on all")
     with progress.phase(f"train {len(exits)} exits"):
         trained = train_exits(model, captured.text, exits, config, progress, vocabulary)
     with progress.phase("trace the exits"):
