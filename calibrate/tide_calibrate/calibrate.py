@@ -94,12 +94,12 @@ def calibrate(
             with progress.phase(f"load {source}"):
                 loaded = load()
         loaded = quantize_loaded(loaded, config.weights, config.quantizer, progress, data)
-        with capture_bundle(loaded, text, config, directories[0]) as bundle:
+        shared = costs == "measure" and not loaded.quantized  # step costs are those of low-bit products, which do not capture
+        with capture_bundle(loaded, text, config, directories[0], shared) as bundle:
             learned = learn(loaded, text, work, config, progress, bundle)
             if costs == "measure":
-                with progress.phase("measure step costs"):  # of the low-bit products, where there are any
-                    shared = None if loaded.quantized else bundle
-                    cost_table = measure_model_costs(loaded, config.dtype, directories[0], shared)
+                with progress.phase("measure step costs"):
+                    cost_table = measure_model_costs(loaded, config.dtype, directories[0], bundle if shared else None)
         placed = _Placed.place(loaded, text.info(data, config.seed), learned, reference, cost_table, config, progress)
         files = [placed.certify_and_write(*pair, progress) for pair in zip(configs, directories, strict=True)]
     if not keep_capture:

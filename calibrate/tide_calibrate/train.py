@@ -34,8 +34,9 @@ from tide_export.load import LoadedModel
 from tide_export.progress import ExportProgress
 from tide_export.trace import decoder_layers
 
-# Weights times tokens: on two cores an export takes about as long as it saves with half of this (the demo model has a fifth).
-_WORTH_COMPILING = 5e12
+# Weights times tokens. SmolLM2 and 91,000 tokens (1.2e13) take 161 s compiled and 196 s in PyTorch, on two cores; an export 31 s.
+_WORTH_COMPILING = 5e12  # where step costs need the export anyway
+_WORTH_EXPORTING = 2e13
 _TRACE_PARTS = 4  # of the windows; a single exit is traced in several threads as well
 _TEST_WINDOWS = 40  # for the agreement of all heads: 10,240 tokens, a standard error of at most 0.5%
 
@@ -119,15 +120,18 @@ def learn(
 
 
 def capture_bundle(
-    loaded: LoadedModel, text: SplitText, config: CalibrationConfig, directory: Path
+    loaded: LoadedModel, text: SplitText, config: CalibrationConfig, directory: Path, shared: bool
 ) -> AbstractContextManager[TemporaryBundle | None]:
     """A bundle of the dequantised weights with a cut at every captured boundary, in a folder in ``directory``.
 
-    It is also cut where step costs can be measured. None where PyTorch is as fast: a small model, or not fp32.
+    It is also cut where step costs can be measured. None where PyTorch takes no longer: a small model, little text, or not fp32.
+
+    Args:
+        shared: step costs will be measured on it.
     """
     layers = len(decoder_layers(loaded.model))
     work = loaded.model.num_parameters() * text.windows.total_tokens
-    if config.dtype != "fp32" or layers < 2 or work < _WORTH_COMPILING:
+    if config.dtype != "fp32" or layers < 2 or work < (_WORTH_COMPILING if shared else _WORTH_EXPORTING):
         return nullcontext()
     cuts = {*captured_layers(exits_to_train(config, layers), layers), layers - 1, *measuring_checkpoints(layers)} - {layers}
     return TemporaryBundle(replace(loaded, quantized={}), config.dtype, sorted(cuts), directory, config.window)

@@ -164,7 +164,7 @@ def test_the_way_of_large_models(
             super().run(*arguments)
 
     monkeypatch.setattr(SampledVocabulary, "of", sampled)
-    monkeypatch.setattr(train_module, "_WORTH_COMPILING", 0)
+    monkeypatch.setattr(train_module, "_WORTH_EXPORTING", 0)
     monkeypatch.setattr(compiled_pass, "CompiledPass", Watched)
     tracing(train_module)
     tracing(calibrate_module)
