@@ -19,6 +19,8 @@ from tide_calibrate.capture.batches import WindowBatch
 from tide_calibrate.capture.store import Capture
 from tide_calibrate.model.frozen import FrozenModel
 
+# SmolLM2 (49,152 tokens), linear head after 20 of 30 layers, 60 steps: 7.5 s and 23.4% agreement, on all tokens 67 s and 23.7%.
+# Without random tokens a head of 120 steps chose unlisted tokens so often that 29% among the listed ones were 21% among all.
 SAMPLED_TOKENS = 4096
 RANDOM_TOKENS = 1024
 _LEAST_SHARE = 2  # with the batch's own tokens, sampling under half of a vocabulary would save little
