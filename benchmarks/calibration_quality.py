@@ -21,7 +21,7 @@ from tide_bench.report import Report
 from tide_calibrate.capture.capture import capture
 from tide_calibrate.capture.store import Capture
 from tide_calibrate.capture.training_split import divide_train_windows
-from tide_calibrate.costs.temporary_bundle import measure_model_costs
+from tide_calibrate.costs.model_costs import measure_model_costs
 from tide_calibrate.exit_heads import ExitHead, make_head, parse_kind
 from tide_calibrate.exit_heads.train import HeadTraining, train_head
 from tide_calibrate.model.frozen import FrozenModel

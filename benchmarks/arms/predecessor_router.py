@@ -25,7 +25,7 @@ class PredecessorRouter:
     def __init__(self, mlp: nn.Module, norm: nn.Module) -> None:
         self.mlp, self.norm = mlp, norm
 
-    def scores(self, states: Tensor, logits: Tensor) -> Tensor:
+    def scores(self, states: Tensor, logits: Tensor, total: Tensor) -> Tensor:
         return self.mlp(self.norm(states)).squeeze(-1).sigmoid()
 
 

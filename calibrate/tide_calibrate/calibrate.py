@@ -17,16 +17,16 @@ from tide_runtime.bundle.calibration import CalibrationInfo, CostTable
 from tide_calibrate.capture.reference import ReferenceTokens, capture_reference, check_same_tokens
 from tide_calibrate.certificate.certificate import CertifiedExits, certify_exits, without_exits
 from tide_calibrate.config import OWN_REFERENCE, CalibrationConfig
+from tide_calibrate.costs.model_costs import measure_model_costs
 from tide_calibrate.costs.nominal import nominal_costs
 from tide_calibrate.costs.table_file import load_costs, save_costs
-from tide_calibrate.costs.temporary_bundle import measure_model_costs
 from tide_calibrate.exits_file import write_exits
 from tide_calibrate.placement.search import Placement, choose_exits, gate_exits, predict
 from tide_calibrate.report.data import collect
 from tide_calibrate.report.draw import REPORT_NAME, draw_report
 from tide_calibrate.text.documents import SplitText, read_text
 from tide_calibrate.traces.agreement import agreement_by_depth
-from tide_calibrate.train import Learned, learn, trace_exits
+from tide_calibrate.train import Learned, capture_bundle, learn, trace_exits
 from tide_export.bundle_writer import new_directory
 from tide_export.calibration.calibration_file import CALIBRATION_NAME, EXITS_NAME, CalibrationFile, DataInfo
 from tide_export.export import quantize_loaded
@@ -94,10 +94,12 @@ def calibrate(
             with progress.phase(f"load {source}"):
                 loaded = load()
         loaded = quantize_loaded(loaded, config.weights, config.quantizer, progress, data)
-        learned = learn(loaded, text, work, config, progress)
-        if costs == "measure":
-            with progress.phase("measure step costs"):
-                cost_table = measure_model_costs(loaded, config.dtype, directories[0])
+        shared = costs == "measure" and not loaded.quantized  # step costs are those of low-bit products, which do not capture
+        with capture_bundle(loaded, text, config, directories[0], shared) as bundle:
+            learned = learn(loaded, text, work, config, progress, bundle)
+            if costs == "measure":
+                with progress.phase("measure step costs"):
+                    cost_table = measure_model_costs(loaded, config.dtype, directories[0], bundle if shared else None)
         placed = _Placed.place(loaded, text.info(data, config.seed), learned, reference, cost_table, config, progress)
         files = [placed.certify_and_write(*pair, progress) for pair in zip(configs, directories, strict=True)]
     if not keep_capture:
@@ -140,7 +142,12 @@ class _Placed:
         """Choose exits on one split and keep them only if they also pay on the other split."""
         assumed = costs or nominal_costs(loaded.model)
         with progress.phase("place the exits"):
-            chosen = choose_exits(learned.own_threshold, assumed, config.router, max_disagreement=config.max_disagreement)
+            choose = partial(choose_exits, costs=assumed, router=config.router, max_disagreement=config.max_disagreement)
+            chosen = choose(learned.own_threshold)
+            if chosen.exits and learned.vocabulary is not None:  # thresholds must fit the scores of the whole vocabulary
+                shortlist = [(info.checkpoint, info.head) for info in chosen.exits]
+                learned = learned.on_whole_vocabulary(shortlist)
+                chosen = choose(learned.own_threshold.only(shortlist))
             if chosen.exits:
                 chosen = gate_exits(learned.own_test, assumed, chosen.exits, chosen.draft_limit)
         return _Placed(loaded, data, learned, reference, costs, assumed, chosen)
@@ -173,8 +180,8 @@ class _Placed:
         if not exits:
             return without_exits(self.placement.reason)
         chosen = {(info.checkpoint, info.head): learned.exits[info.checkpoint, info.head] for info in exits}
-        train = trace_exits(learned.model, learned.capture, "train", chosen, _TRAIN_WINDOWS)
-        threshold = trace_exits(learned.model, learned.capture, "threshold", chosen, reference=self.reference)
+        train = trace_exits(learned.model, learned.captured.text, "train", chosen, _TRAIN_WINDOWS)
+        threshold = trace_exits(learned.model, learned.captured.text, "threshold", chosen, reference=self.reference)
         epsilon, sha256 = config.max_disagreement, self.data.sha256["threshold"]
         return certify_exits(exits, train, threshold, epsilon, config.confidence, sha256, date, self.reference)
 

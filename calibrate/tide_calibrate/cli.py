@@ -66,6 +66,13 @@ def calibrate(
         int, typer.Option(help="Held-out prompts that the model continues; speed is predicted on these continuations.")
     ] = _DEFAULTS.prompts,
     new_tokens: Annotated[int, typer.Option(help="Tokens of each continuation.")] = _DEFAULTS.new_tokens,
+    minutes: Annotated[
+        float,
+        typer.Option(
+            help="Minutes that 100,000 tokens may take. Half are for training: fewer mean fewer steps, then fewer kinds of "
+            "heads; more allow more steps."
+        ),
+    ] = _DEFAULTS.minutes,
     seed: Annotated[int, typer.Option(help="Random seed; the same seed, data and costs give the same bytes.")] = (_DEFAULTS.seed),
     dtype: Annotated[str, typer.Option(help="Precision the model runs in; export it in the same.")] = _DEFAULTS.dtype,
     weights: Annotated[
@@ -121,6 +128,7 @@ def calibrate(
         rank=rank,
         prompts=prompts,
         new_tokens=new_tokens,
+        minutes=minutes,
         seed=seed,
         dtype=dtype,
         weights=weights,

@@ -16,7 +16,7 @@ AUTO_HEADS = ("identity", "linear", "tail:1", "tail:2")
 ROUTERS = ("auto", "mlp", "max_probability", "mlp+max_probability")
 LABELS = ("agreement", "cosine")
 MAX_AUTO_CANDIDATES = 8
-_MAX_WINDOW, _MAX_WINDOWS = 1 << 17, 10_000_000
+_MAX_WINDOW, _MAX_WINDOWS, _MAX_MINUTES = 1 << 17, 10_000_000, 10_000
 
 
 @dataclass(frozen=True)
@@ -36,6 +36,8 @@ class CalibrationConfig:
         rank: rank of the translators; at most the hidden size is used.
         prompts: held-out prompts that the model continues, to predict speed; half of them are used to choose exits.
         new_tokens: tokens per continuation.
+        minutes: what calibrating a small model on 100,000 tokens may take. Half of it is for training: where that is short,
+            heads are trained for fewer steps, and then fewer kinds of them; more than the default allows more steps.
         seed: random seed of splits, windows and training.
         dtype: precision of the model, fp32, fp16 or bf16.
         weights, quantizer: form of the weights, as in ExportConfig. Exits are trained and certified on the dequantised weights
@@ -55,6 +57,7 @@ class CalibrationConfig:
     rank: int = 128
     prompts: int = 64
     new_tokens: int = 96
+    minutes: float = 8.0
     seed: int = 0
     dtype: str = "fp32"
     weights: str = ExportConfig.weights
@@ -67,6 +70,8 @@ class CalibrationConfig:
             value = getattr(self, name)
             if not least < value < 1:
                 raise ParamsError(f"{name} is {value}; set it between {least} and 1, such as {getattr(type(self), name)}")
+        if not 0 < self.minutes <= _MAX_MINUTES:
+            raise ParamsError(f"minutes is {self.minutes}; set it above 0, at most {_MAX_MINUTES}")
         bounds = {"window": (16, _MAX_WINDOW), "max_windows": (16, _MAX_WINDOWS), "rank": (1, 128)}
         bounds |= {"prompts": (2, 4096), "new_tokens": (8, 4096), "seed": (0, 2**32 - 1)}
         for name, (least, most) in bounds.items():

@@ -1,45 +1,68 @@
-"""The training phase: capture states, train a head and a router at every candidate exit, and trace them on other text."""
+"""The learning phase: capture states, train a head and a router at every candidate exit, and trace them on other text."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial, reduce
 from pathlib import Path
-from typing import cast
 
+import numpy as np
+from numpy.typing import NDArray
 from tide_runtime.errors import ParamsError
 
+from tide_calibrate.capture.batches import in_batches
 from tide_calibrate.capture.capture import capture
+from tide_calibrate.capture.compiled_pass import fastest_pass
 from tide_calibrate.capture.reference import ReferenceTokens
 from tide_calibrate.capture.store import Capture
 from tide_calibrate.config import CalibrationConfig, candidate_layers
-from tide_calibrate.exit_heads import ExitHead, make_head, parse_kind
-from tide_calibrate.exit_heads.train import HeadTraining, train_head
+from tide_calibrate.costs.measure import measuring_checkpoints
+from tide_calibrate.exit_heads import parse_kind
+from tide_calibrate.exit_heads.sampled_vocabulary import SampledVocabulary
+from tide_calibrate.exit_training import TrainedExit, train_exits
 from tide_calibrate.model.frozen import FrozenModel
 from tide_calibrate.parallel import Check, in_parallel
-from tide_calibrate.routers import TRAINING_FREE, MlpRouter
-from tide_calibrate.routers.train import Label, RouterTraining, train_router
-from tide_calibrate.text.documents import SplitName, SplitText
+from tide_calibrate.routers import MaxProbability
+from tide_calibrate.temporary_bundle import TemporaryBundle
+from tide_calibrate.text.documents import SplitName, SplitText, Windows
 from tide_calibrate.traces.continuations import continue_prompts, generated_tokens
-from tide_calibrate.traces.record import trace_split
+from tide_calibrate.traces.record import WINDOWS_PER_READ, trace_split, windows_of
 from tide_calibrate.traces.trace import Exit, SplitTrace
 from tide_export.load import LoadedModel
 from tide_export.progress import ExportProgress
+from tide_export.trace import decoder_layers
 
-STEPS_FROM_NEIGHBOUR, _CHECK_EVERY = 48, 24
-# Two thirds of RouterTraining's default, because a router is trained for every exit. On the demo model stock this costs 0.003
-# (tail:2) to 0.015 (linear) of the area under the agreement–coverage curve.
-_ROUTER_WINDOWS, _ROUTER_HELD_OUT = 64, 16
+# Weights times tokens. SmolLM2 and 91,000 tokens (1.2e13) take 161 s compiled and 196 s in PyTorch, on two cores; an export 31 s.
+_WORTH_COMPILING = 5e12  # where step costs need the export anyway
+_WORTH_EXPORTING = 2e13
+_TRACE_PARTS = 4  # of the windows; a single exit is traced in several threads as well
 _TEST_WINDOWS = 40  # for the agreement of all heads: 10,240 tokens, a standard error of at most 0.5%
 
 
 @dataclass(frozen=True)
-class TrainedExit:
-    """An exit head and the MLP router trained for it."""
+class Captured:
+    """Captures of the text, and of the model's greedy continuations of prompts from the threshold and the test split.
 
-    head: ExitHead
-    router: MlpRouter
+    Args:
+        own, prompt_lengths: the result of `continue_prompts`.
+    """
+
+    text: Capture
+    own: Windows
+    prompt_lengths: NDArray[np.int32]
+    continuations: Capture
+
+    def traces(
+        self, model: FrozenModel, exits: Mapping[Exit, TrainedExit], vocabulary: SampledVocabulary | None = None
+    ) -> tuple[SplitTrace, SplitTrace, SplitTrace]:
+        """Traces of the test text, and of the continuations of prompts from the threshold and the test split."""
+        run = partial(trace_exits, model, exits=exits, vocabulary=vocabulary)
+        test = run(self.text, "test", max_windows=_TEST_WINDOWS)
+        own = [run(self.continuations, split) for split in ("threshold", "test")]
+        own_threshold, own_test = (generated_tokens(trace, self.own, self.prompt_lengths) for trace in own)
+        return test, own_threshold, own_test
 
 
 @dataclass(frozen=True)
@@ -47,43 +70,99 @@ class Learned:
     """Trained exits and their traces.
 
     Args:
+        vocabulary: the tokens that exits were trained and traced on; None: all.
         test: trace of the test text.
-        own_threshold, own_test: traces of the model's greedy continuations of prompts from the threshold and the test split.
+        own_threshold, own_test: traces of the continuations.
     """
 
     model: FrozenModel
-    capture: Capture
+    captured: Captured
     exits: dict[Exit, TrainedExit]
+    vocabulary: SampledVocabulary | None
     test: SplitTrace
     own_threshold: SplitTrace
     own_test: SplitTrace
 
+    def on_whole_vocabulary(self, exits: Iterable[Exit]) -> Learned:
+        """With traces of ``exits`` on all tokens; the other exits' stay as they are."""
+        chosen = {key: self.exits[key] for key in exits}
+        test, own_threshold, own_test = self.captured.traces(self.model, chosen)
+        return replace(
+            self,
+            test=self.test.with_exits(test),
+            own_threshold=self.own_threshold.with_exits(own_threshold),
+            own_test=self.own_test.with_exits(own_test),
+        )
 
-def learn(loaded: LoadedModel, text: SplitText, work: Path, config: CalibrationConfig, progress: ExportProgress) -> Learned:
-    """Capture states of ``text`` in the folder ``work``, then train and trace every exit that ``config`` lists."""
+
+def learn(
+    loaded: LoadedModel,
+    text: SplitText,
+    work: Path,
+    config: CalibrationConfig,
+    progress: ExportProgress,
+    bundle: TemporaryBundle | None = None,
+) -> Learned:
+    """Capture states of ``text`` in the folder ``work``, then train and trace every exit that ``config`` lists.
+
+    ``bundle``: captured through, see `capture_bundle`; None: PyTorch captures.
+    """
     model = FrozenModel(loaded.model)
-    exits = exits_to_train(candidate_layers(config.candidates, model.num_layers), config.head_kinds, model.num_layers)
-    layers = captured_layers(exits, model.num_layers)
-    run = partial(capture, hidden_dtype="bfloat16" if config.dtype == "bf16" else "float16", progress=progress)
+    exits = exits_to_train(config, model.num_layers)
+    captured = _captured(loaded, text, work, captured_layers(exits, model.num_layers), config, progress, bundle)
+    vocabulary = SampledVocabulary.of(captured.text, model)
+    if vocabulary is not None:
+        progress.note(f"heads and routers learn from a sample of the {vocabulary.size:,} tokens; chosen exits are traced on all")
+    with progress.phase(f"train {len(exits)} exits"):
+        trained = train_exits(model, captured.text, exits, config, progress, vocabulary)
+    with progress.phase("trace the exits"):
+        return Learned(model, captured, trained, vocabulary, *captured.traces(model, trained, vocabulary))
+
+
+def capture_bundle(
+    loaded: LoadedModel, text: SplitText, config: CalibrationConfig, directory: Path, shared: bool
+) -> AbstractContextManager[TemporaryBundle | None]:
+    """A bundle of the dequantised weights with a cut at every captured boundary, in a folder in ``directory``.
+
+    It is also cut where step costs can be measured. None where PyTorch takes no longer: a small model, little text, or not fp32.
+
+    Args:
+        shared: step costs will be measured on it.
+    """
+    layers = len(decoder_layers(loaded.model))
+    work = loaded.model.num_parameters() * text.windows.total_tokens
+    if config.dtype != "fp32" or layers < 2 or work < (_WORTH_COMPILING if shared else _WORTH_EXPORTING):
+        return nullcontext()
+    cuts = {*captured_layers(exits_to_train(config, layers), layers), layers - 1, *measuring_checkpoints(layers)} - {layers}
+    return TemporaryBundle(replace(loaded, quantized={}), config.dtype, sorted(cuts), directory, config.window)
+
+
+def _captured(
+    loaded: LoadedModel,
+    text: SplitText,
+    work: Path,
+    layers: Sequence[int],
+    config: CalibrationConfig,
+    progress: ExportProgress,
+    bundle: TemporaryBundle | None,
+) -> Captured:
+    make_pass = cache(partial(fastest_pass, loaded.model, bundle, layers, progress.note))  # one for both texts
+    stored = "bfloat16" if config.dtype == "bf16" else "float16"
+    run = partial(capture, candidates=layers, hidden_dtype=stored, make_pass=make_pass, progress=progress)
     with progress.phase(f"capture {text.windows.total_tokens:,} tokens"):
-        captured = run(loaded, text.windows, text.split, layers, work / "text")
+        text_capture = run(loaded, text.windows, text.split, directory=work / "text")
     with progress.phase(f"generate continuations of {config.prompts} prompts"):
         own, prompt_lengths = continue_prompts(loaded.model, text.windows, text.split, config.prompts, config.new_tokens)
-        own_captured = run(loaded, own, text.split, layers, work / "continuations")
-    with progress.phase(f"train {len(exits)} exits"):
-        trained = train_exits(model, captured, exits, config, progress)
-    with progress.phase("trace the exits"):
-        test = trace_exits(model, captured, "test", trained, _TEST_WINDOWS)
-        own_traces = [trace_exits(model, own_captured, split, trained) for split in ("threshold", "test")]
-    own_threshold, own_test = (generated_tokens(trace, own, prompt_lengths) for trace in own_traces)
-    return Learned(model, captured, trained, test, own_threshold, own_test)
+        own_capture = run(loaded, own, text.split, directory=work / "continuations")
+    return Captured(text_capture, own, prompt_lengths, own_capture)
 
 
-def exits_to_train(candidates: Sequence[int], kinds: Sequence[str], num_layers: int) -> list[Exit]:
+def exits_to_train(config: CalibrationConfig, num_layers: int) -> list[Exit]:
     """Every head at every candidate where it skips at least one layer.
 
     Raises ParamsError when a head skips nothing at any candidate.
     """
+    candidates, kinds = candidate_layers(config.candidates, num_layers), config.head_kinds
     exits = [(layer, kind) for layer in candidates for kind in kinds if layer + parse_kind(kind)[1] < num_layers]
     useless = [kind for kind in kinds if not any(kind == other for _, other in exits)]
     if useless:
@@ -100,22 +179,6 @@ def captured_layers(exits: Sequence[Exit], num_layers: int) -> list[int]:
     return sorted({layer for layer, _ in exits} | tails | {num_layers})
 
 
-def train_exits(
-    model: FrozenModel, capture: Capture, exits: Sequence[Exit], config: CalibrationConfig, progress: ExportProgress
-) -> dict[Exit, TrainedExit]:
-    """Train all of ``exits`` on the train split: one chain of heads per kind, then all the routers."""
-    rank = min(config.rank, model.hidden_size)
-    heads = {(layer, kind): make_head(kind, model, layer, rank, config.seed) for layer, kind in exits}
-    kinds = sorted({kind for _, kind in exits}, key=lambda kind: -parse_kind(kind)[1])  # longest jobs first
-    chains = [[heads[key] for key in sorted(exits, reverse=True) if key[1] == kind] for kind in kinds]
-    jobs = [partial(_train_chain, chain, capture, config.seed) for chain in chains]
-    for kind, agreement in zip(kinds, in_parallel(jobs), strict=True):
-        progress.note(f"{kind}: {agreement}")
-    training = RouterTraining(cast(Label, config.label), _ROUTER_WINDOWS, _ROUTER_HELD_OUT, seed=config.seed)
-    routers = in_parallel([partial(_train_router, heads[key], capture, training) for key in exits])
-    return {key: TrainedExit(heads[key], router) for key, router in zip(exits, routers, strict=True)}
-
-
 def trace_exits(
     model: FrozenModel,
     capture: Capture,
@@ -123,47 +186,28 @@ def trace_exits(
     exits: Mapping[Exit, TrainedExit],
     max_windows: int | None = None,
     reference: ReferenceTokens | None = None,
+    vocabulary: SampledVocabulary | None = None,
 ) -> SplitTrace:
-    """Evaluate ``exits`` on the tokens of ``split``, on at most ``max_windows`` windows; one parallel job per checkpoint.
+    """Evaluate ``exits`` on the tokens of ``split``, on at most ``max_windows`` windows; parallel jobs per checkpoint and part.
 
-    ``reference``: count agreement with these tokens instead of the full model's.
+    Args:
+        reference: count agreement with these tokens instead of the full model's.
+        vocabulary: exits choose among these tokens; None: among all.
     """
     checkpoints = sorted({layer for layer, _ in exits})
     groups = [{key: trained for key, trained in exits.items() if key[0] == layer} for layer in checkpoints]
     lm_head = model.lm_head  # built before the jobs start, which share it
+    windows = windows_of(capture, split, max_windows)
+    reads = -(-len(windows) // WINDOWS_PER_READ)
+    parts = in_batches(windows, WINDOWS_PER_READ * -(-reads // _TRACE_PARTS))  # whole reads, so that no result depends on parts
 
-    def job(group: Mapping[Exit, TrainedExit], check: Check) -> SplitTrace:
+    def job(group: Mapping[Exit, TrainedExit], part: NDArray[np.int64], check: Check) -> SplitTrace:
         check()
         heads = {key: trained.head for key, trained in group.items()}
-        routers = {key: (*TRAINING_FREE, trained.router) for key, trained in group.items()}
-        return trace_split(capture, split, lm_head, heads, routers, max_windows, reference)
+        routers = {key: (MaxProbability(), trained.router) for key, trained in group.items()}
+        return trace_split(capture, part, lm_head, heads, routers, None, reference, vocabulary)
 
-    parts = list(in_parallel([partial(job, group) for group in groups]))
-    traced = {key: trace for part in parts for key, trace in part.exits.items()}
-    return replace(parts[0], exits={key: traced[key] for key in exits})
-
-
-def _train_chain(heads: Sequence[ExitHead], capture: Capture, seed: int, check: Check) -> str:
-    """Train heads of one kind, deepest first, each initialized with the weights of its deeper neighbour.
-
-    Neighbouring layers need nearly the same translator: 48 steps from a neighbour's reach what 160 steps from scratch do
-    (demo model stock after layer 8, agreement on 16 held-out windows: linear 40.6% against 40.5%, tail:2 60.2% against 60.3%).
-
-    Returns:
-        The agreement of every head as text, shallow first.
-    """
-    summary = []
-    for neighbour, head in zip([None, *heads[:-1]], heads, strict=True):
-        if neighbour is not None:
-            for parameter, start in zip(head.trained(), neighbour.trained(), strict=True):
-                parameter.data.copy_(start)
-        steps = HeadTraining().steps if neighbour is None else STEPS_FROM_NEIGHBOUR
-        _, history = train_head(head, capture, HeadTraining(steps=steps, check_every=_CHECK_EVERY, seed=seed), check)
-        best = min(history, key=lambda progress: progress.divergence)
-        summary.append(f"{best.agreement:.1%} after layer {head.checkpoint}")
-    return ", ".join(reversed(summary))
-
-
-def _train_router(head: ExitHead, capture: Capture, training: RouterTraining, check: Check) -> MlpRouter:
-    check()
-    return train_router(head, capture, training)
+    traces = list(in_parallel([partial(job, group, part) for group in groups for part in parts]))
+    joined = [reduce(SplitTrace.joined, traces[i : i + len(parts)]) for i in range(0, len(traces), len(parts))]
+    traced = {key: trace for whole in joined for key, trace in whole.exits.items()}
+    return replace(joined[0], exits={key: traced[key] for key in exits})

@@ -6,26 +6,31 @@ import json
 import re
 import shutil
 from collections.abc import Callable
-from functools import partial
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tokenizers
 import torch
 from calibrate.cost_model import table
 from cli_in_process import Run, cli_runner
-from tide_calibrate import cli
+from tide_calibrate import calibrate as calibrate_module
+from tide_calibrate import cli, temporary_bundle, training_plan
 from tide_calibrate import train as train_module
 from tide_calibrate.calibrate import calibrate
-from tide_calibrate.capture import capture as capture_module
+from tide_calibrate.capture import compiled_pass, forward_pass
+from tide_calibrate.capture.compiled_pass import CompiledPass
+from tide_calibrate.capture.store import Capture
 from tide_calibrate.config import CalibrationConfig, candidate_layers
-from tide_calibrate.costs import temporary_bundle as measure_module
+from tide_calibrate.costs import model_costs
 from tide_calibrate.costs.subprocess import measure_in_own_process
 from tide_calibrate.costs.table_file import save_costs
-from tide_calibrate.exit_heads.train import HeadTraining
+from tide_calibrate.exit_heads.sampled_vocabulary import SampledVocabulary
+from tide_calibrate.model.frozen import FrozenModel
 from tide_calibrate.report import draw as draw_module
 from tide_calibrate.report.draw import REPORT_NAME
+from tide_calibrate.traces.trace import SplitTrace
 from tide_runtime.bundle.calibration import CostTable
 from tide_runtime.errors import CalibrationError, ParamsError
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
@@ -55,8 +60,8 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Shorten training and replace rendering of charts, which test_exit_heads.py and test_report.py cover."""
-    monkeypatch.setattr(train_module, "HeadTraining", partial(HeadTraining, steps=24))
-    monkeypatch.setattr(train_module, "STEPS_FROM_NEIGHBOUR", 24)
+    monkeypatch.setattr(training_plan, "STEPS", 24)
+    monkeypatch.setattr(training_plan, "STEPS_FROM_NEIGHBOUR", 24)
     monkeypatch.setattr(draw_module, "png", lambda figure: repr([axes.get_title() for axes in figure.axes]).encode())
 
 
@@ -132,6 +137,49 @@ def calib(calibrated: tuple[Path, Callable[..., tuple[object, ...]]], run: Run) 
         assert done.code == 0, done.err
         (out.parent / "stdout").write_text(done.out)
     return out
+
+
+def test_the_way_of_large_models(
+    run: Run, model: Path, texts: Path, costs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Compiled segments capture and a sampled vocabulary trains, but thresholds and certificate are of the whole vocabulary."""
+    original, passes, traced = SampledVocabulary.of, [], []
+
+    def sampled(capture: Capture, frozen: FrozenModel) -> SampledVocabulary | None:
+        return original(capture, frozen, size=64)
+
+    def tracing(module: Any) -> None:
+        trace = module.trace_exits
+
+        def spy(*args: Any, vocabulary: SampledVocabulary | None = None, **options: Any) -> SplitTrace:
+            exits = options["exits"] if "exits" in options else args[3]
+            traced.append((args[2], vocabulary is None, set(exits)))
+            return trace(*args, vocabulary=vocabulary, **options)
+
+        monkeypatch.setattr(module, "trace_exits", spy)
+
+    class Watched(CompiledPass):
+        def run(self, *arguments: Any) -> None:
+            passes.append(1)
+            super().run(*arguments)
+
+    monkeypatch.setattr(SampledVocabulary, "of", sampled)
+    monkeypatch.setattr(train_module, "_WORTH_EXPORTING", 0)
+    monkeypatch.setattr(compiled_pass, "CompiledPass", Watched)
+    tracing(train_module)
+    tracing(calibrate_module)
+    done = run(model, "--data", texts, "--out", tmp_path / "calib", "--costs", costs, *SMALL)
+    assert done.code == 0, done.err
+    assert passes and "captured by PyTorch" not in done.err
+    info = read_calibration(tmp_path / "calib").calibration
+    chosen = {(exit.checkpoint, exit.head) for exit in info.exits}
+    assert chosen and info.certificate is not None
+    first = traced[:3]
+    assert [(split, whole) for split, whole, _ in first] == [("test", False), ("threshold", False), ("test", False)]
+    assert all(whole and exits <= first[0][2] for _, whole, exits in traced[3:])
+    assert {split for split, _, exits in traced[3:] if chosen <= exits} == {"train", "threshold", "test"}
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["calib"]
+    assert not list((tmp_path / "calib").glob("bundle.*"))
 
 
 def test_low_bit_weights(run: Run, model: Path, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -283,10 +331,10 @@ def test_costs_are_measured_on_a_temporary_bundle(model: Path, tmp_path: Path, m
     Export and measurement are replaced by stubs, because they have tests of their own and take long.
     """
     exported: list[ExportConfig] = []
-    monkeypatch.setattr(measure_module, "write_bundle", lambda _loaded, _directory, config, _progress: exported.append(config))
-    monkeypatch.setattr(measure_module, "measure_in_own_process", lambda bundle, target, _file: (bundle.is_dir(), target))
+    monkeypatch.setattr(temporary_bundle, "write_bundle", lambda _loaded, _directory, config, _progress: exported.append(config))
+    monkeypatch.setattr(model_costs, "measure_in_own_process", lambda bundle, target, _file: (bundle.is_dir(), target))
     loaded = load_model(str(model), "fp32")
-    assert measure_module.measure_model_costs(loaded, "fp32", tmp_path) == (True, "cpu")
+    assert model_costs.measure_model_costs(loaded, "fp32", tmp_path) == (True, "cpu")
     edges = [0, *place_checkpoints(exported[0].checkpoints, LAYERS), LAYERS]
     assert len({deep - shallow for shallow, deep in pairwise(edges)}) > 1
     assert exported[0].max_seq_len == 128  # the model's own limit
@@ -326,7 +374,7 @@ def test_an_interrupted_run_resumes_and_gives_the_same_bytes(
     assert not out.exists()
     assert (tmp_path / "calib.work").is_dir()
     with monkeypatch.context() as patched:
-        patched.setattr(capture_module, "sliced_logits", None)  # no batch is captured again
+        patched.setattr(forward_pass, "sliced_logits", None)  # no batch is captured again
         calibrate(str(model), str(texts), out, CONFIG, also={0.2: stricter}, costs=str(costs))
     assert _contents(out) == _contents(calib)
     assert {path.name for path in tmp_path.iterdir()} == {"calib", "stricter"}

@@ -31,6 +31,10 @@ class WindowBatch:
     top_logits: Tensor
     logsumexp: Tensor
 
+    def at_valid(self, values: Tensor) -> Tensor:
+        """The values [n, …] of valid tokens among ``values`` [B, T, …], without a copy where all are."""
+        return values.flatten(0, 1) if self.valid.all() else values[self.valid]
+
 
 def read_batch(capture: Capture, windows: Sequence[int] | NDArray[np.int64], boundaries: Iterable[int]) -> WindowBatch:
     """Read the windows with indices ``windows``, with states at ``boundaries`` only.

@@ -7,19 +7,18 @@ gives the same bytes.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from tide_runtime.errors import CalibrationError, ParamsError
 from transformers import PreTrainedModel
 
-from tide_calibrate.capture.hooks import hidden_states
+from tide_calibrate.capture.forward_pass import EagerPass, ForwardPass
 from tide_calibrate.capture.store import Capture, open_capture
 from tide_calibrate.capture.writer import HIDDEN_DTYPES, CaptureSettings, CaptureWriter
-from tide_calibrate.model.lm_head import LOGIT_BYTES, sliced_logits
+from tide_calibrate.model.lm_head import LOGIT_BYTES
 from tide_calibrate.text.documents import Windows
 from tide_calibrate.token_bar import token_bar
 from tide_export.load import LoadedModel, fingerprint
@@ -40,6 +39,7 @@ def capture(
     top_k: int = 16,
     hidden_dtype: str = "float16",
     logit_bytes: int = LOGIT_BYTES,
+    make_pass: Callable[[], ForwardPass] | None = None,
     progress: ExportProgress | None = None,
 ) -> Capture:
     """Run the model over all windows once; store hidden states after ``candidates`` layers and the ``top_k`` logits.
@@ -49,7 +49,8 @@ def capture(
         candidates: layers run, 0 … L; L is the state before the final norm. Empty: no states, logits alone.
         directory: created when missing. A capture begun there with the same model, windows and settings is resumed.
         batch_size: windows per forward pass; None: about 2,048 tokens' worth.
-        logit_bytes: size of the fp32 logits that are held at once.
+        logit_bytes: size of the fp32 logits that are held at once, by PyTorch.
+        make_pass: makes what runs the windows, over ``candidates``, if any are left to run; None: PyTorch.
 
     Raises ParamsError for settings that do not fit the model, CalibrationError when ``directory`` holds another capture or the
     model gives NaN or infinities, OutputError when the disk is too small.
@@ -73,23 +74,15 @@ def capture(
     writer = CaptureWriter(directory, settings, windows, split)
     with writer.run(len(batches)) as done:
         tokens_done = sum(int(windows.lengths[indices].sum()) for indices in batches[:done])
+        left = batches[done:]
+        forward = make_pass() if make_pass is not None and left else EagerPass(model, settings.candidates, logit_bytes)
         with token_bar(progress or ExportProgress(quiet=True), "capture", windows.total_tokens, tokens_done) as advance:
-            for indices in batches[done:]:
-                _capture_batch(model, writer, indices, logit_bytes)
+            for indices in left:
+                lengths = windows.lengths[indices]
+                with writer.batch(indices) as batch:
+                    forward.run(windows.tokens[indices, : lengths.max()], lengths, batch)
                 advance(int(windows.lengths[indices].sum()))
     return open_capture(directory)
-
-
-@torch.inference_mode()
-def _capture_batch(model: PreTrainedModel, writer: CaptureWriter, indices: NDArray[np.int64], logit_bytes: int) -> None:
-    lengths = torch.from_numpy(writer.windows.lengths[indices])
-    longest = int(lengths.max())
-    ids = torch.from_numpy(writer.windows.tokens[indices, :longest]).long()
-    valid = torch.arange(longest) < lengths[:, None]
-    mask = None if bool(valid.all()) else valid.long()  # without a mask, attention uses its faster causal path
-    with writer.batch(indices) as batch, hidden_states(model, writer.settings.candidates, batch.write_hidden):
-        for start, logits in sliced_logits(model, ids, mask, logit_bytes):
-            batch.write_logits(start, logits)
 
 
 def _digest(windows: Windows, split: NDArray[np.int8]) -> str:

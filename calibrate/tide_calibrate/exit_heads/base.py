@@ -31,8 +31,11 @@ class ExitHead(nn.Module, ABC):
         return state if self.translator is None else self.translator(state)
 
     @abstractmethod
-    def logits(self, states: Mapping[int, Tensor]) -> Tensor:
-        """Logits [B, T, V] float32, given the full model's states of whole windows, boundary → [B, T, H] float32."""
+    def logits(self, states: Mapping[int, Tensor], vocabulary: Tensor | None = None) -> Tensor:
+        """Logits [B, T, V] float32, given the full model's states of whole windows, boundary → [B, T, H] float32.
+
+        ``vocabulary``: compute those of these token ids [n] alone, [B, T, n].
+        """
 
     def trained(self) -> list[nn.Parameter]:
         """The trainable parameters; empty for a head without any."""

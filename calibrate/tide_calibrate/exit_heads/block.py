@@ -27,5 +27,5 @@ class BlockHead(ExitHead):
         """The trained layers, first to last."""
         return self.block.layers
 
-    def logits(self, states: Mapping[int, Tensor]) -> Tensor:
-        return self.block(self.translated(states))
+    def logits(self, states: Mapping[int, Tensor], vocabulary: Tensor | None = None) -> Tensor:
+        return self.block(self.translated(states), vocabulary=vocabulary)

@@ -17,5 +17,5 @@ class IdentityHead(ExitHead):
         super().__init__("identity", checkpoint, (checkpoint,))
         self.lm_head = model.lm_head
 
-    def logits(self, states: Mapping[int, Tensor]) -> Tensor:
-        return self.lm_head(self.translated(states))
+    def logits(self, states: Mapping[int, Tensor], vocabulary: Tensor | None = None) -> Tensor:
+        return self.lm_head(self.translated(states), vocabulary)

@@ -18,5 +18,5 @@ class LinearHead(ExitHead):
         super().__init__("linear", checkpoint, (checkpoint,), translator)
         self.lm_head = model.lm_head
 
-    def logits(self, states: Mapping[int, Tensor]) -> Tensor:
-        return self.lm_head(self.translated(states))
+    def logits(self, states: Mapping[int, Tensor], vocabulary: Tensor | None = None) -> Tensor:
+        return self.lm_head(self.translated(states), vocabulary)

@@ -31,11 +31,12 @@ class TailHead(ExitHead):
         super().__init__(f"tail:{layers}", checkpoint, (checkpoint, self.start), translator)
         self.tail, self.window = model.tail(layers), model.sliding_window
 
-    def logits(self, states: Mapping[int, Tensor]) -> Tensor:
+    def logits(self, states: Mapping[int, Tensor], vocabulary: Tensor | None = None) -> Tensor:
         drafts = self.translated(states)
         self._check_window_length(drafts.shape[1])
         cache = true_cache(self.tail, states[self.start])
-        return self.tail(drafts, mask=draft_mask(drafts.shape[1], self.tail.model.dtype), cache=cache)
+        mask = draft_mask(drafts.shape[1], self.tail.model.dtype)
+        return self.tail(drafts, mask=mask, cache=cache, vocabulary=vocabulary)
 
     def _check_window_length(self, tokens: int) -> None:
         if self.window is not None and tokens > self.window:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from time import perf_counter
 from typing import TypeVar
 
 import numpy as np
@@ -19,6 +20,7 @@ from tide_calibrate.capture.training_split import divide_train_windows
 from tide_calibrate.config import require_positive
 from tide_calibrate.exit_heads import ExitHead
 from tide_calibrate.exit_heads.divergence import top_k_divergence
+from tide_calibrate.exit_heads.sampled_vocabulary import SampledVocabulary, VocabularySample, narrowed
 
 Head = TypeVar("Head", bound=ExitHead)
 
@@ -59,12 +61,17 @@ class HeadProgress:
 
 
 def train_head(
-    head: Head, capture: Capture, training: HeadTraining | None = None, on_step: Callable[[], None] = lambda: None
+    head: Head,
+    capture: Capture,
+    training: HeadTraining | None = None,
+    on_step: Callable[[], None] = lambda: None,
+    vocabulary: SampledVocabulary | None = None,
 ) -> tuple[Head, list[HeadProgress]]:
     """Minimise KL(full || early) over the train windows; the head ends with its best held-out weights.
 
     Args:
         on_step: called after every optimizer step; an exception from it ends the training.
+        vocabulary: train and evaluate on the logits of these tokens; None: of all.
 
     Returns:
         ``head``, trained in place, and the evaluations on the held-out windows, the first one before training. A head without
@@ -77,53 +84,89 @@ def train_head(
     training = training or HeadTraining()
     windows = divide_train_windows(capture, training.seed)
     held_out = windows.head_held_out[: training.held_out_windows]
-    history = [_evaluate(head, capture, held_out, training, 0)]
+    trainer = _Trainer(head, capture, training, windows.head, held_out, vocabulary)
+    history = [trainer.evaluate(0)]
     if head.trained():
-        _Trainer(head, capture, training, windows.head, held_out).run(history, on_step)
+        trainer.run(history, on_step)
     return head, history
+
+
+def step_seconds(head: ExitHead, capture: Capture, training: HeadTraining, vocabulary: SampledVocabulary | None) -> float:
+    """Seconds of a training step in this thread, the faster of two after a first one; ``head`` is trained by them."""
+    trainer = _Trainer(
+        head, capture, training, divide_train_windows(capture, training.seed).head, np.empty(0, np.int64), vocabulary
+    )
+    return trainer.step_seconds()
 
 
 class _Trainer:
     def __init__(
-        self, head: ExitHead, capture: Capture, training: HeadTraining, windows: NDArray[np.int64], held_out: NDArray[np.int64]
+        self,
+        head: ExitHead,
+        capture: Capture,
+        training: HeadTraining,
+        windows: NDArray[np.int64],
+        held_out: NDArray[np.int64],
+        vocabulary: SampledVocabulary | None,
     ) -> None:
-        self.head, self.capture, self.training = head, capture, training
+        self.head, self.capture, self.training, self.vocabulary = head, capture, training, vocabulary
         self.windows, self.held_out = windows, held_out
-        self.best = [parameter.detach().clone() for parameter in head.trained()]
-        self.optimizer = torch.optim.Adam(head.trained(), lr=training.learning_rate, betas=(0.9, 0.98))
 
     def run(self, history: list[HeadProgress], on_step: Callable[[], None]) -> None:
         best, misses = history[0].divergence, 0
+        best_weights = [parameter.detach().clone() for parameter in self.head.trained()]
+        optimizer = torch.optim.Adam(self.head.trained(), lr=self.training.learning_rate, betas=(0.9, 0.98))
         for step, batch in enumerate(_shuffled_batches(self.windows, self.training), start=1):
-            self._step(step, batch)
+            self._step(step, batch, optimizer)
             on_step()
             if step % self.training.check_every and step < self.training.steps:
                 continue
-            history.append(_evaluate(self.head, self.capture, self.held_out, self.training, step))
+            history.append(self.evaluate(step))
             if history[-1].divergence < best:
                 best, misses = history[-1].divergence, 0
-                self.best = [parameter.detach().clone() for parameter in self.head.trained()]
+                best_weights = [parameter.detach().clone() for parameter in self.head.trained()]
             else:
                 misses += 1
             if step >= self.training.steps or misses >= self.training.patience:
                 break
-        for parameter, value in zip(self.head.trained(), self.best, strict=True):
+        for parameter, value in zip(self.head.trained(), best_weights, strict=True):
             parameter.data.copy_(value)
 
-    def _step(self, step: int, windows: NDArray[np.int64]) -> None:
-        for group in self.optimizer.param_groups:
+    def step_seconds(self) -> float:
+        optimizer, times = torch.optim.Adam(self.head.trained(), lr=self.training.learning_rate), []
+        for step, batch in zip(range(1, 4), _shuffled_batches(self.windows, self.training), strict=False):
+            start = perf_counter()
+            self._step(step, batch, optimizer)
+            times.append(perf_counter() - start)
+        return min(times[1:])
+
+    def _step(self, step: int, windows: NDArray[np.int64], optimizer: torch.optim.Optimizer) -> None:
+        for group in optimizer.param_groups:
             group["lr"] = self.training.learning_rate * _learning_rate_factor(step, self.training.steps)
-        batch = read_batch(self.capture, windows, self.head.boundaries)
-        loss = _divergence(self.head.logits(batch.states)[batch.valid], batch).mean()
+        batch, sample = narrowed(read_batch(self.capture, windows, self.head.boundaries), self.vocabulary)
+        loss = _divergence(self._logits(batch, sample), batch, sample).mean()
         if not torch.isfinite(loss):
             raise CalibrationError(
                 f"training head {self.head.kind} at checkpoint {self.head.checkpoint} gave a loss of {loss.item()} "
                 f"in step {step}; the captured states or logits hold NaN or infinite values, capture again with --dtype fp32"
             )
-        self.optimizer.zero_grad()
+        optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.head.trained(), 1.0)
-        self.optimizer.step()
+        optimizer.step()
+
+    def _logits(self, batch: WindowBatch, sample: VocabularySample | None) -> Tensor:
+        return self.head.logits(batch.states, None if sample is None else sample.ids)[batch.valid]
+
+    @torch.no_grad()
+    def evaluate(self, step: int) -> HeadProgress:
+        divergences, agrees = [], []
+        for part in in_batches(self.held_out, self.training.windows_per_step):
+            batch, sample = narrowed(read_batch(self.capture, part, self.head.boundaries), self.vocabulary)
+            logits = self._logits(batch, sample)
+            divergences.append(_divergence(logits, batch, sample))
+            agrees.append(logits.argmax(1) == batch.top_ids[batch.valid][:, 0])
+        return HeadProgress(step, float(torch.cat(divergences).mean()), float(torch.cat(agrees).float().mean()))
 
 
 def _shuffled_batches(windows: NDArray[np.int64], training: HeadTraining) -> Iterator[NDArray[np.int64]]:
@@ -140,17 +183,6 @@ def _learning_rate_factor(step: int, steps: int) -> float:
     return 0.5 * (1 + math.cos(math.pi * (step - warm_up) / max(1, steps - warm_up + 1)))
 
 
-def _divergence(logits: Tensor, batch: WindowBatch) -> Tensor:
-    valid = batch.valid
-    return top_k_divergence(logits, batch.top_ids[valid], batch.top_logits[valid], batch.logsumexp[valid])
-
-
-@torch.no_grad()
-def _evaluate(head: ExitHead, capture: Capture, windows: NDArray[np.int64], training: HeadTraining, step: int) -> HeadProgress:
-    divergences, agrees = [], []
-    for part in in_batches(windows, training.windows_per_step):
-        batch = read_batch(capture, part, head.boundaries)
-        logits = head.logits(batch.states)[batch.valid]
-        divergences.append(_divergence(logits, batch))
-        agrees.append(logits.argmax(1) == batch.top_ids[batch.valid][:, 0])
-    return HeadProgress(step, float(torch.cat(divergences).mean()), float(torch.cat(agrees).float().mean()))
+def _divergence(logits: Tensor, batch: WindowBatch, sample: VocabularySample | None) -> Tensor:
+    valid, total = batch.valid, None if sample is None else sample.logsumexp(logits)
+    return top_k_divergence(logits, batch.top_ids[valid], batch.top_logits[valid], batch.logsumexp[valid], total)

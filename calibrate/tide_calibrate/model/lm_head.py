@@ -26,13 +26,18 @@ class LMHead(nn.Module):
         super().__init__()
         self.tail = ModelTail(model, len(decoder_layers(model)))
 
-    def forward(self, states: Tensor) -> Tensor:
-        """Logits [..., V] of residual-stream states [..., H] before the final norm."""
+    @property
+    def samples_vocabulary(self) -> bool:
+        """Whether the logits of some tokens can be computed without the others."""
+        return self.tail.samples_vocabulary
+
+    def forward(self, states: Tensor, vocabulary: Tensor | None = None) -> Tensor:
+        """Logits [..., V] of residual-stream states [..., H] before the final norm, or of the tokens ``vocabulary`` [n] alone."""
         flat = states.reshape(1, -1, states.shape[-1])
         # No layer runs, so dummy positions and a 1 x 1 mask serve any number of tokens.
         positions = torch.zeros((1, flat.shape[1]), dtype=torch.long, device=flat.device)
         mask = torch.zeros((1, 1, 1, 1), dtype=self.tail.model.dtype, device=flat.device)
-        return self.tail(flat, positions, mask).reshape(*states.shape[:-1], -1)
+        return self.tail(flat, positions, mask, vocabulary=vocabulary).reshape(*states.shape[:-1], -1)
 
 
 def sliced_logits(

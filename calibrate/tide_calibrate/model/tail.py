@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
+from tide_calibrate.model.vocabulary_rows import VocabularyRows
 from tide_export.trace import decoder_layers
 
 _CHECK_TOKENS = 6
@@ -69,10 +71,20 @@ class ModelTail(nn.Module):
         self._last_stand_in = [stand_ins[-1]]  # in a list, so that torch does not register it a second time
         self.layers = list(layers or own[start:])
         self.model = _with_module(model, own, nn.ModuleList([*stand_ins, *self.layers]))
+        self._rows: VocabularyRows | None = None
+        if isinstance(output := model.get_output_embeddings(), nn.Linear):
+            self._rows = VocabularyRows(output)
+            self.model = _with_module(self.model, output, self._rows)
         _check_logits(model, self, state, logits)
+        self.samples_vocabulary = self._rows is not None and _samples_vocabulary(self, state, logits)
 
     def forward(
-        self, states: Tensor, positions: Tensor | None = None, mask: Tensor | None = None, cache: Cache | None = None
+        self,
+        states: Tensor,
+        positions: Tensor | None = None,
+        mask: Tensor | None = None,
+        cache: Cache | None = None,
+        vocabulary: Tensor | None = None,
     ) -> Tensor:
         """Logits [B, S, V] of ``states`` [B, S, H], both float32 for any model dtype.
 
@@ -80,8 +92,14 @@ class ModelTail(nn.Module):
             positions: [B, S] int64; 0 … S-1 when None.
             mask: [B or 1, 1, S, S_past + S], added to the attention scores; causal when None.
             cache: past keys and values of the tail's layers; new ones are appended.
+            vocabulary: [n] token ids; the logits are then [B, S, n], of these alone. Only where ``samples_vocabulary``.
         """
-        return self._run(self.model, states, positions, mask, cache).logits.float()
+        with nullcontext() if self._rows is None else self._rows.only(vocabulary):
+            return self._run(self.model, states, positions, mask, cache).logits.float()
+
+    def final_states(self, states: Tensor) -> Tensor:
+        """States [B, S, H] after the last layer, before the final norm, of ``states`` [B, S, H]; for ``start`` below L."""
+        return _output_of(self.layers[-1], lambda: self._run(self.model.base_model, states, None, None, None))[0]
 
     def fill(self, cache: Cache, states: Tensor) -> None:
         """Append the keys and values of ``states`` [B, S, H] (causal) to ``cache``, without running the LM head."""
@@ -121,27 +139,51 @@ def _observe(model: PreTrainedModel, layer: nn.Module) -> tuple[Tensor, Tensor, 
     Returns:
         The output state [1, S, H] of ``layer``, the logits, and whether ``layer`` returns a tuple.
     """
+    ids = torch.arange(_CHECK_TOKENS, device=model.device)[None] % model.config.get_text_config().vocab_size
+    logits: list[Tensor] = []
+    state, returns_tuple = _output_of(layer, lambda: logits.append(model(input_ids=ids, use_cache=False).logits.float()))
+    return state.float(), logits[0], returns_tuple
+
+
+def _output_of(layer: nn.Module, run: Callable[[], object]) -> tuple[Tensor, bool]:
+    """The state that ``layer`` returns while ``run`` runs the model, and whether it returns it in a tuple."""
     outputs: list[Any] = []
     hook = layer.register_forward_hook(lambda _module, _inputs, output: outputs.append(output))
-    ids = torch.arange(_CHECK_TOKENS, device=model.device)[None] % model.config.get_text_config().vocab_size
     try:
-        logits = model(input_ids=ids, use_cache=False).logits.float()
+        run()
     finally:
         hook.remove()
     returns_tuple = isinstance(outputs[0], tuple)
-    return (outputs[0][0] if returns_tuple else outputs[0]).float(), logits, returns_tuple
+    return outputs[0][0] if returns_tuple else outputs[0], returns_tuple
 
 
 @torch.no_grad()
 def _check_logits(model: PreTrainedModel, tail: ModelTail, state: Tensor, logits: Tensor) -> None:
     name = f"{type(model).__name__} cannot be run from boundary {tail.start} of {tail.num_layers} on"
     try:
-        difference = (tail(state) - logits).abs().max()
+        differ = _differ_by(tail(state), logits, model.dtype)
     except (TypeError, AttributeError, IndexError, KeyError, RuntimeError, ValueError) as error:
         raise UnsupportedModelError(f"{name}: {type(error).__name__}: {error}") from error
-    allowed = _RELATIVE_TOLERANCE.get(model.dtype, _HALF_TOLERANCE) * float(logits.abs().max().clamp(min=1.0))
-    if not float(difference) <= allowed:
+    if differ is not None:
         raise UnsupportedModelError(
-            f"{name}: its logits come out different by {float(difference):.3g} (allowed {allowed:.3g}), "
+            f"{name}: its logits come out different by {differ[0]:.3g} (allowed {differ[1]:.3g}), "
             "so something besides the hidden state passes between its layers"
         )
+
+
+@torch.no_grad()
+def _samples_vocabulary(tail: ModelTail, state: Tensor, logits: Tensor) -> bool:
+    """Whether the logits of some tokens alone are those among all; not where code behind the LM head expects all of them."""
+    ids = torch.arange(1, logits.shape[-1], max(2, logits.shape[-1] // 64))
+    try:
+        sampled = tail(state, vocabulary=ids)
+    except (IndexError, RuntimeError, ValueError):
+        return False
+    return sampled.shape[-1] == len(ids) and _differ_by(sampled, logits[..., ids], tail.model.dtype) is None
+
+
+def _differ_by(computed: Tensor, logits: Tensor, dtype: torch.dtype) -> tuple[float, float] | None:
+    """Largest difference and the largest allowed one; None when it is allowed."""
+    difference = float((computed - logits).abs().max())
+    allowed = _RELATIVE_TOLERANCE.get(dtype, _HALF_TOLERANCE) * float(logits.abs().max().clamp(min=1.0))
+    return None if difference <= allowed else (difference, allowed)

@@ -12,6 +12,12 @@ class Router(Protocol):
 
     kind: str
 
-    def scores(self, states: Tensor, logits: Tensor) -> Tensor:
-        """Scores [n] float32, 0 … 1, higher is more confident, given states [n, H] at the checkpoint and exit logits [n, V]."""
+    def scores(self, states: Tensor, logits: Tensor, total: Tensor) -> Tensor:
+        """Scores [n] float32, 0 … 1, higher is more confident.
+
+        Args:
+            states: [n, H] at the checkpoint.
+            logits: [n, V] of the exit, or those of some tokens.
+            total: [n], their logsumexp, over all V in any case.
+        """
         ...

@@ -34,7 +34,7 @@ class MlpRouter(nn.Module):
         normed = F.rms_norm(states, states.shape[-1:], eps=RMS_EPSILON)
         return F.silu(F.linear(normed, self.down, self.down_bias)) @ self.up + self.up_bias
 
-    def scores(self, states: Tensor, logits: Tensor | None = None) -> Tensor:
+    def scores(self, states: Tensor, logits: Tensor | None = None, total: Tensor | None = None) -> Tensor:
         """Probability [n] that the exit's token is right; the exit head's logits are not needed."""
         return self(states).sigmoid()
 

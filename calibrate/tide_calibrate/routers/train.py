@@ -17,6 +17,7 @@ from tide_calibrate.capture.store import Capture
 from tide_calibrate.capture.training_split import divide_train_windows
 from tide_calibrate.config import require_positive
 from tide_calibrate.exit_heads import ExitHead
+from tide_calibrate.exit_heads.sampled_vocabulary import SampledVocabulary, narrowed
 from tide_calibrate.routers.mlp import ROUTER_WIDTH, MlpRouter
 from tide_calibrate.routers.platt import fit_platt
 
@@ -64,11 +65,13 @@ class RouterExamples:
     right: Tensor
 
 
-def train_router(head: ExitHead, capture: Capture, training: RouterTraining | None = None) -> MlpRouter:
+def train_router(
+    head: ExitHead, capture: Capture, training: RouterTraining | None = None, vocabulary: SampledVocabulary | None = None
+) -> MlpRouter:
     """Train a router for ``head`` whose scores are calibrated probabilities.
 
     Head, router and Platt scaling use disjoint windows. The classes are balanced during training; Platt scaling, folded into the
-    last layer, then restores the true odds.
+    last layer, then restores the true odds. With a ``vocabulary`` the exit's token is the likeliest of that.
 
     Raises:
         CalibrationError: the capture lacks a boundary that head or label needs.
@@ -76,24 +79,32 @@ def train_router(head: ExitHead, capture: Capture, training: RouterTraining | No
     """
     training = training or RouterTraining()
     windows = divide_train_windows(capture, training.seed)
-    examples = router_examples(head, capture, windows.router[: training.windows], training.label)
+    examples = router_examples(head, capture, windows.router[: training.windows], training.label, vocabulary)
     router = fit_router(examples, training)
-    held_out = router_examples(head, capture, windows.router_held_out[: training.held_out_windows], training.label)
+    held_out_windows = windows.router_held_out[: training.held_out_windows]
+    held_out = router_examples(head, capture, held_out_windows, training.label, vocabulary)
     with torch.no_grad():
         router.rescale(*fit_platt(router(held_out.states).numpy(), held_out.right.numpy()))
     return router.requires_grad_(False)
 
 
 @torch.no_grad()
-def router_examples(head: ExitHead, capture: Capture, windows: NDArray[np.int64], label: Label = "agreement") -> RouterExamples:
+def router_examples(
+    head: ExitHead,
+    capture: Capture,
+    windows: NDArray[np.int64],
+    label: Label = "agreement",
+    vocabulary: SampledVocabulary | None = None,
+) -> RouterExamples:
     """Compute states and labels of the valid tokens in ``windows``; see `RouterTraining` for the labels."""
     boundaries = head.boundaries if label == "agreement" else (head.checkpoint, capture.num_layers)
     states, right = [], []
     for part in in_batches(windows, _WINDOWS_PER_READ):
-        batch = read_batch(capture, part, boundaries)
+        batch, sample = narrowed(read_batch(capture, part, boundaries), vocabulary, likeliest=1)
         valid_states = batch.states[head.checkpoint][batch.valid]
         if label == "agreement":
-            right.append(head.logits(batch.states)[batch.valid].argmax(-1) == batch.top_ids[batch.valid][:, 0])
+            logits = head.logits(batch.states, None if sample is None else sample.ids)[batch.valid]
+            right.append(logits.argmax(-1) == batch.top_ids[batch.valid][:, 0])
         else:
             final_states = batch.states[capture.num_layers][batch.valid]
             right.append(F.cosine_similarity(valid_states, final_states, dim=-1) > COSINE_THRESHOLD)

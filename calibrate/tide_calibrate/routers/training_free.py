@@ -12,8 +12,8 @@ class MaxProbability:
 
     kind = "max_probability"
 
-    def scores(self, states: Tensor, logits: Tensor) -> Tensor:
-        return (logits.max(-1).values - logits.logsumexp(-1)).exp()
+    def scores(self, states: Tensor, logits: Tensor, total: Tensor) -> Tensor:
+        return (logits.amax(-1) - total).exp()
 
 
 class Entropy:
@@ -21,7 +21,7 @@ class Entropy:
 
     kind = "entropy"
 
-    def scores(self, states: Tensor, logits: Tensor) -> Tensor:
+    def scores(self, states: Tensor, logits: Tensor, total: Tensor) -> Tensor:
         log_probabilities = logits.log_softmax(-1)
         entropy = -(log_probabilities.exp() * log_probabilities).sum(-1)
         return (1 - entropy / math.log(logits.shape[-1])).clamp(0, 1)

@@ -14,24 +14,26 @@ from tide_calibrate.capture.batches import WindowBatch, in_batches, read_batch
 from tide_calibrate.capture.reference import ReferenceTokens
 from tide_calibrate.capture.store import Capture
 from tide_calibrate.exit_heads import ExitHead
+from tide_calibrate.exit_heads.sampled_vocabulary import SampledVocabulary, VocabularySample, narrowed
 from tide_calibrate.model.lm_head import LMHead
 from tide_calibrate.routers import Router
 from tide_calibrate.text.documents import SPLITS, SplitName
 from tide_calibrate.traces.trace import Exit, ExitTrace, SplitTrace
 
-_WINDOWS_PER_READ = 4
+WINDOWS_PER_READ = 4
 
 
 def trace_split(
     capture: Capture,
-    split: SplitName,
+    split: SplitName | NDArray[np.int64],
     lm_head: LMHead,
     heads: Mapping[Exit, ExitHead],
     routers: Mapping[Exit, Sequence[Router]],
     max_windows: int | None = None,
     reference: ReferenceTokens | None = None,
+    vocabulary: SampledVocabulary | None = None,
 ) -> SplitTrace:
-    """Evaluate every head and router on every token of ``split``.
+    """Evaluate every head and router on every token of ``split``, or of the windows with these indices.
 
     Args:
         lm_head: the model's own, for the likelihood of tokens that are not among the K captured logits.
@@ -39,27 +41,33 @@ def trace_split(
         routers: routers of each head; a head that is missing here has none.
         max_windows: trace only this many windows, spread evenly over the split.
         reference: count agreement with these tokens, for exits and for the full model; None: with the full model's likeliest.
+        vocabulary: exits choose among a sample of it, so that they agree a little more often, and likelihoods and probabilities
+            are estimates; None: among all tokens.
 
     Raises:
         DataError: the split is empty.
         CalibrationError: the capture lacks a boundary that a head reads.
     """
-    windows = windows_of(capture, split, max_windows)
+    windows = windows_of(capture, split, max_windows) if isinstance(split, str) else split
     boundaries = sorted({boundary for head in heads.values() for boundary in head.boundaries} | {capture.num_layers})
     lengths = capture.lengths[windows]
     tokens, done = int(lengths.sum()), 0
     full_nll, full_agrees = np.empty(tokens, np.float32), np.empty(tokens, np.bool_)
     recorders = {key: _ExitRecorder(tokens, routers.get(key, ())) for key in heads}
-    for part in in_batches(windows, _WINDOWS_PER_READ):
+    for part in in_batches(windows, WINDOWS_PER_READ):
         batch = read_batch(capture, part, boundaries)
         next_tokens = _next_tokens(capture, part, batch)
         span = slice(done, done := done + len(next_tokens))
         full_nll[span] = _full_nll(batch, next_tokens, lm_head, capture.num_layers)
-        full_tokens = batch.top_ids[batch.valid][:, 0]
+        full_tokens = batch.top_ids[..., 0][batch.valid]
         wanted = full_tokens if reference is None else reference.read(part, batch.valid)
         full_agrees[span] = (full_tokens == wanted).numpy()
+        batch, sample = narrowed(batch, vocabulary, next_tokens[next_tokens >= 0], wanted, likeliest=1)
+        if sample is not None:
+            next_tokens = torch.where(next_tokens < 0, -1, sample.places(next_tokens))
+            wanted = sample.places(wanted)
         for key, head in heads.items():
-            recorders[key].record(span, batch, next_tokens, wanted, head)
+            recorders[key].record(span, batch, sample, next_tokens, wanted, head)
     return SplitTrace(
         window=np.repeat(windows, lengths).astype(np.int32),
         document=np.repeat(capture.document[windows], lengths).astype(np.int32),
@@ -93,12 +101,21 @@ class _ExitRecorder:
         self._routers = routers
 
     @torch.no_grad()
-    def record(self, span: slice, batch: WindowBatch, next_tokens: Tensor, wanted: Tensor, head: ExitHead) -> None:
-        logits = head.logits(batch.states)[batch.valid]
+    def record(
+        self,
+        span: slice,
+        batch: WindowBatch,
+        sample: VocabularySample | None,
+        next_tokens: Tensor,
+        wanted: Tensor,
+        head: ExitHead,
+    ) -> None:
+        logits = batch.at_valid(head.logits(batch.states, None if sample is None else sample.ids))
+        total = logits.logsumexp(-1) if sample is None else sample.logsumexp(logits)
         self.agrees[span] = (logits.argmax(-1) == wanted).numpy()
-        self.nll[span] = _nll(logits, logits.logsumexp(-1), next_tokens)
+        self.nll[span] = _nll(logits, total, next_tokens)
         for router in self._routers:
-            self.scores[router.kind][span] = router.scores(batch.states[head.checkpoint][batch.valid], logits).numpy()
+            self.scores[router.kind][span] = router.scores(batch.states[head.checkpoint][batch.valid], logits, total).numpy()
 
     def trace(self, checkpoint: int, kind: str) -> ExitTrace:
         return ExitTrace(checkpoint, kind, self.agrees, self.nll, self.scores)
@@ -125,6 +142,9 @@ def _full_nll(batch: WindowBatch, next_tokens: Tensor, lm_head: LMHead, num_laye
     kept = batch.top_ids[valid] == next_tokens[:, None]
     logit = torch.where(kept, batch.top_logits[valid], 0.0).sum(-1)
     rare = ~kept.any(-1) & (next_tokens >= 0)
-    logits = lm_head(batch.states[num_layers][valid][rare])
-    logit[rare] = logits.gather(-1, next_tokens[rare][:, None])[:, 0]
+    if rare.any():
+        ids, place = next_tokens[rare].unique(return_inverse=True)
+        if not lm_head.samples_vocabulary:
+            ids, place = None, next_tokens[rare]
+        logit[rare] = lm_head(batch.states[num_layers][valid][rare], ids).gather(-1, place[:, None])[:, 0]
     return torch.where(next_tokens < 0, torch.nan, batch.logsumexp[valid] - logit).numpy()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -76,8 +77,19 @@ class SplitTrace:
         full_agrees = None if self.full_agrees is None else self.full_agrees[kept]
         return replace(self, window=window, document=document, full_nll=full_nll, exits=exits, full_agrees=full_agrees)
 
+    def only(self, exits: Iterable[Exit]) -> SplitTrace:
+        """Restrict the trace to some exits."""
+        return replace(self, exits={key: self.exits[key] for key in exits})
+
+    def with_exits(self, other: SplitTrace) -> SplitTrace:
+        """With the exits of ``other``, a trace of the same tokens, in place of its own of these keys."""
+        return replace(self, exits=self.exits | other.exits)
+
     def joined(self, other: SplitTrace) -> SplitTrace:
-        """Concatenate this trace's tokens with those of ``other``, which has the same exits, other windows and no reference."""
+        """Concatenate this trace's tokens with those of ``other``, which has the same exits and reference, and other windows."""
+        agrees = None
+        if self.full_agrees is not None and other.full_agrees is not None:
+            agrees = np.concatenate([self.full_agrees, other.full_agrees])
         return replace(
             self,
             window=np.concatenate([self.window, other.window]),
@@ -85,4 +97,5 @@ class SplitTrace:
             full_nll=np.concatenate([self.full_nll, other.full_nll]),
             exits={key: trace.joined(other.exits[key]) for key, trace in self.exits.items()},
             texts=self.texts | other.texts,
+            full_agrees=agrees,
         )

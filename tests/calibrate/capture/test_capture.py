@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import tide_calibrate.capture.capture as capture_module
+import tide_calibrate.capture.forward_pass as capture_module
 import torch
 from export.architectures import LAYERS, MAX_POSITIONS, VOCAB, tiny_model
 from tide_calibrate.capture.capture import capture

@@ -108,13 +108,13 @@ def test_slope_and_offset_are_folded_into_the_last_layer() -> None:
 def test_training_free_scores_match_their_definition() -> None:
     """Both scores must lie in 0 … 1, and higher must mean more confident."""
     logits = torch.randn((6, 50), generator=torch.Generator().manual_seed(0)) * 3
-    states = torch.zeros(6, 4)
+    states, total = torch.zeros(6, 4), logits.logsumexp(-1)
     p = logits.double().softmax(-1)
-    assert torch.allclose(MaxProbability().scores(states, logits).double(), p.max(-1).values, atol=1e-6)
+    assert torch.allclose(MaxProbability().scores(states, logits, total).double(), p.max(-1).values, atol=1e-6)
     entropy = -(p * p.log()).sum(-1)
-    assert torch.allclose(Entropy().scores(states, logits).double(), 1 - entropy / math.log(50), atol=1e-6)
-    assert Entropy().scores(states, torch.zeros(6, 50)).abs().max() < 1e-6
-    assert Entropy().scores(states, torch.eye(6, 50) * 1e4).min() == 1
+    assert torch.allclose(Entropy().scores(states, logits, total).double(), 1 - entropy / math.log(50), atol=1e-6)
+    assert Entropy().scores(states, torch.zeros(6, 50), total).abs().max() < 1e-6
+    assert Entropy().scores(states, torch.eye(6, 50) * 1e4, total).min() == 1
 
 
 def test_labels_match_their_definition(llama: FrozenModel, captured: Capture) -> None:
