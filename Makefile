@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 DATE := $(shell date -u +%F)
 CONSTRAINTS := .ci/constraints.txt
-EXTRAS := export,calibrate,kernels,rtx,bench,eval,dev
+EXTRAS := export,calibrate,kernels,rtx,bench,dev
 
 .PHONY: evidence demo demo-exits demo-rtx test lint bindings bench tables kernels gpu-check onnxruntime-gpu clean bench-arms docs constraints
 demo: $(READY) ## export a real chat model from its GGUF file, ask it something, compare with llama.cpp, genai, eager, unsplit
