@@ -25,7 +25,7 @@ def test_exact_is_recommended_with_its_gain() -> None:
 def test_full_is_recommended_with_the_reason() -> None:
     """Without exits the sentence must give the reason for that, rather than for a missing certificate."""
     slow = file("full", {"full": 0.98, "exact": 1.01, "exact:ngram": 1.01}, exits=False)
-    assert recommendation_line(slow).startswith("Use policy full: at most 1.01x")
+    assert recommendation_line(slow).startswith("No exits pay: at most 1.01x")
     assert "No exits are placed: the layers never agree." in recommendation_line(slow)
     assert certificate_line(slow) == "No certificate for policy exit: there are no exits."
 
