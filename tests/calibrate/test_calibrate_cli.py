@@ -312,7 +312,7 @@ def test_full_is_recommended_for_a_model_that_never_agrees(
     file = read_calibration(tmp_path / "calib")
     assert (file.calibration.exits, file.calibration.recommended, file.calibration.certificate) == ([], "full", None)
     assert "never agree" in file.refusal
-    assert "Use policy full" in done.out
+    assert "No exits pay" in done.out
     assert (tmp_path / "calib" / REPORT_NAME / "index.html").is_file()
 
 
