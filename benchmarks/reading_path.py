@@ -30,6 +30,8 @@ from rich.console import Console
 from rich.table import Table
 from tide_bench.report import Report
 from tide_runtime import Engine, EngineOptions, GenerationParams
+from tide_runtime.depth.options import DepthOptions
+from tide_runtime.depth_tuning import DepthTuning
 
 BUNDLE = Path(__file__).parents[1] / "tests/release_bundles/d17e495/gemma2_window_softcap"
 POLICIES = ("full", "exact")
@@ -95,7 +97,8 @@ def executed_files(
     request, steps = ExecutedFiles(), ExecutedFiles()
     drafted: set[str] = set()
     params = GenerationParams(max_new_tokens=tokens, ignore_eos=True)
-    options = EngineOptions(policy=policy, verify=False, device="cpu")
+    same_again = DepthOptions(tuning=DepthTuning(pool_tokens=0))  # earlier outputs would draft for the recorded requests
+    options = EngineOptions(policy=policy, depth=same_again, verify=False, device="cpu")
     with trace(request, steps), Engine.load(bundle, options) as engine:
         for prompt in prompts:
             for _ in engine.stream(prompt, params):

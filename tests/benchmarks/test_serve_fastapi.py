@@ -68,7 +68,7 @@ def test_a_wrong_request_is_refused_before_the_answer_begins(server: tuple[str, 
 
 def test_metrics_and_health(server: tuple[str, psutil.Process]) -> None:
     """Monitoring would see nothing."""
-    assert httpx.get(f"{server[0]}/health").json()["policy"] == "full"
+    assert httpx.get(f"{server[0]}/health").json()["policy"] == "exact"
     assert "tide_" in httpx.get(f"{server[0]}/metrics").text
 
 

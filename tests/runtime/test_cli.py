@@ -40,7 +40,7 @@ def test_text_goes_to_stdout_and_figures_to_stderr(bundle: Path, command: Comman
     """So that `tide-run … > file` holds the text and nothing else."""
     done = command("run", bundle, PROMPT, *SHORT)
     assert (done.returncode, done.stdout) == (0, expected + "\n")
-    for figure in ("prompt 8 tokens", "new 8 tokens", "first token", "ms", "tokens/s", "policy full", "finish length"):
+    for figure in ("prompt 8 tokens", "new 8 tokens", "first token", "ms", "tokens/s", "policy exact", "finish length"):
         assert figure in done.stderr
     assert "depth 4.0 of 4 layers per token" in done.stderr
 
@@ -64,7 +64,7 @@ def test_json_is_one_object_with_everything(bundle: Path, command: Command, engi
         assert len(entry["top"]) == 2
         assert entry["top"][0] == {key: entry[key] for key in ("id", "text", "logprob")}  # greedy took the likeliest
     stats = result["stats"]
-    assert (stats["prompt_tokens"], stats["new_tokens"], stats["policy"]) == (8, 8, "full")
+    assert (stats["prompt_tokens"], stats["new_tokens"], stats["policy"]) == (8, 8, "exact")
     assert (stats["layers_per_token"], stats["num_layers"]) == (4.0, 4)
     assert stats["time_to_first_token_ms"] > 0 and stats["tokens_per_second"] > 0
 
@@ -176,7 +176,7 @@ def test_a_conversation_remembers_its_turns(bundle: Path, engine: Engine) -> Non
     os.close(terminal)
     assert process.returncode == 0, stderr
     assert stdout.decode() == f"{answers[0]}\n> > {answers[1]}\n> \n"
-    assert stderr.count(b"policy full") == 2
+    assert stderr.count(b"policy exact") == 2
 
 
 def test_ctrl_c_exits_with_130(bundle: Path) -> None:
