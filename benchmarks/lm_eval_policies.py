@@ -147,7 +147,7 @@ def measure(report: Report, case: Case) -> int:
 
 
 def cases(bundle: Path | None, percent: int, cache: Path) -> list[Case]:
-    """The bundle that was given, with all tasks; or SmolLM2 with prose, and a demo model with the Python code that it speaks."""
+    """The given bundle with all tasks. Without one: SmolLM2 with the tasks in English, a demo model with the one in Python."""
     if bundle is not None:
         return [Case(bundle.name, bundle, TEXT + CODE)]
     return [

@@ -84,7 +84,7 @@ class Learned:
     own_test: SplitTrace
 
     def on_whole_vocabulary(self, exits: Iterable[Exit]) -> Learned:
-        """With traces of ``exits`` on all tokens; the other exits' stay as they are."""
+        """A copy in which ``exits`` are traced on all tokens. Traces of the other exits are not changed."""
         chosen = {key: self.exits[key] for key in exits}
         test, own_threshold, own_test = self.captured.traces(self.model, chosen)
         return replace(

@@ -7,6 +7,7 @@ from numpy.typing import NDArray
 from tide_runtime.depth_tuning import DepthTuning
 from tide_runtime.drafting.backoff import Backoff
 from tide_runtime.drafting.controller import DraftState, text_draft_lengths
+from tide_runtime.drafting.text_drafter import TextDrafter, TextPool
 
 from tide_calibrate.traces.trace import OwnText
 
@@ -20,11 +21,14 @@ class TextDrafts:
         text: the tokens that the sequence will have generated.
         pass_ms: [text_draft_limit + 2] ms of a pass through the whole model, by number of tokens.
         speedup: of drafting with exits; 1 without exits.
+        pool: outputs of earlier texts.
     """
 
-    def __init__(self, text: OwnText, pass_ms: NDArray[np.float64], speedup: float, tuning: DepthTuning) -> None:
+    def __init__(
+        self, text: OwnText, pass_ms: NDArray[np.float64], speedup: float, tuning: DepthTuning, pool: TextPool | None = None
+    ) -> None:
         self._text, self._speedup, self._pass_ms = text, speedup, pass_ms.tolist()
-        self._tuning, self._state = tuning, DraftState(tuning, Backoff(tuning, 1.0))
+        self._tuning, self._state = tuning, DraftState(tuning, Backoff(tuning, 1.0), TextDrafter(pool))
 
     def draft(self, position: int) -> tuple[int, int]:
         """How many tokens are drafted when ``position`` new ones are known, and how many of them are right."""

@@ -82,7 +82,7 @@ class SplitTrace:
         return replace(self, exits={key: self.exits[key] for key in exits})
 
     def with_exits(self, other: SplitTrace) -> SplitTrace:
-        """With the exits of ``other``, a trace of the same tokens, in place of its own of these keys."""
+        """A copy that has the exits of ``other``, a trace of the same tokens, and those of its own that ``other`` lacks."""
         return replace(self, exits=self.exits | other.exits)
 
     def joined(self, other: SplitTrace) -> SplitTrace:

@@ -1,20 +1,25 @@
 """What a pass through all layers takes on this machine, by number of sequences and tokens, measured once and kept.
 
-It decides how many drafts a verification is worth and how many prompt tokens share a step with decodes. Four tokens take 1.07
-times as long as one with fp32 weights and 1.8 times with int4 weights on the same processor, so a table from elsewhere would
-not do. Texts do not depend on it.
+The table decides how many drafts are verified and how many prompt tokens share a step with decodes. A few more tokens are almost
+free with fp32 weights and are not with int4 weights, and processors differ, so that a table from elsewhere would mislead. Texts
+do not depend on it.
 """
 
 from __future__ import annotations
 
+import os
+import platform
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from typing import Any
 
 import numpy as np
 
 from tide_runtime.backends.base import ExecutionContext
 from tide_runtime.backends.step_arrays import rounded_tokens
 from tide_runtime.bundle.calibration import CostTable, StepCost
+from tide_runtime.machine_cache import kept_result
 
 # Tokens of each sequence. Matrix products become slower by steps: see `rounded_tokens`.
 SHAPES: tuple[tuple[int, ...], ...] = (
@@ -26,6 +31,21 @@ _MOST_LOGITS = 64  # tokens of the largest step whose logits are all computed, a
 _CACHED_TOKENS = 96  # before the measured ones, where the cache has room: a short chat
 _ROUNDS, _BUDGET_S = 7, 4.0  # no further round begins after so many seconds
 _QUANTILE = 0.25  # of the rounds: other load only adds time
+
+
+def kept_pass_costs(
+    key: Sequence[str], make_context: Callable[[int], ExecutionContext], max_seq_len: int, target: str
+) -> CostTable:
+    """`measure_pass_costs`, called only if this machine's cache has no table for ``key`` (see `kept_result`)."""
+    machine = platform.node()
+
+    def decode(table: dict[str, Any]) -> CostTable:
+        return CostTable(**{**table, "steps": [StepCost(**step) for step in table["steps"]]})
+
+    def measure() -> CostTable:
+        return measure_pass_costs(make_context, max_seq_len, target, machine)
+
+    return kept_result("pass-costs", [*key, machine, str(os.cpu_count()), str(SHAPES)], measure, asdict, decode)
 
 
 def measure_pass_costs(
@@ -40,7 +60,7 @@ def measure_pass_costs(
     Every shape runs in every round, so that a disturbance of the machine meets all of them alike.
     """
     cached = min(_CACHED_TOKENS, max_seq_len // 2)
-    shapes = [counts for counts in SHAPES if cached + max(counts) < max_seq_len]
+    shapes = [counts for counts in SHAPES if cached + max(counts) <= max_seq_len]
     context = make_context(max(len(counts) for counts in shapes))
     times: dict[tuple[int, ...], list[float]] = {counts: [] for counts in shapes}
     began = clock()

@@ -8,8 +8,8 @@ from tide_runtime.drafting.text_drafter import Guess
 
 # Least matched tokens of a class → share of tokens that were the ones after the match: 68 greedy texts of SmolLM2-135M-Instruct,
 # int4, 10,686 tokens (tasks on pieces of the Python documentation, and open questions).
-_USUAL_RATES = {1: 0.24, 2: 0.53, 3: 0.69, 4: 0.77, 6: 0.86, 9: 0.91, 14: 0.96, 24: 0.99}
-_CLASSES = [sum(least <= matched for least in _USUAL_RATES) - 1 for matched in range(1, max(_USUAL_RATES) + 1)]
+USUAL_RATES = {1: 0.24, 2: 0.53, 3: 0.69, 4: 0.77, 6: 0.86, 9: 0.91, 14: 0.96, 24: 0.99}
+_CLASSES = [sum(least <= matched for least in USUAL_RATES) - 1 for matched in range(1, max(USUAL_RATES) + 1)]
 
 
 class HitRates:
@@ -22,7 +22,7 @@ class HitRates:
 
     def __init__(self, weight: float, memory: float) -> None:
         self._kept, self._weight = 1 - 1 / memory, weight
-        self._usual = list(_USUAL_RATES.values())
+        self._usual = list(USUAL_RATES.values())
         self._hits, self._tries = [0.0] * len(self._usual), [0.0] * len(self._usual)
 
     def rate(self, matched: int) -> float:

@@ -109,7 +109,8 @@ class TextDrafter:
             copied = best.automaton.text[start : start + limit]
             if _BOUNDARY in copied:
                 copied = copied[: copied.index(_BOUNDARY)]
-            return Guess(copied, best.matched)
+            if copied:
+                return Guess(copied, best.matched)
         if not matched or limit < 1:
             return NO_GUESS
         start = text.end[text.state]

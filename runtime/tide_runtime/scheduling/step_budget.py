@@ -6,7 +6,7 @@ from functools import cache
 
 from tide_runtime.costs.cost_model import CostModel
 
-_MOST_SLOWDOWN = 2.5  # of a step by the prompts in it; as busy steps decode more, the slowest take 3 times the median
+_MOST_SLOWDOWN = 2.5  # of a step by the prompts in it; steps with many decodes take longer than the median one besides
 _LEAST_TOKENS = 16  # that prompts get in any case; budgets are multiples
 
 

@@ -82,7 +82,8 @@ def test_short_caches_are_measured_as_far_as_they_go() -> None:
     """Breaks: bundles that were exported for short texts could not be loaded."""
     machine = MadeUpMachine()
     table = measure_pass_costs(machine, 16, "cpu", "here", lambda: machine.now)
-    assert max(step.seq for step in table.steps) == 7
+    assert max(step.seq for step in table.steps) == 8
+    assert [step.seq for step in measure_pass_costs(machine, 1, "cpu", "here", lambda: machine.now).steps] == [1, 1]
 
 
 def test_more_tokens_never_take_less() -> None:

@@ -29,6 +29,13 @@ def test_outputs_of_others_are_copied_where_they_match_further() -> None:
     assert drafter.guess(np.array([6, 1, 6, 7, 1, 6, 7]), 7, 1) == Guess([1], 3)
 
 
+def test_an_output_that_ended_there_leaves_the_texts_own_guess() -> None:
+    """Breaks: a text that repeats itself, behind the last words of an earlier output."""
+    pool = TextPool(100)
+    pool.add([5, 6, 7])
+    assert TextDrafter(pool).guess(np.array([7, 8, 5, 6, 7]), 5, 1) == Guess([8], 1)
+
+
 def test_outputs_that_end_later_are_found_by_sequences_under_way() -> None:
     """Breaks: requests that run together, which would draft only from those before them."""
     pool = TextPool(100)

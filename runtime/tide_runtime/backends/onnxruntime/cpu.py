@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import platform
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 from functools import cached_property
 from typing import Any
 
@@ -15,20 +12,19 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 
 from tide_runtime.backends.attention import ATTENTION_BIAS, AttentionBias, prefers_batched
-from tide_runtime.backends.base import ExecutionContext, Step
+from tide_runtime.backends.base import Step
 from tide_runtime.backends.graph_contract import hidden_states
 from tide_runtime.backends.kv_caches import KVCaches, cache_full, kv_bytes_per_token
 from tide_runtime.backends.onnxruntime.invariance import bundle_invariant_tokens, launches_agree, machine_key
 from tide_runtime.backends.onnxruntime.sessions import Sessions, decoder_layers, load_session
 from tide_runtime.backends.onnxruntime.threads import ThreadOptions, session_options
-from tide_runtime.backends.pass_costs import SHAPES, measure_pass_costs
+from tide_runtime.backends.pass_costs import kept_pass_costs
 from tide_runtime.backends.prefix_blocks import PrefixBlocks
 from tide_runtime.backends.step_arrays import LEAST_ROWS, RowEnds, StepBuffers, StepPositions, StepShape
 from tide_runtime.bundle import Bundle
-from tide_runtime.bundle.calibration import CostTable, StepCost
+from tide_runtime.bundle.calibration import CostTable
 from tide_runtime.bundle.manifest import HEAD, batched_graph, forms_of, ragged_graph
 from tide_runtime.errors import BundleError, ParamsError
-from tide_runtime.machine_cache import kept_result
 
 _KEPT_STEPS = 128  # step shapes whose bindings a context keeps; policies that skip layers use many
 
@@ -60,7 +56,8 @@ class OnnxRuntimeBackend(Sessions):
         backend.measure_invariance = lambda: bundle_invariant_tokens(
             bundle, target, threads, lambda: launches_agree(backend, chains, manifest.model.vocab_size)
         )
-        backend.measure_passes = lambda: kept_pass_costs(bundle, target, threads, backend.context)
+        key = machine_key(bundle, target, threads)
+        backend.measure_passes = lambda: kept_pass_costs(key, backend.context, manifest.max_seq_len, target)
         return backend
 
     @cached_property
@@ -81,21 +78,6 @@ class OnnxRuntimeBackend(Sessions):
 
     def context(self, capacity: int, prefix_blocks: int = 0) -> OnnxRuntimeContext:
         return OnnxRuntimeContext(self, capacity, prefix_blocks)
-
-
-def kept_pass_costs(
-    bundle: Bundle, target: str, threads: ThreadOptions, make_context: Callable[[int], ExecutionContext]
-) -> CostTable:
-    """`measure_pass_costs` of a target, from this machine's cache where it is known."""
-
-    def measure() -> CostTable:
-        return measure_pass_costs(make_context, bundle.manifest.max_seq_len, target, platform.node())
-
-    def decode(table: dict[str, Any]) -> CostTable:
-        return CostTable(**{**table, "steps": [StepCost(**step) for step in table["steps"]]})
-
-    key = [*machine_key(bundle, target, threads), platform.node(), str(os.cpu_count()), str(SHAPES)]
-    return kept_result("pass-costs", key, measure, asdict, decode)
 
 
 class OnnxRuntimeContext:
