@@ -1,4 +1,4 @@
-"""Where the constants of text drafts come from: how often copies hold by the length of the match, and what drafting by them gains.
+"""How often copied tokens hold, by the length of the match, and what drafting by that gains.
 
     python -m benchmarks.text_drafts                       # SmolLM2-135M int4: 3 minutes
     python -m benchmarks.text_drafts --weights fp32
@@ -90,7 +90,7 @@ def hits_by_match(texts: Sequence[OwnText]) -> dict[int, tuple[int, int]]:
             if guess.tokens:
                 least = max(least for least in USUAL_RATES if least <= guess.matched)
                 hits, tries = found[least]
-                found[least] = hits + (guess.tokens[0] == text.tokens[end]), tries + 1
+                found[least] = hits + int(guess.tokens[0] == text.tokens[end]), tries + 1
     return found
 
 

@@ -14,9 +14,8 @@ class DepthTuning:
         text_draft_limit: most text drafts before a verification pass. They cost no evaluation, so they go further.
         first_speculative_tokens: exit drafts of a sequence's first cycle. The number doubles while all drafts are accepted.
         hit_rate_weight, hit_rate_memory: see `HitRates`.
-        least_text_gain: text drafts are verified where a step is expected to give so many tokens more than its time is worth. On
-            the 68 texts of `hit_rates` it took the worst modelled speedup from 0.94 to 1.0 (int4) and from 0.95 to 0.97 (fp32),
-            for less than 1% of the mean.
+        least_text_gain: text drafts are verified where a step is expected to give so many tokens more than its time is worth:
+            texts whose matches never hold lose less, and the mean falls by 1% (`benchmarks.text_drafts`).
         pool_tokens: of recent outputs that draft for other requests of the same cache salt; 0: none.
         draft_lengths: most text drafts of one sequence, tried in turn: sequences of a batch wait for the longest.
         padding_penalty: cost of each token that pads a shorter sequence, in full steps of one sequence, besides what it takes. A

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from tide_runtime.drafting.text_drafter import Guess
 
-# Least matched tokens of a class → share of tokens that were the ones after the match: 68 greedy texts of SmolLM2-135M-Instruct,
-# int4, 10,686 tokens (tasks on pieces of the Python documentation, and open questions).
+# Least matched tokens of a class → share of tokens that were the ones after the match, in texts of SmolLM2-135M-Instruct:
+# python -m benchmarks.text_drafts
 USUAL_RATES = {1: 0.24, 2: 0.53, 3: 0.69, 4: 0.77, 6: 0.86, 9: 0.91, 14: 0.96, 24: 0.99}
 _CLASSES = [sum(least <= matched for least in USUAL_RATES) - 1 for matched in range(1, max(USUAL_RATES) + 1)]
 
