@@ -58,7 +58,9 @@ bench: $(READY) ## the published benchmarks, one after the other
 	$(BIN)/python -m benchmarks.calibration_quality --json docs/results/$(DATE)-calibration_quality.json
 	$(BIN)/python -m benchmarks.certificate --json docs/results/$(DATE)-certificate.json
 	$(BIN)/python -m benchmarks.policy_quality --json docs/results/$(DATE)-policy_quality.json
-	$(BIN)/python -m benchmarks.lm_eval_policies --json docs/results/$(DATE)-lm_eval_policies.json
+	$(BIN)/python -m benchmarks.tasks --json docs/results/$(DATE)-tasks.json
+	$(BIN)/python -m benchmarks.text_drafts --json docs/results/$(DATE)-text_drafts.json
+	$(BIN)/python -m benchmarks.adversarial_depth --json docs/results/$(DATE)-adversarial_depth.json
 	$(BIN)/python -m benchmarks.capture_memory --json docs/results/$(DATE)-capture_memory.json
 	$(BIN)/python -m benchmarks.capture_memory --model demo --tokens 400000 --json docs/results/$(DATE)-capture_memory_demo.json
 

@@ -300,6 +300,8 @@ PAGES: dict[str, list[tuple[str, Callable[[dict[str, Any]], str]]]] = {
     "docs/measured-policies.md": [
         ("tasks", _placed(task_tables.tasks_table)),
         ("adversarial_depth", _placed(task_tables.adversarial_table)),
+        ("text_drafts", _placed(task_tables.text_drafts_table)),
+        ("lm_eval_policies", _placed(task_tables.lm_eval_line)),
         ("policies_cpu", policies_table),
         ("exact_identity", identity_line),
         ("exact_identity_low_bits", low_bit_identity_line),

@@ -27,6 +27,36 @@ def tasks_table(run: dict[str, Any], where: str) -> str:
     return "\n".join([title, "", *table(["weights", *KIND_COLUMNS], rows), "", note])
 
 
+def lm_eval_line(run: dict[str, Any], where: str) -> str:
+    results = run["results"]
+    items = {(row["model"], row["task"]): row["items"] for row in run["rows"]}
+    line = (
+        f"**lm-evaluation-harness**, local tasks ({where}): {results['lm_eval_exact_differs']:.0f} of {sum(items.values())} "
+        "items are answered by `exact` in another way than by `full`, to the last bit of a log-likelihood"
+    )
+    if "epsilon_pct" not in results:
+        return f"{line}."
+    return (
+        f"{line}; `exit`, certified for {results['epsilon_pct']:.0f}%, differs from `full` at "
+        f"{results['exit_disagreement_pct']:.1f}% of the tokens of held-out Python files."
+    )
+
+
+def text_drafts_table(run: dict[str, Any], where: str) -> str:
+    """Acceptance by length of the match."""
+    rows = [
+        [str(row["matched"]), str(row["tries"]), f"{row['hits'] / row['tries']:.0%}" if row["tries"] else ""]
+        for row in run["rows"]
+    ]
+    results = run["results"]
+    title = (
+        f"**How often copied tokens hold**: SmolLM2-135M-Instruct, {run['settings']['weights']}, greedy texts ({where}). "
+        f"Modelled speedup of drafting by it: {results['default_geomean']:.2f}x, worst text {results['default_worst']:.2f}x; with a "
+        f"pool of the texts before {results['with_pool_geomean']:.2f}x."
+    )
+    return "\n".join([title, "", *table(["matched tokens, at least", "next tokens", "were as after the match"], rows)])
+
+
 def adversarial_table(run: dict[str, Any], where: str) -> str:
     """The worst prompts that the search found."""
     rows = []
