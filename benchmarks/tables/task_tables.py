@@ -51,8 +51,8 @@ def text_drafts_table(run: dict[str, Any], where: str) -> str:
     results = run["results"]
     title = (
         f"**How often copied tokens hold**: SmolLM2-135M-Instruct, {run['settings']['weights']}, greedy texts ({where}). "
-        f"Modelled speedup of drafting by it: {results['default_geomean']:.2f}x, worst text {results['default_worst']:.2f}x; with "
-        f"a pool of the texts before {results['with_pool_geomean']:.2f}x."
+        f"Modelled speedup of drafting by it: {results['default_geomean']:.2f}x, worst text {results['default_worst']:.2f}x; "
+        f"with a pool of the texts before {results['with_pool_geomean']:.2f}x."
     )
     return "\n".join([title, "", *table(["matched tokens, at least", "next tokens", "were as after the match"], rows)])
 
