@@ -115,7 +115,7 @@ def generate(
     with ExitStack() as stack:
         engines = {}
         for policy in texts:
-            depth = DepthOptions(draft="both") if policy == "exact" else DepthOptions()
+            depth = DepthOptions(draft="all") if policy == "exact" else DepthOptions()
             options = EngineOptions(policy=policy, max_batch=batch, threads=ThreadOptions(shared=True), verify=False, depth=depth)
             engines[policy] = stack.enter_context(Engine.load(bundle, options))
         stack.enter_context(observer.watching())

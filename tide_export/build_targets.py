@@ -14,6 +14,7 @@ from tide_runtime.errors import TargetError, TideError
 
 from tide_export.bundle_writer import ONNX_FOLDER, describe
 from tide_export.cut import CutGraph, LoweredModel, name_values
+from tide_export.draft_graph import DraftWeights
 from tide_export.lower import lower
 from tide_export.passes.base import GraphPass, LoweringContext, PassReport, run_passes
 from tide_export.passes.quantize_weights import QUANTIZE_WEIGHTS, QuantizeWeights
@@ -24,11 +25,17 @@ from tide_export.trace import TracedModel
 
 @dataclass(frozen=True)
 class Cuts:
-    """Checkpoints and the graphs of exits. ``skips``: exits that need a graph to fill the caches of skipped layers."""
+    """Checkpoints and the graphs of exits.
+
+    Args:
+        skips: exits that need a graph to fill the caches of skipped layers.
+        draft: the draft head; None: there is none.
+    """
 
     checkpoints: Sequence[int]
     exits: Sequence[CutGraph] = ()
     skips: Sequence[ExitInfo] = ()
+    draft: DraftWeights | None = None
 
 
 @dataclass
@@ -119,8 +126,8 @@ def _lower(prepared: _Prepared, target: Target, cuts: Cuts, context: LoweringCon
         copy = TracedModel(prepared.traced.model.clone(), prepared.traced.kv_shapes)
         exits = [CutGraph(graph.name, graph.model.clone(), graph.layers) for graph in cuts.exits]
         rest = run_passes(copy.model, target.whole[len(prepared.passes) :], context)
-        lowered = lower(copy, target, cuts.checkpoints, context, exits, cuts.skips)
-    return LoweredModel(lowered.graphs, lowered.forms, [*prepared.reports, *rest, *lowered.reports])
+        lowered = lower(copy, target, cuts.checkpoints, context, exits, cuts.skips, cuts.draft)
+    return replace(lowered, reports=[*prepared.reports, *rest, *lowered.reports])
 
 
 def _remove_files(job: BuildJob, target: Target) -> None:

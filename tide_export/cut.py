@@ -22,6 +22,7 @@ import numpy as np
 import onnx_ir as ir
 import onnx_ir.passes.common as common
 from onnx_ir.tape import Tape
+from tide_runtime.bundle.manifest import STATES
 from tide_runtime.errors import UnsupportedModelError
 
 from tide_export.passes.base import PassReport
@@ -40,11 +41,15 @@ class CutGraph:
 
 @dataclass(frozen=True)
 class LoweredModel:
-    """A target's graphs, ready to write, and the reports of its passes. ``forms``: batched and uncut graphs."""
+    """A target's graphs, ready to write, and the reports of its passes. ``forms``: batched and uncut graphs.
+
+    ``draft``: the draft head's graph, if there is one.
+    """
 
     graphs: list[CutGraph]
     forms: list[CutGraph]
     reports: list[PassReport]
+    draft: CutGraph | None = None
 
     @property
     def applied(self) -> dict[str, int]:
@@ -102,7 +107,7 @@ def mark_boundaries(traced: TracedModel, checkpoints: Iterable[int]) -> ir.Model
     model = keep_boundaries(traced, checkpoints)
     for index, node in boundary_nodes(model.graph).items():
         if index != traced.num_layers:
-            marked = new_value(f"boundary_{index}", node.outputs[0], node.outputs[0].shape)
+            marked = new_value(marked_boundary(index), node.outputs[0], node.outputs[0].shape)
             mark = ir.node("Identity", [node.inputs[0]], outputs=[marked])
             model.graph.insert_before(node, mark)
             ir.convenience.replace_all_uses_with(node.outputs[0], mark.outputs[0])
@@ -110,35 +115,63 @@ def mark_boundaries(traced: TracedModel, checkpoints: Iterable[int]) -> ir.Model
     return model
 
 
-def cut(model: ir.Model, num_layers: int) -> list[CutGraph]:
-    """Cut ``model`` at its remaining boundaries: segment_0 …, head."""
+def cut(model: ir.Model, num_layers: int, states_after: int | None = None) -> list[CutGraph]:
+    """Cut ``model`` at its remaining boundaries: segment_0 …, head.
+
+    ``states_after``: a boundary that `mark_boundaries` marked. The last segment also outputs ``states`` [1, N, 2H]: of the tokens
+    with logits the state there and the final one.
+    """
     graph = model.graph
     boundaries = boundary_nodes(graph)
     head = CutGraph("head", _piece(model, "head", boundaries[num_layers].outputs[0], graph.outputs[0], []))
-    _select_logits_tokens(graph, boundaries[num_layers])
+    final = _select_logits_tokens(graph, boundaries[num_layers])
+    states = _select_states(graph, states_after, final) if states_after is not None else None
     graphs = []
     for number, (first, end) in enumerate(itertools.pairwise([0, *sorted(boundaries)])):
         hidden = boundaries[first].outputs[0] if first else None
         result = graph.outputs[0] if end == num_layers else boundaries[end].inputs[0]
-        piece = _piece(model, f"segment_{number}", hidden, result, list(range(first, end)))
+        piece = _piece(model, f"segment_{number}", hidden, result, list(range(first, end)), states)
         graphs.append(CutGraph(f"segment_{number}", piece, (first, end)))
     return [*graphs, head]
 
 
-def _select_logits_tokens(graph: ir.Graph, last: ir.Node) -> None:
-    """Feed only the tokens at ``logits_index`` into the head: [B, S, H] → [1, N, H]."""
+def _select_logits_tokens(graph: ir.Graph, last: ir.Node) -> ir.Value:
+    """Feed only the tokens at ``logits_index`` into the head: [B, S, H] → [1, N, H]. Returns what the head is fed."""
     states = last.inputs[0]
-    index = ir.val("logits_index", dtype=ir.DataType.INT64, shape=["wanted"])
     assert states is not None and states.shape is not None
-    graph.inputs.append(index)
+    graph.inputs.append(ir.val("logits_index", dtype=ir.DataType.INT64, shape=["wanted"]))
     tape = Tape()
+    chosen = _at_logits_index(graph, tape, states)
+    graph.insert_before(last, tape.nodes)
+    ir.convenience.replace_all_uses_with(last.outputs[0], chosen)
+    rename_dims(_dependents(chosen), {states.shape[0]: 1, states.shape[1]: "wanted"})
+    return chosen
+
+
+def _at_logits_index(graph: ir.Graph, tape: Tape, states: ir.Value) -> ir.Value:
+    index = next(value for value in graph.inputs if value.name == "logits_index")
+    assert states.shape is not None
     rows = array_initializer(graph, "logits_index.rows", np.array([-1, states.shape[-1]], np.int64))
     axis = array_initializer(graph, "logits_index.axis", np.array([0], np.int64))
     chosen = tape.op("Unsqueeze", [tape.op("Gather", [tape.op("Reshape", [states, rows]), index], {"axis": 0}), axis])
     chosen.type, chosen.shape = states.type, states.shape
-    graph.insert_before(last, tape.nodes)
-    ir.convenience.replace_all_uses_with(last.outputs[0], chosen)
-    rename_dims(_dependents(chosen), {states.shape[0]: 1, states.shape[1]: "wanted"})
+    return chosen
+
+
+def _select_states(graph: ir.Graph, boundary: int, final: ir.Value) -> ir.Value:
+    """[1, N, 2H]: the tokens at ``logits_index`` of the state at ``boundary``, beside the ``final`` ones [1, N, H]."""
+    marked = next(value for node in graph for value in node.outputs if value.name == marked_boundary(boundary))
+    tape = Tape()
+    states = tape.op("Concat", [_at_logits_index(graph, tape, marked), final], {"axis": -1})
+    states.type = final.type
+    states.shape = ir.Shape([1, "wanted", 2 * int(final.shape[-1])])
+    graph.extend(tape.nodes)
+    return states
+
+
+def marked_boundary(index: int) -> str:
+    """Name of a value that `mark_boundaries` marks."""
+    return f"boundary_{index}"
 
 
 def _dependents(value: ir.Value) -> Iterator[ir.Value]:
@@ -152,7 +185,14 @@ def _dependents(value: ir.Value) -> Iterator[ir.Value]:
             pending += [output for node, _ in current.uses() for output in node.outputs]
 
 
-def _piece(model: ir.Model, name: str, hidden: ir.Value | None, result: ir.Value | None, layers: Sequence[int]) -> ir.Model:
+def _piece(
+    model: ir.Model,
+    name: str,
+    hidden: ir.Value | None,
+    result: ir.Value | None,
+    layers: Sequence[int],
+    states: ir.Value | None = None,
+) -> ir.Model:
     graph = model.graph
     assert result is not None
     values = {v.name: v for v in (*graph.inputs, *graph.outputs)}
@@ -167,6 +207,9 @@ def _piece(model: ir.Model, name: str, hidden: ir.Value | None, result: ir.Value
     for layer in layers:
         inputs += [values[f"key_cache_{layer}"], values[f"value_cache_{layer}"]]
         outputs += [values[f"key_cache_out_{layer}"], values[f"value_cache_out_{layer}"]]
+    if states is not None and layers and values["logits"] is result:
+        outputs.append(states)
+        states.name = STATES
     try:
         piece = ir.convenience.extract(graph, inputs, outputs)
     except ValueError as error:

@@ -20,6 +20,7 @@ from tide_export.bundle_writer import hash_files, new_directory
 from tide_export.calibration.exit_calibration import ExitCalibration, read_exit_calibration
 from tide_export.config import ExportConfig, place_checkpoints, reads_text
 from tide_export.cut import LoweredModel
+from tide_export.draft_graph import DraftWeights
 from tide_export.exit_graphs import exit_graph_model
 from tide_export.kv_scales import kv_scales
 from tide_export.load import LoadedModel, fingerprint, load_model, quantized
@@ -188,7 +189,9 @@ def _cuts(loaded: LoadedModel, config: ExportConfig, calibration: ExitCalibratio
     exits = [info for info in calibration.info.exits if info.graph_outputs()]
     graphs = [exit_graph_model(info, calibration.tensors, text.hidden_size, config.dtype) for info in exits]
     checkpoints = place_checkpoints(config.checkpoints, text.num_hidden_layers, calibration.info)
-    return Cuts(checkpoints, graphs, calibration.info.exits)
+    head = calibration.info.draft_head
+    draft = DraftWeights(head.layer, calibration.draft) if head is not None else None
+    return Cuts(checkpoints, graphs, calibration.info.exits, draft)
 
 
 def _verify(

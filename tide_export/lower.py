@@ -9,6 +9,7 @@ from tide_runtime.bundle.calibration import ExitInfo
 from tide_runtime.bundle.manifest import UNCUT, batched_graph
 
 from tide_export.cut import CutGraph, LoweredModel, cut, keep_boundaries, mark_boundaries, name_values
+from tide_export.draft_graph import DraftWeights, draft_graph_model
 from tide_export.kv_fill import cut_kv_fill
 from tide_export.passes.base import GraphPass, LoweringContext, PassReport, run_passes
 from tide_export.targets.base import Target
@@ -34,11 +35,13 @@ def lower(
     context: LoweringContext,
     exits: Sequence[CutGraph] = (),
     skips: Sequence[ExitInfo] = (),
+    draft: DraftWeights | None = None,
 ) -> LoweredModel:
     """Cut a prepared model at ``checkpoints`` and lower each segment, the head and the graphs of ``exits``.
 
     Args:
         skips: exits that tokens may stop at, whose ``kv_fill`` graphs and scattered forms are wanted if the target has them.
+        draft: the draft head, if there is one; ``checkpoints`` include its layer. Targets that do not run it leave it out.
     """
     graphs = [*cut(keep_boundaries(traced, checkpoints), traced.num_layers), *exits]
     reports: list[PassReport] = []
@@ -52,21 +55,27 @@ def lower(
     for graph in graphs:
         reports += run_passes(graph.model, target.padded, context)
     if target.uncut and checkpoints:
-        forms += _lower_uncut(traced, target, checkpoints, context)
+        forms += _lower_uncut(traced, target, checkpoints, context, draft.layer if draft is not None and target.drafts else None)
     for info in skips if target.kv_fill else ():
         graphs.append(cut_kv_fill(traced, info))
         reports += run_passes(graphs[-1].model, target.kv_fill, context)
-    return LoweredModel(graphs, forms, reports)
+    drafting = None
+    if draft is not None and target.drafts:
+        drafting = draft_graph_model(traced, draft.tensors)
+        run_passes(drafting.model, target.pieces, context)
+    return LoweredModel(graphs, forms, reports, drafting)
 
 
-def _lower_uncut(traced: TracedModel, target: Target, checkpoints: Sequence[int], context: LoweringContext) -> list[CutGraph]:
+def _lower_uncut(
+    traced: TracedModel, target: Target, checkpoints: Sequence[int], context: LoweringContext, states_after: int | None
+) -> list[CutGraph]:
     """All segments as one graph, in every form for tokens in the text's order. The reports are dropped: they would repeat those
     of the segments.
 
     The cuts are marked by nodes, so that no pass fuses across one: the kernel of a fused sum and norm rounds otherwise than the
     two kernels of segments, in which `exact` verifies drafts, and its text would differ from `full`'s.
     """
-    whole = cut(mark_boundaries(traced, checkpoints), traced.num_layers)[0]
+    whole = cut(mark_boundaries(traced, checkpoints), traced.num_layers, states_after)[0]
     whole.model.graph.name = UNCUT
     made = [CutGraph(UNCUT, whole.model, whole.layers)]
     run_passes(whole.model, target.pieces, context)

@@ -13,7 +13,7 @@ from tide_runtime.depth.options import DepthOptions, Drafters
 from tide_runtime.depth.policy import DepthPolicy
 from tide_runtime.depth.registry import make_policy
 
-DRAFTERS: tuple[Drafters, ...] = ("both", "ngram", "router")
+DRAFTERS: tuple[Drafters, ...] = ("all", "ngram", "router")
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Case:
 
     policy: str
     exits: list[ExitInfo]
-    draft: Drafters = "both"
+    draft: Drafters = "all"
 
 
 def policy_cases(strict: Path, loose: Path) -> dict[str, Case]:

@@ -12,7 +12,7 @@ from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
-from tide_runtime.bundle.calibration import CalibrationInfo, CostTable
+from tide_runtime.bundle.calibration import CalibrationInfo, CostTable, DraftHeadInfo
 
 from tide_calibrate.capture.reference import ReferenceTokens, capture_reference, check_same_tokens
 from tide_calibrate.certificate.certificate import CertifiedExits, certify_exits, without_exits
@@ -163,7 +163,9 @@ class _Placed:
             model=self.loaded.name,
             model_fingerprint=fingerprint(self.loaded),
             num_layers=learned.model.num_layers,
-            calibration=_info(certified, predicted, self.costs),
+            calibration=_info(
+                certified, predicted, self.costs, learned.draft_head.info if learned.draft_head is not None else None
+            ),
             refusal=certified.refusal,
             data=self.data,
             heads=agreement_by_depth(learned.test, learned.own_test),
@@ -186,12 +188,15 @@ class _Placed:
         return certify_exits(exits, train, threshold, epsilon, config.confidence, sha256, date, self.reference)
 
 
-def _info(certified: CertifiedExits, predicted: Placement, costs: CostTable | None) -> CalibrationInfo:
+def _info(
+    certified: CertifiedExits, predicted: Placement, costs: CostTable | None, draft_head: DraftHeadInfo | None
+) -> CalibrationInfo:
     """Predict and recommend a gain only if costs were measured."""
     exit_policy = predicted.simulations.get("exit")
     return CalibrationInfo(
         exits=certified.exits,
         draft_limit=predicted.draft_limit,
+        draft_head=draft_head,
         recommended=predicted.recommended if costs is not None else "full",
         predicted={name: round(gain, 4) for name, gain in predicted.predicted.items()} if costs is not None else {},
         certificate=certified.certificate,
@@ -204,7 +209,7 @@ def _write(file: CalibrationFile, learned: Learned, certified: CertifiedExits, d
     chosen = {info.checkpoint: (info, learned.exits[info.checkpoint, info.head]) for info in certified.exits}
     heads = {layer: trained.head for layer, (_, trained) in chosen.items()}
     routers = {layer: trained.router for layer, (info, trained) in chosen.items() if info.has_mlp}
-    write_exits(directory / EXITS_NAME, heads, routers)
+    write_exits(directory / EXITS_NAME, heads, routers, learned.draft_head.head if learned.draft_head is not None else None)
     file.write(directory)
     if file.calibration.costs is not None:
         save_costs(file.calibration.costs, directory / COSTS_NAME)

@@ -69,10 +69,13 @@ def calibrate(
     minutes: Annotated[
         float,
         typer.Option(
-            help="Minutes that 100,000 tokens may take. Half are for training: fewer mean fewer steps, then fewer kinds of "
-            "heads; more allow more steps."
+            help="Minutes that 100,000 tokens may take. A quarter is for training exits, another for the draft head: fewer mean "
+            "fewer steps, then fewer kinds of exit heads; more allow more steps, and more replies to learn from."
         ),
     ] = _DEFAULTS.minutes,
+    draft_head: Annotated[
+        bool, typer.Option(help="Train a draft head, which guesses tokens for policy exact from the model's own states.")
+    ] = _DEFAULTS.draft_head,
     seed: Annotated[int, typer.Option(help="Random seed; the same seed, data and costs give the same bytes.")] = (_DEFAULTS.seed),
     dtype: Annotated[str, typer.Option(help="Precision the model runs in; export it in the same.")] = _DEFAULTS.dtype,
     weights: Annotated[
@@ -129,6 +132,7 @@ def calibrate(
         prompts=prompts,
         new_tokens=new_tokens,
         minutes=minutes,
+        draft_head=draft_head,
         seed=seed,
         dtype=dtype,
         weights=weights,

@@ -36,8 +36,10 @@ class CalibrationConfig:
         rank: rank of the translators; at most the hidden size is used.
         prompts: held-out prompts that the model continues, to predict speed; half of them are used to choose exits.
         new_tokens: tokens per continuation.
-        minutes: what calibrating a small model on 100,000 tokens may take. Half of it is for training: where that is short,
-            heads are trained for fewer steps, and then fewer kinds of them; more than the default allows more steps.
+        minutes: what calibrating a small model on 100,000 tokens may take. A quarter of it is for training exits: where that is
+            short, heads are trained for fewer steps, and then fewer kinds of them; another quarter is for the draft head. More
+            than the default allows more steps, and more replies for the draft head.
+        draft_head: train a draft head, which guesses tokens from the model's final state for policy ``exact``.
         seed: random seed of splits, windows and training.
         dtype: precision of the model, fp32, fp16 or bf16.
         weights, quantizer: form of the weights, as in ExportConfig. Exits are trained and certified on the dequantised weights
@@ -58,6 +60,7 @@ class CalibrationConfig:
     prompts: int = 64
     new_tokens: int = 96
     minutes: float = 8.0
+    draft_head: bool = True
     seed: int = 0
     dtype: str = "fp32"
     weights: str = ExportConfig.weights

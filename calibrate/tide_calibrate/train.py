@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from tide_runtime.errors import ParamsError
+from tide_runtime.errors import ParamsError, UnsupportedModelError
 
 from tide_calibrate.capture.batches import in_batches
 from tide_calibrate.capture.capture import capture
@@ -19,6 +19,8 @@ from tide_calibrate.capture.reference import ReferenceTokens
 from tide_calibrate.capture.store import Capture
 from tide_calibrate.config import CalibrationConfig, candidate_layers
 from tide_calibrate.costs.measure import measuring_checkpoints
+from tide_calibrate.draft_head.replies import REPLY_TOKENS, write_replies
+from tide_calibrate.draft_head.train import TrainedDraftHead, train_draft_head
 from tide_calibrate.exit_heads import parse_kind
 from tide_calibrate.exit_heads.sampled_vocabulary import SampledVocabulary
 from tide_calibrate.exit_training import TrainedExit, train_exits
@@ -27,6 +29,7 @@ from tide_calibrate.parallel import Check, in_parallel
 from tide_calibrate.routers import MaxProbability
 from tide_calibrate.temporary_bundle import TemporaryBundle
 from tide_calibrate.text.documents import SplitName, SplitText, Windows
+from tide_calibrate.token_bar import token_bar
 from tide_calibrate.traces.continuations import continue_prompts, generated_tokens
 from tide_calibrate.traces.record import WINDOWS_PER_READ, trace_split, windows_of
 from tide_calibrate.traces.trace import Exit, SplitTrace
@@ -38,6 +41,8 @@ from tide_export.trace import decoder_layers
 _WORTH_COMPILING = 5e12  # where step costs need the export anyway
 _WORTH_EXPORTING = 2e13
 _TRACE_PARTS = 4  # of the windows; a single exit is traced in several threads as well
+_REPLIES, _LEAST_REPLIES = 128, 32  # that the draft head learns from, with the default minutes and at least
+_DRAFT_HEAD_SHARE = 0.25  # of the minutes, for its training
 _TEST_WINDOWS = 40  # for the agreement of all heads: 10,240 tokens, a standard error of at most 0.5%
 
 
@@ -73,6 +78,7 @@ class Learned:
         vocabulary: the tokens that exits were trained and traced on; None: all.
         test: trace of the test text.
         own_threshold, own_test: traces of the continuations.
+        draft_head: None: the model has no room for one, or it was not asked for.
     """
 
     model: FrozenModel
@@ -82,6 +88,7 @@ class Learned:
     test: SplitTrace
     own_threshold: SplitTrace
     own_test: SplitTrace
+    draft_head: TrainedDraftHead | None = None
 
     def on_whole_vocabulary(self, exits: Iterable[Exit]) -> Learned:
         """A copy in which ``exits`` are traced on all tokens. Traces of the other exits are not changed."""
@@ -116,7 +123,47 @@ def learn(
     with progress.phase(f"train {len(exits)} exits"):
         trained = train_exits(model, captured.text, exits, config, progress, vocabulary)
     with progress.phase("trace the exits"):
-        return Learned(model, captured, trained, vocabulary, *captured.traces(model, trained, vocabulary))
+        learned = Learned(model, captured, trained, vocabulary, *captured.traces(model, trained, vocabulary))
+    return replace(learned, draft_head=_draft_head(loaded, model, text, captured.text, config, progress))
+
+
+def _draft_head(
+    loaded: LoadedModel,
+    model: FrozenModel,
+    text: SplitText,
+    captured: Capture,
+    config: CalibrationConfig,
+    progress: ExportProgress,
+) -> TrainedDraftHead | None:
+    """Train the draft head on replies that the model writes first; None, with a note, for a model that cannot have one."""
+    if not config.draft_head:
+        return None
+    share = config.minutes / CalibrationConfig.minutes
+    count = max(_LEAST_REPLIES, round(_REPLIES * share))
+    try:
+        with progress.phase(f"write {count} replies"), token_bar(progress, "write", count * REPLY_TOKENS) as advance:
+            layer = draft_head_layer(model.num_layers)
+            replies = write_replies(loaded, text, [layer, model.num_layers], count, config.seed, advance)
+        with progress.phase("train the draft head"), progress.steps("train the draft head") as steps:
+
+            def on_step(done: int, total: int) -> None:
+                if done == 1:
+                    steps.begin(total)
+                steps.reach(done)
+
+            seconds = 60 * config.minutes * _DRAFT_HEAD_SHARE
+            trained = train_draft_head(model, captured, replies, layer, seconds, config.seed, on_step)
+    except UnsupportedModelError as error:
+        progress.note(f"no draft head: {error}")
+        return None
+    right = ", ".join(f"{share:.0%}" for share in trained.info.acceptance)
+    progress.note(f"the draft head's 1st, 2nd, … guesses are right: {right}, each behind right ones")
+    return trained
+
+
+def draft_head_layer(num_layers: int) -> int:
+    """Layers run before the state in the middle that the draft head reads."""
+    return max(1, num_layers // 2)
 
 
 def capture_bundle(
@@ -174,9 +221,9 @@ def exits_to_train(config: CalibrationConfig, num_layers: int) -> list[Exit]:
 
 
 def captured_layers(exits: Sequence[Exit], num_layers: int) -> list[int]:
-    """Boundaries (in layers run) whose states the heads read, and the final one."""
+    """Boundaries (in layers run) whose states the heads read, those of the draft head included."""
     tails = {num_layers - parse_kind(kind)[1] for _, kind in exits}
-    return sorted({layer for layer, _ in exits} | tails | {num_layers})
+    return sorted({layer for layer, _ in exits} | tails | {draft_head_layer(num_layers), num_layers})
 
 
 def trace_exits(

@@ -16,6 +16,7 @@ class DepthTuning:
         hit_rate_weight, hit_rate_memory: see `HitRates`.
         least_text_gain: text drafts are verified where a step is expected to give so many tokens more than its time is worth:
             texts whose matches never hold lose less, and the mean falls by 1% (`benchmarks.text_drafts`).
+        head_draft_limit: most guesses of the draft head before a verification pass.
         pool_tokens: of recent outputs that draft for other requests of the same cache salt; 0: none.
         draft_lengths: most text drafts of one sequence, tried in turn: sequences of a batch wait for the longest.
         padding_penalty: cost of each token that pads a shorter sequence, in full steps of one sequence, besides what it takes. A
@@ -36,6 +37,7 @@ class DepthTuning:
     hit_rate_weight: float = 4.0
     hit_rate_memory: float = 16.0
     least_text_gain: float = 0.25
+    head_draft_limit: int = 6
     pool_tokens: int = 8192
     draft_lengths: tuple[int, ...] = (1, 2, 3, 4, 6, 9, 64)
     padding_penalty: float = 0.05

@@ -26,7 +26,7 @@ class DepthStats:
     """Counts of one sequence.
 
     Args:
-        drafted, accepted: drafts proposed and those that the model confirmed, by drafter (``router``, ``ngram``).
+        drafted, accepted: drafts proposed and those that the model confirmed, by drafter (``router``, ``ngram``, ``head``).
         deep_passes: runs to the last layer.
         exit_time: seconds of steps in which exits were evaluated or drafts placed, up to where the remaining layers began.
         forced: tokens that stopped early only to keep a depth budget.
@@ -71,6 +71,7 @@ class TokenSequence:
         prefix_tokens: prompt tokens whose keys and values came from the prefix cache.
         company: most sequences that ran at once while it did.
         preemptions: how often its row was taken away.
+        draft_states: [2H], of the token before the last one, where there is a draft head and the uncut graph ran the token.
         policy_state: what the depth policy keeps of the sequence, in a type of its own.
         layers_run: decoder layers launched in the decode steps that the sequence took part in.
         error: why no token can be chosen from its logits; it ends then, and the others go on.
@@ -92,6 +93,7 @@ class TokenSequence:
     prefix_tokens: int = 0
     company: int = 1
     preemptions: int = 0
+    draft_states: NDArray[np.generic] | None = None
     policy_state: Any = None
     depth: DepthStats = field(default_factory=DepthStats)
     layers_run: int = 0

@@ -41,7 +41,7 @@ def observed(draft: Any, head: str = "linear") -> tuple[Observer, dict[str, tupl
     return observer, stats
 
 
-@pytest.mark.parametrize("draft", ["router", "ngram", "both"])
+@pytest.mark.parametrize("draft", ["router", "ngram", "all"])
 def test_counts_are_those_of_the_sequences(draft: str) -> None:
     """Breaks: the shares are of other drafts than those that were verified."""
     observer, stats = observed(draft)

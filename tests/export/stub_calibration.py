@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import save_file
-from tide_runtime.bundle.calibration import CalibrationInfo, CertificateInfo, ExitInfo
+from tide_runtime.bundle.calibration import CalibrationInfo, CertificateInfo, DraftHeadInfo, ExitInfo
 
 from tide_export.calibration.calibration_file import CalibrationFile, DataInfo
 
@@ -26,10 +26,28 @@ def exit_tensors(info: ExitInfo, hidden: int, seed: int = 0) -> dict[str, NDArra
     return {name: (rng.normal(size=shape) * shape[-1] ** -0.5).astype(np.float32) for name, shape in shapes.items()}
 
 
-def write_calibration(directory: Path, exits: list[ExitInfo], fingerprint: str, layers: int, hidden: int) -> Path:
-    """Write the files of tide-calibrate for a model of ``layers`` layers of ``hidden`` channels."""
+def draft_tensors(hidden: int, vocabulary: int, vocab_size: int) -> dict[str, NDArray[np.generic]]:
+    """Tensors of a draft head that guesses among every ``vocab_size // vocabulary``-th token."""
+    rng, inner = np.random.default_rng(7), 2 * hidden
+    shapes = {"fuse": (hidden, 3 * hidden), "gate_up": (2 * inner, hidden), "down": (hidden, inner), "rows": (vocabulary, hidden)}
+    tensors: dict[str, NDArray[np.generic]] = {
+        name: (rng.normal(size=shape) * shape[-1] ** -0.5).astype(np.float32) for name, shape in shapes.items()
+    }
+    return tensors | {"vocabulary": np.arange(vocabulary, dtype=np.int64) * (vocab_size // vocabulary)}
+
+
+def write_calibration(
+    directory: Path,
+    exits: list[ExitInfo],
+    fingerprint: str,
+    layers: int,
+    hidden: int,
+    draft: dict[str, NDArray[np.generic]] | None = None,
+) -> Path:
+    """Write the files of tide-calibrate for a model of ``layers`` layers of ``hidden`` channels; ``draft``: of a draft head."""
     directory.mkdir(parents=True)
-    info = CalibrationInfo(exits, 6, "exact", {"exact": 1.31, "exit": 1.52}, CERTIFICATE)
+    head = DraftHeadInfo(layers // 2, len(draft["vocabulary"]), [0.5, 0.4], [[0.0, 0.2], [0.5, 0.8]]) if draft is not None else None
+    info = CalibrationInfo(exits, 6, "exact", {"exact": 1.31, "exit": 1.52}, CERTIFICATE, draft_head=head)
     data = DataInfo("texts/", 0, {"train": 3}, {"train": 900}, {"train": "ef" * 32})
     file = CalibrationFile(
         model="tiny", model_fingerprint=fingerprint, num_layers=layers, calibration=info, refusal="", data=data, heads=[],
@@ -37,5 +55,7 @@ def write_calibration(directory: Path, exits: list[ExitInfo], fingerprint: str, 
     )  # fmt: skip
     file.write(directory)
     tensors = [exit_tensors(info, hidden, seed) for seed, info in enumerate(exits)]
-    save_file({name: array for part in tensors for name, array in part.items()}, directory / "exits.safetensors")
+    named = {name: array for part in tensors for name, array in part.items()}
+    named |= {f"draft.{name}": array for name, array in (draft or {}).items()}
+    save_file(named, directory / "exits.safetensors")
     return directory

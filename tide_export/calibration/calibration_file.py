@@ -9,7 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from tide_runtime.bundle.calibration import CalibrationInfo, CertificateInfo, CostTable, ExitInfo, StepCost
+from tide_runtime.bundle.calibration import CalibrationInfo, CertificateInfo, CostTable, DraftHeadInfo, ExitInfo, StepCost
 from tide_runtime.errors import CalibrationError
 
 from tide_export.config import weights_title
@@ -122,8 +122,8 @@ def read_calibration(directory: str | Path) -> CalibrationFile:
         raise CalibrationError(f"{path} is not a calibration: {error} is missing; calibrate the model again") from error
     except (ValueError, TypeError, AttributeError, RecursionError) as error:
         raise CalibrationError(f"{path} is not a calibration: {error}; calibrate the model again") from error
-    if read.calibration.exits and not (Path(directory) / EXITS_NAME).is_file():
-        raise CalibrationError(f"{directory} lacks {EXITS_NAME}, the exits' weights; copy the whole folder or calibrate again")
+    if read.calibration.has_weights and not (Path(directory) / EXITS_NAME).is_file():
+        raise CalibrationError(f"{directory} lacks {EXITS_NAME}, the trained weights; copy the whole folder or calibrate again")
     return read
 
 
@@ -148,12 +148,13 @@ def _file(raw: Mapping[str, Any]) -> CalibrationFile:
 
 
 def _calibration(raw: Mapping[str, Any]) -> CalibrationInfo:
-    costs, certificate = raw["costs"], raw["certificate"]
+    costs, certificate, draft = raw["costs"], raw["certificate"], raw.get("draft_head")
     return CalibrationInfo(
         **dict(raw)
         | {
             "exits": [ExitInfo(**info) for info in raw["exits"]],
             "certificate": None if certificate is None else CertificateInfo(**certificate),
+            "draft_head": None if draft is None else DraftHeadInfo(**draft),
             "costs": None if costs is None else CostTable(**costs | {"steps": [StepCost(**s) for s in costs["steps"]]}),
         }
     )

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,11 +23,17 @@ _LARGEST_REPORT = 1 << 20  # bytes; a bundle is copied to every machine that ser
 
 @dataclass(frozen=True)
 class ExitCalibration:
-    """The calibration in ``directory``. ``tensors``: the exits' weights, by name in exits.safetensors."""
+    """The calibration in ``directory``.
+
+    Args:
+        tensors: the exits' weights, by name in exits.safetensors.
+        draft: the draft head's, by name; empty: there is none.
+    """
 
     directory: Path
     file: CalibrationFile
     tensors: dict[str, NDArray[np.float32]]
+    draft: dict[str, NDArray[Any]] = field(default_factory=dict)
 
     @property
     def info(self) -> CalibrationInfo:
@@ -36,6 +43,8 @@ class ExitCalibration:
         """Raise CalibrationError unless the exits were calibrated for this model and their tensors fit its hidden size."""
         self.file.check_model(fingerprint(loaded), loaded.source, loaded.weights)
         hidden = int(loaded.model.config.get_text_config().hidden_size)
+        if self.draft and self.draft["fuse"].shape[0] != hidden:
+            raise _broken(self.directory, f"draft.fuse gives {self.draft['fuse'].shape[0]} channels, the model has {hidden}")
         for info in self.info.exits:
             if info.checkpoint >= self.file.num_layers - info.tail_layers:
                 raise _broken(self.directory, f"the head {info.head} after {info.checkpoint} layers skips none")
@@ -55,13 +64,15 @@ class ExitCalibration:
 def read_exit_calibration(directory: Path) -> ExitCalibration:
     """The calibration in ``directory``. Raises CalibrationError if a file or tensor is missing or broken."""
     file = read_calibration(directory)
-    weights = read_exits(directory / EXITS_NAME) if file.calibration.exits else ExitWeights()
+    weights = read_exits(directory / EXITS_NAME) if file.calibration.has_weights else ExitWeights()
     parts = {"translator": weights.translators, "router": weights.routers}
     tensors = {f"{part}.{c}.{name}": array for part in parts for c, named in parts[part].items() for name, array in named.items()}
     missing = [name for info in file.calibration.exits for name in exit_tensor_names(info) if name not in tensors]
     if missing:
         raise _broken(directory, f"{EXITS_NAME} lacks the tensors {', '.join(missing)}")
-    return ExitCalibration(directory, file, tensors)
+    if file.calibration.draft_head is not None and not weights.draft:
+        raise _broken(directory, f"{EXITS_NAME} lacks the draft head")
+    return ExitCalibration(directory, file, tensors, weights.draft if file.calibration.draft_head is not None else {})
 
 
 def _broken(directory: Path, problem: str) -> CalibrationError:

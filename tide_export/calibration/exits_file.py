@@ -3,8 +3,9 @@
     translator.{c}: down [rank, H], up [H, rank]                         exit heads linear, tail:k and block:k
     router.{c}: down [R, H], down_bias [R], up [R], up_bias [1]          router mlp
     block.{c}.{i}: weights of layer i, 0 … k-1, of the model's last k     exit head block:k
+    draft: fuse [H, 3H], gate_up [2I, H], down [H, I], rows [N, H], vocabulary [N] int64       draft head
 
-All float32; c is the checkpoint. An exit with head ``identity`` has no translator. The bytes depend on the arrays alone.
+All float32 but the last one; c is the checkpoint. An exit with head ``identity`` has no translator. The bytes depend on the arrays alone.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,15 +27,16 @@ _PARTS = {"translator": {"down", "up"}, "router": {"down", "down_bias", "up", "u
 
 @dataclass(frozen=True)
 class ExitWeights:
-    """Checkpoint → name → array, for each part; names and shapes as in the file."""
+    """Checkpoint → name → array, for each part; ``draft``: name → array. Names and shapes as in the file."""
 
     translators: dict[int, Arrays] = field(default_factory=dict)
     routers: dict[int, Arrays] = field(default_factory=dict)
     blocks: dict[int, Arrays] = field(default_factory=dict)
+    draft: dict[str, NDArray[Any]] = field(default_factory=dict)
 
 
-def write_exit_tensors(path: Path, tensors: Mapping[str, NDArray[np.float32]]) -> None:
-    """Write named float32 arrays. Raises OutputError if ``path`` cannot be written."""
+def write_exit_tensors(path: Path, tensors: Mapping[str, NDArray[Any]]) -> None:
+    """Write named arrays. Raises OutputError if ``path`` cannot be written."""
     try:
         path.write_bytes(save(dict(sorted(tensors.items()))))
     except OSError as error:
@@ -50,6 +53,9 @@ def read_exits(path: Path) -> ExitWeights:
     groups = {"translator": weights.translators, "router": weights.routers, "block": weights.blocks}
     for name, tensor in tensors.items():
         part, number, rest = (*name.split(".", 2), "", "")[:3]
+        if part == "draft":
+            weights.draft[number] = tensor
+            continue
         if part not in groups or not number.isdecimal() or not rest:
             raise CalibrationError(f"{path} holds a tensor {name!r} that no part of a calibration has; run tide-calibrate again")
         if tensor.dtype != np.float32 or not np.isfinite(tensor).all():
@@ -58,6 +64,8 @@ def read_exits(path: Path) -> ExitWeights:
     for part in _PARTS:
         for checkpoint, arrays in groups[part].items():
             _check(path, part, checkpoint, arrays)
+    if weights.draft:
+        _check_draft(path, weights.draft)
     return weights
 
 
@@ -75,3 +83,19 @@ def _check(path: Path, part: str, checkpoint: int, arrays: Arrays) -> None:
                 f"{path}: {part}.{checkpoint}.{name} has shape {list(arrays[name].shape)}, expected {list(shape)} to fit down's; "
                 "run tide-calibrate again"
             )
+
+
+def _check_draft(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
+    hidden, inner = arrays["down"].shape if "down" in arrays and arrays["down"].ndim == 2 else (-1, -1)
+    tokens = len(arrays.get("vocabulary", ()))
+    wanted = {
+        "fuse": (hidden, 3 * hidden),
+        "gate_up": (2 * inner, hidden),
+        "down": (hidden, inner),
+        "rows": (tokens, hidden),
+        "vocabulary": (tokens,),
+    }
+    found = {name: array.shape for name, array in arrays.items()}
+    finite = all(np.isfinite(array).all() for array in arrays.values())
+    if found != wanted or arrays["vocabulary"].dtype != np.int64 or not finite:
+        raise CalibrationError(f"{path}: draft has {found}, expected {wanted}, all finite; run tide-calibrate again")

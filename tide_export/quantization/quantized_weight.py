@@ -136,3 +136,11 @@ def stacked(weights: Sequence[QuantizedWeight]) -> QuantizedWeight | None:
         zero_points=zero_points,
         offsets=joined_offsets,
     )
+
+
+def symmetric_int8(matrix: NDArray[np.float32], block_size: int) -> QuantizedWeight:
+    """``matrix`` [N, K] rounded to the nearest of 8 bits, each block with the scale of its largest value."""
+    blocks = matrix.reshape(len(matrix), -1, block_size)
+    scales = np.maximum(np.abs(blocks).max(-1), 1e-12) / 127
+    values = (np.rint(blocks / scales[..., None]) + 128).astype(np.uint8)
+    return QuantizedWeight(8, values.reshape(matrix.shape), scales.astype(np.float32))

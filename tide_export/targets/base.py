@@ -109,6 +109,7 @@ class Target:
         kv_fill: passes on the graphs that fill the caches of skipped layers; empty if the target has no such graphs.
         uncut: also write all segments as one graph.
         int8_kv: its attention reads and writes KV caches in int8.
+        drafts: it runs the draft head.
     """
 
     name: str
@@ -124,6 +125,7 @@ class Target:
     kv_fill: tuple[GraphPass, ...] = ()
     uncut: bool = False
     int8_kv: bool = False
+    drafts: bool = False
 
     @property
     def low_bits(self) -> tuple[int, ...]:
@@ -134,4 +136,4 @@ class Target:
     def lowering(self) -> tuple[object, ...]:
         """Key of the lowered model: targets with equal keys share one."""
         forms = self.batched_form, self.scattered_form, self.padded
-        return self.whole, self.pieces, forms, self.kv_fill, self.uncut
+        return self.whole, self.pieces, forms, self.kv_fill, self.uncut, self.drafts

@@ -43,4 +43,5 @@ CPU = Target(
     kv_fill=(lower_attention_gqa, lower_attention_batched, lower_quantized_matmul),
     uncut=True,
     int8_kv=True,
+    drafts=True,
 )

@@ -33,5 +33,6 @@ CUDA = replace(
         attention="fused; decomposed in fp32 and for several tokens of several rows",
     ),
     builder=OnnxFiles(),
+    drafts=False,  # pass costs, which decide how far it drafts, are measured on the CPU only
     int8_kv=False,  # the runtime's device caches hold floats
 )

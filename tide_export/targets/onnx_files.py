@@ -27,7 +27,8 @@ class OnnxFiles:
         """Every machine can build it."""
 
     def build(self, target: Target, lowered: LoweredModel, job: BuildJob) -> TargetInfo:
-        files = write_graphs(lowered.graphs, lowered.forms, target.name, job.weights, job.progress)
+        forms = [*lowered.forms, *([lowered.draft] if lowered.draft is not None else [])]
+        files = write_graphs(lowered.graphs, forms, target.name, job.weights, job.progress)
         if self.packs_fp32 and job.dtype == "fp32" and job.packed_weights:
             _pack(files.values(), job)
         compute = list(target.machine.compute)

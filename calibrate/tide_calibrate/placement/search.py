@@ -131,7 +131,7 @@ def _drafters(trace: SplitTrace, exits: Sequence[ExitInfo]) -> list[tuple[str, D
     if not trace.texts:
         return [("exact", "router")] if exits else []
     router_only: list[tuple[str, Drafter]] = [("exact:router", "router")] if exits else []
-    return [("exact", "both"), ("exact:ngram", "ngram"), *router_only]
+    return [("exact", "all"), ("exact:ngram", "ngram"), *router_only]
 
 
 def sample_windows(trace: SplitTrace, tokens: int) -> SplitTrace:

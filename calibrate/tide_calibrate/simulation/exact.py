@@ -25,7 +25,7 @@ from tide_calibrate.simulation.replay import Playback, PolicySimulation, advance
 from tide_calibrate.simulation.text_drafts import TUNING, TextDrafts
 from tide_calibrate.traces.trace import SplitTrace
 
-Drafter = Literal["router", "ngram", "both"]
+Drafter = Literal["router", "ngram", "all"]
 
 
 def simulate_exact(

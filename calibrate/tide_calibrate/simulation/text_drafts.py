@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tide_runtime.depth_tuning import DepthTuning
 from tide_runtime.drafting.backoff import Backoff
-from tide_runtime.drafting.controller import DraftState, text_draft_lengths
+from tide_runtime.drafting.controller import DraftState, lengths_to_verify
 from tide_runtime.drafting.text_drafter import TextDrafter, TextPool
 
 from tide_calibrate.traces.trace import OwnText
@@ -36,7 +36,7 @@ class TextDrafts:
         state.guess = state.text.guess(tokens, end, min(self._tuning.text_draft_limit, len(tokens) - end - 1))
         if not state.guess.tokens:
             return 0, 0
-        (count,) = text_draft_lengths([state], lambda _, total, __: self._pass_ms[total], self._speedup, self._tuning)
+        (count,) = lengths_to_verify([state.text_chances], lambda _, total, __: self._pass_ms[total], self._speedup, self._tuning)
         right = 0
         while right < count and state.guess.tokens[right] == tokens[end + right]:
             right += 1
@@ -45,4 +45,4 @@ class TextDrafts:
     def learn(self, position: int, made: int) -> None:
         """Compare the last guess with the ``made`` tokens that followed the first ``position`` new ones."""
         end = self._text.prompt + position
-        self._state.observe_text(self._text.tokens[end : end + made].tolist())
+        self._state.observe_tokens(self._text.tokens[end : end + made].tolist())

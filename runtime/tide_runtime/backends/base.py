@@ -26,8 +26,10 @@ class Step(Protocol):
     input_ids: NDArray[np.int64]  # [T]
     hidden: list[NDArray[np.generic]]  # [T, H] output of each segment but the last; the last array is the input of ``head``
     logits: NDArray[np.float32]  # [N, V] unprocessed logits of the requested tokens, or of all T after ``head``
-    token: NDArray[np.int64]  # [N], argmax of the logits
-    score: NDArray[np.float32]  # [T], confidence of an exit's MLP router, 0 … 1
+    token: NDArray[np.int64]  # [N], argmax of the logits, or the guess of ``draft``
+    before: NDArray[np.generic]  # [N, 2H], states that ``draft`` reads
+    states: NDArray[np.generic]  # [N, 2H], of the tokens with logits, where there is a draft head; output of ``draft``
+    score: NDArray[np.float32]  # [T], confidence of an exit's MLP router or of the draft head, 0 … 1
 
     def place(self, num_cached_tokens: Sequence[int]) -> None:
         """Set the cache slots and positions of the tokens: those of sequence b start at ``num_cached_tokens[b]``.
@@ -50,7 +52,7 @@ class Step(Protocol):
         """
 
     def run(self, graph: str) -> None:
-        """Run one graph of the bundle on the buffers: ``segment_i``, ``exit_c`` or ``head``."""
+        """Run one graph of the bundle on the buffers: ``segment_i``, ``exit_c``, ``head`` or ``draft``."""
 
 
 class ExecutionContext(Protocol):
@@ -62,6 +64,7 @@ class ExecutionContext(Protocol):
         packs_steps: a step takes any numbers of tokens of any rows at little more than their own cost. Otherwise prompts are run
             alone, and running sequences must have the first rows.
         prefix_blocks: the memory of the prefix cache, or None.
+        has_draft_head: ``draft`` can be run, and passes through all layers give ``states``.
     """
 
     capacity: int
@@ -69,6 +72,7 @@ class ExecutionContext(Protocol):
     every_layer: Sequence[str]  # graphs that together run all layers: every segment, or the uncut graph
     packs_steps: bool
     prefix_blocks: PrefixBlocks | None
+    has_draft_head: bool
 
     def step(self, first_index: int, counts: Sequence[int], wanted: Sequence[int] = ()) -> Step:
         """A step of ``counts[b]`` tokens for each batch index from ``first_index`` on; 0 skips a sequence between others.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-from tide_runtime.bundle.manifest import HEAD, UNCUT, GraphInfo, Manifest, exit_graph, forms_of, kv_fill_graph
+from tide_runtime.bundle.manifest import DRAFT, HEAD, STATES, UNCUT, GraphInfo, Manifest, exit_graph, forms_of, kv_fill_graph
 from tide_runtime.errors import BundleError
 
 Shape = Sequence[int | str | None]
@@ -36,7 +36,9 @@ def check_interface(manifest: Manifest, name: str, file: str, inputs: Mapping[st
     listed_as = next((g for g in manifest.graphs if g.name == name), None)
     graph = listed_as or _formed(manifest, name)
     wanted_inputs, wanted_outputs = _contract(manifest, graph, packed)
-    if any(n.startswith("key_cache_") for n in wanted_inputs):  # lowering chooses which position inputs its kernel reads
+    if name == UNCUT and any(DRAFT in target.graphs for target in manifest.targets.values()):
+        wanted_outputs[STATES] = (1, None, 2 * manifest.model.hidden_size)
+    if name == DRAFT or any(n.startswith("key_cache_") for n in wanted_inputs):  # lowering chooses which position inputs its kernel reads
         positions = _POSITIONS | {_POSITION_IDS: (1 if packed else None, None)}
         wanted_inputs |= {n: shape for n in inputs for known, shape in positions.items() if re.fullmatch(known, n)}
     listed_inputs = {tensor.name for tensor in listed_as.inputs} if listed_as else set(inputs)
@@ -61,9 +63,9 @@ def _is_position(name: str) -> bool:
 
 
 def _formed(manifest: Manifest, name: str) -> GraphInfo:
-    """The segment, or the uncut graph, that ``name`` is a form of."""
-    uncut = GraphInfo(UNCUT, [0, manifest.model.num_layers], 0, [], [])
-    return next(g for g in (*manifest.segments, uncut) if name in forms_of(g.name))
+    """The segment, the uncut graph or the draft head that ``name`` is a form of."""
+    uncut, draft = GraphInfo(UNCUT, [0, manifest.model.num_layers], 0, [], []), GraphInfo(DRAFT, None, 0, [], [])
+    return next(g for g in (*manifest.segments, uncut, draft) if name in forms_of(g.name))
 
 
 def _contract(manifest: Manifest, graph: GraphInfo, packed: bool) -> tuple[dict[str, Shape], dict[str, Shape]]:
@@ -72,6 +74,10 @@ def _contract(manifest: Manifest, graph: GraphInfo, packed: bool) -> tuple[dict[
     tokens, hidden = (batch, None), (batch, None, model.hidden_size)
     if graph.name == HEAD:
         return {"hidden": hidden}, {"logits": (None, None, model.vocab_size), "token": tokens}
+    if graph.name == DRAFT:
+        one_row = (1, None)
+        states = (*one_row, 2 * model.hidden_size)
+        return {"input_ids": one_row, "before": states}, {STATES: states, "token": one_row, "score": one_row}
     exits = manifest.calibration.exits if manifest.calibration is not None else []
     for info in exits:
         if graph.name == exit_graph(info):

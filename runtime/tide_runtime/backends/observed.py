@@ -42,6 +42,7 @@ class _ObservedContext:
     def __init__(self, context: ExecutionContext, observer: Observer) -> None:
         self.capacity, self.every_layer = context.capacity, context.every_layer
         self.packs_steps, self.prefix_blocks = context.packs_steps, context.prefix_blocks
+        self.has_draft_head = context.has_draft_head
         self._context, self._observer = context, observer
 
     @property
@@ -76,6 +77,7 @@ class _ObservedStep:
     def __init__(self, step: Step, observer: Observer, size: tuple[int, int, int]) -> None:
         self.input_ids, self.hidden, self.score = step.input_ids, step.hidden, step.score
         self.logits, self.token, self.place = step.logits, step.token, step.place
+        self.before, self.states = step.before, step.states
         self.place_scattered = step.place_scattered
         self._run, self._observer, self._size = step.run, observer, size
 

@@ -10,13 +10,14 @@ from __future__ import annotations
 import os
 import platform
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 
 from tide_runtime.backends.base import ExecutionContext
+from tide_runtime.backends.draft_step import run_draft_head
 from tide_runtime.backends.step_arrays import rounded_tokens
 from tide_runtime.bundle.calibration import CostTable, StepCost
 from tide_runtime.machine_cache import kept_result
@@ -45,7 +46,7 @@ def kept_pass_costs(
     def measure() -> CostTable:
         return measure_pass_costs(make_context, max_seq_len, target, machine)
 
-    return kept_result("pass-costs", [*key, machine, str(os.cpu_count()), str(SHAPES)], measure, asdict, decode)
+    return kept_result("pass-costs", [*key, machine, str(os.cpu_count()), str(SHAPES), "draft"], measure, asdict, decode)
 
 
 def measure_pass_costs(
@@ -72,8 +73,9 @@ def measure_pass_costs(
             _run(context, counts, cached)
             if measured:  # the first time, memory is allocated
                 ms.append((clock() - start) * 1e3)
+    drafts = _draft_head_ms(context, clock) if context.has_draft_head else {}
     context.close()
-    return pass_table({counts: float(np.quantile(ms, _QUANTILE)) for counts, ms in times.items()}, target, machine)
+    return pass_table({counts: float(np.quantile(ms, _QUANTILE)) for counts, ms in times.items()}, target, machine, drafts)
 
 
 def _run(context: ExecutionContext, counts: Sequence[int], cached: int) -> None:
@@ -85,14 +87,35 @@ def _run(context: ExecutionContext, counts: Sequence[int], cached: int) -> None:
         step.run(graph)
 
 
-def pass_table(ms: dict[tuple[int, ...], float], target: str, machine: str) -> CostTable:
-    """The table of passes that took ``ms``. A step of more tokens never takes less in it, whatever was measured."""
+def _draft_head_ms(context: ExecutionContext, clock: Callable[[], float]) -> dict[int, float]:
+    """ms of a guess of the draft head by number of sequences, between passes, which leave the caches to other weights."""
+    sizes = [size for size in (1, 8) if size <= context.capacity]
+    times: dict[int, list[float]] = {size: [] for size in sizes}
+    states = np.zeros((max(sizes), context.step(0, [1]).before.shape[1]), np.float32)
+    for _ in range(_ROUNDS + 1):
+        for size, ms in times.items():
+            _run(context, (1,), 1)
+            start = clock()
+            run_draft_head(context, range(size), [0] * size, states[:size], [1] * size)
+            ms.append((clock() - start) * 1e3)
+    return {size: float(np.quantile(ms[1:], _QUANTILE)) for size, ms in times.items()}
+
+
+def pass_table(
+    ms: dict[tuple[int, ...], float], target: str, machine: str, draft_head_ms: Mapping[int, float] | None = None
+) -> CostTable:
+    """The table of passes that took ``ms``. A step of more tokens never takes less in it, whatever was measured.
+
+    ``draft_head_ms``: of a guess of the draft head, by tokens; the table's ``exit_ms``.
+    """
+    sizes = sorted(draft_head_ms or {})
     steps: list[StepCost] = []
     for rows in sorted({len(counts) for counts in ms}):
         least = 0.0
         for counts in sorted(counts for counts in ms if len(counts) == rows and min(counts) == max(counts)):
             least = max(least, ms[counts])
-            steps.append(StepCost(rows, counts[0], 0.0, least, 0.0, 0.0, 0.0))
+            guess = float(np.interp(sum(counts), sizes, [draft_head_ms[size] for size in sizes])) if draft_head_ms else 0.0
+            steps.append(StepCost(rows, counts[0], 0.0, least, 0.0, guess, 0.0))
     return CostTable(target, machine, ms[(1,)], steps, padding=_padding(ms, steps))
 
 

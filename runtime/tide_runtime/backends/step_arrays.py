@@ -54,13 +54,22 @@ class StepBuffers:
 
     def views(
         self, shape: StepShape
-    ) -> tuple[NDArray[np.int64], list[NDArray[np.generic]], NDArray[Any], NDArray[np.int64], NDArray[np.float32]]:
-        """input_ids, hidden, logits, token and score of `Step`."""
+    ) -> tuple[
+        NDArray[np.int64],
+        list[NDArray[np.generic]],
+        NDArray[Any],
+        NDArray[np.int64],
+        NDArray[np.float32],
+        NDArray[np.generic],
+        NDArray[np.generic],
+    ]:
+        """input_ids, hidden, logits, token, score, before and states of `Step`."""
         tokens, outputs = shape.tokens, max(shape.tokens, shape.outputs)
         if outputs > self._tokens:  # bindings to the old arrays keep them alive
             self._allocate(max(outputs, 2 * self._tokens))
         hidden = [states[:tokens] for states in self._hidden]
-        return self._input_ids[:tokens], hidden, self._logits[:outputs], self._token[:outputs], self._score[:tokens]
+        logits, token, score = self._logits[:outputs], self._token[:outputs], self._score[:tokens]
+        return self._input_ids[:tokens], hidden, logits, token, score, self._before[:outputs], self._states[:outputs]
 
     def _allocate(self, tokens: int) -> None:
         """Allocate for ``tokens``, also the logits: pages that are never written take no memory."""
@@ -70,6 +79,7 @@ class StepBuffers:
         self._logits = np.zeros((tokens, self._model.vocab_size), self._logits_dtype)
         self._token = np.zeros(tokens, np.int64)
         self._score = np.zeros(tokens, np.float32)
+        self._before, self._states = (np.zeros((tokens, 2 * self._model.hidden_size), self._dtype) for _ in range(2))
 
 
 class StepPositions:

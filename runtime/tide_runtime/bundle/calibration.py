@@ -112,6 +112,31 @@ class CertificateInfo:
 
 
 @dataclass(frozen=True)
+class DraftHeadInfo:
+    """The draft head, which guesses tokens from states of the last token that all layers have run for.
+
+    Args:
+        layer: layers run before the one of its two states that is not the final one; a checkpoint.
+        vocabulary: number of tokens that it chooses from, the most frequent ones of the calibration's text.
+        acceptance: share of its 1st, 2nd, … guesses behind right ones that are right, on the model's own continuations.
+        classes: [score, share] with rising scores: the share of guesses with at least this score, and less than the next, that
+            are right.
+
+    Raises ParamsError for shares that are none, or no class.
+    """
+
+    layer: int
+    vocabulary: int
+    acceptance: list[float]
+    classes: list[list[float]]
+
+    def __post_init__(self) -> None:
+        shares = [*self.acceptance, *(number for pair in self.classes for number in pair)]
+        if any(len(pair) != 2 for pair in self.classes) or not self.classes or not all(0 <= share <= 1 for share in shares):
+            raise ParamsError(f"acceptance is {self.acceptance} and classes {self.classes}, expected shares from 0 to 1")
+
+
+@dataclass(frozen=True)
 class StepCost:
     """Milliseconds of running graphs on ``rows`` sequences of ``seq`` tokens each; a fractional ``seq`` is an average.
 
@@ -173,6 +198,7 @@ class CalibrationInfo:
         recommended: the policy to use by default: ``exact``, ``exit`` or ``full``.
         predicted: policy → modelled speedup over the uncut model for one sequence, greedy.
         exit_depths: layers → expected share of tokens that policy ``exit`` generates at this depth; empty: not computed.
+        draft_head: None: there is none.
         certificate: guarantee of the exit thresholds; None when there is none.
         costs: measured step costs; None when they were not measured.
 
@@ -187,6 +213,7 @@ class CalibrationInfo:
     certificate: CertificateInfo | None = None
     costs: CostTable | None = None
     exit_depths: dict[str, float] = field(default_factory=dict)
+    draft_head: DraftHeadInfo | None = None
 
     def __post_init__(self) -> None:
         if self.draft_limit < 0:
@@ -202,10 +229,15 @@ class CalibrationInfo:
             )
 
     @property
+    def has_weights(self) -> bool:
+        """Whether anything was trained."""
+        return bool(self.exits) or self.draft_head is not None
+
+    @property
     def tail_layers(self) -> int:
         """Number of the model's last layers that the exits run as their tail, or 0."""
         return self.exits[0].tail_layers if self.exits else 0
 
     def cuts(self, num_layers: int) -> list[int]:
-        """Increasing depths at which a model of ``num_layers`` is cut for the exits."""
-        return cuts(self.exits, num_layers)
+        """Increasing depths at which a model of ``num_layers`` is cut for the exits and the draft head."""
+        return sorted({*cuts(self.exits, num_layers), *([self.draft_head.layer] if self.draft_head is not None else [])})

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from tide_runtime.bundle.calibration import CalibrationInfo, ExitInfo
+from tide_runtime.bundle.calibration import CalibrationInfo, DraftHeadInfo, ExitInfo
 from tide_runtime.bundle.engine_info import EngineInfo, ProfileInfo, TensorInfo
 from tide_runtime.errors import BundleError, ParamsError
 
@@ -23,6 +23,8 @@ SCHEMA_VERSION = 1
 MANIFEST_NAME = "manifest.json"
 HEAD = "head"  # the LM head for early exits; the last segment includes its own
 UNCUT = "uncut"  # all segments as one graph; optional in a target
+DRAFT = "draft"  # the draft head; optional in a target
+STATES = "states"  # output of `UNCUT`, where there is a draft head: the states that it reads
 DTYPES = ("fp32", "fp16", "bf16")
 PAD_ATTENTION = "pad_attention"  # lowering pass: every step runs the form with packed tokens
 KV_DTYPES = (*DTYPES, "int8")
@@ -79,7 +81,7 @@ class GraphInfo:
 class TargetInfo:
     """The graphs compiled for one kind of machine.
 
-    A target may have further forms of each segment (`forms_of`), and `UNCUT`, which runs all segments in one launch.
+    A target may have further forms of each segment (`forms_of`), `UNCUT`, which runs all segments in one launch, and `DRAFT`.
 
     Args:
         graphs: graph or form name → file.
@@ -185,6 +187,10 @@ class Manifest:
         return self.kv_dtype or self.dtype
 
     @property
+    def draft_head(self) -> DraftHeadInfo | None:
+        return self.calibration.draft_head if self.calibration is not None else None
+
+    @property
     def segments(self) -> list[GraphInfo]:
         return [g for g in self.graphs if g.layers is not None]
 
@@ -208,6 +214,8 @@ class Manifest:
             places == sorted(set(places) & set(self.checkpoints)),
             f"exits at {places} are not among the checkpoints {self.checkpoints}",
         )
+        head = self.draft_head
+        _require(head is None or head.layer in self.checkpoints, "the draft head's layer is not among the checkpoints")
         for info in self.calibration.exits:
             start = self.model.num_layers - info.tail_layers
             _require(

@@ -9,7 +9,7 @@ from tide_runtime.depth.options import DepthOptions
 from tide_runtime.outputs import RequestStats
 from tide_runtime.sequence import TokenSequence
 
-_EXACT = {"both": "exact", "router": "exact:router", "ngram": "exact:ngram"}  # names of its predictions, by drafters
+_EXACT = {"all": "exact", "router": "exact:router", "ngram": "exact:ngram"}  # names of its predictions, by drafters
 
 
 def with_promises(stats: RequestStats, sequence: TokenSequence, manifest: Manifest, options: DepthOptions) -> RequestStats:

@@ -26,6 +26,7 @@ from tide_runtime.depth.options import DepthOptions
 from tide_runtime.depth.policy import PromptChunk
 from tide_runtime.depth.requirements import refuse_depth_budget
 from tide_runtime.drafting.controller import DraftController, DraftState
+from tide_runtime.drafting.head_drafts import draft_with_head
 from tide_runtime.drafting.verification import Draft, Logits, verify
 from tide_runtime.generation_params import GenerationParams
 from tide_runtime.sequence import TokenSequence, note_depth_time
@@ -53,14 +54,18 @@ class ExactDepth:
     """Drafts with exits and copies from texts, verifies with the rest of the model.
 
     Args:
-        passes: what passes through all layers take on this machine; None: the calibration's figures, or a guess.
+        passes: what passes through all layers take on this machine; None: the calibration's figures, or a guess, and the draft
+            head is not used.
+        with_exits: draft with exits, if there are any.
     """
 
     name = "exact"
 
     can_resume = True
 
-    def __init__(self, manifest: Manifest, options: DepthOptions, passes: CostTable | None = None) -> None:
+    def __init__(
+        self, manifest: Manifest, options: DepthOptions, passes: CostTable | None = None, with_exits: bool = True
+    ) -> None:
         self.executor, self.costs = Executor(manifest), CostModel.of(manifest, passes)
         self.num_layers, self.max_wait_steps = manifest.model.num_layers, options.max_wait_steps
         self.invariant_tokens: int | None = None
@@ -71,8 +76,9 @@ class ExactDepth:
         self.limit = wanted or tuning.draft_limit
         self.text_limit = options.draft_limit or tuning.text_draft_limit
         self.lookahead = max(self.limit, self.text_limit) + 1
-        self.looks_up = options.draft in ("ngram", "both")
-        self.exits = self.executor.exits if options.draft in ("router", "both") else []
+        self.looks_up = options.draft in ("ngram", "all")
+        self.exits = self.executor.exits if options.draft in ("router", "all") and with_exits else []
+        has_head = options.draft in ("head", "all") and passes is not None
         self.controller = DraftController(
             self.costs,
             tuning,
@@ -80,6 +86,7 @@ class ExactDepth:
             calibration.predicted.get("exact:router") if calibration is not None else None,
             {int(layers): share for layers, share in calibration.exit_depths.items()} if calibration is not None else {},
             measured=calibration is not None and calibration.costs is not None,
+            draft_head=manifest.draft_head if has_head else None,
         )
 
     def keep_within(self, invariant_tokens: int | None, rounds: bool) -> None:
@@ -145,9 +152,10 @@ class ExactDepth:
         drafts = self._look_up(states, may, prompts) if self._guess(states) else [[] for _ in states]
         speculating = self._speculating(states, drafts) if may else []
         if not speculating:
+            head_ms = self._draft_with_head(context, states, drafts, prompts) if self.controller.draft_head is not None else 0.0
             if any(drafts):
                 note_depth_time(decoding, began)
-            return self._verify_in_full(context, states, drafts, prompts)
+            return self._verify_in_full(context, states, drafts, prompts, head_ms)
         for state in states:
             state.frontier.reset(state.sequence.num_cached_tokens)
         evaluation_ms = self._draft_with_exits(context, states, speculating, drafts)
@@ -190,14 +198,27 @@ class ExactDepth:
         states: Sequence[ExactState],
         drafts: Sequence[list[Draft]],
         prompts: Sequence[PromptChunk],
+        head_ms: float,
     ) -> list[list[int]]:
-        """A full pass over the drafts copied from text, if any: most steps of most texts."""
+        """A full pass over the drafts of text or the draft head, if any: most steps of most texts."""
         work = [Work(state.sequence, len(made) + 1, len(made) + 1) for state, made in zip(states, drafts, strict=True)]
         logits, first = run_decodes_and_prompts(context, work, prompts)
         tokens = [self._verify(state, made, found) for state, made, found in zip(states, drafts, logits, strict=True)]
-        for state, taken in zip(states, tokens, strict=True):
+        for state, taken, made in zip(states, tokens, drafts, strict=True):
             state.control.exits.pass_tokens(len(taken))
+            if (head := state.control.head) is not None:
+                if head_ms and head.tokens:
+                    head.backoff.observe(len(taken), self._head_cost(head_ms, drafts))
+                else:
+                    head.backoff.pass_tokens(len(taken))
+                head.start_guessing(0)
         return tokens + first
+
+    def _head_cost(self, head_ms: float, drafts: Sequence[Sequence[Draft]]) -> float:
+        """Cost of a pass that verifies ``drafts`` and of the draft head before it, in full-depth decode steps."""
+        batch_size, counts = len(drafts), [len(made) + 1 for made in drafts]
+        ms = head_ms + self.costs.full(batch_size, sum(counts), max(counts))
+        return ms / self.costs.full(batch_size, batch_size, 1)
 
     def _guess(self, states: Sequence[ExactState]) -> bool:
         """Look up how each text may go on; returns whether any may."""
@@ -215,11 +236,33 @@ class ExactDepth:
         return [self._place(state, state.control.guess.tokens[:n]) if n else [] for state, n in zip(states, lengths, strict=True)]
 
     @staticmethod
-    def _place(state: ExactState, guess: list[int]) -> list[Draft]:
+    def _place(state: ExactState, guess: list[int], source: str = "ngram") -> list[Draft]:
         state.num_drafts = len(guess)
         end = state.sequence.num_tokens
         state.tokens[end : end + len(guess)] = guess
-        return [Draft(token, "ngram", 0) for token in guess]
+        return [Draft(token, source, 0) for token in guess]
+
+    def _draft_with_head(
+        self, context: ExecutionContext, states: Sequence[ExactState], drafts: list[list[Draft]], prompts: Sequence[PromptChunk]
+    ) -> float:
+        """Let the draft head guess in the sequences without other drafts, while that pays; returns the modelled ms."""
+        ready = [
+            i
+            for i, state in enumerate(states)
+            if not drafts[i] and state.sequence.draft_states is not None and state.control.starts_head(state.room)
+        ]
+        if not ready:
+            return 0.0
+        controls, prompt_tokens = [state.control for state in states], sum(chunk.tokens for chunk in prompts)
+        others = [control.text_chances[: len(made)] for control, made in zip(controls, drafts, strict=True)]
+        sequences = [state.sequence for state in states]
+        spent = draft_with_head(context, self.controller, sequences, controls, others, ready, prompt_tokens)
+        if spent:
+            chances = [own or control.head_chances for own, control in zip(others, controls, strict=True)]
+            lengths = self.controller.lengths(chances, spent, prompt_tokens)
+            for i in ready:
+                drafts[i] = self._place(states[i], controls[i].head_tokens[: lengths[i]], "head")
+        return spent
 
     def _speculating(self, states: Sequence[ExactState], drafts: Sequence[list[Draft]]) -> Sequence[int]:
         """The sequences that draft with exits: those without other drafts whose backoff is over."""
@@ -276,8 +319,10 @@ class ExactDepth:
         state.num_drafts = 0
         sequence.num_cached_tokens = sequence.num_tokens + accepted
         state.frontier.roll_back(sequence.num_cached_tokens)
+        states = verified.states
+        sequence.draft_states = states[accepted].copy() if states is not None else None
         sequence.depth.record([d.source for d in drafts], [d.depth for d in drafts], accepted, self.num_layers)
-        state.control.observe_text(tokens)
+        state.control.observe_tokens(tokens)
         return tokens
 
     def cycle_cost(self, evaluation_ms: float, unevaluated: list[int], waiting: list[int], drawn: list[int]) -> float:

@@ -41,7 +41,7 @@ class FullDepth:
     ) -> list[list[int]]:
         decodes, first = run_decodes_and_prompts(context, [Work(sequence, 1, 1) for sequence in decoding], prompts)
         chosen = []
-        for sequence, (logits, likeliest) in zip(decoding, decodes, strict=True):
+        for sequence, found in zip(decoding, decodes, strict=True):
             sequence.num_cached_tokens += 1
-            chosen.append([sequence.choose(logits[0], likeliest[0])])
+            chosen.append([sequence.choose(found.logits[0], found.tokens[0])])
         return chosen + first

@@ -81,6 +81,7 @@ def finish_chunks(prompts: Sequence[PromptChunk], logits: Sequence[Logits]) -> l
         sequence.num_cached_tokens += chunk.tokens
         sequence.prefilled = is_last
         tokens.append([sequence.choose(found.logits[0], found.tokens[0])] if wanted else [])
+        sequence.draft_states = found.states[0].copy() if wanted and found.states is not None else None
     return tokens
 
 
@@ -100,6 +101,9 @@ def _launch(
         step.run(graph)
     tokens, begin = step.token[: sum(one.wanted for one in chosen)].tolist(), 0
     for i, one in zip(group, chosen, strict=True):
-        logits = step.logits[begin : begin + one.wanted]
-        found[i] = Logits(logits.copy() if kept else logits, tokens[begin : begin + one.wanted])
-        begin += one.wanted
+        end = begin + one.wanted
+        logits, states = step.logits[begin:end], step.states[begin:end] if context.has_draft_head else None
+        if kept:
+            logits, states = logits.copy(), states.copy() if states is not None else None
+        found[i] = Logits(logits, tokens[begin:end], states)
+        begin = end

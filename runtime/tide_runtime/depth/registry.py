@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from tide_runtime.bundle.calibration import CostTable
 from tide_runtime.bundle.manifest import Manifest
 from tide_runtime.depth.exact import ExactDepth
@@ -21,19 +19,20 @@ def make_policy(
 
     Args:
         name: ``full``, ``exact``, ``exit``, or ``auto``: what the calibration recommends. Where that is ``full``, or there is no
-            calibration, ``auto`` is ``exact`` without exits if ``passes`` are known, as drafts cost little then and lose nothing.
+            calibration, ``auto`` is ``exact`` without exits if ``passes`` are known, as other drafts cost little then.
         passes: what passes through all layers take on this machine, if measured.
 
     Raises ParamsError for an unknown name, or when the bundle lacks what the policy needs.
     """
+    with_exits = True
     if name == "auto":
         name = manifest.calibration.recommended if manifest.calibration is not None else "full"
         if name == "full" and passes is not None:
-            name, options = "exact", replace(options, draft="ngram" if options.draft in ("both", "ngram") else "none")
+            name, with_exits = "exact", False
     if name == "full":
         return FullDepth()
     if name == "exact":
-        return ExactDepth(manifest, options, passes)
+        return ExactDepth(manifest, options, passes, with_exits)
     if name == "exit":
         return ExitDepth(manifest, options, concurrency)
     raise ParamsError(f"policy is {name!r}; set it to one of: auto, full, exact, exit")

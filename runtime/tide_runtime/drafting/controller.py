@@ -8,14 +8,16 @@ accepted.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import fmean
 
+from tide_runtime.bundle.calibration import DraftHeadInfo
 from tide_runtime.bundle.exits import Exit
 from tide_runtime.costs.batch_speedup import ExitGate
 from tide_runtime.costs.cost_model import CostModel
 from tide_runtime.depth_tuning import DepthTuning
 from tide_runtime.drafting.backoff import Backoff
+from tide_runtime.drafting.draft_head import HeadDrafts
 from tide_runtime.drafting.hit_rates import HitRates
 from tide_runtime.drafting.text_drafter import NO_GUESS, Guess, TextDrafter, TextPools
 from tide_runtime.generation_params import GenerationParams
@@ -31,6 +33,7 @@ class DraftState:
         exits: backoff of exit drafts.
         rates: of the text drafter's guesses.
         guess: the tokens that the text drafter expects next.
+        head: what is known of the draft head; None: there is none.
         num_speculative_tokens: most exit drafts of the next cycle.
     """
 
@@ -38,6 +41,7 @@ class DraftState:
     exits: Backoff
     text: TextDrafter = field(default_factory=TextDrafter)
     guess: Guess = NO_GUESS
+    head: HeadDrafts | None = None
     rates: HitRates = field(init=False)
     num_speculative_tokens: int = field(init=False)
 
@@ -45,9 +49,29 @@ class DraftState:
         self.rates = HitRates(self.tuning.hit_rate_weight, self.tuning.hit_rate_memory)
         self.num_speculative_tokens = self.tuning.first_speculative_tokens
 
-    def observe_text(self, tokens: Sequence[int]) -> None:
-        """Learn from the ``tokens`` that followed the guess."""
-        self.rates.observe(self.guess, tokens)
+    @property
+    def head_tokens(self) -> list[int]:
+        """The draft head's guesses."""
+        return self.head.tokens if self.head is not None else []
+
+    @property
+    def head_chances(self) -> list[float]:
+        return self.head.chances if self.head is not None else []
+
+    def starts_head(self, room: int) -> bool:
+        """Whether the draft head may guess now, up to ``room`` tokens."""
+        return self.head is not None and self.head.start_guessing(min(room, self.tuning.head_draft_limit))
+
+    @property
+    def text_chances(self) -> list[float]:
+        """Of each token of the guess, that it and all before it are right."""
+        return self.rates.chances(self.guess.evidence)
+
+    def observe_tokens(self, tokens: Sequence[int]) -> None:
+        """Learn from the ``tokens`` that followed the guesses."""
+        self.rates.observe(self.guess.tokens, self.guess.evidence, tokens)
+        if self.head is not None:
+            self.head.observe(tokens)
 
     def observe_cycle(self, drafts: int, accepted: int, cost: float) -> None:
         """A cycle of exit drafts and their verification gave ``accepted + 1`` tokens for ``cost``."""
@@ -62,6 +86,7 @@ class DraftController:
         exits: those that may draft, shallow first; empty: none.
         predicted: the calibration's predicted speedup of exit drafts for one greedy sequence; None: unknown.
         exit_shares: checkpoint → expected share of the tokens that stop there.
+        draft_head: None: there is none, or what it takes is not known.
         measured: whether ``costs`` were measured. Otherwise exits are evaluated in batches too, as their price is unknown.
     """
 
@@ -73,8 +98,9 @@ class DraftController:
         predicted: float | None,
         exit_shares: Mapping[int, float],
         measured: bool,
+        draft_head: DraftHeadInfo | None = None,
     ) -> None:
-        self.costs, self.tuning, self.exits = costs, tuning, exits
+        self.costs, self.tuning, self.exits, self.draft_head = costs, tuning, exits, draft_head
         self.expected = predicted if predicted is not None else tuning.uncalibrated_speedup
         self._gate = ExitGate(costs, exits, exit_shares, False, predicted, tuning, unknown=not measured)
         self._pools = TextPools(tuning.pool_tokens)
@@ -83,7 +109,8 @@ class DraftController:
         """The state of a new sequence. A calibration predicts greedy text; fewer drafts of sampled text are accepted."""
         expected = self.expected if params.greedy else min(self.expected, self.tuning.uncalibrated_speedup)
         pool = self._pools.of(params.cache_salt) if params.use_prefix_cache else None
-        return DraftState(self.tuning, Backoff(self.tuning, expected), TextDrafter(pool))
+        head = HeadDrafts.start(self.draft_head, self.tuning) if self.draft_head is not None else None
+        return DraftState(self.tuning, Backoff(self.tuning, expected), TextDrafter(pool), head=head)
 
     def finish(self, state: DraftState, output: Sequence[int]) -> None:
         """The sequence has ended; its ``output`` may draft for others."""
@@ -102,13 +129,44 @@ class DraftController:
             prompt_tokens: tokens of prompts that the step runs as well.
         """
         speedup = fmean(state.exits.speedup for state in states) if evaluates_exits else 1.0
+        chances = [state.text_chances for state in states]
+        return lengths_to_verify(chances, self._pass_time(prompt_tokens), speedup, self.tuning)
+
+    def _pass_time(self, prompt_tokens: int, before_ms: float = 0.0) -> PassTime:
+        """``before_ms``: what was spent before the pass."""
         if not prompt_tokens:
-            return text_draft_lengths(states, self.costs.full, speedup, self.tuning)
+            return lambda batch_size, tokens, longest: before_ms + self.costs.full(batch_size, tokens, longest)
+        return lambda batch_size, tokens, longest: before_ms + self.costs.packed(batch_size, tokens, prompt_tokens)
 
-        def shared(batch_size: int, tokens: int, longest: int) -> float:
-            return self.costs.packed(batch_size, tokens, prompt_tokens)
+    def head_pays(
+        self, states: Sequence[DraftState], others: Sequence[Sequence[float]], ready: Sequence[int], spent_ms: float, prompts: int
+    ) -> bool:
+        """Whether another guess of the draft head, or several, in the sequences at ``ready`` gives more expected tokens per ms.
 
-        return text_draft_lengths(states, shared, speedup, self.tuning)
+        Args:
+            others: of each sequence, the chances of its drafts of other kinds.
+            spent_ms: by the guesses so far.
+            prompts: tokens of prompts that the step runs as well.
+        """
+        batch_size, pass_ms, each = len(states), self._pass_time(prompts, spent_ms), self.costs.draft_head(len(ready))
+        made = [len(own) + len(state.head_tokens) for own, state in zip(others, states, strict=True)]
+        drafting = [head for i in ready if (head := states[i].head) is not None]
+        last = [head.chances[-1] if head.tokens else 1.0 for head in drafting]
+        given = batch_size + sum(map(sum, others)) + sum(sum(head.chances) for head in drafting)
+        tokens, longest = batch_size + sum(made), 1 + max(made)
+        rate = given / pass_ms(batch_size, tokens, longest)
+        for more in range(1, 1 + min(head.room - len(head.tokens) for head in drafting)):
+            last = [chance * head.mean.rate(0.0) for chance, head in zip(last, drafting, strict=True)]
+            given, tokens = given + sum(last), tokens + len(ready)
+            longest = max(longest, 1 + max(made[i] for i in ready) + more)
+            if given > rate * (pass_ms(batch_size, tokens, longest) + more * each):
+                return True
+        return False
+
+    def lengths(self, chances: Sequence[Sequence[float]], spent_ms: float, prompt_tokens: int) -> list[int]:
+        """How many drafts of each sequence are verified, after ``spent_ms`` of drafting."""
+        free = replace(self.tuning, least_text_gain=0.0)
+        return lengths_to_verify(chances, self._pass_time(prompt_tokens, spent_ms), 1.0, free)
 
     def sequences_to_speculate(self, ready: Sequence[int], batch_size: int) -> Sequence[int]:
         """Those of the ``ready`` sequences that evaluate exits: all or none, as a launch costs nearly as much for a few of the
@@ -123,20 +181,23 @@ def next_speculative_tokens(most: int, drafts: int, accepted: int) -> int:
     return most if accepted else max(1, most // 2)
 
 
-def text_draft_lengths(states: Sequence[DraftState], pass_ms: PassTime, speedup: float, tuning: DepthTuning) -> list[int]:
-    """How many tokens of its guess each sequence of a batch drafts, for the most expected tokens per ms of the whole batch.
+def lengths_to_verify(
+    of_drafts: Sequence[Sequence[float]], pass_ms: PassTime, speedup: float, tuning: DepthTuning
+) -> list[int]:
+    """How many drafts of each sequence of a batch are verified, for the most expected tokens per ms of the whole batch.
 
     Tokens are taken in the order of the probability that they are accepted, of whatever sequence, while the pass that verifies
     them all gives a better rate.
 
     Args:
+        of_drafts: of each sequence's drafts, the probability that it and all before it are accepted.
         pass_ms: time of a pass through the whole model.
         speedup: of drafting with exits instead; 1 without.
     """
-    batch_size = len(states)
+    batch_size = len(of_drafts)
     chances = []
-    for place, state in enumerate(states):
-        chances += [(-chance, n, place) for n, chance in enumerate(state.rates.chances(state.guess), 1)]
+    for place, own in enumerate(of_drafts):
+        chances += [(-chance, n, place) for n, chance in enumerate(own, 1)]
     chances.sort()  # of equal ones the earlier token first: no token is drafted without those before it
     full, best, best_rate = pass_ms(batch_size, batch_size, 1), [0] * batch_size, batch_size * speedup + tuning.least_text_gain
     if not chances:

@@ -25,6 +25,11 @@ class Guess(NamedTuple):
     tokens: list[int]
     matched: int
 
+    @property
+    def evidence(self) -> range:
+        """Matched tokens before each token, see `HitRates`."""
+        return range(self.matched, self.matched + len(self.tokens))
+
 
 NO_GUESS = Guess([], 0)
 

@@ -17,14 +17,17 @@ from tide_runtime.sequence import TokenSequence
 
 
 class Logits(NamedTuple):
-    """The model's own ``logits`` [S, V] for the last S tokens of a sequence, and the argmax of each."""
+    """The model's own ``logits`` [S, V] for the last S tokens of a sequence, the argmax of each, and their ``states`` [S, 2H],
+    where there is a draft head."""
 
     logits: NDArray[np.floating]
     tokens: list[int]
+    states: NDArray[np.generic] | None = None
 
 
 class Draft(NamedTuple):
-    """A proposed token; ``source``: "router" for one that an exit head chose after ``depth`` layers, "ngram" for a copied one."""
+    """A proposed token; ``source``: "router" for one that an exit head chose after ``depth`` layers, "ngram" for a copied one,
+    "head" for the draft head's."""
 
     token: int
     source: str

@@ -66,22 +66,22 @@ def test_the_runtime_copies_as_simulated(seed: int) -> None:
 def test_novel_text_is_as_fast_as_without_copies() -> None:
     """Nothing to copy: exits alone must be predicted, not a penalty for looking."""
     text = written(NOVEL, confident=0.9)
-    alone, both = (simulate_exact(text, [EXIT], table(), 4, draft) for draft in ("router", "both"))
+    alone, both = (simulate_exact(text, [EXIT], table(), 4, draft) for draft in ("router", "all"))
     assert both == alone
     assert alone.speedup > simulate_exact(text, [EXIT], table(), 4, "ngram").speedup
 
 
 def test_both_copy_the_loop_and_draft_the_rest() -> None:
     text = written(NOVEL + LOOP, confident=0.9)
-    speed = {draft: simulate_exact(text, [EXIT], table(), 4, draft).speedup for draft in ("ngram", "router", "both")}
-    assert speed["both"] > max(speed["ngram"], speed["router"])
+    speed = {draft: simulate_exact(text, [EXIT], table(), 4, draft).speedup for draft in ("ngram", "router", "all")}
+    assert speed["all"] > max(speed["ngram"], speed["router"])
 
 
 def test_exits_that_lose_rest_beside_copies() -> None:
     """The runtime stops asking exits that do not pay; a prediction that goes on paying for them would recommend `full`."""
     text = written(NOVEL + LOOP)  # never confident: asked in vain
     assert simulate_exact(text, [EXIT], table(), 4).speedup < 1
-    assert simulate_exact(text, [EXIT], table(), 4, "both") == simulate_exact(text, [EXIT], table(), 4, "ngram")
+    assert simulate_exact(text, [EXIT], table(), 4, "all") == simulate_exact(text, [EXIT], table(), 4, "ngram")
 
 
 def test_copies_alone_can_be_worth_exact() -> None:
@@ -103,6 +103,6 @@ def test_copies_do_not_pay_for_exits() -> None:
 
 def test_there_is_nothing_to_copy_from_in_other_peoples_text() -> None:
     with pytest.raises(CalibrationError, match="no texts to copy from"):
-        simulate_exact(trace({4: ([0.9], [True])}), [EXIT], table(), 4, "both")
+        simulate_exact(trace({4: ([0.9], [True])}), [EXIT], table(), 4, "all")
     with pytest.raises(ParamsError, match="draft is 'magic'"):
         simulate_exact(written(NOVEL), [EXIT], table(), 4, "magic")  # type: ignore[arg-type]

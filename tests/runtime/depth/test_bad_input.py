@@ -50,7 +50,7 @@ def ends(results: list[Generation]) -> list[tuple[Any, ...]]:
 # --- The policies on real graphs
 
 
-@pytest.mark.parametrize("draft", ["both", "router", "ngram", "none"])
+@pytest.mark.parametrize("draft", ["all", "router", "ngram", "none"])
 def test_exact_is_full_on_real_graphs(exits_bundle: Path, full: Engine, draft: str) -> None:
     """Alone, together, and into the end of the cache."""
     with load(exits_bundle, draft=draft) as engine:
@@ -116,7 +116,7 @@ def test_exit_without_a_threshold_says_what_to_do(bundle_copy: Path, exits: list
         ("max_exit_streak", 0.5, ">= 0"),
         ("min_depth", -1, ">= 0"),
         ("min_depth", None, ">= 0"),
-        ("draft", "router,ngram", "both"),
+        ("draft", "router,ngram", "all"),
         ("kv", "project", "deferred, propagate"),
     ],
 )

@@ -62,7 +62,7 @@ def texts(rows: Sequence[TokenSequence]) -> list[list[int]]:
     return [row.new_tokens.tolist() for row in rows]
 
 
-@pytest.mark.parametrize("draft", ["router", "ngram", "both"])
+@pytest.mark.parametrize("draft", ["router", "ngram", "all"])
 @pytest.mark.parametrize(("limit", "rows"), [(2, 1), (5, 1), (4, 2), (8, 3), (3, 2)])
 def test_verification_stays_within_the_limit(limit: int, rows: int, draft: str) -> None:
     """A verification pass of more tokens would read other logits, and the text would no longer be `full`'s."""
@@ -84,7 +84,7 @@ def test_without_the_limit_the_text_would_differ(draft: str) -> None:
 def test_where_no_draft_fits_exact_is_full_and_says_so() -> None:
     """A user would wonder why drafts bring nothing, or read `exact` where nothing was drafted."""
     with pytest.warns(RuntimeWarning, match="runs as full"):
-        policy = exact(1, "both")
+        policy = exact(1, "all")
     (row,), _ = generate(policy, 1, 2)
     assert finished(row, policy.name, None).stats.policy == "full"
     assert not row.depth.drafted
@@ -92,16 +92,16 @@ def test_where_no_draft_fits_exact_is_full_and_says_so() -> None:
 
 def test_sums_in_another_order_limit_no_drafts(recwarn: pytest.WarningsRecorder) -> None:
     """Bundles in fp32 would lose their drafts on machines where a launch of several tokens differs in the last bit."""
-    policy = exact(1, "both", rounds=False)
+    policy = exact(1, "all", rounds=False)
     (row,), context = generate(policy, 1, 100)
     assert context.most > 4 and sum(row.depth.drafted.values())
     assert finished(row, policy.name, None).stats.policy == "exact"
-    assert "almost equally likely" in str(policy.limitation) and exact(None, "both", rounds=False).limitation is None
+    assert "almost equally likely" in str(policy.limitation) and exact(None, "all", rounds=False).limitation is None
     assert not recwarn.list
 
 
 def test_a_limit_is_named_and_none_is_not(recwarn: pytest.WarningsRecorder) -> None:
     """`tide-run --stats` shows it; a warning for a limit that allows drafts would only disturb."""
-    assert "at most 16 tokens" in str(exact(16, "both").limitation)
-    assert exact(None, "both").limitation is None
+    assert "at most 16 tokens" in str(exact(16, "all").limitation)
+    assert exact(None, "all").limitation is None
     assert not recwarn.list

@@ -135,7 +135,7 @@ def test_rows_near_the_end_of_the_cache_run_alone(policy: str, head: str) -> Non
     model = model_of()
     asked = requests((1,) * 17, (2, 3) * 5, (4,) * 18, (5, 6), (7, 8, 9) * 6, count=20)
     exits = [exit_after(2, head, threshold=0.5)]
-    rows = rows_of(policy, model, exits, asked, options=DepthOptions(draft="both", draft_limit=6))
+    rows = rows_of(policy, model, exits, asked, options=DepthOptions(draft="all", draft_limit=6))
     if policy == "exact":
         assert [output(row) for row in rows] == full(model, asked)
     assert [row.finish_reason for row in rows] == ["cache_full"] * 5
@@ -165,7 +165,7 @@ def test_the_cache_fills_in_the_middle_of_a_draft(prompt: int) -> None:
     """Drafts stop where the cache does; the last token needs no slot."""
     model = model_of(SILENT)
     asked = requests(tuple(i % 11 for i in range(prompt)), count=50)
-    for drafter in ("router", "ngram", "both"):
+    for drafter in ("router", "ngram", "all"):
         options = DepthOptions(draft=drafter, draft_limit=4)  # type: ignore[arg-type]
         [row] = rows_of("exact", model, [exit_after(2)], asked, options=options)
         assert [output(row)] == full(model, asked)

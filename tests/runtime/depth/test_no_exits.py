@@ -23,13 +23,13 @@ REQUESTS = [
 MANIFEST = replace(tiny_manifest(MODEL, ()), calibration=CalibrationInfo([], 0, "exact", {"exact": 1.2}))
 
 
-def rows_of(policy: str, draft: str = "both", capacity: int = 2) -> list[TokenSequence]:
+def rows_of(policy: str, draft: str = "all", capacity: int = 2) -> list[TokenSequence]:
     made = make_policy(policy, MANIFEST, DepthOptions(draft=draft))
     return generate(made, NumpyBackend(MANIFEST, MODEL), REQUESTS, capacity)
 
 
 @pytest.mark.parametrize("capacity", [1, 2])
-@pytest.mark.parametrize("draft", ["both", "ngram", "router", "none"])
+@pytest.mark.parametrize("draft", ["all", "ngram", "router", "none"])
 def test_exact_without_exits_is_full(draft: str, capacity: int) -> None:
     """The bundle of a model that no exit suits would crash, or say something else."""
     assert [output(row) for row in rows_of("exact", draft, capacity)] == [output(row) for row in rows_of("full")]

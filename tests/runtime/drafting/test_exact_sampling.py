@@ -79,7 +79,7 @@ def _quantile(freedom: int) -> float:
         (PLAIN, "router", {}),
         (PLAIN, "router", {"top_p": 0.8, "repetition_penalty": 1.5}),
         (REPEATING, "ngram", {}),
-        (REPEATING, "both", {"temperature": 1.7, "top_k": 3}),
+        (REPEATING, "all", {"temperature": 1.7, "top_k": 3}),
     ],
 )
 def test_exact_draws_from_the_models_distribution(prompt: tuple[int, ...], draft: str, changes: dict[str, Any]) -> None:
@@ -117,21 +117,21 @@ params_of_one = st.builds(
 )
 
 
-@pytest.mark.parametrize("draft", ["router", "ngram", "both"])
+@pytest.mark.parametrize("draft", ["router", "ngram", "all"])
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(st.lists(params_of_one, min_size=len(PROMPTS), max_size=len(PROMPTS)))
 def test_exact_is_full_token_for_token(draft: str, params: list[GenerationParams]) -> None:
     """Breaks: a seed's text depends on what was drafted."""
-    assert texts("exact", draft, params)[0] == texts("full", "both", params)[0]
+    assert texts("exact", draft, params)[0] == texts("full", "all", params)[0]
 
 
 def test_a_seeds_text_does_not_depend_on_its_company() -> None:
     """Breaks: a request's text changes with the requests it shares steps with, or with its place among them."""
     params = [GenerationParams(max_new_tokens=10, temperature=0.9, seed=seed) for seed in (3, 3, 4, 5)]
-    together = texts("exact", "both", params)[0]
+    together = texts("exact", "all", params)[0]
     manifest = tiny_manifest(MODEL, (1, 2), EXITS)
     for prompt, one, text in zip(PROMPTS, params, together, strict=True):
-        policy = ExactDepth(manifest, DepthOptions(draft="both", draft_limit=1))
+        policy = ExactDepth(manifest, DepthOptions(draft="all", draft_limit=1))
         row = make_row(Request(prompt, one, 0), manifest)
         list(run(policy, NumpyBackend(manifest, MODEL).context(1), [row]))
         assert row.new_tokens.tolist() == text

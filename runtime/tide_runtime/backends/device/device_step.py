@@ -66,7 +66,7 @@ class DeviceContext:
     ``attached``: objects of backends and policies with the lifetime of this context.
     """
 
-    packs_steps, prefix_blocks = False, None
+    packs_steps, prefix_blocks, has_draft_head = False, None, False
 
     def __init__(self, backend: DeviceBackend, capacity: int, prefix_blocks: int = 0) -> None:
         self.backend, self.capacity, self.layers_launched = backend, capacity, 0

@@ -23,7 +23,7 @@ from tide_runtime.backends.prefix_blocks import PrefixBlocks
 from tide_runtime.backends.step_arrays import LEAST_ROWS, RowEnds, StepBuffers, StepPositions, StepShape
 from tide_runtime.bundle import Bundle
 from tide_runtime.bundle.calibration import CostTable
-from tide_runtime.bundle.manifest import HEAD, batched_graph, forms_of, ragged_graph
+from tide_runtime.bundle.manifest import DRAFT, HEAD, STATES, batched_graph, forms_of, ragged_graph
 from tide_runtime.errors import BundleError, ParamsError
 
 _KEPT_STEPS = 128  # step shapes whose bindings a context keeps; policies that skip layers use many
@@ -86,7 +86,7 @@ class OnnxRuntimeContext:
     def __init__(self, backend: OnnxRuntimeBackend, capacity: int, prefix_blocks: int = 0) -> None:
         self.backend, self.capacity, self.layers_launched = backend, capacity, 0
         self.every_layer: Sequence[str] = backend.every_layer
-        self.packs_steps = backend.packs_steps
+        self.packs_steps, self.has_draft_head = backend.packs_steps, DRAFT in backend.layers
         least = LEAST_ROWS if backend.pads_attention else 1
         self.caches = KVCaches(backend.manifest, backend.cache_dtype, capacity, spare_slots=least - 1)
         self.ends = RowEnds(capacity, self.caches.limit, least)
@@ -155,7 +155,7 @@ class _BoundStep:
     def __init__(self, context: OnnxRuntimeContext, shape: StepShape) -> None:
         self.shape, self.positions = shape, StepPositions(shape)
         arrays = context.buffers.views(shape)
-        self.input_ids, self.hidden, self.logits, self.token, self.score = arrays
+        self.input_ids, self.hidden, self.logits, self.token, self.score, self.before, self.states = arrays
         self._context = context
         self._counts: Sequence[int] = []
         self._num_cached_tokens: Sequence[int] = [0] * shape.batch_size
@@ -253,6 +253,8 @@ class _BoundStep:
             "logits": self.logits[None, :outputs],
             "token": self.token[None, :outputs],
             "score": self.score.reshape(tokens),
+            "before": self.before[None, :outputs],
+            STATES: self.states[None, :outputs],
             **self.positions.arrays,
             "position_ids": self.positions.arrays["position_ids"].reshape(tokens),
         }

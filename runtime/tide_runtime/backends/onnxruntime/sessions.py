@@ -21,7 +21,7 @@ import onnxruntime as ort
 from tide_runtime.backends.attention import ATTENTION_BIAS, batched_decode_is_faster
 from tide_runtime.backends.graph_contract import check_interface
 from tide_runtime.bundle import Bundle
-from tide_runtime.bundle.manifest import HEAD, UNCUT, Manifest, batched_graph, kv_fill_graph, ragged_graph
+from tide_runtime.bundle.manifest import DRAFT, HEAD, UNCUT, Manifest, batched_graph, kv_fill_graph, ragged_graph
 from tide_runtime.errors import BundleError
 
 _NUMPY_DTYPES: dict[str, type[np.generic]] = {
@@ -106,7 +106,8 @@ class Sessions:
 def decoder_layers(manifest: Manifest, graphs: Container[str]) -> dict[str, int]:
     """Name → number of decoder layers, for every graph that a target with ``graphs`` can run."""
     layers = {g.name: g.layers[1] - g.layers[0] if g.layers else 0 for g in manifest.graphs}
-    return layers | ({UNCUT: manifest.model.num_layers} if UNCUT in graphs else {})
+    optional = {UNCUT: manifest.model.num_layers, DRAFT: 0}
+    return layers | {name: count for name, count in optional.items() if name in graphs}
 
 
 def load_session(

@@ -1,0 +1,1 @@
+"""The draft head: guesses tokens from the model's final state, for policy ``exact``."""

@@ -1,0 +1,157 @@
+"""The model's own replies, with the states and logits that it wrote them with: what drafts meet.
+
+Prompts are pieces of the training text, in the model's chat template if it has one; replies are sampled. States and logits are
+those of generation itself, so replies need no capture.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from inspect import signature
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from tide_runtime.errors import DataError
+from torch import Tensor, nn
+from transformers.cache_utils import DynamicCache
+
+from tide_calibrate.capture.store import Capture
+from tide_calibrate.parallel import Check, in_parallel
+from tide_calibrate.text.documents import SplitText, Windows
+from tide_export.load import LoadedModel
+from tide_export.trace import decoder_layers
+
+PROMPT_TOKENS = 64
+REPLY_TOKENS = 128
+_BATCH = 32
+_TOP_K = 16
+_TEMPERATURE = 0.7
+_PLACEHOLDER = "\ue000"
+
+
+@dataclass(frozen=True)
+class Replies:
+    """``capture``: windows of the prompt's last token and the reply; they begin at position ``first_position`` of the text."""
+
+    capture: Capture
+    first_position: int
+
+
+def write_replies(
+    loaded: LoadedModel,
+    text: SplitText,
+    boundaries: Sequence[int],
+    count: int,
+    seed: int,
+    on_batch: Callable[[int], None] = lambda _: None,
+) -> Replies:
+    """Let the model reply to ``count`` pieces of the training text.
+
+    Args:
+        boundaries: layers run before each state that is kept.
+        on_batch: called with the number of tokens written.
+
+    Raises DataError where no window has a prompt's tokens.
+    """
+    before, after = _template(loaded)
+    prompts = _prompts(text.windows, text.split, before, after, count, seed)
+    jobs = [
+        partial(_reply, loaded, prompts[start : start + _BATCH], boundaries, seed + start, on_batch)
+        for start in range(0, len(prompts), _BATCH)
+    ]
+    parts = list(in_parallel(jobs))
+    tokens, states, top_ids, top_logits, total = (np.concatenate(part) for part in zip(*parts, strict=True))
+    lengths = _lengths(tokens, loaded)
+    capture = Capture(
+        tokens=tokens,
+        lengths=lengths,
+        document=np.arange(len(tokens), dtype=np.int32),
+        split=np.zeros(len(tokens), np.int8),
+        hidden={boundary: states[:, :, place] for place, boundary in enumerate(boundaries)},
+        hidden_dtype="float16",
+        top_ids=top_ids,
+        top_logits=top_logits,
+        logsumexp=total,
+        num_layers=len(decoder_layers(loaded.model)),
+    )
+    return Replies(capture, prompts.shape[1] - 1)
+
+
+def _template(loaded: LoadedModel) -> tuple[list[int], list[int]]:
+    """Token ids before and after what a user says, in the model's chat template; none where it has none."""
+    tokenizer = loaded.tokenizer
+    if tokenizer is None or not tokenizer.chat_template:
+        return [], []
+    messages = [{"role": "user", "content": _PLACEHOLDER}]
+    whole = str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
+    before, _, after = whole.partition(_PLACEHOLDER)
+    return (list(tokenizer(part, add_special_tokens=False)["input_ids"]) for part in (before, after))  # type: ignore[return-value]
+
+
+def _prompts(
+    windows: Windows, split: NDArray[np.int8], before: list[int], after: list[int], count: int, seed: int
+) -> NDArray[np.int64]:
+    """[count, tokens]: pieces of the training text, all of one length."""
+    fitting = np.flatnonzero((split[windows.document] == 0) & (windows.lengths >= PROMPT_TOKENS))
+    if not len(fitting):
+        raise DataError(f"the train split has no window of {PROMPT_TOKENS} tokens to take a prompt from; give longer documents")
+    random = np.random.default_rng(seed)
+    chosen = random.permutation(np.resize(random.permutation(fitting), count))
+    starts = random.integers(0, windows.lengths[chosen] - PROMPT_TOKENS + 1)
+    pieces = [windows.tokens[w, s : s + PROMPT_TOKENS] for w, s in zip(chosen, starts, strict=True)]
+    return np.stack([np.concatenate([before, piece, after]) for piece in pieces]).astype(np.int64)
+
+
+@torch.inference_mode()
+def _reply(
+    loaded: LoadedModel,
+    prompts: NDArray[np.int64],
+    boundaries: Sequence[int],
+    seed: int,
+    on_batch: Callable[[int], None],
+    check: Check,
+) -> tuple[NDArray[np.int32], NDArray[np.float16], NDArray[np.int32], NDArray[np.float32], NDArray[np.float32]]:
+    """Tokens [B, 1 + T] from the prompts' last one on, and for each the states [B, 1 + T, boundaries, H], the largest
+    logits and the logarithm of the sum of all."""
+    model, random = loaded.model, torch.Generator().manual_seed(seed)
+    last_only = {"logits_to_keep": 1} if "logits_to_keep" in signature(model.forward).parameters else {}
+    states: list[Tensor] = []
+
+    def keep(_module: nn.Module, _args: object, output: Any) -> None:
+        states.append((output[0] if isinstance(output, tuple) else output)[:, -1].half())
+
+    hooks = [decoder_layers(model)[boundary - 1].register_forward_hook(keep) for boundary in sorted(boundaries)]
+    step = torch.from_numpy(prompts)
+    tokens, tops, sums, cache = [step[:, -1:]], [], [], DynamicCache(config=model.config)
+    try:
+        for _ in range(REPLY_TOKENS):
+            check()
+            logits = model(input_ids=step, past_key_values=cache, use_cache=True, **last_only).logits[:, -1].float()
+            tops.append(logits.topk(_TOP_K))
+            sums.append(logits.logsumexp(-1))
+            step = torch.multinomial((logits / _TEMPERATURE).softmax(-1), 1, generator=random)
+            tokens.append(step)
+            on_batch(len(prompts))
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return (
+        torch.cat(tokens[:-1], 1).int().numpy(),
+        torch.stack(states, 1).unflatten(1, (-1, len(hooks))).numpy(),
+        torch.stack([top.indices for top in tops], 1).int().numpy(),
+        torch.stack([top.values for top in tops], 1).numpy(),
+        torch.stack(sums, 1).numpy(),
+    )
+
+
+def _lengths(tokens: NDArray[np.int32], loaded: LoadedModel) -> NDArray[np.int32]:
+    """Tokens up to the end of each reply, [B]; the prompt's last token may be one that ends turns."""
+    config = loaded.model.generation_config
+    eos = config.eos_token_id if config is not None else None
+    ends = np.isin(tokens, [] if eos is None else eos)
+    ends[:, 0] = False
+    return np.where(ends.any(1), ends.argmax(1), tokens.shape[1]).astype(np.int32)

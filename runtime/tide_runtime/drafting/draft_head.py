@@ -1,0 +1,58 @@
+"""Drafts of the draft head: guesses from states of the last token that all layers have run for, then from its own.
+
+A head of one feed-forward block, whose state goes on from guess to guess (EAGLE, Li et al. 2024, arXiv:2401.15077, which also has
+attention; Hydra, Ankner et al. 2024, arXiv:2402.05109, without). In lazy depth its tokens wait in front of layer 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from statistics import fmean
+
+from tide_runtime.bundle.calibration import DraftHeadInfo
+from tide_runtime.depth_tuning import DepthTuning
+from tide_runtime.drafting.backoff import Backoff
+from tide_runtime.drafting.hit_rates import HitRates
+
+
+@dataclass
+class HeadDrafts:
+    """What is known of the draft head in one sequence.
+
+    Args:
+        rates: of its guesses, by score.
+        mean: of its guesses, whatever their score.
+        backoff: of drafting with it.
+        tokens, scores: the guesses behind the sequence's last token.
+        room: most guesses.
+    """
+
+    rates: HitRates
+    mean: HitRates
+    backoff: Backoff
+    tokens: list[int] = field(default_factory=list)
+    scores: list[float] = field(default_factory=list)
+    room: int = 0
+
+    @classmethod
+    def start(cls, info: DraftHeadInfo, tuning: DepthTuning) -> HeadDrafts:
+        usual = {score: share for score, share in info.classes}
+        weight, memory = tuning.hit_rate_weight, tuning.hit_rate_memory
+        mean = HitRates(weight, memory, {0.0: fmean(info.acceptance)})
+        return cls(HitRates(weight, memory, usual), mean, Backoff(tuning, tuning.uncalibrated_speedup))
+
+    @property
+    def chances(self) -> list[float]:
+        """Of each guess, that it and all before it are right."""
+        return self.rates.chances(self.scores)
+
+    def start_guessing(self, room: int) -> bool:
+        """Forget the guesses. Returns whether up to ``room`` new ones may be made: not after the head lost lately."""
+        self.tokens, self.scores, self.room = [], [], room
+        return self.backoff.active and room > 0
+
+    def observe(self, tokens: Sequence[int]) -> None:
+        """Learn from the ``tokens`` that followed."""
+        self.rates.observe(self.tokens, self.scores, tokens)
+        self.mean.observe(self.tokens, self.scores, tokens)

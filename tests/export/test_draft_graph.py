@@ -1,0 +1,178 @@
+"""Bundles with a draft head: its graph follows the formulas, and texts under ``exact`` are the model's own, however it guesses."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import onnxruntime as ort
+import pytest
+import torch
+from export.architectures import LAYERS, tiny_model
+from export.stub_calibration import draft_tensors, write_calibration
+from numpy.typing import NDArray
+from safetensors.numpy import load_file, save_file
+from tide_runtime import DepthOptions, Engine, EngineOptions, GenerationParams
+from tide_runtime.backends.draft_step import run_draft_head
+from tide_runtime.bundle.calibration import ExitInfo
+from tide_runtime.bundle.manifest import DRAFT, STATES, UNCUT, read_manifest
+from tide_runtime.depth_tuning import DepthTuning
+from tide_runtime.drafting import head_drafts
+from tide_runtime.drafting.controller import DraftController
+from tide_runtime.errors import CalibrationError
+
+from tide_export import ExportConfig, export
+from tide_export.calibration.exit_calibration import read_exit_calibration
+from tide_export.export import quantize_loaded
+from tide_export.load import fingerprint, load_model
+from tide_export.progress import ExportProgress
+
+HIDDEN = 64
+PROMPTS = [[5, 9, 2, 7], [11, 3], [8, 8, 1, 30, 4, 6, 2]]
+CASES = {
+    "no exits": ("llama", [], "auto"),
+    "cut without exits": ("llama", [], "1,2"),
+    "exits": ("llama", [ExitInfo(1, "linear", "max_probability", 0.05, 0.97)], "auto"),
+    "positions before layer 0": ("gpt2", [], "auto"),
+    "int4": ("llama", [], "auto"),
+}
+
+
+@pytest.fixture(scope="module", params=list(CASES))
+def bundle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    torch.set_num_threads(1)
+    architecture, exits, checkpoints = CASES[request.param]
+    folder = tmp_path_factory.mktemp("draft")
+    model = tiny_model(architecture)
+    model.save_pretrained(folder / "model")
+    weights = "int4" if request.param == "int4" else "source"
+    loaded = load_model(str(folder / "model"), "fp32", weights=weights)
+    if weights == "int4":
+        loaded = quantize_loaded(loaded, weights, "rtn", ExportProgress(quiet=True))
+    draft = draft_tensors(HIDDEN, 32, model.config.vocab_size)
+    write_calibration(folder / "calib", exits, fingerprint(loaded), LAYERS, HIDDEN, draft)
+    config = ExportConfig(
+        calibration=str(folder / "calib"), max_seq_len=64, checkpoints=checkpoints, weights=weights, quantizer="rtn"
+    )
+    export(str(folder / "model"), folder / "engine", config)
+    return folder / "engine"
+
+
+@pytest.fixture
+def always(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The head guesses whenever it has room, as if it cost nothing, and all guesses are verified."""
+
+    def pays(self: DraftController, states: list, others: list, ready: list[int], spent_ms: float, prompts: int) -> bool:
+        return all(len(states[i].head_tokens) < min(4, states[i].head.room) for i in ready)
+
+    monkeypatch.setattr(DraftController, "head_pays", pays)
+    monkeypatch.setattr(DraftController, "lengths", lambda self, chances, spent, prompts: [len(own) for own in chances])
+
+
+@pytest.fixture
+def engines(bundle: Path) -> Iterator[dict[str, Engine]]:
+    depth = DepthOptions(draft="head", tuning=DepthTuning(cooldown=1, longest_cooldown=1))
+    made = {name: Engine.load(bundle, EngineOptions(policy=name, depth=depth, max_batch=4)) for name in ("full", "exact")}
+    yield made
+    for engine in made.values():
+        engine.close()
+
+
+def test_the_graph_follows_the_formulas(bundle: Path, engines: dict[str, Engine]) -> None:
+    tensors = {name.removeprefix("draft."): array for name, array in load_file(bundle.parent / "calib" / "exits.safetensors").items()}
+    model = load_model(str(bundle.parent / "model"), "fp32").model
+    states = np.random.default_rng(3).normal(size=(2, 2 * HIDDEN)).astype(np.float32)
+    context = engines["exact"].backend.context(2)
+    assert context.has_draft_head
+    tokens, scores, found = run_draft_head(context, [0, 1], [5, 9], states, [3, 6])
+    embedded = model.get_input_embeddings().weight[[5, 9]]
+    if model.config.model_type == "gpt2":
+        embedded = embedded + model.transformer.wpe.weight[[3, 6]]
+    expected, logits = head(embedded.detach().numpy(), states, tensors)
+    quantised = read_manifest(bundle).weights  # then the embedding is rounded too
+    np.testing.assert_allclose(found, expected, atol=0.2 if quantised else 0.05)
+    odds = np.exp(logits - logits.max(1, keepdims=True))
+    np.testing.assert_allclose(scores, (odds / odds.sum(1, keepdims=True)).max(1), atol=0.1 if quantised else 0.03)
+    for token, row in zip(tokens, logits, strict=True):
+        assert token in tensors["vocabulary"]
+        assert row[tensors["vocabulary"].tolist().index(token)] > row.max() - 0.1
+    context.close()
+
+
+def head(embedded: NDArray[np.floating], states: NDArray[np.floating], tensors: dict[str, NDArray]) -> tuple[NDArray, NDArray]:
+    def normed(x: NDArray) -> NDArray:
+        return x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-6)
+
+    middle, final = np.split(states, 2, axis=-1)
+    x = np.concatenate([embedded, normed(middle), normed(final)], -1) @ tensors["fuse"].T
+    gate, up = np.split(normed(x) @ tensors["gate_up"].T, 2, axis=-1)
+    after = x + (gate / (1 + np.exp(-gate)) * up) @ tensors["down"].T
+    return np.concatenate([after, after], -1), normed(after) @ tensors["rows"].T
+
+
+@pytest.mark.usefixtures("always")
+@pytest.mark.parametrize("params", [{}, {"temperature": 0.9, "seed": 4}], ids=["greedy", "sampled"])
+def test_texts_are_the_models_own(engines: dict[str, Engine], params: dict) -> None:
+    asked = GenerationParams(max_new_tokens=24, ignore_eos=True, **params)
+    own, drafted = (engine.generate(PROMPTS, asked) for engine in (engines["full"], engines["exact"]))
+    assert [g.token_ids for g in drafted] == [g.token_ids for g in own]
+    assert all(g.stats.drafted["head"] > 0 for g in drafted)
+    alone = [engines["exact"].generate([prompt], asked)[0] for prompt in PROMPTS]
+    assert [g.token_ids for g in alone] == [g.token_ids for g in own]
+
+
+def test_guesses_read_the_state_behind_which_they_stand(
+    bundle: Path, engines: dict[str, Engine], monkeypatch: pytest.MonkeyPatch, always: None
+) -> None:
+    """The first guess of a cycle is the head's on the final state of the token before the last one."""
+    seen: list[tuple[list[int], NDArray]] = []
+    def spy(context, rows, tokens, states, places):
+        seen.append((list(tokens), np.array(states)))
+        return run_draft_head(context, rows, tokens, states, places)
+
+    monkeypatch.setattr(head_drafts, "run_draft_head", spy)
+    (generation,) = engines["exact"].generate([PROMPTS[0]], GenerationParams(max_new_tokens=12, ignore_eos=True))
+    text = [*PROMPTS[0], *generation.token_ids]
+    context = engines["exact"].backend.context(1)
+    step = context.step(0, [len(text)], [len(text)])
+    step.input_ids[: len(text)] = text
+    step.place([0])
+    for graph in context.every_layer:
+        step.run(graph)
+    finals = step.states[: len(text)].copy()
+    cycles = [(tokens, states) for tokens, states in seen if any(np.allclose(states[0], final, atol=1e-4) for final in finals)]
+    assert len(cycles) >= 3
+    for tokens, states in cycles:
+        places = [i for i, final in enumerate(finals[:-1]) if np.allclose(states[0], final, atol=1e-4)]
+        assert any(text[place + 1] == tokens[0] for place in places)
+    context.close()
+
+
+def test_the_uncut_graph_gives_the_states(bundle: Path) -> None:
+    files = read_manifest(bundle).targets["cpu"].graphs
+    session = ort.InferenceSession(str(bundle / files[UNCUT]))
+    assert STATES in [value.name for value in session.get_outputs()] and DRAFT in files
+
+
+@pytest.mark.parametrize("change", ["missing", "shape", "infinite"])
+def test_broken_tensors_are_refused(bundle: Path, tmp_path: Path, change: str) -> None:
+    calibration = shutil.copytree(bundle.parent / "calib", tmp_path / "calib")
+    tensors = load_file(calibration / "exits.safetensors")
+    if change == "missing":
+        tensors = {name: array for name, array in tensors.items() if name != "draft.rows"}
+    elif change == "shape":
+        tensors["draft.fuse"] = tensors["draft.fuse"][:, :-1].copy()
+    else:
+        tensors["draft.down"][0, 0] = np.inf
+    save_file(tensors, calibration / "exits.safetensors")
+    with pytest.raises(CalibrationError, match="draft"):
+        read_exit_calibration(calibration)
+
+
+def test_the_manifest_names_the_head(bundle: Path) -> None:
+    info = read_manifest(bundle).draft_head
+    assert info is not None and info.vocabulary == 32
+    assert json.loads((bundle / "manifest.json").read_text())["calibration"]["draft_head"]["acceptance"] == [0.5, 0.4]
