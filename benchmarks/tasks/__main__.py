@@ -4,11 +4,13 @@
     python -m benchmarks.tasks --weights int4 --tasks 3         # the first three of each kind
     python -m benchmarks.tasks --calibrated BUNDLE              # also a bundle that was calibrated and exported in fp32
     python -m benchmarks.tasks --prompts FOLDER --json build/tasks.json
+    python -m benchmarks.tasks --prompts benchmarks/tasks/second_prompts    # a second set, of five tasks each
 
 Each task runs under `full` and under `auto` of the same bundle in turn, with the model's chat template, greedy. The pool of
 recent outputs is off, as a second round would find its own text there. Speedups are of decoding: the time behind the first token,
 the median of the rounds of a task. In batches the first turns of eight tasks, one of each kind, are submitted together. The score
-is what a program can check of a reply (`checks`): 0 to 1, and above 0 for some tasks whatever the reply is.
+is what a program can check of a reply (`checks`): 0 to 1, and above 0 for some tasks whatever the reply is. The folder
+benchmarks/tasks/second_prompts is a second set, written after the policies were final and never used to change them.
 """
 
 from __future__ import annotations
@@ -49,6 +51,10 @@ from benchmarks.tasks.task_set import PROMPTS, TaskKind, load_tasks
 WEIGHTS = ("fp32", "int4")
 BATCH = 8
 BATCH_WEIGHTS = "fp32"
+PROMPTS_HELP = (
+    "Folder of task files; benchmarks/tasks/second_prompts is a second set, written after the policies were final and never used "
+    "to change them."
+)
 
 console = Console(width=max(120, Console().width))
 
@@ -119,7 +125,7 @@ def add_results(report: Report, rows: Sequence[dict[str, Any]], batches: Sequenc
 
 def main(
     weights: Annotated[str, typer.Option(help=f"Of SmolLM2-135M-Instruct, of {', '.join(WEIGHTS)}.")] = ",".join(WEIGHTS),
-    prompts: Annotated[Path, typer.Option(help="Folder of task files.")] = PROMPTS,
+    prompts: Annotated[Path, typer.Option(help=PROMPTS_HELP)] = PROMPTS,
     tasks: Annotated[int | None, typer.Option(min=1, help="Only so many of each kind.")] = None,
     calibrated: Annotated[Path | None, typer.Option(help="A calibrated bundle of the model in fp32.")] = None,
     batches: Annotated[bool, typer.Option(help=f"Also run batches of {BATCH}, in {BATCH_WEIGHTS}.")] = True,

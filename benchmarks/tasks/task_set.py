@@ -18,6 +18,7 @@ from typing import Any
 from benchmarks.tasks.check_fields import expect_fields, read_check, text, whole
 
 PROMPTS = Path(__file__).resolve().parent / "prompts"
+SECOND_PROMPTS = PROMPTS.with_name("second_prompts")
 
 
 @dataclass(frozen=True)

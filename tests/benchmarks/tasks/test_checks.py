@@ -13,7 +13,7 @@ import pytest
 from benchmarks.tasks.check_fields import CHECK_FIELDS, read_check
 from benchmarks.tasks.checks import CHECKS, first_object, occurs, score
 from benchmarks.tasks.code_check import first_python_block, passing_share
-from benchmarks.tasks.task_set import Task, load_tasks
+from benchmarks.tasks.task_set import PROMPTS, SECOND_PROMPTS, Task, load_tasks
 
 ADD = "def add(a, b):\n    return a + b\n"
 RIGHT_AND_WRONG: list[tuple[dict[str, Any], str, str]] = [
@@ -46,7 +46,8 @@ def parts(check: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
 
 
 def parts_of_type(kind: str) -> list[tuple[Task, Mapping[str, Any]]]:
-    return [(task, part) for kinds in load_tasks() for task in kinds.tasks for part in parts(task.check) if part["type"] == kind]
+    tasks = [task for folder in (PROMPTS, SECOND_PROMPTS) for kinds in load_tasks(folder) for task in kinds.tasks]
+    return [(task, part) for task in tasks for part in parts(task.check) if part["type"] == kind]
 
 
 def test_every_type_has_fields_and_a_function() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from benchmarks.tasks.checks import occurs
-from benchmarks.tasks.task_set import PROMPTS, Task, TaskKind, load_tasks
+from benchmarks.tasks.task_set import PROMPTS, SECOND_PROMPTS, Task, TaskKind, load_tasks
 
 MAX_NEW_TOKENS = {
     "arithmetic": 128,
@@ -32,6 +32,7 @@ WORDS = {
     "translation": (40, 100),
     "turns": (4, 40),
 }
+FOLDERS = {PROMPTS: ("", 10), SECOND_PROMPTS: ("second-", 5)}  # what ids have before the number, tasks of a kind
 FILE = {
     "kind": "chat",
     "max_new_tokens": 8,
@@ -39,9 +40,14 @@ FILE = {
 }
 
 
+@pytest.fixture(scope="module", params=FOLDERS, ids=lambda folder: folder.name)
+def folder(request: pytest.FixtureRequest) -> Path:
+    return Path(request.param)
+
+
 @pytest.fixture(scope="module")
-def kinds() -> list[TaskKind]:
-    return load_tasks()
+def kinds(folder: Path) -> list[TaskKind]:
+    return load_tasks(folder)
 
 
 def all_tasks(kinds: list[TaskKind]) -> list[Task]:
@@ -53,22 +59,36 @@ def load_one(folder: Path, document: Any, name: str = "chat.json") -> list[TaskK
     return load_tasks(folder)
 
 
-def test_eight_kinds_of_ten_tasks(kinds: list[TaskKind]) -> None:
+def test_eight_kinds_of_equally_many_tasks(kinds: list[TaskKind], folder: Path) -> None:
     """A kind would be missing from the tables, or would weigh less than the others in their means."""
+    _, count = FOLDERS[folder]
     assert {kind.kind: (len(kind.tasks), kind.max_new_tokens) for kind in kinds} == {
-        name: (10, tokens) for name, tokens in MAX_NEW_TOKENS.items()
+        name: (count, tokens) for name, tokens in MAX_NEW_TOKENS.items()
     }
     assert {kind.kind for kind in kinds if kind.system} == {"json_extract", "retrieval"}
 
 
-def test_ids_name_their_kind_and_number(kinds: list[TaskKind]) -> None:
+def test_the_folders_differ_in_nothing_but_their_tasks() -> None:
+    """Figures of the second set would differ by a limit or a system prompt, not by its texts."""
+    first, second = ([(kind.kind, kind.max_new_tokens, kind.system) for kind in load_tasks(folder)] for folder in FOLDERS)
+    assert first == second
+
+
+def test_ids_name_their_kind_and_number(kinds: list[TaskKind], folder: Path) -> None:
     """A row of results could not be traced to its prompt."""
-    assert [task.id for task in all_tasks(kinds)] == [f"{kind.kind}-{n}" for kind in kinds for n in range(1, 11)]
+    before, count = FOLDERS[folder]
+    assert [task.id for task in all_tasks(kinds)] == [f"{kind.kind}-{before}{n}" for kind in kinds for n in range(1, count + 1)]
 
 
-def test_no_two_prompts_begin_alike(kinds: list[TaskKind]) -> None:
+def test_ids_are_unique_across_the_folders() -> None:
+    """Rows of one set would be taken for rows of the other."""
+    ids = [task.id for folder in FOLDERS for task in all_tasks(load_tasks(folder))]
+    assert len(set(ids)) == len(ids)
+
+
+def test_no_two_prompts_begin_alike() -> None:
     """A prefix cache would serve one task from another one, and a cold figure would be a warm one."""
-    beginnings = [task.turns[0][:200] for task in all_tasks(kinds)]
+    beginnings = [task.turns[0][:200] for folder in FOLDERS for task in all_tasks(load_tasks(folder))]
     assert len(set(beginnings)) == len(beginnings)
 
 
@@ -94,9 +114,9 @@ def test_facts_stand_in_the_text_that_is_summarised(kinds: list[TaskKind]) -> No
             assert occurs(spellings, task.turns[0]), (task.id, spellings)
 
 
-def test_lines_of_the_files_fit_the_editor() -> None:
+def test_lines_of_the_files_fit_the_editor(folder: Path) -> None:
     """A change to one word of a prompt would show up as a change of a line of 2,000 characters."""
-    for path in PROMPTS.glob("*.json"):
+    for path in folder.glob("*.json"):
         assert max(map(len, path.read_text(encoding="utf-8").splitlines())) <= 130, path
 
 
