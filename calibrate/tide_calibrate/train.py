@@ -28,7 +28,7 @@ from tide_calibrate.model.frozen import FrozenModel
 from tide_calibrate.parallel import Check, in_parallel
 from tide_calibrate.routers import MaxProbability
 from tide_calibrate.temporary_bundle import TemporaryBundle
-from tide_calibrate.text.documents import SplitName, SplitText, Windows
+from tide_calibrate.text.documents import SPLITS, SplitName, SplitText, Windows
 from tide_calibrate.token_bar import token_bar
 from tide_calibrate.traces.continuations import continue_prompts, generated_tokens
 from tide_calibrate.traces.record import WINDOWS_PER_READ, trace_split, windows_of
@@ -41,9 +41,11 @@ from tide_export.trace import decoder_layers
 _WORTH_COMPILING = 5e12  # where step costs need the export anyway
 _WORTH_EXPORTING = 2e13
 _TRACE_PARTS = 4  # of the windows; a single exit is traced in several threads as well
-_REPLIES, _LEAST_REPLIES = 128, 32  # that the draft head learns from, with the default minutes and at least
-_DRAFT_HEAD_SHARE = 0.25  # of the minutes, for its training
-_TEST_WINDOWS = 40  # for the agreement of all heads: 10,240 tokens, a standard error of at most 0.5%
+_TRAIN_WINDOWS, _LEAST_TRAIN_WINDOWS = 128, 32  # captured with the default minutes, and at least
+_TEST_WINDOWS = 20  # captured, for the agreement of all heads: 5,120 tokens, a standard error of at most 0.7%
+_REPLIES, _LEAST_REPLIES = 96, 32  # that the draft head learns from, with the default minutes and at least
+_DRAFT_HEAD_SHARE = 0.17  # of the minutes, for its training
+_DRAFT_HEAD_STEPS = 250  # at most, with the default minutes
 
 
 @dataclass(frozen=True)
@@ -152,7 +154,8 @@ def _draft_head(
                 steps.reach(done)
 
             seconds = 60 * config.minutes * _DRAFT_HEAD_SHARE
-            trained = train_draft_head(model, captured, replies, layer, seconds, config.seed, on_step)
+            most = round(_DRAFT_HEAD_STEPS * share)
+            trained = train_draft_head(model, captured, replies, layer, seconds, most, config.seed, on_step)
     except UnsupportedModelError as error:
         progress.note(f"no draft head: {error}")
         return None
@@ -196,12 +199,26 @@ def _captured(
     make_pass = cache(partial(fastest_pass, loaded.model, bundle, layers, progress.note))  # one for both texts
     stored = "bfloat16" if config.dtype == "bf16" else "float16"
     run = partial(capture, candidates=layers, hidden_dtype=stored, make_pass=make_pass, progress=progress)
-    with progress.phase(f"capture {text.windows.total_tokens:,} tokens"):
-        text_capture = run(loaded, text.windows, text.split, directory=work / "text")
+    windows = _windows_to_capture(text, config)
+    with progress.phase(f"capture {windows.total_tokens:,} of {text.windows.total_tokens:,} tokens"):
+        text_capture = run(loaded, windows, text.split, directory=work / "text")
     with progress.phase(f"generate continuations of {config.prompts} prompts"):
         own, prompt_lengths = continue_prompts(loaded.model, text.windows, text.split, config.prompts, config.new_tokens)
         own_capture = run(loaded, own, text.split, directory=work / "continuations")
     return Captured(text_capture, own, prompt_lengths, own_capture)
+
+
+def _windows_to_capture(text: SplitText, config: CalibrationConfig) -> Windows:
+    """The windows that are read: all of the threshold split, whose number the certificate rests on, some of the others."""
+    share, split = config.minutes / CalibrationConfig.minutes, text.split[text.windows.document]
+    most = {"train": max(_LEAST_TRAIN_WINDOWS, round(_TRAIN_WINDOWS * share)), "test": _TEST_WINDOWS}
+    kept = []
+    for number, name in enumerate(SPLITS):
+        own = np.flatnonzero(split == number)
+        spread = np.linspace(0, len(own) - 1, min(len(own), most.get(name, len(own)))).round().astype(int)
+        kept.append(own[spread])
+    chosen = np.sort(np.concatenate(kept))
+    return Windows(*(part[chosen] for part in (text.windows.tokens, text.windows.lengths, text.windows.document)))
 
 
 def exits_to_train(config: CalibrationConfig, num_layers: int) -> list[Exit]:

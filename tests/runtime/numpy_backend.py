@@ -72,7 +72,7 @@ class NumpyContext:
 
     def __init__(self, backend: NumpyBackend, capacity: int, prefix_blocks: int = 0) -> None:
         self.backend, self.capacity, self.layers_launched = backend, capacity, 0
-        self.packs_steps = backend.packs_steps
+        self.packs_steps, self.has_draft_head = backend.packs_steps, False
         self.prefix_blocks = NumpyPrefixBlocks(self, prefix_blocks) if prefix_blocks else None
         self.ends = RowEnds(capacity, backend.manifest.max_seq_len)
         self.every_layer: Sequence[str] = [segment.name for segment in backend.manifest.segments]

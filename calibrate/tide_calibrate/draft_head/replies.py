@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from inspect import signature
+from threading import get_ident
 from typing import Any
 
 import numpy as np
@@ -121,8 +122,11 @@ def _reply(
     last_only = {"logits_to_keep": 1} if "logits_to_keep" in signature(model.forward).parameters else {}
     states: list[Tensor] = []
 
+    this_thread = get_ident()
+
     def keep(_module: nn.Module, _args: object, output: Any) -> None:
-        states.append((output[0] if isinstance(output, tuple) else output)[:, -1].half())
+        if get_ident() == this_thread:  # batches are written in several threads, by one model
+            states.append((output[0] if isinstance(output, tuple) else output)[:, -1].half())
 
     hooks = [decoder_layers(model)[boundary - 1].register_forward_hook(keep) for boundary in sorted(boundaries)]
     step = torch.from_numpy(prompts)

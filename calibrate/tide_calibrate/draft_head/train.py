@@ -74,10 +74,11 @@ def train_draft_head(
     replies: Replies,
     layer: int,
     seconds: float,
+    most_steps: int = STEPS[-1],
     seed: int = 0,
     on_step: Callable[[int, int], None] = lambda done, steps: None,
 ) -> TrainedDraftHead:
-    """Train in the largest number of `STEPS` that takes at most ``seconds``, by the time of the first ones.
+    """Train in the largest number of `STEPS` up to ``most_steps`` that takes at most ``seconds``, by the time of the first ones.
 
     Args:
         layer: layers run before the state in the middle, which both captures hold.
@@ -98,7 +99,7 @@ def train_draft_head(
     place[vocabulary] = torch.arange(len(vocabulary))
     written = np.flatnonzero((text.split == 0) & (text.lengths > len(LOSS_WEIGHTS)))
     trainer = _Trainer(head, place, Replies(text, 0), replies, written, own, seed)
-    steps = trainer.plan(seconds)
+    steps = trainer.plan(seconds, most_steps)
     for step in range(steps):
         trainer.step(step, steps)
         on_step(step + 1, steps)
@@ -123,15 +124,15 @@ class _Trainer:
         self._random = np.random.default_rng(seed)
         self._optimizer = torch.optim.AdamW(head.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.98))
 
-    def plan(self, seconds: float) -> int:
-        """The number of steps for ``seconds``, from two of text and two of replies, at a rate near 0."""
+    def plan(self, seconds: float, most: int) -> int:
+        """The number of steps for ``seconds``, at most ``most``, from two of text and two of replies, at a rate near 0."""
         times = []
         for step in range(2 * len(self._sources)):
             start = perf_counter()
             self.step(step, _NO_RATE)
             times.append(perf_counter() - start)
         step_seconds = sum(times[len(self._sources) :]) / len(self._sources)
-        return max((steps for steps in STEPS if steps * step_seconds <= seconds), default=STEPS[0])
+        return max((steps for steps in STEPS if steps <= most and steps * step_seconds <= seconds), default=STEPS[0])
 
     def step(self, step: int, steps: int) -> None:
         source, windows = self._sources[step % len(self._sources)]

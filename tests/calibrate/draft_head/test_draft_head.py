@@ -22,6 +22,7 @@ from transformers import PreTrainedModel
 from tide_export.load import LoadedModel
 
 TOKENS, MIDDLE = 24, 2
+REPLIES = 33  # more than a batch: two threads write them
 
 
 def windows_of(model: PreTrainedModel, count: int = 24) -> NDArray[np.int64]:
@@ -95,10 +96,10 @@ def test_replies_carry_the_states_of_a_forward_pass() -> None:
     )
     text = SplitText([], np.zeros(4, np.int8), windows)
     loaded = LoadedModel(model, None, "tiny")
-    written = write_replies(loaded, text, [MIDDLE, LAYERS], 3, seed=0)
+    written = write_replies(loaded, text, [MIDDLE, LAYERS], REPLIES, seed=0)
     capture = written.capture
-    assert capture.tokens.shape == (3, REPLY_TOKENS) and written.first_position == 63
-    again = write_replies(loaded, text, [MIDDLE, LAYERS], 3, seed=0)
+    assert capture.tokens.shape == (REPLIES, REPLY_TOKENS) and written.first_position == 63
+    again = write_replies(loaded, text, [MIDDLE, LAYERS], REPLIES, seed=0)
     np.testing.assert_array_equal(capture.tokens, again.capture.tokens)
     pieces = [row[start : start + 64] for row in windows.tokens for start in range(80 - 63)]
     assert any(_states_fit(model, piece, capture.tokens[0], capture.hidden) for piece in pieces)

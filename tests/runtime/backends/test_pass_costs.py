@@ -25,7 +25,7 @@ def ms_of(counts: Sequence[int]) -> float:
 class MadeUpMachine:
     """An execution context whose graph takes `ms_of`, five times as long at first and in every third round."""
 
-    every_layer = ("model",)
+    every_layer, has_draft_head = ("model",), False
 
     def __init__(self) -> None:
         self.now, self.runs, self.closed = 0.0, 0, False

@@ -1,4 +1,4 @@
-"""Acceptance of text drafts by the length of the match."""
+"""Acceptance of guesses by what speaks for them: the length of a match, or a score."""
 
 from __future__ import annotations
 
@@ -17,23 +17,31 @@ def test_a_sequence_learns_what_its_matches_are_worth() -> None:
     rates = HitRates(4, 10)
     before = rates.rate(2)
     for _ in range(20):
-        rates.observe(Guess([5], 2), [5, 6])
+        rates.observe([5], [2], [5, 6])
     assert rates.rate(2) > before
     for _ in range(40):
-        rates.observe(Guess([5], 2), [4])
+        rates.observe([5], [2], [4])
     assert rates.rate(2) < before / 2
 
 
 def test_each_token_behind_a_match_is_of_a_longer_one() -> None:
     """Breaks: the second token of a draft would be taken for as doubtful as the first."""
     rates = HitRates(8, 100)
-    first, second, third = rates.chances(Guess([1, 2, 3], 1))
+    first, second, third = rates.chances(Guess([1, 2, 3], 1).evidence)
     assert first == rates.rate(1) and second == first * rates.rate(2) and third == second * rates.rate(3)
 
 
 def test_tokens_behind_a_wrong_one_count_nothing() -> None:
     """Breaks: chance agreement behind a refused draft would be taken for its acceptance."""
     rates, same = HitRates(8, 100), HitRates(8, 100)
-    rates.observe(Guess([1, 2, 3], 2), [1, 9, 3])
-    same.observe(Guess([1, 2], 2), [1, 9])
+    rates.observe([1, 2, 3], [2, 3, 4], [1, 9, 3])
+    same.observe([1, 2], [2, 3], [1, 9])
     assert [rates.rate(n) for n in range(1, 9)] == [same.rate(n) for n in range(1, 9)]
+
+
+def test_scores_have_classes_of_their_own() -> None:
+    """Breaks: a draft head that is seldom sure would be trusted, or one that is sure would not be."""
+    rates = HitRates(4, 10, {0.0: 0.1, 0.5: 0.7})
+    assert rates.rate(0.49) == 0.1 and rates.rate(0.5) == rates.rate(0.99) == 0.7
+    rates.observe([3, 4], [0.9, 0.2], [3, 5])
+    assert rates.rate(0.6) > 0.7 and rates.rate(0.3) < 0.1
