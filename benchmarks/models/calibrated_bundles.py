@@ -1,7 +1,9 @@
-"""The demo models as `tide-calibrate` and `tide-export` make them, kept between runs of benchmarks."""
+"""Models as `tide-calibrate` and `tide-export` make them, kept between runs of benchmarks."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 
@@ -10,6 +12,7 @@ from tide_bench.bundles import export_key
 from tide_bench.in_process import run_in_process
 
 from benchmarks.models.demo import DEMO_MODELS
+from benchmarks.models.gguf_files import GGUF_MODELS
 from examples.demo_data import held_out_files, write_held_out
 
 _ROOT = Path(__file__).resolve().parents[2]
@@ -21,31 +24,69 @@ def demo_identity(model: str) -> str:
     return files_digest(sorted(p for p in (DEMO_MODELS / model).iterdir() if p.suffix in (".json", ".safetensors")))
 
 
-def calibrated_bundles(model: str, cache: Path) -> dict[int, Path]:
-    """Bundles of the demo model ``model`` whose exits are certified at 1% and at 5% disagreement, by percent.
+@dataclass(frozen=True)
+class Calibrated:
+    """A model to calibrate.
 
-    Calibrated on the demo's own data with default options: once, but for the certificates. Made again when the
-    weights, the data, the calibrator or the exporter change.
+    Args:
+        source: what ``tide-calibrate`` and ``tide-export`` read, given the cache folder.
+        identity: changes when the weights do.
+        weights: their form, as ``--weights`` takes it.
+        percents: certified disagreements.
     """
+
+    source: Callable[[Path], Path]
+    identity: Callable[[], str]
+    weights: str = "source"
+    percents: Sequence[int] = PERCENTS
+
+
+def _demo(model: str) -> Calibrated:
+    return Calibrated(lambda cache: DEMO_MODELS / model, lambda: demo_identity(model))
+
+
+def _smollm2(weights: str) -> Calibrated:
+    """From the authors' GGUF file, certified at the first percentage only: its bundles are large."""
+    model = GGUF_MODELS["smollm2"]
+    return Calibrated(model.source, lambda: f"{model.identity()} {weights}", weights, PERCENTS[:1])
+
+
+CALIBRATED = {
+    "layerskip": _demo("layerskip"),
+    "stock": _demo("stock"),
+    "smollm2": _smollm2("fp32"),
+    "smollm2-int4": _smollm2("int4"),
+}
+
+
+def calibrated_bundles(model: str, cache: Path) -> dict[int, Path]:
+    """Bundles of ``model``, of `CALIBRATED`, by the percentage of disagreement that its exits are certified at.
+
+    Calibrated on the demo's own data (SmolLM2: 135,000 tokens) with default options: once, but for the certificates. Each
+    bundle_P has its calibration beside it, in calibration_P. Made again when the weights, the data, the calibrator or the
+    exporter change.
+    """
+    chosen = CALIBRATED[model]
     calibrator = [*sorted((_ROOT / "calibrate").rglob("*.py")), _ROOT / "runtime" / "tide_runtime" / "bundle" / "calibration.py"]
     data = sha256("\0".join(file.text for file in held_out_files()).encode()).hexdigest()
-    key = "\n".join([export_key(demo_identity(model)), files_digest(calibrator), data])
-    folder = cached_folder(cache / model / "calibrated", key, lambda f: run_in_process(_calibrate_and_export, model, f))
-    return {percent: folder / f"bundle_{percent}" for percent in PERCENTS}
+    key = "\n".join([export_key(chosen.identity()), files_digest(calibrator), data])
+    options = str(chosen.source(cache)), chosen.weights, chosen.percents
+    folder = cached_folder(cache / model / "calibrated", key, lambda f: run_in_process(_calibrate_and_export, *options, f))
+    return {percent: folder / f"bundle_{percent}" for percent in chosen.percents}
 
 
-def _calibrate_and_export(model: str, folder: Path) -> None:
+def _calibrate_and_export(source: str, weights: str, percents: Sequence[int], folder: Path) -> None:
     from tide_calibrate.calibrate import calibrate
     from tide_calibrate.config import CalibrationConfig
 
     from tide_export import export
     from tide_export.config import ExportConfig
 
-    source, calibrations = str(DEMO_MODELS / model), {percent: folder / f"calibration_{percent}" for percent in PERCENTS}
-    data = folder / "data"
+    calibrations, data = {percent: folder / f"calibration_{percent}" for percent in percents}, folder / "data"
     write_held_out(data)
-    first, *others = PERCENTS
-    also = {percent / 100: calibrations[percent] for percent in others}
-    calibrate(source, str(data), calibrations[first], CalibrationConfig(max_disagreement=first / 100), also=also)
+    first, *others = percents
+    config = CalibrationConfig(max_disagreement=first / 100, weights=weights)
+    calibrate(source, str(data), calibrations[first], config, also={percent / 100: calibrations[percent] for percent in others})
     for percent, calibration in calibrations.items():
-        export(source, folder / f"bundle_{percent}", ExportConfig(verify=False, calibration=str(calibration)))
+        options = ExportConfig(verify=False, calibration=str(calibration), weights=weights)
+        export(source, folder / f"bundle_{percent}", options)

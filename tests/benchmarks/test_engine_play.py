@@ -54,3 +54,10 @@ def test_the_clock_stands_still_in_pauses(load: Callable[..., Engine]) -> None:
             time.sleep(0.2)
             generated += 9
         assert play.turn().seconds <= time.perf_counter() - begin - 2 * 0.2
+
+
+def test_texts_of_one_token_have_a_depth(load: Callable[..., Engine]) -> None:
+    """A prompt that the model ends at once would end the benchmark: its token went through every layer."""
+    with load() as engine:
+        turn = arm_on(engine).turn(PROMPTS, GenerationParams(max_new_tokens=1), 2)
+    assert turn.depth == engine.manifest.model.num_layers and turn.decoded == 0

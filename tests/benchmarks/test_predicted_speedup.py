@@ -1,4 +1,5 @@
-"""Predictions held against the clock: ratios of summed times, and exits that torch runs as they were calibrated."""
+"""Predictions held against the clock: which policies run, ratios of summed times, whether a recommendation was right, and exits
+that torch runs as they were calibrated."""
 
 from __future__ import annotations
 
@@ -6,18 +7,29 @@ from pathlib import Path
 
 import pytest
 import torch
+import typer
 from calibrate.synthetic_calibration import synthetic_file
 from export.architectures import tiny_model
+from rich.console import Console
 from tide_bench.report import Report
 from tide_calibrate.exit_heads import make_head
 from tide_calibrate.exits_file import write_exits
 from tide_calibrate.model.frozen import FrozenModel
-from tide_runtime.bundle.calibration import ExitInfo
+from tide_runtime import Engine, EngineOptions, ThreadOptions
+from tide_runtime.bundle.calibration import CalibrationInfo, ExitInfo
+from tide_runtime.bundle.manifest import Manifest
+from tide_runtime.depth.exact import ExactDepth
 
+from benchmarks import predicted_speedup
+from benchmarks.arms.answers import Answer, add_answers
+from benchmarks.arms.engine_arm import LoggedEngine
+from benchmarks.arms.policy_cases import Case, answer_case, make_case
 from benchmarks.arms.turns import Turn
 from benchmarks.exits.recalled_exits import recalled_exits
-from benchmarks.predicted_speedup import add_results, total_ratio
+from benchmarks.predicted_speedup import add_results, measure, total_ratio
 from tide_export.calibration.calibration_file import EXITS_NAME
+
+EXIT = ExitInfo(1, "identity", "max_probability", 0.2, exit_threshold=0.3)
 
 
 def turns(*seconds: float) -> list[Turn]:
@@ -54,3 +66,74 @@ def test_exits_are_recalled_with_their_weights(tmp_path: Path) -> None:
     (recalled,) = recalled_exits(model, file, tmp_path).values()
     states = {1: torch.randn(1, 3, model.hidden_size)}
     assert torch.equal(recalled.head.logits(states), head.logits(states))
+
+
+def load(bundle: Path) -> Engine:
+    """With threads of its own: shared ones would be all that this process' later engines could have."""
+    return Engine.load(bundle, EngineOptions(threads=ThreadOptions(1)))
+
+
+def answered(recommended: str, **predicted: float) -> CalibrationInfo:
+    return CalibrationInfo([EXIT], 4, recommended, predicted={"full": 1.0, "exact:ngram": 9.0, **predicted})
+
+
+@pytest.mark.parametrize(
+    ("recommended", "measured"),
+    [("exact", ("exact_both", "exact")), ("exit", ("exit_strict", "exit")), ("full", ("exit_strict", "exit"))],
+)
+def test_an_answer_is_judged_by_the_policy_that_it_is_about(recommended: str, measured: tuple[str, str]) -> None:
+    """A "no" would be confirmed by a policy that nobody expected to be fast."""
+    name, case = answer_case(answered(recommended, exact=1.005, exit=1.01))
+    assert (name, case.policy) == measured and case.exits == [EXIT]
+
+
+def test_a_calibration_without_predictions_is_refused() -> None:
+    """There would be nothing to compare."""
+    with pytest.raises(typer.BadParameter, match="--costs none"):
+        answer_case(CalibrationInfo([], 0, "full"))
+
+
+def answer(recommended: str, predicted: float, measured: float) -> Answer:
+    return Answer("m", recommended, "exact", predicted, measured, measured, measured, 0.01)
+
+
+@pytest.mark.parametrize(
+    ("recommended", "measured", "right"),
+    [("exact", 1.2, True), ("exact", 0.98, False), ("full", 1.02, True), ("full", 1.1, False)],
+)
+def test_yes_and_no_can_both_be_wrong(recommended: str, measured: float, right: bool) -> None:
+    """A calibration that always says the same would look right."""
+    assert answer(recommended, 1.0, measured).right is right
+
+
+def test_only_recommended_policies_have_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+    """A policy that is not recommended would count as a broken promise."""
+    report = Report("predicted_speedup")
+    add_answers(report, [answer("exact", 1.6, 2.0), answer("exact", 2.1, 2.0), answer("full", 0.5, 1.0)], Console(width=120))
+    assert report.results == pytest.approx(
+        {"other_load_pct": 1, "worst_prediction_error_pct": 20, "right_answers": 3, "models": 3}
+    )
+    assert [row["right"] for row in report.rows] == [True] * 3
+    assert "recommended" in capsys.readouterr().out
+
+
+def test_drafts_keep_within_what_low_bit_kernels_allow(exits_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With int4 weights `exact` would be measured on launches that an engine never makes."""
+    monkeypatch.setattr(Manifest, "rounds", lambda *_: True)
+    with load(exits_bundle) as engine:
+        logged = LoggedEngine(engine)
+        monkeypatch.setitem(vars(engine.backend), "invariant_tokens", 4)
+        policy = make_case(Case("exact", [EXIT]), logged)
+    assert isinstance(policy, ExactDepth) and policy.invariant_tokens == 4
+
+
+def test_texts_of_exact_end_where_the_model_ends_them(exits_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Speed behind an end token, which no prediction covers, would count; `exit` has texts of other lengths, so all go on."""
+    monkeypatch.setattr(predicted_speedup, "NEW_TOKENS", 24)
+    monkeypatch.setattr(predicted_speedup, "load_second", load)
+    groups = [[[first, 40, 99, 7]] for first in range(3, 40)]
+    lengths = {
+        policy: [len(turn.tokens[0]) for turn in measure(exits_bundle, {policy: Case(policy, [EXIT])}, groups)[policy]]
+        for policy in ("exact", "exit")
+    }
+    assert min(lengths["exact"]) < 24 and set(lengths["exit"]) == {24}

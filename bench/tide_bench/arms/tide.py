@@ -133,6 +133,6 @@ class PolicyRunner:
 
 
 def mean_depth(rows: Sequence[Generation], num_layers: int) -> float:
-    """Mean layers run for a token, over the tokens after the first."""
+    """Mean layers run for a token, over the tokens after the first; where there are none, ``num_layers``."""
     depths = [depth for row in rows for depth in row.stats.token_depths or [num_layers] * (row.stats.new_tokens - 1)]
-    return sum(depths) / len(depths)
+    return sum(depths) / len(depths) if depths else float(num_layers)
