@@ -39,7 +39,7 @@ _BLOCK = 32
 
 @dataclass(frozen=True)
 class DraftWeights:
-    """A trained draft head that reads the state after ``layer`` layers and the final one; ``tensors``: see `draft_graph_model`."""
+    """A trained draft head, which reads the states after ``layer`` and after all layers; ``tensors``: see `draft_graph_model`."""
 
     layer: int
     tensors: DraftTensors
@@ -81,7 +81,9 @@ def _append_head(graph: ir.Graph, tensors: DraftTensors) -> None:
     wide = [head.cast(value, ir.DataType.FLOAT) for value in (embedded, before)]
     middle, final = tape.op_multi_out("Split", [wide[1]], {"axis": -1, "num_outputs": 2}, num_outputs=2)
     x = head.product("fuse", tape.op("Concat", [wide[0], head.normed(middle), head.normed(final)], {"axis": -1}))
-    gate, up = tape.op_multi_out("Split", [head.product("gate_up", head.normed(x))], {"axis": -1, "num_outputs": 2}, num_outputs=2)
+    gate, up = tape.op_multi_out(
+        "Split", [head.product("gate_up", head.normed(x))], {"axis": -1, "num_outputs": 2}, num_outputs=2
+    )
     gated = tape.op("Mul", [tape.op("Mul", [gate, tape.op("Sigmoid", [gate])]), up])
     own = tape.op("Add", [x, head.product("down", gated)])
     own.dtype = ir.DataType.FLOAT

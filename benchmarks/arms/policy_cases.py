@@ -45,7 +45,7 @@ def answer_case(calibration: CalibrationInfo) -> tuple[str, Case]:
 
     Without exits, `exact` drafts from the text alone. Raises typer.BadParameter for a calibration without predictions.
     """
-    names, predicted = {"exact": "exact_both", "exit": "exit_strict"}, calibration.predicted
+    names, predicted = {"exact": "exact_all", "exit": "exit_strict"}, calibration.predicted
     policy = max((name for name in names if name in predicted), key=predicted.__getitem__, default=None)
     if policy is None:
         raise typer.BadParameter("the calibration predicts no speed; calibrate without --costs none")

@@ -13,7 +13,7 @@ from tide_runtime import Engine, Generation, GenerationParams
 from benchmarks.tasks.task_set import Task, TaskKind
 
 TIMED_S = 0.5  # of `full`, at least, in all rounds of a task: short replies take several
-MOST_ROUNDS, DOUBTFUL_ROUNDS = 9, 3  # of a task, and of one whose speedup is near 1
+MOST_ROUNDS, DOUBTFUL_ROUNDS = 5, 3  # of a task, and of one whose speedup is near 1
 DOUBTFUL_SPEEDUP = 1.1
 
 _salts = count()

@@ -100,8 +100,8 @@ def calibrate(
             if costs == "measure":
                 with progress.phase("measure step costs"):
                     cost_table = measure_model_costs(loaded, config.dtype, directories[0], bundle if shared else None)
-        placed = _Placed.place(loaded, text.info(data, config.seed), learned, reference, cost_table, config, progress)
-        files = [placed.certify_and_write(*pair, progress) for pair in zip(configs, directories, strict=True)]
+            placed = _Placed.place(loaded, text.info(data, config.seed), learned, reference, cost_table, config, progress)
+            files = [placed.certify_and_write(*pair, progress) for pair in zip(configs, directories, strict=True)]
     if not keep_capture:
         shutil.rmtree(work, ignore_errors=True)
     return files[0]
@@ -109,7 +109,8 @@ def calibrate(
 
 def _reference_tokens(original: LoadedModel, text: SplitText, work: Path, progress: ExportProgress) -> ReferenceTokens:
     with progress.phase("run the reference"):
-        return capture_reference(original, text.windows, text.split, "threshold", work / "reference", progress)
+        windows = text.windows_of({"threshold": None})  # as they are captured, so that both number them alike
+        return capture_reference(original, windows, text.split, "threshold", work / "reference", progress)
 
 
 @dataclass(frozen=True)
@@ -183,7 +184,7 @@ class _Placed:
             return without_exits(self.placement.reason)
         chosen = {(info.checkpoint, info.head): learned.exits[info.checkpoint, info.head] for info in exits}
         train = trace_exits(learned.model, learned.captured.text, "train", chosen, _TRAIN_WINDOWS)
-        threshold = trace_exits(learned.model, learned.captured.text, "threshold", chosen, reference=self.reference)
+        threshold = trace_exits(learned.model, learned.captured.threshold(), "threshold", chosen, reference=self.reference)
         epsilon, sha256 = config.max_disagreement, self.data.sha256["threshold"]
         return certify_exits(exits, train, threshold, epsilon, config.confidence, sha256, date, self.reference)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cache, partial, reduce
@@ -28,7 +28,7 @@ from tide_calibrate.model.frozen import FrozenModel
 from tide_calibrate.parallel import Check, in_parallel
 from tide_calibrate.routers import MaxProbability
 from tide_calibrate.temporary_bundle import TemporaryBundle
-from tide_calibrate.text.documents import SPLITS, SplitName, SplitText, Windows
+from tide_calibrate.text.documents import SplitName, SplitText, Windows
 from tide_calibrate.token_bar import token_bar
 from tide_calibrate.traces.continuations import continue_prompts, generated_tokens
 from tide_calibrate.traces.record import WINDOWS_PER_READ, trace_split, windows_of
@@ -53,6 +53,8 @@ class Captured:
     """Captures of the text, and of the model's greedy continuations of prompts from the threshold and the test split.
 
     Args:
+        text: some windows of the train and the test split.
+        threshold: captures the whole threshold split, on which the certificate rests: needed only where exits pay.
         own, prompt_lengths: the result of `continue_prompts`.
     """
 
@@ -60,6 +62,7 @@ class Captured:
     own: Windows
     prompt_lengths: NDArray[np.int32]
     continuations: Capture
+    threshold: Callable[[], Capture]
 
     def traces(
         self, model: FrozenModel, exits: Mapping[Exit, TrainedExit], vocabulary: SampledVocabulary | None = None
@@ -199,26 +202,19 @@ def _captured(
     make_pass = cache(partial(fastest_pass, loaded.model, bundle, layers, progress.note))  # one for both texts
     stored = "bfloat16" if config.dtype == "bf16" else "float16"
     run = partial(capture, candidates=layers, hidden_dtype=stored, make_pass=make_pass, progress=progress)
-    windows = _windows_to_capture(text, config)
-    with progress.phase(f"capture {windows.total_tokens:,} of {text.windows.total_tokens:,} tokens"):
-        text_capture = run(loaded, windows, text.split, directory=work / "text")
+
+    def run_text(name: str, windows: Windows) -> Capture:
+        with progress.phase(f"capture {windows.total_tokens:,} tokens of {text.windows.total_tokens:,}"):
+            return run(loaded, windows, text.split, directory=work / name)
+
+    share = config.minutes / CalibrationConfig.minutes
+    most: dict[SplitName, int | None] = {"train": max(_LEAST_TRAIN_WINDOWS, round(_TRAIN_WINDOWS * share)), "test": _TEST_WINDOWS}
+    text_capture = run_text("text", text.windows_of(most))
     with progress.phase(f"generate continuations of {config.prompts} prompts"):
         own, prompt_lengths = continue_prompts(loaded.model, text.windows, text.split, config.prompts, config.new_tokens)
         own_capture = run(loaded, own, text.split, directory=work / "continuations")
-    return Captured(text_capture, own, prompt_lengths, own_capture)
-
-
-def _windows_to_capture(text: SplitText, config: CalibrationConfig) -> Windows:
-    """The windows that are read: all of the threshold split, whose number the certificate rests on, some of the others."""
-    share, split = config.minutes / CalibrationConfig.minutes, text.split[text.windows.document]
-    most = {"train": max(_LEAST_TRAIN_WINDOWS, round(_TRAIN_WINDOWS * share)), "test": _TEST_WINDOWS}
-    kept = []
-    for number, name in enumerate(SPLITS):
-        own = np.flatnonzero(split == number)
-        spread = np.linspace(0, len(own) - 1, min(len(own), most.get(name, len(own)))).round().astype(int)
-        kept.append(own[spread])
-    chosen = np.sort(np.concatenate(kept))
-    return Windows(*(part[chosen] for part in (text.windows.tokens, text.windows.lengths, text.windows.document)))
+    threshold = cache(lambda: run_text("threshold", text.windows_of({"threshold": None})))
+    return Captured(text_capture, own, prompt_lengths, own_capture, threshold)
 
 
 def exits_to_train(config: CalibrationConfig, num_layers: int) -> list[Exit]:

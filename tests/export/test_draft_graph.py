@@ -1,4 +1,4 @@
-"""Bundles with a draft head: its graph follows the formulas, and texts under ``exact`` are the model's own, however it guesses."""
+"""Bundles with a draft head: its graph follows the formulas; texts under ``exact`` are the model's own, whatever it guesses."""
 
 from __future__ import annotations
 
@@ -82,7 +82,9 @@ def engines(bundle: Path) -> Iterator[dict[str, Engine]]:
 
 
 def test_the_graph_follows_the_formulas(bundle: Path, engines: dict[str, Engine]) -> None:
-    tensors = {name.removeprefix("draft."): array for name, array in load_file(bundle.parent / "calib" / "exits.safetensors").items()}
+    tensors = {
+        name.removeprefix("draft."): array for name, array in load_file(bundle.parent / "calib" / "exits.safetensors").items()
+    }
     model = load_model(str(bundle.parent / "model"), "fp32").model
     states = np.random.default_rng(3).normal(size=(2, 2 * HIDDEN)).astype(np.float32)
     context = engines["exact"].backend.context(2)
@@ -129,6 +131,7 @@ def test_guesses_read_the_state_behind_which_they_stand(
 ) -> None:
     """The first guess of a cycle is the head's on the final state of the token before the last one."""
     seen: list[tuple[list[int], NDArray]] = []
+
     def spy(context, rows, tokens, states, places):
         seen.append((list(tokens), np.array(states)))
         return run_draft_head(context, rows, tokens, states, places)

@@ -5,7 +5,8 @@
     block.{c}.{i}: weights of layer i, 0 … k-1, of the model's last k     exit head block:k
     draft: fuse [H, 3H], gate_up [2I, H], down [H, I], rows [N, H], vocabulary [N] int64       draft head
 
-All float32 but the last one; c is the checkpoint. An exit with head ``identity`` has no translator. The bytes depend on the arrays alone.
+All float32 but the vocabulary; c is the checkpoint. An exit with head ``identity`` has no translator. The bytes depend on the
+arrays alone.
 """
 
 from __future__ import annotations

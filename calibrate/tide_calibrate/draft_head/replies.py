@@ -28,7 +28,7 @@ from tide_export.trace import decoder_layers
 
 PROMPT_TOKENS = 64
 REPLY_TOKENS = 128
-_BATCH = 32
+_BATCH = 48
 _TOP_K = 16
 _TEMPERATURE = 0.7
 _PLACEHOLDER = "\ue000"

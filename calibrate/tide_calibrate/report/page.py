@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import jinja2
 
-from tide_calibrate.report.terminal import certificate_line, exit_rows, predicted_line, recommendation_line
+from tide_calibrate.report.terminal import certificate_line, draft_head_line, exit_rows, predicted_line, recommendation_line
 from tide_calibrate.traces.agreement import agreement_rows
 from tide_export.calibration.calibration_file import CalibrationFile
 
@@ -56,6 +56,8 @@ def _facts(file: CalibrationFile) -> list[tuple[str, str]]:
     calibration, data = file.calibration, file.data
     splits = ", ".join(f"{name} {data.documents[name]:,} documents, {data.tokens[name]:,} tokens" for name in data.documents)
     facts = [("Predicted speedup", predicted_line(calibration.predicted)), ("Data", f"{data.source}: {splits}")]
+    if calibration.draft_head is not None:
+        facts.append(("Draft head", draft_head_line(calibration.draft_head).removeprefix("Draft head: ")))
     if calibration.certificate is not None:
         facts.append(("Threshold split", f"SHA-256 {calibration.certificate.data_sha256}"))
     if calibration.costs is not None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from rich.console import Console
 from rich.table import Table
-from tide_runtime.bundle.calibration import ExitInfo
+from tide_runtime.bundle.calibration import DraftHeadInfo, ExitInfo
 
 from tide_calibrate.certificate.certificate import meaning
+from tide_calibrate.report.break_even import COLUMNS, break_even_rows
 from tide_calibrate.traces.agreement import agreement_rows
 from tide_export.calibration.calibration_file import CalibrationFile
 
@@ -16,9 +17,13 @@ def print_summary(file: CalibrationFile, console: Console) -> None:
     brackets = " (in brackets: on the model's own continuations)" if any(line.continuations for line in file.heads) else ""
     title = f"Agreement with the full model after n of {file.num_layers} layers{brackets}"
     console.print(_table(title, ["layers", *(line.head for line in file.heads)], agreement_rows(file.heads)))
-    rows = exit_rows(file)
+    rows, even = exit_rows(file), break_even_rows(file)
     if rows:
         console.print(_table("Chosen exits", list(rows[0]), [list(row.values()) for row in rows]))
+    elif even:
+        console.print(_table("Why no exit pays: of the best head after n layers, in passes of the whole model", COLUMNS, even))
+    if file.calibration.draft_head is not None:
+        console.print(draft_head_line(file.calibration.draft_head))
     console.print(f"Predicted speedup over the uncut model, one sequence, greedy: {predicted_line(file.calibration.predicted)}")
     console.print(certificate_line(file))
     console.print(recommendation_line(file))
@@ -34,10 +39,16 @@ def recommendation_line(file: CalibrationFile) -> str:
         best = max((gain for name, gain in predicted.items() if name.startswith("exact")), default=1.0)
         return (
             f"No exits pay: at most {best:.2f}x the uncut model's tokens/s is predicted for exact.{refusal} "
-            "By default the bundle drafts from text only, where that saves time."
+            "By default the bundle drafts without exits, where that saves time."
         )
     gain = f"{predicted['exact']:.2f}x the uncut model's tokens/s is predicted, one sequence, greedy"
     return f"Use policy exact: {gain}, with output identical to full.{refusal}"
+
+
+def draft_head_line(info: DraftHeadInfo) -> str:
+    """How often the draft head's guesses are right."""
+    right = ", ".join(f"{share:.0%}" for share in info.acceptance)
+    return f"Draft head: of its 1st, 2nd, … guesses {right} are right, each behind right ones; {info.vocabulary:,} tokens."
 
 
 def predicted_line(predicted: dict[str, float]) -> str:

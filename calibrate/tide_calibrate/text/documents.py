@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -56,6 +56,16 @@ class SplitText:
     documents: list[Document]
     split: NDArray[np.int8]
     windows: Windows
+
+    def windows_of(self, most: Mapping[SplitName, int | None]) -> Windows:
+        """At most so many windows of each of these splits, spread evenly over it; None: all of it."""
+        split, kept = self.split[self.windows.document], []
+        for name, limit in most.items():
+            own = np.flatnonzero(split == SPLITS.index(name))
+            count = len(own) if limit is None else min(limit, len(own))
+            kept.append(own[np.linspace(0, len(own) - 1, count).round().astype(int)])
+        chosen = np.sort(np.concatenate(kept))
+        return Windows(self.windows.tokens[chosen], self.windows.lengths[chosen], self.windows.document[chosen])
 
     def info(self, source: str, seed: int) -> DataInfo:
         """Counts and hashes of each split, for calibration.json."""

@@ -197,10 +197,18 @@ def _calibration_rows(calibration: dict[str, Any]) -> dict[str, str]:
     return {
         "recommended policy": calibration["recommended"],
         "predicted speedup": f"{predicted} (over the uncut model, one row, greedy)" if calibration["predicted"] else "none",
+        "draft head": _draft_head(calibration["draft_head"]),
         "draft limit": f"{calibration['draft_limit']} tokens",
         "certificate of exit": _certificate(calibration["certificate"]),
         "costs measured on": "not measured" if costs is None else f"{costs['machine']}, target {costs['target']}",
     }
+
+
+def _draft_head(info: dict[str, Any] | None) -> str:
+    if info is None:
+        return "none"
+    right = ", ".join(f"{share:.0%}" for share in info["acceptance"])
+    return f"1st, 2nd, … guesses right: {right}, among {info['vocabulary']:,} tokens"
 
 
 def _certificate(certificate: dict[str, Any] | None) -> str:

@@ -204,7 +204,7 @@ class ExactDepth:
         work = [Work(state.sequence, len(made) + 1, len(made) + 1) for state, made in zip(states, drafts, strict=True)]
         logits, first = run_decodes_and_prompts(context, work, prompts)
         tokens = [self._verify(state, made, found) for state, made, found in zip(states, drafts, logits, strict=True)]
-        for state, taken, made in zip(states, tokens, drafts, strict=True):
+        for state, taken, _made in zip(states, tokens, drafts, strict=True):
             state.control.exits.pass_tokens(len(taken))
             if (head := state.control.head) is not None:
                 if head_ms and head.tokens:

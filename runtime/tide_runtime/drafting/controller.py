@@ -181,9 +181,7 @@ def next_speculative_tokens(most: int, drafts: int, accepted: int) -> int:
     return most if accepted else max(1, most // 2)
 
 
-def lengths_to_verify(
-    of_drafts: Sequence[Sequence[float]], pass_ms: PassTime, speedup: float, tuning: DepthTuning
-) -> list[int]:
+def lengths_to_verify(of_drafts: Sequence[Sequence[float]], pass_ms: PassTime, speedup: float, tuning: DepthTuning) -> list[int]:
     """How many drafts of each sequence of a batch are verified, for the most expected tokens per ms of the whole batch.
 
     Tokens are taken in the order of the probability that they are accepted, of whatever sequence, while the pass that verifies

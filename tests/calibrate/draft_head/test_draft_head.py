@@ -22,7 +22,7 @@ from transformers import PreTrainedModel
 from tide_export.load import LoadedModel
 
 TOKENS, MIDDLE = 24, 2
-REPLIES = 33  # more than a batch: two threads write them
+REPLIES = 49  # more than a batch: two threads write them
 
 
 def windows_of(model: PreTrainedModel, count: int = 24) -> NDArray[np.int64]:
@@ -105,7 +105,9 @@ def test_replies_carry_the_states_of_a_forward_pass() -> None:
     assert any(_states_fit(model, piece, capture.tokens[0], capture.hidden) for piece in pieces)
 
 
-def _states_fit(model: PreTrainedModel, piece: NDArray[np.int32], reply: NDArray[np.int32], hidden: dict[int, NDArray[np.generic]]) -> bool:
+def _states_fit(
+    model: PreTrainedModel, piece: NDArray[np.int32], reply: NDArray[np.int32], hidden: dict[int, NDArray[np.generic]]
+) -> bool:
     whole = np.concatenate([piece, reply[1:]])[None]
     computed = capture_of(model, whole, [MIDDLE, LAYERS], np.array([whole.shape[1]]), np.zeros(1, int)).hidden
     return all(
@@ -131,4 +133,3 @@ def test_a_text_too_short_for_a_prompt_is_refused() -> None:
     loaded = LoadedModel(tiny_model("llama"), None, "tiny")
     with pytest.raises(DataError, match="give longer documents"):
         write_replies(loaded, SplitText([], np.zeros(4, np.int8), windows), [LAYERS], 2, seed=0)
-

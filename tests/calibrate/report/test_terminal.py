@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from calibrate.synthetic_calibration import synthetic_file
+from tide_calibrate.report.break_even import break_even_rows
 from tide_calibrate.report.terminal import certificate_line, predicted_line, recommendation_line
 
 from tide_export.calibration.calibration_file import CalibrationFile
@@ -39,3 +40,15 @@ def test_the_speedup_with_each_single_drafter_is_shown() -> None:
     expected = "full 0.98x, exact 1.31x (with one drafter: ngram 1.10x, router 1.20x), exit 1.25x"
     assert predicted_line(PREDICTED) == expected
     assert predicted_line({"full": 1.0, "exact": 1.2}) == "full 1.00x, exact 1.20x"
+
+
+def test_the_table_says_why_no_exit_pays() -> None:
+    """Breaks: whoever calibrates a model in vain would not learn whether heads or their price are to blame."""
+    rows = break_even_rows(synthetic_file([]))
+    assert [row[0] for row in rows] == ["2", "4", "5"]
+    # Launch 0.02, 0.1 a layer, head 0.3 of which 0.02 are its launch, 0.05 host: 1.15 ms a pass of 8 layers.
+    identity = (0.02 + 2 * 0.1 + 0.3 + 0.05) / 1.15
+    tail = (0.02 + 2 * 0.1 + 0.01 + (0.02 + 0.1 + 0.28) + 0.05) / 1.15
+    assert rows[0][3] == (f"{identity:.0%}" if rows[0][1] == "identity" else f"{tail:.0%}")
+    without = replace(synthetic_file([]), calibration=replace(synthetic_file([]).calibration, costs=None))
+    assert break_even_rows(without) == []
