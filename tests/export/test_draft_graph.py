@@ -65,8 +65,8 @@ def bundle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 def always(monkeypatch: pytest.MonkeyPatch) -> None:
     """The head guesses whenever it has room, as if it cost nothing, and all guesses are verified."""
 
-    def pays(self: DraftController, states: list, others: list, ready: list[int], spent_ms: float, prompts: int) -> bool:
-        return all(len(states[i].head_tokens) < min(4, states[i].head.room) for i in ready)
+    def pays(self: DraftController, states: list, text: list, ready: list[int], spent_ms: float, prompts: int) -> bool:
+        return all(len(states[i].head.tokens) < min(4, states[i].head.room) for i in ready)
 
     monkeypatch.setattr(DraftController, "head_pays", pays)
     monkeypatch.setattr(DraftController, "lengths", lambda self, chances, spent, prompts: [len(own) for own in chances])

@@ -49,7 +49,7 @@ class DraftHead(nn.Module):
         hidden = model.hidden_size
         inner = -(-round(_INNER * hidden) // _BLOCK) * _BLOCK
         random = torch.Generator().manual_seed(seed)
-        scale = 1 / float(self.embedded(vocabulary[None, :_STATE_SAMPLE].clamp(min=0), 0).std())
+        scale = 1 / float(self.embedded(vocabulary[None, :_STATE_SAMPLE], torch.zeros(1, dtype=torch.long)).std())
         fuse = torch.randn((hidden, 3 * hidden), generator=random) * 0.01
         fuse[:, :hidden] += 0.1 * scale * torch.eye(hidden)
         fuse[:, 2 * hidden :] += torch.eye(hidden)
@@ -59,9 +59,9 @@ class DraftHead(nn.Module):
         self.gain = nn.Parameter(_norm_gain(model, output, states))
         self.register_buffer("rows", output.weight.detach()[vocabulary].float())
 
-    def embedded(self, ids: Tensor, first_position: int) -> Tensor:
-        """What enters layer 0, [B, T, H] float32, of token ids [B, T] at positions from ``first_position`` on."""
-        positions = torch.arange(first_position, first_position + ids.shape[1]).expand(ids.shape)
+    def embedded(self, ids: Tensor, first_positions: Tensor) -> Tensor:
+        """What enters layer 0, [B, T, H] float32, of token ids [B, T] at positions from ``first_positions`` [B] on."""
+        positions = first_positions[:, None] + torch.arange(ids.shape[1])
         with torch.no_grad(), _first_layer_input(self.model) as caught, suppress(_CaughtError):
             self.model.model(input_ids=ids, position_ids=positions, use_cache=False)
         return caught[0].float()

@@ -236,7 +236,7 @@ class ExactDepth:
         return [self._place(state, state.control.guess.tokens[:n]) if n else [] for state, n in zip(states, lengths, strict=True)]
 
     @staticmethod
-    def _place(state: ExactState, guess: list[int], source: str = "ngram") -> list[Draft]:
+    def _place(state: ExactState, guess: Sequence[int], source: str = "ngram") -> list[Draft]:
         state.num_drafts = len(guess)
         end = state.sequence.num_tokens
         state.tokens[end : end + len(guess)] = guess
@@ -245,23 +245,23 @@ class ExactDepth:
     def _draft_with_head(
         self, context: ExecutionContext, states: Sequence[ExactState], drafts: list[list[Draft]], prompts: Sequence[PromptChunk]
     ) -> float:
-        """Let the draft head guess in the sequences without other drafts, while that pays; returns the modelled ms."""
+        """Let the draft head guess where that promises more than the drafts from text, while it pays; returns the modelled ms."""
+        controls, prompt_tokens = [state.control for state in states], sum(chunk.tokens for chunk in prompts)
+        text = [control.text_chances[: len(made)] for control, made in zip(controls, drafts, strict=True)]
         ready = [
             i
             for i, state in enumerate(states)
-            if not drafts[i] and state.sequence.draft_states is not None and state.control.starts_head(state.room)
+            if state.sequence.draft_states is not None and controls[i].starts_head(state.room + len(drafts[i]), text[i])
         ]
-        if not ready:
-            return 0.0
-        controls, prompt_tokens = [state.control for state in states], sum(chunk.tokens for chunk in prompts)
-        others = [control.text_chances[: len(made)] for control, made in zip(controls, drafts, strict=True)]
-        sequences = [state.sequence for state in states]
-        spent = draft_with_head(context, self.controller, sequences, controls, others, ready, prompt_tokens)
+        spent = 0.0
+        if ready:
+            sequences = [state.sequence for state in states]
+            spent = draft_with_head(context, self.controller, sequences, controls, text, ready, prompt_tokens)
         if spent:
-            chances = [own or control.head_chances for own, control in zip(others, controls, strict=True)]
-            lengths = self.controller.lengths(chances, spent, prompt_tokens)
-            for i in ready:
-                drafts[i] = self._place(states[i], controls[i].head_tokens[: lengths[i]], "head")
+            chosen = [control.better_guess(own) for control, own in zip(controls, text, strict=True)]
+            lengths = self.controller.lengths([guess.chances for guess in chosen], spent, prompt_tokens)
+            for i, guess in enumerate(chosen):
+                drafts[i] = self._place(states[i], guess.tokens[: lengths[i]], guess.source)
         return spent
 
     def _speculating(self, states: Sequence[ExactState], drafts: Sequence[list[Draft]]) -> Sequence[int]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean
+from typing import NamedTuple
 
 from tide_runtime.bundle.calibration import DraftHeadInfo
 from tide_runtime.bundle.exits import Exit
@@ -23,6 +24,14 @@ from tide_runtime.drafting.text_drafter import NO_GUESS, Guess, TextDrafter, Tex
 from tide_runtime.generation_params import GenerationParams
 
 PassTime = Callable[[int, int, int], float]  # ms of a full pass, by batch size, tokens in all, tokens of the longest sequence
+
+
+class Chosen(NamedTuple):
+    """Drafts of one sequence from one ``source``, and the chance of each that it and all before it are right."""
+
+    source: str
+    tokens: Sequence[int]
+    chances: Sequence[float]
 
 
 @dataclass
@@ -49,18 +58,22 @@ class DraftState:
         self.rates = HitRates(self.tuning.hit_rate_weight, self.tuning.hit_rate_memory)
         self.num_speculative_tokens = self.tuning.first_speculative_tokens
 
-    @property
-    def head_tokens(self) -> list[int]:
-        """The draft head's guesses."""
-        return self.head.tokens if self.head is not None else []
+    def starts_head(self, room: int, text: Sequence[float]) -> bool:
+        """Whether the draft head may guess now, up to ``room`` tokens, and promises more than drafts from text with the chances
+        ``text``."""
+        if self.head is None or not self.head.start_guessing(min(room, self.tuning.head_draft_limit)):
+            return False
+        return self.head.promise > sum(text)
 
-    @property
-    def head_chances(self) -> list[float]:
-        return self.head.chances if self.head is not None else []
-
-    def starts_head(self, room: int) -> bool:
-        """Whether the draft head may guess now, up to ``room`` tokens."""
-        return self.head is not None and self.head.start_guessing(min(room, self.tuning.head_draft_limit))
+    def better_guess(self, text: Sequence[float]) -> Chosen:
+        """The head's guesses or the drafts from text, with the chances ``text``: where both begin alike those from text."""
+        tokens = self.guess.tokens[: len(text)]
+        if self.head is None or not self.head.tokens or (tokens and tokens[0] == self.head.tokens[0]):
+            return Chosen("ngram", tokens, text)
+        chances = self.head.chances
+        if sum(chances) > sum(text):
+            return Chosen("head", self.head.tokens, chances)
+        return Chosen("ngram", tokens, text)
 
     @property
     def text_chances(self) -> list[float]:
@@ -139,28 +152,37 @@ class DraftController:
         return lambda batch_size, tokens, longest: before_ms + self.costs.packed(batch_size, tokens, prompt_tokens)
 
     def head_pays(
-        self, states: Sequence[DraftState], others: Sequence[Sequence[float]], ready: Sequence[int], spent_ms: float, prompts: int
+        self, states: Sequence[DraftState], text: Sequence[Sequence[float]], ready: Sequence[int], spent_ms: float, prompts: int
     ) -> bool:
         """Whether another guess of the draft head, or several, in the sequences at ``ready`` gives more expected tokens per ms.
 
         Args:
-            others: of each sequence, the chances of its drafts of other kinds.
+            text: of each sequence, the chances of its drafts from text, which the head's take the place of.
             spent_ms: by the guesses so far.
             prompts: tokens of prompts that the step runs as well.
         """
         batch_size, pass_ms, each = len(states), self._pass_time(prompts, spent_ms), self.costs.draft_head(len(ready))
-        made = [len(own) + len(state.head_tokens) for own, state in zip(others, states, strict=True)]
-        drafting = [head for i in ready if (head := states[i].head) is not None]
-        last = [head.chances[-1] if head.tokens else 1.0 for head in drafting]
-        given = batch_size + sum(map(sum, others)) + sum(sum(head.chances) for head in drafting)
-        tokens, longest = batch_size + sum(made), 1 + max(made)
-        rate = given / pass_ms(batch_size, tokens, longest)
-        for more in range(1, 1 + min(head.room - len(head.tokens) for head in drafting)):
-            last = [chance * head.mean.rate(0.0) for chance, head in zip(last, drafting, strict=True)]
-            given, tokens = given + sum(last), tokens + len(ready)
-            longest = max(longest, 1 + max(made[i] for i in ready) + more)
-            if given > rate * (pass_ms(batch_size, tokens, longest) + more * each):
+        heads = [head for i in ready if (head := states[i].head) is not None]
+        own = [(sum(text[i]), len(text[i])) for i in ready]
+        others = [chances for i, chances in enumerate(text) if i not in ready]
+        expected, count = batch_size + sum(map(sum, others)), batch_size + sum(map(len, others))
+        longest_other = max(map(len, others), default=0)
+        last, made = [head.chances[-1] if head.tokens else 1.0 for head in heads], [sum(head.chances) for head in heads]
+        rate = 0.0
+        for more in range(1 + min(head.room - len(head.tokens) for head in heads)):
+            if more:
+                last = [chance * head.mean.rate(0.0) for chance, head in zip(last, heads, strict=True)]
+                made = [total + chance for total, chance in zip(made, last, strict=True)]
+            better = [
+                (total, len(head.tokens) + more) if total > value else (value, tokens)
+                for total, head, (value, tokens) in zip(made, heads, own, strict=True)
+            ]
+            given, tokens = expected + sum(value for value, _ in better), count + sum(tokens for _, tokens in better)
+            longest = 1 + max(longest_other, *(tokens for _, tokens in better))
+            found = given / (pass_ms(batch_size, tokens, longest) + more * each)
+            if more and found > rate:
                 return True
+            rate = max(rate, found)
         return False
 
     def lengths(self, chances: Sequence[Sequence[float]], spent_ms: float, prompt_tokens: int) -> list[int]:

@@ -40,12 +40,19 @@ class HeadDrafts:
         usual = {score: share for score, share in info.classes}
         weight, memory = tuning.hit_rate_weight, tuning.hit_rate_memory
         mean = HitRates(weight, memory, {0.0: fmean(info.acceptance)})
-        return cls(HitRates(weight, memory, usual), mean, Backoff(tuning, tuning.uncalibrated_speedup))
+        backoff = Backoff(tuning, tuning.uncalibrated_speedup, tuning.head_expectation_weight, tuning.head_decay)
+        return cls(HitRates(weight, memory, usual), mean, backoff)
 
     @property
     def chances(self) -> list[float]:
         """Of each guess, that it and all before it are right."""
         return self.rates.chances(self.scores)
+
+    @property
+    def promise(self) -> float:
+        """Right tokens to expect of as many guesses as there is room for."""
+        right = self.mean.rate(0.0)
+        return sum(right**n for n in range(1, self.room + 1))
 
     def start_guessing(self, room: int) -> bool:
         """Forget the guesses. Returns whether up to ``room`` new ones may be made: not after the head lost lately."""

@@ -17,21 +17,20 @@ def draft_with_head(
     controller: DraftController,
     sequences: Sequence[TokenSequence],
     states: Sequence[DraftState],
-    others: Sequence[Sequence[float]],
+    text: Sequence[Sequence[float]],
     ready: Sequence[int],
     prompt_tokens: int,
 ) -> float:
     """Let the head guess in the sequences at ``ready``, together, into ``states[i].head``; returns the modelled ms.
 
     Args:
-        others: of each sequence, the chances of its drafts of other kinds.
-        prompt_tokens: see `DraftController.head_pays`.
+        text, prompt_tokens: see `DraftController.head_pays`.
     """
     chosen = [sequences[i] for i in ready]
     rows, tokens = [s.batch_index for s in chosen], [s.last_token for s in chosen]
     places, spent = [s.num_tokens - 1 for s in chosen], 0.0
     hidden = np.stack([s.draft_states for s in chosen if s.draft_states is not None])
-    while controller.head_pays(states, others, ready, spent, prompt_tokens):
+    while controller.head_pays(states, text, ready, spent, prompt_tokens):
         tokens, scores, hidden = run_draft_head(context, rows, tokens, hidden, places)
         spent += controller.costs.draft_head(len(ready))
         places = [place + 1 for place in places]

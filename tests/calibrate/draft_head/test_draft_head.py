@@ -10,9 +10,10 @@ import torch
 from calibrate.captured import capture_of
 from export.architectures import LAYERS, tiny_model
 from numpy.typing import NDArray
+from tide_calibrate.draft_head import replies as replies_module
 from tide_calibrate.draft_head import train as train_module
 from tide_calibrate.draft_head.head import DraftHead
-from tide_calibrate.draft_head.replies import REPLY_TOKENS, Replies, write_replies
+from tide_calibrate.draft_head.replies import Replies, write_replies
 from tide_calibrate.draft_head.train import chain, draft_vocabulary, measure_guesses, train_draft_head
 from tide_calibrate.model.frozen import FrozenModel
 from tide_calibrate.text.documents import SplitText, Windows
@@ -22,6 +23,7 @@ from transformers import PreTrainedModel
 from tide_export.load import LoadedModel
 
 TOKENS, MIDDLE = 24, 2
+PIECE, NEW = 40, 88  # half of a window of 80, and what is left of the model's 128 positions
 REPLIES = 49  # more than a batch: two threads write them
 
 
@@ -38,7 +40,9 @@ def windows_of(model: PreTrainedModel, count: int = 24) -> NDArray[np.int64]:
 def replies_of(model: PreTrainedModel) -> Replies:
     tokens = windows_of(model)
     count, layers = len(tokens), model.config.get_text_config().num_hidden_layers
-    return Replies(capture_of(model, tokens, [MIDDLE, layers], np.full(count, TOKENS), np.zeros(count, int)), 0)
+    return Replies(
+        capture_of(model, tokens, [MIDDLE, layers], np.full(count, TOKENS), np.zeros(count, int)), np.zeros(count, np.int64)
+    )
 
 
 def head_of(model: FrozenModel, replies: Replies) -> DraftHead:
@@ -98,10 +102,10 @@ def test_replies_carry_the_states_of_a_forward_pass() -> None:
     loaded = LoadedModel(model, None, "tiny")
     written = write_replies(loaded, text, [MIDDLE, LAYERS], REPLIES, seed=0)
     capture = written.capture
-    assert capture.tokens.shape == (REPLIES, REPLY_TOKENS) and written.first_position == 63
+    assert capture.tokens.shape == (REPLIES, NEW) and set(written.first_positions) == {PIECE - 1}
     again = write_replies(loaded, text, [MIDDLE, LAYERS], REPLIES, seed=0)
     np.testing.assert_array_equal(capture.tokens, again.capture.tokens)
-    pieces = [row[start : start + 64] for row in windows.tokens for start in range(80 - 63)]
+    pieces = [row[start : start + PIECE] for row in windows.tokens for start in range(81 - PIECE)]
     assert any(_states_fit(model, piece, capture.tokens[0], capture.hidden) for piece in pieces)
 
 
@@ -111,7 +115,7 @@ def _states_fit(
     whole = np.concatenate([piece, reply[1:]])[None]
     computed = capture_of(model, whole, [MIDDLE, LAYERS], np.array([whole.shape[1]]), np.zeros(1, int)).hidden
     return all(
-        np.allclose(computed[layer][0, 63:].astype(np.float32), hidden[layer][0].astype(np.float32), atol=2e-2)
+        np.allclose(computed[layer][0, PIECE - 1 :].astype(np.float32), hidden[layer][0].astype(np.float32), atol=2e-2)
         for layer in (MIDDLE, LAYERS)
     )
 
@@ -125,7 +129,7 @@ def test_a_reply_ends_before_its_end_token() -> None:
     capture = write_replies(loaded, SplitText([], np.zeros(4, np.int8), windows), [LAYERS], 2, seed=0).capture
     for tokens, length in zip(capture.tokens, capture.lengths, strict=True):
         assert not np.isin(tokens[1:length], model.generation_config.eos_token_id).any()
-    assert (capture.lengths < REPLY_TOKENS).any()
+    assert (capture.lengths < NEW).any()
 
 
 def test_a_text_too_short_for_a_prompt_is_refused() -> None:
@@ -133,3 +137,16 @@ def test_a_text_too_short_for_a_prompt_is_refused() -> None:
     loaded = LoadedModel(tiny_model("llama"), None, "tiny")
     with pytest.raises(DataError, match="give longer documents"):
         write_replies(loaded, SplitText([], np.zeros(4, np.int8), windows), [LAYERS], 2, seed=0)
+
+
+def test_a_model_with_a_chat_template_also_prompts_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Breaks: the head would know replies to the calibration's text only, and no other conversation."""
+    monkeypatch.setattr(replies_module, "_template", lambda loaded: ([5, 6, 9], [7]))
+    windows = Windows(np.full((4, 80), 11, np.int32), np.full(4, 80, np.int32), np.arange(4, dtype=np.int32))
+    written = write_replies(
+        LoadedModel(tiny_model("llama"), None, "tiny"), SplitText([], np.zeros(4, np.int8), windows), [LAYERS], 6, 0
+    )
+    capture = written.capture
+    assert written.first_positions.tolist() == [43, 43, 43, 2, 2, 2]  # behind [5, 6, 9], 40 tokens of text and [7]
+    assert capture.tokens[:, 0].tolist() == [7, 7, 7, 9, 9, 9]
+    assert (capture.lengths[3:] == capture.tokens.shape[1]).all() and len({*map(bytes, capture.tokens[3:])}) == 3
