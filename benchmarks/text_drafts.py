@@ -80,7 +80,7 @@ def _chat(engine: Engine, message: str) -> list[int]:
     return engine.chat_prompt([{"role": "user", "content": message}])
 
 
-def hits_by_match(texts: Sequence[OwnText]) -> dict[int, tuple[int, int]]:
+def hits_by_match(texts: Sequence[OwnText]) -> dict[float, tuple[int, int]]:
     """Least length of a class of `USUAL_RATES` → hits and tries of the next token."""
     found = {least: (0, 0) for least in USUAL_RATES}
     for text in texts:

@@ -133,7 +133,7 @@ def test_a_reply_ends_before_its_end_token() -> None:
 
 
 def test_a_text_too_short_for_a_prompt_is_refused() -> None:
-    windows = Windows(np.zeros((4, 16), np.int32), np.full(4, 16, np.int32), np.arange(4, dtype=np.int32))
+    windows = Windows(np.zeros((4, 80), np.int32), np.full(4, 16, np.int32), np.arange(4, dtype=np.int32))
     loaded = LoadedModel(tiny_model("llama"), None, "tiny")
     with pytest.raises(DataError, match="give longer documents"):
         write_replies(loaded, SplitText([], np.zeros(4, np.int8), windows), [LAYERS], 2, seed=0)
