@@ -43,7 +43,7 @@ _WORTH_EXPORTING = 2e13
 _TRACE_PARTS = 4  # of the windows; a single exit is traced in several threads as well
 _TRAIN_WINDOWS, _LEAST_TRAIN_WINDOWS = 128, 32  # captured with the default minutes, and at least
 _TEST_WINDOWS = 20  # captured, for the agreement of all heads: 5,120 tokens, a standard error of at most 0.7%
-_REPLIES, _LEAST_REPLIES = 128, 32  # that the draft head learns from, with the default minutes and at least
+_REPLIES, _LEAST_REPLIES = 112, 32  # that the draft head learns from, with the default minutes and at least
 _DRAFT_HEAD_SHARE = 0.17  # of the minutes, for its training
 _DRAFT_HEAD_STEPS = 400  # at most, with the default minutes
 

@@ -13,7 +13,7 @@ from tide_calibrate.exit_heads import parse_kind
 
 STEPS, STEPS_FROM_NEIGHBOUR = 120, 48
 _LEVELS = (4.0, 2.0, 1.0, 0.5, 0.25)
-_SHARE = 0.2  # of the minutes; capture, continuations, the draft head, step costs and the certificate take the rest
+_SHARE = 0.17  # of the minutes; capture, continuations, the draft head, step costs and the certificate take the rest
 # A router's head runs forward on 80 windows, in a third of the time that steps of two of them take.
 _ROUTER_STEPS = 14
 _TRACE_STEPS = 14  # as many windows are traced

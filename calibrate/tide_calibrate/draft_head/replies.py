@@ -1,7 +1,7 @@
 """The model's own replies, with the states and logits that it wrote them with: what drafts meet.
 
-Half of the prompts are pieces of the training text, in the model's chat template if it has one. A model with a template writes
-the other half itself: behind the template's beginning it goes on with what a user may say, the reply to it, and so on (Magpie, Xu et
+Half of the prompts are pieces of the training text, in the model's chat template if it has one. A model with one writes the other
+half itself: behind the template's beginning it goes on with what a user may say, the reply to it, and so on (Magpie, Xu et
 al. 2024, arXiv:2406.08464). A head of SmolLM2 that learned from replies to pieces of Python's documentation guessed 14% of such
 conversations right; one that learned from both, as many tokens in all, 27%, and the replies to documentation as well as before.
 Replies are sampled. States and logits are those of generation itself, so that replies need no capture.

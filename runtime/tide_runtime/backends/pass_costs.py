@@ -46,7 +46,7 @@ def kept_pass_costs(
     def measure() -> CostTable:
         return measure_pass_costs(make_context, max_seq_len, target, machine)
 
-    return kept_result("pass-costs", [*key, machine, str(os.cpu_count()), str(SHAPES), "draft"], measure, asdict, decode)
+    return kept_result("pass-costs", [*key, machine, str(os.cpu_count()), str(SHAPES), "draft head"], measure, asdict, decode)
 
 
 def measure_pass_costs(
@@ -87,35 +87,46 @@ def _run(context: ExecutionContext, counts: Sequence[int], cached: int) -> None:
         step.run(graph)
 
 
-def _draft_head_ms(context: ExecutionContext, clock: Callable[[], float]) -> dict[int, float]:
-    """ms of a guess of the draft head by number of sequences, between passes, which leave the caches to other weights."""
+def _draft_head_ms(context: ExecutionContext, clock: Callable[[], float]) -> dict[int, tuple[float, float]]:
+    """ms of a first guess of the draft head behind a pass, which leaves the caches to other weights, and of a further one, by
+    number of sequences."""
     sizes = [size for size in (1, 8) if size <= context.capacity]
-    times: dict[int, list[float]] = {size: [] for size in sizes}
+    times: dict[int, list[tuple[float, float]]] = {size: [] for size in sizes}
     states = np.zeros((max(sizes), context.step(0, [1]).before.shape[1]), np.float32)
     for _ in range(_ROUNDS + 1):
         for size, ms in times.items():
             _run(context, (1,), 1)
-            start = clock()
-            run_draft_head(context, range(size), [0] * size, states[:size], [1] * size)
-            ms.append((clock() - start) * 1e3)
-    return {size: float(np.quantile(ms[1:], _QUANTILE)) for size, ms in times.items()}
+            moments = [clock()]
+            for _ in range(2):
+                run_draft_head(context, range(size), [0] * size, states[:size], [1] * size)
+                moments.append(clock())
+            ms.append(((moments[1] - moments[0]) * 1e3, (moments[2] - moments[1]) * 1e3))
+    low = {size: np.quantile(ms[1:], _QUANTILE, axis=0) for size, ms in times.items()}
+    return {size: (float(first), float(further)) for size, (first, further) in low.items()}
 
 
 def pass_table(
-    ms: dict[tuple[int, ...], float], target: str, machine: str, draft_head_ms: Mapping[int, float] | None = None
+    ms: dict[tuple[int, ...], float],
+    target: str,
+    machine: str,
+    draft_head_ms: Mapping[int, tuple[float, float]] | None = None,
 ) -> CostTable:
     """The table of passes that took ``ms``. A step of more tokens never takes less in it, whatever was measured.
 
-    ``draft_head_ms``: of a guess of the draft head, by tokens; the table's ``exit_ms``.
+    ``draft_head_ms``: of a first and of a further guess of the draft head, by tokens; the table's ``exit_ms`` and ``head_ms``.
     """
     sizes = sorted(draft_head_ms or {})
+
+    def guess(tokens: int, place: int) -> float:
+        return float(np.interp(tokens, sizes, [draft_head_ms[size][place] for size in sizes])) if draft_head_ms else 0.0
+
     steps: list[StepCost] = []
     for rows in sorted({len(counts) for counts in ms}):
         least = 0.0
         for counts in sorted(counts for counts in ms if len(counts) == rows and min(counts) == max(counts)):
             least = max(least, ms[counts])
-            guess = float(np.interp(sum(counts), sizes, [draft_head_ms[size] for size in sizes])) if draft_head_ms else 0.0
-            steps.append(StepCost(rows, counts[0], 0.0, least, 0.0, guess, 0.0))
+            first, further = (guess(sum(counts), place) for place in range(2))
+            steps.append(StepCost(rows, counts[0], 0.0, least, further, first, 0.0))
     return CostTable(target, machine, ms[(1,)], steps, padding=_padding(ms, steps))
 
 

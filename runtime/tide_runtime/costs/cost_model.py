@@ -269,10 +269,14 @@ class CostModel:
             total += rest + last.logits_ms + last.host_ms + last.deep_extra_ms
         return total / self.full(1, 1, 1)
 
-    def draft_head(self, batch_size: int) -> float:
-        """One guess of the draft head in each sequence. Known where passes were measured."""
+    def draft_head(self, batch_size: int, first: bool) -> float:
+        """A guess of the draft head in each sequence: the ``first`` one behind a pass, or a further one.
+
+        For models of measured passes only.
+        """
         assert self._passes is not None
-        return self._passes.step(1, batch_size).exit_ms
+        step = self._passes.step(1, batch_size)
+        return step.exit_ms if first else step.head_ms
 
     def packed(self, batch_size: int, decoded: int, prompt_tokens: int) -> float:
         """All layers for ``decoded`` tokens of ``batch_size`` sequences, with the head, and for ``prompt_tokens`` without."""

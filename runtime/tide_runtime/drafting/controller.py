@@ -161,7 +161,7 @@ class DraftController:
             spent_ms: by the guesses so far.
             prompts: tokens of prompts that the step runs as well.
         """
-        batch_size, pass_ms, each = len(states), self._pass_time(prompts, spent_ms), self.costs.draft_head(len(ready))
+        batch_size, pass_ms, before = len(states), self._pass_time(prompts, spent_ms), 0.0
         heads = [head for i in ready if (head := states[i].head) is not None]
         own = [(sum(text[i]), len(text[i])) for i in ready]
         others = [chances for i, chances in enumerate(text) if i not in ready]
@@ -171,6 +171,7 @@ class DraftController:
         rate = 0.0
         for more in range(1 + min(head.room - len(head.tokens) for head in heads)):
             if more:
+                before += self.costs.draft_head(len(ready), first=not spent_ms and more == 1)
                 last = [chance * head.mean.rate(0.0) for chance, head in zip(last, heads, strict=True)]
                 made = [total + chance for total, chance in zip(made, last, strict=True)]
             better = [
@@ -179,7 +180,7 @@ class DraftController:
             ]
             given, tokens = expected + sum(value for value, _ in better), count + sum(tokens for _, tokens in better)
             longest = 1 + max(longest_other, *(tokens for _, tokens in better))
-            found = given / (pass_ms(batch_size, tokens, longest) + more * each)
+            found = given / (pass_ms(batch_size, tokens, longest) + before)
             if more and found > rate:
                 return True
             rate = max(rate, found)

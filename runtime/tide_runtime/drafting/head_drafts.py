@@ -32,7 +32,7 @@ def draft_with_head(
     hidden = np.stack([s.draft_states for s in chosen if s.draft_states is not None])
     while controller.head_pays(states, text, ready, spent, prompt_tokens):
         tokens, scores, hidden = run_draft_head(context, rows, tokens, hidden, places)
-        spent += controller.costs.draft_head(len(ready))
+        spent += controller.costs.draft_head(len(ready), first=not spent)
         places = [place + 1 for place in places]
         for i, token, score in zip(ready, tokens, scores, strict=True):
             head = states[i].head

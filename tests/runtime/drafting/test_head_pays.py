@@ -15,7 +15,9 @@ TUNING = DepthTuning()
 def controller(extra_ms: float, guess_ms: float, right: float = 0.5) -> DraftController:
     """A pass takes 10 ms and ``extra_ms`` for each further token, a guess ``guess_ms``; so many guesses are ``right``."""
     steps = [
-        StepCost(rows, seq, 0.0, 10 + extra_ms * (rows * seq - 1), 0.0, guess_ms, 0.0) for rows in (1, 8) for seq in (1, 2, 8)
+        StepCost(rows, seq, 0.0, 10 + extra_ms * (rows * seq - 1), guess_ms, guess_ms, 0.0)
+        for rows in (1, 8)
+        for seq in (1, 2, 8)
     ]
     info = DraftHeadInfo(1, 100, [right, right], [[0.0, 0.1], [0.5, 0.9]])
     costs = CostModel(None, [0, 4], passes=CostTable("cpu", "here", 10.0, steps))
