@@ -79,7 +79,7 @@ def answered(recommended: str, **predicted: float) -> CalibrationInfo:
 
 @pytest.mark.parametrize(
     ("recommended", "measured"),
-    [("exact", ("exact_both", "exact")), ("exit", ("exit_strict", "exit")), ("full", ("exit_strict", "exit"))],
+    [("exact", ("exact_all", "exact")), ("exit", ("exit_strict", "exit")), ("full", ("exit_strict", "exit"))],
 )
 def test_an_answer_is_judged_by_the_policy_that_it_is_about(recommended: str, measured: tuple[str, str]) -> None:
     """A "no" would be confirmed by a policy that nobody expected to be fast."""

@@ -79,7 +79,7 @@ def test_kinds_without_time_are_left_out_and_named(
 ) -> None:
     """A calibration that lacks a kind of head must say so, and how to get it."""
     monkeypatch.setattr(exit_training, "step_seconds", lambda head, *_: {"linear": 1.0, "tail:1": 2.0}[head.kind])
-    trained = _train(llama, captured, minutes=2.5, progress=ExportProgress(Console(width=300, stderr=True)))
+    trained = _train(llama, captured, minutes=7.5, progress=ExportProgress(Console(width=300, stderr=True)))
     assert {kind for _, kind in trained} == {"tail:1"}
     assert "no time for identity, linear" in capsys.readouterr().err
 

@@ -7,7 +7,7 @@ from tide_calibrate.config import CalibrationConfig
 from tide_calibrate.training_plan import STEPS, STEPS_FROM_NEIGHBOUR, TrainingPlan, plan_training
 
 HEADS = {"identity": 8, "linear": 8, "tail:1": 8, "tail:2": 8}
-SECONDS = {"identity": 0.1, "linear": 0.1, "tail:1": 0.15, "tail:2": 0.2}
+SECONDS = {"identity": 0.034, "linear": 0.034, "tail:1": 0.051, "tail:2": 0.068}
 DEFAULT = CalibrationConfig.minutes
 
 
@@ -63,5 +63,5 @@ def test_equal_times_give_an_equal_plan_and_small_changes_the_same_steps() -> No
 
 
 def test_the_note_says_what_was_left_out() -> None:
-    assert "no time" not in str(plan(8)) and "120 steps" in str(plan(8)) and "tail:2 200 ms" in str(plan(8))
+    assert "no time" not in str(plan(8)) and "120 steps" in str(plan(8)) and "tail:2 68 ms" in str(plan(8))
     assert "no time for identity, linear, tail:2: give more --minutes" in str(plan(1.2))
