@@ -137,7 +137,7 @@ def main(
     pass_ms = np.array([0.0, *(costs.full(1, tokens, tokens) for tokens in range(1, tuning.text_draft_limit + 2))])
     cases = {
         "default": speedups(texts, pass_ms, dearer, tuning),
-        "no_least_gain": speedups(texts, pass_ms, dearer, replace(tuning, least_text_gain=0.0)),
+        "no_ledger": speedups(texts, pass_ms, dearer, replace(tuning, loss_allowance=1e9)),
         "with_pool": speedups(texts, pass_ms, dearer, tuning, TextPool(tuning.pool_tokens)),
     }
     modelled = Table("rules", "geometric mean", "worst text", title=f"Modelled speedup, {weights}")

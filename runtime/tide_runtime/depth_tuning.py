@@ -14,11 +14,9 @@ class DepthTuning:
         text_draft_limit: most text drafts before a verification pass. They cost no evaluation, so they go further.
         first_speculative_tokens: exit drafts of a sequence's first cycle. The number doubles while all drafts are accepted.
         hit_rate_weight, hit_rate_memory: see `HitRates`.
-        least_text_gain: text drafts are verified where a step is expected to give so many tokens more than its time is worth:
-            texts whose matches never hold lose less, and the mean falls by 1% (`benchmarks.text_drafts`).
+        loss_allowance, loss_share: passes that text drafts and the draft head may lose in a sequence, and for each of its tokens
+            besides (`Ledger`): a reply of 10 tokens is at most 3% slower, by the measured costs, whatever drafts it got.
         head_draft_limit: most guesses of the draft head before a verification pass.
-        head_expectation_weight, head_decay: see `Backoff`: a cycle of the draft head loses a few hundredths of a pass and wins a
-            token, so that it is given up after more losses than exits are.
         pool_tokens: of recent outputs that draft for other requests of the same cache salt; 0: none.
         draft_lengths: most text drafts of one sequence, tried in turn: sequences of a batch wait for the longest.
         padding_penalty: cost of each token that pads a shorter sequence, in full steps of one sequence, besides what it takes. A
@@ -38,10 +36,9 @@ class DepthTuning:
     first_speculative_tokens: int = 1
     hit_rate_weight: float = 4.0
     hit_rate_memory: float = 16.0
-    least_text_gain: float = 0.25
+    loss_allowance: float = 0.1
+    loss_share: float = 0.02
     head_draft_limit: int = 6
-    head_expectation_weight: float = 8.0
-    head_decay: float = 0.97
     pool_tokens: int = 8192
     draft_lengths: tuple[int, ...] = (1, 2, 3, 4, 6, 9, 64)
     padding_penalty: float = 0.05

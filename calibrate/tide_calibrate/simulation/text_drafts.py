@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tide_runtime.depth_tuning import DepthTuning
 from tide_runtime.drafting.backoff import Backoff
-from tide_runtime.drafting.controller import DraftState, lengths_to_verify
+from tide_runtime.drafting.controller import DraftState, affordable, lengths_to_verify
 from tide_runtime.drafting.text_drafter import TextDrafter, TextPool
 
 from tide_calibrate.traces.trace import OwnText
@@ -28,15 +28,19 @@ class TextDrafts:
         self, text: OwnText, pass_ms: NDArray[np.float64], speedup: float, tuning: DepthTuning, pool: TextPool | None = None
     ) -> None:
         self._text, self._speedup, self._pass_ms = text, speedup, pass_ms.tolist()
+        self._count = 0
         self._tuning, self._state = tuning, DraftState(tuning, Backoff(tuning, 1.0), TextDrafter(pool))
 
     def draft(self, position: int) -> tuple[int, int]:
         """How many tokens are drafted when ``position`` new ones are known, and how many of them are right."""
         tokens, end, state = self._text.tokens, self._text.prompt + position, self._state
+        self._count = 0
         state.guess = state.text.guess(tokens, end, min(self._tuning.text_draft_limit, len(tokens) - end - 1))
         if not state.guess.tokens:
             return 0, 0
-        (count,) = lengths_to_verify([state.text_chances], lambda _, total, __: self._pass_ms[total], self._speedup, self._tuning)
+        chances = affordable(state.ledger, state.text_chances, self._pass, 1)
+        (count,) = lengths_to_verify([chances], self._pass, self._speedup, self._tuning)
+        self._count = count
         right = 0
         while right < count and state.guess.tokens[right] == tokens[end + right]:
             right += 1
@@ -46,3 +50,7 @@ class TextDrafts:
         """Compare the last guess with the ``made`` tokens that followed the first ``position`` new ones."""
         end = self._text.prompt + position
         self._state.observe_tokens(self._text.tokens[end : end + made].tolist())
+        self._state.ledger.settle(made, self._pass_ms[self._count + 1] / self._pass_ms[1] - 1, made - 1)
+
+    def _pass(self, _batch_size: int, tokens: int, _longest: int) -> float:
+        return self._pass_ms[tokens]

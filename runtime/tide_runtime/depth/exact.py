@@ -204,21 +204,13 @@ class ExactDepth:
         work = [Work(state.sequence, len(made) + 1, len(made) + 1) for state, made in zip(states, drafts, strict=True)]
         logits, first = run_decodes_and_prompts(context, work, prompts)
         tokens = [self._verify(state, made, found) for state, made, found in zip(states, drafts, logits, strict=True)]
-        for state, taken, _made in zip(states, tokens, drafts, strict=True):
-            state.control.exits.pass_tokens(len(taken))
-            if (head := state.control.head) is not None:
-                if head_ms and head.tokens:
-                    head.backoff.observe(len(taken), self._head_cost(head_ms, drafts))
-                else:
-                    head.backoff.pass_tokens(len(taken))
-                head.start_guessing(0)
+        controls = [state.control for state in states]
+        self.controller.settle(controls, [len(made) for made in drafts], [len(taken) for taken in tokens], head_ms)
+        for control, taken in zip(controls, tokens, strict=True):
+            control.exits.pass_tokens(len(taken))
+            if control.head is not None:
+                control.head.start_guessing(0)
         return tokens + first
-
-    def _head_cost(self, head_ms: float, drafts: Sequence[Sequence[Draft]]) -> float:
-        """Cost of a pass that verifies ``drafts`` and of the draft head before it, in full-depth decode steps."""
-        batch_size, counts = len(drafts), [len(made) + 1 for made in drafts]
-        ms = head_ms + self.costs.full(batch_size, sum(counts), max(counts))
-        return ms / self.costs.full(batch_size, batch_size, 1)
 
     def _guess(self, states: Sequence[ExactState]) -> bool:
         """Look up how each text may go on; returns whether any may."""
@@ -248,10 +240,11 @@ class ExactDepth:
         """Let the draft head guess where that promises more than the drafts from text, while it pays; returns the modelled ms."""
         controls, prompt_tokens = [state.control for state in states], sum(chunk.tokens for chunk in prompts)
         text = [control.text_chances[: len(made)] for control, made in zip(controls, drafts, strict=True)]
+        price = self.controller.head_price(len(states))
         ready = [
             i
             for i, state in enumerate(states)
-            if state.sequence.draft_states is not None and controls[i].starts_head(state.room + len(drafts[i]), text[i])
+            if state.sequence.draft_states is not None and controls[i].starts_head(state.room + len(drafts[i]), text[i], price)
         ]
         spent = 0.0
         if ready:
@@ -259,7 +252,7 @@ class ExactDepth:
             spent = draft_with_head(context, self.controller, sequences, controls, text, ready, prompt_tokens)
         if spent:
             chosen = [control.better_guess(own) for control, own in zip(controls, text, strict=True)]
-            lengths = self.controller.lengths([guess.chances for guess in chosen], spent, prompt_tokens)
+            lengths = self.controller.lengths(controls, [guess.chances for guess in chosen], spent, prompt_tokens)
             for i, guess in enumerate(chosen):
                 drafts[i] = self._place(states[i], guess.tokens[: lengths[i]], guess.source)
         return spent

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 
 from tide_runtime.depth_tuning import DepthTuning
 
+_DECAY = 0.9  # share of the past that the running speedup keeps at each outcome
+
 
 @dataclass
 class Backoff:
@@ -14,13 +16,11 @@ class Backoff:
     Args:
         expected: the speedup expected at first and after a cooldown.
         weight: outcomes that the expectation counts as.
-        decay: share of the past that the running speedup keeps at each outcome.
     """
 
     tuning: DepthTuning
     expected: float
     weight: float = 1.0
-    decay: float = 0.9
     tokens: float = field(init=False)
     cost: float = field(init=False)
     cooldown: float = 0  # tokens until speculation is tried again
@@ -43,7 +43,7 @@ class Backoff:
     def observe(self, tokens: float, cost: float) -> None:
         """Speculation gave ``tokens`` for ``cost``."""
         tuning = self.tuning
-        self.tokens, self.cost = self.decay * self.tokens + tokens, self.decay * self.cost + cost
+        self.tokens, self.cost = _DECAY * self.tokens + tokens, _DECAY * self.cost + cost
         if self.tokens < self.cost:
             self.cooldown = self.next_cooldown
             self.next_cooldown = min(2 * self.next_cooldown, tuning.longest_cooldown)

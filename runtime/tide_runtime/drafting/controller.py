@@ -8,7 +8,7 @@ accepted.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from statistics import fmean
 from typing import NamedTuple
 
@@ -20,6 +20,7 @@ from tide_runtime.depth_tuning import DepthTuning
 from tide_runtime.drafting.backoff import Backoff
 from tide_runtime.drafting.draft_head import HeadDrafts
 from tide_runtime.drafting.hit_rates import HitRates
+from tide_runtime.drafting.ledger import Ledger
 from tide_runtime.drafting.text_drafter import NO_GUESS, Guess, TextDrafter, TextPools
 from tide_runtime.generation_params import GenerationParams
 
@@ -41,6 +42,7 @@ class DraftState:
     Args:
         exits: backoff of exit drafts.
         rates: of the text drafter's guesses.
+        ledger: of drafts from text and the draft head.
         guess: the tokens that the text drafter expects next.
         head: what is known of the draft head; None: there is none.
         num_speculative_tokens: most exit drafts of the next cycle.
@@ -52,18 +54,21 @@ class DraftState:
     guess: Guess = NO_GUESS
     head: HeadDrafts | None = None
     rates: HitRates = field(init=False)
+    ledger: Ledger = field(init=False)
     num_speculative_tokens: int = field(init=False)
 
     def __post_init__(self) -> None:
+        self.ledger = Ledger(self.tuning)
         self.rates = HitRates(self.tuning.hit_rate_weight, self.tuning.hit_rate_memory)
         self.num_speculative_tokens = self.tuning.first_speculative_tokens
 
-    def starts_head(self, room: int, text: Sequence[float]) -> bool:
-        """Whether the draft head may guess now, up to ``room`` tokens, and promises more than drafts from text with the chances
-        ``text``."""
-        if self.head is None or not self.head.start_guessing(min(room, self.tuning.head_draft_limit)):
+    def starts_head(self, room: int, text: Sequence[float], price: float) -> bool:
+        """Whether the draft head may guess now, up to ``room`` tokens: it promises more than drafts from text with the chances
+        ``text``, and the ledger pays the ``price`` of a first guess."""
+        if self.head is None:
             return False
-        return self.head.promise > sum(text)
+        self.head.start_guessing(min(room, self.tuning.head_draft_limit))
+        return self.head.promise > sum(text) and price <= self.ledger.balance
 
     def better_guess(self, text: Sequence[float]) -> Chosen:
         """The head's guesses or the drafts from text, with the chances ``text``: where both begin alike those from text."""
@@ -142,8 +147,9 @@ class DraftController:
             prompt_tokens: tokens of prompts that the step runs as well.
         """
         speedup = fmean(state.exits.speedup for state in states) if evaluates_exits else 1.0
-        chances = [state.text_chances for state in states]
-        return lengths_to_verify(chances, self._pass_time(prompt_tokens), speedup, self.tuning)
+        pass_ms = self._pass_time(prompt_tokens)
+        chances = [affordable(state.ledger, state.text_chances, pass_ms, len(states)) for state in states]
+        return lengths_to_verify(chances, pass_ms, speedup, self.tuning)
 
     def _pass_time(self, prompt_tokens: int, before_ms: float = 0.0) -> PassTime:
         """``before_ms``: what was spent before the pass."""
@@ -186,10 +192,41 @@ class DraftController:
             rate = max(rate, found)
         return False
 
-    def lengths(self, chances: Sequence[Sequence[float]], spent_ms: float, prompt_tokens: int) -> list[int]:
+    def head_price(self, batch_size: int) -> float:
+        """What a first guess in every sequence and its verification take more than no guess, in passes."""
+        pass_ms = self._pass_time(0, self.costs.draft_head(batch_size, first=True))
+        return pass_ms(batch_size, 2 * batch_size, 2) / self.costs.full(batch_size, batch_size, 1) - 1
+
+    def lengths(
+        self, states: Sequence[DraftState], chances: Sequence[Sequence[float]], spent_ms: float, prompt_tokens: int
+    ) -> list[int]:
         """How many drafts of each sequence are verified, after ``spent_ms`` of drafting."""
-        free = replace(self.tuning, least_text_gain=0.0)
-        return lengths_to_verify(chances, self._pass_time(prompt_tokens, spent_ms), 1.0, free)
+        pass_ms, batch_size = self._pass_time(prompt_tokens), len(states)
+        spent = spent_ms / pass_ms(batch_size, batch_size, 1)
+        paid = [affordable(state.ledger, own, pass_ms, batch_size, spent) for state, own in zip(states, chances, strict=True)]
+        return lengths_to_verify(paid, self._pass_time(prompt_tokens, spent_ms), 1.0, self.tuning)
+
+    def settle(self, states: Sequence[DraftState], drafts: Sequence[int], tokens: Sequence[int], head_ms: float) -> None:
+        """A step without exits is over: enter into the ledgers what drafts cost and gave.
+
+        Args:
+            drafts: that were verified, of each sequence.
+            tokens: that it got.
+            head_ms: spent by the draft head.
+        """
+        batch_size, count = len(states), len(states) + sum(drafts)
+        base = self.costs.full(batch_size, batch_size, 1)
+        extra = (
+            (head_ms + self.costs.full(batch_size, count, 1 + max(drafts, default=0))) / base - 1
+            if head_ms or any(drafts)
+            else 0.0
+        )
+        guessed = [
+            bool(made or (state.head is not None and state.head.tokens)) for state, made in zip(states, drafts, strict=True)
+        ]
+        share = extra * batch_size / max(1, sum(guessed))
+        for state, drafted, made in zip(states, guessed, tokens, strict=True):
+            state.ledger.settle(made, share if drafted else 0.0, made - 1)
 
     def sequences_to_speculate(self, ready: Sequence[int], batch_size: int) -> Sequence[int]:
         """Those of the ``ready`` sequences that evaluate exits: all or none, as a launch costs nearly as much for a few of the
@@ -202,6 +239,18 @@ def next_speculative_tokens(most: int, drafts: int, accepted: int) -> int:
     if accepted == drafts:
         return max(most, 2 * drafts)
     return most if accepted else max(1, most // 2)
+
+
+def affordable(
+    ledger: Ledger, chances: Sequence[float], pass_ms: PassTime, batch_size: int, spent: float = 0.0
+) -> Sequence[float]:
+    """The first of the drafts with these ``chances``, as many as the ledger can pay for if all are wrong and the other sequences
+    of the batch draft as many. ``spent``: passes that drafting took."""
+    full = pass_ms(batch_size, batch_size, 1)
+    for count in range(1, len(chances) + 1):
+        if spent + pass_ms(batch_size, batch_size * (count + 1), count + 1) / full - 1 > ledger.balance:
+            return chances[: count - 1]
+    return chances
 
 
 def lengths_to_verify(of_drafts: Sequence[Sequence[float]], pass_ms: PassTime, speedup: float, tuning: DepthTuning) -> list[int]:
@@ -220,7 +269,7 @@ def lengths_to_verify(of_drafts: Sequence[Sequence[float]], pass_ms: PassTime, s
     for place, own in enumerate(of_drafts):
         chances += [(-chance, n, place) for n, chance in enumerate(own, 1)]
     chances.sort()  # of equal ones the earlier token first: no token is drafted without those before it
-    full, best, best_rate = pass_ms(batch_size, batch_size, 1), [0] * batch_size, batch_size * speedup + tuning.least_text_gain
+    full, best, best_rate = pass_ms(batch_size, batch_size, 1), [0] * batch_size, batch_size * speedup
     if not chances:
         return best
     # Even batches may cost less than smaller uneven ones.

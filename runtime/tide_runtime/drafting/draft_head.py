@@ -12,7 +12,6 @@ from statistics import fmean
 
 from tide_runtime.bundle.calibration import DraftHeadInfo
 from tide_runtime.depth_tuning import DepthTuning
-from tide_runtime.drafting.backoff import Backoff
 from tide_runtime.drafting.hit_rates import HitRates
 
 
@@ -23,14 +22,12 @@ class HeadDrafts:
     Args:
         rates: of its guesses, by score.
         mean: of its guesses, whatever their score.
-        backoff: of drafting with it.
         tokens, scores: the guesses behind the sequence's last token.
         room: most guesses.
     """
 
     rates: HitRates
     mean: HitRates
-    backoff: Backoff
     tokens: list[int] = field(default_factory=list)
     scores: list[float] = field(default_factory=list)
     room: int = 0
@@ -40,8 +37,7 @@ class HeadDrafts:
         usual = {score: share for score, share in info.classes}
         weight, memory = tuning.hit_rate_weight, tuning.hit_rate_memory
         mean = HitRates(weight, memory, {0.0: fmean(info.acceptance)})
-        backoff = Backoff(tuning, tuning.uncalibrated_speedup, tuning.head_expectation_weight, tuning.head_decay)
-        return cls(HitRates(weight, memory, usual), mean, backoff)
+        return cls(HitRates(weight, memory, usual), mean)
 
     @property
     def chances(self) -> list[float]:
@@ -54,10 +50,9 @@ class HeadDrafts:
         right = self.mean.rate(0.0)
         return sum(right**n for n in range(1, self.room + 1))
 
-    def start_guessing(self, room: int) -> bool:
-        """Forget the guesses. Returns whether up to ``room`` new ones may be made: not after the head lost lately."""
+    def start_guessing(self, room: int) -> None:
+        """Forget the guesses; up to ``room`` new ones may be made."""
         self.tokens, self.scores, self.room = [], [], room
-        return self.backoff.active and room > 0
 
     def observe(self, tokens: Sequence[int]) -> None:
         """Learn from the ``tokens`` that followed."""

@@ -26,7 +26,7 @@ def controller(extra_ms: float, guess_ms: float, right: float = 0.5) -> DraftCon
 
 def states(control: DraftController, count: int = 1, room: int = 8) -> list[DraftState]:
     made = [control.start(GenerationParams()) for _ in range(count)]
-    assert all(state.starts_head(room, []) for state in made)
+    assert all(state.starts_head(room, [], 0.0) for state in made)
     return made
 
 
@@ -80,17 +80,5 @@ def test_a_sequence_learns_that_the_head_does_not_know_its_text() -> None:
         state.head.start_guessing(4)
         guess(state, 0.6)
         state.observe_tokens([8])
-    state.starts_head(4, [])
+    state.starts_head(4, [], 0.0)
     assert not pays(control, [state])
-
-
-def test_a_lost_cycle_is_followed_by_a_pause() -> None:
-    """Breaks: a head whose scores promise more than they hold would draft for ever."""
-    control = controller(0.3, 0.6)
-    (state,) = states(control)
-    assert state.head is not None
-    for _ in range(6):
-        state.head.backoff.observe(1, 1.2)
-    assert not state.starts_head(4, [])
-    state.head.backoff.pass_tokens(TUNING.longest_cooldown)
-    assert state.starts_head(4, [])
