@@ -12,8 +12,8 @@ TUNING = DepthTuning()
 
 
 def pass_ms(batch_size: int, tokens: int, longest: int) -> float:
-    """Each token more takes 7% of a pass."""
-    return 10.0 * (1 + 0.07 * (tokens - batch_size))
+    """Each token more takes 4% of a pass."""
+    return 10.0 * (1 + 0.04 * (tokens - batch_size))
 
 
 @pytest.mark.parametrize("tokens", [5, 12, 40, 200])
@@ -34,13 +34,13 @@ def test_drafts_that_are_right_pay_for_more() -> None:
     ledger = Ledger(TUNING)
     chances = [0.95**n for n in range(1, 9)]
     first = len(affordable(ledger, chances, pass_ms, 1))
-    ledger.settle(2, 0.07, 1)
+    ledger.settle(2, 0.04, 1)
     assert first == 1 and len(affordable(ledger, chances, pass_ms, 1)) == 8
 
 
 def test_in_a_batch_a_sequence_pays_for_what_all_wait_for() -> None:
     """Breaks: each of eight sequences would lose eight times its own share."""
     ledger = Ledger(TUNING)
-    assert len(affordable(ledger, [0.9], pass_ms, 8)) == 0  # eight drafts: 0.56 of a pass
+    assert len(affordable(ledger, [0.9], pass_ms, 8)) == 0  # eight drafts: 0.32 of a pass
     assert len(affordable(ledger, [0.9], pass_ms, 1)) == 1
     assert np.isclose(ledger.balance, TUNING.loss_allowance)
