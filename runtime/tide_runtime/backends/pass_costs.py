@@ -46,7 +46,8 @@ def kept_pass_costs(
     def measure() -> CostTable:
         return measure_pass_costs(make_context, max_seq_len, target, machine)
 
-    return kept_result("pass-costs", [*key, machine, str(os.cpu_count()), str(SHAPES), "behind single tokens"], measure, asdict, decode)
+    how = (machine, str(os.cpu_count()), str(SHAPES), "behind single tokens")
+    return kept_result("pass-costs", [*key, *how], measure, asdict, decode)
 
 
 def measure_pass_costs(
