@@ -15,7 +15,7 @@ class DepthTuning:
         first_speculative_tokens: exit drafts of a sequence's first cycle. The number doubles while all drafts are accepted.
         hit_rate_weight, hit_rate_memory: see `HitRates`.
         loss_allowance, loss_share: passes that text drafts and the draft head may lose in a sequence, and for each of its tokens
-            besides (`Ledger`): a reply of 10 tokens is at most 2% slower, by the measured costs, whatever drafts it got.
+            besides (`Ledger`): a reply of 10 tokens is at most 3% slower, by the measured costs, whatever drafts it got.
         head_draft_limit: most guesses of the draft head before a verification pass.
         pool_tokens: of recent outputs that draft for other requests of the same cache salt; 0: none.
         draft_lengths: most text drafts of one sequence, tried in turn: sequences of a batch wait for the longest.
@@ -36,8 +36,8 @@ class DepthTuning:
     first_speculative_tokens: int = 1
     hit_rate_weight: float = 4.0
     hit_rate_memory: float = 16.0
-    loss_allowance: float = 0.05
-    loss_share: float = 0.015
+    loss_allowance: float = 0.1
+    loss_share: float = 0.02
     head_draft_limit: int = 6
     pool_tokens: int = 8192
     draft_lengths: tuple[int, ...] = (1, 2, 3, 4, 6, 9, 64)
