@@ -5,8 +5,7 @@
 
 The model writes 160 greedy tokens for each of 68 prompts: requests about the first 900 characters of topics of the Python
 documentation, the topics themselves, and open questions. Then the runtime's own drafter and controller draft on these texts, with
-passes priced as measured on this machine (`Backend.pass_costs`); a pass that verifies drafts is charged ``--dearer`` more, which
-is what verifications took longer in use than in the measurement. Speedups are over one token a pass. Nothing here is timed.
+passes priced as measured on this machine (`Backend.pass_costs`). Speedups are over one token a pass. Nothing here is timed.
 """
 
 from __future__ import annotations
@@ -95,7 +94,7 @@ def hits_by_match(texts: Sequence[OwnText]) -> dict[float, tuple[int, int]]:
 
 
 def speedups(
-    texts: Sequence[OwnText], pass_ms: NDArray[np.float64], dearer: float, tuning: DepthTuning, pool: TextPool | None = None
+    texts: Sequence[OwnText], pass_ms: NDArray[np.float64], tuning: DepthTuning, pool: TextPool | None = None
 ) -> list[float]:
     """Speedup of each text over one token a pass. With ``pool``, each output is added to it before the next text."""
     found = []
@@ -104,7 +103,7 @@ def speedups(
         size = len(text.tokens) - text.prompt
         while position < size:
             made, right = drafts.draft(position)
-            ms += pass_ms[made + 1] * (1 + dearer * (made > 0))
+            ms += pass_ms[made + 1]
             drafts.learn(position, right + 1)
             position += right + 1
         if size >= LEAST_TOKENS:
@@ -116,14 +115,13 @@ def speedups(
 
 def main(
     weights: Annotated[str, typer.Option(help="Of SmolLM2-135M-Instruct: int4 or fp32.")] = "int4",
-    dearer: Annotated[float, typer.Option(min=0.0, help="Share by which verifications cost more than measured.")] = 0.08,
     cache: Annotated[Path, typer.Option(help="Where bundles are kept between runs.")] = CACHE,
     json: Annotated[Path | None, typer.Option(help="Write all figures to this file.")] = None,
 ) -> None:
     """Measure acceptance of copied tokens, and model what the rules of text drafts gain."""
     if weights not in ("int4", "fp32"):
         raise typer.BadParameter(f"weights is {weights!r}; give int4 or fp32")
-    report, console = Report("text_drafts", weights=weights, dearer=dearer, new_tokens=NEW_TOKENS), Console(width=110)
+    report, console = Report("text_drafts", weights=weights, new_tokens=NEW_TOKENS), Console(width=110)
     options = EngineOptions(policy="full", max_batch=8, prefix_cache=False, threads=ThreadOptions(shared=True))
     with Engine.load(folder_of(weights, GGUF_MODELS["smollm2"], cache / "smollm2"), options) as engine:
         texts = write_texts(engine)
@@ -136,9 +134,9 @@ def main(
     tuning = DepthTuning()
     pass_ms = np.array([0.0, *(costs.full(1, tokens, tokens) for tokens in range(1, tuning.text_draft_limit + 2))])
     cases = {
-        "default": speedups(texts, pass_ms, dearer, tuning),
-        "no_ledger": speedups(texts, pass_ms, dearer, replace(tuning, loss_allowance=1e9)),
-        "with_pool": speedups(texts, pass_ms, dearer, tuning, TextPool(tuning.pool_tokens)),
+        "default": speedups(texts, pass_ms, tuning),
+        "no_ledger": speedups(texts, pass_ms, replace(tuning, loss_allowance=1e9)),
+        "with_pool": speedups(texts, pass_ms, tuning, TextPool(tuning.pool_tokens)),
     }
     modelled = Table("rules", "geometric mean", "worst text", title=f"Modelled speedup, {weights}")
     for name, found in cases.items():

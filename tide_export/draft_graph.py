@@ -30,7 +30,7 @@ from tide_export.exit_graphs import RMS_EPSILON
 from tide_export.passes.attention_gqa import MS_DOMAIN
 from tide_export.passes.quantized_matmul import ACCURACY_LEVEL
 from tide_export.quantization.quantized_weight import QuantizedWeight, symmetric_int8
-from tide_export.router_function import rms_norm
+from tide_export.router_function import cast, rms_norm
 from tide_export.trace import TracedModel
 
 DraftTensors = Mapping[str, NDArray[np.generic]]
@@ -78,7 +78,7 @@ def _append_head(graph: ir.Graph, tensors: DraftTensors) -> None:
     before = ir.val("before", dtype=dtype, shape=(*tokens, 2 * hidden_size))
     head = _DraftTape(tensors)
     tape = head.tape
-    wide = [head.cast(value, ir.DataType.FLOAT) for value in (embedded, before)]
+    wide = [cast(tape, value, ir.DataType.FLOAT) for value in (embedded, before)]
     middle, final = tape.op_multi_out("Split", [wide[1]], {"axis": -1, "num_outputs": 2}, num_outputs=2)
     x = head.product("fuse", tape.op("Concat", [wide[0], head.normed(middle), head.normed(final)], {"axis": -1}))
     gate, up = tape.op_multi_out(
@@ -92,7 +92,7 @@ def _append_head(graph: ir.Graph, tensors: DraftTensors) -> None:
     token = tape.op("Gather", [head.constant("vocabulary"), place], {"axis": 0})
     axes = tape.initializer(ir.tensor(np.array([-1], np.int64), name="draft.axes"))
     score = tape.op("ReduceMax", [tape.op("Softmax", [logits], {"axis": -1}), axes], {"keepdims": 0})
-    narrow = head.cast(own, dtype)
+    narrow = cast(tape, own, dtype)
     states = tape.op("Concat", [narrow, narrow], {"axis": -1})
     graph.extend(tape.nodes)
     for value in tape.initializers:
@@ -115,13 +115,6 @@ class _DraftTape:
         self.tape, self.tensors = Tape(), tensors
         ones = np.ones(tensors["fuse"].shape[0], np.float32)
         self._ones = self.tape.initializer(ir.tensor(ones, name="draft.ones"))
-
-    def cast(self, value: ir.Value, dtype: ir.DataType) -> ir.Value:
-        if value.dtype == dtype:
-            return value
-        cast = self.tape.op("Cast", [value], {"to": dtype})
-        cast.dtype = dtype
-        return cast
 
     def normed(self, states: ir.Value) -> ir.Value:
         return rms_norm(self.tape, states, self._ones, RMS_EPSILON)

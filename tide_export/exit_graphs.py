@@ -22,7 +22,7 @@ from tide_runtime.bundle.calibration import ExitInfo
 from tide_runtime.bundle.manifest import exit_graph
 
 from tide_export.cut import CutGraph
-from tide_export.router_function import DOMAIN, VERSION, call_router, ones, rms_norm, router_function
+from tide_export.router_function import DOMAIN, VERSION, call_router, cast, ones, rms_norm, router_function
 from tide_export.trace import OPSET
 
 RMS_EPSILON = 1e-6
@@ -50,13 +50,13 @@ def exit_graph_model(info: ExitInfo, tensors: ExitTensors, hidden_size: int, dty
     tokens, states = ("batch", "seq"), ("batch", "seq", hidden_size)
     hidden = ir.val("hidden", dtype=stored, shape=states)
     early_exit = _ExitTape(info.checkpoint, tensors)
-    wide = early_exit.cast(hidden, ir.DataType.FLOAT)
+    wide = cast(early_exit.tape, hidden, ir.DataType.FLOAT)
     outputs, functions, opsets = [], [], {"": OPSET}
     if "score" in info.graph_outputs():
         outputs.append(_named(early_exit.score(wide), "score", ir.DataType.FLOAT, tokens))
         functions, opsets = [router_function()], {"": OPSET, DOMAIN: VERSION}
     if "hidden_out" in info.graph_outputs():
-        outputs.append(_named(early_exit.cast(early_exit.translated(wide), stored), "hidden_out", stored, states))
+        outputs.append(_named(cast(early_exit.tape, early_exit.translated(wide), stored), "hidden_out", stored, states))
     tape = early_exit.tape
     graph = ir.Graph([hidden], outputs, nodes=tape.nodes, initializers=tape.initializers, opset_imports=opsets, name=name)
     return CutGraph(name, ir.Model(graph, ir_version=IR_VERSION, functions=functions))
@@ -67,13 +67,6 @@ class _ExitTape:
 
     def __init__(self, checkpoint: int, tensors: ExitTensors) -> None:
         self.tape, self.checkpoint, self.tensors = Tape(), checkpoint, tensors
-
-    def cast(self, value: ir.Value, dtype: ir.DataType) -> ir.Value:
-        if value.dtype == dtype:
-            return value
-        cast = self.tape.op("Cast", [value], {"to": dtype})
-        cast.dtype = dtype
-        return cast
 
     def score(self, states: ir.Value) -> ir.Value:
         weights = [self._weight("router", name) for name in ("down", "down_bias", "up", "up_bias")]

@@ -51,6 +51,15 @@ def ones(tape: Tape, matrix: ir.Value, axis: int) -> ir.Value:
     return tape.op("ConstantOfShape", [size], {"value": ir.tensor(np.ones(1, np.float32))})
 
 
+def cast(tape: Tape, value: ir.Value, dtype: ir.DataType) -> ir.Value:
+    """``value`` as ``dtype``; itself if it has that type."""
+    if value.dtype == dtype:
+        return value
+    converted = tape.op("Cast", [value], {"to": dtype})
+    converted.dtype = dtype
+    return converted
+
+
 def rms_norm(tape: Tape, states: ir.Value, weight: ir.Value, epsilon: float | ir.Attr) -> ir.Value:
     """RMSNorm over the last axis of ``states`` in float32 (Zhang & Sennrich 2019, arXiv:1910.07467)."""
     attribute = epsilon if isinstance(epsilon, ir.Attr) else ir.Attr("epsilon", ir.AttributeType.FLOAT, epsilon)

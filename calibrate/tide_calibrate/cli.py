@@ -69,7 +69,7 @@ def calibrate(
     minutes: Annotated[
         float,
         typer.Option(
-            help="Minutes that 100,000 tokens may take. A fifth is for training exits, a sixth for the draft head: fewer mean "
+            help="Minutes that 100,000 tokens may take. A sixth is for training exits, a sixth for the draft head: fewer mean "
             "fewer steps, then fewer kinds of exit heads; more allow more steps, and more replies to learn from."
         ),
     ] = _DEFAULTS.minutes,

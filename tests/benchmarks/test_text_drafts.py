@@ -23,12 +23,13 @@ def test_hits_are_counted_by_the_length_of_the_match() -> None:
 
 def test_repeating_text_is_faster_and_novel_text_is_not_slower() -> None:
     """Breaks: the modelled gain of drafts would be of other steps than the runtime takes."""
-    fast, plain = speedups([LOOP, NOVEL], FLAT, 0.0, DepthTuning())
+    fast, plain = speedups([LOOP, NOVEL], FLAT, DepthTuning())
     assert fast > 5 and plain == 1.0
 
 
-def test_a_verification_is_charged_more_and_a_pool_finds_earlier_outputs() -> None:
-    """Breaks: drafts that cost more than measured, and requests that repeat an earlier answer."""
-    assert speedups([LOOP], FLAT, 0.5, DepthTuning())[0] < speedups([LOOP], FLAT, 0.0, DepthTuning())[0]
-    first, again = speedups([NOVEL, NOVEL], FLAT, 0.0, DepthTuning(), TextPool(200))
+def test_further_tokens_are_charged_and_a_pool_finds_earlier_outputs() -> None:
+    """Breaks: drafts would seem free, and requests that repeat an earlier answer."""
+    rising = 10.0 + 0.5 * np.maximum(0, np.arange(14) - 1)
+    assert 1 < speedups([LOOP], rising, DepthTuning())[0] < speedups([LOOP], FLAT, DepthTuning())[0]
+    first, again = speedups([NOVEL, NOVEL], FLAT, DepthTuning(), TextPool(200))
     assert first == 1.0 and again > 3

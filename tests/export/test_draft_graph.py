@@ -179,3 +179,12 @@ def test_the_manifest_names_the_head(bundle: Path) -> None:
     info = read_manifest(bundle).draft_head
     assert info is not None and info.vocabulary == 32
     assert json.loads((bundle / "manifest.json").read_text())["calibration"]["draft_head"]["acceptance"] == [0.5, 0.4]
+
+
+@pytest.mark.usefixtures("always")
+def test_the_callers_draft_limit_holds_for_the_head(bundle: Path) -> None:
+    """Breaks: a step would write more tokens than its row of the cache has room for."""
+    depth = DepthOptions(draft="head", draft_limit=1, tuning=DepthTuning(loss_allowance=1e9))
+    with Engine.load(bundle, EngineOptions(policy="exact", depth=depth)) as engine:
+        (generation,) = engine.generate([PROMPTS[0]], GenerationParams(max_new_tokens=24, ignore_eos=True))
+    assert 0 < generation.stats.drafted["head"] <= generation.stats.deep_passes

@@ -38,9 +38,8 @@ def check_interface(manifest: Manifest, name: str, file: str, inputs: Mapping[st
     wanted_inputs, wanted_outputs = _contract(manifest, graph, packed)
     if name == UNCUT and any(DRAFT in target.graphs for target in manifest.targets.values()):
         wanted_outputs[STATES] = (1, None, 2 * manifest.model.hidden_size)
-    if name == DRAFT or any(
-        n.startswith("key_cache_") for n in wanted_inputs
-    ):  # lowering chooses which position inputs its kernel reads
+    # Lowering chooses which position inputs its kernel reads, and a model whether its embedding does.
+    if name == DRAFT or any(n.startswith("key_cache_") for n in wanted_inputs):
         positions = _POSITIONS | {_POSITION_IDS: (1 if packed else None, None)}
         wanted_inputs |= {n: shape for n in inputs for known, shape in positions.items() if re.fullmatch(known, n)}
     listed_inputs = {tensor.name for tensor in listed_as.inputs} if listed_as else set(inputs)

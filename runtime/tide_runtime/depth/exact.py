@@ -1,4 +1,4 @@
-"""``exact``: early exits and earlier text draft tokens, which a verification pass checks. The output is `full`'s.
+"""``exact``: early exits, the draft head and earlier text draft tokens, which a verification pass checks. The output is `full`'s.
 
 A cycle: while the router is confident, a sequence's last token is run to a checkpoint only, and the exit head's token is a draft.
 Then the remaining layers are run once for all that waits, and the drafts are compared with the model's own logits
@@ -51,7 +51,7 @@ class ExactState(LazySequence):
 
 
 class ExactDepth:
-    """Drafts with exits and copies from texts, verifies with the rest of the model.
+    """Drafts with exits, a draft head and copies from texts, verifies with the rest of the model.
 
     Args:
         passes: what passes through all layers take on this machine; None: the calibration's figures, or a guess, and the draft
@@ -75,7 +75,8 @@ class ExactDepth:
         wanted = options.draft_limit or (calibration.draft_limit if calibration is not None else 0)
         self.limit = wanted or tuning.draft_limit
         self.text_limit = options.draft_limit or tuning.text_draft_limit
-        self.lookahead = max(self.limit, self.text_limit) + 1
+        self.head_limit = options.draft_limit or tuning.head_draft_limit
+        self.lookahead = max(self.limit, self.text_limit, self.head_limit) + 1
         self.looks_up = options.draft in ("ngram", "all")
         self.exits = self.executor.exits if options.draft in ("router", "all") and with_exits else []
         has_head = options.draft in ("head", "all") and passes is not None
@@ -244,7 +245,8 @@ class ExactDepth:
         ready = [
             i
             for i, state in enumerate(states)
-            if state.sequence.draft_states is not None and controls[i].starts_head(state.room + len(drafts[i]), text[i], price)
+            if state.sequence.draft_states is not None
+            and controls[i].starts_head(min(self.head_limit, state.room + len(drafts[i])), text[i], price)
         ]
         spent = 0.0
         if ready:

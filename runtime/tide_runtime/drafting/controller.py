@@ -67,7 +67,7 @@ class DraftState:
         ``text``, and the ledger pays the ``price`` of a first guess."""
         if self.head is None:
             return False
-        self.head.start_guessing(min(room, self.tuning.head_draft_limit))
+        self.head.start_guessing(room)
         return self.head.promise > sum(text) and price <= self.ledger.balance
 
     def better_guess(self, text: Sequence[float]) -> Chosen:
