@@ -39,7 +39,7 @@ from benchmarks.arms.policy_arms import uncut_beside
 from benchmarks.arms.policy_cases import Case, answer_case, make_case, policy_cases
 from benchmarks.arms.turns import Group, Turn, take_turns
 from benchmarks.held_out import SOURCES, held_out_prompts
-from benchmarks.models.calibrated_bundles import CALIBRATED, PERCENTS, calibrated_bundles
+from benchmarks.models.calibrated_bundles import CALIBRATED, PERCENTS, calibrated_bundles, calibration_minutes
 from benchmarks.models.demo import DEMO_MODELS
 
 CACHE = Path(__file__).resolve().parents[1] / "build" / "bench-cache"
@@ -154,6 +154,9 @@ def main(
     )
     answers = [measure_answer(report, model, folder, prompts, data) for model, folder in folders.items()]
     add_answers(report, answers, console)
+    for model in chosen if bundles is None else []:
+        suffix = "" if model == "smollm2" else f"_{model.replace('-', '_')}"
+        report.add(f"calibrate_minutes{suffix}", calibration_minutes(model, cache))
     report.finish(json)
 
 

@@ -6,10 +6,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
+from time import perf_counter
 
 from tide_bench.build_cache import cached_folder, files_digest
 from tide_bench.bundles import export_key
 from tide_bench.in_process import run_in_process
+from tide_calibrate.config import CalibrationConfig
 
 from benchmarks.models.demo import DEMO_MODELS
 from benchmarks.models.gguf_files import GGUF_MODELS
@@ -17,6 +19,9 @@ from examples.demo_data import held_out_files, write_held_out
 
 _ROOT = Path(__file__).resolve().parents[2]
 PERCENTS = (1, 5)  # certified disagreement of policy exit
+WINDOWS = CalibrationConfig.max_windows
+SMOLLM2_WINDOWS = 390  # of 256 tokens: 100,000 tokens, the amount that `tide-calibrate --minutes` refers to
+_MINUTES = "calibration_minutes.txt"
 
 
 def demo_identity(model: str) -> str:
@@ -33,12 +38,14 @@ class Calibrated:
         identity: changes when the weights do.
         weights: their form, as ``--weights`` takes it.
         percents: certified disagreements.
+        max_windows: windows of text used at most.
     """
 
     source: Callable[[Path], Path]
     identity: Callable[[], str]
     weights: str = "source"
     percents: Sequence[int] = PERCENTS
+    max_windows: int = WINDOWS
 
 
 def _demo(model: str) -> Calibrated:
@@ -48,7 +55,7 @@ def _demo(model: str) -> Calibrated:
 def _smollm2(weights: str) -> Calibrated:
     """From the authors' GGUF file, certified at the first percentage only: its bundles are large."""
     model = GGUF_MODELS["smollm2"]
-    return Calibrated(model.source, lambda: f"{model.identity()} {weights}", weights, PERCENTS[:1])
+    return Calibrated(model.source, lambda: f"{model.identity()} {weights}", weights, PERCENTS[:1], SMOLLM2_WINDOWS)
 
 
 CALIBRATED = {
@@ -62,7 +69,7 @@ CALIBRATED = {
 def calibrated_bundles(model: str, cache: Path) -> dict[int, Path]:
     """Bundles of ``model``, of `CALIBRATED`, by the percentage of disagreement that its exits are certified at.
 
-    Calibrated on the demo's own data (SmolLM2: 135,000 tokens) with default options: once, but for the certificates. Each
+    Calibrated on the demo's own data (SmolLM2: 100,000 tokens) with default options: once, but for the certificates. Each
     bundle_P has its calibration beside it, in calibration_P. Made again when the weights, the data, the calibrator or the
     exporter change.
     """
@@ -70,14 +77,20 @@ def calibrated_bundles(model: str, cache: Path) -> dict[int, Path]:
     calibrator = [*sorted((_ROOT / "calibrate").rglob("*.py")), _ROOT / "runtime" / "tide_runtime" / "bundle" / "calibration.py"]
     data = sha256("\0".join(file.text for file in held_out_files()).encode()).hexdigest()
     key = "\n".join([export_key(chosen.identity()), files_digest(calibrator), data])
-    options = str(chosen.source(cache)), chosen.weights, chosen.percents
+    options = str(chosen.source(cache)), chosen.weights, chosen.percents, chosen.max_windows
     folder = cached_folder(cache / model / "calibrated", key, lambda f: run_in_process(_calibrate_and_export, *options, f))
     return {percent: folder / f"bundle_{percent}" for percent in chosen.percents}
 
 
-def _calibrate_and_export(source: str, weights: str, percents: Sequence[int], folder: Path) -> None:
-    from tide_calibrate.calibrate import calibrate
-    from tide_calibrate.config import CalibrationConfig
+def calibration_minutes(model: str, cache: Path) -> float:
+    """Minutes that the calibration behind `calibrated_bundles` took, certificates of all percentages included."""
+    calibrated_bundles(model, cache)
+    return float((cache / model / "calibrated" / _MINUTES).read_text(encoding="utf-8"))
+
+
+def _calibrate_and_export(source: str, weights: str, percents: Sequence[int], max_windows: int, folder: Path) -> None:
+    began = perf_counter()
+    from tide_calibrate.calibrate import calibrate  # torch takes seconds to import
 
     from tide_export import export
     from tide_export.config import ExportConfig
@@ -85,8 +98,9 @@ def _calibrate_and_export(source: str, weights: str, percents: Sequence[int], fo
     calibrations, data = {percent: folder / f"calibration_{percent}" for percent in percents}, folder / "data"
     write_held_out(data)
     first, *others = percents
-    config = CalibrationConfig(max_disagreement=first / 100, weights=weights)
+    config = CalibrationConfig(max_disagreement=first / 100, weights=weights, max_windows=max_windows)
     calibrate(source, str(data), calibrations[first], config, also={percent / 100: calibrations[percent] for percent in others})
+    (folder / _MINUTES).write_text(str((perf_counter() - began) / 60), encoding="utf-8")
     for percent, calibration in calibrations.items():
         options = ExportConfig(verify=False, calibration=str(calibration), weights=weights)
         export(source, folder / f"bundle_{percent}", options)
