@@ -1,0 +1,34 @@
+"""The ASGI application: routes, error objects, and what wraps them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from tide_runtime import Engine, TideError
+
+from tide_serve.config import ServeConfig
+from tide_serve.errors import ApiError, answer_error
+from tide_serve.service import Service
+
+
+def make_app(engine: Engine, config: ServeConfig | None = None) -> FastAPI:
+    """The application that serves ``engine``; it closes the engine when it shuts down.
+
+    Raises ParamsError where ``config`` is wrong.
+    """
+    service = Service(engine, config or ServeConfig())
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        yield
+        engine.close(abort=True)
+
+    app = FastAPI(title=f"TIDE: {service.model_names[0]}", lifespan=lifespan, docs_url=None, redoc_url=None)
+    app.state.service = service
+    for kind in (ApiError, TideError, RequestValidationError, HTTPException, Exception):
+        app.add_exception_handler(kind, answer_error)
+    return app

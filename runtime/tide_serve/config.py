@@ -1,0 +1,72 @@
+"""Options of the server; the command line takes its defaults from here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from tide_runtime.errors import ParamsError
+
+
+@dataclass(frozen=True)
+class ServeConfig:
+    """Limits and policies of one server. Times are in seconds, sizes in bytes unless a name says otherwise.
+
+    Args:
+        model_names: names that requests may give as ``model``, the first one is shown; empty: the bundle's own name.
+        api_keys: a request must carry one of them as ``Authorization: Bearer KEY``; empty: no key is needed.
+        max_body_bytes: of a request.
+        max_stop_strings, max_stop_chars: number of ``stop`` strings, and length of each.
+        max_choices: of ``n``, over all prompts of a request.
+        max_schema_bytes, max_schema_depth: size and nesting of a grammar or JSON schema.
+        max_tokens: most new tokens of a choice; None: as many as the KV cache holds. Also the default where a request names none.
+        requests_at_once_per_key: requests in progress for each key (or client address without keys); more are refused with 429.
+        requests_per_minute_per_key: of a token bucket for each key; 0: no limit.
+        request_timeout: a generation ends after this time with what it has.
+        body_timeout: for a request's headers and body to arrive.
+        write_timeout: a client that reads nothing for so long is disconnected.
+        drain_timeout: after SIGTERM, for requests in progress; later ones are refused with 503 meanwhile.
+        cors_origins: allowed browser origins; empty: none.
+        log_text: write prompts and texts into the log.
+        page: serve the chat page at ``/``.
+        tls_certificate, tls_key: PEM files; both or neither.
+    """
+
+    model_names: tuple[str, ...] = ()
+    api_keys: tuple[str, ...] = ()
+    max_body_bytes: int = 2 * 2**20
+    max_stop_strings: int = 16
+    max_stop_chars: int = 256
+    max_choices: int = 16
+    max_schema_bytes: int = 64 * 2**10
+    max_schema_depth: int = 32
+    max_tokens: int | None = None
+    requests_at_once_per_key: int = 256
+    requests_per_minute_per_key: int = 0
+    request_timeout: float = 600.0
+    body_timeout: float = 30.0
+    write_timeout: float = 60.0
+    drain_timeout: float = 30.0
+    cors_origins: tuple[str, ...] = ()
+    log_text: bool = False
+    page: bool = True
+    tls_certificate: Path | None = None
+    tls_key: Path | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("max_body_bytes", "max_stop_strings", "max_stop_chars", "max_choices", "max_schema_bytes",
+                     "max_schema_depth", "requests_at_once_per_key"):  # fmt: skip
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < 1:
+                raise ParamsError(f"{name} is {value!r}; set it to an integer >= 1")
+        for name in ("request_timeout", "body_timeout", "write_timeout", "drain_timeout"):
+            if getattr(self, name) <= 0:
+                raise ParamsError(f"{name} is {getattr(self, name)!r}; set it to seconds > 0")
+        if self.requests_per_minute_per_key < 0:
+            raise ParamsError(
+                f"requests_per_minute_per_key is {self.requests_per_minute_per_key}; set it to 0 (no limit) or more"
+            )
+        if self.max_tokens is not None and self.max_tokens < 1:
+            raise ParamsError(f"max_tokens is {self.max_tokens}; set it to an integer >= 1, or leave it out")
+        if (self.tls_certificate is None) != (self.tls_key is None):
+            raise ParamsError("TLS needs a certificate and a key; give both --tls-certificate and --tls-key")

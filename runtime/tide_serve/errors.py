@@ -1,0 +1,64 @@
+"""Errors as OpenAI's API reports them: ``{"error": {"message", "type", "param", "code"}}``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import Request
+from fastapi.responses import JSONResponse
+from tide_runtime.errors import EngineClosedError, ParamsError, PromptError, QueueFullError, TideError
+
+_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    408: "timeout_error",
+    413: "invalid_request_error",
+    429: "rate_limit_error",
+    503: "service_unavailable_error",
+}
+
+
+class ApiError(Exception):
+    """A refused request.
+
+    Args:
+        param: the field of the request that is wrong; None: none in particular.
+        code: a word for programs, such as ``unsupported_parameter``.
+        retry_after: seconds, sent as the header ``Retry-After``.
+    """
+
+    def __init__(
+        self, status: int, message: str, param: str | None = None, code: str | None = None, retry_after: float | None = None
+    ) -> None:
+        super().__init__(message)
+        self.status, self.message, self.param, self.code, self.retry_after = status, message, param, code, retry_after
+
+    def body(self) -> dict[str, Any]:
+        kind = _TYPES.get(self.status, "server_error" if self.status >= 500 else "invalid_request_error")
+        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+
+    def response(self) -> JSONResponse:
+        headers = {} if self.retry_after is None else {"Retry-After": str(max(1, round(self.retry_after)))}
+        return JSONResponse(self.body(), self.status, headers)
+
+
+def api_error(error: Exception, param: str | None = None) -> ApiError:
+    """What a client is told about ``error``. Only messages of `TideError` are shown; others may hold a request's text."""
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, QueueFullError):
+        return ApiError(429, str(error), code="queue_full", retry_after=1)
+    if isinstance(error, EngineClosedError):
+        return ApiError(503, str(error), code="engine_closed", retry_after=5)
+    if isinstance(error, PromptError | ParamsError):
+        return ApiError(400, str(error), param)
+    if isinstance(error, TideError):
+        return ApiError(500, str(error))
+    return ApiError(500, "the server failed; its log names the request id", code="internal_error")
+
+
+async def answer_error(request: Request, error: Exception) -> JSONResponse:
+    """Exception handler of the application."""
+    return api_error(error).response()
