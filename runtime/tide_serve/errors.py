@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from fastapi import Request
+from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
 from tide_runtime.errors import EngineClosedError, ParamsError, PromptError, QueueFullError, TideError
 
 _TYPES = {
@@ -56,6 +58,11 @@ def api_error(error: Exception, param: str | None = None) -> ApiError:
         return ApiError(400, str(error), param)
     if isinstance(error, TideError):
         return ApiError(500, str(error))
+    if isinstance(error, HTTPException):  # unknown routes and methods
+        return ApiError(error.status_code, str(error.detail))
+    if isinstance(error, RequestValidationError):
+        first = error.errors()[0]
+        return ApiError(400, str(first["msg"]), ".".join(str(part) for part in first["loc"][1:]) or param)
     return ApiError(500, "the server failed; its log names the request id", code="internal_error")
 
 

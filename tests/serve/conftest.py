@@ -1,0 +1,47 @@
+"""A live server with a tiny random chat model for the tests of the HTTP interface."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from functools import partial
+from pathlib import Path
+
+import pytest
+from serve.live import Served, serving
+from serve.tiny_model import make_bundle, make_model
+
+
+@pytest.fixture(scope="session")
+def hf_model_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The model as its authors would publish it."""
+    directory = tmp_path_factory.mktemp("hf") / "tiny-chat"
+    make_model(directory)
+    return directory
+
+
+@pytest.fixture(scope="session")
+def bundle(hf_model_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The bundle of a tiny random Llama with 512 cache slots and a template that knows tools. Shared: do not change it."""
+    out = tmp_path_factory.mktemp("bundles") / "tiny-chat"
+    make_bundle(hf_model_directory, out)
+    return out
+
+
+@pytest.fixture(scope="session")
+def serve_app(bundle: Path) -> Callable[..., AbstractContextManager[Served]]:
+    """``with serve_app(ServeConfig(…), max_batch=1) as served``: a server of its own, with engine options where given."""
+    return partial(serving, bundle)
+
+
+@pytest.fixture(scope="session")
+def served(serve_app: Callable[..., AbstractContextManager[Served]]) -> Iterator[Served]:
+    """The shared server with default options, max_batch 4 and one thread."""
+    with serve_app() as live:
+        yield live
+
+
+@pytest.fixture(scope="session")
+def live_server(served: Served) -> str:
+    """The shared server's address, without ``/v1``."""
+    return served.url
