@@ -97,7 +97,7 @@ class EngineMetrics:
     """Counts what the loop did; read from any thread."""
 
     def __init__(self, num_layers: int) -> None:
-        self._num_layers = num_layers
+        self.num_layers = num_layers
         self._counts: Counter[tuple[str, str]] = Counter()
         self._first, self._between = Histogram(), Histogram()
         self._steps, self._step_tokens, self._step_seconds, self._prefix_tokens, self._prompt_tokens = 0, 0, 0.0, 0, 0
@@ -133,7 +133,7 @@ class EngineMetrics:
         found: Counter[tuple[str, str]] = Counter()
         found["tide_requests_total", f'reason="{generation.finish_reason}"'] = 1
         found["tide_prompt_tokens_total", ""] = stats.prompt_tokens
-        depths = stats.depths(self._num_layers)
+        depths = stats.depths(self.num_layers)
         found.update({("tide_generated_tokens_total", f'layers="{layers}"'): count for layers, count in depths.items()})
         for name, counts in (("drafted", stats.drafted), ("accepted", stats.accepted)):
             found.update({(f"tide_{name}_tokens_total", f'drafter="{drafter}"'): n for drafter, n in counts.items()})

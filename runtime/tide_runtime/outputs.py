@@ -80,12 +80,16 @@ class Generation:
 class Chunk:
     """One streamed token. ``text`` may be empty (a character or stop string is incomplete); ``generation`` ends the stream.
 
-    ``token_id`` is None in the last chunk of a request that was cancelled or met its deadline.
+    ``token_id`` and ``depth`` are None in the last chunk of a request that was cancelled or met its deadline.
+
+    Args:
+        depth: layers run before the token was final, as in `RequestStats.depth_of_each`.
     """
 
     text: str
     token_id: int | None
     generation: Generation | None = None
+    depth: int | None = None
 
 
 def finished(sequence: TokenSequence, policy: str, tokenizer: Tokenizer | None) -> Generation:

@@ -116,6 +116,11 @@ class TokenSequence:
         """Tokens that are prefilled: the prompt; behind it, all but the last token, which is decoded as it would have been."""
         return self.prompt_tokens if self.num_tokens == self.prompt_tokens else self.num_tokens - 1
 
+    def latest_depth(self, num_layers: int) -> int:
+        """Layers run before the latest token was final: ``num_layers`` for the first one, and under policies that count none."""
+        depths, behind_first = self.depth.token_depths, self.num_tokens - self.prompt_tokens - 1
+        return depths[behind_first - 1] if 0 < behind_first <= len(depths) else num_layers
+
     def choose(self, logits: NDArray[np.floating], likeliest: int, seen: int | None = None) -> int:
         """The next token from ``logits`` [V]; ``likeliest`` is their argmax as the head computed it.
 

@@ -197,14 +197,14 @@ class EngineLoop:
         before = sequence.latest_token
         for event in take(sequence, tokens):
             self.metrics.took_token(sequence.latest_token - (before or sequence.submitted), first=not before)
-            before = sequence.latest_token
+            before, depth = sequence.latest_token, sequence.latest_depth(self.metrics.num_layers)
             if sequence.finish_reason is not None:
-                last = Chunk(event.text, event.token, self._finish(sequence))
+                last = Chunk(event.text, event.token, self._finish(sequence), depth)
                 self._save(request)
                 self._leave(request)
                 handle.finish(last)
                 return
-            handle.deliver(Chunk(event.text, event.token))
+            handle.deliver(Chunk(event.text, event.token, depth=depth))
         if sequence.error is not None:
             self._leave(request, tainted=True)
             handle.fail(sequence.error)

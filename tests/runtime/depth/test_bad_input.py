@@ -192,6 +192,14 @@ def test_a_stop_string_across_accepted_drafts(exact: Engine, full: Engine, fores
         assert "".join(chunk.text for chunk in exact.stream(PROMPTS[0], stopping)) == wanted.text
 
 
+def test_streamed_depths_of_accepted_drafts(exact: Engine, foreseen: Generation) -> None:
+    """Tokens accepted in one pass would be shown with the depth of the last of them."""
+    chunks = list(exact.stream(PROMPTS[0], params()))
+    assert chunks[-1].generation is not None
+    depths = chunks[-1].generation.stats.depth_of_each(exact.depth)
+    assert tuple(chunk.depth for chunk in chunks) == depths and {0, exact.depth} <= set(depths)
+
+
 @pytest.mark.parametrize("count", range(1, 9))
 def test_the_cache_fills_in_the_middle_of_a_draft(exact: Engine, full: Engine, count: int) -> None:
     prompt = [40, 41, 42, 43] * 14 + [40] * count

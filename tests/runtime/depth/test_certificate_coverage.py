@@ -119,6 +119,17 @@ def test_the_end_of_the_text_is_not_coloured(certified: Path) -> None:
         assert str(terminal_view(result, engine.tokenizer, LAYERS)).startswith(result.text + "\n")
 
 
+@pytest.mark.parametrize("policy", ["full", "exit"])
+def test_a_stream_gives_each_token_its_depth(certified: Path, policy: str) -> None:
+    """A view that is drawn as tokens arrive would differ from the one drawn from the finished text."""
+    with load(certified, policy) as engine:
+        chunks = list(engine.stream(PROMPT, params()))
+        assert chunks[-1].generation is not None
+        depths = chunks[-1].generation.stats.depth_of_each(LAYERS)
+        assert tuple(chunk.depth for chunk in chunks) == depths
+        assert (len(set(depths)) == 1) == (policy == "full")
+
+
 def test_views_are_written_by_the_command(certified: Path, tmp_path: Path, command: Callable[..., CompletedProcess[str]]) -> None:
     page = tmp_path / "depth.html"
     options = ("--policy", "exit", "--max-new-tokens", 8, "--ignore-eos", "--stats", "--show-depth", "--depth-html", page)
