@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from time import time
 
-from tide_runtime import Engine
+from tide_runtime import Engine, Generation
 
 from tide_serve.config import ServeConfig
 from tide_serve.errors import ApiError
+from tide_serve.observer import NoObserver, RequestObserver, current_record
+from tide_serve.server_metrics import ServerMetrics
 
 
 @dataclass
@@ -18,12 +20,15 @@ class Service:
     Args:
         started: Unix time, the ``created`` of the model.
         draining: SIGTERM has come; new requests are refused.
+        observer: where requests are reported besides the log and the metrics.
     """
 
     engine: Engine
     config: ServeConfig
     started: int = field(default_factory=lambda: int(time()))
     draining: bool = False
+    metrics: ServerMetrics = field(default_factory=ServerMetrics)
+    observer: RequestObserver = field(default_factory=NoObserver)
 
     @property
     def model_names(self) -> tuple[str, ...]:
@@ -42,3 +47,14 @@ class Service:
                 "model",
                 "model_not_found",
             )
+
+    def generated(self, generation: Generation) -> None:
+        """Note a generation that has ended, for the log and the traces. Routes call it once for each of a request's."""
+        record = current_record.get()
+        if record is None:  # the application runs without `tide_serve.safety.guard`
+            return
+        record.prompt_tokens += generation.stats.prompt_tokens
+        record.output_tokens += generation.stats.new_tokens
+        if self.config.log_text:
+            record.output_texts.append(generation.text or "")
+        self.observer.generated(record, generation)
