@@ -15,6 +15,7 @@ from tide_runtime.metrics import EngineStats
 from tide_runtime.outputs import Chunk, Generation, RequestStats
 from tide_runtime.scheduling.handle import GenerationHandle
 from tide_runtime.scoring import Score
+from tide_runtime.text.grammar import Grammar
 
 __all__ = [
     "Chunk",
@@ -26,6 +27,7 @@ __all__ = [
     "Generation",
     "GenerationHandle",
     "GenerationParams",
+    "Grammar",
     "QueueFullError",
     "RequestStats",
     "Score",

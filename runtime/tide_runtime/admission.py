@@ -12,6 +12,7 @@ from tide_runtime.errors import BundleError, ParamsError, PromptError
 from tide_runtime.generation_params import GenerationParams
 from tide_runtime.sampler import Sampler
 from tide_runtime.sequence import TokenSequence
+from tide_runtime.text.grammar import GrammarCompiler
 from tide_runtime.text.tokenizer import TextStream, Tokenizer
 
 Prompt = str | Sequence[int]
@@ -22,12 +23,19 @@ class Admission:
 
     Args:
         check_params: raises ParamsError where the depth policy cannot do what the parameters want.
+        grammars: compiles those of requests.
 
     Raises BundleError when the tokenizer has more tokens than the model.
     """
 
-    def __init__(self, manifest: Manifest, tokenizer: Tokenizer | None, check_params: Callable[[GenerationParams], None]) -> None:
-        self.manifest, self.tokenizer, self.check_params = manifest, tokenizer, check_params
+    def __init__(
+        self,
+        manifest: Manifest,
+        tokenizer: Tokenizer | None,
+        check_params: Callable[[GenerationParams], None],
+        grammars: GrammarCompiler,
+    ) -> None:
+        self.manifest, self.tokenizer, self.check_params, self.grammars = manifest, tokenizer, check_params, grammars
         vocab = manifest.model.vocab_size
         if tokenizer is not None and tokenizer.vocab_size > vocab:
             raise BundleError(
@@ -51,6 +59,8 @@ class Admission:
             raise ParamsError("stop strings need a tokenizer, which this bundle has not; use eos_token_ids")
         self.check_params(params)
         cache_slots, vocab = self.manifest.max_seq_len, self.manifest.model.vocab_size
+        if outside := [token for token, _ in params.logit_bias if token >= vocab]:
+            raise ParamsError(f"logit_bias names the token id {outside[0]}, expected ids from 0 to {vocab - 1}")
         eos = params.eos_token_ids if params.eos_token_ids is not None else self.manifest.generation.eos_token_ids
         # One token more than the cache holds can be generated: the last one is never written back.
         tokens = np.zeros(min(len(ids) + params.max_new_tokens, cache_slots + 1), np.int64)
@@ -62,7 +72,8 @@ class Admission:
             prompt_tokens=len(ids),
             params=params,
             eos=frozenset(eos),
-            sampler=Sampler(params, vocab),
+            sampler=Sampler(params, vocab, len(ids)),
+            grammar=self.grammars.start(params.grammar) if params.grammar is not None else None,
             text=TextStream(self.tokenizer, params.stop) if self.tokenizer is not None and (streamed or params.stop) else None,
             cache_slots=cache_slots,
         )

@@ -35,10 +35,11 @@ from tide_runtime.scheduling.loop import EngineLoop, Submitted
 from tide_runtime.scheduling.prefix_tree import PrefixTree
 from tide_runtime.scheduling.scheduler import Scheduler, SchedulerOptions
 from tide_runtime.scheduling.step_budget import StepBudget
-from tide_runtime.scoring import ForcedSequence, Score
+from tide_runtime.scoring import ForcedSequence, Score, ScoreHandle
 from tide_runtime.sequence import TokenSequence
 from tide_runtime.targets.select import DeviceChoice, choose_target
 from tide_runtime.text.chat_template import render_chat
+from tide_runtime.text.grammar import Grammar, GrammarCompiler
 from tide_runtime.text.tokenizer import Tokenizer
 
 
@@ -73,7 +74,12 @@ class Engine:
         info = bundle.manifest.tokenizer
         self.tokenizer = Tokenizer.from_file(bundle.path(info.file)) if info is not None else None
         self._template = bundle.text(info.chat_template) if info is not None and info.chat_template is not None else None
-        self.admission = Admission(bundle.manifest, self.tokenizer, self.policy.check_params)
+        self.grammars = GrammarCompiler(
+            bundle.path(info.file) if info is not None else None,
+            bundle.manifest.model.vocab_size,
+            bundle.manifest.generation.eos_token_ids,
+        )
+        self.admission = Admission(bundle.manifest, self.tokenizer, self.policy.check_params, self.grammars)
         self._metrics = EngineMetrics(bundle.manifest.model.num_layers)
         blocks = kv_blocks(self.backend.kv_bytes_per_token, options.kv_memory, self.max_batch, bundle.manifest.max_seq_len)
         caches_prefixes = options.prefix_cache and self.policy.can_resume and self.backend.has_prefix_blocks
@@ -169,6 +175,19 @@ class Engine:
         self._run(sequences)
         return [sequence.score() for sequence in sequences]
 
+    def submit_score(self, tokens: Sequence[int], prompt_tokens: int = 1, top: int = 0) -> ScoreHandle:
+        """Queue a text to score, as `score` does, and return at once.
+
+        Args:
+            top: how many of the likeliest tokens to report at each place.
+
+        Raises PromptError; QueueFullError when ``max_queue`` requests wait; EngineClosedError.
+        """
+        sequence = ForcedSequence.of(*self.admission.text_to_score(tokens, prompt_tokens), num_top=top)
+        request = self._request(sequence, streamed=False)
+        self._loop.submit([request])
+        return ScoreHandle(request.caller, sequence)
+
     def chat_prompt(self, messages: Sequence[Mapping[str, str]], **extra: Any) -> list[int]:
         """Token ids of a chat in the model's own template, ready for the assistant's turn.
 
@@ -179,6 +198,10 @@ class Engine:
         special = self.manifest.tokenizer.special_tokens
         text = render_chat(self._template, messages, special_tokens=special, **extra)
         return self.tokenizer.encode(text, add_special_tokens=False)
+
+    def check_grammar(self, grammar: Grammar) -> None:
+        """Compile ``grammar``, which requests with it then find compiled. Raises GrammarError with the reason where it cannot."""
+        self.grammars.start(grammar)
 
     def default_params(self, **changes: Any) -> GenerationParams:
         """The generation defaults that the model's authors ship, with ``changes``."""

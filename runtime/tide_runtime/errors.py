@@ -23,6 +23,10 @@ class ParamsError(TideError, ValueError):
     """A generation parameter or a configuration value is outside its allowed range."""
 
 
+class GrammarError(ParamsError):
+    """A grammar cannot be compiled or followed; the message has the reason."""
+
+
 class OutputError(TideError):
     """Output cannot be written: the directory already exists, or the disk is full."""
 

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from numbers import Integral, Real
 
 from tide_runtime.errors import ParamsError
+from tide_runtime.text.grammar import Grammar
+
+BIAS_LIMIT = 100.0
+PENALTY_LIMIT = 2.0
 
 
 @dataclass(frozen=True)
@@ -22,6 +26,10 @@ class GenerationParams:
         top_p: sample among the fewest tokens whose probabilities reach this sum, in (0, 1]; 1 is off.
         min_p: drop tokens less likely than `min_p` times the likeliest, in [0, 1]; 0 is off.
         repetition_penalty: greater than 0; above 1 makes tokens of the prompt and output less likely; 1 is off.
+        presence_penalty, frequency_penalty: taken from the logits of tokens in the output, once, and once for each time they are
+            in it; in [-2, 2] (https://platform.openai.com/docs/api-reference/chat/create).
+        logit_bias: (token id, bias in [-100, 100]), added to the logits of these tokens; a mapping will do.
+        grammar: the language that the output must belong to (`Grammar`); needs llguidance.
         seed: makes sampling reproducible, >= 0: a prompt's text is the same under policies ``full`` and ``exact``, beside any
             other prompts, and at any place in its call, so several samples of a prompt take several seeds. None draws a new seed
             for each sequence.
@@ -42,6 +50,10 @@ class GenerationParams:
     top_p: float = 1.0
     min_p: float = 0.0
     repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    grammar: Grammar | None = None
     seed: int | None = None
     stop: tuple[str, ...] = ()
     eos_token_ids: tuple[int, ...] | None = None
@@ -65,10 +77,24 @@ class GenerationParams:
     @cached_property
     def takes_likeliest(self) -> bool:
         """Whether the model's own argmax is the token: greedy, and nothing changes the logits first."""
-        return self.temperature == 0 and self.repetition_penalty == 1
+        return self.temperature == 0 and not self.changes_logits
+
+    @cached_property
+    def penalises_output(self) -> bool:
+        """Whether tokens become less or more likely by having been generated."""
+        return self.presence_penalty != 0 or self.frequency_penalty != 0
+
+    @cached_property
+    def changes_logits(self) -> bool:
+        """Whether penalties, biases or a grammar change the logits before a token is chosen."""
+        return self.repetition_penalty != 1 or self.penalises_output or bool(self.logit_bias) or self.grammar is not None
 
     def _store_tuples(self) -> None:
-        """Lists, as JSON gives them, become tuples, so that equal params stay equal and hashable."""
+        """Lists and mappings, as JSON gives them, become tuples, so that equal params stay equal and hashable."""
+        bias = self.logit_bias
+        pairs = bias.items() if isinstance(bias, Mapping) else bias
+        if isinstance(pairs, Iterable):
+            object.__setattr__(self, "logit_bias", tuple(tuple(p) if isinstance(p, Iterable) else p for p in pairs))
         for field in ("stop", "eos_token_ids"):
             if isinstance(value := getattr(self, field), list):
                 object.__setattr__(self, field, tuple(value))
@@ -85,6 +111,14 @@ class GenerationParams:
         _require(_is_number(p) and 0 < p <= 1, "top_p", p, "a number in (0, 1] (1 is off)")
         _require(_is_number(m) and 0 <= m <= 1, "min_p", m, "a number in [0, 1] (0 is off)")
         _require(_is_number(r) and r > 0, "repetition_penalty", r, "a finite number > 0 (1 is off)")
+
+        for name in ("presence_penalty", "frequency_penalty"):
+            n = getattr(self, name)
+            _require(_is_number(n) and abs(n) <= PENALTY_LIMIT, name, n, "a number in [-2, 2] (0 is off)")
+        valid = isinstance(self.logit_bias, tuple) and all(map(_is_bias, self.logit_bias))
+        _require(valid, "logit_bias", self.logit_bias, "pairs of a token id >= 0 and a bias in [-100, 100], or a mapping of them")
+        g = self.grammar
+        _require(g is None or isinstance(g, Grammar), "grammar", g, "a Grammar, such as Grammar.json_schema({…}), or None")
 
         b = self.depth_budget
         _require(b is None or (_is_number(b) and b > 0), "depth_budget", b, "a number of layers > 0, or None")
@@ -113,6 +147,12 @@ def _is_int(value: object, least: int) -> bool:
 
 def _is_number(value: object) -> bool:
     return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _is_bias(pair: object) -> bool:
+    if not (isinstance(pair, tuple) and len(pair) == 2):
+        return False
+    return _is_int(pair[0], 0) and _is_number(pair[1]) and abs(pair[1]) <= BIAS_LIMIT
 
 
 def _all_token_ids(ids: Iterable[object]) -> bool:

@@ -84,12 +84,14 @@ class Chunk:
 
     Args:
         depth: layers run before the token was final, as in `RequestStats.depth_of_each`.
+        logprob: of the token, where the caller asked for log-probabilities.
     """
 
     text: str
     token_id: int | None
     generation: Generation | None = None
     depth: int | None = None
+    logprob: TokenLogprob | None = None
 
 
 def finished(sequence: TokenSequence, policy: str, tokenizer: Tokenizer | None) -> Generation:

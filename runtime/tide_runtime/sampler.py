@@ -5,7 +5,8 @@ Sampled tokens are drawn by the Gumbel-max trick: the largest sum of score and n
 sequence's text does not depend on other sequences, on what was drafted, or on where it was interrupted.
 
 The filters, their order, and what they do with ties are those of `transformers.generation` (logits_process.py):
-repetition penalty, temperature, top-k, top-p, min-p; each keeps at least one token.
+repetition penalty, temperature, top-k, top-p, min-p; each keeps at least one token. Presence and frequency penalties, biases and
+a grammar's mask come behind the repetition penalty.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from tide_runtime.generation_params import GenerationParams
 from tide_runtime.gumbel_noise import GumbelNoise
 
 FloatArray = NDArray[np.floating]
+Mask = NDArray[np.bool_]
 Precision = TypeVar("Precision", np.float32, np.float64)
 _SLACK = 1e-5  # relative; above all rounding of top-p's sums, which are of float32 probabilities and in float64
 
@@ -62,37 +64,39 @@ class Sampler:
     Args:
         params: the caller's generation parameters.
         vocab_size: length V of the logits.
+        prompt_tokens: the first of the tokens ``seen``, which presence and frequency penalties leave out.
     """
 
-    def __init__(self, params: GenerationParams, vocab_size: int) -> None:
-        self.params = params
+    def __init__(self, params: GenerationParams, vocab_size: int, prompt_tokens: int = 0) -> None:
+        self.params, self._prompt_tokens = params, prompt_tokens
         self.vocab_size = vocab_size
         self._noise = GumbelNoise(params.seed)
 
-    def sample(self, logits: FloatArray, seen: NDArray[np.integer]) -> int:
+    def sample(self, logits: FloatArray, seen: NDArray[np.integer], allowed: Mask | None = None) -> int:
         """The token id after ``seen``: the same for the same logits, ``seen`` and seed, however often it is asked for.
 
         Args:
             logits: [V] float.
             seen: [S] all token ids that stand before it, prompt and output; their number is the position that the noise is for.
+            allowed: [V] the tokens that a grammar allows; None: all.
 
         Raises:
             NumericsError: the logits hold NaN, or their maximum is infinite.
         """
         if self.params.greedy:
-            return _likeliest(self._penalised(logits, seen))
-        return self._noise.winner(len(seen), self._scores(logits, seen))
+            return _likeliest(self._adjusted(logits, seen, allowed))
+        return self._noise.winner(len(seen), self._scores(logits, seen, allowed))
 
-    def distribution(self, logits: FloatArray, seen: NDArray[np.integer]) -> NDArray[np.float64]:
+    def distribution(self, logits: FloatArray, seen: NDArray[np.integer], allowed: Mask | None = None) -> NDArray[np.float64]:
         """The probabilities `sample` draws from, [V] float64, summing to 1; one-hot when greedy.
 
         Arguments and errors are those of `sample`.
         """
         if self.params.greedy:
             certain = np.zeros(self.vocab_size)
-            certain[_likeliest(self._penalised(logits, seen))] = 1
+            certain[_likeliest(self._adjusted(logits, seen, allowed))] = 1
             return certain
-        return _softmax(self._scores(logits, seen), np.float64)
+        return _softmax(self._scores(logits, seen, allowed), np.float64)
 
     def logprobs(self, logits: FloatArray, token: int, k: int) -> TokenLogprob:
         """Log-probability of `token` and of the `k` likeliest tokens under the raw logits [V]."""
@@ -103,25 +107,35 @@ class Sampler:
         top = tuple((int(i), float(logprobs[i])) for i in _top_ids(logprobs, k))
         return TokenLogprob(token, float(logprobs[token]), top)
 
-    def _penalised(self, logits: FloatArray, seen: NDArray[np.integer]) -> FloatArray:
-        """CTRL's penalty (arXiv:1909.05858, section 4.1) as HF applies it: once per distinct id, away from likely."""
-        raw, penalty = self._checked(logits), self.params.repetition_penalty
-        if penalty == 1 or len(seen) == 0:
+    def _adjusted(self, logits: FloatArray, seen: NDArray[np.integer], allowed: Mask | None) -> FloatArray:
+        """Logits [V] after penalties and biases; -inf where the grammar does not allow a token."""
+        raw, params = self._checked(logits), self.params
+        if not params.changes_logits:
             return raw
         scores = raw.astype(np.float32)
-        values = scores[seen]
-        scores[seen] = np.where(values < 0, values * penalty, values / penalty)
+        if params.repetition_penalty != 1 and len(seen):
+            # CTRL's penalty (arXiv:1909.05858, section 4.1) as HF applies it: once per distinct id, away from likely.
+            values, penalty = scores[seen], params.repetition_penalty
+            scores[seen] = np.where(values < 0, values * penalty, values / penalty)
+        if params.penalises_output:
+            ids, counts = np.unique(seen[self._prompt_tokens :], return_counts=True)
+            scores[ids] -= (params.presence_penalty + params.frequency_penalty * counts).astype(np.float32)
+        for token, bias in params.logit_bias:
+            scores[token] += bias
+        if allowed is not None:
+            _likeliest(scores)  # a NaN must not hide among the tokens that are not allowed
+            scores[~allowed] = -np.inf
         return scores
 
-    def _scores(self, logits: FloatArray, seen: NDArray[np.integer]) -> NDArray[np.float64]:
-        """Penalised logits over the temperature [V], shifted so that the largest is 0; -inf where a filter drops a token.
+    def _scores(self, logits: FloatArray, seen: NDArray[np.integer], allowed: Mask | None) -> NDArray[np.float64]:
+        """Adjusted logits over the temperature [V], shifted so that the largest is 0; -inf where a filter drops a token.
 
         The array is this thread's, until the next call.
         """
-        penalised, params = self._penalised(logits, seen), self.params
-        best = np.float64(penalised[_likeliest(penalised)])
+        adjusted, params = self._adjusted(logits, seen, allowed), self.params
+        best = np.float64(adjusted[_likeliest(adjusted)])
         scores = _scratch.array(self.vocab_size)
-        np.subtract(penalised, best, out=scores)
+        np.subtract(adjusted, best, out=scores)
         with np.errstate(over="ignore"):  # a tiny temperature sends all but the best to -inf, as it should
             scores /= params.temperature
         if params.top_k:

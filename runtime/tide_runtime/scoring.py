@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field, fields
 from time import perf_counter
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tide_runtime.errors import EngineClosedError
+from tide_runtime.scheduling.handle import GenerationHandle
 from tide_runtime.sequence import TokenSequence
 
 
@@ -19,6 +22,7 @@ class Score:
     Args:
         likeliest: the policy's likeliest token there, [N].
         logprobs: natural logarithm of the probability of the text's own token, [N]; exp(-mean) is the perplexity.
+        top: (token, log-probability) of the likeliest tokens at each place, [N], where some were asked for.
         decode_s: seconds for all tokens after the first, without the bookkeeping of this function.
         layers: decoder layers launched for them.
     """
@@ -27,22 +31,28 @@ class Score:
     logprobs: list[float]
     decode_s: float
     layers: int
+    top: list[tuple[tuple[int, float], ...]] = field(default_factory=list)
 
 
 @dataclass
 class ForcedSequence(TokenSequence):
-    """A sequence whose next tokens are ``forced``. ``bookkeeping_s``: seconds spent on recording the policy's choices."""
+    """A sequence whose next tokens are ``forced``; records the ``num_top`` likeliest tokens at each place.
+
+    ``bookkeeping_s``: seconds spent on recording the policy's choices.
+    """
 
     forced: Sequence[int] = ()
+    num_top: int = 0
+    top: dict[int, tuple[tuple[int, float], ...]] = field(default_factory=dict)
     likeliest: dict[int, int] = field(default_factory=dict)
     forced_logprobs: dict[int, float] = field(default_factory=dict)
     bookkeeping_s: float = 0.0
 
     @classmethod
-    def of(cls, prompt: TokenSequence, forced: Sequence[int]) -> ForcedSequence:
+    def of(cls, prompt: TokenSequence, forced: Sequence[int], num_top: int = 0) -> ForcedSequence:
         """``forced`` behind ``prompt``, a greedy sequence that may have as many new tokens."""
         given = {f.name: getattr(prompt, f.name) for f in fields(TokenSequence) if f.init and f.name != "submitted"}
-        return cls(**given, forced=forced)
+        return cls(**given, forced=forced, num_top=num_top)
 
     def pick(self, logits: NDArray[np.floating], likeliest: int, seen: int | None = None) -> int:
         began = perf_counter()
@@ -52,6 +62,8 @@ class ForcedSequence(TokenSequence):
         token = self.forced[place]
         self.likeliest[place] = likeliest
         self.forced_logprobs[place] = float(logits[token]) - _log_sum_exp(logits)
+        if self.num_top:
+            self.top[place] = self.sampler.logprobs(np.asarray(logits, np.float32), token, self.num_top).top
         self.bookkeeping_s += perf_counter() - began
         return token
 
@@ -64,7 +76,32 @@ class ForcedSequence(TokenSequence):
             [self.forced_logprobs[place] for place in places],
             decode_s,
             self.layers_run,
+            [self.top[place] for place in places] if self.num_top else [],
         )
+
+
+class ScoreHandle:
+    """A text that is being scored: await it, or wait for its `result`; both raise the request's error."""
+
+    def __init__(self, handle: GenerationHandle, sequence: ForcedSequence) -> None:
+        self._handle, self._sequence = handle, sequence
+
+    def result(self, timeout: float | None = None) -> Score:
+        """Wait at most ``timeout`` seconds. Raises TimeoutError, and EngineClosedError where it was cancelled."""
+        self._handle.result(timeout)
+        return self._score()
+
+    def cancel(self) -> None:
+        self._handle.cancel()
+
+    def __await__(self) -> Generator[Any, None, Score]:
+        yield from self._handle.__await__()
+        return self._score()
+
+    def _score(self) -> Score:
+        if self._sequence.finish_reason == "cancelled":
+            raise EngineClosedError("the text was not scored to its end, as the request was cancelled; send it again")
+        return self._sequence.score()
 
 
 def _log_sum_exp(logits: NDArray[np.floating]) -> float:

@@ -13,9 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tide_runtime.backends.device.device_rows import DeviceRow
-from tide_runtime.errors import NumericsError
+from tide_runtime.errors import GrammarError, NumericsError
 from tide_runtime.generation_params import GenerationParams
 from tide_runtime.sampler import Sampler, TokenLogprob
+from tide_runtime.text.grammar import GrammarState
 from tide_runtime.text.tokenizer import TextStream
 
 FinishReason = Literal["eos", "stop", "length", "cache_full", "cancelled", "deadline"]
@@ -72,6 +73,7 @@ class TokenSequence:
         company: most sequences that ran at once while it did.
         preemptions: how often its row was taken away.
         draft_states: [2H], of the token before the last one, where there is a draft head and the uncut graph ran the token.
+        grammar: which tokens may come next; None: all.
         policy_state: what the depth policy keeps of the sequence, in a type of its own.
         layers_run: decoder layers launched in the decode steps that the sequence took part in.
         error: why no token can be chosen from its logits; it ends then, and the others go on.
@@ -87,6 +89,7 @@ class TokenSequence:
     sampler: Sampler
     text: TextStream | None
     cache_slots: int
+    grammar: GrammarState | None = None
     batch_index: int = -1
     num_cached_tokens: int = 0
     prefilled: bool = False
@@ -99,7 +102,7 @@ class TokenSequence:
     layers_run: int = 0
     ran_full: bool = False
     finish_reason: FinishReason | None = None
-    error: NumericsError | None = None
+    error: NumericsError | GrammarError | None = None
     logprobs: list[TokenLogprob] = field(default_factory=list)
     pieces: list[str] = field(default_factory=list)
     submitted: float = field(default_factory=perf_counter)
@@ -129,7 +132,7 @@ class TokenSequence:
         try:
             token = self.pick(logits, likeliest, seen)
             self.note_logprobs(logits, token)
-        except NumericsError as error:
+        except (NumericsError, GrammarError) as error:
             self.error = self.error or error
             return self.last_token  # it is not taken, see `error`
         return token
@@ -139,7 +142,8 @@ class TokenSequence:
         params, seen = self.params, self.num_tokens if seen is None else seen
         if params.takes_likeliest:
             return likeliest if is_finite(logits, likeliest) else self.sampler.sample(np.asarray(logits), self.tokens[:seen])
-        return self.sampler.sample(np.asarray(logits, np.float32), self.tokens[:seen])
+        allowed = self.grammar.allowed(self.tokens[self.num_tokens : seen].tolist()) if self.grammar is not None else None
+        return self.sampler.sample(np.asarray(logits, np.float32), self.tokens[:seen], allowed)
 
     def note_logprobs(self, logits: NDArray[np.floating], token: int) -> None:
         """Keep the log-probability of output ``token``, when the caller asked for them."""
@@ -158,6 +162,10 @@ class TokenSequence:
         elif self.text is not None:
             shown = self.text.push(token)
             if self.text.stop_hit is not None:
+                self.finish_reason = "stop"
+        if self.grammar is not None and self.finish_reason is None:
+            self.grammar.take(token)
+            if self.grammar.complete:
                 self.finish_reason = "stop"
         if self.finish_reason is None:
             if self.num_tokens - self.prompt_tokens >= self.params.max_new_tokens:

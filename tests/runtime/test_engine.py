@@ -78,6 +78,14 @@ def test_logprobs_are_the_eager_log_softmax(engine: Engine, hf_model: LlamaForCa
         assert [value for _, value in entry.top] == pytest.approx(values.tolist(), abs=1e-4)
 
 
+def test_streamed_chunks_carry_the_log_probability_of_their_token(engine: Engine) -> None:
+    """Breaks: a client of a stream sees another token's probability, or none."""
+    chunks = list(engine.stream([5, 40, 99, 7], params(6, logprobs=3)))
+    assert chunks[-1].generation is not None
+    assert tuple(chunk.logprob for chunk in chunks) == chunks[-1].generation.logprobs
+    assert all(chunk.logprob is None for chunk in engine.stream([5, 40, 99, 7], params(3)))
+
+
 def test_a_chat_becomes_the_ids_of_apply_chat_template(engine: Engine, hf_tokenizer: PreTrainedTokenizerFast) -> None:
     wanted = hf_tokenizer.apply_chat_template(CHAT, add_generation_prompt=True, return_dict=False)
     assert engine.chat_prompt(CHAT) == wanted

@@ -15,6 +15,7 @@ from tide_runtime.errors import BundleError, NumericsError
 from tide_runtime.generation_params import GenerationParams
 from tide_runtime.gumbel_noise import gumbel
 from tide_runtime.sampler import Sampler
+from tide_runtime.text.grammar import Grammar
 from transformers.generation import logits_process as hf
 
 NOTHING = np.array([], dtype=np.int64)
@@ -349,3 +350,36 @@ def test_top_logprobs_of_tied_tokens_are_in_id_order():
     assert [i for i, _ in sampler.logprobs(np.zeros(4, np.float32), 0, 2).top] == [0, 1]
     assert [i for i, _ in sampler.logprobs(np.zeros(4, np.float32), 0, 9).top] == [0, 1, 2, 3]
     assert sampler.logprobs(np.zeros(4, np.float32), 0, 0).top == ()
+
+
+# --- OpenAI's penalties, biases, and masks
+
+
+def test_presence_and_frequency_penalties_count_output_tokens_only() -> None:
+    """The formula of OpenAI's reference: c * frequency + (c > 0) * presence, over generated tokens, not the prompt's."""
+    params = GenerationParams(temperature=1.0, presence_penalty=0.5, frequency_penalty=0.25)
+    logits, seen = np.array([1.0, 2.0, 3.0, 0.5], np.float32), np.array([2, 2, 0, 1, 1])
+    found = Sampler(params, 4, prompt_tokens=2).distribution(logits, seen)
+    wanted = np.exp(np.array([1.0 - 0.75, 2.0 - 1.0, 3.0, 0.5]))
+    assert found == pytest.approx(wanted / wanted.sum(), abs=1e-6)
+
+
+def test_biases_ban_and_force_tokens() -> None:
+    """-100 and 100 are what clients send to ban and to force a token."""
+    logits = np.array([5.0, 1.0, 0.0], np.float32)
+    assert Sampler(GenerationParams(logit_bias={0: -100}), 3).sample(logits, NOTHING) == 1  # type: ignore[arg-type]
+    assert Sampler(GenerationParams(logit_bias=((2, 100.0),)), 3).sample(logits, NOTHING) == 2
+
+
+def test_a_mask_leaves_allowed_tokens_their_proportions() -> None:
+    params = GenerationParams(temperature=1.0, grammar=Grammar.regex("x"))
+    logits, allowed = np.array([9.0, 1.0, 2.0], np.float32), np.array([False, True, True])
+    found = Sampler(params, 3).distribution(logits, NOTHING, allowed)
+    assert found[0] == 0 and found[2] / found[1] == pytest.approx(np.e, rel=1e-6)
+
+
+def test_a_nan_does_not_hide_behind_a_mask() -> None:
+    """A broken model must be reported, not sampled from among the tokens that are left."""
+    sampler = Sampler(GenerationParams(grammar=Grammar.regex("x")), 3)
+    with pytest.raises(NumericsError):
+        sampler.sample(np.array([np.nan, 1.0, 2.0], np.float32), NOTHING, np.array([False, True, True]))

@@ -42,3 +42,14 @@ def test_texts_that_run_together_get_the_scores_that_each_gets_alone(load: Calla
 def test_a_text_without_a_token_to_score_is_refused(load: Callable[..., Engine], prompt_tokens: int) -> None:
     with load() as engine, pytest.raises(PromptError, match="leave at least one token to score"):
         engine.score(TEXT, prompt_tokens)
+
+
+def test_a_submitted_score_is_the_same_with_the_likeliest_tokens(load: Callable[..., Engine]) -> None:
+    """The server's ``echo`` with log-probabilities must equal the in-process score."""
+    with load() as engine:
+        score = engine.submit_score(TEXT, 2, top=3).result()
+        wanted = engine.score(TEXT, 2)
+    assert score.logprobs == wanted.logprobs and wanted.top == []
+    assert [top[0][0] for top in score.top] == score.likeliest and all(len(top) == 3 for top in score.top)
+    for token, logprob, top in zip(TEXT[2:], score.logprobs, score.top, strict=True):
+        assert dict(top).get(token, logprob) == pytest.approx(logprob, abs=1e-5)

@@ -75,7 +75,7 @@ def run(
             "exits), auto (what the calibration recommends)."
         ),
     ] = _ENGINE.policy,
-    draft: Annotated[str, typer.Option(help="What exact drafts with: router, ngram, head, all or none.")] = _DEPTH.draft,
+    draft: Annotated[str, typer.Option(help="What exact drafts with: router, ngram, head, grammar, all or none.")] = _DEPTH.draft,
     draft_limit: Annotated[
         int | None, typer.Option(help="Most drafts before a verification. Default: the calibration's.")
     ] = None,

@@ -52,7 +52,8 @@ def _uncovered(stats: RequestStats, sequence: TokenSequence, manifest: Manifest,
     if options.kv == "propagate":
         reasons.append("keys and values of skipped layers were projected (kv propagate)")
     if not sequence.params.takes_likeliest:
-        reasons.append("the text was sampled or penalized, and the certificate is about the likeliest token")
+        changed = "the text was sampled, or penalties, biases or a grammar changed its logits"
+        reasons.append(f"{changed}, and the certificate is about the likeliest token")
     if stats.prompt_exits:
         reasons.append(f"{stats.prompt_exits} of {stats.prompt_tokens} prompt tokens stopped early (prefill exit)")
     if stats.forced:

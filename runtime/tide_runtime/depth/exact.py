@@ -3,7 +3,7 @@
 A cycle: while the router is confident, a sequence's last token is run to a checkpoint only, and the exit head's token is a draft.
 Then the remaining layers are run once for all that waits, and the drafts are compared with the model's own logits
 (self-speculative decoding: LayerSkip, Elhoushi et al. 2024; Kangaroo, Liu et al. 2024). Where a text repeats, drafts are copied
-from it.
+from it; where a grammar leaves no choice, its tokens are drafts.
 """
 
 from __future__ import annotations
@@ -27,9 +27,11 @@ from tide_runtime.depth.policy import PromptChunk
 from tide_runtime.depth.requirements import refuse_depth_budget
 from tide_runtime.drafting.controller import DraftController, DraftState
 from tide_runtime.drafting.head_drafts import draft_with_head
+from tide_runtime.drafting.text_drafter import NO_GUESS, TextGuess
 from tide_runtime.drafting.verification import Draft, Logits, verify
 from tide_runtime.generation_params import GenerationParams
 from tide_runtime.sequence import TokenSequence, note_depth_time
+from tide_runtime.text.grammar import GrammarState
 
 
 @dataclass
@@ -78,6 +80,7 @@ class ExactDepth:
         self.head_limit = options.draft_limit or tuning.head_draft_limit
         self.lookahead = max(self.limit, self.text_limit, self.head_limit) + 1
         self.looks_up = options.draft in ("ngram", "all")
+        self.drafts_grammar = options.draft in ("grammar", "all")
         self.exits = self.executor.exits if options.draft in ("router", "all") and with_exits else []
         has_head = options.draft in ("head", "all") and passes is not None
         self.controller = DraftController(
@@ -214,22 +217,39 @@ class ExactDepth:
         return tokens + first
 
     def _guess(self, states: Sequence[ExactState]) -> bool:
-        """Look up how each text may go on; returns whether any may."""
-        if not self.looks_up:
+        """Look up how each text must or may go on; returns whether any may."""
+        if not (self.looks_up or self.drafts_grammar):
             return False
         for state in states:
             sequence, limit = state.sequence, min(self.text_limit, state.room)
-            state.control.guess = state.control.text.guess(sequence.tokens, sequence.num_tokens, limit)
+            guess = NO_GUESS
+            if self.looks_up:
+                guess = state.control.text.guess(sequence.tokens, sequence.num_tokens, limit)
+            if sequence.grammar is not None:
+                guess = self._follow_grammar(sequence.grammar, guess, limit)
+            state.control.guess = guess
         return any(state.control.guess.tokens for state in states)
+
+    def _follow_grammar(self, grammar: GrammarState, guess: TextGuess, limit: int) -> TextGuess:
+        """The tokens that ``grammar`` forces, or else those of ``guess`` that it allows."""
+        if self.drafts_grammar and (forced := grammar.forced()[:limit]):
+            return TextGuess(forced, 0, forced=True)
+        return TextGuess(guess.tokens[: grammar.num_valid(guess.tokens)], guess.matched) if guess.tokens else guess
 
     def _look_up(self, states: Sequence[ExactState], may: bool, prompts: Sequence[PromptChunk]) -> list[list[Draft]]:
         """Drafts from the guesses, where they are likely enough to pay in a step that the ``prompts`` share."""
         prompt_tokens = sum(chunk.tokens for chunk in prompts)
         lengths = self.controller.text_draft_lengths([state.control for state in states], may, prompt_tokens)
-        return [self._place(state, state.control.guess.tokens[:n]) if n else [] for state, n in zip(states, lengths, strict=True)]
+        controls = [state.control for state in states]
+        return [
+            self._place(state, control.guess.tokens[:n], control.guess_source) if n else []
+            for state, control, n in zip(states, controls, lengths, strict=True)
+        ]
 
     @staticmethod
-    def _place(state: ExactState, guess: Sequence[int], source: str = "ngram") -> list[Draft]:
+    def _place(state: ExactState, guess: Sequence[int], source: str) -> list[Draft]:
+        if source == "head" and state.sequence.grammar is not None:
+            guess = guess[: state.sequence.grammar.num_valid(guess)]
         state.num_drafts = len(guess)
         end = state.sequence.num_tokens
         state.tokens[end : end + len(guess)] = guess

@@ -9,7 +9,7 @@ from typing import Literal, get_args
 from tide_runtime.depth_tuning import DepthTuning
 from tide_runtime.errors import ParamsError
 
-Drafters = Literal["all", "router", "ngram", "head", "none"]
+Drafters = Literal["all", "router", "ngram", "head", "grammar", "none"]
 SkippedKV = Literal["deferred", "propagate"]
 
 
@@ -19,7 +19,7 @@ class DepthOptions:
 
     Args:
         draft: what ``exact`` drafts with: ``router`` (early exits), ``ngram`` (copies from the text so far), ``head`` (the draft
-            head), ``all`` of them that the bundle has, or ``none``.
+            head), ``grammar`` (tokens that a request's grammar forces), ``all`` of them that the bundle has, or ``none``.
         draft_limit: most tokens that ``exact`` drafts before it runs the rest of the layers; None: the calibration's.
         max_wait_steps: in a batch, how many steps a row that needs depth waits for others that need it too.
         threshold: replaces the certified thresholds of ``exit``, 0 … 1; None keeps them. Shown in the stats.

@@ -21,7 +21,7 @@ from tide_runtime.drafting.backoff import Backoff
 from tide_runtime.drafting.draft_head import HeadDrafts
 from tide_runtime.drafting.hit_rates import HitRates
 from tide_runtime.drafting.ledger import Ledger
-from tide_runtime.drafting.text_drafter import NO_GUESS, Guess, TextDrafter, TextPools
+from tide_runtime.drafting.text_drafter import NO_GUESS, TextDrafter, TextGuess, TextPools
 from tide_runtime.generation_params import GenerationParams
 
 PassTime = Callable[[int, int, int], float]  # ms of a full pass, by batch size, tokens in all, tokens of the longest sequence
@@ -51,7 +51,7 @@ class DraftState:
     tuning: DepthTuning
     exits: Backoff
     text: TextDrafter = field(default_factory=TextDrafter)
-    guess: Guess = NO_GUESS
+    guess: TextGuess = NO_GUESS
     head: HeadDrafts | None = None
     rates: HitRates = field(init=False)
     ledger: Ledger = field(init=False)
@@ -74,20 +74,25 @@ class DraftState:
         """The head's guesses or the drafts from text, with the chances ``text``: where both begin alike those from text."""
         tokens = self.guess.tokens[: len(text)]
         if self.head is None or not self.head.tokens or (tokens and tokens[0] == self.head.tokens[0]):
-            return Chosen("ngram", tokens, text)
+            return Chosen(self.guess_source, tokens, text)
         chances = self.head.chances
         if sum(chances) > sum(text):
             return Chosen("head", self.head.tokens, chances)
-        return Chosen("ngram", tokens, text)
+        return Chosen(self.guess_source, tokens, text)
+
+    @property
+    def guess_source(self) -> str:
+        return "grammar" if self.guess.forced else "ngram"
 
     @property
     def text_chances(self) -> list[float]:
         """Of each token of the guess, that it and all before it are right."""
-        return self.rates.chances(self.guess.evidence)
+        return [1.0] * len(self.guess.tokens) if self.guess.forced else self.rates.chances(self.guess.evidence)
 
     def observe_tokens(self, tokens: Sequence[int]) -> None:
         """Learn from the ``tokens`` that followed the guesses."""
-        self.rates.observe(self.guess.tokens, self.guess.evidence, tokens)
+        if not self.guess.forced:
+            self.rates.observe(self.guess.tokens, self.guess.evidence, tokens)
         if self.head is not None:
             self.head.observe(tokens)
 
@@ -245,9 +250,10 @@ def affordable(
     ledger: Ledger, chances: Sequence[float], pass_ms: PassTime, batch_size: int, spent: float = 0.0
 ) -> Sequence[float]:
     """The first of the drafts with these ``chances``, as many as the ledger can pay for if all are wrong and the other sequences
-    of the batch draft as many. ``spent``: passes that drafting took."""
+    of the batch draft as many. Certain drafts need no account. ``spent``: passes that drafting took."""
     full = pass_ms(batch_size, batch_size, 1)
-    for count in range(1, len(chances) + 1):
+    certain = sum(chance == 1 for chance in chances)
+    for count in range(1 + certain, len(chances) + 1):
         if spent + pass_ms(batch_size, batch_size * (count + 1), count + 1) / full - 1 > ledger.balance:
             return chances[: count - 1]
     return chances

@@ -19,11 +19,15 @@ from tide_runtime.drafting.suffix_automaton import ROOT, SuffixAutomaton
 _BOUNDARY = -1  # between the outputs of a pool; no token has this id
 
 
-class Guess(NamedTuple):
-    """``tokens`` likely to follow; the ``matched`` tokens before them stood before what is copied."""
+class TextGuess(NamedTuple):
+    """``tokens`` likely to follow; the ``matched`` tokens before them stood before what is copied.
+
+    ``forced``: a grammar allows no others.
+    """
 
     tokens: list[int]
     matched: int
+    forced: bool = False
 
     @property
     def evidence(self) -> range:
@@ -31,7 +35,7 @@ class Guess(NamedTuple):
         return range(self.matched, self.matched + len(self.tokens))
 
 
-NO_GUESS = Guess([], 0)
+NO_GUESS = TextGuess([], 0)
 
 
 class TextPool:
@@ -99,7 +103,7 @@ class TextDrafter:
     text: SuffixAutomaton = field(default_factory=SuffixAutomaton)
     _cursors: list[_Cursor] = field(default_factory=list)
 
-    def guess(self, tokens: NDArray[np.int64], end: int, limit: int) -> Guess:
+    def guess(self, tokens: NDArray[np.int64], end: int, limit: int) -> TextGuess:
         """Up to ``limit`` tokens likely to follow ``tokens[:end]``. From one call to the next ``end`` never falls, and no token
         before it changes.
 
@@ -115,12 +119,12 @@ class TextDrafter:
             if _BOUNDARY in copied:
                 copied = copied[: copied.index(_BOUNDARY)]
             if copied:
-                return Guess(copied, best.matched)
+                return TextGuess(copied, best.matched)
         if not matched or limit < 1:
             return NO_GUESS
         start = text.end[text.state]
         copied = text.text[start : start + limit]
-        return Guess(copied if len(copied) == limit else (copied * -(-limit // len(copied)))[:limit], matched)
+        return TextGuess(copied if len(copied) == limit else (copied * -(-limit // len(copied)))[:limit], matched)
 
     def _best_cursor(self, pool: TextPool, new: Sequence[int]) -> _Cursor | None:
         """The cursor with the longest match, after the ``new`` tokens."""

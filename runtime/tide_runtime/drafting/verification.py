@@ -27,7 +27,7 @@ class Logits(NamedTuple):
 
 class Draft(NamedTuple):
     """A proposed token; ``source``: "router" for one that an exit head chose after ``depth`` layers, "ngram" for a copied one,
-    "head" for the draft head's."""
+    "grammar" for one that a grammar forces, "head" for the draft head's."""
 
     token: int
     source: str

@@ -50,6 +50,17 @@ class GenerationHandle:
         """Wait for the whole generation, at most ``timeout`` seconds. Raises TimeoutError, or the request's error."""
         return self._result.result(timeout)
 
+    def listen(self, receiver: Callable[[Chunk | BaseException], None]) -> None:
+        """Give every chunk to ``receiver``, those that are there at once, later ones in the engine's thread as they come.
+
+        An error comes in place of the last chunk. For servers that gather the chunks of several requests; takes the place of
+        iterating. ``receiver`` must neither block nor raise.
+        """
+        with self._lock:
+            self._forward = receiver
+            while not self._chunks.empty():
+                receiver(self._chunks.get_nowait())
+
     def __iter__(self) -> Iterator[Chunk]:
         try:
             while not self._exhausted:
@@ -67,10 +78,7 @@ class GenerationHandle:
             with suppress(RuntimeError):  # the event loop is closed: its tasks are gone
                 loop.call_soon_threadsafe(chunks.put_nowait, item)
 
-        with self._lock:
-            self._forward = forward
-            while not self._chunks.empty():
-                chunks.put_nowait(self._chunks.get_nowait())
+        self.listen(forward)
         try:
             while not self._exhausted:
                 chunk = _chunk(await chunks.get())

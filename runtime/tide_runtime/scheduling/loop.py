@@ -198,13 +198,14 @@ class EngineLoop:
         for event in take(sequence, tokens):
             self.metrics.took_token(sequence.latest_token - (before or sequence.submitted), first=not before)
             before, depth = sequence.latest_token, sequence.latest_depth(self.metrics.num_layers)
+            logprob = sequence.logprobs[sequence.num_tokens - sequence.prompt_tokens - 1] if sequence.params.logprobs else None
             if sequence.finish_reason is not None:
-                last = Chunk(event.text, event.token, self._finish(sequence), depth)
+                last = Chunk(event.text, event.token, self._finish(sequence), depth, logprob)
                 self._save(request)
                 self._leave(request)
                 handle.finish(last)
                 return
-            handle.deliver(Chunk(event.text, event.token, depth=depth))
+            handle.deliver(Chunk(event.text, event.token, None, depth, logprob))
         if sequence.error is not None:
             self._leave(request, tainted=True)
             handle.fail(sequence.error)

@@ -15,7 +15,7 @@ from tide_runtime import Engine, EngineOptions, Generation, GenerationParams, Th
 from tide_runtime.backends.onnxruntime.cpu import OnnxRuntimeContext
 from tide_runtime.depth.options import DepthOptions
 from tide_runtime.depth_tuning import DepthTuning
-from tide_runtime.drafting.text_drafter import Guess, TextDrafter
+from tide_runtime.drafting.text_drafter import TextDrafter, TextGuess
 from tide_runtime.errors import NumericsError, ParamsError
 from tide_runtime.scheduling.step import run
 
@@ -165,7 +165,7 @@ def foreseen(exact: Engine, full: Engine) -> Iterator[Generation]:
     """What the model says to the first prompt, and a drafter that foresees it: every draft is accepted."""
     [result] = full.generate(PROMPTS[0], params())
     whole = np.array([*exact.tokenizer.encode(PROMPTS[0]), *result.token_ids])  # type: ignore[union-attr]
-    with patch.object(TextDrafter, "guess", lambda self, tokens, end, limit: Guess(whole[end : end + limit].tolist(), 99)):
+    with patch.object(TextDrafter, "guess", lambda self, tokens, end, limit: TextGuess(whole[end : end + limit].tolist(), 99)):
         [drafted] = exact.generate(PROMPTS[0], params())
         assert ends([drafted]) == ends([result]) and drafted.stats.deep_passes < 15
         assert drafted.stats.accepted == drafted.stats.drafted

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tide_runtime.drafting.hit_rates import HitRates
-from tide_runtime.drafting.text_drafter import Guess
+from tide_runtime.drafting.text_drafter import TextGuess
 
 
 def test_longer_matches_are_expected_to_hold_more_often() -> None:
@@ -27,7 +27,7 @@ def test_a_sequence_learns_what_its_matches_are_worth() -> None:
 def test_each_token_behind_a_match_is_of_a_longer_one() -> None:
     """Breaks: the second token of a draft would be taken for as doubtful as the first."""
     rates = HitRates(8, 100)
-    first, second, third = rates.chances(Guess([1, 2, 3], 1).evidence)
+    first, second, third = rates.chances(TextGuess([1, 2, 3], 1).evidence)
     assert first == rates.rate(1) and second == first * rates.rate(2) and third == second * rates.rate(3)
 
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import numpy as np
-from tide_runtime.drafting.text_drafter import Guess, TextDrafter, TextPool, TextPools
+from tide_runtime.drafting.text_drafter import TextDrafter, TextGuess, TextPool, TextPools
 
 
 def test_guesses_follow_the_last_place_that_ended_alike() -> None:
     """Breaks: refused drafts behind the end, or a place in the future, would be copied."""
     drafter, text = TextDrafter(), np.array([1, 2, 3, 4, 1, 2, 3, 9, 9])  # 9: drafts that are refused
-    assert drafter.guess(text, 7, 3) == Guess([4, 1, 2], 3)
+    assert drafter.guess(text, 7, 3) == TextGuess([4, 1, 2], 3)
     text[7:] = [4, 1]
-    assert drafter.guess(text, 9, 6) == Guess([2, 3, 4, 1, 2, 3], 5)  # on with the period of four
+    assert drafter.guess(text, 9, 6) == TextGuess([2, 3, 4, 1, 2, 3], 5)  # on with the period of four
 
 
 def test_nothing_follows_a_new_end() -> None:
@@ -25,15 +25,15 @@ def test_outputs_of_others_are_copied_where_they_match_further() -> None:
     pool = TextPool(100)
     pool.add([5, 6, 7, 8, 9])
     drafter = TextDrafter(pool)
-    assert drafter.guess(np.array([6, 1, 6, 7]), 4, 4) == Guess([8, 9], 2)  # not beyond the output's end
-    assert drafter.guess(np.array([6, 1, 6, 7, 1, 6, 7]), 7, 1) == Guess([1], 3)
+    assert drafter.guess(np.array([6, 1, 6, 7]), 4, 4) == TextGuess([8, 9], 2)  # not beyond the output's end
+    assert drafter.guess(np.array([6, 1, 6, 7, 1, 6, 7]), 7, 1) == TextGuess([1], 3)
 
 
 def test_an_output_that_ended_there_leaves_the_texts_own_guess() -> None:
     """Breaks: a text that repeats itself, behind the last words of an earlier output."""
     pool = TextPool(100)
     pool.add([5, 6, 7])
-    assert TextDrafter(pool).guess(np.array([7, 8, 5, 6, 7]), 5, 1) == Guess([8], 1)
+    assert TextDrafter(pool).guess(np.array([7, 8, 5, 6, 7]), 5, 1) == TextGuess([8], 1)
 
 
 def test_outputs_that_end_later_are_found_by_sequences_under_way() -> None:
@@ -42,7 +42,7 @@ def test_outputs_that_end_later_are_found_by_sequences_under_way() -> None:
     drafter, text = TextDrafter(pool), np.array([1, 2, 3, 4])
     assert drafter.guess(text, 2, 2).tokens == []
     pool.add([2, 3, 4, 5])
-    assert drafter.guess(text, 4, 2) == Guess([5], 2)  # it has followed the pool since then
+    assert drafter.guess(text, 4, 2) == TextGuess([5], 2)  # it has followed the pool since then
 
 
 def test_a_pool_keeps_the_recent_outputs_only() -> None:

@@ -9,7 +9,7 @@ import pytest
 from runtime.depth.test_lazy_depth import recomputed
 from runtime.numpy_engine import POISON, NumpyEngine, wanted
 from tide_runtime.errors import NumericsError
-from tide_runtime.outputs import Generation
+from tide_runtime.outputs import Chunk, Generation
 from tide_runtime.scheduling.handle import GenerationHandle
 
 PROMPT, LONG = [1, 2, 3], 60
@@ -81,6 +81,27 @@ def test_chunks_before_the_event_loop_looked_come_first(engine: NumpyEngine) -> 
     iterator = iter(handle)
     first = next(iterator).token_id
     assert [first, *asyncio.run(chunks(handle))] == text(engine)
+
+
+def test_a_receiver_gets_every_chunk_early_and_late(engine: NumpyEngine) -> None:
+    """Breaks: a server that loses the tokens from before it listened, or those after."""
+    handle = engine.submit(PROMPT)
+    iterator = iter(handle)
+    received: list[Chunk | BaseException] = [next(iterator)]
+    handle.listen(received.append)
+    handle.result(60)
+    assert [chunk.token_id for chunk in received if isinstance(chunk, Chunk)] == text(engine)
+    assert isinstance(received[-1], Chunk) and received[-1].generation is not None
+
+
+def test_a_receiver_gets_the_error(engine: NumpyEngine) -> None:
+    """Breaks: a server that waits for ever for a request that has failed."""
+    handle = engine.submit([*PROMPT, POISON])
+    received: list[Chunk | BaseException] = []
+    with pytest.raises(NumericsError):
+        handle.result(60)
+    handle.listen(received.append)
+    assert isinstance(received[-1], NumericsError)
 
 
 def test_a_handle_without_chunks_gives_the_last_one(engine: NumpyEngine) -> None:

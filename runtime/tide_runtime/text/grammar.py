@@ -1,0 +1,179 @@
+"""Structured outputs: grammars that say which tokens may come next, by llguidance (https://github.com/guidance-ai/llguidance).
+
+A grammar masks logits before a token is chosen, under every policy. Tokens that it leaves no choice about are drafts of policy
+``exact``, so fixed parts of a structure take one pass instead of one for each token.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tide_runtime.errors import GrammarError
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
+
+_KEPT = 64  # compiled grammars of an engine; compiling takes 1 to 100 ms
+# JSON as Python's json.dumps writes it. Without free white space the names of required properties follow from the schema.
+_JSON_STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+
+
+@dataclass(frozen=True)
+class Grammar:
+    """A language that an output must belong to; made by one of the class methods.
+
+    The output ends when the grammar allows no more text, or with an end token where the text is complete. It may be incomplete
+    where ``max_new_tokens`` ends it first.
+    """
+
+    kind: Literal["json_schema", "regex", "lark"]
+    source: str
+
+    @classmethod
+    def json_schema(cls, schema: Mapping[str, Any] | str) -> Grammar:
+        """JSON that is valid under ``schema``, on one line, with ", " and ": " as separators.
+
+        Raises GrammarError where the schema is not JSON.
+        """
+        try:
+            return cls("json_schema", schema if isinstance(schema, str) else json.dumps(schema))
+        except (TypeError, ValueError, RecursionError) as error:
+            raise GrammarError(f"the JSON schema is not JSON ({error}); pass a dict of JSON values, or its text") from error
+
+    @classmethod
+    def json_object(cls) -> Grammar:
+        """Any JSON object."""
+        return cls.json_schema({"type": "object"})
+
+    @classmethod
+    def regex(cls, pattern: str) -> Grammar:
+        """Text that matches ``pattern`` as a whole, in the syntax of Rust's regex crate."""
+        return cls("regex", pattern)
+
+    @classmethod
+    def lark(cls, grammar: str) -> Grammar:
+        """Text that llguidance's dialect of Lark accepts, which embeds JSON schemas as ``%json {…}``."""
+        return cls("lark", grammar)
+
+
+class GrammarCompiler:
+    """Compiles grammars for one model.
+
+    Args:
+        tokenizer: its tokenizer.json; None: the bundle has none.
+        vocab_size: length V of the logits.
+        eos: tokens that end a text.
+    """
+
+    def __init__(self, tokenizer: Path | None, vocab_size: int, eos: Sequence[int]) -> None:
+        self.vocab_size = vocab_size
+        self._path, self._eos = tokenizer, sorted(eos)
+        self._tokenizer: LLTokenizer | None = None
+        self._compiled: OrderedDict[Grammar, LLMatcher] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def start(self, grammar: Grammar) -> GrammarState:
+        """The state before the first token. Raises GrammarError where ``grammar`` cannot be compiled."""
+        with self._lock:
+            matcher = self._compiled.get(grammar)
+            if matcher is None:
+                matcher = self._compiled[grammar] = self._compile(grammar)
+                if len(self._compiled) > _KEPT:
+                    self._compiled.popitem(last=False)
+            self._compiled.move_to_end(grammar)
+            return GrammarState(matcher.deep_copy(), self.vocab_size)
+
+    def _compile(self, grammar: Grammar) -> LLMatcher:
+        try:
+            from llguidance import LLMatcher, LLTokenizer
+        except ImportError as error:
+            raise GrammarError("structured outputs need llguidance; pip install 'tide-llm[grammar]'") from error
+        if self._path is None or not self._eos:
+            lacks = "end token" if self._path is not None else "tokenizer"
+            raise GrammarError(f"structured outputs need the model's {lacks}, which this bundle has not; export it again")
+        if self._tokenizer is None:
+            self._tokenizer = LLTokenizer(self._path.read_text(encoding="utf-8"), n_vocab=self.vocab_size, eos_token=self._eos)
+        try:
+            if grammar.kind == "json_schema":
+                text = LLMatcher.grammar_from_json_schema(grammar.source, overrides=_JSON_STYLE)  # type: ignore[arg-type]
+            elif grammar.kind == "regex":
+                text = LLMatcher.grammar_from_regex(grammar.source)
+            else:
+                text = LLMatcher.grammar_from_lark(grammar.source)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise GrammarError(f"the {_name(grammar)} cannot be read: {error}") from error
+        matcher = LLMatcher(self._tokenizer, text, log_level=0)
+        if matcher.is_error():
+            raise GrammarError(f"the {_name(grammar)} cannot be compiled: {matcher.get_error().strip()}")
+        return matcher
+
+
+class GrammarState:
+    """Where one sequence is in its grammar: behind the tokens that were taken with `take`."""
+
+    def __init__(self, matcher: LLMatcher, vocab_size: int) -> None:
+        self._matcher = matcher
+        self._drafts: list[int] = []  # consumed by the matcher beyond what was taken
+        self._bits = np.zeros((1, -(-vocab_size // 32)), np.int32)
+        self._vocab_size = vocab_size
+
+    @property
+    def complete(self) -> bool:
+        """Whether no more text may follow."""
+        return not self._drafts and self._matcher.is_stopped() and not self._matcher.is_error()
+
+    def take(self, token: int) -> None:
+        """``token`` is output. One that the grammar does not allow, such as an end token, leaves the state as it is."""
+        if self._drafts and self._drafts[0] == token:
+            del self._drafts[0]
+            return
+        self._move_to([])
+        if not self._matcher.is_stopped():
+            self._matcher.try_consume_tokens([token])
+
+    def forced(self) -> list[int]:
+        """The next tokens where the grammar leaves no choice; often none."""
+        self._move_to([])
+        return self._matcher.compute_ff_tokens()
+
+    def num_valid(self, drafts: Sequence[int]) -> int:
+        """How many of ``drafts``, which follow what was taken, the grammar allows one after the other."""
+        self._move_to([])
+        return self._matcher.validate_tokens(list(drafts))
+
+    def allowed(self, drafts: Sequence[int]) -> NDArray[np.bool_]:
+        """[V] whether each token may follow ``drafts``, which follow what was taken. Raises GrammarError beyond limits of
+        llguidance."""
+        from llguidance.numpy import fill_next_token_bitmask
+
+        self._move_to(drafts)
+        fill_next_token_bitmask(self._matcher, self._bits, 0)
+        if self._matcher.is_error():
+            raise GrammarError(f"the grammar cannot be followed: {self._matcher.get_error().strip()}; simplify it")
+        return np.unpackbits(self._bits.view(np.uint8)[0], count=self._vocab_size, bitorder="little").view(np.bool_)
+
+    def _move_to(self, drafts: Sequence[int]) -> None:
+        """Have the matcher stand behind ``drafts``."""
+        common = 0
+        while common < min(len(drafts), len(self._drafts)) and drafts[common] == self._drafts[common]:
+            common += 1
+        if common < len(self._drafts):
+            self._matcher.rollback(len(self._drafts) - common)
+            del self._drafts[common:]
+        for token in drafts[common:]:
+            if not self._matcher.try_consume_tokens([int(token)]):
+                return  # behind a draft that the grammar does not allow nothing is chosen
+            self._drafts.append(int(token))
+
+
+def _name(grammar: Grammar) -> str:
+    return {"json_schema": "JSON schema", "regex": "regular expression", "lark": "Lark grammar"}[grammar.kind]
