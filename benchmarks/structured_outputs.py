@@ -1,0 +1,200 @@
+"""Structured outputs: are they valid, and what do the tokens that a grammar forces save? SmolLM2-135M-Instruct on the CPU.
+
+    python -m benchmarks.structured_outputs                      # int4 and fp32, 200 schemas: 6 minutes
+    python -m benchmarks.structured_outputs --schemas 50 --weights int4
+
+Part 1: one output for each schema at temperature 1, eight at once, checked by the package jsonschema with formats. Outputs that
+`max_new_tokens` cut are counted apart. Schemas that llguidance refuses are reported with its reason.
+
+Part 2: the fixed forms, one at a time: policy `exact` with the drafts that the grammar forces, without them (drafts from text
+stay), and `full`, in turn on the same weights. All three give the same tokens. Mask time is everything that the grammar does, over
+the decode time of the first.
+"""
+
+from __future__ import annotations
+
+import json as json_module
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from statistics import geometric_mean, median
+from time import perf_counter
+from typing import Annotated, Any
+from unittest.mock import patch
+
+import typer
+from jsonschema import Draft202012Validator
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+from tide_bench.report import Report
+from tide_runtime import DepthOptions, Engine, EngineOptions, Generation, GenerationParams, Grammar, ThreadOptions
+from tide_runtime.bundle import Bundle
+from tide_runtime.errors import GrammarError
+from tide_runtime.text.grammar import GrammarState
+
+from benchmarks.decode_cpu import CACHE
+from benchmarks.models.gguf_files import GGUF_MODELS
+from benchmarks.quantised_decode import folder_of
+from benchmarks.structured.schemas import FIXED, Schema, schemas
+
+AT_ONCE, ROUNDS, NEW_TOKENS = 8, 5, 256
+WEIGHTS = ("int4", "fp32")
+GRAMMAR_WORK = ("allowed", "take", "forced", "num_valid")
+
+console = Console(width=max(110, Console().width))
+
+
+def prompt_of(engine: Engine, name: str, schema: Schema) -> list[int]:
+    request = f"Make up an example of a {name.replace('_', ' ')} as JSON with this schema: {json_module.dumps(schema)}"
+    return engine.chat_prompt([{"role": "user", "content": request}])
+
+
+def load_engines(folder: Path, stack: ExitStack) -> dict[str, Engine]:
+    """Engines on the same weights: with the grammar's drafts, without them, and `full`."""
+    bundle, threads = Bundle.open(folder, verify=False), ThreadOptions(shared=True)
+    options = {
+        "grammar": EngineOptions(policy="exact", threads=threads, max_batch=AT_ONCE),
+        "without": EngineOptions(policy="exact", depth=DepthOptions(draft="ngram"), threads=threads, max_batch=1),
+        "full": EngineOptions(policy="full", threads=threads, max_batch=1),
+    }
+    first = stack.enter_context(Engine(bundle, options["grammar"]))
+    others = {name: stack.enter_context(Engine(bundle, options[name], backend=first.backend)) for name in ("without", "full")}
+    return {"grammar": first, **others}
+
+
+def validity(engine: Engine, chosen: dict[str, Schema], seed: int, progress: Progress) -> list[dict[str, Any]]:
+    """A row for each schema: refused, cut, valid or invalid."""
+    bar, rows, names = progress.add_task("schemas", total=len(chosen)), [], list(chosen)
+    for start in range(0, len(names), 4 * AT_ONCE):
+        handles = {}
+        for number, name in enumerate(names[start : start + 4 * AT_ONCE], start):
+            params = GenerationParams(NEW_TOKENS, 1.0, grammar=Grammar.json_schema(chosen[name]), seed=seed + number)
+            try:
+                handles[name] = engine.submit(prompt_of(engine, "thing", chosen[name]), params, streamed=False)
+            except GrammarError as error:
+                rows.append({"schema": name, "outcome": "refused", "reason": str(error)})
+        rows += [{"schema": name, **outcome(handle.result(), chosen[name])} for name, handle in handles.items()]
+        progress.update(bar, completed=start + 4 * AT_ONCE)
+    return rows
+
+
+def outcome(generation: Generation, schema: Schema) -> dict[str, Any]:
+    """What became of one output."""
+    if generation.finish_reason == "length":
+        return {"outcome": "cut", "tokens": generation.stats.new_tokens}
+    validator = Draft202012Validator(schema, format_checker=Draft202012Validator.FORMAT_CHECKER)
+    try:
+        errors = [error.message for error in validator.iter_errors(json_module.loads(generation.text or ""))]
+    except ValueError as error:
+        errors = [str(error)]
+    found = {"outcome": "invalid" if errors else "valid", "tokens": generation.stats.new_tokens}
+    return found | ({"reason": errors[0], "text": generation.text} if errors else {})
+
+
+@contextmanager
+def timed_grammars() -> Iterator[list[float]]:
+    """Seconds that grammars take, in a list that grows."""
+    seconds: list[float] = []
+
+    def timed(method: Any) -> Any:
+        def call(*args: Any) -> Any:
+            began = perf_counter()
+            try:
+                return method(*args)
+            finally:
+                seconds.append(perf_counter() - began)
+
+        return call
+
+    with ExitStack() as stack:
+        for name in GRAMMAR_WORK:
+            stack.enter_context(patch.object(GrammarState, name, timed(getattr(GrammarState, name))))
+        yield seconds
+
+
+def speeds(engines: dict[str, Engine], weights: str, progress: Progress) -> list[dict[str, Any]]:
+    """A row for each fixed form: medians of decode time over rounds, in turn."""
+    rows = []
+    bar = progress.add_task(f"fixed forms, {weights}", total=len(FIXED))
+    for name, schema in FIXED.items():
+        params = GenerationParams(NEW_TOKENS, grammar=Grammar.json_schema(schema), use_prefix_cache=False)
+        times: dict[str, list[float]] = {arm: [] for arm in engines}
+        tokens: dict[str, Sequence[int]] = {}
+        spent = 0.0
+        for number in range(ROUNDS):
+            order = list(engines)
+            for arm in order[number % len(order) :] + order[: number % len(order)]:
+                generation = engines[arm].generate(prompt_of(engines[arm], name, schema), params)[0]
+                times[arm].append(generation.stats.decode_time)
+                tokens[arm] = generation.token_ids
+                if arm == "grammar":
+                    found = generation
+        with timed_grammars() as seconds:
+            masked = engines["grammar"].generate(prompt_of(engines["grammar"], name, schema), params)[0]
+        spent = sum(seconds) / masked.stats.decode_time
+        middle = {arm: median(own) for arm, own in times.items()}
+        differing = sum(a != b for arm in tokens for a, b in zip(tokens[arm], tokens["full"], strict=False))
+        differing += sum(abs(len(own) - len(tokens["full"])) for own in tokens.values())
+        rows.append(
+            {
+                "form": name, "weights": weights, "tokens": len(tokens["full"]), "drafted": found.stats.drafted,
+                "over_without": middle["without"] / middle["grammar"], "over_full": middle["full"] / middle["grammar"],
+                "mask_share": spent, "differing": differing,
+            }
+        )  # fmt: skip
+        progress.advance(bar)
+    return rows
+
+
+def form_table(rows: Sequence[dict[str, Any]]) -> Table:
+    columns = ("form", "weights", "tokens", "forced", "over exact without", "over full", "mask time")
+    table = Table(*columns, title="Fixed forms, one at a time, greedy")
+    for row in rows:
+        speed = [f"{row[name]:.2f}x" for name in ("over_without", "over_full")]
+        forced = row["drafted"].get("grammar", 0) / row["tokens"]
+        table.add_row(row["form"], row["weights"], str(row["tokens"]), f"{forced:.0%}", *speed, f"{row['mask_share']:.1%}")
+    return table
+
+
+def main(
+    count: Annotated[int, typer.Option("--schemas", min=len(FIXED) + 2, help="Schemas of part 1.")] = 200,
+    weights: Annotated[str, typer.Option(help=f"Of the model, of {','.join(WEIGHTS)}; part 1 uses the first.")] = ",".join(
+        WEIGHTS
+    ),
+    seed: Annotated[int, typer.Option(min=0, help="Of the random schemas and of sampling.")] = 0,
+    cache: Annotated[Path, typer.Option(help="Where bundles are kept between runs.")] = CACHE,
+    json: Annotated[Path | None, typer.Option(help="Write all figures to this file.")] = None,
+) -> None:
+    """Check outputs against their schemas, and measure what forced tokens save."""
+    chosen = weights.split(",")
+    if unknown := [name for name in chosen if name not in WEIGHTS]:
+        raise typer.BadParameter(f"weights are {', '.join(unknown)}; give some of {', '.join(WEIGHTS)}")
+    report = Report("structured_outputs", model="SmolLM2-135M-Instruct", schemas=count, weights=weights, seed=seed)
+    outcomes: list[dict[str, Any]] = []
+    forms: list[dict[str, Any]] = []
+    with Progress(console=console) as progress:
+        for name in chosen:
+            with ExitStack() as stack:
+                engines = load_engines(folder_of(name, GGUF_MODELS["smollm2"], cache / "smollm2"), stack)
+                if name == chosen[0]:
+                    outcomes = validity(engines["grammar"], schemas(count, seed), seed, progress)
+                forms += speeds(engines, name, progress)
+    console.print(form_table(forms))
+    for row in outcomes:
+        if row["outcome"] in ("invalid", "refused"):
+            console.print(f"{row['schema']} {row['outcome']}: {row['reason']}", markup=False)
+    for kind in ("valid", "invalid", "cut", "refused"):
+        report.add(f"{kind}_outputs", sum(row["outcome"] == kind for row in outcomes))
+    for name in chosen:
+        own, suffix = [row for row in forms if row["weights"] == name], "" if name == chosen[0] else f"_{name}"
+        report.add(f"forced_speedup{suffix}", geometric_mean(row["over_without"] for row in own))
+        report.add(f"forced_over_full{suffix}", geometric_mean(row["over_full"] for row in own))
+        report.add(f"mask_pct{suffix}", 100 * max(row["mask_share"] for row in own))
+    report.add("differing_tokens", sum(row["differing"] for row in forms))
+    report.rows = [*outcomes, *forms]
+    report.finish(json)
+
+
+if __name__ == "__main__":
+    typer.run(main)
