@@ -42,6 +42,16 @@ def serving(bundle: Path, config: ServeConfig | None = None, **options: Any) -> 
     """Serve ``bundle`` while the context is open; ``options`` are those of `EngineOptions` (max_batch 4, one thread)."""
     engine = Engine.load(bundle, EngineOptions(**{"max_batch": 4, "threads": ThreadOptions(1), **options}))
     app = make_app(engine, config or ServeConfig())
+    try:
+        with listening(app) as url:
+            yield Served(url, engine, app)
+    finally:
+        engine.close(abort=True)
+
+
+@contextmanager
+def listening(app: FastAPI) -> Iterator[str]:
+    """The address of ``app`` while the context is open."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         server = uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=2))
@@ -49,11 +59,10 @@ def serving(bundle: Path, config: ServeConfig | None = None, **options: Any) -> 
         thread.start()
         try:
             _wait_started(server, thread)
-            yield Served(f"http://127.0.0.1:{listener.getsockname()[1]}", engine, app)
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
         finally:
             server.should_exit = True
             thread.join(20)
-            engine.close(abort=True)
 
 
 def _wait_started(server: uvicorn.Server, thread: threading.Thread) -> None:

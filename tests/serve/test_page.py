@@ -1,0 +1,260 @@
+"""The chat page in a headless browser, before a live server and before one whose answers a test sets."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+from fastapi import FastAPI
+from serve.chromium import Page, browsing
+from serve.live import listening
+from serve.stub_chat import LAYERS, StubChat
+
+ANSWERED = "document.querySelector('article.assistant .depths:not([hidden])')"
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
+    with browsing(tmp_path_factory.mktemp("browser")) as page:
+        yield page
+
+
+@dataclass(frozen=True)
+class Chat:
+    """The page, opened afresh for a test, and the stub behind it."""
+
+    page: Page
+    stub: StubChat
+    url: str
+
+    def send(self, text: str) -> None:
+        self.page.click("#prompt")
+        self.page.type(text)
+        self.page.press("Enter")
+
+    def ask(self, text: str) -> None:
+        """Send, and wait for the whole answer."""
+        answers = self.page.evaluate("document.querySelectorAll('.depths:not([hidden])').length")
+        self.send(text)
+        self.page.wait_for(f"document.querySelectorAll('.depths:not([hidden])').length > {answers}")
+
+
+@pytest.fixture(scope="module")
+def stub_server() -> Iterator[tuple[StubChat, str]]:
+    stub = StubChat()
+    with listening(stub.app) as url:
+        yield stub, url
+
+
+@pytest.fixture
+def chat(browser: Page, stub_server: tuple[StubChat, str]) -> Chat:
+    stub, url = stub_server
+    vars(stub).update({name: value for name, value in vars(StubChat()).items() if name != "app"})
+    return _opened(browser, stub, url)
+
+
+def _opened(browser: Page, stub: StubChat, url: str) -> Chat:
+    browser.show(1200, 800)
+    browser.open(f"{url}/")
+    browser.evaluate("sessionStorage.clear()")
+    browser.complaints.clear()
+    browser.requests.clear()
+    browser.open(f"{url}/")
+    browser.wait_for("document.title !== 'TIDE chat' || !document.querySelector('#problem').hidden")
+    return Chat(browser, stub, url)
+
+
+def test_tokens_arrive_in_the_colour_of_their_depth(chat: Chat) -> None:
+    """Breaks: the page shows an answer without what it is there to show, or its figures are wrong."""
+    chat.ask("Hi?")
+    page = chat.page
+    assert page.text("article.user .text") == "Hi?" and page.text("article.assistant .text") == "Hello there."
+    tokens = page.evaluate("[...document.querySelectorAll('.token')].map(t => [t.textContent, t.className, t.title])")
+    assert tokens == [
+        ["Hello", "token band-4", f"{LAYERS} layers"],
+        [" there", "token band-0", "0 layers"],
+        [".", "token band-2", "12 layers"],
+    ]
+    colours = page.evaluate("[...document.querySelectorAll('.token')].map(t => getComputedStyle(t).backgroundColor)")
+    assert len(set(colours)) == 3
+    figures = page.text("article.assistant .figures")
+    assert figures.startswith("3 tokens · ") and " tokens/s · first after " in figures
+    assert figures.endswith("14.2 of 30 layers per token · 2 of 3 drafts accepted")
+    assert page.text("article.assistant .depths").split("\n") == ["0 layers: 1 token", "12 layers: 1 token", "30 layers: 1 token"]
+    page.click("#configure")
+    page.click("#colours")
+    assert page.evaluate("getComputedStyle(document.querySelector('.token')).backgroundImage") == "none"
+    assert page.evaluate("getComputedStyle(document.querySelector('.token')).backgroundColor") == "rgba(0, 0, 0, 0)"
+    assert page.complaints == []
+
+
+def test_html_in_an_answer_is_text(chat: Chat) -> None:
+    """Breaks: a text that a model was talked into runs a script in the reader's browser, with the API key."""
+    attack = '<img src=x onerror="window.attacked=1"><script>window.attacked=1</script><b>bold</b>'
+    chat.stub.pieces = [(attack[:9], LAYERS), (attack[9:], 3)]
+    chat.ask(attack)
+    page = chat.page
+    assert page.text("article.assistant .text") == attack == page.text("article.user .text")
+    assert page.evaluate("[window.attacked, document.querySelectorAll('article :is(img, script, b)').length]") == [None, 0]
+
+
+def test_the_page_talks_to_its_own_server_only(chat: Chat) -> None:
+    """Breaks: a script that got into the page sends the conversation elsewhere, or the page needs the internet."""
+    chat.ask("Hi?")
+    page, own = chat.page, urlsplit(chat.url).netloc
+    assert {urlsplit(url).netloc for url in page.requests} == {own}
+    page.requests.clear()
+    other = "http://127.0.0.2:9"  # a host that the policy must keep the browser from
+    assert page.evaluate(f"fetch('{other}').then(() => 'sent', error => error.name)") == "TypeError"
+    page.evaluate(f"new Promise(done => {{ const i = new Image(); i.onerror = done; i.src = '{other}/x.png'; }})")
+    page.evaluate(
+        "(() => { const s = document.createElement('script'); s.textContent = 'window.ran = 1'; document.body.append(s) })()"
+    )
+    assert page.evaluate("window.ran") is None
+    assert sum("Content Security Policy" in line for line in page.complaints) >= 3
+
+
+def test_stop_ends_the_request_and_keeps_the_text(chat: Chat) -> None:
+    """Breaks: a stopped answer goes on costing tokens, or the reader loses what was there."""
+    chat.stub.hangs = True
+    chat.send("Hi?")
+    page = chat.page
+    page.wait_for("document.querySelector('article.assistant .text')?.textContent === 'Hello there.'")
+    assert page.evaluate("document.querySelector('#turns').getAttribute('aria-busy')") == "true"
+    page.click("#stop")
+    page.wait_for(ANSWERED)
+    assert page.text("article.assistant .figures").endswith(" · stopped")
+    assert page.text("article.assistant .text") == "Hello there." and page.text("#problem") == ""
+    deadline = time.monotonic() + 10
+    while not chat.stub.left:
+        assert time.monotonic() < deadline, "the request goes on"
+        time.sleep(0.005)
+    chat.stub.hangs = False
+    chat.ask("And then?")
+    assert [turn["content"] for turn in chat.stub.requests[1]["messages"]] == ["Hi?", "Hello there.", "And then?"]
+
+
+def test_settings_are_sent(chat: Chat) -> None:
+    """Breaks: a control does nothing."""
+    chat.ask("One")
+    chat.page.click("#configure")
+    for field, text in (("#system", "Be brief."), ("#temperature", "0.5"), ("#max-tokens", "7")):
+        chat.page.click(field)
+        chat.page.type(text)
+    chat.ask("Two")
+    first, second = chat.stub.requests
+    assert not {"temperature", "max_tokens"} & set(first) and first["model"] == "stub-model"
+    assert (second["temperature"], second["max_tokens"]) == (0.5, 7)
+    assert [turn["role"] for turn in second["messages"]] == ["system", "user", "assistant", "user"]
+    chat.page.click("#new")
+    assert chat.page.evaluate("document.querySelectorAll('article').length") == 0
+    chat.ask("Three")
+    assert [turn["content"] for turn in chat.stub.requests[2]["messages"]] == ["Be brief.", "Three"]
+
+
+def test_a_setting_out_of_range_is_not_sent(chat: Chat) -> None:
+    """Breaks: the reader reads an error of the API in place of the field's own."""
+    chat.page.click("#configure")
+    chat.page.click("#temperature")
+    chat.page.type("5")
+    chat.send("Hi?")
+    assert chat.page.evaluate("document.activeElement.id") == "temperature"
+    assert chat.stub.requests == []
+
+
+def test_the_api_key_stays_in_the_tab(chat: Chat) -> None:
+    """Breaks: a server with keys cannot be used, or the key outlives the tab."""
+    chat.stub.key = "secret"
+    page = _opened(chat.page, chat.stub, chat.url).page
+    assert page.text("#problem") == "the API key is wrong"
+    page.wait_for("document.activeElement.id === 'key'")
+    page.type("secret")
+    page.press("Enter")
+    page.wait_for("document.querySelector('#model').textContent === 'stub-model'")
+    chat.ask("Hi?")
+    assert page.evaluate("[{...sessionStorage}, localStorage.length, document.cookie]") == [{"tide-api-key": "secret"}, 0, ""]
+    assert not any("secret" in url for url in page.requests)
+
+
+@pytest.mark.parametrize("pieces", [[], [("Hello", LAYERS)]])
+def test_an_error_in_the_stream_is_shown(chat: Chat, pieces: list[tuple[str, int]]) -> None:
+    """Breaks: an answer that failed looks complete, or the reader has to type the message again."""
+    chat.stub.error, chat.stub.pieces = "the engine <failed>", pieces
+    chat.send("Hi?")
+    chat.page.wait_for("!document.querySelector('#problem').hidden")
+    assert chat.page.text("#problem") == "the engine <failed>"
+    assert chat.page.evaluate("document.querySelector('#prompt').value") == ("" if pieces else "Hi?")
+    assert chat.page.evaluate("document.querySelectorAll('article').length") == 2 * len(pieces)
+
+
+def test_the_keyboard_is_enough(chat: Chat) -> None:
+    """Breaks: a reader without a mouse cannot send, stop, or reach the settings."""
+    page = chat.page
+    page.wait_for("document.activeElement.id === 'prompt'")
+    page.type("one")
+    page.press("Enter", shift=True)
+    page.type("two")
+    chat.stub.hangs = True
+    page.press("Enter")
+    page.wait_for("document.querySelector('article.assistant .text')?.textContent === 'Hello there.'")
+    assert chat.stub.requests[0]["messages"][0]["content"] == "one\ntwo"
+    page.press("Escape")
+    page.wait_for(ANSWERED)
+    reached = []
+    for _ in range(6):
+        page.press("Tab")
+        reached.append(page.evaluate("document.activeElement.id"))
+    assert {"send", "new", "configure"} <= set(reached)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_it_fits_a_phone_in_both_schemes(chat: Chat, scheme: str) -> None:
+    """Breaks: the page scrolls sideways on a phone, or its text cannot be read on its ground."""
+    chat.page.show(360, 640, scheme)
+    chat.stub.pieces = [("x" * 300, LAYERS), *((f" word{depth}", depth) for depth in range(LAYERS))]
+    chat.ask("y" * 200)
+    assert chat.page.evaluate("document.scrollingElement.scrollWidth <= innerWidth")
+    bottom = chat.page.evaluate("document.querySelector('#send').getBoundingClientRect().bottom <= innerHeight")
+    assert bottom and chat.page.evaluate(_CONTRAST) >= 4.5
+
+
+# The least contrast of a token with its ground, as WCAG 2.1 defines it.
+_CONTRAST = """(() => {
+  const canvas = new OffscreenCanvas(1, 1).getContext("2d", { willReadFrequently: true });
+  const light = (...colours) => {
+    for (const colour of colours) { canvas.fillStyle = colour; canvas.fillRect(0, 0, 1, 1); }
+    const [r, g, b] = [...canvas.getImageData(0, 0, 1, 1).data].map(v => v / 255)
+      .map(v => v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b + 0.05;
+  };
+  const ground = getComputedStyle(document.body).backgroundColor;
+  return Math.min(...[...document.querySelectorAll(".token, .depths span")].map(token => {
+    const style = getComputedStyle(token);
+    const [a, b] = [light(ground, style.backgroundColor), light(style.color)];
+    return Math.max(a, b) / Math.min(a, b);
+  }));
+})()"""
+
+
+def test_it_works_below_another_application(chat: Chat) -> None:
+    """Breaks: the page asks the outer application for its files and its answers."""
+    outer = FastAPI()
+    outer.mount("/llm", chat.stub.app)
+    with listening(outer) as url:
+        _opened(chat.page, chat.stub, f"{url}/llm").ask("Hi?")
+        assert chat.page.text("article.assistant .text") == "Hello there."
+
+
+def test_headers(stub_server: tuple[StubChat, str]) -> None:
+    """Breaks: the page can be framed by another one, or a file is taken for something else."""
+    for path in ("/", "/page/app.js", "/page/style.css", "/page/icon.svg"):
+        answer = httpx.get(stub_server[1] + path)
+        assert answer.status_code == 200 and answer.headers["X-Content-Type-Options"] == "nosniff"
+        assert "default-src 'none'" in answer.headers["Content-Security-Policy"]
+        assert "frame-ancestors 'none'" in answer.headers["Content-Security-Policy"]
+        assert "unsafe" not in answer.headers["Content-Security-Policy"]
+    assert httpx.get(f"{stub_server[1]}/page/routes.py").status_code >= 400
