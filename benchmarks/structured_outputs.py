@@ -7,7 +7,7 @@ Part 1: one output for each schema at temperature 1, eight at once, checked by t
 `max_new_tokens` cut are counted apart. Schemas that llguidance refuses are reported with its reason.
 
 Part 2: the fixed forms, one at a time: policy `exact` with the drafts that the grammar forces, without them (drafts from text
-stay), and `full`, in turn on the same weights. All three give the same tokens. Mask time is everything that the grammar does, over
+stay), and `full`, in turn on the same weights. All three give the same tokens. Mask time is all that the grammar does, over
 the decode time of the first.
 """
 
