@@ -12,6 +12,7 @@ from tide_runtime import Engine, TideError
 
 from tide_serve.config import ServeConfig
 from tide_serve.errors import ApiError, answer_error
+from tide_serve.health_routes import router as health_routes
 from tide_serve.page import page_routes
 from tide_serve.service import Service
 
@@ -32,6 +33,7 @@ def make_app(engine: Engine, config: ServeConfig | None = None) -> FastAPI:
     app.state.service = service
     for kind in (ApiError, TideError, RequestValidationError, HTTPException, Exception):
         app.add_exception_handler(kind, answer_error)
+    app.include_router(health_routes)
     if service.config.page:
         app.include_router(page_routes())
     return app

@@ -20,9 +20,9 @@ class RequestRecord:
         began_ns, began: Unix time in nanoseconds, and `perf_counter` seconds.
         trace_headers: the W3C headers ``traceparent`` and ``tracestate`` where the client sent them.
         client: the key's id (a hash), or the client's address where no key is needed.
-        status: of the answer; 499 where the client left before it began; 0 as long as it has not begun.
+        status: of the answer; 499 where the request ended before it began; 0 as long as it has not begun.
         refused: why the request was refused before it reached a route, in one word; None: it was not.
-        aborted: the client left before the answer was complete.
+        aborted: the answer was not completed: the client left, or the server failed or ended.
         headers: added to the answer.
         request_text, output_texts: only with ``ServeConfig.log_text``.
     """
@@ -45,7 +45,7 @@ class RequestRecord:
 
 
 class RequestObserver(Protocol):
-    """Called in the event loop's thread, so every hook must return at once."""
+    """Called in the event loop's thread, so every hook must return at once. Probes (``/health``, …) are left out."""
 
     def began(self, record: RequestRecord) -> None:
         """A request's headers have come."""
@@ -54,7 +54,7 @@ class RequestObserver(Protocol):
         """One of the request's generations has ended."""
 
     def ended(self, record: RequestRecord) -> None:
-        """The answer is complete, or the client has left."""
+        """The answer is complete, or was aborted."""
 
 
 class NoObserver:

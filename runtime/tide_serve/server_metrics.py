@@ -30,7 +30,7 @@ class ServerMetrics:
             "tide_http_refused", "Requests refused before they reached a route.", ["reason"], registry=registry
         )
         self._aborted = Counter(
-            "tide_http_aborted", "Requests whose client left before the answer was complete.", registry=registry
+            "tide_http_aborted", "Requests whose answer was not completed, mostly because the client left.", registry=registry
         )
         gauge = Gauge("tide_http_requests_in_progress", "Requests that are being answered.", registry=registry)
         gauge.set_function(lambda: self.in_progress)

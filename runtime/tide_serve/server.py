@@ -1,0 +1,99 @@
+"""uvicorn, set up for a network: guarded connections, TLS, and an end that loses no request."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import resource
+import socket
+import ssl
+from functools import partial
+from time import monotonic
+from types import FrameType
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from tide_serve.connection import ConnectionLimits, GuardedConnection
+from tide_serve.service import Service
+
+_KEEP_ALIVE_S = 75  # longer than load balancers keep theirs, or they would send requests into closed connections
+_LAST_WORDS_S = 2  # for answers that were cut short to reach their clients
+_MOST_FILES = 65536
+
+
+class DrainingServer(uvicorn.Server):
+    """Ends on SIGTERM or Ctrl-C when the requests in progress are answered.
+
+    Until then new ones get 503. After ``drain_timeout`` the engine is closed, so that the remaining requests end with what
+    they have. A second signal ends the server at once.
+    """
+
+    def __init__(self, config: uvicorn.Config, service: Service) -> None:
+        super().__init__(config)
+        self._service, self._drain_until = service, 0.0
+        self.forced_by: int | None = None  # the second signal
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        if self._service.draining:
+            self.forced_by = sig
+            self.should_exit = self.force_exit = True
+        else:
+            self._drain_until = monotonic() + self._service.config.drain_timeout
+            self._service.draining = True
+
+    async def on_tick(self, counter: int) -> bool:
+        """Called by uvicorn ten times a second."""
+        if self._service.draining and not self.should_exit:
+            if monotonic() >= self._drain_until:
+                await self._cut_short()
+            self.should_exit = self.should_exit or not self._service.metrics.in_progress
+        return await super().on_tick(counter)
+
+    async def _cut_short(self) -> None:
+        await asyncio.to_thread(self._service.engine.close, abort=True)
+        end = monotonic() + _LAST_WORDS_S
+        while self._service.metrics.in_progress and monotonic() < end and not self.force_exit:
+            await asyncio.sleep(0.05)
+        self.should_exit = True
+
+
+def serve(app: ASGIApp, service: Service, listener: socket.socket, tls: ssl.SSLContext | None = None) -> int:
+    """Serve ``app`` on ``listener`` until a signal ends it; returns the exit code. Closes the engine and the socket.
+
+    ``app``: as `tide_serve.safety.guard` returns it for ``service``.
+    """
+    _allow_many_connections()
+    config = service.config
+    limits = ConnectionLimits(config.body_timeout, config.write_timeout)
+    server = DrainingServer(
+        uvicorn.Config(
+            app,
+            http=partial(GuardedConnection, limits),  # type: ignore[arg-type]  # called as a class is
+            ws="none",
+            lifespan="on",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            # X-Forwarded-For names the client, whom limits and log lines are for, only where a proxy is declared.
+            proxy_headers="FORWARDED_ALLOW_IPS" in os.environ,
+            timeout_keep_alive=_KEEP_ALIVE_S,
+            timeout_graceful_shutdown=_LAST_WORDS_S,
+            ssl_context_factory=None if tls is None else lambda *_: tls,
+        ),
+        service,
+    )
+    try:
+        server.run(sockets=[listener])
+    finally:
+        listener.close()
+        service.engine.close(abort=True)
+    return 0 if server.forced_by is None else 128 + server.forced_by
+
+
+def _allow_many_connections() -> None:
+    """Raise the limit of open files: the usual 1,024 would let idle connections shut everybody else out."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
