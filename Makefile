@@ -75,7 +75,6 @@ bench-arms: $(READY) ## tide-bench against every other way to run the demo model
 	$(BIN)/tide-bench $(BENCH_ENGINE) --prompts $(BENCH_PROMPTS) --mode load --vs unsplit,eager,genai \
 	  --json docs/results/$(DATE)-tide_bench_load.json
 	$(BIN)/python -m benchmarks.tide_bench_1b --json docs/results/$(DATE)-tide_bench_1b.json
-	$(BIN)/python -m benchmarks.serve_fastapi $(BENCH_ENGINE) --json docs/results/$(DATE)-serve_fastapi.json
 	$(BIN)/python -m benchmarks.shared_weights $(BENCH_ENGINE) --json docs/results/$(DATE)-shared_weights.json
 
 docs: $(READY) ## the documentation as a site, in build/site

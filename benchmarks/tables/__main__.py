@@ -22,7 +22,7 @@ from benchmarks.markdown import table
 from benchmarks.models.gguf_files import GGUF_MODELS
 from benchmarks.models.model_folders import MODELS
 from benchmarks.tables import calibration_tables, load_tables, task_tables
-from benchmarks.tables.bench_tables import bench_table, predecessor_table, serve_line, summary_table
+from benchmarks.tables.bench_tables import bench_table, predecessor_table, summary_table
 from benchmarks.tables.policy_table import HEADINGS, cells, title_of
 from benchmarks.tables.verified_table import verified_table
 
@@ -295,7 +295,6 @@ PAGES: dict[str, list[tuple[str, Callable[[dict[str, Any]], str]]]] = {
         ("tide_bench", on_predecessors_terms),
         ("tide_bench_prefill", _placed(bench_table)),
         ("tide_bench_load", _placed(bench_table)),
-        ("serve_fastapi", _placed(serve_line)),
     ],
     "docs/measured-policies.md": [
         ("tasks", _placed(task_tables.tasks_table)),

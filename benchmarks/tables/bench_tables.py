@@ -73,20 +73,6 @@ def predecessor_table(decode: Run, prefill: Run | None, where: str) -> str:
     )
 
 
-def serve_line(run: Run, where: str) -> str:
-    """The example service under load, in words."""
-    results, settings = run["results"], run["settings"]
-    return (
-        f"**A service** (`examples/serve_fastapi.py`, policy `{settings['policy']}`, {settings['at_once']} generations at once): "
-        f"{settings['requests']} requests of {settings['clients']} clients, {results['hung_up']:.0f} of which disconnected in "
-        f"the middle; {results['wrong_answers']:.0f} answers differ from their single run; "
-        f"{results['tokens_per_s']:.0f} tokens/s, first token {results['first_token_ms_p50']:.0f} ms "
-        f"(95%: {results['first_token_ms_p95']:.0f} ms), waiting included; "
-        f"memory {results['memory_before_mib']:.0f} MiB after a tenth of them, {results['memory_growth_mib']:+.1f} MiB at the "
-        f"end ({where})."
-    )
-
-
 def _change(rows: Sequence[Row], arm: str, batch: int, quantity: str) -> str:
     """Less latency, or more throughput, than eager; empty where it was not measured."""
     row = next((r for r in rows if (r["arm"], r.get("batch")) == (arm, batch) and "vs_eager" in r), None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bench.synthetic_runs import row
 from tide_bench.table import HEADINGS, cells
 
-from benchmarks.tables.bench_tables import SUMMARY_ARMS, bench_table, predecessor_table, serve_line, summary_table
+from benchmarks.tables.bench_tables import SUMMARY_ARMS, bench_table, predecessor_table, summary_table
 
 SETTINGS = {"mode": "decode", "model": "tiny", "new_tokens": 8}
 
@@ -47,12 +47,3 @@ def test_the_predecessors_terms_keep_their_signs() -> None:
     throughput = next(line for line in lines if line.startswith("| throughput | 1 |"))
     assert "+6.6%" in throughput and "| +100.0% |" in throughput and "| -20.0% |" in throughput
     assert "| +50.0% |" in next(line for line in lines if "Qwen3" in line)
-
-
-def test_the_services_line_shows_what_went_wrong() -> None:
-    """Mixed-up answers or growing memory would not be read anywhere."""
-    results = {"hung_up": 100, "wrong_answers": 3, "tokens_per_s": 80.0, "first_token_ms_p50": 1.0, "first_token_ms_p95": 2.0}
-    results |= {"memory_before_mib": 200.0, "memory_growth_mib": 1.5}
-    run = {"settings": {"policy": "exact", "at_once": 4, "requests": 500, "clients": 16}, "results": results}
-    line = serve_line(run, "today, here")
-    assert "3 answers differ" in line and "500 requests of 16 clients" in line and "+1.5 MiB" in line
