@@ -188,7 +188,7 @@ class Engine:
         self._loop.submit([request])
         return ScoreHandle(request.caller, sequence)
 
-    def chat_prompt(self, messages: Sequence[Mapping[str, str]], **extra: Any) -> list[int]:
+    def chat_prompt(self, messages: Sequence[Mapping[str, Any]], **extra: Any) -> list[int]:
         """Token ids of a chat in the model's own template, ready for the assistant's turn.
 
         Raises PromptError when the bundle has no template or a message is malformed.
@@ -210,6 +210,11 @@ class Engine:
             temperature=info.temperature, top_k=info.top_k, top_p=info.top_p, repetition_penalty=info.repetition_penalty
         )
         return GenerationParams(**{**defaults, **changes})
+
+    @property
+    def chat_template(self) -> str | None:
+        """Source of the model's chat template (Jinja); None: the bundle has none."""
+        return self._template
 
     @property
     def depth(self) -> int:

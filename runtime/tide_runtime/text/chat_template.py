@@ -19,7 +19,7 @@ TEMPLATE_FAULTS = (ArithmeticError, AttributeError, LookupError, RecursionError,
 
 def render_chat(
     template: str,
-    messages: Sequence[Mapping[str, str]],
+    messages: Sequence[Mapping[str, Any]],
     *,
     special_tokens: Mapping[str, str],
     add_generation_prompt: bool = True,
@@ -56,7 +56,7 @@ def render_chat(
         ) from error
 
 
-def _checked(messages: Sequence[Mapping[str, str]]) -> list[dict[str, Any]]:
+def _checked(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """The validated messages as JSON values, so that a template cannot call methods of other objects."""
     if isinstance(messages, str | Mapping) or not isinstance(messages, Sequence):
         raise PromptError(f'Messages are a {type(messages).__name__}; pass a list of {{"role": …, "content": …}}.')
