@@ -20,6 +20,7 @@ class RequestRecord:
         began_ns, began: Unix time in nanoseconds, and `perf_counter` seconds.
         trace_headers: the W3C headers ``traceparent`` and ``tracestate`` where the client sent them.
         client: the key's id (a hash), or the client's address where no key is needed.
+        route: the declared path that answered; "none" where none did.
         status: of the answer; 499 where the request ended before it began; 0 as long as it has not begun.
         refused: why the request was refused before it reached a route, in one word; None: it was not.
         aborted: the answer was not completed: the client left, or the server failed or ended.
@@ -34,6 +35,7 @@ class RequestRecord:
     began_ns: int = field(default_factory=time_ns)
     began: float = field(default_factory=perf_counter)
     client: str | None = None
+    route: str = "none"
     status: int = 0
     refused: str | None = None
     aborted: bool = False
@@ -56,6 +58,9 @@ class RequestObserver(Protocol):
     def ended(self, record: RequestRecord) -> None:
         """The answer is complete, or was aborted."""
 
+    def close(self) -> None:
+        """The server ends."""
+
 
 class NoObserver:
     """Reports nothing."""
@@ -65,6 +70,8 @@ class NoObserver:
     def generated(self, record: RequestRecord, generation: Generation) -> None: ...
 
     def ended(self, record: RequestRecord) -> None: ...
+
+    def close(self) -> None: ...
 
 
 # The request that the running task answers; tasks that it starts inherit it.

@@ -7,6 +7,7 @@ import os
 import resource
 import socket
 import ssl
+from collections.abc import Callable
 from functools import partial
 from time import monotonic
 from types import FrameType
@@ -14,6 +15,7 @@ from types import FrameType
 import uvicorn
 from starlette.types import ASGIApp
 
+from tide_serve.config import ServeConfig
 from tide_serve.connection import ConnectionLimits, GuardedConnection
 from tide_serve.service import Service
 
@@ -27,12 +29,19 @@ class DrainingServer(uvicorn.Server):
 
     Until then new ones get 503. After ``drain_timeout`` the engine is closed, so that the remaining requests end with what
     they have. A second signal ends the server at once.
+
+    Args:
+        listening: called when connections are accepted.
     """
 
-    def __init__(self, config: uvicorn.Config, service: Service) -> None:
+    def __init__(self, config: uvicorn.Config, service: Service, listening: Callable[[], None]) -> None:
         super().__init__(config)
-        self._service, self._drain_until = service, 0.0
+        self._service, self._listening, self._drain_until = service, listening, 0.0
         self.forced_by: int | None = None  # the second signal
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._listening()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if self._service.draining:
@@ -58,37 +67,46 @@ class DrainingServer(uvicorn.Server):
         self.should_exit = True
 
 
-def serve(app: ASGIApp, service: Service, listener: socket.socket, tls: ssl.SSLContext | None = None) -> int:
-    """Serve ``app`` on ``listener`` until a signal ends it; returns the exit code. Closes the engine and the socket.
+def run_server(
+    app: ASGIApp,
+    service: Service,
+    listener: socket.socket,
+    tls: ssl.SSLContext | None = None,
+    listening: Callable[[], None] = lambda: None,
+) -> int:
+    """Serve until a signal ends the server; returns the exit code. Closes the engine and the socket.
 
-    ``app``: as `tide_serve.safety.guard` returns it for ``service``.
+    Args:
+        app: as `tide_serve.safety.guard` returns it for ``service``.
+        listening: called when connections are accepted.
     """
     _allow_many_connections()
-    config = service.config
-    limits = ConnectionLimits(config.body_timeout, config.write_timeout)
-    server = DrainingServer(
-        uvicorn.Config(
-            app,
-            http=partial(GuardedConnection, limits),  # type: ignore[arg-type]  # called as a class is
-            ws="none",
-            lifespan="on",
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            # X-Forwarded-For names the client, whom limits and log lines are for, only where a proxy is declared.
-            proxy_headers="FORWARDED_ALLOW_IPS" in os.environ,
-            timeout_keep_alive=_KEEP_ALIVE_S,
-            timeout_graceful_shutdown=_LAST_WORDS_S,
-            ssl_context_factory=None if tls is None else lambda *_: tls,
-        ),
-        service,
-    )
+    server = DrainingServer(uvicorn_config(app, service.config, tls), service, listening)
     try:
         server.run(sockets=[listener])
     finally:
         listener.close()
         service.engine.close(abort=True)
     return 0 if server.forced_by is None else 128 + server.forced_by
+
+
+def uvicorn_config(app: ASGIApp, config: ServeConfig, tls: ssl.SSLContext | None = None) -> uvicorn.Config:
+    """uvicorn's settings for ``app``, with guarded connections."""
+    limits = ConnectionLimits(config.body_timeout, config.write_timeout)
+    return uvicorn.Config(
+        app,
+        http=partial(GuardedConnection, limits),  # type: ignore[arg-type]  # called as a class is
+        ws="none",
+        lifespan="on",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        # X-Forwarded-For names the client, whom limits and log lines are for, only where a proxy is declared.
+        proxy_headers="FORWARDED_ALLOW_IPS" in os.environ,
+        timeout_keep_alive=_KEEP_ALIVE_S,
+        timeout_graceful_shutdown=_LAST_WORDS_S,
+        ssl_context_factory=None if tls is None else lambda *_: tls,
+    )
 
 
 def _allow_many_connections() -> None:

@@ -36,10 +36,10 @@ class ServerMetrics:
         gauge.set_function(lambda: self.in_progress)
         ProcessCollector(registry=registry)
 
-    def count(self, record: RequestRecord, route: str) -> None:
-        """Count a request that has ended. ``route``: its path as it was declared, so that there are few of them."""
-        self._requests.labels(route, str(record.status)).inc()
-        self._seconds.labels(route).observe(perf_counter() - record.began)
+    def count(self, record: RequestRecord) -> None:
+        """Count a request that has ended."""
+        self._requests.labels(record.route, str(record.status)).inc()
+        self._seconds.labels(record.route).observe(perf_counter() - record.began)
         if record.refused is not None:
             self._refused.labels(record.refused).inc()
         if record.aborted:

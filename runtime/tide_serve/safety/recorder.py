@@ -57,7 +57,8 @@ class RequestRecorder:
             record.aborted |= not exchange.complete
             record.status = record.status or _CLIENT_LEFT
             service.metrics.in_progress -= counted
-            service.metrics.count(record, _route(scope))
+            record.route = getattr(scope.get("route"), "path", record.route)
+            service.metrics.count(record)
             if counted:
                 service.observer.ended(record)
             log_access(record, logging.INFO if counted or record.status >= 400 else logging.DEBUG)
@@ -101,8 +102,3 @@ def _record(scope: Scope) -> RequestRecord:
         path=path_of(scope),
         trace_headers={name: headers[name] for name in _TRACE_HEADERS if name in headers},
     )
-
-
-def _route(scope: Scope) -> str:
-    """The declared path of the route that answered; "none" where none did, as paths that clients make up are without number."""
-    return getattr(scope.get("route"), "path", "none")

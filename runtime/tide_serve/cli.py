@@ -1,0 +1,243 @@
+"""``tide-serve``: serve a bundle over HTTP."""
+
+from __future__ import annotations
+
+import re
+import socket
+import ssl
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from tide_runtime.backends.onnxruntime.threads import ThreadOptions
+from tide_runtime.cli.errors import run_app
+from tide_runtime.engine_options import EngineOptions
+from tide_runtime.errors import ParamsError
+
+from tide_serve.api_key_sources import VARIABLE, api_keys, short_keys
+from tide_serve.config import ServeConfig
+from tide_serve.observer import NoObserver, RequestObserver
+
+if TYPE_CHECKING:
+    from tide_serve.service import Service
+
+app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
+_SERVE, _ENGINE = ServeConfig(), EngineOptions()
+_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
+_network = partial(typer.Option, rich_help_panel="Network")
+_safety = partial(typer.Option, rich_help_panel="Safety")
+_limit = partial(typer.Option, rich_help_panel="Limits of a request and of a client")
+_seconds = partial(typer.Option, rich_help_panel="Times, in seconds")
+_engine = partial(typer.Option, rich_help_panel="Engine")
+_watching = partial(typer.Option, rich_help_panel="Watching it")
+
+
+@app.command()
+def serve(
+    bundle: Annotated[Path, typer.Argument(help="The bundle's directory, as `tide-export --out` wrote it.")],
+    host: Annotated[str, _network(help="Address to listen on. 0.0.0.0 takes connections from every network.")] = "127.0.0.1",
+    port: Annotated[int, _network(min=0, max=65535, help="0: any free one.")] = 8000,
+    tls_certificate: Annotated[
+        Path | None, _network(help="PEM file with the certificate and its chain.")
+    ] = _SERVE.tls_certificate,
+    tls_key: Annotated[Path | None, _network(help="PEM file with its private key.")] = _SERVE.tls_key,
+    model_name: Annotated[
+        list[str] | None,
+        _network(help="Name that requests give as `model`; repeatable. Default: the bundle's."),
+    ] = None,
+    page: Annotated[bool, _network(help="Serve a chat page at /.")] = _SERVE.page,
+    api_key_file: Annotated[
+        Path | None,
+        _safety(help=f"File with an API key on each line; also: {VARIABLE}, separated by commas. Default: no key is needed."),
+    ] = None,
+    api_key: Annotated[
+        list[str] | None,
+        _safety(help="An API key; repeatable. Every user of this machine can see it in the list of processes."),
+    ] = None,
+    cors_origin: Annotated[
+        list[str] | None,
+        _safety(help="Origin, such as https://example.org, whose web pages may use this server; repeatable. Default: none."),
+    ] = None,
+    requests_at_once: Annotated[
+        int, _limit(help="Of each key, or of each address without keys.")
+    ] = _SERVE.requests_at_once_per_key,
+    requests_per_minute: Annotated[int, _limit(help="Of each key or address; 0: no limit.")] = _SERVE.requests_per_minute_per_key,
+    max_tokens: Annotated[
+        int | None, _limit(help="Most new tokens of an answer. Default: what the KV cache holds.")
+    ] = _SERVE.max_tokens,
+    max_body_bytes: Annotated[int, _limit(help="Size of a request.")] = _SERVE.max_body_bytes,
+    max_choices: Annotated[int, _limit(help="Answers to a request (`n`, prompts).")] = _SERVE.max_choices,
+    max_stop_strings: Annotated[int, _limit(help="Number of `stop`.")] = _SERVE.max_stop_strings,
+    max_stop_chars: Annotated[int, _limit(help="Length of each.")] = _SERVE.max_stop_chars,
+    max_schema_bytes: Annotated[int, _limit(help="Size of a schema or grammar.")] = _SERVE.max_schema_bytes,
+    max_schema_depth: Annotated[int, _limit(help="Its nesting.")] = _SERVE.max_schema_depth,
+    request_timeout: Annotated[float, _seconds(help="An answer ends after this time with what it has.")] = _SERVE.request_timeout,
+    body_timeout: Annotated[
+        float, _seconds(help="For the headers of a request, and for its body, to arrive.")
+    ] = _SERVE.body_timeout,
+    write_timeout: Annotated[
+        float, _seconds(help="A client that reads nothing for so long is disconnected.")
+    ] = _SERVE.write_timeout,
+    drain_timeout: Annotated[
+        float,
+        _seconds(
+            help="On SIGTERM or Ctrl-C, for answers in progress; new requests get 503. A second signal ends the server at once."
+        ),
+    ] = _SERVE.drain_timeout,
+    policy: Annotated[
+        str, _engine(help="How deep tokens go: full, exact, exit or auto; see `tide-run --help`.")
+    ] = _ENGINE.policy,
+    max_batch: Annotated[int, _engine(help="Answers that are generated together; more wait.")] = _ENGINE.max_batch,
+    max_queue: Annotated[int, _engine(help="Requests that may wait; more get 429.")] = _ENGINE.max_queue,
+    kv_memory: Annotated[
+        str | None,
+        _engine(help="For keys and values and the prefix cache, such as 4G. Default: a quarter of what is free."),
+    ] = None,
+    target: Annotated[str, _engine(help="Target of the bundle; auto: the best for this machine.")] = _ENGINE.target,
+    device: Annotated[str, _engine(help="auto, cpu, cuda, or cuda:1 for the second GPU.")] = (_ENGINE.device),
+    threads: Annotated[int, _engine(help="Threads of ONNX Runtime; 0: one per core.")] = _ENGINE.threads.count,
+    verify: Annotated[bool, _engine(help="Compare the bundle's files with their SHA-256 first.")] = _ENGINE.verify,
+    log_text: Annotated[bool, _watching("--log-text", help="Write prompts and answers into the log.")] = _SERVE.log_text,
+    otel: Annotated[
+        bool,
+        _watching("--otel", help="Send traces to OTEL_EXPORTER_OTLP_ENDPOINT (needs the extra tracing)."),
+    ] = False,
+) -> None:
+    """Serve a bundle over HTTP to clients of OpenAI's API.
+
+    Example: `tide-serve engine/`, then
+
+        curl http://127.0.0.1:8000/v1/chat/completions -H 'Content-Type: application/json' \\
+          -d '{"model": "NAME", "messages": [{"role": "user", "content": "Hello"}]}'
+
+    On a network: `TIDE_API_KEYS=… tide-serve engine/ --host 0.0.0.0 --tls-certificate cert.pem --tls-key key.pem`
+
+    /health, /ready and /metrics are for what watches the server; each request is a line of JSON on stderr.
+    """
+    from tide_serve.listening import bound_socket, is_loopback, tls_context
+
+    config = ServeConfig(
+        model_names=tuple(model_name or ()),
+        api_keys=api_keys(api_key_file, api_key or ()),
+        max_body_bytes=max_body_bytes,
+        max_stop_strings=max_stop_strings,
+        max_stop_chars=max_stop_chars,
+        max_choices=max_choices,
+        max_schema_bytes=max_schema_bytes,
+        max_schema_depth=max_schema_depth,
+        max_tokens=max_tokens,
+        requests_at_once_per_key=requests_at_once,
+        requests_per_minute_per_key=requests_per_minute,
+        request_timeout=request_timeout,
+        body_timeout=body_timeout,
+        write_timeout=write_timeout,
+        drain_timeout=drain_timeout,
+        cors_origins=tuple(cors_origin or ()),
+        log_text=log_text,
+        page=page,
+        tls_certificate=tls_certificate,
+        tls_key=tls_key,
+    )
+    options = EngineOptions(
+        target=target,
+        device=device,
+        policy=policy,
+        max_batch=max_batch,
+        max_queue=max_queue,
+        kv_memory=None if kv_memory is None else _bytes(kv_memory),
+        threads=ThreadOptions(threads, shared=True),  # this process runs only TIDE, so all sessions share one thread pool
+        verify=verify,
+    )
+    tls = tls_context(config)
+    with bound_socket(host, port) as listener:
+        _warn(config, is_loopback(listener), bool(api_key))
+        raise typer.Exit(_run(bundle, options, config, listener, tls, otel))
+
+
+def _run(
+    bundle: Path, options: EngineOptions, config: ServeConfig, listener: socket.socket, tls: ssl.SSLContext | None, otel: bool
+) -> int:
+    """Load the engine and serve it until a signal ends the server; returns the exit code."""
+    from tide_runtime import Engine
+
+    from tide_serve.app import make_app
+    from tide_serve.listening import url_of
+    from tide_serve.logs import log_to_stderr
+    from tide_serve.safety import guard
+    from tide_serve.server import run_server
+
+    observer = _tracing_observer() if otel else NoObserver()
+    app = make_app(Engine.load(bundle, options), config)
+    service: Service = app.state.service
+    service.observer = observer
+    log_to_stderr(config.log_text)
+    announce = partial(_announce, service, url_of(listener, tls is not None))
+    try:
+        return run_server(guard(app, service), service, listener, tls, announce)
+    finally:
+        observer.close()
+
+
+def _tracing_observer() -> RequestObserver:
+    """Raises ParamsError without the extra."""
+    try:
+        from tide_serve.telemetry import TracingObserver
+
+        return TracingObserver.over_otlp()
+    except ImportError as error:
+        raise ParamsError(f"--otel needs OpenTelemetry ({error}); pip install 'tide-llm[tracing]'") from error
+
+
+def _warn(config: ServeConfig, loopback: bool, keys_in_command: bool) -> None:
+    """Say on stderr what makes this server less safe than it could be."""
+    warnings = []
+    if keys_in_command:
+        warnings.append(
+            f"every user of this machine can see --api-key in the list of processes; use --api-key-file or {VARIABLE}"
+        )
+    if short := short_keys(config.api_keys):
+        warnings.append(f"{short} of {len(config.api_keys)} API keys can be guessed; `openssl rand -hex 24` makes a long one")
+    if not loopback and not config.api_keys:
+        warnings.append("whoever reaches this address can use the model; add --api-key-file")
+    if not loopback and config.tls_certificate is None:
+        warnings.append("keys and texts cross the network unencrypted; add --tls-certificate and --tls-key, or a TLS proxy")
+    if config.log_text:
+        warnings.append("prompts and answers are written into the log")
+    console = Console(stderr=True, markup=False, highlight=False, soft_wrap=True)
+    for warning in warnings:
+        console.print("warning: ", style="yellow", end="")
+        console.print(warning)
+
+
+def _announce(service: Service, url: str) -> None:
+    """Say on stdout where the server listens, and how to try it."""
+    engine, config, info = service.engine, service.config, service.engine.manifest.tokenizer
+    lines = [f"{service.model_names[0]}, policy {engine.policy.name}, target {engine.target}, serves on {url}"]
+    chat = info is not None and info.chat_template is not None
+    path = "chat/completions" if chat else "completions"
+    text = '"messages": [{"role": "user", "content": "Hello"}]' if chat else '"prompt": "Hello"'
+    key = " -H 'Authorization: Bearer KEY'" if config.api_keys else ""
+    body = f'{{"model": "{service.model_names[0]}", {text}}}'
+    lines.append(f"  curl {url}/v1/{path}{key} -H 'Content-Type: application/json' -d '{body}'")
+    if config.page:
+        lines.append(f"  or open {url}/ in a browser")
+    print(*lines, sep="\n", flush=True)
+
+
+def _bytes(text: str) -> int:
+    """A number of bytes such as ``4G`` or ``512M``. Raises ParamsError."""
+    match = re.fullmatch(r"(\d+)([KMG]?)(?:i?B)?", text.strip(), re.IGNORECASE)
+    if match is None:
+        raise ParamsError(f"kv_memory is {text!r}; set it to a number of bytes such as 4G or 512M")
+    return int(match[1]) * _UNITS[match[2].upper()]
+
+
+def main() -> None:
+    """Entry point of ``tide-serve``."""
+    run_app(app)
+
+
+if __name__ == "__main__":
+    main()
