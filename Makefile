@@ -45,6 +45,10 @@ bench: $(READY) ## the published benchmarks, one after the other
 	$(BIN)/python -m benchmarks.python_time --json docs/results/$(DATE)-python_time.json
 	$(BIN)/python -m benchmarks.engine_load --plot build/engine_load.png --json docs/results/$(DATE)-engine_load.json
 	$(BIN)/python -m benchmarks.engine_soak --json docs/results/$(DATE)-engine_soak.json
+	$(BIN)/python -m benchmarks.serve_load --json docs/results/$(DATE)-serve_load.json
+	$(BIN)/python -m benchmarks.structured_outputs --json docs/results/$(DATE)-structured_outputs.json
+	$(BIN)/python -m benchmarks.serve_hostile --json docs/results/$(DATE)-serve_hostile.json
+	$(BIN)/python -m benchmarks.ray_failover --json docs/results/$(DATE)-ray_failover.json
 	$(BIN)/python -m benchmarks.reading_path --json docs/results/$(DATE)-reading_path.json
 	$(BIN)/python -m benchmarks.policies_1b --json docs/results/$(DATE)-policies_1b.json
 	$(BIN)/python -m benchmarks.exact_identity --json docs/results/$(DATE)-exact_identity.json

@@ -18,6 +18,7 @@ COMMANDS = {
     "tide-calibrate": "tide_calibrate.cli",
     "tide-run": "tide_runtime.cli.run",
     "tide-inspect": "tide_runtime.cli.inspect",
+    "tide-serve": "tide_serve.cli",
     "tide-bench": "tide_bench.cli",
 }
 INTRODUCTION = "# Commands\n\nGenerated from the code. `COMMAND --help` prints the same."

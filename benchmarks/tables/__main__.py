@@ -21,7 +21,7 @@ from benchmarks.gpu.decode_table import decode_cuda_not_run, decode_cuda_table
 from benchmarks.markdown import table
 from benchmarks.models.gguf_files import GGUF_MODELS
 from benchmarks.models.model_folders import MODELS
-from benchmarks.tables import calibration_tables, load_tables, task_tables
+from benchmarks.tables import calibration_tables, load_tables, serving_tables, task_tables
 from benchmarks.tables.bench_tables import bench_table, predecessor_table, summary_table
 from benchmarks.tables.policy_table import HEADINGS, cells, title_of
 from benchmarks.tables.verified_table import verified_table
@@ -322,6 +322,16 @@ PAGES: dict[str, list[tuple[str, Callable[[dict[str, Any]], str]]]] = {
         ("calibration_quality", _placed(calibration_tables.heads_and_routers)),
         ("capture_memory", _placed(calibration_tables.memory_line)),
         ("capture_memory_demo", _placed(calibration_tables.memory_line)),
+    ],
+    "docs/serving.md": [
+        ("serve_load", _placed(serving_tables.closed_table)),
+        ("serve_load", _placed(serving_tables.open_table)),
+        ("serve_load", _placed(serving_tables.soak_line)),
+        ("structured_outputs", _placed(serving_tables.forms_table)),
+        ("structured_outputs", _placed(serving_tables.validity_line)),
+        ("http_loglik", _placed(serving_tables.loglik_line)),
+        ("serve_hostile", _placed(serving_tables.hostile_line)),
+        ("ray_failover", _placed(serving_tables.failover_line)),
     ],
     "docs/targets.md": [("decode_cuda", decode_cuda_table)],
 }
