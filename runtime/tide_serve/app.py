@@ -10,11 +10,15 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from tide_runtime import Engine, TideError
 
+from tide_serve.chat import chat_routes
+from tide_serve.completions import completions_routes
 from tide_serve.config import ServeConfig
 from tide_serve.errors import ApiError, answer_error
 from tide_serve.health_routes import router as health_routes
+from tide_serve.models import models_routes
 from tide_serve.page import page_routes
 from tide_serve.service import Service
+from tide_serve.tokenize import tokenize_routes
 
 
 def make_app(engine: Engine, config: ServeConfig | None = None) -> FastAPI:
@@ -34,6 +38,8 @@ def make_app(engine: Engine, config: ServeConfig | None = None) -> FastAPI:
     for kind in (ApiError, TideError, RequestValidationError, HTTPException, Exception):
         app.add_exception_handler(kind, answer_error)
     app.include_router(health_routes)
+    for routes in (models_routes, chat_routes, completions_routes, tokenize_routes):
+        app.include_router(routes(service))
     if service.config.page:
         app.include_router(page_routes())
     return app

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass, field
+from functools import cached_property
 from time import time
 
 from tide_runtime import Engine, Generation
@@ -11,6 +13,7 @@ from tide_serve.config import ServeConfig
 from tide_serve.errors import ApiError
 from tide_serve.observer import NoObserver, RequestObserver, current_record
 from tide_serve.server_metrics import ServerMetrics
+from tide_serve.token_texts import TokenTexts
 
 
 @dataclass
@@ -37,6 +40,17 @@ class Service:
     @property
     def ready(self) -> bool:
         return self.engine.healthy and not self.draining
+
+    @cached_property
+    def token_texts(self) -> TokenTexts:
+        return TokenTexts(self.engine.tokenizer)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """``system_fingerprint`` of answers: changes with the bundle, the target and the depth policy."""
+        engine = self.engine
+        parts = [engine.target, engine.policy.name, *(info.sha256 for _, info in sorted(engine.manifest.files.items()))]
+        return f"tide_{hashlib.sha256(' '.join(parts).encode()).hexdigest()[:12]}"
 
     def check_model(self, name: str) -> None:
         """Raise ApiError (404) for a model that is not served here."""

@@ -1,0 +1,120 @@
+"""The events of a streamed chat completion.
+
+For each token of every client this code runs once, so an event is put together from strings and not from objects.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Collection, Sequence
+from contextlib import aclosing
+from typing import Any
+
+from tide_runtime import Chunk, Generation
+
+from tide_serve.answers import AnswerHead, finish_reason
+from tide_serve.event_stream import DONE, event, quoted
+from tide_serve.logprobs import chat_logprobs
+from tide_serve.running import Indexed, Running
+from tide_serve.service import Service
+from tide_serve.stream_options import StreamOptions
+from tide_serve.tool_calls import ToolCall, ToolCallParser
+from tide_serve.usage import usage_of
+
+
+class ChatStream:
+    """Writes the chunks of a request as events.
+
+    Each choice has a first event with its role, events with text or whole tool calls, and a last one with its finish_reason.
+
+    Args:
+        names: tools that may be called.
+        top_logprobs: None: no log-probabilities.
+    """
+
+    def __init__(
+        self, service: Service, head: AnswerHead, options: StreamOptions, names: Collection[str], top_logprobs: int | None
+    ) -> None:
+        self._service, self._options, self._names, self._top = service, options, names, top_logprobs
+        self._parsers: dict[int, ToolCallParser] = {}
+        self._begun: set[int] = set()
+        self._document = {
+            "id": head.id,
+            "object": "chat.completion.chunk",
+            "created": head.created,
+            "model": head.model,
+            "system_fingerprint": head.system_fingerprint,
+        }
+        self._before = f'data: {quoted(self._document)[:-1]}, "choices": [{{"index": '
+        self._behind = '}], "usage": null}\n\n' if options.include_usage else "}]}\n\n"
+
+    async def events(self, running: Running, n: int) -> AsyncGenerator[str]:
+        """Events of all ``n`` choices, those that are there together in one string."""
+        finished: dict[int, Generation] = {}
+        async with aclosing(running.chunks()) as chunks:
+            async for arrived in chunks:
+                events = self._of_batch(arrived)
+                finished |= {choice: chunk.generation for choice, chunk in arrived if chunk.generation is not None}
+                if len(finished) == n:
+                    events += self._ending([finished[choice] for choice in range(n)])
+                if events:
+                    yield events
+
+    def _ending(self, generations: Sequence[Generation]) -> str:
+        if not self._options.include_usage:
+            return DONE
+        usage = usage_of(self._service.engine, generations, len(generations))
+        return event({**self._document, "choices": [], "usage": usage}) + DONE
+
+    def _of_batch(self, arrived: Sequence[Indexed]) -> str:
+        if len(arrived) == 1:
+            choice, chunk = arrived[0]
+            return self._of_choice(choice, [chunk])
+        chunks: dict[int, list[Chunk]] = {}
+        for choice, chunk in arrived:
+            chunks.setdefault(choice, []).append(chunk)
+        return "".join(self._of_choice(choice, of_choice) for choice, of_choice in chunks.items())
+
+    def _of_choice(self, choice: int, chunks: Sequence[Chunk]) -> str:
+        """The events of ``chunks``, which follow each other in one choice."""
+        events = ""
+        if choice not in self._begun:
+            self._begun.add(choice)
+            events = self._event(choice, '{"role": "assistant", "content": ""}')
+        text, last = "".join([chunk.text for chunk in chunks]), chunks[-1].generation
+        calls: list[ToolCall] = []
+        if self._names:
+            text, calls = self._split(choice, text, last is not None)
+        if text or self._top is not None or self._options.include_depth:
+            events += self._event(choice, f'{{"content": {quoted(text)}}}', chunks)
+        if calls:
+            events += self._event(choice, quoted({"tool_calls": self._deltas(choice, calls)}))
+        if last is not None:
+            events += self._event(choice, "{}", reason=quoted(self._reason(choice, last)))
+        return events
+
+    def _event(self, choice: int, delta: str, chunks: Sequence[Chunk] = (), reason: str = "null") -> str:
+        logprobs = depths = ""
+        if chunks and self._top is not None:
+            entries = [chunk.logprob for chunk in chunks if chunk.logprob is not None]
+            logprobs = quoted(chat_logprobs(entries, self._top, self._service.token_texts))
+        if chunks and self._options.include_depth:
+            depths = f', "depths": {[chunk.depth for chunk in chunks if chunk.depth is not None]}'
+        fields = f'{choice}, "delta": {delta}, "logprobs": {logprobs or "null"}, "finish_reason": {reason}{depths}'
+        return f"{self._before}{fields}{self._behind}"
+
+    def _split(self, choice: int, text: str, last: bool) -> tuple[str, list[ToolCall]]:
+        parser = self._parsers.setdefault(choice, ToolCallParser(self._names))
+        shown, calls = parser.feed(text)
+        if last:
+            rest, more = parser.finish()
+            return shown + rest, calls + more
+        return shown, calls
+
+    def _deltas(self, choice: int, calls: Sequence[ToolCall]) -> list[dict[str, Any]]:
+        first = len(self._parsers[choice].calls) - len(calls)
+        return [{"index": first + number, **call.body()} for number, call in enumerate(calls)]
+
+    def _reason(self, choice: int, generation: Generation) -> str:
+        reason = finish_reason(generation.finish_reason)
+        called = choice in self._parsers and self._parsers[choice].calls
+        return "tool_calls" if called and reason == "stop" else reason

@@ -1,0 +1,73 @@
+"""``echo`` of /v1/completions: the prompt before each choice, with log-probabilities of its tokens where they are asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fastapi import Request
+from tide_runtime import Engine, Score
+from tide_runtime.sampler import TokenLogprob
+from tide_runtime.scoring import ScoreHandle
+
+from tide_serve.prompts import Prompt
+from tide_serve.running import ClientWatch
+from tide_serve.service import Service
+
+
+@dataclass(frozen=True)
+class Echo:
+    """The prompts of a request, each of which has ``n`` choices.
+
+    Args:
+        scored: of each prompt, log-probabilities of the tokens after the first.
+    """
+
+    prompts: Sequence[Prompt]
+    n: int
+    scored: Sequence[Sequence[TokenLogprob]]
+
+    def text(self, choice: int) -> str:
+        return self.prompts[choice // self.n].text
+
+    def logprobs(self, choice: int) -> tuple[Sequence[int], Sequence[TokenLogprob]]:
+        """The prompt's first token, which has no probability, and the others with theirs."""
+        prompt = choice // self.n
+        return self.prompts[prompt].ids[:1], self.scored[prompt]
+
+
+async def echo_of(service: Service, request: Request, prompts: Sequence[Prompt], n: int, top: int | None) -> Echo:
+    """The echo of ``prompts`` with the ``top`` likeliest tokens at each place; None: without log-probabilities.
+
+    Raises what `Engine.submit_score` raises, and EngineClosedError where the client leaves.
+    """
+    if top is None:
+        return Echo(prompts, n, [()] * len(prompts))
+    return Echo(prompts, n, await _scored(service.engine, request, [prompt.ids for prompt in prompts], top))
+
+
+async def _scored(engine: Engine, request: Request, prompts: Sequence[Sequence[int]], top: int) -> list[list[TokenLogprob]]:
+    handles: list[ScoreHandle | None] = []
+
+    def cancel() -> None:
+        for handle in handles:
+            if handle is not None:
+                handle.cancel()
+
+    client = ClientWatch(request, cancel)
+    try:
+        for ids in prompts:
+            handles.append(engine.submit_score(ids, 1, top=max(1, top)) if len(ids) > 1 else None)
+        scores = [await handle if handle is not None else None for handle in handles]
+    finally:
+        client.close()
+        cancel()
+    return [_entries(ids, score) if score is not None else [] for ids, score in zip(prompts, scores, strict=True)]
+
+
+def _entries(ids: Sequence[int], score: Score) -> list[TokenLogprob]:
+    """A token among the likeliest has the same number in both lists, so that clients can tell whether it is the likeliest."""
+    entries = []
+    for token, logprob, top in zip(ids[1:], score.logprobs, score.top, strict=True):
+        entries.append(TokenLogprob(token, dict(top).get(token, logprob), top))
+    return entries

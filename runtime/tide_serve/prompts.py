@@ -1,0 +1,85 @@
+"""Token ids of a request's prompts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tide_runtime import Engine
+from tide_runtime.errors import PromptError
+
+from tide_serve.errors import ApiError
+from tide_serve.messages import template_messages
+from tide_serve.off_loop import off_loop
+from tide_serve.tool_prompt import with_tool_texts
+from tide_serve.tools import ToolPlan
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A prompt of /v1/completions. ``text``: as it was sent, or decoded from ids."""
+
+    ids: list[int]
+    text: str
+
+
+async def chat_prompt(engine: Engine, messages: Sequence[dict[str, Any]], tools: ToolPlan) -> list[int]:
+    """Token ids of a request's ``messages`` in the model's template, with ``tools``.
+
+    Raises ApiError where a text model cannot take them, the template refuses them, or they are longer than the context.
+    """
+    if not messages:
+        raise ApiError(400, "messages is empty; give at least one", "messages")
+    turns = template_messages(messages)
+    if not tools.native:
+        turns = with_tool_texts(turns, tools.tools)
+    extra = {"tools": tools.tools} if tools.native and tools.tools else {}
+    size = sum(len(turn["content"]) for turn in turns)
+    try:
+        ids = await off_loop(size, lambda: engine.chat_prompt(turns, **extra))
+    except PromptError as error:
+        raise ApiError(400, str(error), "messages") from error
+    check_length(engine, ids, "messages")
+    return ids
+
+
+async def text_prompts(engine: Engine, prompt: str | list[Any]) -> list[Prompt]:
+    """The prompts of a ``prompt`` field: text, a list of texts, token ids, or a list of them. Raises ApiError."""
+    several = prompt if isinstance(prompt, list) and not _is_ids(prompt) else [prompt]
+    if not several:
+        raise ApiError(400, "prompt is an empty list; give text or token ids", "prompt")
+    return [await _text_prompt(engine, each) for each in several]
+
+
+async def _text_prompt(engine: Engine, prompt: str | list[int]) -> Prompt:
+    try:
+        ids = await off_loop(len(prompt), _ids, engine, prompt)
+    except PromptError as error:
+        raise ApiError(400, str(error), "prompt") from error
+    return Prompt(ids, prompt if isinstance(prompt, str) else decoded(engine, ids))
+
+
+def _ids(engine: Engine, prompt: str | list[int]) -> list[int]:
+    if isinstance(prompt, str) and engine.tokenizer is not None:
+        prompt = engine.tokenizer.encode(prompt)
+    if isinstance(prompt, list):
+        check_length(engine, prompt, "prompt")
+    return engine.admission.token_ids(prompt)
+
+
+def decoded(engine: Engine, ids: Sequence[int]) -> str:
+    """The text of ``ids`` with special tokens; empty where the bundle has no tokenizer. Raises PromptError."""
+    return engine.tokenizer.decode(ids, skip_special_tokens=False) if engine.tokenizer is not None else ""
+
+
+def check_length(engine: Engine, ids: Sequence[int], param: str) -> None:
+    """Raise ApiError for a prompt that is longer than the context."""
+    context = engine.manifest.max_seq_len
+    if len(ids) > context:
+        message = f"{param}: {len(ids)} tokens, the context holds {context}; shorten the text"
+        raise ApiError(400, message, param, "context_length_exceeded")
+
+
+def _is_ids(prompt: list[Any]) -> bool:
+    return bool(prompt) and isinstance(prompt[0], int)

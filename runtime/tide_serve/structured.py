@@ -1,0 +1,85 @@
+"""``response_format``: the grammar that an answer follows.
+
+Besides OpenAI's ``text``, ``json_object`` and ``json_schema`` (enforced whether ``strict`` or not) there are the extensions
+``{"type": "regex", "pattern": …}`` and ``{"type": "lark", "grammar": …}``, in the syntax of `tide_runtime.Grammar`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, Literal, Required, Union
+
+from openai.types.shared_params import ResponseFormatJSONObject, ResponseFormatJSONSchema, ResponseFormatText
+from tide_runtime import Engine, Grammar
+from tide_runtime.errors import GrammarError
+from typing_extensions import TypedDict
+
+from tide_serve.config import ServeConfig
+from tide_serve.errors import ApiError
+from tide_serve.off_loop import off_loop
+
+_FIELD = "response_format"
+_COMPILES_SLOWLY = 1 << 20  # for `off_loop`: a short grammar may take long
+
+
+class RegexFormat(TypedDict, total=False):
+    type: Required[Literal["regex"]]
+    pattern: Required[str]
+
+
+class LarkFormat(TypedDict, total=False):
+    type: Required[Literal["lark"]]
+    grammar: Required[str]
+
+
+ResponseFormat = Union[ResponseFormatText, ResponseFormatJSONObject, ResponseFormatJSONSchema, RegexFormat, LarkFormat]  # noqa: UP007
+
+
+def response_grammar(response_format: Mapping[str, Any] | None, config: ServeConfig) -> Grammar | None:
+    """The grammar of ``response_format``; None: any text. Raises ApiError beyond the limits of ``config``."""
+    if response_format is None or response_format["type"] == "text":
+        return None
+    kind = response_format["type"]
+    if kind == "json_object":
+        return Grammar.json_object()
+    if kind == "json_schema":
+        schema = response_format["json_schema"].get("schema")
+        if schema is None:
+            return Grammar.json_object()
+        check_schema(schema, _FIELD, config)
+        return Grammar.json_schema(schema)
+    source = response_format["pattern" if kind == "regex" else "grammar"]
+    check_size(source, _FIELD, config)
+    return Grammar.regex(source) if kind == "regex" else Grammar.lark(source)
+
+
+async def check_grammar(engine: Engine, grammar: Grammar | None, param: str = _FIELD) -> None:
+    """Raise ApiError with the reason where ``grammar`` cannot be compiled. The engine keeps what it has compiled."""
+    if grammar is None:
+        return
+    try:
+        await off_loop(_COMPILES_SLOWLY, engine.check_grammar, grammar)
+    except GrammarError as error:
+        raise ApiError(400, f"{param}: {error}", param, "invalid_grammar") from error
+
+
+def check_schema(schema: Mapping[str, Any], param: str, config: ServeConfig) -> None:
+    """Raise ApiError for a JSON schema that is larger or nested more deeply than ``config`` allows."""
+    level: list[Any] = [schema]
+    for _ in range(config.max_schema_depth):
+        level = [child for parent in level for child in _children(parent)]
+    if level:
+        raise ApiError(400, f"{param} has more than {config.max_schema_depth} levels; send a flatter schema", param)
+    check_size(json.dumps(schema), param, config)
+
+
+def check_size(source: str, param: str, config: ServeConfig) -> None:
+    """Raise ApiError for the text of a grammar or schema that is longer than ``config`` allows."""
+    if (size := len(source.encode())) > config.max_schema_bytes:
+        raise ApiError(400, f"{param} has {size} bytes; send at most {config.max_schema_bytes}", param)
+
+
+def _children(parent: Any) -> list[Any]:
+    children = parent.values() if isinstance(parent, dict) else parent
+    return [child for child in children if isinstance(child, dict | list)]

@@ -1,0 +1,73 @@
+"""Tokens as text and bytes, for log-probabilities and /tokenize."""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Sequence
+from functools import lru_cache
+
+from tide_runtime.text.tokenizer import Tokenizer
+
+_CACHED = 1 << 16
+
+
+class TokenTexts:
+    """Text and bytes of single tokens.
+
+    A token may be part of a character. Its text is then ``bytes:\\xe2\\x80``, as in OpenAI's API; joined, the bytes of an
+    output's tokens are its text.
+    """
+
+    def __init__(self, tokenizer: Tokenizer | None) -> None:
+        self._tokenizer = tokenizer
+        self._byte_of = _byte_level_alphabet() if tokenizer is not None and _is_byte_level(tokenizer) else None
+        self.bytes_of = lru_cache(_CACHED)(self._bytes_of)
+        self.text_of = lru_cache(_CACHED)(self._text_of)
+
+    def _text_of(self, token: int) -> str:
+        raw = self.bytes_of(token)
+        try:
+            return raw.decode("utf-8")
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
+
+    def _bytes_of(self, token: int) -> bytes:
+        entry = self._tokenizer.token(token) if self._tokenizer is not None else None
+        if self._tokenizer is None or entry is None:
+            return f"<token {token}>".encode()
+        if token in self._tokenizer.byte_ids:
+            return bytes([self._tokenizer.byte_ids[token]])
+        if token in self._tokenizer.special_ids:
+            return entry.encode()
+        if self._byte_of is not None and all(character in self._byte_of for character in entry):
+            return bytes(self._byte_of[character] for character in entry)
+        return entry.replace("\u2581", " ").encode()  # sentencepiece's sign for a space
+
+
+class TextOffsets:
+    """Where each token of a text begins, in characters. Tokens of the same character begin where it does."""
+
+    def __init__(self, texts: TokenTexts) -> None:
+        self._texts, self._decoder = texts, codecs.getincrementaldecoder("utf-8")("replace")
+        self._length = 0
+
+    def of(self, tokens: Sequence[int]) -> list[int]:
+        """Offsets of ``tokens``, which follow those of earlier calls."""
+        offsets = []
+        for token in tokens:
+            offsets.append(self._length)
+            self._length += len(self._decoder.decode(self._texts.bytes_of(token)))
+        return offsets
+
+
+def _is_byte_level(tokenizer: Tokenizer) -> bool:
+    """Whether the vocabulary spells bytes as printable characters, as GPT-2's does: its entries have Ġ for a space."""
+    ids = tokenizer.encode("a b", add_special_tokens=False)
+    return any("\u0120" in (tokenizer.token(token) or "") for token in ids)
+
+
+def _byte_level_alphabet() -> dict[str, int]:
+    """Character → byte. Printable bytes of Latin-1 stand for themselves, the others for characters from U+0100 on."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(0x100 + number): byte for number, byte in enumerate(others)}

@@ -1,0 +1,95 @@
+"""POST /tokenize and /detokenize, as in vLLM.
+
+``/tokenize`` takes ``prompt`` (text, with ``add_special_tokens``, true by default) or ``messages`` and ``tools`` (the prompt of
+/v1/chat/completions), and ``return_token_strs``. ``/detokenize`` takes ``tokens``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import cache
+from typing import Any, Required
+
+from fastapi import APIRouter, Request
+from openai.types.chat import ChatCompletionToolUnionParam
+from tide_runtime.errors import PromptError
+from typing_extensions import TypedDict
+
+from tide_serve.errors import ApiError
+from tide_serve.messages import MessageParam
+from tide_serve.off_loop import off_loop
+from tide_serve.prompts import chat_prompt
+from tide_serve.request_body import read_body
+from tide_serve.request_fields import DETOKENIZE_FIELDS, TOKENIZE_FIELDS
+from tide_serve.request_types import RequestTypes
+from tide_serve.service import Service
+from tide_serve.tools import plan_tools
+
+
+class TokenizeParams(TypedDict, total=False):
+    model: str
+    prompt: str
+    add_special_tokens: bool
+    messages: Iterable[MessageParam]
+    tools: Iterable[ChatCompletionToolUnionParam]
+    return_token_strs: bool
+
+
+class DetokenizeParams(TypedDict, total=False):
+    model: str
+    tokens: Required[Iterable[int]]
+
+
+def tokenize_routes(service: Service) -> APIRouter:
+    router = APIRouter()
+
+    @router.post("/tokenize")
+    async def tokenize(request: Request) -> dict[str, Any]:
+        body = await read_body(request, TOKENIZE_FIELDS, tokenize_types(), service.config)
+        service.check_model(body.get("model", service.model_names[0]))
+        if ("prompt" in body) == ("messages" in body):
+            raise ApiError(400, "give either prompt or messages", "prompt")
+        ids = await (_of_text(service, body) if "prompt" in body else _of_chat(service, body))
+        answer: dict[str, Any] = {"count": len(ids), "max_model_len": service.engine.manifest.max_seq_len, "tokens": ids}
+        if body.get("return_token_strs", False):
+            answer["token_strs"] = [service.token_texts.text_of(token) for token in ids]
+        return answer
+
+    @router.post("/detokenize")
+    async def detokenize(request: Request) -> dict[str, str]:
+        body = await read_body(request, DETOKENIZE_FIELDS, detokenize_types(), service.config)
+        service.check_model(body.get("model", service.model_names[0]))
+        tokenizer, ids = service.engine.tokenizer, body["tokens"]
+        if tokenizer is None:
+            raise ApiError(400, "this model has no tokenizer; send and read token ids", "tokens")
+        vocab = service.engine.manifest.model.vocab_size
+        if wrong := next((token for token in ids if not 0 <= token < vocab), None):
+            raise ApiError(400, f"tokens has {wrong}, expected integers from 0 to {vocab - 1}", "tokens")
+        return {"prompt": await off_loop(len(ids), tokenizer.decode, ids, False)}
+
+    return router
+
+
+@cache
+def tokenize_types() -> RequestTypes:
+    return RequestTypes(TokenizeParams, {})
+
+
+@cache
+def detokenize_types() -> RequestTypes:
+    return RequestTypes(DetokenizeParams, {})
+
+
+async def _of_text(service: Service, body: dict[str, Any]) -> list[int]:
+    tokenizer, text = service.engine.tokenizer, body["prompt"]
+    if tokenizer is None:
+        raise ApiError(400, "this model has no tokenizer; send token ids to /v1/completions", "prompt")
+    try:
+        return await off_loop(len(text), tokenizer.encode, text, body.get("add_special_tokens", True))
+    except PromptError as error:
+        raise ApiError(400, str(error), "prompt") from error
+
+
+async def _of_chat(service: Service, body: dict[str, Any]) -> list[int]:
+    tools = plan_tools(body, service.engine.chat_template, service.config)
+    return await chat_prompt(service.engine, body["messages"], tools)

@@ -1,0 +1,76 @@
+"""The ``usage`` of an answer: tokens as OpenAI counts them, and in the extension ``depth`` what they took."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from openai.types import CompletionUsage
+from openai.types.completion_usage import PromptTokensDetails
+from tide_runtime import Engine, Generation, RequestStats
+
+
+def usage_of(
+    engine: Engine, generations: Sequence[Generation], choices: int = 1, prompt_tokens: int | None = None
+) -> dict[str, Any]:
+    """Usage over all ``generations``, of which ``choices`` after each other are of the same prompt; a prompt counts once.
+
+    Args:
+        prompt_tokens: where prompts were not generated from.
+
+    ``depth``:
+        policy: the depth policy that ran.
+        num_layers, layers_per_token: of the model, and decoder layers run for each token after the first, on average.
+        drafted, accepted: drafter → tokens that it drafted, and those that the model confirmed.
+        depths: layers → output tokens that were final after so many; 0 for drafts from text.
+        certificate: of policy ``exit``, {max_disagreement, confidence, covered}; null where there is none.
+        uncovered: why the certificate does not cover the answer; empty: it does, or no exit was used.
+    """
+    first = generations[::choices]
+    tokens = sum(generation.stats.new_tokens for generation in generations)
+    prompts = sum(generation.stats.prompt_tokens for generation in first) if prompt_tokens is None else prompt_tokens
+    usage = CompletionUsage(
+        completion_tokens=tokens,
+        prompt_tokens=prompts,
+        total_tokens=prompts + tokens,
+        prompt_tokens_details=PromptTokensDetails(cached_tokens=sum(g.stats.prefix_tokens for g in first)),
+    ).model_dump(exclude_none=True)
+    if generations:
+        usage["depth"] = _depth(engine, [generation.stats for generation in generations])
+    return usage
+
+
+def _depth(engine: Engine, stats: Sequence[RequestStats]) -> dict[str, Any]:
+    behind_first = [max(0, s.new_tokens - 1) for s in stats]
+    layers = sum(s.layers_per_token * count for s, count in zip(stats, behind_first, strict=True))
+    uncovered = list(dict.fromkeys(reason for s in stats for reason in s.uncovered))
+    return {
+        "policy": " ".join(dict.fromkeys(s.policy for s in stats)),
+        "num_layers": engine.depth,
+        "layers_per_token": round(layers / sum(behind_first), 3) if any(behind_first) else float(engine.depth),
+        "drafted": _sums(s.drafted for s in stats),
+        "accepted": _sums(s.accepted for s in stats),
+        "depths": {str(layers): count for layers, count in sorted(_sums(s.depths(engine.depth) for s in stats).items())},
+        "certificate": _certificate(engine, stats, uncovered),
+        "uncovered": uncovered,
+    }
+
+
+def _sums(counts: Any) -> dict[Any, int]:
+    total: Counter[Any] = Counter()
+    for each in counts:
+        total.update(each)
+    return dict(total)
+
+
+def _certificate(engine: Engine, stats: Sequence[RequestStats], uncovered: Sequence[str]) -> dict[str, Any] | None:
+    calibration = engine.manifest.calibration
+    if calibration is None or calibration.certificate is None or not any(s.policy == "exit" for s in stats):
+        return None
+    certificate = calibration.certificate
+    return {
+        "max_disagreement": certificate.max_disagreement,
+        "confidence": certificate.confidence,
+        "covered": not uncovered,
+    }
