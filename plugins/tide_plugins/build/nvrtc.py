@@ -33,6 +33,8 @@ class Nvrtc:
     """One NVRTC library. Several may be open in one process; programs may be compiled in several threads at once."""
 
     def __init__(self, library: Path) -> None:
+        # NVRTC opens this library by its name; 13.0's has no RPATH, so it would find none beside itself when it compiles.
+        self._builtins = [ctypes.CDLL(str(path)) for path in sorted(library.parent.glob("libnvrtc-builtins.so.*"))]
         self._library = ctypes.CDLL(str(library))  # RTLD_LOCAL: two releases export the same names
         self._library.nvrtcGetErrorString.restype = ctypes.c_char_p
 
