@@ -46,8 +46,8 @@ class GuardedConnection(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        # Without this, up to 64 KiB could wait for a client that never reads without anything noticing.
-        transport.set_write_buffer_limits(high=0)
+        # By default up to 64 KiB wait for a client before `pause_writing` tells of it. TLS transports pause for ever with high=0.
+        transport.set_write_buffer_limits(high=1, low=0)
         self._expect(self._limits.body_timeout)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -69,7 +69,7 @@ class GuardedConnection(HttpToolsProtocol):
             self._refuse()
 
     def on_headers_complete(self) -> None:
-        if len(self.url) + sum(len(name) + len(value) for name, value in self.headers) > MAX_HEADER_BYTES:
+        if len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers) > MAX_HEADER_BYTES:
             self._headers_too_large = True
             raise ValueError  # the parser hands it to uvicorn, which calls `send_400_response`
         super().on_headers_complete()
@@ -120,7 +120,7 @@ class GuardedConnection(HttpToolsProtocol):
             message = f"the URL and headers have more than {MAX_HEADER_BYTES} bytes; send less"
             error = ApiError(431, message, code="headers_too_large")
         else:
-            error = ApiError(400, "this is not HTTP/1.1; see the server's documentation", code="invalid_http")
+            error = ApiError(400, "the request is not valid HTTP/1.1; use an HTTP client", code="invalid_http")
         body = json.dumps(error.body()).encode()
         headers = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(body)
         self.transport.write(STATUS_LINE[error.status] + headers + body)

@@ -1,0 +1,21 @@
+"""`stub_server`'s routes as ``tide-serve`` runs them, in a process of its own: prints its address, then serves until a signal.
+
+python -m serve.safety.stub_process DRAIN_TIMEOUT
+"""
+
+import sys
+from functools import partial
+
+from serve.safety.stub_server import Seen, stub_app, stub_service
+from tide_serve import ServeConfig
+from tide_serve.listening import bound_socket, url_of
+from tide_serve.logs import log_to_stderr
+from tide_serve.safety import guard
+from tide_serve.server import run_server
+
+if __name__ == "__main__":
+    service = stub_service(ServeConfig(model_names=("stub",), drain_timeout=float(sys.argv[1])))
+    listener = bound_socket("127.0.0.1", 0)
+    log_to_stderr(log_text=False)
+    app = guard(stub_app(service, Seen()), service)
+    sys.exit(run_server(app, service, listener, listening=partial(print, url_of(listener, tls=False), flush=True)))
