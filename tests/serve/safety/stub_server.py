@@ -19,6 +19,7 @@ import httpx
 import uvicorn
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, StreamingResponse
+from starlette.types import ASGIApp
 from tide_runtime import Engine
 from tide_serve import ServeConfig
 from tide_serve.errors import ApiError, answer_error
