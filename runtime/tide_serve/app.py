@@ -17,6 +17,7 @@ from tide_serve.errors import ApiError, answer_error
 from tide_serve.health_routes import router as health_routes
 from tide_serve.models import models_routes
 from tide_serve.page import page_routes
+from tide_serve.responses import responses_routes
 from tide_serve.service import Service
 from tide_serve.tokenize import tokenize_routes
 
@@ -38,7 +39,7 @@ def make_app(engine: Engine, config: ServeConfig | None = None) -> FastAPI:
     for kind in (ApiError, TideError, RequestValidationError, HTTPException, Exception):
         app.add_exception_handler(kind, answer_error)
     app.include_router(health_routes)
-    for routes in (models_routes, chat_routes, completions_routes, tokenize_routes):
+    for routes in (models_routes, chat_routes, completions_routes, responses_routes, tokenize_routes):
         app.include_router(routes(service))
     if service.config.page:
         app.include_router(page_routes())

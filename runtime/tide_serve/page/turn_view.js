@@ -13,6 +13,7 @@ export class TurnView {
     this.text = "";
     this.layers = 0; // of the model: the first token always takes all of them
     this.counts = new Map(); // depth -> tokens
+    this.pending = []; // depths of tokens whose text has not come: of the first bytes of a character
     this.tokens = 0;
     this.sent = performance.now();
     this.first = this.last = 0;
@@ -21,9 +22,10 @@ export class TurnView {
 
   /** Add text whose tokens had `depths`; there are none where the server does not tell them. */
   add(text, depths = []) {
-    if (text) this.body.append(depths.length ? this.coloured(text, depths) : text);
-    this.text += text;
     if (depths.length) this.layers = Math.max(this.layers, ...depths);
+    this.pending.push(...depths);
+    if (text) this.body.append(this.pending.length ? this.coloured(text, this.pending.splice(0)) : text);
+    this.text += text;
     for (const depth of depths) this.counts.set(depth, (this.counts.get(depth) ?? 0) + 1);
     this.tokens += depths.length || (text ? 1 : 0);
     this.last = performance.now();
