@@ -95,6 +95,9 @@ def serve(
         str | None,
         _engine(help="For keys and values and the prefix cache, such as 4G. Default: a quarter of what is free."),
     ] = None,
+    prefix_cache: Annotated[
+        bool, _engine(help="Keep keys and values of earlier texts. Clients can tell by the time of an answer what is in it.")
+    ] = _ENGINE.prefix_cache,
     target: Annotated[str, _engine(help="Target of the bundle; auto: the best for this machine.")] = _ENGINE.target,
     device: Annotated[str, _engine(help="auto, cpu, cuda, or cuda:1 for the second GPU.")] = (_ENGINE.device),
     threads: Annotated[int, _engine(help="Threads of ONNX Runtime; 0: one per core.")] = _ENGINE.threads.count,
@@ -147,6 +150,7 @@ def serve(
         max_batch=max_batch,
         max_queue=max_queue,
         kv_memory=None if kv_memory is None else _bytes(kv_memory),
+        prefix_cache=prefix_cache,
         threads=ThreadOptions(threads, shared=True),  # this process runs only TIDE, so all sessions share one thread pool
         verify=verify,
     )

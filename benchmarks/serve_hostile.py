@@ -1,0 +1,172 @@
+"""`tide-serve` under hostile clients: how much slower the answers of other clients get, and how much memory the server needs.
+
+    python -m benchmarks.serve_hostile                 # SmolLM2-135M-Instruct, int4, on the CPU; within 5 minutes
+    python -m benchmarks.serve_hostile engine/         # a bundle of one's own
+
+Two normal clients send short requests, each its next one after an answer: alone, and beside each attack in turn. An attack is
+compared with the quiet times before and after it. Streams that nobody reads are compared with the same streams read at once, as
+generating them takes its time in any case. Attackers are a process of their own on the same machine and send at a steady rate;
+server, attackers and normal clients share the processor. The prefix cache is off, as it would grow with every request.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from random import Random
+from time import perf_counter
+from typing import Annotated
+
+import numpy as np
+import typer
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+from tide_bench.arms.process import ArmError
+from tide_bench.load import Request
+from tide_bench.report import Report
+
+from benchmarks.decode_cpu import CACHE
+from benchmarks.quantised_decode import folder_of
+from benchmarks.serving.hostile_clients import ATTACKS, CONTROLS, REFUSALS, attacking
+from benchmarks.serving.http_server import TideServe, tide_serve
+from benchmarks.serving.load_arms import MODEL
+
+CLIENTS, PROMPT_TOKENS, NEW_TOKENS = 2, 16, 8
+BAR = 1.5
+
+console = Console(width=max(130, Console().width))
+
+
+def latencies(server: TideServe, seconds: float, seed: str) -> list[float]:
+    """Seconds from sending to the last token of the normal clients' requests during ``seconds``."""
+    end = perf_counter() + seconds
+
+    def client(number: int) -> list[float]:
+        random, found = Random(f"{seed} {number}"), list[float]()
+        while (sent := perf_counter()) < end:
+            prompt = [random.randrange(20, 250) for _ in range(PROMPT_TOKENS)]  # ids that every vocabulary has
+            for _ in server.stream(Request(0.0, prompt, NEW_TOKENS)):
+                pass
+            found.append(perf_counter() - sent)
+        return found
+
+    with ThreadPoolExecutor(CLIENTS) as pool:
+        return [one for own in pool.map(client, range(CLIENTS)) for one in own]
+
+
+class Memory:
+    """The server's resident memory in MiB, watched in a thread: ``peak`` since it was last read."""
+
+    def __init__(self, server: TideServe) -> None:
+        self._process, self._peak, self._ended = server.process, 0.0, threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self._thread.start()
+
+    @property
+    def now(self) -> float:
+        return self._process.memory_info().rss / 2**20
+
+    def peak(self) -> float:
+        peak, self._peak = max(self._peak, self.now), 0.0
+        return peak
+
+    def close(self) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        while not self._ended.wait(0.1):
+            self._peak = max(self._peak, self.now)
+
+
+def run_attack(
+    server: TideServe, name: str, seconds: float, rate: float, control: bool = False
+) -> tuple[list[float], Counter[int]]:
+    """Latencies of the normal clients beside an attack, or its control, and the statuses of what the attackers were answered."""
+    host, port = server.address.split(":")
+    with attacking((CONTROLS if control else ATTACKS)[name], host, int(port), rate) as answers:
+        found = latencies(server, seconds, f"{name} {control}")
+    return found, answers
+
+
+def main(
+    bundle: Annotated[Path | None, typer.Argument(help="A bundle. Default: SmolLM2-135M-Instruct, int4.")] = None,
+    seconds: Annotated[float, typer.Option(min=0.5, help="Of each attack.")] = 15.0,
+    quiet: Annotated[float, typer.Option(min=0.5, help="Seconds without attackers before and after each.")] = 8.0,
+    rate: Annotated[float, typer.Option(min=0.1, help="Hostile requests per second.")] = 5.0,
+    attacks: Annotated[str, typer.Option(help="Attacks, separated by commas.")] = ",".join(ATTACKS),
+    cache: Annotated[Path, typer.Option(help="Where weights and engines are kept between runs.")] = CACHE,
+    json: Annotated[Path | None, typer.Option(help="Write all figures to this file.")] = None,
+) -> None:
+    """Attack a server while others use it."""
+    chosen = attacks.split(",")
+    if unknown := [name for name in chosen if name not in ATTACKS]:
+        raise typer.BadParameter(f"attack {', '.join(unknown)}; choose from: {', '.join(ATTACKS)}")
+    model = MODEL.title if bundle is None else bundle.name
+    report = Report("serve_hostile", model=model, seconds=seconds, quiet=quiet, rate=rate, attacks=attacks)
+    folder = folder_of("int4", MODEL, cache / "smollm2") if bundle is None else bundle
+    try:
+        with tide_serve(folder, "--no-prefix-cache") as server, Progress(console=console) as progress:
+            measure(server, chosen, seconds, quiet, rate, report, progress)
+    except ArmError as error:
+        console.print(f"serve_hostile cannot go on: {error}", style="red", markup=False)
+        raise typer.Exit(1) from error
+    console.print(table_of(report))
+    report.finish(json)
+    results = report.results
+    safe = results["hostile_worst_p95_ratio"] <= BAR and not results["unexpected_answers"] and results["server_alive"]
+    raise typer.Exit(0 if safe else 1)
+
+
+def measure(
+    server: TideServe, attacks: Sequence[str], seconds: float, quiet: float, rate: float, report: Report, progress: Progress
+) -> None:
+    """Each attack in turn, between quiet times."""
+    latencies(server, quiet, "warm-up")
+    memory = Memory(server)
+    before, unexpected = memory.now, 0
+    calm = latencies(server, quiet, "quiet")
+    for name in progress.track(attacks, description="attacks"):
+        memory.peak()
+        attacked, answers = run_attack(server, name, seconds, rate)
+        peak, earlier, calm = memory.peak(), calm, latencies(server, quiet, f"after {name}")
+        compared = run_attack(server, name, seconds, rate, control=True)[0] if name in CONTROLS else earlier + calm
+        unexpected += sum(count for status, count in answers.items() if name in REFUSALS and status != REFUSALS[name])
+        p95, usual = (float(np.percentile(found, 95)) for found in (attacked, compared))
+        report.rows.append(
+            {
+                "attack": name,
+                "requests": len(attacked),
+                "p50_ms": 1e3 * float(np.percentile(attacked, 50)),
+                "p95_ms": 1e3 * p95,
+                "compared_p95_ms": 1e3 * usual,
+                "ratio": p95 / usual,
+                "peak_growth_mib": peak - before,
+                "answers": {str(status): count for status, count in sorted(answers.items())},
+            }
+        )
+        report.add(f"p95_ratio_{name}", p95 / usual)
+    report.add("hostile_worst_p95_ratio", max(row["ratio"] for row in report.rows))
+    report.add("memory_growth_mib", memory.now - before)
+    report.add("memory_peak_growth_mib", max(row["peak_growth_mib"] for row in report.rows))
+    memory.close()
+    report.add("unexpected_answers", unexpected)
+    report.add("server_alive", float(server.process.is_running() and server.metric("tide_running") == 0))
+
+
+def table_of(report: Report) -> Table:
+    table = Table("attack", "requests", "p50, ms", "p95, ms", "compared p95, ms", "ratio", "memory, MiB", "answers")
+    for row in report.rows:
+        times = [f"{row[name]:.1f}" for name in ("p50_ms", "p95_ms", "compared_p95_ms")]
+        answers = ", ".join(f"{status}: {count}" for status, count in row["answers"].items())
+        growth = f"{row['peak_growth_mib']:+.0f}"
+        table.add_row(row["attack"], str(row["requests"]), *times, f"{row['ratio']:.2f}", growth, answers)
+    return table
+
+
+if __name__ == "__main__":
+    typer.run(main)
