@@ -100,7 +100,7 @@ async def checked(service: Service, body: dict[str, Any]) -> ChatRequest:
     engine, config = service.engine, service.config
     stream, n = stream_options(body), choices(body, config)
     top_logprobs = _top_logprobs(body)
-    tools = plan_tools(body, engine.chat_template, config)
+    tools = plan_tools(body, engine, config)
     answer = response_grammar(body.get("response_format"), config)
     await check_grammar(engine, answer)
     grammar = tools.grammar(answer)

@@ -91,5 +91,5 @@ async def _of_text(service: Service, body: dict[str, Any]) -> list[int]:
 
 
 async def _of_chat(service: Service, body: dict[str, Any]) -> list[int]:
-    tools = plan_tools(body, service.engine.chat_template, service.config)
+    tools = plan_tools(body, service.engine, service.config)
     return await chat_prompt(service.engine, body["messages"], tools)

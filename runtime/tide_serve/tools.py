@@ -16,10 +16,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal
 
-from tide_runtime import Grammar
+from tide_runtime import Engine, Grammar
+from tide_runtime.text.tokenizer import Tokenizer
 
 from tide_serve.config import ServeConfig
 from tide_serve.errors import ApiError
@@ -44,6 +45,7 @@ class ToolPlan:
         parallel: it may have several.
         native: the model's template shows tools itself.
         tagged: calls stand between <tool_call> and </tool_call>; otherwise the answer is one call.
+        opening, closing: these tags in a Lark grammar.
     """
 
     tools: tuple[dict[str, Any], ...] = ()
@@ -51,6 +53,8 @@ class ToolPlan:
     parallel: bool = True
     native: bool = False
     tagged: bool = True
+    opening: str = f'"{OPENING}"'
+    closing: str = f'"{CLOSING}"'
 
     @property
     def names(self) -> frozenset[str]:
@@ -78,8 +82,9 @@ class ToolPlan:
                 raise ApiError(400, message, "response_format")
             rules += ["start: calls | answer", f"answer: %json {_styled(json.loads(answer.source))}"]
         elif self.tagged:
-            more = "*" if self.parallel else "?"
-            rules += [f"start: (head body){more} tail", f'head[lazy]: TEXT "{OPENING}"', "tail: TEXT", r"TEXT: /(.|\n)*/"]
+            rules += ["start: (head body)* tail" if self.parallel else "start: head body | tail"]
+            rules += [f"head{'' if self.opening.startswith('<') else '[lazy]'}: TEXT {self.opening}"]
+            rules += ["tail: TEXT", r"TEXT: /(.|\n)*/"]
         else:
             rules += ["start: calls | tail", "tail: TEXT", r"TEXT: /([^{](.|\n)*)?/"]
         return Grammar.lark("\n".join(rules))
@@ -88,20 +93,18 @@ class ToolPlan:
         functions = [tool["function"] for tool in self.tools]
         rules = [f"function: {' | '.join(f'function_{i}' for i in range(len(functions)))}"]
         for i, function in enumerate(functions):
-            before = json.dumps(f'{{"name": {json.dumps(function["name"])}, "arguments": ')
-            rules.append(f'function_{i}: {before} arguments_{i} "}}"')
+            # In the pieces of JSON: a longer string would shut out an answer that begins like a call.
+            pieces = ["{", '"name"', ": ", f'"{function["name"]}"', ", ", '"arguments"', ": "]
+            rules.append(f'function_{i}: {" ".join(map(json.dumps, pieces))} arguments_{i} "}}"')
             rules.append(f"arguments_{i}: %json {_arguments_schema(function)}")
         if not self.tagged:
             return [*rules, "calls: function"]
-        rules += [rf'body: "\n" function "\n{CLOSING}"', f'call: "{OPENING}" body']
+        rules += [rf'body: "\n" function "\n" {self.closing}', f"call: {self.opening} body"]
         return [*rules, rf'calls: call ("\n" call){{0,{MAX_CALLS - 1}}}' if self.parallel else "calls: call"]
 
 
-def plan_tools(body: Mapping[str, Any], template: str | None, config: ServeConfig) -> ToolPlan:
+def plan_tools(body: Mapping[str, Any], engine: Engine, config: ServeConfig) -> ToolPlan:
     """The plan of a request with the fields ``tools``, ``tool_choice`` and ``parallel_tool_calls``.
-
-    Args:
-        template: source of the model's chat template.
 
     Raises ApiError for tools that are not functions, and for a choice that they do not allow.
     """
@@ -114,15 +117,29 @@ def plan_tools(body: Mapping[str, Any], template: str | None, config: ServeConfi
     mode, allowed = _choice(body.get("tool_choice", "auto"), names)
     if not tools or mode == "none":
         return ToolPlan()
-    native = template is not None and re.search(r"\btools\b", template) is not None
-    plan = ToolPlan(
+    template = engine.chat_template or ""
+    native = re.search(r"\btools\b", template) is not None
+    tagged = (not native or OPENING in template) and not _is_hidden(engine.tokenizer)
+    return ToolPlan(
         tools=tuple(tool for tool in tools if tool["function"]["name"] in allowed),
         required=mode != "auto",
-        parallel=body.get("parallel_tool_calls", True) and mode != "named",
+        parallel=tagged and mode != "named" and body.get("parallel_tool_calls", True),
         native=native,
-        tagged=not native or OPENING in (template or ""),
+        tagged=tagged,
+        opening=_in_lark(engine.tokenizer, OPENING),
+        closing=_in_lark(engine.tokenizer, CLOSING),
     )
-    return plan if plan.tagged else replace(plan, parallel=False)
+
+
+def _in_lark(tokenizer: Tokenizer | None, tag: str) -> str:
+    """``tag`` in a Lark grammar: by its id where it is one token, as llguidance does not match such tokens as text."""
+    ids = tokenizer.encode(tag, add_special_tokens=False) if tokenizer is not None else []
+    return f"<[{ids[0]}]>" if len(ids) == 1 else f'"{tag}"'
+
+
+def _is_hidden(tokenizer: Tokenizer | None) -> bool:
+    """Whether the tag is a special token, which the text of an output leaves out."""
+    return tokenizer is not None and bool(tokenizer.special_ids & {*tokenizer.encode(OPENING, add_special_tokens=False)})
 
 
 def _choice(choice: str | Mapping[str, Any], names: Sequence[str]) -> tuple[Mode, set[str]]:

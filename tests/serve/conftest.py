@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 
+import openai
 import pytest
 from serve.live import Served, serving
 from serve.tiny_model import make_bundle, make_model
@@ -45,3 +46,16 @@ def served(serve_app: Callable[..., AbstractContextManager[Served]]) -> Iterator
 def live_server(served: Served) -> str:
     """The shared server's address, without ``/v1``."""
     return served.url
+
+
+@pytest.fixture(scope="session")
+def model(served: Served) -> str:
+    """The name that the shared server gives its model."""
+    return served.engine.manifest.model.name
+
+
+@pytest.fixture(scope="session")
+def client(live_server: str) -> Iterator[openai.OpenAI]:
+    """OpenAI's own client, which does not try again where it failed."""
+    with openai.OpenAI(base_url=f"{live_server}/v1", api_key="none", max_retries=0, timeout=60) as client:
+        yield client

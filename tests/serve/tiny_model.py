@@ -73,6 +73,7 @@ def _train_tokenizer() -> PreTrainedTokenizerFast:
         show_progress=False,
     )
     backend.train_from_iterator(CORPUS, trainer)
+    backend.add_tokens(["<tool_call>", "</tool_call>"])  # as in Qwen's and SmolLM3's vocabulary: tokens that are text
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, bos_token=EOS, eos_token=EOS)
     tokenizer.chat_template = CHATML
     return tokenizer

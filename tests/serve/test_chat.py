@@ -1,0 +1,199 @@
+"""/v1/chat/completions through OpenAI's own client: every field does what it does in the engine."""
+
+from __future__ import annotations
+
+import openai
+import pytest
+from serve.live import Served
+from tide_runtime import GenerationParams
+
+HI = [{"role": "user", "content": "Hi"}]
+
+
+def expected(served: Served, messages: list[dict[str, str]] = HI, **params: object) -> str:
+    """The engine's own answer, in process."""
+    ids = served.engine.chat_prompt(messages)
+    [generation] = served.engine.generate(ids, GenerationParams(**{"max_new_tokens": 8, **params}))  # type: ignore[arg-type]
+    assert generation.text is not None
+    return generation.text
+
+
+def answer(client: openai.OpenAI, model: str, messages: object = HI, **fields: object) -> str:
+    fields = {"max_tokens": 8, **fields}
+    made = client.chat.completions.create(model=model, messages=messages, **fields)  # type: ignore[call-overload]
+    return made.choices[0].message.content
+
+
+def test_answer_is_the_engines(client: openai.OpenAI, served: Served, model: str) -> None:
+    """Breaks: the server generates from another prompt than the engine's chat_prompt, or loses text."""
+    made = client.chat.completions.create(model=model, messages=HI, max_tokens=8)
+    [choice] = made.choices
+    assert (choice.message.content, choice.message.role, choice.index) == (expected(served), "assistant", 0)
+    assert choice.finish_reason == "length" and made.object == "chat.completion" and made.model == model
+    assert made.id.startswith("chatcmpl-") and made.system_fingerprint
+
+
+@pytest.mark.parametrize(
+    ("fields", "params"),
+    [
+        ({"temperature": 0.9, "seed": 7}, {"temperature": 0.9, "seed": 7}),
+        ({"temperature": 1.5, "seed": 7, "top_p": 0.5}, {"temperature": 1.5, "seed": 7, "top_p": 0.5}),
+        ({"max_completion_tokens": 3, "max_tokens": None}, {"max_new_tokens": 3}),
+        ({"presence_penalty": 2.0, "max_tokens": 24}, {"presence_penalty": 2.0, "max_new_tokens": 24}),
+        ({"frequency_penalty": -1.5, "max_tokens": 24}, {"frequency_penalty": -1.5, "max_new_tokens": 24}),
+        ({"logit_bias": {"70": 100}}, {"logit_bias": ((70, 100.0),)}),
+        ({"extra_body": {"top_k": 3}, "temperature": 2.0, "seed": 1}, {"top_k": 3, "temperature": 2.0, "seed": 1}),
+        ({"extra_body": {"top_k": -1}, "temperature": 2.0, "seed": 1}, {"top_k": 0, "temperature": 2.0, "seed": 1}),
+        ({"extra_body": {"min_p": 0.3}, "temperature": 2.0, "seed": 1}, {"min_p": 0.3, "temperature": 2.0, "seed": 1}),
+        ({"extra_body": {"repetition_penalty": 1.7}}, {"repetition_penalty": 1.7}),
+        ({"extra_body": {"ignore_eos": True}, "logit_bias": {"0": 100}}, {"ignore_eos": True, "logit_bias": ((0, 100.0),)}),
+        ({"extra_body": {"cache_salt": "me"}}, {"cache_salt": "me"}),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_a_field_does_what_the_engines_parameter_does(
+    client: openai.OpenAI, served: Served, model: str, fields: dict[str, object], params: dict[str, object]
+) -> None:
+    """Breaks: a sampling field is dropped, misnamed or has another scale."""
+    assert answer(client, model, **fields) == expected(served, **params)
+
+
+def test_fields_of_the_table_change_the_answer(client: openai.OpenAI, model: str) -> None:
+    """Breaks: the test above compares an answer with itself, because its values change nothing."""
+    plain, sampled = answer(client, model, max_tokens=24), answer(client, model, temperature=2.0, seed=1)
+    assert answer(client, model, max_tokens=24, presence_penalty=2.0) != plain
+    assert answer(client, model, extra_body={"repetition_penalty": 1.7}, max_tokens=24) != plain
+    assert answer(client, model, temperature=2.0, seed=1, extra_body={"top_k": 3}) != sampled
+    assert answer(client, model, temperature=2.0, seed=2) != sampled
+
+
+@pytest.mark.parametrize("stop", ["string", "list"])
+def test_stop_ends_the_text(client: openai.OpenAI, served: Served, model: str, stop: str) -> None:
+    """Breaks: text behind a stop string, or the string itself, reaches the client."""
+    whole = expected(served, max_new_tokens=24)
+    mark = whole[5:8]
+    made = client.chat.completions.create(
+        model=model, messages=HI, max_tokens=24, stop=mark if stop == "string" else ["never there", mark]
+    )
+    assert made.choices[0].message.content == whole[: whole.index(mark)]
+    assert made.choices[0].finish_reason == "stop"
+
+
+def test_end_token_stops(client: openai.OpenAI, model: str) -> None:
+    """Breaks: an answer that the model ended is reported as cut off."""
+    made = client.chat.completions.create(model=model, messages=HI, max_tokens=8, logit_bias={"2": 100})
+    assert (made.choices[0].message.content, made.choices[0].finish_reason) == ("", "stop")
+    assert made.usage is not None and made.usage.completion_tokens == 1
+
+
+def test_choices_take_consecutive_seeds(client: openai.OpenAI, model: str) -> None:
+    """Breaks: all choices are the same text, or a choice cannot be repeated alone."""
+    made = client.chat.completions.create(model=model, messages=HI, max_tokens=8, n=3, seed=5, temperature=1.5)
+    texts = [choice.message.content for choice in sorted(made.choices, key=lambda choice: choice.index)]
+    assert texts == [answer(client, model, seed=seed, temperature=1.5) for seed in (5, 6, 7)]
+    assert len(set(texts)) == 3
+
+
+def test_choices_without_a_seed_differ(client: openai.OpenAI, model: str) -> None:
+    """Breaks: n choices of a sampled answer are copies."""
+    made = client.chat.completions.create(model=model, messages=HI, max_tokens=12, n=3, temperature=2.0)
+    assert len({choice.message.content for choice in made.choices}) == 3
+
+
+def test_negative_seeds_are_seeds(client: openai.OpenAI, model: str) -> None:
+    """Breaks: a 64-bit seed of OpenAI's API is refused or has no effect."""
+    texts = [answer(client, model, seed=-3, temperature=1.5) for _ in range(2)]
+    assert texts[0] == texts[1] != answer(client, model, seed=3, temperature=1.5)
+
+
+def test_usage_counts_the_prompt_once(client: openai.OpenAI, served: Served, model: str) -> None:
+    """Breaks: clients are billed or rate limited by a prompt for each choice."""
+    made = client.chat.completions.create(model=model, messages=HI, max_tokens=4, n=2, extra_body={"ignore_eos": True})
+    assert made.usage is not None
+    prompt = len(served.engine.chat_prompt(HI))
+    assert (made.usage.prompt_tokens, made.usage.completion_tokens) == (prompt, 8)
+    assert made.usage.total_tokens == prompt + 8
+
+
+def test_usage_tells_depth(client: openai.OpenAI, served: Served, model: str) -> None:
+    """Breaks: the extension's figures are missing, or are not those of the request."""
+    made = client.chat.completions.create(model=model, messages=HI, max_tokens=6, extra_body={"ignore_eos": True})
+    depth = made.usage.model_dump()["depth"]  # type: ignore[union-attr]
+    assert depth["num_layers"] == served.engine.depth == 4
+    assert depth["policy"] == served.engine.policy.name
+    assert sum(depth["depths"].values()) == 6 and depth["certificate"] is None and depth["uncovered"] == []
+    assert 0 < depth["layers_per_token"] <= 4
+
+
+def test_cached_tokens_are_reported(client: openai.OpenAI, model: str) -> None:
+    """Breaks: a client cannot see that its prefix was cached, or sees another tenant's."""
+    long = [{"role": "user", "content": "The sky is blue. " * 12}]
+    salted = {"max_tokens": 2, "extra_body": {"cache_salt": "cached"}}
+    first, again, other = (
+        client.chat.completions.create(model=model, messages=long, **fields)  # type: ignore[call-overload]
+        for fields in (salted, salted, {"max_tokens": 2, "extra_body": {"cache_salt": "another"}})
+    )
+    cached = [made.usage.prompt_tokens_details.cached_tokens for made in (first, again, other)]
+    assert cached[0] == cached[2] == 0 < cached[1]
+
+
+def test_logprobs_are_the_engines(client: openai.OpenAI, served: Served, model: str) -> None:
+    """Breaks: a probability belongs to another token, or the alternatives are not the likeliest."""
+    made = client.chat.completions.create(model=model, messages=HI, max_tokens=6, logprobs=True, top_logprobs=3)
+    ids = served.engine.chat_prompt(HI)
+    [generation] = served.engine.generate(ids, GenerationParams(max_new_tokens=6, logprobs=3))
+    logprobs = made.choices[0].logprobs
+    assert logprobs is not None and logprobs.content is not None
+    assert [entry.logprob for entry in logprobs.content] == [entry.logprob for entry in generation.logprobs]
+    assert [[top.logprob for top in entry.top_logprobs] for entry in logprobs.content] == [
+        [value for _, value in entry.top] for entry in generation.logprobs
+    ]
+    assert b"".join(bytes(entry.bytes or []) for entry in logprobs.content).decode("utf-8", "replace") == generation.text
+
+
+def test_logprobs_without_alternatives(client: openai.OpenAI, model: str) -> None:
+    """Breaks: logprobs: true alone fails, or sends alternatives that were not asked for."""
+    made = client.chat.completions.create(model=model, messages=HI, max_tokens=3, logprobs=True)
+    content = made.choices[0].logprobs.content  # type: ignore[union-attr]
+    assert [entry.top_logprobs for entry in content] == [[]] * len(content)  # type: ignore[arg-type]
+
+
+def test_content_parts_are_one_text(client: openai.OpenAI, model: str) -> None:
+    """Breaks: clients that send text as parts get another prompt than those that send a string."""
+    parts = [{"role": "user", "content": [{"type": "text", "text": "H"}, {"type": "text", "text": "i"}]}]
+    assert answer(client, model, parts) == answer(client, model)
+
+
+def test_developer_messages_are_system_messages(client: openai.OpenAI, served: Served, model: str) -> None:
+    """Breaks: the instructions of newer clients come under a role that the model was not trained on."""
+    messages = [{"role": "developer", "content": "user"}, *HI]
+    assert answer(client, model, messages) == expected(served, [{"role": "system", "content": "user"}, *HI])
+
+
+def test_an_answer_can_be_sent_back(client: openai.OpenAI, served: Served, model: str) -> None:
+    """Breaks: a client that appends the answer's message to its conversation is refused for fields it did not make."""
+    made = client.chat.completions.create(model=model, messages=HI, max_tokens=8)
+    message = made.choices[0].message
+    turns = [*HI, {"role": "assistant", "content": message.content}, *HI]
+    for sent in (message, message.model_dump()):
+        assert answer(client, model, [*HI, sent, *HI]) == expected(served, turns)  # type: ignore[arg-type]
+
+
+def test_answers_run_to_the_end_of_the_context(client: openai.OpenAI, served: Served, model: str) -> None:
+    """Breaks: without max_tokens an answer is cut short, or asks for more than the cache holds."""
+    messages = [{"role": "user", "content": "The sky is blue. " * 80}]
+    prompt = len(served.engine.chat_prompt(messages))
+    assert 400 < prompt < 512
+    made = client.chat.completions.create(model=model, messages=messages, extra_body={"ignore_eos": True})  # type: ignore[arg-type]
+    assert made.usage is not None and made.usage.completion_tokens == 512 - prompt + 1
+    assert made.choices[0].finish_reason == "length"
+
+
+def test_harmless_fields_are_accepted(client: openai.OpenAI, served: Served, model: str) -> None:
+    """Breaks: a client that labels its requests is refused, or gets another text."""
+    text = answer(
+        client, model, user="me", metadata={"a": "b"}, store=False, service_tier="auto", modalities=["text"],
+        safety_identifier="x", prompt_cache_key="k", verbosity="medium", reasoning_effort="none", n=1, stop=None,
+        response_format={"type": "text"}, parallel_tool_calls=True, extra_body={"depth_policy": "auto"},
+    )  # fmt: skip
+    assert text == expected(served)
