@@ -68,9 +68,8 @@ class CompletionStream:
         return self._event(choice, self._echo.text(choice), self._logprobs(choice, scored, first))
 
     def _of_batch(self, arrived: Sequence[Indexed]) -> str:
-        if len(arrived) == 1:
-            choice, chunk = arrived[0]
-            return self._of_choice(choice, [chunk])
+        if len(arrived) == 1 or self._options.include_depth:  # a token whose depth is asked for has an event of its own
+            return "".join([self._of_choice(choice, [chunk]) for choice, chunk in arrived])
         chunks: dict[int, list[Chunk]] = {}
         for choice, chunk in arrived:
             chunks.setdefault(choice, []).append(chunk)

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import httpx
 import pytest
 from fastapi import FastAPI
+from runtime.made_up_calibration import calibrate, exit_after
 from serve.chromium import Page, browsing
-from serve.live import listening
+from serve.live import Served, listening, serving
 from serve.stub_chat import LAYERS, StubChat
+from tide_runtime import Engine, EngineOptions, ThreadOptions
+from tide_runtime.depth.options import DepthOptions
+from tide_serve import ServeConfig, make_app
+from tide_serve.safety import guard
 
 ANSWERED = "document.querySelector('article.assistant .depths:not([hidden])')"
 
@@ -247,6 +254,55 @@ def test_it_works_below_another_application(chat: Chat) -> None:
     with listening(outer) as url:
         _opened(chat.page, chat.stub, f"{url}/llm").ask("Hi?")
         assert chat.page.text("article.assistant .text") == "Hello there."
+
+
+@pytest.fixture(scope="module")
+def exiting(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """A live server as `tide-serve` starts it, with a key. Two tokens of three are final after layer 1."""
+    copy = Path(shutil.copytree(bundle, tmp_path_factory.mktemp("exits") / "tiny-chat"))
+    calibrate(copy, exits=[exit_after(1)])
+    depth = DepthOptions(threshold=0.0, max_exit_streak=2)
+    with Engine.load(copy, EngineOptions(policy="exit", depth=depth, threads=ThreadOptions(1))) as engine:
+        app = make_app(engine, ServeConfig(api_keys=("secret",)))
+        with listening(guard(app, app.state.service)) as url:
+            yield Served(url, engine, app)
+
+
+def test_a_live_server(browser: Page, exiting: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Breaks: the page and the API have different ideas of a stream, of depths, or of how a client leaves."""
+    chat = _opened(browser, StubChat(), exiting.url)
+    browser.wait_for("document.activeElement.id === 'key'")
+    browser.type("secret")
+    browser.press("Enter")
+    browser.wait_for("document.querySelector('#model').textContent !== 'TIDE'")
+    browser.complaints.clear()  # the request without a key
+    browser.click("#max-tokens")
+    browser.type("40")
+    chat.ask("How is the weather?")
+    assert browser.text("#model") == exiting.engine.manifest.model.name
+    bands = browser.evaluate("[...new Set([...document.querySelectorAll('.token')].map(t => t.className))].sort()")
+    assert {"token band-1", "token band-4"} <= set(bands)  # others: characters of several tokens
+    figures = browser.text("article.assistant .figures")
+    assert figures.startswith("40 tokens · ") and " of 4 layers per token" in figures and figures.endswith("limit of tokens")
+    prompt = exiting.engine.chat_prompt([{"role": "user", "content": "How is the weather?"}])
+    [wanted] = exiting.engine.generate(prompt, exiting.engine.default_params(max_new_tokens=40))
+    assert browser.evaluate("document.querySelector('article.assistant .text').textContent") == wanted.text
+
+    step = exiting.engine.policy.step
+    monkeypatch.setattr(exiting.engine.policy, "step", lambda *work: time.sleep(0.02) or step(*work))
+    browser.evaluate("document.querySelector('#max-tokens').value = ''")
+    chat.send("Go on")
+    browser.wait_for("document.querySelectorAll('article.assistant')[1]?.querySelectorAll('.token').length > 2")
+    browser.press("Escape")
+    browser.wait_for("document.querySelectorAll('.depths:not([hidden])').length === 2")
+    exiting.wait_idle(5)  # the text would have taken 10 s
+    assert browser.complaints == []
+
+
+def test_a_server_without_the_page(bundle: Path) -> None:
+    """Breaks: an operator cannot switch the page off."""
+    with serving(bundle, ServeConfig(page=False)) as served:
+        assert httpx.get(f"{served.url}/").status_code == 404 == httpx.get(f"{served.url}/page/app.js").status_code
 
 
 def test_headers(stub_server: tuple[StubChat, str]) -> None:
