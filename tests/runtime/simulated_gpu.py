@@ -1,19 +1,128 @@
-"""A GPU that executes CUDA graphs in Python: streams that run or record, conditional bodies, and the rules for them.
+"""A GPU that executes CUDA graphs in Python: streams that run or record, and the rules that the driver enforces.
 
 The builder has the part of cuda.core's interface that the runtime uses; test_cuda_core_api.py holds the two together.
+`RULES` names the documented source of every rule; test_simulated_gpu.py breaks each, and finds its words in cuda.bindings.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 from runtime.host_device import HostDevice
 
 Work = Callable[[], None]
 _MOST_TURNS = 10_000  # of one loop: one that never ends would hang the tests
+_IN_BODIES = {"KERNEL", "EMPTY", "GRAPH", "MEMSET", "MEMCPY", "CONDITIONAL"}
+_MEMORY = {"MEM_ALLOC", "MEM_FREE"}
+
+# rule → (name in cuda.bindings.driver whose docstring has the words, None: elsewhere; the words, or where they stand)
+RULES: dict[str, tuple[str | None, str]] = {
+    "body nodes": (
+        "CUDA_CONDITIONAL_NODE_PARAMS",
+        "Allowed node types are kernel nodes, empty nodes, child graphs, memsets, memcopies, and conditionals. This applies "
+        "recursively to child graphs and conditional bodies.",
+    ),
+    "child with memory": (
+        "cuGraphAddChildGraphNode",
+        "If `childGraph` contains allocation nodes, free nodes, or conditional nodes, this call will return an error.",
+    ),
+    "child is cloned": ("cuGraphAddChildGraphNode", "The child graph is cloned in this call."),
+    "handle before its node": (
+        "CUDA_CONDITIONAL_NODE_PARAMS",
+        "Handles must be created in advance of creating the node using cuGraphConditionalHandleCreate.",
+    ),
+    "handle of this graph": (
+        "cuGraphConditionalHandleCreate",
+        "The conditional handle must be associated with a conditional node in this graph or one of its children.",
+    ),
+    "handle with a node": (
+        "cuGraphConditionalHandleCreate",
+        "Handles not associated with a conditional node may cause graph instantiation to fail.",
+    ),
+    "one instantiation": ("cuGraphAddMemAllocNode", "Only one instantiation of the graph may exist at any point in time."),
+    "memory is freed": (
+        "cuGraphLaunch",
+        "If any allocations created by `hGraphExec` remain unfreed (from a previous launch) and `hGraphExec` was not "
+        "instantiated with :py:obj:`~.CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH`, the launch will fail",
+    ),
+    "unsafe calls": (
+        "cuThreadExchangeStreamCaptureMode",
+        "If the local thread has an ongoing capture sequence that was not initiated with `CU_STREAM_CAPTURE_MODE_RELAXED` at "
+        "`cuStreamBeginCapture`",
+    ),
+    "synchronization": (
+        None,
+        "CUDA programming guide, CUDA Graphs, Prohibited and Unhandled Operations: it is invalid to synchronize or query the "
+        "execution status of a stream which is being captured, or a captured event",
+    ),
+    "invalidation": (
+        None,
+        "CUDA programming guide, CUDA Graphs, Invalidation: after an invalid operation the captured streams return errors until "
+        "the capture is ended, which returns an error and no graph",
+    ),
+    "launch while capturing": (
+        None,
+        "onnxruntime pull request 32081: cudaGraphLaunch into a capturing stream fails with error 900, "
+        "cudaErrorStreamCaptureUnsupported",
+    ),
+    "host functions repeat": (
+        None,
+        "onnxruntime, CudaStream::CleanUpOnRunEnd: a host function in a captured stream is replayed by every launch, and "
+        "releases again what it has released",
+    ),
+}
+
+
+class CudaError(Exception):
+    """Stands for cuda.core's CUDAError, which is not among its public names."""
+
+
+def _broken(rule: str) -> CudaError:
+    return CudaError(f"{rule}: {RULES[rule][1]}")
+
+
+@dataclass(frozen=True, eq=False)
+class SimulatedNode:
+    kind: str
+    work: Work
+    child_graph: SimulatedDefinition | None = None
+
+    @property
+    def type(self) -> Any:
+        return SimpleNamespace(name=f"CU_GRAPH_NODE_TYPE_{self.kind}")
+
+
+@dataclass(eq=False)
+class SimulatedDefinition:
+    """A graph's nodes, in the order of their only stream."""
+
+    recorded: list[SimulatedNode] = field(default_factory=list)
+
+    def nodes(self) -> set[SimulatedNode]:
+        return set(self.recorded)
+
+    def kinds(self) -> set[str]:
+        """Types of all nodes, with those of child graphs."""
+        children = (node.child_graph.kinds() for node in self.recorded if node.child_graph is not None)
+        return {node.kind for node in self.recorded}.union(*children)
+
+    def cloned(self) -> SimulatedDefinition:
+        return SimulatedDefinition([_cloned(node) for node in self.recorded])
+
+    def execute(self) -> None:
+        for node in self.recorded:
+            node.work()
+
+
+def _cloned(node: SimulatedNode) -> SimulatedNode:
+    if node.child_graph is None:
+        return node
+    child = node.child_graph.cloned()
+    return SimulatedNode(node.kind, child.execute, child)
 
 
 @dataclass
@@ -30,6 +139,7 @@ class SimulatedCondition:
     handle: int
     builder: SimulatedBuilder
     default_value: int | None
+    has_node: bool = False
 
 
 class SimulatedGpu(HostDevice):
@@ -42,6 +152,7 @@ class SimulatedGpu(HostDevice):
         self.gpu, self.core_stream = self, SimulatedStream(self, self.stream)
         self.conditions: dict[int, int] = {}
         self.recording: dict[int, SimulatedBuilder] = {}  # by the handle of the stream
+        self.live: set[int] = set()  # stream-ordered allocations that are not freed
         self.graph_launches = 0
         self._next = 1000
 
@@ -55,13 +166,49 @@ class SimulatedGpu(HostDevice):
     def create_graph_builder(self) -> SimulatedBuilder:
         return SimulatedBuilder(self, SimulatedStream(self, self.new_handle()))
 
-    def submit(self, stream: int, work: Work) -> None:
+    def instantiate(self, builder: SimulatedBuilder, frees_memory: bool) -> SimulatedGraph:
+        graph = builder.complete(SimpleNamespace(auto_free_on_launch=frees_memory))
+        graph.upload(self.core_stream)
+        return graph
+
+    def submit(self, stream: int, work: Work, kind: str = "KERNEL") -> None:
         """What a kernel's launch does: run now, or be recorded."""
         if stream in self.recording:
-            self.recording[stream].work.append(work)
+            self.recording[stream].record(SimulatedNode(kind, work))
         else:
             assert stream == self.stream, "a kernel was launched on a stream that records nothing"
             work()
+
+    def malloc_async(self, stream: int) -> int:
+        """cudaMallocAsync: an address, which a capture fixes for all launches of the graph."""
+        address = self.new_handle()
+        self.submit(stream, lambda: self.live.add(address), "MEM_ALLOC")
+        return address
+
+    def free_async(self, stream: int, address: int) -> None:
+        """cudaFreeAsync."""
+
+        def free() -> None:
+            if address not in self.live:
+                raise CudaError("an allocation is freed twice")
+            self.live.remove(address)
+
+        self.submit(stream, free, "MEM_FREE")
+
+    def launch_host_function(self, stream: int, work: Work) -> None:
+        """cudaLaunchHostFunc."""
+        self.submit(stream, work, "HOST")
+
+    def malloc(self) -> None:
+        """cudaMalloc, a potentially unsafe call; as cudaMemcpy."""
+        for builder in self.recording.values():
+            if builder.mode != "relaxed":
+                builder.invalidate("unsafe calls")
+
+    def synchronize_stream(self, stream: int) -> None:
+        """cudaStreamSynchronize."""
+        if stream in self.recording:
+            self.recording[stream].invalidate("synchronization")
 
     def set_condition(self, handle: int, value: int) -> None:
         """cudaGraphSetConditional."""
@@ -72,43 +219,63 @@ class SimulatedGpu(HostDevice):
         assert not self.recording, "memory was allocated while a graph was captured"
         return super().allocate(count_bytes)
 
+    def upload(self, pointer: int, source: Any) -> None:
+        self._copied(lambda: HostDevice.upload(self, pointer, source))
+
+    def download(self, target: Any, pointer: int) -> None:
+        self._copied(lambda: HostDevice.download(self, target, pointer))
+
     def copy(self, target: int, source: int, count_bytes: int) -> None:
-        self.submit(self.stream, lambda: HostDevice.copy(self, target, source, count_bytes))
+        self._copied(lambda: HostDevice.copy(self, target, source, count_bytes))
 
     def synchronize(self) -> None:
-        assert not self.recording, "the host waited while a graph was captured"
+        self.synchronize_stream(self.stream)
         super().synchronize()
+
+    def _copied(self, copy: Work) -> None:
+        self.submit(self.stream, copy, "MEMCPY")
 
 
 @dataclass(eq=False)
 class SimulatedBuilder:
     gpu: SimulatedGpu
     stream: SimulatedStream
-    work: list[Work] = field(default_factory=list)
     state: str = "new"
     inside: SimulatedBuilder | None = None
-    defaults: dict[int, int | None] = field(default_factory=dict)
+    conditions: list[SimulatedCondition] = field(default_factory=list)  # of the whole graph, with its bodies
+    definition: SimulatedDefinition = field(default_factory=SimulatedDefinition)
+    mode: str = "relaxed"
+    invalid: CudaError | None = None
+    instances: list[SimulatedGraph] = field(default_factory=list)
 
-    def begin_building(self) -> SimulatedBuilder:
+    @property
+    def graph_definition(self) -> SimulatedDefinition:
+        assert self.state == "built", "the definition of a primary builder is available after end_building"
+        return self.definition
+
+    def begin_building(self, mode: str | None = "relaxed") -> SimulatedBuilder:
         assert self.state == "new" and self.stream.handle not in self.gpu.recording
-        self.state, self.gpu.recording[self.stream.handle] = "building", self
+        self.state, self.mode, self.gpu.recording[self.stream.handle] = "building", mode or "relaxed", self
         return self
 
     def close(self) -> None:
         """Ends a capture that has begun."""
         if self.state == "building":
-            self.end_building()
+            self.state = "closed"
+            del self.gpu.recording[self.stream.handle]
 
     def end_building(self) -> SimulatedBuilder:
         assert self.state == "building"
-        self.state = "built"
         del self.gpu.recording[self.stream.handle]
+        self.state = "closed" if self.invalid else "built"
+        if self.invalid:
+            raise _broken("invalidation") from self.invalid
         return self
 
     def create_condition(self, default_value: int | None = None) -> SimulatedCondition:
         assert self.state == "building"
         condition = SimulatedCondition(self.gpu.new_handle(), self, default_value)
-        self.defaults[condition.handle] = default_value
+        self.conditions.append(condition)
         return condition
 
     def if_then(self, condition: SimulatedCondition) -> SimulatedBuilder:
@@ -116,9 +283,9 @@ class SimulatedBuilder:
 
         def work() -> None:
             if self.gpu.conditions[condition.handle]:
-                body.execute()
+                body.definition.execute()
 
-        self.work.append(work)
+        self.record(SimulatedNode("CONDITIONAL", work))
         return body
 
     def while_loop(self, condition: SimulatedCondition) -> SimulatedBuilder:
@@ -129,32 +296,60 @@ class SimulatedBuilder:
             while self.gpu.conditions[condition.handle]:
                 turns += 1
                 assert turns < _MOST_TURNS, "a loop does not end"
-                body.execute()
+                body.definition.execute()
 
-        self.work.append(work)
+        self.record(SimulatedNode("CONDITIONAL", work))
         return body
 
     def embed(self, child: SimulatedBuilder) -> None:
         assert self.state == "building" and child.state == "built" and child.inside is None
-        self.work.append(child.execute)
+        if child.definition.kinds() & {*_MEMORY, "CONDITIONAL"}:
+            self.invalidate("child with memory")
+        if self.inside is not None and child.definition.kinds() - _IN_BODIES:
+            self.invalidate("body nodes")
+        clone = child.definition.cloned()
+        self.record(SimulatedNode("GRAPH", clone.execute, clone))
 
-    def complete(self) -> SimulatedGraph:
+    def complete(self, options: Any = None) -> SimulatedGraph:
         assert self.state == "built" and self.inside is None
-        return SimulatedGraph(self)
+        if not all(condition.has_node for condition in self.conditions):
+            raise _broken("handle with a node")
+        if self.instances and self.definition.kinds() & _MEMORY:
+            raise _broken("one instantiation")
+        self.instances.append(SimulatedGraph(self, bool(options and options.auto_free_on_launch)))
+        return self.instances[-1]
 
-    def execute(self) -> None:
-        for work in self.work:
-            work()
+    def record(self, node: SimulatedNode) -> None:
+        if self.invalid is not None:
+            raise _broken("invalidation") from self.invalid
+        if self.inside is not None and node.kind not in _IN_BODIES:
+            self.invalidate("body nodes")
+        self.definition.recorded.append(node)
+
+    def invalidate(self, rule: str) -> None:
+        """What an invalid operation does: it fails, and so does everything up to the end of the capture."""
+        self.invalid = _broken(rule)
+        raise self.invalid
 
     def _body(self, condition: SimulatedCondition) -> SimulatedBuilder:
         assert self.state == "building"
-        assert condition.builder is self, "a condition is used in another graph than the one it was made for"
-        return SimulatedBuilder(self.gpu, SimulatedStream(self.gpu, self.gpu.new_handle()), inside=self, defaults=self.defaults)
+        if condition.builder not in self._with_parents():
+            raise _broken("handle of this graph")
+        condition.has_node = True
+        stream = SimulatedStream(self.gpu, self.gpu.new_handle())
+        return SimulatedBuilder(self.gpu, stream, inside=self, conditions=self.conditions)
+
+    def _with_parents(self) -> Iterator[SimulatedBuilder]:
+        builder: SimulatedBuilder | None = self
+        while builder is not None:
+            yield builder
+            builder = builder.inside
 
 
 @dataclass(eq=False)
 class SimulatedGraph:
     builder: SimulatedBuilder
+    auto_free: bool = False
 
     def upload(self, stream: SimulatedStream) -> None:
         assert stream is self.builder.gpu.core_stream
@@ -162,8 +357,17 @@ class SimulatedGraph:
     def launch(self, stream: SimulatedStream) -> None:
         """Conditions of the graph start at their defaults; those made inside a body must be set before they are asked."""
         gpu = self.builder.gpu
-        assert stream is gpu.core_stream and not gpu.recording
+        assert stream is gpu.core_stream
+        if gpu.recording:
+            raise _broken("launch while capturing")
         gpu.graph_launches += 1
-        gpu.conditions = {handle: value for handle, value in self.builder.defaults.items() if value is not None}
-        self.builder.execute()
-        gpu.conditions = {}
+        outside = set(gpu.live) - self._unfreed
+        if self._unfreed & gpu.live and not self.auto_free:
+            raise _broken("memory is freed")
+        gpu.live -= self._unfreed
+        gpu.conditions = {c.handle: c.default_value for c in self.builder.conditions if c.default_value is not None}
+        self.builder.definition.execute()
+        gpu.conditions, self._unfreed = {}, gpu.live - outside
+
+    def __post_init__(self) -> None:
+        self._unfreed: set[int] = set()  # allocations of the last launch

@@ -19,7 +19,14 @@ FP64 = ElementType("fp64", 11, np.float64)
 
 
 class TinyDeviceBackend:
-    """``fixed_stream``: as ONNX Runtime, which knows one stream; otherwise as TensorRT. ``logits``: their elements."""
+    """Runs graphs as ONNX Runtime does (``fixed_stream``) or as TensorRT.
+
+    Args:
+        fixed_stream: graphs run on the device's stream only.
+        logits: element type of the logits.
+        queued_beside: what the library queues around each graph: ``memory``, a workspace (cuBLAS without one from its caller);
+            ``host``, a host function that releases the run's buffers; ``wait``, a synchronization of the stream; or nothing.
+    """
 
     name, pads_sequences, copies_caches = "tiny", True, False
 
@@ -30,7 +37,9 @@ class TinyDeviceBackend:
         gpu: SimulatedGpu,
         fixed_stream: bool = False,
         logits: ElementType = FP64,
+        queued_beside: str = "",
     ) -> None:
+        self._beside = queued_beside
         self.manifest, self.model, self.device, self.fixed_stream = manifest, model, gpu, fixed_stream
         self.element, self.logits_element = FP64, logits
         self.input_types = {"write_index": INT32}
@@ -58,7 +67,21 @@ class TinyDeviceBackend:
         return self._queued(lambda: self._segment(range(*info.layers), arrays))  # type: ignore[misc]
 
     def _queued(self, work) -> Enqueue:  # type: ignore[no-untyped-def]
-        return lambda stream: self.device.submit(self.device.stream if self.fixed_stream else stream, work)
+        def enqueue(stream: int) -> None:
+            stream = self.device.stream if self.fixed_stream else stream
+            if self._beside == "memory":
+                workspace = self.device.malloc_async(stream)
+                self.device.submit(stream, work)
+                self.device.free_async(stream, workspace)
+                return
+            self.device.submit(stream, work)
+            if self._beside == "host":
+                buffers = ["pinned"]
+                self.device.launch_host_function(stream, buffers.pop)  # a second call raises IndexError
+            elif self._beside == "wait":
+                self.device.synchronize_stream(stream)
+
+        return enqueue
 
     def _segment(self, layers: range, arrays: dict[str, np.ndarray]) -> None:
         positions, written = arrays["position_ids"], arrays["write_index"]

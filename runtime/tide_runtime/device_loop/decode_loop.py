@@ -19,12 +19,12 @@ that no tokens are pending between launches.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from tide_runtime.backends.device.device_step import DeviceBuffers, DeviceContext, DeviceStep
 from tide_runtime.backends.device.element_types import ELEMENT_TYPES
-from tide_runtime.backends.device.program import IfThen, Node, Run, While
+from tide_runtime.backends.device.program import IfThen, Launch, Node, Run, While
 from tide_runtime.backends.step_arrays import StepShape
 from tide_runtime.bundle.exits import Exit
 from tide_runtime.bundle.manifest import HEAD
@@ -89,7 +89,7 @@ class DecodeLoop:
 
     def launch(
         self,
-        run: Callable[[], None],
+        run: Launch,
         num_cached_tokens: Sequence[int],
         tokens: Sequence[int],
         limits: Sequence[int],
@@ -98,7 +98,7 @@ class DecodeLoop:
         """Launch the program for sequences at the first batch indices.
 
         Args:
-            run: runs the program once.
+            run: runs the program.
             tokens: last token of each sequence, which is not cached yet.
             limits: most tokens of prompt and output of each sequence.
             eos: token ids that end a sequence.
@@ -114,7 +114,9 @@ class DecodeLoop:
         self._step.assume_full_caches()
         self._step.send()
         self.state.send(num_cached_tokens, tokens, limits, eos)
-        run()
+        most = max(limit - cached - 1 for limit, cached in zip(limits, num_cached_tokens, strict=True))  # the last is not cached
+        run(min(self.state.turns, most))
+        self.state.ring.fetch()
         self.context.backend.device.synchronize()
         turns = self.state.ring.take()
         self._count(len(turns), self.state.ring.take_deep())

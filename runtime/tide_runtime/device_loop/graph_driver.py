@@ -1,61 +1,101 @@
-"""Execution of a program as a CUDA graph: conditions become conditional nodes, and one launch runs the whole program.
+"""Execution of a program as CUDA graphs, in one of two forms, which the types of the captured nodes decide.
 
-A conditional body may contain kernels, copies, child graphs and further conditions. A condition handle belongs to the graph of
-its node, so that graph's builder creates it before the kernels that set it are captured.
+*Conditional*: conditions become conditional nodes, and one launch runs the whole program. A conditional body may contain kernels,
+copies, child graphs and further conditions. A condition handle belongs to the graph of its node, so that graph's builder creates
+it before the kernels that set it are captured.
 https://docs.nvidia.com/cuda/cuda-c-programming-guide/#conditional-graph-nodes
+
+*Flat*: each stretch of the program without conditions becomes a graph of its own, in which every node type is allowed except host
+functions. The host queues as many iterations of a loop without inner conditions as may be needed, without waiting in between;
+it reads the flags of inner conditions.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, ExitStack, suppress
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import Any, Protocol
 
-from tide_runtime.backends.device.program import IfThen, Node, Run, conditions
+from tide_runtime.backends.device.device import Device
+from tide_runtime.backends.device.program import Execution, IfThen, Node, Run, conditions
+from tide_runtime.device_loop.captured_nodes import node_types, why_not_in_a_body, why_not_repeatable
+from tide_runtime.device_loop.host_driver import HostDriver
 from tide_runtime.errors import TargetError
 
+_REFUSED = "the decode step cannot be captured in a CUDA graph"
+_BUGS = (AttributeError, ImportError, NameError, TypeError)  # of this file or the package's version, not of a capture
 
-class CapturingDevice(Protocol):
+
+class CapturingDevice(Device, Protocol):
     """The part of `CudaDevice` that captures graphs: ``gpu`` is a cuda.core Device, ``core_stream`` the Stream of ``stream``."""
 
     gpu: Any
     core_stream: Any
-    stream: int
-    lock: AbstractContextManager[Any]
 
     def capturing(self) -> AbstractContextManager[None]:
         """Context manager of a capture; the caller holds the lock."""
 
+    def instantiate(self, builder: Any, frees_memory: bool) -> Any:
+        """The executable graph of ``builder``, uploaded. ``frees_memory``: each launch frees what the last one has not."""
+
 
 class GraphDriver:
-    """Captures programs that have run once on the device's stream, as a capture must not load modules or allocate memory."""
+    """Captures programs that have run once on the device's stream, as a capture must not load modules or allocate memory.
+
+    ``no_conditions``: why no conditional nodes can be used on this machine, whatever a library captures, or None.
+    """
 
     name = "device-driven"
 
-    def __init__(self, device: CapturingDevice) -> None:
-        self._device = device
+    def __init__(self, device: CapturingDevice, no_conditions: str | None = None) -> None:
+        self._device, self._no_conditions = device, no_conditions
 
-    def compile(self, program: Sequence[Node]) -> Callable[[], None]:
-        """A function that launches ``program`` as one graph. Raises TargetError when it cannot be captured."""
+    def compile(self, program: Sequence[Node]) -> Execution:
+        """``program`` as one graph with conditional nodes, or flat, with the reason as ``refusal``.
+
+        Raises TargetError when it can be captured in neither form.
+        """
+        with self._captures() as captures:
+            flat = _FlatProgram(self._device, captures)
+            parts = flat.capture(program)
+        if (reason := why_not_repeatable(flat.types)) is not None:
+            raise TargetError(f"{_REFUSED}: {reason}")
+        refusal = self._no_conditions or why_not_in_a_body(flat.types)
+        if refusal is None:
+            try:
+                return Execution(self._conditional(program), flat.types)
+            except TargetError as error:
+                refusal = str(error)
+        with self._captures():
+            return Execution(flat.instantiate(parts), flat.types, refusal)
+
+    @contextmanager
+    def _captures(self) -> Iterator[ExitStack]:
+        """A stack that closes its builders when a later step fails. Errors of cuda.core and of the captured libraries, which each
+        have their own classes, become TargetError."""
         try:
             with self._device.lock, self._device.capturing(), ExitStack() as captures:
+                yield captures
+                captures.pop_all()
+        except _BUGS:
+            raise
+        except Exception as error:
+            raise TargetError(f"{_REFUSED}: {type(error).__name__}: {error}") from error
+
+    def _conditional(self, program: Sequence[Node]) -> Callable[[int], None]:
+        try:
+            with self._captures() as captures:
                 builder = _begin(self._device.gpu.create_graph_builder(), captures)
                 self._emit(builder, program, captures)
                 builder.end_building()
-                graph = builder.complete()
-                graph.upload(self._device.core_stream)
-                captures.pop_all()
-        except Exception as error:  # cuda.core and each library raise their own classes
-            raise TargetError(f"the decode step cannot be captured in a CUDA graph: {type(error).__name__}: {error}") from error
+                graph = self._device.instantiate(builder, frees_memory=False)
         finally:
             for condition in conditions(program):
                 condition.handle = None  # so that the host can run the same program
-
-        def launch() -> None:
-            with self._device.lock:
-                graph.launch(self._device.core_stream)
-
-        return launch
+        return lambda turns: _launch(self._device, graph)
 
     def _emit(self, builder: Any, program: Sequence[Node], captures: ExitStack) -> None:
         handles = {}
@@ -80,6 +120,53 @@ class GraphDriver:
         node.enqueue(self._device.stream)
         child.end_building()
         builder.embed(child)
+
+
+@dataclass
+class _Stretch:
+    """Consecutive runs, captured by ``builder``; ``launch`` launches them once they are instantiated."""
+
+    builder: Any
+    graph: Any = None
+
+
+class _FlatProgram:
+    """Captures the stretches of a program, counts their nodes by type in ``types``, and instantiates them."""
+
+    def __init__(self, device: CapturingDevice, captures: ExitStack) -> None:
+        self._device, self._captures = device, captures
+        self._stretches: list[_Stretch] = []
+        self.types: Counter[str] = Counter()
+
+    def capture(self, program: Sequence[Node]) -> tuple[Node, ...]:
+        """``program`` with one `Run` for each stretch."""
+        nodes = list[Node]()
+        for is_run, group in groupby(program, lambda node: isinstance(node, Run)):
+            if is_run:
+                nodes.append(self._stretch([node for node in group if isinstance(node, Run)]))
+            else:
+                nodes += [replace(node, body=self.capture(node.body)) for node in group if not isinstance(node, Run)]
+        return tuple(nodes)
+
+    def _stretch(self, runs: Sequence[Run]) -> Run:
+        builder = _begin(self._device.core_stream.create_graph_builder(), self._captures)
+        for run in runs:
+            run.enqueue(self._device.stream)
+        builder.end_building()
+        self.types += node_types(builder.graph_definition)
+        stretch = _Stretch(builder)
+        self._stretches.append(stretch)
+        return Run(", ".join(run.name for run in runs), lambda _: _launch(self._device, stretch.graph), fixed_stream=True)
+
+    def instantiate(self, parts: Sequence[Node]) -> Callable[[int], None]:
+        for stretch in self._stretches:
+            stretch.graph = self._device.instantiate(stretch.builder, frees_memory=True)
+        return HostDriver(self._device, queues_turns=True).compile(parts).launch
+
+
+def _launch(device: CapturingDevice, graph: Any) -> None:
+    with device.lock:
+        graph.launch(device.core_stream)
 
 
 def _begin(builder: Any, captures: ExitStack) -> Any:

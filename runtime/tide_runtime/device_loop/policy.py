@@ -6,13 +6,13 @@ Sampling, penalties, log-probabilities, stop strings and depth budgets need the 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import cast
 
 from tide_runtime.backends.base import ExecutionContext
 from tide_runtime.backends.device.device_step import DeviceContext
-from tide_runtime.backends.device.program import Node
+from tide_runtime.backends.device.program import Compile, Execution, Launch, Node, Run, conditions
 from tide_runtime.depth.policy import LoadedPolicy, PromptChunk
 from tide_runtime.device_loop.decode_loop import DecodeLoop, LoopExit
 from tide_runtime.device_loop.loop_kernels import LoopKernels
@@ -22,8 +22,6 @@ from tide_runtime.errors import DeviceMemoryError, TargetError, TideError
 from tide_runtime.generation_params import GenerationParams
 from tide_runtime.sequence import TokenSequence
 
-Compile = Callable[[Sequence[Node]], Callable[[], None]]
-
 
 @dataclass
 class Drivers:
@@ -32,21 +30,31 @@ class Drivers:
     Args:
         warm: makes the host run the first launches, in which libraries load and allocate what a capture must not.
         compile: captures the program for later launches; None: ``warm`` runs all of them.
-        refused: the reason why ``compile`` failed, or None.
+        refused: the reason why the host decides, or None.
+        execution: what ``compile`` made last, or None.
     """
 
     warm: Compile
     compile: Compile | None
     refused: str | None = None
+    execution: Execution | None = None
 
-    def compiled(self, program: Sequence[Node]) -> Callable[[], None]:
+    def compiled(self, program: Sequence[Node]) -> Launch:
         """The captured program, or one run by the host when the capture fails."""
         if self.compile is not None:
             try:
-                return self.compile(program)
+                return self._captured(self.compile(program), program).launch
             except TargetError as error:
                 self.compile, self.refused = None, announced(error)
-        return self.warm(program)
+        return self.warm(program).launch
+
+    def _captured(self, execution: Execution, program: Sequence[Node]) -> Execution:
+        """Note how ``program`` runs. Without conditional nodes the host reads the conditions inside a loop, the exits'."""
+        self.execution = execution
+        inner = [node for loop in program if not isinstance(loop, Run) for node in conditions(loop.body)]
+        if execution.refusal is not None and inner and self.refused is None:
+            self.refused = announced(TargetError(execution.refusal))
+        return execution
 
 
 def announced(error: TideError) -> str:
@@ -151,10 +159,10 @@ class _DrivenLoop:
 
     loop: DecodeLoop
     drivers: Drivers
-    run: Callable[[], None] | None = None
+    run: Launch | None = None
 
     def launch(self, sequences: Sequence[TokenSequence]) -> list[list[int]]:
-        run = self.run or self.drivers.warm(self.loop.program)
+        run = self.run or self.drivers.warm(self.loop.program).launch
         num_cached_tokens, tokens = [seq.num_cached_tokens for seq in sequences], [seq.last_token for seq in sequences]
         turns = self.loop.launch(run, num_cached_tokens, tokens, [len(seq.tokens) for seq in sequences], _eos(sequences[0]))
         if self.run is None and self.loop.is_warm:

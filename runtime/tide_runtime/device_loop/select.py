@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.metadata import version
 from typing import cast
 
 from tide_runtime.backends.base import Backend
@@ -20,6 +21,7 @@ from tide_runtime.plugins import plugin
 
 _TURNS, _WINDOW = 16, 8  # tokens per launch; most pending tokens of a sequence
 _MIN_DRIVER = 12040  # CUDA 12.4 introduced conditional nodes
+_MIN_CORE = (1, 1)  # of cuda-core: earlier ones name the builder's methods otherwise, and list no captured nodes
 
 
 @dataclass
@@ -35,7 +37,12 @@ class Drive:
         return self.refusal or (self.policy.refused if isinstance(self.policy, DrivenDepth) else None)
 
     def __str__(self) -> str:
-        return f"device-driven, {_TURNS} tokens a launch" if self.reason is None else f"host-driven: {self.reason}"
+        if self.reason is not None:
+            return f"host-driven: {self.reason}"
+        execution = self.policy.drivers.execution if isinstance(self.policy, DrivenDepth) else None
+        if execution is None or execution.refusal is None:
+            return f"device-driven, {_TURNS} tokens a launch"
+        return f"device-driven, {_TURNS} launches of one token at once: {execution.refusal}"
 
 
 def plugin_kernels(device: Device) -> LoopKernels:
@@ -43,29 +50,45 @@ def plugin_kernels(device: Device) -> LoopKernels:
     return cast(LoopKernels, plugin("loop_kernels")(device))
 
 
-def driver_refusal() -> str | None:
+def no_conditions() -> str | None:
     """Reason why the CUDA driver has no conditional graph nodes, or None."""
     from cuda.bindings import driver
 
-    error, version = driver.cuDriverGetVersion()
+    error, found = driver.cuDriverGetVersion()
     if error != driver.CUresult.CUDA_SUCCESS:
         return f"the driver does not say its version ({error.name})"
-    if version < _MIN_DRIVER:
-        return f"the driver is for CUDA {version // 1000}.{version % 1000 // 10}, conditional graph nodes need 12.4"
+    if found < _MIN_DRIVER:
+        return f"the driver is for CUDA {found // 1000}.{found % 1000 // 10}, conditional graph nodes need 12.4"
     return None
+
+
+def no_graphs() -> str | None:
+    """Reason why no CUDA graph can be captured with the cuda-core installed here, or None."""
+    found, least = version("cuda-core"), ".".join(map(str, _MIN_CORE))
+    if tuple(int(part) for part in found.split(".")[:2]) < _MIN_CORE:
+        return f"cuda-core {found} is installed, CUDA graphs need {least} or newer: pip install --upgrade cuda-core"
+    return None
+
+
+@dataclass(frozen=True)
+class GraphSupport:
+    """Functions that return the reason why this machine captures no CUDA graphs, or runs no conditional nodes, or None."""
+
+    no_graphs: Callable[[], str | None] = no_graphs
+    no_conditions: Callable[[], str | None] = no_conditions
 
 
 def choose_drive(
     policy: LoadedPolicy,
     backend: Backend,
     load_kernels: Callable[[Device], LoopKernels] = plugin_kernels,
-    refusal: Callable[[], str | None] = driver_refusal,
+    support: GraphSupport = GraphSupport(),
 ) -> Drive:
     """Wrap ``policy`` in a loop on the device if policy, backend and kernels allow it.
 
     Args:
         load_kernels: returns the loop's kernels for a device.
-        refusal: returns the reason why the driver cannot run conditional graphs, or None.
+        support: what graphs this machine can run.
     """
     device = getattr(backend, "device", None)
     if device is None:
@@ -79,10 +102,13 @@ def choose_drive(
         kernels = load_kernels(device)
     except TideError as error:
         return Drive(policy, str(error))
-    # Without conditional nodes the host still runs the loop: it reads one flag per condition instead of every exit's outputs.
-    reason = refusal() or kernels.conditions_refused
-    drivers = Drivers(HostDriver(device).compile, GraphDriver(device).compile if reason is None else None)
-    return Drive(DrivenDepth(policy, kernels, _TURNS, drivers, exits, _WINDOW), reason)
+    graphless = support.no_graphs()
+    unconditional = graphless or support.no_conditions() or kernels.conditions_refused
+    # The host then still runs the loop: it reads one flag per condition instead of every exit's outputs.
+    refused = graphless or (unconditional if exits else None)
+    compile = None if graphless else GraphDriver(device, unconditional).compile
+    drivers = Drivers(HostDriver(device).compile, compile, refused)
+    return Drive(DrivenDepth(policy, kernels, _TURNS, drivers, exits, _WINDOW), refused)
 
 
 def _why_on_host(policy: LoadedPolicy, backend: DeviceBackend) -> str | None:

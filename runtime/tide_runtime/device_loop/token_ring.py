@@ -1,9 +1,13 @@
-"""Ring buffer of generated tokens in pinned memory, which the device writes and the host reads without a copy."""
+"""Ring buffer of generated tokens in pinned memory, which the device writes and the host reads without a copy.
+
+The counters that its kernels read and increment are in device memory: a read over PCIe would take microseconds in every turn.
+"""
 
 from __future__ import annotations
 
 import numpy as np
 
+from tide_runtime.backends.device.arena import Arena
 from tide_runtime.backends.device.device import Device
 from tide_runtime.errors import TideError
 
@@ -19,21 +23,27 @@ def exit_and_token(value: int) -> tuple[int, int]:
 class TokenRing:
     """Ring of the last R turns, and counters.
 
-    ``entries`` [R, batch_size] int64: turn t since the ring was created is in entry t % R. ``counts`` [1 + exits] int64: turns
-    written, incremented by the kernel `loop_turn` after each entry; turns that ran the layers after each exit, by `exit_gate`.
+    ``entries`` [R, batch_size] int64, pinned: turn t since the ring was created is in entry t % R. ``counts`` [1 + exits] int64:
+    the device's counters when `fetch` copied them: turns written, incremented by the kernel `loop_turn` after each entry; turns
+    that ran the layers after each exit, by `exit_gate`.
     """
 
     def __init__(self, device: Device, turns: int, batch_size: int, exits: int = 0) -> None:
-        self.turns, self.batch_size = turns, batch_size
-        self._memory = device.pinned(8 * (turns * batch_size + 1 + exits)).view(np.int64)
-        self._memory[:] = 0
-        self.counts, self.entries = self._memory[: 1 + exits], self._memory[1 + exits :].reshape(turns, batch_size)
+        self.turns, self.batch_size, self._device = turns, batch_size, device
+        self.entries = device.pinned(8 * turns * batch_size).view(np.int64).reshape(turns, batch_size)
+        self.counts = device.pinned(8 * (1 + exits)).view(np.int64)
+        self._counters = Arena(device, {"counts": self.counts.nbytes})
+        self.counts[:] = 0
         self._read = self.counts.copy()
 
     @property
     def pointers(self) -> tuple[int, int]:
-        """Addresses of ``entries`` and ``counts``; pinned memory has the same address on host and device."""
-        return self.entries.ctypes.data, self.counts.ctypes.data
+        """Addresses of ``entries`` and the device's counters; pinned memory has the same address on host and device."""
+        return self.entries.ctypes.data, self._counters.pointer
+
+    def fetch(self) -> None:
+        """Queue the copy of the counters to the host, which `take` reads after the next synchronization."""
+        self._device.download(self.counts, self._counters.pointer)
 
     def take(self) -> list[list[int]]:
         """The turns written since the last call: one value per sequence, see `exit_and_token`, or `NO_TOKEN`.

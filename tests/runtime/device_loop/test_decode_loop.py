@@ -71,10 +71,11 @@ class Driven:
         fixed: bool = False,
         mutation: str = "",
         logits: ElementType = FP64,
+        queued_beside: str = "",
     ) -> None:
         self.gpu = SimulatedGpu()
         self.manifest = tiny_manifest(MODEL, sorted({1, 3, *(info.checkpoint for info in exits)}), exits)
-        self.backend = TinyDeviceBackend(self.manifest, MODEL, self.gpu, fixed, logits)
+        self.backend = TinyDeviceBackend(self.manifest, MODEL, self.gpu, fixed, logits, queued_beside)
         self.drivers = Drivers(HostDriver(self.gpu).compile, GraphDriver(self.gpu).compile if compile else None)
         inner = ExitDepth(self.manifest, DepthOptions()) if exits else FullDepth()
         places = []
@@ -149,7 +150,7 @@ def test_every_broken_rule_of_the_loop_is_detected(mutation: str) -> None:
 
     def seen(mutation: str) -> object:
         """Tokens and launches, or the error of the simulated GPU or the ring."""
-        done = []
+        done = list[object]()
         texts = requests(eos=(4,)), requests(budgets=(99, 5, 99, 99, 9))
         for exits, wanted, capacity in product(EXITS.values(), texts, (1, 5)):
             driven = Driven(exits, mutation=mutation)

@@ -16,6 +16,7 @@ from runtime.tiny_device_backend import TinyDeviceBackend
 from runtime.tiny_generation import make_row, output
 from tide_plugins.loop_kernels import PluginLoopKernels
 from tide_runtime import Engine
+from tide_runtime.backends.device.program import Execution
 from tide_runtime.bundle.architectures import ARCHITECTURES
 from tide_runtime.bundle.calibration import ExitInfo
 from tide_runtime.depth.exit import ExitDepth
@@ -25,6 +26,13 @@ from tide_runtime.device_loop import select as drive
 from tide_runtime.device_loop.policy import DrivenDepth
 from tide_runtime.errors import TargetError
 from tide_runtime.scheduling.step import run
+
+
+def graphs(no_graphs: str | None = None, no_conditions: str | None = None) -> drive.GraphSupport:
+    return drive.GraphSupport(lambda: no_graphs, lambda: no_conditions)
+
+
+ALL_GRAPHS = graphs()
 
 
 class Kernels(PluginLoopKernels):
@@ -54,14 +62,14 @@ def chosen(
     exits: tuple[ExitInfo, ...] = (EXIT,),
     pads: bool = True,
     load_kernels: Callable[[Any], Any] = simulated_kernels,
-    refusal: Callable[[], str | None] = lambda: None,
+    support: drive.GraphSupport = ALL_GRAPHS,
     **options: Any,
 ) -> drive.Drive:
     manifest = tiny_manifest(MODEL, [1, 2, 3], exits)
     backend: Any = TinyDeviceBackend(manifest, MODEL, SimulatedGpu())
     backend.pads_sequences = pads
     made = make_policy(policy, manifest, DepthOptions(**options))
-    return drive.choose_drive(made, backend, load_kernels, refusal)
+    return drive.choose_drive(made, backend, load_kernels, support)
 
 
 @pytest.mark.parametrize(
@@ -108,13 +116,28 @@ def test_the_same_tokens_whatever_drives(load_kernels: Callable[[Any], Kernels])
 
 @pytest.mark.parametrize(
     "without",
-    [{"refusal": lambda: "no graph conditions"}, {"load_kernels": kernels_without_conditions}],
+    [{"support": graphs(no_conditions="no graph conditions")}, {"load_kernels": kernels_without_conditions}],
     ids=["driver", "kernels"],
 )
 def test_without_conditions_the_host_drives_the_same_loop(without: dict[str, Any]) -> None:
     """Guards against host-driven single steps, which wait for every exit's tokens and scores instead of one flag."""
     made = chosen("exit", **without)
     assert isinstance(made.policy, DrivenDepth) and str(made) == "host-driven: no graph conditions"
+    full = chosen("full", **without)
+    assert isinstance(full.policy, DrivenDepth) and full.reason is None  # a launch of each token needs no conditions
+
+
+def test_an_old_cuda_core_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against "cannot be captured" where a release named the builder's methods otherwise, and an upgrade helps."""
+    for installed, refused in (("0.7.0", True), ("1.0.1", True), ("1.1.0", False), ("1.2.2", False), ("2.0", False)):
+        monkeypatch.setattr(drive, "version", lambda name, installed=installed: installed)
+        assert drive.no_graphs() == (
+            f"cuda-core {installed} is installed, CUDA graphs need 1.1 or newer: pip install --upgrade cuda-core"
+            if refused
+            else None
+        )
+    made = chosen("full", support=graphs(no_graphs="cuda-core is old"))
+    assert isinstance(made.policy, DrivenDepth) and str(made) == "host-driven: cuda-core is old"
     assert made.policy.drivers.compile is None
 
 
@@ -123,7 +146,7 @@ def test_an_old_driver_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     driver = pytest.importorskip("cuda.bindings.driver", reason="the package cuda-bindings is not installed")
     for version, wanted in ((12020, "for CUDA 12.2, conditional graph nodes need 12.4"), (12040, None)):
         monkeypatch.setattr(driver, "cuDriverGetVersion", lambda v=version: (driver.CUresult.CUDA_SUCCESS, v))
-        reason = drive.driver_refusal()
+        reason = drive.no_conditions()
         assert reason is None if wanted is None else reason is not None and wanted in reason
 
 
@@ -151,7 +174,7 @@ def test_kernels_that_cannot_be_built_are_a_reason(monkeypatch: pytest.MonkeyPat
 
     manifest = tiny_manifest(MODEL, [1, 3])
     backend: Any = TinyDeviceBackend(manifest, MODEL, SimulatedGpu())
-    made = drive.choose_drive(make_policy("full", manifest, DepthOptions()), backend, without_compiler, lambda: None)
+    made = drive.choose_drive(make_policy("full", manifest, DepthOptions()), backend, without_compiler, ALL_GRAPHS)
     wanted = requests(eos=(4,))
     rows = [make_row(request, manifest) for request in wanted]
     with pytest.warns(RuntimeWarning, match="no kernels for sm_61; decoding is driven from the host") as warned:
@@ -166,7 +189,7 @@ def test_a_loop_that_cannot_be_captured_is_a_reason() -> None:
     made = chosen()
     assert isinstance(made.policy, DrivenDepth)
 
-    def refuse(program: Any) -> Callable[[], None]:
+    def refuse(program: Any) -> Execution:
         raise TargetError("the graph cannot be instantiated")
 
     made.policy.drivers.compile = refuse

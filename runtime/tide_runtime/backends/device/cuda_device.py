@@ -78,6 +78,18 @@ class CudaDevice:
     def capturing(self) -> AbstractContextManager[None]:
         return self._frees.deferred()
 
+    def instantiate(self, builder: Any, frees_memory: bool) -> Any:
+        """The executable graph of ``builder``, a cuda.core GraphBuilder that has captured, uploaded.
+
+        ``frees_memory``: each launch frees allocations of its memory nodes that the last one has not, without which a second
+        launch would fail (driver API, cuGraphLaunch).
+        """
+        from cuda.core.graph import GraphCompleteOptions
+
+        graph = builder.complete(GraphCompleteOptions(auto_free_on_launch=frees_memory))
+        graph.upload(self.core_stream)
+        return graph
+
     def use(self) -> None:
         self.gpu.set_current()
 

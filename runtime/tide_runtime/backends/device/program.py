@@ -12,10 +12,11 @@ Both ways run the same kernels over the same memory in the same order, so both p
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 Enqueue = Callable[[int], None]  # queues work on the stream of the given handle
+Launch = Callable[[int], None]  # runs a program; its argument: iterations after which a `While` has nothing left to do
 
 
 @dataclass
@@ -55,13 +56,34 @@ class IfThen:
 
 @dataclass(frozen=True)
 class While:
-    """``body`` runs while ``condition``, evaluated before every iteration, is not 0."""
+    """``body`` runs while ``condition``, evaluated before every iteration, is not 0.
+
+    Iterations after that are harmless: a driver that cannot evaluate the condition without waiting may run too many.
+    """
 
     condition: Condition
     body: tuple[Node, ...]
 
 
 Node = Run | IfThen | While
+
+
+@dataclass(frozen=True)
+class Execution:
+    """A program that a driver has made ready to run.
+
+    Args:
+        launch: runs it.
+        node_types: captured nodes by type; empty: nothing was captured.
+        refusal: why its conditions are not conditional nodes of a CUDA graph, or None.
+    """
+
+    launch: Launch
+    node_types: Mapping[str, int] = field(default_factory=dict)
+    refusal: str | None = None
+
+
+Compile = Callable[[Sequence[Node]], Execution]
 
 
 def conditions(program: Sequence[Node]) -> Iterator[Condition]:

@@ -13,7 +13,14 @@ from typing import Any
 
 import pytest
 import tide_runtime
-from runtime.simulated_gpu import SimulatedBuilder, SimulatedCondition, SimulatedGraph, SimulatedStream
+from runtime.simulated_gpu import (
+    SimulatedBuilder,
+    SimulatedCondition,
+    SimulatedDefinition,
+    SimulatedGraph,
+    SimulatedNode,
+    SimulatedStream,
+)
 
 RUNTIME = Path(tide_runtime.__file__).parent
 core = pytest.importorskip("cuda.core", reason="the package cuda-core is not installed")
@@ -32,6 +39,8 @@ HELD = {
         "self._api.CUresult": driver.CUresult,
         "self._api.CUmemorytype": driver.CUmemorytype,
         "parameters": driver.CUDA_MEMCPY2D,
+        "builder": graph.GraphBuilder,
+        "graph": graph.Graph,
     },
     "backends/device/deferred_frees.py": {"self._dropped.popleft()": core.Buffer},
     "device_loop/graph_driver.py": {
@@ -43,6 +52,11 @@ HELD = {
         "builder.stream": core.Stream,
         "handles[index]": graph.GraphCondition,
         "graph": graph.Graph,
+    },
+    "device_loop/captured_nodes.py": {
+        "definition": graph.GraphDefinition,
+        "node": graph.ChildGraphNode,
+        "node.type": driver.CUgraphNodeType.CU_GRAPH_NODE_TYPE_KERNEL,
     },
 }
 
@@ -76,18 +90,31 @@ def test_every_import_exists() -> None:
 
 @pytest.mark.parametrize(
     ("simulated", "real"),
-    [(SimulatedBuilder, graph.GraphBuilder), (SimulatedGraph, graph.Graph), (SimulatedStream, core.Stream)],
+    [
+        (SimulatedBuilder, graph.GraphBuilder),
+        (SimulatedGraph, graph.Graph),
+        (SimulatedStream, core.Stream),
+        (SimulatedDefinition, graph.GraphDefinition),
+        (SimulatedNode, graph.ChildGraphNode),
+    ],
 )
 def test_the_simulated_gpu_has_only_what_is_real(simulated: Any, real: Any) -> None:
     """Guards against tests that pass only because the simulation offers more than cuda.core."""
-    own = {"gpu", "work", "state", "inside", "defaults", "execute", "builder", *(f.name for f in fields(simulated))} - {"stream"}
+    own = {"record", "invalidate", "execute", "kinds", "cloned", *(f.name for f in fields(simulated))} - {"stream", "child_graph"}
     names = {name for name in dir(simulated) if not name.startswith("_")} - own
     assert names and all(hasattr(real, name) for name in names), names
     for name in names:
+        if isinstance(inspect.getattr_static(simulated, name), property) or not callable(getattr(simulated, name)):
+            continue
         parameters = str(inspect.getdoc(getattr(real, name)))
         for parameter in list(inspect.signature(getattr(simulated, name)).parameters)[1:]:
             assert parameter in parameters, f"{name}({parameter})"
     assert hasattr(graph.GraphCondition, "handle") and SimulatedCondition is not None
+
+
+def test_graphs_are_completed_with_options_that_exist() -> None:
+    """Guards against a TypeError when the first graph is instantiated."""
+    assert "auto_free_on_launch" in {f.name for f in fields(graph.GraphCompleteOptions)}
 
 
 def test_copies_take_what_they_are_given() -> None:
