@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 
+import httpx
 import openai
 import pytest
 from serve.live import Served, serving
@@ -58,4 +59,11 @@ def model(served: Served) -> str:
 def client(live_server: str) -> Iterator[openai.OpenAI]:
     """OpenAI's own client, which does not try again where it failed."""
     with openai.OpenAI(base_url=f"{live_server}/v1", api_key="none", max_retries=0, timeout=60) as client:
+        yield client
+
+
+@pytest.fixture(scope="session")
+def http(live_server: str) -> Iterator[httpx.Client]:
+    """A plain client of the shared server."""
+    with httpx.Client(base_url=live_server, timeout=60) as client:
         yield client

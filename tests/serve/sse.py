@@ -8,9 +8,9 @@ from typing import Any
 import httpx
 
 
-def raw_events(url: str, body: dict[str, Any]) -> bytes:
+def raw_events(http: httpx.Client, path: str, body: dict[str, Any]) -> bytes:
     """The bytes of the streamed answer to ``body``."""
-    answer = httpx.post(url, json={**body, "stream": True}, timeout=60)
+    answer = http.post(path, json={**body, "stream": True})
     assert answer.status_code == 200, answer.text
     assert answer.headers["content-type"].startswith("text/event-stream")
     return answer.content

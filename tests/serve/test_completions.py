@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import httpx
 import openai
 import pytest
 from openai.types import Completion
@@ -96,13 +97,13 @@ def test_logprobs_0_gives_the_chosen_tokens_only(client: openai.OpenAI, model: s
 
 @pytest.mark.parametrize("echo", [False, True])
 @pytest.mark.parametrize("logprobs", [None, 2])
-def test_a_stream_is_the_answer(served: Served, client: openai.OpenAI, model: str, echo: bool, logprobs: int | None) -> None:
+def test_a_stream_is_the_answer(http: httpx.Client, client: openai.OpenAI, model: str, echo: bool, logprobs: int | None) -> None:
     """Breaks: a stream lacks text, log-probabilities or the echo that the whole answer has."""
     fields: dict[str, Any] = {
         "model": model, "prompt": [PROMPT, "The sky"], "max_tokens": 8, "n": 2, "temperature": 1.5, "seed": 2,
         "echo": echo, "logprobs": logprobs,
     }  # fmt: skip
-    *events, usage = parsed(raw_events(f"{served.url}/v1/completions", {**fields, "stream_options": {"include_usage": True}}))
+    *events, usage = parsed(raw_events(http, "/v1/completions", {**fields, "stream_options": {"include_usage": True}}))
     whole = client.completions.create(**fields)
     assert usage["usage"]["total_tokens"] == whole.usage.total_tokens and usage["choices"] == []
     for choice in whole.choices:

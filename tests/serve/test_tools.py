@@ -62,7 +62,7 @@ def test_the_named_tool_is_called(client: openai.OpenAI, model: str, choice: dic
     assert choice["type"] == "allowed_tools" or len(calls) == 1
 
 
-def test_a_stream_has_the_calls(served: Served, client: openai.OpenAI, model: str) -> None:
+def test_a_stream_has_the_calls(http: httpx.Client, client: openai.OpenAI, model: str) -> None:
     """Breaks: streamed calls lack their id, name or arguments, or their markup comes as text."""
     fields = {
         "messages": ASK,
@@ -72,7 +72,7 @@ def test_a_stream_has_the_calls(served: Served, client: openai.OpenAI, model: st
         "temperature": 1.5,
         "seed": 8,
     }
-    documents = parsed(raw_events(f"{served.url}/v1/chat/completions", {"model": model, **fields}))
+    documents = parsed(raw_events(http, "/v1/chat/completions", {"model": model, **fields}))
     for document in documents:
         ChatCompletionChunk.model_validate(document, strict=True)
     deltas = [document["choices"][0]["delta"] for document in documents]
