@@ -267,6 +267,19 @@ def test_the_clients_stream_helpers(client: openai.OpenAI, live_server: str, mod
     assert text == asyncio.run(streamed())
 
 
+def test_litellm(client: openai.OpenAI, live_server: str, model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Breaks: clients behind LiteLLM, which reads responses by types of its own."""
+    monkeypatch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # otherwise its import looks for one on the internet
+    import litellm
+
+    wanted = client.responses.create(model=model, input=ASKED, max_output_tokens=16).output_text
+    asked: Any = {"model": f"openai/{model}", "input": ASKED, "api_base": f"{live_server}/v1", "api_key": "none"}
+    whole: Any = litellm.responses(**asked, max_output_tokens=16)
+    assert whole.output[0].content[0].text == wanted and whole.usage.output_tokens == 16
+    events: Any = litellm.responses(**asked, max_output_tokens=16, stream=True)
+    assert "".join(event.delta for event in events if event.type == "response.output_text.delta") == wanted
+
+
 def test_an_error_in_the_middle_ends_the_stream(serve_app: Callable[..., AbstractContextManager[Served]]) -> None:
     """Breaks: a client takes half of a text for the whole."""
     with serve_app() as served:
