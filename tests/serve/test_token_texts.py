@@ -1,0 +1,52 @@
+"""Text, bytes and offsets of single tokens, for vocabularies of both kinds."""
+
+from __future__ import annotations
+
+import tokenizers
+from serve.live import Served
+from tide_runtime.text.tokenizer import Tokenizer
+from tide_serve.token_texts import TextOffsets, TokenTexts
+
+
+def sentencepiece() -> Tokenizer:
+    """A vocabulary as Llama 2 has it: ▁ for a space, bytes as <0x..>."""
+    vocab = {"<unk>": 0, "▁Hi": 1, "▁": 2, "a": 3, **{f"<0x{byte:02X}>": 4 + byte for byte in range(256)}}
+    backend = tokenizers.Tokenizer(tokenizers.models.BPE(vocab, [], unk_token="<unk>", byte_fallback=True))
+    backend.decoder = tokenizers.decoders.Sequence(
+        [tokenizers.decoders.Replace("▁", " "), tokenizers.decoders.ByteFallback(), tokenizers.decoders.Fuse()]
+    )
+    return Tokenizer(backend)
+
+
+def test_bytes_of_a_byte_level_vocabulary(served: Served) -> None:
+    """Breaks: log-probabilities show Ġ for a space, or characters for the bytes of another one."""
+    tokenizer = served.engine.tokenizer
+    assert tokenizer is not None
+    texts, text = TokenTexts(tokenizer), "def add é\n😀 </tool_call>"
+    ids = tokenizer.encode(text)
+    assert b"".join(map(texts.bytes_of, ids)).decode() == text
+    assert texts.text_of(ids[1]) == " add" and texts.text_of(0) == "<|endoftext|>"
+    assert texts.text_of(tokenizer.encode("é")[0]) == "bytes:\\xc3"
+    assert texts.text_of(10**6) == "<token 1000000>"
+
+
+def test_bytes_of_a_sentencepiece_vocabulary() -> None:
+    """Breaks: byte tokens are shown as <0x0A>, and spaces as ▁."""
+    texts = TokenTexts(sentencepiece())
+    assert [texts.bytes_of(token) for token in (1, 3, 4 + 0xC3)] == [b" Hi", b"a", b"\xc3"]
+
+
+def test_offsets_count_characters_across_calls(served: Served) -> None:
+    """Breaks: offsets of a stream begin anew in each event, or count bytes."""
+    tokenizer = served.engine.tokenizer
+    assert tokenizer is not None
+    texts, ids = TokenTexts(tokenizer), tokenizer.encode("aé😀b")
+    whole = TextOffsets(texts).of(ids)
+    assert (whole[0], whole[1], whole[-1]) == (0, 1, 3)
+    pieces = TextOffsets(texts)
+    assert [offset for token in ids for offset in pieces.of([token])] == whole
+
+
+def test_without_a_tokenizer() -> None:
+    """Breaks: bundles without a tokenizer, which take and give token ids, cannot report log-probabilities."""
+    assert TokenTexts(None).text_of(5) == "<token 5>"
