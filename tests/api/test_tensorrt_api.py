@@ -22,7 +22,7 @@ SOURCES = ("tide_export/targets", "runtime/tide_runtime", "plugins/tide_plugins/
 # Which of the two packages a file loads, by what it names; files that name neither serve both.
 PACKAGE_NAMES = {"RTX": "tensorrt_rtx", "TENSORRT": "tensorrt", "TENSORRT_VOLTA": "tensorrt"}
 # Graphs for TensorRT 10.4 hold no attention and no cache update (test_trt_sm_70), and reading them never gets into this file.
-NEWER_THAN_10_4 = {"attention_repair.py"}
+NEWER_THAN_10_4 = {"attention_checks.py"}
 
 
 def uses_tensorrt(tree: ast.AST) -> bool:
@@ -80,7 +80,7 @@ USED = {
     "call of IExecutionContext.execute_async_v3",
     "call of IExecutionContext.set_tensor_address",
 }
-USED_FOR_ATTENTION = {"causal_kind of IAttention", "key_value_lengths of IAttention", "LOWER_RIGHT of CausalMaskKind"}
+USED_FOR_ATTENTION = {"causal_kind of IAttention", "mask of IAttention", "NONE of CausalMaskKind"}
 
 
 def test_tensorrt_11(tmp_path):

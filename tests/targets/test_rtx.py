@@ -8,53 +8,56 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+import onnx_ir as ir
 import pytest
 from rich.console import Console
 from targets.tiny_graphs import DTYPES, LAYERS, SLOTS, copy_of, retyped, segment, traced
 from tide_runtime.errors import TargetError
 from tide_runtime.targets.gpu_probe import present_gpu
 
+from benchmarks.engine_plans import EnginePlan
 from tide_export.cut import CutGraph
 from tide_export.lower import lower, prepare
 from tide_export.passes.base import LoweringContext
 from tide_export.progress import ExportProgress
 from tide_export.quantization.quantized_weight import QuantizedWeight, pack_nibbles
 from tide_export.targets import TARGETS
-from tide_export.targets.attention_repair import attentions, layers_of, repair_attentions
+from tide_export.targets.attention_checks import attentions
 from tide_export.targets.build_log import require_no_errors
 from tide_export.targets.engine_build import BuildSettings, build_engine
 from tide_export.targets.engine_cache import BuiltEngine
 from tide_export.targets.engine_network import EngineNetwork, read_network
-from tide_export.targets.graph_files import write_graph_file
+from tide_export.targets.graph_files import GraphFile, write_graph_file
 from tide_export.targets.step_profiles import step_profiles
 
 trt = pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX is not installed: pip install 'tide-llm[rtx]'")
 
-# Attentions with a window of 8 tokens are masked; Gemma-2's have a soft-cap, which the fused ones refuse.
-FUSED = {"llama": "causal", "qwen3": "causal", "gpt2": "causal", "mistral": "masked"}
-ALL = [*FUSED, "gemma2"]
+FUSED = ("llama", "qwen3", "gpt2", "mistral")  # Mistral has a window of 8 tokens
+ALL = [*FUSED, "gemma2"]  # Gemma-2's attentions have a soft-cap, which the fused ones refuse
 # Every GPU that has a target of its own is compiled for once or twice; Turing has no bf16.
 GPUS = {"fp16": (75, 80, 86, 89, 120), "bf16": (121, 89, 120, 80, 86)}
 PROFILES = step_profiles(max_batch=4, draft_limit=4, max_seq_len=SLOTS)
-# What a fused attention is in the plan of TensorRT-RTX 1.7: one such kernel for each profile.
-FUSED_KERNEL = b"struct _gemm_mha_v2_callback {"
 FUSED_INT4 = b"runtime_fusion={ name=__myl_ReplCastMulCastFc"  # a product that dequantises its weight on the way
 
 
-def network(name: str, dtype: str, folder: Path, repair=repair_attentions) -> EngineNetwork:
-    return read_network(trt, write_graph_file(segment(name, dtype), folder), repair)
+def network(name: str, dtype: str, folder: Path) -> EngineNetwork:
+    return read_network(trt, write_graph_file(segment(name, dtype), folder))
+
+
+def settings_for(*gpus: int) -> BuildSettings:
+    def configure(module, config) -> None:
+        config.num_compute_capabilities = len(gpus)
+        for place, compute in enumerate(gpus):
+            config.set_compute_capability(getattr(module.ComputeCapability, f"SM{compute}"), place)
+
+    return BuildSettings(PROFILES, configure)
 
 
 def build(
     name: str, dtype: str, folder: Path, compute: int = 89, progress: ExportProgress | None = None
 ) -> tuple[EngineNetwork, BuiltEngine]:
-    def configure(module, config) -> None:
-        config.num_compute_capabilities = 1
-        config.set_compute_capability(getattr(module.ComputeCapability, f"SM{compute}"), 0)
-
-    made, settings = network(name, dtype, folder), BuildSettings(PROFILES, configure)
-    reparse = partial(network, name, dtype, folder)
-    return made, build_engine(made, reparse, settings, progress or ExportProgress(quiet=True), name)
+    made, reparse = network(name, dtype, folder), partial(network, name, dtype, folder)
+    return made, build_engine(made, reparse, settings_for(compute), progress or ExportProgress(quiet=True), name)
 
 
 @pytest.mark.parametrize(
@@ -66,11 +69,8 @@ def test_segment_compiles(name, dtype, compute, tmp_path):
     made, engine = build(name, dtype, tmp_path, compute)
     found = attentions(trt, made.network)
     assert len(found) == made.attentions == (LAYERS[name] if name in FUSED else 0)
-    lower_right, none = trt.CausalMaskKind.LOWER_RIGHT, trt.CausalMaskKind.NONE
     for attention in found:
-        assert attention.causal_kind == (lower_right if FUSED[name] == "causal" else none)
-        assert (attention.mask is not None) == (FUSED[name] == "masked")
-        assert attention.key_value_lengths.name == "kv_lengths" and attention.key_value_lengths.dtype == trt.int32
+        assert attention.mask is not None and attention.causal_kind == trt.CausalMaskKind.NONE
         assert not attention.decomposable
     caches = {f"{kind}_cache_out_{i}": f"{kind}_cache_{i}" for kind in ("key", "value") for i in range(LAYERS[name])}
     assert made.aliases == caches
@@ -80,42 +80,38 @@ def test_segment_compiles(name, dtype, compute, tmp_path):
     assert inputs["key_cache_0"].shape[2] == SLOTS and inputs["write_index"].dtype == "int64"
     require_no_errors(made.log, name)
     assert engine.attention == ("fused" if name in FUSED else "none")
-    assert engine.plan.count(FUSED_KERNEL) == len(found) * len(PROFILES)
     assert b"[profile 1]" in engine.plan and b"[profile 2]" not in engine.plan
+    plan = EnginePlan(engine.plan)
+    assert plan.fused_attentions == plan.tile_skips == len(found) * len(PROFILES)
+    assert len(plan.programs) >= len(PROFILES) and plan.host_copies == 0
 
 
-def test_lengths_count_the_tokens_of_the_step(tmp_path):
-    """Valid slots without the step's own tokens: each would attend to those before it, and not to itself."""
-    made = network("llama", "fp16", tmp_path)
-    [cast] = [layer for layer in _layers(made) if layer.get_output(0).name == "kv_lengths"]
-    [total] = layers_of(made.network, trt.LayerType.ELEMENTWISE, trt.IElementWiseLayer)[-1:]
-    assert total.op == trt.ElementWiseOperation.SUM and total.get_output(0).name == cast.get_input(0).name
-    assert total.get_input(0).name == "write_index"
-    [count] = [layer for layer in _layers(made) if layer.get_output(0).name == total.get_input(1).name]
-    [shape] = [layer for layer in _layers(made) if layer.get_output(0).name == count.get_input(0).name]
-    assert shape.type == trt.LayerType.SHAPE and shape.get_input(0).name == "input_ids"
+def causal_file(name: str, folder: Path) -> GraphFile:
+    """The graph with ONNX's own causality in place of masks."""
+    graph = segment(name, "fp16")
+    for node in [node for node in graph.model.graph if node.op_type == "Attention"]:
+        node.replace_input_with(3, None)
+        node.attributes["is_causal"] = ir.AttrInt64("is_causal", 1)
+    return write_graph_file(graph, folder)
 
 
-def _layers(made: EngineNetwork) -> list:
-    return [made.network.get_layer(i) for i in range(made.network.num_layers)]
+def test_causal_attention_is_not_built(tmp_path):
+    """The parser reads ``is_causal`` as a mask from the upper left: a decode step would attend to slot 0 alone."""
+    with pytest.raises(TargetError, match="an attention has no mask and causality UPPER_LEFT"):
+        read_network(trt, causal_file("llama", tmp_path))
 
 
-@pytest.mark.parametrize("name", ["llama", "mistral"])
-def test_without_the_repair_nothing_is_built(name, tmp_path):
-    """A parser that drops lengths and causal kind would silently give engines with wrong attention."""
-    with pytest.raises(TargetError, match="UPPER_LEFT" if name == "llama" else "how many cache slots"):
-        network(name, "fp16", tmp_path, repair=lambda *_: None)
-
-
-def test_half_a_repair_is_none(tmp_path):
-    """Causal from the right corner, but over all slots of the cache: decoding would read what was never written."""
-
-    def causal_only(module, parsed) -> None:
-        for attention in attentions(module, parsed):
-            attention.causal_kind = module.CausalMaskKind.LOWER_RIGHT
-
-    with pytest.raises(TargetError, match="how many cache slots"):
-        network("llama", "fp16", tmp_path, repair=causal_only)
+def test_why_attentions_have_masks(tmp_path, monkeypatch):
+    """TensorRT's own causality copies from host memory in every step. A release that compiles it without the copy makes it better
+    than masks, which take memory."""
+    monkeypatch.setattr("tide_export.targets.engine_network.check_attentions", lambda *_: None)
+    made = read_network(trt, causal_file("gpt2", tmp_path))
+    (attention,) = attentions(trt, made.network)
+    attention.causal_kind = trt.CausalMaskKind.LOWER_RIGHT
+    attention.key_value_lengths = made.network.add_input("kv_lengths", trt.int32, (-1,))
+    made.file.dims["kv_lengths"] = ["batch"]
+    plan = build_engine(made, lambda: made, settings_for(86), ExportProgress(quiet=True), "gpt2").plan
+    assert EnginePlan(plan).host_copies == len(PROFILES)
 
 
 def test_a_missing_attention_is_noticed(tmp_path):
@@ -130,7 +126,7 @@ def test_fp32_attention_is_decomposed_and_announced(tmp_path):
     """fp32, which has no fused kernel, would fail to build, or be slow without a note."""
     printed = io.StringIO()
     _, engine = build("llama", "fp32", tmp_path, progress=ExportProgress(Console(file=printed, width=200)))
-    assert engine.attention == "decomposed" and engine.plan.count(FUSED_KERNEL) == 0
+    assert engine.attention == "decomposed" and EnginePlan(engine.plan).fused_attentions == 0
     assert "llama: no fused kernel for its attentions" in printed.getvalue()
 
 
@@ -151,12 +147,7 @@ def test_int4_weights_stay_int4_in_the_engine(dtype, target, tmp_path):
     file = write_graph_file(CutGraph(graph.name, retyped(graph.model, DTYPES[dtype]), graph.layers), tmp_path)
     assert file.operators["DequantizeLinear"] == len(weights) == 7 * LAYERS["llama"]
 
-    def configure(module, config) -> None:
-        config.num_compute_capabilities = len(graph_target.machine.compute)
-        for place, compute in enumerate(graph_target.machine.compute):
-            config.set_compute_capability(getattr(module.ComputeCapability, f"SM{compute}"), place)
-
-    settings, quiet = BuildSettings(PROFILES, configure), ExportProgress(quiet=True)
+    settings, quiet = settings_for(*graph_target.machine.compute), ExportProgress(quiet=True)
     plan = build_engine(read_network(trt, file), lambda: read_network(trt, file), settings, quiet, "llama").plan
     for name, weight in weights.items():
         assert pack_nibbles(weight.values ^ 8, 4).tobytes() in plan, name  # signed

@@ -1,12 +1,13 @@
-"""Lower ``tide::Attention`` to ONNX opset 24: TensorScatter, in place, and Attention over the whole cache.
+"""Lower ``tide::Attention`` to ONNX opset 24: TensorScatter, in place, and Attention over the whole cache under a mask.
 
-    cache  : the new keys and values written at write_index                     TensorScatter
-    output = attention over the first write_index + S slots                     Attention, nonpad_kv_seqlen, is_causal
+    cache  : the new keys and values written at write_index                                    TensorScatter
+    output = attention over the slots that a token sees: its own and those before it           Attention, attn_mask
 
-With ``nonpad_kv_seqlen`` causality counts from the end of the valid slots, so token s of sequence b sees the slots
-``<= write_index[b] + s`` (https://onnx.ai/onnx/operators/onnx__Attention.html). A window shorter than the cache becomes a mask in
-place of ``is_causal``. An attention with a soft-cap, which TensorRT's Attention rejects, or with sinks, which the operator lacks,
-is decomposed (`attention_products`).
+The operator's ``nonpad_kv_seqlen`` with ``is_causal`` says the same (https://onnx.ai/onnx/operators/onnx__Attention.html), but
+TensorRT-RTX 1.7's parser drops them. Its network API has both, yet causality from the lower right subtracts S from the lengths,
+and engines copy S from host memory in every run; the bodies of CUDA graphs' conditions take copies of device and pinned memory
+alone (CUDA Programming Guide, Conditional Node Body Graph Requirements). Masks compile without a copy. An attention with a
+soft-cap, which TensorRT's Attention rejects, or with sinks, which the operator lacks, is decomposed (`attention_products`).
 """
 
 from __future__ import annotations
@@ -20,24 +21,17 @@ from onnx_ir.tape import Tape
 from tide_export.passes.attention_products import attention_products
 from tide_export.passes.base import LoweringContext, PassReport
 from tide_export.passes.graph_walk import new_value, sinks_of
-from tide_export.passes.visible_slots import token_count, visible_slots
+from tide_export.passes.visible_slots import visible_slots
 
 
 @dataclass
 class _Shared:
-    """Values that the attentions of one graph share: valid lengths [B], and visible slots, by window."""
+    """Visible slots, by window, which the attentions of one graph share."""
 
     graph: ir.Graph
     slots: int
     tape: Tape = field(default_factory=Tape)
-    valid: ir.Value | None = None
     visible: dict[int, ir.Value] = field(default_factory=dict)
-
-    def lengths(self) -> ir.Value:
-        if self.valid is None:
-            write_index = next(value for value in self.graph.inputs if value.name == "write_index")
-            self.valid = self.tape.op("Add", [write_index, token_count(self.graph, self.tape)])
-        return self.valid
 
     def mask(self, window: int) -> ir.Value:
         if window not in self.visible:
@@ -77,13 +71,11 @@ def _lower(shared: _Shared, node: ir.Node) -> None:
         caches.append(tape.op("TensorScatter", [cache, new, write_index], {"axis": 2}, output=made))
     scale, softcap = float(node.attributes["scale"].value), float(node.attributes["softcap"].value)
     window = int(node.attributes["window"].value)
-    window = window if 0 < window < shared.slots else 0
+    mask = shared.mask(window if 0 < window < shared.slots else 0)
     if softcap or sinks is not None:
-        output = attention_products(shared.graph, tape, query, caches[0], caches[1], shared.mask(window), scale, softcap, sinks)
+        output = attention_products(shared.graph, tape, query, caches[0], caches[1], mask, scale, softcap, sinks)
     else:
-        mask = shared.mask(window) if window else None
-        attributes = {"is_causal": int(not window), "scale": scale}
-        output = tape.op("Attention", [query, *caches, mask, None, None, shared.lengths()], attributes)
+        output = tape.op("Attention", [query, *caches, mask], {"scale": scale})
     output = tape.op("Transpose", [output], {"perm": [0, 2, 1, 3]})
     shared.graph.insert_before(node, tape.nodes)
     for old, made in zip(node.outputs, (output, *caches), strict=True):

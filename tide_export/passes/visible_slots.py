@@ -1,4 +1,8 @@
-"""The mask of cache slots that a token sees, for attention kernels without sliding window or causal mask."""
+"""The mask of cache slots that a token sees, for attention kernels without sliding window or causal mask.
+
+Written as ``slot < end``: TensorRT-RTX 1.7 then also compiles a map of the cache tiles to skip, as for its own causal mask, so
+that attention costs time in the valid slots. With ``slot <= place`` it fuses the mask elsewhere and reads all slots.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +14,7 @@ from tide_export.passes.graph_walk import array_initializer
 
 
 def visible_slots(graph: ir.Graph, tape: Tape, slots: int, window: int) -> ir.Value:
-    """[B, 1, S, slots] bool: token s of sequence b, in slot p = write_index[b] + s, sees slot j when p - window < j <= p.
+    """[B, 1, S, slots] bool: token s of sequence b sees slot j when end - window <= j < end, with end = write_index[b] + s + 1.
 
     Args:
         window: in tokens; 0 for full causal attention.
@@ -21,14 +25,14 @@ def visible_slots(graph: ir.Graph, tape: Tape, slots: int, window: int) -> ir.Va
 
     inputs = {value.name: value for value in graph.inputs}
     count = tape.op("Squeeze", [token_count(graph, tape), integers("first", [0])])
-    steps = tape.op("Range", [integers("0", 0), count, integers("1", 1)])
-    place = tape.op("Add", [tape.op("Unsqueeze", [inputs["write_index"], integers("second", [1])]), steps])
-    place = tape.op("Unsqueeze", [place, integers("around", [1, 3])])
+    steps = tape.op("Range", [integers("1", 1), tape.op("Add", [count, integers("1", 1)]), integers("1", 1)])
+    end = tape.op("Add", [tape.op("Unsqueeze", [inputs["write_index"], integers("second", [1])]), steps])
+    end = tape.op("Unsqueeze", [end, integers("around", [1, 3])])
     every = integers("every_slot", list(range(slots)))
-    visible = tape.op("LessOrEqual", [every, place])
+    visible = tape.op("Less", [every, end])
     if window:
-        oldest = tape.op("Sub", [place, integers(f"window_{window}", window)])
-        visible = tape.op("And", [visible, tape.op("Greater", [every, oldest])])
+        oldest = tape.op("Sub", [end, integers(f"window_{window}", window)])
+        visible = tape.op("And", [visible, tape.op("GreaterOrEqual", [every, oldest])])
     return visible
 
 

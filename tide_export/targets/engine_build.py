@@ -11,7 +11,7 @@ from tide_runtime.bundle.manifest import ProfileInfo
 from tide_runtime.errors import TargetError
 
 from tide_export.progress import ExportProgress
-from tide_export.targets.attention_repair import attentions
+from tide_export.targets.attention_checks import attentions
 from tide_export.targets.build_log import require_no_errors
 from tide_export.targets.build_progress import build_progress
 from tide_export.targets.engine_cache import BuiltEngine

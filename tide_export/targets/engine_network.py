@@ -1,8 +1,7 @@
-"""Parse a graph file into a TensorRT or TensorRT-RTX network, repair its attentions, and check the result against the graph."""
+"""Parse a graph file into a TensorRT or TensorRT-RTX network, and check it against the graph."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +9,7 @@ from tide_runtime.bundle.manifest import ProfileInfo, TensorInfo
 from tide_runtime.errors import TargetError
 
 from tide_export.router_function import NAME as ROUTER
-from tide_export.targets.attention_repair import cache_updates, check_attentions, check_cache_updates, repair_attentions
+from tide_export.targets.attention_checks import cache_updates, check_attentions, check_cache_updates
 from tide_export.targets.build_log import build_log, require_no_errors
 from tide_export.targets.graph_files import GraphFile
 from tide_export.targets.router_plugin import check_routers
@@ -46,7 +45,7 @@ class EngineNetwork:
         return TensorInfo(tensor.name, _DTYPES[tensor.dtype.name], self.file.dims[tensor.name])
 
 
-def read_network(trt: Any, file: GraphFile, repair: Callable[[Any, Any], None] = repair_attentions) -> EngineNetwork:
+def read_network(trt: Any, file: GraphFile) -> EngineNetwork:
     """Parse ``file`` into a strongly typed network of module ``trt``.
 
     Raises TargetError, with the parser's message, if parsing fails or the network differs from the graph.
@@ -62,7 +61,6 @@ def read_network(trt: Any, file: GraphFile, repair: Callable[[Any, Any], None] =
     require_no_errors(log, f"parsing {file.name}")
     attentions, updates = file.operators["Attention"], file.operators["TensorScatter"]
     if attentions:  # releases without the operator lack its classes too
-        repair(trt, network)
         check_attentions(trt, network, attentions)
     check_routers(trt, network, file.operators[ROUTER])
     aliases = cache_updates(trt, network) if updates else {}

@@ -18,7 +18,7 @@ from tide_export.targets.engine_network import read_network
 from tide_export.targets.graph_files import GraphFile
 
 ENGINE_FOLDER = "engines"
-# Part of every engine's key. Raise it if the same graph must become another engine (repairs, builder settings).
+# Part of every engine's key. Raise it if the same graph must become another engine (builder settings).
 BUILD_VERSION = 2
 
 

@@ -42,7 +42,7 @@ def test_layers_share_positions_and_mask():
     counts = [
         operators(lowered(lower_attention_primitives, one_attention(ir.DataType.FLOAT, 4, 0, 0.0, layers=n))[0]) for n in (1, 3)
     ]
-    assert counts[0]["Range"] == counts[1]["Range"] and counts[0]["LessOrEqual"] == counts[1]["LessOrEqual"] == 1
+    assert counts[0]["Range"] == counts[1]["Range"] and counts[0]["Less"] == counts[1]["Less"] == 1
     assert counts[1]["Softmax"] == 3
 
 
