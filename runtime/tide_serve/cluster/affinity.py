@@ -1,0 +1,56 @@
+"""Routing by prefix: requests that begin alike go to the replica whose prefix cache holds that beginning.
+
+Ray's own PrefixCacheAffinityRouter does not fit: it needs pyarrow, waits for an actor with a blocking call in the event loop for
+every request, keeps the texts of prompts in that actor, and ends with it.
+"""
+
+from __future__ import annotations
+
+import random
+from hashlib import blake2b
+from typing import Any
+
+from ray.serve.request_router import PendingRequest, RequestRouter, RunningReplica
+
+from tide_serve.cluster.forwarded import ForwardedRequest
+
+
+class PrefixAffinityRouter(RequestRouter):
+    """The preferred replica of a request's opening, unless it is busier than another by more than ``slack`` requests; then, and
+    for requests without an opening, the less busy one of two random replicas.
+
+    Rendezvous hashing chooses the preferred replica: all ingresses agree without talking to each other, and when a replica comes
+    or goes only the openings that it has or had move.
+    """
+
+    def initialize_state(self, slack: int = 4) -> None:  # type: ignore[override]  # Ray documents named arguments
+        """Called by Ray with the deployment's ``request_router_kwargs``."""
+        self._slack = slack
+
+    async def choose_replicas(
+        self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
+    ) -> list[list[RunningReplica]]:
+        """Replicas by rank; Ray takes the first rank of which one accepts the request, and asks again later when none does."""
+        two = random.sample(candidate_replicas, min(2, len(candidate_replicas)))
+        if pending_request is None:
+            return [two]
+        pending_request.routing_context.should_backoff = True  # without it Ray asks again at once, in a busy loop
+        key = _opening(pending_request.args)
+        if not key:
+            return [two]
+        preferred = max(candidate_replicas, key=lambda replica: weight(key, replica.replica_id.unique_id))
+        least = min(self._ongoing(replica) for replica in candidate_replicas)
+        return [two] if self._ongoing(preferred) > least + self._slack else [[preferred], two]
+
+    def _ongoing(self, replica: RunningReplica) -> int:
+        """Requests in progress on ``replica`` as this ingress last heard."""
+        return self.replica_queue_len_cache.get(replica.replica_id) or 0
+
+
+def weight(key: str, replica: str) -> bytes:
+    """Of rendezvous hashing: the replica with the greatest weight is preferred for ``key``."""
+    return blake2b(f"{key} {replica}".encode(), digest_size=8).digest()
+
+
+def _opening(args: list[Any]) -> str:
+    return next((arg.opening for arg in args if isinstance(arg, ForwardedRequest)), "")

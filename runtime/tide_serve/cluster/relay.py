@@ -1,0 +1,105 @@
+"""The ingress: sends each request to a replica, and to another one when the first is lost before the client got anything."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass
+from typing import cast
+
+from ray.exceptions import RayError, RayTaskError
+from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
+from ray.serve.handle import DeploymentHandle, DeploymentResponseGenerator
+from starlette.requests import ClientDisconnect, Request
+from starlette.types import Message, Receive, Scope, Send
+
+from tide_serve.cluster.delivery import Delivery
+from tide_serve.cluster.forwarded import ForwardedRequest
+from tide_serve.errors import ApiError
+
+_log = logging.getLogger("tide_serve")
+_PAUSE_S = 0.1  # between attempts, times their number: Ray needs a moment to notice that a replica is gone
+
+
+class _Lost(Exception):
+    """The replica is gone; another one may answer if the client has got nothing."""
+
+
+@dataclass(frozen=True)
+class Relay:
+    """An ASGI application that answers HTTP requests through the replicas of ``model``.
+
+    A client that disconnects cancels the replica's work. An answer is never given twice, nor put together from two replicas.
+
+    Args:
+        attempts: replicas that a request is sent to, one after the other, while the client has got nothing.
+        timeout: seconds in which an answer has to begin, queueing and all attempts included.
+    """
+
+    model: DeploymentHandle
+    attempts: int = 3
+    timeout: float = 600.0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            body = await Request(scope, receive).body()
+        except ClientDisconnect:
+            return
+        delivery = Delivery(send)
+        try:
+            await self._deliver(ForwardedRequest.of(scope, body), delivery)
+        except ApiError as error:
+            if delivery.begun:
+                await delivery.break_off(error)
+            else:
+                await error.response()(scope, receive, send)
+
+    async def _deliver(self, request: ForwardedRequest, delivery: Delivery) -> None:
+        """Raises ApiError where the answer did not come to its end."""
+        deadline = asyncio.get_running_loop().time() + self.timeout
+        for attempt in range(1, self.attempts + 1):
+            try:
+                return await self._attempt(request, delivery, deadline)
+            except _Lost as lost:
+                _log.warning("attempt %d: a replica was lost (%s)", attempt, type(lost.__cause__).__name__)
+                if delivery.begun:
+                    raise ApiError(502, "the replica was lost in the middle of its answer; send the request again") from lost
+                delivery.forget()
+            await asyncio.sleep(_PAUSE_S * attempt)
+        raise ApiError(503, f"{self.attempts} replicas were lost one after the other", code="replica_lost", retry_after=5)
+
+    async def _attempt(self, request: ForwardedRequest, delivery: Delivery, deadline: float) -> None:
+        """Raises _Lost, and ApiError for what another replica would not do better."""
+        answer = cast(DeploymentResponseGenerator[Message], self.model.options(stream=True).answer.remote(request))
+        ended = False
+        try:
+            async with asyncio.timeout_at(deadline) as patience:
+                async for message in answer:
+                    await delivery.take(message)
+                    if delivery.begun:
+                        patience.reschedule(None)
+            ended = True
+        except TimeoutError as error:
+            reason = f"no replica answered within {self.timeout:g} s"
+            raise ApiError(503, reason, code="no_replica", retry_after=5) from error
+        except BackPressureError as error:
+            reason = "too many requests wait for a replica; send this one again later"
+            raise ApiError(429, reason, code="queue_full", retry_after=1) from error
+        except DeploymentUnavailableError as error:
+            reason = "no replica can be started; the deployment's status in Ray tells the reason"
+            raise ApiError(503, reason, code="no_replica", retry_after=30) from error
+        except RayError as error:
+            ended = True
+            self._failed(error, delivery)
+        finally:
+            if not ended:
+                answer.cancel()
+
+    @staticmethod
+    def _failed(error: RayError, delivery: Delivery) -> None:
+        if delivery.complete:
+            return  # what failed behind the answer does not change it
+        if not isinstance(error, RayTaskError):
+            raise _Lost from error
+        _log.error("a replica failed to answer; its log tells the reason")  # the error may quote the request
+        raise ApiError(500, "the server failed; its log names the request id", code="internal_error") from error
