@@ -31,6 +31,7 @@ class HostDevice:
     """Copies are queued and made when somebody waits, or when the queue is needed: by `flush` before a graph runs."""
 
     kind, ordinal, stream, name, compute = "cpu", 0, 7, "host memory", 90
+    is_capturing = False
 
     def __init__(self) -> None:
         self.downloads: list[int] = []  # bytes of each copy to the host

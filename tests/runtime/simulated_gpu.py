@@ -159,6 +159,10 @@ class SimulatedGpu(HostDevice):
     def capturing(self) -> AbstractContextManager[None]:
         return nullcontext()
 
+    @property
+    def is_capturing(self) -> bool:  # type: ignore[override]
+        return bool(self.recording)
+
     def new_handle(self) -> int:
         self._next += 1
         return self._next

@@ -78,6 +78,10 @@ class CudaDevice:
     def capturing(self) -> AbstractContextManager[None]:
         return self._frees.deferred()
 
+    @property
+    def is_capturing(self) -> bool:
+        return self._frees.capturing
+
     def instantiate(self, builder: Any, frees_memory: bool) -> Any:
         """The executable graph of ``builder``, a cuda.core GraphBuilder that has captured, uploaded.
 

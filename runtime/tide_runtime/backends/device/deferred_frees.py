@@ -17,10 +17,13 @@ class StreamOrderedBuffer(Protocol):
 
 
 class DeferredFrees:
-    """Queue of unreferenced buffers, freed when ``lock``, the RLock of their stream, is available and no capture is running."""
+    """Queue of unreferenced buffers, freed when ``lock``, the RLock of their stream, is available and no capture is running.
+
+    ``capturing``: whether one is running, as `deferred` was told.
+    """
 
     def __init__(self, lock: Any) -> None:
-        self._lock, self._capturing = lock, False
+        self._lock, self.capturing = lock, False
         self._dropped: deque[StreamOrderedBuffer] = deque()
 
     def drop(self, buffer: StreamOrderedBuffer) -> None:
@@ -34,15 +37,15 @@ class DeferredFrees:
 
     def free(self) -> None:
         """Free the dropped buffers, unless a capture is running. The caller holds the lock."""
-        while self._dropped and not self._capturing:
+        while self._dropped and not self.capturing:
             self._dropped.popleft().close()
 
     @contextmanager
     def deferred(self) -> Iterator[None]:
         """Free nothing inside the context. The caller holds the lock."""
-        self._capturing = True
+        self.capturing = True
         try:
             yield
         finally:
-            self._capturing = False
+            self.capturing = False
             self.free()

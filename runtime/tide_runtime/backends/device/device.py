@@ -36,6 +36,10 @@ class Device(Protocol):
     stream: int
     lock: AbstractContextManager[Any]
 
+    @property
+    def is_capturing(self) -> bool:
+        """Whether queued work becomes part of a CUDA graph; asked by the thread that queues it, which holds the lock."""
+
     def use(self) -> None:
         """Make this the calling thread's current device."""
 

@@ -92,14 +92,19 @@ class TensorRtBackend:
         tensors = step.tensors(graph, False, [*inputs, *(tensor.name for tensor in engine.outputs)])
         self._check_types(graph, tensors)
         copies = [_CopyBack.of(step, tensors, name) for name in _separate_outputs(engine)]
+        captured = step.captured  # a reference to the step would be a cycle
 
         def enqueue(stream: int) -> None:
+            if self.device.is_capturing and not context.is_capturable:
+                raise TargetError(f"{self._info.tool} says that its engine of {graph} cannot be captured in a CUDA graph")
             if context.tensors is not tensors:
                 context.bind(tensors, inputs)
             if not context.native.execute_async_v3(stream):
                 raise BundleError(f"{self._info.tool} cannot run {graph} of {self.target}; export the bundle again")
             for copy in copies:
                 self.device.copy(copy.cache, copy.output.pointer, copy.count_bytes)
+            if captured and not self.device.is_capturing:
+                context.ask_whether_capturable(stream)
 
         return enqueue
 
@@ -174,10 +179,22 @@ class TensorRtBackend:
 
 @dataclass
 class _BoundContext:
-    """A TensorRT execution context and the tensors it is currently bound to, whose memory it does not keep alive."""
+    """A TensorRT execution context and the tensors it is currently bound to, whose memory it does not keep alive.
+
+    ``is_capturable``: the answer of `ask_whether_capturable`, True before.
+    """
 
     native: Any
     tensors: dict[str, DeviceTensor] | None = None
+    is_capturable: bool = True
+
+    def ask_whether_capturable(self, stream: int) -> None:
+        """Ask TensorRT-RTX whether a run with the present shapes can be captured; TensorRT has no such query.
+
+        Asked after a run and outside captures, which a call that synchronizes would end.
+        """
+        if hasattr(self.native, "is_stream_capturable"):
+            self.is_capturable = self.native.is_stream_capturable(stream)
 
     def bind(self, tensors: dict[str, DeviceTensor], inputs: list[str]) -> None:
         for name, tensor in tensors.items():

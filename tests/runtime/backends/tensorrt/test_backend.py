@@ -45,12 +45,14 @@ class Validity(Enum):
 
 @dataclass
 class RecordedApi:
-    """A stand-in for ``tensorrt_rtx``. ``invalid``, ``slower``: graphs that do not run on this GPU, or run slower."""
+    """A stand-in for ``tensorrt_rtx``. ``invalid``, ``slower``: graphs that do not run on this GPU, or run slower.
+    ``uncapturable``: graphs that no capture may hold."""
 
     gpu: SimulatedGpu
     manifest: Manifest
     invalid: tuple[str, ...] = ()
     slower: tuple[str, ...] = ()
+    uncapturable: tuple[str, ...] = ()
     contexts: list[RecordedContext] = field(default_factory=list)
     __version__ = VERSION
     EngineValidity = Validity
@@ -119,6 +121,10 @@ class RecordedContext:
         if name == "position_ids":
             self.steps.add(address)
         return True
+
+    def is_stream_capturable(self, stream: int) -> bool:
+        assert not self.api.gpu.recording and self.addresses, "asked while capturing, or before a run"
+        return self.graph not in self.api.uncapturable
 
     def execute_async_v3(self, stream: int) -> bool:
         info = self.api.manifest.targets["rtx"].engines[self.graph]
@@ -203,6 +209,19 @@ def test_a_changing_batch_generates_the_models_tokens(bundle: Bundle, driven: bo
     assert bool(captured) == driven
     # A graph records its contexts' bindings, so no other step may use these contexts.
     assert all(len(context.steps) == 1 for context in captured)
+
+
+def test_an_engine_that_cannot_be_captured_is_named(bundle: Bundle) -> None:
+    """Guards against a capture that fails with CUDA's own message; the host goes on driving the loop."""
+    made, api = backend(bundle, uncapturable=("segment_1",))
+    drivers = Drivers(HostDriver(api.gpu).compile, GraphDriver(api.gpu).compile)
+    policy = DrivenDepth(FullDepth(), NumpyLoopKernels(api.gpu), 3, drivers)
+    rows = [make_row(request, bundle.manifest) for request in requests(eos=(4,))]
+    with pytest.warns(RuntimeWarning, match=f"tensorrt-rtx {VERSION} says that its engine of segment_1 cannot be captured"):
+        for _ in run(policy, made.context(4), rows):
+            pass
+    assert [output(row) for row in rows] == expected(requests(eos=(4,)), ())
+    assert policy.refused is not None and "segment_1" in policy.refused and not api.gpu.graph_launches
 
 
 def test_caches_that_engines_copy_are_copied_back(bundle: Bundle) -> None:
