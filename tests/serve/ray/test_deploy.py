@@ -1,0 +1,169 @@
+"""The files in deploy/: what they promise, and that Ray takes them."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from ray.serve.schema import ServeDeploySchema
+from tide_runtime.errors import ParamsError
+from tide_serve.ray import INGRESS, MODEL, ServingArgs, app, build_app
+
+ROOT = Path(__file__).resolve().parents[3]
+DEPLOY = ROOT / "deploy"
+
+
+def _serve_config() -> dict[str, Any]:
+    return yaml.safe_load((DEPLOY / "serve.yaml").read_text())
+
+
+def _ray_service() -> dict[str, Any]:
+    return yaml.safe_load((DEPLOY / "kuberay" / "rayservice.yaml").read_text())
+
+
+def _embedded_config() -> dict[str, Any]:
+    return yaml.safe_load(_ray_service()["spec"]["serveConfigV2"])
+
+
+CONFIGS = {"serve.yaml": _serve_config, "rayservice.yaml": _embedded_config}
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_ray_takes_the_configuration(name):
+    """Breaks: `serve deploy` refuses the example that users begin with."""
+    config = CONFIGS[name]()
+    (application,) = ServeDeploySchema.model_validate(config).applications
+    assert application.import_path == "tide_serve.ray:app" and app is build_app
+    built = build_app(ServingArgs.model_validate(application.args))
+    assert built._bound_deployment.name == INGRESS and built._bound_deployment.init_args[0]._bound_deployment.name == MODEL
+
+
+def test_commented_update_is_complete():
+    """Breaks: the update without a restart that serve.yaml describes loads other options than those above it."""
+    text = (DEPLOY / "serve.yaml").read_text()
+    commented = re.sub(r"^    # ?", "    ", text[text.index("    # deployments:") :], flags=re.MULTILINE)
+    (application,) = ServeDeploySchema.model_validate(
+        yaml.safe_load(text[: text.index("    # deployments:")] + commented)
+    ).applications
+    (deployment,) = application.deployments
+    model = build_app(ServingArgs.model_validate(application.args))._bound_deployment.init_args[0]._bound_deployment
+    assert deployment.name == MODEL
+    assert {**deployment.user_config, "bundle": application.args["bundle"]} == model._deployment_config.user_config
+
+
+def test_arguments_of_the_command_line():
+    """Breaks: `serve run tide_serve.ray:app bundle=… replicas=3` fails on its values, which are all strings."""
+    args = ServingArgs.model_validate({"bundle": "/models/engine", "replicas": "3"})
+    model = build_app(args)._bound_deployment.init_args[0]._bound_deployment
+    assert model.num_replicas == 3
+
+
+def test_bundle_of_the_environment(monkeypatch):
+    """Breaks: `serve run tide_serve.ray:app` without arguments, as in a container, cannot be told its bundle."""
+    monkeypatch.setenv("TIDE_BUNDLE", "/models/engine")
+    assert ServingArgs().bundle == "/models/engine"
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        ({}, "bundle=DIRECTORY"),
+        ({"engine": {"polcy": "exact"}, "bundle": "x"}, "engine has no option polcy"),
+        ({"engine": {"depth": {"x": 1}}, "bundle": "x"}, "engine.depth has no option x"),
+        ({"engine": {"max_batch": 0}, "bundle": "x"}, "max_batch is 0"),
+        ({"server": {"max_tokens": 0}, "bundle": "x"}, "max_tokens is 0"),
+        ({"replicas": 3, "max_replicas": 2, "bundle": "x"}, "max_replicas is 2"),
+    ],
+)
+def test_wrong_options(args, message, monkeypatch):
+    """Breaks: a typing error is found when the first replica starts on another machine, or never."""
+    monkeypatch.delenv("TIDE_BUNDLE", raising=False)
+    with pytest.raises(ParamsError, match=re.escape(message)):
+        build_app(ServingArgs(**args))
+
+
+def _instructions() -> list[tuple[str, str]]:
+    text = re.sub(r"^#.*\n", "", (DEPLOY / "Containerfile").read_text(), flags=re.MULTILINE)
+    lines = text.replace("\\\n", " ").splitlines()
+    return [(line.split(maxsplit=1)[0], line.split(maxsplit=1)[1]) for line in lines if line.strip()]
+
+
+def test_image_runs_as_an_ordinary_user():
+    """Breaks: whoever breaks out of the server is root in the container."""
+    users = [argument for name, argument in _instructions() if name == "USER"]
+    assert re.fullmatch(r"[1-9]\d*:[1-9]\d*", users[-1])
+    assert _instructions()[-1][0] == "CMD"  # nothing runs as root behind it
+
+
+def test_image_has_nothing_from_elsewhere():
+    """Breaks: an image is only as good as whatever an address serves on the day when it is built."""
+    instructions = _instructions()
+    assert not [argument for name, argument in instructions if name == "ADD"]
+    assert not [argument for name, argument in instructions if name == "RUN" and re.search(r"curl|wget|https?:|git ", argument)]
+    assert {a.split()[0].rpartition(":")[2] for n, a in instructions if n == "FROM"} == {"3.12-slim"}
+
+
+def test_image_is_built_from_what_is_there():
+    """Breaks: the build fails on a folder that was moved, or the builder is not sent one."""
+    copied = [argument.split()[:-1] for name, argument in _instructions() if name == "COPY" and not argument.startswith("--from")]
+    sources = [source for each in copied for source in each]
+    sent = re.findall(r"^!(.+)$", (DEPLOY / "Containerfile.dockerignore").read_text(), flags=re.MULTILINE)
+    assert sources and all((ROOT / source).exists() for source in sources)
+    assert sorted(sources) == sorted(sent)
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    packages = project["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
+    assert {package.split("/")[0] for package in packages} <= set(sources)
+    assert dict(_instructions())["ENTRYPOINT"] == '["tide-serve"]' and "tide-serve" in project["project"]["scripts"]
+
+
+def test_image_tells_its_health():
+    """Breaks: a server that hangs is never restarted."""
+    check = dict(_instructions())["HEALTHCHECK"]
+    assert "http://127.0.0.1:8000/health'" in check and '"8000"' in dict(_instructions())["CMD"]
+
+
+def _pods() -> dict[str, dict[str, Any]]:
+    cluster = _ray_service()["spec"]["rayClusterConfig"]
+    groups = [cluster["headGroupSpec"], *cluster["workerGroupSpecs"]]
+    return {group.get("groupName", "head"): group["template"]["spec"] for group in groups}
+
+
+@pytest.mark.parametrize("pod", _pods().values(), ids=_pods().keys())
+def test_pods_are_locked_down(pod):
+    """Breaks: a pod that a cluster with the restricted policy refuses, or one that can write to more than its own folders."""
+    (container,) = pod["containers"]
+    user = pod["securityContext"]
+    assert user["runAsNonRoot"] and f"{user['runAsUser']}:{user['runAsGroup']}" == dict(_instructions())["USER"]
+    assert container["securityContext"] == {
+        "readOnlyRootFilesystem": True,
+        "allowPrivilegeEscalation": False,
+        "capabilities": {"drop": ["ALL"]},
+    }
+    assert {mount["name"] for mount in container["volumeMounts"]} == {volume["name"] for volume in pod["volumes"]}
+    writable = {mount["mountPath"] for mount in container["volumeMounts"] if not mount.get("readOnly")}
+    assert writable == {"/tmp", "/dev/shm"}
+    assert {"livenessProbe", "readinessProbe"} <= container.keys()
+
+
+def test_replicas_fit_into_the_pods():
+    """Breaks: the example waits for ever for machines that have the cores, the bundle or the time that a replica needs."""
+    (application,) = _embedded_config()["applications"]
+    args, pod, group = application["args"], _pods()["models"], _ray_service()["spec"]["rayClusterConfig"]["workerGroupSpecs"][0]
+    (container,) = pod["containers"]
+    assert int(container["resources"]["limits"]["cpu"]) * group["replicas"] >= args["cpus"] * args["replicas"]
+    assert pod["terminationGracePeriodSeconds"] > args["server"]["drain_timeout"]
+    mounted = {mount["mountPath"] for mount in container["volumeMounts"]}
+    assert {Path(args["bundle"]).parent.as_posix(), Path(args["api_key_file"]).parent.as_posix()} <= mounted
+
+
+def test_versions_agree():
+    """Breaks: nodes of one cluster with different releases of Ray, which refuse each other."""
+    ray_version = _ray_service()["spec"]["rayClusterConfig"]["rayVersion"]
+    assert f"ray=={ray_version}\n" in (ROOT / ".ci" / "constraints.txt").read_text()
+    images = {container["image"] for pod in _pods().values() for container in pod["containers"]}
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    assert images == {f"tide-serve:{version}"} and f"-t tide-serve:{version}" in (DEPLOY / "Containerfile").read_text()
