@@ -37,10 +37,6 @@ class Service:
     def model_names(self) -> tuple[str, ...]:
         return self.config.model_names or (self.engine.manifest.model.name,)
 
-    @property
-    def ready(self) -> bool:
-        return self.engine.healthy and not self.draining
-
     @cached_property
     def token_texts(self) -> TokenTexts:
         return TokenTexts(self.engine.tokenizer)

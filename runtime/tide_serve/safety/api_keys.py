@@ -36,6 +36,8 @@ class RequireKey:
             if record is not None:
                 record.client = client
             if error is not None and needs_key(scope, self._open_page):
+                if record is not None:
+                    record.headers.append((b"www-authenticate", b"Bearer"))  # RFC 9110, section 15.5.2
                 await refuse(error, "api_key", scope, receive, send)
                 return
         await self._app(scope, receive, send)

@@ -10,13 +10,14 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from unittest.mock import Mock
 
 import httpx
 import pytest
 from serve.safety.stub_server import Stub, stub_server
 from tide_runtime.errors import ParamsError
 from tide_serve import ServeConfig
-from tide_serve.connection import MAX_HEADER_BYTES
+from tide_serve.connection import MAX_HEADER_BYTES, ConnectionLimits, GuardedConnection
 from tide_serve.listening import bound_socket, tls_context
 
 # Short times for what a test waits for; requests of well-behaved clients take a few milliseconds.
@@ -111,6 +112,13 @@ def test_long_answers_are_not_cut_by_the_request_timer(hurried: Stub) -> None:
     assert answer.json() == {"cut_short": False}
 
 
+def test_next_request_may_begin_while_an_answer_is_awaited(hurried: Stub) -> None:
+    """Breaks: a long answer is cut off because the client's next request, which the server does not read yet, is incomplete."""
+    with hurried.connect() as connection:
+        connection.sendall(b"POST /v1/wait/1 HTTP/1.1\r\nHost: x\r\n\r\nPOST /v1/cou")  # three times body_timeout
+        assert b"200 OK" in connection.recv(65536)
+
+
 # --- clients that do not read
 
 
@@ -133,6 +141,21 @@ def test_slow_reader_that_reads_is_kept(hurried: Stub) -> None:
             received += len(part := connection.recv(2**20))
             assert part, "the server has closed the connection"
     assert hurried.seen.left.wait(30)  # leaving ends the stream at once
+
+
+def test_only_a_client_that_reads_nothing_at_all_is_disconnected() -> None:
+    """Breaks: a long answer that is written at once is lost on a slow line, as its buffer is not empty after the timeout."""
+    loop, transport = Mock(), Mock()
+    connection = object.__new__(GuardedConnection)
+    connection.loop, connection.transport, connection._limits = loop, transport, ConnectionLimits(30, 60)
+    for unread in (1000, 999, 1):
+        transport.get_write_buffer_size.return_value = unread - 1
+        connection._check_reader(unread)
+        loop.call_later.assert_called_with(60, connection._check_reader, unread - 1)
+    transport.abort.assert_not_called()
+    transport.get_write_buffer_size.return_value = 1000
+    connection._check_reader(1000)
+    transport.abort.assert_called_once_with()
 
 
 # --- bodies and headers that are too large

@@ -158,7 +158,7 @@ def test_without_a_right_key_is_401(headers: dict[str, str], path: str) -> None:
     """Breaks: strangers use the model, or read its metrics."""
     seen = Seen()
     answer = call(guarded(seen, api_keys=(OTHER_KEY, KEY))[0], "POST", path, json={}, headers=headers)
-    assert answer.status_code == 401
+    assert answer.status_code == 401 and answer.headers["www-authenticate"] == "Bearer"
     error = answer.json()["error"]
     assert (error["type"], error["code"], error["param"]) == ("authentication_error", "invalid_api_key", None)
     assert not seen.bodies and KEY not in answer.text
@@ -257,6 +257,19 @@ def test_requests_at_once_are_limited_by_key() -> None:
             return [third.status_code, others.status_code, *(answer.status_code for answer in after)]
 
     assert asyncio.run(check()) == [429, 200, 200, 200, 200]
+
+
+def test_clients_are_forgotten_when_their_requests_end() -> None:
+    """Breaks: without keys, every address that ever sent a request stays in memory."""
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        assert len(limits._running) == 1
+
+    async def send(message: Message) -> None: ...
+
+    limits = LimitClients(app, 4, 0)
+    asyncio.run(run(limits, [], send))
+    assert not limits._running
 
 
 # --- bodies
