@@ -46,9 +46,10 @@ KERNELS = (
     Kernel("exit_translate", ("exit_translate_down", "exit_translate_up")),
     Kernel("draft_verify", ("draft_verify",)),
     Kernel("exit_score", ("exit_score",)),
-    # These copy states as bytes, so one entry point serves every element type.
+    # These read no states, or copy them as bytes, so one entry point serves every element type.
     Kernel("loop_turn", ("loop_turn",), ("f32",)),
     Kernel("exit_join", ("exit_join",), ("f32",)),
+    Kernel("exit_candidates", ("exit_candidates",), ("f32",)),
     Kernel("exit_gate", ("exit_gate",), ("f32",)),
     Kernel("exit_merge", ("exit_merge",), ("f32",)),
 )

@@ -25,7 +25,7 @@ class ExitRouterParams(Structure):
         ("row_stride", c_int64),
         ("rows hidden_size width chunk", c_int32),
         ("threshold epsilon", c_float),
-        ("sets_condition reserved", c_int32),
+        ("sets_condition tile_rows", c_int32),
     )
 
 
@@ -66,8 +66,8 @@ class LoopTurnParams(Structure):
     """`loop_turn_params` in csrc/loop_turn_plan.h."""
 
     _fields_ = _fields(
-        "tokens emitted exits length last_token running turns_left ring counts input_ids position_ids position_ids32 write_index "
-        "write_index32 seqlens_k proceed",
+        "tokens emitted exits length last_token running turns_left ring counts input_ids position_ids position_ids32 "
+        "write_index write_index32 seqlens_k proceed",
         ("graph_condition", c_uint64),
         ("slots", c_int64),
         ("rows ring_turns sets_condition reserved", c_int32),
@@ -77,13 +77,30 @@ class LoopTurnParams(Structure):
 class ExitScoreParams(Structure):
     """`exit_score_params` in csrc/exit_score_plan.h."""
 
-    _fields_ = _fields("logits token mlp_score score", ("rows vocab", c_int32), ("mlp_threshold", c_float), ("reserved", c_int32))
+    _fields_ = _fields(
+        "logits token mlp_score score workspace counters",
+        ("rows vocab", c_int32),
+        ("mlp_threshold", c_float),
+        ("reserved", c_int32),
+    )
 
 
 class ExitJoinParams(Structure):
     """`exit_join_params` in csrc/exit_join_plan.h."""
 
     _fields_ = _fields("states finished waiting window last", ("row_bytes", c_int64), ("rows arriving width number", c_int32))
+
+
+class ExitCandidatesParams(Structure):
+    """`exit_candidates_params` in csrc/exit_candidates_plan.h."""
+
+    _fields_ = _fields(
+        "finished exits score wanted counts",
+        ("graph_condition", c_uint64),
+        ("rows exit_count number", c_int32),
+        ("threshold", c_float),
+        ("has_mlp sets_condition", c_int32),
+    )
 
 
 class ExitGateParams(Structure):
@@ -114,6 +131,7 @@ PARAMS: dict[str, type[Structure]] = {
     "loop_turn": LoopTurnParams,
     "exit_score": ExitScoreParams,
     "exit_join": ExitJoinParams,
+    "exit_candidates": ExitCandidatesParams,
     "exit_gate": ExitGateParams,
     "exit_merge": ExitMergeParams,
 }

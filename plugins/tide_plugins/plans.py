@@ -6,8 +6,10 @@ from dataclasses import dataclass
 
 # csrc/down_projection_plan.h
 GROUP_ROWS, GROUP_THREADS, SLICE_WIDTH, MAX_CHUNKS = 8, 256, 16, 32
-TILE_ROWS, WARP_ROWS, WARP_WIDTH, STAGE_BYTES, STAGE_PITCH, TILE_CHUNKS = 128, 32, 64, 64, 80, 8
-LOOP_THREADS, SCORE_THREADS = 256, 1024  # csrc/decode_loop_plan.h, exit_score_plan.h
+TILE_ROWS, SMALL_TILE_ROWS, WARP_WIDTH, TILE_CHUNKS = 128, 32, 64, 8
+STAGE_BYTES, MAX_STAGES, MAX_RING_BYTES = 64, 8, 60 * 1024
+LOOP_THREADS = 256  # csrc/decode_loop_plan.h
+SCORE_THREADS, SCORE_PIECES, MAX_SCORE_BLOCKS = 256, 4, 32  # csrc/exit_score_plan.h
 # csrc/exit_router_plan.h, exit_translate_plan.h, exit_select_plan.h, draft_verify_plan.h
 MAX_ROUTER_WIDTH, MOST_DECODE_ROWS = 256, 128
 MAX_RANK, UP_THREADS, UP_LANES = 128, 256, 8
@@ -37,11 +39,16 @@ class LaunchPlan:
 
 @dataclass(frozen=True)
 class RouterPlan:
-    """``chunk``: elements of the hidden size per block. ``tiled``: launch the form for many rows."""
+    """``chunk``: elements of the hidden size per block. ``tile_rows``: rows per block of the form for many rows, else 0."""
 
     launch: LaunchPlan
     chunk: int
-    tiled: bool
+    tile_rows: int
+
+    @property
+    def tiled(self) -> bool:
+        """Whether to launch the form for many rows."""
+        return self.tile_rows > 0
 
 
 @dataclass(frozen=True)
@@ -55,10 +62,9 @@ class TranslatePlan:
 
 def plan_exit_router(rows: int, hidden_size: int, width: int, element_bytes: int, sm_count: int) -> RouterPlan:
     """The plan for states ``[rows, hidden_size]`` and a router of ``width`` on a GPU with ``sm_count`` multiprocessors."""
-    tiled = rows > MOST_DECODE_ROWS
-    plan = _plan_tile_projection if tiled else _plan_group_projection
-    launch, chunk = plan(rows, hidden_size, width, element_bytes, sm_count)
-    return RouterPlan(launch, chunk, tiled)
+    if rows > MOST_DECODE_ROWS:
+        return _plan_tile_projection(rows, hidden_size, width, element_bytes, sm_count)
+    return RouterPlan(*_plan_group_projection(rows, hidden_size, width, element_bytes, sm_count), 0)
 
 
 def plan_exit_translate(rows: int, hidden_size: int, rank: int, element_bytes: int, sm_count: int) -> TranslatePlan:
@@ -81,13 +87,15 @@ def plan_draft_verify(rows: int, vocab: int, sampling: bool) -> LaunchPlan:
 
 
 def plan_loop_block() -> LaunchPlan:
-    """One block for all rows: `loop_turn`, `exit_gate`, `exit_merge`."""
+    """One block for all rows: `loop_turn`, `exit_candidates`, `exit_gate`, `exit_merge`."""
     return LaunchPlan((1, 1, 1), (LOOP_THREADS, 1, 1))
 
 
-def plan_exit_score(rows: int) -> LaunchPlan:
-    """One block per row."""
-    return LaunchPlan((max(rows, 1), 1, 1), (SCORE_THREADS, 1, 1))
+def plan_exit_score(rows: int, vocab: int, element_bytes: int) -> LaunchPlan:
+    """Blocks of a row read 16 KiB of its logits each, or more in large vocabularies."""
+    some = max(rows, 1)
+    blocks = _clamp(_divide_up(vocab, SCORE_THREADS * SCORE_PIECES * 16 // element_bytes), 1, MAX_SCORE_BLOCKS)
+    return LaunchPlan((blocks, some, 1), (SCORE_THREADS, 1, 1), counters=some, workspace_bytes=some * blocks * 4)
 
 
 def plan_exit_join(rows: int, arriving: int) -> LaunchPlan:
@@ -104,14 +112,16 @@ def _plan_group_projection(rows: int, hidden_size: int, width: int, element_byte
     return LaunchPlan((chunks, slices, groups), (GROUP_THREADS, 1, 1), GROUP_ROWS * pitch * 4, groups + 1, workspace), chunk
 
 
-def _plan_tile_projection(rows: int, hidden_size: int, width: int, element_bytes: int, sm_count: int) -> tuple[LaunchPlan, int]:
-    tiles, pitch = _divide_up(max(rows, 1), TILE_ROWS), _round_up(width, WARP_WIDTH)
+def _plan_tile_projection(rows: int, hidden_size: int, width: int, element_bytes: int, sm_count: int) -> RouterPlan:
+    tile_rows = SMALL_TILE_ROWS if 2 * _divide_up(rows, SMALL_TILE_ROWS) <= sm_count else TILE_ROWS
+    tiles, pitch = _divide_up(max(rows, 1), tile_rows), _round_up(width, WARP_WIDTH)
     chunk = _chunk_of(hidden_size, 8 * STAGE_BYTES // element_bytes, sm_count // tiles, TILE_CHUNKS)
     chunks = _divide_up(hidden_size, chunk)
-    threads = pitch // WARP_WIDTH * (TILE_ROWS // WARP_ROWS) * 32
-    shared = (3 if pitch <= 128 else 2) * (TILE_ROWS + pitch) * STAGE_PITCH
-    workspace = _projection_bytes(tiles, chunks, TILE_ROWS, pitch)
-    return LaunchPlan((chunks, 1, tiles), (threads, 1, 1), shared, tiles + 1, workspace), chunk
+    stage_bytes = (tile_rows + pitch) * STAGE_BYTES
+    shared = _clamp(MAX_RING_BYTES // stage_bytes, 2, MAX_STAGES) * stage_bytes
+    workspace = _projection_bytes(tiles, chunks, tile_rows, pitch)
+    launch = LaunchPlan((chunks, 1, tiles), (TILE_ROWS * pitch // WARP_WIDTH, 1, 1), shared, tiles + 1, workspace)
+    return RouterPlan(launch, chunk, tile_rows)
 
 
 def _chunk_of(hidden_size: int, step: int, wanted: int, most: int) -> int:

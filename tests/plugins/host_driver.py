@@ -24,6 +24,12 @@ SHIM = Path(__file__).parent / "host_shim"
 CACHE = Path(__file__).parents[2] / "build" / "host_kernels"
 COMPILE = ("g++", "-std=c++17", "-O2", "-g1", "-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas", "-fPIC", "-shared")
 SANITIZE = ("-O1", "-g0", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer")
+_TENSOR_CORES = 80  # emulated by default: the architecture's instructions, see host_shim/tensor_core_on_host.h
+_STATUS = {
+    1: "threads wait for one that never comes",
+    2: "no such kernel",
+    3: "a tensor core instruction accesses an address that is not aligned as the PTX ISA requires",
+}
 _NAMES = {np.dtype(kind): name for name, kind in ELEMENTS.items()} | {
     np.dtype(np.int32): "i32",
     np.dtype(np.int64): "i64",
@@ -42,8 +48,12 @@ class _CPlan(Structure):
     )
 
 
-def host_library(*flags: str) -> Path:
-    """The kernels as a shared library, recompiled when a source, a flag or the compiler has changed."""
+def host_library(*flags: str, tensor_cores: int = _TENSOR_CORES) -> Path:
+    """The kernels as a shared library, recompiled when a source, a flag or the compiler has changed.
+
+    ``tensor_cores``: the architecture whose tensor core instructions are emulated; 0: none.
+    """
+    flags = (*flags, f"-DTIDE_TENSOR_CORES={tensor_cores}")
     sources = sorted((*CSRC.iterdir(), *SHIM.iterdir()))
     version = subprocess.run(["g++", "--version"], capture_output=True, check=True).stdout
     key = hashlib.sha256(repr((COMPILE, flags, version)).encode())
@@ -96,7 +106,7 @@ class HostDriver:
     def launch(self, entry: str, plan: LaunchPlan, params: Structure, stream: int) -> None:
         c_plan = _CPlan(plan.grid, plan.block, plan.shared_bytes, plan.counters, plan.workspace_bytes)
         status = _loaded(self.library).tide_launch(entry.encode(), ctypes.byref(params), ctypes.byref(c_plan), self.order)
-        assert status == 0, f"{entry}: " + ("threads wait for one that never comes" if status == 1 else "no such kernel")
+        assert status == 0, f"{entry}: {_STATUS[status]}"
 
     def graph_condition(self) -> tuple[int, int, int]:
         """Handle and value of the last graph condition set, and the number of times."""

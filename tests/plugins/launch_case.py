@@ -6,7 +6,14 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from tide_plugins.kernels import BUILT
-from tide_plugins.launch.decode_loop import prepare_exit_gate, prepare_exit_join, prepare_exit_merge, prepare_loop_turn
+from tide_plugins.launch.decode_loop import (
+    prepare_exit_candidates,
+    prepare_exit_gate,
+    prepare_exit_join,
+    prepare_exit_merge,
+    prepare_exit_score,
+    prepare_loop_turn,
+)
 from tide_plugins.launch.device_array import ITEM_BYTES, DeviceArray
 from tide_plugins.launch.draft_verify import prepare_draft_verify
 from tide_plugins.launch.exit_router import prepare_exit_router
@@ -105,6 +112,26 @@ def join_tensors(rows: int = 4, width: int = 8, row_bytes: int = 128, exits: int
     }
 
 
+def score_tensors(rows: int = 4, vocab: int = 32_000, dtype: str = "f16") -> dict[str, Any]:
+    new = Addresses().array
+    return {
+        "logits": new(dtype, rows, vocab),
+        "token": new("i64", rows),
+        "mlp_score": new("f32", rows),
+        "score": new("f32", rows),
+    }
+
+
+def candidate_tensors(rows: int = 4, exits: int = 2) -> dict[str, Any]:
+    new = Addresses().array
+    return {
+        **{name: new("u8", rows) for name in ("finished", "exits")},
+        "score": new("f32", rows),
+        "wanted": new("i32"),
+        "counts": new("i64", 2 * exits + 1),
+    }
+
+
 def gate_tensors(rows: int = 4, width: int = 8, exits: int = 2) -> dict[str, Any]:
     new = Addresses().array
     return {
@@ -139,6 +166,9 @@ def every_kernel() -> Iterator[tuple[str, Prepare, dict[str, Any], dict[str, Any
     yield "exit_translate", prepare_exit_translate, translate_tensors(), {"epsilon": 1e-6}
     yield "draft_verify", prepare_draft_verify, verify_tensors(), {}
     yield "loop_turn", prepare_loop_turn, turn_tensors(), {"slots": 512}
+    yield "exit_score", prepare_exit_score, score_tensors(), {}
+    numbers = {"exit_count": 2, "number": 2, "threshold": 0.5, "has_mlp": True}
+    yield "exit_candidates", prepare_exit_candidates, candidate_tensors(), numbers
     yield "exit_join", prepare_exit_join, join_tensors(), {"number": 2}
     yield "exit_gate", prepare_exit_gate, gate_tensors(), {"slots": 512, "threshold": 0.5, "number": 2, "width": 8}
     yield "exit_merge", prepare_exit_merge, merge_tensors(), {}

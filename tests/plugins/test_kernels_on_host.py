@@ -66,6 +66,28 @@ def test_every_split_of_the_hidden_size_is_right(spec: CaseSpec, sm_count: int) 
     case.check(run_case(case, HostDriver(sm_count=sm_count)))
 
 
+TILED = [
+    spec
+    for spec in SPECS.values()
+    if spec.kernel == "exit_router"
+    and any(part in spec.name for part in ("-n129-h7-", "-n130-h320-r17-", "-n130-h320-r256-", "-n257-h111-", "-live129"))
+]
+
+
+@pytest.mark.parametrize(("tensor_cores", "sm_count"), [(80, 132), (70, 6), (70, 132), (0, 6), (0, 132)])
+def test_tiles_of_both_sizes_are_right_with_every_instruction_set(tensor_cores: int, sm_count: int) -> None:
+    """Guards against wrong scores in prefill on some GPUs only, and against tensor core accesses that the PTX ISA forbids.
+
+    Rows of `ldmatrix` are aligned to 16 bytes, rows of `wmma` (V100) to 32.
+
+    With 132 multiprocessors the tiles have 32 rows, with 6 they have 128.
+    """
+    driver = HostDriver(order=2, sm_count=sm_count, library=host_library(tensor_cores=tensor_cores))
+    for spec in TILED:
+        case = spec.build()
+        case.check(run_case(case, driver))
+
+
 @pytest.mark.parametrize("rows", [5, 129])
 def test_a_launch_can_be_replayed(rows: int) -> None:
     """Guards against counters that do not return to zero, which break the second launch of a captured graph."""

@@ -73,9 +73,9 @@ def test_scratch_memory_is_large_enough_and_apart(library: KernelLibrary, driver
 
 def test_many_rows_take_the_tiled_form_and_ask_for_its_shared_memory(library: KernelLibrary, driver: RecordingDriver) -> None:
     """Guards against launches above 48 KiB of shared memory without the opt-in."""
-    plan = plan_exit_router(4096, 4096, 128, 2, driver.sm_count)
+    plan = plan_exit_router(4096, 4096, 192, 2, driver.sm_count)
     assert plan.launch.shared_bytes > 48 * 1024
-    _router(library, router_tensors(rows=4096)).enqueue(_STREAM)
+    _router(library, router_tensors(rows=4096, width=192)).enqueue(_STREAM)
     assert driver.launches[0].entry == "tide_exit_router_tiled_f16"
     assert driver.shared == {"tide_exit_router_tiled_f16": plan.launch.shared_bytes}
 

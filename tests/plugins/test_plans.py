@@ -6,6 +6,7 @@ import ctypes
 import random
 import subprocess
 from collections.abc import Callable
+from itertools import product
 
 import pytest
 from tide_plugins import plans
@@ -27,7 +28,7 @@ static void put(const LaunchPlan& p, int64_t* out) {
 extern "C" {
 void router(int64_t n, int32_t h, int32_t r, int32_t bytes, int32_t sms, int64_t* out) {
   const RouterPlan p = plan_exit_router(n, h, r, bytes, sms);
-  put(p.launch, out); out[9] = p.chunk; out[10] = p.tiled;
+  put(p.launch, out); out[9] = p.chunk; out[10] = p.tile_rows;
 }
 void translate(int64_t n, int32_t h, int32_t r, int32_t bytes, int32_t sms, int64_t* out) {
   const TranslatePlan p = plan_exit_translate(n, h, r, bytes, sms);
@@ -37,7 +38,7 @@ void select(int64_t n, int32_t h, int32_t bytes, int32_t in_place, int64_t* out)
   put(plan_exit_select(n, h, bytes, in_place), out);
 }
 void loop(int64_t n, int32_t arriving, int64_t* out) { put(plan_loop_block(), out); put(plan_exit_join(n, arriving), out + 9); }
-void score(int64_t n, int64_t* out) { put(plan_exit_score(n), out); }
+void score(int64_t n, int32_t vocab, int32_t bytes, int64_t* out) { put(plan_exit_score(n, vocab, bytes), out); }
 void verify(int64_t n, int32_t vocab, int32_t sampling, int64_t* out) { put(plan_draft_verify(n, vocab, sampling), out); }
 }
 """
@@ -80,7 +81,7 @@ def test_router_plans_agree(planned_by_cpp: Callable[..., list[int]]) -> None:
     """Guards against a workspace that is smaller than the kernel's writes."""
     for problem in _problems(plans.MAX_ROUTER_WIDTH):
         plan = plans.plan_exit_router(*problem)
-        assert [*_numbers(plan.launch), plan.chunk, plan.tiled] == planned_by_cpp("router", *problem)[:11], problem
+        assert [*_numbers(plan.launch), plan.chunk, plan.tile_rows] == planned_by_cpp("router", *problem)[:11], problem
 
 
 def test_translate_plans_agree(planned_by_cpp: Callable[..., list[int]]) -> None:
@@ -105,7 +106,9 @@ def test_loop_plans_agree(planned_by_cpp: Callable[..., list[int]]) -> None:
         for arriving in (1, 8):
             expected = [*_numbers(plans.plan_loop_block()), *_numbers(plans.plan_exit_join(rows, arriving))]
             assert expected == planned_by_cpp("loop", rows, arriving)[:18]
-        assert _numbers(plans.plan_exit_score(rows)) == planned_by_cpp("score", rows)[:9]
+        for vocab, element_bytes in product((1, 4096, 4097, 128_256, 262_144), (2, 4)):
+            expected = planned_by_cpp("score", rows, vocab, element_bytes)[:9]
+            assert _numbers(plans.plan_exit_score(rows, vocab, element_bytes)) == expected
 
 
 @pytest.mark.parametrize("rows", [1, 4096])
@@ -114,3 +117,25 @@ def test_plans_stay_inside_what_every_gpu_has(rows: int) -> None:
     for problem in _problems(plans.MAX_ROUTER_WIDTH):
         plan = plans.plan_exit_router(rows, *problem[1:]).launch
         assert plan.block[0] <= 1024 and plan.shared_bytes <= 64 * 1024 and plan.grid[2] <= 65535
+
+
+@pytest.mark.parametrize(("rows", "blocks"), [(129, 40), (256, 64), (384, 96), (512, 128), (1024, 128)])
+def test_short_prefills_are_spread_over_the_gpu(rows: int, blocks: int) -> None:
+    """Guards against a router that leaves most of the GPU idle, and against one block that adds up everything.
+
+    Bytes of one block on an H100: what it reads of states and `down`, and what the last block of a tile adds up. A multiprocessor
+    reads about 100 KB per µs from L2; tiles of 128 rows would take 16 to 64 blocks, of 262 KB and 532 KB.
+    """
+    hidden_size, width = 4096, 128
+    plan = plans.plan_exit_router(rows, hidden_size, width, 2, 132)
+    chunks, _, tiles = plan.launch.grid
+    assert chunks * tiles == blocks
+    assert (plan.tile_rows + width) * plan.chunk * 2 <= 330_000
+    assert chunks * plan.tile_rows * (width + 2) * 4 <= 136_000
+    assert plan.launch.workspace_bytes / tiles == chunks * plan.tile_rows * (width + 2) * 4
+
+
+def test_exit_scores_are_read_by_several_multiprocessors() -> None:
+    """Guards against one block, at about 0.1 TB/s, that reads the logits of a vocabulary of 128,256."""
+    plan = plans.plan_exit_score(1, 128_256, 2)
+    assert plan.grid[0] == 16 and 128_256 * 2 / plan.grid[0] < 17_000

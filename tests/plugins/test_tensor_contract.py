@@ -20,7 +20,7 @@ from tide_runtime.errors import ParamsError
 _OPTIONAL = {
     *("continue_hidden", "continue_origin", "head_input", "origin"),  # of exit_select
     *("input_ids", "position_ids", "position_ids32", "write_index", "write_index32", "seqlens_k"),  # of a decode loop
-    *("logits_index", "logits_index32", "last"),
+    *("logits_index", "logits_index32", "last", "mlp_score"),
 }
 
 

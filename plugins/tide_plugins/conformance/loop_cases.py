@@ -1,5 +1,5 @@
 """Cases of a decode loop's kernels: one row to more than a block's threads, finished rows, full windows, last turns, NaN scores,
-vocabularies of one token to more than a block's threads, non-finite logits."""
+vocabularies of one token to several blocks, non-finite logits."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from tide_plugins.conformance.case import (
     untouched,
 )
 from tide_plugins.launch.decode_loop import (
+    prepare_exit_candidates,
     prepare_exit_gate,
     prepare_exit_join,
     prepare_exit_merge,
@@ -48,7 +49,11 @@ def loop_cases() -> Iterator[CaseSpec]:
     for rows, number, row_bytes in product(_ROWS, range(1, _EXITS + 1), (24, 4096)):
         name = f"b{rows}-exit{number}-bytes{row_bytes}"
         yield CaseSpec("exit_join", name, lambda name=name, a=(rows, number, row_bytes): _join(name, *a))  # type: ignore[misc]
-    for dtype, vocab, mlp in product(ELEMENTS, (1, 33, 1000, 2053), (False, True)):
+    for rows, number, mlp in product(_ROWS, (1, 2), (False, True)):
+        name = f"b{rows}-exit{number}-mlp{int(mlp)}"
+        yield CaseSpec("exit_candidates", name, lambda name=name, a=(rows, number, mlp): _candidates(name, *a))  # type: ignore[misc]
+    # One block to several per row; rows that begin on 16 bytes and that do not.
+    for dtype, vocab, mlp in product(ELEMENTS, (1, 33, 1000, 9001), (False, True)):
         name = f"exit_score-{dtype}-v{vocab}-mlp{int(mlp)}"
         yield CaseSpec("exit_score", name, lambda name=name, a=(dtype, vocab, mlp): _score(name, *a))  # type: ignore[misc]
     for rows in _ROWS:
@@ -87,13 +92,28 @@ def _gate(name: str, rows: int, left: int, number: int) -> Case:
         "turns_left": np.array([left], np.int32),
         "exits": rng.integers(0, number, rows).astype(np.uint8),
         "chosen": rng.integers(0, 2**31, rows),
-        "counts": np.arange(_EXITS + 1),
+        "counts": np.arange(2 * _EXITS + 1),
     }
     outputs = {"position_ids": untouched(rows, _WIDTH, dtype=np.int64), "position_ids32": untouched(rows, _WIDTH)}
     outputs |= {n: untouched(rows, dtype=kind) for n, kind in _PLACES.items()} | {"deeper": untouched(1)}
     outputs |= {"logits_index": untouched(rows, dtype=np.int64), "logits_index32": untouched(rows)}
     numbers = {"slots": _SLOTS, "threshold": _THRESHOLD, "number": number}
     return _case(prepare_exit_gate, given, outputs, numbers, reference.exit_gate, {"width": _WIDTH})
+
+
+def _candidates(name: str, rows: int, number: int, mlp: bool) -> Case:
+    rng = rng_for(name)
+    score = rng.random(rows).astype(np.float32)
+    score[rng.random(rows) < 0.2] = np.nan
+    score[rng.random(rows) < 0.2] = _THRESHOLD
+    given: Tensors = {
+        "finished": rng.choice([0, 0, 0, 1], rows).astype(np.uint8),
+        "exits": rng.integers(0, _EXITS + 1, rows).astype(np.uint8),
+        "score": score,
+        "counts": np.arange(2 * _EXITS + 1),
+    }
+    numbers = {"exit_count": _EXITS, "number": number, "threshold": _THRESHOLD, "has_mlp": mlp}
+    return _case(prepare_exit_candidates, given, {"wanted": untouched(1)}, numbers, reference.exit_candidates)
 
 
 def _join(name: str, rows: int, number: int, row_bytes: int) -> Case:

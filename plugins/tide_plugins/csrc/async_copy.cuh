@@ -25,12 +25,24 @@ __device__ __forceinline__ void commit_copies() {
 #endif
 }
 
-// Waits until at most kBatches of this thread's batches are pending.
 template <int kBatches>
 __device__ __forceinline__ void wait_copies() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
   asm volatile("cp.async.wait_group %0;\n" ::"n"(kBatches) : "memory");
 #endif
+}
+
+// Waits until at most `batches` of this thread's batches, are pending. The instruction takes a constant.
+__device__ __forceinline__ void wait_copies(int batches) {
+  switch (batches) {
+    case 6: return wait_copies<6>();
+    case 5: return wait_copies<5>();
+    case 4: return wait_copies<4>();
+    case 3: return wait_copies<3>();
+    case 2: return wait_copies<2>();
+    case 1: return wait_copies<1>();
+    default: return wait_copies<0>();
+  }
 }
 
 }  // namespace tide

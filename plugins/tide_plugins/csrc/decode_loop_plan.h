@@ -1,4 +1,5 @@
-// Launch plan of the decode-loop kernels that process all rows in one block: `loop_turn`, `exit_gate`, `exit_merge`.
+// Launch plan of the decode-loop kernels that process all rows in one block: `loop_turn`, `exit_candidates`,
+// `exit_gate`, `exit_merge`.
 #pragma once
 
 #include "launch_plan.h"

@@ -53,16 +53,14 @@ __device__ __forceinline__ void place_window(const exit_gate_params& v, int row,
 
 template <typename T>
 __device__ __forceinline__ void exit_gate(const exit_gate_params& v) {
-  __shared__ int32_t deeper;
-  if (threadIdx.x == 0) deeper = 0;
-  __syncthreads();
+  bool wants = false;
   for (int row = threadIdx.x; row < v.rows; row += blockDim.x) {
     const bool runs = v.finished[row] == 0;
     place_window(v, row, count_arrivals(v, row));
     try_exit(v, row, runs);
-    if (runs && wants_deeper(v, row)) deeper = 1;  // benign race: all threads write the same value
+    wants = (runs && wants_deeper(v, row)) || wants;
   }
-  __syncthreads();
+  const int32_t deeper = __syncthreads_or(wants) != 0;
   if (threadIdx.x != 0) return;
   *v.deeper = deeper;
   v.counts[v.number] += deeper;

@@ -22,7 +22,7 @@ struct exit_gate_params {
   int64_t* logits_index;  // [rows]
   int32_t* logits_index32;
   int32_t* deeper;  // scalar: whether these layers run
-  int64_t* counts;  // [exits + 1] pinned: turns written, then turns that ran the layers after each exit
+  int64_t* counts;  // element `number`: turns that ran the layers after this exit
   uint64_t graph_condition;
   int64_t slots;
   int32_t rows;

@@ -25,7 +25,7 @@
 
 namespace tide {
 
-constexpr int kTileBatch = 32;  // rows of a tile scored together
+constexpr int kTileBatch = kSmallTileRows;  // rows of a tile scored together
 
 template <typename T>
 __device__ __forceinline__ DownProjection<T> router_projection(const exit_router_params& p) {
@@ -80,8 +80,11 @@ __device__ __forceinline__ void exit_router(const exit_router_params& p) {
 template <typename T>
 __device__ __forceinline__ void exit_router_tiled(const exit_router_params& p) {
   const DownProjection<T> projection = router_projection<T>(p);
-  const GroupWorkspace tile(p.workspace, kTileRows, int(round_up(p.width, kWarpWidth)));
-  project_tile(projection, tile);
+  const GroupWorkspace tile(p.workspace, p.tile_rows, int(round_up(p.width, kWarpWidth)));
+  if (p.tile_rows == kSmallTileRows)
+    project_tile<kSmallTileRows, kSmallWarpWidth>(projection, tile);
+  else
+    project_tile<kTileRows, kWarpWidth>(projection, tile);
   score_and_list<kTileBatch>(p, projection, tile);
 }
 

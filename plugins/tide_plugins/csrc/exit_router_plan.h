@@ -31,7 +31,7 @@ struct exit_router_params {
   float threshold;
   float epsilon;
   int32_t sets_condition;  // whether graph_condition is a handle
-  int32_t reserved;
+  int32_t tile_rows;       // the plan's
 };
 
 constexpr int32_t kMaxRouterWidth = 256;
@@ -40,7 +40,7 @@ constexpr int32_t kMostDecodeRows = 128;  // beyond that, reading `down` once pe
 struct RouterPlan {
   LaunchPlan launch;
   int32_t chunk;
-  int32_t tiled;  // 1: launch exit_router_tiled
+  int32_t tile_rows;  // not 0: launch exit_router_tiled
 };
 
 inline TIDE_HOST_DEVICE RouterPlan plan_exit_router(int64_t rows, int32_t hidden_size, int32_t width, int32_t element_bytes,
@@ -48,7 +48,7 @@ inline TIDE_HOST_DEVICE RouterPlan plan_exit_router(int64_t rows, int32_t hidden
   const bool tiled = rows > kMostDecodeRows;
   const DownProjectionPlan plan = tiled ? plan_tile_projection(rows, hidden_size, width, element_bytes, sm_count)
                                         : plan_group_projection(rows, hidden_size, width, element_bytes, sm_count);
-  return {plan.launch, plan.chunk, tiled ? 1 : 0};
+  return {plan.launch, plan.chunk, plan.tile_rows};
 }
 
 }  // namespace tide

@@ -14,7 +14,7 @@ struct loop_turn_params {
   const int32_t* running;     // scalar: rows not finished
   int32_t* turns_left;        // scalar, in and out
   int64_t* ring;              // [ring_turns, rows] pinned: tokens, + 2^32 times the exit's number, or -1
-  int64_t* counts;            // pinned: turns written, and what exit_gate counts
+  int64_t* counts;            // turns written, and what exit_gate and exit_candidates count
   int64_t* input_ids;         // [rows] the next turn's inputs; each may be null
   int64_t* position_ids;      // [rows]
   int32_t* position_ids32;

@@ -1,4 +1,4 @@
-"""Launching the kernels of a decode loop: `exit_score`, `exit_join`, `exit_gate`, `exit_merge`, `loop_turn`."""
+"""Launching a decode loop's kernels: `exit_candidates`, `exit_score`, `exit_join`, `exit_gate`, `exit_merge`, `loop_turn`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,14 @@ from tide_plugins.launch.kernel_call import KernelCall
 from tide_plugins.launch.kernel_library import KernelLibrary
 from tide_plugins.launch.prepared_launch import PreparedLaunch
 from tide_plugins.launch.tensor_contract import ELEMENT, Tensor
-from tide_plugins.params import ExitGateParams, ExitJoinParams, ExitMergeParams, ExitScoreParams, LoopTurnParams
+from tide_plugins.params import (
+    ExitCandidatesParams,
+    ExitGateParams,
+    ExitJoinParams,
+    ExitMergeParams,
+    ExitScoreParams,
+    LoopTurnParams,
+)
 from tide_plugins.plans import plan_exit_join, plan_exit_score, plan_loop_block
 
 _PLACES = (
@@ -38,6 +45,13 @@ SCORE_TENSORS = (
     Tensor("mlp_score", "f32", ("rows",), optional=True),
     Tensor("score", "f32", ("rows",), output=True),
 )
+CANDIDATE_TENSORS = (
+    Tensor("finished", "u8", ("rows",)),
+    Tensor("exits", "u8", ("rows",)),
+    Tensor("score", "f32", ("rows",), output=True),
+    Tensor("wanted", "i32", output=True),
+    Tensor("counts", "i64", ("counted",), output=True),
+)
 JOIN_TENSORS = (
     Tensor("states", "u8", ("rows", "arriving", "row_bytes")),
     Tensor("finished", "u8", ("rows",)),
@@ -60,7 +74,7 @@ GATE_TENSORS = (
     Tensor("logits_index", "i64", ("rows",), optional=True, output=True),
     Tensor("logits_index32", "i32", ("rows",), optional=True, output=True),
     Tensor("deeper", "i32", output=True),
-    Tensor("counts", "i64", ("exits+1",), output=True),
+    Tensor("counts", "i64", ("counted",), output=True),
 )
 MERGE_TENSORS = (
     Tensor("exits", "u8", ("rows",)),
@@ -103,7 +117,35 @@ def prepare_exit_score(library: KernelLibrary, *, stream: Any, mlp_threshold: fl
     """
     call = KernelCall(library, "exit_score", SCORE_TENSORS, tensors, stream)
     params = ExitScoreParams(rows=call.size("rows"), vocab=call.size("vocab"), mlp_threshold=mlp_threshold)
-    return call.prepare(params, {"exit_score": plan_exit_score(params.rows)}, {})
+    plan = plan_exit_score(params.rows, params.vocab, call.element_bytes)
+    return call.prepare(params, {"exit_score": plan}, {"counters": 4 * plan.counters, "workspace": plan.workspace_bytes})
+
+
+def prepare_exit_candidates(
+    library: KernelLibrary,
+    *,
+    stream: Any,
+    exit_count: int,
+    number: int,
+    threshold: float,
+    has_mlp: bool,
+    graph_condition: int | None = None,
+    **tensors: Any,
+) -> PreparedLaunch:
+    """Check the tensors (`CANDIDATE_TENSORS`) and prepare the launch; the rule is in csrc/exit_candidates.cuh.
+
+    Arguments and errors as in `prepare_loop_turn`; the condition is set to ``wanted``. ``number``: the exit's number of
+    ``exit_count``, 1 for the first. ``threshold``: least score of rows that may exit, if the exit ``has_mlp``; then ``score`` has
+    the MLP's scores. ``counts``: element ``exit_count + number`` counts the turns with a candidate.
+    """
+    call = KernelCall(library, "exit_candidates", CANDIDATE_TENSORS, tensors, stream)
+    _check_number(call, number, exit_count)
+    _check_counts(call, exit_count + number)
+    params = ExitCandidatesParams(
+        rows=call.size("rows"), exit_count=exit_count, number=number, threshold=threshold, has_mlp=has_mlp
+    )
+    call.set_condition(params, graph_condition)
+    return call.prepare(params, {"exit_candidates": plan_loop_block()}, {})
 
 
 def prepare_exit_join(library: KernelLibrary, *, stream: Any, number: int, **tensors: Any) -> PreparedLaunch:
@@ -112,7 +154,7 @@ def prepare_exit_join(library: KernelLibrary, *, stream: Any, number: int, **ten
     Arguments and errors as in `prepare_loop_turn`. ``number``: the exit's number, 1 for the first.
     """
     call = KernelCall(library, "exit_join", JOIN_TENSORS, tensors, stream)
-    _check_number(call, number)
+    _check_number(call, number, call.size("exits"))
     arriving, width = call.size("arriving"), call.size("width")
     call.require(arriving <= width, f"{arriving} states of a row may arrive, its window has {width} places; expected no more")
     params = ExitJoinParams(
@@ -138,7 +180,8 @@ def prepare_exit_gate(
     for the first. ``width``: most pending tokens of a row, over all exits.
     """
     call = KernelCall(library, "exit_gate", GATE_TENSORS, tensors, stream)
-    _check_number(call, number)
+    _check_number(call, number, call.size("exits"))
+    _check_counts(call, number)
     call.require(call.size("width") in (0, width), f"positions are for windows of {call.size('width')}; expected {width}")
     call.require(width <= slots, f"the window has {width} places, a row's cache {slots} slots; expected no more")
     params = ExitGateParams(
@@ -155,5 +198,9 @@ def prepare_exit_merge(library: KernelLibrary, *, stream: Any, **tensors: Any) -
     return call.prepare(params, {"exit_merge": plan_loop_block()}, {})
 
 
-def _check_number(call: KernelCall, number: int) -> None:
-    call.require(1 <= number <= call.size("exits"), f"exit {number} of {call.size('exits')}; they are numbered from 1")
+def _check_number(call: KernelCall, number: int, exit_count: int) -> None:
+    call.require(1 <= number <= exit_count, f"exit {number} of {exit_count}; they are numbered from 1")
+
+
+def _check_counts(call: KernelCall, place: int) -> None:
+    call.require(place < call.size("counted"), f"counts has {call.size('counted')} elements; expected more than {place}")

@@ -60,6 +60,7 @@ def prepare_exit_router(
         chunk=plan.chunk,
         threshold=threshold,
         epsilon=epsilon,
+        tile_rows=plan.tile_rows,
     )
     call.set_condition(params, graph_condition)
     form = "exit_router_tiled" if plan.tiled else "exit_router"

@@ -1,4 +1,4 @@
-"""The kernels of a decode loop (csrc/{loop_turn,exit_score,exit_join,exit_gate,exit_merge}.cuh) in NumPy, by tensor name."""
+"""The kernels of a decode loop in NumPy, by tensor name. csrc: loop_turn, exit_{candidates,score,join,gate,merge}.cuh."""
 
 from __future__ import annotations
 
@@ -35,6 +35,16 @@ def exit_score(given: Tensors, mlp_threshold: float) -> Tensors:
     if "mlp_score" in given:
         scored &= given["mlp_score"] >= np.float32(mlp_threshold)
     return {"score": np.where(scored, probability, -1.0)}
+
+
+def exit_candidates(given: Tensors, exit_count: int, number: int, threshold: float, has_mlp: bool) -> Tensors:
+    """Scores of the rows that may take exit ``number``, -1 for the others, and whether there is one."""
+    candidate = (given["finished"] == 0) & ((number == 1) | (given["exits"] == 0))
+    if has_mlp:
+        candidate &= given["score"] >= np.float32(threshold)
+    score, counts = np.where(candidate, given["score"] if has_mlp else 1, -1), given["counts"].copy()
+    counts[exit_count + number] += candidate.any()
+    return {"score": score, "wanted": candidate.any(keepdims=True), "counts": counts}
 
 
 def exit_join(given: Tensors, number: int) -> Tensors:

@@ -7,6 +7,7 @@
 #include "workspace.h"
 
 #include <algorithm>
+#include <limits>
 #include <string>
 
 namespace tide::trt
@@ -86,8 +87,10 @@ int32_t ExitRouterPlugin::onShapeChange(
         input_count_ = input_count;
         std::string const suffix = type_suffix(inputs[kHidden].type);
         decode_ = load_function("exit_router", "tide_exit_router_" + suffix, plan(1, inputs[kDown]).launch.shared_bytes);
+        // Few rows have small tiles with another number of stages than many rows.
         tiled_ = load_function("exit_router", "tide_exit_router_tiled_" + suffix,
-            plan(kMostDecodeRows + 1, inputs[kDown]).launch.shared_bytes);
+            std::max(plan(kMostDecodeRows + 1, inputs[kDown]).launch.shared_bytes,
+                plan(std::numeric_limits<int32_t>::max(), inputs[kDown]).launch.shared_bytes));
     });
 }
 
@@ -107,6 +110,7 @@ int32_t ExitRouterPlugin::enqueue(PluginTensorDesc const* input_descs, PluginTen
         params.hidden_size = static_cast<int32_t>(down.dims.d[1]);
         params.row_stride = params.hidden_size;
         params.chunk = launch_plan.chunk;
+        params.tile_rows = launch_plan.tile_rows;
         params.threshold = threshold_;
         params.epsilon = epsilon_;
         Workspace workspace(memory);
@@ -114,7 +118,7 @@ int32_t ExitRouterPlugin::enqueue(PluginTensorDesc const* input_descs, PluginTen
         place_tensors(params, inputs, outputs);
         // The workspace comes with anything in it, and layers may share it: the counters are zeroed every time.
         clear(params.counters, launch_plan.launch.counters, stream);
-        launch(launch_plan.tiled != 0 ? tiled_ : decode_, launch_plan.launch, &params, stream);
+        launch(launch_plan.tile_rows > 0 ? tiled_ : decode_, launch_plan.launch, &params, stream);
     });
 }
 

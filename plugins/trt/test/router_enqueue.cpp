@@ -99,6 +99,7 @@ TEST(router_launches_the_kernel_of_its_type_and_size)
             auto const& params = launch.as<tide::exit_router_params>();
             CHECK(params.rows == 4 * tokens && params.hidden_size == kHiddenSize && params.width == kWidth);
             CHECK(params.row_stride == kHiddenSize && params.chunk == plan.chunk && params.row_count == nullptr);
+            CHECK(params.tile_rows == plan.tile_rows);
             CHECK(params.threshold == 0.625F && params.epsilon == 1e-5F && params.sets_condition == 0);
         }
     }

@@ -36,6 +36,7 @@ class Block {
   bool run(int threads, unsigned order, Body body, void* argument) {
     live_ = threads, body_ = body, argument_ = argument;
     waiting_ = Barrier(threads);
+    any_[0] = any_[1] = false;
     warps_.clear();
     for (int i = 0; i < threads; i += 32) warps_.emplace_back(std::min(32, threads - i));
     while (int(pool_.size()) < threads) pool_.push_back(std::make_unique<Thread>());
@@ -66,6 +67,13 @@ class Block {
   Thread& current() { return *current_; }
 
   void sync() { arrive(waiting_, live_); }
+  // Two alternating results suffice, as threads are at most one barrier ahead.
+  bool sync_or(bool vote) {
+    bool& any = any_[waiting_.generation % 2];
+    any = any || vote;
+    sync();
+    return any;
+  }
   void sync_warp() {
     Warp& warp = warps_[current_->number / 32];
     arrive(warp.barrier, warp.lanes);
@@ -111,6 +119,7 @@ class Block {
 
   void release(Barrier& barrier) {
     ++barrier.generation;
+    if (&barrier == &waiting_) any_[barrier.generation % 2] = false;
     make_ready(barrier.waiters);
     barrier.waiters.clear();
   }
@@ -154,6 +163,7 @@ class Block {
   void* argument_ = nullptr;
   std::mt19937 random_;
   Barrier waiting_;
+  bool any_[2] = {};
   std::vector<Warp> warps_;
   std::vector<int> ready_;
   std::size_t head_ = 0;

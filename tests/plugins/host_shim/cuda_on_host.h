@@ -15,6 +15,9 @@
 #define __launch_bounds__(...)
 #define __shared__ static
 
+struct alignas(8) float2 {
+  float x, y;
+};
 struct alignas(16) float4 {
   float x, y, z, w;
 };
@@ -44,6 +47,7 @@ inline int lane() { return Block::active()->current().number % 32; }
 #define gridDim (host::grid_size)
 
 inline void __syncthreads() { host::Block::active()->sync(); }
+inline int __syncthreads_or(int vote) { return host::Block::active()->sync_or(vote != 0); }
 inline void __threadfence() {}
 inline void __threadfence_system() {}
 

@@ -2,8 +2,10 @@
 // threads.
 #include <cstdlib>
 #include <numeric>
+#include <utility>
 
 #include "draft_verify.cuh"
+#include "exit_candidates.cuh"
 #include "exit_gate.cuh"
 #include "exit_join.cuh"
 #include "exit_merge.cuh"
@@ -12,6 +14,7 @@
 #include "exit_select.cuh"
 #include "exit_translate.cuh"
 #include "loop_turn.cuh"
+#include "tensor_core_on_host.h"
 
 namespace {
 
@@ -39,17 +42,21 @@ int run_grid(void (*kernel)(Params), const void* params, const tide::LaunchPlan&
   for (unsigned number : blocks) {
     host::block_index = {number % plan.grid[0], number / plan.grid[0] % plan.grid[1], number / plan.grid[0] / plan.grid[1]};
     // Its own allocation for every block: a sanitizer sees accesses behind it, and 0xFF bytes are NaNs until written.
-    host::shared_memory = static_cast<unsigned char*>(std::aligned_alloc(64, (plan.shared_bytes / 64 + 1) * 64));
+    // Aligned as declared, and not better.
+    void* allocated = nullptr;
+    if (posix_memalign(&allocated, 2 * tide::kDynamicSharedAlignment, tide::kDynamicSharedAlignment + plan.shared_bytes)) std::abort();
+    host::shared_memory = static_cast<unsigned char*>(allocated) + tide::kDynamicSharedAlignment;
     std::memset(host::shared_memory, 0xFF, plan.shared_bytes);
     complete = block.run(int(plan.block[0]), order, body, &launch) && complete;
-    std::free(host::shared_memory);
+    std::free(allocated);
   }
-  return complete ? 0 : 1;
+  const bool misaligned = std::exchange(host::misaligned, 0) > 0;
+  return !complete ? 1 : misaligned ? 3 : 0;
 }
 
 }  // namespace
 
-// Returns 0, or 1 on a deadlock of threads, or 2 for an unknown name.
+// Returns 0, or 1 on a deadlock of threads, 2 for an unknown name, 3 on a tensor core's access that is not aligned.
 extern "C" int tide_launch(const char* entry_point, const void* params, const tide::LaunchPlan* plan, unsigned order) {
 #define TIDE_TRY(kernel) \
   if (std::strcmp(entry_point, #kernel) == 0) return run_grid(kernel, params, *plan, order);
@@ -63,6 +70,7 @@ extern "C" int tide_launch(const char* entry_point, const void* params, const ti
   TIDE_TRY_ALL(tide_exit_score)
   TIDE_TRY(tide_loop_turn_f32)
   TIDE_TRY(tide_exit_join_f32)
+  TIDE_TRY(tide_exit_candidates_f32)
   TIDE_TRY(tide_exit_gate_f32)
   TIDE_TRY(tide_exit_merge_f32)
   return 2;
