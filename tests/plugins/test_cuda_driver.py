@@ -26,7 +26,7 @@ from tide_plugins.launch.kernel_library import KernelLibrary
 driver = CudaDriver()
 print(driver.device, driver.compute, driver.sm_count, driver.name)
 library = KernelLibrary(driver, Builder(CubinCache(Path(sys.argv[1])), EMPTY_KERNELS))
-prepared = prepare_exit_router(library, threshold=0.5, epsilon=1e-6, stream=0xABC0, **router_tensors(rows=4096))
+prepared = prepare_exit_router(library, threshold=0.5, epsilon=1e-6, stream=0xABC0, **router_tensors(rows=4096, width=192))
 prepared.enqueue(0xABC0)
 print(bytes(prepared.params).hex())
 """
@@ -58,7 +58,7 @@ def test_a_launch_reaches_the_driver_as_prepared(driver_folder: Path, tmp_path: 
     assert log[:3] == ["load cubin", "kernel tide_exit_router_tiled_f16 of 0xa0", "attribute 8 = 61440 for 0xd0 on 0"]
     allocated = re.fullmatch(r"allocate (\d+) on 0xabc0", log[3])
     assert allocated and log[4] == f"fill 7000000 with 0, {allocated[1]} on 0xabc0"
-    assert log[5] == f"launch 0xd0 grid 4 1 32 block 256 1 1 shared 61440 on 0xabc0 extra 0 {sent}"
+    assert log[5] == f"launch 0xd0 grid 4 1 32 block 384 1 1 shared 61440 on 0xabc0 extra 0 {sent}"
     assert log[6:] in ([], ["free 7000000"])  # cuda.core may or may not free at interpreter exit
 
 
