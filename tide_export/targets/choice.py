@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
+from tide_runtime.bundle.architectures import onnxruntime_compute
 from tide_runtime.errors import TargetError
 from tide_runtime.targets.gpu_probe import present_gpu, runs_code_for
 
@@ -84,5 +85,5 @@ def _for_present_gpu(dtype: str, kv: str) -> list[str]:
 
 def _fits(target: Target, compute: int) -> bool:
     if target.backend == "onnxruntime-cuda":  # one build runs on several capabilities
-        return runs_code_for(target.machine.compute, compute)
+        return runs_code_for(onnxruntime_compute(), compute)
     return target.machine.compute == (compute,)

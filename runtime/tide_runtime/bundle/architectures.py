@@ -6,7 +6,8 @@ for any GPU from its architecture on (CUDA C++ Programming Guide, "Binary Compat
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import platform
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from tide_runtime.errors import TargetError
@@ -68,6 +69,16 @@ ARCHITECTURES = (
     Architecture(121, 13, "GB10 (DGX Spark)", rtx=True),
     Architecture(121, 13, "what comes after", ptx=True),
 )
+
+
+# Machine code in the CUDA provider of onnxruntime-gpu 1.31.1 from PyPI, by processor: `cuobjdump --list-elf` of the wheels. They
+# have no PTX (`--list-ptx`), which the driver could compile for other GPUs.
+ONNXRUNTIME_COMPUTE: Mapping[str, tuple[int, ...]] = {"x86_64": (75, 80, 86, 89, 90, 120), "aarch64": (89, 90, 120, 121)}
+
+
+def onnxruntime_compute() -> tuple[int, ...]:
+    """Compute capabilities, times ten, that the CUDA provider of ONNX Runtime is compiled for on this machine's processor."""
+    return ONNXRUNTIME_COMPUTE.get(platform.machine(), ONNXRUNTIME_COMPUTE["x86_64"])
 
 
 def architectures(names: str) -> tuple[Architecture, ...]:

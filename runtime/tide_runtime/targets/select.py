@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import importlib.util
 import warnings
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from tide_runtime.backends.tensorrt.package import load_module
-from tide_runtime.bundle.architectures import ARCHITECTURES
+from tide_runtime.bundle.architectures import ARCHITECTURES, onnxruntime_compute
 from tide_runtime.bundle.manifest import Manifest, TargetInfo
 from tide_runtime.errors import ParamsError, TargetError
 from tide_runtime.targets.gpu_probe import PresentGpu, present_gpu, runs_code_for
 
 AUTO, CPU, CUDA = "auto", "cpu", "cuda"
 _CPU_BACKEND = "onnxruntime-cpu"
-_MIN_COMPUTE_ONNXRUNTIME = 75  # its builds for CUDA 13 have no kernels for older GPUs
 _MIN_COMPUTE_BF16 = 80
 # Best first: engines compiled for a GPU before backends that select kernels at run time.
 _PREFERRED = ("tensorrt", "tensorrt-rtx", "onnxruntime-cuda", _CPU_BACKEND)
@@ -70,11 +70,16 @@ def obstacle(target: TargetInfo, device: DeviceChoice, gpu: PresentGpu | None) -
         return "needs a GPU"
     if gpu is None:
         return f"needs a GPU; here is no GPU number {device.ordinal} with a driver"
-    picks_kernels = target.backend == "onnxruntime-cuda"
-    fits = runs_code_for(target.compute, gpu.compute) if picks_kernels else gpu.compute in target.compute
-    if target.compute and not fits:
-        return f"was compiled for {', '.join(f'sm_{number}' for number in target.compute)}"
+    if target.backend == "onnxruntime-cuda":  # the kernels are ONNX Runtime's, whatever the bundle says
+        if not runs_code_for(onnxruntime_compute(), gpu.compute):
+            return f"onnxruntime-gpu has machine code for {_listed(onnxruntime_compute())} only"
+    elif target.compute and gpu.compute not in target.compute:
+        return f"was compiled for {_listed(target.compute)}"
     return _missing_package(target)
+
+
+def _listed(compute: Iterable[int]) -> str:
+    return ", ".join(f"sm_{number}" for number in compute)
 
 
 def _missing_package(target: TargetInfo) -> str | None:
@@ -85,7 +90,10 @@ def _missing_package(target: TargetInfo) -> str | None:
 
         if "CUDAExecutionProvider" not in onnxruntime.get_available_providers():
             return "this ONNX Runtime has no CUDA provider; pip uninstall onnxruntime, then pip install 'tide-llm[cuda]'"
-        return None
+        from tide_runtime.backends.onnxruntime.cuda_libraries import missing_cuda_libraries
+
+        missing = missing_cuda_libraries()
+        return f"{'; '.join(missing)}; pip install 'tide-llm[cuda]'" if missing else None
     try:
         load_module(target)
     except TargetError as error:
@@ -126,7 +134,7 @@ def _advice(manifest: Manifest, device: DeviceChoice, gpu: PresentGpu | None) ->
 
 def _targets_for(gpu: PresentGpu) -> list[str]:
     """Names of the targets that run on ``gpu``, those that any machine can build first."""
-    names = [CUDA] if gpu.compute >= _MIN_COMPUTE_ONNXRUNTIME else []
+    names = [CUDA] if runs_code_for(onnxruntime_compute(), gpu.compute) else []
     own = next((one for one in ARCHITECTURES if one.compute == gpu.compute and not one.ptx), None)
     if own is not None and own.rtx:
         names.append(f"rtx-sm_{own.compute}")

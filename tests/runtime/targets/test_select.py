@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import sys
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -13,6 +14,7 @@ import pytest
 from runtime.numpy_backend import tiny_manifest
 from runtime.tiny_transformer import TinyTransformer
 from tide_runtime import Engine, EngineOptions
+from tide_runtime.backends.onnxruntime import cuda_libraries
 from tide_runtime.bundle.architectures import ARCHITECTURES
 from tide_runtime.bundle.manifest import Manifest, TargetInfo
 from tide_runtime.errors import ParamsError, TargetError
@@ -54,6 +56,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
             monkeypatch.setitem(sys.modules, name, SimpleNamespace(__version__="1.0") if name in packages else None)  # type: ignore[arg-type]
         providers = ["CPUExecutionProvider", *(["CUDAExecutionProvider"] if "onnxruntime-gpu" in packages else [])]
         monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: providers)
+        monkeypatch.setattr(cuda_libraries, "missing_cuda_libraries", list)
 
     return be
 
@@ -103,12 +106,36 @@ def test_engines_of_another_release_are_passed_over(machine: Callable[..., None]
         assert chosen(both) == "cpu"
 
 
-@pytest.mark.parametrize(("compute", "runs"), [(70, False), (75, True), (87, True), (103, True), (110, False), (121, True)])
-def test_gpus_run_binaries_of_their_own_major_version(compute: int, runs: bool, machine: Callable[..., None]) -> None:
-    """Guards against kernels that a V100 cannot load, and against none for an Orin."""
+@pytest.mark.parametrize(
+    ("processor", "compute", "runs"),
+    [
+        *(("x86_64", *case) for case in ((70, False), (75, True), (89, True), (90, True), (100, False), (121, True))),
+        *(("aarch64", *case) for case in ((87, False), (90, True), (103, False), (110, False), (121, True))),
+    ],
+)
+def test_onnx_runtime_s_machine_code_decides_where_cuda_runs(
+    processor: str, compute: int, runs: bool, machine: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards against a GPU whose first kernel fails to load: a V100, a B200, an Orin. The bundle's own list says sm_100."""
+    monkeypatch.setattr(platform, "machine", lambda: processor)
     machine(PresentGpu("made-up GPU", compute), "onnxruntime-gpu")
-    with nullcontext() if runs else pytest.warns(RuntimeWarning, match="cuda: was compiled for sm_75, sm_80"):
+    with nullcontext() if runs else pytest.warns(RuntimeWarning, match="cuda: onnxruntime-gpu has machine code for sm_"):
         assert chosen(manifest("cpu", "cuda")) == ("cuda" if runs else "cpu")
+
+
+def test_a_b200_is_advised_to_take_its_own_target(machine: Callable[..., None]) -> None:
+    """Guards against the advice to export for `cuda`, which has no kernels for it."""
+    machine(PresentGpu("B200", 100), "onnxruntime-gpu")
+    with pytest.raises(TargetError, match=r"Add a target: tide-export .* --target trt-sm_100 --dtype"):
+        chosen(manifest("cuda"))
+
+
+def test_missing_cuda_libraries_are_said(machine: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against a load that fails, or runs on the CPU provider, where another target would do."""
+    machine(H200, "onnxruntime-gpu")
+    monkeypatch.setattr(cuda_libraries, "missing_cuda_libraries", lambda: ["libcublas.so.13: cannot open shared object file"])
+    with pytest.warns(RuntimeWarning, match=r"cuda: libcublas.so.13: cannot open .*; pip install 'tide-llm\[cuda\]'"):
+        assert chosen(manifest("cpu", "cuda")) == "cpu"
 
 
 def test_the_processor_beside_a_gpu_is_announced(machine: Callable[..., None]) -> None:

@@ -22,7 +22,7 @@ from tide_runtime.backends.attention import ATTENTION_BIAS, batched_decode_is_fa
 from tide_runtime.backends.graph_contract import check_interface
 from tide_runtime.bundle import Bundle
 from tide_runtime.bundle.manifest import DRAFT, HEAD, UNCUT, Manifest, batched_graph, kv_fill_graph, ragged_graph
-from tide_runtime.errors import BundleError
+from tide_runtime.errors import BundleError, TargetError
 
 _NUMPY_DTYPES: dict[str, type[np.generic]] = {
     "fp32": np.float32,
@@ -113,7 +113,12 @@ def decoder_layers(manifest: Manifest, graphs: Container[str]) -> dict[str, int]
 def load_session(
     bundle: Bundle, name: str, file: str, options: ort.SessionOptions, providers: Sequence[str | tuple[str, dict[str, str]]]
 ) -> ort.InferenceSession:
-    """A session of graph ``name``. Raises BundleError when ONNX Runtime refuses its ``file`` or it breaks the contract."""
+    """A session of graph ``name`` that runs with the first of ``providers``.
+
+    Raises:
+        BundleError: ONNX Runtime refuses the graph's ``file``, or it breaks the contract.
+        TargetError: ONNX Runtime cannot start the provider. It would use another, which cannot read the first one's memory.
+    """
     try:
         session = ort.InferenceSession(str(bundle.path(file)), options, providers=list(providers))
     except Exception as error:  # ONNX Runtime raises unrelated exception classes for bad files
@@ -121,6 +126,12 @@ def load_session(
         if any(target.pads_attention for target in bundle.manifest.targets.values()):
             fix = f"the target cpu needs ONNX Runtime 1.32 or newer (pip install -U onnxruntime); with it, {fix}"
         raise BundleError(f"ONNX Runtime {ort.__version__} cannot load {file} ({error}); {fix}") from error
+    wanted, used = next(p if isinstance(p, str) else p[0] for p in providers), session.get_providers()[0]
+    if used != wanted:
+        raise TargetError(
+            f"ONNX Runtime {ort.__version__} cannot start {wanted}, for which it may have logged the reason, and would run "
+            f"{file} with {used}; check the driver with nvidia-smi, and pip install 'tide-llm[cuda]'"
+        )
     values = [*session.get_inputs(), *session.get_outputs()]
     foreign = sorted({value.type for value in values} - set(_ORT_DTYPES))
     if foreign:

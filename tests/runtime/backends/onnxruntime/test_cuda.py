@@ -11,12 +11,14 @@ from typing import Any, cast
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 from runtime.host_device import HostDevice
 from runtime.numpy_loop_kernels import NumpyLoopKernels
 from runtime.simulated_gpu import SimulatedGpu
 from tide_runtime import Engine, EngineOptions, GenerationParams, ThreadOptions
 from tide_runtime.backends.device.element_types import BF16
+from tide_runtime.backends.onnxruntime import cuda_libraries
 from tide_runtime.backends.onnxruntime.cuda import OnnxRuntimeCudaBackend, cuda_provider
 from tide_runtime.bundle import Bundle
 from tide_runtime.device_loop.host_driver import HostDriver
@@ -136,6 +138,24 @@ def test_an_onnx_runtime_without_cuda_is_named() -> None:
     """Guards against an unclear error when the CPU package, which installs the same module, is present."""
     with pytest.raises(TargetError, match=r"without CUDAExecutionProvider: pip uninstall onnxruntime"):
         cuda_provider(HostDevice())
+
+
+def test_missing_cuda_libraries_are_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Guards against an installation without torch or a system CUDA, where ONNX Runtime would quietly take the CPU provider."""
+    looked = []
+    monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: ["CUDAExecutionProvider"])
+    monkeypatch.setattr(onnxruntime, "preload_dlls", lambda: looked.append("wheels") or print("Failed to load libcublas.so.13"))
+    monkeypatch.setattr(cuda_libraries, "_NEEDED", ("libc.so.6", "libcublas_of_nobody.so.13"))
+    with pytest.raises(TargetError, match=r"cannot be loaded \(libcublas_of_nobody.so.13: .*\); pip install 'tide-llm\[cuda\]'"):
+        cuda_provider(HostDevice())
+    assert looked == ["wheels"] and capsys.readouterr().out == ""
+
+
+def test_a_provider_that_does_not_start_is_an_error(bundle: Path) -> None:
+    """Guards against the CPU provider being given device addresses: ONNX Runtime falls back to it with a warning."""
+    opened = Bundle.open(bundle)
+    with pytest.warns(UserWarning, match="not in available provider names"), pytest.raises(TargetError, match="would run onnx/"):
+        OnnxRuntimeCudaBackend.load(opened, "cuda", ThreadOptions(1), HostDevice(), ("CUDAExecutionProvider", {}))
 
 
 def test_a_failing_graph_names_itself(on_device: Engine) -> None:
