@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, closing
 
 from tide_runtime import Chunk, Generation
 from tide_runtime.sampler import TokenLogprob
@@ -45,13 +45,14 @@ class CompletionStream:
     async def events(self, running: Running, num_prompts: int, n: int, prompt_tokens: int) -> AsyncGenerator[str]:
         """Events of all choices, those that are there together in one string."""
         num_choices, finished = num_prompts * n, dict[int, Generation]()
-        if self._echo is not None:
-            yield "".join(self._echoed(choice) for choice in range(num_choices))
-        async with aclosing(running.chunks()) as chunks:
-            async for arrived in chunks:
-                if events := self._of_batch(arrived):
-                    yield events
-                finished |= {choice: chunk.generation for choice, chunk in arrived if chunk.generation is not None}
+        with closing(running):  # which runs while the echo is sent
+            if self._echo is not None:
+                yield "".join(self._echoed(choice) for choice in range(num_choices))
+            async with aclosing(running.chunks()) as chunks:
+                async for arrived in chunks:
+                    if events := self._of_batch(arrived):
+                        yield events
+                    finished |= {choice: chunk.generation for choice, chunk in arrived if chunk.generation is not None}
         if not finished:  # only the prompts were asked for
             yield "".join(self._event(choice, "", reason='"length"') for choice in range(num_choices))
         yield self._ending([finished[choice] for choice in sorted(finished)], n, prompt_tokens)

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fastapi import Request
-from tide_runtime import Engine, Score
+from tide_runtime import Score
 from tide_runtime.sampler import TokenLogprob
 from tide_runtime.scoring import ScoreHandle
 
 from tide_serve.prompts import Prompt
-from tide_serve.running import ClientWatch
+from tide_serve.running import ClientWatch, out_of_time
 from tide_serve.service import Service
 
 
@@ -39,15 +40,15 @@ class Echo:
 async def echo_of(service: Service, request: Request, prompts: Sequence[Prompt], n: int, top: int | None) -> Echo:
     """The echo of ``prompts`` with the ``top`` likeliest tokens at each place; None: without log-probabilities.
 
-    Raises what `Engine.submit_score` raises, and EngineClosedError where the client leaves.
+    Raises what `Engine.submit_score` raises, EngineClosedError where the client leaves, and ApiError beyond the time limit.
     """
     if top is None:
         return Echo(prompts, n, [()] * len(prompts))
-    return Echo(prompts, n, await _scored(service.engine, request, [prompt.ids for prompt in prompts], top))
+    return Echo(prompts, n, await _scored(service, request, [prompt.ids for prompt in prompts], top))
 
 
-async def _scored(engine: Engine, request: Request, prompts: Sequence[Sequence[int]], top: int) -> list[list[TokenLogprob]]:
-    handles: list[ScoreHandle | None] = []
+async def _scored(service: Service, request: Request, prompts: Sequence[Sequence[int]], top: int) -> list[list[TokenLogprob]]:
+    engine, handles = service.engine, list[ScoreHandle | None]()
 
     def cancel() -> None:
         for handle in handles:
@@ -58,7 +59,10 @@ async def _scored(engine: Engine, request: Request, prompts: Sequence[Sequence[i
     try:
         for ids in prompts:
             handles.append(engine.submit_score(ids, 1, top=max(1, top)) if len(ids) > 1 else None)
-        scores = [await handle if handle is not None else None for handle in handles]
+        async with asyncio.timeout(service.config.request_timeout):
+            scores = [await handle if handle is not None else None for handle in handles]
+    except TimeoutError as error:
+        raise out_of_time(service.config) from error
     finally:
         client.close()
         cancel()

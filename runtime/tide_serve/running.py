@@ -10,6 +10,7 @@ from contextlib import suppress
 from fastapi import Request
 from tide_runtime import Chunk, Generation, GenerationHandle, GenerationParams
 
+from tide_serve.config import ServeConfig
 from tide_serve.errors import ApiError
 from tide_serve.service import Service
 
@@ -110,9 +111,13 @@ class Running:
         if generation.finish_reason == "cancelled":
             raise ApiError(503, "the server is stopping; send the request to another one", None, "cancelled", _RETRY_S)
         if generation.finish_reason == "deadline" and not generation.token_ids:
-            waited = f"{self._service.config.request_timeout:g} s"
-            message = f"no token was generated within {waited}, as the server is busy; send the request again later"
-            raise ApiError(503, message, None, "timeout", _RETRY_S)
+            raise out_of_time(self._service.config)
+
+
+def out_of_time(config: ServeConfig) -> ApiError:
+    """The error of a request that got nothing done within the server's time limit."""
+    message = f"nothing was done within {config.request_timeout:g} s, as the server is busy; send the request again later"
+    return ApiError(503, message, None, "timeout", _RETRY_S)
 
 
 class _Inbox:

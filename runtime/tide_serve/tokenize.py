@@ -11,6 +11,7 @@ from functools import cache
 from typing import Any, Required
 
 from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse, Response
 from openai.types.chat import ChatCompletionToolUnionParam
 from tide_runtime.errors import PromptError
 from typing_extensions import TypedDict
@@ -44,16 +45,13 @@ def tokenize_routes(service: Service) -> APIRouter:
     router = APIRouter()
 
     @router.post("/tokenize")
-    async def tokenize(request: Request) -> dict[str, Any]:
+    async def tokenize(request: Request) -> Response:
         body = await read_body(request, TOKENIZE_FIELDS, tokenize_types(), service.config)
         service.check_model(body.get("model", service.model_names[0]))
         if ("prompt" in body) == ("messages" in body):
             raise ApiError(400, "give either prompt or messages", "prompt")
         ids = await (_of_text(service, body) if "prompt" in body else _of_chat(service, body))
-        answer: dict[str, Any] = {"count": len(ids), "max_model_len": service.engine.manifest.max_seq_len, "tokens": ids}
-        if body.get("return_token_strs", False):
-            answer["token_strs"] = [service.token_texts.text_of(token) for token in ids]
-        return answer
+        return await off_loop(len(ids), _answer, service, ids, body.get("return_token_strs", False))
 
     @router.post("/detokenize")
     async def detokenize(request: Request) -> dict[str, str]:
@@ -78,6 +76,13 @@ def tokenize_types() -> RequestTypes:
 @cache
 def detokenize_types() -> RequestTypes:
     return RequestTypes(DetokenizeParams, {})
+
+
+def _answer(service: Service, ids: list[int], with_texts: bool) -> Response:
+    answer: dict[str, Any] = {"count": len(ids), "max_model_len": service.engine.manifest.max_seq_len, "tokens": ids}
+    if with_texts:
+        answer["token_strs"] = [service.token_texts.text_of(token) for token in ids]
+    return JSONResponse(answer)
 
 
 async def _of_text(service: Service, body: dict[str, Any]) -> list[int]:

@@ -149,7 +149,7 @@ def _choice(choice: str | Mapping[str, Any], names: Sequence[str]) -> tuple[Mode
             raise ApiError(400, "tool_choice is 'required' and there are no tools; give tools", "tool_choice")
         return choice, set(names)  # type: ignore[return-value]
     if choice["type"] == "allowed_tools":
-        allowed = [tool.get("function", {}).get("name") for tool in choice["allowed_tools"]["tools"]]
+        allowed = [_named(tool) for tool in choice["allowed_tools"]["tools"]]
         mode = choice["allowed_tools"]["mode"]
     elif choice["type"] == "function":
         allowed, mode = [choice["function"]["name"]], "named"
@@ -158,6 +158,12 @@ def _choice(choice: str | Mapping[str, Any], names: Sequence[str]) -> tuple[Mode
     if unknown := [name for name in allowed if name not in names]:
         raise ApiError(400, f"tool_choice names {unknown[0]!r}, which is not among the tools; add it to tools", "tool_choice")
     return mode, set(allowed)
+
+
+def _named(tool: Mapping[str, Any]) -> Any:
+    """The name in a reference of ``allowed_tools``, whose type the openai package leaves open; None: it has none."""
+    function = tool.get("function")
+    return function.get("name") if isinstance(function, dict) else None
 
 
 def _check_tool(tool: Mapping[str, Any], at: str, config: ServeConfig) -> None:

@@ -124,6 +124,13 @@ CHATS: list[tuple[dict[str, Any], str]] = [
     ({"tool_choice": "required"}, "tool_choice"),
     ({"tools": [function()], "tool_choice": function(name="g")}, "tool_choice"),
     ({"tools": [function()], "tool_choice": {"type": "function"}}, "tool_choice.function"),
+    (
+        {
+            "tools": [function()],
+            "tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [{"function": 5}]}},
+        },
+        "tool_choice",
+    ),
 ]  # fmt: skip
 
 TEXTS: list[tuple[dict[str, Any], str]] = [
