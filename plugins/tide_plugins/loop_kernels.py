@@ -9,11 +9,12 @@ from typing import Any
 from tide_runtime.backends.device.device import Device
 from tide_runtime.backends.device.element_types import BF16, FP16, FP32, INT32
 from tide_runtime.backends.device.program import Condition, Enqueue
-from tide_runtime.device_loop.loop_kernels import ExitGate, ExitScore, ExitWindow, NextInputs
+from tide_runtime.device_loop.loop_kernels import ExitCandidates, ExitGate, ExitScore, ExitWindow, NextInputs
 from tide_runtime.device_loop.loop_state import MOST_EOS, LoopState
 
 from tide_plugins.launch.cuda_driver import CudaDriver
 from tide_plugins.launch.decode_loop import (
+    prepare_exit_candidates,
     prepare_exit_gate,
     prepare_exit_join,
     prepare_exit_merge,
@@ -25,7 +26,6 @@ from tide_plugins.launch.draft_verify import prepare_draft_verify
 from tide_plugins.launch.kernel_library import KernelLibrary
 
 Prepare = Callable[..., Any]
-_MIN_CUDA_CONDITIONS = 13  # kernels for older GPUs are compiled by CUDA 12, without graph conditions
 _DTYPES = {FP32: "f32", FP16: "f16", BF16: "bf16"}
 
 
@@ -50,8 +50,7 @@ class PluginLoopKernels:
     @property
     def conditions_refused(self) -> str | None:
         """Reason why these kernels cannot set CUDA graph conditions, or None."""
-        architecture = self._library.architecture
-        return f"kernels for {architecture.name} set no graph conditions" if architecture.cuda < _MIN_CUDA_CONDITIONS else None
+        return self._library.conditions_refused
 
     def take_tokens(self, state: LoopState, chosen: int) -> Enqueue:
         """`draft_verify` with zero drafts."""
@@ -75,24 +74,29 @@ class PluginLoopKernels:
             state, "exits", dtype="u8"
         )
         tensors |= self._per_sequence(state, "emitted", dtype="i32") | self._scalars(state, "running", "turns_left", "proceed")
-        ring, counts = state.ring.pointers
-        tensors |= {
-            "ring": self._array(ring, "i64", state.ring.turns, state.batch_size),
-            "counts": self._array(counts, "i64", 1 + state.exits),
-        }
+        tensors |= {"ring": self._array(state.ring.pointers[0], "i64", state.ring.turns, state.batch_size)} | self._counts(state)
         tensors |= self._input_tensors(inputs, (state.batch_size,))
         return self._with_graph_condition(prepare_loop_turn, state.proceed, tensors, slots=slots)
+
+    def exit_candidates(self, state: LoopState, candidates: ExitCandidates) -> Enqueue:
+        condition = state.heads[candidates.number - 1]
+        tensors = self._per_sequence(state, "finished", "exits", dtype="u8") | self._counts(state)
+        tensors |= {
+            "score": self._array(candidates.score, "f32", state.batch_size),
+            "wanted": self._array(condition.flag, "i32"),
+        }
+        numbers = {"number": candidates.number, "threshold": candidates.threshold, "has_mlp": candidates.has_mlp}
+        return self._with_graph_condition(prepare_exit_candidates, condition, tensors, exit_count=state.exits, **numbers)
 
     def exit_score(self, state: LoopState, early_exit: ExitScore) -> Enqueue:
         score = self._array(early_exit.score, "f32", state.batch_size)
         tensors = {
             "logits": self._array(early_exit.logits, _DTYPES[early_exit.element], state.batch_size, early_exit.vocab),
             "token": self._array(early_exit.token, "i64", state.batch_size),
+            "mlp_score": score,  # -1 for sequences that are no candidates
             "score": score,
         }
-        tensors |= {"mlp_score": score} if early_exit.has_mlp else {}
-        launch = prepare_exit_score(self._library, stream=self._stream, mlp_threshold=early_exit.mlp_threshold, **tensors)
-        return lambda stream: launch.enqueue(stream)
+        return self._prepared(prepare_exit_score, tensors, mlp_threshold=0.0)
 
     def exit_join(self, state: LoopState, window: ExitWindow) -> Enqueue:
         tensors = self._per_sequence(state, "finished", dtype="u8") | self._waiting(state)
@@ -114,8 +118,7 @@ class PluginLoopKernels:
             "score": self._array(gate.score, "f32", state.batch_size),
             "exit_token": self._array(gate.exit_token, "i64", state.batch_size),
             "deeper": self._array(deeper.flag, "i32"),
-            "counts": self._array(state.ring.pointers[1], "i64", 1 + state.exits),
-        }
+        } | self._counts(state)
         tensors |= self._input_tensors(gate.behind, (state.batch_size, gate.width))
         numbers = {"slots": gate.slots, "threshold": gate.threshold, "number": gate.number, "width": gate.width}
         return self._with_graph_condition(prepare_exit_gate, deeper, tensors, **numbers)
@@ -155,6 +158,9 @@ class PluginLoopKernels:
 
     def _per_sequence(self, state: LoopState, *names: str, dtype: str) -> dict[str, Any]:
         return {name: self._array(state.pointers[name], dtype, state.batch_size) for name in names}
+
+    def _counts(self, state: LoopState) -> dict[str, Any]:
+        return {"counts": self._array(state.ring.pointers[1], "i64", state.ring.counts.size)}
 
     def _waiting(self, state: LoopState) -> dict[str, Any]:
         return {"waiting": self._array(state.pointers["waiting"], "i32", state.exits, state.batch_size)}

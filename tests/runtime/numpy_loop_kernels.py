@@ -10,7 +10,7 @@ from numpy.typing import DTypeLike, NDArray
 from runtime.simulated_gpu import SimulatedGpu
 from tide_runtime.backends.device.program import Condition, Enqueue
 from tide_runtime.depth.executor import max_probability
-from tide_runtime.device_loop.loop_kernels import ExitGate, ExitScore, ExitWindow, NextInputs
+from tide_runtime.device_loop.loop_kernels import ExitCandidates, ExitGate, ExitScore, ExitWindow, NextInputs
 from tide_runtime.device_loop.loop_state import MOST_EOS, LoopState
 from tide_runtime.device_loop.token_ring import EXIT_UNIT, NO_TOKEN
 
@@ -20,7 +20,11 @@ RUNNING, EOS, LIMIT, NO_DISTRIBUTION = 0, 1, 2, 3
 def memory(pointer: int, shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
     """Device memory as an array that shares it."""
     count_bytes = int(np.prod(shape)) * np.dtype(dtype).itemsize
-    return np.frombuffer((ctypes.c_uint8 * count_bytes).from_address(pointer), dtype).reshape(shape)
+    return np.frombuffer(memoryview((ctypes.c_uint8 * count_bytes).from_address(pointer)).cast("B"), dtype).reshape(shape)
+
+
+def counters(state: LoopState) -> NDArray[Any]:
+    return memory(state.ring.pointers[1], state.ring.counts.shape, np.int64)
 
 
 class Rows:
@@ -64,7 +68,7 @@ class NumpyLoopKernels:
         return lambda stream: self._gpu.submit(stream, take)
 
     def turn(self, state: LoopState, inputs: NextInputs, slots: int) -> Enqueue:
-        rows, written = Rows(state), memory(state.ring.pointers[1], (1 + state.exits,), np.int64)
+        rows, written = Rows(state), counters(state)
         entries = memory(state.ring.pointers[0], state.ring.entries.shape, np.int64)
 
         def turn(handle: int | None) -> None:
@@ -81,15 +85,29 @@ class NumpyLoopKernels:
 
         return self._deciding(state.proceed, turn)
 
+    def exit_candidates(self, state: LoopState, candidates: ExitCandidates) -> Enqueue:
+        rows, score, counts = Rows(state), memory(candidates.score, (state.batch_size,), np.float32), counters(state)
+        condition = state.heads[candidates.number - 1]
+
+        def decide(handle: int | None) -> None:
+            chosen = rows.finished == RUNNING
+            if candidates.number > 1 and self._mutation != "again":
+                chosen &= rows.exits == 0
+            if candidates.has_mlp and self._mutation != "mlp":
+                chosen &= score >= np.float32(candidates.threshold)
+            score[:] = np.where(chosen, score if candidates.has_mlp else 1, -1)
+            wanted = chosen.any() and self._mutation != "heads"
+            counts[state.exits + candidates.number] += wanted
+            self._set(condition, handle, int(wanted))
+
+        return self._deciding(condition, decide)
+
     def exit_score(self, state: LoopState, exit: ExitScore) -> Enqueue:
         logits = memory(exit.logits, (state.batch_size, exit.vocab), exit.element.host)
         token, score = memory(exit.token, (state.batch_size,), np.int64), memory(exit.score, (state.batch_size,), np.float32)
 
         def rate() -> None:
-            asked = token >= 0
-            if exit.has_mlp and self._mutation != "mlp":
-                asked &= score >= np.float32(exit.mlp_threshold)
-            score[:] = np.where(asked, max_probability(logits), -1)
+            score[:] = np.where((token >= 0) & (score >= 0), max_probability(logits), -1)
 
         return lambda stream: self._gpu.submit(stream, rate)
 
@@ -110,10 +128,7 @@ class NumpyLoopKernels:
 
     def exit_gate(self, state: LoopState, gate: ExitGate) -> Enqueue:
         rows, score = Rows(state), memory(gate.score, (state.batch_size,), np.float32)
-        early, counts = (
-            memory(gate.exit_token, (state.batch_size,), np.int64),
-            memory(state.ring.pointers[1], (1 + state.exits,), np.int64),
-        )
+        early, counts = memory(gate.exit_token, (state.batch_size,), np.int64), counters(state)
         here = gate.number - 1
 
         def decide(handle: int | None) -> None:

@@ -43,19 +43,19 @@ class Builder:
         self._cache = CubinCache(default_cache_folder()) if cache is None else cache
         self._files = sources() if files is None else files
 
-    def build(self, kernel: Kernel, architecture: Architecture) -> BuiltKernel:
-        """The kernel's image for ``architecture``.
+    def build(self, kernel: Kernel, architecture: Architecture, conditions: bool = True) -> BuiltKernel:
+        """The kernel's image for ``architecture``; without ``conditions`` it sets no CUDA graph conditions.
 
         Raises:
             TargetError: the compiler is not installed, does not know the architecture, or an entry point is missing.
             CompilationError: the compiler rejects the source.
         """
         using = compiler(architecture.cuda)
-        made_from = [_ENTRY_FORMAT, kernel.name, *using.identity(architecture)]
+        made_from = [_ENTRY_FORMAT, kernel.name, *using.identity(architecture, conditions)]
         key = content_key(chain(made_from, self._files, self._files.values()))
         if (found := self._cache.load(key)) is not None:
             return BuiltKernel(kernel, architecture, found, cached=True)
-        image = using.compile(kernel, architecture, self._files)
+        image = using.compile(kernel, architecture, self._files, conditions)
         self._cache.store(key, image)
         return BuiltKernel(kernel, architecture, image, cached=False)
 

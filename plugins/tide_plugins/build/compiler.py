@@ -31,15 +31,20 @@ class Compiler:
     def __init__(self, cuda: int) -> None:
         self._toolchain = find_toolchain(cuda)
         self._nvrtc = Nvrtc(self._toolchain.library)
-        self._options = (*_OPTIONS, *_OPTIONS_OF_CUDA[cuda])
+        self._conditions = _OPTIONS_OF_CUDA[cuda]
         self.versions = self._toolchain.versions  # package==version of the compiler and of its headers
 
-    def identity(self, architecture: Architecture) -> tuple[str, ...]:
+    def identity(self, architecture: Architecture, conditions: bool = True) -> tuple[str, ...]:
         """Everything besides the sources that an image depends on: versions, options, architecture."""
-        return (*self.versions, *self._options, architecture.name)
+        return (*self.versions, *self._options(conditions), architecture.name)
 
-    def compile(self, kernel: Kernel, architecture: Architecture, files: Mapping[str, bytes]) -> CachedImage:
+    def compile(
+        self, kernel: Kernel, architecture: Architecture, files: Mapping[str, bytes], conditions: bool = True
+    ) -> CachedImage:
         """Compile ``kernel``; ``#include`` searches ``files`` before CUDA's headers.
+
+        Args:
+            conditions: whether kernels refer to the driver's function that sets graph conditions.
 
         Raises:
             TargetError: this NVRTC does not know the architecture, or the image lacks an entry point.
@@ -47,11 +52,14 @@ class Compiler:
         """
         self.check_support(architecture)
         include = f"--include-path={self._toolchain.include}"
-        options = [*self._options, f"--gpu-architecture={architecture.name}", include]
+        options = [*self._options(conditions), f"--gpu-architecture={architecture.name}", include]
         image = self._nvrtc.compile(kernel.file_name, files[kernel.file_name], files, options, architecture.ptx)
         if architecture.ptx:  # no ptxas report: the driver compiles PTX when it is loaded
             return CachedImage(image.content, {})
         return CachedImage(image.content, _complete(kernel, parse_resources(image.log)))
+
+    def _options(self, conditions: bool) -> tuple[str, ...]:
+        return (*_OPTIONS, *self._conditions) if conditions else _OPTIONS
 
     def check_support(self, architecture: Architecture) -> None:
         """Raises TargetError when this NVRTC does not know ``architecture``."""

@@ -55,13 +55,17 @@ class CudaDriver:
         self._gpu.set_current()
         try:
             code = ObjectCode.from_ptx(image) if ptx else ObjectCode.from_cubin(image)
-            return code.get_kernel(symbol)
+            kernel = code.get_kernel(symbol)
+            # Now, as loading on first use would resolve the image's references in the middle of a capture.
+            function = self._done("cuKernelGetFunction", self._api.cuKernelGetFunction(int(kernel.handle)))
+            self._done("cuFuncLoad", self._api.cuFuncLoad(function))
+            return kernel
         except Exception as error:  # cuda.core's classes, such as for images that an older driver cannot load
             raise TargetError(f"GPU {self.device} cannot load {symbol}: {type(error).__name__}: {error}") from error
 
     def allow_shared(self, entry: Any, shared_bytes: int) -> None:
         attribute = self._api.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-        self._check("cuKernelSetAttribute", self._api.cuKernelSetAttribute(attribute, shared_bytes, entry.handle, self.device))
+        self._done("cuKernelSetAttribute", self._api.cuKernelSetAttribute(attribute, shared_bytes, entry.handle, self.device))
 
     def zeros(self, count_bytes: int, stream: int) -> BufferMemory:
         from cuda.core import Stream
@@ -80,10 +84,12 @@ class CudaDriver:
         result = self._api.cuLaunchKernel(
             int(entry.handle), *plan.grid, *plan.block, plan.shared_bytes, stream, ctypes.addressof(argument), 0
         )
-        self._check("cuLaunchKernel", result)
+        self._done("cuLaunchKernel", result)
 
-    def _check(self, call: str, result: tuple[Any, ...]) -> None:
+    def _done(self, call: str, result: tuple[Any, ...]) -> Any:
+        """The value of a call, if it has one. Raises TargetError when the call failed."""
         if result[0] != self._api.CUresult.CUDA_SUCCESS:
             _, text = self._api.cuGetErrorString(result[0])
             meaning = text.decode() if text else "no description"
             raise TargetError(f"{call} on GPU {self.device} failed: {result[0].name}: {meaning}")
+        return result[1] if len(result) > 1 else None

@@ -6,14 +6,15 @@ from threading import Lock
 from typing import Any
 
 from tide_runtime.bundle.architectures import Architecture, architecture_for
-from tide_runtime.errors import ParamsError
+from tide_runtime.errors import ParamsError, TargetError
 
-from tide_plugins.build.builder import Builder
+from tide_plugins.build.builder import Builder, BuiltKernel
 from tide_plugins.kernels import KERNELS, entry_point
 from tide_plugins.launch.driver import Driver
 from tide_plugins.plans import LaunchPlan
 
 _FREE_SHARED_BYTES = 48 * 1024  # dynamic shared memory that needs no opt-in
+_MIN_CUDA_CONDITIONS = 13  # kernels for older GPUs are compiled by CUDA 12, without graph conditions
 _MOST_BLOCKS = (2**31 - 1, 65535, 65535)  # grid limits of every GPU
 
 
@@ -33,7 +34,14 @@ class KernelLibrary:
         self.architecture: Architecture = architecture_for(driver.compute)
         self._builder = builder or Builder()
         self._entries: dict[str, Any] = {}
+        older = self.architecture.cuda < _MIN_CUDA_CONDITIONS
+        self._conditions_refused = f"kernels for {self.architecture.name} set no graph conditions" if older else None
         self._lock = Lock()
+
+    @property
+    def conditions_refused(self) -> str | None:
+        """Reason why kernels cannot set CUDA graph conditions, or None; a driver's refusal is known once a kernel is loaded."""
+        return self._conditions_refused
 
     def entry(self, kernel: str, form: str, dtype: str, plan: LaunchPlan) -> Any:
         """The entry point of ``form`` in ``kernel``'s file, ready for ``plan``.
@@ -54,5 +62,15 @@ class KernelLibrary:
 
     def _load(self, name: str, symbol: str) -> Any:
         [kernel] = (kernel for kernel in KERNELS if kernel.name == name)
-        built = self._builder.build(kernel, self.architecture)
+        if self._conditions_refused is None:
+            try:
+                return self._loaded(self._builder.build(kernel, self.architecture), symbol)
+            except TargetError as error:
+                refused = error
+        # The driver may lack the function that sets graph conditions, to which only some kernels refer.
+        entry = self._loaded(self._builder.build(kernel, self.architecture, False), symbol)
+        self._conditions_refused = self._conditions_refused or f"{refused}; loaded without graph conditions"
+        return entry
+
+    def _loaded(self, built: BuiltKernel, symbol: str) -> Any:
         return self.driver.load(built.image.content, self.architecture.ptx, symbol)

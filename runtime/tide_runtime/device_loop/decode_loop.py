@@ -2,10 +2,13 @@
 
     while a sequence is running and turns are left:
         segments up to the first exit                               all sequences, one token each
-        exit_join · the exit's graph and head · exit_score · exit_gate
+        exit_join · the exit's graph · exit_candidates
+        if a sequence may exit:
+            head · exit_score
+        exit_gate
         if a sequence does not exit (or a window is full, or it is the last turn):
             segments up to the next exit                            all sequences, all pending tokens: [B, W]
-            exit_join · the exit's graph and head · exit_score · exit_gate
+            exit_join · …
             if a sequence does not exit …:
                 the other segments                                  all sequences, all pending tokens
                 exit_merge
@@ -28,7 +31,7 @@ from tide_runtime.backends.device.program import IfThen, Launch, Node, Run, Whil
 from tide_runtime.backends.step_arrays import StepShape
 from tide_runtime.bundle.exits import Exit
 from tide_runtime.bundle.manifest import HEAD
-from tide_runtime.device_loop.loop_kernels import ExitGate, ExitScore, ExitWindow, LoopKernels, NextInputs
+from tide_runtime.device_loop.loop_kernels import ExitCandidates, ExitGate, ExitScore, ExitWindow, LoopKernels, NextInputs
 from tide_runtime.device_loop.loop_state import LoopState
 
 _TURN_INPUTS = ("input_ids", "position_ids", "write_index", "seqlens_k")
@@ -52,8 +55,8 @@ class LoopExit:
 
     @property
     def graphs(self) -> list[str]:
-        """The graphs that evaluate the exit."""
-        return [HEAD] if self.early_exit.graph is None else [self.early_exit.graph, HEAD]
+        """The graph of the exit's router and translator, if it has one."""
+        return [] if self.early_exit.graph is None else [self.early_exit.graph]
 
 
 class DecodeLoop:
@@ -78,6 +81,7 @@ class DecodeLoop:
         self.state = LoopState(context.backend.device, batch_size, turns, len(exits))
         self._ones = [1] * batch_size
         self._ran = [False] * (1 + len(exits))  # whether the turn and the layers after each exit have run
+        self._head_ran = False
         self._step = DeviceStep(context, StepShape.of(0, self._ones, self._ones), captured=True)
         self._segments = [segment.name for segment in context.backend.manifest.segments]
         self.program: tuple[Node, ...] = (While(self.state.proceed, self._body(kernels)),)
@@ -119,7 +123,8 @@ class DecodeLoop:
         self.state.ring.fetch()
         self.context.backend.device.synchronize()
         turns = self.state.ring.take()
-        self._count(len(turns), self.state.ring.take_deep())
+        self._count(len(turns), *self.state.ring.take_counts())
+        self._warm_head()
         return turns
 
     def _body(self, kernels: LoopKernels) -> tuple[Node, ...]:
@@ -166,7 +171,7 @@ class DecodeLoop:
             rest = (Run("exit_merge", kernels.exit_merge(self.state, deeper_step.address("token"))),)
         return (
             Run("exit_join", kernels.exit_join(self.state, window)),
-            *self._evaluation(kernels, loop_exit),
+            *self._evaluation(kernels, number, loop_exit),
             Run("exit_gate", kernels.exit_gate(self.state, gate)),
             IfThen(self.state.deeper[number - 1], (*deeper, *rest)),
         )
@@ -183,10 +188,27 @@ class DecodeLoop:
         step.send()  # inputs that no kernel changes
         return step
 
-    def _evaluation(self, kernels: LoopKernels, loop_exit: LoopExit) -> list[Run]:
-        """The exit's router and head on the hidden states at its checkpoint."""
+    def _evaluation(self, kernels: LoopKernels, number: int, loop_exit: LoopExit) -> list[Node]:
+        """The exit's router and, if a sequence may exit, its head on the hidden states at its checkpoint.
+
+        The head reads the whole vocabulary's weights: on a model of 1B parameters a fifth of a step's time.
+        """
+        info, step = loop_exit.early_exit.info, self._step
+        candidates = ExitCandidates(
+            number=number,
+            score=step.address("score"),
+            threshold=loop_exit.threshold if info.router == "mlp" else info.mlp_threshold or 0.0,
+            has_mlp=info.has_mlp,
+        )
+        return [
+            *self._graphs(step, loop_exit.graphs),
+            Run("exit_candidates", kernels.exit_candidates(self.state, candidates)),
+            IfThen(self.state.heads[number - 1], tuple(self._head(kernels, loop_exit))),
+        ]
+
+    def _head(self, kernels: LoopKernels, loop_exit: LoopExit) -> list[Run]:
         info, step, device = loop_exit.early_exit.info, self._step, self.context.backend.device
-        nodes = self._graphs(step, loop_exit.graphs)
+        nodes = self._graphs(step, [HEAD])
         if info.head == "identity":  # the head reads the last hidden array
             source, target = step.hidden[loop_exit.boundary - 1], step.hidden[-1]
             size = self.batch_size * source.row_bytes
@@ -199,21 +221,29 @@ class DecodeLoop:
                 vocab=logits.shape[-1],
                 token=step.address("token"),
                 score=step.address("score"),
-                has_mlp=info.has_mlp,
-                mlp_threshold=info.mlp_threshold or 0.0,
             )
             nodes.append(Run("exit_score", kernels.exit_score(self.state, score)))
         return nodes
 
-    def _count(self, turns: int, deep: Sequence[int]) -> None:
-        """Count the loop's launches from the device's counters. ``deep``: turns that ran the layers after each exit."""
+    def _warm_head(self) -> None:
+        """Run the head once if no sequence was sure enough yet, so that a capture meets no lazy initialization."""
+        if self._exits and not self._head_ran:
+            self._step.enqueue(HEAD)
+            self.context.count(HEAD)
+            self._head_ran = True
+
+    def _count(self, turns: int, deep: Sequence[int], heads: Sequence[int]) -> None:
+        """Count the loop's launches from the device's counters: turns that ran the layers after each exit, and its head."""
         edges = [0, *(loop_exit.boundary for loop_exit in self._exits), len(self._segments)]
         times = [turns, *deep]
         for number, count in enumerate(times):
             evaluated = self._exits[number].graphs if number < len(self._exits) else []
             for graph in [*self._segments[edges[number] : edges[number + 1]], *evaluated]:
                 self.context.count(graph, count)
+        if heads:
+            self.context.count(HEAD, sum(heads))
         self._ran = [before or count > 0 for before, count in zip(self._ran, times, strict=True)]
+        self._head_ran |= any(heads)
 
     def _graphs(self, step: DeviceStep, names: Sequence[str]) -> list[Run]:
         fixed = self.context.backend.fixed_stream

@@ -45,12 +45,13 @@ class CapturingDevice(Device, Protocol):
 class GraphDriver:
     """Captures programs that have run once on the device's stream, as a capture must not load modules or allocate memory.
 
-    ``no_conditions``: why no conditional nodes can be used on this machine, whatever a library captures, or None.
+    ``no_conditions``: returns why no conditional nodes can be used on this machine, whatever a library captures, or None; called
+    once the loop's kernels are loaded. A kernel that sets no conditions would leave a WHILE running forever.
     """
 
     name = "device-driven"
 
-    def __init__(self, device: CapturingDevice, no_conditions: str | None = None) -> None:
+    def __init__(self, device: CapturingDevice, no_conditions: Callable[[], str | None] = lambda: None) -> None:
         self._device, self._no_conditions = device, no_conditions
 
     def compile(self, program: Sequence[Node]) -> Execution:
@@ -63,7 +64,7 @@ class GraphDriver:
             parts = flat.capture(program)
         if (reason := why_not_repeatable(flat.types)) is not None:
             raise TargetError(f"{_REFUSED}: {reason}")
-        refusal = self._no_conditions or why_not_in_a_body(flat.types)
+        refusal = self._no_conditions() or why_not_in_a_body(flat.types)
         if refusal is None:
             try:
                 return Execution(self._conditional(program), flat.types)

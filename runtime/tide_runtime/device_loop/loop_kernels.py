@@ -19,14 +19,30 @@ class NextInputs:
 
 
 @dataclass(frozen=True)
+class ExitCandidates:
+    """Arguments of `LoopKernels.exit_candidates`.
+
+    Args:
+        number: the exit's number, 1 for the first.
+        score: [B] float32; on input the MLP router's score if the exit ``has_mlp``.
+        threshold: least score of the MLP with which a sequence may exit.
+    """
+
+    number: int
+    score: int
+    threshold: float
+    has_mlp: bool
+
+
+@dataclass(frozen=True)
 class ExitScore:
     """Arguments of `LoopKernels.exit_score`.
 
     Args:
         logits: [B, ``vocab``] of type ``element``, output of the exit's head.
         token: [B] int64, argmax of the logits; -1 where they are not finite.
-        score: [B] float32; on input the MLP router's score if the exit ``has_mlp``, on output the token's probability, or -1
-            where the MLP's score is less than ``mlp_threshold`` or there is no token.
+        score: [B] float32; on input what `LoopKernels.exit_candidates` wrote, on output the token's probability, or -1 for
+            sequences that are no candidates or have no token.
     """
 
     logits: int
@@ -34,8 +50,6 @@ class ExitScore:
     vocab: int
     token: int
     score: int
-    has_mlp: bool
-    mlp_threshold: float
 
 
 @dataclass(frozen=True)
@@ -97,6 +111,10 @@ class LoopKernels(Protocol):
 
         The positions of finished sequences are clamped to the last slot; their caches are not read again.
         """
+
+    def exit_candidates(self, state: LoopState, candidates: ExitCandidates) -> Enqueue:
+        """Decide whether the exit's head runs: the exit's ``heads`` is set if a running sequence has not exited before and, with
+        an MLP, its score reaches the threshold. Sets ``score`` of the others to -1, without an MLP that of candidates to 1."""
 
     def exit_score(self, state: LoopState, early_exit: ExitScore) -> Enqueue:
         """Write the maximum probability of the exit's head to ``score``."""

@@ -31,8 +31,8 @@ class LoopState:
         turns_left scalar int32
         waiting [exits, B] int32   pending tokens at each exit, which skipped the layers after it
 
-    Set in every turn on the device: chosen, tokens [B] int64, emitted [B] int32, running scalar int32, deeper [exits] int32,
-    exits [B] uint8: number of the exit that the token took, or 0.
+    Set in every turn on the device: chosen, tokens [B] int64, emitted [B] int32, running scalar int32, deeper and wanted [exits]
+    int32 (whether the layers after an exit, and its head, run), exits [B] uint8: number of the exit that the token took, or 0.
     """
 
     def __init__(self, device: Device, batch_size: int, turns: int, exits: int = 0) -> None:
@@ -55,6 +55,7 @@ class LoopState:
             "running": ((1,), np.int32),
             "proceed": ((1,), np.int32),
             "deeper": ((exits,), np.int32),
+            "wanted": ((exits,), np.int32),
             "exits": ((batch_size,), np.uint8),
         }
         self._block = TransferBlock(device, sent)
@@ -62,7 +63,9 @@ class LoopState:
         self.pointers = self._block.pointers | self._arena.pointers
         self.ring = TokenRing(device, 2 * turns, batch_size, exits)
         self.proceed = Condition(self.pointers["proceed"], default=1)
-        self.deeper = [Condition(self.pointers["deeper"] + np.dtype(np.int32).itemsize * i, default=0) for i in range(exits)]
+        flag = np.dtype(np.int32).itemsize
+        self.deeper = [Condition(self.pointers["deeper"] + flag * i, default=0) for i in range(exits)]
+        self.heads = [Condition(self.pointers["wanted"] + flag * i, default=0) for i in range(exits)]
 
     def send(self, num_cached_tokens: Sequence[int], tokens: Sequence[int], limits: Sequence[int], eos: Iterable[int]) -> None:
         """Initialize the sequences at the first batch indices; the others are idle."""

@@ -103,10 +103,13 @@ def choose_drive(
     except TideError as error:
         return Drive(policy, str(error))
     graphless = support.no_graphs()
-    unconditional = graphless or support.no_conditions() or kernels.conditions_refused
+
+    def no_conditions() -> str | None:
+        return support.no_conditions() or kernels.conditions_refused
+
     # The host then still runs the loop: it reads one flag per condition instead of every exit's outputs.
-    refused = graphless or (unconditional if exits else None)
-    compile = None if graphless else GraphDriver(device, unconditional).compile
+    refused = graphless or (no_conditions() if exits else None)
+    compile = None if graphless else GraphDriver(device, no_conditions).compile
     drivers = Drivers(HostDriver(device).compile, compile, refused)
     return Drive(DrivenDepth(policy, kernels, _TURNS, drivers, exits, _WINDOW), refused)
 

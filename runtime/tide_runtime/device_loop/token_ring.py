@@ -23,15 +23,15 @@ def exit_and_token(value: int) -> tuple[int, int]:
 class TokenRing:
     """Ring of the last R turns, and counters.
 
-    ``entries`` [R, batch_size] int64, pinned: turn t since the ring was created is in entry t % R. ``counts`` [1 + exits] int64:
-    the device's counters when `fetch` copied them: turns written, incremented by the kernel `loop_turn` after each entry; turns
-    that ran the layers after each exit, by `exit_gate`.
+    ``entries`` [R, batch_size] int64, pinned: turn t since the ring was created is in entry t % R. ``counts`` [1 + 2 exits]
+    int64: the device's counters when `fetch` copied them: turns written, incremented by the kernel `loop_turn` after each entry;
+    turns that ran the layers after each exit, by `exit_gate`; turns that ran each exit's head, by `exit_candidates`.
     """
 
     def __init__(self, device: Device, turns: int, batch_size: int, exits: int = 0) -> None:
         self.turns, self.batch_size, self._device = turns, batch_size, device
         self.entries = device.pinned(8 * turns * batch_size).view(np.int64).reshape(turns, batch_size)
-        self.counts = device.pinned(8 * (1 + exits)).view(np.int64)
+        self.counts = device.pinned(8 * (1 + 2 * exits)).view(np.int64)
         self._counters = Arena(device, {"counts": self.counts.nbytes})
         self.counts[:] = 0
         self._read = self.counts.copy()
@@ -57,8 +57,9 @@ class TokenRing:
         self._read[0] = written
         return found
 
-    def take_deep(self) -> list[int]:
-        """Number of turns since the last call that ran the layers after each exit."""
-        deep = (self.counts[1:] - self._read[1:]).tolist()
+    def take_counts(self) -> tuple[list[int], list[int]]:
+        """Number of turns since the last call that ran the layers after each exit, and each exit's head."""
+        found = (self.counts[1:] - self._read[1:]).tolist()
         self._read[1:] = self.counts[1:]
-        return deep
+        exits = len(found) // 2
+        return found[:exits], found[exits:]

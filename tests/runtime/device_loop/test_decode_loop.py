@@ -144,7 +144,7 @@ def test_a_full_cache_ends_only_its_sequence(exits: tuple[ExitInfo, ...]) -> Non
     assert Driven(exits).tokens(wanted, 4) == expected(wanted, exits)
 
 
-@pytest.mark.parametrize("mutation", ["eos", "limit", "mask", "turns", "window", "mlp", "last", "again", "elsewhere"])
+@pytest.mark.parametrize("mutation", ["eos", "limit", "mask", "turns", "window", "mlp", "last", "again", "elsewhere", "heads"])
 def test_every_broken_rule_of_the_loop_is_detected(mutation: str) -> None:
     """Guards against kernel rules that no test covers."""
 
@@ -345,6 +345,28 @@ def test_exits_of_these_tests_are_taken_and_not_taken(name: str) -> None:
     depths = [depth for row in rows for depth in row.depth.token_depths]
     shares = [depths.count(depth) / len(depths) for depth in (*(info.checkpoint for info in EXITS[name]), 4)]
     assert min(shares) > 0.05 and sum(shares) == pytest.approx(1)
+
+
+@pytest.mark.parametrize("compile", [False, True])
+@pytest.mark.parametrize("name", ["mlp", "both", "two"])
+def test_heads_run_only_for_sequences_that_may_exit(name: str, compile: bool) -> None:
+    """Guards against an LM head at every exit whatever its router says: on a model of 1B parameters a fifth of a step each."""
+    driven = Driven(EXITS[name], compile)
+    rows = driven.rows(requests(budgets=(21, 21, 21, 21, 21)), 1)
+    depths = [depth for row in rows for depth in row.depth.token_depths]
+    evaluated = sum(driven.backend.launches[f"exit_{info.checkpoint}"] for info in EXITS[name])
+    taken = sum(depths.count(info.checkpoint) for info in EXITS[name])
+    assert taken <= driven.backend.launches["head"] < evaluated
+    if name != "both":  # the MLP alone decides
+        assert driven.backend.launches["head"] <= taken + 1  # one before the capture
+
+
+def test_a_head_that_no_sequence_needs_does_not_prevent_a_capture() -> None:
+    """Guards against loops that stay with the host forever because a graph of theirs has never run."""
+    driven = Driven((replace(EXIT, exit_threshold=1.0),))
+    wanted = requests(budgets=(21, 21, 21, 21, 21))
+    assert driven.tokens(wanted) == expected(wanted, (replace(EXIT, exit_threshold=1.0),))
+    assert driven.gpu.graph_launches and driven.backend.launches["head"] <= 3  # one for each size of a batch
 
 
 @pytest.mark.parametrize("name", SEVERAL)

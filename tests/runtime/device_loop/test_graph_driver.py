@@ -79,7 +79,7 @@ def test_refused_nodes_under_exits_are_announced() -> None:
 def test_conditional_nodes_that_a_machine_lacks_leave_the_flat_form() -> None:
     """Guards against host-driven single launches on drivers before CUDA 12.4 and GPUs before Turing."""
     driven = Driven()
-    driven.drivers.compile = GraphDriver(driven.gpu, "no graph conditions").compile
+    driven.drivers.compile = GraphDriver(driven.gpu, lambda: "no graph conditions").compile
     wanted = requests()
     assert driven.tokens(wanted) == expected(wanted, ()) and driven.gpu.graph_launches
     assert str(Drive(driven.policy)).endswith("at once: no graph conditions")

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
+from plugins.host_driver import HostDriver
 from runtime.device_loop.test_decode_loop import EXIT, MODEL, expected, requests
 from runtime.device_loop.test_plugin_kernels import SimulatedDriver
 from runtime.numpy_backend import tiny_manifest
 from runtime.simulated_gpu import SimulatedGpu
 from runtime.tiny_device_backend import TinyDeviceBackend
 from runtime.tiny_generation import make_row, output
+from tide_plugins.launch.kernel_library import KernelLibrary
 from tide_plugins.loop_kernels import PluginLoopKernels
 from tide_runtime import Engine
+from tide_runtime.backends.device.element_types import FP32
 from tide_runtime.backends.device.program import Execution
-from tide_runtime.bundle.architectures import ARCHITECTURES
 from tide_runtime.bundle.calibration import ExitInfo
 from tide_runtime.depth.exit import ExitDepth
 from tide_runtime.depth.options import DepthOptions
@@ -33,6 +36,8 @@ def graphs(no_graphs: str | None = None, no_conditions: str | None = None) -> dr
 
 
 ALL_GRAPHS = graphs()
+GPUS = (("sm_70", 70), ("sm_90", 90))
+CONDITIONS = b"refers to cudaGraphSetConditional"
 
 
 class Kernels(PluginLoopKernels):
@@ -157,9 +162,47 @@ def test_a_gpu_without_kernels_is_a_reason() -> None:
 
 def test_kernels_for_old_gpus_set_no_conditions() -> None:
     """Guards against conditions in kernels of CUDA 12, whose headers lack them for these GPUs."""
-    libraries: list[Any] = [SimpleNamespace(architecture=architecture) for architecture in ARCHITECTURES]
-    reasons = {library.architecture.name: PluginLoopKernels(library, 0).conditions_refused for library in libraries}
-    assert reasons["sm_70"] == "kernels for sm_70 set no graph conditions" and reasons["sm_90"] is None
+    reasons = {name: PluginLoopKernels(HostDriver(compute=compute).kernels(), 0).conditions_refused for name, compute in GPUS}
+    assert reasons == {"sm_70": "kernels for sm_70 set no graph conditions", "sm_90": None}
+
+
+class WithoutConditions(SimulatedDriver):
+    """A GPU whose driver has no cudaGraphSetConditional: images that refer to it cannot be loaded."""
+
+    def load(self, image: bytes, ptx: bool, symbol: str) -> str:
+        if image == CONDITIONS:
+            raise TargetError(f"GPU 0 cannot load {symbol}: cuFuncLoad failed: CUDA_ERROR_NOT_FOUND")
+        return super().load(image, ptx, symbol)
+
+
+@pytest.mark.parametrize("policy", ["full", "exit"])
+def test_a_driver_without_the_function_that_sets_conditions_still_runs_the_kernels(policy: str) -> None:
+    """Guards against four kernels that cannot be loaded at all, whatever drives, and against a WHILE that never ends."""
+
+    def built(kernel: Any, architecture: Any, conditions: bool = True) -> Any:
+        refers = conditions and kernel.name in ("draft_verify", "loop_turn", "exit_candidates", "exit_gate")
+        return SimpleNamespace(image=SimpleNamespace(content=CONDITIONS if refers else b""))
+
+    def load_kernels(device: Any) -> PluginLoopKernels:
+        driver, builder = WithoutConditions(), cast(Any, SimpleNamespace(build=built))
+        driver.gpu = device
+        return PluginLoopKernels(KernelLibrary(driver, builder), device.stream)
+
+    exits = (EXIT,) if policy == "exit" else ()
+    manifest = tiny_manifest(MODEL, [1, 3], exits)
+    backend: Any = TinyDeviceBackend(manifest, MODEL, SimulatedGpu(), logits=FP32)
+    made = drive.choose_drive(make_policy(policy, manifest, DepthOptions()), backend, load_kernels, ALL_GRAPHS)
+    wanted, context = requests(eos=(4,)), backend.context(1)
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always")
+        for _ in range(2):  # the host drives the first launches
+            rows = [make_row(request, manifest) for request in wanted]
+            for _ in run(made.policy, context, rows):
+                pass
+            assert [output(row) for row in rows] == expected(wanted, exits)
+    assert backend.device.graph_launches
+    assert "CUDA_ERROR_NOT_FOUND; loaded without graph conditions" in str(made)
+    assert [str(warning.message).endswith("driven from the host") for warning in heard] == ([True] if exits else [])
 
 
 def test_kernels_that_cannot_be_built_are_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
