@@ -1,0 +1,120 @@
+"""Low-bit weights in the graphs of GPU targets: their numbers, computed by ONNX Runtime on the CPU, and what kernels take."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from functools import cache
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import onnxruntime as ort
+import pytest
+import torch
+from numpy.typing import NDArray
+from targets.tiny_graphs import DTYPES, SLOTS, copy_of, retyped, traced
+from transformers import PreTrainedModel
+
+from tide_export.cut import CutGraph
+from tide_export.lower import lower, prepare
+from tide_export.passes.base import LoweringContext
+from tide_export.quantization.quantized_weight import QuantizedWeight
+from tide_export.targets import TARGETS
+
+STEPS = (9, 1, 1)  # tokens of each step of one sequence: a prompt, two decode steps
+TOLERANCE = 1e-3  # of the largest logit; fp32
+HEAD = "lm_head.weight"
+
+
+@cache
+def low_bits() -> tuple[dict[str, QuantizedWeight], PreTrainedModel]:
+    """Weights of the tiny Llama in 4 bits, some with zero points, its head in 8; and the eager fp32 model with their values."""
+    model, random = deepcopy(traced("llama").model).float(), np.random.default_rng(0)
+    weights = {}
+    for name, parameter in model.named_parameters():
+        bits = 8 if name == HEAD else 4 if name.endswith("_proj.weight") else 0
+        if not bits:
+            continue
+        (rows, columns), blocks = parameter.shape, (parameter.shape[0], parameter.shape[1] // 32)
+        scales = np.ldexp(
+            random.integers(4, 8, blocks).astype(np.float32), -bits - 5
+        )  # their products with values are exact in fp16
+        zeros = random.integers(0, 16, blocks, np.uint8) if "down" in name else None
+        weights[name] = QuantizedWeight(bits, random.integers(0, 1 << bits, (rows, columns), np.uint8), scales, zeros)
+        parameter.data = torch.from_numpy(weights[name].dequantized())
+    return weights, model
+
+
+def graph_of(target: str, dtype: str) -> CutGraph:
+    """The whole tiny Llama with `low_bits`, lowered for ``target``."""
+    trace, context = copy_of(traced("llama").trace), LoweringContext(SLOTS, low_bits()[0])
+    for name, weight in low_bits()[0].items():  # as an export does, so that weights that stay dense have the same values
+        trace.model.graph.initializers[f"model.{name}"].const_value = ir.tensor(weight.dequantized().astype(np.float16))
+    prepare(trace, TARGETS[target], context)
+    graph = lower(trace, TARGETS[target], [], context).graphs[0]
+    return CutGraph(graph.name, retyped(graph.model, DTYPES[dtype]), graph.layers)
+
+
+def logits_of(model: ir.Model, ids: NDArray[np.int64]) -> NDArray[np.float32]:
+    """Logits [T, V] of ``ids`` [T], computed in `STEPS` over caches that are empty at first."""
+    options = ort.SessionOptions()
+    options.log_severity_level = 3  # else a warning for every cache update that is not in place
+    options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "0")  # it would round activations to int8
+    session = ort.InferenceSession(ir.to_proto(model).SerializeToString(), options, ["CPUExecutionProvider"])
+    caches: dict[str, NDArray[Any]] = {}
+    logits, start = [], 0
+    for count in STEPS:
+        end = start + count
+        given = {"input_ids": ids[None, start:end], "position_ids": np.arange(start, end)[None], "write_index": np.array([start])}
+        given |= {"seqlens_k": np.array([end - 1], np.int32), "total_sequence_length": np.array(end, np.int32)}
+        given["logits_index"] = np.arange(count)
+        for value in session.get_inputs():
+            if "_cache_" in value.name:
+                heads, width = value.shape[1], value.shape[3]
+                given[value.name] = caches.get(value.name, np.zeros((1, heads, SLOTS, width), np.float32))
+        found = dict(zip([v.name for v in session.get_outputs()], session.run(None, _taken(session, given)), strict=True))
+        caches |= {name.replace("_out", ""): array for name, array in found.items() if "_cache_out_" in name}
+        logits.append(found["logits"].reshape(count, -1))
+        start = end
+    return np.concatenate(logits)
+
+
+def _taken(session: ort.InferenceSession, given: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    return {value.name: given[value.name] for value in session.get_inputs()}
+
+
+@pytest.mark.parametrize(
+    ("target", "operator", "count"),
+    [
+        ("rtx-sm_75", "DequantizeLinear", 0),
+        ("rtx-sm_80", "DequantizeLinear", 14),
+        ("rtx-ampere+", "DequantizeLinear", 14),
+        ("trt-sm_90", "DequantizeLinear", 14),
+        ("cuda", "MatMulNBits", 11),
+    ],
+)
+def test_logits_are_those_of_the_dequantised_model(target, operator, count):
+    """An engine would multiply with shifted weights, another block's scale or swapped halves of a byte."""
+    model = graph_of(target, "fp32").model
+    nodes = [node for node in model.graph if node.op_type == operator]
+    assert len(nodes) == count  # on ``cuda`` query, key and value are one product; the head has 8 bits
+    for node in nodes:
+        if operator == "MatMulNBits":
+            node.attributes["accuracy_level"] = ir.AttrInt64("accuracy_level", 0)  # the CPU would round activations to int8
+    ids = np.random.default_rng(1).integers(3, 100, sum(STEPS))
+    with torch.no_grad():
+        expected = low_bits()[1](torch.from_numpy(ids[None])).logits[0].numpy()
+    np.testing.assert_allclose(logits_of(model, ids), expected, rtol=0, atol=TOLERANCE * np.abs(expected).max())
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "fp16", "bf16"])
+def test_cuda_has_kernels_for_its_products(dtype):
+    """ONNX Runtime would refuse the node, or write the dense matrix in every step, which is slower than a dense weight."""
+    products = [node for node in graph_of("cuda", dtype).model.graph if node.op_type == "MatMulNBits"]
+    assert {node.attributes["bits"].value for node in products} == {4, 8}
+    for node in products:
+        sizes = {name: node.attributes[name].value for name in ("N", "K", "block_size")}
+        assert sizes["N"] % 8 == 0 and sizes["K"] % sizes["block_size"] == 0 and sizes["block_size"] in (16, 32, 64, 128)
+        source, values, scales, *zeros = node.inputs
+        assert source.dtype == scales.dtype == DTYPES[dtype] and values.dtype == ir.DataType.UINT8
+        assert not zeros or zeros[0].dtype == ir.DataType.UINT8
