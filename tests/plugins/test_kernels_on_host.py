@@ -209,12 +209,13 @@ def test_shim_rounds_as_ieee_754(tmp_path: Path) -> None:
 
 _SANITIZED = """
 from plugins.host_driver import SANITIZE, HostDriver, host_library, run_case
-from plugins.test_kernels_on_host import SANITIZED
-driver = HostDriver(order=2, library=host_library(*SANITIZE))
-for spec in SANITIZED:
-    case = spec.build()
-    case.check(run_case(case, driver))
-print(len(SANITIZED), "clean")
+from plugins.test_kernels_on_host import SANITIZED, TILED
+for specs, sm_count in ((SANITIZED, 6), (TILED, 132)):
+    driver = HostDriver(order=2, sm_count=sm_count, library=host_library(*SANITIZE))
+    for spec in specs:
+        case = spec.build()
+        case.check(run_case(case, driver))
+print("clean")
 """
 
 
