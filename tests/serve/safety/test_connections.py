@@ -120,7 +120,8 @@ def test_second_request_of_a_connection_must_arrive_in_time_too(hurried: Stub) -
     """Breaks: one good request buys a connection that may then trickle for ever."""
     connection, answer = first_answer(hurried, b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
     with connection:
-        assert b"200 OK" in answer
+        while b"}" not in answer:  # its body may come in a packet of its own
+            answer += connection.recv(65536)
         connection.sendall(b"GET /health HT")
         assert answer_of(connection) == b""
 
