@@ -16,7 +16,7 @@ TURNS = [[{"role": "user", "content": f"add {number}"}] for number in range(12)]
 
 def run(served: Served, work: Callable[[openai.AsyncOpenAI], Awaitable[Result]]) -> Result:
     async def with_client() -> Result:
-        async with openai.AsyncOpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0) as client:
+        async with openai.AsyncOpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0, timeout=60) as client:
             return await work(client)
 
     return asyncio.run(with_client())

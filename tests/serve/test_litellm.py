@@ -17,7 +17,7 @@ def ask(served: Served, model: str) -> Any:
     """`litellm.completion` against the shared server."""
 
     def ask(**fields: Any) -> Any:
-        where = {"model": f"openai/{model}", "api_base": f"{served.url}/v1", "api_key": "none", "max_retries": 0}
+        where = {"model": f"openai/{model}", "api_base": f"{served.url}/v1", "api_key": "none", "max_retries": 0, "timeout": 60}
         return litellm.completion(**where, **{"messages": HI, "max_tokens": 8, **fields})
 
     return ask

@@ -98,6 +98,13 @@ def test_auto_leaves_text_alone(client: openai.OpenAI, served: Served, model: st
     assert choice.message.tool_calls is None and choice.finish_reason == "length"
 
 
+def test_one_call_ends_the_output(client: openai.OpenAI, served: Served, model: str) -> None:
+    """Breaks: with parallel_tool_calls false, a model goes on behind its call, and may make another."""
+    fields = {"tools": [TIME], "logit_bias": token_bias(served, "</tool_call>"), "max_tokens": 3}
+    assert ask(client, model, parallel_tool_calls=False, **fields).finish_reason == "stop"
+    assert ask(client, model, parallel_tool_calls=True, **fields).finish_reason == "length"
+
+
 @pytest.mark.parametrize("parallel", [False, True])
 def test_strict_tools_follow_their_schema_in_free_text(client: openai.OpenAI, served: Served, model: str, parallel: bool) -> None:
     """Breaks: with strict, a call that the model begins by itself has other arguments than the schema allows."""
