@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import platform
 import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
+from time import perf_counter
 from typing import Any, TypeVar
 
 Result = TypeVar("Result")
@@ -31,22 +33,40 @@ def kept_result(
     encode: Callable[[Result], Any],
     decode: Callable[[Any], Result],
     folder: Path | None = None,
+    most_queued: float = math.inf,
 ) -> Result:
     """What ``measure`` returns, which is called only if ``folder`` (default: the user's cache) has no result for ``key``.
 
     A damaged result is measured again. Where ``folder`` cannot be written, every call measures.
 
     Args:
+        most_queued: a result is kept only if this process waited for a core in at most this share of the time: other processes
+            would be part of what every later process believes.
         encode, decode: between a result and what JSON can hold; ``decode`` raises ValueError, KeyError or TypeError for anything
             else.
     """
     digest = hashlib.sha256(json.dumps([*key]).encode()).hexdigest()
     with suppress(OSError, ValueError, RuntimeError, KeyError, TypeError):  # RuntimeError: there is no home folder
         return decode(json.loads(((folder or cache_folder(kind)) / digest).read_bytes())["result"])
+    queued, began = queued_seconds(), perf_counter()
     measured = measure()
+    if queued_seconds() - queued > most_queued * (perf_counter() - began):
+        return measured
     with suppress(OSError, RuntimeError):
         _write(folder or cache_folder(kind), digest, json.dumps({"result": encode(measured), "key": [*key]}))
     return measured
+
+
+def queued_seconds() -> float:
+    """Seconds that the threads of this process have been ready and waited for a core; 0 where the system does not count them.
+
+    Source: https://docs.kernel.org/scheduler/sched-stats.html, /proc/<pid>/schedstat, the second field, in nanoseconds.
+    """
+    total = 0
+    for path in Path("/proc/self/task").glob("*/schedstat"):
+        with suppress(OSError, ValueError, IndexError):  # a thread may have ended
+            total += int(path.read_text(encoding="ascii").split()[1])
+    return total / 1e9
 
 
 def processor() -> str:
