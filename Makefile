@@ -95,19 +95,13 @@ tables: $(READY) ## the tables of README and docs from docs/results
 kernels: $(READY) ## every CUDA kernel for every architecture, and the table of them in plugins/README.md; needs no GPU, fails on a spill
 	$(BIN)/python -m tide_plugins build --arch all --markdown plugins/README.md
 
-GPU_CHECK ?= build/gpu-check
-gpu-check: onnxruntime-gpu ## the kernels and decode loops on a GPU: cases, sanitizers, timings; logs in build/gpu-check, figures in docs/results; PREDECESSOR=path times that too
-	$(BIN)/python -m benchmarks.gpu.kernel_cases --json $(GPU_CHECK)/kernel_cases.json
-	$(BIN)/python -m benchmarks.gpu.sanitize --out $(GPU_CHECK)
-	$(BIN)/python -m benchmarks.gpu.router_kernel $(if $(PREDECESSOR),--predecessor $(PREDECESSOR)) --json $(GPU_CHECK)/router_kernel.json
-	$(BIN)/python -m benchmarks.gpu.decode_cuda --json $(GPU_CHECK)/decode_cuda.json
-	for run in decode_cuda router_kernel; do test ! -f $(GPU_CHECK)/$$run.json || cp $(GPU_CHECK)/$$run.json docs/results/$(DATE)-$$run.json; done
-	$(BIN)/python -m benchmarks.gpu.decode_loop --json $(GPU_CHECK)/decode_loop.json; status=$$?; \
-	  test $$status = 1 || cp $(GPU_CHECK)/decode_loop.json docs/results/$(DATE)-decode_loop.json; exit $$status  # 2: no engines for this GPU
+GPU_PYTHON ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON))
+gpu-check: ## everything that only a GPU can tell, in less than half an hour; needs no registry (docs/gpu-kit.md)
+	$(GPU_PYTHON) -m benchmarks.gpu.kit --minutes 30
 
 # Both packages install the module onnxruntime, so the CPU's has to go; without a GPU it stays.
 HAS_CUDA := import onnxruntime, sys; sys.exit("CUDAExecutionProvider" not in onnxruntime.get_available_providers())
-onnxruntime-gpu: $(READY)
+onnxruntime-gpu: $(READY) ## where there is a registry: what stages 6 and 7 of gpu-check need
 	if nvidia-smi >/dev/null 2>&1 && ! $(BIN)/python -c '$(HAS_CUDA)'; then \
 	  $(BIN)/python -m pip uninstall --quiet --yes onnxruntime onnxruntime-gpu && \
 	  $(BIN)/python -m pip install --quiet 'onnxruntime-gpu>=1.31'; fi

@@ -1,9 +1,9 @@
-"""Ways to decode on a GPU: HuggingFace eager and compiled, and TIDE's `full` on a bundle, cut or not."""
+"""Ways to decode on a GPU: HuggingFace eager and compiled, and TIDE's `full` and `exact` on a bundle, cut or not."""
 
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from time import perf_counter
 from typing import Any, Protocol, cast
@@ -14,6 +14,7 @@ from tide_runtime import Engine, EngineOptions, GenerationParams
 from tide_runtime.backends.device.device import Device
 from transformers import PreTrainedModel, StaticCache
 
+COMPILED = {"mode": "reduce-overhead"}  # `torch.compile` with CUDA graphs
 Step = Callable[..., Any]
 
 
@@ -31,15 +32,24 @@ class DecodeArm(Protocol):
 
 
 class TorchArm:
-    """A greedy loop over a static cache; ``compiled``: `torch.compile` for the step, with CUDA graphs on a GPU."""
+    """A greedy loop over a static cache.
 
-    def __init__(self, model: PreTrainedModel, slots: int, compiled: bool, device: str = "cuda") -> None:
+    ``compile_options``: of `torch.compile` for the step, CUDA graphs by default; None: eager. The model goes back to host memory
+    when the arm is closed.
+    """
+
+    def __init__(
+        self, model: PreTrainedModel, slots: int, compile_options: Mapping[str, str] | None = None, device: str = "cuda"
+    ) -> None:
         self._model, self._device = cast(Any, model).to(device), device
         self._wait = torch.get_device_module(device).synchronize
         # The same tensors each time: compiled code, and its CUDA graphs, are bound to them.
         self._cache = StaticCache(config=self._model.config, max_cache_len=slots)
         forward = self._model.forward
-        self._step: Step = torch.compile(forward, mode="reduce-overhead", dynamic=False) if compiled else forward
+        self._step: Step = forward
+        if compile_options is not None:
+            torch.compiler.reset()  # code compiled for other models counts as recompiled, and after eight of them nothing is
+            self._step = torch.compile(forward, dynamic=False, **compile_options)  # type: ignore[call-overload]
 
     @torch.no_grad()
     def generate(self, prompts: list[list[int]], new_tokens: int) -> Timing:
@@ -63,15 +73,15 @@ class TorchArm:
         return None
 
     def close(self) -> None:
+        self._model.to("cpu")
         self._model = self._step = self._cache = cast(Any, None)
-        torch.compiler.reset()  # code compiled for other models counts as recompiled, and after eight of them nothing is
 
 
 class TideArm:
-    """Policy `full` on ``target`` of the bundle in ``folder``, for ``rows`` sequences at once."""
+    """``policy`` on ``target`` of the bundle in ``folder``, for ``rows`` sequences at once."""
 
-    def __init__(self, folder: Path, target: str, rows: int) -> None:
-        options = EngineOptions(target=target, policy="full", max_batch=rows, verify=False)
+    def __init__(self, folder: Path, target: str, rows: int, policy: str = "full") -> None:
+        options = EngineOptions(target=target, policy=policy, max_batch=rows, verify=False)
         self._engine = Engine.load(folder, options)
         self._waited = WaitClock(cast(Any, self._engine.backend).device)
 

@@ -7,15 +7,17 @@ from typing import Any
 
 from benchmarks.gpu.decode_cases import ARMS, DecodeCase, decode_cases
 from benchmarks.gpu.decode_promises import complaints
+from benchmarks.gpu.model_shapes import SHAPES
 from benchmarks.markdown import table
 
 NOT_RUN, COULD_NOT = "not run", "could not run"
 Row = dict[str, Any]
 # Title → what of a row: TIDE's speed, its ratios, and what of its time the host takes.
 _FURTHER: dict[str, Callable[[Row], str]] = {
-    "tokens/s of the last": lambda row: f"{row['arms']['tide']['tokens_per_s']:.0f}",
+    "tokens/s of full": lambda row: f"{row['arms']['tide']['tokens_per_s']:.0f}",
     "× eager": lambda row: f"{row['vs_eager']:.2f}",
     "× compile": lambda row: f"{row['vs_compile']:.2f}",
+    "exact × full": lambda row: f"{row['exact_vs_full']:.2f}",
     "time ÷ unsplit": lambda row: f"{row['over_unsplit']:.3f}",
     "host ms": lambda row: f"{row['arms']['tide']['host_ms_per_token']:.3f}",
 }
@@ -41,19 +43,27 @@ def _table(where: str, rows: Sequence[Row]) -> str:
         "",
     ]
     cells = []
-    for case in decode_cases():
+    for case in _cases(rows):
         row = measured.get(tuple(case.key.values()))
         figures = (*(_cell(row, arm) for arm in ARMS), *(_further(row, title) for title in _FURTHER))
         cells.append([*map(str, case.key.values()), *figures])
     lines += table(["model", "dtype", "batch", *ARMS.values(), *_FURTHER], cells)
-    notes = [note for case in decode_cases() for note in _notes(case, measured.get(tuple(case.key.values())))]
+    notes = [note for case in _cases(rows) for note in _notes(case, measured.get(tuple(case.key.values())))]
     return "\n".join([*lines, *(["", *notes] if notes else [])])
+
+
+def _cases(rows: Sequence[Row]) -> list[DecodeCase]:
+    """The default ones, and those of ``rows`` besides."""
+    further = [DecodeCase(SHAPES[row["model"]], row["dtype"], row["batch"]) for row in rows]
+    return list(dict.fromkeys([*decode_cases(), *further]))
 
 
 def _cell(row: Row | None, arm: str) -> str:
     if row is None:
         return NOT_RUN
-    figures = row["arms"][arm]
+    figures = row["arms"].get(arm)
+    if figures is None:
+        return "–"
     return COULD_NOT if "note" in figures else f"{figures['ms_per_token']:.3f}"
 
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from cuda.core import Device, LaunchConfig, Program, ProgramOptions, Stream, launch
+from cuda.core import Device, LaunchConfig, ObjectCode, Stream, launch
 
 from benchmarks.gpu.cuda_timing import Work, gpu_time
 from benchmarks.gpu.router_problem import RouterProblem
+from benchmarks.gpu.small_kernel import compile_cubin
 
 _COPY_BYTES = 2**30
+NOTHING = b'extern "C" __global__ void nothing() {}'
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,6 @@ def measure_floors() -> Floors:
 
 
 def _launch_nothing() -> Work:
-    program = Program('extern "C" __global__ void nothing() {}', "c++", ProgramOptions(arch=f"sm_{Device().arch}"))
-    kernel, once = program.compile("cubin").get_kernel("nothing"), LaunchConfig(grid=1, block=32)
+    code = ObjectCode.from_cubin(compile_cubin(NOTHING, f"sm_{Device().arch}"))
+    kernel, once = code.get_kernel("nothing"), LaunchConfig(grid=1, block=32)
     return lambda: launch(Stream.from_handle(torch.cuda.current_stream().cuda_stream), once, kernel)

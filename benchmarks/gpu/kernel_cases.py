@@ -58,38 +58,54 @@ def assert_same_bits(first: Mapping[str, Array], result: Mapping[str, Array], re
 
 
 def run_all(specs: Sequence[CaseSpec], library: KernelLibrary, gpu: Gpu, repeats: int) -> dict[str, str]:
-    """Kernel and case → what is wrong, for the cases that fail."""
+    """Kernel and case → what is wrong, for the cases that fail: a kernel that cannot be loaded is not the end of the others.
+
+    Raises TargetError when the GPU's context is lost, which every later case would fail of.
+    """
     failures = {}
     for spec in track(specs, "on the GPU", transient=True):
         try:
             run_case(spec.build(), library, gpu, repeats)
         except AssertionError as error:
             failures[f"{spec.kernel} {spec.name}"] = str(error)
+        except Exception as error:  # TIDE's own, and those that cuda.core and NumPy raise
+            failures[f"{spec.kernel} {spec.name}"] = f"{type(error).__name__}: {error}"
+            gpu.synchronize()
         gpu.free_all()
     return failures
 
 
-def prepare_all(specs: Sequence[CaseSpec], library: KernelLibrary, gpu: AbsentGpu) -> None:
-    """All that comes before the launches, with addresses that are never read."""
-    for spec in track(specs, "up to the launch", transient=True):
-        case = spec.build()
-        case.prepare(library, stream=_STREAM, **DeviceCopy(gpu, case.tensors).arrays, **case.numbers)
+def prepare_case(case: Case, library: KernelLibrary, gpu: AbsentGpu) -> None:
+    """All that comes before the launch, with addresses that are never read."""
+    case.prepare(library, stream=_STREAM, **DeviceCopy(gpu, case.tensors).arrays, **case.numbers)
+
+
+def spread(specs: Sequence[CaseSpec], most: int) -> list[CaseSpec]:
+    """At most ``most`` cases of each kernel, evenly over its list; 0: all."""
+    if not most:
+        return list(specs)
+    kernels = dict.fromkeys(spec.kernel for spec in specs)
+    lists = [[spec for spec in specs if spec.kernel == kernel] for kernel in kernels]
+    return [spec for some in lists for spec in some[:: -(-len(some) // most)]]
 
 
 def main(
     repeats: Annotated[int, typer.Option(min=1, help="Launches of each case; all have to give the same bits.")] = 100,
     only: Annotated[str, typer.Option(help="Cases whose kernel or name contains this text.")] = "",
+    most: Annotated[int, typer.Option(min=0, help="Cases of each kernel; 0: all.")] = 0,
     arch: Annotated[str, typer.Option(help="Without a GPU: the architecture to prepare launches for.")] = "sm_90",
     json: Annotated[Path | None, typer.Option(help="Write all figures to this file.")] = None,
 ) -> None:
     """Run the kernels' cases on the GPU. Exit code 0: all right; 1: some are wrong; 2: not run."""
-    specs = [spec for spec in cases() if only in f"{spec.kernel} {spec.name}"]
+    specs = spread([spec for spec in cases() if only in f"{spec.kernel} {spec.name}"], most)
     try:
         gpu = Gpu()
     except TargetError as reason:
         [architecture] = architectures(arch)
         absent = AbsentGpu(architecture.compute)
-        prepare_all(specs, KernelLibrary(absent), absent)
+        library = KernelLibrary(absent)
+        for spec in track(specs, "up to the launch", transient=True):
+            prepare_case(spec.build(), library, absent)
         say_not_run(reason, f"{len(specs)} cases were prepared for {arch} up to the launch; none was launched")
     failures = run_all(specs, KernelLibrary(gpu.driver), gpu, repeats)
     report = gpu_report("kernel_cases", gpu.driver.name, repeats=repeats, only=only)

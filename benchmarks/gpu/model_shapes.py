@@ -8,16 +8,22 @@ from pathlib import Path
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, PreTrainedModel
 
-from tide_export.load import LoadedModel, load_model
+from tide_export.load import LoadedModel, load_model, quantized
 
 _DEMO = Path(__file__).resolve().parents[2] / "examples" / "demo_model" / "layerskip"
 TORCH_DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 MAX_SEQ_LEN = 512  # as many slots for every arm
+_INT4_BYTES = 4.5 / 8  # a scale of 16 bits for 32 weights
+
+
+def dtype_of(weights: str) -> str:
+    """What the graphs compute in."""
+    return "fp16" if weights == "int4" else weights
 
 
 @dataclass(frozen=True)
 class ModelShape:
-    """``layers`` 0: the demo model. ``dtypes``: what it is measured in."""
+    """``layers`` 0: the demo model. ``dtypes``: what it is measured in; int4: weights in 4 bits, computed in fp16."""
 
     name: str
     dtypes: tuple[str, ...]
@@ -42,7 +48,10 @@ class ModelShape:
         )
 
     def load(self, dtype: str) -> LoadedModel:
-        """The model in host memory; random weights by a seed."""
+        """The model in host memory, with rounded weights for int4; random weights by a seed."""
+        return quantized(self._load(dtype_of(dtype)), dtype, "rtn")
+
+    def _load(self, dtype: str) -> LoadedModel:
         if not self.layers:
             return load_model(str(_DEMO), dtype)
         torch.manual_seed(0)
@@ -58,14 +67,14 @@ class ModelShape:
         width = 2 * kv_heads * config.hidden_size // config.num_attention_heads
         embedding = 0 if config.tie_word_embeddings else config.vocab_size * config.hidden_size  # one row of it is read
         numbers = model.num_parameters() - embedding + rows * length * width * config.num_hidden_layers
-        return numbers * TORCH_DTYPES[dtype].itemsize
+        return round(numbers * (_INT4_BYTES if dtype == "int4" else TORCH_DTYPES[dtype].itemsize))
 
 
 SHAPES = {
     shape.name: shape
     for shape in (
-        ModelShape("demo", ("fp32", "fp16", "bf16")),
-        ModelShape("1b", ("bf16", "fp16"), 16, 2048, 32, 8, 8192, 128256),
+        ModelShape("demo", ("fp32", "fp16", "int4")),
+        ModelShape("1b", ("fp16", "int4"), 16, 2048, 32, 8, 8192, 128256),
         ModelShape("4b", ("bf16", "fp16"), 36, 2560, 32, 8, 9728, 151936),
         ModelShape("8b", ("bf16", "fp16"), 32, 4096, 32, 8, 14336, 128256),
     )

@@ -61,11 +61,13 @@ def torch_router(hidden: Tensor, down: Tensor, down_bias: Tensor, up: Tensor, up
     return score, exits, exits.sum(dtype=torch.int32)
 
 
-def torch_arm(given: RouterTensors, compiled: bool) -> Work:
-    """Weights in the states' dtype, as an eager model has them."""
+def torch_arm(given: RouterTensors, compiled: bool, backend: str = "inductor") -> Work:
+    """Weights in the states' dtype, as an eager model has them. ``backend``: of `torch.compile`."""
+    if compiled:
+        torch.compiler.reset()  # one function compiled for nine shapes counts as recompiled too often, and runs eagerly
     dtype, tensors = given.tensors["hidden"].dtype, given.tensors
     down_bias, up, up_bias = (tensors[name].to(dtype) for name in ("down_bias", "up", "up_bias"))
-    router = torch.compile(torch_router, dynamic=False) if compiled else torch_router
+    router = torch.compile(torch_router, dynamic=False, backend=backend) if compiled else torch_router
 
     @torch.no_grad()
     def work() -> None:

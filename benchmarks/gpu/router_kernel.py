@@ -8,7 +8,7 @@ code 2).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -42,11 +42,7 @@ def prepare_without_gpu(some: Sequence[RouterProblem], arch: str, predecessor: P
     gpu = AbsentGpu(architecture.compute)
     library = KernelLibrary(gpu)
     for problem in some:
-        tensors: dict[str, Any] = {
-            name: DeviceArray(gpu.allocate(ITEM_BYTES[dtype] * shape[0] * shape[-1]), shape, dtype)
-            for name, (dtype, shape) in problem.shapes().items()
-        }
-        prepare_exit_router(library, threshold=THRESHOLD, epsilon=EPSILON, stream=LEGACY_DEFAULT_STREAM, **tensors)
+        prepare_launch(problem, library, gpu)
     Console().print(_plans_table(some, gpu.sm_count))
     if predecessor is not None:
         for dtype, hidden_size, width in sorted({(p.dtype, p.hidden_size, p.width) for p in some}):
@@ -55,18 +51,40 @@ def prepare_without_gpu(some: Sequence[RouterProblem], arch: str, predecessor: P
     return f"{len(some)} launches were prepared for {arch} ({gpu.sm_count} SMs); {beside}nothing was launched or timed"
 
 
-def measure(problem: RouterProblem, library: KernelLibrary, predecessor: Path | None) -> dict[str, dict[str, float]]:
-    """Arm → µs on the GPU and per call. Raises TargetError when TIDE's scores are wrong: its time would mean nothing."""
+def prepare_launch(problem: RouterProblem, library: KernelLibrary, gpu: AbsentGpu) -> None:
+    """With addresses that are never read."""
+    tensors: dict[str, Any] = {
+        name: DeviceArray(gpu.allocate(ITEM_BYTES[dtype] * shape[0] * shape[-1]), shape, dtype)
+        for name, (dtype, shape) in problem.shapes().items()
+    }
+    prepare_exit_router(library, threshold=THRESHOLD, epsilon=EPSILON, stream=LEGACY_DEFAULT_STREAM, **tensors)
+
+
+def measure(problem: RouterProblem, library: KernelLibrary, predecessor: Path | None) -> dict[str, Any]:
+    """Arm → µs on the GPU and per call, or a note why it could not run. Raises TargetError when TIDE's scores are wrong: its
+    time would mean nothing."""
     given = RouterTensors.random(problem)
-    arms: dict[str, Work] = {
-        "tide": tide_arm(library, given),
-        "eager": torch_arm(given, compiled=False),
-        "compile": torch_arm(given, compiled=True),
+    tide = tide_arm(library, given)
+    check_scores(given, tide)
+    others: dict[str, Callable[[], Work]] = {
+        "eager": lambda: torch_arm(given, compiled=False),
+        "compile": lambda: torch_arm(given, compiled=True),
     }
     if predecessor is not None:
-        arms["predecessor"] = predecessor_arm(predecessor, given, library.architecture.name)
-    check_scores(given, arms["tide"])
-    return {name: {"gpu_us": gpu_time(work), "call_us": call_time(work)} for name, work in arms.items()}
+        others["predecessor"] = lambda: predecessor_arm(predecessor, given, library.architecture.name)
+    return {"tide": timed(tide)} | {name: _timed_or_note(make) for name, make in others.items()}
+
+
+def timed(work: Work) -> dict[str, float]:
+    return {"gpu_us": gpu_time(work), "call_us": call_time(work)}
+
+
+def _timed_or_note(make: Callable[[], Work]) -> dict[str, Any]:
+    """torch.compile needs a C compiler on the machine; the other arms do not."""
+    try:
+        return timed(make())
+    except Exception as error:  # torch's own classes; a baseline that cannot run is a gap in the table
+        return {"note": f"{type(error).__name__}: {error}".splitlines()[0]}
 
 
 def check_scores(given: RouterTensors, work: Work) -> None:
@@ -102,14 +120,23 @@ def main(
     report.finish(json)
 
 
-def record(report: Report, problem: RouterProblem, floors: Floors, arms: Mapping[str, Mapping[str, float]]) -> None:
-    """A row, and RESULT lines: times, ratios to TIDE's on the GPU, share of the binding floor, achieved bandwidth."""
+def row_of(problem: RouterProblem, floors: Floors, arms: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Times, share of the binding floor, achieved bandwidth."""
     tide = arms["tide"]["gpu_us"]
     share, bandwidth = floors.binding_us(problem) / tide, problem.bytes / tide / 1e3
     row = {"problem": problem.name, "form": "tiled" if problem.plan(1).tiled else "decode", "bytes": problem.bytes, "arms": arms}
-    report.rows.append(row | {"floor_us": floors.binding_us(problem), "floor_share": share, "gb_s": bandwidth})
-    report.add(f"{problem.name}_floor_share", share)
+    return row | {"floor_us": floors.binding_us(problem), "floor_share": share, "gb_s": bandwidth}
+
+
+def record(report: Report, problem: RouterProblem, floors: Floors, arms: Mapping[str, Mapping[str, Any]]) -> None:
+    """A row, and RESULT lines: times, ratios to TIDE's on the GPU, share of the binding floor."""
+    row, tide = row_of(problem, floors, arms), arms["tide"]["gpu_us"]
+    report.rows.append(row)
+    report.add(f"{problem.name}_floor_share", row["floor_share"])
     for name, times in arms.items():
+        if "note" in times:
+            print(f"{problem.name}: {name} could not run: {times['note']}")
+            continue
         report.add(f"{problem.name}_{name}_us", times["gpu_us"])
         report.add(f"{problem.name}_{name}_call_us", times["call_us"])
         if name != "tide":
@@ -120,7 +147,7 @@ def results_table(report: Report) -> Table:
     names = list(report.rows[0]["arms"]) if report.rows else []
     table = Table("problem", "floor µs", "of floor", "GB/s", *(f"{name} µs (call)" for name in names), title="exit_router")
     for row in report.rows:
-        times = (f"{arm['gpu_us']:.1f} ({arm['call_us']:.1f})" for arm in row["arms"].values())
+        times = ("–" if "note" in arm else f"{arm['gpu_us']:.1f} ({arm['call_us']:.1f})" for arm in row["arms"].values())
         table.add_row(row["problem"], f"{row['floor_us']:.1f}", f"{row['floor_share']:.0%}", f"{row['gb_s']:.0f}", *times)
     return table
 

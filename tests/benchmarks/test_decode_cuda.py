@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 
 from benchmarks.gpu import decode_cuda
 from benchmarks.gpu.decode_arms import TorchArm, WaitClock
-from benchmarks.gpu.decode_cases import DecodeCase, decode_cases
+from benchmarks.gpu.decode_cases import ARMS, DecodeCase, decode_cases
 from benchmarks.gpu.gpu_report import gpu_report
 from benchmarks.gpu.model_shapes import SHAPES, ModelShape
 
@@ -132,19 +132,22 @@ class OutOfMemory(FakeArm):
 def test_every_arm_is_measured_against_eager_and_closed() -> None:
     """A share of tokens that is compared with itself is always 100%; a model that stays leaves no room for the next."""
     made = {"eager": FakeArm(5, 6.0), "compile": FakeArm(5, 3.0), "unsplit": FakeArm(7, 2.0), "tide": FakeArm(5, 2.0, host=0.4)}
-    found = decode_cuda.measure(made.__getitem__, [[1], [2]], new_tokens=4, repeats=3)
+    found = decode_cuda.measure(made.__getitem__, list(made), [[1], [2]], new_tokens=4, repeats=3)
     assert {name: figures["as_eager"] for name, figures in found.items()} == {"eager": 1, "compile": 1, "unsplit": 0, "tide": 1}
+    assert not any("tokens" in figures for figures in found.values())
     assert found["tide"]["host_ms_per_token"] == 0.4 and "host_ms_per_token" not in found["eager"]
     assert found["compile"]["ms_per_token"] == pytest.approx(3.0)
     assert found["compile"]["tokens_per_s"] == pytest.approx(2e3 / 3.0)
     assert not any(arm.open for arm in made.values())
 
 
-@pytest.mark.parametrize("failing", ["eager", "compile", "unsplit", "tide"])
+@pytest.mark.parametrize("failing", list(ARMS))
 def test_an_arm_that_fails_is_a_cell_with_the_reason(failing: str) -> None:
     """One model too large for the GPU would lose the figures of all others."""
     broken = OutOfMemory(5, 1.0)
-    found = decode_cuda.measure(lambda name: broken if name == failing else FakeArm(5, 2.0), [[1]], new_tokens=4, repeats=1)
+    found = decode_cuda.measure(
+        lambda name: broken if name == failing else FakeArm(5, 2.0), list(ARMS), [[1]], new_tokens=4, repeats=1
+    )
     assert found[failing] == {"note": "RuntimeError: CUDA out of memory"} and not broken.open
     assert all("ms_per_token" in figures for name, figures in found.items() if name != failing)
     report = gpu_report("decode_cuda", "H200")
@@ -152,19 +155,19 @@ def test_an_arm_that_fails_is_a_cell_with_the_reason(failing: str) -> None:
     assert decode_cuda.results_table(report).row_count == 1
     assert f"demo_fp32_b1: {failing} could not run: RuntimeError: CUDA out of memory" in decode_cuda.remarks(report)
     unchecked = [line for line in decode_cuda.remarks(report) if "not checked" in line]
-    assert len(unchecked) == {"eager": 2, "compile": 0, "unsplit": 1, "tide": 3}[failing]
+    assert len(unchecked) == {"eager": 2, "compile": 0, "unsplit": 1, "tide": 3, "exact": 0}[failing]
 
 
 def test_a_package_that_is_missing_is_a_reason(tmp_path: Path) -> None:
     """An arm that cannot even be loaded would end the benchmark."""
 
     def load(name: str) -> FakeArm:
-        if name in ("unsplit", "tide"):
+        if name in ("unsplit", "tide", "exact"):
             raise TargetError("ONNX Runtime was installed without CUDAExecutionProvider")
         return FakeArm(5, 2.0)
 
     report = gpu_report("decode_cuda", "H200")
-    decode_cuda.record(report, DEMO, decode_cuda.measure(load, [[1]], new_tokens=4, repeats=1))
+    decode_cuda.record(report, DEMO, decode_cuda.measure(load, list(ARMS), [[1]], new_tokens=4, repeats=1))
     assert "without CUDAExecutionProvider" in report.rows[0]["arms"]["tide"]["note"]
     assert report.settings["targets"] == []  # nothing of ours has run
 
@@ -177,7 +180,7 @@ def test_a_run_that_misses_a_promise_ends_well_and_reports_it(monkeypatch: pytes
     done = run("--models", "demo", "--batch", "1,8", "--json", str(tmp_path / "run.json"))
     assert done.exit_code == 0, done.output
     assert "RESULT demo_fp32_b1_vs_eager_kept=0" in done.stdout and "RESULT demo_fp32_b1_over_unsplit_kept=1" in done.stdout
-    assert "demo_bf16_b1: missed: at batch 1 TIDE is at least twice as fast as HF eager; it is 1.000" in done.stdout
+    assert "demo_int4_b1: missed: at batch 1 TIDE is at least twice as fast as HF eager; it is 1.000" in done.stdout
     assert (
         "RESULT demo_fp16_b8_tide_host_ms_per_token=0.5" in done.stdout and "vs_eager_kept" not in done.stdout.split("_b8_")[-1]
     )
@@ -209,7 +212,7 @@ def test_arms_generate_the_models_tokens(tmp_path: Path, monkeypatch: pytest.Mon
     case = DecodeCase(TINY, "fp32", rows=3)
     given, reference = decode_cuda.prompts(case), TINY.load("fp32").model
     wanted = reference.generate(torch.tensor(given), max_new_tokens=12, do_sample=False, eos_token_id=None)[:, 64:].tolist()
-    for name in ("eager", "unsplit", "tide"):
+    for name in ("eager", "unsplit", "tide", "exact"):
         arm = decode_cuda.load_arm(case, tmp_path, name)
         assert arm.generate(given, 5).tokens == [row[:5] for row in wanted], name
         timing = arm.generate(given, 12)

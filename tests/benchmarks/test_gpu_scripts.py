@@ -1,9 +1,8 @@
-"""`make gpu-check`'s scripts on a machine without a GPU: their output, and everything they do up to the launch."""
+"""The scripts for a GPU on a machine without one: their output, and everything they do up to the launch."""
 
 from __future__ import annotations
 
 import ctypes
-import json
 import math
 import stat
 import subprocess
@@ -25,12 +24,14 @@ from tide_plugins.launch.cuda_driver import CudaDriver
 from tide_runtime.errors import TargetError
 from typer.testing import CliRunner, Result
 
-from benchmarks.gpu import kernel_cases, router_kernel, sanitize
+from benchmarks.gpu import kernel_cases, router_arms, router_kernel, sanitize
 from benchmarks.gpu.device_copy import DeviceCopy
 from benchmarks.gpu.gpu_floors import Floors
 from benchmarks.gpu.predecessor_kernel import compile_predecessor, device_code, symbol
 from benchmarks.gpu.router_arms import THRESHOLD, RouterTensors, torch_router
 from benchmarks.gpu.router_problem import RouterProblem, problems
+
+ROOT = Path(__file__).parents[2]
 
 
 class HostGpu:
@@ -98,16 +99,6 @@ def test_without_a_gpu_the_router_benchmark_shows_plans_and_no_times() -> None:
     assert "30 launches were prepared for sm_90" in done.stderr and "nothing was launched or timed" in done.stderr
 
 
-@pytest.mark.usefixtures("no_gpu")
-def test_without_a_gpu_the_sanitizers_commands_are_shown(tmp_path: Path) -> None:
-    """Guards against a summary file without results; the commands are printed for manual runs."""
-    done = _run(sanitize.main, "--out", str(tmp_path / "logs"))
-    assert done.exit_code == 2 and "NOT RUN" in done.stderr
-    for tool in ("memcheck", "racecheck"):
-        assert f"compute-sanitizer --tool {tool}" in done.stderr
-    assert not (tmp_path / "logs").exists()
-
-
 # --- copies to the device and back
 
 
@@ -170,28 +161,61 @@ def _disagree(_tensors: Any) -> None:
     raise AssertionError("not what was expected")
 
 
+def test_a_case_that_raises_anything_costs_only_itself() -> None:
+    """Guards against one kernel that cannot be loaded, whose TargetError ended all 600 cases."""
+    gpu: Any = HostGpu()
+    good, other = _spread("draft_verify", 2)[:2]
+
+    def refuse() -> Case:
+        raise TargetError("GPU 0 cannot load tide_draft_verify_f32: unresolved symbol")
+
+    failures = kernel_cases.run_all([replace(good, build=refuse), other], gpu.driver.kernels(), gpu, repeats=1)
+    assert failures == {f"{good.kernel} {good.name}": "TargetError: GPU 0 cannot load tide_draft_verify_f32: unresolved symbol"}
+
+
+def test_a_selection_has_cases_of_every_kernel() -> None:
+    """Guards against sanitizers that see one kernel only, or all 600 cases, for which no time is."""
+    every = list(cases())
+    some = kernel_cases.spread(every, 3)
+    assert {spec.kernel for spec in some} == {spec.kernel for spec in every}
+    assert max(sum(spec.kernel == kernel for spec in some) for kernel in {spec.kernel for spec in some}) <= 3
+    assert kernel_cases.spread(every, 0) == every
+
+
 # --- sanitizers
 
+_RACE_INFO = "========= Info: Race reported between Write access at exit_gate and Write access (same value)"
+_RACE_ERROR = "========= Error: Race reported between Read access at 0x40 and Write access"
 
-@pytest.mark.parametrize(("exits_with", "verdict"), [(0, "clean"), (99, "errors"), (1, "broken")])
-def test_the_sanitizers_verdict_reaches_the_summary(
-    exits_with: int, verdict: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+
+@pytest.mark.parametrize(
+    ("exit_code", "log", "verdict", "severities"),
+    [
+        (0, _RACE_INFO, "clean", {"Error": 0, "Warning": 0, "Info": 1}),
+        (99, _RACE_ERROR, "errors", {"Error": 1, "Warning": 0, "Info": 0}),
+        (1, "", "broken", {"Error": 0, "Warning": 0, "Info": 0}),
+        (1, "========= Error: Device not supported. Please refer to the list", "refused", None),
+    ],
+)
+def test_a_sanitizers_findings_are_told_from_its_programs_failures(
+    exit_code: int, log: str, verdict: str, severities: dict[str, int] | None
 ) -> None:
-    """Guards against mixing up findings of compute-sanitizer with a failed program."""
+    """Guards against a race that counts as a failed program, a machine that the sanitizers refuse that counts as a race, and writes
+    of the same value, which racecheck grades INFO, that count as errors."""
+    run = sanitize.judged("racecheck", exit_code, log, output="")
+    assert run.verdict == verdict and (severities is None or run.severities == severities)
+
+
+def test_a_sanitizer_runs_the_cases_and_leaves_its_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against a tool that is started without its own options, or whose output is lost."""
     fake = tmp_path / "compute-sanitizer"
-    fake.write_text(f"#!/bin/sh\nexit {exits_with}\n")
+    fake.write_text('#!/bin/sh\necho "$@"\nwhile [ "$1" != --log-file ]; do shift; done\necho "========= clean" >"$2"\n')
     fake.chmod(fake.stat().st_mode | stat.S_IXUSR)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-
-    class NamedGpu:
-        class driver:
-            name = "stub"
-
-    monkeypatch.setattr(sanitize, "Gpu", NamedGpu)
-    done = _run(sanitize.main, "--out", str(tmp_path / "logs"))
-    summary = json.loads((tmp_path / "logs" / "summary.json").read_text())
-    assert [(run["tool"], run["verdict"]) for run in summary["runs"]] == [("memcheck", verdict), ("racecheck", verdict)]
-    assert done.exit_code == (0 if verdict == "clean" else 1)
+    run = sanitize.run_tool("initcheck", tmp_path / "logs")
+    assert run.verdict == "clean" and run.summary == ["========= clean"]
+    command = sanitize.command("racecheck", tmp_path, most=4)
+    assert "--racecheck-report" in command and command[-2:] == ["--most", "4"]
 
 
 # --- the router benchmark
@@ -240,6 +264,43 @@ def test_ratios_and_shares_are_of_the_gpus_time() -> None:
     assert "f16_h4096_n1" in {row["problem"] for row in report.rows} and router_kernel.results_table(report).row_count == 1
 
 
+def test_torch_compile_is_compiled_for_every_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against a compiled arm that runs eagerly from the ninth problem on, where dynamo's recompile limit is reached."""
+    compiled = []
+
+    def backend(graph: Any, _inputs: Any) -> Any:
+        compiled.append(graph)
+        return graph.forward
+
+    real = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda function, dynamic, **_: real(function, dynamic=dynamic, backend=backend))
+    for rows in range(1, 11):
+        given = RouterTensors.random(RouterProblem("f16", 32, rows, width=8), device="cpu")
+        router_arms.torch_arm(given, compiled=True)()
+    assert len(compiled) == 10
+
+
+def test_a_baseline_that_cannot_run_is_a_gap(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against a machine without a C compiler, which torch.compile needs, on which nothing of the router is timed."""
+    given = RouterTensors.random(RouterProblem("f16", 192, 1), device="cpu")
+    monkeypatch.setattr(router_kernel.RouterTensors, "random", lambda problem: given)
+    monkeypatch.setattr(router_kernel, "tide_arm", lambda library, tensors: "tide")
+    monkeypatch.setattr(router_kernel, "check_scores", lambda given, work: None)
+
+    def timed(work: Any) -> dict[str, float]:
+        if work == "compiled":
+            raise RuntimeError("Failed to find C compiler.\nPlease specify one")
+        return {"gpu_us": 2.0, "call_us": 5.0}
+
+    monkeypatch.setattr(router_kernel, "timed", timed)
+    monkeypatch.setattr(router_kernel, "torch_arm", lambda given, compiled: "compiled" if compiled else "eager")
+    found = router_kernel.measure(given.problem, None, None)  # type: ignore[arg-type]
+    assert found["compile"] == {"note": "RuntimeError: Failed to find C compiler."} and found["eager"]["gpu_us"] == 2.0
+    report = Report("router_kernel")
+    router_kernel.record(report, given.problem, Floors(bandwidth=4e6, launch_us=2.0), found)
+    assert router_kernel.results_table(report).row_count == 1 and "f16_h192_n1_vs_compile" not in report.results
+
+
 _PREDECESSOR = """
 #include <cmath>
 namespace tide {
@@ -271,10 +332,7 @@ def test_what_is_not_the_predecessor_is_refused(tmp_path: Path, content: str | N
         device_code(tmp_path)
 
 
-def test_the_make_target_runs_the_three_scripts() -> None:
-    """Guards against a `make gpu-check` that differs from README."""
-    root = Path(__file__).parents[2]
-    command = ["make", "--dry-run", "gpu-check", "PREDECESSOR=there"]
-    done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True)
-    for module in ("kernel_cases", "sanitize", "router_kernel --predecessor there"):
-        assert f"-m benchmarks.gpu.{module}" in done.stdout
+def test_the_make_target_is_the_kit() -> None:
+    """Guards against a `make gpu-check` that needs a registry, or in which one red check ends the rest."""
+    done = subprocess.run(["make", "--dry-run", "gpu-check"], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert "pip install" not in done.stdout and "-m benchmarks.gpu.kit --minutes 30" in done.stdout

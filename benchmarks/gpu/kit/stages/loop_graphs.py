@@ -1,0 +1,42 @@
+"""Stage 3: decode loops over stub segments as CUDA graphs, without ONNX Runtime or TensorRT (review item B2)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+
+from tide_plugins.launch.cuda_driver import CudaDriver
+from tide_plugins.launch.kernel_library import KernelLibrary
+from tide_plugins.loop_kernels import PluginLoopKernels
+from tide_runtime.backends.device.cuda_device import CudaDevice
+
+from benchmarks.gpu.graph_cases import FORMS, GraphCase, StubKernels, graph_cases, run_case, with_workspaces
+from benchmarks.gpu.kit.case import Bench, Figures, KitCase
+from benchmarks.gpu.kit.without_gpu import assembled_stub_loop
+
+_SECONDS = 1.5
+
+
+def cases(bench: Bench) -> Iterator[KitCase]:
+    for case in graph_cases():
+        yield KitCase(
+            case.name,
+            _SECONDS,
+            lambda case=case: _run(case),  # type: ignore[misc]
+            lambda case=case: {"nodes": assembled_stub_loop(case, bench.compute)},  # type: ignore[misc]
+            limit=30,
+        )
+
+
+def _run(case: GraphCase) -> Figures:
+    """Both drivers, compared with each other and with Python; a graph whose loop does not end is stopped by the case's limit."""
+    device, kernels, stub = _on_gpu()
+    allocates = FORMS[case.form][1]
+    return run_case(case, device, kernels, with_workspaces(stub.launch) if allocates else stub.launch)
+
+
+@cache
+def _on_gpu() -> tuple[CudaDevice, PluginLoopKernels, StubKernels]:
+    device, driver = CudaDevice(), CudaDriver()
+    library = KernelLibrary(driver)
+    return device, PluginLoopKernels(library, device.stream), StubKernels(driver, library.architecture.name)

@@ -1,0 +1,114 @@
+"""What a dry run puts in a GPU's place: target `cuda` over host memory, and decode loops on the tests' simulated GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from ctypes import Structure
+from pathlib import Path
+from typing import Any
+
+from tide_plugins.launch.kernel_library import KernelLibrary
+from tide_plugins.loop_kernels import PluginLoopKernels
+from tide_plugins.plans import LaunchPlan
+from tide_runtime.backends import BACKENDS
+from tide_runtime.backends.device.device_step import DeviceStep
+from tide_runtime.backends.device.program import Enqueue, Node, Run
+from tide_runtime.backends.onnxruntime.cuda import OnnxRuntimeCudaBackend
+from tide_runtime.backends.onnxruntime.threads import ThreadOptions
+from tide_runtime.bundle import Bundle
+from tide_runtime.depth.exit import ExitDepth
+from tide_runtime.depth.options import DepthOptions
+from tide_runtime.device_loop.decode_loop import DecodeLoop, LoopExit
+from tide_runtime.device_loop.graph_driver import GraphDriver
+from tide_runtime.device_loop.host_driver import HostDriver
+
+from benchmarks.gpu.absent_gpu import AbsentGpu
+from benchmarks.gpu.graph_cases import EXITS, FORMS, GraphCase, StubKernels
+from benchmarks.gpu.loop_cases import LoopCase
+from benchmarks.gpu.stub_segments import StubBackend
+
+_ON_CPU: Any = ("CPUExecutionProvider", {})
+_TURNS, _WINDOW = 16, 8
+
+
+def run_cuda_target_on_host() -> None:
+    """From here on this process loads bundles of target `cuda` with the runtime's own backend for it, on the tests' device."""
+    from runtime.host_device import HostDevice
+
+    BACKENDS["onnxruntime-cuda"] = lambda bundle, target, threads, _: OnnxRuntimeCudaBackend.load(
+        bundle, target, threads, HostDevice(), _ON_CPU
+    )
+
+
+def assembled_loop(folder: Path, case: LoopCase, rows: int, compute: int) -> dict[str, int]:
+    """The node types of the graph that the loop of a bundle for target `cuda` is captured in.
+
+    Kernels are compiled and their launches prepared, sessions loaded and bound; the simulated GPU records instead of launching.
+    """
+    gpu = _simulated_gpu()
+    gpu.kind = "cpu"  # what ONNX Runtime's CPU provider binds
+    backend = _Recorded.load(Bundle.open(folder), case.target, ThreadOptions(), gpu, _ON_CPU)
+    return _captured(backend, gpu, rows, compute, [])
+
+
+def assembled_stub_loop(case: GraphCase, compute: int) -> dict[str, int]:
+    """As `assembled_loop`, of stub segments, whose kernels are compiled too."""
+    gpu = _simulated_gpu()
+    stub = StubKernels(_RecordingGpu(compute, gpu), f"sm_{compute}").launch
+    fixed_stream, allocates = FORMS[case.form]
+
+    def launch(symbol: str, blocks: int, arguments: Structure, stream: int) -> None:
+        workspace = gpu.malloc_async(stream) if allocates else None
+        stub(symbol, blocks, arguments, stream)
+        if allocates:
+            gpu.free_async(stream, workspace)
+
+    backend = StubBackend(gpu, EXITS[case.exits], launch, fixed_stream)
+    exits = ExitDepth(backend.manifest, DepthOptions()).for_device_loop() if EXITS[case.exits] else []
+    return _captured(backend, gpu, case.rows, compute, [LoopExit(early_exit, threshold) for early_exit, threshold in exits])
+
+
+def _simulated_gpu() -> Any:
+    from runtime.simulated_gpu import SimulatedGpu
+
+    return SimulatedGpu()
+
+
+def _captured(backend: Any, gpu: Any, rows: int, compute: int, exits: list[LoopExit]) -> dict[str, int]:
+    kernels = PluginLoopKernels(KernelLibrary(_RecordingGpu(compute, gpu)), gpu.stream)
+    loop = DecodeLoop(backend.context(rows), rows, kernels, _TURNS, exits, _WINDOW)
+    cached, tokens, limits = ([number] * rows for number in (3, 5, 12))
+    loop.launch(HostDriver(gpu).compile(loop.program).launch, cached, tokens, limits, [])
+    _run_every_node(loop.program, gpu.stream)
+    return dict(GraphDriver(gpu).compile(loop.program).node_types)
+
+
+def _run_every_node(program: Sequence[Node], stream: int) -> None:
+    """As the host's first launches do, since a capture must neither bind nor allocate: here no kernel sets a condition."""
+    for node in program:
+        if isinstance(node, Run):
+            node.enqueue(stream)
+        else:
+            _run_every_node(node.body, stream)
+
+
+class _Recorded(OnnxRuntimeCudaBackend):
+    """Bound sessions are recorded by the device's stream, as the CUDA provider's kernels are."""
+
+    def bind(self, form: str, step: DeviceStep, graph: str) -> Enqueue:
+        run, gpu = super().bind(form, step, graph), self.device
+        return lambda stream: gpu.submit(gpu.stream, lambda: run(stream))  # type: ignore[attr-defined]
+
+
+class _RecordingGpu(AbsentGpu):
+    """Launches are recorded by the simulated GPU that has the memory."""
+
+    def __init__(self, compute: int, gpu: Any) -> None:
+        super().__init__(compute)
+        self._gpu = gpu
+
+    def zeros(self, count_bytes: int, stream: int) -> Any:
+        return self._gpu.allocate(count_bytes)
+
+    def launch(self, entry: str, plan: LaunchPlan, params: Structure, stream: int) -> None:
+        self._gpu.submit(stream, lambda: None)
