@@ -122,6 +122,7 @@ class StubBackend:
     """A `DeviceBackend` of the stub model with ``exits``. ``fixed_stream``: it launches on the device's stream only."""
 
     name, pads_sequences, copies_caches = "stub", True, False
+    least_slots: int | None = 8  # so that the caches grow
 
     def __init__(self, device: Device, exits: tuple[ExitInfo, ...], launch: StubLaunch, fixed_stream: bool = False) -> None:
         self.manifest, self.device, self.fixed_stream, self._launch = stub_manifest(exits), device, fixed_stream, launch

@@ -69,9 +69,17 @@ class HostDevice:
         self._check(source, count_bytes)
         ctypes.memmove(target, source, count_bytes)
 
-    def copy_strided(self, target: int, source: int, pitch: int, width: int, height: int) -> None:
-        for row in range(height):
-            self.copy(target + row * pitch, source + row * pitch, width)
+    def copy_strided(
+        self, target: int, source: int, pitch: int, width: int, height: int, source_pitch: int | None = None
+    ) -> None:
+        """Rows are copied in any order, so the two sides must not overlap."""
+        step = source_pitch or pitch
+        ends = [(target, target + (height - 1) * pitch + width), (source, source + (height - 1) * step + width)]
+        assert source_pitch is None or max(first for first, _ in ends) >= min(end for _, end in ends), (
+            "a copy overlaps its source"
+        )
+        for row in reversed(range(height)):
+            self.copy(target + row * pitch, source + row * step, width)
 
     def mark(self) -> HostMark:
         return HostMark(self._wait)

@@ -26,6 +26,7 @@ class TinyDeviceBackend:
         logits: element type of the logits.
         queued_beside: what the library queues around each graph: ``memory``, a workspace (cuBLAS without one from its caller);
             ``host``, a host function that releases the run's buffers; ``wait``, a synchronization of the stream; or nothing.
+        least_slots: of the caches that the graphs are bound to at first; None: all.
     """
 
     name, pads_sequences, copies_caches = "tiny", True, False
@@ -38,8 +39,9 @@ class TinyDeviceBackend:
         fixed_stream: bool = False,
         logits: ElementType = FP64,
         queued_beside: str = "",
+        least_slots: int | None = None,
     ) -> None:
-        self._beside = queued_beside
+        self._beside, self.least_slots = queued_beside, least_slots
         self.manifest, self.model, self.device, self.fixed_stream = manifest, model, gpu, fixed_stream
         self.element, self.logits_element = FP64, logits
         self.input_types = {"write_index": INT32}
@@ -88,8 +90,9 @@ class TinyDeviceBackend:
         hidden = self.model.embed(arrays["input_ids"], positions) if layers.start == 0 else arrays["hidden"].copy()
         rows, seq = positions.shape
         slots = written[:, None] + np.arange(seq)
-        assert slots.min() >= 0 and slots.max() < self.manifest.max_seq_len, f"a cache of {self.manifest.max_seq_len}: {slots}"
-        visible = np.arange(self.manifest.max_seq_len) <= slots[..., None]
+        held = arrays[f"key_cache_{layers.start}"].shape[2]
+        assert slots.min() >= 0 and slots.max() < held, f"a cache of {held}: {slots}"
+        visible = np.arange(held) <= slots[..., None]
         for layer in layers:
             keys, values = arrays[f"key_cache_{layer}"][:, 0], arrays[f"value_cache_{layer}"][:, 0]
             made = self.model.project(layer, hidden)

@@ -60,7 +60,7 @@ class LoopExit:
 
 
 class DecodeLoop:
-    """Decode loop over batch indices 0 … ``batch_size`` - 1 of ``context``.
+    """Decode loop over batch indices 0 … ``batch_size`` - 1 of ``context``, for the slots that its caches have when it is made.
 
     Args:
         turns: most tokens per sequence and launch.
@@ -131,7 +131,7 @@ class DecodeLoop:
         state, step = self.state, self._step
         chosen = state.pointers["chosen"] if self._exits else step.address("token")
         take = Run("take_tokens", kernels.take_tokens(state, chosen))
-        turn = Run("turn", kernels.turn(state, _inputs(step, _TURN_INPUTS), self.context.caches.limit))
+        turn = Run("turn", kernels.turn(state, _inputs(step, _TURN_INPUTS), self.context.caches.slots))
         if not self._exits:
             return (*self._graphs(step, self._segments), take, turn)
         first = self._exits[0].boundary
@@ -162,7 +162,7 @@ class DecodeLoop:
             exit_token=self._step.address("token"),
             behind=_inputs(deeper_step, _DEEPER_INPUTS),
             width=self._window,
-            slots=self.context.caches.limit,
+            slots=self.context.caches.slots,
         )
         deeper = self._graphs(deeper_step, self._segments[loop_exit.boundary : following])
         if more:

@@ -103,7 +103,7 @@ class DrivenDepth:
     ) -> list[list[int]]:
         device_context = cast(DeviceContext, context)
         drives = not prompts and self._is_eligible(device_context, decoding)
-        loop = self._loop(device_context, len(decoding)) if drives else None
+        loop = self._loop(device_context, decoding) if drives else None
         if loop is None:
             return self.inner.step(context, decoding, prompts)
         turns = loop.launch(decoding)
@@ -122,13 +122,16 @@ class DrivenDepth:
         last = context.caches.limit - self._turns - self._window  # pending tokens are padded to the window's slots
         return all(seq.num_cached_tokens <= last and self.inner.can_loop(seq) for seq in sequences)
 
-    def _loop(self, context: DeviceContext, batch_size: int) -> _DrivenLoop | None:
-        """A loop for at least ``batch_size`` sequences, rounded up to a power of two so that few graphs are captured.
+    def _loop(self, context: DeviceContext, sequences: Sequence[TokenSequence]) -> _DrivenLoop | None:
+        """A loop for at least as many sequences, rounded up to a power of two so that few graphs are captured.
 
         None when the kernels cannot be built, which then holds for all sizes, or when memory is short beside this context.
         """
-        size = min(context.capacity, 1 << (batch_size - 1).bit_length())
-        key = (self, size)
+        size = min(context.capacity, 1 << (len(sequences) - 1).bit_length())
+        slots = max(seq.num_cached_tokens for seq in sequences) + self._turns + self._window
+        with context.backend.device.lock:
+            context.caches.reserve(min(slots, context.caches.limit))
+        key = (self, size, context.caches.slots)
         if key not in context.attached and self._without_loops is None:
             try:
                 with context.backend.device.lock:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from runtime.device_loop.test_decode_loop import EXITS, TURNS, Driven, expected, requests
 from runtime.simulated_gpu import SimulatedBuilder, SimulatedGraph
-from runtime.tiny_generation import Request
+from runtime.tiny_generation import Request, make_row
 from tide_runtime.bundle.calibration import ExitInfo
 from tide_runtime.device_loop.graph_driver import GraphDriver
 from tide_runtime.device_loop.select import Drive
@@ -118,7 +118,7 @@ def test_a_missing_method_is_an_error_and_no_refusal(monkeypatch: pytest.MonkeyP
 def test_counters_stay_on_the_device() -> None:
     """Guards against kernels that read pinned memory over PCIe in every turn: the host copies the counters after a launch."""
     driven = Driven(EXITS["two"])
-    driven_loop = driven.policy._loop(driven.backend.context(1), 1)
+    driven_loop = driven.policy._loop(driven.backend.context(1), [make_row(requests()[0], driven.manifest)])
     assert driven_loop is not None
     ring = driven_loop.loop.state.ring
     _, counters = ring.pointers

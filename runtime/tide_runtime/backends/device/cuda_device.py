@@ -125,10 +125,12 @@ class CudaDevice:
         with self.lock:
             self._check("cuMemcpyDtoDAsync", self._api.cuMemcpyDtoDAsync(target, source, count_bytes, self.stream))
 
-    def copy_strided(self, target: int, source: int, pitch: int, width: int, height: int) -> None:
+    def copy_strided(
+        self, target: int, source: int, pitch: int, width: int, height: int, source_pitch: int | None = None
+    ) -> None:
         device = self._api.CUmemorytype.CU_MEMORYTYPE_DEVICE
         parameters = self._api.CUDA_MEMCPY2D()
-        parameters.srcMemoryType, parameters.srcDevice, parameters.srcPitch = device, source, pitch
+        parameters.srcMemoryType, parameters.srcDevice, parameters.srcPitch = device, source, source_pitch or pitch
         parameters.dstMemoryType, parameters.dstDevice, parameters.dstPitch = device, target, pitch
         parameters.WidthInBytes, parameters.Height = width, height
         with self.lock:

@@ -58,8 +58,10 @@ class Device(Protocol):
     def copy(self, target: int, source: int, count_bytes: int) -> None:
         """Queue a copy from device to device."""
 
-    def copy_strided(self, target: int, source: int, pitch: int, width: int, height: int) -> None:
-        """Queue a 2D copy of ``height`` rows of ``width`` bytes, ``pitch`` bytes apart on both sides."""
+    def copy_strided(
+        self, target: int, source: int, pitch: int, width: int, height: int, source_pitch: int | None = None
+    ) -> None:
+        """Queue a 2D copy of ``height`` rows of ``width`` bytes, ``pitch`` bytes apart, or ``source_pitch`` in the source."""
 
     def mark(self) -> Mark:
         """Record the current end of the stream's work."""

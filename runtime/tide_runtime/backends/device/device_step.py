@@ -51,6 +51,7 @@ class DeviceBackend(Protocol):
     pads_sequences: bool  # steps are padded to [B, S] instead of packed
     fixed_stream: bool  # graphs always run on the device's stream, whatever stream is requested
     copies_caches: bool  # caches are copied back on the device's stream after each run of a graph
+    least_slots: int | None  # of the caches that graphs are bound to, see `DeviceCaches`
     input_types: Mapping[str, ElementType]  # integer inputs whose type differs from that of `StepPositions.arrays`
 
     def form(self, graph: str, shape: StepShape) -> str:
@@ -72,7 +73,7 @@ class DeviceContext:
         self.backend, self.capacity, self.layers_launched = backend, capacity, 0
         self.every_layer: Sequence[str] = [segment.name for segment in backend.manifest.segments]
         backend.device.use()
-        self.caches = DeviceCaches(backend.device, backend.manifest, backend.element, capacity)
+        self.caches = DeviceCaches(backend.device, backend.manifest, backend.element, capacity, backend.least_slots)
         self.ends = RowEnds(capacity, self.caches.limit)
         self.buffers = DeviceBuffers(backend.device)
         self.attached: dict[Hashable, Any] = {}
@@ -101,6 +102,8 @@ class DeviceContext:
         if tainted:
             self.backend.device.use()
             self.caches.clear_row(row)
+        if not any(self.ends.ends):
+            self.caches.shrink()
 
     def close(self) -> None:
         """Break the reference cycles between this context, its steps and attached objects, which would keep the caches alive."""
@@ -165,6 +168,7 @@ class DeviceStep:
         self.block = TransferBlock(backend.device, {name: (size, types.get(name, dtype)) for name, (size, dtype) in sent.items()})
         self._biases: dict[str, tuple[AttentionBias, TransferBlock]] = {}
         self._runs: dict[str, Enqueue] = {}
+        self._slots = context.caches.slots  # of the caches that `_runs` are bound to
         self._arena = self._buffers.get(**self._sizes())
         self._head_logits: Arena | None = None
         self._counts: Sequence[int] = ()
@@ -205,7 +209,7 @@ class DeviceStep:
     def assume_full_caches(self) -> None:
         """Set the host-side input that kernels size their work by to its maximum, because a device loop advances the sequences
         without the host."""
-        self.positions.arrays[ON_HOST][...] = self.context.caches.limit
+        self.positions.arrays[ON_HOST][...] = self.context.caches.slots
 
     def run(self, graph: str) -> None:
         self.context.count(graph)
@@ -217,6 +221,7 @@ class DeviceStep:
         """Queue one graph without sending inputs, on the device's stream unless another is given."""
         backend = self.context.backend
         form = backend.form(graph, self.shape)
+        self._follow_caches()
         self._fresh.clear()
         self._from_head = graph == HEAD
         with backend.device.lock:
@@ -226,6 +231,7 @@ class DeviceStep:
 
     def send(self) -> None:
         """Queue the copy of token ids and positions to the device."""
+        self._follow_caches()
         self.block.wait_until_writable()
         if self._padded:
             self.block.host["input_ids"][:] = self._ids[self.positions.arrays["padded_from"].ravel()]
@@ -238,6 +244,14 @@ class DeviceStep:
         for bias, block in self._biases.values():
             self._send_bias(bias, block)
         self._sent = True
+
+    def _follow_caches(self) -> None:
+        """Forget what is bound to the caches, and the masks, when the number of slots has changed."""
+        if self._slots != self.context.caches.slots:
+            assert not self.captured, "a captured step keeps the caches that its graph was captured with"
+            self._slots = self.context.caches.slots
+            self._runs.clear()
+            self._biases.clear()
 
     @property
     def token(self) -> NDArray[np.int64]:
@@ -305,7 +319,7 @@ class DeviceStep:
 
     def _bias(self, name: str) -> DeviceTensor:
         if name not in self._biases:
-            bias = AttentionBias.named(name, self.shape.batch_size, self.shape.seq, self.context.caches.limit)
+            bias = AttentionBias.named(name, self.shape.batch_size, self.shape.seq, self.context.caches.slots)
             block = TransferBlock(self.context.backend.device, {name: (bias.array.shape, np.float32)})
             self._biases[name] = bias, block
             self._send_bias(bias, block)

@@ -35,6 +35,7 @@ class OnnxRuntimeCudaBackend(Sessions):
 
     name = "onnxruntime-cuda"
     pads_sequences, fixed_stream, copies_caches = False, True, False
+    least_slots: int | None = 512  # the batched form reads all slots that it is bound to
     packs_steps, has_prefix_blocks = False, False
     invariant_tokens = pass_costs = None
 

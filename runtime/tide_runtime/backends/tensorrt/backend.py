@@ -36,6 +36,7 @@ class TensorRtBackend:
     """A ``trt-sm_*`` or ``rtx-*`` target on ``device``. ``trt``: the imported module."""
 
     pads_sequences, fixed_stream = True, False
+    least_slots: int | None = None  # engines are built for a fixed number
     packs_steps, has_prefix_blocks = False, False
     invariant_tokens = pass_costs = None
 

@@ -1,0 +1,70 @@
+"""KV caches on a device that grow: what is cached moves to where graphs with more slots read it."""
+
+from __future__ import annotations
+
+import ctypes
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from runtime.host_device import HostDevice
+from runtime.numpy_backend import tiny_manifest
+from runtime.tiny_transformer import TinyTransformer
+from tide_runtime.backends.device.device_caches import DeviceCaches
+from tide_runtime.backends.device.element_types import FP32
+from tide_runtime.bundle.manifest import KVInfo, Manifest
+from tide_runtime.errors import CacheFullError
+
+
+def manifest(heads: int, limit: int) -> Manifest:
+    made = tiny_manifest(TinyTransformer(3, (0.5, 0.5), 5, limit), [1])
+    object.__setattr__(made, "kv", [KVInfo(heads, 2, 4)] * 2)
+    return made
+
+
+def view(caches: DeviceCaches, name: str) -> NDArray[np.float32]:
+    """The cache as graphs see it."""
+    shape = caches.shapes[name]
+    memory = (ctypes.c_float * int(np.prod(shape))).from_address(caches.pointer(name, 0))
+    return np.ctypeslib.as_array(memory).reshape(shape)
+
+
+@pytest.mark.parametrize(("rows", "heads"), [(1, 1), (1, 3), (3, 2), (5, 1), (4, 8), (7, 3)])
+@pytest.mark.parametrize("limit", [64, 37, 8])
+def test_growth_keeps_every_key_and_value(rows: int, heads: int, limit: int) -> None:
+    """Guards against copies that overwrite each other, or leave a sequence's keys behind."""
+    caches, random = DeviceCaches(HostDevice(), manifest(heads, limit), FP32, rows, least=4), np.random.default_rng(0)
+    held: dict[str, NDArray[np.float32]] = {
+        name: np.zeros((*shape[:2], 0, shape[3]), np.float32) for name, shape in caches.shapes.items()
+    }
+    sizes = [caches.slots]
+    while True:
+        for name in held:
+            assert np.array_equal(view(caches, name)[:, :, : held[name].shape[2]], held[name])
+            held[name] = random.random(caches.shapes[name], np.float32)
+            view(caches, name)[:] = held[name]
+        if caches.slots == limit:
+            break
+        caches.reserve(caches.slots + 1)
+        sizes.append(caches.slots)
+    assert sizes == sorted(sizes) and len(set(sizes)) == len(sizes) and 4 <= sizes[0] < 8
+    with pytest.raises(CacheFullError):
+        caches.reserve(limit + 1)
+
+
+def test_one_growth_may_skip_sizes() -> None:
+    """Guards against a long prompt that moves the caches several times."""
+    device = HostDevice()
+    caches = DeviceCaches(device, manifest(2, 64), FP32, 2, least=4)
+    view(caches, "key_cache_1")[1, 1, 3] = 7
+    caches.reserve(40)
+    assert caches.slots == 64 and view(caches, "key_cache_1")[1, 1, 3].tolist() == [7, 7]
+    caches.shrink()
+    assert caches.slots == 4
+
+
+def test_engines_keep_all_slots() -> None:
+    """Guards against caches that grow under engines, which are built for a fixed number of slots."""
+    caches = DeviceCaches(HostDevice(), manifest(2, 64), FP32, 2)
+    caches.shrink()
+    assert caches.slots == 64
