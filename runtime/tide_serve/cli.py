@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import socket
 import ssl
@@ -221,9 +222,9 @@ def _announce(service: Service, url: str) -> None:
     lines = [f"{service.model_names[0]}, policy {engine.policy.name}, target {engine.target}, serves on {url}"]
     chat = info is not None and info.chat_template is not None
     path = "chat/completions" if chat else "completions"
-    text = '"messages": [{"role": "user", "content": "Hello"}]' if chat else '"prompt": "Hello"'
+    text: dict[str, object] = {"messages": [{"role": "user", "content": "Hello"}]} if chat else {"prompt": "Hello"}
     key = " -H 'Authorization: Bearer KEY'" if config.api_keys else ""
-    body = f'{{"model": "{service.model_names[0]}", {text}}}'
+    body = json.dumps({"model": service.model_names[0], **text})
     lines.append(f"  curl {url}/v1/{path}{key} -H 'Content-Type: application/json' -d '{body}'")
     if config.page:
         lines.append(f"  or open {url}/ in a browser")
