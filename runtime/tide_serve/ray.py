@@ -21,7 +21,7 @@ from tide_runtime.errors import ParamsError
 
 from tide_serve.cluster.affinity import PrefixAffinityRouter
 from tide_serve.cluster.ingress import ingress_builder
-from tide_serve.cluster.load import engine_options, load_app, server_config
+from tide_serve.cluster.load import ReplicaConfig, load_app, server_config
 from tide_serve.cluster.replica import LoadApp, Model
 
 __all__ = ["ServingArgs", "app", "application", "build_app"]
@@ -73,7 +73,7 @@ def application(args: ServingArgs, load: LoadApp) -> Application:
     if not args.bundle:
         raise ParamsError("no bundle is given; add bundle=DIRECTORY, or set the environment variable TIDE_BUNDLE")
     user_config = {"bundle": args.bundle, "engine": args.engine, "threads": args.cpus}
-    options, config = engine_options(user_config), server_config(args.server)
+    options, config = ReplicaConfig.of(user_config).options(), server_config(args.server)
     model = serve.deployment(
         name=MODEL,
         user_config=user_config,

@@ -1,7 +1,7 @@
 """Routing by prefix: requests that begin alike go to the replica whose prefix cache holds that beginning.
 
-Ray's own PrefixCacheAffinityRouter does not fit: it needs pyarrow, waits for an actor with a blocking call in the event loop for
-every request, keeps the texts of prompts in that actor, and ends with it.
+Ray's own PrefixCacheAffinityRouter does not fit: it cannot be imported with the extra `ray[serve]` alone, blocks the event loop
+for every request until an actor has answered, keeps the texts of prompts in that actor, and cannot route without it.
 """
 
 from __future__ import annotations

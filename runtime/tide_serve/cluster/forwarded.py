@@ -13,19 +13,8 @@ from tide_serve.observer import current_record
 
 OPENING_CHARS = 1024  # of a plain prompt
 OPENING_TOKENS = 256
-_SCOPE = (
-    "type",
-    "http_version",
-    "method",
-    "scheme",
-    "path",
-    "raw_path",
-    "query_string",
-    "root_path",
-    "headers",
-    "client",
-    "server",
-)
+_SCOPE = ("type", "http_version", "method", "scheme", "path", "raw_path", "query_string", "root_path", "headers",
+          "client", "server")  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from tide_serve.cluster.forwarded import ForwardedRequest
 from tide_serve.errors import ApiError
 
 _log = logging.getLogger("tide_serve")
-_PAUSE_S = 0.1  # between attempts, times their number: Ray needs a moment to notice that a replica is gone
+_PAUSE_S = 0.1  # before further attempts, times their number: Ray needs a moment to notice that a replica is gone
 
 
 class _Lost(Exception):
@@ -57,15 +57,15 @@ class Relay:
     async def _deliver(self, request: ForwardedRequest, delivery: Delivery) -> None:
         """Raises ApiError where the answer did not come to its end."""
         deadline = asyncio.get_running_loop().time() + self.timeout
-        for attempt in range(1, self.attempts + 1):
+        for attempt in range(self.attempts):
+            await asyncio.sleep(_PAUSE_S * attempt)
             try:
                 return await self._attempt(request, delivery, deadline)
             except _Lost as lost:
-                _log.warning("attempt %d: a replica was lost (%s)", attempt, type(lost.__cause__).__name__)
+                _log.warning("attempt %d: a replica was lost (%s)", attempt + 1, type(lost.__cause__).__name__)
                 if delivery.begun:
                     raise ApiError(502, "the replica was lost in the middle of its answer; send the request again") from lost
                 delivery.forget()
-            await asyncio.sleep(_PAUSE_S * attempt)
         raise ApiError(503, f"{self.attempts} replicas were lost one after the other", code="replica_lost", retry_after=5)
 
     async def _attempt(self, request: ForwardedRequest, delivery: Delivery, deadline: float) -> None:

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
-import socket
-import tempfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,17 +12,12 @@ from typing import Any
 
 import httpx
 import pytest
-import ray
-from ray import serve
-from ray.cluster_utils import Cluster
-from ray.serve.context import _get_global_client
-from ray.serve.schema import ServeDeploySchema
 from serve.ray.held_app import FOLDER
 from tide_runtime import Engine, EngineOptions, GenerationParams, ThreadOptions
 
+from benchmarks.serving.ray_cluster import Deployment, in_time, local_cluster
+
 TESTS = Path(__file__).resolve().parents[2]
-PATIENCE_S = 60
-LOOPBACK = "127.0.0.2"  # Ray replaces 127.0.0.1 by the machine's own address
 ENGINE = {"max_batch": 4, "kv_memory": 2**24}
 PROMPTS = [[5 + i, 17, 40, 9] for i in range(6)]
 
@@ -53,26 +44,20 @@ class Running:
 
     def held(self, name: str, besides: int = 0) -> int:
         """Wait until a replica is held at ``name`` and return its pid; ``besides``: a replica that was held there before."""
-        return _in_time(lambda: next((pid for pid in self._pids(name) if pid != besides), 0))
+        return in_time(lambda: next((pid for pid in self._pids(name) if pid != besides), 0))
 
     def release(self, name: str) -> None:
         (self.folder / f"{name}.go").touch()
 
     def deploy(self, engine: dict[str, Any]) -> None:
-        """Deploy, or update to, the options ``engine`` as `serve deploy` does, and wait until all replicas have them."""
+        """Deploy both replicas with the engine's options ``engine``, or update them to these in place."""
+        args = {"bundle": str(self.bundle), "replicas": 2, "engine": ENGINE}
         user_config = {"bundle": str(self.bundle), "engine": engine, "threads": 1}
-        application = {
-            "name": "tide",
-            "route_prefix": "/",
-            "import_path": "serve.ray.held_app:app",
-            "args": {"bundle": str(self.bundle), "replicas": 2, "engine": ENGINE},
-            "deployments": [{"name": "Model", "user_config": user_config}],
-        }
-        _get_global_client().deploy_apps(ServeDeploySchema(applications=[application]))
+        Deployment("serve.ray.held_app:app", args, {"user_config": user_config}).finish(2)
 
     def replicas(self) -> dict[int, dict[str, Any]]:
         """By pid, what the replicas say of themselves that answer now."""
-        answers = [self.post("/test/replica", prompt=f"prompt {number}").json() for number in range(12)]
+        answers = [self.post("/test/replica", prompt=f"prompt {number}").json() for number in range(16)]
         return {answer["pid"]: answer for answer in answers}
 
     def metrics(self) -> dict[str, float]:
@@ -81,40 +66,22 @@ class Running:
         values = (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
         return {name: float(value) for name, value in values}
 
-    def wait_until(self, are_right: Callable[[list[dict[str, Any]]], bool]) -> None:
-        _in_time(lambda: len(now := self.replicas()) == 2 and are_right([*now.values()]))
-
     def _pids(self, name: str) -> list[int]:
         return [int(path.suffix[1:]) for path in self.folder.glob(f"{name}.at.*")]
 
 
 @pytest.fixture(scope="module")
-def running(bundle: Path) -> Iterator[Running]:
-    folder = Path(tempfile.mkdtemp(prefix="tide-ray-", dir="/tmp"))  # short: it holds Ray's sockets, whose names are limited
-    environment = {"RAY_USAGE_STATS_ENABLED": "0", "PYTHONPATH": str(TESTS), FOLDER: str(folder)}
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in environment.items():
-            patch.setenv(name, value)
-        node = {"object_store_memory": 80 * 2**20, "node_ip_address": LOOPBACK}
-        node |= {"include_dashboard": False, "include_log_monitor": False}
-        cluster = Cluster(initialize_head=True, head_node_args={**node, "num_cpus": 0, "temp_dir": str(folder / "ray")})
-        try:
-            for _ in range(2):
-                cluster.add_node(**node, num_cpus=1)
-            ray.init(address=cluster.address, log_to_driver=False)
-            port = _free_port()
-            serve.start(http_options={"host": "127.0.0.1", "port": port}, proxy_location="HeadOnly")
-            with httpx.Client(timeout=PATIENCE_S) as client, ThreadPoolExecutor(8) as pool:
-                running = Running(f"http://127.0.0.1:{port}", bundle, folder, client, pool)
-                running.deploy(ENGINE)
-                _in_time(lambda: client.get(f"{running.url}/ready").status_code == 200)
-                running.wait_until(lambda replicas: True)
-                yield running
-            serve.shutdown()
-        finally:
-            ray.shutdown()
-            cluster.shutdown()
-            shutil.rmtree(folder, ignore_errors=True)
+def running(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    folder = tmp_path_factory.mktemp("held")
+    with (
+        local_cluster(2, {FOLDER: str(folder), "PYTHONPATH": str(TESTS)}) as address,
+        httpx.Client(timeout=60) as client,
+        ThreadPoolExecutor(8) as pool,
+    ):
+        running = Running(f"http://{address}", bundle, folder, client, pool)
+        running.deploy(ENGINE)
+        in_time(lambda: client.get(f"{running.url}/ready").status_code == 200)
+        yield running
 
 
 def test_answers_equal_the_single_engine(running):
@@ -150,8 +117,8 @@ def test_stream_arrives_as_it_is_made(running):
 
 def test_conversation_stays_on_its_replica(running):
     """Breaks: the prefix cache is of no use with more than one replica."""
-    chats = [[{"role": "user", "content": f"Question {number}"}] for number in range(8)]
-    pids = [[running.post("/test/replica", messages=chat).json()["pid"] for _ in range(3)] for chat in chats]
+    chats = [[{"role": "user", "content": f"Question {number}"}] for number in range(16)]
+    pids = [[running.post("/test/replica", messages=chat).json()["pid"] for _ in range(2)] for chat in chats]
     assert all(len(set(chosen)) == 1 for chosen in pids)
     assert len({chosen[0] for chosen in pids}) == 2
 
@@ -168,7 +135,7 @@ def test_client_that_leaves_ends_the_generation(running):
     body = {"model": "tiny-chat", "prompt": PROMPTS[0], "max_tokens": 500, "stream": True, "ignore_eos": True}
     with running.client.stream("POST", f"{running.url}/v1/completions", json=body) as answer:
         next(answer.iter_lines())
-    _in_time(lambda: any(count for name, count in running.metrics().items() if 'reason="cancelled"' in name))
+    in_time(lambda: any(count for name, count in running.metrics().items() if 'reason="cancelled"' in name))
 
 
 def test_update_loses_no_request(running):
@@ -178,8 +145,9 @@ def test_update_loses_no_request(running):
         running.held(f"update{number}")
     before = set(running.replicas())
     running.deploy({**ENGINE, "max_batch": 2})
-    running.wait_until(lambda replicas: all(replica["engine"]["max_batch"] == 2 for replica in replicas))
-    assert set(running.replicas()) == before, "the update has restarted replicas in place of loading the bundle in them"
+    after = running.replicas()
+    assert {replica["engine"]["max_batch"] for replica in after.values()} == {2}
+    assert set(after) == before, "the update has restarted replicas in place of loading the bundle in them"
     for number in range(4):
         running.release(f"update{number}")
     assert [answer.result().status_code for answer in held] == [200] * 4
@@ -197,25 +165,10 @@ def test_stream_of_a_lost_replica_ends_with_an_error(running):
 
 def test_request_of_a_lost_replica_is_answered_by_another(running):
     """Breaks: a machine that fails costs all requests that it has not answered yet."""
-    _in_time(lambda: len(running.replicas()) == 2)
+    in_time(lambda: len(running.replicas()) == 2)
     answer = running.post_later("/test/held/again")
     lost = running.held("again")
     os.kill(lost, signal.SIGKILL)
     other = running.held("again", besides=lost)
     running.release("again")
     assert (answer.result().status_code, answer.result().json()) == (200, {"pid": other})
-
-
-def _in_time(wanted: Callable[[], Any]) -> Any:
-    """The first true value of ``wanted``; it is called until then."""
-    end = time.monotonic() + PATIENCE_S
-    while not (value := wanted()):
-        assert time.monotonic() < end, "this has not happened in time"
-        time.sleep(0.05)
-    return value
-
-
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]

@@ -62,6 +62,15 @@ def test_arguments_of_the_command_line():
     assert model.num_replicas == 3
 
 
+def test_autoscaling_by_queue_length():
+    """Breaks: replicas are added while the others still have room, or never."""
+    args = ServingArgs(bundle="/models/engine", replicas=2, max_replicas=5, engine={"max_batch": 8})
+    model = build_app(args)._bound_deployment.init_args[0]._bound_deployment
+    scale = model._deployment_config.autoscaling_config
+    assert (scale.min_replicas, scale.max_replicas, scale.target_ongoing_requests) == (2, 5, 8)
+    assert model._deployment_config.max_ongoing_requests > 8
+
+
 def test_bundle_of_the_environment(monkeypatch):
     """Breaks: `serve run tide_serve.ray:app` without arguments, as in a container, cannot be told its bundle."""
     monkeypatch.setenv("TIDE_BUNDLE", "/models/engine")
