@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib.metadata import version
 from typing import cast
 
 from tide_runtime.backends.base import Backend
@@ -64,7 +63,9 @@ def no_conditions() -> str | None:
 
 def no_graphs() -> str | None:
     """Reason why no CUDA graph can be captured with the cuda-core installed here, or None."""
-    found, least = version("cuda-core"), ".".join(map(str, _MIN_CORE))
+    from cuda.core import __version__ as found
+
+    least = ".".join(map(str, _MIN_CORE))
     if tuple(int(part) for part in found.split(".")[:2]) < _MIN_CORE:
         return f"cuda-core {found} is installed, CUDA graphs need {least} or newer: pip install --upgrade cuda-core"
     return None
