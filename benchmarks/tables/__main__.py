@@ -18,6 +18,7 @@ from tide_bench.arms import ARMS
 
 from benchmarks.arms.turns import SLICE
 from benchmarks.gpu.decode_table import decode_cuda_not_run, decode_cuda_table
+from benchmarks.gpu.kit.tables import gpu_kit_not_run, gpu_kit_table
 from benchmarks.markdown import table
 from benchmarks.models.gguf_files import GGUF_MODELS
 from benchmarks.models.model_folders import MODELS
@@ -333,10 +334,10 @@ PAGES: dict[str, list[tuple[str, Callable[[dict[str, Any]], str]]]] = {
         ("serve_hostile", _placed(serving_tables.hostile_line)),
         ("ray_failover", _placed(serving_tables.failover_line)),
     ],
-    "docs/targets.md": [("decode_cuda", decode_cuda_table)],
+    "docs/targets.md": [("gpu_kit", gpu_kit_table), ("decode_cuda", decode_cuda_table)],
 }
 # What a page shows before a benchmark has a run; tables of other benchmarks are left out until then.
-NOT_RUN = {"decode_cuda": decode_cuda_not_run}
+NOT_RUN = {"gpu_kit": gpu_kit_not_run, "decode_cuda": decode_cuda_not_run}
 
 
 def _where(run: dict[str, Any]) -> str:

@@ -200,8 +200,8 @@ _RACE_ERROR = "========= Error: Race reported between Read access at 0x40 and Wr
 def test_a_sanitizers_findings_are_told_from_its_programs_failures(
     exit_code: int, log: str, verdict: str, severities: dict[str, int] | None
 ) -> None:
-    """Guards against a race that counts as a failed program, a machine that the sanitizers refuse that counts as a race, and writes
-    of the same value, which racecheck grades INFO, that count as errors."""
+    """Guards against races that count as failed programs, machines that sanitizers refuse that count as races, and writes of the
+    same value, which racecheck grades INFO, that count as errors."""
     run = sanitize.judged("racecheck", exit_code, log, output="")
     assert run.verdict == verdict and (severities is None or run.severities == severities)
 

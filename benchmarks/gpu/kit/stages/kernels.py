@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
 
+from tide_plugins.build.nvrtc import CompilationError
 from tide_plugins.conformance import CaseSpec
 from tide_plugins.conformance import cases as all_cases
 from tide_plugins.launch.kernel_library import KernelLibrary
@@ -38,7 +40,8 @@ def _first_of_each(specs: Sequence[CaseSpec]) -> list[CaseSpec]:
 def _run(spec: CaseSpec) -> Figures:
     gpu, library = _on_gpu()
     try:
-        run_case(spec.build(), library, gpu, _REPEATS)
+        with _compiled_once(spec.kernel):
+            run_case(spec.build(), library, gpu, _REPEATS)
     finally:
         gpu.free_all()
     return {}
@@ -46,8 +49,24 @@ def _run(spec: CaseSpec) -> Figures:
 
 def _prepare(spec: CaseSpec, compute: int) -> Figures:
     gpu, library = _without_gpu(compute)
-    prepare_case(spec.build(), library, gpu)
+    with _compiled_once(spec.kernel):
+        prepare_case(spec.build(), library, gpu)
     return {}
+
+
+_rejected: dict[str, CompilationError] = {}
+
+
+@contextmanager
+def _compiled_once(kernel: str) -> Iterator[None]:
+    """Raises what the compiler said of the kernel before, instead of asking it again for each of its cases."""
+    if kernel in _rejected:
+        raise _rejected[kernel]
+    try:
+        yield
+    except CompilationError as error:
+        _rejected[kernel] = error
+        raise
 
 
 @cache
