@@ -8,7 +8,7 @@ from typing import Any
 from tide_runtime.bundle.architectures import Architecture, architecture_for
 from tide_runtime.errors import ParamsError, TargetError
 
-from tide_plugins.build.builder import Builder, BuiltKernel
+from tide_plugins.build.builder import Builder
 from tide_plugins.kernels import KERNELS, entry_point
 from tide_plugins.launch.driver import Driver
 from tide_plugins.plans import LaunchPlan
@@ -62,15 +62,14 @@ class KernelLibrary:
 
     def _load(self, name: str, symbol: str) -> Any:
         [kernel] = (kernel for kernel in KERNELS if kernel.name == name)
-        if self._conditions_refused is None:
-            try:
-                return self._loaded(self._builder.build(kernel, self.architecture), symbol)
-            except TargetError as error:
-                refused = error
-        # The driver may lack the function that sets graph conditions, to which only some kernels refer.
-        entry = self._loaded(self._builder.build(kernel, self.architecture, False), symbol)
-        self._conditions_refused = self._conditions_refused or f"{refused}; loaded without graph conditions"
-        return entry
-
-    def _loaded(self, built: BuiltKernel, symbol: str) -> Any:
-        return self.driver.load(built.image.content, self.architecture.ptx, symbol)
+        built = self._builder.build(kernel, self.architecture, self._conditions_refused is None)
+        try:
+            return self.driver.load(built.image.content, self.architecture.ptx, symbol)
+        except TargetError as error:
+            if self._conditions_refused is not None:
+                raise
+            # The driver may lack the function that sets graph conditions, to which only some kernels refer.
+            built = self._builder.build(kernel, self.architecture, False)
+            entry = self.driver.load(built.image.content, self.architecture.ptx, symbol)
+            self._conditions_refused = f"{error}; loaded without graph conditions"
+            return entry
