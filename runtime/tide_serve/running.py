@@ -42,7 +42,7 @@ class ClientWatch:
 class Running:
     """The generations of one request, by number.
 
-    A client that hangs up cancels all of them, from the moment when they are submitted. So does leaving the context.
+    A client that hangs up cancels all of them, from the moment when they are submitted.
 
     Args:
         jobs: token ids and parameters of each generation.
@@ -56,6 +56,7 @@ class Running:
     ) -> None:
         self._service = service
         self._handles: list[GenerationHandle] = []
+        self._has_tokens = False
         try:
             for ids, params in jobs:
                 timeout = service.config.request_timeout
@@ -81,13 +82,16 @@ class Running:
         self.cancel()
 
     async def results(self) -> list[Generation]:
-        """All results, in their order. Raises ApiError where one was ended by the server, or the error of one that failed."""
+        """All results, in their order. Raises the error of one that failed, and ApiError as `_check` does."""
         try:
             generations = [await handle for handle in self._handles]
         finally:
             self.close()
         for generation in generations:
-            self._finished(generation)
+            self._service.generated(generation)
+        self._has_tokens = any(generation.token_ids for generation in generations)
+        for generation in generations:
+            self._check(generation)
         return generations
 
     async def chunks(self) -> AsyncGenerator[list[Indexed]]:
@@ -96,21 +100,23 @@ class Running:
         try:
             while open_generations:
                 arrived = await inbox.take()
+                self._has_tokens = self._has_tokens or any(chunk.token_id is not None for _, chunk in arrived)
                 for _, chunk in arrived:
                     if chunk.generation is not None:
                         open_generations -= 1
-                        self._finished(chunk.generation)
+                        self._service.generated(chunk.generation)
+                        self._check(chunk.generation)
                 yield arrived
         finally:
             self.close()
 
-    def _finished(self, generation: Generation) -> None:
-        self._service.generated(generation)
+    def _check(self, generation: Generation) -> None:
+        """Raise ApiError where the server has stopped, or its time limit was over before any of the generations began."""
         if self.client_left:
             return
         if generation.finish_reason == "cancelled":
             raise ApiError(503, "the server is stopping; send the request to another one", None, "cancelled", _RETRY_S)
-        if generation.finish_reason == "deadline" and not generation.token_ids:
+        if generation.finish_reason == "deadline" and not self._has_tokens:
             raise out_of_time(self._service.config)
 
 

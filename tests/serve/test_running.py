@@ -77,11 +77,12 @@ def test_hanging_up_in_the_queue(serve_app: Serve) -> None:
 
 
 def test_time_limit_ends_an_answer(serve_app: Serve) -> None:
-    """Breaks: a generation runs for longer than the server allows, or what it has is thrown away."""
-    with serve_app(ServeConfig(request_timeout=0.6)) as served, slowed(served):
-        answer = httpx.post(f"{served.url}/v1/completions", json=request(served)).json()
-        choice = answer["choices"][0]
-        assert choice["finish_reason"] == "length" and choice["text"]
+    """Breaks: a generation runs for longer than the server allows, or what it has is thrown away for one that had no turn."""
+    with serve_app(ServeConfig(request_timeout=0.6), max_batch=1) as served, slowed(served):
+        answer = httpx.post(f"{served.url}/v1/completions", json=request(served, n=2)).json()
+        first, second = answer["choices"]
+        assert first["finish_reason"] == second["finish_reason"] == "length"
+        assert first["text"] and not second["text"]
         assert 0 < answer["usage"]["completion_tokens"] < 500
 
 
