@@ -189,6 +189,23 @@ def test_a_run_that_misses_a_promise_ends_well_and_reports_it(monkeypatch: pytes
     assert written["settings"]["targets"] == ["cuda"] and written["machine"]["gpu"] == "H200"
 
 
+def test_bundles_are_deleted_once_their_model_is_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A rented machine's disk would be full after some models: all default bundles of earlier releases together took 110 GB."""
+    held: list[set[str]] = []
+
+    def load(case: DecodeCase, cache: Path, name: str) -> FakeArm:
+        decode_cuda.bundle_folder(case.shape, case.dtype, cache).mkdir(parents=True, exist_ok=True)
+        held.append({folder.name for folder in cache.iterdir()})
+        return FakeArm(5, 4.0)
+
+    monkeypatch.setattr(decode_cuda.torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(decode_cuda.torch.cuda, "get_device_name", lambda: "H200")
+    monkeypatch.setattr(decode_cuda, "load_arm", load)
+    assert run("--cache", str(tmp_path)).exit_code == 0
+    assert all(len(folders) == 1 for folders in held) and list(tmp_path.iterdir()) == []
+    assert set.union(*held) == {"demo_fp32", "demo_fp16", "demo_int4", "1b_fp16", "1b_int4"}
+
+
 # --- the arms, on this machine
 
 
