@@ -121,6 +121,7 @@ CHATS: list[tuple[dict[str, Any], str]] = [
     ({"tools": [function(), function()]}, "tools"),
     ({"tools": [function(parameters=nested(20))]}, "tools[0].function.parameters"),
     ({"tools": [function(parameters={"type": "nothing"}, strict=True)]}, "tools"),
+    ({"tools": [function(parameters={"type": "array", "uniqueItems": True}, strict=True)]}, "tools"),
     ({"tool_choice": "required"}, "tool_choice"),
     ({"tools": [function()], "tool_choice": function(name="g")}, "tool_choice"),
     ({"tools": [function()], "tool_choice": {"type": "function"}}, "tool_choice.function"),

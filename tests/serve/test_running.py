@@ -13,6 +13,7 @@ from typing import Any
 import httpx
 import pytest
 from serve.live import Served
+from serve.sse import parsed
 from tide_runtime import GenerationParams
 from tide_serve import ServeConfig
 
@@ -74,6 +75,18 @@ def test_hanging_up_in_the_queue(serve_app: Serve) -> None:
         assert served.engine.stats().running == 1
         first.close()
         served.wait_idle()
+
+
+def test_choices_that_end_one_after_another(serve_app: Serve) -> None:
+    """Breaks: a stream ends with the first of its choices, or counts only some of them."""
+    with serve_app(max_batch=1) as served, slowed(served):
+        fields = {"n": 2, "max_tokens": 5, "stream": True, "stream_options": {"include_usage": True}}
+        chat = {"model": "tiny-chat", "messages": [{"role": "user", "content": "Hi"}], "ignore_eos": True, **fields}
+        raw = httpx.post(f"{served.url}/v1/chat/completions", json=chat).content
+        *events, usage = parsed(raw)
+        assert usage["usage"]["completion_tokens"] == 10
+        ended = [choice["index"] for event in events for choice in event["choices"] if choice["finish_reason"]]
+        assert ended == [0, 1]
 
 
 def test_time_limit_ends_an_answer(serve_app: Serve) -> None:
