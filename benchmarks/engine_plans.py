@@ -10,20 +10,22 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-# struct of the fused attention kernel; one source a kernel
+# In a fused attention's source: its struct, its parameter for cache tiles to skip; then the name of products with int4 weights.
 _FUSED_ATTENTION = "struct _gemm_mha_v2_callback {"
 _SKIPS_TILES = re.compile(r"int32_t\* _tile_skip_map,\s*__myln_")
+_FUSED_INT4 = "runtime_fusion={ name=__myl_ReplCastMulCastFc"
 _MAIN = re.compile(r"\nmain \{\n(.*?)\n\}", re.DOTALL)
-_TENSOR = re.compile(r"\btensor=\{[^}\n]* dims=\{ ([^}\n]*)\}[^\n]* name=\"([^\"]*)\"[^\n]* type=(\w+)")
+_CONSTANT = re.compile(r'tensor=\{[^\n]*?const_payload_size=(\d+) dims=\{ ([^}]*)\}[^\n]*? name="([^"]*)"[^\n]* type=(\w+)')
 
 
 @dataclass(frozen=True)
-class PlanTensor:
-    """``dims``: sizes, or the names of dynamic ones."""
+class PlanConstant:
+    """A weight or other constant: ``kind`` is int4, half, bfloat, int64, …"""
 
     name: str
-    dims: tuple[str, ...]
     kind: str
+    dims: tuple[int, ...]
+    bytes: int
 
 
 class EnginePlan:
@@ -48,7 +50,12 @@ class EnginePlan:
         """Fused attention kernels that skip cache tiles that no token sees."""
         return len(_SKIPS_TILES.findall(self._text))
 
-    def tensors(self) -> Iterator[PlanTensor]:
-        """The tensors of all programs, more than once if several programs have them."""
-        for dims, name, kind in _TENSOR.findall(self._text):
-            yield PlanTensor(name, tuple(dims.split()), kind)
+    @property
+    def fused_int4_products(self) -> int:
+        """Products that dequantise an int4 weight on the way, one for each weight and profile."""
+        return self._text.count(_FUSED_INT4)
+
+    def constants(self) -> Iterator[PlanConstant]:
+        """The constants of each profile's listing: as many copies as profiles, which share the memory."""
+        for count_bytes, dims, name, kind in _CONSTANT.findall(self._text):
+            yield PlanConstant(name, kind, tuple(int(size) for size in dims.split()), int(count_bytes))

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from copy import deepcopy
 from functools import cache
-from typing import Any
 
 import numpy as np
 import onnx_ir as ir
-import onnxruntime as ort
 import pytest
 import torch
-from numpy.typing import NDArray
 from targets.tiny_graphs import DTYPES, SLOTS, copy_of, retyped, traced
 from transformers import PreTrainedModel
 
+from benchmarks.graph_on_cpu import logits_on_cpu
 from tide_export.cut import CutGraph
 from tide_export.lower import lower, prepare
 from tide_export.passes.base import LoweringContext
@@ -36,9 +34,7 @@ def low_bits() -> tuple[dict[str, QuantizedWeight], PreTrainedModel]:
         if not bits:
             continue
         (rows, columns), blocks = parameter.shape, (parameter.shape[0], parameter.shape[1] // 32)
-        scales = np.ldexp(
-            random.integers(4, 8, blocks).astype(np.float32), -bits - 5
-        )  # their products with values are exact in fp16
+        scales = np.ldexp(random.integers(4, 8, blocks).astype(np.float32), -bits - 5)  # so that weights are exact in fp16
         zeros = random.integers(0, 16, blocks, np.uint8) if "down" in name else None
         weights[name] = QuantizedWeight(bits, random.integers(0, 1 << bits, (rows, columns), np.uint8), scales, zeros)
         parameter.data = torch.from_numpy(weights[name].dequantized())
@@ -53,34 +49,6 @@ def graph_of(target: str, dtype: str) -> CutGraph:
     prepare(trace, TARGETS[target], context)
     graph = lower(trace, TARGETS[target], [], context).graphs[0]
     return CutGraph(graph.name, retyped(graph.model, DTYPES[dtype]), graph.layers)
-
-
-def logits_of(model: ir.Model, ids: NDArray[np.int64]) -> NDArray[np.float32]:
-    """Logits [T, V] of ``ids`` [T], computed in `STEPS` over caches that are empty at first."""
-    options = ort.SessionOptions()
-    options.log_severity_level = 3  # else a warning for every cache update that is not in place
-    options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "0")  # it would round activations to int8
-    session = ort.InferenceSession(ir.to_proto(model).SerializeToString(), options, ["CPUExecutionProvider"])
-    caches: dict[str, NDArray[Any]] = {}
-    logits, start = [], 0
-    for count in STEPS:
-        end = start + count
-        given = {"input_ids": ids[None, start:end], "position_ids": np.arange(start, end)[None], "write_index": np.array([start])}
-        given |= {"seqlens_k": np.array([end - 1], np.int32), "total_sequence_length": np.array(end, np.int32)}
-        given["logits_index"] = np.arange(count)
-        for value in session.get_inputs():
-            if "_cache_" in value.name:
-                heads, width = value.shape[1], value.shape[3]
-                given[value.name] = caches.get(value.name, np.zeros((1, heads, SLOTS, width), np.float32))
-        found = dict(zip([v.name for v in session.get_outputs()], session.run(None, _taken(session, given)), strict=True))
-        caches |= {name.replace("_out", ""): array for name, array in found.items() if "_cache_out_" in name}
-        logits.append(found["logits"].reshape(count, -1))
-        start = end
-    return np.concatenate(logits)
-
-
-def _taken(session: ort.InferenceSession, given: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-    return {value.name: given[value.name] for value in session.get_inputs()}
 
 
 @pytest.mark.parametrize(
@@ -104,7 +72,7 @@ def test_logits_are_those_of_the_dequantised_model(target, operator, count):
     ids = np.random.default_rng(1).integers(3, 100, sum(STEPS))
     with torch.no_grad():
         expected = low_bits()[1](torch.from_numpy(ids[None])).logits[0].numpy()
-    np.testing.assert_allclose(logits_of(model, ids), expected, rtol=0, atol=TOLERANCE * np.abs(expected).max())
+    np.testing.assert_allclose(logits_on_cpu(model, ids, STEPS, SLOTS), expected, rtol=0, atol=TOLERANCE * np.abs(expected).max())
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "fp16", "bf16"])
