@@ -87,6 +87,7 @@ docs: $(READY) ## the documentation as a site, in build/site
 
 evidence: bindings demo-rtx ## what README's "Verified how" is written from: engines compiled here, uses of TensorRT's API
 	$(BIN)/python -m benchmarks.built_engines build/demo-rtx --json docs/results/$(DATE)-built_engines.json
+	$(BIN)/python -m benchmarks.rtx_int4 --json docs/results/$(DATE)-rtx_int4.json
 	PYTHONPATH=tests $(BIN)/python -m api.report --json docs/results/$(DATE)-api_conformance.json
 
 tables: $(READY) ## the tables of README and docs from docs/results
