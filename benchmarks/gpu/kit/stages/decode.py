@@ -42,8 +42,7 @@ def cases(bench: Bench) -> Iterator[KitCase]:
         for arm in dict.fromkeys(_BUNDLE_OF.values()):
             export = _Export(used, dtype, arm, bench)
             yield KitCase(f"{shape.name}_{dtype}_export_{arm}", _EXPORT_S[shape.name], export.run, export.run, limit=240)
-        rows = [case for case in group if not (bench.dry and case.rows > 1 and shape.layers)]
-        for case in rows:
+        for case in group:
             for arm in case.arms:
                 trial = _Trial(replace(case, shape=used), arm, bench)
                 seconds = _ARM_S[shape.name] + (_COMPILE_S[shape.name] if arm == "compile" else 0)
