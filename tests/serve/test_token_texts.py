@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import tokenizers
 from serve.live import Served
+from tide_runtime.sampler import TokenLogprob
 from tide_runtime.text.tokenizer import Tokenizer
+from tide_serve.logprobs import completion_logprobs
 from tide_serve.token_texts import TextOffsets, TokenTexts
 
 
@@ -50,3 +52,10 @@ def test_offsets_count_characters_across_calls(served: Served) -> None:
 def test_without_a_tokenizer() -> None:
     """Breaks: bundles without a tokenizer, which take and give token ids, cannot report log-probabilities."""
     assert TokenTexts(None).text_of(5) == "<token 5>"
+
+
+def test_of_tokens_with_the_same_text_the_likeliest_counts() -> None:
+    """Breaks: a likely token disappears from top_logprobs behind an unlikely one, and clients compare with that."""
+    texts, byte = TokenTexts(sentencepiece()), 4 + ord("a")
+    entry = TokenLogprob(byte, -5.0, ((3, -0.1), (byte, -5.0)))
+    assert completion_logprobs([entry], 2, texts, TextOffsets(texts))["top_logprobs"] == [{"a": -0.1}]
