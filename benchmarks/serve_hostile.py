@@ -3,8 +3,8 @@
     python -m benchmarks.serve_hostile                 # SmolLM2-135M-Instruct, int4, on the CPU; within 5 minutes
     python -m benchmarks.serve_hostile engine/         # a bundle of one's own
 
-Two normal clients send short requests, each its next one after an answer: alone, and beside each attack in turn. An attack is
-compared with the quiet times before and after it. Streams that nobody reads are compared with the same streams read at once, as
+Two normal clients send short requests, each its next one after an answer: beside each attack, and in turn with that, in an order
+that changes with every round, without attackers. Streams that nobody reads are compared with the same streams read at once, as
 generating them takes its time in any case. Attackers are a process of their own on the same machine and send at a steady rate;
 server, attackers and normal clients share the processor. The prefix cache is off, as it would grow with every request.
 """
@@ -27,11 +27,12 @@ from rich.progress import Progress
 from rich.table import Table
 from tide_bench.arms.process import ArmError
 from tide_bench.load import Request
+from tide_bench.other_load import OtherLoad
 from tide_bench.report import Report
 
 from benchmarks.decode_cpu import CACHE
 from benchmarks.quantised_decode import folder_of
-from benchmarks.serving.hostile_clients import ATTACKS, CONTROLS, REFUSALS, attacking
+from benchmarks.serving.hostile_clients import ATTACKS, CONTROLS, REFUSALS, Attack, attacking
 from benchmarks.serving.http_server import TideServe, tide_serve
 from benchmarks.serving.load_arms import MODEL
 
@@ -83,20 +84,22 @@ class Memory:
             self._peak = max(self._peak, self.now)
 
 
-def run_attack(
-    server: TideServe, name: str, seconds: float, rate: float, control: bool = False
+def run_phase(
+    server: TideServe, attack: Attack | None, seconds: float, rate: float, seed: str
 ) -> tuple[list[float], Counter[int]]:
-    """Latencies of the normal clients beside an attack, or its control, and the statuses of what the attackers were answered."""
+    """Latencies of the normal clients beside ``attack``, and the statuses that the attackers were answered with."""
+    if attack is None:
+        return latencies(server, seconds, seed), Counter()
     host, port = server.address.split(":")
-    with attacking((CONTROLS if control else ATTACKS)[name], host, int(port), rate) as answers:
-        found = latencies(server, seconds, f"{name} {control}")
+    with attacking(attack, host, int(port), rate) as answers:
+        found = latencies(server, seconds, seed)
     return found, answers
 
 
 def main(
     bundle: Annotated[Path | None, typer.Argument(help="A bundle. Default: SmolLM2-135M-Instruct, int4.")] = None,
-    seconds: Annotated[float, typer.Option(min=0.5, help="Of each attack.")] = 15.0,
-    quiet: Annotated[float, typer.Option(min=0.5, help="Seconds without attackers before and after each.")] = 8.0,
+    rounds: Annotated[int, typer.Option(min=1, help="Of each attack.")] = 4,
+    seconds: Annotated[float, typer.Option(min=0.5, help="Of each round, with attackers and again without.")] = 3.5,
     rate: Annotated[float, typer.Option(min=0.1, help="Hostile requests per second.")] = 5.0,
     attacks: Annotated[str, typer.Option(help="Attacks, separated by commas.")] = ",".join(ATTACKS),
     cache: Annotated[Path, typer.Option(help="Where weights and engines are kept between runs.")] = CACHE,
@@ -107,15 +110,18 @@ def main(
     if unknown := [name for name in chosen if name not in ATTACKS]:
         raise typer.BadParameter(f"attack {', '.join(unknown)}; choose from: {', '.join(ATTACKS)}")
     model = MODEL.title if bundle is None else bundle.name
-    report = Report("serve_hostile", model=model, seconds=seconds, quiet=quiet, rate=rate, attacks=attacks)
+    report = Report("serve_hostile", model=model, rounds=rounds, seconds=seconds, rate=rate, attacks=attacks)
     folder = folder_of("int4", MODEL, cache / "smollm2") if bundle is None else bundle
     try:
         with tide_serve(folder, "--no-prefix-cache") as server, Progress(console=console) as progress:
-            measure(server, chosen, seconds, quiet, rate, report, progress)
+            load = OtherLoad([server.process.pid])
+            measure(server, chosen, rounds, seconds, rate, report, progress)
+            report.settings["other_load"] = load.share()
     except ArmError as error:
         console.print(f"serve_hostile cannot go on: {error}", style="red", markup=False)
         raise typer.Exit(1) from error
     console.print(table_of(report))
+    console.print(f"other processes, attackers included, took {report.settings['other_load']:.0%} of the CPU")
     report.finish(json)
     results = report.results
     safe = results["hostile_worst_p95_ratio"] <= BAR and not results["unexpected_answers"] and results["server_alive"]
@@ -123,29 +129,34 @@ def main(
 
 
 def measure(
-    server: TideServe, attacks: Sequence[str], seconds: float, quiet: float, rate: float, report: Report, progress: Progress
+    server: TideServe, attacks: Sequence[str], rounds: int, seconds: float, rate: float, report: Report, progress: Progress
 ) -> None:
-    """Each attack in turn, between quiet times."""
-    latencies(server, quiet, "warm-up")
-    memory = Memory(server)
-    before, unexpected = memory.now, 0
-    calm = latencies(server, quiet, "quiet")
-    for name in progress.track(attacks, description="attacks"):
+    """Each attack in rounds with what it is compared with."""
+    latencies(server, 2 * seconds, "warm-up")
+    memory, unexpected = Memory(server), 0
+    before = memory.now
+    bar = progress.add_task("attacks", total=2 * rounds * len(attacks))
+    for name in attacks:
+        phases: dict[str, Attack | None] = {"attacked": ATTACKS[name], "compared": CONTROLS.get(name)}
+        found, answers = {phase: list[float]() for phase in phases}, Counter[int]()
         memory.peak()
-        attacked, answers = run_attack(server, name, seconds, rate)
-        peak, earlier, calm = memory.peak(), calm, latencies(server, quiet, f"after {name}")
-        compared = run_attack(server, name, seconds, rate, control=True)[0] if name in CONTROLS else earlier + calm
+        for number in range(rounds):
+            for phase in list(phases)[:: 1 if number % 2 else -1]:
+                times, statuses = run_phase(server, phases[phase], seconds, rate, f"{name} {phase} {number}")
+                found[phase] += times
+                answers += statuses if phase == "attacked" else Counter()
+                progress.advance(bar)
         unexpected += sum(count for status, count in answers.items() if name in REFUSALS and status != REFUSALS[name])
-        p95, usual = (float(np.percentile(found, 95)) for found in (attacked, compared))
+        p95, usual = (1e3 * float(np.percentile(found[phase], 95)) for phase in phases)
         report.rows.append(
             {
                 "attack": name,
-                "requests": len(attacked),
-                "p50_ms": 1e3 * float(np.percentile(attacked, 50)),
-                "p95_ms": 1e3 * p95,
-                "compared_p95_ms": 1e3 * usual,
+                "requests": len(found["attacked"]),
+                "p50_ms": 1e3 * float(np.percentile(found["attacked"], 50)),
+                "p95_ms": p95,
+                "compared_p95_ms": usual,
                 "ratio": p95 / usual,
-                "peak_growth_mib": peak - before,
+                "peak_growth_mib": memory.peak() - before,
                 "answers": {str(status): count for status, count in sorted(answers.items())},
             }
         )

@@ -168,7 +168,9 @@ async def _streams(target: Target, read: bool) -> None:
     await target.steadily(attack)
 
 
-ATTACKS: dict[str, Callable[[Target], Awaitable[None]]] = {
+Attack = Callable[[Target], Awaitable[None]]
+
+ATTACKS: dict[str, Attack] = {
     "slow_readers": slow_readers,
     "slow_headers": slow_headers,
     "large_bodies": large_bodies,
@@ -177,12 +179,12 @@ ATTACKS: dict[str, Callable[[Target], Awaitable[None]]] = {
     "invalid_utf8": invalid_utf8,
     "idle_connections": idle_connections,
 }
-CONTROLS = {"slow_readers": readers}  # what an attack is compared with, where that is not silence
+CONTROLS: dict[str, Attack] = {"slow_readers": readers}  # what an attack is compared with, where that is not silence
 REFUSALS = {"large_bodies": 413, "stop_lists": 400, "nested_schemas": 400, "invalid_utf8": 400}
 
 
 @contextmanager
-def attacking(attack: Callable[[Target], Awaitable[None]], host: str, port: int, rate: float) -> Iterator[Counter[int]]:
+def attacking(attack: Attack, host: str, port: int, rate: float) -> Iterator[Counter[int]]:
     """Run ``attack`` in a process of its own; the statuses of its answers are there after the block."""
     answers: Counter[int] = Counter()
     here, there = multiprocessing.Pipe()
@@ -203,7 +205,7 @@ def attacking(attack: Callable[[Target], Awaitable[None]], host: str, port: int,
         process.kill()
 
 
-def _attack(attack: Callable[[Target], Awaitable[None]], host: str, port: int, rate: float, told: Connection) -> None:
+def _attack(attack: Attack, host: str, port: int, rate: float, told: Connection) -> None:
     answers: Counter[int] = Counter()
 
     async def until_told() -> str | None:
