@@ -8,17 +8,31 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-from serve.live import Served
+from serve.live import Served, serving
 from serve.sse import parsed
 from tide_runtime import GenerationParams
 from tide_serve import ServeConfig
 
 Serve = Callable[..., AbstractContextManager[Served]]
 LONG: dict[str, Any] = {"prompt": "def", "max_tokens": 500, "ignore_eos": True}
+
+
+@pytest.fixture(scope="module")
+def serve_app(bundle: Path) -> Serve:
+    """Servers whose steps give one token each: with drafts a time limit would meet texts that have ended."""
+    return partial(serving, bundle, policy="full")
+
+
+@pytest.fixture(scope="module")
+def served(serve_app: Serve) -> Iterator[Served]:
+    with serve_app() as live:
+        yield live
 
 
 def send(served: Served, path: str, body: dict[str, Any]) -> socket.socket:
@@ -95,7 +109,7 @@ def test_time_limit_ends_an_answer(serve_app: Serve) -> None:
         answer = httpx.post(f"{served.url}/v1/completions", json=request(served, n=2)).json()
         first, second = answer["choices"]
         assert first["finish_reason"] == second["finish_reason"] == "length"
-        assert first["text"] and not second["text"]
+        assert len(first["text"]) > len(second["text"])  # its turn comes in the last moment, or not at all
         assert 0 < answer["usage"]["completion_tokens"] < 500
 
 
