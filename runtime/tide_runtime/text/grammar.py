@@ -123,6 +123,7 @@ class GrammarState:
     def __init__(self, matcher: LLMatcher, vocab_size: int) -> None:
         self._matcher = matcher
         self._drafts: list[int] = []  # consumed by the matcher beyond what was taken
+        self._refused: int | None = None  # a token that the mask allowed and the matcher did not take
         self._bits = np.zeros((1, -(-vocab_size // 32)), np.int32)
         self._vocab_size = vocab_size
 
@@ -137,13 +138,14 @@ class GrammarState:
             del self._drafts[0]
             return
         self._move_to([])
-        if not self._matcher.is_stopped():
-            self._matcher.try_consume_tokens([token])
+        if not self._matcher.is_stopped() and not self._matcher.try_consume_tokens([token]):
+            self._refused = token
 
     def forced(self) -> list[int]:
         """The next tokens where the grammar leaves no choice; often none."""
         self._move_to([])
-        return self._matcher.compute_ff_tokens()
+        tokens = self._matcher.compute_ff_tokens()
+        return tokens[: self._matcher.validate_tokens(tokens)] if tokens else tokens
 
     def num_valid(self, drafts: Sequence[int]) -> int:
         """How many of ``drafts``, which follow what was taken, the grammar allows one after the other."""
@@ -155,6 +157,8 @@ class GrammarState:
         llguidance."""
         from llguidance.numpy import fill_next_token_bitmask
 
+        if self._refused is not None:  # literals that spell an added token, such as <tool_call>; write it as <[id]> in Lark
+            raise GrammarError(f"the grammar cannot be followed behind token {self._refused}; write added tokens by their id")
         self._move_to(drafts)
         fill_next_token_bitmask(self._matcher, self._bits, 0)
         if self._matcher.is_error():

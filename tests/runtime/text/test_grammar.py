@@ -10,7 +10,7 @@ import pytest
 from tide_runtime import Engine, EngineOptions, GenerationParams, Grammar, ThreadOptions
 from tide_runtime.depth.options import DepthOptions
 from tide_runtime.errors import GrammarError, ParamsError
-from tide_runtime.text.grammar import GrammarCompiler
+from tide_runtime.text.grammar import GrammarCompiler, GrammarState
 
 SCHEMA = {
     "type": "object",
@@ -130,3 +130,28 @@ def test_a_bundle_without_tokenizer_is_refused() -> None:
         GrammarCompiler(None, 10, [0]).start(FORM)
     with pytest.raises(ParamsError, match="grammar is"):
         GenerationParams(grammar="yes")  # type: ignore[arg-type]
+
+
+class RefusingMatcher:
+    """Allows token 3 in its mask, and refuses it: what llguidance does with literals that spell an added token."""
+
+    def is_stopped(self) -> bool:
+        return False
+
+    def try_consume_tokens(self, tokens: list[int]) -> int:
+        return 0
+
+    def compute_ff_tokens(self) -> list[int]:
+        return [3]
+
+    def validate_tokens(self, tokens: list[int]) -> int:
+        return 0
+
+
+def test_a_token_that_the_matcher_refuses_ends_the_request_with_an_error() -> None:
+    """The mask would stay the same for ever, and an output outside the grammar look finished."""
+    state = GrammarState(RefusingMatcher(), 8)  # type: ignore[arg-type]
+    assert state.forced() == []
+    state.take(3)
+    with pytest.raises(GrammarError, match="behind token 3"):
+        state.allowed([])
