@@ -36,7 +36,8 @@ def local_cluster(nodes: int, environment: Mapping[str, str]) -> Iterator[str]:
     Args:
         environment: of all of the cluster's processes, besides this one's.
     """
-    variables = {"RAY_USAGE_STATS_ENABLED": "0", **environment}
+    # No token: Ray would keep one in the home directory. Only this machine can connect.
+    variables = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled", **environment}
     # A short path: the folder holds sockets, whose names are limited.
     with (
         TemporaryDirectory(prefix="tide-ray-", dir="/tmp", ignore_cleanup_errors=True) as folder,

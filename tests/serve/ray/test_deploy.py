@@ -113,7 +113,7 @@ def test_image_has_nothing_from_elsewhere():
     instructions = _instructions()
     assert not [argument for name, argument in instructions if name == "ADD"]
     assert not [argument for name, argument in instructions if name == "RUN" and re.search(r"curl|wget|https?:|git ", argument)]
-    assert {a.split()[0].rpartition(":")[2] for n, a in instructions if n == "FROM"} == {"3.12-slim"}
+    assert {a.split()[0].rpartition(":")[2] for n, a in instructions if n == "FROM"} == {"3.11-slim"}
 
 
 def test_image_is_built_from_what_is_there():
@@ -156,6 +156,11 @@ def test_pods_are_locked_down(pod):
     writable = {mount["mountPath"] for mount in container["volumeMounts"] if not mount.get("readOnly")}
     assert writable == {"/tmp", "/dev/shm"}
     assert {"livenessProbe", "readinessProbe"} <= container.keys()
+
+
+def test_ray_asks_for_a_token():
+    """Breaks: whoever reaches a pod's ports runs programs on it."""
+    assert _ray_service()["spec"]["rayClusterConfig"]["authOptions"] == {"mode": "token"}
 
 
 def test_replicas_fit_into_the_pods():

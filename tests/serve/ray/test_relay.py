@@ -1,75 +1,19 @@
-"""What a client gets while replicas answer, fail and are lost; the replicas are scripts here."""
+"""What a client gets while replicas answer, fail and are lost."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
 import pytest
 from ray.exceptions import ActorDiedError, ActorUnavailableError, RayTaskError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
+from serve.ray.scripted_replicas import EVENTS, FOREVER, JSON, Replicas, part
 from tide_serve.cluster.relay import Relay
 
 LOST = ActorDiedError()
-FOREVER = 3600.0
-
-
-def _start(kind: str, status: int = 200) -> dict[str, Any]:
-    return {"type": "http.response.start", "status": status, "headers": [(b"content-type", kind.encode())]}
-
-
-def _part(body: bytes, more_body: bool = True) -> dict[str, Any]:
-    return {"type": "http.response.body", "body": body, "more_body": more_body}
-
-
-JSON, EVENTS = _start("application/json"), _start("text/event-stream; charset=utf-8")
-
-
-class Answer:
-    """One replica's answer: messages, seconds to wait, and exceptions to raise."""
-
-    def __init__(self, script: list[Any]) -> None:
-        self.cancelled = False
-        self._steps = self._play(script)
-
-    async def _play(self, script: list[Any]) -> AsyncIterator[dict[str, Any]]:
-        for step in script:
-            if isinstance(step, BaseException):
-                raise step
-            if isinstance(step, float):
-                await asyncio.sleep(step)
-            else:
-                yield step
-
-    def __aiter__(self) -> AsyncIterator[dict[str, Any]]:
-        return self._steps
-
-    def cancel(self) -> None:
-        self.cancelled = True
-
-
-class Replicas:
-    """In place of a deployment's handle: the n-th request is answered by the n-th script."""
-
-    def __init__(self, *scripts: list[Any]) -> None:
-        self._scripts = list(scripts)
-        self.answers: list[Answer] = []
-        self.bodies: list[bytes] = []
-
-    def options(self, stream: bool) -> Replicas:
-        return self
-
-    @property
-    def answer(self) -> Replicas:
-        return self
-
-    def remote(self, request: Any) -> Answer:
-        self.bodies.append(request.body)
-        self.answers.append(Answer(self._scripts.pop(0)))
-        return self.answers[-1]
 
 
 def _post(replicas: Replicas, **options: Any) -> httpx.Response:
@@ -88,20 +32,20 @@ def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     "lost",
-    [[LOST], [ActorUnavailableError("away", None)], [EVENTS, LOST], [JSON, LOST], [JSON, _part(b'{"half'), LOST]],
+    [[LOST], [ActorUnavailableError("away", None)], [EVENTS, LOST], [JSON, LOST], [JSON, part(b'{"half'), LOST]],
     ids=["at once", "unavailable", "before the first event", "before the body", "in the middle of a body"],
 )
 def test_lost_before_the_client_got_anything(lost):
     """Breaks: a machine that fails costs requests which another one could have answered; or parts of two answers are mixed."""
-    replicas = Replicas(lost, [JSON, _part(b'{"a":'), _part(b" 1}", more_body=False)])
+    replicas = Replicas(lost, [JSON, part(b'{"a":'), part(b" 1}", more_body=False)])
     answer = _post(replicas)
     assert (answer.status_code, answer.text) == (200, '{"a": 1}')
-    assert replicas.bodies == [b'{"prompt": "x"}'] * 2
+    assert [request.body for request in replicas.requests] == [b'{"prompt": "x"}'] * 2
 
 
 def test_lost_in_the_middle_of_a_stream():
     """Breaks: a client takes a cut text for a whole one, or gets the beginning of another replica's text behind it."""
-    replicas = Replicas([EVENTS, _part(b"data: 1\n\n"), _part(b"data: 2\n\n"), LOST])
+    replicas = Replicas([EVENTS, part(b"data: 1\n\n"), part(b"data: 2\n\n"), LOST])
     *events, last, end = _post(replicas).text.split("\n\n")
     assert events == ["data: 1", "data: 2"] and end == ""
     assert "send the request again" in json.loads(last.removeprefix("data: "))["error"]["message"]
@@ -134,7 +78,7 @@ def test_failures_that_another_replica_cannot_mend(error, status, code):
 @pytest.mark.parametrize("failure", [LOST, RayTaskError("answer", "traceback", KeyError("inside"))])
 def test_failure_behind_a_complete_answer(failure):
     """Breaks: an application that fails after it has answered, as Starlette's does after each status 500, ends the connection."""
-    replicas = Replicas([JSON, _part(b"{}", more_body=False), failure])
+    replicas = Replicas([JSON, part(b"{}", more_body=False), failure])
     assert _post(replicas).text == "{}" and len(replicas.answers) == 1
 
 
@@ -148,13 +92,13 @@ def test_no_replica_in_time():
 
 def test_timeout_ends_with_the_beginning():
     """Breaks: a long stream is cut off when the time to begin it is over."""
-    replicas = Replicas([EVENTS, _part(b"data: 1\n\n"), 0.2, _part(b"data: 2\n\n", more_body=False)])
+    replicas = Replicas([EVENTS, part(b"data: 1\n\n"), 0.2, part(b"data: 2\n\n", more_body=False)])
     assert _post(replicas, timeout=0.1).text == "data: 1\n\ndata: 2\n\n"
 
 
 def test_client_that_leaves_cancels_the_replica():
     """Breaks: the engine goes on for clients that are gone."""
-    replicas = Replicas([EVENTS, _part(b"data: 1\n\n"), FOREVER])
+    replicas = Replicas([EVENTS, part(b"data: 1\n\n"), FOREVER])
 
     async def leave() -> None:
         got = asyncio.Event()
