@@ -56,10 +56,11 @@ def test_replica_gets_the_request(replicas: Replicas):
     app = ingress.ingress_builder("Model", ServeConfig())()
     _send(app, "POST", "/v1/models/a%2Fb?x=1", content=b"{}", headers={"X-Request-Id": "not fine", "X-Mine": "1"})
     (request,) = replicas.requests
-    headers = dict(request.scope["headers"])
+    headers = request.scope["headers"]
     assert (request.scope["method"], request.scope["path"], request.scope["query_string"]) == ("POST", "/v1/models/a/b", b"x=1")
-    assert request.scope["raw_path"] == b"/v1/models/a%2Fb" and headers[b"x-mine"] == b"1"
-    assert len(headers[b"x-request-id"]) == 32, "the ingress has replaced an id that no log can hold"
+    assert request.scope["raw_path"] == b"/v1/models/a%2Fb" and (b"x-mine", b"1") in headers
+    (request_id,) = [value for name, value in headers if name == b"x-request-id"]
+    assert len(request_id) == 32  # the ingress has replaced one that no log can hold
 
 
 def test_health_needs_no_replica(replicas: Replicas):
