@@ -16,6 +16,7 @@ class RequestStats:
 
     Args:
         time_to_first_token, decode_time: seconds.
+        queue_time: seconds of ``time_to_first_token`` before the first step that worked on the request; all of it where none did.
         policy: the one that ran: ``full`` where the engine's would not have paid, for as many sequences at once or for sampled
             text.
         layers_per_token: decoder layers launched per token after the first, counted at the backend.
@@ -38,6 +39,7 @@ class RequestStats:
     decode_time: float
     layers_per_token: float
     policy: str
+    queue_time: float = 0.0
     drafted: dict[str, int] = field(default_factory=dict)
     accepted: dict[str, int] = field(default_factory=dict)
     deep_passes: int = 0
@@ -101,6 +103,7 @@ def finished(sequence: TokenSequence, policy: str, tokenizer: Tokenizer | None) 
         prompt_tokens=sequence.prompt_tokens,
         new_tokens=len(sequence.new_tokens),
         time_to_first_token=sequence.first_token - sequence.submitted,
+        queue_time=(sequence.first_step or sequence.finished) - sequence.submitted,
         decode_time=sequence.finished - sequence.first_token,
         layers_per_token=sequence.layers_run / max(1, len(sequence.new_tokens) - 1),
         policy="full" if sequence.ran_full and not sequence.depth.prompt_exits else policy,

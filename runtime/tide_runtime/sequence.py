@@ -78,6 +78,7 @@ class TokenSequence:
         layers_run: decoder layers launched in the decode steps that the sequence took part in.
         error: why no token can be chosen from its logits; it ends then, and the others go on.
         ran_full: the policy left it to ``full``, as skipping layers would not have paid or drafts could not be verified.
+        submitted, first_step, first_token, latest_token, finished: times of `perf_counter`; 0: not yet.
     """
 
     tokens: NDArray[np.int64]
@@ -106,6 +107,7 @@ class TokenSequence:
     logprobs: list[TokenLogprob] = field(default_factory=list)
     pieces: list[str] = field(default_factory=list)
     submitted: float = field(default_factory=perf_counter)
+    first_step: float = 0.0
     first_token: float = 0.0
     latest_token: float = 0.0
     finished: float = 0.0

@@ -22,9 +22,9 @@ from tide_serve.observer import RequestRecord
 class TracingObserver:
     """Reports requests as spans.
 
-    A request's span continues the trace of its W3C header ``traceparent``. Inside it each generation has the spans ``queue``
-    (where the time is known), ``prefill`` and ``decode``, the last one with what depth did: ``tide.layers_per_token``,
-    ``tide.drafted`` and ``tide.accepted``, ``tide.policy``. No span holds text.
+    A request's span continues the trace of its W3C header ``traceparent``. Inside it each generation has the spans ``queue``,
+    ``prefill`` and ``decode``, the last one with what depth did: ``tide.layers_per_token``, ``tide.drafted`` and
+    ``tide.accepted``, ``tide.policy``. No span holds text.
 
     Args:
         provider: makes the spans and exports them.
@@ -60,8 +60,7 @@ class TracingObserver:
         if parent is None:  # it has outlived its request, whose client left
             return
         context, (submitted, began, first_token, ended) = set_span_in_context(parent), _times(generation.stats, time_ns())
-        if began > submitted:
-            self._tracer.start_span("queue", context, start_time=submitted).end(began)
+        self._tracer.start_span("queue", context, start_time=submitted).end(began)
         self._tracer.start_span("prefill", context, attributes=_prompt(generation.stats), start_time=began).end(first_token)
         self._tracer.start_span("decode", context, attributes=_output(generation), start_time=first_token).end(ended)
 
@@ -90,8 +89,7 @@ def _times(stats: RequestStats, ended: int) -> tuple[int, int, int, int]:
     """When a generation that ``ended`` was submitted, left the queue, and had its first token: Unix times in nanoseconds."""
     first_token = ended - _ns(stats.decode_time)
     submitted = first_token - _ns(stats.time_to_first_token)
-    # A runtime that does not measure the wait has it in the time of the prompt.
-    return submitted, submitted + _ns(getattr(stats, "queue_time", 0.0)), first_token, ended
+    return submitted, submitted + _ns(stats.queue_time), first_token, ended
 
 
 def _ns(seconds: float) -> int:

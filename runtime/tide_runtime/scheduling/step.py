@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from time import perf_counter
 from typing import NamedTuple
 
 from tide_runtime.backends.base import ExecutionContext
@@ -21,6 +22,9 @@ class TokenEvent(NamedTuple):
 
 def run_step(policy: DepthPolicy, context: ExecutionContext, plan: StepPlan) -> list[tuple[Request, list[int]]]:
     """Run ``plan``; the new tokens of each request that took part."""
+    began = perf_counter()
+    for request, _ in plan.prompts:  # the first step of a request prefills at least a part of its prompt
+        request.sequence.first_step = request.sequence.first_step or began
     for row in plan.left_rows:
         context.forget_row(row)
     for move in plan.moves:

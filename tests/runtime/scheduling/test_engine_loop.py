@@ -213,6 +213,27 @@ def test_a_full_queue_refuses_and_takes_requests_again(load: Callable[..., Engin
         assert len(real.generate(PROMPTS, GenerationParams(max_new_tokens=2))) == len(PROMPTS)
 
 
+def test_the_wait_in_the_queue_is_measured() -> None:
+    """Breaks: a trace shows a slow prompt where the request waited for others, or the wait of a preempted one twice."""
+    with NumpyEngine(capacity=1) as engine:
+        with engine.backend.paused():
+            running, waiting = engine.submit(PROMPT), engine.submit(PROMPT)
+            assert engine.backend.entered.wait(60)
+            time.sleep(0.05)
+        first, second = (handle.result(60).stats for handle in (running, waiting))
+    assert first.queue_time < first.time_to_first_token - 0.05  # the step itself was paused
+    assert 0.05 + first.decode_time < second.queue_time < second.time_to_first_token
+
+
+def test_a_preempted_request_left_the_queue_once() -> None:
+    """Breaks: the wait after a preemption counts as the wait before the first step."""
+    with NumpyEngine(capacity=2, blocks=4, chunk=40) as engine:
+        important, minor = engine.submit([1] * 20, 30, priority=1), engine.submit([2] * 20, 30)
+        stats = minor.result(60).stats
+        assert stats.preemptions and stats.queue_time < stats.time_to_first_token
+        important.result(60)
+
+
 def test_a_timeout_ends_with_what_there_is(load: Callable[..., Engine]) -> None:
     """Breaks: a request that runs past its time, in its row or in the queue, or ends with nothing or with an error."""
     with NumpyEngine(capacity=1) as engine:
@@ -222,6 +243,8 @@ def test_a_timeout_ends_with_what_there_is(load: Callable[..., Engine]) -> None:
             time.sleep(0.35)
         for handle in (running, waiting):
             assert handle.result(60).finish_reason == "deadline"
+        stats = waiting.result(60).stats
+        assert stats.queue_time == stats.time_to_first_token >= 0.3 and stats.decode_time == 0  # it never left the queue
         assert result(running) == text(engine, PROMPT, LONG)[: len(result(running))] and len(result(running)) >= 3
         assert result(waiting) == [] and [chunk.token_id for chunk in waiting] == [None]
         assert result(engine.submit(PROMPT, timeout=60.0)) == text(engine, PROMPT)
@@ -237,8 +260,8 @@ def test_a_cancelled_request_that_lost_its_row_ends_at_once() -> None:
             minor = engine.submit([2] * 31, 30)
             assert engine.backend.entered.wait(60)
             minor.cancel()
-        generation = minor.result(60)
-        assert generation.finish_reason == "cancelled" and not important.done
+            with engine.backend.paused(after=1):
+                assert minor.result(60).finish_reason == "cancelled" and not important.done
         assert result(important) == text(engine, [1] * 31, 30)
 
 

@@ -22,6 +22,7 @@ STATS = RequestStats(
     prompt_tokens=7,
     new_tokens=5,
     time_to_first_token=0.5,
+    queue_time=0.2,
     decode_time=2.0,
     layers_per_token=3.5,
     policy="exact",
@@ -62,11 +63,11 @@ def test_request_has_spans_of_each_generation(traced: Traced) -> None:
     """Breaks: a trace does not show where a slow request spent its time, or what depth saved."""
     assert call(traced[0], "POST", "/v1/generate/x", json={"prompt": "secret prompt"}).status_code == 200
     *parts, request = traced[2].get_finished_spans()
-    assert [span.name for span in parts] == ["prefill", "decode"] * 2
+    assert [span.name for span in parts] == ["queue", "prefill", "decode"] * 2
     assert all(span.parent is not None and span.parent.span_id == request.context.span_id for span in parts)
-    assert [round(seconds(span), 3) for span in parts] == [0.5, 2.0] * 2
-    assert parts[0].end_time == parts[1].start_time
-    decode = parts[1].attributes or {}
+    assert [round(seconds(span), 3) for span in parts] == [0.2, 0.3, 2.0] * 2
+    assert (parts[0].end_time, parts[1].end_time) == (parts[1].start_time, parts[2].start_time)
+    decode = parts[2].attributes or {}
     assert (decode["tide.layers_per_token"], decode["tide.policy"]) == (3.5, "exact")
     assert (decode["tide.drafted"], decode["tide.accepted"], decode["gen_ai.usage.output_tokens"]) == (6, 3, 5)
     about = request.attributes or {}
