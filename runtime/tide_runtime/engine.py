@@ -193,11 +193,15 @@ class Engine:
 
         Raises PromptError when the bundle has no template or a message is malformed.
         """
+        text = self.chat_text(messages, **extra)
+        assert self.tokenizer is not None
+        return self.tokenizer.encode(text, add_special_tokens=False)
+
+    def chat_text(self, messages: Sequence[Mapping[str, Any]], **extra: Any) -> str:
+        """The text of `chat_prompt`, with its special tokens. Raises PromptError as that does."""
         if self._template is None or self.tokenizer is None or self.manifest.tokenizer is None:
             raise PromptError("this model has no chat template; give a plain prompt instead")
-        special = self.manifest.tokenizer.special_tokens
-        text = render_chat(self._template, messages, special_tokens=special, **extra)
-        return self.tokenizer.encode(text, add_special_tokens=False)
+        return render_chat(self._template, messages, special_tokens=self.manifest.tokenizer.special_tokens, **extra)
 
     def check_grammar(self, grammar: Grammar) -> None:
         """Compile ``grammar``, which requests with it then find compiled. Raises GrammarError with the reason where it cannot."""

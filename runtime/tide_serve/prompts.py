@@ -37,11 +37,18 @@ async def chat_prompt(engine: Engine, messages: Sequence[dict[str, Any]], tools:
     extra = {"tools": tools.tools} if tools.native and tools.tools else {}
     size = sum(len(turn["content"]) for turn in turns)
     try:
-        ids = await off_loop(size, lambda: engine.chat_prompt(turns, **extra))
+        ids = await off_loop(size, _chat_ids, engine, turns, extra)
     except PromptError as error:
         raise ApiError(400, str(error), "messages") from error
     check_length(engine, ids, "messages")
     return ids
+
+
+def _chat_ids(engine: Engine, turns: Sequence[dict[str, Any]], extra: dict[str, Any]) -> list[int]:
+    text = engine.chat_text(turns, **extra)
+    assert engine.tokenizer is not None
+    _check_text(engine, text, "messages")
+    return engine.tokenizer.encode(text, add_special_tokens=False)
 
 
 async def text_prompts(engine: Engine, prompt: str | list[Any]) -> list[Prompt]:
@@ -62,6 +69,7 @@ async def _text_prompt(engine: Engine, prompt: str | list[int]) -> Prompt:
 
 def _ids(engine: Engine, prompt: str | list[int]) -> list[int]:
     if isinstance(prompt, str) and engine.tokenizer is not None:
+        _check_text(engine, prompt, "prompt")
         prompt = engine.tokenizer.encode(prompt)
     if isinstance(prompt, list):
         check_length(engine, prompt, "prompt")
@@ -75,10 +83,23 @@ def decoded(engine: Engine, ids: Sequence[int]) -> str:
 
 def check_length(engine: Engine, ids: Sequence[int], param: str) -> None:
     """Raise ApiError for a prompt that is longer than the context."""
+    if len(ids) > engine.manifest.max_seq_len:
+        raise _too_long(engine, f"{len(ids)} tokens", param)
+
+
+def _check_text(engine: Engine, text: str, param: str) -> None:
+    """Raise ApiError for a text that is certainly longer than the context, before processor time is spent on its tokens."""
     context = engine.manifest.max_seq_len
-    if len(ids) > context:
-        message = f"{param}: {len(ids)} tokens, the context holds {context}; shorten the text"
-        raise ApiError(400, message, param, "context_length_exceeded")
+    if engine.tokenizer is None or len(text) <= context:  # the vocabulary is looked through for long texts only
+        return
+    fewest = engine.tokenizer.bound.fewest_tokens(text)
+    if fewest > context:
+        raise _too_long(engine, f"at least {fewest} tokens", param)
+
+
+def _too_long(engine: Engine, tokens: str, param: str) -> ApiError:
+    message = f"{param}: {tokens}, the context holds {engine.manifest.max_seq_len}; shorten the text"
+    return ApiError(400, message, param, "context_length_exceeded")
 
 
 def _is_ids(prompt: list[Any]) -> bool:

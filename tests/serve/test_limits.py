@@ -29,6 +29,28 @@ def ask(serve_app: Callable[..., AbstractContextManager[Served]]) -> Iterator[An
         yield ask
 
 
+def test_texts_that_cannot_fit_are_not_tokenized(
+    serve_app: Callable[..., AbstractContextManager[Served]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Breaks: a prompt of megabytes takes a second of processor time before it is refused."""
+
+    def encode(*_: object) -> list[int]:
+        raise AssertionError("the text was tokenized")
+
+    with serve_app() as served, httpx.Client(base_url=served.url) as http:
+        tokenizer, context = served.engine.tokenizer, served.engine.manifest.max_seq_len
+        assert tokenizer is not None and tokenizer.bound.longest is not None
+        monkeypatch.setattr(tokenizer, "encode", encode)
+        text = "ab " * (context * tokenizer.bound.longest // 3 + 1)
+        for path, field in (
+            ("completions", {"prompt": text}),
+            ("chat/completions", {"messages": [{"role": "user", "content": text}]}),
+        ):
+            error = http.post(f"/v1/{path}", json={"model": "tiny-chat", **field}).json()["error"]
+            assert (error["param"], error["code"]) == (*field, "context_length_exceeded")
+            assert "at least" in error["message"]
+
+
 def schema(value: dict[str, Any]) -> dict[str, Any]:
     return {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": value}}}
 

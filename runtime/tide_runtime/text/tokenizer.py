@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tide_runtime.errors import BundleError, PromptError
+from tide_runtime.text.token_bound import TokenBound
 
 if TYPE_CHECKING:
     import tokenizers
@@ -44,6 +46,11 @@ class Tokenizer:
     def vocab_size(self) -> int:
         """Number of tokens, added ones included; a model's logits may be padded beyond it."""
         return int(self._backend.get_vocab_size(with_added_tokens=True))
+
+    @cached_property
+    def bound(self) -> TokenBound:
+        """How few tokens a text may have."""
+        return TokenBound.of(self._backend)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of `text`. A rendered chat has its special tokens already: encode it with False."""
