@@ -6,6 +6,7 @@ import json
 import re
 import socket
 import ssl
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -60,6 +61,10 @@ def serve(
     cors_origin: Annotated[
         list[str] | None,
         _safety(help="Origin, such as https://example.org, whose web pages may use this server; repeatable. Default: none."),
+    ] = None,
+    allowed_host: Annotated[
+        list[str] | None,
+        _safety(help="Name that the header Host may have besides localhost; repeatable. Default on a network: any."),
     ] = None,
     requests_at_once: Annotated[
         int, _limit(help="Of each key, or of each address without keys.")
@@ -139,6 +144,7 @@ def serve(
         write_timeout=write_timeout,
         drain_timeout=drain_timeout,
         cors_origins=tuple(cors_origin or ()),
+        allowed_hosts=tuple(allowed_host) if allowed_host else None,
         log_text=log_text,
         page=page,
         tls_certificate=tls_certificate,
@@ -157,7 +163,10 @@ def serve(
     )
     tls = tls_context(config)
     with bound_socket(host, port) as listener:
-        _warn(config, is_loopback(listener), bool(api_key))
+        loopback = is_loopback(listener)
+        if loopback and config.allowed_hosts is None:
+            config = replace(config, allowed_hosts=())
+        _warn(config, loopback, bool(api_key))
         raise typer.Exit(_run(bundle, options, config, listener, tls, otel))
 
 

@@ -27,6 +27,8 @@ class ServeConfig:
         write_timeout: a client that reads nothing for so long is disconnected.
         drain_timeout: after SIGTERM, for requests in progress; later ones are refused with 503 meanwhile.
         cors_origins: allowed browser origins; empty: none.
+        allowed_hosts: the header ``Host`` must name one of them, localhost or a loopback address; None: it is not checked.
+            The command `tide-serve` checks it where it listens on loopback.
         log_text: write prompts and texts into the log.
         page: serve the chat page at ``/``.
         tls_certificate, tls_key: PEM files; both or neither.
@@ -48,6 +50,7 @@ class ServeConfig:
     write_timeout: float = 60.0
     drain_timeout: float = 30.0
     cors_origins: tuple[str, ...] = ()
+    allowed_hosts: tuple[str, ...] | None = None
     log_text: bool = False
     page: bool = True
     tls_certificate: Path | None = None
@@ -68,5 +71,8 @@ class ServeConfig:
             )
         if self.max_tokens is not None and self.max_tokens < 1:
             raise ParamsError(f"max_tokens is {self.max_tokens}; set it to an integer >= 1, or leave it out")
+        for name in self.allowed_hosts or ():
+            if not name or "/" in name or ":" in name:
+                raise ParamsError(f"the allowed host is {name!r}; give a name such as example.org, without scheme and port")
         if (self.tls_certificate is None) != (self.tls_key is None):
             raise ParamsError("TLS needs a certificate and a key; give both --tls-certificate and --tls-key")

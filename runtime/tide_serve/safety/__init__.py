@@ -13,6 +13,7 @@ from tide_serve.safety.api_keys import RequireKey
 from tide_serve.safety.client_limits import LimitClients
 from tide_serve.safety.draining import RefuseWhileDraining
 from tide_serve.safety.guarded import Guarded
+from tide_serve.safety.host_names import CheckHost
 from tide_serve.safety.recorder import RequestRecorder
 from tide_serve.safety.request_body import ReadBody
 
@@ -23,11 +24,12 @@ def guard(app: ASGIApp, service: Guarded) -> ASGIApp:
     """``app`` behind all checks, which run in this order:
 
     1. `RequestRecorder`: request id, security headers, log line and metrics, for refused requests as well.
-    2. CORS, only with ``cors_origins``: a browser's preflight carries no key, and a refusal must be readable by its page.
-    3. `RefuseWhileDraining`: 503 once the server is ending.
-    4. `RequireKey`: 401. Nothing of a body is read before the key is known to be right.
-    5. `LimitClients`: 429 for a client with too many requests.
-    6. `ReadBody`: 413 or 408; the routes get the whole body at once, and check what is in it.
+    2. `CheckHost`, only with ``allowed_hosts``: 421 for a request to another host.
+    3. CORS, only with ``cors_origins``: a browser's preflight carries no key, and a refusal must be readable by its page.
+    4. `RefuseWhileDraining`: 503 once the server is ending.
+    5. `RequireKey`: 401. Nothing of a body is read before the key is known to be right.
+    6. `LimitClients`: 429 for a client with too many requests.
+    7. `ReadBody`: 413 or 408; the routes get the whole body at once, and check what is in it.
     """
     config = service.config
     app = ReadBody(app, config.max_body_bytes, config.body_timeout, config.log_text)
@@ -42,6 +44,8 @@ def guard(app: ASGIApp, service: Guarded) -> ASGIApp:
             allow_headers=["*"],
             expose_headers=_SHOWN_TO_SCRIPTS,
         )
+    if config.allowed_hosts is not None:
+        app = CheckHost(app, config.allowed_hosts)
     return RequestRecorder(app, service)
 
 

@@ -58,6 +58,7 @@ def test_help_does_not_wait_for_the_web_framework() -> None:
         (["--device", "tpu"], "auto, cpu, cuda"),
         (["--request-timeout", "0"], "seconds > 0"),
         (["--host", "192.0.2.1"], "cannot listen"),
+        (["--allowed-host", "https://example.org"], "without scheme and port"),
     ],
 )
 def test_wrong_arguments_are_refused_before_the_engine_is_loaded(

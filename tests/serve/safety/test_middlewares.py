@@ -380,6 +380,47 @@ def test_metrics_count_by_declared_route() -> None:
     assert "tide_http_requests_in_progress 0.0" in lines.text
 
 
+# --- Host
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("localhost", 404), ("LOCALHOST:8000", 404), ("127.0.0.1:8000", 404), ("127.8.8.8", 404), ("[::1]:8000", 404),
+        ("[::1]", 404), ("models.example.org:80", 404), ("Models.Example.ORG", 404),
+        ("rebound.example.org", 421), ("rebound.example.org:8000", 421), ("localhost.example.org", 421), ("192.0.2.1", 421),
+        ("127.0.0.1.example.org", 421), ("0.0.0.0", 421), ("", 421), ("[", 421), (":8000", 421),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("path", ["/", "/v1/models"])
+def test_other_hosts_are_misdirected(host: str, status: int, path: str) -> None:
+    """Breaks: a web page whose name resolves to 127.0.0.1 after it was loaded (DNS rebinding) reads the local model's answers."""
+    app, service = guarded(allowed_hosts=("models.example.org",))
+    answer = call(app, "GET", path, headers={"Host": host})
+    assert answer.status_code == status  # 404: the stub has neither route
+    if status == 421:
+        assert answer.json()["error"]["code"] == "wrong_host"
+        assert 'tide_http_refused_total{reason="host"} 1.0' in service.metrics.text()
+
+
+def test_host_is_not_checked_where_no_hosts_are_given() -> None:
+    """Breaks: a server on a network, or behind a proxy that passes Host on, refuses every request."""
+    assert call(guarded()[0], "GET", "/health", headers={"Host": "example.org"}).status_code == 200
+    assert call(guarded(allowed_hosts=())[0], "GET", "/health", headers={"Host": "example.org"}).status_code == 421
+
+
+@pytest.mark.parametrize("hosts", [[], [b"localhost", b"example.org"], [b"localhost", b"localhost"]])
+def test_one_host_is_needed(hosts: list[bytes]) -> None:
+    """Breaks: a proxy in front looks at one header, and this server at the other one."""
+    answers: list[Message] = []
+
+    async def send(message: Message) -> None:
+        answers.append(message)
+
+    asyncio.run(run(guarded(allowed_hosts=())[0], [], send, *((b"host", host) for host in hosts)))
+    assert answers[0]["status"] == 421
+
+
 ORIGIN = {"Origin": "https://example.org"}
 PREFLIGHT = {**ORIGIN, "Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization"}
 

@@ -45,6 +45,7 @@ def test_server_starts_says_how_to_use_it_and_ends_cleanly(bundle: Path) -> None
         with httpx.Client(base_url=url[0], timeout=60) as client:
             assert client.get("/ready").status_code == 200
             assert client.post(path, json=request).status_code == 401
+            assert client.get("/", headers={"Host": "rebound.example.org"}).status_code == 421
             answer = client.post(path, json=request, headers=headers)
             assert answer.status_code == 200 and answer.json()["model"] == "tiny"
         process.send_signal(signal.SIGTERM)
@@ -53,8 +54,8 @@ def test_server_starts_says_how_to_use_it_and_ends_cleanly(bundle: Path) -> None
         process.kill()
         process.communicate()
     assert code == 0
-    [refused, good] = log
-    assert refused["status"] == 401 and good["output_tokens"] == 3
+    [refused, misdirected, good] = log
+    assert (refused["status"], misdirected["status"], good["output_tokens"]) == (401, 421, 3)
     assert KEY not in json.dumps(log) and "Hello" not in json.dumps(log)
 
 
