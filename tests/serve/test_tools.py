@@ -47,6 +47,16 @@ def test_required_calls_always_parse(client: openai.OpenAI, model: str, temperat
         assert call.type == "function" and json.loads(call.function.arguments) in allowed[call.function.name]
 
 
+@pytest.mark.parametrize("temperature", [0, 1.5])
+def test_arguments_may_spell_added_tokens(client: openai.OpenAI, model: str, temperature: float) -> None:
+    """Breaks: with a vocabulary like Qwen's, a schema that has the text of an added token ends in an error."""
+    tag = tool("close_tag", tag={"enum": ["<tool_call>", "<|im_end|>"]})
+    [call] = ask(
+        client, model, tools=[tag], tool_choice="required", temperature=temperature, parallel_tool_calls=False
+    ).message.tool_calls
+    assert json.loads(call.function.arguments)["tag"] in ("<tool_call>", "<|im_end|>")
+
+
 def test_keywords_without_support_leave_calls_possible(client: openai.OpenAI, model: str) -> None:
     """Breaks: a tool that is not strict is refused for a keyword of its schema that grammars cannot hold."""
     loose = tool("f", x={"type": "array", "items": {"enum": [1, 2]}, "maxItems": 2, "uniqueItems": True})

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tide_runtime.errors import GrammarError
+from tide_runtime.text.grammar_literals import named_tokens, spells_one, without_forcing
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -61,7 +62,11 @@ class Grammar:
 
     @classmethod
     def lark(cls, grammar: str) -> Grammar:
-        """Text that llguidance's dialect of Lark accepts, which embeds JSON schemas as ``%json {…}``."""
+        """Text that llguidance's dialect of Lark accepts, which embeds JSON schemas as ``%json {…}``.
+
+        A literal is text, also where it spells an added token of the model; the token itself is written without quotes, as
+        ``<tool_call>``, or by its id, as ``<[151657]>``.
+        """
         return cls("lark", grammar)
 
 
@@ -78,6 +83,7 @@ class GrammarCompiler:
         self.vocab_size = vocab_size
         self._path, self._eos = tokenizer, sorted(eos)
         self._tokenizer: LLTokenizer | None = None
+        self._named_tokens: frozenset[str] = frozenset()
         self._compiled: OrderedDict[Grammar, LLMatcher] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -101,7 +107,9 @@ class GrammarCompiler:
             lacks = "end token" if self._path is not None else "tokenizer"
             raise GrammarError(f"structured outputs need the model's {lacks}, which this bundle has not; export it again")
         if self._tokenizer is None:
-            self._tokenizer = LLTokenizer(self._path.read_text(encoding="utf-8"), n_vocab=self.vocab_size, eos_token=self._eos)
+            source = self._path.read_text(encoding="utf-8")
+            self._tokenizer = LLTokenizer(source, n_vocab=self.vocab_size, eos_token=self._eos)
+            self._named_tokens = named_tokens(json.loads(source))
         try:
             if grammar.kind == "json_schema":
                 text = LLMatcher.grammar_from_json_schema(grammar.source, overrides=_JSON_STYLE)  # type: ignore[arg-type]
@@ -111,6 +119,8 @@ class GrammarCompiler:
                 text = LLMatcher.grammar_from_lark(grammar.source)
         except (TypeError, ValueError, RecursionError) as error:
             raise GrammarError(f"the {_name(grammar)} cannot be read: {error}") from error
+        if spells_one(grammar.kind, grammar.source, self._named_tokens):
+            text = without_forcing(text)
         matcher = LLMatcher(self._tokenizer, text, log_level=0)
         if matcher.is_error():
             raise GrammarError(f"the {_name(grammar)} cannot be compiled: {matcher.get_error().strip()}")
@@ -157,7 +167,7 @@ class GrammarState:
         llguidance."""
         from llguidance.numpy import fill_next_token_bitmask
 
-        if self._refused is not None:  # literals that spell an added token, such as <tool_call>; write it as <[id]> in Lark
+        if self._refused is not None:  # literals that only together spell an added token, see `grammar_literals`
             raise GrammarError(f"the grammar cannot be followed behind token {self._refused}; write added tokens by their id")
         self._move_to(drafts)
         fill_next_token_bitmask(self._matcher, self._bits, 0)

@@ -133,7 +133,7 @@ def test_a_bundle_without_tokenizer_is_refused() -> None:
 
 
 class RefusingMatcher:
-    """Allows token 3 in its mask, and refuses it: what llguidance does with literals that spell an added token."""
+    """Allows token 3 in its mask, and refuses it: what llguidance does with literals that together spell an added token."""
 
     def is_stopped(self) -> bool:
         return False
