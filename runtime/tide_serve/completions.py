@@ -27,7 +27,7 @@ from tide_serve.echo import Echo, echo_of
 from tide_serve.errors import ApiError
 from tide_serve.event_stream import begun
 from tide_serve.logprobs import completion_logprobs
-from tide_serve.prompts import Prompt, text_prompts
+from tide_serve.prompts import Prompt, each_prompt, text_prompt
 from tide_serve.request_body import read_body
 from tide_serve.request_fields import COMPLETION_FIELDS
 from tide_serve.request_types import RequestTypes
@@ -106,8 +106,9 @@ async def checked(service: Service, body: dict[str, Any]) -> CompletionRequest:
         raise ApiError(400, "best_of differs from n, and choices are not ranked; ask for n choices", "best_of")
     grammar = response_grammar(body.get("response_format"), config)
     await check_grammar(engine, grammar)
-    prompts = await text_prompts(engine, body["prompt"])
-    n = choices(body, config, len(prompts))
+    texts = each_prompt(body["prompt"])
+    n = choices(body, config, len(texts))
+    prompts = [await text_prompt(engine, text) for text in texts]
     limit = max_new_tokens(body, ("max_tokens",), config, default=_MAX_TOKENS)
     if limit < 1 and not echo:
         raise ApiError(400, "max_tokens is 0 and echo is off; set max_tokens to at least 1, or echo the prompt", "max_tokens")

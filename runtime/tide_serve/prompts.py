@@ -51,15 +51,16 @@ def _chat_ids(engine: Engine, turns: Sequence[dict[str, Any]], extra: dict[str, 
     return engine.tokenizer.encode(text, add_special_tokens=False)
 
 
-async def text_prompts(engine: Engine, prompt: str | list[Any]) -> list[Prompt]:
-    """The prompts of a ``prompt`` field: text, a list of texts, token ids, or a list of them. Raises ApiError."""
+def each_prompt(prompt: str | list[Any]) -> list[str | list[int]]:
+    """The prompts of a ``prompt`` field: text, a list of texts, token ids, or a list of them. Raises ApiError for none."""
     several = prompt if isinstance(prompt, list) and not _is_ids(prompt) else [prompt]
     if not several:
         raise ApiError(400, "prompt is an empty list; give text or token ids", "prompt")
-    return [await _text_prompt(engine, each) for each in several]
+    return several
 
 
-async def _text_prompt(engine: Engine, prompt: str | list[int]) -> Prompt:
+async def text_prompt(engine: Engine, prompt: str | list[int]) -> Prompt:
+    """A prompt of text or token ids. Raises ApiError where the engine cannot take it."""
     try:
         ids = await off_loop(len(prompt), _ids, engine, prompt)
     except PromptError as error:
