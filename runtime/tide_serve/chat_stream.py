@@ -1,7 +1,4 @@
-"""The events of a streamed chat completion.
-
-For each token of every client this code runs once, so an event is put together from strings and not from objects.
-"""
+"""The events of a streamed chat completion."""
 
 from __future__ import annotations
 
@@ -12,40 +9,28 @@ from typing import Any
 from tide_runtime import Chunk, Generation
 
 from tide_serve.answers import AnswerHead, finish_reason
-from tide_serve.event_stream import DONE, event, quoted
+from tide_serve.choice_events import ChoiceEvents
+from tide_serve.event_stream import quoted
 from tide_serve.logprobs import chat_logprobs
-from tide_serve.running import Indexed, Running
+from tide_serve.running import Running
 from tide_serve.service import Service
 from tide_serve.stream_options import StreamOptions
 from tide_serve.tool_calls import ToolCall, ToolCallParser
-from tide_serve.usage import usage_of
 
 
-class ChatStream:
-    """Writes the chunks of a request as events.
+class ChatStream(ChoiceEvents):
+    """Each choice has a first event with its role, events with text or whole tool calls, and a last one with its finish_reason.
 
-    Each choice has a first event with its role, events with text or whole tool calls, and a last one with its finish_reason.
-
-    Args:
-        names: tools that may be called.
-        top_logprobs: None: no log-probabilities.
+    ``names``: tools that may be called.
     """
 
     def __init__(
         self, service: Service, head: AnswerHead, options: StreamOptions, names: Collection[str], top_logprobs: int | None
     ) -> None:
-        self._service, self._options, self._names, self._top = service, options, names, top_logprobs
+        super().__init__(service, head, "chat.completion.chunk", options, top_logprobs)
+        self._names = names
         self._parsers: dict[int, ToolCallParser] = {}
         self._begun: set[int] = set()
-        self._document = {
-            "id": head.id,
-            "object": "chat.completion.chunk",
-            "created": head.created,
-            "model": head.model,
-            "system_fingerprint": head.system_fingerprint,
-        }
-        self._before = f'data: {quoted(self._document)[:-1]}, "choices": [{{"index": '
-        self._behind = '}], "usage": null}\n\n' if options.include_usage else "}]}\n\n"
 
     async def events(self, running: Running, n: int) -> AsyncGenerator[str]:
         """Events of all ``n`` choices, those that are there together in one string."""
@@ -55,26 +40,11 @@ class ChatStream:
                 events = self._of_batch(arrived)
                 finished |= {choice: chunk.generation for choice, chunk in arrived if chunk.generation is not None}
                 if len(finished) == n:
-                    events += self._ending([finished[choice] for choice in range(n)])
+                    events += self._ending([finished[choice] for choice in range(n)], n)
                 if events:
                     yield events
 
-    def _ending(self, generations: Sequence[Generation]) -> str:
-        if not self._options.include_usage:
-            return DONE
-        usage = usage_of(self._service.engine, generations, len(generations))
-        return event({**self._document, "choices": [], "usage": usage}) + DONE
-
-    def _of_batch(self, arrived: Sequence[Indexed]) -> str:
-        if len(arrived) == 1 or self._options.include_depth:  # a token whose depth is asked for has an event of its own
-            return "".join([self._of_choice(choice, [chunk]) for choice, chunk in arrived])
-        chunks: dict[int, list[Chunk]] = {}
-        for choice, chunk in arrived:
-            chunks.setdefault(choice, []).append(chunk)
-        return "".join(self._of_choice(choice, of_choice) for choice, of_choice in chunks.items())
-
     def _of_choice(self, choice: int, chunks: Sequence[Chunk]) -> str:
-        """The events of ``chunks``, which follow each other in one choice."""
         events = ""
         if choice not in self._begun:
             self._begun.add(choice)
@@ -92,13 +62,11 @@ class ChatStream:
         return events
 
     def _event(self, choice: int, delta: str, chunks: Sequence[Chunk] = (), reason: str = "null") -> str:
-        logprobs = depths = ""
+        logprobs, depths = "null", self._depths(chunks) if chunks else ""
         if chunks and self._top is not None:
             entries = [chunk.logprob for chunk in chunks if chunk.logprob is not None]
             logprobs = quoted(chat_logprobs(entries, self._top, self._service.token_texts))
-        if chunks and self._options.include_depth:
-            depths = f', "depths": {[chunk.depth for chunk in chunks if chunk.depth is not None]}'
-        fields = f'{choice}, "delta": {delta}, "logprobs": {logprobs or "null"}, "finish_reason": {reason}{depths}'
+        fields = f'{choice}, "delta": {delta}, "logprobs": {logprobs}, "finish_reason": {reason}{depths}'
         return f"{self._before}{fields}{self._behind}"
 
     def _split(self, choice: int, text: str, last: bool) -> tuple[str, list[ToolCall]]:
