@@ -42,7 +42,7 @@ from tide_serve.sampling import TOP_LOGPROBS, choices, generation_params, max_ne
 from tide_serve.service import Service
 from tide_serve.stream_options import EXTENSION_TYPES, StreamOptions, stream_options
 from tide_serve.structured import check_grammar, response_grammar
-from tide_serve.tool_calls import ToolCallParser
+from tide_serve.tool_calls import split_calls
 from tide_serve.tools import ToolPlan, plan_tools
 from tide_serve.usage import usage_of
 
@@ -143,14 +143,12 @@ def _answer(service: Service, chat: ChatRequest, generations: Sequence[Generatio
 
 
 def _choice(service: Service, chat: ChatRequest, index: int, generation: Generation) -> Choice:
-    message: dict[str, Any] = {"role": "assistant", "content": generation.text or "", "refusal": None}
+    text, calls = split_calls(generation.text or "", chat.tools.names)
+    message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
     reason = finish_reason(generation.finish_reason)
-    if chat.tools.names:
-        parser = ToolCallParser(chat.tools.names)
-        message["content"] = parser.feed(generation.text or "")[0] + parser.finish()[0]
-        if parser.calls:
-            message |= {"content": message["content"] or None, "tool_calls": [call.body() for call in parser.calls]}
-            reason = "tool_calls" if reason == "stop" else reason
+    if calls:
+        message |= {"content": text or None, "tool_calls": [call.body() for call in calls]}
+        reason = "tool_calls" if reason == "stop" else reason
     logprobs = None
     if chat.top_logprobs is not None:
         logprobs = chat_logprobs(generation.logprobs, chat.top_logprobs, service.token_texts)

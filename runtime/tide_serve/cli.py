@@ -105,7 +105,7 @@ def serve(
         bool, _engine(help="Keep keys and values of earlier texts. Clients can tell by the time of an answer what is in it.")
     ] = _ENGINE.prefix_cache,
     target: Annotated[str, _engine(help="Target of the bundle; auto: the best for this machine.")] = _ENGINE.target,
-    device: Annotated[str, _engine(help="auto, cpu, cuda, or cuda:1 for the second GPU.")] = (_ENGINE.device),
+    device: Annotated[str, _engine(help="auto, cpu, cuda, or cuda:1 for the second GPU.")] = _ENGINE.device,
     threads: Annotated[int, _engine(help="Threads of ONNX Runtime; 0: one per core.")] = _ENGINE.threads.count,
     verify: Annotated[bool, _engine(help="Compare the bundle's files with their SHA-256 first.")] = _ENGINE.verify,
     log_text: Annotated[bool, _watching("--log-text", help="Write prompts and answers into the log.")] = _SERVE.log_text,

@@ -46,7 +46,7 @@ class ApiError(Exception):
         return JSONResponse(self.body(), self.status, headers)
 
 
-def api_error(error: Exception, param: str | None = None) -> ApiError:
+def api_error(error: Exception) -> ApiError:
     """What a client is told about ``error``. Only messages of `TideError` are shown; others may hold a request's text."""
     if isinstance(error, ApiError):
         return error
@@ -55,14 +55,14 @@ def api_error(error: Exception, param: str | None = None) -> ApiError:
     if isinstance(error, EngineClosedError):
         return ApiError(503, str(error), code="engine_closed", retry_after=5)
     if isinstance(error, PromptError | ParamsError):
-        return ApiError(400, str(error), param)
+        return ApiError(400, str(error))
     if isinstance(error, TideError):
         return ApiError(500, str(error))
     if isinstance(error, HTTPException):  # unknown routes and methods
         return ApiError(error.status_code, str(error.detail))
     if isinstance(error, RequestValidationError):
         first = error.errors()[0]
-        return ApiError(400, str(first["msg"]), ".".join(str(part) for part in first["loc"][1:]) or param)
+        return ApiError(400, str(first["msg"]), ".".join(str(part) for part in first["loc"][1:]) or None)
     return ApiError(500, "the server failed; its log names the request id", code="internal_error")
 
 

@@ -11,6 +11,7 @@ from starlette.requests import ClientDisconnect
 
 from tide_serve.config import ServeConfig
 from tide_serve.errors import ApiError
+from tide_serve.nesting import is_deeper
 from tide_serve.request_fields import Support, check_fields
 from tide_serve.request_types import RequestTypes
 
@@ -25,7 +26,7 @@ async def read_body(request: Request, fields: Mapping[str, Support], types: Requ
     """
     body = _object(await _raw(request))
     for name, value in body.items():
-        if _is_deeper(value, config.max_schema_depth + _NESTING):
+        if is_deeper(value, config.max_schema_depth + _NESTING):
             raise ApiError(400, f"{name!r:.80} is nested more deeply than any request needs; send a flatter value", name[:80])
     check_fields(body, fields)
     types.check(body)
@@ -63,18 +64,3 @@ def _object(raw: bytes) -> dict[str, Any]:
 
 def _no_constant(name: str) -> None:
     raise ValueError(f"{name} is not a JSON value")
-
-
-def _is_deeper(value: Any, limit: int) -> bool:
-    """Whether ``value`` has more than ``limit`` levels of objects and lists; without recursion, as it may have any number."""
-    level = [value]
-    for _ in range(limit + 1):
-        level = [child for parent in level if isinstance(parent, dict | list) for child in _children(parent)]
-        if not level:
-            return False
-    return True
-
-
-def _children(parent: dict[str, Any] | list[Any]) -> list[Any]:
-    children = parent.values() if isinstance(parent, dict) else parent
-    return [child for child in children if isinstance(child, dict | list)]

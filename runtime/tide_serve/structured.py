@@ -6,6 +6,7 @@ Besides OpenAI's ``text``, ``json_object`` and ``json_schema`` (enforced whether
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Mapping
 from typing import Any, Literal, Required, Union
@@ -17,10 +18,9 @@ from typing_extensions import TypedDict
 
 from tide_serve.config import ServeConfig
 from tide_serve.errors import ApiError
-from tide_serve.off_loop import off_loop
+from tide_serve.nesting import is_deeper
 
 _FIELD = "response_format"
-_COMPILES_SLOWLY = 1 << 20  # for `off_loop`: a short grammar may take long
 
 
 class RegexFormat(TypedDict, total=False):
@@ -59,17 +59,14 @@ async def check_grammar(engine: Engine, grammar: Grammar | None, param: str = _F
     if grammar is None:
         return
     try:
-        await off_loop(_COMPILES_SLOWLY, engine.check_grammar, grammar)
+        await asyncio.to_thread(engine.check_grammar, grammar)  # a short grammar may take long
     except GrammarError as error:
         raise ApiError(400, f"{param}: {error}", param, "invalid_grammar") from error
 
 
 def check_schema(schema: Mapping[str, Any], param: str, config: ServeConfig) -> None:
     """Raise ApiError for a JSON schema that is larger or nested more deeply than ``config`` allows."""
-    level: list[Any] = [schema]
-    for _ in range(config.max_schema_depth):
-        level = [child for parent in level for child in _children(parent)]
-    if level:
+    if is_deeper(schema, config.max_schema_depth):
         raise ApiError(400, f"{param} has more than {config.max_schema_depth} levels; send a flatter schema", param)
     check_size(json.dumps(schema), param, config)
 
@@ -78,8 +75,3 @@ def check_size(source: str, param: str, config: ServeConfig) -> None:
     """Raise ApiError for the text of a grammar or schema that is longer than ``config`` allows."""
     if (size := len(source.encode())) > config.max_schema_bytes:
         raise ApiError(400, f"{param} has {size} bytes; send at most {config.max_schema_bytes}", param)
-
-
-def _children(parent: Any) -> list[Any]:
-    children = parent.values() if isinstance(parent, dict) else parent
-    return [child for child in children if isinstance(child, dict | list)]

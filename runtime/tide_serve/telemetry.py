@@ -1,4 +1,4 @@
-"""Traces for OpenTelemetry: a span for each request, in it when its generations waited, read their prompts and decoded.
+"""Traces for OpenTelemetry: a span for each request, and in it spans of each generation.
 
 Needs the extra ``tracing``; nothing else imports this module.
 """

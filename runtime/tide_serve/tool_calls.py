@@ -83,6 +83,14 @@ class ToolCallParser:
         return "" if calls else opening + inside + closing
 
 
+def split_calls(text: str, names: Collection[str]) -> tuple[str, list[ToolCall]]:
+    """The text and the calls of a whole output. Without ``names`` all of it is text."""
+    if not names:
+        return text, []
+    parser = ToolCallParser(names)
+    return parser.feed(text)[0] + parser.finish()[0], parser.calls
+
+
 def _calls(text: str, names: Collection[str]) -> list[ToolCall]:
     try:
         found = json.loads(text)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypeVar
 
 from openai.types import CompletionUsage
 from openai.types.completion_usage import PromptTokensDetails
 from tide_runtime import Engine, Generation, RequestStats
+
+Key = TypeVar("Key", str, int)
 
 
 def usage_of(
@@ -57,8 +59,8 @@ def _depth(engine: Engine, stats: Sequence[RequestStats]) -> dict[str, Any]:
     }
 
 
-def _sums(counts: Any) -> dict[Any, int]:
-    total: Counter[Any] = Counter()
+def _sums(counts: Iterable[Mapping[Key, int]]) -> dict[Key, int]:
+    total: Counter[Key] = Counter()
     for each in counts:
         total.update(each)
     return dict(total)

@@ -16,16 +16,11 @@ from openai.types.responses.response_format_text_json_schema_config_param import
 from openai.types.shared_params import ResponseFormatJSONObject, ResponseFormatText
 from typing_extensions import TypedDict
 
-from tide_serve.request_fields import CHAT_FIELDS, Support
+from tide_serve.request_fields import CHAT_FIELDS, SUPPORTED, Support, refused
 from tide_serve.request_types import RequestTypes
 from tide_serve.responses.input_items import InputItem
 from tide_serve.stream_options import EXTENSION_TYPES
 from tide_serve.structured import LarkFormat, RegexFormat
-
-
-def _refused(reason: str, *accepts: Any) -> Support:
-    return Support("refused", accepts, reason)
-
 
 _WITH_CHAT = (
     "model", "stream", "stream_options", "temperature", "top_p", "top_logprobs", "tools", "tool_choice", "parallel_tool_calls",
@@ -36,15 +31,15 @@ _WITH_CHAT = (
 
 RESPONSE_FIELDS: dict[str, Support] = {
     **{name: CHAT_FIELDS[name] for name in _WITH_CHAT},
-    **dict.fromkeys(("input", "instructions", "max_output_tokens", "include", "text"), Support("supported")),
-    "background": _refused("a response is generated while its request is open; leave it out", False),
-    "context_management": _refused("the context is what input holds; shorten that, and leave it out"),
-    "conversation": _refused("nothing is stored here; send the whole conversation as input"),
-    "max_tool_calls": _refused("there are no built-in tools to call; leave it out"),
-    "previous_response_id": _refused("nothing is stored here; send the whole conversation as input"),
-    "prompt": _refused("no prompt templates are stored here; send the prompt as input"),
-    "reasoning": _refused("the model's effort cannot be set; leave it out", {}, {"effort": "none"}),
-    "truncation": _refused("an input that is too long is refused; set it to disabled, or leave it out", "disabled"),
+    **dict.fromkeys(("input", "instructions", "max_output_tokens", "include", "text"), SUPPORTED),
+    "background": refused("a response is generated while its request is open; leave it out", False),
+    "context_management": refused("the context is what input holds; shorten that, and leave it out"),
+    "conversation": refused("nothing is stored here; send the whole conversation as input"),
+    "max_tool_calls": refused("there are no built-in tools to call; leave it out"),
+    "previous_response_id": refused("nothing is stored here; send the whole conversation as input"),
+    "prompt": refused("no prompt templates are stored here; send the prompt as input"),
+    "reasoning": refused("the model's effort cannot be set; leave it out", {}, {"effort": "none"}),
+    "truncation": refused("an input that is too long is refused; set it to disabled, or leave it out", "disabled"),
 }
 
 

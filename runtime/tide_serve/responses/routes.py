@@ -25,7 +25,7 @@ from tide_serve.responses.response_events import ResponseEvents
 from tide_serve.responses.response_object import OutputItem, call_item, finished, is_cut_off, item_id, message_item
 from tide_serve.running import Running
 from tide_serve.service import Service
-from tide_serve.tool_calls import ToolCallParser
+from tide_serve.tool_calls import split_calls
 
 
 def responses_routes(service: Service) -> APIRouter:
@@ -47,14 +47,12 @@ def responses_routes(service: Service) -> APIRouter:
 
 
 def _response(service: Service, asked: ResponseRequest, generation: Generation) -> dict[str, Any]:
-    text, parser = generation.text or "", ToolCallParser(asked.chat.tools.names)
-    if asked.chat.tools.names:
-        text = parser.feed(text)[0] + parser.finish()[0]
+    text, calls = split_calls(generation.text or "", asked.chat.tools.names)
     logprobs = []
     if asked.chat.top_logprobs is not None:
         logprobs = chat_logprobs(generation.logprobs, asked.chat.top_logprobs, service.token_texts)["content"]
     output: list[OutputItem] = []
-    if text or not parser.calls:
+    if text or not calls:
         output.append(message_item(item_id("msg"), text, logprobs, "incomplete" if is_cut_off(generation) else "completed"))
-    output += [call_item(call) for call in parser.calls]
+    output += [call_item(call) for call in calls]
     return finished(service.engine, asked, output, generation)
