@@ -216,6 +216,11 @@ def test_a_sanitizer_runs_the_cases_and_leaves_its_log(tmp_path: Path, monkeypat
     assert run.verdict == "clean" and run.summary == ["========= clean"]
     command = sanitize.command("racecheck", tmp_path, most=4)
     assert "--racecheck-report" in command and command[-2:] == ["--most", "4"]
+    assert (
+        command[command.index("--launch-timeout") + 1] == "0"
+    )  # the default ends the tool before Python has imported everything
+    memcheck = sanitize.command("memcheck", tmp_path, most=4)
+    assert memcheck[memcheck.index("--report-api-errors") + 1] == "no"  # cuda.core asks for calls that older drivers lack
 
 
 # --- the router benchmark
