@@ -64,6 +64,11 @@ RULES: dict[str, tuple[str | None, str]] = {
         "CUDA programming guide, CUDA Graphs, Invalidation: after an invalid operation the captured streams return errors until "
         "the capture is ended, which returns an error and no graph",
     ),
+    "invalid graph": (
+        None,
+        "cuda-python issue 2834: the driver destroys the graph of an invalid capture; closing its builder in cuda-core up to 1.2 "
+        "destroys it again, which ends the process",
+    ),
     "launch while capturing": (
         None,
         "onnxruntime pull request 32081: cudaGraphLaunch into a capturing stream fails with error 900, "
@@ -79,6 +84,10 @@ RULES: dict[str, tuple[str | None, str]] = {
 
 class CudaError(Exception):
     """Stands for cuda.core's CUDAError, which is not among its public names."""
+
+
+class ProcessDied(BaseException):
+    """Stands for a fault in the driver, which no ``except`` catches."""
 
 
 def _broken(rule: str) -> CudaError:
@@ -175,6 +184,14 @@ class SimulatedGpu(HostDevice):
         graph.upload(self.core_stream)
         return graph
 
+    def is_invalid(self, builder: SimulatedBuilder) -> bool:
+        return builder.state == "building" and builder.invalid is not None
+
+    def discard(self, builder: SimulatedBuilder) -> None:
+        assert self.is_invalid(builder)
+        builder.state = "discarded"
+        del self.recording[builder.stream.handle]
+
     def submit(self, stream: int, work: Work, kind: str = "KERNEL") -> None:
         """What a kernel's launch does: run now, or be recorded."""
         if stream in self.recording:
@@ -264,16 +281,18 @@ class SimulatedBuilder:
 
     def close(self) -> None:
         """Ends a capture that has begun."""
+        if self.invalid is not None:
+            raise ProcessDied(RULES["invalid graph"][1])
         if self.state == "building":
             self.state = "closed"
             del self.gpu.recording[self.stream.handle]
 
     def end_building(self) -> SimulatedBuilder:
         assert self.state == "building"
+        if self.invalid is not None:
+            raise ProcessDied(RULES["invalid graph"][1])
         del self.gpu.recording[self.stream.handle]
-        self.state = "closed" if self.invalid else "built"
-        if self.invalid:
-            raise _broken("invalidation") from self.invalid
+        self.state = "built"
         return self
 
     def create_condition(self, default_value: int | None = None) -> SimulatedCondition:

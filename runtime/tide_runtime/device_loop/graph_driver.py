@@ -41,6 +41,12 @@ class CapturingDevice(Device, Protocol):
     def instantiate(self, builder: Any, frees_memory: bool) -> Any:
         """The executable graph of ``builder``, uploaded. ``frees_memory``: each launch frees what the last one has not."""
 
+    def is_invalid(self, builder: Any) -> bool:
+        """Whether a call that captures do not allow has made the capture of ``builder`` invalid."""
+
+    def discard(self, builder: Any) -> None:
+        """End the invalid capture of ``builder``."""
+
 
 class GraphDriver:
     """Captures programs that have run once on the device's stream, as a capture must not load modules or allocate memory.
@@ -89,9 +95,9 @@ class GraphDriver:
     def _conditional(self, program: Sequence[Node]) -> Callable[[int], None]:
         try:
             with self._captures() as captures:
-                builder = _begin(self._device.gpu.create_graph_builder(), captures)
+                builder = _begin(self._device, self._device.gpu.create_graph_builder(), captures)
                 self._emit(builder, program, captures)
-                builder.end_building()
+                _end(self._device, builder)
                 graph = self._device.instantiate(builder, frees_memory=False)
         finally:
             for condition in conditions(program):
@@ -109,17 +115,17 @@ class GraphDriver:
                 self._capture(builder, node, captures)
                 continue
             open_body = builder.if_then if isinstance(node, IfThen) else builder.while_loop
-            body = _begin(open_body(handles[index]), captures)
+            body = _begin(self._device, open_body(handles[index]), captures)
             self._emit(body, node.body, captures)
-            body.end_building()
+            _end(self._device, body)
 
     def _capture(self, builder: Any, node: Run, captures: ExitStack) -> None:
         if not node.fixed_stream:
             node.enqueue(int(builder.stream.handle))
             return
-        child = _begin(self._device.core_stream.create_graph_builder(), captures)
+        child = _begin(self._device, self._device.core_stream.create_graph_builder(), captures)
         node.enqueue(self._device.stream)
-        child.end_building()
+        _end(self._device, child)
         builder.embed(child)
 
 
@@ -150,10 +156,10 @@ class _FlatProgram:
         return tuple(nodes)
 
     def _stretch(self, runs: Sequence[Run]) -> Run:
-        builder = _begin(self._device.core_stream.create_graph_builder(), self._captures)
+        builder = _begin(self._device, self._device.core_stream.create_graph_builder(), self._captures)
         for run in runs:
             run.enqueue(self._device.stream)
-        builder.end_building()
+        _end(self._device, builder)
         self.types += node_types(builder.graph_definition)
         stretch = _Stretch(builder)
         self._stretches.append(stretch)
@@ -170,13 +176,23 @@ def _launch(device: CapturingDevice, graph: Any) -> None:
         graph.launch(device.core_stream)
 
 
-def _begin(builder: Any, captures: ExitStack) -> Any:
+def _begin(device: CapturingDevice, builder: Any, captures: ExitStack) -> Any:
     """Start capturing with ``builder``, which ``captures`` closes if a later step fails: an open capture would block its
     stream, which is the device's own for a `Run` with a fixed stream."""
-    captures.callback(_close, builder)
+    captures.callback(_close, device, builder)
     return builder.begin_building()
 
 
-def _close(builder: Any) -> None:
+def _end(device: CapturingDevice, builder: Any) -> None:
+    """End the capture of ``builder``. Libraries may ignore the error that made it invalid."""
+    if device.is_invalid(builder):
+        raise TargetError("a call that a capture does not allow has made it invalid")
+    builder.end_building()
+
+
+def _close(device: CapturingDevice, builder: Any) -> None:
     with suppress(Exception):  # the error of the failed capture is already being raised
-        builder.close()
+        if device.is_invalid(builder):
+            device.discard(builder)
+        else:
+            builder.close()

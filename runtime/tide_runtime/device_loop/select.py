@@ -20,7 +20,8 @@ from tide_runtime.plugins import plugin
 
 _TURNS, _WINDOW = 16, 8  # tokens per launch; most pending tokens of a sequence
 _MIN_DRIVER = 12040  # CUDA 12.4 introduced conditional nodes
-_MIN_CORE = (1, 1)  # of cuda-core: earlier ones name the builder's methods otherwise, and list no captured nodes
+# Of cuda-core: 1.1 cannot embed a graph where a body begins, 1.0 lists no captured nodes, earlier ones name methods otherwise.
+_MIN_CORE = (1, 2)
 
 
 @dataclass

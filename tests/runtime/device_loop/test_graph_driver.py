@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
 import pytest
 from runtime.device_loop.test_decode_loop import EXITS, TURNS, Driven, expected, requests
-from runtime.simulated_gpu import SimulatedBuilder, SimulatedGraph
+from runtime.simulated_gpu import CudaError, SimulatedBuilder, SimulatedGpu, SimulatedGraph
 from runtime.tiny_generation import Request, make_row
+from tide_runtime.backends.device.program import Condition, Run, While
 from tide_runtime.bundle.calibration import ExitInfo
 from tide_runtime.device_loop.graph_driver import GraphDriver
 from tide_runtime.device_loop.select import Drive
+from tide_runtime.errors import TargetError
 from tide_runtime.generation_params import GenerationParams
 
 MEMORY = "captured nodes of type mem_alloc, mem_free are not allowed in conditional bodies"
@@ -104,6 +107,28 @@ def test_what_no_graph_may_hold_is_driven_by_the_host(beside: str, reason: str) 
     with pytest.warns(RuntimeWarning, match=f"cannot be captured in a CUDA graph: {reason}"):
         assert driven.tokens(wanted) == expected(wanted, ())
     assert driven.gpu.graph_launches == 0 and not driven.gpu.recording
+
+
+@pytest.mark.parametrize("body", [False, True], ids=["flat", "in-a-body"])
+def test_a_capture_that_a_library_made_invalid_without_an_error_is_refused(body: bool) -> None:
+    """Guards against a process that dies of ending such a capture (cuda-python issue 2834); the stream must be usable again."""
+    gpu, calls = SimulatedGpu(), list[int]()
+
+    def waits_and_ignores_the_error(stream: int) -> None:
+        calls.append(stream)
+        if len(calls) > body:  # the flat capture comes first
+            with suppress(CudaError):
+                gpu.synchronize_stream(stream)
+
+    compile = GraphDriver(gpu).compile
+    program = [Run("waits", waits_and_ignores_the_error, fixed_stream=True)]
+    if body:
+        execution = compile([While(Condition(0, 1), tuple(program))])
+        assert execution.refusal is not None and "has made it invalid" in execution.refusal
+    else:
+        with pytest.raises(TargetError, match="has made it invalid"):
+            compile(program)
+    assert not gpu.recording and not gpu.is_capturing
 
 
 def test_a_missing_method_is_an_error_and_no_refusal(monkeypatch: pytest.MonkeyPatch) -> None:

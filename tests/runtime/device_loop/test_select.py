@@ -135,10 +135,10 @@ def test_without_conditions_the_host_drives_the_same_loop(without: dict[str, Any
 def test_an_old_cuda_core_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against "cannot be captured" where a release named the builder's methods otherwise, and an upgrade helps."""
     core = pytest.importorskip("cuda.core", reason="the package cuda-core is not installed")
-    for installed, refused in (("0.7.0", True), ("1.0.1", True), ("1.1.0", False), ("1.2.2", False), ("2.0", False)):
+    for installed, refused in (("0.7.0", True), ("1.0.1", True), ("1.1.0", True), ("1.2.0", False), ("2.0", False)):
         monkeypatch.setattr(core, "__version__", installed)
         assert drive.no_graphs() == (
-            f"cuda-core {installed} is installed, CUDA graphs need 1.1 or newer: pip install --upgrade cuda-core"
+            f"cuda-core {installed} is installed, CUDA graphs need 1.2 or newer: pip install --upgrade cuda-core"
             if refused
             else None
         )

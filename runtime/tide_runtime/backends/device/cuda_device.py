@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from contextlib import AbstractContextManager
 from threading import RLock
 from typing import Any
@@ -93,6 +94,20 @@ class CudaDevice:
         graph = builder.complete(GraphCompleteOptions(auto_free_on_launch=frees_memory))
         graph.upload(self.core_stream)
         return graph
+
+    def is_invalid(self, builder: Any) -> bool:
+        """Whether a call that captures do not allow has made the capture of ``builder`` invalid."""
+        _, status = self._api.cuStreamIsCapturing(builder.stream.handle)
+        return status == self._api.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_INVALIDATED
+
+    def discard(self, builder: Any) -> None:
+        """End the invalid capture of ``builder``, and keep the object for as long as the process lives.
+
+        The driver destroys the graph of an invalid capture. cuda-core up to 1.2 destroys it again when the builder is closed or
+        collected, which ends the process (cuda-python issue 2834).
+        """
+        self._api.cuStreamEndCapture(builder.stream.handle)  # returns the error that made the capture invalid
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(builder))
 
     def use(self) -> None:
         self.gpu.set_current()

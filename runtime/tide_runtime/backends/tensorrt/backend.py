@@ -35,7 +35,10 @@ from tide_runtime.plugins import plugin
 class TensorRtBackend:
     """A ``trt-sm_*`` or ``rtx-*`` target on ``device``. ``trt``: the imported module."""
 
-    pads_sequences, fixed_stream = True, False
+    pads_sequences = True
+    # So that captured steps are child graphs: what a conditional body refuses is then an error. A call that made the capture of a
+    # body itself invalid would end the process (a fault of the driver, cuda-python issue 2918).
+    fixed_stream = True
     least_slots: int | None = None  # engines are built for a fixed number
     packs_steps, has_prefix_blocks = False, False
     invariant_tokens = pass_costs = None

@@ -38,8 +38,10 @@ HELD = {
         "self._api": driver,
         "self._api.CUresult": driver.CUresult,
         "self._api.CUmemorytype": driver.CUmemorytype,
+        "self._api.CUstreamCaptureStatus": driver.CUstreamCaptureStatus,
         "parameters": driver.CUDA_MEMCPY2D,
         "builder": graph.GraphBuilder,
+        "builder.stream": core.Stream,
         "graph": graph.Graph,
     },
     "backends/device/deferred_frees.py": {"self._dropped.popleft()": core.Buffer},
@@ -47,8 +49,6 @@ HELD = {
         "self._device.gpu": core.Device,
         "self._device.core_stream": core.Stream,
         "builder": graph.GraphBuilder,
-        "body": graph.GraphBuilder,
-        "child": graph.GraphBuilder,
         "builder.stream": core.Stream,
         "handles[index]": graph.GraphCondition,
         "graph": graph.Graph,
@@ -117,9 +117,10 @@ def test_graphs_are_completed_with_options_that_exist() -> None:
     assert "auto_free_on_launch" in {f.name for f in fields(graph.GraphCompleteOptions)}
 
 
-def test_copies_take_what_they_are_given() -> None:
+def test_calls_take_what_they_are_given() -> None:
     """Guards against a wrong number of arguments to the driver's functions, which have no keyword names."""
-    for name, count in {"cuMemcpyHtoDAsync": 4, "cuMemcpyDtoHAsync": 4, "cuMemcpyDtoDAsync": 4, "cuMemcpy2DAsync": 2}.items():
+    copies = {"cuMemcpyHtoDAsync": 4, "cuMemcpyDtoHAsync": 4, "cuMemcpyDtoDAsync": 4, "cuMemcpy2DAsync": 2}
+    for name, count in (copies | {"cuStreamIsCapturing": 1, "cuStreamEndCapture": 1}).items():
         call = next(
             node
             for node in ast.walk(ast.parse((RUNTIME / "backends/device/cuda_device.py").read_text()))
