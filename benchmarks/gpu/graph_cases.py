@@ -14,6 +14,7 @@ from typing import Any, cast
 import numpy as np
 from tide_plugins.launch.driver import Driver
 from tide_plugins.plans import LaunchPlan
+from tide_runtime.backends.device.program import Enqueue, Run
 from tide_runtime.bundle.calibration import ExitInfo
 from tide_runtime.depth.exit import ExitDepth
 from tide_runtime.depth.full import FullDepth
@@ -23,6 +24,7 @@ from tide_runtime.device_loop.graph_driver import CapturingDevice, GraphDriver
 from tide_runtime.device_loop.host_driver import HostDriver
 from tide_runtime.device_loop.loop_kernels import LoopKernels
 from tide_runtime.device_loop.policy import DrivenDepth, Drivers
+from tide_runtime.errors import TargetError
 from tide_runtime.generation_params import GenerationParams
 from tide_runtime.sampler import Sampler
 from tide_runtime.scheduling.step import run
@@ -125,6 +127,16 @@ def run_case(case: GraphCase, device: CapturingDevice, kernels: LoopKernels, lau
         "device_ms_per_token": 1e3 * captured.seconds / captured.tokens,
         "host_ms_per_token": 1e3 * host.seconds / host.tokens,
     }
+
+
+def refused_capture(device: CapturingDevice, synchronize: Enqueue) -> dict[str, str]:
+    """The reason why a capture is refused in which ``synchronize`` waits for the stream. Raises AssertionError if it is not."""
+    try:
+        GraphDriver(device).compile([Run("waits", synchronize, fixed_stream=True)])
+    except TargetError as error:
+        device.synchronize()  # the stream captures no longer
+        return {"refusal": str(error)}
+    raise AssertionError("a capture was accepted in which a call waits for the captured stream")
 
 
 def _texts(exits: tuple[ExitInfo, ...]) -> Iterator[list[Wanted]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from ctypes import Structure
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from tide_runtime.device_loop.graph_driver import GraphDriver
 from tide_runtime.device_loop.host_driver import HostDriver
 
 from benchmarks.gpu.absent_gpu import AbsentGpu
-from benchmarks.gpu.graph_cases import EXITS, FORMS, GraphCase, StubKernels
+from benchmarks.gpu.graph_cases import EXITS, FORMS, GraphCase, StubKernels, refused_capture
 from benchmarks.gpu.loop_cases import LoopCase
 from benchmarks.gpu.stub_segments import StubBackend
 
@@ -66,6 +67,19 @@ def assembled_stub_loop(case: GraphCase, compute: int) -> dict[str, int]:
     backend = StubBackend(gpu, EXITS[case.exits], launch, fixed_stream)
     exits = ExitDepth(backend.manifest, DepthOptions()).for_device_loop() if EXITS[case.exits] else []
     return _captured(backend, gpu, case.rows, compute, [LoopExit(early_exit, threshold) for early_exit, threshold in exits])
+
+
+def refuse_on_simulated_gpu() -> dict[str, str]:
+    """`refused_capture` where a simulated call makes the capture invalid."""
+    from runtime.simulated_gpu import CudaError
+
+    gpu = _simulated_gpu()
+
+    def synchronize(stream: int) -> None:
+        with suppress(CudaError):  # the driver's function returns its error
+            gpu.synchronize_stream(stream)
+
+    return refused_capture(gpu, synchronize)
 
 
 def _simulated_gpu() -> Any:
