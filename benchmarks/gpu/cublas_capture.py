@@ -68,7 +68,7 @@ def _in_wheel(name: str) -> str:
 
 
 def captured_gemms(api: DriverApi, cublas: Cublas, own_workspace: bool) -> dict[str, Any]:
-    """Shape → node types of the captured call, what a WHILE body says to them, and a flat launch of them."""
+    """Shape → node types of the captured call, whether a WHILE body takes them, and whether a flat graph of them runs."""
     stream = api.call("cuStreamCreate", 1)  # non-blocking
     cublas.create(int(stream))
     if own_workspace:

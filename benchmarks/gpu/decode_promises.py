@@ -30,7 +30,7 @@ PROMISES = (
     Promise("vs_eager", "at batch 1 TIDE is at least twice as fast as HF eager", least=2.0, covers=lambda row: row["batch"] == 1),
     Promise(
         "as_eager",
-        "the demo model says HF eager's tokens in fp32",
+        "the demo model generates HF eager's tokens in fp32",
         least=1.0,
         covers=lambda row: (row["model"], row["dtype"]) == ("demo", "fp32"),
     ),

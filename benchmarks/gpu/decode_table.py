@@ -32,7 +32,7 @@ def decode_cuda_table(run: Mapping[str, Any]) -> str:
 
 def decode_cuda_not_run() -> str:
     """While there is no run."""
-    return _table("nobody has run it on a GPU yet", [])
+    return _table("not run: no GPU has been at hand", [])
 
 
 def _table(where: str, rows: Sequence[Row]) -> str:

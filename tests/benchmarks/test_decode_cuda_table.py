@@ -25,7 +25,7 @@ def test_cells_without_a_run_are_marked() -> None:
     found = cells(decode_cuda_not_run())
     assert len(found) == len(list(decode_cases())) == 10
     assert all(line == [NOT_RUN] * len(line) and len(line) > len(ARMS) for line in found.values())
-    assert "nobody has run it" in decode_cuda_not_run()
+    assert "not run: no GPU" in decode_cuda_not_run()
 
 
 def test_a_run_fills_the_cells_that_it_measured(tmp_path: Path) -> None:
@@ -51,7 +51,7 @@ def test_a_run_fills_the_cells_that_it_measured(tmp_path: Path) -> None:
 def test_the_page_shows_it_with_and_without_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a run the page would lose its table, as those of other benchmarks do."""
     page, text = "docs/targets.md", f"before\n{tables.START}\nold\n{tables.END}\nafter\n"
-    for run, where in ((None, "nobody has run it"), ({"date": "2026-11-22", "rows": []}, "2026-11-22, H200")):
+    for run, where in ((None, "not run: no GPU"), ({"date": "2026-11-22", "rows": []}, "2026-11-22, H200")):
         run = run and run | {"machine": {"gpu": "H200", "driver": 13000, "onnxruntime": "1", "torch": "2"}}
         monkeypatch.setattr(tables, "latest", lambda name, run=run: run)
         made = tables.with_tables(page, text)

@@ -1,6 +1,6 @@
 """A rented GPU machine's Python: these packages, this repository beside them without an installation, and no registry.
 
-A dry run hides every other package that happens to be installed, so that a missing one is noticed before a GPU is paid for.
+A dry run hides every other package that happens to be installed, so that a missing one is found without a GPU.
 """
 
 from __future__ import annotations

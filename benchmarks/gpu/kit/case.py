@@ -1,4 +1,4 @@
-"""One question to the GPU, and how a stage asks it."""
+"""A case of a stage: what it runs on a GPU, and what it prepares where there is none."""
 
 from __future__ import annotations
 

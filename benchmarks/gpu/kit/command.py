@@ -130,9 +130,9 @@ def use_wheel(parts: Path, store: Path) -> str:
 
 
 def _earlier(files: StageFiles, sources: str) -> dict[str, Any] | None:
-    """The result of an earlier call with the same sources; another one says nothing about these.
+    """The result of an earlier call with the same sources; results of other sources do not count.
 
-    Cases that could not run then are left out: what they lacked may have come.
+    Cases that could not run then are left out: what they lacked may be here now.
     """
     found = files.read()
     if found is None or found["sources"] != sources or found["dry"]:

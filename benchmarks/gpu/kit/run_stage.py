@@ -86,7 +86,7 @@ class StageRun:
             if progress.running != case:
                 case, since = progress.running, time.monotonic()
             limit = _START_LIMIT_S if case is None else progress.plan[case]["limit"]
-            # How long a dry run's cases take says nothing: it may be on any machine.
+            # Limits are for a GPU machine; a dry run may be on any.
             if time.monotonic() - since > limit and not progress.complete and not self.bench.dry:
                 return f"stopped after {limit:.0f} s", False
             time.sleep(_POLL_S)

@@ -40,7 +40,7 @@ class StageFiles:
         return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
 
     def write(self, content: dict[str, Any]) -> None:
-        """Whoever reads meanwhile, and a run that is killed meanwhile, meets no half of a file."""
+        """Written in full before it takes its name: a reader, or a run that is killed meanwhile, finds no half of a file."""
         for folder in (self.out, *self.mirrors):
             folder.mkdir(parents=True, exist_ok=True)
             partial = folder / f".{self.stage.file_name}"

@@ -88,10 +88,10 @@ def _missing_package(target: TargetInfo) -> str | None:
     if target.backend == "onnxruntime-cuda":
         import onnxruntime
 
-        if "CUDAExecutionProvider" not in onnxruntime.get_available_providers():
-            return "this ONNX Runtime has no CUDA provider; pip uninstall onnxruntime, then pip install 'tide-llm[cuda]'"
-        from tide_runtime.backends.onnxruntime.cuda_libraries import missing_cuda_libraries
+        from tide_runtime.backends.onnxruntime.cuda_libraries import INSTALL_PROVIDER, missing_cuda_libraries
 
+        if "CUDAExecutionProvider" not in onnxruntime.get_available_providers():
+            return f"this ONNX Runtime has no CUDA provider; {INSTALL_PROVIDER}"
         missing = missing_cuda_libraries()
         return f"{'; '.join(missing)}; pip install 'tide-llm[cuda]'" if missing else None
     try:

@@ -1,1 +1,1 @@
-"""The kit's stages: each module's ``cases`` lists what it asks of the GPU."""
+"""The kit's stages; ``cases`` of each module lists what it runs on the GPU."""

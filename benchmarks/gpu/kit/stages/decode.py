@@ -1,4 +1,4 @@
-"""Stage 6: ONNX Runtime's CUDA provider: the tests' model says eager's tokens in fp32, and how fast bundles decode.
+"""Stage 6: ONNX Runtime's CUDA provider: whether the demo model generates eager's tokens in fp32, and how fast bundles decode.
 
 Every arm is a case of its own, as a library that dies takes its process along. Tokens are kept for comparisons with eager's.
 """

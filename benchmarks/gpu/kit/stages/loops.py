@@ -22,7 +22,7 @@ _ENGINE_SECONDS = 60.0
 
 
 def cases(bench: Bench) -> Iterator[KitCase]:
-    """Without TensorRT policy exit has no target here: a case says so."""
+    """The loops, and a case that is not run where policy `exit` has no target because TensorRT is missing."""
     engine = None if bench.dry else engine_target()
     for case in loop_cases(engine):
         for rows in _ROWS:

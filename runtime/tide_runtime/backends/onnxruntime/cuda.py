@@ -17,7 +17,7 @@ from tide_runtime.backends.device.device_step import DeviceContext, DeviceStep
 from tide_runtime.backends.device.element_types import BF16, ELEMENT_TYPES, FP16, FP32, ElementType
 from tide_runtime.backends.device.program import Enqueue
 from tide_runtime.backends.kv_caches import kv_bytes_per_token
-from tide_runtime.backends.onnxruntime.cuda_libraries import missing_cuda_libraries
+from tide_runtime.backends.onnxruntime.cuda_libraries import INSTALL_PROVIDER, missing_cuda_libraries
 from tide_runtime.backends.onnxruntime.sessions import Sessions, decoder_layers, load_session
 from tide_runtime.backends.onnxruntime.threads import ThreadOptions, session_options
 from tide_runtime.backends.step_arrays import StepShape
@@ -106,10 +106,7 @@ def cuda_provider(device: Device) -> Provider:
     Raises TargetError when this ONNX Runtime lacks it, or a library that it needs cannot be loaded.
     """
     if PROVIDER not in ort.get_available_providers():  # those that it was compiled with
-        raise TargetError(
-            f"ONNX Runtime {ort.__version__} was installed without {PROVIDER}: pip uninstall onnxruntime, then "
-            "pip install 'tide-llm[cuda]'"
-        )
+        raise TargetError(f"ONNX Runtime {ort.__version__} was installed without {PROVIDER}: {INSTALL_PROVIDER}")
     if missing := missing_cuda_libraries():
         raise TargetError(f"{PROVIDER} cannot be loaded ({'; '.join(missing)}); pip install 'tide-llm[cuda]'")
     return PROVIDER, {

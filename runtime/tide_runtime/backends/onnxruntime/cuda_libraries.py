@@ -14,6 +14,8 @@ from contextlib import redirect_stdout
 
 import onnxruntime as ort
 
+# Both packages install the module onnxruntime, and tide-llm requires the one without CUDA kernels.
+INSTALL_PROVIDER = "pip uninstall -y onnxruntime onnxruntime-gpu, then pip install onnxruntime-gpu"
 _NEEDED = ("libcudart.so.13", "libcublasLt.so.13", "libcublas.so.13", "libcurand.so.10", "libcudnn.so.9")
 
 

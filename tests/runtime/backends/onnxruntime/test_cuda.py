@@ -137,7 +137,7 @@ def test_bf16_is_read_as_numbers() -> None:
 
 def test_an_onnx_runtime_without_cuda_is_named() -> None:
     """Guards against an unclear error when the CPU package, which installs the same module, is present."""
-    with pytest.raises(TargetError, match=r"without CUDAExecutionProvider: pip uninstall onnxruntime"):
+    with pytest.raises(TargetError, match="without CUDAExecutionProvider: pip uninstall -y onnxruntime onnxruntime-gpu"):
         cuda_provider(HostDevice())
 
 
