@@ -12,7 +12,8 @@ On layerskip, ``exit`` also runs with the thresholds certified at 1% and at 5%, 
 ``exact`` with each drafter. Three speeds over the uncut model for each, of summed times:
 
 predicted   by the calibration's cost model on the calibration's own continuations, as in the manifest
-replayed    by the same cost model on the texts that the arm wrote here: what it is off by is the model's own error
+replayed    by the same model on the texts that the arm wrote here, with passes timed before and after: what it is off by is the
+            model's own error
 measured    on the clock
 """
 
@@ -32,12 +33,15 @@ from tide_bench.other_load import OtherLoad
 from tide_bench.report import Report
 from tide_runtime import GenerationParams
 from tide_runtime.bundle import Bundle
+from tide_runtime.bundle.calibration import CostTable
 
 from benchmarks.arms.answers import Answer, add_answers
 from benchmarks.arms.engine_arm import EngineArm, LoggedEngine
 from benchmarks.arms.policy_arms import uncut_beside
 from benchmarks.arms.policy_cases import Case, answer_case, make_case, policy_cases
 from benchmarks.arms.turns import Group, Turn, take_turns
+from benchmarks.exits.current_costs import current_costs, pass_costs_now
+from benchmarks.exits.modelled_speedup import modelled_speedup, trace_without_exits
 from benchmarks.held_out import SOURCES, held_out_prompts
 from benchmarks.models.calibrated_bundles import CALIBRATED, PERCENTS, calibrated_bundles, calibration_minutes
 from benchmarks.models.demo import DEMO_MODELS
@@ -50,8 +54,10 @@ RESAMPLES = 2000
 console = Console(width=max(120, Console().width))
 
 
-def measure(bundle: Path, cases: Mapping[str, Case], groups: Sequence[Group]) -> dict[str, list[Turn]]:
-    """Every case's turns, side by side with the baseline.
+def measure(
+    bundle: Path, cases: Mapping[str, Case], groups: Sequence[Group], costs: CostTable
+) -> tuple[dict[str, list[Turn]], CostTable]:
+    """Every case's turns, side by side with the baseline, and ``costs`` as they are now.
 
     Texts end where the calibration's continuations end, at an end token; with `exit` among the cases they go on, as its texts
     would be of other lengths than the baseline's.
@@ -63,21 +69,26 @@ def measure(bundle: Path, cases: Mapping[str, Case], groups: Sequence[Group]) ->
     unmeasured = [ids[::-1] for ids in groups[0]]  # `exact` copies from outputs that it has seen
     for arm in (baseline, *arms.values()):
         arm.turn(unmeasured, params, 1)
+    before = pass_costs_now(engine.sessions)
     _, turns = take_turns(baseline, arms, groups, params, 1)
-    return turns
+    now = current_costs(costs, [before, pass_costs_now(engine.sessions)], engine.manifest.model.num_layers)
+    return turns, now
 
 
-def model_speeds(calibration: Path, cases: Mapping[str, Case], texts: Mapping[str, Group]) -> dict[str, tuple[float, float]]:
-    """Case → its speedup by the cost model, on the calibration's own continuations and on its ``texts``.
+def model_speeds(
+    source: Path, calibration: Path, cases: Mapping[str, Case], texts: Mapping[str, Group], now: CostTable
+) -> dict[str, tuple[float, float]]:
+    """Case → its speedup by the cost model: predicted again, and on its ``texts`` with the costs ``now``.
 
     For a process of its own, as it brings torch.
     """
     from benchmarks.exits.recalled_exits import RecalledExits
 
-    recalled = RecalledExits.load(DEMO_MODELS / DETAILED, calibration)
-    own = recalled.own_continuations()
+    recalled = RecalledExits.load(source, calibration)
+    own, then = recalled.own_continuations(), recalled.file.calibration.costs
+    assert then is not None
     return {
-        name: (recalled.speedup(case, own), recalled.speedup(case, recalled.texts(texts[name], PROMPT_TOKENS)))
+        name: (recalled.speedup(case, own, then), recalled.speedup(case, recalled.texts(texts[name], PROMPT_TOKENS), now))
         for name, case in cases.items()
     }
 
@@ -120,18 +131,24 @@ def measure_answer(report: Report, model: str, folder: Path, prompts: int, data:
     low, high = (folder / f"bundle_{percent}" for percent in PERCENTS)
     bundle = Bundle.open(low, verify=False)
     calibration, tokenizer = bundle.manifest.calibration, bundle.manifest.tokenizer
-    assert calibration is not None and tokenizer is not None
+    assert calibration is not None and calibration.costs is not None and tokenizer is not None
     name, case = answer_case(calibration)
-    detailed = policy_cases(low, high) if model == DETAILED else {}
+    cases = {name: case, **(policy_cases(low, high) if model == DETAILED else {})}
     given = [prompt.ids for prompt in held_out_prompts(prompts, PROMPT_TOKENS, data, bundle.path(tokenizer.file))]
     load = OtherLoad(())
-    turns = measure(low, {name: case, **detailed}, [[ids] for ids in given])
+    turns, now = measure(low, cases, [[ids] for ids in given], calibration.costs)
     other_load, predicted = load.share(), calibration.predicted[case.policy]
-    if detailed:
-        texts = {n: [[*ids, *one.tokens[0]] for ids, one in zip(given, turns[n], strict=True)] for n in detailed}
-        modelled = run_in_process(model_speeds, folder / f"calibration_{PERCENTS[0]}", detailed, texts)
-        add_results(report, modelled, {n: turns[n] for n in detailed})
-    return Answer(model, calibration.recommended, case.policy, predicted, *total_ratio(turns[name]), other_load)
+    texts = {n: [[*ids, *one.tokens[0]] for ids, one in zip(given, turns[n], strict=True)] for n in cases}
+    if case.exits:
+        source = DEMO_MODELS / model
+        modelled = run_in_process(model_speeds, source, folder / f"calibration_{PERCENTS[0]}", cases, texts, now)
+        if model == DETAILED:
+            add_results(report, modelled, turns)
+        replayed = modelled[name][1]
+    else:
+        trace = trace_without_exits(texts[name], PROMPT_TOKENS, bundle.manifest.model.num_layers)
+        replayed = modelled_speedup(case, trace, now, 0)
+    return Answer(model, calibration.recommended, case.policy, predicted, replayed, *total_ratio(turns[name]), other_load)
 
 
 def main(

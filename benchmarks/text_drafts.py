@@ -109,7 +109,7 @@ def speedups(
         if size >= LEAST_TOKENS:
             found.append(float((size - 1) * pass_ms[1] / ms))
         if pool is not None:
-            pool.add(text.tokens[text.prompt :].tolist())
+            drafts.finish(pool)
     return found
 
 

@@ -27,9 +27,9 @@ class LoggedEngine:
     def __init__(self, engine: Engine) -> None:
         self.log = LaunchLog()
         self.manifest = engine.manifest
-        self._sessions = cast(OnnxRuntimeBackend, engine.backend)
-        self.layers = self._sessions.layers
-        self.backend = ObservedBackend(self._sessions, self.log)
+        self.sessions = cast(OnnxRuntimeBackend, engine.backend)
+        self.layers = self.sessions.layers
+        self.backend = ObservedBackend(self.sessions, self.log)
         self.engine = engine
         self._contexts: dict[int, ExecutionContext] = {}
 
@@ -42,7 +42,7 @@ class LoggedEngine:
     def second(self) -> LoggedEngine:
         """An engine with caches and counts of its own that runs the very same sessions: where in memory a graph happens to lie
         makes it a percent or two faster or slower for as long as it is loaded."""
-        shared = self._sessions
+        shared = self.sessions
         backend = OnnxRuntimeBackend(shared.manifest, shared.layers, shared.session, shared.forms, shared.pads_attention)
         return LoggedEngine(Engine(self.engine.bundle, self.engine.options, backend=backend))
 

@@ -6,7 +6,6 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
 
 import numpy as np
 import torch
@@ -16,16 +15,15 @@ from tide_calibrate.config import CalibrationConfig
 from tide_calibrate.exit_heads import make_head
 from tide_calibrate.model.frozen import FrozenModel
 from tide_calibrate.routers import MlpRouter
-from tide_calibrate.simulation.exact import Drafter, simulate_exact
-from tide_calibrate.simulation.exit import simulate_exit, simulate_full
 from tide_calibrate.text.documents import SPLITS, Windows, read_text
 from tide_calibrate.traces.continuations import continue_prompts, generated_tokens
 from tide_calibrate.traces.trace import Exit, SplitTrace
 from tide_calibrate.train import TrainedExit, captured_layers, trace_exits
-from tide_runtime.errors import CalibrationError
+from tide_runtime.bundle.calibration import CostTable
 from torch import nn
 
 from benchmarks.arms.policy_cases import Case
+from benchmarks.exits.modelled_speedup import modelled_speedup
 from tide_export.calibration.calibration_file import EXITS_NAME, CalibrationFile, read_calibration
 from tide_export.calibration.exits_file import Arrays, read_exits
 from tide_export.load import LoadedModel, load_model
@@ -73,22 +71,16 @@ class RecalledExits:
         return self._trace(own, prompts)
 
     def texts(self, texts: Sequence[Sequence[int]], prompt: int) -> SplitTrace:
-        """``texts`` of one length, of which the model wrote all but the first ``prompt`` tokens."""
-        tokens = np.array(texts, np.int32)
-        count, length = tokens.shape
-        own = Windows(tokens, np.full(count, length, np.int32), np.arange(count, dtype=np.int32))
-        return self._trace(own, np.full(count, prompt, np.int32))
+        """``texts`` of which the model wrote all but the first ``prompt`` tokens."""
+        count, lengths = len(texts), np.array([len(text) for text in texts], np.int32)
+        tokens = np.zeros((count, lengths.max()), np.int32)
+        for row, text in zip(tokens, texts, strict=True):
+            row[: len(text)] = text
+        return self._trace(Windows(tokens, lengths, np.arange(count, dtype=np.int32)), np.full(count, prompt, np.int32))
 
-    def speedup(self, case: Case, trace: SplitTrace) -> float:
-        """Over the uncut model, by the calibration's costs."""
-        info = self.file.calibration
-        if info.costs is None:
-            raise CalibrationError("the calibration has no measured costs to predict from; calibrate without --costs none")
-        if case.policy == "full":
-            return simulate_full(trace, info.costs).speedup
-        if case.policy == "exit":
-            return simulate_exit(trace, case.exits, info.costs).speedup
-        return simulate_exact(trace, case.exits, info.costs, info.draft_limit, cast(Drafter, case.draft)).speedup
+    def speedup(self, case: Case, trace: SplitTrace, costs: CostTable) -> float:
+        """Over the uncut model, by ``costs``."""
+        return modelled_speedup(case, trace, costs, self.file.calibration.draft_limit)
 
     def _trace(self, own: Windows, prompts: NDArray[np.int32]) -> SplitTrace:
         split = np.full(int(own.document.max()) + 1, SPLITS.index("test"), np.int8)

@@ -69,8 +69,8 @@ def calibrate(
     minutes: Annotated[
         float,
         typer.Option(
-            help="Minutes that 100,000 tokens may take. A sixth is for training exits, a sixth for the draft head: fewer mean "
-            "fewer steps, then fewer kinds of exit heads; more allow more steps, and more replies to learn from."
+            help="Minutes that 100,000 tokens may take. A fifth is for training exits, a sixth for the draft head: fewer mean "
+            "fewer steps, and fewer kinds of exit heads at every candidate; more allow more steps and more replies."
         ),
     ] = _DEFAULTS.minutes,
     draft_head: Annotated[

@@ -36,9 +36,10 @@ class CalibrationConfig:
         rank: rank of the translators; at most the hidden size is used.
         prompts: held-out prompts that the model continues, to predict speed; half of them are used to choose exits.
         new_tokens: tokens per continuation.
-        minutes: what calibrating a small model on 100,000 tokens may take. A sixth of it is for training exits: where that is
-            short, heads are trained for fewer steps, and then fewer kinds of them; a sixth is for the draft head. More than the
-            default allows more steps, more text to learn from, and more replies for the draft head.
+        minutes: what calibrating a small model on 100,000 tokens may take. A fifth of it is for training exits: where that is
+            short, heads are trained for fewer steps, and then only the kinds that agree best after the deepest candidate are
+            trained after the others; a sixth is for the draft head. More than the default allows more steps, more text to learn
+            from, and more replies for the draft head.
         draft_head: train a draft head, which guesses tokens from the model's final state for policy ``exact``.
         seed: random seed of splits, windows and training.
         dtype: precision of the model, fp32, fp16 or bf16.

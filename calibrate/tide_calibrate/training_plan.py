@@ -1,19 +1,21 @@
-"""How much to train in the time given: step times measured beforehand in, kinds of heads and numbers of steps out.
+"""How much to train in the time given: step times measured beforehand in, numbers of steps and kinds of heads out.
 
-The plan is made once, before training, and has few levels, so that two runs on one machine usually train the same.
+Every kind of head is trained after the deepest candidate, where exits agree most. Where the time does not suffice for all kinds
+after all candidates, the kinds that agreed best there go on to the others.
+
+The number of steps is chosen before training, from few levels, so that two runs on one machine usually train the same.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from tide_calibrate.config import CalibrationConfig
-from tide_calibrate.exit_heads import parse_kind
 
 STEPS, STEPS_FROM_NEIGHBOUR = 120, 48
 _LEVELS = (4.0, 2.0, 1.0, 0.5, 0.25)
-_SHARE = 0.17  # of the minutes; capture, continuations, the draft head, step costs and the certificate take the rest
+_SHARE = 0.22  # of the minutes; capture, continuations, the draft head, step costs and the certificate take the rest
 # A router's head runs forward on 80 windows, in a third of the time that steps of two of them take.
 _ROUTER_STEPS = 14
 _TRACE_STEPS = 14  # as many windows are traced
@@ -25,14 +27,14 @@ class TrainingPlan:
 
     Args:
         level: of `STEPS` and `STEPS_FROM_NEIGHBOUR`.
-        step_seconds: kind → seconds of a training step in one thread, of the kinds that are trained.
-        heads: kind → number of heads, of all kinds that were asked for.
+        step_seconds: kind → seconds of a training step in one thread.
+        heads: kind → number of heads, one at each candidate.
         budget: seconds for heads, routers and traces.
         workers: threads.
     """
 
     level: float
-    step_seconds: dict[str, float]
+    step_seconds: Mapping[str, float]
     heads: Mapping[str, int]
     budget: float
     workers: int
@@ -57,51 +59,61 @@ class TrainingPlan:
         """Time of a router, in steps of its head."""
         return _ROUTER_STEPS * self.router_share
 
-    @property
-    def seconds(self) -> float:
-        """Estimated time of all heads, routers and traces; the heads of a kind are trained one after another."""
-        chains = {kind: step * self._chain_steps(kind) for kind, step in self.step_seconds.items()}
-        others = sum(step * self.heads[kind] * (self.router_steps + _TRACE_STEPS) for kind, step in self.step_seconds.items())
-        return max([sum(chains.values()) / self.workers, *chains.values()]) + others / self.workers
+    def deepest_seconds(self, kind: str) -> float:
+        """Seconds of training the head after the deepest candidate in one thread."""
+        return 0.0 if kind == "identity" else self.step_seconds[kind] * self.steps
 
-    @property
-    def training_work(self) -> float:
-        """Seconds of all heads and routers in one thread."""
-        kinds = self.step_seconds.items()
-        return sum(step * (self._chain_steps(kind) + self.heads[kind] * self.router_steps) for kind, step in kinds)
+    def chain_seconds(self, kind: str) -> float:
+        """Seconds of training the heads after all other candidates in one thread."""
+        return 0.0 if kind == "identity" else self.step_seconds[kind] * self.steps_from_neighbour * (self.heads[kind] - 1)
 
-    def _chain_steps(self, kind: str) -> int:
-        return 0 if kind == "identity" else self.steps + (self.heads[kind] - 1) * self.steps_from_neighbour
+    def seconds(self, continued: Iterable[str]) -> float:
+        """Estimated time of heads, routers and traces; only kinds in ``continued`` have heads after more than one candidate.
+
+        The heads of a kind are trained one after another.
+        """
+        kinds = set(continued)
+        stages = [[self.deepest_seconds(kind) for kind in self.heads], [self.chain_seconds(kind) for kind in kinds]]
+        trained = sum(max([sum(stage) / self.workers, *stage]) for stage in stages)
+        return trained + self._forward_seconds(kinds, self.router_steps + _TRACE_STEPS) / self.workers
+
+    def continued_work(self, continued: Iterable[str]) -> float:
+        """Seconds of training that is left once the deepest heads are trained, in one thread; traces are left out."""
+        kinds = set(continued)
+        return sum(self.chain_seconds(kind) for kind in kinds) + self._forward_seconds(kinds, self.router_steps)
+
+    def _forward_seconds(self, continued: Iterable[str], steps: float) -> float:
+        """Seconds that ``steps`` take of every head in one thread, whether it has weights to train or not."""
+        kinds = set(continued)
+        return sum(steps * step * (self.heads[kind] if kind in kinds else 1) for kind, step in self.step_seconds.items())
+
+    def affordable(self, ranking: Sequence[str]) -> list[str]:
+        """The kinds that go on to all candidates: of ``ranking``, best first, each that fits beside those before it."""
+        chosen: list[str] = []
+        for kind in ranking:
+            if self.seconds([*chosen, kind]) <= self.budget:
+                chosen.append(kind)
+        return chosen
 
     def __str__(self) -> str:
         times = ", ".join(f"{kind} {seconds * 1e3:.0f} ms" for kind, seconds in self.step_seconds.items())
         text = f"{self.steps} steps for the deepest head of a kind, {self.steps_from_neighbour} for the others ({times} a step)"
-        dropped = [kind for kind in self.heads if kind not in self.step_seconds]
-        without = f"; no time for {', '.join(dropped)}: give more --minutes" if dropped else ""
-        return f"{text}: about {self.seconds:.0f} s with routers and traces, of {self.budget:.0f} s{without}"
+        return f"{text}: about {self.seconds(self.heads):.0f} s for all with routers and traces, of {self.budget:.0f} s"
 
 
 def plan_training(step_seconds: Mapping[str, float], heads: Mapping[str, int], minutes: float, workers: int) -> TrainingPlan:
-    """The most steps that fit; where the fewest do not, fewer kinds, those with the most layers of their own first.
+    """The most steps at which all kinds fit after all candidates, or else at which any one kind does; at least the fewest.
 
-    Heads with more layers agree more often (SmolLM2 after 20 of 30 layers: linear 22%, tail:2 29%, block:2 52%), more than the
-    same time spent on more steps of a smaller head gains. More steps than the default need more minutes than the default.
+    More steps than the default need more minutes than the default.
 
     Args:
         step_seconds: kind → seconds of a training step in one thread.
         heads: kind → number of heads.
     """
-
-    def plan(level: float, kinds: Iterable[str]) -> TrainingPlan:
-        chosen = {kind: step_seconds[kind] for kind in heads if kind in kinds}
-        return TrainingPlan(level, chosen, heads, minutes * 60 * _SHARE, workers)
-
     most = max(1.0, minutes / CalibrationConfig.minutes)
-    for level in _LEVELS:
-        if level <= most and (whole := plan(level, heads)).seconds <= whole.budget:
-            return whole
-    least, kept = _LEVELS[-1], list[str]()
-    for kind in sorted(heads, key=lambda kind: -parse_kind(kind)[1]):
-        if plan(least, [*kept, kind]).seconds <= minutes * 60 * _SHARE:
-            kept.append(kind)
-    return plan(least, kept or [min(heads, key=lambda kind: step_seconds[kind])])
+    plans = [TrainingPlan(level, step_seconds, heads, minutes * 60 * _SHARE, workers) for level in _LEVELS if level <= most]
+    for groups in ([list(heads)], [[kind] for kind in heads]):
+        for plan in plans:
+            if all(plan.seconds(group) <= plan.budget for group in groups):
+                return plan
+    return plans[-1]

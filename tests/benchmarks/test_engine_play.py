@@ -37,7 +37,7 @@ def test_a_second_engine_runs_the_same_sessions(load: Callable[..., Engine]) -> 
     with load() as engine:
         arm = arm_on(engine)
         beside = EngineArm(arm.engine.second(), arm.policy)
-        first, second = (one.engine._sessions for one in (arm, beside))
+        first, second = (one.engine.sessions for one in (arm, beside))
         assert second.sessions and all(second.sessions[name] is first.sessions[name] for name in second.sessions)
         turns = [one.turn(PROMPTS, PARAMS, 2) for one in (arm, beside, arm)]
         assert turns[1].tokens == turns[0].tokens and turns[1].launches == turns[0].launches

@@ -3,11 +3,13 @@ that torch runs as they were calibrated."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 import typer
+from calibrate.cost_model import table
 from calibrate.synthetic_calibration import synthetic_file
 from export.architectures import tiny_model
 from rich.console import Console
@@ -16,7 +18,7 @@ from tide_calibrate.exit_heads import make_head
 from tide_calibrate.exits_file import write_exits
 from tide_calibrate.model.frozen import FrozenModel
 from tide_runtime import Engine, EngineOptions, ThreadOptions
-from tide_runtime.bundle.calibration import CalibrationInfo, ExitInfo
+from tide_runtime.bundle.calibration import CalibrationInfo, ExitInfo, StepCost
 from tide_runtime.bundle.manifest import Manifest
 from tide_runtime.depth.exact import ExactDepth
 
@@ -25,6 +27,7 @@ from benchmarks.arms.answers import Answer, add_answers
 from benchmarks.arms.engine_arm import LoggedEngine
 from benchmarks.arms.policy_cases import Case, answer_case, make_case
 from benchmarks.arms.turns import Turn
+from benchmarks.exits.current_costs import current_costs
 from benchmarks.exits.recalled_exits import recalled_exits
 from benchmarks.predicted_speedup import add_results, measure, total_ratio
 from tide_export.calibration.calibration_file import EXITS_NAME
@@ -94,7 +97,7 @@ def test_a_calibration_without_predictions_is_refused() -> None:
 
 
 def answer(recommended: str, predicted: float, measured: float) -> Answer:
-    return Answer("m", recommended, "exact", predicted, measured, measured, measured, 0.01)
+    return Answer("m", recommended, "exact", predicted, 1.1 * measured, measured, measured, measured, 0.01)
 
 
 @pytest.mark.parametrize(
@@ -111,7 +114,13 @@ def test_only_recommended_policies_have_an_error(capsys: pytest.CaptureFixture[s
     report = Report("predicted_speedup")
     add_answers(report, [answer("exact", 1.6, 2.0), answer("exact", 2.1, 2.0), answer("full", 0.5, 1.0)], Console(width=120))
     assert report.results == pytest.approx(
-        {"other_load_pct": 1, "worst_prediction_error_pct": 20, "right_answers": 3, "models": 3}
+        {
+            "other_load_pct": 1,
+            "worst_prediction_error_pct": 20,
+            "worst_replay_error_pct": 10,
+            "right_answers": 3,
+            "models": 3,
+        }
     )
     assert [row["right"] for row in report.rows] == [True] * 3
     assert "recommended" in capsys.readouterr().out
@@ -127,13 +136,25 @@ def test_drafts_keep_within_what_low_bit_kernels_allow(exits_bundle: Path, monke
     assert isinstance(policy, ExactDepth) and policy.invariant_tokens == 4
 
 
+def test_costs_of_now_keep_the_host_and_scale_the_graphs() -> None:
+    """Predictions replayed at the speed that the machine had at calibration would blame the model for the machine."""
+    before = table()
+    passes = [replace(before, steps=[StepCost(1, seq, 0.0, ms, 0.0, 0.0, 0.0) for seq, ms in ((1, 3.0), (16, 12.0))])]
+    now = current_costs(before, passes, num_layers=8)
+    one, sixteen = (next(step for step in now.steps if (step.rows, step.seq) == (1, seq)) for seq in (1, 16))
+    assert 8 * one.layer_ms + one.head_ms == pytest.approx(3.0)
+    assert 8 * sixteen.layer_ms + sixteen.head_ms == pytest.approx(12.0)
+    assert one.host_ms == before.steps[0].host_ms and now.unsplit_ms == pytest.approx(3.0 + one.host_ms)
+
+
 def test_texts_of_exact_end_where_the_model_ends_them(exits_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Speed behind an end token, which no prediction covers, would count; `exit` has texts of other lengths, so all go on."""
     monkeypatch.setattr(predicted_speedup, "NEW_TOKENS", 24)
     monkeypatch.setattr(predicted_speedup, "load_second", load)
     groups = [[[first, 40, 99, 7]] for first in range(3, 40)]
-    lengths = {
-        policy: [len(turn.tokens[0]) for turn in measure(exits_bundle, {policy: Case(policy, [EXIT])}, groups)[policy]]
-        for policy in ("exact", "exit")
-    }
+    lengths = {}
+    for policy in ("exact", "exit"):
+        turns, now = measure(exits_bundle, {policy: Case(policy, [EXIT])}, groups, table())
+        lengths[policy] = [len(turn.tokens[0]) for turn in turns[policy]]
+        assert now.unsplit_ms < table().unsplit_ms, "a tiny model's passes take less than those of the table"
     assert min(lengths["exact"]) < 24 and set(lengths["exit"]) == {24}

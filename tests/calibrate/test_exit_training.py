@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -74,14 +75,34 @@ def test_planning_does_not_change_what_is_trained(
         assert done == pytest.approx(planned), "the bar must end full, also where a head was trained to the end early"
 
 
-def test_kinds_without_time_are_left_out_and_named(
+def test_every_kind_is_trained_after_its_deepest_candidate(
     llama: FrozenModel, captured: Capture, bars: list[list[float]], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
-    """A calibration that lacks a kind of head must say so, and how to get it."""
+    """Without a head of each kind, the answer that exits do not pay would be of the kinds that were tried only."""
     monkeypatch.setattr(exit_training, "step_seconds", lambda head, *_: {"linear": 1.0, "tail:1": 2.0}[head.kind])
-    trained = _train(llama, captured, minutes=7.5, progress=ExportProgress(Console(width=300, stderr=True)))
-    assert {kind for _, kind in trained} == {"tail:1"}
-    assert "no time for identity, linear" in capsys.readouterr().err
+    progress = ExportProgress(Console(width=300, stderr=True))
+    trained = _train(llama, captured, minutes=0.01, progress=progress)
+    assert list(trained) == [(2, "identity"), (2, "linear"), (2, "tail:1")]
+    assert "after shallower candidates: give more --minutes" in capsys.readouterr().err
+    for planned, done in bars:
+        assert done == pytest.approx(planned)
+
+
+def test_the_kind_that_agrees_best_goes_on(llama: FrozenModel, captured: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Time for one kind only goes to the one with the best agreement, its own layers counted as a loss."""
+    monkeypatch.setattr(exit_training, "step_seconds", lambda *_: 1.0)
+    for best in ("linear", "tail:1"):
+        monkeypatch.setattr(exit_training, "_lead", lambda kind, *_, best=best: kind == best)
+        minutes = _minutes_for([best])
+        trained = _train(llama, captured, minutes)
+        assert {key for key in trained if key[0] == 1} == {(1, best)}
+
+
+def _minutes_for(kinds: list[str]) -> float:
+    """Just enough time, at the fewest steps, for ``kinds`` after all candidates; step times are 1 s."""
+    times, heads = ({kind: value for kind in ("identity", "linear", "tail:1")} for value in (1.0, 2))
+    least = training_plan.TrainingPlan(0.25, times, heads, 0.0, len(os.sched_getaffinity(0)))
+    return 1.01 * least.seconds(kinds) / (60 * training_plan._SHARE)
 
 
 @pytest.mark.parametrize("minutes", [0, -1, float("nan"), 1e9])

@@ -1,8 +1,8 @@
 """Measure the host overhead of a decode step: its wall time minus the time inside graphs.
 
-Four kinds of steps are measured: a full step; a step that evaluates an exit and stops there; a verification pass, which runs the
-remaining layers for all deferred tokens; a full step with sampling. Policy ``exit`` produces the second and third kind when its
-number of consecutive early stops is limited.
+Five kinds of steps are measured: a full step; a step that evaluates an exit and stops there; a verification pass, which runs the
+remaining layers for all deferred tokens; a step of ``exact`` that looks up drafts in the text; a full step with sampling. Policy
+``exit`` produces the second and third kind when its number of consecutive early stops is limited.
 """
 
 from __future__ import annotations
@@ -39,12 +39,14 @@ class HostTimes:
         full: a step through all layers.
         exit_evaluation: a step that evaluates an exit and stops there.
         verification: a pass of all deferred tokens through the remaining layers.
+        lookup: a pass through all layers behind a lookup of drafts in the text, with the drafts that are verified.
         draw: additional ms of a full step per sequence that samples its token.
     """
 
     full: float
     exit_evaluation: float
     verification: float
+    lookup: float = 0.0
     draw: float = 0.0
 
 
@@ -54,6 +56,7 @@ def measure_host_times(engine: Engine, batch_sizes: Iterable[int]) -> dict[int, 
     full_policy = FullDepth()
     options = DepthOptions(threshold=0.0, max_exit_streak=STREAK)
     exit_policy = make_policy("exit", _with_exit(engine.manifest), options)
+    lookup_policy = make_policy("exact", engine.manifest, DepthOptions(draft="ngram"))
     times = {}
     for batch_size in batch_sizes:
         exit_steps = _time_steps(engine, exit_policy, batch_size, stopwatch)
@@ -61,10 +64,13 @@ def measure_host_times(engine: Engine, batch_sizes: Iterable[int]) -> dict[int, 
             _time_steps(engine, full_policy, batch_size, stopwatch),
             [step for step in exit_steps if step.evaluated_exit],
             [step for step in exit_steps if not step.evaluated_exit],
+            _time_steps(engine, lookup_policy, batch_size, stopwatch),
             _time_steps(engine, full_policy, batch_size, stopwatch, temperature=1.0),
         )
-        greedy, evaluation, verification, sampled = (float(np.median([step.outside_ms for step in kind])) for kind in samples)
-        times[batch_size] = HostTimes(greedy, evaluation, verification, max(0.0, sampled - greedy) / batch_size)
+        greedy, evaluation, verification, lookup, sampled = (
+            float(np.median([step.outside_ms for step in kind])) for kind in samples
+        )
+        times[batch_size] = HostTimes(greedy, evaluation, verification, lookup, max(0.0, sampled - greedy) / batch_size)
     return times
 
 

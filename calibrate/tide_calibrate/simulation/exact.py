@@ -18,6 +18,7 @@ from tide_runtime.bundle.calibration import CostTable, ExitInfo
 from tide_runtime.costs.cost_model import StepCurve
 from tide_runtime.depth_tuning import DepthTuning
 from tide_runtime.drafting.controller import next_speculative_tokens
+from tide_runtime.drafting.text_drafter import TextPool
 from tide_runtime.errors import CalibrationError, ParamsError
 
 from tide_calibrate.simulation.launches import LaunchCounts
@@ -36,7 +37,7 @@ def simulate_exact(
     draft: Drafter = "router",
     tuning: DepthTuning = TUNING,
 ) -> PolicySimulation:
-    """Policy ``exact`` with the exits' ``exact_threshold``, greedy, one sequence.
+    """Policy ``exact`` with the exits' ``exact_threshold``, greedy, one sequence after the other: outputs draft for later ones.
 
     Args:
         draft: ``ngram`` never evaluates the exits, but the model is cut for them; ``both`` looks up where the runtime would.
@@ -53,10 +54,13 @@ def simulate_exact(
         trace, exits, [exit.exact_threshold for exit in exits], max(limit, tuning.text_draft_limit if lookups else 0) + 1
     )
     drafts = accepted = 0
+    pool = TextPool(tuning.pool_tokens)
     for start, end in windows(trace):
-        lookup = lookups.lookup(trace, start) if lookups is not None else None
+        lookup = lookups.lookup(trace, start, pool) if lookups is not None else None
         made, right = _Generation(run, start, end, limit, lookup, tuning).play()
         drafts, accepted = drafts + made, accepted + right
+        if lookup is not None:
+            lookup.finish(pool)
     return run.result("exact", costs, acceptance=accepted / drafts if drafts else None, disagreement=0.0)
 
 
@@ -68,8 +72,8 @@ class _TextDrafts:
     gain: float
     tuning: DepthTuning
 
-    def lookup(self, trace: SplitTrace, start: int) -> TextDrafts:
-        return TextDrafts(trace.texts[int(trace.window[start])], self.pass_ms, max(1.0, self.gain), self.tuning)
+    def lookup(self, trace: SplitTrace, start: int, pool: TextPool) -> TextDrafts:
+        return TextDrafts(trace.texts[int(trace.window[start])], self.pass_ms, max(1.0, self.gain), self.tuning, pool)
 
 
 def _check(trace: SplitTrace, draft_limit: int, draft: str) -> None:
@@ -85,9 +89,7 @@ def _text_drafts(
     trace: SplitTrace, exits: Sequence[ExitInfo], costs: CostTable, draft_limit: int, draft: str, tuning: DepthTuning
 ) -> _TextDrafts:
     times = StepCurve.of(costs, tuning.text_draft_limit + 1)
-    pass_ms = times.whole(trace.num_layers) + np.where(
-        np.arange(tuning.text_draft_limit + 2) > 1, times.verification_host_ms, float(times.host_ms[1])
-    )
+    pass_ms = times.whole(trace.num_layers) + times.lookup_host_ms
     if draft == "ngram" or not exits:
         return _TextDrafts(pass_ms, 1.0, tuning)
     return _TextDrafts(pass_ms, simulate_exact(trace, exits, costs, draft_limit, tuning=tuning).speedup, tuning)
@@ -118,7 +120,10 @@ class _Generation:
 
     def _look_up(self, position: int) -> tuple[int, int] | None:
         """Text drafts and right ones among them; None when none are worth verifying."""
-        made, right = self.lookup.draft(position) if self.lookup is not None else (0, 0)
+        if self.lookup is None:
+            return None
+        self.counts.lookups += 1
+        made, right = self.lookup.draft(position)
         if not made:
             return None
         self.counts.whole[made + 1] += 1

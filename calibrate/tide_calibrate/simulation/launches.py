@@ -31,6 +31,7 @@ class LaunchCounts:
         heads: [S], how often the last segment, run alone, gave the logits of S tokens.
         whole: [S], how often S tokens went through all levels at once, the head on each.
         warm: [STREAK + 1], runs of the first level for one token, by how many turns stopped early since the last deep one.
+        lookups: of drafts in the text, each before a pass of all levels or before exits draft.
         fills: [K + 1], tokens whose K and V of a level were projected instead of computed.
     """
 
@@ -40,6 +41,7 @@ class LaunchCounts:
     whole: list[int]
     warm: list[int]
     fills: list[int]
+    lookups: int = 0
     _asked: list[tuple[int, int]] = field(default_factory=list)
 
     @staticmethod
@@ -90,7 +92,8 @@ def price(
     places, edges = cuts(infos, num_layers), [0, *(info.checkpoint for info in infos), num_layers]
     whole, deep = sum(counts.whole), sum(counts.heads)
     ms, layers = float(np.dot(counts.whole, times.whole(num_layers)) + np.dot(counts.heads, times.logits_ms)), whole * num_layers
-    ms += float(times.host_ms[1]) * counts.whole[1] + times.verification_host_ms * (deep + sum(counts.whole[2:]))
+    ms += float(times.host_ms[1]) * whole + times.verification_host_ms * deep
+    ms += float(times.lookup_extra_ms[1]) * counts.lookups
     for level, (first, end) in enumerate(itertools.pairwise(edges)):
         launches = 1 + sum(first < place < end for place in places)
         ms += float(np.dot(counts.batches[level], times.segments(launches, end - first)))

@@ -52,5 +52,9 @@ class TextDrafts:
         self._state.observe_tokens(self._text.tokens[end : end + made].tolist())
         self._state.ledger.settle(made, self._pass_ms[self._count + 1] / self._pass_ms[1] - 1, made - 1)
 
+    def finish(self, pool: TextPool) -> None:
+        """The sequence has ended; its output may draft for others."""
+        pool.add(self._text.tokens[self._text.prompt :].tolist())
+
     def _pass(self, _batch_size: int, tokens: int, _longest: int) -> float:
         return self._pass_ms[tokens]

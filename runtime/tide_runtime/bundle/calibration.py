@@ -142,7 +142,8 @@ class StepCost:
 
     A segment of n layers takes ``launch_ms + n * layer_ms``, the last one ``logits_ms`` more; ``head_ms`` is the graph
     ``head``, ``exit_ms`` a router or translator graph. The runtime's host code adds ``host_ms`` to each decode step,
-    ``ask_extra_ms`` to each exit evaluation, and ``deep_extra_ms`` when pending tokens run the remaining layers.
+    ``ask_extra_ms`` to each exit evaluation, ``deep_extra_ms`` when pending tokens run the remaining layers, and
+    ``lookup_extra_ms`` to a step of ``exact`` that looks up drafts in the text, verified or not.
     """
 
     rows: int
@@ -154,6 +155,7 @@ class StepCost:
     host_ms: float
     ask_extra_ms: float = 0.0
     deep_extra_ms: float = 0.0
+    lookup_extra_ms: float = 0.0
 
     def towards(self, other: StepCost, share: float) -> StepCost:
         """Linear interpolation to ``other``, a step of as many sequences; extrapolation where ``share`` is greater than 1."""

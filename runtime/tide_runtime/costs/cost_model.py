@@ -115,6 +115,7 @@ class StepCurve:
     host_ms: Array
     ask_extra_ms: Array
     deep_extra_ms: Array
+    lookup_extra_ms: Array
 
     @classmethod
     def of(cls, costs: CostTable, most: int) -> StepCurve:
@@ -134,6 +135,11 @@ class StepCurve:
     def verification_host_ms(self) -> float:
         """The loop around a run of what waits."""
         return float(self.host_ms[1] + self.deep_extra_ms[1])
+
+    @property
+    def lookup_host_ms(self) -> float:
+        """The loop around a pass through all layers, with a lookup of drafts in the text."""
+        return float(self.host_ms[1] + self.lookup_extra_ms[1])
 
     def segments(self, launches: int, layers: int) -> Array:
         """[most + 1] ms of ``launches`` segments with ``layers`` layers in all; no tokens take none."""
@@ -212,6 +218,11 @@ class CostModel:
         model = cls(table, edges, 1 if uncut else len(edges) - 1, _fill_share(manifest), bool(manifest.weights), passes)
         model.fills = {kv_fill_graph(early_exit.info): early_exit for early_exit in bundle_exits(manifest)}
         return model
+
+    @property
+    def has_measured_passes(self) -> bool:
+        """Whether passes through all layers are priced as measured on this machine."""
+        return self._passes is not None
 
     def segments(self, batch_size: int, tokens: int, first: int, end: int, longest: int | None = None) -> float:
         """Segments ``first`` … ``end - 1``; ``longest``: tokens of the longest sequence, None: all have as many."""

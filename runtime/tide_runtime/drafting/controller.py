@@ -16,6 +16,7 @@ from tide_runtime.bundle.calibration import DraftHeadInfo
 from tide_runtime.bundle.exits import Exit
 from tide_runtime.costs.batch_speedup import ExitGate
 from tide_runtime.costs.cost_model import CostModel
+from tide_runtime.costs.observed_passes import ObservedPasses
 from tide_runtime.depth_tuning import DepthTuning
 from tide_runtime.drafting.backoff import Backoff
 from tide_runtime.drafting.draft_head import HeadDrafts
@@ -124,6 +125,7 @@ class DraftController:
         draft_head: DraftHeadInfo | None = None,
     ) -> None:
         self.costs, self.tuning, self.exits, self.draft_head = costs, tuning, exits, draft_head
+        self.passes = ObservedPasses(costs)
         self.expected = predicted if predicted is not None else tuning.uncalibrated_speedup
         self._gate = ExitGate(costs, exits, exit_shares, False, predicted, tuning, unknown=not measured)
         self._pools = TextPools(tuning.pool_tokens)
@@ -159,7 +161,7 @@ class DraftController:
     def _pass_time(self, prompt_tokens: int, before_ms: float = 0.0) -> PassTime:
         """``before_ms``: what was spent before the pass."""
         if not prompt_tokens:
-            return lambda batch_size, tokens, longest: before_ms + self.costs.full(batch_size, tokens, longest)
+            return lambda batch_size, tokens, longest: before_ms + self.passes.full(batch_size, tokens, longest)
         return lambda batch_size, tokens, longest: before_ms + self.costs.packed(batch_size, tokens, prompt_tokens)
 
     def head_pays(
@@ -200,7 +202,7 @@ class DraftController:
     def head_price(self, batch_size: int) -> float:
         """What a first guess in every sequence and its verification take more than no guess, in passes."""
         pass_ms = self._pass_time(0, self.costs.draft_head(batch_size, first=True))
-        return pass_ms(batch_size, 2 * batch_size, 2) / self.costs.full(batch_size, batch_size, 1) - 1
+        return pass_ms(batch_size, 2 * batch_size, 2) / self.passes.full(batch_size, batch_size, 1) - 1
 
     def lengths(
         self, states: Sequence[DraftState], chances: Sequence[Sequence[float]], spent_ms: float, prompt_tokens: int
@@ -220,9 +222,9 @@ class DraftController:
             head_ms: spent by the draft head.
         """
         batch_size, count = len(states), len(states) + sum(drafts)
-        base = self.costs.full(batch_size, batch_size, 1)
+        base = self.passes.full(batch_size, batch_size, 1)
         extra = (
-            (head_ms + self.costs.full(batch_size, count, 1 + max(drafts, default=0))) / base - 1
+            (head_ms + self.passes.full(batch_size, count, 1 + max(drafts, default=0))) / base - 1
             if head_ms or any(drafts)
             else 0.0
         )

@@ -23,7 +23,7 @@ from tide_runtime.costs.cost_model import StepCurve
 from tide_runtime.errors import CalibrationError
 
 LAYERS, HIDDEN, LAYER_WEIGHTS = 12, 64, 49152
-HOST = HostTimes(full=0.5, exit_evaluation=0.75, verification=0.9)
+HOST = HostTimes(full=0.5, exit_evaluation=0.75, verification=0.9, lookup=0.6)
 
 
 def manifest(*checkpoints: int) -> Manifest:
@@ -97,7 +97,7 @@ def test_known_times_are_recovered():
     steps = [*fit_steps(cut, 1, {1: times[1,], 4: times[4,]}, HOST), *fit_steps(cut, 2, {2: times[2, 2]}, HOST)]
     for step, (rows, seq) in zip(steps, [(1, 1), (1, 4), (2, 2)], strict=True):
         assert (step.rows, step.seq, step.host_ms) == (rows, seq, 0.5)
-        assert (step.ask_extra_ms, step.deep_extra_ms) == pytest.approx((0.25, 0.4))
+        assert (step.ask_extra_ms, step.deep_extra_ms, step.lookup_extra_ms) == pytest.approx((0.25, 0.4, 0.1))
         assert step.launch_ms == pytest.approx(FakeBackend.LAUNCH)
         assert step.layer_ms == pytest.approx(1 + rows * seq / 10)
         assert step.head_ms == pytest.approx(FakeBackend.HEAD)
