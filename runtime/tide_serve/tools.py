@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from tide_runtime import Engine, Grammar
+from tide_runtime.text.grammar import JSON_STYLE
 from tide_runtime.text.tokenizer import Tokenizer
 
 from tide_serve.config import ServeConfig
@@ -29,8 +30,6 @@ from tide_serve.tool_calls import CLOSING, OPENING
 
 MAX_CALLS = 8  # of an answer whose calls follow a grammar: a model that does not stop by itself must
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
-_JSON_STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-
 
 Mode = Literal["none", "auto", "required", "named"]
 
@@ -184,4 +183,4 @@ def _arguments_schema(function: Mapping[str, Any]) -> str:
 
 def _styled(schema: dict[str, Any], lenient: bool = False) -> str:
     """``schema`` with JSON on one line: without free white space most of a call follows from the grammar."""
-    return json.dumps({**schema, "x-guidance": {**_JSON_STYLE, "lenient": lenient}})
+    return json.dumps({**schema, "x-guidance": {**JSON_STYLE, "lenient": lenient}})

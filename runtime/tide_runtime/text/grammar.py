@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 _KEPT = 64  # compiled grammars of an engine; compiling takes 1 to 100 ms
 # JSON as Python's json.dumps writes it. Without free white space the names of required properties follow from the schema.
-_JSON_STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+JSON_STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ class GrammarCompiler:
             self._named_tokens = named_tokens(json.loads(source))
         try:
             if grammar.kind == "json_schema":
-                text = LLMatcher.grammar_from_json_schema(grammar.source, overrides=_JSON_STYLE)  # type: ignore[arg-type]
+                text = LLMatcher.grammar_from_json_schema(grammar.source, overrides=JSON_STYLE)  # type: ignore[arg-type]
             elif grammar.kind == "regex":
                 text = LLMatcher.grammar_from_regex(grammar.source)
             else:
