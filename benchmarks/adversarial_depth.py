@@ -6,7 +6,8 @@
 Three searches, each by mutation of the best prompts so far (random tokens replaced, copied, or repeated), on counts and not on
 clocks, so that a seed finds the same prompts everywhere where costs are the same:
 
-- *slow*: SmolLM2-135M under the default policy, the prompt whose drafts cost most for what they give, by the engine's own costs;
+- *slow*: SmolLM2-135M under the default policy, the prompt whose drafts cost most for what they give, by the measured costs of
+  passes, which are not corrected during the search (`ObservedPasses`);
 - *deep*: the demo model under `exit`, certified at 5%, the prompt after which exits are evaluated and no token stops early;
 - *shallow*: the same, the prompt after which the fewest layers are run for a token.
 
@@ -35,6 +36,7 @@ from tide_runtime import Engine, EngineOptions, Generation, GenerationParams, Th
 from tide_runtime.bundle import Bundle
 from tide_runtime.costs.cost_model import CostModel
 from tide_runtime.depth.options import DepthOptions
+from tide_runtime.depth_tuning import DepthTuning
 
 from benchmarks.decode_cpu import CACHE
 from benchmarks.models.calibrated_bundles import calibrated_bundles
@@ -128,7 +130,10 @@ def slow_prompt(report: Report, cache: Path, weights: str, generations: int, see
     with ExitStack() as stack:
         full = stack.enter_context(Engine(bundle, EngineOptions(policy="full", max_batch=1, threads=threads)))
         auto = stack.enter_context(Engine(bundle, EngineOptions(max_batch=1, threads=threads), backend=full.backend))
-        worst = search(auto, draft_cost(auto), generations, seed, f"slow, {weights}")
+        repeatable = DepthOptions(tuning=DepthTuning(observe_passes=False))
+        options = EngineOptions(depth=repeatable, max_batch=1, threads=threads)
+        searched = stack.enter_context(Engine(bundle, options, backend=full.backend))
+        worst = search(searched, draft_cost(searched), generations, seed, f"slow, {weights}")
         ratio = timed_ratio(full, auto, worst.prompt)
         stats = written(auto, worst.prompt).stats
     drafted, accepted = sum(stats.drafted.values()), sum(stats.accepted.values())

@@ -16,6 +16,8 @@ class DepthTuning:
         hit_rate_weight, hit_rate_memory: see `HitRates`.
         loss_allowance, loss_share: passes that text drafts and the draft head may lose in a sequence, and for each of its tokens
             besides (`Ledger`): a reply of 10 tokens is at most 3% slower, by the measured costs, whatever drafts it got.
+        observe_passes: correct the prices of passes by the time that they take (`ObservedPasses`). Without it, drafts depend on
+            nothing but the text and the measured table.
         head_draft_limit: most guesses of the draft head before a verification pass.
         pool_tokens: of recent outputs that draft for other requests of the same cache salt; 0: none.
         draft_lengths: most text drafts of one sequence, tried in turn: sequences of a batch wait for the longest.
@@ -38,6 +40,7 @@ class DepthTuning:
     hit_rate_memory: float = 16.0
     loss_allowance: float = 0.1
     loss_share: float = 0.02
+    observe_passes: bool = True
     head_draft_limit: int = 6
     pool_tokens: int = 8192
     draft_lengths: tuple[int, ...] = (1, 2, 3, 4, 6, 9, 64)

@@ -208,7 +208,7 @@ class ExactDepth:
         work = [Work(state.sequence, len(made) + 1, len(made) + 1) for state, made in zip(states, drafts, strict=True)]
         began = perf_counter()
         logits, first = run_decodes_and_prompts(context, work, prompts)
-        if not prompts:
+        if self.controller.tuning.observe_passes and not prompts:
             counts = [one.tokens for one in work]
             self.controller.passes.observe(len(work), sum(counts), max(counts), 1e3 * (perf_counter() - began))
         tokens = [self._verify(state, made, found) for state, made, found in zip(states, drafts, logits, strict=True)]
