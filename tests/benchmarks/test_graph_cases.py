@@ -15,8 +15,9 @@ from tide_plugins.build.toolchain import find_toolchain
 from tide_runtime.errors import TargetError
 
 from benchmarks.gpu import graph_cases
-from benchmarks.gpu.graph_cases import EXITS, GraphCase, run_case
+from benchmarks.gpu.graph_cases import EXITS, GraphCase, refused_capture, run_case
 from benchmarks.gpu.graph_cases import graph_cases as all_cases
+from benchmarks.gpu.kit.without_gpu import refuse_on_simulated_gpu
 from benchmarks.gpu.small_kernel import compile_cubin
 from benchmarks.gpu.stub_model import Wanted, reference
 from benchmarks.gpu.stub_segments import SOURCE, SYMBOLS, ExitArguments, HeadArguments, SegmentArguments
@@ -123,3 +124,10 @@ def test_the_stub_kernels_compile_for_a_gpu() -> None:
         pytest.skip(str(reason))
     cubin = compile_cubin(SOURCE, "sm_90")
     assert all(symbol.encode() in cubin for symbol in SYMBOLS)
+
+
+def test_a_refused_capture_is_told_from_an_accepted_one() -> None:
+    """Guards against a check that passes on a machine where a capture that waits is accepted."""
+    assert "has made it invalid" in refuse_on_simulated_gpu()["refusal"]
+    with pytest.raises(AssertionError, match="was accepted"):
+        refused_capture(SimulatedGpu(), lambda stream: None)
