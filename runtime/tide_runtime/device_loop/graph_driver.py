@@ -23,7 +23,7 @@ from tide_runtime.backends.device.device import Device
 from tide_runtime.backends.device.program import Execution, IfThen, Node, Run, conditions
 from tide_runtime.device_loop.captured_nodes import node_types, why_not_in_a_body, why_not_repeatable
 from tide_runtime.device_loop.host_driver import HostDriver
-from tide_runtime.errors import TargetError
+from tide_runtime.errors import TargetError, TideError
 
 _REFUSED = "the decode step cannot be captured in a CUDA graph"
 _BUGS = (AttributeError, ImportError, NameError, TypeError)  # of this file or the package's version, not of a capture
@@ -89,6 +89,8 @@ class GraphDriver:
                 captures.pop_all()
         except _BUGS:
             raise
+        except TideError as error:
+            raise TargetError(f"{_REFUSED}: {error}") from error
         except Exception as error:
             raise TargetError(f"{_REFUSED}: {type(error).__name__}: {error}") from error
 
