@@ -35,6 +35,7 @@ bindings: $(READY) ## TensorRT's Python bindings, which import without TensorRT:
 	test -d build/bindings/11.4 || $(BIN)/python -m pip install --quiet --no-deps --target build/bindings/11.4 tensorrt-cu13-bindings==11.4.*
 	-test -d build/bindings/10.4 || $(BIN)/python -m pip install --quiet --no-deps --target build/bindings/10.4 tensorrt-cu12-bindings==10.4.*
 
+CALIBRATED_SMOLLM2 := build/bench-cache/smollm2/calibrated/bundle_1# predicted_speedup makes it
 bench: $(READY) ## the published benchmarks, one after the other
 	$(BIN)/python -m benchmarks.segment_tax --json docs/results/$(DATE)-segment_tax.json
 	$(BIN)/python -m benchmarks.decode_cpu --models demo --json docs/results/$(DATE)-decode_cpu.json
@@ -62,7 +63,8 @@ bench: $(READY) ## the published benchmarks, one after the other
 	$(BIN)/python -m benchmarks.calibration_quality --json docs/results/$(DATE)-calibration_quality.json
 	$(BIN)/python -m benchmarks.certificate --json docs/results/$(DATE)-certificate.json
 	$(BIN)/python -m benchmarks.policy_quality --json docs/results/$(DATE)-policy_quality.json
-	$(BIN)/python -m benchmarks.tasks --json docs/results/$(DATE)-tasks.json
+	$(BIN)/python -m benchmarks.tasks --calibrated $(CALIBRATED_SMOLLM2) --json docs/results/$(DATE)-tasks.json
+	$(BIN)/python -m benchmarks.tasks --prompts benchmarks/tasks/second_prompts --calibrated $(CALIBRATED_SMOLLM2) --json docs/results/$(DATE)-tasks_second.json
 	$(BIN)/python -m benchmarks.text_drafts --json docs/results/$(DATE)-text_drafts.json
 	$(BIN)/python -m benchmarks.adversarial_depth --json docs/results/$(DATE)-adversarial_depth.json
 	$(BIN)/python -m benchmarks.capture_memory --json docs/results/$(DATE)-capture_memory.json

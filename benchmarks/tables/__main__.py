@@ -299,6 +299,8 @@ PAGES: dict[str, list[tuple[str, Callable[[dict[str, Any]], str]]]] = {
     ],
     "docs/measured-policies.md": [
         ("tasks", _placed(task_tables.tasks_table)),
+        ("tasks_second", _placed(task_tables.second_tasks_line)),
+        ("predicted_speedup", _placed(task_tables.predictions_table)),
         ("adversarial_depth", _placed(task_tables.adversarial_table)),
         ("text_drafts", _placed(task_tables.text_drafts_table)),
         ("lm_eval_policies", _placed(task_tables.lm_eval_line)),

@@ -1,4 +1,4 @@
-"""Tables of `benchmarks.tasks` and `benchmarks.adversarial_depth`."""
+"""Tables of benchmarks on SmolLM2-135M under the default policy: tasks, misleading prompts, predictions."""
 
 from __future__ import annotations
 
@@ -25,6 +25,37 @@ def tasks_table(run: dict[str, Any], where: str) -> str:
         note += f" Batches of 8, fp32: {results['batch8_geomean']:.2f}x, worst {results['batch8_worst']:.2f}x."
     note += f" Tokens that differ from `full`'s: {results['differing_tokens']:.0f}."
     return "\n".join([title, "", *table(["weights", *KIND_COLUMNS], rows), "", note])
+
+
+def second_tasks_line(run: dict[str, Any], where: str) -> str:
+    """The tasks that were written after the policies were final."""
+    results, tasks = run["results"], [row for row in run["rows"] if "kind" in row]
+    parts = [
+        f"{weights} {results[GEOMEANS[weights]]:.2f}x, worst {results[f'{PREFIXES[weights]}worst_prompt']:.2f}x"
+        for weights in dict.fromkeys(row["weights"] for row in tasks)
+    ]
+    return (
+        f"**The second set of tasks**, five of each kind, written after the policies were final ({where}): {'; '.join(parts)}. "
+        f"Tokens that differ from `full`'s: {results['differing_tokens']:.0f}."
+    )
+
+
+def predictions_table(run: dict[str, Any], where: str) -> str:
+    """What calibrations recommend and predict, beside the clock."""
+    rows = [
+        [
+            row["model"], f"`{row['recommended']}`", f"{row['predicted']:.2f}", f"{row['replayed']:.2f}",
+            f"{row['measured']:.2f} ({row['low']:.2f}–{row['high']:.2f})", "yes" if row["right"] else "no",
+        ]
+        for row in run["rows"]
+        if "recommended" in row
+    ]  # fmt: skip
+    title = (
+        f"**Predictions of calibrations**: speed over the uncut model, one sequence, {run['settings']['prompts']} held-out prompts "
+        f"({where}). Predicted: when the model was calibrated, on other texts. Replayed: by the same cost model on the texts "
+        "written here, with passes timed before and after. Measured: with the 95% interval over prompts."
+    )
+    return "\n".join([title, "", *table(["model", "recommended", "predicted", "replayed", "measured", "right"], rows)])
 
 
 def lm_eval_line(run: dict[str, Any], where: str) -> str:

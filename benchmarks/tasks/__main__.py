@@ -2,7 +2,7 @@
 
     python -m benchmarks.tasks                                  # SmolLM2-135M, fp32 and int4, alone and in batches: 12 minutes
     python -m benchmarks.tasks --weights int4 --tasks 3         # the first three of each kind
-    python -m benchmarks.tasks --calibrated BUNDLE              # also a bundle that was calibrated and exported in fp32
+    python -m benchmarks.tasks --calibrated BUNDLE              # also a bundle that was calibrated and exported in fp32: 5 more
     python -m benchmarks.tasks --prompts FOLDER --json build/tasks.json
     python -m benchmarks.tasks --prompts benchmarks/tasks/second_prompts    # a second set, of five tasks each
 
