@@ -208,9 +208,9 @@ class ExactDepth:
         work = [Work(state.sequence, len(made) + 1, len(made) + 1) for state, made in zip(states, drafts, strict=True)]
         began = perf_counter()
         logits, first = run_decodes_and_prompts(context, work, prompts)
-        if self.controller.tuning.observe_passes and not prompts:
+        if not prompts and not self._sums_differ:  # where sums differ, drafts that follow the clock would make texts vary
             counts = [one.tokens for one in work]
-            self.controller.passes.observe(len(work), sum(counts), max(counts), 1e3 * (perf_counter() - began))
+            self.controller.observe_pass(counts, 1e3 * (perf_counter() - began))
         tokens = [self._verify(state, made, found) for state, made, found in zip(states, drafts, logits, strict=True)]
         controls = [state.control for state in states]
         self.controller.settle(controls, [len(made) for made in drafts], [len(taken) for taken in tokens], head_ms)

@@ -154,14 +154,22 @@ class DraftController:
             prompt_tokens: tokens of prompts that the step runs as well.
         """
         speedup = fmean(state.exits.speedup for state in states) if evaluates_exits else 1.0
-        pass_ms = self._pass_time(prompt_tokens)
-        chances = [affordable(state.ledger, state.text_chances, pass_ms, len(states)) for state in states]
-        return lengths_to_verify(chances, pass_ms, speedup, self.tuning)
+        measured_ms = self._pass_time(prompt_tokens, observed=False)
+        chances = [affordable(state.ledger, state.text_chances, measured_ms, len(states)) for state in states]
+        return lengths_to_verify(chances, self._pass_time(prompt_tokens), speedup, self.tuning)
 
-    def _pass_time(self, prompt_tokens: int, before_ms: float = 0.0) -> PassTime:
-        """``before_ms``: what was spent before the pass."""
+    def _pass_time(self, prompt_tokens: int, before_ms: float = 0.0, observed: bool = True) -> PassTime:
+        """Prices of passes.
+
+        Args:
+            before_ms: what was spent before the pass.
+            observed: as the passes of this moment have them, for the choice of drafts. Ledgers count in measured prices: with
+                those of a moment in which drafts are dear, few texts could pay for the first long copy (texts of SmolLM2 at such
+                prices: 1.50x over `full` in place of 1.58x).
+        """
         if not prompt_tokens:
-            return lambda batch_size, tokens, longest: before_ms + self.passes.full(batch_size, tokens, longest)
+            full = self.passes.full if observed else self.costs.full
+            return lambda batch_size, tokens, longest: before_ms + full(batch_size, tokens, longest)
         return lambda batch_size, tokens, longest: before_ms + self.costs.packed(batch_size, tokens, prompt_tokens)
 
     def head_pays(
@@ -201,14 +209,14 @@ class DraftController:
 
     def head_price(self, batch_size: int) -> float:
         """What a first guess in every sequence and its verification take more than no guess, in passes."""
-        pass_ms = self._pass_time(0, self.costs.draft_head(batch_size, first=True))
-        return pass_ms(batch_size, 2 * batch_size, 2) / self.passes.full(batch_size, batch_size, 1) - 1
+        pass_ms = self._pass_time(0, self.costs.draft_head(batch_size, first=True), observed=False)
+        return pass_ms(batch_size, 2 * batch_size, 2) / self.costs.full(batch_size, batch_size, 1) - 1
 
     def lengths(
         self, states: Sequence[DraftState], chances: Sequence[Sequence[float]], spent_ms: float, prompt_tokens: int
     ) -> list[int]:
         """How many drafts of each sequence are verified, after ``spent_ms`` of drafting."""
-        pass_ms, batch_size = self._pass_time(prompt_tokens), len(states)
+        pass_ms, batch_size = self._pass_time(prompt_tokens, observed=False), len(states)
         spent = spent_ms / pass_ms(batch_size, batch_size, 1)
         paid = [affordable(state.ledger, own, pass_ms, batch_size, spent) for state, own in zip(states, chances, strict=True)]
         return lengths_to_verify(paid, self._pass_time(prompt_tokens, spent_ms), 1.0, self.tuning)
@@ -222,9 +230,9 @@ class DraftController:
             head_ms: spent by the draft head.
         """
         batch_size, count = len(states), len(states) + sum(drafts)
-        base = self.passes.full(batch_size, batch_size, 1)
+        base = self.costs.full(batch_size, batch_size, 1)
         extra = (
-            (head_ms + self.passes.full(batch_size, count, 1 + max(drafts, default=0))) / base - 1
+            (head_ms + self.costs.full(batch_size, count, 1 + max(drafts, default=0))) / base - 1
             if head_ms or any(drafts)
             else 0.0
         )
@@ -234,6 +242,12 @@ class DraftController:
         share = extra * batch_size / max(1, sum(guessed))
         for state, drafted, made in zip(states, guessed, tokens, strict=True):
             state.ledger.settle(made, share if drafted else 0.0, made - 1)
+
+    def observe_pass(self, counts: Sequence[int], ms: float) -> None:
+        """A full pass for ``counts`` tokens of each sequence took ``ms``. Where exits may draft instead, prices stay as measured:
+        theirs are not observed, and only prices of one moment can be compared."""
+        if self.tuning.observe_passes and not self.exits:
+            self.passes.observe(len(counts), sum(counts), max(counts), ms)
 
     def sequences_to_speculate(self, ready: Sequence[int], batch_size: int) -> Sequence[int]:
         """Those of the ``ready`` sequences that evaluate exits: all or none, as a launch costs nearly as much for a few of the

@@ -100,6 +100,17 @@ def test_sums_in_another_order_limit_no_drafts(recwarn: pytest.WarningsRecorder)
     assert not recwarn.list
 
 
+@pytest.mark.parametrize(("invariant_tokens", "observed"), [(None, True), (1, False)])
+def test_drafts_follow_the_clock_only_where_they_leave_the_bits(
+    invariant_tokens: int | None, observed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where sums differ, a text must not depend on what else the machine does."""
+    policy, passes = exact(invariant_tokens, "ngram", rounds=False), list[Sequence[int]]()
+    monkeypatch.setattr(policy.controller, "observe_pass", lambda counts, ms: passes.append(counts))
+    generate(policy, 1, 100)
+    assert any(sum(counts) > 1 for counts in passes) is observed
+
+
 def test_a_limit_is_named_and_none_is_not(recwarn: pytest.WarningsRecorder) -> None:
     """`tide-run --stats` shows it; a warning for a limit that allows drafts would only disturb."""
     assert "at most 16 tokens" in str(exact(16, "all").limitation)
