@@ -1,6 +1,6 @@
 """Prompts made to mislead the depth policies, found by search over token sequences, and what bounds the damage.
 
-    python -m benchmarks.adversarial_depth                         # 10 minutes
+    python -m benchmarks.adversarial_depth                         # 4 minutes
     python -m benchmarks.adversarial_depth --generations 40        # a longer search
 
 Three searches, each by mutation of the best prompts so far (random tokens replaced, copied, or repeated), on counts and not on
@@ -34,6 +34,7 @@ from tide_bench.report import Report
 from tide_bench.teacher_forcing import read_text
 from tide_runtime import Engine, EngineOptions, Generation, GenerationParams, ThreadOptions
 from tide_runtime.bundle import Bundle
+from tide_runtime.bundle.exits import bundle_exits
 from tide_runtime.costs.cost_model import CostModel
 from tide_runtime.depth.options import DepthOptions
 from tide_runtime.depth_tuning import DepthTuning
@@ -155,12 +156,13 @@ class ExitCase:
     budget: float | None = None
 
 
-def exit_cases(layers: int) -> list[ExitCase]:
+def exit_cases(deepest: int) -> list[ExitCase]:
+    """``deepest``: layers before the deepest exit, the most that `min_depth` may be."""
     return [
         ExitCase("deep", "exit"),
         ExitCase("deep", "exit, depth_budget 0.8 L", budget=0.8),
         ExitCase("shallow", "exit"),
-        ExitCase("shallow", f"exit, min_depth {layers // 3}", DepthOptions(min_depth=layers // 3)),
+        ExitCase("shallow", f"exit, min_depth {deepest}", DepthOptions(min_depth=deepest)),
         ExitCase("shallow", "exit, max_exit_streak 2", DepthOptions(max_exit_streak=2)),
     ]
 
@@ -168,6 +170,7 @@ def exit_cases(layers: int) -> list[ExitCase]:
 def exit_prompts(report: Report, cache: Path, generations: int, seed: int, table: Table) -> None:
     bundle = Bundle.open(calibrated_bundles("layerskip", cache)[PERCENT], verify=False)
     threads, layers = ThreadOptions(shared=True), bundle.manifest.model.num_layers
+    deepest = bundle_exits(bundle.manifest)[-1].info.checkpoint
 
     def depth(result: Generation) -> float:
         return float(np.mean(result.stats.depth_of_each(layers)))
@@ -184,7 +187,7 @@ def exit_prompts(report: Report, cache: Path, generations: int, seed: int, table
             "deep": search(plain, depth, generations, seed, "deep"),
             "shallow": search(plain, lambda result: -depth(result), generations, seed, "shallow"),
         }
-        for case in exit_cases(layers):
+        for case in exit_cases(deepest):
             prompt, engine = found[case.search].prompt, load(case.options)
             budget = None if case.budget is None else case.budget * layers
             ratio, differs = timed_ratio(full, engine, prompt, budget), disagreement(full, engine, prompt)
