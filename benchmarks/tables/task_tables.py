@@ -52,8 +52,8 @@ def predictions_table(run: dict[str, Any], where: str) -> str:
     ]  # fmt: skip
     title = (
         f"**Predictions of calibrations**: speed over the uncut model, one sequence, {run['settings']['prompts']} held-out "
-        f"prompts ({where}). Predicted: when the model was calibrated, on other texts. Replayed: by the same cost model on the texts "
-        "written here, with passes timed before and after. Measured: with the 95% interval over prompts."
+        f"prompts ({where}). Predicted: when the model was calibrated, on other texts. Replayed: by the same cost model on the "
+        "texts written here, with passes timed before and after. Measured: with the 95% interval over prompts."
     )
     return "\n".join([title, "", *table(["model", "recommended", "predicted", "replayed", "measured", "right"], rows)])
 
