@@ -85,12 +85,13 @@ def model_speeds(
     from benchmarks.exits.recalled_exits import RecalledExits
 
     recalled = RecalledExits.load(source, calibration)
-    own, then = recalled.own_continuations(), recalled.file.calibration.costs
+    own, then, limit = recalled.own_continuations(), recalled.file.calibration.costs, recalled.file.calibration.draft_limit
     assert then is not None
-    return {
-        name: (recalled.speedup(case, own, then), recalled.speedup(case, recalled.texts(texts[name], PROMPT_TOKENS), now))
-        for name, case in cases.items()
-    }
+    speeds = {}
+    for name, case in cases.items():
+        written = recalled.texts(texts[name], PROMPT_TOKENS)
+        speeds[name] = modelled_speedup(case, own, then, limit), modelled_speedup(case, written, now, limit)
+    return speeds
 
 
 def total_ratio(turns: Sequence[Turn]) -> tuple[float, float, float]:

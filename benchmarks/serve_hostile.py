@@ -4,9 +4,9 @@
     python -m benchmarks.serve_hostile engine/         # a bundle of one's own
 
 Two normal clients send short requests, each its next one after an answer: beside each attack, and in turn with that, in an order
-that changes with every round, without attackers. Streams that nobody reads are compared with the same streams read at once, as
-generating them takes its time in any case. Attackers are a process of their own on the same machine and send at a steady rate;
-server, attackers and normal clients share the processor. The prefix cache is off, as it would grow with every request.
+that changes with every round, without attackers. Streams whose client does not read are compared with the same streams read at
+once, as generating them takes time in both cases. Attackers are a process of their own on the same machine and send at a steady
+rate; server, attackers and normal clients share the processor. The prefix cache is off, as it would grow with every request.
 """
 
 from __future__ import annotations

@@ -5,12 +5,13 @@ from __future__ import annotations
 import platform
 from collections.abc import Sequence
 from dataclasses import replace
+from statistics import fmean
 
 from tide_calibrate.costs.measure import unsplit_ms
 from tide_runtime.backends.onnxruntime.cpu import OnnxRuntimeBackend
 from tide_runtime.backends.pass_costs import measure_pass_costs
 from tide_runtime.bundle.calibration import CostTable, StepCost
-from tide_runtime.costs.cost_model import StepTable
+from tide_runtime.costs.cost_model import StepCurve, StepTable
 
 
 def pass_costs_now(backend: OnnxRuntimeBackend) -> CostTable:
@@ -20,20 +21,14 @@ def pass_costs_now(backend: OnnxRuntimeBackend) -> CostTable:
 
 def current_costs(costs: CostTable, passes: Sequence[CostTable], num_layers: int) -> CostTable:
     """``costs`` of one sequence, its graphs scaled at each size so that a pass takes the mean of ``passes``."""
-    tables = [StepTable.of(table) for table in passes]
-    steps = []
-    for step in costs.steps:
-        if step.rows == 1:
-            mean = sum(table.step(1, step.seq).layer_ms for table in tables) / len(tables)
-            steps.append(_scaled(step, mean / _pass_ms(step, num_layers)))
-    return replace(costs, steps=steps, unsplit_ms=unsplit_ms(steps, num_layers))
-
-
-def _pass_ms(step: StepCost, num_layers: int) -> float:
-    return num_layers * step.layer_ms + max(step.head_ms, step.launch_ms)
+    tables, steps = [StepTable.of(table) for table in passes], [step for step in costs.steps if step.rows == 1]
+    then = StepCurve.of(costs, int(max(step.seq for step in steps))).whole(num_layers)
+    now = [fmean(table.step(1, int(step.seq)).layer_ms for table in tables) for step in steps]
+    scaled = [_scaled(step, ms / then[int(step.seq)]) for step, ms in zip(steps, now, strict=True)]
+    return replace(costs, steps=scaled, unsplit_ms=unsplit_ms(scaled, num_layers))
 
 
 def _scaled(step: StepCost, factor: float) -> StepCost:
-    """With the times of its graphs multiplied by ``factor``, and those of the host as they are."""
+    """A copy of ``step`` whose graphs take ``factor`` times as long. The host's times do not change."""
     graphs = ("launch_ms", "layer_ms", "head_ms", "exit_ms")
     return replace(step, **{name: factor * getattr(step, name) for name in graphs})

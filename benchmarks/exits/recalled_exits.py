@@ -19,11 +19,8 @@ from tide_calibrate.text.documents import SPLITS, Windows, read_text
 from tide_calibrate.traces.continuations import continue_prompts, generated_tokens
 from tide_calibrate.traces.trace import Exit, SplitTrace
 from tide_calibrate.train import TrainedExit, captured_layers, trace_exits
-from tide_runtime.bundle.calibration import CostTable
 from torch import nn
 
-from benchmarks.arms.policy_cases import Case
-from benchmarks.exits.modelled_speedup import modelled_speedup
 from tide_export.calibration.calibration_file import EXITS_NAME, CalibrationFile, read_calibration
 from tide_export.calibration.exits_file import Arrays, read_exits
 from tide_export.load import LoadedModel, load_model
@@ -77,10 +74,6 @@ class RecalledExits:
         for row, text in zip(tokens, texts, strict=True):
             row[: len(text)] = text
         return self._trace(Windows(tokens, lengths, np.arange(count, dtype=np.int32)), np.full(count, prompt, np.int32))
-
-    def speedup(self, case: Case, trace: SplitTrace, costs: CostTable) -> float:
-        """Over the uncut model, by ``costs``."""
-        return modelled_speedup(case, trace, costs, self.file.calibration.draft_limit)
 
     def _trace(self, own: Windows, prompts: NDArray[np.int32]) -> SplitTrace:
         split = np.full(int(own.document.max()) + 1, SPLITS.index("test"), np.int8)

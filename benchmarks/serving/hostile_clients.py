@@ -138,7 +138,7 @@ async def _forever(hold: Callable[[int], Awaitable[None]], number: int) -> None:
 
 
 async def slow_readers(target: Target) -> None:
-    """Streams that nobody reads. See `readers`."""
+    """Streams whose client does not read. See `readers`."""
     await _streams(target, read=False)
 
 

@@ -17,8 +17,7 @@ class DepthTuning:
         loss_allowance, loss_share: passes that text drafts and the draft head may lose in a sequence, and for each of its tokens
             besides (`Ledger`): a reply of 10 tokens is at most 3% slower, by the measured costs, whatever drafts it got.
         observe_passes: correct the prices of passes by the time that they take (`ObservedPasses`), where no exits draft. Without
-            it, drafts depend on nothing but the text and the measured table. 24 tasks in turn, the table measured hours before:
-            geometric mean 1.78 with and 1.79 without, worst 0.95 and 0.86.
+            it, drafts depend on the text and the measured table only, so that a run can be repeated.
         head_draft_limit: most guesses of the draft head before a verification pass.
         pool_tokens: of recent outputs that draft for other requests of the same cache salt; 0: none.
         draft_lengths: most text drafts of one sequence, tried in turn: sequences of a batch wait for the longest.

@@ -208,7 +208,8 @@ class ExactDepth:
         work = [Work(state.sequence, len(made) + 1, len(made) + 1) for state, made in zip(states, drafts, strict=True)]
         began = perf_counter()
         logits, first = run_decodes_and_prompts(context, work, prompts)
-        if not prompts and not self._sums_differ:  # where sums differ, drafts that follow the clock would make texts vary
+        # Where sums differ, the number of drafts may change a text, so it must not depend on time.
+        if not prompts and not self._sums_differ:
             counts = [one.tokens for one in work]
             self.controller.observe_pass(counts, 1e3 * (perf_counter() - began))
         tokens = [self._verify(state, made, found) for state, made, found in zip(states, drafts, logits, strict=True)]

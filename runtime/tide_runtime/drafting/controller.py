@@ -163,9 +163,8 @@ class DraftController:
 
         Args:
             before_ms: what was spent before the pass.
-            observed: as the passes of this moment have them, for the choice of drafts. Ledgers count in measured prices: with
-                those of a moment in which drafts are dear, few texts could pay for the first long copy (texts of SmolLM2 at such
-                prices: 1.50x over `full` in place of 1.58x).
+            observed: correct them by observed passes, for the choice of drafts. Ledgers count in measured prices, because at
+                the corrected prices of a busy machine few texts can pay for their first long copy.
         """
         if not prompt_tokens:
             full = self.passes.full if observed else self.costs.full
@@ -244,8 +243,11 @@ class DraftController:
             state.ledger.settle(made, share if drafted else 0.0, made - 1)
 
     def observe_pass(self, counts: Sequence[int], ms: float) -> None:
-        """A full pass for ``counts`` tokens of each sequence took ``ms``. Where exits may draft instead, prices stay as measured:
-        theirs are not observed, and only prices of one moment can be compared."""
+        """A full pass for ``counts`` tokens of each sequence took ``ms``.
+
+        Where exits may draft instead, this changes nothing: the prices of exits are not observed, and a corrected price cannot be
+        compared with one that is not corrected.
+        """
         if self.tuning.observe_passes and not self.exits:
             self.passes.observe(len(counts), sum(counts), max(counts), ms)
 

@@ -26,17 +26,17 @@ def drafting(control: DraftController) -> DraftState:
     return state
 
 
-def serve_dear_drafts(control: DraftController) -> None:
+def serve_expensive_drafts(control: DraftController) -> None:
     for _ in range(200):
         control.observe_pass([1], 10.0)
         control.observe_pass([4], 13.0 * 4**0.3)
 
 
-def test_fewer_drafts_are_verified_where_they_have_become_dear() -> None:
-    """With the prices of another moment, the worst text was 12% slower than `full`."""
+def test_fewer_drafts_are_verified_where_they_have_become_expensive() -> None:
+    """With outdated prices, drafts that cost more than they give make a text slower than `full`."""
     control = controller()
     (before,) = control.text_draft_lengths([drafting(control)], evaluates_exits=False)
-    serve_dear_drafts(control)
+    serve_expensive_drafts(control)
     (after,) = control.text_draft_lengths([drafting(control)], evaluates_exits=False)
     assert 0 < after < before
 
@@ -48,13 +48,13 @@ def test_the_ledger_counts_in_measured_prices() -> None:
         state = drafting(control)
         control.settle([state], [3], [2], 0.0)
         balances.append(state.ledger.balance)
-        serve_dear_drafts(control)
+        serve_expensive_drafts(control)
     assert balances[0] == balances[1]
 
 
 @pytest.mark.parametrize(("tuning", "exits"), [(DepthTuning(observe_passes=False), ()), (DepthTuning(), (EXIT,))])
 def test_prices_stay_as_measured_where_that_is_wanted_or_exits_compete(tuning: DepthTuning, exits: tuple[Exit, ...]) -> None:
-    """Dear passes beside exits at their old price sent the demo model to its exits: 1.9x over the uncut model, not 2.4x."""
+    """With corrected passes and uncorrected exits, a model with exits drafts with them too often."""
     control = controller(tuning, exits)
-    serve_dear_drafts(control)
+    serve_expensive_drafts(control)
     assert control.passes.tilt == 0.0
