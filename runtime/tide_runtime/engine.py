@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -20,7 +21,6 @@ from tide_runtime.bundle import Bundle
 from tide_runtime.bundle.manifest import Manifest
 from tide_runtime.costs.cost_model import CostModel
 from tide_runtime.depth.certificate_coverage import with_promises
-from tide_runtime.depth.exact import ExactDepth, drafts_keep_bits
 from tide_runtime.depth.policy import EnginePolicy
 from tide_runtime.depth.registry import make_policy
 from tide_runtime.device_loop.select import Drive, choose_drive
@@ -105,12 +105,17 @@ class Engine:
         weakref.finalize(self, self._loop.stop, abort=True)
 
     def _choose_drive(self) -> Drive:
-        name, rounds, passes = self.options.policy, self.manifest.rounds(self.target), self.backend.pass_costs
-        if name == "auto" and not drafts_keep_bits(self.backend.invariant_tokens, rounds):
-            passes = None  # nothing that may change a text is a default
-        policy = make_policy(name, self.manifest, self.options.depth, self.max_batch, passes)
-        if isinstance(policy, ExactDepth):
-            policy.keep_within(self.backend.invariant_tokens, rounds)
+        if self.bits_limitation is not None:
+            warnings.warn(self.bits_limitation, RuntimeWarning, stacklevel=4)
+        policy = make_policy(
+            self.options.policy,
+            self.manifest,
+            self.options.depth,
+            self.max_batch,
+            self.backend.pass_costs,
+            same_bits=self.backend.row_padding is not None,
+            rounds=self.manifest.rounds(self.target),
+        )
         return choose_drive(policy, self.backend)
 
     @classmethod
@@ -226,9 +231,20 @@ class Engine:
         return self.manifest.model.num_layers
 
     @property
-    def draft_limitation(self) -> str | None:
-        """How this machine's kernels limit the drafts of policy ``exact``, or its equality with ``full``; None: they do not."""
-        return self.policy.limitation if isinstance(self.policy, ExactDepth) else None
+    def bits_limitation(self) -> str | None:
+        """How a text may depend on what shares its launches on this machine, and what that does to policy ``exact``; None: texts
+        do not depend on it."""
+        if self.backend.row_padding is not None:
+            return None
+        if self.manifest.rounds(self.target):
+            return (
+                "this machine's low-bit kernels round differently where other tokens share a launch: a text may depend on the "
+                "requests that run beside it, and policy exact runs as full"
+            )
+        return (
+            "this machine's kernels sum in another order where other tokens share a launch: where two tokens are almost equally "
+            "likely, a text may depend on the requests that run beside it, and on the drafts of policy exact"
+        )
 
     @property
     def max_batch(self) -> int:
@@ -248,7 +264,7 @@ class Engine:
     def metrics(self) -> str:
         """The same and histograms of latencies, in the Prometheus text format."""
         # The counter is copied, as the loop goes on counting.
-        return self._metrics.text(self.stats(), dict(self.backend.launches))
+        return self._metrics.text(self.stats(), dict(self.backend.launches), self.bits_limitation is None)
 
     def close(self, abort: bool = False) -> None:
         """Wait for the requests in progress, or cancel them when ``abort``, and free the caches. Later requests are refused."""

@@ -153,8 +153,13 @@ class EngineMetrics:
             for metric, seconds in times.items():
                 self._counts[metric, ""] += seconds  # type: ignore[assignment]  # a Counter adds floats as well
 
-    def text(self, stats: EngineStats, launches: Mapping[str, int]) -> str:
-        """Everything in the Prometheus text format; ``launches``: graph name → times launched."""
+    def text(self, stats: EngineStats, launches: Mapping[str, int], same_bits: bool) -> str:
+        """Everything in the Prometheus text format.
+
+        Args:
+            launches: graph name → times launched.
+            same_bits: no text depends on the requests that run beside it.
+        """
         with self._lock:
             counts = dict(self._counts)
             first = self._first.lines("tide_first_token_seconds")
@@ -172,6 +177,8 @@ class EngineMetrics:
                 metric = f"tide_{field.name}" + ("" if kind == "gauge" else "_total")
                 lines += [f"# HELP {metric} {_STATE_HELP[field.name]}", f"# TYPE {metric} {kind}"]
                 lines.append(f"{metric} {getattr(stats, field.name)}")
+        lines += ["# HELP tide_same_bits Whether a text is the same whatever requests run beside it.", "# TYPE tide_same_bits gauge"]
+        lines.append(f"tide_same_bits {int(same_bits)}")
         lines += ["# HELP tide_first_token_seconds Time to first token.", "# TYPE tide_first_token_seconds histogram", *first]
         lines += ["# HELP tide_inter_token_seconds Time between tokens.", "# TYPE tide_inter_token_seconds histogram", *between]
         return "\n".join(lines) + "\n"

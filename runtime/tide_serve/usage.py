@@ -28,6 +28,7 @@ def usage_of(
         depths: layers → output tokens that were final after so many; 0 for drafts from text.
         certificate: of policy ``exit``, {max_disagreement, confidence, covered}; null where there is none.
         uncovered: why the certificate does not cover the answer; empty: it does, or no exit was used.
+        same_bits: whether the text is the same whatever other requests ran beside it (`Engine.bits_limitation`).
     """
     first = generations[::choices]
     tokens = sum(generation.stats.new_tokens for generation in generations)
@@ -56,6 +57,7 @@ def _depth(engine: Engine, stats: Sequence[RequestStats]) -> dict[str, Any]:
         "depths": {str(layers): count for layers, count in sorted(_sums(s.depths(engine.depth) for s in stats).items())},
         "certificate": _certificate(engine, stats, uncovered),
         "uncovered": uncovered,
+        "same_bits": engine.bits_limitation is None,
     }
 
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from runtime.tiny_transformer import HIDDEN, Array, TinyTransformer
 from tide_runtime.backends.graph_contract import hidden_states
 from tide_runtime.backends.kv_caches import BLOCK_TOKENS
-from tide_runtime.backends.step_arrays import RowEnds
+from tide_runtime.backends.step_arrays import NO_PADDING, RowEnds
 from tide_runtime.bundle.calibration import CalibrationInfo, ExitInfo
 from tide_runtime.bundle.manifest import HEAD, GenerationInfo, GraphInfo, KVInfo, Manifest, ModelInfo, exit_graph, kv_fill_graph
 
@@ -51,7 +51,7 @@ def tiny_manifest(
 class NumpyBackend:
     """``script`` answers for the MLP routers, when given."""
 
-    name, invariant_tokens, has_prefix_blocks = "numpy", None, True
+    name, row_padding, has_prefix_blocks = "numpy", NO_PADDING, True
 
     def __init__(
         self, manifest: Manifest, model: TinyTransformer, script: Script | None = None, packs_steps: bool = True

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tide_runtime.backends.prefix_blocks import PrefixBlocks
+from tide_runtime.backends.step_arrays import RowPadding
 from tide_runtime.bundle.calibration import CostTable
 
 
@@ -116,9 +117,10 @@ class Backend(Protocol):
         """Bytes of keys and values of one token, over all layers."""
 
     @property
-    def invariant_tokens(self) -> int | None:
-        """Most tokens of a launch that leave each other's results as they are, bit for bit; None: no limit is known. Measured
-        when first read, where the target's attention is padded or it has low-bit products."""
+    def row_padding(self) -> RowPadding | None:
+        """How launches are padded so that no token's bits depend on what shares its launch; None: no padding that was tried
+        achieves that on this machine, and launches are not padded. The target ``cpu`` measures it when it is first read; the
+        targets of GPUs do not, and have `NO_PADDING`."""
 
     @property
     def pass_costs(self) -> CostTable | None:

@@ -7,6 +7,7 @@ from time import perf_counter
 from typing import Protocol
 
 from tide_runtime.backends.base import Backend, ExecutionContext, Step
+from tide_runtime.backends.step_arrays import RowPadding
 from tide_runtime.bundle.calibration import CostTable
 
 
@@ -26,8 +27,8 @@ class ObservedBackend:
         self._backend, self._observer = backend, observer
 
     @property
-    def invariant_tokens(self) -> int | None:
-        return self._backend.invariant_tokens
+    def row_padding(self) -> RowPadding | None:
+        return self._backend.row_padding
 
     @property
     def pass_costs(self) -> CostTable | None:

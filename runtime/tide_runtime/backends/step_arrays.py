@@ -17,6 +17,23 @@ from tide_runtime.bundle.manifest import Manifest
 LEAST_ROWS = 2  # of a sequence in padded attention (tide_export.passes.attention_batched)
 
 
+class RowPadding(NamedTuple):
+    """Sizes of launches in which a token has the same bits whatever shares its launch: a launch of T tokens runs with
+    ``padded(T)`` rows.
+
+    Kernels of some processors give a launch of one row, or the last row of an odd number of rows, other bits than the rest.
+    """
+
+    least: int = 1
+    multiple: int = 1
+
+    def padded(self, rows: int) -> int:
+        return max(self.least, -(-rows // self.multiple) * self.multiple)
+
+
+NO_PADDING = RowPadding()
+
+
 class StepShape(NamedTuple):
     """Shape of a step, which its buffers and bindings depend on.
 
@@ -24,8 +41,8 @@ class StepShape(NamedTuple):
         first_index: batch index of the first sequence.
         seq: S, the most tokens of a sequence, at least ``LEAST_ROWS`` where attention is padded.
         even: whether all sequences have as many tokens.
-        tokens: T, rounded up in uneven steps.
-        outputs: N, tokens to compute logits for, at least 1; rounded up in uneven steps.
+        tokens: T, rounded up in uneven steps, and padded.
+        outputs: N, tokens to compute logits for, at least 1; rounded up in uneven steps, and padded.
     """
 
     first_index: int
@@ -36,12 +53,20 @@ class StepShape(NamedTuple):
     outputs: int
 
     @classmethod
-    def of(cls, first_index: int, counts: Sequence[int], wanted: Sequence[int], pads_attention: bool = False) -> StepShape:
+    def of(
+        cls,
+        first_index: int,
+        counts: Sequence[int],
+        wanted: Sequence[int],
+        pads_attention: bool = False,
+        padding: RowPadding = NO_PADDING,
+    ) -> StepShape:
         batch_size, longest, tokens, outputs = len(counts), max(counts), sum(counts), sum(wanted) or 1
         even = tokens == batch_size * longest
         if not even:
             tokens, outputs = (rounded_tokens(count, batch_size * longest) for count in (tokens, outputs))
-        return cls(first_index, batch_size, max(longest, LEAST_ROWS if pads_attention else 1), even, tokens, outputs)
+        seq = max(longest, LEAST_ROWS if pads_attention else 1)
+        return cls(first_index, batch_size, seq, even, padding.padded(tokens), padding.padded(outputs))
 
 
 class StepBuffers:

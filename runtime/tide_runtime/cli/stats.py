@@ -44,8 +44,8 @@ def _notes(engine: Engine, stats: RequestStats) -> list[str]:
             f"speed {stats.speedup:.2f} times the uncut model's {costs.unsplit_ms:.2f} ms per token, which was measured when "
             f"calibrating on {costs.machine}{expected}"
         )
-    if engine.draft_limitation is not None:
-        notes.append(engine.draft_limitation)
+    if engine.bits_limitation is not None:
+        notes.append(engine.bits_limitation)
     notes += [f"no certificate covers this output: {reason}" for reason in stats.uncovered]
     if stats.policy == "exit" and not stats.uncovered and calibration is not None and calibration.certificate is not None:
         c = calibration.certificate

@@ -8,7 +8,6 @@ from it; where a grammar leaves no choice, its tokens are drafts.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from time import perf_counter
@@ -39,17 +38,11 @@ class ExactState(LazySequence):
     """What `ExactDepth` keeps of a sequence. Full passes leave the frontier where it was."""
 
     drafting: DraftState | None = None
-    most_drafts: int | None = None  # that one launch verifies without changing bits
 
     @property
     def control(self) -> DraftState:
         assert self.drafting is not None
         return self.drafting
-
-    @property
-    def room(self) -> int:
-        room = super().room
-        return room if self.most_drafts is None else min(room, self.most_drafts - self.num_drafts)
 
 
 class ExactDepth:
@@ -59,6 +52,8 @@ class ExactDepth:
         passes: what passes through all layers take on this machine; None: the calibration's figures, or a guess, and the draft
             head is not used.
         with_exits: draft with exits, if there are any.
+        same_bits: a token's logits are the same however many drafts are verified with it. Otherwise the number of drafts may
+            change a text, so it does not depend on time.
     """
 
     name = "exact"
@@ -66,12 +61,16 @@ class ExactDepth:
     can_resume = True
 
     def __init__(
-        self, manifest: Manifest, options: DepthOptions, passes: CostTable | None = None, with_exits: bool = True
+        self,
+        manifest: Manifest,
+        options: DepthOptions,
+        passes: CostTable | None = None,
+        with_exits: bool = True,
+        same_bits: bool = True,
     ) -> None:
         self.executor, self.costs = Executor(manifest), CostModel.of(manifest, passes)
         self.num_layers, self.max_wait_steps = manifest.model.num_layers, options.max_wait_steps
-        self.invariant_tokens: int | None = None
-        self._sums_differ = False
+        self._follows_clock = same_bits
         self._started: list[TokenSequence] = []  # and not yet seen to have ended
         calibration, tuning = manifest.calibration, options.tuning
         wanted = options.draft_limit or (calibration.draft_limit if calibration is not None else 0)
@@ -92,38 +91,6 @@ class ExactDepth:
             measured=calibration is not None and calibration.costs is not None,
             draft_head=manifest.draft_head if has_head else None,
         )
-
-    def keep_within(self, invariant_tokens: int | None, rounds: bool) -> None:
-        """Verify in launches of at most ``invariant_tokens`` (see `Backend`). Warns where no draft fits.
-
-        Args:
-            rounds: whether the target rounds to few bits (`Manifest.rounds`). Where it does not, larger launches differ in the
-                last bit of a logit, and drafts are verified in launches of any size.
-        """
-        self.invariant_tokens = invariant_tokens if rounds else None
-        self._sums_differ = invariant_tokens is not None and not rounds
-        if self.runs_full:
-            warnings.warn(str(self.limitation), RuntimeWarning, stacklevel=4)
-
-    @property
-    def runs_full(self) -> bool:
-        """Whether not even one token and one draft fit in a launch."""
-        return self.invariant_tokens is not None and self.invariant_tokens < 2
-
-    @property
-    def limitation(self) -> str | None:
-        """How this machine's kernels limit drafts or their equality with ``full``, or None."""
-        if self._sums_differ:
-            return (
-                "policy exact may choose another token than full where two are almost equally likely: this machine's kernels sum "
-                "in another order where more tokens share a launch"
-            )
-        if self.invariant_tokens is None:
-            return None
-        kernels = "this machine's low-bit kernels round differently where more tokens share a launch"
-        if self.runs_full:
-            return f"policy exact runs as full: {kernels}"
-        return f"policy exact verifies at most {self.invariant_tokens} tokens in a launch: {kernels}"
 
     def check_params(self, params: GenerationParams) -> None:
         refuse_depth_budget(self.name, params)
@@ -148,9 +115,6 @@ class ExactDepth:
     ) -> list[list[int]]:
         began = perf_counter()
         states = [self._state(context, sequence) for sequence in decoding]
-        if self.invariant_tokens is not None:
-            for state in states:
-                state.most_drafts = self.invariant_tokens // len(states) - 1
         greedy = all(sequence.params.greedy for sequence in decoding)
         may = bool(states) and self.controller.evaluates_exits(len(states), greedy)
         drafts = self._look_up(states, may, prompts) if self._guess(states) else [[] for _ in states]
@@ -181,7 +145,6 @@ class ExactDepth:
         if sequence.policy_state is None:
             frontier = self.executor.frontier(context, sequence, room=self.lookahead)
             sequence.policy_state = ExactState(sequence, frontier, drafting=self.controller.start(sequence.params))
-            sequence.ran_full = self.runs_full
             self._finish_ended()
             self._started.append(sequence)
         return cast(ExactState, sequence.policy_state)
@@ -208,8 +171,7 @@ class ExactDepth:
         work = [Work(state.sequence, len(made) + 1, len(made) + 1) for state, made in zip(states, drafts, strict=True)]
         began = perf_counter()
         logits, first = run_decodes_and_prompts(context, work, prompts)
-        # Where sums differ, the number of drafts may change a text, so it must not depend on time.
-        if not prompts and not self._sums_differ:
+        if not prompts and self._follows_clock:
             counts = [one.tokens for one in work]
             self.controller.observe_pass(counts, 1e3 * (perf_counter() - began))
         tokens = [self._verify(state, made, found) for state, made, found in zip(states, drafts, logits, strict=True)]
@@ -361,11 +323,6 @@ class ExactDepth:
             ms += self.costs.segments(batch_size, sum(unevaluated), 0, begin, max(unevaluated))
         full = self.costs.full(batch_size, batch_size, 1)
         return (ms + sum(drawn) * self.costs.draw_ms) / (full + len(drawn) * self.costs.draw_ms)
-
-
-def drafts_keep_bits(invariant_tokens: int | None, rounds: bool) -> bool:
-    """Whether verified drafts give the bits that single tokens give; see `ExactDepth.keep_within`."""
-    return invariant_tokens is None or (rounds and invariant_tokens > 1)
 
 
 def _draws(drafts: Sequence[Draft], tokens: Sequence[int]) -> int:

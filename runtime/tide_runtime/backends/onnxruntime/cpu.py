@@ -15,12 +15,12 @@ from tide_runtime.backends.attention import ATTENTION_BIAS, AttentionBias, prefe
 from tide_runtime.backends.base import Step
 from tide_runtime.backends.graph_contract import hidden_states
 from tide_runtime.backends.kv_caches import KVCaches, cache_full, kv_bytes_per_token
-from tide_runtime.backends.onnxruntime.invariance import bundle_invariant_tokens, launches_agree, machine_key
+from tide_runtime.backends.onnxruntime.invariance import bundle_row_padding, launches_agree, machine_key
 from tide_runtime.backends.onnxruntime.sessions import Sessions, decoder_layers, load_session
 from tide_runtime.backends.onnxruntime.threads import ThreadOptions, session_options
 from tide_runtime.backends.pass_costs import kept_pass_costs
 from tide_runtime.backends.prefix_blocks import PrefixBlocks
-from tide_runtime.backends.step_arrays import LEAST_ROWS, RowEnds, StepBuffers, StepPositions, StepShape
+from tide_runtime.backends.step_arrays import LEAST_ROWS, NO_PADDING, RowEnds, RowPadding, StepBuffers, StepPositions, StepShape
 from tide_runtime.bundle import Bundle
 from tide_runtime.bundle.calibration import CostTable
 from tide_runtime.bundle.manifest import DRAFT, HEAD, STATES, batched_graph, forms_of, ragged_graph
@@ -33,7 +33,7 @@ class OnnxRuntimeBackend(Sessions):
     """The ``cpu`` target. Sessions may run in several threads; each caller needs its own ``ExecutionContext``."""
 
     name, has_prefix_blocks = "onnxruntime-cpu", True
-    measure_invariance: Callable[[], int | None] | None = None  # see `invariant_tokens`
+    measure_padding: Callable[[], RowPadding | None] = staticmethod(lambda: NO_PADDING)  # see `row_padding`
     measure_passes: Callable[[], CostTable] | None = None  # see `pass_costs`
 
     @classmethod
@@ -53,16 +53,18 @@ class OnnxRuntimeBackend(Sessions):
 
         backend = cls(manifest, layers, load, set(files) - set(layers), pads_attention)
         chains = [backend.every_layer, *([[s.name for s in manifest.segments]] if manifest.calibration is not None else [])]
-        backend.measure_invariance = lambda: bundle_invariant_tokens(
-            bundle, target, threads, lambda: launches_agree(backend, chains, manifest.model.vocab_size)
+        backend.measure_padding = lambda: bundle_row_padding(
+            bundle, target, threads, lambda padding: launches_agree(backend, chains, manifest.model.vocab_size, padding)
         )
         key = machine_key(bundle, target, threads)
-        backend.measure_passes = lambda: kept_pass_costs(key, backend.context, manifest.max_seq_len, target)
+        backend.measure_passes = lambda: kept_pass_costs(
+            [*key, str(backend.row_padding)], backend.context, manifest.max_seq_len, target
+        )
         return backend
 
     @cached_property
-    def invariant_tokens(self) -> int | None:
-        return self.measure_invariance() if self.measure_invariance is not None else None
+    def row_padding(self) -> RowPadding | None:
+        return self.measure_padding()
 
     @cached_property
     def pass_costs(self) -> CostTable | None:
@@ -76,15 +78,19 @@ class OnnxRuntimeBackend(Sessions):
     def kv_bytes_per_token(self) -> int:
         return kv_bytes_per_token(self.manifest, np.dtype(self.cache_dtype).itemsize)
 
-    def context(self, capacity: int, prefix_blocks: int = 0) -> OnnxRuntimeContext:
-        return OnnxRuntimeContext(self, capacity, prefix_blocks)
+    def context(
+        self, capacity: int, prefix_blocks: int = 0, *, padding: RowPadding | None = None
+    ) -> OnnxRuntimeContext:
+        """See `Backend`. ``padding`` replaces `row_padding`, to measure what it does."""
+        return OnnxRuntimeContext(self, capacity, prefix_blocks, padding or self.row_padding or NO_PADDING)
 
 
 class OnnxRuntimeContext:
     """KV caches in host memory, and the steps bound to them."""
 
-    def __init__(self, backend: OnnxRuntimeBackend, capacity: int, prefix_blocks: int = 0) -> None:
+    def __init__(self, backend: OnnxRuntimeBackend, capacity: int, prefix_blocks: int, padding: RowPadding) -> None:
         self.backend, self.capacity, self.layers_launched = backend, capacity, 0
+        self._padding = padding
         self.every_layer: Sequence[str] = backend.every_layer
         self.packs_steps, self.has_draft_head = backend.packs_steps, DRAFT in backend.layers
         least = LEAST_ROWS if backend.pads_attention else 1
@@ -100,7 +106,7 @@ class OnnxRuntimeContext:
         key = (first_index, counts, wanted or [])
         if self._latest is not None and self._latest[0] == key:  # consecutive decode steps have the same counts
             return self._latest[1]
-        shape = StepShape.of(*key, self.backend.pads_attention)
+        shape = StepShape.of(*key, self.backend.pads_attention, self._padding)
         step = self._steps.get(shape)
         if step is None:
             step = self._steps[shape] = _BoundStep(self, shape)

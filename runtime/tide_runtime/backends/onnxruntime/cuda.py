@@ -20,7 +20,7 @@ from tide_runtime.backends.kv_caches import kv_bytes_per_token
 from tide_runtime.backends.onnxruntime.cuda_libraries import INSTALL_PROVIDER, missing_cuda_libraries
 from tide_runtime.backends.onnxruntime.sessions import Sessions, decoder_layers, load_session
 from tide_runtime.backends.onnxruntime.threads import ThreadOptions, session_options
-from tide_runtime.backends.step_arrays import StepShape
+from tide_runtime.backends.step_arrays import NO_PADDING, StepShape
 from tide_runtime.bundle import Bundle
 from tide_runtime.bundle.manifest import Manifest, batched_graph
 from tide_runtime.errors import BundleError, TargetError
@@ -37,7 +37,7 @@ class OnnxRuntimeCudaBackend(Sessions):
     pads_sequences, fixed_stream, copies_caches = False, True, False
     least_slots: int | None = 512  # the batched form reads all slots that it is bound to
     packs_steps, has_prefix_blocks = False, False
-    invariant_tokens = pass_costs = None
+    row_padding, pass_costs = NO_PADDING, None
 
     def __init__(
         self, manifest: Manifest, layers: dict[str, int], load: Callable[[str], ort.InferenceSession], device: Device

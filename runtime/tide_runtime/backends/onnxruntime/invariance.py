@@ -1,16 +1,20 @@
-"""How many tokens may share a launch without changing each other's bits, measured once per machine.
+"""How launches are padded so that a token has the same bits whatever shares its launch, measured once per machine.
 
-On some processors and for some block sizes the order of sums in ONNX Runtime's kernels depends on the number of rows, so policy
-``exact`` would verify drafts with other logits than ``full`` computes. Where activations are rounded to int8, a difference in the
-last bit may round to another number and change the text; elsewhere it matters only where two tokens are almost equally likely.
-Two measurements compare rows alone and together, bit by bit: one of the whole model on a short text, in bundles whose attention
-is padded, and one of every kind of low-bit product at many sizes, on a graph that the exporter writes (`TargetInfo.products`).
+On many processors ONNX Runtime's low-bit kernels give a launch of one row, or the last of an odd number of rows, other bits than
+the same row has in other launches. A text would then change with its company, with the chunks of its prompt, and where policy
+``exact`` verifies several tokens at once: where activations are rounded to int8, a difference in the last bit may round to
+another number. Two measurements compare rows bit by bit, at every size of launch: one of every kind of low-bit product, on a
+graph that the exporter writes (`TargetInfo.products`), and one of the whole model on a short text, in bundles whose attention is
+padded. The cheapest padding with which both agree is taken.
+
+Measured with onnxruntime 1.32: 4-bit products of AVX2 and AVX need 2 rows at least, 8-bit products of AVX too; with AVX512-VNNI
+blocks of 64 weights and more (8 bits: 128) need an even number of rows; products of smaller blocks there, and all with SSE4, need
+no padding.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -20,10 +24,12 @@ from numpy.typing import NDArray
 
 from tide_runtime.backends.base import ExecutionContext
 from tide_runtime.backends.onnxruntime.threads import ThreadOptions, session_options
+from tide_runtime.backends.step_arrays import NO_PADDING, RowPadding
 from tide_runtime.bundle import Bundle
 from tide_runtime.errors import BundleError
 from tide_runtime.machine_cache import kept_result, processor
 
+PADDINGS = (NO_PADDING, RowPadding(least=2), RowPadding(least=2, multiple=2))  # cheapest first
 SIZES = (*range(1, 18), 24, 32, 33, 64, 512)  # kernels change at tiles of 2, 4, 8, 12, 16 rows, and for their last rows
 _ROWS = 64  # different rows; larger launches repeat them
 _TEXT = 6  # tokens
@@ -33,7 +39,7 @@ _DTYPES: dict[str, type[np.floating]] = {"tensor(float)": np.float32, "tensor(fl
 class ContextMaker(Protocol):
     """The part of a backend that the measurement uses."""
 
-    def context(self, capacity: int) -> ExecutionContext: ...
+    def context(self, capacity: int, *, padding: RowPadding) -> ExecutionContext: ...
 
 
 class ProductSession(Protocol):
@@ -44,29 +50,32 @@ class ProductSession(Protocol):
     def run(self, output_names: Any, input_feed: dict[str, Any]) -> Sequence[Any]: ...
 
 
-def bundle_invariant_tokens(bundle: Bundle, target: str, threads: ThreadOptions, agree: Callable[[], bool]) -> int | None:
-    """The most tokens of a launch that keep every token's bits, from the cache when this machine has measured it.
+def bundle_row_padding(
+    bundle: Bundle, target: str, threads: ThreadOptions, agree: Callable[[RowPadding], bool]
+) -> RowPadding | None:
+    """The first of `PADDINGS` with which every token keeps its bits, from the cache when this machine has measured it; None: no
+    one of them does.
 
-    None without a limit, and for bundles of older releases in fp32 or fp16, which have none. 1 where ``agree`` (see
-    `launches_agree`) is False.
-    Raises BundleError when ONNX Runtime refuses the target's graphs.
+    Args:
+        agree: see `launches_agree`.
+
+    Bundles of older releases in fp32 or fp16 need none. Raises BundleError when ONNX Runtime refuses the target's graphs.
     """
     info = bundle.manifest.targets[target]
     if info.products is None and not info.pads_attention:
-        return None
+        return NO_PADDING
 
-    def measure() -> int | None:
-        if info.pads_attention and not agree():
-            return 1
-        if info.products is None:
-            return None
-        options = session_options(threads, chained=False)
-        return invariant_tokens(
-            ort.InferenceSession(str(bundle.path(info.products)), options, providers=["CPUExecutionProvider"])
-        )
+    def measure() -> RowPadding | None:
+        paddings = PADDINGS
+        if info.products is not None:
+            options = session_options(threads, chained=False)
+            file = str(bundle.path(info.products))
+            products = ort.InferenceSession(file, options, providers=["CPUExecutionProvider"])
+            paddings = tuple(padding for padding in PADDINGS if products_agree(products, padding))
+        return next((padding for padding in paddings if not info.pads_attention or agree(padding)), None)
 
     try:
-        return cached_invariant_tokens(machine_key(bundle, target, threads), measure)
+        return cached_row_padding(machine_key(bundle, target, threads), measure)
     except Exception as error:  # ONNX Runtime raises unrelated exception classes
         file = info.products or target
         raise BundleError(f"ONNX Runtime {ort.__version__} cannot run {file} ({error}); export the bundle again") from error
@@ -79,19 +88,26 @@ def machine_key(bundle: Bundle, target: str, threads: ThreadOptions) -> list[str
     return [processor(), ort.__version__, str(threads.resolved), *(files[file].sha256 for file in used if file in files)]
 
 
-def cached_invariant_tokens(key: Sequence[str], measure: Callable[[], int | None], folder: Path | None = None) -> int | None:
+def cached_row_padding(
+    key: Sequence[str], measure: Callable[[], RowPadding | None], folder: Path | None = None
+) -> RowPadding | None:
     """What ``measure`` returns, which is called only if ``folder`` (default: the user's cache) has no result for ``key``."""
 
-    def decode(tokens: Any) -> int | None:
-        if tokens is not None and tokens not in SIZES:
-            raise ValueError(f"{tokens} tokens were not measured")
-        return None if tokens is None else int(tokens)
+    def decode(kept: Any) -> RowPadding | None:
+        if kept is None:
+            return None
+        if RowPadding(*kept) not in PADDINGS:
+            raise ValueError(f"{kept} is not measured")
+        return RowPadding(*kept)
 
-    return kept_result("invariance", [*key, str((SIZES, _ROWS, _TEXT))], measure, lambda tokens: tokens, decode, folder)
+    return kept_result("row-padding", [*key, str((PADDINGS, SIZES, _ROWS, _TEXT))], measure, lambda p: p, decode, folder)
 
 
-def launches_agree(backend: ContextMaker, chains: Iterable[Sequence[str]], vocab_size: int) -> bool:
-    """Whether a text of a few tokens has the same logits, bit for bit, token by token, in one launch, and beside another text.
+def launches_agree(
+    backend: ContextMaker, chains: Iterable[Sequence[str]], vocab_size: int, padding: RowPadding = NO_PADDING
+) -> bool:
+    """Whether a text of a few tokens has the same logits, bit for bit, token by token, in one launch, and beside another text,
+    where launches are padded by ``padding``.
 
     This compares what products alone do not show: attention, norms, and the graphs together.
 
@@ -103,7 +119,8 @@ def launches_agree(backend: ContextMaker, chains: Iterable[Sequence[str]], vocab
 
     def logits(graphs: Sequence[str], plan: Sequence[Sequence[int]]) -> list[bytes]:
         """Run ``plan`` and return the first text's logits, a row for each token."""
-        context, done, rows = backend.context(len(plan[0])), [0] * len(plan[0]), list[bytes]()
+        context = backend.context(len(plan[0]), padding=padding)
+        done, rows = [0] * len(plan[0]), list[bytes]()
         for counts in plan:
             step, ends = context.step(0, counts, counts), [d + count for d, count in zip(done, counts, strict=True)]
             step.input_ids[: sum(counts)] = np.concatenate(
@@ -123,21 +140,19 @@ def launches_agree(backend: ContextMaker, chains: Iterable[Sequence[str]], vocab
     return all(logits(graphs, plan) == alone for graphs, plan in runs)
 
 
-def invariant_tokens(session: ProductSession) -> int | None:
-    """The most tokens T of `SIZES` such that no launch of up to T tokens changes a bit of any row; None: all of `SIZES`.
+def products_agree(session: ProductSession, padding: RowPadding) -> bool:
+    """Whether every row has the same bits in launches of all `SIZES`, padded by ``padding``.
 
     ``session``: maps inputs [T, K] to outputs [T, N], row by row. The rows are random, the same in every call.
     """
     random = np.random.default_rng(0)
     rows = {i.name: random.standard_normal((_ROWS, i.shape[-1])).astype(_DTYPES[i.type]) for i in session.get_inputs()}
 
-    def launch(chosen: NDArray[np.intp]) -> list[bytes]:
+    def launch(first: int, size: int) -> list[bytes]:
+        """The bits of ``size`` rows from ``first`` on; rows that follow pad the launch."""
+        chosen = (first + np.arange(padding.padded(size))) % _ROWS
         outputs = session.run(None, {name: array[chosen] for name, array in rows.items()})
-        return [b"".join(output[row].tobytes() for output in outputs) for row in range(len(chosen))]
+        return [b"".join(output[row].tobytes() for output in outputs) for row in range(size)]
 
-    alone = [launch(np.array([row]))[0] for row in range(_ROWS)]
-    for smaller, size in pairwise(SIZES):
-        chosen = np.arange(size) % _ROWS
-        if launch(chosen) != [alone[row] for row in chosen]:
-            return smaller
-    return None
+    alone = [launch(row, 1)[0] for row in range(_ROWS)]
+    return all(launch(0, size) == [alone[row % _ROWS] for row in range(size)] for size in SIZES[1:])

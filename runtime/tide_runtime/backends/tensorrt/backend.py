@@ -21,7 +21,7 @@ from tide_runtime.backends.device.device_step import DeviceContext, DeviceStep, 
 from tide_runtime.backends.device.element_types import ELEMENT_TYPES, ElementType, element_type
 from tide_runtime.backends.device.program import Enqueue
 from tide_runtime.backends.kv_caches import kv_bytes_per_token
-from tide_runtime.backends.step_arrays import StepShape
+from tide_runtime.backends.step_arrays import NO_PADDING, StepShape
 from tide_runtime.backends.tensorrt.package import load_module
 from tide_runtime.backends.tensorrt.refit import refit, stripped_graph
 from tide_runtime.backends.tensorrt.validity import SLOWER
@@ -41,7 +41,7 @@ class TensorRtBackend:
     fixed_stream = True
     least_slots: int | None = None  # engines are built for a fixed number
     packs_steps, has_prefix_blocks = False, False
-    invariant_tokens = pass_costs = None
+    row_padding, pass_costs = NO_PADDING, None
 
     def __init__(self, bundle: Bundle, target: str, device: Device, trt: Any) -> None:
         self.manifest, self.device, self._trt, self.target = bundle.manifest, device, trt, target

@@ -1,4 +1,4 @@
-"""How many tokens may share a launch: measured bit by bit, once per machine and product."""
+"""How launches are padded: measured bit by bit, once per machine and product."""
 
 from __future__ import annotations
 
@@ -15,17 +15,19 @@ import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 from tide_runtime import Engine, EngineOptions, GenerationParams, ThreadOptions
-from tide_runtime.backends.onnxruntime.invariance import SIZES, cached_invariant_tokens, invariant_tokens, launches_agree
+from tide_runtime.backends.onnxruntime.invariance import PADDINGS, cached_row_padding, launches_agree, products_agree
+from tide_runtime.backends.step_arrays import NO_PADDING, RowPadding
+from tide_runtime.bundle.manifest import Manifest
 from tide_runtime.errors import BundleError
 
 KEY = ("processor", "1.31.0", "2", "products")
 
 
 class FakeSession:
-    """Doubles its rows; in launches of ``coarse`` rows or more the last bit of one element of row ``spoiled`` differs."""
+    """Doubles its rows; ``differs(rows)`` names the row of a launch, if any, one of whose elements differs in the last bit."""
 
-    def __init__(self, coarse: float = np.inf, spoiled: int = -1) -> None:
-        self.coarse, self.spoiled, self.launches = coarse, spoiled, 0
+    def __init__(self, differs: Callable[[int], int | None] = lambda rows: None) -> None:
+        self.differs, self.launches = differs, 0
 
     def get_inputs(self) -> Sequence[Any]:
         return [SimpleNamespace(name=f"x_{k}", shape=["tokens", k], type="tensor(float)") for k in (4, 8)]
@@ -33,61 +35,85 @@ class FakeSession:
     def run(self, output_names: Any, input_feed: dict[str, Any]) -> Sequence[Any]:
         self.launches += 1
         outputs = [2 * rows for rows in input_feed.values()]
-        if len(outputs[0]) >= self.coarse:
-            element = outputs[-1][self.spoiled, -1:]
+        spoiled = self.differs(len(outputs[0]))
+        if spoiled is not None:
+            element = outputs[-1][spoiled, -1:]
             element[:] = np.nextafter(element, np.float32(np.inf))
         return outputs
 
 
-def measure(session: FakeSession) -> Callable[[], int | None]:
-    return lambda: invariant_tokens(session)
+def alone(rows: int) -> int | None:
+    """AVX2: a launch of one row differs."""
+    return 0 if rows == 1 else None
 
 
-@pytest.mark.parametrize(("coarse", "tokens"), [(2, 1), (3, 2), (17, 16), (20, 17), (64, 33), (512, 64), (513, None)])
-@pytest.mark.parametrize("spoiled", [0, -1])
-def test_the_limit_is_the_last_size_before_the_first_that_differs(coarse: int, tokens: int | None, spoiled: int) -> None:
-    """A bit of one row, the first or the last, of one of the products would go unseen, and verified text could change."""
-    assert invariant_tokens(FakeSession(coarse, spoiled)) == tokens
+def last_of_odd(rows: int) -> int | None:
+    """AVX512-VNNI, large blocks: the last row of an odd number differs."""
+    return rows - 1 if rows % 2 else None
 
 
-def test_a_machine_measures_once(tmp_path) -> None:
+def from_size(least: int, row: int) -> Callable[[int], int | None]:
+    return lambda rows: row if rows >= least else None
+
+
+def first_that_agrees(session: FakeSession) -> RowPadding | None:
+    return next((padding for padding in PADDINGS if products_agree(session, padding)), None)
+
+
+@pytest.mark.parametrize(
+    ("differs", "padding"),
+    [
+        (lambda rows: None, NO_PADDING),
+        (alone, RowPadding(2)),
+        (last_of_odd, RowPadding(2, 2)),
+        (from_size(512, -1), None),
+        (from_size(64, 0), None),
+        (lambda rows: 2 if rows == 3 else None, RowPadding(2, 2)),
+        (lambda rows: 1 if rows == 2 else None, None),
+    ],
+)
+def test_the_cheapest_padding_with_which_all_sizes_agree(differs: Callable[[int], int | None], padding: RowPadding) -> None:
+    """A bit of one row, the first or the last, of one of the products would go unseen, and texts would change in company."""
+    assert first_that_agrees(FakeSession(differs)) == padding
+
+
+def measured_by(session: FakeSession) -> Callable[[], RowPadding | None]:
+    return lambda: first_that_agrees(session)
+
+
+@pytest.mark.parametrize("differs", [alone, last_of_odd, from_size(512, 0), lambda rows: None])
+def test_a_machine_measures_once(tmp_path: Path, differs: Callable[[int], int | None]) -> None:
     """Every load would take as long as the first."""
-    measured, loaded = FakeSession(coarse=12), FakeSession()
-    assert cached_invariant_tokens(KEY, measure(measured), tmp_path) == 11
-    assert cached_invariant_tokens(KEY, measure(loaded), tmp_path) == 11
-    assert loaded.launches == 0
-
-
-def test_no_limit_is_cached_too(tmp_path) -> None:
-    """The machines without a limit would measure at every load."""
-    loaded = FakeSession()
-    for session in (FakeSession(), loaded):
-        assert cached_invariant_tokens(KEY, measure(session), tmp_path) is None
+    loaded, expected = FakeSession(), first_that_agrees(FakeSession(differs))
+    assert cached_row_padding(KEY, measured_by(FakeSession(differs)), tmp_path) == expected
+    assert cached_row_padding(KEY, measured_by(loaded), tmp_path) == expected
     assert loaded.launches == 0
 
 
 @pytest.mark.parametrize("place", range(len(KEY)))
-def test_another_machine_measures_again(tmp_path, place: int) -> None:
-    """A limit would be taken over by another processor, release, number of threads or model."""
+def test_another_machine_measures_again(tmp_path: Path, place: int) -> None:
+    """A padding would be taken over by another processor, release, number of threads or model."""
     other = [*KEY[:place], "other", *KEY[place + 1 :]]
-    cached_invariant_tokens(KEY, measure(FakeSession()), tmp_path)
-    assert cached_invariant_tokens(other, measure(FakeSession(coarse=2)), tmp_path) == 1
+    cached_row_padding(KEY, measured_by(FakeSession()), tmp_path)
+    assert cached_row_padding(other, measured_by(FakeSession(alone)), tmp_path) == RowPadding(2)
 
 
-@pytest.mark.parametrize("damage", [b"", b"\xff{", b"[]", b"{}", b'{"tokens": 1000}', b'{"tokens": "2"}', b'{"tokens": [2]}'])
-def test_a_damaged_result_is_measured_again(tmp_path, damage: bytes) -> None:
-    """A file cut off by a full disk would stop every load, or allow launches that nobody measured."""
-    cached_invariant_tokens(KEY, measure(FakeSession(coarse=12)), tmp_path)
+@pytest.mark.parametrize(
+    "damage", [b"", b"\xff{", b"[]", b"{}", b'{"result": 2}', b'{"result": [3, 1]}', b'{"result": [1, 2, 3]}', b'{"result": "2"}']
+)
+def test_a_damaged_result_is_measured_again(tmp_path: Path, damage: bytes) -> None:
+    """A file cut off by a full disk would stop every load, or choose a padding that was not measured."""
+    cached_row_padding(KEY, measured_by(FakeSession(alone)), tmp_path)
     (file,) = tmp_path.iterdir()
     file.write_bytes(damage)
-    assert cached_invariant_tokens(KEY, measure(FakeSession(coarse=12)), tmp_path) == 11
-    assert cached_invariant_tokens(KEY, measure(FakeSession()), tmp_path) == 11, "the file was not repaired"
+    assert cached_row_padding(KEY, measured_by(FakeSession(alone)), tmp_path) == RowPadding(2)
+    assert cached_row_padding(KEY, measured_by(FakeSession()), tmp_path) == RowPadding(2), "the file was not repaired"
 
 
-def test_a_folder_that_cannot_be_written_is_no_error(tmp_path) -> None:
+def test_a_folder_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:
     """In a container with a read-only home, bundles would not load."""
     (tmp_path / "file").touch()
-    assert cached_invariant_tokens(KEY, measure(FakeSession(coarse=12)), tmp_path / "file" / "cache") == 11
+    assert cached_row_padding(KEY, measured_by(FakeSession(alone)), tmp_path / "file" / "cache") == RowPadding(2)
 
 
 class FakeModel:
@@ -96,7 +122,7 @@ class FakeModel:
     def __init__(self, odd: list[int]) -> None:
         self.odd = odd
 
-    def context(self, capacity: int) -> Any:
+    def context(self, capacity: int, *, padding: RowPadding) -> Any:
         return SimpleNamespace(step=self.step, close=lambda: None)
 
     def step(self, first_index: int, counts: list[int], wanted: list[int]) -> Any:
@@ -142,16 +168,18 @@ def product_session(block_size: int, accuracy_level: int, threads: int) -> ort.I
     return ort.InferenceSession(product_model(block_size, accuracy_level), options, providers=["CPUExecutionProvider"])
 
 
-@pytest.mark.parametrize(("block_size", "accuracy_level"), [(32, 4), (128, 4), (32, 1)])
+@pytest.mark.parametrize(("block_size", "accuracy_level"), [(32, 4), (64, 4), (128, 4), (32, 1)])
 def test_what_is_measured_holds_on_this_machine(block_size: int, accuracy_level: int) -> None:
-    """Rows of other values than the measured ones would differ within the limit: the measurement would be too coarse."""
+    """Rows of other values than the measured ones would differ: the measurement would be too coarse."""
     session = product_session(block_size, accuracy_level, threads=1)
-    limit = invariant_tokens(session)
-    assert limit is None or limit in SIZES
-    rows = np.random.default_rng(1).standard_normal((limit or 256, 256)).astype(np.float32) * 7
-    alone = np.concatenate([session.run(None, {"x_256": row[None]})[0] for row in rows])
-    assert np.array_equal(session.run(None, {"x_256": rows})[0].view(np.uint32), alone.view(np.uint32))
-    assert invariant_tokens(product_session(block_size, accuracy_level, threads=2)) == limit
+    padding = next(padding for padding in PADDINGS if products_agree(session, padding))
+    rows = np.random.default_rng(1).standard_normal((256, 256)).astype(np.float32) * 7
+    together = session.run(None, {"x_256": rows})[0]
+    for size in (1, 2, 3, 7, 9, 100, 255):
+        launch = np.resize(rows[:size], (padding.padded(size), 256))
+        found = session.run(None, {"x_256": launch})[0][:size]
+        assert np.array_equal(found.view(np.uint32), together[:size].view(np.uint32)), size
+    assert products_agree(product_session(block_size, accuracy_level, threads=2), padding)
 
 
 @pytest.fixture
@@ -170,27 +198,33 @@ def load(bundle: Path, policy: str = "exact") -> Engine:
     return Engine.load(bundle, EngineOptions(target="cpu", policy=policy, threads=ThreadOptions(1)))
 
 
-@pytest.mark.parametrize(
-    ("tokens", "says", "policy"), [(None, None, "exact"), (8, "at most 8 tokens", "exact"), (1, "as full", "full")]
-)
-def test_exact_takes_the_machines_limit(low_bit_bundle: Path, tmp_path: Path, tokens, says, policy) -> None:
-    """What was measured would not reach the policy, or nobody would hear of it."""
-    with warnings.catch_warnings(action="ignore"):
-        load(low_bit_bundle).close()
-    (result,) = (tmp_path / "cache/invariance").iterdir()
-    result.write_text(json.dumps({"result": tokens}))
-    with warnings.catch_warnings(record=True) as caught, load(low_bit_bundle) as engine:
+@pytest.mark.parametrize("policy", ["full", "exact", "auto"])
+@pytest.mark.parametrize("padding", [[1, 1], [2, 1], [2, 2]])
+def test_launches_are_padded_as_the_machine_needs(low_bit_bundle: Path, tmp_path: Path, policy: str, padding: list[int]) -> None:
+    """What was measured would not reach the launches: a text would change with what shares them."""
+    load(low_bit_bundle).close()
+    (result,) = (tmp_path / "cache/row-padding").iterdir()
+    result.write_text(json.dumps({"result": padding}))
+    with load(low_bit_bundle, policy) as engine:
+        assert engine.bits_limitation is None and engine.backend.row_padding == RowPadding(*padding)
+        context = engine.backend.context(2)
+        for counts in ([1], [3], [1, 1], [2, 1]):
+            step = context.step(0, counts, counts)
+            assert len(step.input_ids) == len(step.logits) == RowPadding(*padding).padded(sum(counts))
+
+
+@pytest.mark.parametrize(("policy", "ran"), [("full", "full"), ("exact", "full"), ("auto", "full")])
+def test_a_machine_on_which_nothing_helps_is_told(low_bit_bundle: Path, tmp_path: Path, policy: str, ran: str, monkeypatch) -> None:
+    """Texts would change in company, or under drafts, without a word."""
+    monkeypatch.setattr(Manifest, "rounds", lambda *_: True)
+    load(low_bit_bundle).close()
+    (result,) = (tmp_path / "cache/row-padding").iterdir()
+    result.write_text(json.dumps({"result": None}))
+    with warnings.catch_warnings(record=True) as caught, load(low_bit_bundle, policy) as engine:
         (generation,) = engine.generate([[5, 6, 7]], GenerationParams(max_new_tokens=4))
-    assert [str(w.message) for w in caught] == ([engine.draft_limitation] if tokens == 1 else [])
-    assert generation.stats.policy == policy
-    assert engine.draft_limitation is None if says is None else says in str(engine.draft_limitation)
-
-
-def test_other_policies_measure_nothing(low_bit_bundle: Path, tmp_path: Path) -> None:
-    """Their first load would take longer for nothing."""
-    with load(low_bit_bundle, "full") as engine:
-        assert engine.draft_limitation is None
-    assert not (tmp_path / "cache/invariance").exists()
+        assert [str(w.message) for w in caught] == [engine.bits_limitation]
+        assert "exact runs as full" in str(engine.bits_limitation) and "tide_same_bits 0" in engine.metrics()
+    assert generation.stats.policy == ran
 
 
 def test_products_that_onnxruntime_refuses(low_bit_bundle: Path) -> None:
