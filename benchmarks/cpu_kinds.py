@@ -2,8 +2,8 @@
 
     python -m benchmarks.cpu_kinds        # AVX2, AVX and SSE4 with Debian's package qemu-user
 
-A tiny random Llama is exported in fp32, int8 and int4. On each processor its texts, greedy and sampled, are made in every way of
-`benchmarks.same_text.ways`; tokens and log-probabilities have to be those of a single caller under `full`. qemu emulates no AVX512.
+A tiny random Llama is exported in fp32, int8 and int4. On each processor its texts, greedy and sampled, are made in several ways
+(`benchmarks.same_text.ways`); tokens and log-probabilities have to be those of a single caller under `full`. qemu has no AVX512.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ import platform
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -23,7 +24,7 @@ from typing import Annotated
 import typer
 from tide_runtime import Engine, EngineOptions, GenerationParams, ThreadOptions
 
-from benchmarks.same_text.ways import Ask, ways
+from benchmarks.same_text.ways import REFERENCE, Ask, Way, outcomes
 
 EMULATOR = "qemu-x86_64"
 CPUS = {"AVX2": "Haswell", "AVX": "SandyBridge", "SSE4": "Denverton"}  # instruction set → qemu's model
@@ -31,19 +32,22 @@ FORMS = {"fp32": {}, "int8": {"weights": "int8"}, "int4": {"weights": "int4"}}  
 VOCABULARY, SLOTS = 128, 80
 
 
+WAYS = (REFERENCE, Way("full", 3, cached=True), Way("full", 3, cached=True), Way("auto", 1), Way("auto", 3, scarce=True))
+
+
 @dataclass(frozen=True)
-class Outcome:
-    """One form of the weights on one processor.
+class Texts:
+    """The texts of one form of the weights on one processor.
 
     Args:
-        padding: (least, multiple) rows of a launch; None: no padding gives the same bits.
+        padding: `RowPadding` of the launches; None: no padding gives the same bits.
+        policy: what `auto` is there.
         differ: way → texts that are not the reference's.
     """
 
     form: str
-    padding: tuple[int, int] | None
+    padding: str | None
     policy: str
-    texts: int
     accepted: int
     prefix_tokens: int
     preemptions: int
@@ -51,46 +55,47 @@ class Outcome:
 
 
 def asks() -> list[Ask]:
-    """Prompts that repeat, so that copies are drafted, alternately greedy and sampled. A cached prefix has whole blocks of 16 tokens
-    and leaves one token or several to compute."""
-    parts, lengths = [[7], [5, 6, 7, 8, 90], [100, 3, 77, 12, 41, 66, 9], [8, 8, 60, 8]], [17, 18, 35, 3]
-    params = [GenerationParams(max_new_tokens=16, ignore_eos=True, logprobs=1)]
-    params.append(GenerationParams(max_new_tokens=16, ignore_eos=True, logprobs=1, temperature=0.7, seed=5))
-    return [Ask((part * 40)[:length], params[i % 2]) for i, (part, length) in enumerate(zip(parts, lengths, strict=True))]
+    """Prompts that repeat, so that copies are drafted, greedy and sampled. Cached prefixes have blocks of 16 tokens and leave
+    one token or several to compute."""
+    parts, lengths = [[7], [5, 6, 7, 8, 90], [100, 3, 77, 12, 41, 66, 9]], [17, 18, 35]
+    greedy = GenerationParams(max_new_tokens=10, ignore_eos=True, logprobs=1)
+    sampled = GenerationParams(max_new_tokens=10, ignore_eos=True, logprobs=1, temperature=0.7, seed=5)
+    prompts = [(part * 40)[:length] for part, length in zip(parts, lengths, strict=True)]
+    return [Ask(prompt, params) for prompt, params in zip(prompts, (greedy, sampled, greedy), strict=True)]
 
 
-def outcome(form: str, bundle: Path) -> Outcome:
+def texts_of(form: str, bundle: Path) -> Texts:
     """Make the texts of the bundle on the processor that this process runs on."""
     threads = ThreadOptions(1)
     with Engine.load(bundle, EngineOptions(target="cpu", threads=threads)) as engine:
         padding, policy = engine.backend.row_padding, engine.policy.name
-        scarce = 7 * 16 * engine.backend.kv_bytes_per_token
-    reference, *others = ways(bundle, asks(), (4,), scarce, threads)
-    return Outcome(
+    reference, *others = outcomes(bundle, asks(), WAYS, threads)
+    figures = sum((one.figures for one in others), Counter[str]())
+    return Texts(
         form,
-        tuple(padding) if padding is not None else None,
+        str(padding) if padding is not None else None,
         policy,
-        len(reference.texts),
-        sum(way.figures["accepted"] for way in others),
-        sum(way.figures["prefix_tokens"] for way in others),
-        sum(way.figures["preemptions"] for way in others),
-        {way.name: way.differs(reference.texts) for way in others},
+        figures["accepted"],
+        figures["prefix_tokens"],
+        figures["preemptions"],
+        {one.way.name: one.differs(reference.texts) for one in others},
     )
 
 
 def export_forms(folder: Path) -> dict[str, Path]:
     """The tiny model in every form: form → bundle."""
     import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
     from tide_export import export
     from tide_export.config import ExportConfig
-    from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=VOCABULARY,
         hidden_size=64,
         intermediate_size=96,
-        num_hidden_layers=2,
+        num_hidden_layers=1,
         num_attention_heads=4,
         num_key_value_heads=2,
         max_position_embeddings=SLOTS,
@@ -104,8 +109,8 @@ def export_forms(folder: Path) -> dict[str, Path]:
     return {form: folder / form for form in FORMS}
 
 
-def emulated(cpu: str, bundles: dict[str, Path], cache: Path) -> Iterator[Outcome]:
-    """The outcomes of ``bundles`` on qemu's model ``cpu``. Raises RuntimeError with the process' own words when it fails.
+def emulated(cpu: str, bundles: Mapping[str, Path], cache: Path) -> Iterator[Texts]:
+    """The texts of ``bundles`` on qemu's model ``cpu``. Raises RuntimeError with the process' own words when it fails.
 
     ``cache``: an empty folder for what the runtime keeps of a machine: it knows processors by /proc/cpuinfo, which qemu leaves as
     it is.
@@ -119,8 +124,7 @@ def emulated(cpu: str, bundles: dict[str, Path], cache: Path) -> Iterator[Outcom
     if done.returncode:
         raise RuntimeError(f"{cpu}: {done.stderr.strip().splitlines()[-1:]}")
     for line in done.stdout.splitlines():
-        fields = json.loads(line)
-        yield Outcome(**{**fields, "padding": tuple(fields["padding"]) if fields["padding"] else None})
+        yield Texts(**json.loads(line))
 
 
 def unavailable() -> str | None:
@@ -137,7 +141,7 @@ def main(
     """Compare texts on emulated processors."""
     if run:
         for form, _, bundle in (one.partition("=") for one in run):
-            print(json.dumps(asdict(outcome(form, Path(bundle)))), flush=True)
+            print(json.dumps(asdict(texts_of(form, Path(bundle)))), flush=True)
         return
     if (reason := unavailable()) is not None:
         raise typer.BadParameter(reason)

@@ -1,5 +1,5 @@
-"""The ways in which an engine may come to a text: alone, in company, from cached prefixes, in chunks, after preemption, with and
-without drafts. All of them must give the text that policy `full` gives to a single caller.
+"""Ways in which an engine comes to a text: alone, in company, from cached prefixes, in chunks, after preemption, with and without
+drafts. All of them have to give the text that policy `full` gives to a single caller.
 
 No imports but the runtime's: this also runs under emulation, where every import takes long.
 """
@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
 
@@ -36,21 +37,66 @@ class Text(NamedTuple):
 
 @dataclass(frozen=True)
 class Way:
-    """How the requests were run, and what came of it."""
+    """How requests are run.
 
-    name: str
+    Args:
+        callers: requests at once.
+        cached: prompts may come from the prefix cache, which earlier ways of the same engine fill.
+        scarce: so little KV memory that requests are preempted, and prompts in chunks of five tokens.
+    """
+
+    policy: str
+    callers: int
+    cached: bool = False
+    scarce: bool = False
+
+    @property
+    def name(self) -> str:
+        who = "alone" if self.callers == 1 else f"{self.callers} callers"
+        return f"{self.policy}, {who}{', cached' * self.cached}{', preempted' * self.scarce}"
+
+
+REFERENCE = Way("full", 1)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of a way. ``figures``: drafted, accepted, prefix_tokens, preemptions; ``ran``: the policy that `auto` was."""
+
+    way: Way
+    ran: str
     texts: list[Text]
-    figures: Counter[str] = field(default_factory=Counter)  # drafted, accepted, prefix_tokens, preemptions
+    figures: Counter[str]
 
     def differs(self, reference: Sequence[Text]) -> int:
         """How many texts are not the reference's."""
         return sum(own != other for own, other in zip(self.texts, reference, strict=True))
 
 
-def run(engine: Engine, asks: Sequence[Ask], callers: int, name: str) -> Way:
-    """All of ``asks`` from ``callers`` threads, each of which takes the next one when its own is answered."""
-    with ThreadPoolExecutor(callers) as pool:
-        done = list(pool.map(lambda ask: engine.submit(ask.prompt, ask.params, streamed=False).result(), asks))
+def outcomes(bundle: Path, asks: Sequence[Ask], ways: Sequence[Way], threads: ThreadOptions) -> Iterator[Outcome]:
+    """What comes of ``ways``, in their order. Neighbours of the same policy share an engine."""
+    for (policy, scarce), group in groupby(ways, lambda way: (way.policy, way.scarce)):
+        own = list(group)
+        options = EngineOptions(policy=policy, max_batch=max(way.callers for way in own), threads=threads, target="cpu")
+        if scarce:
+            options = replace(options, prefill_chunk=5, kv_memory=_scarce_memory(bundle, asks, options))
+        with Engine.load(bundle, replace(options, verify=False)) as engine:
+            for way in own:
+                yield _run(engine, way, asks)
+
+
+def _scarce_memory(bundle: Path, asks: Sequence[Ask], options: EngineOptions) -> int:
+    """Bytes for keys and values that hold the longest sequence of the bundle and half of another one like the longest text."""
+    with Engine.load(bundle, options) as engine:
+        tokens = engine.manifest.max_seq_len + max(len(ask.prompt) + ask.params.max_new_tokens for ask in asks) // 2
+        return tokens * engine.backend.kv_bytes_per_token
+
+
+def _run(engine: Engine, way: Way, asks: Sequence[Ask]) -> Outcome:
+    """All of ``asks`` from threads, each of which takes the next one when its own is answered."""
+    params = [replace(ask.params, use_prefix_cache=way.cached or way.scarce) for ask in asks]
+    with ThreadPoolExecutor(way.callers) as pool:
+        done = list(pool.map(lambda ask, own: engine.submit(ask.prompt, own, streamed=False).result(), asks, params))
     figures: Counter[str] = Counter()
     for one in done:
         figures += Counter(
@@ -59,28 +105,4 @@ def run(engine: Engine, asks: Sequence[Ask], callers: int, name: str) -> Way:
             prefix_tokens=one.stats.prefix_tokens,
             preemptions=one.stats.preemptions,
         )
-    return Way(name, [Text.of(one) for one in done], figures)
-
-
-def ways(bundle: Path, asks: Sequence[Ask], crowds: Sequence[int], scarce: int, threads: ThreadOptions) -> Iterator[Way]:
-    """The reference first: policy `full`, one caller, nothing cached. Then every other way.
-
-    Args:
-        crowds: numbers of callers at once.
-        scarce: bytes of KV memory with which the largest crowd preempts.
-    """
-    options = EngineOptions(policy="full", max_batch=max(crowds), threads=threads, verify=False, target="cpu")
-    fresh = [Ask(ask.prompt, replace(ask.params, use_prefix_cache=False)) for ask in asks]
-    with Engine.load(bundle, options) as engine:
-        yield run(engine, fresh, 1, "full, alone")
-        yield run(engine, asks, 1, "full, prompts cached")
-        yield run(engine, asks, 1, "full, asked again")
-        for crowd in crowds:
-            yield run(engine, fresh, crowd, f"full, {crowd} callers")
-    with Engine.load(bundle, replace(options, policy="auto")) as engine:
-        yield run(engine, fresh, 1, f"auto ({engine.policy.name}), alone")
-        for crowd in crowds:
-            yield run(engine, asks, crowd, f"auto ({engine.policy.name}), {crowd} callers")
-    small = replace(options, policy="auto", prefill_chunk=5, kv_memory=scarce)
-    with Engine.load(bundle, small) as engine:
-        yield run(engine, asks, max(crowds), f"auto ({engine.policy.name}), {max(crowds)} callers, preempted, prompts in chunks of 5")
+    return Outcome(way, engine.policy.name, [Text.of(one) for one in done], figures)

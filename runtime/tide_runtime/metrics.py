@@ -177,8 +177,8 @@ class EngineMetrics:
                 metric = f"tide_{field.name}" + ("" if kind == "gauge" else "_total")
                 lines += [f"# HELP {metric} {_STATE_HELP[field.name]}", f"# TYPE {metric} {kind}"]
                 lines.append(f"{metric} {getattr(stats, field.name)}")
-        lines += ["# HELP tide_same_bits Whether a text is the same whatever requests run beside it.", "# TYPE tide_same_bits gauge"]
-        lines.append(f"tide_same_bits {int(same_bits)}")
+        lines += ["# HELP tide_same_bits Whether a text is the same whatever requests share its launches."]
+        lines += ["# TYPE tide_same_bits gauge", f"tide_same_bits {int(same_bits)}"]
         lines += ["# HELP tide_first_token_seconds Time to first token.", "# TYPE tide_first_token_seconds histogram", *first]
         lines += ["# HELP tide_inter_token_seconds Time between tokens.", "# TYPE tide_inter_token_seconds histogram", *between]
         return "\n".join(lines) + "\n"

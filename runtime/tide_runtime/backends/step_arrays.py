@@ -14,21 +14,34 @@ from numpy.typing import NDArray
 
 from tide_runtime.bundle.manifest import Manifest
 
-LEAST_ROWS = 2  # of a sequence in padded attention (tide_export.passes.attention_batched)
 
-
-class RowPadding(NamedTuple):
-    """Sizes of launches in which a token has the same bits whatever shares its launch: a launch of T tokens runs with
-    ``padded(T)`` rows.
-
-    Kernels of some processors give a launch of one row, or the last row of an odd number of rows, other bits than the rest.
-    """
+class Rounding(NamedTuple):
+    """Rounds a number of rows up: ``spare`` more of them, at least ``least``, and a multiple of ``multiple``."""
 
     least: int = 1
     multiple: int = 1
+    spare: int = 0
 
-    def padded(self, rows: int) -> int:
-        return max(self.least, -(-rows // self.multiple) * self.multiple)
+    def up(self, rows: int) -> int:
+        return max(self.least, -(-(rows + self.spare) // self.multiple) * self.multiple)
+
+    @property
+    def most_added(self) -> int:
+        return max(self.least - 1, self.multiple - 1 + self.spare)
+
+
+class RowPadding(NamedTuple):
+    """Sizes with which a token has the same bits whatever shares its launch: kernels of some processors sum in another order for
+    one row, for the last row of an odd number, or where the slots that attention reads end behind a multiple of four.
+
+    Args:
+        launch: of the tokens of a launch, the rows of its matrix products.
+        sequence: of the tokens of each sequence, the rows of its attention, which reads a slot for each of them. Only graphs with
+            padded attention take more rows than tokens.
+    """
+
+    launch: Rounding = Rounding()
+    sequence: Rounding = Rounding()
 
 
 NO_PADDING = RowPadding()
@@ -39,7 +52,7 @@ class StepShape(NamedTuple):
 
     Args:
         first_index: batch index of the first sequence.
-        seq: S, the most tokens of a sequence, at least ``LEAST_ROWS`` where attention is padded.
+        seq: S, the most tokens of a sequence, padded.
         even: whether all sequences have as many tokens.
         tokens: T, rounded up in uneven steps, and padded.
         outputs: N, tokens to compute logits for, at least 1; rounded up in uneven steps, and padded.
@@ -58,15 +71,15 @@ class StepShape(NamedTuple):
         first_index: int,
         counts: Sequence[int],
         wanted: Sequence[int],
-        pads_attention: bool = False,
         padding: RowPadding = NO_PADDING,
     ) -> StepShape:
         batch_size, longest, tokens, outputs = len(counts), max(counts), sum(counts), sum(wanted) or 1
         even = tokens == batch_size * longest
         if not even:
             tokens, outputs = (rounded_tokens(count, batch_size * longest) for count in (tokens, outputs))
-        seq = max(longest, LEAST_ROWS if pads_attention else 1)
-        return cls(first_index, batch_size, seq, even, padding.padded(tokens), padding.padded(outputs))
+        return cls(
+            first_index, batch_size, padding.sequence.up(longest), even, padding.launch.up(tokens), padding.launch.up(outputs)
+        )
 
 
 class StepBuffers:
@@ -108,9 +121,13 @@ class StepBuffers:
 
 
 class StepPositions:
-    """Cache slots and positions of a step's tokens, in every layout that kernels need; ``arrays``: graph inputs by name."""
+    """Cache slots and positions of a step's tokens, in every layout that kernels need; ``arrays``: graph inputs by name.
 
-    def __init__(self, shape: StepShape) -> None:
+    ``sequence``: how each sequence's tokens are padded, as in ``shape``.
+    """
+
+    def __init__(self, shape: StepShape, sequence: Rounding = NO_PADDING.sequence) -> None:
+        self._sequence = sequence
         batch_size, seq, tokens = shape.batch_size, shape.seq, shape.tokens
         self._is_decode = shape.even and seq == 1  # one token per sequence
         self._is_single_token = batch_size == tokens == 1
@@ -148,7 +165,7 @@ class StepPositions:
         if self._arranged_for == arranged:
             return
         self._arranged_for = arranged
-        self._query_seqlens[:] = [max(count, LEAST_ROWS) if count else 0 for count in counts]
+        self._query_seqlens[:] = [self._sequence.up(count) if count else 0 for count in counts]
         # Python lists: uneven steps have few tokens, and each NumPy operation takes at least a microsecond.
         packed, padded, chosen, begin = list[int](), list[int](), list[int](), 0
         for index, count in enumerate(counts):
@@ -191,21 +208,21 @@ class RowEnds:
 
     Args:
         limit: slots of a row.
-        least: slots that a step writes at least, see `LEAST_ROWS`.
+        sequence: how the tokens of a step are padded, see `RowPadding`.
     """
 
-    def __init__(self, rows: int, limit: int, least: int = 1) -> None:
-        self.ends, self.limit, self.least = [0] * rows, limit, least
+    def __init__(self, rows: int, limit: int, sequence: Rounding = NO_PADDING.sequence) -> None:
+        self.ends, self.limit, self._sequence = [0] * rows, limit, sequence
 
     def fit(self, first: int, counts: Sequence[int], num_cached_tokens: Sequence[int]) -> bool:
         """Whether every row from ``first`` on has room for the longest one's tokens behind what it holds."""
-        longest = max(self.least, *counts)
+        longest = self._sequence.up(max(counts))
         rows = zip(counts, num_cached_tokens, self.ends[first : first + len(counts)], strict=True)
         return all((cached if count else end) + longest <= self.limit for count, cached, end in rows)
 
     def place(self, first: int, counts: Sequence[int], num_cached_tokens: Sequence[int]) -> list[int]:
         """Where each row of a step is written; rows without tokens behind all they hold."""
-        places, longest = list(num_cached_tokens), max(self.least, *counts)
+        places, longest = list(num_cached_tokens), self._sequence.up(max(counts))
         for row, count in enumerate(counts, first):
             if count:
                 self.reach(row, places[row - first] + count)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from tide_runtime.backends.step_arrays import StepPositions, StepShape
+from tide_runtime.backends.step_arrays import Rounding, RowPadding, StepPositions, StepShape
+
+PADDED = RowPadding(Rounding(), Rounding(2))
 
 
 def test_uneven_sequences_are_packed_and_padded() -> None:
@@ -21,24 +23,24 @@ def test_uneven_sequences_are_packed_and_padded() -> None:
 
 def test_padded_attention_is_told_the_rows_of_each_sequence() -> None:
     """Guards against a single row, which is summed in another order than its verification, and against padding in a cache."""
-    positions = StepPositions(StepShape.of(0, [1, 4, 2], (), pads_attention=True))
+    positions = StepPositions(StepShape.of(0, [1, 4, 2], (), PADDED), PADDED.sequence)
     for counts, rows in (([1, 4, 2], [2, 4, 2]), ([4, 0, 3], [4, 0, 3])):  # one shape, whose arrays are shared
         positions.arrange(counts, ())
         assert positions.arrays["query_seqlens"].tolist() == rows
-    single = StepPositions(StepShape.of(0, [1], (), pads_attention=True)).arrays
+    single = StepPositions(StepShape.of(0, [1], (), PADDED), PADDED.sequence).arrays
     assert (single["query_seqlens"].tolist(), single["padded_from"].tolist()) == ([2], [[0, 0]])
 
 
 def test_a_single_tokens_padding_has_its_position() -> None:
     """Guards against keys of skipped layers that are turned to the position of another token."""
-    positions = StepPositions(StepShape.of(0, [1], (), pads_attention=True))
+    positions = StepPositions(StepShape.of(0, [1], (), PADDED), PADDED.sequence)
     positions.place([7])
     assert positions.arrays["padded_position_ids"].tolist() == [[7, 7]] and positions.arrays["write_index"].tolist() == [7]
 
 
 def test_padding_adds_no_tokens_to_an_even_step() -> None:
     """Guards against products of more rows than the batch has tokens."""
-    assert StepShape.of(0, [1] * 8, [1] * 8, pads_attention=True)[2:] == (2, True, 8, 8)
+    assert StepShape.of(0, [1] * 8, [1] * 8, PADDED)[2:] == (2, True, 8, 8)
 
 
 def test_a_step_that_wants_no_logits_points_to_a_token_that_exists() -> None:
@@ -46,3 +48,17 @@ def test_a_step_that_wants_no_logits_points_to_a_token_that_exists() -> None:
     positions = StepPositions(StepShape.of(0, [2, 1], ()))
     positions.arrange([2, 1], ())
     assert not positions.arrays["logits_index"].any()
+
+
+def test_a_padded_launch_repeats_its_first_token() -> None:
+    """Guards against padding that reads a token, a position or a logit that does not exist."""
+    padding = RowPadding(Rounding(2, 2), Rounding(4, 4))
+    shape = StepShape.of(0, [1], [1], padding)
+    assert (shape.seq, shape.tokens, shape.outputs) == (4, 2, 2)
+    positions = StepPositions(shape, padding.sequence)
+    positions.arrange([1], [1])
+    positions.place([7])
+    arrays = positions.arrays
+    assert arrays["padded_from"].tolist() == [[0, 0, 0, 0]] and arrays["packed_from"].tolist() == [[0, 0]]
+    assert arrays["position_ids"].tolist() == [7, 7] and arrays["logits_index"].tolist() == [0, 0]
+    assert arrays["query_seqlens"].tolist() == [4] and arrays["seqlens_k"].tolist() == [10]

@@ -15,12 +15,12 @@ from tide_runtime.backends.attention import ATTENTION_BIAS, AttentionBias, prefe
 from tide_runtime.backends.base import Step
 from tide_runtime.backends.graph_contract import hidden_states
 from tide_runtime.backends.kv_caches import KVCaches, cache_full, kv_bytes_per_token
-from tide_runtime.backends.onnxruntime.invariance import bundle_row_padding, launches_agree, machine_key
+from tide_runtime.backends.onnxruntime.invariance import LEAST_PADDING, bundle_row_padding, launches_agree, machine_key
 from tide_runtime.backends.onnxruntime.sessions import Sessions, decoder_layers, load_session
 from tide_runtime.backends.onnxruntime.threads import ThreadOptions, session_options
 from tide_runtime.backends.pass_costs import kept_pass_costs
 from tide_runtime.backends.prefix_blocks import PrefixBlocks
-from tide_runtime.backends.step_arrays import LEAST_ROWS, NO_PADDING, RowEnds, RowPadding, StepBuffers, StepPositions, StepShape
+from tide_runtime.backends.step_arrays import NO_PADDING, RowEnds, RowPadding, StepBuffers, StepPositions, StepShape
 from tide_runtime.bundle import Bundle
 from tide_runtime.bundle.calibration import CostTable
 from tide_runtime.bundle.manifest import DRAFT, HEAD, STATES, batched_graph, forms_of, ragged_graph
@@ -78,11 +78,10 @@ class OnnxRuntimeBackend(Sessions):
     def kv_bytes_per_token(self) -> int:
         return kv_bytes_per_token(self.manifest, np.dtype(self.cache_dtype).itemsize)
 
-    def context(
-        self, capacity: int, prefix_blocks: int = 0, *, padding: RowPadding | None = None
-    ) -> OnnxRuntimeContext:
+    def context(self, capacity: int, prefix_blocks: int = 0, *, padding: RowPadding | None = None) -> OnnxRuntimeContext:
         """See `Backend`. ``padding`` replaces `row_padding`, to measure what it does."""
-        return OnnxRuntimeContext(self, capacity, prefix_blocks, padding or self.row_padding or NO_PADDING)
+        fallback = LEAST_PADDING if self.pads_attention else NO_PADDING
+        return OnnxRuntimeContext(self, capacity, prefix_blocks, padding or self.row_padding or fallback)
 
 
 class OnnxRuntimeContext:
@@ -90,12 +89,11 @@ class OnnxRuntimeContext:
 
     def __init__(self, backend: OnnxRuntimeBackend, capacity: int, prefix_blocks: int, padding: RowPadding) -> None:
         self.backend, self.capacity, self.layers_launched = backend, capacity, 0
-        self._padding = padding
+        self.padding = padding
         self.every_layer: Sequence[str] = backend.every_layer
         self.packs_steps, self.has_draft_head = backend.packs_steps, DRAFT in backend.layers
-        least = LEAST_ROWS if backend.pads_attention else 1
-        self.caches = KVCaches(backend.manifest, backend.cache_dtype, capacity, spare_slots=least - 1)
-        self.ends = RowEnds(capacity, self.caches.limit, least)
+        self.caches = KVCaches(backend.manifest, backend.cache_dtype, capacity, padding.sequence.most_added)
+        self.ends = RowEnds(capacity, self.caches.limit, padding.sequence)
         self.prefix_blocks = PrefixBlocks(self.caches, prefix_blocks, self.ends) if prefix_blocks else None
         self.buffers = StepBuffers(backend.manifest, backend.dtype, backend.logits_dtype)
         self._steps: OrderedDict[StepShape, _BoundStep] = OrderedDict()
@@ -106,7 +104,7 @@ class OnnxRuntimeContext:
         key = (first_index, counts, wanted or [])
         if self._latest is not None and self._latest[0] == key:  # consecutive decode steps have the same counts
             return self._latest[1]
-        shape = StepShape.of(*key, self.backend.pads_attention, self._padding)
+        shape = StepShape.of(*key, self.padding)
         step = self._steps.get(shape)
         if step is None:
             step = self._steps[shape] = _BoundStep(self, shape)
@@ -159,7 +157,7 @@ class _BoundStep:
     """Arrays of one step shape, and an IO binding per form, created when first run."""
 
     def __init__(self, context: OnnxRuntimeContext, shape: StepShape) -> None:
-        self.shape, self.positions = shape, StepPositions(shape)
+        self.shape, self.positions = shape, StepPositions(shape, context.padding.sequence)
         arrays = context.buffers.views(shape)
         self.input_ids, self.hidden, self.logits, self.token, self.score, self.before, self.states = arrays
         self._context = context

@@ -1,15 +1,17 @@
 """How launches are padded so that a token has the same bits whatever shares its launch, measured once per machine.
 
 On many processors ONNX Runtime's low-bit kernels give a launch of one row, or the last of an odd number of rows, other bits than
-the same row has in other launches. A text would then change with its company, with the chunks of its prompt, and where policy
-``exact`` verifies several tokens at once: where activations are rounded to int8, a difference in the last bit may round to
-another number. Two measurements compare rows bit by bit, at every size of launch: one of every kind of low-bit product, on a
-graph that the exporter writes (`TargetInfo.products`), and one of the whole model on a short text, in bundles whose attention is
-padded. The cheapest padding with which both agree is taken.
+the same row has in other launches, and attention sums in an order that depends on the slots that it reads. A text would then
+change with its company, with the chunks of its prompt, and where policy ``exact`` verifies several tokens at once: where
+activations are rounded to int8, a difference in the last bit may round to another number. Two measurements compare rows bit by
+bit: one of every kind of low-bit product at every size of launch, on a graph that the exporter writes (`TargetInfo.products`),
+and one of the whole model on a short text, in bundles whose attention is padded. The cheapest padding with which both agree is
+taken.
 
 Measured with onnxruntime 1.32: 4-bit products of AVX2 and AVX need 2 rows at least, 8-bit products of AVX too; with AVX512-VNNI
 blocks of 64 weights and more (8 bits: 128) need an even number of rows; products of smaller blocks there, and all with SSE4, need
-no padding.
+no padding. Attention needs 2 rows of a sequence. Without FMA (AVX, SSE4) it needs 3 more than the sequence has tokens: the last
+terms behind a multiple of four are summed apart there, and 3 slots of padding, whose weight is 0, keep real tokens out of them.
 """
 
 from __future__ import annotations
@@ -20,19 +22,20 @@ from typing import Any, Protocol
 
 import numpy as np
 import onnxruntime as ort
-from numpy.typing import NDArray
 
 from tide_runtime.backends.base import ExecutionContext
 from tide_runtime.backends.onnxruntime.threads import ThreadOptions, session_options
-from tide_runtime.backends.step_arrays import NO_PADDING, RowPadding
+from tide_runtime.backends.step_arrays import NO_PADDING, Rounding, RowPadding
 from tide_runtime.bundle import Bundle
 from tide_runtime.errors import BundleError
 from tide_runtime.machine_cache import kept_result, processor
 
-PADDINGS = (NO_PADDING, RowPadding(least=2), RowPadding(least=2, multiple=2))  # cheapest first
+LEAST_PADDING = RowPadding(Rounding(), Rounding(2))  # GroupQueryAttention sums one row of a sequence in another order everywhere
+LAUNCHES, SEQUENCES = (Rounding(), Rounding(2), Rounding(2, 2)), (LEAST_PADDING.sequence, Rounding(spare=3))  # cheapest first
+PADDINGS = tuple(RowPadding(launch, sequence) for launch in LAUNCHES for sequence in SEQUENCES)
 SIZES = (*range(1, 18), 24, 32, 33, 64, 512)  # kernels change at tiles of 2, 4, 8, 12, 16 rows, and for their last rows
 _ROWS = 64  # different rows; larger launches repeat them
-_TEXT = 6  # tokens
+_TEXT = 12  # tokens; attention sums in blocks of four
 _DTYPES: dict[str, type[np.floating]] = {"tensor(float)": np.float32, "tensor(float16)": np.float16}
 
 
@@ -66,13 +69,14 @@ def bundle_row_padding(
         return NO_PADDING
 
     def measure() -> RowPadding | None:
-        paddings = PADDINGS
+        launches: Iterable[Rounding] = LAUNCHES
         if info.products is not None:
-            options = session_options(threads, chained=False)
-            file = str(bundle.path(info.products))
+            file, options = str(bundle.path(info.products)), session_options(threads, chained=False)
             products = ort.InferenceSession(file, options, providers=["CPUExecutionProvider"])
-            paddings = tuple(padding for padding in PADDINGS if products_agree(products, padding))
-        return next((padding for padding in paddings if not info.pads_attention or agree(padding)), None)
+            launches = (launch for launch in LAUNCHES if products_agree(products, launch))
+        if not info.pads_attention:  # nor can launches be padded
+            return NO_PADDING if next(iter(launches), None) == NO_PADDING.launch else None
+        return next((p for launch in launches for p in PADDINGS if p.launch == launch and agree(p)), None)
 
     try:
         return cached_row_padding(machine_key(bundle, target, threads), measure)
@@ -96,16 +100,15 @@ def cached_row_padding(
     def decode(kept: Any) -> RowPadding | None:
         if kept is None:
             return None
-        if RowPadding(*kept) not in PADDINGS:
+        padding = RowPadding(*(Rounding(*part) for part in kept))
+        if padding not in (NO_PADDING, *PADDINGS):
             raise ValueError(f"{kept} is not measured")
-        return RowPadding(*kept)
+        return padding
 
     return kept_result("row-padding", [*key, str((PADDINGS, SIZES, _ROWS, _TEXT))], measure, lambda p: p, decode, folder)
 
 
-def launches_agree(
-    backend: ContextMaker, chains: Iterable[Sequence[str]], vocab_size: int, padding: RowPadding = NO_PADDING
-) -> bool:
+def launches_agree(backend: ContextMaker, chains: Iterable[Sequence[str]], vocab_size: int, padding: RowPadding) -> bool:
     """Whether a text of a few tokens has the same logits, bit for bit, token by token, in one launch, and beside another text,
     where launches are padded by ``padding``.
 
@@ -115,7 +118,7 @@ def launches_agree(
         chains: lists of graphs that run all layers.
     """
     texts = np.random.default_rng(0).integers(0, vocab_size, (2, _TEXT))
-    plans: list[list[list[int]]] = [[[_TEXT]], [[1, 1]] * _TEXT, [[1, 3], [3, 1], [2, 2]]]  # tokens of each text, step by step
+    plans = [[[_TEXT]], [[5], [5], [2]], [[1, 3], [3, 1], [1, 1], [1, 1], [2, 2], [3, 2], [1, 1]]]  # tokens of each text by step
 
     def logits(graphs: Sequence[str], plan: Sequence[Sequence[int]]) -> list[bytes]:
         """Run ``plan`` and return the first text's logits, a row for each token."""
@@ -140,8 +143,8 @@ def launches_agree(
     return all(logits(graphs, plan) == alone for graphs, plan in runs)
 
 
-def products_agree(session: ProductSession, padding: RowPadding) -> bool:
-    """Whether every row has the same bits in launches of all `SIZES`, padded by ``padding``.
+def products_agree(session: ProductSession, padding: Rounding) -> bool:
+    """Whether every row has the same bits in launches of all `SIZES`, rounded up by ``padding``.
 
     ``session``: maps inputs [T, K] to outputs [T, N], row by row. The rows are random, the same in every call.
     """
@@ -150,7 +153,7 @@ def products_agree(session: ProductSession, padding: RowPadding) -> bool:
 
     def launch(first: int, size: int) -> list[bytes]:
         """The bits of ``size`` rows from ``first`` on; rows that follow pad the launch."""
-        chosen = (first + np.arange(padding.padded(size))) % _ROWS
+        chosen = (first + np.arange(padding.up(size))) % _ROWS
         outputs = session.run(None, {name: array[chosen] for name, array in rows.items()})
         return [b"".join(output[row].tobytes() for output in outputs) for row in range(size)]
 
