@@ -26,7 +26,7 @@ from tide_runtime.errors import CalibrationError
 
 from tide_export import ExportConfig, export
 from tide_export.calibration.exit_calibration import read_exit_calibration
-from tide_export.export import quantize_loaded
+from tide_export.export_model import quantize_loaded
 from tide_export.load import fingerprint, load_model
 from tide_export.progress import ExportProgress
 
