@@ -89,8 +89,10 @@ def bench(
 
     Example: `tide-bench engine/ --vs eager,unsplit --batch 1 --html report/`
     """
+    import psutil  # noqa: F401  # what the extra brings is missed here, and not after minutes
+
     if html is not None:
-        from tide_bench.page import write_report  # here, as a missing matplotlib would be found after minutes
+        from tide_bench.page import write_report
     begin = perf_counter()
     config = BenchConfig(
         mode=mode,
@@ -205,7 +207,7 @@ class Bench:
         return max(1, min(round(sum(depths) / len(depths)), self.manifest.model.num_layers - 1))
 
     def _most_in_memory(self) -> int:
-        import psutil  # of the extra bench, which `tide-bench --help` works without
+        import psutil  # `tide-bench --help` works without it
 
         need = 4 * self.manifest.model.parameters * _PROCESS_SHARE + 2**29  # libraries and buffers: half a GiB
         return max(2, int(psutil.virtual_memory().available / need))

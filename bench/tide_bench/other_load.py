@@ -13,7 +13,7 @@ class OtherLoad:
     """Starts counting when made. ``processes``: ids of those that are timed; this process is never counted."""
 
     def __init__(self, processes: Iterable[int]) -> None:
-        import psutil  # of the extra bench, which `tide-bench --help` works without
+        import psutil  # `tide-bench --help` works without it
 
         self._times = psutil.cpu_times
         self._ours = [psutil.Process(pid) for pid in {*processes, os.getpid()}]

@@ -38,8 +38,8 @@ def local_cluster(nodes: int, environment: Mapping[str, str]) -> Iterator[str]:
     """
     # No token: Ray would keep one in the home directory. Only this machine can connect.
     variables = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled", **environment}
-    # A short path: the folder holds sockets, whose names are limited. By RAY_TMPDIR instead of `temp_dir`, which `Cluster` does not
-    # use for the file with its address: that would be the file of this user's own cluster, in a folder that need not exist.
+    # A short path: the folder holds sockets, whose names are limited. `temp_dir` would leave the file with the cluster's address
+    # where Ray keeps those of this user's other clusters, and that folder does not exist before the first one.
     with (
         TemporaryDirectory(prefix="tide-ray-", dir="/tmp", ignore_cleanup_errors=True) as folder,
         patch.dict(os.environ, {**variables, "RAY_TMPDIR": folder}),
