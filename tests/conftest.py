@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+pytest_plugins = ["left_running"]
+
 
 @pytest.hookimpl(tryfirst=True)  # xdist reads the groups in the same hook (not under pytest 9, which keeps node ids elsewhere)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -177,7 +177,7 @@ def export(
         kv=kv,
     )
     with progress.interruptible():
-        from tide_export.export import export as run  # torch takes seconds to import; --help should not
+        from tide_export.export_model import export as run  # torch takes seconds to import; --help should not
 
         manifest = run(model, out, config, revision=revision, trust_remote_code=trust_remote_code, force=force, progress=progress)
     size = sum(info.bytes for info in manifest.files.values())
@@ -197,7 +197,7 @@ def export(
 
 def main() -> None:
     """Entry point: errors meant for the user become one message and their exit code."""
-    run_app(app, interrupted="interrupted; no bundle was written")
+    run_app(app, "interrupted; no bundle was written", command="tide-export", extra="export")
 
 
 if __name__ == "__main__":

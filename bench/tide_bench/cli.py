@@ -9,7 +9,6 @@ from pathlib import Path
 from time import perf_counter
 from typing import Annotated, Any
 
-import psutil
 import typer
 from rich.console import Console
 from tide_runtime import TideError
@@ -90,6 +89,10 @@ def bench(
 
     Example: `tide-bench engine/ --vs eager,unsplit --batch 1 --html report/`
     """
+    import psutil  # noqa: F401  # what the extra brings is missed here, and not after minutes
+
+    if html is not None:
+        from tide_bench.page import write_report
     begin = perf_counter()
     config = BenchConfig(
         mode=mode,
@@ -124,8 +127,6 @@ def bench(
     for line in phase_lines(phases.seconds):
         console.print(line, style="dim", markup=False)
     if html is not None:
-        from tide_bench.page import write_report
-
         console.print(f"report: {write_report(report, points, html)}", markup=False)
     report.finish(json)
 
@@ -206,6 +207,8 @@ class Bench:
         return max(1, min(round(sum(depths) / len(depths)), self.manifest.model.num_layers - 1))
 
     def _most_in_memory(self) -> int:
+        import psutil  # `tide-bench --help` works without it
+
         need = 4 * self.manifest.model.parameters * _PROCESS_SHARE + 2**29  # libraries and buffers: half a GiB
         return max(2, int(psutil.virtual_memory().available / need))
 
@@ -249,7 +252,7 @@ def _default_cache() -> Path:
 
 def main() -> None:
     """Entry point of ``tide-bench``."""
-    run_app(app)
+    run_app(app, command="tide-bench", extra="bench")
 
 
 if __name__ == "__main__":

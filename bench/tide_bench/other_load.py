@@ -6,8 +6,6 @@ import os
 from collections.abc import Iterable
 from time import perf_counter
 
-import psutil
-
 from tide_bench.report import cores
 
 
@@ -15,6 +13,9 @@ class OtherLoad:
     """Starts counting when made. ``processes``: ids of those that are timed; this process is never counted."""
 
     def __init__(self, processes: Iterable[int]) -> None:
+        import psutil  # `tide-bench --help` works without it
+
+        self._times = psutil.cpu_times
         self._ours = [psutil.Process(pid) for pid in {*processes, os.getpid()}]
         self._start, self._others = perf_counter(), self._others_seconds()
 
@@ -24,7 +25,7 @@ class OtherLoad:
         return min(1.0, max(0.0, (self._others_seconds() - self._others) / wall))
 
     def _others_seconds(self) -> float:
-        times = psutil.cpu_times()
+        times = self._times()
         busy = sum(times) - times.idle - getattr(times, "iowait", 0.0) - getattr(times, "guest", 0.0)
         own = [process.cpu_times() for process in self._ours]
         return busy - sum(t.user + t.system for t in own)

@@ -38,14 +38,16 @@ def local_cluster(nodes: int, environment: Mapping[str, str]) -> Iterator[str]:
     """
     # No token: Ray would keep one in the home directory. Only this machine can connect.
     variables = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled", **environment}
-    # A short path: the folder holds sockets, whose names are limited.
+    # A short path: the folder holds sockets, whose names are limited. `temp_dir` would leave the file with the cluster's address
+    # where Ray keeps those of this user's other clusters, and that folder does not exist before the first one.
     with (
         TemporaryDirectory(prefix="tide-ray-", dir="/tmp", ignore_cleanup_errors=True) as folder,
-        patch.dict(os.environ, variables),
+        patch.dict(os.environ, {**variables, "RAY_TMPDIR": folder}),
     ):
         node: dict[str, Any] = {"node_ip_address": _LOOPBACK, "object_store_memory": _OBJECT_STORE, "include_log_monitor": False}
-        cluster = Cluster(True, head_node_args={**node, "num_cpus": 0, "include_dashboard": False, "temp_dir": folder})
+        cluster = Cluster()
         try:
+            cluster.add_node(**node, num_cpus=0, include_dashboard=False)
             for _ in range(nodes):
                 cluster.add_node(**node, num_cpus=1)
             ray.init(address=cluster.address, log_to_driver=False)

@@ -178,7 +178,8 @@ def report(
 
 def main() -> None:
     """Entry point: errors meant for the user become one message and their exit code."""
-    run_app(app, interrupted="interrupted; the captured states are kept, run the same command to go on")
+    interrupted = "interrupted; the captured states are kept, run the same command to go on"
+    run_app(app, interrupted, command="tide-calibrate", extra="calibrate")
 
 
 if __name__ == "__main__":

@@ -11,6 +11,10 @@ class BundleError(TideError):
     """A bundle, or a file in it, is missing, corrupt, or of a version this runtime does not support."""
 
 
+class MissingExtraError(TideError):
+    """A command needs packages that an extra of ``tide-llm`` brings; the message has the command that installs them."""
+
+
 class UnsupportedModelError(TideError):
     """The model's architecture, or a feature it uses, cannot be compiled."""
 

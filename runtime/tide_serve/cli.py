@@ -250,7 +250,7 @@ def _bytes(text: str) -> int:
 
 def main() -> None:
     """Entry point of ``tide-serve``."""
-    run_app(app)
+    run_app(app, command="tide-serve", extra="serve")
 
 
 if __name__ == "__main__":

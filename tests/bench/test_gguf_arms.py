@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from importlib.metadata import PackageNotFoundError
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 from tide_bench.arm_pool import ArmPool
+from tide_bench.arms.genai import build_model_folder
 from tide_bench.arms.llamacpp import LlamacppArm
 from tide_bench.arms.openvino import OpenvinoArm
 from tide_bench.arms.process import ArmError
@@ -55,6 +57,17 @@ def test_a_missing_package_is_named_as_pip_takes_it(arm: Any, module: str, packa
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(ArmError, match=f"pip install {package}"):
         arm(Path("model.gguf"))
+
+
+def test_without_genai_its_row_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The row would say that no metadata was found."""
+
+    def version(name: str) -> str:
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr("tide_bench.arms.genai.version", version)
+    with pytest.raises(ArmError, match=r"pip install 'tide-llm\[bench\]'"):
+        build_model_folder(Path(), "identity", Path())
 
 
 def test_arms_that_round_run_only_when_named() -> None:

@@ -173,9 +173,3 @@ def test_the_command_runs_the_harness(
     with pytest.raises(SystemExit) as end:
         lm_eval_cli.main()
     assert end.value.code == 2 and "give the folder that tide-export wrote" in capsys.readouterr().err
-
-
-def test_the_command_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lm_eval_cli, "find_spec", lambda name: None)
-    with pytest.raises(SystemExit, match=r"pip install 'tide-llm\[eval\]'"):
-        lm_eval_cli.main()

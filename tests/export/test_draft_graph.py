@@ -26,7 +26,7 @@ from tide_runtime.errors import CalibrationError
 
 from tide_export import ExportConfig, export
 from tide_export.calibration.exit_calibration import read_exit_calibration
-from tide_export.export import quantize_loaded
+from tide_export.export_model import quantize_loaded
 from tide_export.load import fingerprint, load_model
 from tide_export.progress import ExportProgress
 
@@ -81,6 +81,20 @@ def engines(bundle: Path) -> Iterator[dict[str, Engine]]:
         engine.close()
 
 
+def refusal(engine: Engine) -> str | None:
+    """Why ``exact`` drafts nothing: some processors' kernels for int4 give one row other bits than several."""
+    limitation = engine.draft_limitation
+    return limitation if limitation is not None and "runs as full" in limitation else None
+
+
+@pytest.fixture
+def drafting(engines: dict[str, Engine]) -> Engine:
+    """The engine with policy ``exact``, on a processor where it drafts."""
+    if (reason := refusal(engines["exact"])) is not None:
+        pytest.skip(reason)
+    return engines["exact"]
+
+
 def test_the_graph_follows_the_formulas(bundle: Path, engines: dict[str, Engine]) -> None:
     tensors = {
         name.removeprefix("draft."): array for name, array in load_file(bundle.parent / "calib" / "exits.safetensors").items()
@@ -121,14 +135,13 @@ def test_texts_are_the_models_own(engines: dict[str, Engine], params: dict) -> N
     asked = GenerationParams(max_new_tokens=24, ignore_eos=True, **params)
     own, drafted = (engine.generate(PROMPTS, asked) for engine in (engines["full"], engines["exact"]))
     assert [g.token_ids for g in drafted] == [g.token_ids for g in own]
-    assert all(g.stats.drafted["head"] > 0 for g in drafted)
+    assert all(g.stats.drafted.get("head", 0) > 0 for g in drafted) == (refusal(engines["exact"]) is None)
     alone = [engines["exact"].generate([prompt], asked)[0] for prompt in PROMPTS]
     assert [g.token_ids for g in alone] == [g.token_ids for g in own]
 
 
-def test_guesses_read_the_state_behind_which_they_stand(
-    bundle: Path, engines: dict[str, Engine], monkeypatch: pytest.MonkeyPatch, always: None
-) -> None:
+@pytest.mark.usefixtures("always")
+def test_guesses_read_the_state_behind_which_they_stand(drafting: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first guess of a cycle is the head's on the final state of the token before the last one."""
     seen: list[tuple[list[int], NDArray]] = []
 
@@ -137,9 +150,9 @@ def test_guesses_read_the_state_behind_which_they_stand(
         return run_draft_head(context, rows, tokens, states, places)
 
     monkeypatch.setattr(head_drafts, "run_draft_head", spy)
-    (generation,) = engines["exact"].generate([PROMPTS[0]], GenerationParams(max_new_tokens=12, ignore_eos=True))
+    (generation,) = drafting.generate([PROMPTS[0]], GenerationParams(max_new_tokens=12, ignore_eos=True))
     text = [*PROMPTS[0], *generation.token_ids]
-    context = engines["exact"].backend.context(1)
+    context = drafting.backend.context(1)
     step = context.step(0, [len(text)], [len(text)])
     step.input_ids[: len(text)] = text
     step.place([0])
@@ -181,7 +194,7 @@ def test_the_manifest_names_the_head(bundle: Path) -> None:
     assert json.loads((bundle / "manifest.json").read_text())["calibration"]["draft_head"]["acceptance"] == [0.5, 0.4]
 
 
-@pytest.mark.usefixtures("always")
+@pytest.mark.usefixtures("always", "drafting")
 def test_the_callers_draft_limit_holds_for_the_head(bundle: Path) -> None:
     """Breaks: a step would write more tokens than its row of the cache has room for."""
     depth = DepthOptions(draft="head", draft_limit=1, tuning=DepthTuning(loss_allowance=1e9))

@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import perf_counter
@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from tide_bench.arms.base import Timing
+from tide_bench.arms.process import ArmError
 from tide_bench.build_cache import cached_folder
 from tide_bench.report import cores
 
@@ -22,9 +23,13 @@ from tide_bench.report import cores
 def build_model_folder(weights: Path, identity: str, folder: Path, precision: str = "fp32") -> Path:
     """The genai model of the HuggingFace folder ``weights`` in fp32, int8 or int4 (rounded by the builder's own defaults).
 
-    Raises RuntimeError with the builder's last line.
+    Raises RuntimeError with the builder's last line, and ArmError without the package.
     """
-    key = f"{identity}\nonnxruntime-genai {version('onnxruntime-genai')}, {precision}, cpu"
+    try:
+        builder = version("onnxruntime-genai")
+    except PackageNotFoundError as error:
+        raise ArmError("onnxruntime-genai is not installed; pip install 'tide-llm[bench]'") from error
+    key = f"{identity}\nonnxruntime-genai {builder}, {precision}, cpu"
     return cached_folder(folder, key, lambda f: _build(weights, f, precision))
 
 
