@@ -29,6 +29,7 @@ class Timing:
         decode_s: seconds from then until the last token.
         layers_per_token: decoder layers launched per token of a sequence after the first; None where it is not counted.
         depth: mean layers run for a token; None where it is not counted.
+        limitation: what ran in place of what was asked for, or how it was limited; None: neither.
     """
 
     tokens: list[list[int]]
@@ -36,6 +37,7 @@ class Timing:
     decode_s: float
     layers_per_token: float | None = None
     depth: float | None = None
+    limitation: str | None = None
 
     @property
     def decode_ms_per_token(self) -> float:
@@ -46,6 +48,11 @@ class Timing:
     def decoded(self) -> int:
         """Tokens of all sequences that ``decode_s`` went into."""
         return sum(len(row) - 1 for row in self.tokens)
+
+
+def with_limitation(title: str, limitation: str | None) -> str:
+    """The name of a row: a figure of something else than what the name says would be believed."""
+    return title if limitation is None else f"{title} ({limitation})"
 
 
 class Arm(Protocol):
