@@ -16,8 +16,7 @@ from typing import Annotated
 import typer
 from tide_bench.report import Report
 
-from benchmarks.decode_cpu import CACHE
-from benchmarks.models.model_folders import MODELS
+from benchmarks.models.model_folders import CACHE, MODELS
 
 
 def main(

@@ -24,13 +24,12 @@ from rich.table import Table
 from tide_bench.report import Report
 from tide_bench.teacher_forcing import Reading, read_text
 from tide_bench.text_comparison import disagreement_rate
-from tide_runtime import Engine, EngineOptions, GenerationParams, ThreadOptions
-from tide_runtime.depth.options import DepthOptions
+from tide_runtime import DepthOptions, Engine, EngineOptions, GenerationParams, ThreadOptions
 
 from benchmarks.held_out import held_out_prompts
 from benchmarks.models.calibrated_bundles import PERCENTS, calibrated_bundles
+from benchmarks.models.model_folders import CACHE
 
-CACHE = Path(__file__).resolve().parents[1] / "build" / "bench-cache"
 PROMPT_TOKENS = 64  # of a window; what follows is read, or written
 FULL = "full"
 WAYS = {

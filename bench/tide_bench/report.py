@@ -19,8 +19,8 @@ from numpy._core._multiarray_umath import __cpu_features__
 
 # Those that change which kernels run and how they round, of the processors that ONNX Runtime has kernels for.
 _INSTRUCTIONS = {
-    "SSE41": "SSE4.1", "AVX": "AVX", "AVX2": "AVX2", "AVX512F": "AVX512", "AVX512VNNI": "AVX512-VNNI", "AVX512BF16": "AVX512-BF16",
-    "ASIMD": "NEON", "ASIMDDP": "dot product", "SVE": "SVE",
+    "SSE41": "SSE4.1", "AVX": "AVX", "AVX2": "AVX2", "AVX512F": "AVX512", "AVX512VNNI": "AVX512-VNNI",
+    "AVX512BF16": "AVX512-BF16", "ASIMD": "NEON", "ASIMDDP": "dot-product", "SVE": "SVE",
 }  # fmt: skip
 _PACKAGES = ("onnxruntime", "onnxruntime-genai", "openvino-genai", "torch", "transformers", "xllamacpp")
 

@@ -14,6 +14,7 @@ from tokenizers import Tokenizer
 
 from examples.demo_data import held_out_files
 
+CACHE = Path(__file__).resolve().parents[2] / "build" / "bench-cache"  # where weights and bundles are kept between runs
 _DEMO = Path(__file__).resolve().parents[2] / "examples" / "demo_model"
 _DEMO_WEIGHTS = _DEMO / "layerskip"
 _LLAMA_1B_VOCAB = 32000

@@ -135,7 +135,9 @@ class Engine:
         own = {"target": self.target, "device": self.options.device, "threads": self.options.threads}
         for name, loaded in own.items():
             if getattr(options, name) not in ("auto", loaded):
-                raise ParamsError(f"{name} is {getattr(options, name)}, but the weights are loaded for {loaded}; load another engine")
+                raise ParamsError(
+                    f"{name} is {getattr(options, name)}, but the weights are loaded for {loaded}; load another engine"
+                )
         backend = self.backend if observer is None else cast(Backend, ObservedBackend(self.backend, observer))
         return Engine(self.bundle, replace(options, target=self.target, device=self.options.device), backend=backend)
 

@@ -445,5 +445,5 @@ def test_other_options_run_on_the_same_weights(load: Callable[..., Engine], engi
 
 def test_options_that_other_weights_would_need_are_refused(load: Callable[..., Engine]) -> None:
     """The engine would run with other threads than were asked for, and say nothing."""
-    with load() as engine, pytest.raises(ParamsError, match="threads .* load another engine"):
+    with load() as engine, pytest.raises(ParamsError, match=r"threads .* load another engine"):
         engine.with_options(EngineOptions(threads=ThreadOptions(2)))

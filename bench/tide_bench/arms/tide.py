@@ -1,4 +1,4 @@
-"""TIDE's own arm: any depth policy on a bundle, by its public engine; also runs the unsplit graph, a bundle that is cut nowhere."""
+"""TIDE's own arm: any depth policy on a bundle, by `Engine`; also runs the unsplit graph, a bundle that is cut nowhere."""
 
 from __future__ import annotations
 
