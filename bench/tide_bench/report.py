@@ -71,24 +71,6 @@ class Report:
         content = {name: getattr(self, name) for name in names}
         path.write_text(json.dumps(content, indent=2, allow_nan=False) + "\n", encoding="utf-8")
 
-    def take_up(self, path: Path) -> None:
-        """Go on with a run that was interrupted: the rows that `write` left in ``path``, under its date. Raises ValueError for
-        a run of something else."""
-        try:
-            earlier = json.loads(path.read_text(encoding="utf-8"))
-            rows, date, other = (
-                list(earlier["rows"]),
-                str(earlier["date"]),
-                {name: earlier[name] for name in ("benchmark", "machine", "settings")},
-            )
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"{path} holds no run ({type(error).__name__}: {error})") from error
-        own = {name: getattr(self, name) for name in other}
-        different = [name for name in other if other[name] != own[name]]
-        if different:
-            raise ValueError(f"{path} is of another run: " + "; ".join(f"{n} {other[n]}, not {own[n]}" for n in different))
-        self.rows, self.date = [*rows, *self.rows], date
-
 
 def machine() -> dict[str, str | int]:
     """The CPU and its instruction sets, the cores this process may use, the memory, and the versions of everything compared."""

@@ -113,12 +113,15 @@ def identity_line(run: dict[str, Any]) -> str:
     temperature = settings.get("temperature", 0)
     how = f"at temperature {temperature:g}, top-p {settings['top_p']:g}, each with a seed" if temperature else "greedy"
     eager = [value for name, value in results.items() if re.search(r"(^|_)identical_to_eager_pct", name) and "full_" not in name]
-    held = f"; HF eager has {min(eager):.3f}% of them, and no other text differs without a near tie" if eager else ""
+    odd = f"{results['unexplained_differences']:.0f} texts differ without a near tie"
+    held = f"; {min(eager):.3f}% are HF eager's, {odd}" if eager else ""
     drafted = sum(value for name, value in results.items() if "drafted_tokens" in name)
+    shares = [value for name, value in results.items() if re.search(r"(^|_)identical_pct", name)]
+    differing = sum(round((1 - share / 100) * settings["prompts"] * settings["tokens"]) for share in shares)
     return (
         f"**`exact` gives the model's tokens**: {settings['models'].replace(',', ', ')}, {settings['prompts']} prompts × "
-        f"{settings['tokens']} tokens, {how}, batch {settings['batch'].replace(',', ' and ')}: {results['differing_tokens']:.0f} "
-        f"tokens of `exact` differ from `full`'s, with {drafted:,.0f} drafts{held} ({_where(run)})."
+        f"{settings['tokens']} tokens, {how}, batch {settings['batch'].replace(',', ' and ')}: {differing} "
+        f"tokens of `exact` differ from `full`'s{f', with {drafted:,.0f} drafts' if drafted else ''}{held} ({_where(run)})."
     )
 
 

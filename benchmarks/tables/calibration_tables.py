@@ -75,7 +75,7 @@ def quality_table(run: Run, where: str) -> str:
     rows = (
         [
             row["model"],
-            f"`{row['policy'].replace('_', ', ')}`",
+            f"`{row.get('title', row['policy']).replace('_', ', ')}`",
             f"{row['certified']:.0%}" if row["certified"] else "",
             f"{row['forced']:.2%} ± {row['interval']:.2%}" if "forced" in row else "",
             f"{row['free']:.2%}",

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Protocol
 
 from tide_bench.report import cores
@@ -60,11 +58,3 @@ class Arm(Protocol):
 
     def generate(self, prompts: list[list[int]], new_tokens: int, **options: Any) -> Timing:
         """Continue ``prompts`` [B][S] (all of one length) greedily by ``new_tokens`` tokens; ``options`` are the arm's own."""
-
-
-@dataclass(frozen=True)
-class ArmKind:
-    """``load`` takes a folder: HuggingFace weights, a bundle, or what the arm's library reads."""
-
-    title: str
-    load: Callable[[Path], Any]
