@@ -76,16 +76,17 @@ def take_turns(
 ) -> tuple[list[Turn], dict[str, list[Turn]]]:
     """Every arm's turn at each of ``groups``, and the baseline's beside it; group g is sampled with seed g.
 
-    The order of the arms turns, so that none always follows the same one, and so does who begins a pair. No output drafts for
-    another group. Returns the baseline's last turn at each group with its mean time there, and the arms' turns.
+    The order of the arms turns, so that none always follows the same one, and so does who begins a pair. A cache salt for each
+    pair keeps outputs from drafting for later turns. Returns the baseline's last turn at each group with its mean time there,
+    and the arms' turns.
     """
     base: list[Turn] = []
     turns: dict[str, list[Turn]] = {name: [] for name in arms}
     for number, prompts in enumerate(groups):
-        own = replace(params, seed=number, cache_salt=f"group {number}")
         names, beside = list(arms), list[Turn]()
         shift = number % max(1, len(names))
         for name in names[shift:] + names[:shift]:
+            own = replace(params, seed=number, cache_salt=f"group {number}, {name}")
             pair = [arms[name], baseline] if number % 2 else [baseline, arms[name]]
             taken = [arm.turn(prompts, own) for arm in pair]
             ours, theirs = taken if number % 2 else taken[::-1]

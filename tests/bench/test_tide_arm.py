@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,16 @@ def test_the_arm_gives_the_engines_own_text(exits_bundle: Path) -> None:
         params = engine.default_params(max_new_tokens=6, ignore_eos=True)
         assert timing.tokens == [list(one.token_ids) for one in engine.generate(PROMPTS, params)]
     assert timing.first_token_s > 0 and timing.decode_s > 0 and timing.layers_per_token
+
+
+def test_calls_at_once_run_together_and_keep_their_texts(exits_bundle: Path) -> None:
+    """Under load each call would wait for the one before it, or get the other's text."""
+    arm = TideArm(exits_bundle)
+    alone = [arm.generate([prompt], 24).tokens for prompt in PROMPTS]
+    with ThreadPoolExecutor(2) as pool:
+        together = list(pool.map(lambda prompt: arm.generate([prompt], 24, concurrent=2).tokens, PROMPTS))
+    assert together == alone
+    assert arm._engine("full", None, 2).max_batch == 2
 
 
 def test_an_earlier_call_drafts_nothing_for_the_next(exits_bundle: Path) -> None:

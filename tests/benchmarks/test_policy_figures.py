@@ -5,22 +5,26 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 from tide_bench.paired_ratio import paired_ratio
 from tide_bench.report import Report
 from tide_bench.text_comparison import disagreement_rate, first_difference, identical_share
-from tide_runtime import Engine, GenerationParams
+from tide_runtime import DepthOptions, Engine, EngineOptions, GenerationParams, ThreadOptions
 from tide_runtime.bundle.calibration import CostTable, ExitInfo, StepCost
 from tide_runtime.bundle.exits import Exit
 from tide_runtime.bundle.manifest import UNCUT as UNCUT_GRAPH
 from tide_runtime.costs.cost_model import CostModel
+from tide_runtime.depth_tuning import DepthTuning
 
+from benchmarks.ablation import RULES, run_cell
+from benchmarks.arms import policy_arms
 from benchmarks.arms.modelled_time import Launch, LaunchCounts, layers_of, modelled_ms
 from benchmarks.arms.policy_arms import BASELINE
 from benchmarks.arms.turns import EngineArm, Group, Turn, take_turns
-from benchmarks.policies_cpu import LEAST_GROUPS, cases
+from benchmarks.policies_cpu import LEAST_GROUPS, Case, cases, run_case
 from benchmarks.tables.arm_figures import speed_figures
 from benchmarks.tables.policy_table import HEADINGS, add_policy_results, cells
 
@@ -114,6 +118,17 @@ def test_arms_and_the_baseline_begin_in_turn() -> None:
     assert beside == {"a": [3.0, 9.0], "b": [5.0, 7.0]}
 
 
+def test_no_turn_drafts_from_an_earlier_one(load: Callable[..., Engine]) -> None:
+    """The baseline, which has a turn beside every arm, would copy its own first answer in all the others."""
+    params = GenerationParams(max_new_tokens=16, ignore_eos=True)
+    repeatable = DepthOptions(tuning=DepthTuning(observe_passes=False))
+    with load(policy="exact", depth=repeatable) as engine, engine.with_options(engine.options) as other:
+        baseline, arm = EngineArm("exact", engine), EngineArm("exact", other)
+        alone = EngineArm("exact", engine).turn([[5, 9, 3]], params)
+        base, turns = take_turns(baseline, {"a": arm, "b": arm}, [[[5, 9, 3]]], params)
+    assert {turn.layers_per_token for turn in (*base, *turns["a"], *turns["b"])} == {alone.layers_per_token}
+
+
 def test_every_case_has_enough_groups_of_its_size() -> None:
     """An interval over two groups would be shown as one, or a batch of eight be measured with five sequences."""
     prompts = [[n] for n in range(12)]
@@ -162,3 +177,31 @@ def test_results_have_the_names_that_the_bars_are_set_for() -> None:
 def test_a_table_row_has_a_cell_for_every_heading() -> None:
     """Columns of the documentation's table would slip."""
     assert len(cells(_row("exact_both", 1.8))) == len(cells(_row(BASELINE, 1.0))) == len(HEADINGS)
+
+
+@pytest.fixture
+def own_pools(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This process has ONNX Runtime sessions of other tests, so engines cannot have the pool that all must share."""
+    options = EngineOptions(threads=ThreadOptions(1), prefix_cache=False, verify=False)
+    monkeypatch.setattr(policy_arms, "load_second", lambda folder: Engine.load(folder, options))
+
+
+def test_a_case_has_a_row_for_each_policy_and_full_first(exits_bundle: Path, own_pools: None) -> None:
+    """A policy of the list would not run by the options that stand there, or `exact` have another text."""
+    names = ["exact_none", "exact_both", "exit1"]
+    case = Case(2, 0.0, [[[5, 9, 3], [7, 1, 4]], [[2, 2, 6], [8, 3, 1]]])
+    rows, _ = run_case({1: exits_bundle, 5: exits_bundle}, names, case, 6)
+    by_name = {row["arm"]: row for row in rows}
+    assert list(by_name) == [BASELINE, *names] and all(row["groups"] == 2 for row in rows)
+    assert by_name["exact_none"]["differing_tokens"] == by_name["exact_both"]["differing_tokens"] == 0
+    assert not any(name.startswith("accepted") for name in by_name["exact_none"])
+
+
+def test_a_rule_that_is_switched_off_is_priced(exits_bundle: Path) -> None:
+    """The price of launches would be that of another variant, or of none."""
+    with Engine.load(exits_bundle, EngineOptions(threads=ThreadOptions(1), prefix_cache=False)) as weights:
+        rows = run_cell(weights, "exact", 1, 0.0, [[[5, 9, 3, 5, 9, 3]], [[7, 1, 4, 7, 1, 4]]], 12)
+    assert [row["rule"] for row in rows] == [name for name, (policies, _) in RULES.items() if "exact" in policies]
+    assert all(np.isfinite([row["simulated_pct"], row["measured_pct"]]).all() for row in rows)
+    unchanged = next(row for row in rows if row["rule"] == "sampled_gate")
+    assert unchanged["simulated_pct"] == 0, "greedy text asks no gate of sampled text"

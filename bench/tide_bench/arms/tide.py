@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
+from threading import Lock
 from time import perf_counter
 
 from tide_runtime import DepthOptions, Engine, EngineOptions, Generation, GenerationParams, ThreadOptions
@@ -22,7 +23,7 @@ class TideArm:
         self.folder = folder
         self._loaded = load_second(folder)
         self._engines: dict[tuple[str, float | None, int], Engine] = {}
-        self._calls = count()
+        self._calls, self._lock = count(), Lock()
 
     def generate(
         self,
@@ -53,12 +54,12 @@ class TideArm:
 
     def _engine(self, policy: str, threshold: float | None, rows: int) -> Engine:
         key = policy, threshold, rows
-        if key not in self._engines:
-            depth = DepthOptions(threshold=threshold)
-            self._engines[key] = self._loaded.with_options(
-                replace(self._loaded.options, policy=policy, depth=depth, max_batch=rows)
-            )
-        return self._engines[key]
+        with self._lock:  # calls may come at once
+            if key not in self._engines:
+                depth = DepthOptions(threshold=threshold)
+                options = replace(self._loaded.options, policy=policy, depth=depth, max_batch=rows)
+                self._engines[key] = self._loaded.with_options(options)
+            return self._engines[key]
 
 
 def timed(engine: Engine, prompts: Sequence[Sequence[int]], params: GenerationParams) -> Timing:
