@@ -3,12 +3,13 @@
     python -m benchmarks.ablation                      # 16 prompts x 48 tokens
     python -m benchmarks.ablation --prompts 24 --new-tokens 128
 
-A rule is a constant of `DepthTuning`; switched off, it has the value that makes it do nothing. Each variant generates beside the
-default tuning, on the same engine and prompts, in slices of a few tokens by turns (see `benchmarks.arms.turns`). Two figures tell
-what a rule earns, in percent of the time without it:
+A rule is a constant of `DepthTuning`; switched off, it has the value that makes it do nothing. Each variant is an engine on the
+same weights, and generates beside the default tuning on the same prompts. Two figures tell what a rule earns, in percent of the
+time without it:
 
-simulated  the cost model's price of the launches that were made. It has no noise, but knows nothing of Python's time.
-measured   wall clock. On a shared machine a difference below about 3% is noise.
+simulated  the cost model's price of the launches that were made, prompts included. It has no noise, but knows nothing of
+           Python's time.
+measured   wall clock of decoding. On a shared machine a difference below about 3% is noise.
 
 A rule that earns less than 1% in every cell, simulated, should go.
 """
@@ -16,32 +17,31 @@ A rule that earns less than 1% in every cell, simulated, should go.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
+from statistics import median
 from typing import Annotated, Any
 
-import numpy as np
 import typer
 from rich.console import Console
 from rich.table import Table
 from tide_bench.arms.tide import load_second
 from tide_bench.report import Report
-from tide_runtime import GenerationParams
+from tide_runtime import DepthOptions, Engine, GenerationParams
 from tide_runtime.costs.cost_model import CostModel
-from tide_runtime.depth.options import DepthOptions
-from tide_runtime.depth.registry import make_policy
 from tide_runtime.depth_tuning import DepthTuning
 
-from benchmarks.arms.engine_arm import EngineArm, LoggedEngine
-from benchmarks.arms.turns import Group, Turn, take_turns
+from benchmarks.arms.modelled_time import LaunchCounts, layers_of, modelled_ms
+from benchmarks.arms.turns import EngineArm, Group, Turn, take_turns
 from benchmarks.held_out import held_out_prompts
 from benchmarks.models.calibrated_bundles import calibrated_bundles
-from benchmarks.tables.modelled_time import modelled_ms
+from benchmarks.models.model_folders import CACHE
 
-CACHE = Path(__file__).resolve().parents[1] / "build" / "bench-cache"
 CELLS = tuple((batch, temperature) for batch in (1, 8) for temperature in (0.0, 0.8))
 PROMPT_TOKENS = 64
+REPEATABLE = DepthTuning(observe_passes=False)  # or launches would depend on the clock
 # Rule → the policies it concerns, and the tuning without it.
 RULES: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
     "cooldown": (("exact", "exit"), {"cooldown": 0, "longest_cooldown": 0}),
@@ -57,35 +57,43 @@ console = Console(width=max(150, Console().width))
 
 
 def run_cell(
-    engine: LoggedEngine, costs: CostModel, policy: str, batch: int, temperature: float, groups: Sequence[Group], new_tokens: int
+    weights: Engine, policy: str, batch: int, temperature: float, groups: Sequence[Group], new_tokens: int
 ) -> list[dict[str, Any]]:
     """A row for each rule of ``policy`` in one cell."""
-
-    def arm(**changes: Any) -> EngineArm:
-        options = DepthOptions(tuning=replace(DepthTuning(), **changes))
-        return EngineArm(engine, make_policy(policy, engine.manifest, options))
-
-    second = engine.second()
-    baseline = EngineArm(second, make_policy(policy, engine.manifest, DepthOptions()))
-    arms = {name: arm(**changes) for name, (policies, changes) in RULES.items() if policy in policies}
     params = GenerationParams(max_new_tokens=new_tokens, temperature=temperature, ignore_eos=True)
-    for one in (baseline, *arms.values()):  # bind every shape first
-        one.turn(groups[0], params, batch)
-    base, turns = take_turns(baseline, arms, groups, params, batch)
+    place = {"batch": batch, "temperature": temperature}
+    rules = {name: changes for name, (policies, changes) in RULES.items() if policy in policies}
     return [
-        {"policy": policy, "batch": batch, "temperature": temperature, "rule": name, **_earned(own, base, engine.layers, costs)}
-        for name, own in turns.items()
+        {**place, "rule": name, **_earned(weights, policy, batch, changes, groups, params)} for name, changes in rules.items()
     ]
 
 
-def _earned(own: Sequence[Turn], base: Sequence[Turn], layers: dict[str, int], costs: CostModel) -> dict[str, float]:
-    """Percent of the time that the rule saves: positive where the variant without it is slower, per token generated."""
-    tokens = [sum(turn.decoded for turn in turns) for turns in (own, base)]
-    without, with_rule = (
-        sum(modelled_ms(t.launches, layers, costs) for t in turns) / n for turns, n in zip((own, base), tokens, strict=True)
-    )
-    measured = float(np.median([turn.seconds / turn.base_seconds for turn in own]))
-    return {"simulated_pct": 100 * (without / with_rule - 1), "measured_pct": 100 * (measured - 1)}
+def _earned(
+    weights: Engine, policy: str, batch: int, changes: dict[str, Any], groups: Sequence[Group], params: GenerationParams
+) -> dict[str, Any]:
+    """Percent of the time that a rule saves: positive where the variant without it is slower, per token generated. Both variants
+    have fresh engines, as an engine learns from its requests."""
+    with ExitStack() as stack:
+        arms, seen = [], (LaunchCounts(), LaunchCounts())
+        for launches, tuning in zip(seen, (REPEATABLE, replace(REPEATABLE, **changes)), strict=True):
+            options = replace(weights.options, policy=policy, depth=DepthOptions(tuning=tuning), max_batch=batch)
+            arms.append(EngineArm(policy, stack.enter_context(weights.with_options(options, launches))))
+            arms[-1].turn(groups[0], params)  # binds every shape first
+            launches.counts.clear()
+        base, turns = take_turns(arms[0], {"without": arms[1]}, groups, params)
+    own = turns["without"]
+    with_rule, without = (_simulated_ms(weights, *pair) for pair in zip(seen, (base, own), strict=True))
+    return {
+        "policy": arms[0].title,
+        "simulated_pct": 100 * (without / with_rule - 1),
+        "measured_pct": 100 * (median(turn.seconds / turn.base_seconds for turn in own) - 1),
+    }
+
+
+def _simulated_ms(weights: Engine, launches: LaunchCounts, turns: Sequence[Turn]) -> float:
+    """Per token that ``turns`` decoded."""
+    costs = CostModel.of(weights.manifest)
+    return modelled_ms(launches.counts, layers_of(weights.manifest), costs) / sum(turn.decoded for turn in turns)
 
 
 def _print(model: str, rows: Sequence[dict[str, Any]]) -> None:
@@ -108,12 +116,12 @@ def main(
     ids = [prompt.ids for prompt in held_out_prompts(prompts, PROMPT_TOKENS, "library")]
     report = Report("ablation", models=models, prompts=prompts, new_tokens=new_tokens)
     for model in models.split(","):
-        engine = LoggedEngine(load_second(calibrated_bundles(model, cache)[1]))
-        for policy, (batch, temperature) in product(("exact", "exit"), CELLS):
-            groups = [ids[i : i + batch] for i in range(0, len(ids) - batch + 1, batch)]
-            with console.status(f"{model}, {policy}, batch {batch}, temperature {temperature:g}"):
-                rows = run_cell(engine, CostModel.of(engine.manifest), policy, batch, temperature, groups, new_tokens)
-            report.rows += [{"model": model, **row} for row in rows]
+        with load_second(calibrated_bundles(model, cache)[1]) as weights:
+            for policy, (batch, temperature) in product(("exact", "exit"), CELLS):
+                groups = [ids[i : i + batch] for i in range(0, len(ids) - batch + 1, batch)]
+                with console.status(f"{model}, {policy}, batch {batch}, temperature {temperature:g}"):
+                    rows = run_cell(weights, policy, batch, temperature, groups, new_tokens)
+                report.rows += [{"model": model, **row} for row in rows]
         _print(model, [row for row in report.rows if row["model"] == model])
     best = {name: max(row["simulated_pct"] for row in report.rows if row["rule"] == name) for name in RULES}
     for name, earned in best.items():

@@ -20,8 +20,6 @@ from rich.table import Table
 from tide_bench.report import Report
 from tide_calibrate.capture.capture import capture
 from tide_calibrate.capture.store import Capture
-from tide_calibrate.capture.training_split import divide_train_windows
-from tide_calibrate.costs.model_costs import measure_model_costs
 from tide_calibrate.exit_heads import ExitHead, make_head, parse_kind
 from tide_calibrate.exit_heads.train import HeadTraining, train_head
 from tide_calibrate.model.frozen import FrozenModel
@@ -31,10 +29,8 @@ from tide_calibrate.text.documents import split_documents, windows
 from tide_calibrate.traces.record import trace_split
 from tide_calibrate.traces.trace import ExitTrace, SplitTrace
 
-from benchmarks.arms.predecessor_router import train_predecessor
 from benchmarks.exits.agreement_coverage import area_under_agreement, share_exiting
 from benchmarks.exits.exit_traces import held_out_documents
-from benchmarks.exits.router_choice import AUTO, RouterChoice, router_choices
 from benchmarks.models.demo import DEMO_MODELS
 from tide_export.load import LoadedModel, load_model
 
@@ -78,14 +74,12 @@ def train_heads(model: FrozenModel, captured: Capture, plan: Plan) -> tuple[dict
     return heads, seconds
 
 
-def train_routers(head: ExitHead, captured: Capture, loaded: LoadedModel) -> list[Router]:
-    """Every kind of router for one exit, the predecessor's among them."""
+def train_routers(head: ExitHead, captured: Capture) -> list[Router]:
+    """Every kind of router for one exit."""
     mlp = train_router(head, captured)
     cosine = train_router(head, captured, RouterTraining(label="cosine"))
     cosine.kind = "cosine"
-    learned_from = divide_train_windows(captured).router[: RouterTraining().windows]
-    predecessor = train_predecessor(captured, head.checkpoint, learned_from, loaded.model.model.norm)
-    return [mlp, *TRAINING_FREE, cosine, predecessor]
+    return [mlp, *TRAINING_FREE, cosine]
 
 
 def main(
@@ -117,14 +111,10 @@ def measure(report: Report, name: str, plan: Plan, directory: Path) -> None:
     captured = capture_model(loaded, plan, directory)
     heads, seconds = train_heads(model, captured, plan)
     judged = [(checkpoint, plan.router_head) for checkpoint in plan.places]
-    routers = {exit: train_routers(heads[exit], captured, loaded) for exit in judged}
+    routers = {exit: train_routers(heads[exit], captured) for exit in judged}
     test = trace_split(captured, "test", model.lm_head, heads, routers)
     _report_heads(report, name, test, plan, seconds)
     _report_routers(report, name, test, judged)
-    threshold = trace_split(captured, "threshold", model.lm_head, {exit: heads[exit] for exit in judged}, routers)
-    with tempfile.TemporaryDirectory() as temporary:
-        costs = measure_model_costs(loaded, "fp32", Path(temporary))
-    _report_choice(report, name, router_choices(threshold, test, costs))
 
 
 def _report_heads(report: Report, model: str, test: SplitTrace, plan: Plan, seconds: dict[str, float]) -> None:
@@ -158,18 +148,6 @@ def _router_cell(report: Report, model: str, trace: ExitTrace, router: str) -> s
     report.add(f"{model}_exit5_{router}_{c}", at_5)
     _row(report, model, "router", checkpoint=c, router=router, head=trace.head, area=area, exit1=at_1, exit5=at_5)
     return f"{area:.3f} ({at_1:.0%}, {at_5:.0%})"
-
-
-def _report_choice(report: Report, model: str, choices: dict[str, RouterChoice]) -> None:
-    table = Table(
-        "router", "predicted speedup of exact", "exits", title=f"{model}: what --router chooses, predicted on the test files"
-    )
-    for kind, choice in choices.items():
-        table.add_row(kind, f"{choice.speedup:.3f}", choice.places)
-        report.add(f"{model}_predicted_{kind.replace('+', '_')}", choice.speedup)
-        _row(report, model, "choice", router=kind, speedup=choice.speedup, exits=[asdict(exit) for exit in choice.exits])
-    report.add(f"{model}_predicted_auto_over_best", choices[AUTO].speedup / max(choice.speedup for choice in choices.values()))
-    Console().print(table)
 
 
 def _row(report: Report, model: str, table: str, **values: Any) -> None:

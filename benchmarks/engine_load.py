@@ -31,7 +31,7 @@ from tide_bench.arms.process import ArmError
 from tide_bench.other_load import OtherLoad
 from tide_bench.report import Report
 
-from benchmarks.decode_cpu import CACHE
+from benchmarks.models.model_folders import CACHE
 from benchmarks.serving import closed_part, engine_part, poisson_part
 from benchmarks.serving.closed_part import report_closed, run_closed
 from benchmarks.serving.engine_part import run_idle, run_prefill

@@ -30,7 +30,7 @@ from rich.table import Table
 from tide_bench.report import Report
 from tide_runtime import Engine, EngineOptions, ThreadOptions
 
-from benchmarks.decode_cpu import CACHE
+from benchmarks.models.model_folders import CACHE
 from benchmarks.models.tiny import KV_BYTES_PER_TOKEN, MAX_SEQ_LEN, VOCABULARY, tiny_bundle
 from benchmarks.serving.soak_callers import Callers
 from benchmarks.serving.soak_plan import POLICIES, PoolText, first_turns, second_turns, soak_requests

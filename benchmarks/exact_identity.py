@@ -1,13 +1,14 @@
-"""Whether `exact` generates the model's tokens: greedy tokens of policy `exact` against `full`'s and HF eager's, one by one.
+"""Whether `exact` generates the model's tokens: tokens of policy `exact` against `full`'s, greedy also HF eager's, one by one.
 
     python -m benchmarks.exact_identity                        # 200 held-out prompts x 128 tokens, batch 1 and 8, layerskip
     python -m benchmarks.exact_identity --models layerskip,stock --prompts 40 --tokens 64
     python -m benchmarks.exact_identity --models smollm2-int4,smollm2-int8
+    python -m benchmarks.exact_identity --models smollm2-fp32 --prompts 100 --batch 8 --temperature 0.7 --top-p 0.95
 
 Prompts of the demo models are windows of 64 tokens from the held-out files of examples/demo_model/held_out.txt, several windows
 of most files (``--data library``: as many different files); SmolLM2's come from the Python language reference. Both drafters are
 on and draft up to 16 tokens; SmolLM2 has no calibrated exits and drafts by prompt lookup. At batch 8 all prompts go through 8
-slots, so sequences join and leave at different steps.
+slots, so sequences join and leave at different steps. Sampled, both policies have the same seed for a prompt.
 
 Two correct programs may differ where two logits are nearly equal: the first difference of every text is listed with eager's gap
 between the two tokens, and explained when that is under 1e-4. Low-bit weights promise the same bits, so SmolLM2 is compared with
@@ -17,27 +18,28 @@ between the two tokens, and explained when that is under 1e-4. Low-bit weights p
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.table import Table
+from tide_bench.arms.base import with_limitation
+from tide_bench.arms.tide import limitation
 from tide_bench.report import Report
 from tide_bench.text_comparison import first_difference, identical_share
-from tide_runtime import Engine, EngineOptions, GenerationParams, ThreadOptions
-from tide_runtime.depth.options import DepthOptions
+from tide_runtime import DepthOptions, Engine, EngineOptions, GenerationParams, ThreadOptions
 
 from benchmarks.held_out import SOURCES, Prompt, held_out_prompts
 from benchmarks.models.calibrated_bundles import calibrated_bundles
 from benchmarks.models.demo import DEMO_MODELS
 from benchmarks.models.eager_reference import NEAR_TIE, EagerReference
 from benchmarks.models.gguf_files import GGUF_MODELS
-from benchmarks.policies_cpu import CACHE, PROMPT_TOKENS
+from benchmarks.models.model_folders import CACHE
 from benchmarks.quantised_decode import FORMS, folder_of
 
-DRAFT_LIMIT = 16
+PROMPT_TOKENS, DRAFT_LIMIT = 64, 16
 PAIRS = {  # result name → the two that are compared
     "identical_pct": ("exact", "full"),
     "identical_to_eager_pct": ("exact", "eager"),
@@ -98,13 +100,26 @@ class Difference:
         return self.gap is not None and self.gap < NEAR_TIE
 
 
-def generate(bundle: Path, policy: str, batch: int, prompts: Sequence[Prompt], tokens: int) -> tuple[Texts, int]:
-    """Continuations by one policy, and how many tokens it drafted; ``batch`` slots for all prompts."""
+@dataclass(frozen=True)
+class Written:
+    """Continuations by one policy, its name as it ran, and how many drafts it made and kept."""
+
+    title: str
+    texts: Texts
+    drafted: int
+    accepted: int
+
+
+def generate(bundle: Path, policy: str, batch: int, prompts: Sequence[Prompt], params: GenerationParams) -> Written:
+    """Continue ``prompts`` in ``batch`` slots; prompt i is sampled with seed i."""
     depth = DepthOptions(draft_limit=DRAFT_LIMIT)
     options = EngineOptions(policy=policy, max_batch=batch, threads=ThreadOptions(shared=True), verify=False, depth=depth)
-    with Engine.load(bundle, options) as engine:
-        rows = engine.generate([p.ids for p in prompts], GenerationParams(max_new_tokens=tokens, ignore_eos=True))
-    return [list(row.token_ids) for row in rows], sum(sum(row.stats.drafted.values()) for row in rows)
+    with Engine.load(bundle, replace(options, max_queue=len(prompts))) as engine:
+        handles = [engine.submit(p.ids, replace(params, seed=i), streamed=False) for i, p in enumerate(prompts)]
+        rows = [handle.result() for handle in handles]
+        title = with_limitation(policy, limitation(engine))
+    drafted, accepted = (sum(sum(getattr(row.stats, name).values()) for row in rows) for name in ("drafted", "accepted"))
+    return Written(title, [list(row.token_ids) for row in rows], drafted, accepted)
 
 
 def differences(prompts: Sequence[Prompt], texts: Texts, references: Texts, eager: EagerReference | None) -> list[Difference]:
@@ -119,20 +134,27 @@ def differences(prompts: Sequence[Prompt], texts: Texts, references: Texts, eage
     return found
 
 
-def compare(report: Report, model: str, bundle: Path, batches: Sequence[int], prompts: Sequence[Prompt], tokens: int) -> int:
+def compare(
+    report: Report, model: str, bundle: Path, batches: Sequence[int], prompts: Sequence[Prompt], params: GenerationParams
+) -> int:
     """All comparisons on one model; returns how many texts differ without an explanation."""
-    eager, texts, drafted = None, dict[str, Texts](), dict[str, int]()
-    if (folder := SUBJECTS[model].eager) is not None:
+    eager, texts, tokens = None, dict[str, Texts](), params.max_new_tokens
+    if params.greedy and (folder := SUBJECTS[model].eager) is not None:
         with console.status(f"{model}: HF eager"):
             eager = EagerReference(folder)
             texts["eager"] = eager.continuations([p.ids for p in prompts], tokens)
     table = Table("batch", "texts", "against", "identical tokens", "texts that differ", "unexplained", title=model)
     listed, unexplained = [], 0
     for batch in batches:
+        written = {}
         for policy in ("exact", "full"):
             with console.status(f"{model}: {policy}, batch {batch}"):
-                texts[policy], drafted[policy] = generate(bundle, policy, batch, prompts, tokens)
-        report.add(f"{_prefix(model)}drafted_tokens_b{batch}", drafted["exact"])  # without drafts nothing is compared
+                written[policy] = generate(bundle, policy, batch, prompts, params)
+                texts[policy] = written[policy].texts
+        exact = written["exact"]
+        report.add(f"{_prefix(model)}drafted_tokens_b{batch}", exact.drafted)  # without drafts nothing is compared
+        if exact.drafted:
+            report.add(f"{_prefix(model)}accepted_share_b{batch}", exact.accepted / exact.drafted)
         for name, (own, other) in PAIRS.items():
             if not {own, other} <= texts.keys():
                 continue
@@ -142,7 +164,8 @@ def compare(report: Report, model: str, bundle: Path, batches: Sequence[int], pr
             report.add(f"{_prefix(model)}{name}_b{batch}", share)
             if name == "identical_pct":  # a RESULT line's four digits would round a few of them away
                 report.add(f"{_prefix(model)}differing_tokens_b{batch}", round((1 - share / 100) * len(prompts) * tokens))
-            table.add_row(str(batch), own, other, f"{share:.3f}%", str(len(found)), str(odd))
+            title = written[own].title if own in written else own
+            table.add_row(str(batch), title, other, f"{share:.3f}%", str(len(found)), str(odd))
             listed += [(batch, own, other, difference) for difference in found]
             unexplained += odd
     console.print(table)
@@ -173,7 +196,9 @@ def main(
     models: Annotated[str, typer.Option(help=f"Models, of {','.join(SUBJECTS)}.")] = "layerskip",
     batch: Annotated[str, typer.Option(help="Batch sizes.")] = "1,8",
     prompts: Annotated[int, typer.Option(min=1, help="Prompts of 64 tokens.")] = 200,
-    tokens: Annotated[int, typer.Option(min=2, help="Greedy tokens of each.")] = 128,
+    tokens: Annotated[int, typer.Option(min=2, help="Tokens of each.")] = 128,
+    temperature: Annotated[float, typer.Option(min=0, help="0 is greedy.")] = 0.0,
+    top_p: Annotated[float, typer.Option(min=0.01, max=1, help="Sample among the likeliest tokens of this probability.")] = 1.0,
     data: Annotated[str, typer.Option(help=f"Where the demo models' prompts come from, of {','.join(SOURCES)}.")] = "demo",
     bundles: Annotated[Path | None, typer.Option(help="Take MODEL_1 from this folder; do not calibrate.")] = None,
     cache: Annotated[Path, typer.Option(help="Where bundles are kept between runs.")] = CACHE,
@@ -183,13 +208,15 @@ def main(
     chosen, batches = models.split(","), [int(size) for size in batch.split(",")]
     if unknown := [model for model in chosen if model not in SUBJECTS]:
         raise typer.BadParameter(f"model {', '.join(unknown)}; choose from: {', '.join(SUBJECTS)}")
-    report = Report("exact_identity", models=models, batch=batch, prompts=prompts, tokens=tokens, data=data)
+    settings = dict(models=models, batch=batch, prompts=prompts, tokens=tokens, data=data)
+    report = Report("exact_identity", **settings, temperature=temperature, top_p=top_p)
+    params = GenerationParams(max_new_tokens=tokens, temperature=temperature, top_p=top_p, ignore_eos=True)
     unexplained = 0
     for model in chosen:
         windows = SUBJECTS[model].prompts(prompts, data, cache)
         report.settings[f"files_{model}"] = len({window.file for window in windows})
         bundle = bundles / f"{model}_1" if bundles else SUBJECTS[model].bundle(cache)
-        unexplained += compare(report, model, bundle, batches, windows, tokens)
+        unexplained += compare(report, model, bundle, batches, windows, params)
     differing = [value for name, value in report.results.items() if "differing_tokens" in name]
     report.add("differing_tokens", sum(differing))
     report.add("unexplained_differences", unexplained)

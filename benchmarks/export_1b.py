@@ -16,8 +16,7 @@ from typing import Annotated
 import typer
 from tide_bench.report import Report
 
-from benchmarks.decode_cpu import CACHE
-from benchmarks.models.model_folders import MODELS
+from benchmarks.models.model_folders import CACHE, llama_1b
 
 
 def main(
@@ -26,7 +25,7 @@ def main(
     json: Annotated[Path | None, typer.Option(help="Also write everything to this file.")] = None,
 ) -> None:
     """Export the 1.1B model in a process of its own and report what it took."""
-    weights = MODELS["1b"].weights(cache)
+    weights = llama_1b(cache)
     report = Report("export_1b", dtype=dtype)
     with tempfile.TemporaryDirectory(dir=cache) as folder:
         begin = time.perf_counter()

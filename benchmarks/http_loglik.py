@@ -25,9 +25,9 @@ from tide_bench.lm_eval_model import TideLM
 from tide_bench.report import Report
 from tide_runtime.bundle import Bundle
 
-from benchmarks.decode_cpu import CACHE
 from benchmarks.lm_eval_policies import TASKS
 from benchmarks.models.gguf_files import GGUF_MODELS
+from benchmarks.models.model_folders import CACHE
 from benchmarks.quantised_decode import folder_of
 from benchmarks.serving.http_server import tide_serve
 

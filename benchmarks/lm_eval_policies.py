@@ -27,9 +27,9 @@ from tide_bench.report import Report
 from tide_runtime.bundle.manifest import read_manifest
 from tide_runtime.scoring import Score
 
-from benchmarks.decode_cpu import CACHE
 from benchmarks.models.calibrated_bundles import PERCENTS, calibrated_bundles
 from benchmarks.models.gguf_files import GGUF_MODELS
+from benchmarks.models.model_folders import CACHE
 from benchmarks.quantised_decode import folder_of
 
 TASKS = Path(__file__).resolve().parent / "lm_eval_tasks"

@@ -21,16 +21,17 @@ import typer
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
+from tide_bench.arms.base import with_limitation
+from tide_bench.arms.tide import limitation
 from tide_bench.report import Report
 from tide_bench.teacher_forcing import Reading, read_text
 from tide_bench.text_comparison import disagreement_rate
-from tide_runtime import Engine, EngineOptions, GenerationParams, ThreadOptions
-from tide_runtime.depth.options import DepthOptions
+from tide_runtime import DepthOptions, Engine, EngineOptions, GenerationParams, ThreadOptions
 
 from benchmarks.held_out import held_out_prompts
 from benchmarks.models.calibrated_bundles import PERCENTS, calibrated_bundles
+from benchmarks.models.model_folders import CACHE
 
-CACHE = Path(__file__).resolve().parents[1] / "build" / "bench-cache"
 PROMPT_TOKENS = 64  # of a window; what follows is read, or written
 FULL = "full"
 WAYS = {
@@ -79,7 +80,7 @@ def measure(report: Report, model: str, bundles: dict[int, Path], windows: Seque
     """Rows and figures of one model; `full` is the first bundle's, as it is in every one."""
     with Engine.load(bundles[PERCENTS[0]], EngineOptions(policy=FULL, threads=threads)) as engine:
         full = run_policy(engine, windows, f"{model} {FULL}")
-    _add(report, model, FULL, figures(full, full), None)
+    _add(report, model, FULL, FULL, figures(full, full), None)
     for percent, bundle in bundles.items():
         for way, options in WAYS.items():
             if way == "exact" and percent != PERCENTS[0]:
@@ -89,12 +90,13 @@ def measure(report: Report, model: str, bundles: dict[int, Path], windows: Seque
                 assert calibration is not None
                 certificate = calibration.certificate
                 own = run_policy(engine, windows, f"{model} at {percent}% {way}")
+                title = with_limitation(way.replace("exit", f"exit{percent}"), limitation(engine))
             certified = certificate.max_disagreement if certificate is not None and way == "exit" else None
-            _add(report, model, way.replace("exit", f"exit{percent}"), figures(own, full), certified)
+            _add(report, model, way.replace("exit", f"exit{percent}"), title, figures(own, full), certified)
 
 
-def _add(report: Report, model: str, way: str, found: dict[str, Any], certified: float | None) -> None:
-    report.rows.append({"model": model, "policy": way, "certified": certified, **found})
+def _add(report: Report, model: str, way: str, title: str, found: dict[str, Any], certified: float | None) -> None:
+    report.rows.append({"model": model, "policy": way, "title": title, "certified": certified, **found})
     for name in ("forced", "free", "perplexity"):
         if name in found:
             report.add(f"{name}_{way}_{model}", found[name])
@@ -108,7 +110,7 @@ def _cells(row: dict[str, Any]) -> list[str]:
         return format(row[name], digits) if name in row else ""
 
     shares = [share(name) for name in ("certified", "forced", "interval", "free")]
-    return [row["model"], row["policy"], *shares, number("perplexity", ".4f"), number("layers_per_token", ".1f")]
+    return [row["model"], row["title"], *shares, number("perplexity", ".4f"), number("layers_per_token", ".1f")]
 
 
 def main(

@@ -43,8 +43,8 @@ from tide_bench.rounds import TimedRun, run_rounds
 from tide_bench.text_comparison import disagreement_rate
 from tide_runtime import GenerationParams, TideError
 
-from benchmarks.decode_cpu import CACHE
 from benchmarks.models.gguf_files import GGUF_MODELS, GgufModel
+from benchmarks.models.model_folders import CACHE
 
 FORMS = ("int4", "source", "int8", "fp32")  # TIDE's arms, by --weights
 EXACT = ("int4-exact", "source-exact")  # the same bundles under policy exact
@@ -276,7 +276,8 @@ def rows(record: Record, plan: Plan, arms: Sequence[str]) -> list[dict[str, Any]
         for arm in arms:
             row: dict[str, Any] = {"place": place.name, "arm": arm, "title": ARMS[arm].title}
             if turns.get(arm):
-                row |= speed_row(turns[arm], place.seconds) | ({"load_s": record.loads[arm]} if arm in record.loads else {})
+                row |= speed_row(ARMS[arm].title, turns[arm], place.seconds)
+                row |= {"load_s": record.loads[arm]} if arm in record.loads else {}
                 row |= _agreement(turns[arm], turns.get("fp32", []))
             elif arm in record.failures:
                 row["note"] = record.failures[arm]

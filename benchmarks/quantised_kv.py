@@ -32,8 +32,8 @@ from tide_bench.rounds import TimedRun, run_rounds
 from tide_runtime.bundle.manifest import read_manifest
 from tide_runtime.cli.inspect import kv_cache_bytes
 
-from benchmarks.decode_cpu import CACHE
 from benchmarks.models.gguf_files import GGUF_MODELS
+from benchmarks.models.model_folders import CACHE
 from benchmarks.quantised_decode import PRECISION, SLOTS, Place, ratio
 
 SMOLLM2 = GGUF_MODELS["smollm2"]
@@ -118,7 +118,7 @@ def add_results(report: Report, memory: Mapping[str, int], turns: Mapping[str, T
         report.add(f"{TITLES[kv]}_bytes_per_token", size)
     for place in PLACES:
         for kv, own in turns[place.name].items():
-            report.add(f"{TITLES[kv]}_{place.name}", speed_row(own, decode_seconds)["tokens_per_s"])
+            report.add(f"{TITLES[kv]}_{place.name}", speed_row(kv, own, decode_seconds)["tokens_per_s"])
         compared = ratio(turns[place.name], INT8, FP32, place)
         if compared is not None:
             report.add(f"int8_vs_fp32_{place.name}", compared.median)
@@ -136,7 +136,7 @@ def _prefill(place: Place) -> Place:
 def rows(turns: Mapping[str, Turns]) -> list[dict[str, Any]]:
     """A row for each place and arm."""
     return [
-        {"place": place.name, "kv": TITLES[kv], **speed_row(own, decode_seconds)}
+        {"place": place.name, "kv": TITLES[kv], **speed_row(TITLES[kv], own, decode_seconds)}
         for place in PLACES
         for kv, own in turns[place.name].items()
     ]

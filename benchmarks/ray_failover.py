@@ -43,10 +43,10 @@ from tide_bench.prompts import read_prompts
 from tide_bench.report import Report
 from tide_runtime import Engine, EngineOptions, GenerationParams
 
-from benchmarks.decode_cpu import CACHE
 from benchmarks.models.calibrated_bundles import demo_identity
 from benchmarks.models.demo import DEMO_MODELS
 from benchmarks.models.gguf_files import GGUF_MODELS
+from benchmarks.models.model_folders import CACHE
 from benchmarks.quantised_decode import folder_of
 from benchmarks.serving.answers_tally import Tally, under_load
 from benchmarks.serving.clients import closed_loop

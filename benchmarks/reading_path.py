@@ -29,8 +29,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 from tide_bench.report import Report
-from tide_runtime import Engine, EngineOptions, GenerationParams
-from tide_runtime.depth.options import DepthOptions
+from tide_runtime import DepthOptions, Engine, EngineOptions, GenerationParams
 from tide_runtime.depth_tuning import DepthTuning
 
 BUNDLE = Path(__file__).parents[1] / "tests/release_bundles/d17e495/gemma2_window_softcap"

@@ -1,151 +1,120 @@
-"""What does cutting cost? One decode step through 1, 2, 4, 6 segments against the same step through the unsplit graph.
+"""What does cutting cost? Decoding through 1, 2, 4, 6 segments against the same through the unsplit graph.
 
-The unsplit graph is a bundle that is cut nowhere, so "1 segment" is the same once more, with its weights elsewhere in
-memory: how far its ratio is from 1 is how far the others may be off. Where weights happen to lie is worth a few percent, so
-everything is loaded several times (``--loads``), another arm first. All arms run with the runtime's own loop, caches and
-bindings, in turn, in one process; a ratio is the median over rounds of (segments' time / unsplit's time of the same round).
-``--pool shared`` is what TIDE's commands use: one thread pool for all sessions. ``--pool own`` is the default for
-embedding: each session has its pool; the unsplit graph then gets ONNX Runtime's own defaults, which suit one graph best.
+An engine runs every layer in one graph where the bundle has one (`full`), so bundles are cut here and that graph is taken out of
+their manifests: then `full` launches segment after segment, as policies that may stop in between do. "1 segment" is the unsplit
+bundle once more, with its weights elsewhere in memory: how far its ratio is from 1 is how far the others may be off. Where
+weights happen to lie is worth a few percent, so everything is loaded several times (``--loads``), another arm first. All arms
+take turns in one process; a ratio is the median over rounds of (segments' time / unsplit's time of the same round). ``--pool
+shared`` is what TIDE's commands use: one thread pool for all sessions; ``--pool own`` is the default for embedding.
 """
 
 from __future__ import annotations
 
 import tempfile
 import time
-from dataclasses import dataclass
+from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import numpy as np
-import onnxruntime as ort
 import typer
 from rich.console import Console
 from rich.table import Table
+from tide_bench.arms.tide import timed
+from tide_bench.changed_bundle import write_changed
 from tide_bench.report import Report
-from tide_runtime.backends.base import Backend, Step
-from tide_runtime.backends.onnxruntime.cpu import OnnxRuntimeBackend
-from tide_runtime.backends.onnxruntime.threads import ThreadOptions
-from tide_runtime.bundle import Bundle
+from tide_runtime import Engine, EngineOptions, GenerationParams, ThreadOptions
+from tide_runtime.bundle.manifest import UNCUT, Manifest, forms_of, read_manifest
 
 from benchmarks.models.demo import BENCH_MODELS
 from benchmarks.models.even_cuts import write_even_cuts
 
-START = 128  # cache slots filled before the timed steps
+PROMPT_TOKENS = 128
 SEGMENTS = (1, 2, 4, 6)
 UNSPLIT = "unsplit"
-SEQS = (1, 4)  # tokens of the timed steps: decoding, and verifying three drafts
+BATCHES = (1, 4)  # sequences that decode together
+SETTLE_S = 0.02  # threads of the arm before stop spinning
 
 
-@dataclass(frozen=True)
-class Arm:
-    """A backend and the graphs that one step launches."""
-
-    backend: Backend
-    graphs: tuple[str, ...]
-
-
-def load_arms(directory: Path, threads: ThreadOptions, turn: int) -> dict[str, Arm]:
-    """Every arm, the ``turn``-th first: what a process loads first is some percent faster."""
-    names = [UNSPLIT, *map(str, SEGMENTS)]
-    shift = turn % len(names)
-    loaded = {name: _load_arm(directory, threads, name) for name in names[shift:] + names[:shift]}
-    return {name: loaded[name] for name in names}
+def write_arms(model: str, directory: Path) -> dict[str, Path]:
+    """Arm → its bundle, in ``directory``."""
+    cut = directory / "cut"
+    write_even_cuts(BENCH_MODELS[model](), cut, SEGMENTS, max_seq_len=512)
+    arms = {UNSPLIT: cut / "segments_1"}
+    for n in SEGMENTS:
+        bundle = cut / f"segments_{n}"
+        arms[str(n)] = write_changed(bundle, directory / f"segments_{n}", without_uncut(read_manifest(bundle)))
+    return arms
 
 
-def _load_arm(directory: Path, threads: ThreadOptions, name: str) -> Arm:
-    bundle = Bundle.open(directory / f"segments_{1 if name == UNSPLIT else name}", verify=False)
-    if name == UNSPLIT and not threads.shared:
-        return Arm(_with_defaults(bundle), _segments(bundle))
-    return Arm(OnnxRuntimeBackend.load(bundle, "cpu", threads), _segments(bundle))
+def without_uncut(manifest: Manifest) -> Manifest:
+    """``manifest`` whose targets have no graph of all segments."""
+    uncut = forms_of(UNCUT)
+    targets = {
+        name: replace(info, graphs={graph: file for graph, file in info.graphs.items() if graph not in uncut})
+        for name, info in manifest.targets.items()
+    }
+    return replace(manifest, targets=targets)
 
 
-def _with_defaults(bundle: Bundle) -> OnnxRuntimeBackend:
-    """A bundle's graphs in sessions with ONNX Runtime's default options."""
-    files, layers = (
-        bundle.manifest.targets["cpu"].graphs,
-        {s.name: bundle.manifest.model.num_layers for s in bundle.manifest.segments},
-    )
-    pads_attention = bundle.manifest.targets["cpu"].pads_attention
-
-    def load(name: str) -> ort.InferenceSession:
-        return ort.InferenceSession(str(bundle.path(files[name])))
-
-    return OnnxRuntimeBackend(bundle.manifest, layers, load, pads_attention=pads_attention)
-
-
-def _segments(bundle: Bundle) -> tuple[str, ...]:
-    return tuple(segment.name for segment in bundle.manifest.segments)
-
-
-def time_step(step: Step, graphs: tuple[str, ...], steps: int) -> float:
-    """Median ms of ``steps`` decode steps, each one token further."""
-    times = []
-    for i in range(steps + 3):
-        begin = time.perf_counter()
-        step.place([START + i % 64])
-        for graph in graphs:
-            step.run(graph)
-        times.append(time.perf_counter() - begin)
-    return float(np.median(times[3:])) * 1e3
-
-
-def measure(arms: dict[str, Arm], seq: int, rounds: int, steps: int) -> dict[str, list[float]]:
-    """ms per step of every arm in every round; the order turns so that no arm always follows the same one."""
-    prepared = {name: arm.backend.context(1).step(0, [seq], [seq]) for name, arm in arms.items()}
-    names = list(arms)
-    results: dict[str, list[float]] = {name: [] for name in names}
-    for turn in range(rounds):
-        for name in names[turn % len(names) :] + names[: turn % len(names)]:
-            time.sleep(0.02)  # let the threads of the arm before stop spinning
-            results[name].append(time_step(prepared[name], arms[name].graphs, steps))
-    return results
+def measure(
+    bundles: dict[str, Path], threads: ThreadOptions, turn: int, rounds: int, steps: int
+) -> dict[int, dict[str, list[float]]]:
+    """Batch → arm → ms per decode step in every round. The ``turn``-th arm is loaded first, as what a process loads first is some
+    percent faster; the order of rounds turns, so that no arm always follows the same one."""
+    names = list(bundles)
+    prompt = np.random.default_rng(0).integers(3, 1000, PROMPT_TOKENS).tolist()
+    options = EngineOptions(policy="full", max_batch=max(BATCHES), threads=threads, prefix_cache=False, verify=False)
+    params = GenerationParams(max_new_tokens=steps + 1, ignore_eos=True)
+    times: dict[int, dict[str, list[float]]] = {batch: {name: [] for name in names} for batch in BATCHES}
+    with ExitStack() as stack:
+        first = turn % len(names)
+        engines = {
+            name: stack.enter_context(Engine.load(bundles[name], options, device="cpu")) for name in names[first:] + names[:first]
+        }
+        for batch in BATCHES:
+            for number in range(-1, rounds):
+                for name in names[number % len(names) :] + names[: number % len(names)]:
+                    time.sleep(SETTLE_S)
+                    ms = timed(engines[name], [prompt] * batch, params).decode_ms_per_token
+                    if number >= 0:  # the first round binds buffers
+                        times[batch][name].append(ms)
+    return times
 
 
 def main(
-    models: Annotated[str, typer.Option(help="Comma-separated: llama12x512, demo.")] = "llama12x512,demo",
+    models: Annotated[str, typer.Option(help=f"Of {', '.join(BENCH_MODELS)}.")] = "llama12x512,demo",
     pool: Annotated[str, typer.Option(help="shared (as TIDE's commands run) or own (as embedded by default).")] = "shared",
-    loads: Annotated[int, typer.Option(help="How often everything is loaded anew, another arm first.")] = 5,
-    rounds: Annotated[int, typer.Option(help="Rounds in which every arm runs once, per load.")] = 5,
-    steps: Annotated[int, typer.Option(help="Decode steps per arm and round.")] = 40,
+    loads: Annotated[int, typer.Option(min=1, help="How often everything is loaded anew, another arm first.")] = 5,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds in which every arm runs once, per load.")] = 5,
+    steps: Annotated[int, typer.Option(min=1, help="Decode steps per arm and round.")] = 40,
     json: Annotated[Path | None, typer.Option(help="Write all figures to this file.")] = None,
 ) -> None:
     """Measure the segment tax."""
-    report = Report("segment_tax", pool=pool, loads=loads, rounds=rounds, steps=steps, start=START)
-    table = Table(
-        "model",
-        "S",
-        "unsplit ms",
-        *(f"{n} segments" for n in SEGMENTS),
-        title=f"time over the unsplit graph's, {pool} thread pool",
-    )
-    with tempfile.TemporaryDirectory() as temporary:
-        for model in models.split(","):
-            write_even_cuts(BENCH_MODELS[model](), Path(temporary) / model, SEGMENTS, max_seq_len=512)
-        for model in models.split(","):
-            times: dict[int, dict[str, list[float]]] = {seq: {} for seq in SEQS}
-            for turn in range(loads):
-                arms = load_arms(Path(temporary) / model, ThreadOptions(shared=pool == "shared"), turn)
-                for seq in SEQS:
-                    for name, measured in measure(arms, seq, rounds, steps).items():
-                        times[seq].setdefault(name, []).extend(measured)
-                del arms
-            for seq in SEQS:
-                table.add_row(model, str(seq), *_record(report, model, seq, times[seq]))
-    Console().print(table)
+    report = Report("segment_tax", pool=pool, loads=loads, rounds=rounds, steps=steps, prompt_tokens=PROMPT_TOKENS)
+    headings = "model", "batch", "unsplit ms", *(f"{n} segments" for n in SEGMENTS)
+    table = Table(*headings, title=f"time over the unsplit graph's, {pool} thread pool")
+    for model in models.split(","):
+        with tempfile.TemporaryDirectory() as temporary:
+            bundles = write_arms(model, Path(temporary))
+            runs = [measure(bundles, ThreadOptions(shared=pool == "shared"), turn, rounds, steps) for turn in range(loads)]
+        for batch in BATCHES:
+            times = {name: np.concatenate([run[batch][name] for run in runs]) for name in bundles}
+            table.add_row(model, str(batch), *_record(report, model, batch, times))
+    Console(width=max(110, Console().width)).print(table)
     report.finish(json)
 
 
-def _record(report: Report, model: str, seq: int, times: dict[str, list[float]]) -> list[str]:
-    base = np.array(times[UNSPLIT])
+def _record(report: Report, model: str, batch: int, times: dict[str, np.ndarray]) -> list[str]:
+    """The figures of one row, which `Report` gets too."""
     prefix = ("" if model == "llama12x512" else f"{model}_") + "segment_tax"
-    cells = [f"{np.median(base):.3f}"]
-    report.add(f"{prefix}_unsplit_ms_s{seq}", float(np.median(base)))
-    for count in SEGMENTS:
-        ratios = np.array(times[str(count)]) / base
-        low, middle, high = np.percentile(ratios, (25, 50, 75))
-        report.add(f"{prefix}_{count}_s{seq}", float(middle))
-        cells.append(f"{middle:.3f} ({low:.3f}–{high:.3f})")
-    return cells
+    base = times[UNSPLIT]
+    ratios = {n: float(np.median(times[str(n)] / base)) for n in SEGMENTS}
+    report.add(f"{prefix}_unsplit_ms_b{batch}", float(np.median(base)))
+    for n, ratio in ratios.items():
+        report.add(f"{prefix}_{n}_b{batch}", ratio)
+    return [f"{np.median(base):.3f}", *(f"{ratio:.3f}" for ratio in ratios.values())]
 
 
 if __name__ == "__main__":

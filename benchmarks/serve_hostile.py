@@ -30,7 +30,7 @@ from tide_bench.load import Request
 from tide_bench.other_load import OtherLoad
 from tide_bench.report import Report
 
-from benchmarks.decode_cpu import CACHE
+from benchmarks.models.model_folders import CACHE
 from benchmarks.quantised_decode import folder_of
 from benchmarks.serving.hostile_clients import ATTACKS, CONTROLS, REFUSALS, Attack, attacking
 from benchmarks.serving.http_server import TideServe, tide_serve

@@ -39,7 +39,7 @@ from tide_bench.load import Request
 from tide_bench.report import Report
 from tide_runtime import Engine, EngineOptions, GenerationParams
 
-from benchmarks.decode_cpu import CACHE
+from benchmarks.models.model_folders import CACHE
 from benchmarks.quantised_decode import folder_of
 from benchmarks.serving.clients import LoadRun, closed_loop, open_loop
 from benchmarks.serving.http_server import Text, TideServe, tide_serve

@@ -16,6 +16,7 @@ from __future__ import annotations
 import json as json_module
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean, geometric_mean, median
 from time import perf_counter
@@ -27,14 +28,15 @@ from jsonschema import Draft202012Validator
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
+from tide_bench.arms.base import with_limitation
+from tide_bench.arms.tide import limitation
 from tide_bench.report import Report
 from tide_runtime import DepthOptions, Engine, EngineOptions, Generation, GenerationParams, Grammar, ThreadOptions
-from tide_runtime.bundle import Bundle
 from tide_runtime.errors import GrammarError
 from tide_runtime.text.grammar import GrammarState
 
-from benchmarks.decode_cpu import CACHE
 from benchmarks.models.gguf_files import GGUF_MODELS
+from benchmarks.models.model_folders import CACHE
 from benchmarks.quantised_decode import folder_of
 from benchmarks.structured.schemas import FIXED, Schema, schemas
 
@@ -52,15 +54,13 @@ def prompt_of(engine: Engine, name: str, schema: Schema) -> list[int]:
 
 def load_engines(folder: Path, stack: ExitStack) -> dict[str, Engine]:
     """Engines on the same weights: with the grammar's drafts, without them, and `full`."""
-    bundle, threads = Bundle.open(folder, verify=False), ThreadOptions(shared=True)
-    options = {
-        "grammar": EngineOptions(policy="exact", threads=threads, max_batch=AT_ONCE),
-        "without": EngineOptions(policy="exact", depth=DepthOptions(draft="ngram"), threads=threads, max_batch=1),
-        "full": EngineOptions(policy="full", threads=threads, max_batch=1),
+    options = EngineOptions(policy="exact", threads=ThreadOptions(shared=True), max_batch=AT_ONCE, verify=False)
+    first = stack.enter_context(Engine.load(folder, options))
+    others = {
+        "without": replace(options, depth=DepthOptions(draft="ngram"), max_batch=1),
+        "full": replace(options, policy="full", max_batch=1),
     }
-    first = stack.enter_context(Engine(bundle, options["grammar"]))
-    others = {name: stack.enter_context(Engine(bundle, options[name], backend=first.backend)) for name in ("without", "full")}
-    return {"grammar": first, **others}
+    return {"grammar": first, **{name: stack.enter_context(first.with_options(own)) for name, own in others.items()}}
 
 
 def validity(engine: Engine, chosen: dict[str, Schema], seed: int, progress: Progress) -> list[dict[str, Any]]:
@@ -115,7 +115,7 @@ def timed_grammars() -> Iterator[list[float]]:
 
 def speeds(engines: dict[str, Engine], weights: str, progress: Progress) -> list[dict[str, Any]]:
     """A row for each fixed form: medians of decode time over rounds, in turn."""
-    rows = []
+    rows, title = [], with_limitation(weights, limitation(engines["grammar"]))
     bar = progress.add_task(f"fixed forms, {weights}", total=len(FIXED))
     for name, schema in FIXED.items():
         params = GenerationParams(NEW_TOKENS, grammar=Grammar.json_schema(schema), use_prefix_cache=False)
@@ -138,7 +138,7 @@ def speeds(engines: dict[str, Engine], weights: str, progress: Progress) -> list
         differing += sum(abs(len(own) - len(tokens["full"])) for own in tokens.values())
         rows.append(
             {
-                "form": name, "weights": weights, "tokens": len(tokens["full"]), "drafted": found.stats.drafted,
+                "form": name, "weights": weights, "title": title, "tokens": len(tokens["full"]), "drafted": found.stats.drafted,
                 "over_without": middle["without"] / middle["grammar"], "over_full": middle["full"] / middle["grammar"],
                 "mask_share": spent, "differing": differing,
             }
@@ -153,7 +153,7 @@ def form_table(rows: Sequence[dict[str, Any]]) -> Table:
     for row in rows:
         speed = [f"{row[name]:.2f}x" for name in ("over_without", "over_full")]
         forced = row["drafted"].get("grammar", 0) / row["tokens"]
-        table.add_row(row["form"], row["weights"], str(row["tokens"]), f"{forced:.0%}", *speed, f"{row['mask_share']:.1%}")
+        table.add_row(row["form"], row["title"], str(row["tokens"]), f"{forced:.0%}", *speed, f"{row['mask_share']:.1%}")
     return table
 
 

@@ -60,18 +60,17 @@ def main(
         "--stats",
     )
     _run(
-        "5. Three ways to run every layer",
-        "benchmarks.decode_cpu",
-        "--models",
-        "demo",
+        "5. The policies, and other ways to run every layer",
+        "tide_bench.cli",
+        str(out),
+        "--vs",
+        "eager,unsplit",
         "--batch",
         "1",
-        "--arms",
-        "eager,unsplit,tide",
         "--new-tokens",
         str(new_tokens),
-        "--repeats",
-        "5",
+        "--minutes",
+        "0.5",
     )
 
 

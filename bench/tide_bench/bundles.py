@@ -56,11 +56,6 @@ def export_cuts(weights: Path, identity: str, cuts: Mapping[Path, str], dtype: s
     return {folder: folder / "bundle" for folder in cuts}
 
 
-def build_unsplit(weights: Path, identity: str, folder: Path, dtype: str = "fp32", max_seq_len: int | None = None) -> Path:
-    """The unsplit graph: same model, same lowering, one ONNX graph, run by the same loop. The baseline of every figure."""
-    return export_bundle(weights, identity, folder, "none", dtype, max_seq_len)
-
-
 def _key(identity: str, checkpoints: str, dtype: str, max_seq_len: int | None) -> str:
     key = export_key(identity) + ("" if checkpoints == "auto" else f"\ncut at {checkpoints}")
     return key + ("" if (dtype, max_seq_len) == ("fp32", None) else f"\n{dtype}, {max_seq_len} slots")

@@ -128,7 +128,7 @@ class Comparison:
         return _ranked(rows)
 
     def _figures(self, spec: ArmSpec, place: Place, record: _Record, turns: list[TimedRun]) -> dict[str, Any]:
-        row = {**speed_row(turns, self._seconds), **ratio_row(spec.name, record.turns, self._seconds)}
+        row = {**speed_row(spec.title, turns, self._seconds), **ratio_row(spec.name, record.turns, self._seconds)}
         if spec.all_layers and self._seconds is decode_seconds:
             row["layers_per_token"] = float(self._manifest.model.num_layers)
         if PIVOT in record.turns:

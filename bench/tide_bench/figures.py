@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from tide_bench.arms.base import with_limitation
 from tide_bench.paired_ratio import PairedRatio, chained_ratio, paired_ratio
 from tide_bench.rounds import TimedRun
 from tide_bench.text_comparison import disagreement_rate, identical_share
@@ -25,11 +26,13 @@ def prefill_seconds(turn: TimedRun) -> float:
     return turn.timing.first_token_s
 
 
-def speed_row(turns: Sequence[TimedRun], seconds: Seconds) -> dict[str, Any]:
-    """Times in ms, memory in MiB, energy in joules per token; uncounted figures are left out."""
+def speed_row(title: str, turns: Sequence[TimedRun], seconds: Seconds) -> dict[str, Any]:
+    """``title`` of the arm with what limits it, times in ms, memory in MiB, energy in joules per token; uncounted figures are
+    left out."""
     timings = [turn.timing for turn in turns]
     rows, steps = len(timings[0].tokens), [t.decode_ms_per_token for t in timings]
-    row: dict[str, Any] = {"rounds": len(turns), **_spread("first_token_ms", [1e3 * t.first_token_s for t in timings])}
+    row: dict[str, Any] = {"title": with_limitation(title, timings[0].limitation), "rounds": len(turns)}
+    row |= _spread("first_token_ms", [1e3 * t.first_token_s for t in timings])
     if seconds is decode_seconds:
         row |= {**_spread("ms_per_token", steps), "tokens_per_s": 1e3 * rows / float(np.median(steps))}
         if timings[0].layers_per_token is not None:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 
 from tide_bench.arm_pool import ArmPool, RunningArm
-from tide_bench.arms.base import Arm
+from tide_bench.arms.base import Arm, with_limitation
 from tide_bench.arms.process import ArmError
 from tide_bench.arms.registry import ArmSpec
 from tide_bench.config import BenchConfig
@@ -22,7 +22,7 @@ from tide_bench.phases import Phases
 from tide_bench.rounds import SETTLE_S
 
 # Kinds whose engines take calls of several threads at once; the others serve one request after the other.
-CONCURRENT = {"tide": 2, "unsplit": 2, "static": 2}
+CONCURRENT = {"tide": 8, "unsplit": 8, "static": 8}
 SHORT_SHARE = 4  # every other request wants a quarter of the tokens
 
 
@@ -42,6 +42,7 @@ class Served:
     first_token_s: float
     last_token_s: float
     tokens: list[int]
+    limitation: str | None = None
 
 
 def poisson_requests(rate: float, seconds: float, prompts: Sequence[list[int]], new_tokens: int, seed: int = 0) -> list[Request]:
@@ -60,7 +61,7 @@ def serve(arm: Arm, requests: Sequence[Request], workers: int, options: Mapping[
         begin = time.perf_counter() - start
         timing = arm.generate([request.prompt], request.new_tokens, **options)
         first = begin + timing.first_token_s - request.arrival_s
-        return Served(first, first + timing.decode_s, timing.tokens[0])
+        return Served(first, first + timing.decode_s, timing.tokens[0], timing.limitation)
 
     with ThreadPoolExecutor(workers) as pool:
         futures = []
@@ -82,6 +83,7 @@ def load_rows(
 
     ``mark``: why an arm is not ranked: its answers against those of `full` to the same requests.
     """
+    specs = [replace(c, options=c.options | {"concurrent": CONCURRENT[c.kind]}) if c.kind in CONCURRENT else c for c in specs]
     entries = pool.start(specs, lambda entry: _warm_up(entry, prompts, config.new_tokens))
     alone = next((_one_by_one(e, prompts, config.new_tokens) for e in entries if e.spec.name == PIVOT), None)
     if alone is None:
@@ -133,6 +135,7 @@ def _row(pool: ArmPool, entry: RunningArm, requests: Sequence[Request]) -> tuple
     first, last = (percentile([getattr(s, name) for s in served]) for name in ("first_token_s", "last_token_s"))
     end = max(request.arrival_s + s.last_token_s for request, s in zip(requests, served, strict=True))
     figures = {
+        "title": with_limitation(entry.spec.title, served[0].limitation),
         "workers": workers,
         "first_token_ms": 1e3 * float(first[0]),
         "first_token_ms_p95": 1e3 * float(first[1]),

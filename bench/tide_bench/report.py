@@ -15,6 +15,13 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from numpy._core._multiarray_umath import __cpu_features__
+
+# Those that change which kernels run and how they round, of the processors that ONNX Runtime has kernels for.
+_INSTRUCTIONS = {
+    "SSE41": "SSE4.1", "AVX": "AVX", "AVX2": "AVX2", "AVX512F": "AVX512", "AVX512VNNI": "AVX512-VNNI",
+    "AVX512BF16": "AVX512-BF16", "ASIMD": "NEON", "ASIMDDP": "dot-product", "SVE": "SVE",
+}  # fmt: skip
 _PACKAGES = ("onnxruntime", "onnxruntime-genai", "openvino-genai", "torch", "transformers", "xllamacpp")
 
 
@@ -64,28 +71,11 @@ class Report:
         content = {name: getattr(self, name) for name in names}
         path.write_text(json.dumps(content, indent=2, allow_nan=False) + "\n", encoding="utf-8")
 
-    def take_up(self, path: Path) -> None:
-        """Go on with a run that was interrupted: the rows that `write` left in ``path``, under its date. Raises ValueError for
-        a run of something else."""
-        try:
-            earlier = json.loads(path.read_text(encoding="utf-8"))
-            rows, date, other = (
-                list(earlier["rows"]),
-                str(earlier["date"]),
-                {name: earlier[name] for name in ("benchmark", "machine", "settings")},
-            )
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"{path} holds no run ({type(error).__name__}: {error})") from error
-        own = {name: getattr(self, name) for name in other}
-        different = [name for name in other if other[name] != own[name]]
-        if different:
-            raise ValueError(f"{path} is of another run: " + "; ".join(f"{n} {other[n]}, not {own[n]}" for n in different))
-        self.rows, self.date = [*rows, *self.rows], date
-
 
 def machine() -> dict[str, str | int]:
-    """The CPU, the cores this process may use, the memory, and the versions of everything that is compared."""
-    facts: dict[str, str | int] = {"cpu": cpu_model(), "cores": cores(), "memory_gib": _memory_gib()}
+    """The CPU and its instruction sets, the cores this process may use, the memory, and the versions of everything compared."""
+    facts: dict[str, str | int] = {"cpu": cpu_model(), "instructions": instruction_sets(), "cores": cores()}
+    facts |= {"memory_gib": _memory_gib()}
     facts |= {"system": f"{platform.system()} {platform.machine()}", "python": platform.python_version()}
     return facts | {name: _version(name) for name in _PACKAGES}
 
@@ -102,6 +92,13 @@ def cpu_model() -> str:
     facts = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in text.splitlines())}
     name = facts.get("model name") or platform.processor() or "unknown"
     return f"{name} (family {facts['cpu family']})" if "cpu family" in facts else name
+
+
+def instruction_sets() -> str:
+    """The instruction sets by which processors round differently, oldest first, as the processor itself reports them: under
+    emulation /proc/cpuinfo shows the host's."""
+    found: dict[str, bool] = __cpu_features__
+    return " ".join(name for feature, name in _INSTRUCTIONS.items() if found.get(feature)) or "unknown"
 
 
 def _memory_gib() -> int:

@@ -1,11 +1,10 @@
-"""Two continuations of one prompt side by side, and how repetitive a continuation is."""
+"""Two continuations of one prompt side by side."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 import numpy as np
-from tide_runtime.drafting.text_drafter import TextDrafter
 
 Tokens = Sequence[Sequence[int]]  # [sequences][tokens]
 
@@ -35,12 +34,3 @@ def disagreement_events(tokens: Sequence[int], reference: Sequence[int]) -> tupl
 def identical_share(rows: Tokens, references: Tokens) -> float:
     """Share of tokens that are the reference's at the same place of the text."""
     return float(np.mean([a == b for row, other in zip(rows, references, strict=True) for a, b in zip(row, other, strict=True)]))
-
-
-def ngram_hit_share(prompt: Sequence[int], output: Sequence[int]) -> float:
-    """Share of the ``output`` tokens that the runtime's text drafter predicts: how repetitive the text is."""
-    tokens, drafter, hits = np.array([*prompt, *output], np.int64), TextDrafter(), 0
-    for end in range(len(prompt), len(tokens)):
-        guess = drafter.guess(tokens, end, 1)
-        hits += guess.tokens == [tokens[end]]
-    return hits / len(output)

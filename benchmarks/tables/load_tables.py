@@ -1,4 +1,4 @@
-"""Tables of an engine under load: `benchmarks.engine_load`, `engine_soak` and `sampled_identity`."""
+"""Tables of an engine under load: `benchmarks.engine_load` and `engine_soak`."""
 
 from __future__ import annotations
 
@@ -55,14 +55,4 @@ def soak_line(run: dict[str, Any], where: str) -> str:
         f"{results['preemptions']:.0f} preemptions; {results['wrong_texts']:.0f} texts differ from the text alone, "
         f"{results['lost']:.0f} requests lost, {results['leaked_kv_bytes']:.0f} bytes leaked, memory "
         f"{results['memory_growth_pct']:+.1f}% ({where})."
-    )
-
-
-def sampled_line(run: dict[str, Any], where: str) -> str:
-    results, settings = run["results"], run["settings"]
-    return (
-        f"**Sampled text too**: SmolLM2-135M-Instruct, {settings['prompts']} prompts × {settings['new_tokens']} tokens at "
-        f"temperature {settings['temperature']}, top-p {settings['top_p']}: {results['sampled_differing_tokens']:.0f} tokens of "
-        f"`exact` differ from `full`'s with the same seed; {results['accepted_share']:.1%} of its drafts are accepted, "
-        f"speculative rejection would accept {results['rejection_accepted_share']:.1%} of them ({where})."
     )

@@ -3,47 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from statistics import median
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 from tide_bench.report import Report
 
-from benchmarks.arms.policy_list import POLICIES, TITLES
+from benchmarks.arms.policy_arms import BASELINE
 
-BASELINE = "unsplit"
-HEADINGS = (
-    "arm", "× unsplit (95%)", "× total", "tokens/s", "layers/token", "launches/token",
-    "theory ×", "measured ÷ theory", "disagreement", "drafts kept", "n-gram hits",
-)  # fmt: skip
+HEADINGS = ("arm", "× full (95%)", "× total", "tokens/s", "layers/token", "disagreement", "drafts kept")
 CAPTION = (
-    "× unsplit: median over groups of prompts of the paired ratio, and of all time; layers: launched for a row, per token; "
-    "launches: of segments, per token of the batch; theory: the calibration's costs of the launches made; "
-    "disagreement with full: per token up to the first difference (share of all tokens that differ); "
-    "n-gram hits: share of the text that its own n-grams foretell"
+    "× full: median over groups of prompts of the ratio of neighbouring turns, and of all time; layers: launched for a row, per "
+    "token; disagreement with full: per token up to the first difference (share of all tokens that differ)"
 )
-
-
-def title_of(arm: str) -> str:
-    return "unsplit ONNX graph" if arm == BASELINE else TITLES[arm]
 
 
 def cells(row: Mapping[str, Any]) -> list[str]:
     """One row of the table under `HEADINGS`; what an arm does not have is left empty."""
     ratio = f"{row['ratio_median']:.2f} ({row['ratio_low']:.2f}–{row['ratio_high']:.2f})"
     return [
-        title_of(row["arm"]),
+        row["title"],
         "1" if row["arm"] == BASELINE else ratio,
         "1" if row["arm"] == BASELINE else f"{row['ratio_total']:.2f}",
         f"{row['tokens_per_s']:.0f}",
-        _number(row, "layers_per_token", ".1f"),
-        _number(row, "launches_per_token", ".2f"),
-        _number(row, "theoretical", ".2f"),
-        _number(row, "measured_over_theoretical", ".2f"),
+        f"{row['layers_per_token']:.1f}",
         f"{row['disagreement']:.2%} ({row['differing_tokens']:.1%})" if "disagreement" in row else "",
-        " ".join(f"{d} {row[f'accepted_{d}']:.0%}" for d in ("router", "ngram") if f"accepted_{d}" in row),
-        f"{row['ngram_hits']:.0%}",
+        " ".join(f"{d} {row[f'accepted_{d}']:.0%}" for d in ("router", "ngram", "head") if f"accepted_{d}" in row),
     ]
 
 
@@ -59,26 +44,13 @@ def print_policy_table(console: Console, place: Mapping[str, Any], rows: Sequenc
 
 
 def add_policy_results(report: Report) -> None:
-    """``ARM_MODEL_bBATCH`` (and ``_t08`` at temperature 0.8) for every ratio, and the summaries.
-
-    ``measured_over_theoretical``: the median over greedy rows of `exact` and `exit`, its ``_least`` their minimum;
-    ``worst_case``: the least ratio of any policy, on any model, at any batch size and temperature.
-    """
-    rows = [row for row in report.rows if "ratio_median" in row]
-    for row in rows:
-        if row["arm"] != BASELINE:
-            report.add(f"{row['arm']}_{_place(row)}", row["ratio_median"])
-        elif not row["temperature"]:
-            report.add(f"ngram_hits_{_place(row)}", row["ngram_hits"])
-    for row in rows:
-        if "disagreement" in row and row["arm"] in POLICIES:
+    """``ARM_MODEL_bBATCH`` (and ``_t08`` at temperature 0.8) for every ratio, and ``worst_case``, the least of them all."""
+    policies = [row for row in report.rows if row["arm"] != BASELINE]
+    for row in policies:
+        report.add(f"{row['arm']}_{_place(row)}", row["ratio_median"])
+    for row in policies:
+        if "disagreement" in row:
             report.add(f"disagreement_{row['arm']}_{_place(row)}", row["disagreement"])
-    policies = [row for row in rows if row["arm"] in POLICIES]
-    skipping = [row for row in policies if POLICIES[row["arm"]].policy != "full" and not row["temperature"]]
-    shares = [row["measured_over_theoretical"] for row in skipping if "measured_over_theoretical" in row]
-    if shares:
-        report.add("measured_over_theoretical", median(shares))
-        report.add("measured_over_theoretical_least", min(shares))
     if policies:
         worst = min(policies, key=lambda row: row["ratio_median"])
         report.add("worst_case", worst["ratio_median"])
@@ -89,7 +61,3 @@ def add_policy_results(report: Report) -> None:
 def _place(row: Mapping[str, Any]) -> str:
     sampled = f"_t{row['temperature']:g}".replace(".", "") if row["temperature"] else ""
     return f"{row['model']}_b{row['batch']}{sampled}"
-
-
-def _number(row: Mapping[str, Any], name: str, form: str) -> str:
-    return format(row[name], form) if name in row else ""

@@ -65,7 +65,16 @@ def forms_table(run: dict[str, Any], where: str) -> str:
     for row in (row for row in run["rows"] if "form" in row):
         forced = row["drafted"].get("grammar", 0) / row["tokens"]
         speeds = [f"{row[name]:.2f}x" for name in ("over_without", "over_full")]
-        rows.append([row["weights"], row["form"], str(row["tokens"]), f"{forced:.0%}", *speeds, f"{row['mask_share']:.1%}"])
+        rows.append(
+            [
+                row.get("title", row["weights"]),
+                row["form"],
+                str(row["tokens"]),
+                f"{forced:.0%}",
+                *speeds,
+                f"{row['mask_share']:.1%}",
+            ]
+        )
     title = (
         f"**Forced tokens are free drafts**: SmolLM2-135M-Instruct, policy `exact`, fixed JSON schemas, greedy, one at a time "
         f"({where}). Drafted: share of the tokens that the schema forces. Mask: all that the grammar does, of the decode time. "

@@ -18,7 +18,7 @@ def tasks_table(run: dict[str, Any], where: str) -> str:
     rows, notes = [], []
     for weights in dict.fromkeys(row["weights"] for row in tasks):
         own, prefix = [row for row in tasks if row["weights"] == weights], PREFIXES[weights]
-        rows += [[weights, *cells] for cells in kind_rows(own)]
+        rows += [[own[0].get("title", weights), *cells] for cells in kind_rows(own)]
         notes.append(f"{weights} {results[GEOMEANS[weights]]:.2f}x, worst {results[f'{prefix}worst_prompt']:.2f}x")
     note = f"All {len(tasks)} tasks, geometric mean: {'; '.join(notes)}."
     if "batch8_geomean" in results:
@@ -44,18 +44,16 @@ def predictions_table(run: dict[str, Any], where: str) -> str:
     """What calibrations recommend and predict, beside the clock."""
     rows = [
         [
-            row["model"], f"`{row['recommended']}`", f"{row['predicted']:.2f}", f"{row['replayed']:.2f}",
-            f"{row['measured']:.2f} ({row['low']:.2f}–{row['high']:.2f})", "yes" if row["right"] else "no",
+            row["model"], f"`{row['recommended']}`", f"`{row['title']}` at {row['percent']}%", f"{row['predicted']:.2f}",
+            f"{row['measured']:.2f} ({row['low']:.2f}–{row['high']:.2f})", {True: "yes", False: "no"}.get(row["right"], ""),
         ]
         for row in run["rows"]
-        if "recommended" in row
     ]  # fmt: skip
     title = (
-        f"**Predictions of calibrations**: speed over the uncut model, one sequence, {run['settings']['prompts']} held-out "
-        f"prompts ({where}). Predicted: when the model was calibrated, on other texts. Replayed: by the same cost model on the "
-        "texts written here, with passes timed before and after. Measured: with the 95% interval over prompts."
+        f"**Predictions of calibrations**: speed over `full`, one sequence, {run['settings']['prompts']} held-out prompts "
+        f"({where}). Predicted: when the model was calibrated, on other texts. Measured: with the 95% interval over prompts."
     )
-    return "\n".join([title, "", *table(["model", "recommended", "predicted", "replayed", "measured", "right"], rows)])
+    return "\n".join([title, "", *table(["model", "recommended", "policy", "predicted", "measured", "right"], rows)])
 
 
 def lm_eval_line(run: dict[str, Any], where: str) -> str:
@@ -73,27 +71,19 @@ def lm_eval_line(run: dict[str, Any], where: str) -> str:
     )
 
 
-def text_drafts_table(run: dict[str, Any], where: str) -> str:
-    """Acceptance by length of the match."""
-    rows = [
-        [str(row["matched"]), str(row["tries"]), f"{row['hits'] / row['tries']:.0%}" if row["tries"] else ""]
-        for row in run["rows"]
-    ]
-    results = run["results"]
-    title = (
-        f"**How often copied tokens hold**: SmolLM2-135M-Instruct, {run['settings']['weights']}, greedy texts ({where}). "
-        f"Modelled speedup of drafting by it: {results['default_geomean']:.2f}x, worst text {results['default_worst']:.2f}x; "
-        f"with a pool of the texts before {results['with_pool_geomean']:.2f}x."
-    )
-    return "\n".join([title, "", *table(["matched tokens, at least", "next tokens", "were as after the match"], rows)])
-
-
 def adversarial_table(run: dict[str, Any], where: str) -> str:
     """The worst prompts that the search found."""
     rows = []
     for row in run["rows"]:
         if row["search"] == "slow":
-            cells = [f"SmolLM2-135M {row['weights']}", "slow", "exact (default)", "", f"{row['speedup']:.2f}", "0"]
+            cells = [
+                f"SmolLM2-135M {row['weights']}",
+                "slow",
+                row.get("policy", "exact (default)"),
+                "",
+                f"{row['speedup']:.2f}",
+                "0",
+            ]
         else:
             differs = f"{row['disagreement']:.1%}" if "disagreement" in row else ""
             cells = ["demo layerskip", row["search"], row["policy"], f"{row['depth']:.1f}", f"{row['speedup']:.2f}", differs]

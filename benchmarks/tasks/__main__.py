@@ -1,7 +1,7 @@
 """Eight kinds of work, ten tasks each: how much faster than `full` the default policy decodes, and that its text is the same.
 
     python -m benchmarks.tasks                                  # SmolLM2-135M, fp32 and int4, alone and in batches: 12 minutes
-    python -m benchmarks.tasks --weights int4 --tasks 3         # the first three of each kind
+    python -m benchmarks.tasks --quick                          # int4 alone, three of each kind: 3 minutes
     python -m benchmarks.tasks --calibrated BUNDLE              # also a bundle that was calibrated and exported in fp32: 5 more
     python -m benchmarks.tasks --prompts FOLDER --json build/tasks.json
     python -m benchmarks.tasks --prompts benchmarks/tasks/second_prompts    # a second set, of five tasks each
@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from statistics import fmean, geometric_mean, median
@@ -27,14 +28,14 @@ import typer
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
+from tide_bench.arms.base import with_limitation
+from tide_bench.arms.tide import limitation
 from tide_bench.report import Report
-from tide_runtime import Engine, EngineOptions, ThreadOptions
-from tide_runtime.bundle import Bundle
-from tide_runtime.depth.options import DepthOptions
+from tide_runtime import DepthOptions, Engine, EngineOptions, ThreadOptions
 from tide_runtime.depth_tuning import DepthTuning
 
-from benchmarks.decode_cpu import CACHE
 from benchmarks.models.gguf_files import GGUF_MODELS
+from benchmarks.models.model_folders import CACHE
 from benchmarks.quantised_decode import folder_of
 from benchmarks.tasks.checks import score
 from benchmarks.tasks.kind_figures import CALIBRATED, CAPTION, GEOMEANS, KIND_COLUMNS, PREFIXES, kind_rows
@@ -49,6 +50,7 @@ from benchmarks.tasks.task_run import (
 from benchmarks.tasks.task_set import PROMPTS, TaskKind, load_tasks
 
 WEIGHTS = ("fp32", "int4")
+QUICK_TASKS = 3
 BATCH = 8
 BATCH_WEIGHTS = "fp32"
 PROMPTS_HELP = (
@@ -61,16 +63,14 @@ console = Console(width=max(120, Console().width))
 
 def load_pair(folder: Path, batch: int) -> tuple[Engine, Engine]:
     """Engines of policy `full` and `auto` on the same weights."""
-    bundle = Bundle.open(folder, verify=False)
-    threads = ThreadOptions(shared=True)
-    full = Engine(bundle, EngineOptions(policy="full", max_batch=batch, threads=threads, target="cpu"))
+    options = EngineOptions(policy="full", max_batch=batch, threads=ThreadOptions(shared=True), verify=False)
+    full = Engine.load(folder, options, device="cpu")
     without_pool = DepthOptions(tuning=DepthTuning(pool_tokens=0))
-    options = EngineOptions(max_batch=batch, threads=threads, target="cpu", depth=without_pool)
-    return full, Engine(bundle, options, backend=full.backend)
+    return full, full.with_options(replace(full.options, policy="auto", depth=without_pool))
 
 
-def task_row(paired: PairedTask, kinds: dict[str, TaskKind], weights: str) -> dict[str, Any]:
-    """What the JSON file keeps of a task."""
+def task_row(paired: PairedTask, kinds: dict[str, TaskKind], weights: str, title: str) -> dict[str, Any]:
+    """What the JSON file keeps of a task. ``title``: of its weights, with what the default policy is on them."""
     full, other = paired.full_run, paired.other_run
     assert full is not None and other is not None
     task = next(task for task in kinds[paired.kind].tasks if task.id == paired.id)
@@ -79,6 +79,7 @@ def task_row(paired: PairedTask, kinds: dict[str, TaskKind], weights: str) -> di
     passes = sum(reply.stats.deep_passes for reply in other.replies)
     return {
         "weights": weights,
+        "title": title,
         "kind": paired.kind,
         "id": paired.id,
         "rounds": len(paired.full),
@@ -128,11 +129,14 @@ def main(
     prompts: Annotated[Path, typer.Option(help=PROMPTS_HELP)] = PROMPTS,
     tasks: Annotated[int | None, typer.Option(min=1, help="Only so many of each kind.")] = None,
     calibrated: Annotated[Path | None, typer.Option(help="A calibrated bundle of the model in fp32.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help=f"int4 alone, no batches, {QUICK_TASKS} tasks of each kind.")] = False,
     batches: Annotated[bool, typer.Option(help=f"Also run batches of {BATCH}, in {BATCH_WEIGHTS}.")] = True,
     cache: Annotated[Path, typer.Option(help="Where bundles are kept between runs.")] = CACHE,
     json: Annotated[Path | None, typer.Option(help="Write all figures to this file.")] = None,
 ) -> None:
     """Compare the default policy with `full` on eight kinds of work."""
+    if quick:
+        weights, tasks, batches = "int4", QUICK_TASKS, False
     chosen = weights.split(",") if weights else []
     if unknown := [name for name in chosen if name not in WEIGHTS]:
         raise typer.BadParameter(f"weights are {', '.join(unknown)}; give some of {', '.join(WEIGHTS)}")
@@ -152,17 +156,19 @@ def main(
         for name, folder in folders.items():
             progress.update(bar, description=f"loading {name}")
             full, auto = (stack.enter_context(engine) for engine in load_pair(folder(), BATCH))
+            title = with_limitation(name, limitation(auto))
             for kind in kinds:
                 progress.update(bar, description=f"{name} {kind.kind}")
                 for task in kind.tasks:
-                    report.rows.append(task_row(run_paired(full, auto, kind, task), by_name, name))
+                    report.rows.append(task_row(run_paired(full, auto, kind, task), by_name, name, title))
                     progress.advance(bar)
             for group in groups if name == BATCH_WEIGHTS else []:
                 progress.update(bar, description=f"{name}, batches of {BATCH}")
                 measured.append(run_batch(full, auto, group))
                 progress.advance(bar)
     for name in folders:
-        console.print(kind_table([row for row in report.rows if row["weights"] == name], f"SmolLM2-135M-Instruct, {name}"))
+        own = [row for row in report.rows if row["weights"] == name]
+        console.print(kind_table(own, f"SmolLM2-135M-Instruct, {own[0]['title']}"))
     add_results(report, report.rows, measured)
     for batch in measured:
         report.rows.append({"weights": BATCH_WEIGHTS, "batch": list(batch.ids), "speedup": batch.speedup})

@@ -11,12 +11,13 @@ from functools import partial
 from pathlib import Path
 from time import monotonic
 from types import TracebackType
-from typing import Any
+from typing import Any, cast
 
 from tide_runtime.admission import Admission, Prompt
 from tide_runtime.backends import load_backend
 from tide_runtime.backends.base import Backend
 from tide_runtime.backends.kv_caches import BLOCK_TOKENS
+from tide_runtime.backends.observed import ObservedBackend, Observer
 from tide_runtime.bundle import Bundle
 from tide_runtime.bundle.manifest import Manifest
 from tide_runtime.costs.cost_model import CostModel
@@ -25,7 +26,7 @@ from tide_runtime.depth.policy import EnginePolicy
 from tide_runtime.depth.registry import make_policy
 from tide_runtime.device_loop.select import Drive, choose_drive
 from tide_runtime.engine_options import EngineOptions
-from tide_runtime.errors import PromptError
+from tide_runtime.errors import ParamsError, PromptError
 from tide_runtime.generation_params import GenerationParams
 from tide_runtime.metrics import EngineMetrics, EngineStats
 from tide_runtime.outputs import Chunk, Generation, finished
@@ -127,6 +128,23 @@ class Engine:
         options = options or EngineOptions()
         options = options if device is None else replace(options, device=device)
         return cls(Bundle.open(directory, verify=options.verify), options)
+
+    def with_options(self, options: EngineOptions, observer: Observer | None = None) -> Engine:
+        """An engine of other ``options`` on the weights that this one has loaded, with caches and a loop of its own.
+
+        Args:
+            observer: receives every launch of a graph, with its tokens and seconds, in the new engine's thread.
+
+        Raises ParamsError when ``options`` name another target, device or other threads than the weights were loaded for.
+        """
+        own = {"target": self.target, "device": self.options.device, "threads": self.options.threads}
+        for name, loaded in own.items():
+            if getattr(options, name) not in ("auto", loaded):
+                raise ParamsError(
+                    f"{name} is {getattr(options, name)}, but the weights are loaded for {loaded}; load another engine"
+                )
+        backend = self.backend if observer is None else cast(Backend, ObservedBackend(self.backend, observer))
+        return Engine(self.bundle, replace(options, target=self.target, device=self.options.device), backend=backend)
 
     def generate(self, prompts: Prompt | Sequence[Prompt], params: GenerationParams | None = None) -> list[Generation]:
         """Generate for one prompt or several (strings or token ids), sequences of any length together; results in their order.

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from runtime.conftest import bundle, hf_model_directory
+from runtime.conftest import bundle, exits_bundle, hf_model_directory
 
-__all__ = ["bundle", "hf_model_directory"]
+__all__ = ["bundle", "exits_bundle", "hf_model_directory"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from bench.synthetic_runs import turn
 from tide_bench.figures import decode_seconds, ratio_row, settled, speed_row, text_row
@@ -34,8 +36,17 @@ def test_chained_ratio_is_as_unsure_as_both_its_parts() -> None:
 
 def test_energy_is_left_out_where_a_turn_was_not_counted() -> None:
     """A total of some turns would be shown as the cost of all."""
-    assert "joules_per_token" not in speed_row([turn(1, joules=3.0), turn(1)], decode_seconds)
-    assert speed_row([turn(1, joules=3.0), turn(1, joules=6.0)], decode_seconds)["joules_per_token"] == pytest.approx(1.5)
+    assert "joules_per_token" not in speed_row("full", [turn(1, joules=3.0), turn(1)], decode_seconds)
+    counted = speed_row("full", [turn(1, joules=3.0), turn(1, joules=6.0)], decode_seconds)
+    assert counted["joules_per_token"] == pytest.approx(1.5)
+
+
+def test_a_row_says_what_ran_in_place_of_what_its_name_says() -> None:
+    """Tables showed the speed of `exact` where the engine runs `full`."""
+    limited = turn(1)
+    limited = replace(limited, timing=replace(limited.timing, limitation="policy exact runs as full"))
+    assert speed_row("TIDE exact", [limited], decode_seconds)["title"] == "TIDE exact (policy exact runs as full)"
+    assert speed_row("TIDE exact", [turn(1)], decode_seconds)["title"] == "TIDE exact"
 
 
 def test_agreement_holds_texts_of_the_same_round_together() -> None:

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from tide_bench.arms import ARMS
-from tide_bench.arms.base import FEW_THREADS, ArmKind, use_all_cores
+from tide_bench.arms.base import FEW_THREADS, use_all_cores
 from tide_bench.arms.eager import load_eager
 from tide_bench.arms.process import ArmError, ArmProcess, _serve
 from tide_bench.report import cores
@@ -34,7 +34,7 @@ def _twice(arm: Moody, tokens: int) -> int:
 @pytest.fixture
 def pipe(monkeypatch: pytest.MonkeyPatch) -> Iterator[Connection]:
     """The other end of an arm that serves in a thread."""
-    monkeypatch.setitem(ARMS, "moody", ArmKind("moody", lambda folder: Moody()))
+    monkeypatch.setitem(ARMS, "moody", lambda folder: Moody())
     ours, theirs = Pipe()
     thread = Thread(target=_serve, args=(theirs, "moody", Path()))
     thread.start()
@@ -77,7 +77,7 @@ def test_an_arm_that_cannot_be_loaded_gives_the_reason(monkeypatch: pytest.Monke
     def load(folder: Path) -> Moody:
         raise ImportError("no module named genai")
 
-    monkeypatch.setitem(ARMS, "absent", ArmKind("absent", load))
+    monkeypatch.setitem(ARMS, "absent", load)
     ours, theirs = Pipe()
     _serve(theirs, "absent", Path())
     assert ours.recv()[0] == "ImportError: no module named genai"
@@ -101,7 +101,7 @@ def test_torch_begins_with_few_threads_and_goes_on_with_all(few: int | None, mon
     """A baseline on one core would flatter every other arm."""
     monkeypatch.setenv(FEW_THREADS, "")  # is put back afterwards
     monkeypatch.delenv(FEW_THREADS)
-    monkeypatch.setitem(ARMS, "threaded", ArmKind("threaded", lambda folder: Threaded()))
+    monkeypatch.setitem(ARMS, "threaded", lambda folder: Threaded())
     before = torch.get_num_threads()
     ours, theirs = Pipe()
     thread = Thread(target=_serve, args=(theirs, "threaded", Path(), few))

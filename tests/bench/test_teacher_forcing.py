@@ -38,7 +38,7 @@ def test_the_text_goes_on_whatever_the_model_predicts(arm: TideArm) -> None:
 def test_nats_are_the_models_own(arm: TideArm) -> None:
     """Perplexity would not be the text's."""
     params = GenerationParams(max_new_tokens=3, ignore_eos=True, logprobs=1)
-    done = arm._engine.generate(PROMPT, params)[0]
+    done = arm._loaded.generate(PROMPT, params)[0]
     reading = arm.read([*PROMPT, *done.token_ids], len(PROMPT), "full")
     assert reading.nats == pytest.approx([-entry.logprob for entry in done.logprobs[1:]], abs=1e-5)
 
@@ -46,5 +46,5 @@ def test_nats_are_the_models_own(arm: TideArm) -> None:
 def test_gap_is_the_distance_of_logits(arm: TideArm) -> None:
     """A near tie would not be recognised, or every difference pass as one."""
     params = GenerationParams(max_new_tokens=1, logprobs=2)
-    (one, first), (other, second) = arm._engine.generate(PROMPT, params)[0].logprobs[0].top
+    (one, first), (other, second) = arm._loaded.generate(PROMPT, params)[0].logprobs[0].top
     assert arm.gap(PROMPT, one, other) == pytest.approx(first - second, abs=1e-5)

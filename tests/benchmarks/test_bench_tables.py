@@ -5,6 +5,7 @@ from __future__ import annotations
 from bench.synthetic_runs import row
 from tide_bench.table import HEADINGS, cells
 
+from benchmarks.tables import __main__ as tables
 from benchmarks.tables.bench_tables import SUMMARY_ARMS, bench_table, predecessor_table, summary_table
 
 SETTINGS = {"mode": "decode", "model": "tiny", "new_tokens": 8}
@@ -47,3 +48,18 @@ def test_the_predecessors_terms_keep_their_signs() -> None:
     throughput = next(line for line in lines if line.startswith("| throughput | 1 |"))
     assert "+6.6%" in throughput and "| +100.0% |" in throughput and "| -20.0% |" in throughput
     assert "| +50.0% |" in next(line for line in lines if "Qwen3" in line)
+
+
+def test_every_table_names_the_instruction_sets() -> None:
+    """A reader with an AVX2 laptop would expect the speed of a server with AVX512."""
+    machine: dict[str, object] = {
+        "cpu": "AMD EPYC",
+        "instructions": "SSE4.1 AVX AVX2",
+        "cores": 2,
+        "onnxruntime": "1.32.0",
+        "torch": "2.13.0",
+    }
+    run = {"date": "2026-11-27T00:00:00+00:00", "machine": machine}
+    assert "AMD EPYC, SSE4.1 AVX AVX2, 2 cores" in tables._where(run)
+    del machine["instructions"]
+    assert "AMD EPYC, 2 cores" in tables._where(run)  # earlier runs did not note them

@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.held_out import held_out_prompts, spread_windows
-from benchmarks.models.model_folders import MODELS
 from examples.demo_data import MIN_FILES
 
 
@@ -45,8 +44,3 @@ def test_demo_prompts_are_the_files_tokens() -> None:
     assert prompts == held_out_prompts(30, 64, "demo")
     assert {len(prompt.ids) for prompt in prompts} == {64}
     assert len({prompt.file for prompt in prompts}) >= MIN_FILES
-
-
-def test_the_demo_model_has_prompts() -> None:
-    """Guards against benchmarks, the demo's table among them, that look for held-out text where there is none."""
-    assert [len(prompt) for prompt in MODELS["demo"].prompts(8, 64)] == [64] * 8

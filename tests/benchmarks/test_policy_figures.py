@@ -3,29 +3,30 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
-from typing import cast
+from pathlib import Path
 
 import numpy as np
 import pytest
 from tide_bench.paired_ratio import paired_ratio
 from tide_bench.report import Report
-from tide_bench.text_comparison import disagreement_rate, first_difference, identical_share, ngram_hit_share
-from tide_runtime import GenerationParams
+from tide_bench.text_comparison import disagreement_rate, first_difference, identical_share
+from tide_runtime import DepthOptions, Engine, EngineOptions, GenerationParams, ThreadOptions
 from tide_runtime.bundle.calibration import CostTable, ExitInfo, StepCost
 from tide_runtime.bundle.exits import Exit
+from tide_runtime.bundle.manifest import UNCUT as UNCUT_GRAPH
 from tide_runtime.costs.cost_model import CostModel
+from tide_runtime.depth_tuning import DepthTuning
 
-from benchmarks.arms.engine_arm import EngineArm
-from benchmarks.arms.entropy_exit import matched_threshold, sureness
-from benchmarks.arms.launch_log import Launch
-from benchmarks.arms.policy_arms import ArmSet
-from benchmarks.arms.turns import SLICE, Group, Turn, take_turns
-from benchmarks.exits.scripted_exits import Script
-from benchmarks.policies_cpu import Taken
-from benchmarks.tables.arm_figures import speed_figures, text_figures, theory_figures
-from benchmarks.tables.modelled_time import modelled_ms
-from benchmarks.tables.policy_table import BASELINE, HEADINGS, add_policy_results, cells
+from benchmarks.ablation import RULES, run_cell
+from benchmarks.arms import policy_arms
+from benchmarks.arms.modelled_time import Launch, LaunchCounts, layers_of, modelled_ms
+from benchmarks.arms.policy_arms import BASELINE
+from benchmarks.arms.turns import EngineArm, Group, Turn, take_turns
+from benchmarks.policies_cpu import LEAST_GROUPS, Case, cases, run_case
+from benchmarks.tables.arm_figures import speed_figures
+from benchmarks.tables.policy_table import HEADINGS, add_policy_results, cells
 
 LAYERS = {"segment_0": 6, "segment_1": 18, "exit_6": 0, "head": 0}
 UNCUT = {"segment_0": 24, "head": 0}
@@ -73,17 +74,6 @@ def test_modelled_time_charges_every_launch() -> None:
     assert modelled_ms({Launch("segment_1", 1, 5, 5): 1}, LAYERS, costs) == pytest.approx(1.4 * (1 + 36 + 9 + 3))
 
 
-def test_theory_is_the_ratio_of_modelled_times() -> None:
-    """Measured over theoretical would compare different things."""
-    base = [Turn([[1, 2, 3]], 2.0, Counter({Launch("segment_0", 1, 1, 1): 2}))]
-    split = Counter({Launch("segment_0", 1, 1, 1): 2, Launch("segment_1", 1, 2, 2): 1, Launch("head", 1, 1, 1): 2})
-    figures = theory_figures([Turn([[1, 2, 3]], 1.0, split, base_seconds=2.0)], LAYERS, base, UNCUT, FlatCosts())
-    theory = 2 * 61 / (2 * 13 + 1.1 * (37 + 9 + 3) + 2 * 13)
-    assert figures["theoretical"] == pytest.approx(theory)
-    assert figures["measured_over_theoretical"] == pytest.approx(2 / theory)
-    assert figures["launches_per_token"] == pytest.approx(3 / 2)  # the first token is the prompt's
-
-
 def test_speed_counts_the_tokens_after_the_first_of_every_row() -> None:
     """Prefill would be counted as decoding."""
     turn = Turn(
@@ -104,161 +94,114 @@ def test_disagreement_counts_until_the_first_difference() -> None:
     assert first_difference([1, 2], [1, 2, 3]) is None
 
 
-def test_text_figures_take_the_references_groups_in_order() -> None:
-    """An arm with fewer groups would be held against other prompts' texts."""
-    full = [Turn([[1, 2, 3]], 1.0), Turn([[4, 5, 6]], 1.0)]
-    assert text_figures([Turn([[1, 2, 3]], 1.0)], full) == {"disagreement": 0.0, "differing_tokens": 0.0}
-
-
-def test_ngram_hits_tell_a_loop_from_new_text() -> None:
-    """Repetition, which flatters every drafter, would go unseen."""
-    assert ngram_hit_share([1, 2, 3, 4], [1, 2, 3, 4] * 5) > 0.8
-    assert ngram_hit_share([1, 2, 3], list(range(10, 40))) == 0
-
-
-class CountingArm:
+class CountingArm(EngineArm):
     """Takes ``seconds`` and notes when its turns came."""
 
-    def __init__(self, name: str, seconds: list[float], order: list[str], most_groups: int | None = None) -> None:
-        self.most_groups = most_groups
-        self._name, self._seconds, self._order = name, seconds, order
+    def __init__(self, name: str, seconds: list[float], order: list[str]) -> None:
+        object.__setattr__(self, "name", name)
+        object.__setattr__(self, "left", (seconds, order))
 
-    def turn(self, prompts: Group, params: GenerationParams, rows: int) -> Turn:
-        self._order.append(f"{self._name}{params.seed}")
-        return Turn([[0, 1]], self._seconds.pop(0))
-
-
-class PausingArm(CountingArm):
-    """Says a token in each of its steps, and notes every slice."""
-
-    def start(self, prompts: Group, params: GenerationParams, rows: int) -> PausingPlay:
-        return PausingPlay(self._name, params.max_new_tokens, self._seconds.pop(0), self._order)
+    def turn(self, prompts: Group, params: GenerationParams) -> Turn:
+        seconds, order = self.left  # type: ignore[attr-defined]
+        order.append(f"{self.name}{params.seed}")
+        return Turn([[0, 1]], seconds.pop(0))
 
 
-class PausingPlay:
-    def __init__(self, name: str, tokens: int, seconds: float, order: list[str]) -> None:
-        self._name, self._tokens, self._seconds, self._order = name, tokens, seconds, order
-
-    def advance(self, tokens: int) -> bool:
-        self._order.append(f"{self._name}{min(tokens, self._tokens)}")
-        return tokens <= self._tokens
-
-    def turn(self) -> Turn:
-        return Turn([[0, 1]], self._seconds)
-
-
-def test_arms_and_the_baseline_go_on_in_slices_and_take_the_lead_in_turn() -> None:
-    """The machine's speed would change between an arm and its baseline, or one of them always find the other's work."""
+def test_arms_and_the_baseline_begin_in_turn() -> None:
+    """One of two neighbours would always find the caches and clocks that the other leaves, or be held against a far one."""
     order: list[str] = []
-    base, arm = PausingArm("u", [4.0], order), PausingArm("a", [1.0], order)
-    times, turns = take_turns(base, {"a": arm}, [[[1]]], GenerationParams(max_new_tokens=2 * SLICE + 1), 1)
-    assert order == ["u4", "a4", "a8", "u8", "u9", "a9"]
-    assert turns["a"][0].base_seconds == times[0].seconds == 4.0
-    order.clear()
-    arm, base = PausingArm("a", [1.0], order), PausingArm("u", [4.0], order)
-    take_turns(base, {"a": arm}, [[[1]]], GenerationParams(max_new_tokens=2 * SLICE + 1), 1, first=1)
-    assert order == ["a4", "u4", "u8", "a8", "a9", "u9"]  # the other way round, or one would always begin
-
-
-def test_one_that_is_finished_earlier_leaves_the_rest_to_the_other() -> None:
-    """A text's end would be cut off, or a finished row advanced."""
-    order: list[str] = []
-    base, play = PausingArm("u", [4.0], order), PausingPlay("a", 1, 1.0, order)
-    arm = PausingArm("a", [], order)
-    arm.start = lambda *_: play  # type: ignore[method-assign]
-    take_turns(base, {"a": arm}, [[[1]]], GenerationParams(max_new_tokens=2 * SLICE), 1)
-    assert order == ["u4", "a1", "u8", "u8"]
-
-
-def test_the_order_of_arms_turns() -> None:
-    """An arm would always run behind the same one."""
-    order: list[str] = []
-    base = PausingArm("u", [3.0, 5.0, 7.0, 9.0], [])
-    arms = {name: PausingArm(name, [1.0, 1.0], order) for name in "ab"}
-    times, turns = take_turns(base, arms, [[[1]], [[2]]], GenerationParams(max_new_tokens=1), 1)
-    assert order == ["a1", "b1", "b1", "a1"]
+    base, arms = CountingArm("u", [3.0, 5.0, 7.0, 9.0], order), {n: CountingArm(n, [1.0, 1.0], order) for n in "ab"}
+    times, turns = take_turns(base, arms, [[[1]], [[2]]], GenerationParams(max_new_tokens=1))
+    assert order == ["u0", "a0", "u0", "b0", "b1", "u1", "a1", "u1"]
     assert [turn.seconds for turn in times] == [4.0, 8.0]
     beside = {name: [turn.base_seconds for turn in own] for name, own in turns.items()}
     assert beside == {"a": [3.0, 9.0], "b": [5.0, 7.0]}
 
 
-def test_an_arm_that_cannot_pause_runs_between_two_turns_of_the_baseline() -> None:
-    """HF's arms would be held against a baseline far from them in time."""
-    order: list[str] = []
-    base, arm = CountingArm("u", [1.0, 3.0], order), CountingArm("a", [1.0], order)
-    times, turns = take_turns(cast(EngineArm, base), {"a": arm}, [[[1]]], GenerationParams(), 1)
-    assert order == ["u0", "a0", "u0"]
-    assert turns["a"][0].base_seconds == times[0].seconds == 2.0
+def test_no_turn_drafts_from_an_earlier_one(load: Callable[..., Engine]) -> None:
+    """The baseline, which has a turn beside every arm, would copy its own first answer in all the others."""
+    params = GenerationParams(max_new_tokens=16, ignore_eos=True)
+    repeatable = DepthOptions(tuning=DepthTuning(observe_passes=False))
+    with load(policy="exact", depth=repeatable) as engine, engine.with_options(engine.options) as other:
+        baseline, arm = EngineArm("exact", engine), EngineArm("exact", other)
+        alone = EngineArm("exact", engine).turn([[5, 9, 3]], params)
+        base, turns = take_turns(baseline, {"a": arm, "b": arm}, [[[5, 9, 3]]], params)
+    assert {turn.layers_per_token for turn in (*base, *turns["a"], *turns["b"])} == {alone.layers_per_token}
 
 
-def test_a_slow_arm_takes_part_in_its_first_groups_only() -> None:
-    """HF's arms would make the benchmark take hours."""
-    base, slow = CountingArm("u", [1.0] * 4, []), CountingArm("s", [1.0] * 3, [], most_groups=1)
-    _, turns = take_turns(cast(EngineArm, base), {"s": slow}, [[[1]]] * 3, GenerationParams(), 1)
-    assert len(turns["s"]) == 1
+def test_every_case_has_enough_groups_of_its_size() -> None:
+    """An interval over two groups would be shown as one, or a batch of eight be measured with five sequences."""
+    prompts = [[n] for n in range(12)]
+    for case in cases((1, 8), (0.0, 0.8), prompts):
+        assert len(case.groups) >= LEAST_GROUPS and {len(group) for group in case.groups} == {case.batch}
+    assert [(c.batch, c.temperature) for c in cases((1, 8), (0.0, 0.8), prompts)] == [(1, 0.0), (8, 0.0), (1, 0.8)]
 
 
-def test_every_load_takes_the_next_prompts() -> None:
-    """Some prompts would be measured twice, others never; a slow arm would stand for prompts that it has not seen."""
-    order: list[str] = []
-    taken = Taken([[[1]], [[2]], [[3]]])
-    for end in (2, 3):
-        arms = ArmSet("m", cast(EngineArm, CountingArm("u", [1.0] * 9, order)), None)
-        arms.arms["a"] = CountingArm("a", [1.0] * 9, order)
-        arms.arms["s"] = CountingArm("s", [1.0] * 9, order, most_groups=1)
-        taken.take(arms, ["a", "s"], GenerationParams(), 1, end)
-    warm_up = ["uNone", "aNone", "sNone"]
-    first = [*warm_up, "u0", "a0", "u0", "u0", "s0", "u0", "u1", "a1", "u1"]
-    assert order == [*first, *warm_up, "u2", "a2", "u2"]
-    assert [len(taken.base), len(taken.turns["a"]), len(taken.turns["s"])] == [3, 3, 1]
-    assert [row["groups"] for row in taken.rows(arms, greedy=True)] == [3, 3, 1]
+def test_a_turn_is_the_engines_own_work(load: Callable[..., Engine]) -> None:
+    """The benchmark's counts would not be those of a request."""
+    with load(policy="full") as engine:
+        seen = LaunchCounts()
+        with engine.with_options(replace(engine.options, policy="exact", max_batch=2), seen) as other:
+            params = GenerationParams(max_new_tokens=6, ignore_eos=True)
+            turn = EngineArm("exact", other).turn([[5, 9, 3], [7, 1]], params)
+            assert turn.tokens == [list(one.token_ids) for one in engine.generate([[5, 9, 3], [7, 1]], params)]
+        layers = layers_of(engine.manifest)
+        assert layers[UNCUT_GRAPH] == engine.depth == sum(layers[s.name] for s in engine.manifest.segments)
+        assert {launch.graph for launch in seen.counts} == {UNCUT_GRAPH} and turn.decoded == 10 and turn.seconds > 0
 
 
-def test_sureness_is_one_for_certainty_and_one_over_v_for_none() -> None:
-    """Entropy would order tokens the wrong way round."""
-    assert sureness(np.array([0.0, 100.0, 0.0], np.float32)) == pytest.approx(1)
-    assert sureness(np.zeros(8, np.float32)) == pytest.approx(1 / 8)
+def test_texts_of_one_token_have_a_depth(load: Callable[..., Engine]) -> None:
+    """A prompt that the model ends at once would end the benchmark: its token went through every layer."""
+    with load() as engine:
+        turn = EngineArm("auto", engine).turn([[5, 40, 99]], GenerationParams(max_new_tokens=1))
+    assert turn.depth == engine.depth and turn.decoded == 0
 
 
-def test_matched_threshold_takes_as_many() -> None:
-    """Confidence and entropy would be compared at different exit rates."""
-    answers = [(0.9, 0.5), (0.8, 0.7), (0.3, 0.6), (0.2, 0.1)]
-    threshold = matched_threshold(answers, 0.8)
-    assert threshold == 0.6 and sum(sure >= threshold for _, sure in answers) == 2
-    assert matched_threshold(answers, 0.95) == 1.0
-
-
-def test_a_script_keeps_its_rate_and_its_answers() -> None:
-    """Scripted exits would exit at another rate, or differently in every turn."""
-    assert not any(Script(0.0).accepts() for _ in range(100)) and all(Script(1.0).accepts() for _ in range(100))
-    script = Script(0.5)
-    first = [script.accepts() for _ in range(400)]
-    script.rewind()
-    assert first == [script.accepts() for _ in range(400)] and 150 < sum(first) < 250
-
-
-def _row(arm: str, ratio: float, temperature: float = 0.0, share: float = 1.0) -> dict[str, object]:
+def _row(arm: str, ratio: float, temperature: float = 0.0) -> dict[str, object]:
     speed = {"ratio_median": ratio, "ratio_low": ratio, "ratio_high": ratio, "ratio_total": ratio, "tokens_per_s": 900.0}
     place = {"model": "layerskip", "batch": 1, "temperature": temperature}
-    return {"arm": arm, **place, **speed, "ngram_hits": 0.3, "measured_over_theoretical": share, "groups": 2}
+    return {"arm": arm, "title": arm, **place, **speed, "layers_per_token": 9.0, "groups": 2}
 
 
 def test_results_have_the_names_that_the_bars_are_set_for() -> None:
     """A script that checks the bars would find nothing."""
     report = Report("policies_cpu")
-    report.rows = [
-        _row(BASELINE, 1.0), _row("full", 0.99), _row("exact_both", 1.8, share=0.96), _row("exit1", 1.3, share=0.9),
-        _row("exact_both", 0.97, temperature=0.8), _row("static", 0.5), {"model": "layerskip", "arm": "early_exit", "note": "no"},
-    ]  # fmt: skip
+    rows = [_row(BASELINE, 0.9), _row("exact_both", 1.8), _row("exit1", 1.3), _row("exact_both", 0.97, temperature=0.8)]
+    report.rows = rows
     add_policy_results(report)
-    results = report.results
-    assert results["exact_both_layerskip_b1"] == 1.8 and results["exit1_layerskip_b1"] == 1.3
-    assert results["exact_both_layerskip_b1_t08"] == 0.97
-    assert results["measured_over_theoretical"] == pytest.approx(0.93)
-    assert results["worst_case"] == 0.97  # `static` is no policy of ours
+    assert report.results["exact_both_layerskip_b1"] == 1.8 and report.results["exit1_layerskip_b1"] == 1.3
+    assert report.results["exact_both_layerskip_b1_t08"] == 0.97
+    assert report.results["worst_case"] == 0.97  # the baseline is 1 by definition
 
 
 def test_a_table_row_has_a_cell_for_every_heading() -> None:
-    """Columns of the README's table would slip."""
-    assert len(cells(_row("exact_both", 1.8))) == len(HEADINGS)
-    assert len(cells(_row(BASELINE, 1.0))) == len(HEADINGS)
+    """Columns of the documentation's table would slip."""
+    assert len(cells(_row("exact_both", 1.8))) == len(cells(_row(BASELINE, 1.0))) == len(HEADINGS)
+
+
+@pytest.fixture
+def own_pools(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This process has ONNX Runtime sessions of other tests, so engines cannot have the pool that all must share."""
+    options = EngineOptions(threads=ThreadOptions(1), prefix_cache=False, verify=False)
+    monkeypatch.setattr(policy_arms, "load_second", lambda folder: Engine.load(folder, options))
+
+
+def test_a_case_has_a_row_for_each_policy_and_full_first(exits_bundle: Path, own_pools: None) -> None:
+    """A policy of the list would not run by the options that stand there, or `exact` have another text."""
+    names = ["exact_none", "exact_both", "exit1"]
+    case = Case(2, 0.0, [[[5, 9, 3], [7, 1, 4]], [[2, 2, 6], [8, 3, 1]]])
+    rows, _ = run_case({1: exits_bundle, 5: exits_bundle}, names, case, 6)
+    by_name = {row["arm"]: row for row in rows}
+    assert list(by_name) == [BASELINE, *names] and all(row["groups"] == 2 for row in rows)
+    assert by_name["exact_none"]["differing_tokens"] == by_name["exact_both"]["differing_tokens"] == 0
+    assert not any(name.startswith("accepted") for name in by_name["exact_none"])
+
+
+def test_a_rule_that_is_switched_off_is_priced(exits_bundle: Path) -> None:
+    """The price of launches would be that of another variant, or of none."""
+    with Engine.load(exits_bundle, EngineOptions(threads=ThreadOptions(1), prefix_cache=False)) as weights:
+        rows = run_cell(weights, "exact", 1, 0.0, [[[5, 9, 3, 5, 9, 3]], [[7, 1, 4, 7, 1, 4]]], 12)
+    assert [row["rule"] for row in rows] == [name for name, (policies, _) in RULES.items() if "exact" in policies]
+    assert all(np.isfinite([row["simulated_pct"], row["measured_pct"]]).all() for row in rows)
+    unchanged = next(row for row in rows if row["rule"] == "sampled_gate")
+    assert unchanged["simulated_pct"] == pytest.approx(0, abs=1e-6), "greedy text asks no gate of sampled text"

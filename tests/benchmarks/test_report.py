@@ -47,27 +47,9 @@ def test_json_holds_unrounded_results_rows_settings_and_machine(report: Report, 
     assert content["machine"] == report.machine
 
 
-def test_an_interrupted_run_goes_on_with_the_rows_it_wrote(report: Report, tmp_path: Path) -> None:
-    """Hours of measuring would be lost, or rows of another run would stand beside these."""
-    report.write(path := tmp_path / "report.json")
-    later = Report("decode_cpu", models="demo", repeats=3)
-    later.take_up(path)
-    assert later.rows == report.rows
-    with pytest.raises(ValueError, match=r"settings .*'repeats': 3.* not .*'repeats': 4"):
-        Report("decode_cpu", models="demo", repeats=4).take_up(path)
-
-
-@pytest.mark.parametrize("content", [None, "[]", "{", '{"rows": []}'])
-def test_what_is_no_run_is_not_gone_on_with(report: Report, tmp_path: Path, content: str | None) -> None:
-    path = tmp_path / "report.json"
-    if content is not None:
-        path.write_text(content, encoding="utf-8")
-    with pytest.raises(ValueError, match="holds no run"):
-        report.take_up(path)
-
-
 def test_machine_names_cpu_cores_and_versions() -> None:
     facts = machine()
+    assert str(facts["instructions"]).split()[0] in ("SSE4.1", "NEON"), "kernels, and so texts, differ by instruction sets"
     assert facts["cpu"] and isinstance(facts["cores"], int) and facts["cores"] >= 1
     assert re.match(r"\d+\.\d+|not installed", str(facts["onnxruntime"]))
 

@@ -414,3 +414,36 @@ def test_no_template_and_no_tokenizer_are_explained(bundle_copy: Path) -> None:
             engine.chat_prompt(CHAT)
         with pytest.raises(ParamsError, match="tokenizer"):
             engine.generate([5], params(3, stop=("x",)))
+
+
+# --- Other options on the same weights
+
+
+class Launches:
+    """Notes every launch."""
+
+    def __init__(self) -> None:
+        self.graphs: list[tuple[str, int]] = []
+
+    def launched(self, graph: str, rows: int, tokens: int, longest: int, seconds: float) -> None:
+        assert seconds > 0 and rows <= tokens
+        self.graphs.append((graph, tokens))
+
+
+def test_other_options_run_on_the_same_weights(load: Callable[..., Engine], engine: Engine) -> None:
+    """Policies could be compared only by loading the weights for each; or an observer would change what it observes."""
+    seen = Launches()
+    with load(policy="full") as first:
+        options = replace(first.options, policy="exact", max_batch=2)
+        with first.with_options(options, seen) as second:
+            assert (second.policy.name, second.max_batch, second.backend.launches) == ("exact", 2, first.backend.launches)
+            assert tokens(second.generate(PROMPTS[0], params())[0]) == tokens(engine.generate(PROMPTS[0], params())[0])
+            assert second.draft_limitation == engine.draft_limitation
+        assert sum(graph == "uncut" for graph, _ in seen.graphs) == first.backend.launches["uncut"] > 0
+        assert first.generate(PROMPTS[0], params(2)), "closing the second engine leaves the first one its weights"
+
+
+def test_options_that_other_weights_would_need_are_refused(load: Callable[..., Engine]) -> None:
+    """The engine would run with other threads than were asked for, and say nothing."""
+    with load() as engine, pytest.raises(ParamsError, match=r"threads .* load another engine"):
+        engine.with_options(EngineOptions(threads=ThreadOptions(2)))

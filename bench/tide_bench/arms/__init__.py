@@ -10,8 +10,6 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from tide_bench.arms.base import ArmKind
-
 
 def _class(module: str, name: str) -> Callable[[Path], Any]:
     """``name(folder)`` of ``tide_bench.arms.module``, imported when called."""
@@ -23,15 +21,15 @@ def _class(module: str, name: str) -> Callable[[Path], Any]:
 
 
 OURS, REFERENCE = "tide", "eager"
-ARMS = {
-    OURS: ArmKind("TIDE full, 4 segments", _class("tide", "TideArm")),
-    REFERENCE: ArmKind("HF eager", _class("eager", "EagerArm")),
-    "unsplit": ArmKind("unsplit ONNX graph", _class("tide", "TideArm")),
-    "compile": ArmKind("HF torch.compile", _class("compiled", "CompileArm")),
-    "genai": ArmKind("onnxruntime-genai", _class("genai", "GenaiArm")),
-    "genai-int4": ArmKind("onnxruntime-genai int4", _class("genai", "GenaiArm")),
-    "llamacpp": ArmKind("llama.cpp", _class("llamacpp", "LlamacppArm")),
-    "openvino": ArmKind("OpenVINO GenAI", _class("openvino", "OpenvinoArm")),
-    "static": ArmKind("static layer skip", _class("static_skip", "StaticSkipArm")),
-    "predecessor": ArmKind("tide-inference", _class("predecessor", "PredecessorArm")),
+ARMS: dict[str, Callable[[Path], Any]] = {
+    OURS: _class("tide", "TideArm"),
+    REFERENCE: _class("eager", "EagerArm"),
+    "unsplit": _class("tide", "TideArm"),
+    "compile": _class("compiled", "CompileArm"),
+    "genai": _class("genai", "GenaiArm"),
+    "genai-int4": _class("genai", "GenaiArm"),
+    "llamacpp": _class("llamacpp", "LlamacppArm"),
+    "openvino": _class("openvino", "OpenvinoArm"),
+    "static": _class("static_skip", "StaticSkipArm"),
+    "predecessor": _class("predecessor", "PredecessorArm"),
 }

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Protocol
 
 from tide_bench.report import cores
@@ -29,6 +27,7 @@ class Timing:
         decode_s: seconds from then until the last token.
         layers_per_token: decoder layers launched per token of a sequence after the first; None where it is not counted.
         depth: mean layers run for a token; None where it is not counted.
+        limitation: what ran in place of what was asked for, or how it was limited; None: neither.
     """
 
     tokens: list[list[int]]
@@ -36,6 +35,7 @@ class Timing:
     decode_s: float
     layers_per_token: float | None = None
     depth: float | None = None
+    limitation: str | None = None
 
     @property
     def decode_ms_per_token(self) -> float:
@@ -48,16 +48,13 @@ class Timing:
         return sum(len(row) - 1 for row in self.tokens)
 
 
+def with_limitation(title: str, limitation: str | None) -> str:
+    """The name of a row: a figure of something else than what the name says would be believed."""
+    return title if limitation is None else f"{title} ({limitation})"
+
+
 class Arm(Protocol):
     """A loaded model."""
 
     def generate(self, prompts: list[list[int]], new_tokens: int, **options: Any) -> Timing:
         """Continue ``prompts`` [B][S] (all of one length) greedily by ``new_tokens`` tokens; ``options`` are the arm's own."""
-
-
-@dataclass(frozen=True)
-class ArmKind:
-    """``load`` takes a folder: HuggingFace weights, a bundle, or what the arm's library reads."""
-
-    title: str
-    load: Callable[[Path], Any]

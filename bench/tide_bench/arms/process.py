@@ -99,7 +99,7 @@ def _serve(pipe: Connection, kind: str | Callable[[Path], Any], folder: Path, th
     """Load the arm, then answer calls. One that fails is answered with the reason; the arm stays for the next."""
     if threads is not None:
         os.environ[FEW_THREADS] = str(threads)
-    load = ARMS[kind].load if isinstance(kind, str) else kind
+    load = ARMS[kind] if isinstance(kind, str) else kind
     arm = _answer(pipe, lambda: load(folder), keep=True)
     while arm is not None and (request := pipe.recv()) is not None:
         method, args, options = request

@@ -47,5 +47,5 @@ OTHER_ARMS: dict[str, ArmSpec] = {
     # HF's documentation, "Prompt lookup decoding"
     "prompt-lookup": ArmSpec("prompt-lookup", "HF prompt lookup", "eager", "same", {"prompt_lookup_num_tokens": 10}),
     "predecessor": ArmSpec("predecessor", "tide-inference", "predecessor", "none", all_layers=True),
-    "static-skip": ArmSpec("static-skip", "static layer skip", "static", "none"),
+    "static-skip": ArmSpec("static-skip", "static layer skip", "static", "none", {"policy": "exit"}),
 }

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from tide_runtime.bundle.manifest import Manifest
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
-from tide_bench.arms.base import Timing
+from tide_runtime.bundle.manifest import read_manifest
+
 from tide_bench.arms.tide import TideArm
-from tide_bench.stub_exits import with_exits
+from tide_bench.changed_bundle import with_exits, write_changed
 
 
 class StaticSkipArm(TideArm):
     """A bundle with one cut: policy ``exit`` with an exit there that is always sure."""
 
-    def generate(self, prompts: list[list[int]], new_tokens: int, policy: str = "exit", threshold: float | None = None) -> Timing:
-        return super().generate(prompts, new_tokens, policy, threshold)
-
-    def _manifest(self) -> Manifest:
-        manifest = super()._manifest()
-        return with_exits(manifest, manifest.checkpoints, costs=None)
+    def __init__(self, folder: Path) -> None:
+        manifest = read_manifest(folder)
+        self._changed = TemporaryDirectory(dir=folder.parent)  # on the same disk, for hard links
+        super().__init__(write_changed(folder, Path(self._changed.name) / "bundle", with_exits(manifest, manifest.checkpoints)))

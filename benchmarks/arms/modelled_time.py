@@ -1,20 +1,46 @@
-"""What a set of launches should have taken, by the calibration's own costs: the theory that measured times are held against."""
+"""What launches should have taken, by the calibration's own costs: free of the clock's noise."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Container, Mapping
+from typing import NamedTuple
 
-from tide_runtime.bundle.manifest import HEAD, UNCUT
+from tide_runtime.bundle.manifest import HEAD, UNCUT, Manifest
 from tide_runtime.costs.cost_model import CostModel
 
-from benchmarks.arms.launch_log import Launch
+
+class Launch(NamedTuple):
+    """``graph`` on so many ``tokens`` of ``rows`` sequences, ``longest`` of one of them."""
+
+    graph: str
+    rows: int
+    tokens: int
+    longest: int
+
+
+class LaunchCounts:
+    """An engine's launches by shape: the ``observer`` of `Engine.with_options`."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[Launch] = Counter()
+
+    def launched(self, graph: str, rows: int, tokens: int, longest: int, seconds: float) -> None:
+        self.counts[Launch(graph, rows, tokens, longest)] += 1
+
+
+def layers_of(manifest: Manifest) -> Counter[str]:
+    """Graph → decoder layers it runs, shallow segments first."""
+    layers = Counter({s.name: s.layers[1] - s.layers[0] for s in manifest.segments if s.layers is not None})
+    layers[UNCUT] = manifest.model.num_layers
+    return layers
 
 
 def modelled_ms(launches: Mapping[Launch, int], layers: Mapping[str, int], costs: CostModel) -> float:
     """Milliseconds of ``launches`` together.
 
     Args:
-        layers: graph name → decoder layers it runs, shallow segments first.
+        layers: as `layers_of` gives them.
         costs: of a bundle with a measured cost table (`tide_runtime.bundle.calibration.StepCost` says what its parts are).
 
     Each launch that gives logits stands for one turn of the runtime's loop, whose time it is charged with. Which launches found

@@ -1,0 +1,73 @@
+"""TIDE's own arm: what it measures is what `Engine` gives a user."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from tide_bench.arms import tide
+from tide_bench.arms.static_skip import StaticSkipArm
+from tide_bench.arms.tide import TideArm, limitation
+from tide_runtime import Engine, EngineOptions, ThreadOptions
+from tide_runtime.depth.exact import ExactDepth
+
+PROMPTS = [[5, 9, 3, 7], [2, 4, 6, 8]]
+
+
+@pytest.fixture(autouse=True)
+def own_pools(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This process has ONNX Runtime sessions of other tests, so engines cannot have the pool that all must share."""
+    options = EngineOptions(threads=ThreadOptions(1), prefix_cache=False, verify=False)
+    monkeypatch.setattr(tide, "load_engine", lambda folder: Engine.load(folder, options))
+
+
+def test_the_arm_gives_the_engines_own_text(exits_bundle: Path) -> None:
+    """The table would be of a program that nobody runs."""
+    timing = TideArm(exits_bundle).generate(PROMPTS, 6, policy="exact")
+    with Engine.load(exits_bundle, EngineOptions(policy="full", threads=ThreadOptions(1))) as engine:
+        params = engine.default_params(max_new_tokens=6, ignore_eos=True)
+        assert timing.tokens == [list(one.token_ids) for one in engine.generate(PROMPTS, params)]
+    assert timing.first_token_s > 0 and timing.decode_s > 0 and timing.layers_per_token
+
+
+def test_calls_at_once_run_together_and_keep_their_texts(exits_bundle: Path) -> None:
+    """Under load each call would wait for the one before it, or get the other's text."""
+    arm = TideArm(exits_bundle)
+    alone = [arm.generate([prompt], 24).tokens for prompt in PROMPTS]
+    with ThreadPoolExecutor(2) as pool:
+        together = list(pool.map(lambda prompt: arm.generate([prompt], 24, concurrent=2).tokens, PROMPTS))
+    assert together == alone
+    assert arm._engine("full", None, 2).max_batch == 2
+
+
+def test_an_earlier_call_drafts_nothing_for_the_next(exits_bundle: Path) -> None:
+    """The second turn of a prompt would copy the first one's answer, and look several times as fast."""
+    arm = TideArm(exits_bundle)
+    first, again = (arm.generate([PROMPTS[0]], 12, policy="exact") for _ in range(2))
+    assert again.layers_per_token == first.layers_per_token
+
+
+def test_what_the_engine_refuses_is_said(exits_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """308 tokens/s of `exact` were published from a machine where the engine runs `full`."""
+    monkeypatch.setattr(ExactDepth, "limitation", property(lambda self: "policy exact runs as full: these kernels round"))
+    assert TideArm(exits_bundle).generate([PROMPTS[0]], 2, policy="exact").limitation == (
+        "policy exact runs as full: these kernels round"
+    )
+
+
+def test_a_default_that_resolves_to_another_policy_is_said(bundle: Path) -> None:
+    """`auto` would be taken for a policy of its own."""
+    with Engine.load(bundle, EngineOptions(threads=ThreadOptions(1))) as engine:
+        assert limitation(engine) == f"auto runs {engine.policy.name}"
+    with Engine.load(bundle, EngineOptions(policy="full", threads=ThreadOptions(1))) as engine:
+        assert limitation(engine) is None
+
+
+def test_static_skip_stops_every_token_at_its_cut(exits_bundle: Path) -> None:
+    """The baseline would run more layers than its row says, or change the bundle that it was made from."""
+    before = {file.name: file.stat().st_mtime_ns for file in exits_bundle.iterdir()}
+    arm = StaticSkipArm(exits_bundle)
+    timing = arm.generate([PROMPTS[0]], 8, policy="exit")
+    assert timing.depth is not None and timing.depth < arm._loaded.depth
+    assert {file.name: file.stat().st_mtime_ns for file in exits_bundle.iterdir()} == before
