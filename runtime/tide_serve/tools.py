@@ -1,7 +1,8 @@
 """Tools of a request: what the model is told about them, and the grammar of its calls.
 
-A chat template that mentions ``tools`` shows them in the form that its model was trained on. For other models a system message
-describes them; calls and results of earlier turns are written into the text in the same form, that of Hermes and SmolLM2:
+A chat template that takes ``tools`` shows them in the form that its model was trained on. For other models a system message
+describes them; calls and results of earlier turns that a template does not show become text of the same form, that of Hermes and
+SmolLM2:
 
     <tool_call>
     {"name": "get_weather", "arguments": {"city": "Paris"}}
@@ -20,6 +21,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from tide_runtime import Engine, Grammar
+from tide_runtime.text.chat_template import template_forms
 from tide_runtime.text.grammar import JSON_STYLE
 from tide_runtime.text.tokenizer import Tokenizer
 
@@ -42,7 +44,7 @@ class ToolPlan:
         tools: the definitions, as the chat template takes them; empty: no calls.
         required: the answer is calls and nothing else.
         parallel: it may have several.
-        native: the model's template shows tools itself.
+        shown, calls_shown: the model's template shows tools, and calls of earlier turns; otherwise they become text.
         tagged: calls stand between <tool_call> and </tool_call>; otherwise the answer is one call.
         opening, closing: these tags in a Lark grammar.
     """
@@ -50,7 +52,8 @@ class ToolPlan:
     tools: tuple[dict[str, Any], ...] = ()
     required: bool = False
     parallel: bool = True
-    native: bool = False
+    shown: bool = False
+    calls_shown: bool = False
     tagged: bool = True
     opening: str = f'"{OPENING}"'
     closing: str = f'"{CLOSING}"'
@@ -114,16 +117,18 @@ def plan_tools(body: Mapping[str, Any], engine: Engine, config: ServeConfig) -> 
     if twice := {name for name in names if names.count(name) > 1}:
         raise ApiError(400, f"tools has {min(twice)!r} more than once; give each tool a name of its own", "tools")
     mode, allowed = _choice(body.get("tool_choice", "auto"), names)
-    if not tools or mode == "none":
-        return ToolPlan()
     template = engine.chat_template or ""
-    native = re.search(r"\btools\b", template) is not None
-    tagged = (not native or OPENING in template) and not _is_hidden(engine.tokenizer)
+    forms = template_forms(template)
+    calls_shown = forms.takes_tools or forms.shows_calls
+    if not tools or mode == "none":
+        return ToolPlan(calls_shown=calls_shown)
+    tagged = (not forms.takes_tools or OPENING in template) and not _is_hidden(engine.tokenizer)
     return ToolPlan(
         tools=tuple(tool for tool in tools if tool["function"]["name"] in allowed),
         required=mode != "auto",
         parallel=tagged and mode != "named" and body.get("parallel_tool_calls", True),
-        native=native,
+        shown=forms.takes_tools,
+        calls_shown=calls_shown,
         tagged=tagged,
         opening=_in_lark(engine.tokenizer, OPENING),
         closing=_in_lark(engine.tokenizer, CLOSING),

@@ -8,13 +8,15 @@ value as Python spells it, or leaves it out.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from itertools import product
 from typing import Any, Literal, get_args
 
 from jinja2 import meta, nodes
+
+from tide_runtime.text.message_parts import arguments_object, joined_parts
 
 Render = Callable[[list[dict[str, Any]]], str | None]
 NoContent = Literal["none", "absent", "empty"]
@@ -113,20 +115,6 @@ class TemplateForms:
         if self.arguments == "text":
             return _TEXT in prompt or (_FUNCTION in prompt and _KEY not in prompt)
         return _KEY in prompt and _VALUE in prompt and str(_OBJECT) not in prompt
-
-
-def joined_parts(content: str | Iterable[Mapping[str, Any]]) -> str:
-    """The text of a message's content, which may be parts."""
-    return content if isinstance(content, str) else "".join(str(part.get("text", "")) for part in content)
-
-
-def arguments_object(arguments: Any) -> Any:
-    """Arguments of a call as an object; as they are where they are none in JSON."""
-    try:
-        parsed = json.loads(arguments or "{}") if isinstance(arguments, str) else arguments or {}
-    except (ValueError, RecursionError):
-        return arguments
-    return parsed if isinstance(parsed, dict) else arguments
 
 
 def _parts(render: Render) -> Literal["allowed", "required", "joined"]:
