@@ -19,8 +19,8 @@ from openai.types.chat import (
 from openai.types.chat.chat_completion_message_function_tool_call_param import Function
 from tide_runtime.text.message_parts import arguments_object, joined_parts
 
+from tide_serve.call_formats import CLOSING, OPENING
 from tide_serve.errors import ApiError
-from tide_serve.tool_calls import CLOSING, OPENING
 
 # Clients send messages back as they came, with fields of answers and of streams. Those that say nothing to a model are ignored.
 

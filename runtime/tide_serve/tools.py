@@ -17,7 +17,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from tide_runtime import Engine, Grammar
@@ -25,10 +25,11 @@ from tide_runtime.text.chat_template import template_forms
 from tide_runtime.text.grammar import JSON_STYLE
 from tide_runtime.text.tokenizer import Tokenizer
 
+from tide_serve.call_formats import CLOSING, OPENING, TAGS
 from tide_serve.config import ServeConfig
 from tide_serve.errors import ApiError
 from tide_serve.structured import check_schema
-from tide_serve.tool_calls import CLOSING, OPENING
+from tide_serve.tool_calls import ToolCall, ToolCallParser, split_calls
 
 MAX_CALLS = 8  # of an answer whose calls follow a grammar: a model that does not stop by itself must
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
@@ -47,6 +48,7 @@ class ToolPlan:
         shown, calls_shown: the model's template shows tools, and calls of earlier turns; otherwise they become text.
         tagged: calls stand between <tool_call> and </tool_call>; otherwise the answer is one call.
         opening, closing: these tags in a Lark grammar.
+        special: id → tag of calls that is a special token; the text of the output has it, unlike others.
     """
 
     tools: tuple[dict[str, Any], ...] = ()
@@ -57,15 +59,31 @@ class ToolPlan:
     tagged: bool = True
     opening: str = f'"{OPENING}"'
     closing: str = f'"{CLOSING}"'
+    special: Mapping[int, str] = field(default_factory=dict)
 
-    @property
-    def names(self) -> frozenset[str]:
-        return frozenset(tool["function"]["name"] for tool in self.tools)
+    def parser(self) -> ToolCallParser | None:
+        """Of one output; None: all of it is text."""
+        return ToolCallParser(self._schemas, self.special.values(), self._most) if self.tools else None
+
+    def split(self, text: str) -> tuple[str, list[ToolCall]]:
+        """The text and the calls of a whole output."""
+        return split_calls(text, self._schemas, self.special.values(), self._most)
 
     @property
     def stops(self) -> tuple[str, ...]:
-        """Strings that end the output: behind the first call where there may be no other, and no grammar ends it."""
-        return (CLOSING,) if self.tools and self.tagged and not self.parallel and not self._follows_grammar else ()
+        """Strings that end the output: behind the first call where there may be no other, and no grammar ends it.
+
+        With the line break, which no JSON string has, a tag in an argument ends nothing.
+        """
+        return (f"\n{CLOSING}",) if self.tools and self.tagged and not self.parallel and not self._follows_grammar else ()
+
+    @property
+    def _schemas(self) -> dict[str, Mapping[str, Any]]:
+        return {tool["function"]["name"]: tool["function"].get("parameters") or {} for tool in self.tools}
+
+    @property
+    def _most(self) -> int | None:
+        return None if self.parallel else 1
 
     @property
     def _follows_grammar(self) -> bool:
@@ -122,16 +140,17 @@ def plan_tools(body: Mapping[str, Any], engine: Engine, config: ServeConfig) -> 
     calls_shown = forms.takes_tools or forms.shows_calls
     if not tools or mode == "none":
         return ToolPlan(calls_shown=calls_shown)
-    tagged = (not forms.takes_tools or OPENING in template) and not _is_hidden(engine.tokenizer)
+    tagged = not forms.takes_tools or OPENING in template
     return ToolPlan(
         tools=tuple(tool for tool in tools if tool["function"]["name"] in allowed),
         required=mode != "auto",
-        parallel=tagged and mode != "named" and body.get("parallel_tool_calls", True),
+        parallel=mode != "named" and body.get("parallel_tool_calls", True),
         shown=forms.takes_tools,
         calls_shown=calls_shown,
         tagged=tagged,
         opening=_in_lark(engine.tokenizer, OPENING),
         closing=_in_lark(engine.tokenizer, CLOSING),
+        special=_special_tags(engine.tokenizer),
     )
 
 
@@ -141,9 +160,9 @@ def _in_lark(tokenizer: Tokenizer | None, tag: str) -> str:
     return f"<[{ids[0]}]>" if len(ids) == 1 else f'"{tag}"'
 
 
-def _is_hidden(tokenizer: Tokenizer | None) -> bool:
-    """Whether the tag is a special token, which the text of an output leaves out."""
-    return tokenizer is not None and bool(tokenizer.special_ids & {*tokenizer.encode(OPENING, add_special_tokens=False)})
+def _special_tags(tokenizer: Tokenizer | None) -> dict[int, str]:
+    tags = {tokenizer.token(token): token for token in tokenizer.special_ids} if tokenizer is not None else {}
+    return {tags[tag]: tag for tag in TAGS if tag in tags}
 
 
 def _choice(choice: str | Mapping[str, Any], names: Sequence[str]) -> tuple[Mode, set[str]]:
