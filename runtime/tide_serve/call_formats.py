@@ -123,8 +123,11 @@ def read_json(reading: Reading) -> list[Call]:
 def read_tagged(reading: Reading) -> list[Call]:
     """Hermes and Qwen: JSON, or functions in XML, up to ``</tool_call>``."""
     calls = read_json(reading) if reading.following() in ("{", "[") else read_functions(reading)
-    if not (reading.closes(CLOSING) or reading.text.startswith(OPENING, reading.skipped(_SPACE))):
-        raise NoCall
+    end = reading.at
+    if not reading.closes(CLOSING):
+        if not reading.takes(OPENING):
+            raise NoCall
+        reading.at = end
     return calls
 
 
