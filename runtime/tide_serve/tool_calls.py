@@ -66,12 +66,15 @@ class ToolCallParser:
 
     def _advance(self, ended: bool) -> tuple[str, list[ToolCall]]:
         shown, found = "", len(self.calls)
-        while (text := self._step(ended)) is not None:
+        while not self._full and (text := self._step(ended)) is not None:
             shown += self._text(text)
-            if self._most is not None and len(self.calls) >= self._most:
-                self._held = self._space = ""
-                break
+        if self._full:
+            self._held = self._space = ""
         return shown, self.calls[found:]
+
+    @property
+    def _full(self) -> bool:
+        return self._most is not None and len(self.calls) >= self._most
 
     def _step(self, ended: bool) -> str | None:
         """Take a text or a call from the beginning of what is held; returns the text, and None where nothing can be taken."""

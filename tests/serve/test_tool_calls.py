@@ -209,6 +209,8 @@ def test_one_call_where_there_may_be_no_other() -> None:
     text = f"So. <tool_call>{CALL}</tool_call> and <tool_call>{CALL}</tool_call>"
     shown, calls = split_calls(text, {"f"}, most=1)
     assert (shown, len(calls)) == ("So. ", 1)
+    parser = ToolCallParser({"f"}, most=1)
+    assert "".join(parser.feed(letter)[0] for letter in text) + parser.finish()[0] == shown and len(parser.calls) == 1
     assert len(split_calls(f"[{CALL}, {CALL}]", {"f"}, most=1)[1]) == 1
 
 

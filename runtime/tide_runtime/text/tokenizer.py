@@ -204,6 +204,8 @@ class TextStream:
 
 def _marks(tokenizer: Tokenizer, skipped: Collection[int], stops: Sequence[str]) -> dict[int, str]:
     """Skipped special tokens that ``stops`` spell, each with a character that no text has: a lone surrogate."""
+    if not stops:
+        return {}
     spelled = {token_id: text for token_id in skipped if (text := tokenizer.token(token_id)) and any(text in s for s in stops)}
     return {token_id: chr(0xD800 + number) for number, token_id in enumerate([*spelled][:0x400])}
 
