@@ -233,8 +233,8 @@ def _parsed(text: str) -> Any:
 
 
 def _call(value: Any, reading: Reading) -> Call:
-    if isinstance(value, dict) and isinstance(value.get("function"), dict):
-        value = value["function"]
+    if isinstance(value, dict) and "name" not in value:  # {"type": "function", "function": …} with an object or a name
+        value = value["function"] if isinstance(value.get("function"), dict) else {"name": value.get("function"), **value}
     if not isinstance(value, dict) or not isinstance(value.get("name"), str):
         raise NoCall
     reading.schema(value["name"])

@@ -31,6 +31,7 @@ CASES = {
     "bare, as Llama 3 writes": ('{"name": "f", "parameters": {"x": 1}}', "", [F1]),
     "bare, with a type": ('{"type": "function", "name": "f", "parameters": {"x": 1}}', "", [F1]),
     "bare, as OpenAI writes": ('{"type": "function", "function": {"name": "f", "arguments": "{\\"x\\": 1}"}}', "", [F1]),
+    "bare, a function for a name": ('{"type": "function", "function": "f", "parameters": {"x": 1}}', "", [F1]),
     "bare, arguments first": ('{"arguments": {"name": "Rome"}, "name": "f"}', "", [("f", {"name": "Rome"})]),
     "bare, several": (f"{CALL}; {CALL}", "", [F1, F1]),
     "a bare list": (f'[{CALL},\n {{"name": "g"}}] ', "", [F1, G]),
