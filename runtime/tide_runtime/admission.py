@@ -74,9 +74,12 @@ class Admission:
             eos=frozenset(eos),
             sampler=Sampler(params, vocab, len(ids)),
             grammar=self.grammars.start(params.grammar) if params.grammar is not None else None,
-            text=TextStream(self.tokenizer, params.stop) if self.tokenizer is not None and (streamed or params.stop) else None,
+            text=self._text_stream(params) if streamed or params.stop or params.shown_tokens else None,
             cache_slots=cache_slots,
         )
+
+    def _text_stream(self, params: GenerationParams) -> TextStream | None:
+        return TextStream(self.tokenizer, params.stop, shown=params.shown_tokens) if self.tokenizer is not None else None
 
     def token_ids(self, prompt: Prompt) -> list[int]:
         """The prompt's token ids. Raises PromptError for an empty or too long prompt, or ids outside the vocabulary."""

@@ -33,7 +33,8 @@ class GenerationParams:
         seed: makes sampling reproducible, >= 0: a prompt's text is the same under policies ``full`` and ``exact``, beside any
             other prompts, and at any place in its call, so several samples of a prompt take several seeds. None draws a new seed
             for each sequence.
-        stop: strings that end the text; the text shown ends before them.
+        stop: strings that end the text; the text shown ends before them. They may spell special tokens, which no text has.
+        shown_tokens: ids of special tokens that the text has all the same, such as those that mark calls of tools.
         eos_token_ids: token ids that end the text; None uses the model's.
         ignore_eos: keep generating past end-of-sequence tokens.
         depth_budget: decoder layers that policy ``exit`` may take a token, on average over the output, > 0: a token that would go
@@ -56,6 +57,7 @@ class GenerationParams:
     grammar: Grammar | None = None
     seed: int | None = None
     stop: tuple[str, ...] = ()
+    shown_tokens: tuple[int, ...] = ()
     eos_token_ids: tuple[int, ...] | None = None
     ignore_eos: bool = False
     logprobs: int = 0
@@ -95,7 +97,7 @@ class GenerationParams:
         pairs = bias.items() if isinstance(bias, Mapping) else bias
         if isinstance(pairs, Iterable):
             object.__setattr__(self, "logit_bias", tuple(tuple(p) if isinstance(p, Iterable) else p for p in pairs))
-        for field in ("stop", "eos_token_ids"):
+        for field in ("stop", "shown_tokens", "eos_token_ids"):
             if isinstance(value := getattr(self, field), list):
                 object.__setattr__(self, field, tuple(value))
 
@@ -127,6 +129,8 @@ class GenerationParams:
         strings, ids = self.stop, self.eos_token_ids
         valid = isinstance(strings, tuple) and all(isinstance(text, str) and text for text in strings)
         _require(valid, "stop", strings, 'a tuple of non-empty strings, such as ("###",)')
+        shown = self.shown_tokens
+        _require(isinstance(shown, tuple) and _all_token_ids(shown), "shown_tokens", shown, "a tuple of token ids >= 0")
         valid = ids is None or (isinstance(ids, tuple) and _all_token_ids(ids))
         _require(valid, "eos_token_ids", ids, "a tuple of token ids >= 0, or None for the model's")
         salt = self.cache_salt

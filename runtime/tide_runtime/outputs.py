@@ -121,5 +121,5 @@ def finished(sequence: TokenSequence, policy: str, tokenizer: Tokenizer | None) 
     if sequence.text is not None:
         text: str | None = "".join(sequence.pieces)
     else:
-        text = tokenizer.decode(ids[:-1] if sequence.finish_reason == "eos" else ids) if tokenizer is not None else None
+        text = tokenizer.continuation(ids[:-1] if sequence.finish_reason == "eos" else ids) if tokenizer is not None else None
     return Generation(text, tuple(ids), sequence.finish_reason, tuple(sequence.logprobs), stats)

@@ -16,6 +16,7 @@ from tide_serve.config import ServeConfig
 from tide_serve.errors import ApiError, answer_error
 from tide_serve.health_routes import router as health_routes
 from tide_serve.models import models_routes
+from tide_serve.openapi import openapi_routes
 from tide_serve.page import page_routes
 from tide_serve.responses import responses_routes
 from tide_serve.service import Service
@@ -34,7 +35,7 @@ def make_app(engine: Engine, config: ServeConfig | None = None) -> FastAPI:
         yield
         engine.close(abort=True)
 
-    app = FastAPI(title=f"TIDE: {service.model_names[0]}", lifespan=lifespan, docs_url=None, redoc_url=None)
+    app = FastAPI(title=f"TIDE: {service.model_names[0]}", lifespan=lifespan, openapi_url=None)
     app.state.service = service
     for kind in (ApiError, TideError, RequestValidationError, HTTPException, Exception):
         app.add_exception_handler(kind, answer_error)
@@ -43,4 +44,5 @@ def make_app(engine: Engine, config: ServeConfig | None = None) -> FastAPI:
         app.include_router(routes(service))
     if service.config.page:
         app.include_router(page_routes())
+    app.include_router(openapi_routes(app))
     return app

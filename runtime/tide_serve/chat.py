@@ -15,7 +15,7 @@ Fields are those of OpenAI's API; `request_fields.CHAT_FIELDS` says what becomes
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -42,7 +42,6 @@ from tide_serve.sampling import TOP_LOGPROBS, choices, generation_params, max_ne
 from tide_serve.service import Service
 from tide_serve.stream_options import EXTENSION_TYPES, StreamOptions, stream_options
 from tide_serve.structured import check_grammar, response_grammar
-from tide_serve.tool_calls import split_calls
 from tide_serve.tools import ToolPlan, plan_tools
 from tide_serve.usage import usage_of
 
@@ -79,7 +78,7 @@ def chat_routes(service: Service) -> APIRouter:
         chat = await checked(service, body)
         running = Running(service, request, chat.jobs, streamed=chat.stream is not None)
         if chat.stream is not None:
-            stream = ChatStream(service, chat.head, chat.stream, chat.tools.names, chat.top_logprobs)
+            stream = ChatStream(service, chat.head, chat.stream, chat.tools, chat.top_logprobs)
             return await begun(stream.events(running, chat.n))
         generations = await running.results()
         if running.client_left:
@@ -114,6 +113,7 @@ async def checked(service: Service, body: dict[str, Any]) -> ChatRequest:
     params = generation_params(
         service, body, max_new_tokens=limit, logprobs=top_logprobs, grammar=grammar, more_stops=tools.stops
     )
+    params = replace(params, shown_tokens=tuple(tools.special))
     return ChatRequest(answer_head(service, "chatcmpl", body["model"]), ids, params, n, tools, top_logprobs, stream)
 
 
@@ -143,7 +143,7 @@ def _answer(service: Service, chat: ChatRequest, generations: Sequence[Generatio
 
 
 def _choice(service: Service, chat: ChatRequest, index: int, generation: Generation) -> Choice:
-    text, calls = split_calls(generation.text or "", chat.tools.names)
+    text, calls = chat.tools.split(generation.text or "")
     message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
     reason = finish_reason(generation.finish_reason)
     if calls:

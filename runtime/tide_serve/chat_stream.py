@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Collection, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Any
 
@@ -16,19 +16,20 @@ from tide_serve.running import Running
 from tide_serve.service import Service
 from tide_serve.stream_options import StreamOptions
 from tide_serve.tool_calls import ToolCall, ToolCallParser
+from tide_serve.tools import ToolPlan
 
 
 class ChatStream(ChoiceEvents):
     """Each choice has a first event with its role, events with text or whole tool calls, and a last one with its finish_reason.
 
-    ``names``: tools that may be called.
+    ``tools``: which may be called.
     """
 
     def __init__(
-        self, service: Service, head: AnswerHead, options: StreamOptions, names: Collection[str], top_logprobs: int | None
+        self, service: Service, head: AnswerHead, options: StreamOptions, tools: ToolPlan, top_logprobs: int | None
     ) -> None:
         super().__init__(service, head, "chat.completion.chunk", options, top_logprobs)
-        self._names = names
+        self._tools = tools
         self._parsers: dict[int, ToolCallParser] = {}
         self._begun: set[int] = set()
 
@@ -51,7 +52,7 @@ class ChatStream(ChoiceEvents):
             events = self._event(choice, '{"role": "assistant", "content": ""}')
         text, last = "".join([chunk.text for chunk in chunks]), chunks[-1].generation
         calls: list[ToolCall] = []
-        if self._names:
+        if self._tools.tools:
             text, calls = self._split(choice, text, last is not None)
         if text or self._top is not None or self._options.include_depth:
             events += self._event(choice, f'{{"content": {quoted(text)}}}', chunks)
@@ -70,7 +71,9 @@ class ChatStream(ChoiceEvents):
         return f"{self._before}{fields}{self._behind}"
 
     def _split(self, choice: int, text: str, last: bool) -> tuple[str, list[ToolCall]]:
-        parser = self._parsers.setdefault(choice, ToolCallParser(self._names))
+        if (parser := self._parsers.get(choice) or self._tools.parser()) is None:
+            return text, []
+        self._parsers[choice] = parser
         shown, calls = parser.feed(text)
         if last:
             rest, more = parser.finish()

@@ -49,8 +49,12 @@ class CompletionStream(ChoiceEvents):
 
     def _echoed(self, choice: int) -> str:
         assert self._echo is not None
-        first, scored = self._echo.logprobs(choice)
-        return self._event(choice, self._echo.text(choice), self._logprobs(choice, scored, first))
+        prompt, logprobs = self._echo.prompt(choice), "null"
+        if self._top is not None:
+            unscored, scored = self._echo.logprobs(choice)
+            places = self._offsets_of(choice).of_prompt(prompt.ids, prompt.text)
+            logprobs = quoted(completion_logprobs(scored, self._top, self._service.token_texts, places, unscored))
+        return self._event(choice, prompt.text, logprobs)
 
     def _of_choice(self, choice: int, chunks: Sequence[Chunk]) -> str:
         text, last = "".join([chunk.text for chunk in chunks]), chunks[-1].generation
@@ -66,9 +70,13 @@ class CompletionStream(ChoiceEvents):
         fields = f'{choice}, "text": {quoted(text)}, "logprobs": {logprobs}, "finish_reason": {reason}{depths}'
         return f"{self._before}{fields}{self._behind}"
 
-    def _logprobs(self, choice: int, entries: Sequence[TokenLogprob], unscored: Sequence[int] = ()) -> str:
+    def _logprobs(self, choice: int, entries: Sequence[TokenLogprob]) -> str:
         if self._top is None:
             return "null"
-        texts = self._service.token_texts
-        offsets = self._offsets.setdefault(choice, TextOffsets(texts))
-        return quoted(completion_logprobs(entries, self._top, texts, offsets, unscored))
+        places = self._offsets_of(choice).of([entry.token for entry in entries])
+        return quoted(completion_logprobs(entries, self._top, self._service.token_texts, places))
+
+    def _offsets_of(self, choice: int) -> TextOffsets:
+        if choice not in self._offsets:
+            self._offsets[choice] = TextOffsets(self._service.token_texts, self._service.engine.tokenizer)
+        return self._offsets[choice]

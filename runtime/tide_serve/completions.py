@@ -148,9 +148,12 @@ def _choice(
     entries: Sequence[TokenLogprob] = generation.logprobs if generation is not None else ()
     logprobs = None
     if asked.top_logprobs is not None:
-        first, scored = echo.logprobs(index) if echo is not None else ((), ())
-        texts = service.token_texts
-        lists = completion_logprobs([*scored, *entries], asked.top_logprobs, texts, TextOffsets(texts), first)
+        offsets, places = TextOffsets(service.token_texts, service.engine.tokenizer), []
+        unscored, scored = echo.logprobs(index) if echo is not None else (0, ())
+        if echo is not None:
+            places = offsets.of_prompt(echo.prompt(index).ids, echo.prompt(index).text)
+        places += offsets.of([entry.token for entry in entries])
+        lists = completion_logprobs([*scored, *entries], asked.top_logprobs, service.token_texts, places, unscored)
         logprobs = Logprobs.construct(**lists)  # the openai package has no null in token_logprobs, and OpenAI sends it
-    text = echo.text(index) + text if echo is not None else text
+    text = echo.prompt(index).text + text if echo is not None else text
     return CompletionChoice.construct(index=index, text=text, logprobs=logprobs, finish_reason=reason)

@@ -28,13 +28,12 @@ class Echo:
     n: int
     scored: Sequence[Sequence[TokenLogprob]]
 
-    def text(self, choice: int) -> str:
-        return self.prompts[choice // self.n].text
+    def prompt(self, choice: int) -> Prompt:
+        return self.prompts[choice // self.n]
 
-    def logprobs(self, choice: int) -> tuple[Sequence[int], Sequence[TokenLogprob]]:
-        """The prompt's first token, which has no probability, and the others with theirs."""
-        prompt = choice // self.n
-        return self.prompts[prompt].ids[:1], self.scored[prompt]
+    def logprobs(self, choice: int) -> tuple[int, Sequence[TokenLogprob]]:
+        """How many of the prompt's tokens have no probability, which is the first one, and the others' log-probabilities."""
+        return min(1, len(self.prompt(choice).ids)), self.scored[choice // self.n]
 
 
 async def echo_of(service: Service, request: Request, prompts: Sequence[Prompt], n: int, top: int | None) -> Echo:

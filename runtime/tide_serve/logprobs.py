@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import repeat
 from typing import Any
 
 from tide_runtime.sampler import TokenLogprob
 
-from tide_serve.token_texts import TextOffsets, TokenTexts
+from tide_serve.token_texts import TokenTexts
 
 _LEAST = -9999.0  # OpenAI's value of what is as good as impossible; JSON has no infinity
 
@@ -26,26 +27,27 @@ def _chat_token(token: int, logprob: float, texts: TokenTexts) -> dict[str, Any]
 
 
 def completion_logprobs(
-    entries: Sequence[TokenLogprob], top: int, texts: TokenTexts, offsets: TextOffsets, unscored: Sequence[int] = ()
+    entries: Sequence[TokenLogprob], top: int, texts: TokenTexts, places: Sequence[tuple[str, int]], unscored: int = 0
 ) -> dict[str, Any]:
     """``logprobs`` of a completion's choice.
 
     Args:
-        offsets: of the choice's text, behind the tokens of earlier events.
-        unscored: tokens before them that have no probability: the first one of an echoed prompt.
+        places: text and offset of each token.
+        unscored: tokens before ``entries`` that have no probability: the first one of an echoed prompt.
     """
-    tokens = [*unscored, *(entry.token for entry in entries)]
+    nothing = [None] * unscored
+    shown = [text for text, _ in places]
     return {
-        "tokens": [texts.text_of(token) for token in tokens],
-        "token_logprobs": [*(None for _ in unscored), *(max(entry.logprob, _LEAST) for entry in entries)],
-        "top_logprobs": [*(None for _ in unscored), *(_top(entry, top, texts) for entry in entries)],
-        "text_offset": offsets.of(tokens),
+        "tokens": shown,
+        "token_logprobs": [*nothing, *(max(entry.logprob, _LEAST) for entry in entries)],
+        "top_logprobs": [*nothing, *map(_top, entries, repeat(top), repeat(texts), shown[unscored:])],
+        "text_offset": [offset for _, offset in places],
     }
 
 
-def _top(entry: TokenLogprob, top: int, texts: TokenTexts) -> dict[str, float]:
+def _top(entry: TokenLogprob, top: int, texts: TokenTexts, shown: str) -> dict[str, float]:
     """Text → log-probability of the likeliest tokens and the chosen one; of tokens with the same text the likeliest."""
     found: dict[str, float] = {}
     for token, logprob in (*entry.top[:top], (entry.token, entry.logprob)):
-        found.setdefault(texts.text_of(token), max(logprob, _LEAST))
+        found.setdefault(shown if token == entry.token else texts.text_of(token), max(logprob, _LEAST))
     return found

@@ -8,11 +8,11 @@ from typing import Any
 
 from tide_runtime import Engine
 from tide_runtime.errors import PromptError
+from tide_runtime.text.message_parts import joined_parts
 
 from tide_serve.errors import ApiError
-from tide_serve.messages import template_messages
+from tide_serve.messages import template_messages, with_calls_as_text, with_tools_described
 from tide_serve.off_loop import off_loop
-from tide_serve.tool_prompt import with_tool_texts
 from tide_serve.tools import ToolPlan
 
 
@@ -32,10 +32,12 @@ async def chat_prompt(engine: Engine, messages: Sequence[dict[str, Any]], tools:
     if not messages:
         raise ApiError(400, "messages is empty; give at least one", "messages")
     turns = template_messages(messages)
-    if not tools.native:
-        turns = with_tool_texts(turns, tools.tools)
-    extra = {"tools": tools.tools} if tools.native and tools.tools else {}
-    size = sum(len(turn["content"]) for turn in turns)
+    if not tools.calls_shown:
+        turns = [with_calls_as_text(turn) for turn in turns]
+    if tools.tools and not tools.shown:
+        turns = with_tools_described(turns, tools.tools)
+    extra = {"tools": tools.tools} if tools.tools and tools.shown else {}
+    size = sum(len(joined_parts(turn["content"] or "")) for turn in turns)
     try:
         ids = await off_loop(size, _chat_ids, engine, turns, extra)
     except PromptError as error:

@@ -24,13 +24,15 @@ class RequestTypes:
     Args:
         params: TypedDict of the openai package.
         extensions: types of further fields, and others than those of ``params``.
+
+    ``required``: names of fields; ``adapters``: what checks each of them.
     """
 
     def __init__(self, params: type, extensions: Mapping[str, Any]) -> None:
         hints = typing_extensions.get_type_hints(params, include_extras=True)
         self.required = [name for name, hint in hints.items() if get_origin(hint) is Required]
         hints |= extensions
-        self._adapters = {name: TypeAdapter(strict_type(_plain(hint))) for name, hint in hints.items()}
+        self.adapters = {name: TypeAdapter(strict_type(_plain(hint))) for name, hint in hints.items()}
 
     def check(self, body: Mapping[str, Any]) -> None:
         """Raise ApiError for the first field of ``body`` that is missing or of another type, with its path as ``param``."""
@@ -39,7 +41,7 @@ class RequestTypes:
                 raise ApiError(400, f"{name} is missing; give a value for it", name, "missing_required_parameter")
         for name, value in body.items():
             try:
-                self._adapters[name].validate_python(value, strict=True)
+                self.adapters[name].validate_python(value, strict=True)
             except ValidationError as error:
                 raise _type_error(name, value, error) from error
 

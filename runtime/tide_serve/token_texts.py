@@ -6,9 +6,10 @@ import codecs
 from collections.abc import Sequence
 from functools import lru_cache
 
-from tide_runtime.text.tokenizer import Tokenizer
+from tide_runtime.text.tokenizer import TextStream, Tokenizer
 
 _CACHED = 1 << 16
+_SLACK = 8  # characters of a prompt that a tokenizer may have dropped before a token
 
 
 class TokenTexts:
@@ -45,19 +46,41 @@ class TokenTexts:
 
 
 class TextOffsets:
-    """Where each token of a text begins, in characters. Tokens of the same character begin where it does."""
+    """Where each token of a choice's text begins, in characters, and what the text has of it.
 
-    def __init__(self, texts: TokenTexts) -> None:
-        self._texts, self._decoder = texts, codecs.getincrementaldecoder("utf-8")("replace")
+    Tokens of the same character begin where it does. One that the text leaves out, such as a special token, begins where the
+    next one does.
+    """
+
+    def __init__(self, texts: TokenTexts, tokenizer: Tokenizer | None) -> None:
+        self._texts = texts
+        self._stream = TextStream(tokenizer) if tokenizer is not None else None
+        self._special = tokenizer.special_ids if tokenizer is not None else frozenset[int]()
         self._length = 0
 
-    def of(self, tokens: Sequence[int]) -> list[int]:
-        """Offsets of ``tokens``, which follow those of earlier calls."""
-        offsets = []
+    def of_prompt(self, tokens: Sequence[int], text: str) -> list[tuple[str, int]]:
+        """Texts and offsets of ``tokens`` in the prompt ``text``, which comes first, as it was sent."""
+        places, at, decoder = [], 0, codecs.getincrementaldecoder("utf-8")("replace")
         for token in tokens:
-            offsets.append(self._length)
-            self._length += len(self._decoder.decode(self._texts.bytes_of(token)))
-        return offsets
+            shown, piece = self._texts.text_of(token), decoder.decode(self._texts.bytes_of(token))
+            if piece.startswith(" ") and not text.startswith(" ", at):  # a space that the tokenizer has put there
+                shown, piece = shown.removeprefix(" "), piece[1:]
+            begin = text.find(piece, at, at + len(piece) + (0 if token in self._special else _SLACK))
+            places.append((shown, max(at, begin)))
+            at = begin + len(piece) if begin >= 0 else at
+        self._length = len(text)
+        return places
+
+    def of(self, tokens: Sequence[int]) -> list[tuple[str, int]]:
+        """Texts and offsets of generated ``tokens``, which follow those of earlier calls."""
+        return [self._generated(token) for token in tokens]
+
+    def _generated(self, token: int) -> tuple[str, int]:
+        shown, before = self._texts.text_of(token), self._length
+        piece = self._stream.push(token) if self._stream is not None else ""
+        self._length += len(piece)
+        # A token that only ends a character begins with it; before a whole one, bytes may have turned out to be no character.
+        return shown, before + len(piece) - len(shown) if piece.endswith(shown) else before
 
 
 def _is_byte_level(tokenizer: Tokenizer) -> bool:

@@ -1,7 +1,8 @@
 """Tools of a request: what the model is told about them, and the grammar of its calls.
 
-A chat template that mentions ``tools`` shows them in the form that its model was trained on. For other models a system message
-describes them; calls and results of earlier turns are written into the text in the same form, that of Hermes and SmolLM2:
+A chat template that takes ``tools`` shows them in the form that its model was trained on. For other models a system message
+describes them; calls and results of earlier turns that a template does not show become text of the same form, that of Hermes and
+SmolLM2:
 
     <tool_call>
     {"name": "get_weather", "arguments": {"city": "Paris"}}
@@ -16,17 +17,19 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from tide_runtime import Engine, Grammar
+from tide_runtime.text.chat_template import template_forms
 from tide_runtime.text.grammar import JSON_STYLE
 from tide_runtime.text.tokenizer import Tokenizer
 
+from tide_serve.call_formats import CLOSING, OPENING, TAGS
 from tide_serve.config import ServeConfig
 from tide_serve.errors import ApiError
 from tide_serve.structured import check_schema
-from tide_serve.tool_calls import CLOSING, OPENING
+from tide_serve.tool_calls import ToolCall, ToolCallParser, split_calls
 
 MAX_CALLS = 8  # of an answer whose calls follow a grammar: a model that does not stop by itself must
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
@@ -42,27 +45,45 @@ class ToolPlan:
         tools: the definitions, as the chat template takes them; empty: no calls.
         required: the answer is calls and nothing else.
         parallel: it may have several.
-        native: the model's template shows tools itself.
+        shown, calls_shown: the model's template shows tools, and calls of earlier turns; otherwise they become text.
         tagged: calls stand between <tool_call> and </tool_call>; otherwise the answer is one call.
         opening, closing: these tags in a Lark grammar.
+        special: id → tag of calls that is a special token; the text of the output has it, unlike others.
     """
 
     tools: tuple[dict[str, Any], ...] = ()
     required: bool = False
     parallel: bool = True
-    native: bool = False
+    shown: bool = False
+    calls_shown: bool = False
     tagged: bool = True
     opening: str = f'"{OPENING}"'
     closing: str = f'"{CLOSING}"'
+    special: Mapping[int, str] = field(default_factory=dict)
 
-    @property
-    def names(self) -> frozenset[str]:
-        return frozenset(tool["function"]["name"] for tool in self.tools)
+    def parser(self) -> ToolCallParser | None:
+        """Of one output; None: all of it is text."""
+        return ToolCallParser(self._schemas, self.special.values(), self._most) if self.tools else None
+
+    def split(self, text: str) -> tuple[str, list[ToolCall]]:
+        """The text and the calls of a whole output."""
+        return split_calls(text, self._schemas, self.special.values(), self._most)
 
     @property
     def stops(self) -> tuple[str, ...]:
-        """Strings that end the output: behind the first call where there may be no other, and no grammar ends it."""
-        return (CLOSING,) if self.tools and self.tagged and not self.parallel and not self._follows_grammar else ()
+        """Strings that end the output: behind the first call where there may be no other, and no grammar ends it.
+
+        With the line break, which no JSON string has, a tag in an argument ends nothing.
+        """
+        return (f"\n{CLOSING}",) if self.tools and self.tagged and not self.parallel and not self._follows_grammar else ()
+
+    @property
+    def _schemas(self) -> dict[str, Mapping[str, Any]]:
+        return {tool["function"]["name"]: tool["function"].get("parameters") or {} for tool in self.tools}
+
+    @property
+    def _most(self) -> int | None:
+        return None if self.parallel else 1
 
     @property
     def _follows_grammar(self) -> bool:
@@ -114,19 +135,22 @@ def plan_tools(body: Mapping[str, Any], engine: Engine, config: ServeConfig) -> 
     if twice := {name for name in names if names.count(name) > 1}:
         raise ApiError(400, f"tools has {min(twice)!r} more than once; give each tool a name of its own", "tools")
     mode, allowed = _choice(body.get("tool_choice", "auto"), names)
-    if not tools or mode == "none":
-        return ToolPlan()
     template = engine.chat_template or ""
-    native = re.search(r"\btools\b", template) is not None
-    tagged = (not native or OPENING in template) and not _is_hidden(engine.tokenizer)
+    forms = template_forms(template)
+    calls_shown = forms.takes_tools or forms.shows_calls
+    if not tools or mode == "none":
+        return ToolPlan(calls_shown=calls_shown)
+    tagged = not forms.takes_tools or OPENING in template
     return ToolPlan(
         tools=tuple(tool for tool in tools if tool["function"]["name"] in allowed),
         required=mode != "auto",
-        parallel=tagged and mode != "named" and body.get("parallel_tool_calls", True),
-        native=native,
+        parallel=mode != "named" and body.get("parallel_tool_calls", True),
+        shown=forms.takes_tools,
+        calls_shown=calls_shown,
         tagged=tagged,
         opening=_in_lark(engine.tokenizer, OPENING),
         closing=_in_lark(engine.tokenizer, CLOSING),
+        special=_special_tags(engine.tokenizer),
     )
 
 
@@ -136,9 +160,9 @@ def _in_lark(tokenizer: Tokenizer | None, tag: str) -> str:
     return f"<[{ids[0]}]>" if len(ids) == 1 else f'"{tag}"'
 
 
-def _is_hidden(tokenizer: Tokenizer | None) -> bool:
-    """Whether the tag is a special token, which the text of an output leaves out."""
-    return tokenizer is not None and bool(tokenizer.special_ids & {*tokenizer.encode(OPENING, add_special_tokens=False)})
+def _special_tags(tokenizer: Tokenizer | None) -> dict[int, str]:
+    tags = {tokenizer.token(token): token for token in tokenizer.special_ids} if tokenizer is not None else {}
+    return {tags[tag]: tag for tag in TAGS if tag in tags}
 
 
 def _choice(choice: str | Mapping[str, Any], names: Sequence[str]) -> tuple[Mode, set[str]]:

@@ -78,6 +78,6 @@ def test_texts_of_exact_end_where_the_model_ends_them(exits_bundle: Path, monkey
 def test_a_policy_that_runs_as_another_is_named_so(exits_bundle: Path, load: Callable[..., Engine]) -> None:
     """A prediction of `exact` would be held against the speed of `full`, which machines with other kernels run in its place."""
     with Engine.load(exits_bundle, EngineOptions(threads=ThreadOptions(1))) as weights:
-        limited = weights.with_options(weights.options).draft_limitation
+        limited = weights.with_options(weights.options).bits_limitation
         title, _ = measured(weights, "exact", [[5, 9, 3, 7]])
     assert title == ("exact" if limited is None else f"exact ({limited})")

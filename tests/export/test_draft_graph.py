@@ -83,7 +83,7 @@ def engines(bundle: Path) -> Iterator[dict[str, Engine]]:
 
 def refusal(engine: Engine) -> str | None:
     """Why ``exact`` drafts nothing: some processors' kernels for int4 give one row other bits than several."""
-    limitation = engine.draft_limitation
+    limitation = engine.bits_limitation
     return limitation if limitation is not None and "runs as full" in limitation else None
 
 

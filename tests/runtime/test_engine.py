@@ -438,7 +438,7 @@ def test_other_options_run_on_the_same_weights(load: Callable[..., Engine], engi
         with first.with_options(options, seen) as second:
             assert (second.policy.name, second.max_batch, second.backend.launches) == ("exact", 2, first.backend.launches)
             assert tokens(second.generate(PROMPTS[0], params())[0]) == tokens(engine.generate(PROMPTS[0], params())[0])
-            assert second.draft_limitation == engine.draft_limitation
+            assert second.bits_limitation == engine.bits_limitation
         assert sum(graph == "uncut" for graph, _ in seen.graphs) == first.backend.launches["uncut"] > 0
         assert first.generate(PROMPTS[0], params(2)), "closing the second engine leaves the first one its weights"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import tokenizers
 from serve.live import Served
 from tide_runtime.sampler import TokenLogprob
@@ -15,7 +16,15 @@ def sentencepiece() -> Tokenizer:
     vocab = {"<unk>": 0, "▁Hi": 1, "▁": 2, "a": 3, **{f"<0x{byte:02X}>": 4 + byte for byte in range(256)}}
     backend = tokenizers.Tokenizer(tokenizers.models.BPE(vocab, [], unk_token="<unk>", byte_fallback=True))
     backend.decoder = tokenizers.decoders.Sequence(
-        [tokenizers.decoders.Replace("▁", " "), tokenizers.decoders.ByteFallback(), tokenizers.decoders.Fuse()]
+        [
+            tokenizers.decoders.Replace("▁", " "),
+            tokenizers.decoders.ByteFallback(),
+            tokenizers.decoders.Fuse(),
+            tokenizers.decoders.Strip(" ", 1, 0),
+        ]
+    )
+    backend.normalizer = tokenizers.normalizers.Sequence(
+        [tokenizers.normalizers.Prepend("▁"), tokenizers.normalizers.Replace(" ", "▁")]
     )
     return Tokenizer(backend)
 
@@ -43,10 +52,48 @@ def test_offsets_count_characters_across_calls(served: Served) -> None:
     tokenizer = served.engine.tokenizer
     assert tokenizer is not None
     texts, ids = TokenTexts(tokenizer), tokenizer.encode("aé😀b")
-    whole = TextOffsets(texts).of(ids)
-    assert (whole[0], whole[1], whole[-1]) == (0, 1, 3)
-    pieces = TextOffsets(texts)
-    assert [offset for token in ids for offset in pieces.of([token])] == whole
+    whole = TextOffsets(texts, tokenizer).of(ids)
+    assert [offset for _, offset in whole] == [0, 1, 1, 2, 2, 2, 2, 3]
+    pieces = TextOffsets(texts, tokenizer)
+    assert [place for token in ids for place in pieces.of([token])] == whole
+
+
+def assert_places(text: str, places: list[tuple[str, int]]) -> None:
+    for shown, offset in places:
+        assert shown.startswith("bytes:") or text[offset : offset + len(shown)] == shown, (text, places)
+
+
+@pytest.mark.parametrize("sent", ["Hi", "a é\u20aca", "\u20ac\u20ac", "Hi\ufffda"])
+def test_offsets_point_into_the_text(served: Served, sent: str) -> None:
+    """Breaks: text[offset:offset + len(token)] is another token's text, with either kind of vocabulary."""
+    for tokenizer in (served.engine.tokenizer, sentencepiece()):
+        assert tokenizer is not None
+        texts, ids = TokenTexts(tokenizer), tokenizer.encode(sent)
+        assert_places(tokenizer.continuation(ids), TextOffsets(texts, tokenizer).of(ids))
+        for prompt in (sent, tokenizer.decode(ids)):
+            offsets = TextOffsets(texts, tokenizer)
+            prompt_places = offsets.of_prompt(ids, prompt)
+            assert_places(prompt + tokenizer.continuation(ids), prompt_places + offsets.of(ids))
+
+
+def test_offsets_behind_bytes_that_are_no_character(served: Served) -> None:
+    """Breaks: offsets behind a broken character are off by what it turned into."""
+    tokenizer = sentencepiece()
+    broken = [4 + 0xE2, 4 + 0x82, 1, 4 + 0xFF, 3]
+    assert_places(tokenizer.continuation(broken), TextOffsets(TokenTexts(tokenizer), tokenizer).of(broken))
+
+
+def test_offsets_of_tokens_that_the_text_leaves_out(served: Served) -> None:
+    """Breaks: special tokens, which the text does not have, move the offsets of what follows."""
+    tokenizer = served.engine.tokenizer
+    assert tokenizer is not None
+    texts, (letter,) = TokenTexts(tokenizer), tokenizer.encode("a")
+    ids = [1, letter, 2, letter, 0]
+    assert TextOffsets(texts, tokenizer).of(ids) == [
+        ("<|im_start|>", 0), ("a", 0), ("<|im_end|>", 1), ("a", 1), ("<|endoftext|>", 2),
+    ]  # fmt: skip
+    assert [offset for _, offset in TextOffsets(texts, tokenizer).of_prompt(ids, "aa")] == [0, 0, 1, 1, 2]
+    assert [offset for _, offset in TextOffsets(texts, tokenizer).of_prompt(ids, "<|im_start|>aa")] == [0, 12, 13, 13, 14]
 
 
 def test_without_a_tokenizer() -> None:
@@ -58,4 +105,4 @@ def test_of_tokens_with_the_same_text_the_likeliest_counts() -> None:
     """Breaks: a likely token disappears from top_logprobs behind an unlikely one, and clients compare with that."""
     texts, byte = TokenTexts(sentencepiece()), 4 + ord("a")
     entry = TokenLogprob(byte, -5.0, ((3, -0.1), (byte, -5.0)))
-    assert completion_logprobs([entry], 2, texts, TextOffsets(texts))["top_logprobs"] == [{"a": -0.1}]
+    assert completion_logprobs([entry], 2, texts, [("a", 0)])["top_logprobs"] == [{"a": -0.1}]

@@ -56,7 +56,7 @@ def accepts(form: str, hf_model_directory: Path, tmp_path_factory: pytest.TempPa
 def plan(form: str, *, required: bool, parallel: bool = True, strict: bool = False) -> ToolPlan:
     tags = {"opening": "<[391]>", "closing": "<[392]>"} if form == "tags are tokens" else {}
     tagged = form != "no tags"
-    return ToolPlan((tool(strict),), required=required, parallel=parallel and tagged, native=True, tagged=tagged, **tags)  # type: ignore[arg-type]
+    return ToolPlan((tool(strict),), required=required, parallel=parallel and tagged, shown=True, tagged=tagged, **tags)  # type: ignore[arg-type]
 
 
 def calls(form: str, *several: str) -> str:

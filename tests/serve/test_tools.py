@@ -115,13 +115,6 @@ def test_auto_leaves_text_alone(client: openai.OpenAI, served: Served, model: st
     assert choice.message.tool_calls is None and choice.finish_reason == "length"
 
 
-def test_one_call_ends_the_output(client: openai.OpenAI, served: Served, model: str) -> None:
-    """Breaks: with parallel_tool_calls false, a model goes on behind its call, and may make another."""
-    fields = {"tools": [TIME], "logit_bias": token_bias(served, "</tool_call>"), "max_tokens": 3}
-    assert ask(client, model, parallel_tool_calls=False, **fields).finish_reason == "stop"
-    assert ask(client, model, parallel_tool_calls=True, **fields).finish_reason == "length"
-
-
 @pytest.mark.parametrize("parallel", [False, True])
 def test_strict_tools_follow_their_schema_in_free_text(client: openai.OpenAI, served: Served, model: str, parallel: bool) -> None:
     """Breaks: with strict, a call that the model begins by itself has other arguments than the schema allows."""
@@ -173,6 +166,18 @@ def test_the_template_sees_tools_calls_and_results(served: Served, model: str) -
     assert prompt.startswith('<|im_start|>tools\n[{"type": "function", "function": {"name": "get_time"')
     assert '<|im_start|>assistant\n<tool_call>{"name": "get_time", "arguments": {"zone": 1}}</tool_call><|im_end|>' in prompt
     assert prompt.endswith("<|im_start|>tool\nnoon<|im_end|>\n<|im_start|>assistant\n")
+
+
+def test_calls_of_the_history_need_no_tools(served: Served) -> None:
+    """Breaks: a chat that goes on without tools shows its calls in a form that the model was not trained on, or is refused."""
+    call = {"index": 0, "id": "c1", "type": "function", "function": {"name": "get_time", "arguments": '{"zone": 1}'}}
+    messages = [
+        {**ASK[0], "name": None},
+        {"role": "assistant", "content": None, "refusal": None, "function_call": None, "tool_calls": [call], "reasoning": "Hm."},
+        {"role": "tool", "tool_call_id": "c1", "name": "get_time", "content": "noon"},
+    ]
+    prompt = prompt_of(served, messages, [])
+    assert '<tool_call>{"name": "get_time", "arguments": {"zone": 1}}</tool_call>' in prompt and "|>tool\nnoon<|" in prompt
 
 
 def prompt_of(served: Served, messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> str:

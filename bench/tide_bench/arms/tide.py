@@ -74,8 +74,8 @@ def timed(engine: Engine, prompts: Sequence[Sequence[int]], params: GenerationPa
 
 def limitation(engine: Engine) -> str | None:
     """What ``engine`` runs in place of the policy that it was asked for, or how this machine limits it; None: neither."""
-    if engine.draft_limitation is not None:
-        return engine.draft_limitation
+    if engine.bits_limitation is not None:
+        return engine.bits_limitation
     asked, runs = engine.options.policy, engine.policy.name
     return None if runs == asked else f"{asked} runs {runs}"
 

@@ -13,8 +13,10 @@ from tide_runtime.errors import PromptError
 if TYPE_CHECKING:
     import jinja2
 
+    from tide_runtime.text.template_forms import TemplateForms
+
 # Exceptions that a template, which is code of the model's author, may raise on unexpected messages.
-TEMPLATE_FAULTS = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
+TEMPLATE_FAULTS = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 
 
 def render_chat(
@@ -29,7 +31,8 @@ def render_chat(
 
     Args:
         template: the model's chat template (Jinja).
-        messages: the turns so far, each with a "role" and a "content" string.
+        messages: the turns so far, each with a "role" and a "content" of text or text parts, which may be None beside
+            "tool_calls". They need not be in the form that the template takes, see `template_forms`.
         special_tokens: names the template may use, such as {"bos_token": "<s>", "eos_token": "</s>"}.
         add_generation_prompt: end with the opening of the assistant's turn.
         extra: further variables of the template, such as `tools` or `enable_thinking`; JSON values.
@@ -42,14 +45,14 @@ def render_chat(
     if not template:
         raise PromptError("This model has no chat template; pass plain text as prompt instead of messages.")
     variables: dict[str, Any] = {"tools": None, "documents": None, **special_tokens, **_as_json_values(extra)}
-    variables["messages"] = _checked(messages)
+    turns, compiled = _checked(messages), _compiled(template)
+    forms = template_forms(template)
+    variables["messages"] = [_with_reasoning(forms.message(turn)) for turn in turns]
     variables["add_generation_prompt"] = add_generation_prompt
     try:
-        return _compiled(template).render(variables)
-    except jinja2.TemplateSyntaxError as error:
-        raise PromptError(f"The chat template has a syntax error in line {error.lineno}: {error.message}.") from error
+        return compiled.render(variables)
     except (jinja2.TemplateError, *TEMPLATE_FAULTS) as error:
-        roles = ", ".join(message["role"] for message in variables["messages"])
+        roles = ", ".join(turn["role"] for turn in turns)
         raise PromptError(
             f"The chat template refused the messages (roles: {roles}): {error}. Expected turns as the model was "
             "trained on, mostly an optional system, then user and assistant in turn; change the messages to match."
@@ -64,17 +67,29 @@ def _checked(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         raise PromptError('The chat has no messages; pass at least one {"role": "user", "content": …}.')
     for index, message in enumerate(messages):
         _check_message(index, message)
-    return [_with_reasoning(_as_json_values(dict(message))) for message in messages]
+    return [_as_json_values(dict(message)) for message in messages]
 
 
 def _check_message(index: int, message: object) -> None:
     if not isinstance(message, Mapping):
         raise PromptError(f'Message {index} is {message!r:.80}; expected {{"role": …, "content": …}}.')
     for key in ("role", "content"):
-        if key not in message:
+        if key not in message and not (key == "content" and message.get("tool_calls")):
             raise PromptError(f'Message {index} has no "{key}"; expected {{"role": …, "content": …}}.')
-        if not isinstance(message[key], str):
-            raise PromptError(f'"{key}" of message {index} is {message[key]!r:.80}; expected a string.')
+    role, content, calls = message["role"], message.get("content"), message.get("tool_calls")
+    if not isinstance(role, str):
+        raise PromptError(f'"role" of message {index} is {role!r:.80}; expected a string.')
+    if not (isinstance(content, str) or _is_parts(content) or (content is None and calls)):
+        expected = 'expected a string, or parts such as {"type": "text", "text": …}'
+        raise PromptError(f'"content" of message {index} is {content!r:.80}; {expected}.')
+    if calls is not None and not (isinstance(calls, list | tuple) and all(isinstance(call, Mapping) for call in calls)):
+        raise PromptError(f'"tool_calls" of message {index} is {calls!r:.80}; expected a list of objects.')
+
+
+def _is_parts(content: object) -> bool:
+    if not isinstance(content, list | tuple):
+        return False
+    return all(isinstance(part, Mapping) and isinstance(part.get("text"), str) for part in content)
 
 
 def _as_json_values(value: Any) -> Any:
@@ -91,9 +106,41 @@ def _with_reasoning(message: dict[str, Any]) -> dict[str, Any]:
     return message if reasoning is None else {"thinking": reasoning, **message, "reasoning_content": reasoning}
 
 
+def template_forms(template: str) -> TemplateForms:
+    """The forms in which ``template`` takes messages. Raises PromptError where it is broken."""
+    _compiled(template)
+    return _forms(template)
+
+
+@lru_cache(maxsize=16)
+def _forms(template: str) -> TemplateForms:
+    import jinja2
+
+    from tide_runtime.text.template_forms import TemplateForms
+
+    compiled = _compiled(template)
+    variables = dict.fromkeys(("bos_token", "eos_token", "unk_token", "pad_token"), "")
+    tool = {"type": "function", "function": {"name": "f", "description": "", "parameters": {"type": "object", "properties": {}}}}
+
+    def render(messages: list[dict[str, Any]]) -> str | None:
+        for tools in ([tool], None):
+            try:
+                return compiled.render(variables, messages=messages, tools=tools, documents=None, add_generation_prompt=True)
+            except (jinja2.TemplateError, *TEMPLATE_FAULTS):
+                continue
+        return None
+
+    return TemplateForms.of(_environment().parse(template), render)
+
+
 @lru_cache(maxsize=16)
 def _compiled(template: str) -> jinja2.Template:
-    return _environment().from_string(template)
+    import jinja2
+
+    try:
+        return _environment().from_string(template)
+    except jinja2.TemplateSyntaxError as error:
+        raise PromptError(f"The chat template has a syntax error in line {error.lineno}: {error.message}.") from error
 
 
 @lru_cache(maxsize=1)

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from tide_runtime.errors import GrammarError
 from tide_runtime.text.grammar_literals import named_tokens, spells_one, without_forcing
+from tide_runtime.text.grammar_numbers import check_integers
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -42,6 +43,8 @@ class Grammar:
     @classmethod
     def json_schema(cls, schema: Mapping[str, Any] | str) -> Grammar:
         """JSON that is valid under ``schema``, on one line, with ", " and ": " as separators.
+
+        Integers beyond 2^53 as bounds or values are refused when it is compiled.
 
         Raises GrammarError where the schema is not JSON.
         """
@@ -106,6 +109,7 @@ class GrammarCompiler:
         if self._path is None or not self._eos:
             lacks = "end token" if self._path is not None else "tokenizer"
             raise GrammarError(f"structured outputs need the model's {lacks}, which this bundle has not; export it again")
+        check_integers(grammar.kind, grammar.source)
         if self._tokenizer is None:
             source = self._path.read_text(encoding="utf-8")
             self._tokenizer = LLTokenizer(source, n_vocab=self.vocab_size, eos_token=self._eos)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import Sequence
+import string
+from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -66,14 +67,23 @@ class Tokenizer:
         except (OverflowError, TypeError) as error:
             raise PromptError(f"Cannot decode the token ids ({error}); expected integers >= 0.") from error
 
+    def continuation(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """Text of ``ids`` behind other text: with the space that its first token has, which `decode` drops for sentencepiece."""
+        return self.decode([*self.lead, *ids], skip_special_tokens)[len(self.decode(self.lead)) :]
+
+    @cached_property
+    def lead(self) -> tuple[int, ...]:
+        """A token to decode before others where the decoder strips a space from its first token; empty where it does not."""
+        decoder = self._backend.decoder
+        if decoder is None or (decoder.decode(["\u2581x"]), decoder.decode(["x", "\u2581x"])) != ("x", "x x"):
+            return ()
+        ids = (self._backend.token_to_id(character) for character in string.printable)
+        return next(((token_id,) for token_id in ids if token_id is not None and token_id not in self.special_ids), ())
+
     def token(self, token_id: int) -> str | None:
         """The raw vocabulary entry of an id >= 0, such as "Ġthe", or None."""
         token: str | None = self._backend.id_to_token(token_id)
         return token
-
-    def is_silent(self, token_id: int, skip_special_tokens: bool = True) -> bool:
-        """Whether decoding skips the id: a skipped special token, or an id without a token."""
-        return (skip_special_tokens and token_id in self.special_ids) or self.token(token_id) is None
 
 
 def _byte_tokens(backend: tokenizers.Tokenizer) -> dict[int, int]:
@@ -85,25 +95,32 @@ def _byte_tokens(backend: tokenizers.Tokenizer) -> dict[int, int]:
 
 
 class TextStream:
-    """Incremental decoding of one sequence.
+    """Incremental decoding of one sequence, which continues a prompt.
 
-    The returned pieces, joined, are the decoded text of all ids, cut before the first completed stop string. Incomplete
-    characters, and text that may become a stop string, are held back.
+    The returned pieces, joined, are `Tokenizer.continuation` of all ids, cut before the first completed stop string. Incomplete
+    characters, and text that may become a stop string, are held back. A stop string may spell special tokens, also where the
+    text leaves them out.
 
     A token's text can depend on its neighbours (bytes of a character, sentencepiece's leading space), so each token is
     decoded with the tokens of the previous piece as context, which are few however long the text is. The result differs from
     complete decoding in one case: a byte-fallback decoder turns valid characters next to an invalid byte into U+FFFD, but
     characters that were already returned are not changed.
+
+    Args:
+        shown: special tokens that the text has although it leaves out others.
     """
 
-    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str] = (), skip_special_tokens: bool = True) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, stop: Sequence[str] = (), skip_special_tokens: bool = True, shown: Collection[int] = ()
+    ) -> None:
         self._tokenizer = tokenizer
-        self._skip_special_tokens = skip_special_tokens
-        self._window: list[int] = []  # context, then pending tokens
-        self._context = 0  # how many tokens of the window are context
-        self._context_text = ""
+        self._skipped = tokenizer.special_ids.difference(shown) if skip_special_tokens else frozenset[int]()
+        self._window = list(tokenizer.lead)  # context, then pending tokens
+        self._context = len(self._window)  # how many tokens of the window are context
+        self._context_text = self._decode(self._window)
         self._character = codecs.getincrementaldecoder("utf-8")("replace")  # tracks runs of byte tokens
-        self._stops = StopStrings(stop)
+        self._marks = _marks(tokenizer, self._skipped, stop)
+        self._stops = StopStrings(stop, {self._tokenizer.token(token) or "": mark for token, mark in self._marks.items()})
         self._flushed = False
 
     @property
@@ -118,8 +135,10 @@ class TextStream:
 
     def push(self, token_id: int) -> str:
         """Add a token; returns the text that is final now, often empty."""
-        if self.finished or self._tokenizer.is_silent(token_id, self._skip_special_tokens):
+        if self.finished:
             return ""
+        if token_id in self._skipped or self._tokenizer.token(token_id) is None:
+            return self._pass_mark(token_id) if token_id in self._marks else ""
         self._window.append(token_id)
         end = len(self._window) - self._unfinished_bytes(token_id)
         if end == self._context:
@@ -147,7 +166,13 @@ class TextStream:
         return len(self._character.getstate()[0])
 
     def _decode(self, ids: list[int]) -> str:
-        return self._tokenizer.decode(ids, self._skip_special_tokens)
+        return self._tokenizer.decode(ids, skip_special_tokens=False)  # those to skip never get into the window
+
+    def _pass_mark(self, token_id: int) -> str:
+        """Have a skipped special token end the pending characters and count for the stop strings."""
+        self._character.reset()
+        shown = self._stops.feed(self._take(len(self._window), self._decode(self._window)))
+        return shown if self.stop_hit is not None else shown + self._stops.feed(self._marks[token_id])
 
     def _take(self, end: int, text: str) -> str:
         """Return the text of the pending tokens before window position `end`, which become the context.
@@ -177,11 +202,31 @@ class TextStream:
         return ""
 
 
-class StopStrings:
-    """Finds stop strings in streamed text, and holds back text that may be the start of one."""
+def _marks(tokenizer: Tokenizer, skipped: Collection[int], stops: Sequence[str]) -> dict[int, str]:
+    """Skipped special tokens that ``stops`` spell, each with a character that no text has: a lone surrogate."""
+    if not stops:
+        return {}
+    spelled = {token_id: text for token_id in skipped if (text := tokenizer.token(token_id)) and any(text in s for s in stops)}
+    return {token_id: chr(0xD800 + number) for number, token_id in enumerate([*spelled][:0x400])}
 
-    def __init__(self, stops: Sequence[str]) -> None:
-        self._stops = tuple(stops)
+
+class StopStrings:
+    """Finds stop strings in streamed text, and holds back text that may be the start of one.
+
+    Args:
+        marks: special token → the character that stands for it in the text that is fed; it is left out of what is returned.
+    """
+
+    def __init__(self, stops: Sequence[str], marks: Mapping[str, str] | None = None) -> None:
+        self._spelled = {stop: stop for stop in stops}  # as it is in the text → as it was given
+        longest_first = sorted(marks or {}, key=len, reverse=True)
+        for stop in stops:
+            marked = stop
+            for token in longest_first:
+                marked = marked.replace(token, (marks or {})[token])
+            self._spelled[marked] = stop
+        self._stops = tuple(self._spelled)
+        self._hidden = dict.fromkeys(map(ord, (marks or {}).values()))
         self._longest = max(map(len, self._stops), default=0)
         self._held = ""
         self.hit: str | None = None
@@ -192,16 +237,20 @@ class StopStrings:
         # The stop string that ends first wins, and among those with the same end the longest.
         found = min(((at + len(s), at, s) for s in self._stops if (at := text.find(s)) >= 0), default=None)
         if found is not None:
-            _, start, self.hit = found
-            return text[:start]
+            _, start, hit = found
+            self.hit = self._spelled[hit]
+            return self._shown(text[:start])
         certain = len(text) - self._possible_beginning(text)
         self._held = text[certain:]
-        return text[:certain]
+        return self._shown(text[:certain])
 
     def drain(self) -> str:
         """Return the text held back; at the end of the stream it cannot become a stop string."""
         held, self._held = self._held, ""
-        return held
+        return self._shown(held)
+
+    def _shown(self, text: str) -> str:
+        return text.translate(self._hidden) if self._hidden else text
 
     def _possible_beginning(self, text: str) -> int:
         """Length of the longest suffix of `text` that is a prefix of a stop string."""

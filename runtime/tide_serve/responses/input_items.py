@@ -71,7 +71,7 @@ def chat_messages(items: str | Sequence[Mapping[str, Any]], instructions: str | 
             messages.append({"role": item["role"], "content": _text(item["content"])})
         elif kind == "function_call":
             if not messages or messages[-1]["role"] != "assistant":
-                messages.append({"role": "assistant", "content": ""})
+                messages.append({"role": "assistant", "content": None})
             messages[-1].setdefault("tool_calls", []).append(_call(item))
         else:
             messages.append({"role": "tool", "content": _text(item["output"]), "tool_call_id": item["call_id"]})

@@ -47,7 +47,7 @@ async def checked(service: Service, body: dict[str, Any]) -> ResponseRequest:
     _check_include(body, with_logprobs)
     with _own_names():
         chat = await checked_chat(service, _chat_body(body, with_logprobs))
-    if with_logprobs and chat.tools.names:
+    if with_logprobs and chat.tools.tools:
         message = f"include: {_LOGPROBS} cannot be given beside tools, whose calls are tokens too; leave out one of them"
         raise ApiError(400, message, "include", "unsupported_parameter")
     return ResponseRequest(body, chat)

@@ -28,7 +28,7 @@ from tide_serve.responses.response_object import (
 )
 from tide_serve.running import Running
 from tide_serve.service import Service
-from tide_serve.tool_calls import ToolCall, ToolCallParser
+from tide_serve.tool_calls import ToolCall
 
 _log = logging.getLogger("tide_serve")
 
@@ -38,8 +38,7 @@ class ResponseEvents:
 
     def __init__(self, service: Service, asked: ResponseRequest) -> None:
         self._service, self._asked = service, asked
-        names = asked.chat.tools.names
-        self._parser = ToolCallParser(names) if names else None
+        self._parser = asked.chat.tools.parser()
         self._output: list[OutputItem] = []
         self._message: _OpenMessage | None = None
         self._number = -1

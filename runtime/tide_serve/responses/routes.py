@@ -25,7 +25,6 @@ from tide_serve.responses.response_events import ResponseEvents
 from tide_serve.responses.response_object import OutputItem, call_item, finished, is_cut_off, item_id, message_item
 from tide_serve.running import Running
 from tide_serve.service import Service
-from tide_serve.tool_calls import split_calls
 
 
 def responses_routes(service: Service) -> APIRouter:
@@ -47,7 +46,7 @@ def responses_routes(service: Service) -> APIRouter:
 
 
 def _response(service: Service, asked: ResponseRequest, generation: Generation) -> dict[str, Any]:
-    text, calls = split_calls(generation.text or "", asked.chat.tools.names)
+    text, calls = asked.chat.tools.split(generation.text or "")
     logprobs = []
     if asked.chat.top_logprobs is not None:
         logprobs = chat_logprobs(generation.logprobs, asked.chat.top_logprobs, service.token_texts)["content"]
