@@ -28,7 +28,7 @@ from benchmarks.same_text.ways import REFERENCE, Ask, Way, outcomes
 
 EMULATOR = "qemu-x86_64"
 CPUS = {"AVX2": "Haswell", "AVX": "SandyBridge", "SSE4": "Denverton"}  # instruction set → qemu's model
-FORMS = {"fp32": {}, "int8": {"weights": "int8"}, "int4": {"weights": "int4"}}  # of the weights → options of `ExportConfig`
+FORMS = {"fp32": "source", "int8": "int8", "int4": "int4"}  # → --weights of tide-export
 VOCABULARY, SLOTS = 128, 80
 
 
@@ -66,10 +66,9 @@ def asks() -> list[Ask]:
 
 def texts_of(form: str, bundle: Path) -> Texts:
     """Make the texts of the bundle on the processor that this process runs on."""
-    threads = ThreadOptions(1)
-    with Engine.load(bundle, EngineOptions(target="cpu", threads=threads)) as engine:
-        padding, policy = engine.backend.row_padding, engine.policy.name
-    reference, *others = outcomes(bundle, asks(), WAYS, threads)
+    with Engine.load(bundle, EngineOptions(target="cpu", threads=ThreadOptions(1))) as engine:
+        padding, policy = engine.row_padding, engine.policy.name
+        reference, *others = outcomes(engine, asks(), WAYS)
     figures = sum((one.figures for one in others), Counter[str]())
     return Texts(
         form,
@@ -104,8 +103,9 @@ def export_forms(folder: Path) -> dict[str, Path]:
         eos_token_id=1,
     )
     LlamaForCausalLM(config).save_pretrained(folder / "model")
-    for form, options in FORMS.items():
-        export(str(folder / "model"), folder / form, ExportConfig(max_seq_len=SLOTS, checkpoints="none", verify=False, **options))
+    for form, weights in FORMS.items():
+        options = ExportConfig(max_seq_len=SLOTS, checkpoints="none", verify=False, weights=weights)
+        export(str(folder / "model"), folder / form, options)
     return {form: folder / form for form in FORMS}
 
 

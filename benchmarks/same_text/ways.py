@@ -11,10 +11,10 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import groupby
-from pathlib import Path
 from typing import NamedTuple
 
-from tide_runtime import Engine, EngineOptions, Generation, GenerationParams, ThreadOptions
+from tide_runtime import Engine, Generation, GenerationParams
+from tide_runtime.bundle.manifest import Manifest
 
 
 class Ask(NamedTuple):
@@ -73,23 +73,22 @@ class Outcome:
         return sum(own != other for own, other in zip(self.texts, reference, strict=True))
 
 
-def outcomes(bundle: Path, asks: Sequence[Ask], ways: Sequence[Way], threads: ThreadOptions) -> Iterator[Outcome]:
-    """What comes of ``ways``, in their order. Neighbours of the same policy share an engine."""
+def outcomes(weights: Engine, asks: Sequence[Ask], ways: Sequence[Way]) -> Iterator[Outcome]:
+    """What comes of ``ways``, in their order, on loaded weights. Neighbours of the same policy share an engine."""
     for (policy, scarce), group in groupby(ways, lambda way: (way.policy, way.scarce)):
         own = list(group)
-        options = EngineOptions(policy=policy, max_batch=max(way.callers for way in own), threads=threads, target="cpu")
+        options = replace(weights.options, policy=policy, max_batch=max(way.callers for way in own), prefix_cache=True)
         if scarce:
-            options = replace(options, prefill_chunk=5, kv_memory=_scarce_memory(bundle, asks, options))
-        with Engine.load(bundle, replace(options, verify=False)) as engine:
+            options = replace(options, prefill_chunk=5, kv_memory=_scarce_memory(weights.manifest, asks))
+        with weights.with_options(options) as engine:
             for way in own:
                 yield _run(engine, way, asks)
 
 
-def _scarce_memory(bundle: Path, asks: Sequence[Ask], options: EngineOptions) -> int:
-    """Bytes for keys and values that hold the longest sequence of the bundle and half of another one like the longest text."""
-    with Engine.load(bundle, options) as engine:
-        tokens = engine.manifest.max_seq_len + max(len(ask.prompt) + ask.params.max_new_tokens for ask in asks) // 2
-        return tokens * engine.backend.kv_bytes_per_token
+def _scarce_memory(manifest: Manifest, asks: Sequence[Ask]) -> int:
+    """Bytes of fp32 keys and values that hold the longest sequence of the bundle and half of the longest text."""
+    tokens = manifest.max_seq_len + max(len(ask.prompt) + ask.params.max_new_tokens for ask in asks) // 2
+    return tokens * sum(4 * kv.heads * (kv.key_dim + kv.value_dim) for kv in manifest.kv)
 
 
 def _run(engine: Engine, way: Way, asks: Sequence[Ask]) -> Outcome:

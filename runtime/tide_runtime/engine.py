@@ -18,6 +18,7 @@ from tide_runtime.backends import load_backend
 from tide_runtime.backends.base import Backend
 from tide_runtime.backends.kv_caches import BLOCK_TOKENS
 from tide_runtime.backends.observed import ObservedBackend, Observer
+from tide_runtime.backends.step_arrays import RowPadding
 from tide_runtime.bundle import Bundle
 from tide_runtime.bundle.manifest import Manifest
 from tide_runtime.costs.cost_model import CostModel
@@ -263,6 +264,16 @@ class Engine:
             "this machine's kernels sum in another order where other tokens share a launch: where two tokens are almost equally "
             "likely, a text may depend on the requests that run beside it, and on the drafts of policy exact"
         )
+
+    @property
+    def row_padding(self) -> RowPadding | None:
+        """How launches are padded on this machine, so that a text does not depend on what shares them; None: nothing helps."""
+        return self.backend.row_padding
+
+    @property
+    def padding_price(self) -> float:
+        """Time of a pass of one token with `row_padding` over that without it, measured here; 1 where launches are not padded."""
+        return self.backend.padding_price
 
     @property
     def max_batch(self) -> int:

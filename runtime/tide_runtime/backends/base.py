@@ -123,6 +123,10 @@ class Backend(Protocol):
         targets of GPUs do not, and have `NO_PADDING`."""
 
     @property
+    def padding_price(self) -> float:
+        """Time of a pass of one token over that of its launch without padding, measured when first read; 1 where there is none."""
+
+    @property
     def pass_costs(self) -> CostTable | None:
         """See `measure_pass_costs`; None where passes are not measured. Measured when first read, unless this machine has."""
 

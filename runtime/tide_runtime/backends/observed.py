@@ -31,6 +31,10 @@ class ObservedBackend:
         return self._backend.row_padding
 
     @property
+    def padding_price(self) -> float:
+        return self._backend.padding_price
+
+    @property
     def pass_costs(self) -> CostTable | None:
         return self._backend.pass_costs
 

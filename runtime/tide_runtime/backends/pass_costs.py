@@ -32,6 +32,7 @@ _MOST_LOGITS = 64  # tokens of the largest step whose logits are all computed, a
 _CACHED_TOKENS = 96  # before the measured ones, where the cache has room: a short chat
 _ROUNDS, _BUDGET_S = 7, 6.0  # no further round begins after so many seconds
 _MOST_QUEUED = 0.1  # of the measuring time; 0.03 on an idle machine of 2 cores, 1.6 beside four busy processes
+_PRICE_PASSES = 80
 _QUANTILE = 0.25  # of the rounds: other load only adds time
 
 
@@ -83,6 +84,20 @@ def measure_pass_costs(
     drafts = _draft_head_ms(context, clock) if context.has_draft_head else {}
     context.close()
     return pass_table({counts: float(np.quantile(ms, _QUANTILE)) for counts, ms in times.items()}, target, machine, drafts)
+
+
+def padding_price(padded: ExecutionContext, plain: ExecutionContext, max_seq_len: int) -> float:
+    """Time of a pass of one token in ``padded`` over that in ``plain``: medians of passes in turn."""
+    cached, times = min(_CACHED_TOKENS, max_seq_len // 2), ([], [])
+    for number in range(_PRICE_PASSES):
+        for context, ms in zip((padded, plain), times, strict=True):
+            start = time.perf_counter()
+            _run(context, (1,), cached)
+            if number >= _PRICE_PASSES // 8:  # until then, memory is allocated and the other's weights leave the caches
+                ms.append(time.perf_counter() - start)
+    padded.close()
+    plain.close()
+    return float(np.median(times[0]) / np.median(times[1]))
 
 
 def _run(context: ExecutionContext, counts: Sequence[int], cached: int) -> None:

@@ -18,7 +18,7 @@ from tide_runtime.backends.kv_caches import KVCaches, cache_full, kv_bytes_per_t
 from tide_runtime.backends.onnxruntime.invariance import LEAST_PADDING, bundle_row_padding, launches_agree, machine_key
 from tide_runtime.backends.onnxruntime.sessions import Sessions, decoder_layers, load_session
 from tide_runtime.backends.onnxruntime.threads import ThreadOptions, session_options
-from tide_runtime.backends.pass_costs import kept_pass_costs
+from tide_runtime.backends.pass_costs import kept_pass_costs, padding_price
 from tide_runtime.backends.prefix_blocks import PrefixBlocks
 from tide_runtime.backends.step_arrays import NO_PADDING, RowEnds, RowPadding, StepBuffers, StepPositions, StepShape
 from tide_runtime.bundle import Bundle
@@ -65,6 +65,13 @@ class OnnxRuntimeBackend(Sessions):
     @cached_property
     def row_padding(self) -> RowPadding | None:
         return self.measure_padding()
+
+    @cached_property
+    def padding_price(self) -> float:
+        if self.row_padding is None or self.row_padding.launch == NO_PADDING.launch:
+            return 1.0
+        plain = self.row_padding._replace(launch=NO_PADDING.launch)
+        return padding_price(self.context(1), self.context(1, padding=plain), self.manifest.max_seq_len)
 
     @cached_property
     def pass_costs(self) -> CostTable | None:
