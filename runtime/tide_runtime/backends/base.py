@@ -124,7 +124,7 @@ class Backend(Protocol):
 
     @property
     def padding_price(self) -> float:
-        """Time of a pass of one token over that of its launch without padding, measured when first read; 1 where there is none."""
+        """Time of a pass of one token over that of its launch without padding, measured at first read; 1 where there is none."""
 
     @property
     def pass_costs(self) -> CostTable | None:
