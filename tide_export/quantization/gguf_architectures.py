@@ -72,7 +72,9 @@ def read_config(keys: Metadata, tensors: Mapping[str, tuple[int, ...]]) -> PreTr
 
 
 def _vocabulary(keys: Metadata, tensors: Mapping[str, tuple[int, ...]]) -> int:
-    rows = tensors.get("token_embd.weight", (0,))[0]
+    if "token_embd.weight" not in tensors:
+        raise ModelFilesError(f"{keys.file} has no tensor token_embd.weight, the embedding; download it again")
+    rows = tensors["token_embd.weight"][0]
     if keys.take("vocab_size", rows) != rows:
         raise ModelFilesError(
             f"{keys.file} has {keys.architecture}.vocab_size = {keys.take('vocab_size')} and an embedding of {rows} tokens; "

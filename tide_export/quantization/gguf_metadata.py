@@ -57,6 +57,7 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "n_deepstack_layers": (0,),
     "attention.shared_kv_layers": (0,),
     "pooling_type": (0,),
+    "tensor_data_layout": ("Meta AI original pth",),  # rows of query and key as the architecture llama has them
     "rope.scaling.alpha": (0,),
     "rope.scaling.yarn_log_multiplier": (0,),
 }

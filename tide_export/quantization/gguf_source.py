@@ -1,17 +1,15 @@
-"""A GGUF file as a model: transformers builds model and tokenizer from it, its quantised blocks are kept beside the parameters.
+"""A GGUF file as a model of transformers, with the file's quantised blocks kept beside the parameters.
 
-transformers dequantises every tensor (`dequantize` of the package gguf), renames it, and for some architectures puts its rows
-into another order. Which block belongs to which row is not assumed: rows of the tensor and of the parameter are compared.
+Every tensor is dequantised (`dequantize` of the package gguf), and transformers renames it, and for some architectures puts its
+rows into another order. Which block belongs to which row is not assumed: rows of the tensor and of the parameter are compared.
 """
 
 from __future__ import annotations
 
-import io
 import re
 import struct
 from collections import Counter
 from collections.abc import Collection, Mapping
-from contextlib import redirect_stderr
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -111,18 +109,16 @@ def load_gguf(
     Raises ModelFilesError for a broken file, UnsupportedModelError for an architecture or a key that the model has no place for.
     """
     keys, tensors = read_file(path)
-    options = {"gguf_file": path.name}
     reported = {"output_loading_info": True, "ignore_mismatched_sizes": True}
-    folder = str(path.resolve().parent)
     try:
-        with redirect_stderr(io.StringIO()):  # transformers' bar over the tensors has no setting
-            config = read_config(keys, {name: tensor.shape for name, tensor in tensors.items()})
-            with torch.device("meta"):
-                check_tensors(path.name, AutoModelForCausalLM.from_config(config), keys.architecture, tensors)
-            loaded: tuple[PreTrainedModel, Mapping[str, Collection]] = AutoModelForCausalLM.from_pretrained(
-                folder, config=config, dtype=torch.float32, **reported, **options
-            )
-            tokenizer = AutoTokenizer.from_pretrained(folder, **options)
+        config = read_config(keys, {name: tensor.shape for name, tensor in tensors.items()})
+        with torch.device("meta"):
+            skeleton = AutoModelForCausalLM.from_config(config)
+        state = _state(path.name, skeleton, keys.architecture, tensors)
+        loaded: tuple[PreTrainedModel, Mapping[str, Collection]] = type(skeleton).from_pretrained(
+            None, config=config, state_dict=state, dtype=torch.float32, **reported
+        )
+        tokenizer = AutoTokenizer.from_pretrained(str(path.resolve().parent), gguf_file=path.name)
     except TideError:
         raise
     except _UNREADABLE as error:
@@ -154,10 +150,28 @@ def first_line(error: Exception) -> str:
     return " ".join(line.strip() for line in lines[: 1 + lines[0].endswith(":")])
 
 
-def check_tensors(file: str, model: PreTrainedModel, architecture: str, tensors: Mapping[str, GgufTensor]) -> None:
-    """Raise ModelFilesError unless each parameter has its tensors and each tensor is a parameter's: transformers drops others."""
+def _state(file: str, model: PreTrainedModel, architecture: str, tensors: Mapping[str, GgufTensor]) -> dict[str, torch.Tensor]:
+    """fp32 tensors by the name of ``model``'s parameter, in transformers' order of rows."""
+    import gguf
+
     processor = TENSOR_PROCESSORS.get(architecture, TensorProcessor)(config=model.config.to_dict())
-    names = {_with_suffix(name): parameter for name, parameter in get_gguf_hf_weights_map(model, processor).items()}
+    names = get_gguf_hf_weights_map(model, processor)
+    _check_tensors(file, model, architecture, names, tensors)
+    state: dict[str, torch.Tensor] = {}
+    read = {"tensor_key_mapping": names, "parsed_parameters": {"tensors": state}}  # experts go there
+    for tensor in tensors.values():
+        values = gguf.dequantize(tensor.data, gguf.GGMLQuantizationType[tensor.kind])
+        done = processor.process(weights=values, name=tensor.name, **read)
+        if done.name in names:
+            state[names[done.name]] = torch.from_numpy(np.array(done.weights, np.float32))
+    return state
+
+
+def _check_tensors(
+    file: str, model: PreTrainedModel, architecture: str, mapping: Mapping[str, str], tensors: Mapping[str, GgufTensor]
+) -> None:
+    """Raise ModelFilesError unless each parameter has its tensors and each tensor its parameter. ``mapping``: transformers'."""
+    names = {_with_suffix(name): parameter for name, parameter in mapping.items()}
     tied = model.get_expanded_tied_weights_keys(all_submodels=True)
     missing = {name for name, parameter in names.items() if name not in tensors and parameter not in tied}
     unknown = {name for name in tensors if name not in names and not _without_effect(name, architecture)}

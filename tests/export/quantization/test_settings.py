@@ -72,7 +72,7 @@ def test_a_file_under_autogptqs_own_name(checkpoint: Callable[..., Checkpoint]) 
     assert same_matrices(load_model(str(made.directory), "fp32").model, made.matrices)
 
 
-REFUSED = {
+REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "none anywhere": ("absent.json", {}, r"packed weights \(.*nothing says how"),
     "another quantizer's": (
         "hf_quant_config.json",

@@ -125,10 +125,10 @@ def tiny(architecture: str, config: Mapping[str, Any] | None = None, **keys: Any
     made = AutoConfig.for_model(model_type, **{**settings, **(config or {})})
     model = AutoModelForCausalLM.from_config(made, dtype=torch.float32).eval()
     with torch.no_grad():
-        for name, parameter in model.named_parameters():
+        for parameter in model.parameters():
             if parameter.ndim == 1:  # norms of ones and biases of zeros would hide what is missing
                 parameter.add_(torch.randn_like(parameter) * 0.1)
-    general = {**_keys(architecture, model), **own_keys, **{key.replace("__", "."): value for key, value in keys.items()}}
+    general = {**_keys(architecture, model), **own_keys, **keys}
     prefixed = {f"{architecture}.{key}": value for key, value in general.items() if value is not None}
     return GgufFile(
         model,
