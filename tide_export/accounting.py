@@ -64,22 +64,22 @@ def check_names(source: str, model: PreTrainedModel, stored: Mapping[str, Tensor
         raise ModelFilesError(_complaint(source, model, missing, unexpected))
     for target, tensors in uses.by_target.items():
         _check_single(source, target, tensors, stored)
-    if getattr(model, "hf_quantizer", None) is None:
-        _check_floats(source, model, uses, stored)
+    _check_floats(source, model, uses, stored)
     return [f"{len(names)} tensors were left out, such as {min(names)}: {note}." for note, names in sorted(notes.items())]
 
 
-def check_values(source: str, model: PreTrainedModel, report: Mapping[str, Collection[Any]]) -> None:
+def check_values(source: str, model: PreTrainedModel, report: Mapping[str, Collection[Any]], names_checked: bool = True) -> None:
     """Raise ModelFilesError where a loaded model's parameter was not filled, or is tied to one of other values.
 
-    ``report``: transformers' loading info.
+    ``report``: transformers' loading info. ``names_checked``: whether `check_names` has judged the tensors that were not used.
     """
     for name, found, wanted in sorted(report["mismatched_keys"]):
         raise ModelFilesError(
             f"{source} does not fit its config.json: {name} has shape {tuple(found)}, expected {tuple(wanted)}; {_REMEDY}"
         )
-    if report["missing_keys"]:
-        raise ModelFilesError(_complaint(source, model, report["missing_keys"], ()))
+    unexpected = () if names_checked else report["unexpected_keys"]
+    if report["missing_keys"] or unexpected:
+        raise ModelFilesError(_complaint(source, model, report["missing_keys"], unexpected))
     for name, other in model.get_expanded_tied_weights_keys(all_submodels=True).items():
         if model.get_parameter(name) is not model.get_parameter(other):
             raise ModelFilesError(
@@ -91,7 +91,7 @@ def check_values(source: str, model: PreTrainedModel, report: Mapping[str, Colle
 def _uses(model: PreTrainedModel, stored: Iterable[str]) -> _Uses:
     """Follow transformers' renaming of each tensor."""
     expected, uses = model.state_dict(), _Uses()
-    mapping = get_model_conversion_mapping(model, None, getattr(model, "hf_quantizer", None))
+    mapping = get_model_conversion_mapping(model)
     renamings = [entry for entry in mapping if isinstance(entry, WeightRenaming)]
     converters = [entry for entry in mapping if isinstance(entry, WeightConverter)]
     by_pattern = {pattern: converter for converter in converters for pattern in converter.source_patterns}

@@ -155,9 +155,10 @@ def _load_huggingface(source: str, dtype: str, revision: str | None, trust_remot
 def _load_plain(source: str, config: PreTrainedConfig, dtype: torch.dtype, options: dict) -> tuple[PreTrainedModel, list[str]]:
     """The model, and sentences on tensors that were left out. The names are checked first: transformers' errors have none."""
     headers = read_headers(weight_files(source, options["revision"]))
-    own_names = quantization_method(config) is None  # a quantiser of transformers changes the modules
+    # A quantiser of transformers changes the modules, and a converted pull request of the hub has other files: its report counts.
+    own_names = bool(headers) and quantization_method(config) is None
     notes: list[str] = []
-    if headers and own_names:
+    if own_names:
         with torch.device("meta"):
             skeleton = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=options["trust_remote_code"])
         notes = check_names(source, skeleton, headers)
@@ -166,9 +167,7 @@ def _load_plain(source: str, config: PreTrainedConfig, dtype: torch.dtype, optio
         source, config=config, dtype=dtype, use_safetensors=True, **reported, **options
     )
     model, report = loaded
-    if headers and not own_names:
-        notes = check_names(source, model, headers)
-    check_values(source, model, report)
+    check_values(source, model, report, own_names)
     return model, notes
 
 

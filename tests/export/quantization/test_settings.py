@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from export.architectures import tiny_model
 from export.quantization.test_checkpoints import (
     Checkpoint,
     awq,
@@ -20,6 +21,7 @@ from export.quantization.test_checkpoints import (
     same_matrices,
 )
 from export.quantization.test_checkpoints import checkpoint as checkpoint  # a fixture
+from safetensors.torch import load_file, save_file
 from tide_runtime.errors import TideError
 
 from tide_export.load import load_model
@@ -111,3 +113,36 @@ def test_a_module_both_packed_and_plain(checkpoint: Callable[..., Checkpoint]) -
     made.save()
     with pytest.raises(TideError, match=rf"holds {name}, which has no place"):
         load_model(str(made.directory), "fp32")
+
+
+def mxfp4(folder: Path) -> dict[str, torch.Tensor]:
+    """GPT-OSS's experts in blocks of 4-bit floats, which transformers dequantises."""
+    tiny_model("gpt_oss").save_pretrained(folder)
+    config = json.loads((folder / "config.json").read_text())
+    kept = ["model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"]
+    settings = {"quant_method": "mxfp4", "modules_to_not_convert": kept}
+    (folder / "config.json").write_text(json.dumps({**config, "quantization_config": settings}))
+    tensors: dict[str, torch.Tensor] = {}
+    for name, tensor in load_file(folder / "model.safetensors").items():
+        if not name.endswith("experts.gate_up_proj") and not name.endswith("experts.down_proj"):
+            tensors[name] = tensor
+            continue
+        experts, inputs, outputs = tensor.shape
+        tensors[f"{name}_blocks"] = torch.randint(0, 256, (experts, outputs, inputs // 32, 16), dtype=torch.uint8)
+        tensors[f"{name}_scales"] = torch.full((experts, outputs, inputs // 32), 120, dtype=torch.uint8)
+    return tensors
+
+
+def test_formats_that_transformers_reads(tmp_path: Path) -> None:
+    """Its quantiser renames the tensors; what it did not use, or fill, must be named all the same."""
+    tensors = mxfp4(tmp_path)
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    assert load_model(str(tmp_path), "fp32").model.model.layers[0].mlp.experts.gate_up_proj.abs().max() > 0
+    for change in ({"model.layers.4.mlp.router.weight": torch.ones(4, 64)}, {"model.layers.1.mlp.extra": torch.ones(4)}):
+        save_file({**tensors, **change}, tmp_path / "model.safetensors", metadata={"format": "pt"})
+        with pytest.raises(TideError, match=next(iter(change)).replace(".", r"\.")):
+            load_model(str(tmp_path), "fp32")
+    del tensors["model.layers.1.mlp.experts.down_proj_blocks"]
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(TideError):
+        load_model(str(tmp_path), "fp32")
