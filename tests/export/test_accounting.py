@@ -129,6 +129,14 @@ def test_a_tied_head_of_other_values(tmp_path: Path) -> None:
     load(tmp_path, without("lm_head.weight")(tensors))
 
 
+@pytest.mark.parametrize(("architecture", "prefix"), [("llama", "model."), ("gpt2", "transformer.")])
+def test_the_base_models_names(architecture: str, prefix: str, tmp_path: Path) -> None:
+    """GPT-2's own file has no `transformer.` before its names."""
+    tensors = saved(tmp_path, architecture)
+    loaded = load(tmp_path, renamed(f"^{re.escape(prefix)}", "")(tensors)).model.state_dict()
+    assert all(torch.equal(loaded[name], tensor) for name, tensor in tensors.items())
+
+
 LEFTOVERS = {
     "rotary frequencies": ("llama", {f"model.layers.{i}.self_attn.rotary_emb.inv_freq": torch.ones(8) for i in range(LAYERS)}),
     "causal masks": (

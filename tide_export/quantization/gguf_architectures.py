@@ -53,6 +53,8 @@ def read_config(keys: Metadata, tensors: Mapping[str, tuple[int, ...]]) -> PreTr
 
     Raises ModelFilesError for a missing key, UnsupportedModelError for an architecture or a key that has no place in the config.
     """
+    if keys.full("general.type") not in (None, "model"):
+        raise keys.refused("general.type", "is no language model")
     found = ARCHITECTURES.get(keys.architecture)
     if found is None:
         raise UnsupportedModelError(

@@ -101,7 +101,7 @@ class Metadata:
         value = str(self._values.get(name))
         shown = value if len(value) <= 80 else f"{value[:80]}…"
         return UnsupportedModelError(
-            f"{self.file} has {name} = {shown}: this {why}, so the bundle would be another model; "
+            f"{self.file} has {name} = {shown}, and this {why}: the bundle would be another model; "
             "export the HuggingFace checkpoint that the file was made from"
         )
 

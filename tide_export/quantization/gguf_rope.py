@@ -42,7 +42,9 @@ def _scaling(keys: Metadata) -> dict[str, Any]:
         "beta_slow": keys.take("rope.scaling.yarn_beta_slow", 1.0),
     }
     if kind not in ("none", "linear", "yarn"):
-        raise keys.refused("rope.scaling.type", "is a scaling that depends on the length of the whole sequence")
+        raise keys.refused(
+            "rope.scaling.type", "is none of none, linear and yarn; longrope depends on the length of the whole sequence"
+        )
     if mixed not in ((1.0,) if kind == "yarn" else (0.0,)) and mixed >= 0:
         raise keys.refused("rope.scaling.yarn_ext_factor", f"mixes frequencies in another way than {kind} does")
     if kind == "yarn" and (factor, attention) != (1.0, 1.0):

@@ -93,6 +93,8 @@ def read_file(path: Path) -> tuple[Metadata, dict[str, GgufTensor]]:
             f"{path} cannot be read ({first_line(error)}): it was cut short or changed, or is newer than the package "
             "gguf; download it again, or upgrade gguf"
         ) from error
+    if reader.byte_order == "S":  # gguf dequantises blocks in this machine's order
+        raise ModelFilesError(f"{path.name} has its bytes in the other order; convert it with gguf's `gguf-convert-endian`")
     if (parts := keys.get("split.count", 0)) > 1:
         raise ModelFilesError(
             f"{path.name} is part {keys.get('split.no', 0) + 1} of {parts}: join the parts with llama.cpp's "

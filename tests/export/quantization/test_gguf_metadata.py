@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -269,6 +270,13 @@ def test_a_part_of_a_file_is_no_model(tmp_path: Path) -> None:
     content.keys |= {"split.no": 0, "split.count": 2, "split.tensors.count": len(content.tensors)}
     with pytest.raises(ModelFilesError, match=r"part 1 of 2.*llama-gguf-split --merge model\.gguf"):
         loaded(content, tmp_path)
+
+
+def test_bytes_in_the_other_order(tmp_path: Path) -> None:
+    """The scales of its blocks would be read backwards."""
+    other = gguf.GGUFEndian.LITTLE if sys.byteorder == "big" else gguf.GGUFEndian.BIG
+    with pytest.raises(ModelFilesError, match="gguf-convert-endian"):
+        load_model(str(tiny("llama").write(tmp_path / "model.gguf", other)), "fp32")
 
 
 def test_half_precision_keeps_the_frequencies(tmp_path: Path) -> None:

@@ -77,8 +77,8 @@ class GgufFile:
     tensors: dict[str, NDArray[np.float32]]
     tokens: list[str] = field(default_factory=lambda: byte_tokens(VOCAB))
 
-    def write(self, file: Path) -> Path:
-        writer = gguf.GGUFWriter(file, str(self.keys["general.architecture"]))
+    def write(self, file: Path, order: gguf.GGUFEndian = gguf.GGUFEndian.LITTLE) -> Path:
+        writer = gguf.GGUFWriter(file, str(self.keys["general.architecture"]), endianess=order)
         for key, value in self.keys.items():
             if key != "general.architecture":
                 add_key(writer, key, value)
