@@ -33,7 +33,7 @@ _DRAFT_LAYERS = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_l
 _ENCODER = re.compile(r"(^|\.)(visual|vision_tower|vision_model|multi_modal_projector|audio_tower|embed_vision|embed_audio)\.")
 _PACKED = re.compile(r"\.(qweight|qzeros|weight_packed|weight_scale(_inv)?|SCB|weight\.(absmax|quant_state\..*))$")
 _FLOATS = ("F16", "BF16", "F32", "F64", "F8_E4M3", "F8_E5M2")
-_REMEDY = "the files were changed or belong to another config.json: download the model again, or save it with save_pretrained"
+_REMEDY = "the files were changed or belong to another config: download the model again, or save it with save_pretrained"
 
 
 @dataclass
@@ -75,7 +75,7 @@ def check_values(source: str, model: PreTrainedModel, report: Mapping[str, Colle
     """
     for name, found, wanted in sorted(report["mismatched_keys"]):
         raise ModelFilesError(
-            f"{source} does not fit its config.json: {name} has shape {tuple(found)}, expected {tuple(wanted)}; {_REMEDY}"
+            f"{source} does not fit its config: {name} has shape {tuple(found)}, expected {tuple(wanted)}; {_REMEDY}"
         )
     unexpected = () if names_checked else report["unexpected_keys"]
     if report["missing_keys"] or unexpected:
@@ -155,7 +155,7 @@ def _complaint(source: str, model: PreTrainedModel, missing: Collection[str], un
     remedy = _REMEDY
     if not unexpected and all(name.startswith("lm_head.") for name in missing):
         remedy = "if its head is its embedding, set tie_word_embeddings to true in config.json; else download it again"
-    return f"{source} does not fit its config.json: {', and '.join(parts)}; {remedy}"
+    return f"{source} does not fit its config: {', and '.join(parts)}; {remedy}"
 
 
 def _some(names: Collection[str]) -> str:

@@ -35,12 +35,8 @@ def _scaling(keys: Metadata) -> dict[str, Any]:
     kind = keys.take("rope.scaling.type", "linear")
     factor = keys.take("rope.scale_linear", 0.0)  # the name of the first GGUF files
     factor = float(keys.take("rope.scaling.factor", factor)) or 1.0
-    attention = keys.take("rope.scaling.attn_factor", 1.0) * keys.take("rope.scaling.yarn_attn_factor", 1.0)
+    attention = keys.take("rope.scaling.attn_factor", 1.0)
     mixed = keys.take("rope.scaling.yarn_ext_factor", -1.0)  # below 0: 1 for YaRN, else 0
-    betas = {
-        "beta_fast": keys.take("rope.scaling.yarn_beta_fast", 32.0),
-        "beta_slow": keys.take("rope.scaling.yarn_beta_slow", 1.0),
-    }
     if kind not in ("none", "linear", "yarn"):
         raise keys.refused(
             "rope.scaling.type", "is none of none, linear and yarn; longrope depends on the length of the whole sequence"
@@ -51,10 +47,9 @@ def _scaling(keys: Metadata) -> dict[str, Any]:
         original = keys.take("rope.scaling.original_context_length", keys.take("context_length"))
         spread = attention * (1 + 0.1 * math.log(factor))
         scaled = {"factor": factor, "original_max_position_embeddings": original, "attention_factor": spread}
-        return {"rope_type": "yarn", **scaled, **betas}
+        return {"rope_type": "yarn", **scaled, "beta_fast": 32.0, "beta_slow": 1.0}
     if attention != 1.0:
-        key = "attn_factor" if keys.take("rope.scaling.attn_factor", 1.0) != 1.0 else "yarn_attn_factor"
-        raise keys.refused(f"rope.scaling.{key}", f"scales attention, which {kind} scaling of the model does not")
+        raise keys.refused("rope.scaling.attn_factor", f"scales attention, which {kind} scaling of the model does not")
     return {"rope_type": "linear", "factor": factor} if kind == "linear" and factor != 1.0 else {"rope_type": "default"}
 
 
