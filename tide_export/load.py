@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -20,15 +20,17 @@ from safetensors import SafetensorError, safe_open
 from tide_runtime.errors import ModelFilesError, TideError, UnsupportedModelError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig, PreTrainedModel
 from transformers import PreTrainedTokenizerFast as FastTokenizer
-from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, cached_file
-from transformers.utils.hub import get_checkpoint_shard_files
+from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING
 
+from tide_export.accounting import check_names, check_values
 from tide_export.config import weights_title
 from tide_export.probe import probe_attention
 from tide_export.quantization.checkpoints import load_quantized_checkpoint
 from tide_export.quantization.gguf_source import first_line, is_gguf, load_gguf
 from tide_export.quantization.quantized_weight import QuantizedWeight
 from tide_export.quantization.quantizers import dequantize_parameters, quantize_model
+from tide_export.quantization.settings import find_settings
+from tide_export.weight_files import read_headers, weight_files
 
 CHECKPOINT_METHODS = ("gptq", "awq", "compressed-tensors", "bitsandbytes")
 TORCH_DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
@@ -124,13 +126,19 @@ def _load_huggingface(source: str, dtype: str, revision: str | None, trust_remot
     try:
         config = AutoConfig.from_pretrained(source, **options)
         check_supported(config)
-        if quantization_method(config) in CHECKPOINT_METHODS:
-            model, quantized, notes = load_quantized_checkpoint(source, config, TORCH_DTYPES[dtype], revision, trust_remote_code)
-        else:
-            model = AutoModelForCausalLM.from_pretrained(
-                source, config=config, dtype=TORCH_DTYPES[dtype], use_safetensors=True, **options
+        find_settings(source, config, revision)
+        method = quantization_method(config)
+        if method is not None and method not in AUTO_QUANTIZATION_CONFIG_MAPPING:  # transformers would only warn
+            raise UnsupportedModelError(
+                f"{source} was quantised by {method!r}, which cannot be read; take a checkpoint of one of "
+                f"{', '.join(CHECKPOINT_METHODS)}, or the original model"
             )
-        files = _weight_files(source, revision)
+        if method in CHECKPOINT_METHODS:
+            model, quantized, notes = load_quantized_checkpoint(source, config, TORCH_DTYPES[dtype], revision, trust_remote_code)
+            files = weight_files(source, revision)
+        else:
+            model, notes = _load_plain(source, config, TORCH_DTYPES[dtype], options)
+            files = weight_files(source, revision)
     except TideError:
         raise
     except (OSError, SafetensorError) as error:
@@ -142,6 +150,25 @@ def _load_huggingface(source: str, dtype: str, revision: str | None, trust_remot
     probe_attention(model.eval())
     tokenizer = _load_tokenizer(source, options, config)
     return LoadedModel(model, tokenizer, source, revision, files, quantized, notes=tuple(notes))
+
+
+def _load_plain(source: str, config: PreTrainedConfig, dtype: torch.dtype, options: dict) -> tuple[PreTrainedModel, list[str]]:
+    """The model, and sentences on tensors that were left out. The names are checked first: transformers' errors have none."""
+    headers = read_headers(weight_files(source, options["revision"]))
+    # A quantiser of transformers changes the modules, and a converted pull request of the hub has other files: its report counts.
+    own_names = bool(headers) and quantization_method(config) is None
+    notes: list[str] = []
+    if own_names:
+        with torch.device("meta"):
+            skeleton = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=options["trust_remote_code"])
+        notes = check_names(source, skeleton, headers)
+    reported = {"output_loading_info": True, "ignore_mismatched_sizes": True}
+    loaded: tuple[PreTrainedModel, Mapping[str, Collection]] = AutoModelForCausalLM.from_pretrained(
+        source, config=config, dtype=dtype, use_safetensors=True, **reported, **options
+    )
+    model, report = loaded
+    check_values(source, model, report, own_names)
+    return model, notes
 
 
 def quantization_method(config: PreTrainedConfig) -> str | None:
@@ -210,19 +237,6 @@ def _stored_weights(files: tuple[Path, ...]) -> Iterator[tuple[str, torch.Tensor
         opened = [stack.enter_context(safe_open(file, framework="pt")) for file in files]
         for name, number in sorted((name, number) for number, file in enumerate(opened) for name in file.keys()):  # noqa: SIM118
             yield name, opened[number].get_tensor(name)
-
-
-def _weight_files(source: str, revision: str | None) -> tuple[Path, ...]:
-    """The weight files that transformers has loaded; those of a hub model are cached by now.
-
-    Empty if transformers found the weights under another name (a converted pull request of the hub).
-    """
-    whole, index = (
-        cached_file(source, name, revision=revision, _raise_exceptions_for_missing_entries=False)
-        for name in (SAFE_WEIGHTS_NAME, SAFE_WEIGHTS_INDEX_NAME)
-    )
-    files = [whole] if whole or not index else get_checkpoint_shard_files(source, index, revision=revision)[0]
-    return tuple(Path(file) for file in files if file)
 
 
 def _check_directory(source: str) -> None:

@@ -10,7 +10,6 @@ import copy
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,17 +17,29 @@ from safetensors import SafetensorError, safe_open
 from tide_runtime.errors import ModelFilesError
 from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedConfig, PreTrainedModel
 from transformers.pytorch_utils import Conv1D
-from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, cached_file
-from transformers.utils.hub import get_checkpoint_shard_files
 
+from tide_export.accounting import check_names, check_values
 from tide_export.quantization.checkpoint_formats import CheckpointFormat, StoredModule, format_of
 from tide_export.quantization.quantized_weight import QuantizedWeight
+from tide_export.weight_files import TensorHeader, read_headers, weight_files
 
 # compressed-tensors' scales of activations and KV cache; TIDE takes the weights only.
 ACTIVATION_SCALES = re.compile(r"\.(input|output|q|k|v)_(scale|zero_point|global_scale)$")
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 OTHER_LAYOUT = "the model stores them in another layout than the checkpoint"
+
+
+class _Stored(dict[str, Any]):
+    """Tensor name → its opened file. ``read``: the names that were asked for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.read: set[str] = set()
+
+    def __getitem__(self, name: str) -> Any:
+        self.read.add(name)
+        return super().__getitem__(name)
 
 
 @dataclass
@@ -67,18 +78,25 @@ def load_quantized_checkpoint(
         skeleton = AutoModelForCausalLM.from_config(plain, dtype=dtype, trust_remote_code=trust_remote_code)
     with contextlib.ExitStack() as stack:
         try:
-            stored: dict[str, Any] = {}
-            for file in _weight_files(source, revision):
+            files = weight_files(source, revision)
+            read_headers(files)  # no tensor is in two files
+            stored = _Stored()
+            for file in files:
                 opened = stack.enter_context(safe_open(file, framework="pt"))
                 stored.update(dict.fromkeys(opened.keys(), opened))
             contents = _read(layout, stored, skeleton, dtype)
-            model = _model_of(source, revision, skeleton, contents.state, dtype)
+            if unread := sorted(stored.keys() - stored.read):
+                raise ModelFilesError(
+                    f"{source} holds {unread[0]}, which has no place beside the quantised tensors of its module "
+                    f"({len(unread)} such tensors); download it again"
+                )
+            model, left_out = _model_of(source, revision, skeleton, contents.state, dtype)
         except (OSError, SafetensorError, RuntimeError) as error:
             raise ModelFilesError(f"cannot load {source}: {str(error).strip().partition(chr(10))[0]}") from error
     for name in [name for name in contents.quantized if not _is_matrix_of(model, name, contents.quantized[name].shape)]:
         del contents.quantized[name]
         contents.dequantized.setdefault(OTHER_LAYOUT, []).append(name)
-    return model, contents.quantized, [*contents.notes(), *layout.notes]
+    return model, contents.quantized, [*contents.notes(), *layout.notes, *left_out]
 
 
 def _settings(config: PreTrainedConfig) -> dict[str, Any]:
@@ -86,7 +104,7 @@ def _settings(config: PreTrainedConfig) -> dict[str, Any]:
     return dict(settings) if isinstance(settings, Mapping) else settings.to_dict()
 
 
-def _read(layout: CheckpointFormat, stored: Mapping[str, Any], skeleton: PreTrainedModel, dtype: torch.dtype) -> _Contents:
+def _read(layout: CheckpointFormat, stored: _Stored, skeleton: PreTrainedModel, dtype: torch.dtype) -> _Contents:
     """All tensors of the checkpoint under the names of their parameters."""
     contents, expected = _Contents(), skeleton.state_dict()
     ending = re.compile(rf"\.({'|'.join(map(re.escape, layout.parts))})$")
@@ -104,7 +122,10 @@ def _read(layout: CheckpointFormat, stored: Mapping[str, Any], skeleton: PreTrai
         contents.state[weight] = torch.from_numpy(matrix.T if transposed else matrix).to(dtype).contiguous()
     for name in stored:
         module_name, _, last = name.rpartition(".")
-        if name in contents.state or ending.search(name) or ACTIVATION_SCALES.search(name):
+        if ACTIVATION_SCALES.search(name):
+            stored.read.add(name)
+            continue
+        if name in contents.state or ending.search(name):
             continue
         tensor = stored[name].get_tensor(name)
         if last == "bias" and module_name in modules and f"{module_name}.weight" in expected and name not in expected:
@@ -120,24 +141,22 @@ def _read(layout: CheckpointFormat, stored: Mapping[str, Any], skeleton: PreTrai
 
 def _model_of(
     source: str, revision: str | None, skeleton: PreTrainedModel, state: dict[str, torch.Tensor], dtype: torch.dtype
-) -> PreTrainedModel:
-    """The model of ``skeleton``'s class with the tensors of ``state``. Raises ModelFilesError unless they fit exactly."""
+) -> tuple[PreTrainedModel, list[str]]:
+    """The model of ``skeleton``'s class with the tensors of ``state``, and what was left out of it.
+
+    Raises ModelFilesError unless they fit exactly.
+    """
+    headers = {name: TensorHeader(tuple(tensor.shape), "F32") for name, tensor in state.items()}
+    notes = check_names(source, skeleton, headers)
     loaded: tuple[PreTrainedModel, dict[str, Any]] = type(skeleton).from_pretrained(
         None, config=skeleton.config, state_dict=state, dtype=dtype, output_loading_info=True, ignore_mismatched_sizes=True
     )
     model, report = loaded
-    for kind, names in (("lacks", report["missing_keys"]), ("has unknown", report["unexpected_keys"])):
-        if names:
-            more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-            raise ModelFilesError(
-                f"{source} does not fit its config.json: it {kind} {', '.join(sorted(names)[:3])}{more}; download it again"
-            )
-    for name, found, wanted in sorted(report["mismatched_keys"]):
-        raise ModelFilesError(f"{source} does not fit its config.json: {name} has shape {tuple(found)}, expected {tuple(wanted)}")
+    check_values(source, model, report)
     model.config.name_or_path = source
     with contextlib.suppress(OSError):  # the file is optional
         model.generation_config = GenerationConfig.from_pretrained(source, revision=revision)
-    return model.eval()
+    return model.eval(), notes
 
 
 def _submodule(model: PreTrainedModel, name: str) -> torch.nn.Module | None:
@@ -159,19 +178,3 @@ def _matrix_shape(model: PreTrainedModel, name: str) -> tuple[int, int] | None:
 def _is_matrix_of(model: PreTrainedModel, parameter: str, shape: tuple[int, int]) -> bool:
     module = _submodule(model, parameter.removesuffix(".weight"))
     return isinstance(module, torch.nn.Linear | torch.nn.Embedding) and tuple(module.weight.shape) == shape
-
-
-def _weight_files(source: str, revision: str | None) -> list[str]:
-    """The safetensors files of a directory or hub id; AutoGPTQ named its file after bits and group size."""
-    whole, index = (
-        cached_file(source, name, revision=revision, _raise_exceptions_for_missing_entries=False)
-        for name in (SAFE_WEIGHTS_NAME, SAFE_WEIGHTS_INDEX_NAME)
-    )
-    if whole:
-        return [whole]
-    if index:
-        return get_checkpoint_shard_files(source, index, revision=revision)[0]
-    files = sorted(str(path) for path in Path(source).glob("*.safetensors"))
-    if not files:
-        raise ModelFilesError(f"{source} has no weights: expected {SAFE_WEIGHTS_NAME} or {SAFE_WEIGHTS_INDEX_NAME}")
-    return files

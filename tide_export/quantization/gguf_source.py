@@ -1,28 +1,34 @@
-"""A GGUF file as a model: transformers builds model and tokenizer from it, its quantised blocks are kept beside the parameters.
+"""A GGUF file as a model of transformers, with the file's quantised blocks kept beside the parameters.
 
-transformers dequantises every tensor (`dequantize` of the package gguf), renames it, and for some architectures puts its rows
-into another order. Which block belongs to which row is not assumed: rows of the tensor and of the parameter are compared.
+Every tensor is dequantised (`dequantize` of the package gguf), and transformers renames it, and for some architectures puts its
+rows into another order. Which block belongs to which row is not assumed: rows of the tensor and of the parameter are compared.
 """
 
 from __future__ import annotations
 
-import io
 import re
 import struct
 from collections import Counter
 from collections.abc import Collection, Mapping
-from contextlib import redirect_stderr
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from huggingface_hub.errors import StrictDataclassError
 from numpy.typing import NDArray
-from tide_runtime.errors import ModelFilesError, UnsupportedModelError
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig, PreTrainedModel
+from tide_runtime.errors import ModelFilesError, TideError, UnsupportedModelError
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig, PreTrainedModel
+from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor, get_gguf_hf_weights_map
 
+from tide_export.accounting import check_values
+from tide_export.quantization.gguf_architectures import read_config
 from tide_export.quantization.gguf_blocks import mapped
+from tide_export.quantization.gguf_generation import generation_config
+from tide_export.quantization.gguf_metadata import Metadata
+from tide_export.quantization.gguf_rope import FREQUENCY_FACTORS, divide_frequencies
 from tide_export.quantization.quantized_weight import QuantizedWeight
 
 _PLAIN = ("F32", "F16", "BF16")
@@ -43,11 +49,16 @@ _UNREADABLE = (
 
 @dataclass(frozen=True)
 class GgufTensor:
-    """Low-bit weights of the file. ``data``: [N, bytes of a row], experts [E, N, bytes]; ``kind``: GGUF's quantisation type."""
+    """A tensor of the file. ``kind``: GGUF's type; ``data``: numbers, or of low-bit types [N, bytes of a row], [E, N, bytes]."""
 
     name: str
     kind: str
-    data: NDArray[np.uint8]
+    data: NDArray[Any]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the numbers, the output features first."""
+        return tuple(self.data.shape) if self.kind in _PLAIN else tuple(self.data.shape[:-1])
 
 
 def is_gguf(source: str) -> bool:
@@ -61,10 +72,10 @@ def is_gguf(source: str) -> bool:
         return file.read(4) == _MAGIC
 
 
-def read_tensors(path: Path) -> tuple[str, dict[str, GgufTensor]]:
-    """Architecture and quantised tensors of the file by GGUF name.
+def read_file(path: Path) -> tuple[Metadata, dict[str, GgufTensor]]:
+    """All keys, and all tensors by GGUF name.
 
-    Raises ModelFilesError when the file is missing, no GGUF file, or cut short.
+    Raises ModelFilesError when the file is missing, no GGUF file, cut short, or one part of several.
     """
     import gguf
 
@@ -75,17 +86,21 @@ def read_tensors(path: Path) -> tuple[str, dict[str, GgufTensor]]:
             raise ModelFilesError(f"{path} is no GGUF file: it does not begin with {_MAGIC.decode()}; download it again")
     try:
         reader = gguf.GGUFReader(path)
-        field = reader.get_field("general.architecture")
-        architecture = str(field.contents()) if field is not None else ""
+        keys = {name: field.contents() for name, field in reader.fields.items() if not name.startswith("GGUF.")}
         tensors = {t.name: GgufTensor(t.name, t.tensor_type.name, t.data) for t in reader.tensors}
     except (ValueError, IndexError, KeyError, OverflowError, UnicodeDecodeError, struct.error) as error:
         raise ModelFilesError(
             f"{path} cannot be read ({first_line(error)}): it was cut short or changed, or is newer than the package "
             "gguf; download it again, or upgrade gguf"
         ) from error
-    if not architecture:
-        raise ModelFilesError(f"{path} names no architecture (general.architecture); convert the model again")
-    return architecture, {name: t for name, t in tensors.items() if t.kind not in _PLAIN}
+    if reader.byte_order == "S":  # gguf dequantises blocks in this machine's order
+        raise ModelFilesError(f"{path.name} has its bytes in the other order; convert it with gguf's `gguf-convert-endian`")
+    if (parts := keys.get("split.count", 0)) > 1:
+        raise ModelFilesError(
+            f"{path.name} is part {keys.get('split.no', 0) + 1} of {parts}: join the parts with llama.cpp's "
+            f"`llama-gguf-split --merge {path.name} model.gguf`, and export model.gguf"
+        )
+    return Metadata(path.name, keys), tensors
 
 
 def load_gguf(
@@ -93,28 +108,42 @@ def load_gguf(
 ) -> tuple[PreTrainedConfig, PreTrainedModel, object, dict[str, QuantizedWeight], list[str]]:
     """Config, eager model, tokenizer, low-bit weights by parameter name, and notes on those that could not be kept.
 
-    Raises ModelFilesError for a broken file, UnsupportedModelError for an architecture that transformers cannot read from GGUF.
+    Raises ModelFilesError for a broken file, UnsupportedModelError for an architecture or a key that the model has no place for.
     """
-    architecture, tensors = read_tensors(path)
-    options = {"gguf_file": path.name}
+    keys, tensors = read_file(path)
     reported = {"output_loading_info": True, "ignore_mismatched_sizes": True}
-    folder = str(path.resolve().parent)
     try:
-        with redirect_stderr(io.StringIO()):  # transformers' bar over the tensors has no setting
-            config = AutoConfig.from_pretrained(folder, **options)
-            tokenizer = AutoTokenizer.from_pretrained(folder, **options)
-            loaded: tuple[PreTrainedModel, Mapping[str, Collection]] = AutoModelForCausalLM.from_pretrained(
-                folder, dtype=torch.float32, **reported, **options
-            )
+        config = read_config(keys, {name: tensor.shape for name, tensor in tensors.items()})
+        with torch.device("meta"):
+            skeleton = AutoModelForCausalLM.from_config(config)
+        state = _state(path.name, skeleton, keys.architecture, tensors)
+        loaded: tuple[PreTrainedModel, Mapping[str, Collection]] = type(skeleton).from_pretrained(
+            None, config=config, state_dict=state, dtype=torch.float32, **reported
+        )
+        tokenizer = AutoTokenizer.from_pretrained(str(path.resolve().parent), gguf_file=path.name)
+    except TideError:
+        raise
     except _UNREADABLE as error:
         raise UnsupportedModelError(
-            f"{path.name} cannot be loaded, architecture {architecture!r} ({first_line(error)}); convert the model from "
+            f"{path.name} cannot be loaded, architecture {keys.architecture!r} ({first_line(error)}); convert the model from "
             "its HuggingFace checkpoint, or export that checkpoint itself"
         ) from error
     model, info = loaded
-    _check_complete(path.name, model, info, tensors)
-    quantized, notes = match_parameters(model, architecture, tensors)
-    return config, model.to(dtype), tokenizer, quantized, notes
+    check_values(path.name, model, info)
+    if (factors := tensors.get(FREQUENCY_FACTORS)) is not None:
+        divide_frequencies(model, torch.from_numpy(np.array(factors.data, np.float32)))
+    model.generation_config = generation_config(keys, config.vocab_size)
+    quantized, notes = match_parameters(model, keys.architecture, tensors)
+    _convert(model, dtype)
+    return config, model, tokenizer, quantized, notes
+
+
+def _convert(model: PreTrainedModel, dtype: torch.dtype) -> None:
+    """Convert what the file holds. Rotary frequencies stay in fp32: rounded to fp16 they turn by a radian at position 2,000."""
+    stored = model.state_dict().keys()
+    for name, tensor in chain(model.named_parameters(), model.named_buffers()):
+        if name in stored and tensor.is_floating_point():
+            tensor.data = tensor.data.to(dtype)
 
 
 def first_line(error: Exception) -> str:
@@ -123,18 +152,55 @@ def first_line(error: Exception) -> str:
     return " ".join(line.strip() for line in lines[: 1 + lines[0].endswith(":")])
 
 
-def _check_complete(file: str, model: PreTrainedModel, info: Mapping[str, Collection], tensors: Mapping[str, GgufTensor]) -> None:
-    """Raise ModelFilesError where tensors and config disagree: transformers gives a parameter without a tensor random values."""
-    remedy = "the file was changed or its conversion went wrong: download it again, or convert the model again"
-    if info["mismatched_keys"]:
-        name, stored, expected = min(info["mismatched_keys"])
-        raise ModelFilesError(f"in {file} {name} has shape {tuple(stored)}, its config expects {tuple(expected)}; {remedy}")
-    if info["missing_keys"]:
-        raise ModelFilesError(f"{file} has no tensor for {min(info['missing_keys'])}, which its config expects; {remedy}")
+def _state(file: str, model: PreTrainedModel, architecture: str, tensors: Mapping[str, GgufTensor]) -> dict[str, torch.Tensor]:
+    """fp32 tensors by the name of ``model``'s parameter, in transformers' order of rows."""
+    import gguf
+
+    processor = TENSOR_PROCESSORS.get(architecture, TensorProcessor)(config=model.config.to_dict())
+    names = get_gguf_hf_weights_map(model, processor)
+    _check_tensors(file, model, architecture, names, tensors)
+    state: dict[str, torch.Tensor] = {}
+    read = {"tensor_key_mapping": names, "parsed_parameters": {"tensors": state}}  # experts go there
+    for tensor in tensors.values():
+        values = gguf.dequantize(tensor.data, gguf.GGMLQuantizationType[tensor.kind])
+        done = processor.process(weights=values, name=tensor.name, **read)
+        if done.name in names:
+            state[names[done.name]] = torch.from_numpy(np.array(done.weights, np.float32))
+    return state
+
+
+def _check_tensors(
+    file: str, model: PreTrainedModel, architecture: str, mapping: Mapping[str, str], tensors: Mapping[str, GgufTensor]
+) -> None:
+    """Raise ModelFilesError unless each parameter has its tensors and each tensor its parameter. ``mapping``: transformers'."""
+    names = {_with_suffix(name): parameter for name, parameter in mapping.items()}
+    tied = model.get_expanded_tied_weights_keys(all_submodels=True)
+    missing = {name for name, parameter in names.items() if name not in tensors and parameter not in tied}
+    unknown = {name for name in tensors if name not in names and not _without_effect(name, architecture)}
     layers = model.config.get_text_config().num_hidden_layers
-    beyond = [name for name in tensors if (found := _LAYER.match(name)) and int(found[1]) >= layers]
+    beyond = {name for name in unknown if (found := _LAYER.match(name)) and int(found[1]) >= layers}
+    remedy = "the file was changed or its conversion went wrong: download it again, or convert the model again"
     if beyond:
         raise ModelFilesError(f"{file} has the tensor {min(beyond)}, but its config says {layers} layers; {remedy}")
+    if missing:
+        raise ModelFilesError(
+            f"{file} has no tensor {min(missing)} for {names[min(missing)]}, which its config expects; {remedy}"
+        )
+    if unknown:
+        raise ModelFilesError(
+            f"{file} has the tensor {min(unknown)}, which the architecture {architecture!r} has no place for, so the bundle "
+            f"would be another model; export the HuggingFace checkpoint that the file was made from"
+        )
+
+
+def _with_suffix(name: str) -> str:
+    """transformers' table has the experts' tensors without it."""
+    return name if name.endswith((".weight", ".bias")) else f"{name}.weight"
+
+
+def _without_effect(name: str, architecture: str) -> bool:
+    """Rotary frequencies that llama.cpp skips; those that it divides by are applied."""
+    return name.endswith("attn_rot_embd.weight") or (name == FREQUENCY_FACTORS and architecture == "llama")
 
 
 def match_parameters(
@@ -145,8 +211,9 @@ def match_parameters(
     found: dict[str, QuantizedWeight] = {}
     lost: Counter[tuple[str, str]] = Counter()
     used = set()
+    low_bit = {name: tensor for name, tensor in tensors.items() if tensor.kind not in _PLAIN}
     for name, parameter in model.named_parameters():
-        tensor = tensors.get(names.get(name, ""))
+        tensor = low_bit.get(names.get(name, ""))
         if tensor is None:
             continue
         used.add(tensor.name)
@@ -162,7 +229,7 @@ def match_parameters(
             lost[tensor.kind, "is stored in another form than transformers' parameter"] += 1
         else:
             found[name] = weight.rows(order)
-    for tensor in tensors.values():
+    for tensor in low_bit.values():
         if tensor.name not in used:
             lost[tensor.kind, "has no parameter of its own in transformers' model"] += 1
     return found, [f"{count} tensors of type {kind} were dequantised: that {why}" for (kind, why), count in sorted(lost.items())]

@@ -200,22 +200,22 @@ DAMAGED: dict[str, tuple[Callable[[bytes], bytes], type[TideError], str]] = {
     "tensor missing": (
         swap(Q_PROJ, b"blk.1.attn_x.weight"),
         ModelFilesError,
-        r"no tensor for model\.layers\.1\.self_attn\.q_proj\.weight",
+        r"no tensor blk\.1\.attn_q\.weight for model\.layers\.1\.self_attn\.q_proj\.weight",
     ),
     "tensor of another shape": (
         after(Q_PROJ, 12, 128, 8),
         ModelFilesError,
-        r"q_proj\.weight has shape \(128, 256\), its config expects \(256, 256\)",
+        r"q_proj\.weight has shape \(128, 256\), expected \(256, 256\)",
     ),
-    "config of other widths": (after(b"llama.feed_forward_length", 4, 768), ModelFilesError, r"its config expects \(.*768"),
-    "more layers in the config": (after(b"llama.block_count", 4, 3), ModelFilesError, r"no tensor for model\.layers\.2"),
+    "config of other widths": (after(b"llama.feed_forward_length", 4, 768), ModelFilesError, r"expected \(.*768"),
+    "more layers in the config": (after(b"llama.block_count", 4, 3), ModelFilesError, r"no tensor blk\.2\."),
     "fewer layers in the config": (after(b"llama.block_count", 4, 1), ModelFilesError, r"tensor blk\.1\..* 1 layers"),
     "heads that do not divide": (
         after(b"llama.attention.head_count", 4, 7),
         UnsupportedModelError,
         r"number of attention heads \(7\)",
     ),
-    "no heads": (after(b"llama.attention.head_count", 4, 0), UnsupportedModelError, "cannot be loaded"),
+    "no heads": (after(b"llama.attention.head_count", 4, 0), UnsupportedModelError, r"number of attention heads \(0\)"),
 }  # fmt: skip
 
 

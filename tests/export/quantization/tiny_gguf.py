@@ -1,0 +1,202 @@
+"""Tiny random models as GGUF files, written as llama.cpp's converter writes them: every key and tensor of the architecture."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import torch
+from gguf import GGUFValueType
+from numpy.typing import NDArray
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+VOCAB = 320
+CONTEXT = 256
+SIZES: dict[str, Any] = dict(
+    vocab_size=VOCAB, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+    max_position_embeddings=CONTEXT, initializer_range=0.25, tie_word_embeddings=False,
+)  # fmt: skip
+_GPT2 = dict(vocab_size=VOCAB, n_embd=64, n_inner=96, n_layer=2, n_head=4, n_positions=CONTEXT, initializer_range=0.25)
+_GEMMA = {**SIZES, "head_dim": 32, "tie_word_embeddings": True, "query_pre_attn_scalar": 32, "sliding_window": 16}
+_PARTIAL = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
+
+# Architecture → model type, config, and keys beside those that every architecture has.
+ARCHITECTURES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "llama": ("llama", {**SIZES, "head_dim": 16, "rms_norm_eps": 1e-3}, {}),
+    "qwen2": ("qwen2", {**SIZES, "rms_norm_eps": 1e-3}, {}),
+    "qwen3": ("qwen3", {**SIZES, "head_dim": 32, "rms_norm_eps": 1e-3}, {}),
+    "qwen2moe": (
+        "qwen2_moe",
+        {**SIZES, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 64},
+        {"expert_count": 4, "expert_used_count": 2, "expert_feed_forward_length": 32, "expert_shared_feed_forward_length": 64},
+    ),
+    "qwen3moe": (
+        "qwen3_moe",
+        {
+            **SIZES,
+            "head_dim": 32,
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 32,
+            "norm_topk_prob": True,
+        },
+        {"expert_count": 4, "expert_used_count": 2, "expert_feed_forward_length": 32},
+    ),
+    "gemma2": (
+        "gemma2",
+        {**_GEMMA, "attn_logit_softcapping": 20.0, "final_logit_softcapping": 10.0},
+        {"attn_logit_softcapping": 20.0, "final_logit_softcapping": 10.0, "attention.sliding_window": 16},
+    ),
+    "gemma3": ("gemma3_text", {**_GEMMA, "num_hidden_layers": 7}, {"attention.sliding_window": 16}),
+    "phi3": ("phi3", {**SIZES, "rope_parameters": _PARTIAL, "pad_token_id": 0}, {"rope.dimension_count": 8}),
+    "stablelm": (
+        "stablelm",
+        {**SIZES, "rope_parameters": _PARTIAL, "layer_norm_eps": 1e-3},
+        {"rope.dimension_count": 8, "use_parallel_residual": False},
+    ),
+    "gpt2": ("gpt2", _GPT2, {}),
+    "starcoder2": ("starcoder2", {**SIZES, "norm_epsilon": 1e-3}, {}),
+    "nemotron": ("nemotron", {**SIZES, "rope_parameters": _PARTIAL, "norm_eps": 1e-3}, {"rope.dimension_count": 8}),
+}
+_LAYER_NORM = {"stablelm", "gpt2", "starcoder2", "nemotron"}
+
+
+@dataclass
+class GgufFile:
+    """A file's content: change it, then `write` it.
+
+    ``keys``: with the architecture in front where it belongs. ``tensors``: fp32, as llama.cpp has them. ``model``: what it means.
+    """
+
+    model: PreTrainedModel
+    keys: dict[str, Any]
+    tensors: dict[str, NDArray[np.float32]]
+    tokens: list[str] = field(default_factory=lambda: byte_tokens(VOCAB))
+
+    def write(self, file: Path, order: gguf.GGUFEndian = gguf.GGUFEndian.LITTLE) -> Path:
+        writer = gguf.GGUFWriter(file, str(self.keys["general.architecture"]), endianess=order)
+        for key, value in self.keys.items():
+            if key != "general.architecture":
+                add_key(writer, key, value)
+        writer.add_tokenizer_model("gpt2")
+        writer.add_tokenizer_pre("gpt-2")
+        writer.add_token_list(self.tokens)
+        control = {i for i, token in enumerate(self.tokens) if len(token) > 2 and token[0] in "<[_"}
+        writer.add_token_types(
+            [gguf.TokenType.CONTROL if i in control else gguf.TokenType.NORMAL for i in range(len(self.tokens))]
+        )
+        writer.add_token_merges(["Ġ Ġ"])
+        for name, values in self.tensors.items():
+            writer.add_tensor(name, np.ascontiguousarray(values))
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+        return file
+
+
+def add_key(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
+    """A key in the type that llama.cpp reads it in; integers are uint32."""
+    kinds = {bool: GGUFValueType.BOOL, int: GGUFValueType.UINT32, float: GGUFValueType.FLOAT32, str: GGUFValueType.STRING}
+    if isinstance(value, list):
+        writer.add_array(key, value)
+    else:
+        writer.add_key_value(key, value, kinds[type(value)])
+
+
+def byte_tokens(count: int, controls: Iterable[str] = ("<|endoftext|>",)) -> list[str]:
+    """GPT-2's 256 bytes, ``controls`` at the end, and made-up words between them."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [byte for byte in range(256) if byte not in printable]
+    characters = {**{b: chr(b) for b in printable}, **{b: chr(256 + i) for i, b in enumerate(others)}}
+    tokens = [characters[byte] for byte in range(256)]
+    ends = list(controls)
+    return [*tokens, "ĠĠ", *(f"w{i}" for i in range(count - len(tokens) - 1 - len(ends))), *ends]
+
+
+def tiny(architecture: str, config: Mapping[str, Any] | None = None, **keys: Any) -> GgufFile:
+    """A random model of ``architecture``; ``config`` over the table's, ``keys`` (without the architecture) over the file's."""
+    model_type, settings, own_keys = ARCHITECTURES[architecture]
+    torch.manual_seed(0)
+    made = AutoConfig.for_model(model_type, **{**settings, **(config or {})})
+    model = AutoModelForCausalLM.from_config(made, dtype=torch.float32).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim == 1:  # norms of ones and biases of zeros would hide what is missing
+                parameter.add_(torch.randn_like(parameter) * 0.1)
+    general = {**_keys(architecture, model), **own_keys, **keys}
+    prefixed = {f"{architecture}.{key}": value for key, value in general.items() if value is not None}
+    return GgufFile(
+        model,
+        {"general.architecture": architecture, **prefixed, "tokenizer.ggml.eos_token_id": VOCAB - 1},
+        _tensors(architecture, model),
+    )
+
+
+def _keys(architecture: str, model: PreTrainedModel) -> dict[str, Any]:
+    config = model.config
+    epsilon = next(
+        getattr(config, n)
+        for n in ("rms_norm_eps", "layer_norm_eps", "norm_eps", "norm_epsilon", "layer_norm_epsilon")
+        if hasattr(config, n)
+    )
+    keys = {
+        "context_length": CONTEXT,
+        "embedding_length": config.hidden_size,
+        "block_count": config.num_hidden_layers,
+        "feed_forward_length": getattr(config, "intermediate_size", None) or config.n_inner,
+        "attention.head_count": config.num_attention_heads,
+        f"attention.layer_norm_{'' if architecture in _LAYER_NORM else 'rms_'}epsilon": epsilon,
+    }
+    if architecture == "gpt2":
+        return keys
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    parameters = config.rope_parameters
+    return {
+        **keys,
+        "attention.head_count_kv": config.num_key_value_heads,
+        "attention.key_length": head_dim,
+        "attention.value_length": head_dim,
+        "rope.dimension_count": head_dim,
+        "rope.freq_base": parameters.get("full_attention", parameters)["rope_theta"],
+    }
+
+
+def _tensors(architecture: str, model: PreTrainedModel) -> dict[str, NDArray[np.float32]]:
+    """The state dict under GGUF's names, with the converter's changes."""
+    kinds = {name: kind for kind, name in gguf.MODEL_ARCH_NAMES.items()}
+    table = gguf.get_tensor_name_map(kinds[architecture], model.config.num_hidden_layers)
+    found: dict[str, NDArray[np.float32]] = {}
+    tied = model.config.tie_word_embeddings
+    for name, tensor in model.state_dict().items():
+        values = tensor.numpy().astype(np.float32)
+        if name == "lm_head.weight" and tied:
+            continue
+        if name.endswith("experts.gate_up_proj"):
+            block = name.split(".")[2]
+            found[f"blk.{block}.ffn_gate_exps.weight"], found[f"blk.{block}.ffn_up_exps.weight"] = np.split(values, 2, axis=1)
+            continue
+        if name.endswith("experts.down_proj"):
+            name += ".weight"
+        gguf_name = table.get_name(name, try_suffixes=(".weight", ".bias"))
+        assert gguf_name is not None, name
+        found[gguf_name] = _converted(architecture, gguf_name, values, model)
+    return found
+
+
+def _converted(architecture: str, name: str, values: NDArray[np.float32], model: PreTrainedModel) -> NDArray[np.float32]:
+    config = model.config
+    if architecture in ("gemma2", "gemma3", "nemotron") and name.endswith("norm.weight"):
+        return values + 1
+    if architecture == "llama" and (".attn_q." in name or ".attn_k." in name):  # it rotates neighbours, not halves
+        heads = config.num_attention_heads if ".attn_q." in name else config.num_key_value_heads
+        return values.reshape(heads, 2, -1, *values.shape[1:]).swapaxes(1, 2).reshape(values.shape)
+    if architecture == "gpt2" and values.ndim == 2 and name.startswith("blk."):
+        return values.T
+    if name.endswith("ffn_gate_inp_shexp.weight"):
+        return values[0]
+    return values

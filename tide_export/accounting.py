@@ -1,0 +1,198 @@
+"""Hold a loaded model against the tensors of its files: each parameter is one tensor's, and each tensor is used or named.
+
+transformers fills a parameter without a tensor with random numbers, and drops a tensor without a parameter. Verification
+compares a bundle with that same model, so the difference shows nowhere but here.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from tide_runtime.errors import ModelFilesError
+from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
+
+from tide_export.weight_files import TensorHeader
+
+# Tensors without effect on the model, and why.
+_LEFTOVERS = {
+    r"(^|\.)rotary_emb\.inv_freq$": "older releases saved the rotary frequencies, which the config gives",
+    r"(^|\.)rotary_emb\.(cos|sin)_cached$": "a cache of the rotary embedding",
+    r"(^|\.)position_ids$": "the numbers 0, 1, 2, …",
+}
+_CAUSAL_MASK = re.compile(r"(^|\.)(attn|attention)\.(bias|masked_bias)$")
+_LAYER = re.compile(r"^(?:model\.|transformer\.)?(?:language_model\.)?(?:layers|h)\.(\d+)\.")
+_DRAFT_MODULE = re.compile(r"(^|\.)mtp(_\w+)?\.")
+# How configs of several families call the number of layers that draft further tokens.
+_DRAFT_LAYERS = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_layers", "num_mtp_modules")
+_ENCODER = re.compile(r"(^|\.)(visual|vision_tower|vision_model|multi_modal_projector|audio_tower|embed_vision|embed_audio)\.")
+_PACKED = re.compile(r"\.(qweight|qzeros|weight_packed|weight_scale(_inv)?|SCB|weight\.(absmax|quant_state\..*))$")
+_FLOATS = ("F16", "BF16", "F32", "F64", "F8_E4M3", "F8_E5M2")
+_REMEDY = "the files were changed or belong to another config: download the model again, or save it with save_pretrained"
+
+
+@dataclass
+class _Uses:
+    """Which tensors fill which parameter. ``by_target``: parameter → source pattern (or the tensor) → tensors."""
+
+    by_target: dict[str, dict[str, list[str]]] = field(default_factory=lambda: defaultdict(lambda: defaultdict(list)))
+    filled: set[str] = field(default_factory=set)
+    unused: list[str] = field(default_factory=list)
+
+
+def check_names(source: str, model: PreTrainedModel, stored: Mapping[str, TensorHeader]) -> list[str]:
+    """Sentences on tensors that a text model has no use for.
+
+    ``model``: of the checkpoint's config; its values are not read. ``stored``: all tensors of the files. Raises ModelFilesError
+    with the names unless each parameter and persistent buffer has one tensor (or its experts' tensors), and each tensor is used.
+    """
+    uses, expected = _uses(model, stored), model.state_dict()
+    missing = expected.keys() - uses.filled - _tied(model, uses.filled)
+    notes: dict[str, list[str]] = defaultdict(list)
+    unexpected = []
+    for name in uses.unused:
+        if note := _without_use(name, model.config):
+            notes[note].append(name)
+        elif not _is_leftover(name, stored[name]):
+            unexpected.append(name)
+    if missing or unexpected:
+        raise ModelFilesError(_complaint(source, model, missing, unexpected))
+    for target, tensors in uses.by_target.items():
+        _check_single(source, target, tensors, stored)
+    _check_floats(source, model, uses, stored)
+    return [f"{len(names)} tensors were left out, such as {min(names)}: {note}." for note, names in sorted(notes.items())]
+
+
+def check_values(source: str, model: PreTrainedModel, report: Mapping[str, Collection[Any]], names_checked: bool = True) -> None:
+    """Raise ModelFilesError where a loaded model's parameter was not filled, or is tied to one of other values.
+
+    ``report``: transformers' loading info. ``names_checked``: whether `check_names` has judged the tensors that were not used.
+    """
+    for name, found, wanted in sorted(report["mismatched_keys"]):
+        raise ModelFilesError(
+            f"{source} does not fit its config: {name} has shape {tuple(found)}, expected {tuple(wanted)}; {_REMEDY}"
+        )
+    unexpected = () if names_checked else report["unexpected_keys"]
+    if report["missing_keys"] or unexpected:
+        raise ModelFilesError(_complaint(source, model, report["missing_keys"], unexpected))
+    for name, other in model.get_expanded_tied_weights_keys(all_submodels=True).items():
+        if model.get_parameter(name) is not model.get_parameter(other):
+            raise ModelFilesError(
+                f"{source} holds {name} and {other} with different values, and its config.json ties them: set "
+                f"tie_word_embeddings to false if both are meant, or delete {name}"
+            )
+
+
+def _uses(model: PreTrainedModel, stored: Iterable[str]) -> _Uses:
+    """Follow transformers' renaming of each tensor."""
+    expected, uses = model.state_dict(), _Uses()
+    mapping = get_model_conversion_mapping(model)
+    renamings = [entry for entry in mapping if isinstance(entry, WeightRenaming)]
+    converters = [entry for entry in mapping if isinstance(entry, WeightConverter)]
+    by_pattern = {pattern: converter for converter in converters for pattern in converter.source_patterns}
+    names = {"base_model_prefix": model.base_model_prefix, "meta_state_dict": expected}
+    for name in stored:
+        target, pattern = rename_source_key(name, renamings, converters, **names)
+        if target not in expected and name in expected:
+            target, pattern = rename_source_key(name, [], [], **names)
+        if target not in expected:
+            uses.unused.append(name)
+            continue
+        uses.by_target[target][pattern or name].append(name)
+        targets = by_pattern[pattern].target_patterns if pattern is not None else [""]
+        uses.filled.update(target.replace(targets[0], other) if targets[0] else target for other in targets)
+    return uses
+
+
+def _tied(model: PreTrainedModel, filled: set[str]) -> set[str]:
+    """Parameters that are one with a filled one."""
+    groups = [set(pair) for pair in model.get_expanded_tied_weights_keys(all_submodels=True).items()]
+    shared: dict[int, set[str]] = defaultdict(set)
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        shared[id(parameter)].add(name)
+    return {name for names in (*groups, *shared.values()) if filled & names for name in names}
+
+
+def _is_leftover(name: str, header: TensorHeader) -> bool:
+    if _CAUSAL_MASK.search(name):  # a projection's bias has one dimension and more than one number
+        return header.shape in ((), (1,)) or (len(header.shape) == 4 and header.shape[:2] == (1, 1))
+    return any(re.search(pattern, name) for pattern in _LEFTOVERS)
+
+
+def _without_use(name: str, config: PreTrainedConfig) -> str | None:
+    """Why a text model that runs layer by layer has no use for a tensor that its config declares."""
+    text = config.get_text_config()
+    drafts = max(getattr(text, key, None) or 0 for key in _DRAFT_LAYERS)
+    layer = _LAYER.match(name)
+    if drafts and (_DRAFT_MODULE.search(name) or (layer and 0 <= int(layer[1]) - text.num_hidden_layers < drafts)):
+        return "they draft further tokens, and the model's own output does not depend on them"
+    if text is not config and _ENCODER.search(name):
+        return "they read images or sound, and the bundle reads text"
+    return None
+
+
+def _complaint(source: str, model: PreTrainedModel, missing: Collection[str], unexpected: Collection[str]) -> str:
+    packed = [name for name in unexpected if _PACKED.search(name)]
+    if packed:
+        return (
+            f"{source} holds packed weights ({_some(packed)}), and nothing says how: neither a quantization_config in "
+            "config.json nor quantize_config.json or quant_config.json; add the file from where the model came"
+        )
+    layers = model.config.get_text_config().num_hidden_layers
+    beyond = [name for name in unexpected if (found := _LAYER.match(name)) and int(found[1]) >= layers]
+    parts = []
+    if missing:
+        parts.append(f"it lacks {_some(missing)}")
+    if beyond:
+        parts.append(f"it has more than the config's {layers} layers ({_some(beyond)})")
+    elif unexpected:
+        parts.append(f"it has unknown {_some(unexpected)}")
+    remedy = _REMEDY
+    if not unexpected and all(name.startswith("lm_head.") for name in missing):
+        remedy = "if its head is its embedding, set tie_word_embeddings to true in config.json; else download it again"
+    return f"{source} does not fit its config: {', and '.join(parts)}; {remedy}"
+
+
+def _some(names: Collection[str]) -> str:
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return ", ".join(sorted(names)[:3]) + more
+
+
+def _check_single(source: str, target: str, tensors: Mapping[str, list[str]], stored: Mapping[str, TensorHeader]) -> None:
+    """Raise ModelFilesError where several tensors fill ``target``, other than the numbered experts 0, 1, 2, … of one shape."""
+    every = [name for names in tensors.values() for name in names]
+    if len(every) > 1 and any(pattern == name for pattern, names in tensors.items() for name in names):
+        raise ModelFilesError(f"{source} holds {' and '.join(sorted(every))}, which are both {target}; delete one")
+    most = max(len(names) for names in tensors.values())
+    for pattern, names in tensors.items():
+        shapes = {stored[name].shape for name in names}
+        if len(names) not in (1, most) or (len(names) > 1 and not _numbered(names)) or len(shapes) > 1:
+            raise ModelFilesError(
+                f"{source} holds {len(names)} tensors {pattern} for {target} ({_some(names)}), expected the numbers 0 to "
+                f"{most - 1} in one shape, found {', '.join(map(str, sorted(shapes)))}; {_REMEDY}"
+            )
+
+
+def _numbered(names: Collection[str]) -> bool:
+    """Whether the names differ by one number, which takes each value from 0 on once."""
+    rows = [re.findall(r"\d+", name) for name in names]
+    columns = zip(*rows, strict=False)
+    varying = [sorted(map(int, column)) for column in columns if len(set(column)) > 1]
+    return len({len(row) for row in rows}) == 1 and varying == [list(range(len(names)))]
+
+
+def _check_floats(source: str, model: PreTrainedModel, uses: _Uses, stored: Mapping[str, TensorHeader]) -> None:
+    """Raise ModelFilesError where integers would be taken for the floating-point numbers that they stand for."""
+    expected = model.state_dict()
+    for target, tensors in uses.by_target.items():
+        for name in [name for names in tensors.values() for name in names if stored[name].dtype not in _FLOATS]:
+            if expected[target].is_floating_point():
+                raise ModelFilesError(
+                    f"{source} holds {name} as {stored[name].dtype}, and no settings that say how to make floating-point "
+                    "numbers of it; take the original model, or add the file with the quantisation settings"
+                )

@@ -1,0 +1,66 @@
+"""The rotary embedding that a GGUF file's keys describe, as llama.cpp computes it.
+
+Formulas: src/llama-context.cpp and `rope_yarn` in ggml/src/ggml-cpu/ops.cpp of https://github.com/ggml-org/llama.cpp;
+YaRN: Peng et al. 2023, https://arxiv.org/abs/2309.00071.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from tide_runtime.errors import UnsupportedModelError
+from transformers import PreTrainedModel
+
+from tide_export.quantization.gguf_metadata import Metadata
+
+FREQUENCY_FACTORS = "rope_freqs.weight"
+
+
+def rope_parameters(keys: Metadata, head_dim: int, partial: bool) -> dict[str, Any]:
+    """transformers' ``rope_parameters``. ``partial``: whether the model can rotate a part of each head.
+
+    Raises UnsupportedModelError for what they cannot say.
+    """
+    parameters = {"rope_theta": float(keys.take("rope.freq_base", 10000.0)), **_scaling(keys)}
+    rotated = keys.take("rope.dimension_count", head_dim)
+    share = rotated / head_dim
+    if (share != 1 and not partial) or int(head_dim * share) != rotated:
+        raise keys.refused("rope.dimension_count", f"is not the head's width {head_dim}, and the model rotates whole heads")
+    return {**parameters, "partial_rotary_factor": share} if partial else parameters
+
+
+def _scaling(keys: Metadata) -> dict[str, Any]:
+    kind = keys.take("rope.scaling.type", "linear")
+    factor = keys.take("rope.scale_linear", 0.0)  # the name of the first GGUF files
+    factor = float(keys.take("rope.scaling.factor", factor)) or 1.0
+    attention = keys.take("rope.scaling.attn_factor", 1.0)
+    mixed = keys.take("rope.scaling.yarn_ext_factor", -1.0)  # below 0: 1 for YaRN, else 0
+    if kind not in ("none", "linear", "yarn"):
+        raise keys.refused(
+            "rope.scaling.type", "is none of none, linear and yarn; longrope depends on the length of the whole sequence"
+        )
+    if mixed not in ((1.0,) if kind == "yarn" else (0.0,)) and mixed >= 0:
+        raise keys.refused("rope.scaling.yarn_ext_factor", f"mixes frequencies in another way than {kind} does")
+    if kind == "yarn" and (factor, attention) != (1.0, 1.0):
+        original = keys.take("rope.scaling.original_context_length", keys.take("context_length"))
+        spread = attention * (1 + 0.1 * math.log(factor))
+        scaled = {"factor": factor, "original_max_position_embeddings": original, "attention_factor": spread}
+        return {"rope_type": "yarn", **scaled, "beta_fast": 32.0, "beta_slow": 1.0}
+    if attention != 1.0:
+        raise keys.refused("rope.scaling.attn_factor", f"scales attention, which {kind} scaling of the model does not")
+    return {"rope_type": "linear", "factor": factor} if kind == "linear" and factor != 1.0 else {"rope_type": "default"}
+
+
+def divide_frequencies(model: PreTrainedModel, factors: torch.Tensor) -> None:
+    """Divide the rotary frequencies [D/2] by ``factors``, as Llama 3.1's file stores its scaling."""
+    rotary = [module for module in model.modules() if "inv_freq" in dict(module.named_buffers(recurse=False))]
+    if not rotary or any(module.inv_freq.shape != factors.shape for module in rotary):
+        raise UnsupportedModelError(
+            f"{FREQUENCY_FACTORS} has {factors.numel()} factors, for other rotary frequencies than {type(model).__name__} has; "
+            "export the HuggingFace checkpoint that the file was made from"
+        )
+    for module in rotary:
+        module.inv_freq = module.inv_freq / factors
+        module.original_inv_freq = module.inv_freq
