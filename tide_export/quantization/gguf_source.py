@@ -20,9 +20,10 @@ import torch
 from huggingface_hub.errors import StrictDataclassError
 from numpy.typing import NDArray
 from tide_runtime.errors import ModelFilesError, UnsupportedModelError
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from tide_export.quantization.gguf_blocks import mapped
+from tide_export.quantization.gguf_tokenizer import read_gguf_tokenizer
 from tide_export.quantization.quantized_weight import QuantizedWeight
 
 _PLAIN = ("F32", "F16", "BF16")
@@ -102,7 +103,6 @@ def load_gguf(
     try:
         with redirect_stderr(io.StringIO()):  # transformers' bar over the tensors has no setting
             config = AutoConfig.from_pretrained(folder, **options)
-            tokenizer = AutoTokenizer.from_pretrained(folder, **options)
             loaded: tuple[PreTrainedModel, Mapping[str, Collection]] = AutoModelForCausalLM.from_pretrained(
                 folder, dtype=torch.float32, **reported, **options
             )
@@ -112,6 +112,7 @@ def load_gguf(
             "its HuggingFace checkpoint, or export that checkpoint itself"
         ) from error
     model, info = loaded
+    tokenizer = read_gguf_tokenizer(path)
     _check_complete(path.name, model, info, tensors)
     quantized, notes = match_parameters(model, architecture, tensors)
     return config, model.to(dtype), tokenizer, quantized, notes
