@@ -116,7 +116,7 @@ def plan_tools(body: Mapping[str, Any], engine: Engine, config: ServeConfig) -> 
     mode, allowed = _choice(body.get("tool_choice", "auto"), names)
     if not tools or mode == "none":
         return ToolPlan()
-    template = engine.chat_template or ""
+    template = engine.tool_chat_template or ""
     native = re.search(r"\btools\b", template) is not None
     tagged = (not native or OPENING in template) and not _is_hidden(engine.tokenizer)
     return ToolPlan(

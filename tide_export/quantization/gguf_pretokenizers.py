@@ -90,7 +90,6 @@ class PreTokenizer:
         escape_spaces: a space is spelt ``▁``.
         whole_line_ends: a run of line ends that is a token is taken whole.
         always_bos: the BOS token begins a text whatever the file says.
-        add_sep: the file's separator must be set; llama.cpp refuses the file otherwise.
     """
 
     expressions: tuple[str, ...]
@@ -132,11 +131,7 @@ _KINDS: tuple[tuple[PreTokenizer, str], ...] = (
     (PreTokenizer((_words(lines=r"\s*[\r\n]"),)), "bailingmoe bailingmoe2 llada-moe"),
     (
         PreTokenizer(
-            (
-                _words(
-                    _LEAD + r"(?:\p{L}\p{M}*(?: \p{L}\p{M}*)*)+", others=r" ?[^\s\p{L}\p{N}]+[\r\n/]?", lines=r"\s*[\r\n]"
-                ),
-            )
+            (_words(_LEAD + r"(?:\p{L}\p{M}*(?: \p{L}\p{M}*)*)+", others=r" ?[^\s\p{L}\p{N}]+[\r\n/]?", lines=r"\s*[\r\n]"),)
         ),
         "exaone-moe",
     ),
@@ -145,7 +140,10 @@ _KINDS: tuple[tuple[PreTokenizer, str], ...] = (
         "tekken",
     ),
     (PreTokenizer((_GPT4O,)), "gpt-4o llama4 kanana2 talkie minimax-m2"),
-    (PreTokenizer((_GPT4O.replace(_UPPER, _MARKED_UPPER).replace(_LOWER, _MARKED_LOWER),), ignore_merges=True), "granite-embed-multi-97m"),
+    (
+        PreTokenizer((_GPT4O.replace(_UPPER, _MARKED_UPPER).replace(_LOWER, _MARKED_LOWER),), ignore_merges=True),
+        "granite-embed-multi-97m",
+    ),
     (
         PreTokenizer((_DIGITS_FROM_THE_RIGHT, _words(_MARKED_THEN_CONTRACTION, _THREE_DIGITS, _SLASH_OTHERS, first=""))),
         "tiny_aya cohere2moe",
@@ -184,7 +182,12 @@ _KINDS: tuple[tuple[PreTokenizer, str], ...] = (
         PreTokenizer((_words(rf"{_HAN}+|{_LEAD}[\p{{L}}&&[^{_HAN}]]+(?:{_CONTRACTION})?", _THREE_DIGITS, first=""),)),
         "kimi-k2",
     ),
-    (PreTokenizer((_words(_LEAD + r"[\p{L}\p{M}\x{200C}\x{200D}]+", _THREE_DIGITS, first=_CONTRACTION.replace("[sS", "[sSſ")),)), "k2-horizon"),
+    (
+        PreTokenizer(
+            (_words(_LEAD + r"[\p{L}\p{M}\x{200C}\x{200D}]+", _THREE_DIGITS, first=_CONTRACTION.replace("[sS", "[sSſ")),)
+        ),
+        "k2-horizon",
+    ),
     (PreTokenizer((_SENTENCE,)), "poro-chat bloom gpt3-finnish"),
     (PreTokenizer((_SENTENCE, r"\p{N}")), "viking"),
     (PreTokenizer((r"\p{N}+", "(?=(?:[0-9]{3})+(?![0-9]))")), "superbpe"),
@@ -209,7 +212,6 @@ _KINDS: tuple[tuple[PreTokenizer, str], ...] = (
         "gemma4 granite-embed-multi-311m",
     ),
     (PreTokenizer((_LINE_OR_LINE_ENDS,), byte_level=False, escape_spaces=True), "mmbert sarvam-moe"),
-    (PreTokenizer((r"\S+",), byte_level=False), "whitespace"),
 )
 PRE_TOKENIZERS: dict[str, PreTokenizer] = {name: kind for kind, names in _KINDS for name in names.split()}
 """By the value of ``tokenizer.ggml.pre``; a file without the key has ``default``."""

@@ -1,4 +1,4 @@
-"""A GGUF file as a model: transformers builds model and tokenizer from it, its quantised blocks are kept beside the parameters.
+"""A GGUF file as a model: transformers builds the model from it, its quantised blocks are kept beside the parameters.
 
 transformers dequantises every tensor (`dequantize` of the package gguf), renames it, and for some architectures puts its rows
 into another order. Which block belongs to which row is not assumed: rows of the tensor and of the parameter are compared.
@@ -23,7 +23,6 @@ from tide_runtime.errors import ModelFilesError, UnsupportedModelError
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from tide_export.quantization.gguf_blocks import mapped
-from tide_export.quantization.gguf_tokenizer import read_gguf_tokenizer
 from tide_export.quantization.quantized_weight import QuantizedWeight
 
 _PLAIN = ("F32", "F16", "BF16")
@@ -89,10 +88,8 @@ def read_tensors(path: Path) -> tuple[str, dict[str, GgufTensor]]:
     return architecture, {name: t for name, t in tensors.items() if t.kind not in _PLAIN}
 
 
-def load_gguf(
-    path: Path, dtype: torch.dtype
-) -> tuple[PreTrainedConfig, PreTrainedModel, object, dict[str, QuantizedWeight], list[str]]:
-    """Config, eager model, tokenizer, low-bit weights by parameter name, and notes on those that could not be kept.
+def load_gguf(path: Path, dtype: torch.dtype) -> tuple[PreTrainedConfig, PreTrainedModel, dict[str, QuantizedWeight], list[str]]:
+    """Config, eager model, low-bit weights by parameter name, and notes on those that could not be kept.
 
     Raises ModelFilesError for a broken file, UnsupportedModelError for an architecture that transformers cannot read from GGUF.
     """
@@ -112,10 +109,9 @@ def load_gguf(
             "its HuggingFace checkpoint, or export that checkpoint itself"
         ) from error
     model, info = loaded
-    tokenizer = read_gguf_tokenizer(path)
     _check_complete(path.name, model, info, tensors)
     quantized, notes = match_parameters(model, architecture, tensors)
-    return config, model.to(dtype), tokenizer, quantized, notes
+    return config, model.to(dtype), quantized, notes
 
 
 def first_line(error: Exception) -> str:

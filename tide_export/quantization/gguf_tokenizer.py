@@ -19,11 +19,10 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 from transformers import PreTrainedTokenizerFast
 
 from tide_export.quantization.gguf_pretokenizers import PRE_TOKENIZERS, PreTokenizer
-from tide_export.quantization.spm_merges import Merge, spm_merges
+from tide_export.quantization.spm_merges import OTHER, Merge, spm_merges
 
 _PREFIX = "tokenizer.ggml."
 _TEMPLATE = "tokenizer.chat_template"
-_OTHER = "name the model's own tokenizer with --tokenizer DIR"
 _SPACE = "▁"
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED = 1, 2, 3, 4  # tokenizer.ggml.token_type
 _IDS = {"bos": "bos", "eos": "eos", "unknown": "unk", "seperator": "sep", "padding": "pad", "mask": "mask"}  # GGUF spells so
@@ -33,8 +32,31 @@ _DEFAULT_IDS = {
 }
 # Tokens that llama.cpp treats as control tokens whatever their type in the file is.
 _CONTROL_TEXTS = frozenset(
-    "<|eot_id|> <|im_end|> <|end|> <|return|> <|call|> <|calls|> <|flush|> <end_of_turn> <|endoftext|> </s> <|eom_id|> <EOT> _<EOT> "
-    "[EOT] [EOS] <|end_of_text|> <end_of_utterance> <eos> <turn|> <|tool_response> <｜end▁of▁sentence｜> [e~[ <|ifm|im_end|>".split()
+    [
+        "<|eot_id|>",
+        "<|im_end|>",
+        "<|end|>",
+        "<|return|>",
+        "<|call|>",
+        "<|calls|>",
+        "<|flush|>",
+        "<end_of_turn>",
+        "<|endoftext|>",
+        "</s>",
+        "<|eom_id|>",
+        "<EOT>",
+        "_<EOT>",
+        "[EOT]",
+        "[EOS]",
+        "<|end_of_text|>",
+        "<end_of_utterance>",
+        "<eos>",
+        "<turn|>",
+        "<|tool_response>",
+        "<｜end▁of▁sentence｜>",
+        "[e~[",
+        "<|ifm|im_end|>",
+    ]
 )
 # The same for fill-in-the-middle, where the file does not name the token by its id.
 _FILL_TEXTS = {
@@ -132,7 +154,7 @@ def read_gguf_tokenizer(path: Path) -> PreTrainedTokenizerFast | None:
     if vocabulary.model in ("no_vocab", "none", ""):
         return None
     if not vocabulary.tokens:
-        raise ModelFilesError(f"{path.name} has a tokenizer without tokens; convert the model again, or {_OTHER}")
+        raise ModelFilesError(f"{path.name} has a tokenizer without tokens; convert the model again, or {OTHER}")
     if vocabulary.model == "llama":
         backend, add_bos = _sentencepiece(vocabulary), True
     elif vocabulary.model in ("gpt2", "gemma4"):
@@ -141,7 +163,7 @@ def read_gguf_tokenizer(path: Path) -> PreTrainedTokenizerFast | None:
     else:
         raise UnsupportedModelError(
             f"{path.name} has a tokenizer of the kind {vocabulary.model!r}, which is not built here: llama, gpt2 and gemma4 are; "
-            f"{_OTHER}"
+            f"{OTHER}"
         )
     _add_tokens(backend, vocabulary)
     _add_ends(backend, vocabulary, add_bos)
@@ -162,7 +184,7 @@ def _pre_tokenizer(vocabulary: _Vocabulary) -> PreTokenizer:
     if name not in PRE_TOKENIZERS:
         raise UnsupportedModelError(
             f"{vocabulary.file} has the pre-tokenizer {name!r} (tokenizer.ggml.pre), which is not known here, so its texts would "
-            f"be cut wrongly; {_OTHER}"
+            f"be cut wrongly; {OTHER}"
         )
     return PRE_TOKENIZERS[name]
 
@@ -202,14 +224,14 @@ def _merges(vocabulary: _Vocabulary) -> list[Merge]:
     """Those of the file, each once. Raises ModelFilesError where one makes no token."""
     written = vocabulary.get("merges")
     if written is None and vocabulary.get("pre") != "kimi-k2":
-        raise ModelFilesError(f"{vocabulary.file} has no {_PREFIX}merges; convert the model again, or {_OTHER}")
+        raise ModelFilesError(f"{vocabulary.file} has no {_PREFIX}merges; convert the model again, or {OTHER}")
     merges: dict[Merge, None] = {}
     for line in written or ():
         at = line.find(" ", 1)
         pair = (line[:at], line[at + 1 :])
         if at < 0 or not {*pair, "".join(pair)} <= vocabulary.ids.keys():
             raise ModelFilesError(
-                f"{vocabulary.file} has the merge {line!r} of tokens that it has not; convert the model again, or {_OTHER}"
+                f"{vocabulary.file} has the merge {line!r} of tokens that it has not; convert the model again, or {OTHER}"
             )
         merges.setdefault(pair)
     return list(merges)

@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from tide_runtime.errors import UnsupportedModelError
 
 Merge = tuple[str, str]
+OTHER = "name the model's own tokenizer with --tokenizer DIR"
 
 
 def spm_merges(tokens: Sequence[str], scores: Sequence[float], never_joined: Collection[str]) -> list[Merge]:
@@ -19,7 +20,8 @@ def spm_merges(tokens: Sequence[str], scores: Sequence[float], never_joined: Col
 
     ``never_joined``: tokens that are found in a text before its rest is joined.
 
-    Raises UnsupportedModelError where two tokens of equal score overlap, as in a file without scores.
+    Raises UnsupportedModelError where two tokens of equal score overlap, as in a file without scores, or a character of a token
+    is no token.
     """
     known = set(tokens)
     splits = {token: list(_splits(token, known)) for token in tokens if len(token) > 1 and token not in never_joined}
@@ -36,7 +38,13 @@ def _splits(token: str, known: Collection[str]) -> Iterator[Merge]:
     Of x|y and y|z, both ``token``, in a text x y z, llama.cpp takes x|y: there the right part is also the token's beginning.
     """
     pairs = [(token[:at], token[at:]) for at in range(len(token) - 1, 0, -1)]
-    found = [pair for pair in pairs if pair[0] in known and pair[1] in known]
+    found = [pair for pair in pairs if all(len(part) == 1 or part in known for part in pair)]
+    for pair in found:
+        if not set(pair) <= known:
+            raise UnsupportedModelError(
+                f"its tokenizer makes {token!r} of {pair[0]!r} and {pair[1]!r}, of which one is no token, which tokenizer.json "
+                f"cannot express; {OTHER}"
+            )
     return iter(sorted(found, key=lambda pair: not token.startswith(pair[1])))
 
 
@@ -56,8 +64,7 @@ def _check_ties(splits: Mapping[str, list[Merge]], score_of: Mapping[str, float]
                 if other != token and not (_is_run(token) and _is_run(other)):
                     raise UnsupportedModelError(
                         f"its tokenizer gives the tokens {token!r} and {other!r} the same score, so what a text becomes depends "
-                        "on llama.cpp's order of work, which tokenizer.json cannot express; name the model's own tokenizer "
-                        "with --tokenizer DIR"
+                        f"on llama.cpp's order of work, which tokenizer.json cannot express; {OTHER}"
                     )
 
 
