@@ -135,8 +135,8 @@ def export(
         str | None,
         typer.Option(
             metavar="DIR",
-            help="Take the tokenizer and its chat template from here: a directory with tokenizer.json, such a file, a .gguf file or "
-            "a hub id. none: a bundle without tokenizer, whose prompts are token ids. Default: the model's own.",
+            help="Take the tokenizer and its chat template from here: a directory with tokenizer.json, such a file, a .gguf file "
+            "or a hub id. none: a bundle without tokenizer, whose prompts are token ids. Default: the model's own.",
         ),
     ] = None,
     verify: Annotated[

@@ -84,9 +84,8 @@ def load_model(
         config, model, quantized, notes = load_gguf(Path(source), TORCH_DTYPES[dtype])
         check_supported(config)
         probe_attention(model.eval())
-        loaded = LoadedModel(
-            model, load_tokenizer(source, tokenizer), source, None, (Path(source),), quantized, notes=tuple(notes)
-        )
+        own = load_tokenizer(source, tokenizer)
+        loaded = LoadedModel(model, own, source, None, (Path(source),), quantized, notes=tuple(notes))
     else:
         loaded = _load_huggingface(source, dtype, revision, trust_remote_code, tokenizer)
     loaded = replace(loaded, quantized=_with_tied(loaded.model, loaded.quantized))
@@ -147,9 +146,8 @@ def _load_huggingface(
             f"transformers {transformers.__version__} cannot load {source}: {first_line(error)}"
         ) from error
     probe_attention(model.eval())
-    return LoadedModel(
-        model, load_tokenizer(source, tokenizer, config, options), source, revision, files, quantized, notes=tuple(notes)
-    )
+    own = load_tokenizer(source, tokenizer, config, options)
+    return LoadedModel(model, own, source, revision, files, quantized, notes=tuple(notes))
 
 
 def quantization_method(config: PreTrainedConfig) -> str | None:

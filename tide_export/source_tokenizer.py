@@ -20,8 +20,8 @@ NO_TOKENIZER = "none"
 _FILE = "tokenizer.json"
 _FEWEST_TOKENS = 5  # a tokenizer made of the special tokens of its class alone has fewer, as it has no vocabulary
 _REMEDY = (
-    f"copy {_FILE} and tokenizer_config.json of the original model beside the weights, name another tokenizer with --tokenizer DIR, "
-    f"or leave it out on purpose with --tokenizer {NO_TOKENIZER}: prompts are token ids then"
+    f"copy {_FILE} and tokenizer_config.json of the original model beside the weights, name another tokenizer with "
+    f"--tokenizer DIR, or leave it out on purpose with --tokenizer {NO_TOKENIZER}: prompts are token ids then"
 )
 
 
@@ -36,7 +36,7 @@ def load_tokenizer(
 
     Returns None where none is wanted, or where neither the files nor the kind of model have one.
 
-    Raises ModelFilesError where it is missing, damaged or without vocabulary, UnsupportedModelError where it has no tokenizer.json.
+    Raises ModelFilesError where it is missing, damaged or without vocabulary, UnsupportedModelError where it is Python code.
     """
     if given == NO_TOKENIZER:
         return None
@@ -62,8 +62,8 @@ def check_embedded(largest: int, model: PreTrainedModel, source: str) -> None:
     vocab = model.config.get_text_config().vocab_size
     if largest >= vocab:
         raise DataError(
-            f"{source} has the token id {largest}, the model's ids end at {vocab - 1}: the tokenizer is another model's, or the text "
-            "spells a token that was added without training; name the right one with --tokenizer DIR, or take that text out"
+            f"{source} has the token id {largest}, the model's ids end at {vocab - 1}: the tokenizer is another model's, or the "
+            "text spells a token that was added without training; name the right one with --tokenizer DIR, or take that text out"
         )
 
 
@@ -79,7 +79,7 @@ def _from_pretrained(source: str, config: PreTrainedConfig | None, options: Mapp
         raise ModelFilesError(f"{source} has no tokenizer that can be loaded ({first_line(error)}); {_REMEDY}") from error
     if not isinstance(tokenizer, FastTokenizer):
         raise UnsupportedModelError(
-            f"{source} has a {type(tokenizer).__name__}, which is Python code without {_FILE}, and a bundle needs that file; {_REMEDY}"
+            f"{source} has a {type(tokenizer).__name__}, which is Python code, and a bundle needs a {_FILE}; {_REMEDY}"
         )
     return tokenizer
 
@@ -97,8 +97,8 @@ def _backend(file: Path) -> tokenizers.Tokenizer:
         return tokenizers.Tokenizer.from_file(str(file))
     except Exception as error:  # the Rust library raises plain Exception for every defect of the file
         raise ModelFilesError(
-            f"{file} cannot be read by tokenizers {tokenizers.__version__} ({first_line(error)}): it is damaged, or was written by a "
-            "newer release; copy it again or upgrade tokenizers, or name another with --tokenizer DIR"
+            f"{file} cannot be read by tokenizers {tokenizers.__version__} ({first_line(error)}): it is damaged, or was written by "
+            "a newer release; copy it again or upgrade tokenizers, or name another with --tokenizer DIR"
         ) from error
 
 

@@ -14,7 +14,7 @@ _TEMPLATES = {
 
 
 def write_tokenizer(tokenizer: PreTrainedTokenizerFast, directory: Path) -> TokenizerInfo:
-    """Write the files under ``directory`` / tokenizer. It may have more tokens than the model: such ids are refused in prompts."""
+    """Write the files under ``directory`` / tokenizer. It may have more tokens than the model, which prompts must not use."""
     folder = directory / "tokenizer"
     folder.mkdir()
     tokenizer.backend_tokenizer.save(str(folder / "tokenizer.json"))

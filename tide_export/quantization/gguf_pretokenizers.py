@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 _CONTRACTION = "'(?:[sStTmMdD]|[rR][eE]|[vV][eE]|[lL][lL])"
+_LONG_S_CONTRACTION = _CONTRACTION.replace("[s", "[sſ")
 _LOWER_CONTRACTION = "'(?:[stmd]|re|ve|ll)"
 _LEAD = r"[^\r\n\p{L}\p{N}]?"  # the character before a word that goes with it
 _LETTERS = r"\p{L}+"
@@ -20,7 +21,8 @@ _LINES = r"\s*[\r\n]+"
 _BLANKS = r"\s+(?!\S)|\s+"
 _ASCII_PUNCTUATION = r"[!-/:-@\[-`{-~]"
 _GPT2 = _LOWER_CONTRACTION + r"| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)"
-_SENTENCE = r" ?[^(\s|.,!?\x{2026}\x{3002}\x{FF0C}\x{3001}\x{964}\x{6D4}\x{60C})]+"  # Bloom's: everything between blanks and the marks that end a clause
+# Bloom's: everything between blanks and the marks that end a clause.
+_SENTENCE = r" ?[^(\s|.,!?\x{2026}\x{3002}\x{FF0C}\x{3001}\x{964}\x{6D4}\x{60C})]+"
 
 
 def _range(points: str) -> str:
@@ -89,6 +91,7 @@ class PreTokenizer:
         byte_level: tokens are spelt in GPT-2's alphabet of bytes; otherwise in characters, with ``<0x00>`` to ``<0xFF>``.
         escape_spaces: a space is spelt ``▁``.
         whole_line_ends: a run of line ends that is a token is taken whole.
+        prefix_lines: each line begins with a space.
         always_bos: the BOS token begins a text whatever the file says.
     """
 
@@ -99,6 +102,7 @@ class PreTokenizer:
     escape_spaces: bool = False
     whole_line_ends: bool = False
     always_bos: bool = False
+    prefix_lines: bool = False
 
 
 _THREE_DIGITS = r"\p{N}{1,3}"
@@ -107,6 +111,7 @@ _QWEN2 = _words()
 _DIGIT_THEN_GPT2 = (r"\p{N}", _GPT2)
 _GPT4O = _words(_cased(_UPPER, _LOWER, f"(?:{_CONTRACTION})?"), _THREE_DIGITS, _OTHERS.replace("\\n]", "\\n/]"), first="")
 _MARKED_THEN_CONTRACTION = _LEAD + _MARKED + f"(?:{_CONTRACTION})?"
+_MARKED_GPT4O = _GPT4O.replace(_UPPER, _MARKED_UPPER).replace(_LOWER, _MARKED_LOWER)
 _JAIS2_BLANKS = "|".join([rf"\s{{{2**n}}}(?!\S)" for n in range(9, 1, -1)] + [r"\s{1,2}(?!\S)", r"\s"])
 _SLASH_OTHERS = r" ?[^\s\p{L}\p{N}]+[\r\n/]*"
 
@@ -141,7 +146,7 @@ _KINDS: tuple[tuple[PreTokenizer, str], ...] = (
     ),
     (PreTokenizer((_GPT4O,)), "gpt-4o llama4 kanana2 talkie minimax-m2"),
     (
-        PreTokenizer((_GPT4O.replace(_UPPER, _MARKED_UPPER).replace(_LOWER, _MARKED_LOWER),), ignore_merges=True),
+        PreTokenizer((_MARKED_GPT4O,), ignore_merges=True),
         "granite-embed-multi-97m",
     ),
     (
@@ -183,9 +188,7 @@ _KINDS: tuple[tuple[PreTokenizer, str], ...] = (
         "kimi-k2",
     ),
     (
-        PreTokenizer(
-            (_words(_LEAD + r"[\p{L}\p{M}\x{200C}\x{200D}]+", _THREE_DIGITS, first=_CONTRACTION.replace("[sS", "[sSſ")),)
-        ),
+        PreTokenizer((_words(_LEAD + r"[\p{L}\p{M}\x{200C}\x{200D}]+", _THREE_DIGITS, first=_LONG_S_CONTRACTION),)),
         "k2-horizon",
     ),
     (PreTokenizer((_SENTENCE,)), "poro-chat bloom gpt3-finnish"),
@@ -211,7 +214,8 @@ _KINDS: tuple[tuple[PreTokenizer, str], ...] = (
         ),
         "gemma4 granite-embed-multi-311m",
     ),
-    (PreTokenizer((_LINE_OR_LINE_ENDS,), byte_level=False, escape_spaces=True), "mmbert sarvam-moe"),
+    (PreTokenizer((_LINE_OR_LINE_ENDS,), byte_level=False, escape_spaces=True), "sarvam-moe"),
+    (PreTokenizer((_LINE_OR_LINE_ENDS,), byte_level=False, escape_spaces=True, prefix_lines=True), "mmbert"),
 )
 PRE_TOKENIZERS: dict[str, PreTokenizer] = {name: kind for kind, names in _KINDS for name in names.split()}
 """By the value of ``tokenizer.ggml.pre``; a file without the key has ``default``."""

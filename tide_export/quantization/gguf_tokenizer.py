@@ -31,32 +31,9 @@ _DEFAULT_IDS = {
     "gpt2": {"bos": 11, "eos": 11},
 }
 # Tokens that llama.cpp treats as control tokens whatever their type in the file is.
-_CONTROL_TEXTS = frozenset(
-    [
-        "<|eot_id|>",
-        "<|im_end|>",
-        "<|end|>",
-        "<|return|>",
-        "<|call|>",
-        "<|calls|>",
-        "<|flush|>",
-        "<end_of_turn>",
-        "<|endoftext|>",
-        "</s>",
-        "<|eom_id|>",
-        "<EOT>",
-        "_<EOT>",
-        "[EOT]",
-        "[EOS]",
-        "<|end_of_text|>",
-        "<end_of_utterance>",
-        "<eos>",
-        "<turn|>",
-        "<|tool_response>",
-        "<｜end▁of▁sentence｜>",
-        "[e~[",
-        "<|ifm|im_end|>",
-    ]
+_CONTROL_TEXTS = (
+    "<|eot_id|> <|im_end|> <|end|> <|return|> <|call|> <|calls|> <|flush|> <end_of_turn> <|endoftext|> </s> <|eom_id|> <EOT> "
+    "_<EOT> [EOT] [EOS] <|end_of_text|> <end_of_utterance> <eos> <turn|> <|tool_response> <｜end▁of▁sentence｜> [e~[ <|ifm|im_end|>"
 )
 # The same for fill-in-the-middle, where the file does not name the token by its id.
 _FILL_TEXTS = {
@@ -101,7 +78,7 @@ class _Vocabulary:
         """The type of each token as llama.cpp changes it."""
         types = self._each("token_type", _NORMAL)
         fill = [text for keys, texts in _FILL_TEXTS.items() if not self._names(keys) for text in texts.split()]
-        for text in (*_CONTROL_TEXTS, *fill):
+        for text in (*_CONTROL_TEXTS.split(), *fill):
             if text in self.ids and types[self.ids[text]] != _USER_DEFINED:
                 types[self.ids[text]] = _CONTROL
         in_text = list(_CHANNEL_TEXTS)
@@ -199,7 +176,10 @@ def _byte_pairs(vocabulary: _Vocabulary, kind: PreTokenizer) -> Tokenizer:
         whole = "|".join(rf"\A\n{{{length}}}\z" for length in runs)
         steps.append(pre_tokenizers.Split(Regex(rf"{whole}|\n" if whole else r"\n"), "isolated"))
     if kind.escape_spaces:
-        backend.normalizer = normalizers.Replace(" ", _SPACE)
+        changes: list[Any] = [normalizers.Replace(" ", _SPACE)]
+        if kind.prefix_lines:
+            changes.append(normalizers.Replace(Regex(rf"(?<![^\n])(?=[^\n{_SPACE}])"), _SPACE))
+        backend.normalizer = normalizers.Sequence(changes)
     if not kind.byte_level:
         backend.pre_tokenizer = pre_tokenizers.Sequence(steps)
         backend.decoder = _characters(kind.escape_spaces)
@@ -291,7 +271,8 @@ def _add_ends(backend: Tokenizer, vocabulary: _Vocabulary, add_bos: bool) -> Non
     lacking = [name for name in wanted if wanted[name] and name not in ends]
     if lacking:
         raise ModelFilesError(
-            f"{vocabulary.file} adds the {lacking[0]} token to each text and has none ({_PREFIX}{lacking[0]}_token_id); convert it again"
+            f"{vocabulary.file} adds the {lacking[0]} token to each text and has none ({_PREFIX}{lacking[0]}_token_id); "
+            "convert the model again"
         )
     if ends:
         parts = [name for name in ("bos", "$A", "eos") if name == "$A" or name in ends]

@@ -87,6 +87,7 @@ def read_text(source: str, loaded: LoadedModel, config: CalibrationConfig, note:
         raise DataError(f"{loaded.source} has no fast tokenizer (tokenizer.json), so text cannot be cut into its tokens; add one")
     split = split_documents(documents, config.seed)
     cut = windows(documents, split, loaded.tokenizer, config.window, config.max_windows, config.seed)
+    check_embedded(int(cut.tokens.max(initial=0)), loaded.model, source)
     return SplitText(documents, split, cut)
 
 
