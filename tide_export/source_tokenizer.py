@@ -18,6 +18,7 @@ from tide_export.quantization.gguf_tokenizer import read_gguf_tokenizer
 
 NO_TOKENIZER = "none"
 _FILE = "tokenizer.json"
+_FILES = ("*token*", "vocab.*", "merges.txt", "*.model", "*.tiktoken", "tekken.json")
 _FEWEST_TOKENS = 5  # a tokenizer made of the special tokens of its class alone has fewer, as it has no vocabulary
 _REMEDY = (
     f"copy {_FILE} and tokenizer_config.json of the original model beside the weights, name another tokenizer with "
@@ -68,15 +69,23 @@ def check_embedded(largest: int, model: PreTrainedModel, source: str) -> None:
 
 
 def _from_pretrained(source: str, config: PreTrainedConfig | None, options: Mapping[str, Any]) -> FastTokenizer | None:
-    file = Path(source) / _FILE
-    if file.is_file():
-        _backend(file)  # transformers' message names neither the file nor the reason
+    folder = Path(source)
+    expected = config is None or config.model_type in TOKENIZER_MAPPING_NAMES
+    if folder.is_dir() and not any(file for pattern in _FILES for file in folder.glob(pattern)):
+        if not expected:
+            return None
+        raise ModelFilesError(f"{source} has no tokenizer files; {_REMEDY}")
+    if (folder / _FILE).is_file():
+        _backend(folder / _FILE)  # transformers' message names neither the file nor the reason
     try:
         tokenizer = AutoTokenizer.from_pretrained(source, config=config, **options)
     except Exception as error:  # code of many classes, and the plain Exception of tokenizers
-        if not _is_expected(source, config):
+        if not (expected or folder.is_dir()):
             return None
-        raise ModelFilesError(f"{source} has no tokenizer that can be loaded ({first_line(error)}); {_REMEDY}") from error
+        convert = "pip install sentencepiece, which converts tokenizer.model, " if (folder / "tokenizer.model").is_file() else ""
+        raise ModelFilesError(
+            f"{source} has no tokenizer that can be loaded ({first_line(error)}); {convert}{_REMEDY}"
+        ) from error
     if not isinstance(tokenizer, FastTokenizer):
         raise UnsupportedModelError(
             f"{source} has a {type(tokenizer).__name__}, which is Python code, and a bundle needs a {_FILE}; {_REMEDY}"
@@ -84,20 +93,12 @@ def _from_pretrained(source: str, config: PreTrainedConfig | None, options: Mapp
     return tokenizer
 
 
-def _is_expected(source: str, config: PreTrainedConfig | None) -> bool:
-    """Whether there should be a tokenizer: a file says so, or the kind of model has one."""
-    folder = Path(source)
-    if folder.is_dir() and any(folder.glob("*token*")):
-        return True
-    return config is None or config.model_type in TOKENIZER_MAPPING_NAMES
-
-
 def _backend(file: Path) -> tokenizers.Tokenizer:
     try:
         return tokenizers.Tokenizer.from_file(str(file))
     except Exception as error:  # the Rust library raises plain Exception for every defect of the file
         raise ModelFilesError(
-            f"{file} cannot be read by tokenizers {tokenizers.__version__} ({first_line(error)}): it is damaged, or was written by "
+            f"{file} cannot be read by tokenizers {tokenizers.__version__} ({first_line(error)}): it is damaged or was written by "
             "a newer release; copy it again or upgrade tokenizers, or name another with --tokenizer DIR"
         ) from error
 

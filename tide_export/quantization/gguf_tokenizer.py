@@ -33,7 +33,8 @@ _DEFAULT_IDS = {
 # Tokens that llama.cpp treats as control tokens whatever their type in the file is.
 _CONTROL_TEXTS = (
     "<|eot_id|> <|im_end|> <|end|> <|return|> <|call|> <|calls|> <|flush|> <end_of_turn> <|endoftext|> </s> <|eom_id|> <EOT> "
-    "_<EOT> [EOT] [EOS] <|end_of_text|> <end_of_utterance> <eos> <turn|> <|tool_response> <｜end▁of▁sentence｜> [e~[ <|ifm|im_end|>"
+    "_<EOT> [EOT] [EOS] <|end_of_text|> <end_of_utterance> <eos> <turn|> <|tool_response> <｜end▁of▁sentence｜> [e~[ "
+    "<|ifm|im_end|>"
 )
 # The same for fill-in-the-middle, where the file does not name the token by its id.
 _FILL_TEXTS = {
