@@ -11,7 +11,6 @@ import transformers
 from tide_runtime.errors import DataError, ModelFilesError, UnsupportedModelError
 from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedModel
 from transformers import PreTrainedTokenizerFast as FastTokenizer
-from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING_NAMES
 
 from tide_export.quantization.gguf_source import first_line, is_gguf
 from tide_export.quantization.gguf_tokenizer import read_gguf_tokenizer
@@ -35,7 +34,7 @@ def load_tokenizer(
         config: the model's, which says what kind of tokenizer it has.
         options: of ``from_pretrained``.
 
-    Returns None where none is wanted, or where neither the files nor the kind of model have one.
+    Returns None where none is wanted, or where a GGUF file says that it has none.
 
     Raises ModelFilesError where it is missing, damaged or without vocabulary, UnsupportedModelError where it is Python code.
     """
@@ -68,20 +67,15 @@ def check_embedded(largest: int, model: PreTrainedModel, source: str) -> None:
         )
 
 
-def _from_pretrained(source: str, config: PreTrainedConfig | None, options: Mapping[str, Any]) -> FastTokenizer | None:
+def _from_pretrained(source: str, config: PreTrainedConfig | None, options: Mapping[str, Any]) -> FastTokenizer:
     folder = Path(source)
-    expected = config is None or config.model_type in TOKENIZER_MAPPING_NAMES
     if folder.is_dir() and not any(file for pattern in _FILES for file in folder.glob(pattern)):
-        if not expected:
-            return None
         raise ModelFilesError(f"{source} has no tokenizer files; {_REMEDY}")
     if (folder / _FILE).is_file():
         _backend(folder / _FILE)  # transformers' message names neither the file nor the reason
     try:
         tokenizer = AutoTokenizer.from_pretrained(source, config=config, **options)
     except Exception as error:  # code of many classes, and the plain Exception of tokenizers
-        if not (expected or folder.is_dir()):
-            return None
         convert = "pip install sentencepiece, which converts tokenizer.model, " if (folder / "tokenizer.model").is_file() else ""
         raise ModelFilesError(
             f"{source} has no tokenizer that can be loaded ({first_line(error)}); {convert}{_REMEDY}"
@@ -98,8 +92,8 @@ def _backend(file: Path) -> tokenizers.Tokenizer:
         return tokenizers.Tokenizer.from_file(str(file))
     except Exception as error:  # the Rust library raises plain Exception for every defect of the file
         raise ModelFilesError(
-            f"{file} cannot be read by tokenizers {tokenizers.__version__} ({first_line(error)}): it is damaged or was written by "
-            "a newer release; copy it again or upgrade tokenizers, or name another with --tokenizer DIR"
+            f"{file} cannot be read by tokenizers {tokenizers.__version__} ({first_line(error)}): it is damaged or was written "
+            "by a newer release; copy it again or upgrade tokenizers, or name another with --tokenizer DIR"
         ) from error
 
 
