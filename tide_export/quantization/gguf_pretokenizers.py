@@ -1,4 +1,6 @@
-"""How llama.cpp cuts a text into words before byte-pair encoding, for every value of ``tokenizer.ggml.pre``.
+"""How llama.cpp cuts a text into words before byte-pair encoding, by the value of ``tokenizer.ggml.pre``.
+
+Two of its kinds are left out and so refused, both of encoders: mmbert and whitespace.
 
 The names and expressions are facts of the models' tokenizers, as llama.cpp states them in src/llama-vocab.cpp
 (https://github.com/ggml-org/llama.cpp); where it rewrites a model's own expression for its engine, the rewritten one counts, as
@@ -91,7 +93,6 @@ class PreTokenizer:
         byte_level: tokens are spelt in GPT-2's alphabet of bytes; otherwise in characters, with ``<0x00>`` to ``<0xFF>``.
         escape_spaces: a space is spelt ``▁``.
         whole_line_ends: a run of line ends that is a token is taken whole.
-        prefix_lines: each line begins with a space.
         always_bos: the BOS token begins a text whatever the file says.
     """
 
@@ -102,7 +103,6 @@ class PreTokenizer:
     escape_spaces: bool = False
     whole_line_ends: bool = False
     always_bos: bool = False
-    prefix_lines: bool = False
 
 
 _THREE_DIGITS = r"\p{N}{1,3}"
@@ -215,7 +215,6 @@ _KINDS: tuple[tuple[PreTokenizer, str], ...] = (
         "gemma4 granite-embed-multi-311m",
     ),
     (PreTokenizer((_LINE_OR_LINE_ENDS,), byte_level=False, escape_spaces=True), "sarvam-moe"),
-    (PreTokenizer((_LINE_OR_LINE_ENDS,), byte_level=False, escape_spaces=True, prefix_lines=True), "mmbert"),
 )
 PRE_TOKENIZERS: dict[str, PreTokenizer] = {name: kind for kind, names in _KINDS for name in names.split()}
 """By the value of ``tokenizer.ggml.pre``; a file without the key has ``default``."""

@@ -177,10 +177,7 @@ def _byte_pairs(vocabulary: _Vocabulary, kind: PreTokenizer) -> Tokenizer:
         whole = "|".join(rf"\A\n{{{length}}}\z" for length in runs)
         steps.append(pre_tokenizers.Split(Regex(rf"{whole}|\n" if whole else r"\n"), "isolated"))
     if kind.escape_spaces:
-        changes: list[Any] = [normalizers.Replace(" ", _SPACE)]
-        if kind.prefix_lines:
-            changes.append(normalizers.Replace(Regex(rf"(?<![^\n])(?=[^\n{_SPACE}])"), _SPACE))
-        backend.normalizer = normalizers.Sequence(changes)
+        backend.normalizer = normalizers.Replace(" ", _SPACE)
     if not kind.byte_level:
         backend.pre_tokenizer = pre_tokenizers.Sequence(steps)
         backend.decoder = _characters(kind.escape_spaces)

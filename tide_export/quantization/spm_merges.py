@@ -24,21 +24,24 @@ def spm_merges(tokens: Sequence[str], scores: Sequence[float], never_joined: Col
     is no token.
     """
     known = set(tokens)
-    splits = {token: list(_splits(token, known)) for token in tokens if len(token) > 1 and token not in never_joined}
+    splits: dict[str, list[Merge]] = {}
+    for token in sorted(known - set(never_joined), key=len):
+        if found := list(_splits(token, known, splits)):
+            splits[token] = found
     score_of = dict(zip(tokens, scores, strict=True))
-    _check_ties({token: found for token, found in splits.items() if found}, score_of)
+    _check_ties(splits, score_of)
     # Runs of one character (white space) may tie: from the left they grow one by one, which is "the longest first" as a list.
-    ordered = sorted(splits, key=lambda token: (-score_of[token], -len(token)))
+    ordered = sorted(splits, key=lambda token: (-score_of[token], -len(token), token))
     return [pair for token in ordered for pair in splits[token]]
 
 
-def _splits(token: str, known: Collection[str]) -> Iterator[Merge]:
-    """The pairs that make ``token``, in the order in which the leftmost of two that overlap is found.
+def _splits(token: str, known: set[str], joined: Collection[str]) -> Iterator[Merge]:
+    """The pairs of characters and ``joined`` tokens that make ``token``, as llama.cpp prefers those that overlap.
 
-    Of x|y and y|z, both ``token``, in a text x y z, llama.cpp takes x|y: there the right part is also the token's beginning.
+    Of x|y and y|z, both ``token``, in a text x y z, it takes x|y: there the right part is also the token's beginning.
     """
     pairs = [(token[:at], token[at:]) for at in range(len(token) - 1, 0, -1)]
-    found = [pair for pair in pairs if all(len(part) == 1 or part in known for part in pair)]
+    found = [pair for pair in pairs if all(len(part) == 1 or part in joined for part in pair)]
     for pair in found:
         if not set(pair) <= known:
             raise UnsupportedModelError(
