@@ -1,4 +1,4 @@
-"""GGUF exports against llama.cpp: token ids, log-probabilities, next tokens. `tide-export` itself compares with transformers only.
+"""GGUF exports against llama.cpp: token ids, log-probabilities, next tokens. `tide-export` itself compares with eager torch only.
 
     python -m benchmarks.gguf_agreement                 # about 4 minutes on 2 cores
     python -m benchmarks.gguf_agreement --quick         # fewer texts, without the real file
@@ -138,7 +138,10 @@ ROPE: dict[str, tuple[dict[str, Any], dict[str, float]]] = {
     "linear": ({"type": "linear", "factor": 4.0}, {}),
     "yarn": ({"type": "yarn", "factor": 4.0, "original_context_length": 32}, {}),
     "llama3": ({}, {"rope_freqs.weight": 1.0}),
-    "longrope": ({"original_context_length": 32}, {"rope_factors_long.weight": 2.0, "rope_factors_short.weight": 1.0}),
+    "longrope": (
+        {"type": "longrope", "factor": 4.0, "original_context_length": 32},
+        {"rope_factors_long.weight": 2.0, "rope_factors_short.weight": 1.0},
+    ),
 }
 """Keys ``rope.scaling.*`` and tensors, whose factors rise from 1 to 8 times the value, of each kind."""
 

@@ -46,7 +46,9 @@ class LlamacppReference:
 
     def next_logprobs(self, ids: list[int], count: int) -> dict[int, float]:
         """Log-probabilities of the ``count`` likeliest tokens behind ``ids``."""
-        body = {"prompt": ids, "n_predict": 1, "n_probs": count, "temperature": -1, "cache_prompt": True, "ignore_eos": False}
+        whole = self.ids("a", add_special=False)[-1]  # llama.cpp gives no probabilities with a part of a character
+        body = {"prompt": ids, "n_predict": 1, "n_probs": count, "cache_prompt": True, "temperature": -1}
+        body |= {"ignore_eos": True, "logit_bias": [[whole, 1e4]]}
         answer = self._post("/completion", body)
         return {top["id"]: top["logprob"] for top in answer["completion_probabilities"][0]["top_logprobs"]}
 

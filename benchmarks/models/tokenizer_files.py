@@ -8,21 +8,43 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 from tokenizers.pre_tokenizers import ByteLevel
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, BYTE = 1, 2, 3, 4, 6
-_PARTS = (
-    ["a", "b", "Z", "hello", " World", "camelCase", "HTTPServer", "snake_case", "def f(x):", "    return x", "//comment"]
-    + ["'s", "'S", "'T", "'ll", "'LL", "'Re", "'ve", "'", "’s", "ſ", "1", "12", "123", "1234567", "3.14", "1,000", "٣", "²", "½"]
-    + [" ", "  ", "   ", "        ", "\t", "\n", "\r\n", "\r", "\n\n", "\u00a0", "\u3000", "\u2003", "\x0b", "\x85"]
-    + [*'!?~$+<=^`|@#/\\-_()[]{}"*%&,.:;', "...", "~~", "//", *"。，！、…—“”（•¿"]
-    + ["漢字", "中", "あい", "カナ", "ｶﾅ", "한국", "ㄱ", "ㄅ", "ไทย", "ລາວ", "ខ្មែរ", "မြန်", "عربي", "שלום", "हिन्दी", "дом", "ДОМ"]
-    + ["é", "e\u0301", "É", "ñ", "ß", "ǅ", "ʰ", "Ω", "\u0301", "\u200d", "\u200c", "\ufeff", "\x01", "\ufffd", "𝒜", "①", "Ⅳ"]
-    + ["👍", "👨\u200d👩\u200d👧", "🇩🇪", "❤\ufe0f", "€", "™", "→", "∑", "<sentinel:12>", "IMGIMGABZ"]
-)
+_PARTS = [
+    *("a", "b", "Z", "hello", " World", "camelCase", "HTTPServer", "snake_case", "def f(x):", "    return x", "//comment"),
+    *("'s", "'S", "'T", "'ll", "'LL", "'Re", "'ve", "'", "’s", "ſ", "1", "12", "123", "1234567", "3.14", "1,000", "٣", "²", "½"),
+    *(" ", "  ", "   ", "        ", "\t", "\n", "\r\n", "\r", "\n\n", "\u00a0", "\u3000", "\u2003", "\x0b", "\x85"),
+    *('!?~$+<=^`|@#/\\-_()[]{}"*%&,.:;。，！、…—“”（•¿'),
+    *(
+        "...",
+        "~~",
+        "//",
+        "漢字",
+        "中",
+        "あい",
+        "カナ",
+        "ｶﾅ",
+        "한국",
+        "ㄱ",
+        "ㄅ",
+        "ไทย",
+        "ລາວ",
+        "ខ្មែរ",
+        "မြန်",
+        "عربي",
+        "שלום",
+        "हिन्दी",
+        "дом",
+        "ДОМ",
+    ),
+    *("é", "e\u0301", "É", "ñ", "ß", "ǅ", "ʰ", "Ω", "\u0301", "\u200d", "\u200c", "\ufeff", "\x01", "\ufffd", "𝒜", "①", "Ⅳ"),
+    *("👍", "👨\u200d👩\u200d👧", "🇩🇪", "❤\ufe0f", "€", "™", "→", "∑", "<sentinel:12>", "IMGIMGABZ"),
+]
 _SPECIAL = {
     "<s>": CONTROL,
     "</s>": CONTROL,
@@ -46,7 +68,7 @@ def write_byte_pairs(file: Path, pre: str, *, bytes_as_letters: bool = True, see
     alphabet = _alphabet()
     spelt = [_spelt(text, alphabet if bytes_as_letters else None) for text in texts(2000, seed + 1, special=False)]
     rng = random.Random(seed)
-    pairs = sorted({pair for text in spelt for pair in zip(text, text[1:], strict=False) if "\n" not in pair})
+    pairs = sorted({pair for text in spelt for pair in pairwise(text) if "\n" not in pair})
     pairs = rng.sample(pairs, len(pairs) * 5 // 6)
     single = alphabet if bytes_as_letters else [*_byte_tokens(), *sorted({c for text in spelt for c in text} | {"\n"})]
     runs = [] if bytes_as_letters else ["\n" * length for length in range(2, 6)]
