@@ -46,12 +46,8 @@ _PARTS = [
     *("👍", "👨\u200d👩\u200d👧", "🇩🇪", "❤\ufe0f", "€", "™", "→", "∑", "<sentinel:12>", "IMGIMGABZ"),
 ]
 _SPECIAL = {
-    "<s>": CONTROL,
-    "</s>": CONTROL,
-    "<|im_start|>": CONTROL,
-    "<|im_end|>": NORMAL,
-    "<tool>": USER_DEFINED,
-    "<unk>": UNKNOWN,
+    **{"<s>": CONTROL, "</s>": CONTROL, "<|im_start|>": CONTROL, "<|im_end|>": NORMAL, "<|endoftext|>": CONTROL},
+    **{"<tool>": USER_DEFINED, "<unk>": UNKNOWN},
 }
 
 
