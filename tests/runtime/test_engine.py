@@ -402,17 +402,25 @@ def test_default_params_are_the_models(engine: Engine) -> None:
 
 def test_a_tokenizer_larger_than_the_model(bundle_copy: Path) -> None:
     """Fine-tuned models have added tokens without embedding: such a bundle must load, and name the token that it cannot take."""
-    file = bundle_copy / "tokenizer" / "tokenizer.json"
-    state = json.loads(file.read_text())
-    beyond = json.loads((bundle_copy / "manifest.json").read_text())["model"]["vocab_size"] + 3
-    state["added_tokens"].append({**_PLAIN_TOKEN, "id": beyond, "content": "<extra>"})
-    file.write_text(json.dumps(state))
-    with Engine.load(bundle_copy, EngineOptions(threads=ThreadOptions(1), verify=False)) as engine:
+    name = "tokenizer/tokenizer.json"
+    state, manifest = (json.loads((bundle_copy / file).read_text()) for file in (name, "manifest.json"))
+    first = len(state["model"]["vocab"])
+    state["model"]["vocab"] |= {f"more{i}": first + i for i in range(50)}
+    state["added_tokens"].append({**_PLAIN_TOKEN, "id": first + 49, "content": "more49"})
+    (bundle_copy / name).write_text(json.dumps(state))
+    manifest["files"][name] = _listed(bundle_copy / name)
+    (bundle_copy / "manifest.json").write_text(json.dumps(manifest))
+    with Engine.load(bundle_copy, EngineOptions(threads=ThreadOptions(1))) as engine:
         assert len(engine.generate(PROMPTS[0], params(3))[0].token_ids) == 3
-        with pytest.raises(PromptError, match="'<extra>', which the tokenizer has and the model has not"):
-            engine.generate(f"{PROMPTS[0]}<extra>", params(3))
-        grammar = Grammar.regex("[a-z]+")
-        engine.check_grammar(grammar)
+        with pytest.raises(PromptError, match="'more49', which the tokenizer has and the model has not"):
+            engine.generate(f"{PROMPTS[0]}more49", params(3))
+        engine.check_grammar(Grammar.regex("[a-z]+"))
+
+
+def _listed(file: Path) -> dict[str, object]:
+    """An entry of the manifest's files."""
+    data = file.read_bytes()
+    return {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
 
 
 _PLAIN_TOKEN = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
@@ -424,7 +432,7 @@ def test_the_template_of_chats_with_tools(bundle_copy: Path) -> None:
     name = "tokenizer/tool_chat_template.jinja"
     (bundle_copy / name).write_text("TOOLS {{ tools | length }}")
     manifest["tokenizer"]["tool_chat_template"] = name
-    manifest["files"][name] = {"bytes": 26, "sha256": hashlib.sha256((bundle_copy / name).read_bytes()).hexdigest()}
+    manifest["files"][name] = _listed(bundle_copy / name)
     (bundle_copy / "manifest.json").write_text(json.dumps(manifest))
     with Engine.load(bundle_copy, EngineOptions(threads=ThreadOptions(1))) as engine:
         assert engine.chat_text(CHAT, tools=[{}, {}]) == "TOOLS 2" and "TOOLS" not in engine.chat_text(CHAT)
