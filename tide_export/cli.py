@@ -131,6 +131,14 @@ def export(
         bool,
         typer.Option("--strip-weights", help="TensorRT: engines without weights, which lie beside them and are put in at load."),
     ] = False,
+    tokenizer: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DIR",
+            help="Take the tokenizer and its chat template from here: a directory with tokenizer.json, such a file, a .gguf file "
+            "or a hub id. none: a bundle without tokenizer, whose prompts are token ids. Default: the model's own.",
+        ),
+    ] = None,
     verify: Annotated[
         bool, typer.Option(help="Compare the bundle with the eager model on real prompts before finishing.")
     ] = _DEFAULTS.verify,
@@ -175,6 +183,7 @@ def export(
         quantizer=quantizer,
         quantizer_data=quantizer_data,
         kv=kv,
+        tokenizer=tokenizer,
     )
     with progress.interruptible():
         from tide_export.export_model import export as run  # torch takes seconds to import; --help should not

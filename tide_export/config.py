@@ -46,6 +46,8 @@ class ExportConfig:
             processor. All graphs, engines and processes then map one copy; the bundle is twice as large.
             See `tide_export.packed_weights`.
         force_rebuild: build engines even if the cache has them.
+        tokenizer: the directory, tokenizer.json, GGUF file or hub id of the tokenizer; ``none`` writes a bundle without one. None
+            takes the model's own.
         hardware_compatible, version_compatible, strip_weights: options of TensorRT engines; see TrtOptions.
     """
 
@@ -67,6 +69,7 @@ class ExportConfig:
     quantizer: str = QUANTIZERS[0]
     quantizer_data: str | None = None
     kv: str = KV[0]
+    tokenizer: str | None = None
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:

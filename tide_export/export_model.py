@@ -29,6 +29,7 @@ from tide_export.passes.base import LoweringContext
 from tide_export.probe import probe_attention
 from tide_export.progress import ExportProgress
 from tide_export.quantization.calibration_tokens import calibration_tokens
+from tide_export.source_tokenizer import check_embedded
 from tide_export.targets.base import BuildJob
 from tide_export.targets.choice import buildable, check_options, choose_targets
 from tide_export.targets.engine_cache import EngineCache, default_cache_folder
@@ -63,11 +64,11 @@ def export(
     calibration = read_exit_calibration(Path(config.calibration)) if config.calibration is not None else None
     with new_directory(Path(out), force) as directory, ExitStack() as stack:
         if config.data is not None:
-            options = {"weights": config.weights, "quantizer": config.quantizer}
+            options = {"weights": config.weights, "quantizer": config.quantizer, "tokenizer": config.tokenizer}
             first = _calibrator()(source, config.data, Path(out), revision, trust_remote_code, progress, **options)
             calibration = stack.enter_context(first)
         with progress.phase(f"load {source}"):
-            loaded = load_model(source, config.dtype, revision, trust_remote_code, config.weights)
+            loaded = load_model(source, config.dtype, revision, trust_remote_code, config.weights, config.tokenizer)
         loaded = quantize_loaded(loaded, config.weights, config.quantizer, progress, config.text)
         manifest, _ = write_bundle(loaded, directory, config, progress, calibration)
     if progress.failures:
@@ -89,6 +90,7 @@ def quantize_loaded(
             with progress.phase(f"read {data}"):
                 positions = getattr(loaded.model.config.get_text_config(), "max_position_embeddings", None)
                 tokens = calibration_tokens(data, loaded.tokenizer, positions, progress.note)
+                check_embedded(int(tokens.max()), loaded.model, data)
         with progress.steps(f"quantize to {weights} by {quantizer}") as steps:
 
             def advance(done: int, total: int) -> None:
@@ -241,7 +243,7 @@ def _write_manifest(
         targets=built.targets,
         generation=_generation_info(loaded),
         calibration=calibration.info if calibration is not None else None,
-        tokenizer=write_tokenizer(loaded.tokenizer, int(vocab), directory) if loaded.tokenizer is not None else None,
+        tokenizer=write_tokenizer(loaded.tokenizer, directory) if loaded.tokenizer is not None else None,
         files=hash_files(directory),
     )
     (directory / MANIFEST_NAME).write_text(manifest.to_json(), encoding="utf-8")

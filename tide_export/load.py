@@ -18,7 +18,7 @@ import transformers
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError, safe_open
 from tide_runtime.errors import ModelFilesError, TideError, UnsupportedModelError
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers import PreTrainedTokenizerFast as FastTokenizer
 from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING
 
@@ -30,6 +30,7 @@ from tide_export.quantization.gguf_source import first_line, is_gguf, load_gguf
 from tide_export.quantization.quantized_weight import QuantizedWeight
 from tide_export.quantization.quantizers import dequantize_parameters, quantize_model
 from tide_export.quantization.settings import find_settings
+from tide_export.source_tokenizer import load_tokenizer
 from tide_export.weight_files import read_headers, weight_files
 
 CHECKPOINT_METHODS = ("gptq", "awq", "compressed-tensors", "bitsandbytes")
@@ -70,22 +71,25 @@ def load_model(
     revision: str | None = None,
     trust_remote_code: bool = False,
     weights: str = "source",
+    tokenizer: str | None = None,
 ) -> LoadedModel:
     """Load ``source`` in ``dtype``: a local directory, a hub id, or a GGUF file.
 
-    ``weights``: ``source`` keeps low-bit weights; `quantized` makes others of the dequantised ones.
+    ``weights``: ``source`` keeps low-bit weights; `quantized` makes others of the dequantised ones. ``tokenizer``: see
+    `load_tokenizer`.
 
     Raises ModelFilesError if files are missing, truncated or pickled, UnsupportedModelError if TIDE cannot compile the model.
     """
     logging.getLogger("transformers").setLevel(logging.ERROR)
     transformers.utils.logging.disable_progress_bar()
     if is_gguf(source):
-        config, model, tokenizer, quantized, notes = load_gguf(Path(source), TORCH_DTYPES[dtype])
+        config, model, quantized, notes = load_gguf(Path(source), TORCH_DTYPES[dtype])
         check_supported(config)
         probe_attention(model.eval())
-        loaded = LoadedModel(model, tokenizer, source, None, (Path(source),), quantized, notes=tuple(notes))
+        own = load_tokenizer(source, tokenizer)
+        loaded = LoadedModel(model, own, source, None, (Path(source),), quantized, notes=tuple(notes))
     else:
-        loaded = _load_huggingface(source, dtype, revision, trust_remote_code)
+        loaded = _load_huggingface(source, dtype, revision, trust_remote_code, tokenizer)
     loaded = replace(loaded, quantized=_with_tied(loaded.model, loaded.quantized))
     return replace(loaded, quantized={}, weights=weights, notes=()) if weights in TORCH_DTYPES else loaded
 
@@ -118,7 +122,9 @@ def _with_tied(model: PreTrainedModel, quantized: Mapping[str, QuantizedWeight])
     return {name: weights[key] for name, key in names.items() if key in weights}
 
 
-def _load_huggingface(source: str, dtype: str, revision: str | None, trust_remote_code: bool) -> LoadedModel:
+def _load_huggingface(
+    source: str, dtype: str, revision: str | None, trust_remote_code: bool, tokenizer: str | None
+) -> LoadedModel:
     _check_directory(source)
     options = {"revision": revision, "trust_remote_code": trust_remote_code}
     quantized: dict[str, QuantizedWeight] = {}
@@ -148,8 +154,8 @@ def _load_huggingface(source: str, dtype: str, revision: str | None, trust_remot
             f"transformers {transformers.__version__} cannot load {source}: {first_line(error)}"
         ) from error
     probe_attention(model.eval())
-    tokenizer = _load_tokenizer(source, options, config)
-    return LoadedModel(model, tokenizer, source, revision, files, quantized, notes=tuple(notes))
+    own = load_tokenizer(source, tokenizer, config, options)
+    return LoadedModel(model, own, source, revision, files, quantized, notes=tuple(notes))
 
 
 def _load_plain(source: str, config: PreTrainedConfig, dtype: torch.dtype, options: dict) -> tuple[PreTrainedModel, list[str]]:
@@ -255,11 +261,3 @@ def _check_directory(source: str) -> None:
                 "save the model again with save_pretrained, which writes safetensors"
             )
         raise ModelFilesError(f"{source} has no weights: expected *.safetensors beside config.json")
-
-
-def _load_tokenizer(source: str, options: dict, config: PreTrainedConfig) -> FastTokenizer | None:
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(source, config=config, **options)
-    except (OSError, ValueError, KeyError, AttributeError):
-        return None
-    return tokenizer if isinstance(tokenizer, FastTokenizer) else None

@@ -135,10 +135,13 @@ def write_gguf(weights: Path, file: Path, kind: str = "Q4_0") -> None:
     write_llama(weights, file, store)
 
 
-def write_llama(weights: Path, file: Path, store: Callable[[str, Any], tuple[Any, Any]]) -> None:
+def write_llama(
+    weights: Path, file: Path, store: Callable[[str, Any], tuple[Any, Any]], extra: Callable[[Any], None] | None = None
+) -> None:
     """The Llama in the HuggingFace folder ``weights`` as a GGUF file. Its vocabulary is made up: prompts are token ids.
 
     ``store``: GGUF name and fp32 matrix [N, K], its rows as llama.cpp has them → bytes [N, bytes of a row] and quantisation type.
+    ``extra``: adds metadata and tensors to the GGUFWriter.
     """
     from gguf import GGUFWriter, TokenType
     from transformers import AutoConfig
@@ -160,6 +163,8 @@ def write_llama(weights: Path, file: Path, store: Callable[[str, Any], tuple[Any
     writer.add_token_scores([0.0] * config.vocab_size)
     kinds = [TokenType.UNKNOWN, TokenType.CONTROL, TokenType.CONTROL, *[TokenType.BYTE] * 256]
     writer.add_token_types([*kinds, *[TokenType.NORMAL] * (config.vocab_size - len(kinds))])
+    if extra is not None:
+        extra(writer)
     for path in sorted(weights.glob("*.safetensors")):
         with safe_open(path, framework="np") as tensors:
             for name in tensors.keys():  # noqa: SIM118

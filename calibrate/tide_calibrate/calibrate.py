@@ -48,6 +48,7 @@ def calibrate(
     costs: str = "measure",
     revision: str | None = None,
     trust_remote_code: bool = False,
+    tokenizer: str | None = None,
     keep_capture: bool = False,
     force: bool = False,
     progress: ExportProgress | None = None,
@@ -57,6 +58,7 @@ def calibrate(
     Args:
         also: further ε → directory; these calibrations differ only in their certified thresholds.
         costs: ``measure`` on this machine, ``none``, or a file that an earlier calibration wrote.
+        tokenizer: the tokenizer in place of the model's own; see `tide_export.source_tokenizer`.
         keep_capture: keep ``<out>.work``, the captured states. An interrupted run keeps it too, and the next run with the same
             model, text and candidates resumes from it.
         force: replace an existing calibration, and capture anew.
@@ -73,7 +75,7 @@ def calibrate(
         directories = [stack.enter_context(directory) for directory in staged]
         if force:
             shutil.rmtree(work, ignore_errors=True)
-        load = partial(load_model, source, config.dtype, revision, trust_remote_code, config.weights)
+        load = partial(load_model, source, config.dtype, revision, trust_remote_code, config.weights, tokenizer)
         with progress.phase(f"load {source}"):
             loaded = load()
         with progress.phase(f"read {data}"):
@@ -82,13 +84,13 @@ def calibrate(
         if config.reference == OWN_REFERENCE and config.dtype == "fp32":  # as loaded, the model is the original
             reference = _reference_tokens(loaded, text, work, progress)
         elif config.reference:
-            tokenizer = loaded.tokenizer
+            used = loaded.tokenizer
             del loaded  # one model in memory at a time
             is_own = config.reference == OWN_REFERENCE
             original_source = source if is_own else config.reference
             with progress.phase(f"load the reference {original_source}"):
-                loaded = load_model(original_source, "fp32", revision if is_own else None, trust_remote_code)
-            check_same_tokens(loaded, source, tokenizer, text.windows)
+                loaded = load_model(original_source, "fp32", revision if is_own else None, trust_remote_code, tokenizer=tokenizer)
+            check_same_tokens(loaded, source, used, text.windows)
             reference = _reference_tokens(loaded, text, work, progress)
             del loaded
             with progress.phase(f"load {source}"):

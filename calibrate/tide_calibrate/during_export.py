@@ -24,6 +24,7 @@ def calibrated(
     progress: ExportProgress,
     weights: str,
     quantizer: str,
+    tokenizer: str | None,
 ) -> Iterator[ExitCalibration]:
     """Calibrate the model in ``source`` on the text in ``data``, in a temporary folder beside ``bundle``.
 
@@ -35,7 +36,8 @@ def calibrated(
     with tempfile.TemporaryDirectory(prefix=".calibration.", dir=bundle.parent) as folder:
         out = Path(folder) / "calibration"
         config = CalibrationConfig(weights=weights, quantizer=quantizer)
-        calibrate(source, data, out, config=config, revision=revision, trust_remote_code=trust_remote_code, progress=progress)
+        options = {"revision": revision, "trust_remote_code": trust_remote_code, "tokenizer": tokenizer}
+        calibrate(source, data, out, config=config, progress=progress, **options)
         try:
             yield read_exit_calibration(out)
         except BaseException:

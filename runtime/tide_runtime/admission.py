@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from tide_runtime.bundle.manifest import Manifest
-from tide_runtime.errors import BundleError, ParamsError, PromptError
+from tide_runtime.errors import ParamsError, PromptError
 from tide_runtime.generation_params import GenerationParams
 from tide_runtime.sampler import Sampler
 from tide_runtime.sequence import TokenSequence
@@ -24,8 +24,6 @@ class Admission:
     Args:
         check_params: raises ParamsError where the depth policy cannot do what the parameters want.
         grammars: compiles those of requests.
-
-    Raises BundleError when the tokenizer has more tokens than the model.
     """
 
     def __init__(
@@ -36,12 +34,6 @@ class Admission:
         grammars: GrammarCompiler,
     ) -> None:
         self.manifest, self.tokenizer, self.check_params, self.grammars = manifest, tokenizer, check_params, grammars
-        vocab = manifest.model.vocab_size
-        if tokenizer is not None and tokenizer.vocab_size > vocab:
-            raise BundleError(
-                f"the tokenizer has {tokenizer.vocab_size} tokens, the model's vocabulary {vocab}: "
-                "tokenizer.json belongs to another model; export the bundle again"
-            )
 
     def sequences(self, prompts: Prompt | Sequence[Prompt], params: GenerationParams) -> list[TokenSequence]:
         """A sequence for each of ``prompts``, or for the one prompt. Raises PromptError or ParamsError."""
@@ -94,13 +86,20 @@ class Admission:
             raise PromptError("the prompt is empty; give at least one token (a model's BOS token will do)")
         for token in ids:
             if not isinstance(token, int | np.integer) or not 0 <= token < vocab:
-                raise PromptError(f"the prompt has the token id {token!r}, expected integers from 0 to {vocab - 1}")
+                raise PromptError(
+                    f"the prompt has the token id {token!r}{self._spelt(token)}, expected integers from 0 to {vocab - 1}"
+                )
         if len(ids) > slots:
             raise PromptError(
                 f"the prompt has {len(ids)} tokens, the KV cache {slots} slots; shorten it, "
                 f"or export with --max-seq-len {len(ids)} or more"
             )
         return ids
+
+    def _spelt(self, token: object) -> str:
+        """What the tokenizer calls an id that the model has no embedding for: its tokenizer may be the larger one."""
+        text = self.tokenizer.token(token) if self.tokenizer is not None and isinstance(token, int) and token >= 0 else None
+        return f" ({text!r}, which the tokenizer has and the model has not)" if text is not None else ""
 
     def text_to_score(self, tokens: Sequence[int], prompt_tokens: int) -> tuple[TokenSequence, list[int]]:
         """The sequence of the first ``prompt_tokens`` of ``tokens``, and the tokens behind them. Raises PromptError."""

@@ -75,7 +75,9 @@ class Engine:
         self.policy = self.drive.policy
         info = bundle.manifest.tokenizer
         self.tokenizer = Tokenizer.from_file(bundle.path(info.file)) if info is not None else None
-        self._template = bundle.text(info.chat_template) if info is not None and info.chat_template is not None else None
+        chat, tools = (info.chat_template, info.tool_chat_template) if info is not None else (None, None)
+        self._template = bundle.text(chat) if chat is not None else None
+        self._tool_template = bundle.text(tools) if tools is not None else self._template
         self.grammars = GrammarCompiler(
             bundle.path(info.file) if info is not None else None,
             bundle.manifest.model.vocab_size,
@@ -223,9 +225,10 @@ class Engine:
 
     def chat_text(self, messages: Sequence[Mapping[str, Any]], **extra: Any) -> str:
         """The text of `chat_prompt`, with its special tokens. Raises PromptError as that does."""
-        if self._template is None or self.tokenizer is None or self.manifest.tokenizer is None:
+        template = self._tool_template if extra.get("tools") else self._template
+        if template is None or self.tokenizer is None or self.manifest.tokenizer is None:
             raise PromptError("this model has no chat template; give a plain prompt instead")
-        return render_chat(self._template, messages, special_tokens=self.manifest.tokenizer.special_tokens, **extra)
+        return render_chat(template, messages, special_tokens=self.manifest.tokenizer.special_tokens, **extra)
 
     def check_grammar(self, grammar: Grammar) -> None:
         """Compile ``grammar``, which requests with it then find compiled. Raises GrammarError with the reason where it cannot."""
@@ -243,6 +246,11 @@ class Engine:
     def chat_template(self) -> str | None:
         """Source of the model's chat template (Jinja); None: the bundle has none."""
         return self._template
+
+    @property
+    def tool_chat_template(self) -> str | None:
+        """Source of the template of chats with tools, which few models have beside `chat_template`; otherwise that one."""
+        return self._tool_template
 
     @property
     def depth(self) -> int:

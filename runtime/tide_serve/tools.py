@@ -135,10 +135,11 @@ def plan_tools(body: Mapping[str, Any], engine: Engine, config: ServeConfig) -> 
     if twice := {name for name in names if names.count(name) > 1}:
         raise ApiError(400, f"tools has {min(twice)!r} more than once; give each tool a name of its own", "tools")
     mode, allowed = _choice(body.get("tool_choice", "auto"), names)
-    template = engine.chat_template or ""
+    uses_tools = bool(tools) and mode != "none"
+    template = (engine.tool_chat_template if uses_tools else engine.chat_template) or ""
     forms = template_forms(template)
     calls_shown = forms.takes_tools or forms.shows_calls
-    if not tools or mode == "none":
+    if not uses_tools:
         return ToolPlan(calls_shown=calls_shown)
     tagged = not forms.takes_tools or OPENING in template
     return ToolPlan(

@@ -24,6 +24,7 @@ from tide_runtime.errors import (
     UnsupportedModelError,
     VerificationError,
 )
+from tiny_tokenizer import write_byte_tokenizer
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -80,6 +81,7 @@ UNSUPPORTED_ATTENTION: dict[str, tuple[Callable[[], PreTrainedConfig], str]] = {
 def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("llama") / "model"
     tiny_model("llama").save_pretrained(folder)
+    write_byte_tokenizer(folder)
     return folder
 
 

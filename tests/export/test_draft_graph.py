@@ -23,6 +23,7 @@ from tide_runtime.depth_tuning import DepthTuning
 from tide_runtime.drafting import head_drafts
 from tide_runtime.drafting.controller import DraftController
 from tide_runtime.errors import CalibrationError
+from tiny_tokenizer import write_byte_tokenizer
 
 from tide_export import ExportConfig, export
 from tide_export.calibration.exit_calibration import read_exit_calibration
@@ -48,6 +49,7 @@ def bundle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     folder = tmp_path_factory.mktemp("draft")
     model = tiny_model(architecture)
     model.save_pretrained(folder / "model")
+    write_byte_tokenizer(folder / "model")
     weights = "int4" if request.param == "int4" else "source"
     loaded = load_model(str(folder / "model"), "fp32", weights=weights)
     if weights == "int4":

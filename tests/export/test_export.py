@@ -16,6 +16,7 @@ from export.architectures import VOCAB, tiny_model
 from rich.console import Console
 from tide_runtime import Engine, GenerationParams
 from tide_runtime.bundle.manifest import read_manifest
+from tiny_tokenizer import write_byte_tokenizer
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from tide_export import ExportConfig, export
@@ -37,6 +38,7 @@ def model_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )  # fmt: skip
     folder = tmp_path_factory.mktemp("tied") / "model"
     LlamaForCausalLM(config).save_pretrained(folder)
+    write_byte_tokenizer(folder)
     return folder
 
 
@@ -57,7 +59,7 @@ def test_verified_export(bundle):
     assert read_manifest(out) == manifest
     assert [s.layers for s in manifest.segments] == [[0, 2], [2, 4], [4, 5]]
     assert manifest.generation.eos_token_ids == [2, 7]
-    assert manifest.max_seq_len == 48 and manifest.tokenizer is None
+    assert manifest.max_seq_len == 48 and manifest.tokenizer is not None
     assert manifest.targets["cpu"].passes["attention_gqa"] == manifest.targets["cpu"].passes["pack_projections"] == 5
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -10,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tide_runtime import Engine, EngineOptions, Generation, GenerationParams, ThreadOptions
+from tide_runtime import Engine, EngineOptions, Generation, GenerationParams, Grammar, ThreadOptions
 from tide_runtime.errors import ParamsError, PromptError, TargetError, TideError
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
@@ -396,6 +398,45 @@ def test_bad_thread_counts_are_explained() -> None:
 def test_default_params_are_the_models(engine: Engine) -> None:
     assert engine.default_params(max_new_tokens=3) == GenerationParams(max_new_tokens=3)
     assert engine.default_params(temperature=0.5).temperature == 0.5
+
+
+def test_a_tokenizer_larger_than_the_model(bundle_copy: Path) -> None:
+    """Fine-tuned models have added tokens without embedding: such a bundle must load, and name the token that it cannot take."""
+    name = "tokenizer/tokenizer.json"
+    state, manifest = (json.loads((bundle_copy / file).read_text()) for file in (name, "manifest.json"))
+    first = len(state["model"]["vocab"])
+    state["model"]["vocab"] |= {f"more{i}": first + i for i in range(50)}
+    state["added_tokens"].append({**_PLAIN_TOKEN, "id": first + 49, "content": "more49"})
+    (bundle_copy / name).write_text(json.dumps(state))
+    manifest["files"][name] = _listed(bundle_copy / name)
+    (bundle_copy / "manifest.json").write_text(json.dumps(manifest))
+    with Engine.load(bundle_copy, EngineOptions(threads=ThreadOptions(1))) as engine:
+        assert len(engine.generate(PROMPTS[0], params(3))[0].token_ids) == 3
+        with pytest.raises(PromptError, match="'more49', which the tokenizer has and the model has not"):
+            engine.generate(f"{PROMPTS[0]}more49", params(3))
+        engine.check_grammar(Grammar.regex("[a-z]+"))
+
+
+def _listed(file: Path) -> dict[str, object]:
+    """An entry of the manifest's files."""
+    data = file.read_bytes()
+    return {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+
+
+_PLAIN_TOKEN = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+
+
+def test_the_template_of_chats_with_tools(bundle_copy: Path) -> None:
+    """A model with a template of its own for tools would never see them."""
+    manifest = json.loads((bundle_copy / "manifest.json").read_text())
+    name = "tokenizer/tool_chat_template.jinja"
+    (bundle_copy / name).write_text("TOOLS {{ tools | length }}")
+    manifest["tokenizer"]["tool_chat_template"] = name
+    manifest["files"][name] = _listed(bundle_copy / name)
+    (bundle_copy / "manifest.json").write_text(json.dumps(manifest))
+    with Engine.load(bundle_copy, EngineOptions(threads=ThreadOptions(1))) as engine:
+        assert engine.chat_text(CHAT, tools=[{}, {}]) == "TOOLS 2" and "TOOLS" not in engine.chat_text(CHAT)
+        assert engine.tool_chat_template != engine.chat_template
 
 
 def test_no_template_and_no_tokenizer_are_explained(bundle_copy: Path) -> None:

@@ -9,6 +9,7 @@ from cli_in_process import Run, cli_runner
 from export.architectures import ARCHITECTURES
 from tide_runtime.bundle.manifest import Manifest, read_manifest
 from tide_runtime.targets.gpu_probe import PresentGpu
+from tiny_tokenizer import write_byte_tokenizer
 from transformers import AutoModelForCausalLM
 
 from tide_export import cli
@@ -25,6 +26,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     config.num_hidden_layers = 1
     folder = tmp_path_factory.mktemp("llama") / "model"
     AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    write_byte_tokenizer(folder)
     return folder
 
 

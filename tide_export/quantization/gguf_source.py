@@ -20,7 +20,7 @@ import torch
 from huggingface_hub.errors import StrictDataclassError
 from numpy.typing import NDArray
 from tide_runtime.errors import ModelFilesError, TideError, UnsupportedModelError
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig, PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor, get_gguf_hf_weights_map
 
 from tide_export.accounting import check_values
@@ -103,10 +103,8 @@ def read_file(path: Path) -> tuple[Metadata, dict[str, GgufTensor]]:
     return Metadata(path.name, keys), tensors
 
 
-def load_gguf(
-    path: Path, dtype: torch.dtype
-) -> tuple[PreTrainedConfig, PreTrainedModel, object, dict[str, QuantizedWeight], list[str]]:
-    """Config, eager model, tokenizer, low-bit weights by parameter name, and notes on those that could not be kept.
+def load_gguf(path: Path, dtype: torch.dtype) -> tuple[PreTrainedConfig, PreTrainedModel, dict[str, QuantizedWeight], list[str]]:
+    """Config, eager model, low-bit weights by parameter name, and notes on those that could not be kept.
 
     Raises ModelFilesError for a broken file, UnsupportedModelError for an architecture or a key that the model has no place for.
     """
@@ -120,7 +118,6 @@ def load_gguf(
         loaded: tuple[PreTrainedModel, Mapping[str, Collection]] = type(skeleton).from_pretrained(
             None, config=config, state_dict=state, dtype=torch.float32, **reported
         )
-        tokenizer = AutoTokenizer.from_pretrained(str(path.resolve().parent), gguf_file=path.name)
     except TideError:
         raise
     except _UNREADABLE as error:
@@ -135,7 +132,7 @@ def load_gguf(
     model.generation_config = generation_config(keys, config.vocab_size)
     quantized, notes = match_parameters(model, keys.architecture, tensors)
     _convert(model, dtype)
-    return config, model, tokenizer, quantized, notes
+    return config, model, quantized, notes
 
 
 def _convert(model: PreTrainedModel, dtype: torch.dtype) -> None:

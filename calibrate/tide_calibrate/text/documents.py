@@ -16,6 +16,7 @@ from tide_calibrate.config import CalibrationConfig
 from tide_export.calibration.calibration_file import DataInfo
 from tide_export.documents import Document, Note, load_documents
 from tide_export.load import LoadedModel
+from tide_export.source_tokenizer import check_embedded
 
 SplitName = Literal["train", "threshold", "test"]
 SPLITS: tuple[SplitName, ...] = get_args(SplitName)
@@ -87,6 +88,7 @@ def read_text(source: str, loaded: LoadedModel, config: CalibrationConfig, note:
         raise DataError(f"{loaded.source} has no fast tokenizer (tokenizer.json), so text cannot be cut into its tokens; add one")
     split = split_documents(documents, config.seed)
     cut = windows(documents, split, loaded.tokenizer, config.window, config.max_windows, config.seed)
+    check_embedded(int(cut.tokens.max(initial=0)), loaded.model, source)
     return SplitText(documents, split, cut)
 
 

@@ -112,11 +112,15 @@ class TargetInfo:
 
 @dataclass(frozen=True)
 class TokenizerInfo:
-    """Files and special tokens of the tokenizer. ``special_tokens`` go to the chat template (bos_token, eos_token, …)."""
+    """Files and special tokens of the tokenizer. ``special_tokens`` go to the chat template (bos_token, eos_token, …).
+
+    ``tool_chat_template``: the template of chats with tools, where the model has one of its own for them.
+    """
 
     file: str
     chat_template: str | None
     special_tokens: dict[str, str]
+    tool_chat_template: str | None = None
 
 
 @dataclass(frozen=True)
@@ -241,7 +245,8 @@ class Manifest:
             check_relative(path)
         used = [p for t in self.targets.values() for p in (*t.graphs.values(), t.weights, t.products) if p is not None]
         if self.tokenizer is not None:
-            used += [p for p in (self.tokenizer.file, self.tokenizer.chat_template) if p is not None]
+            info = self.tokenizer
+            used += [p for p in (info.file, info.chat_template, info.tool_chat_template) if p is not None]
         missing = sorted(set(used) - set(self.files))
         _require(not missing, f"{missing} are used but not listed under files")
 

@@ -595,15 +595,6 @@ def tokenizer_of_another_kind(bundle: Path) -> None:
     sign(bundle, TOKENIZER)
 
 
-@corruption(BundleError, "the tokenizer has", "another model")
-def tokenizer_of_a_larger_model(bundle: Path) -> None:
-    tokenizer = json.loads((bundle / TOKENIZER).read_text())
-    first = len(tokenizer["model"]["vocab"])
-    tokenizer["model"]["vocab"] |= {f"more{i}": first + i for i in range(50)}
-    (bundle / TOKENIZER).write_text(json.dumps(tokenizer))
-    sign(bundle, TOKENIZER)
-
-
 @corruption(BundleError, TEMPLATE, "is missing")
 def missing_chat_template(bundle: Path) -> None:
     (bundle / TEMPLATE).unlink()
