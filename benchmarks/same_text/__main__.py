@@ -134,8 +134,12 @@ def measure(weights: str, messages: Sequence[str], new_tokens: int, report: Repo
     options = EngineOptions(target="cpu", threads=ThreadOptions(shared=True), verify=False)
     with Engine.load(bundle, options) as engine:
         requests = asks(engine, messages, new_tokens)
-        reference, *others = [(outcome, advance())[0] for outcome in outcomes(engine, requests, ways(CROWDS))]
-        report.rows += [row(weights, o.way.name, len(o.texts), o.differs(reference.texts), o) for o in [reference, *others]]
+        done: list[Outcome] = []
+        for outcome in outcomes(engine, requests, ways(CROWDS)):
+            done.append(outcome)
+            advance()
+        reference = done[0]
+        report.rows += [row(weights, one.way.name, len(one.texts), one.differs(reference.texts), one) for one in done]
         assert engine.tokenizer is not None
         eos = set(engine.manifest.generation.eos_token_ids)
         alone = [engine.tokenizer.decode([t for t in text.tokens if t not in eos]) for text in reference.texts]

@@ -36,8 +36,16 @@ def calibrated(
     with tempfile.TemporaryDirectory(prefix=".calibration.", dir=bundle.parent) as folder:
         out = Path(folder) / "calibration"
         config = CalibrationConfig(weights=weights, quantizer=quantizer)
-        options = {"revision": revision, "trust_remote_code": trust_remote_code, "tokenizer": tokenizer}
-        calibrate(source, data, out, config=config, progress=progress, **options)
+        calibrate(
+            source,
+            data,
+            out,
+            config=config,
+            progress=progress,
+            revision=revision,
+            trust_remote_code=trust_remote_code,
+            tokenizer=tokenizer,
+        )
         try:
             yield read_exit_calibration(out)
         except BaseException:

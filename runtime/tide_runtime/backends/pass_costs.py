@@ -88,7 +88,8 @@ def measure_pass_costs(
 
 def padding_price(padded: ExecutionContext, plain: ExecutionContext, max_seq_len: int) -> float:
     """Time of a pass of one token in ``padded`` over that in ``plain``: medians of passes in turn."""
-    cached, times = min(_CACHED_TOKENS, max_seq_len // 2), ([], [])
+    cached = min(_CACHED_TOKENS, max_seq_len // 2)
+    times: tuple[list[float], list[float]] = ([], [])
     for number in range(_PRICE_PASSES):
         for context, ms in zip((padded, plain), times, strict=True):
             start = time.perf_counter()
