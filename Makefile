@@ -55,6 +55,8 @@ bench: $(READY) ## the published benchmarks, one after the other
 	$(BIN)/python -m benchmarks.quantised_fidelity --json docs/results/$(DATE)-quantised_fidelity.json
 	$(BIN)/python -m benchmarks.quantised_kv --json docs/results/$(DATE)-quantised_kv.json
 	$(BIN)/python -m benchmarks.gguf_agreement --json docs/results/$(DATE)-gguf_agreement.json
+	$(BIN)/python -m benchmarks.same_text --json docs/results/$(DATE)-same_text.json
+	$(BIN)/python -m benchmarks.cpu_kinds --json docs/results/$(DATE)-cpu_kinds.json
 	$(BIN)/python -m benchmarks.predicted_speedup --json docs/results/$(DATE)-predicted_speedup.json
 	$(BIN)/python -m benchmarks.calibration_quality --json docs/results/$(DATE)-calibration_quality.json
 	$(BIN)/python -m benchmarks.certificate --json docs/results/$(DATE)-certificate.json

@@ -45,7 +45,7 @@ console = Console(width=max(120, Console().width))
 
 
 def ways(crowds: Sequence[int]) -> list[Way]:
-    full = [REFERENCE, Way("full", 1, cached=True), Way("full", 1, cached=True), *(Way("full", crowd) for crowd in crowds)]
+    full = [REFERENCE, *(Way("full", crowd, cached=True) for crowd in crowds), Way("full", 1, cached=True)]
     return [*full, Way("auto", 1), *(Way("auto", crowd, cached=True) for crowd in crowds), Way("auto", max(crowds), scarce=True)]
 
 
@@ -59,7 +59,7 @@ def chats(count: int) -> list[str]:
 
 
 def sampling(number: int, new_tokens: int) -> dict[str, Any]:
-    """Of the second half of the requests; ``number`` is the seed."""
+    """Fields of `GenerationParams` of a sampled request; ``number`` is the seed."""
     return {"temperature": TEMPERATURE, "seed": number, "max_new_tokens": new_tokens}
 
 
@@ -158,7 +158,7 @@ def measure(weights: str, messages: Sequence[str], new_tokens: int, report: Repo
 def main(
     weights: Annotated[str, typer.Option(help=f"Some of {', '.join(WEIGHTS)}.")] = ",".join(WEIGHTS),
     chats_: Annotated[int, typer.Option("--chats", min=1, help="Chats; each is made greedily and sampled.")] = 48,
-    new_tokens: Annotated[int, typer.Option(min=1, help="Tokens of a reply at most.")] = 24,
+    new_tokens: Annotated[int, typer.Option(min=1, help="Tokens of a reply at most.")] = 16,
     json: Annotated[Path | None, typer.Option(help="Write all figures to this file.")] = None,
 ) -> None:
     """Make the same texts in many ways and count those that differ."""

@@ -89,7 +89,7 @@ class Reading:
         return _parsed(self.text[begin : self.at])
 
     def schema(self, name: str) -> Mapping[str, Any]:
-        """Of the parameters of tool ``name``."""
+        """The JSON schema of the parameters of tool ``name``."""
         if name not in self.tools:
             raise NoCall
         return self.tools[name]

@@ -42,7 +42,7 @@ _ERROR = {
 
 
 class _Body(NamedTuple):
-    """Of a route. ``answer``, ``event``: types of an answer and of a stream's events; None: those are not described."""
+    """The types of a route's bodies: its answer, and the events of a stream; None: those are not described."""
 
     name: str
     fields: Mapping[str, Support]

@@ -62,7 +62,7 @@ class ToolPlan:
     special: Mapping[int, str] = field(default_factory=dict)
 
     def parser(self) -> ToolCallParser | None:
-        """Of one output; None: all of it is text."""
+        """The reader of calls for one output; None: all of it is text."""
         return ToolCallParser(self._schemas, self.special.values(), self._most) if self.tools else None
 
     def split(self, text: str) -> tuple[str, list[ToolCall]]:

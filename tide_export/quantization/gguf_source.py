@@ -57,7 +57,7 @@ class GgufTensor:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the numbers, the output features first."""
+        """The shape of the dequantised tensor, output features first."""
         return tuple(self.data.shape) if self.kind in _PLAIN else tuple(self.data.shape[:-1])
 
 

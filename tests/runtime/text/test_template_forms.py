@@ -35,7 +35,7 @@ def chat(content: Any = None, arguments: Any = None, call_id: str = "abc123DEF")
 
 
 def transformers_text(template: str, messages: list[dict[str, Any]], **options: Any) -> str:
-    """Of transformers, which is given messages in the form of the template."""
+    """The text that transformers renders from messages in the form of the template."""
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=tokenizers.Tokenizer(tokenizers.models.BPE()), **SPECIAL)
     options = {"add_generation_prompt": True, **options}
     return str(tokenizer.apply_chat_template(messages, chat_template=template, tokenize=False, **options))
