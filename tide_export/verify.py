@@ -170,8 +170,8 @@ def prompts(engine: Engine) -> list[tuple[str, list[int]]]:
         largest = max((max(ids) for _, ids in encoded if ids), default=0)
         if largest >= vocab:
             raise ModelFilesError(
-                f"the tokenizer gives plain text the id {largest}, the model's ids end at {vocab - 1}: it belongs to another model; "
-                "put the model's own tokenizer.json into its directory, or name it with --tokenizer DIR"
+                f"the tokenizer gives plain text the id {largest}, the model's ids end at {vocab - 1}: it belongs to another "
+                "model; put the model's own tokenizer.json into its directory, or name it with --tokenizer DIR"
             )
         return [(text.splitlines()[0], ids[:room]) for text, ids in encoded if ids]
     rng = np.random.default_rng(0)
