@@ -1,4 +1,4 @@
-"""A tokenizer for models of random weights: one token for each byte."""
+"""A tokenizer for models of random weights: one token for each ASCII character, as the smallest have 128 ids."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 
 def write_byte_tokenizer(folder: Path) -> None:
-    """Write tokenizer.json of 256 tokens into ``folder``: an export refuses a model without one."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = Tokenizer(models.BPE({byte: place for place, byte in enumerate(alphabet)}, []))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    """Write tokenizer.json into ``folder``: an export refuses a model without one."""
+    spelling = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer = Tokenizer(models.BPE({spelling.pre_tokenize_str(chr(byte))[0][0]: byte for byte in range(128)}, []))
+    tokenizer.pre_tokenizer = spelling
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.save(str(folder / "tokenizer.json"))

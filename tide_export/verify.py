@@ -23,7 +23,7 @@ import torch
 from numpy.typing import NDArray
 from tide_runtime import Engine, EngineOptions, GenerationParams
 from tide_runtime.bundle.manifest import MANIFEST_NAME, read_manifest
-from tide_runtime.errors import VerificationError
+from tide_runtime.errors import ModelFilesError, VerificationError
 
 from tide_export.kv_scales import KVScales, rounded_cache
 from tide_export.load import LoadedModel
@@ -159,13 +159,22 @@ def _engine(directory: Path) -> Engine:
 
 
 def prompts(engine: Engine) -> list[tuple[str, list[int]]]:
-    """Text prompts cut to the cache; without a tokenizer, seeded token ids."""
+    """Text prompts cut to the cache; without a tokenizer, seeded token ids.
+
+    Raises ModelFilesError where plain text has tokens that the model has no embedding for.
+    """
+    vocab = engine.manifest.model.vocab_size
     room = max(1, engine.manifest.max_seq_len - GREEDY_TOKENS)
     if engine.tokenizer is not None:
         encoded = [(text, engine.tokenizer.encode(text)) for text in PROMPTS]
+        largest = max((max(ids) for _, ids in encoded if ids), default=0)
+        if largest >= vocab:
+            raise ModelFilesError(
+                f"the tokenizer gives plain text the id {largest}, the model's ids end at {vocab - 1}: it belongs to another "
+                "model; put the model's own tokenizer.json into its directory, or name it with --tokenizer DIR"
+            )
         return [(text.splitlines()[0], ids[:room]) for text, ids in encoded if ids]
     rng = np.random.default_rng(0)
-    vocab = engine.manifest.model.vocab_size
     return [(f"{n} random ids", rng.integers(0, vocab, min(n, room)).tolist()) for n in (1, 7, 24)]
 
 

@@ -26,14 +26,16 @@ def find_gguf(given: Path | None, source: str) -> Path:
 
 def huggingface_folder(gguf: Path, identity: str, folder: Path) -> Path:
     """The model of ``gguf`` in ``folder``: config, tokenizer, and weights in fp32, whatever they are in the file."""
-    key = f"{identity}\n" + ", ".join(f"{name} {version(name)}" for name in ("transformers", "gguf"))
+    key = f"{identity}\n" + ", ".join(f"{name} {version(name)}" for name in ("tide-llm", "transformers", "gguf", "tokenizers"))
     return cached_folder(folder, key, lambda empty: run_in_process(_dequantise, gguf, empty))
 
 
 def _dequantise(gguf: Path, folder: Path) -> None:
     import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoModelForCausalLM
     from transformers.utils import logging
+
+    from tide_export.quantization.gguf_tokenizer import read_gguf_tokenizer
 
     logging.disable_progress_bar()
     model: Any = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
@@ -41,4 +43,5 @@ def _dequantise(gguf: Path, folder: Path) -> None:
     if hasattr(model.config, "quantization_config"):
         del model.config.quantization_config
     model.save_pretrained(folder)
-    AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name).save_pretrained(folder)
+    if (tokenizer := read_gguf_tokenizer(gguf)) is not None:
+        tokenizer.save_pretrained(folder)

@@ -111,9 +111,10 @@ class GrammarCompiler:
             raise GrammarError(f"structured outputs need the model's {lacks}, which this bundle has not; export it again")
         check_integers(grammar.kind, grammar.source)
         if self._tokenizer is None:
-            source = self._path.read_text(encoding="utf-8")
-            self._tokenizer = LLTokenizer(source, n_vocab=self.vocab_size, eos_token=self._eos)
-            self._named_tokens = named_tokens(json.loads(source))
+            state = json.loads(self._path.read_text(encoding="utf-8"))
+            _keep_embedded(state, self.vocab_size)
+            self._tokenizer = LLTokenizer(json.dumps(state), n_vocab=self.vocab_size, eos_token=self._eos)
+            self._named_tokens = named_tokens(state)
         try:
             if grammar.kind == "json_schema":
                 text = LLMatcher.grammar_from_json_schema(grammar.source, overrides=JSON_STYLE)  # type: ignore[arg-type]
@@ -129,6 +130,21 @@ class GrammarCompiler:
         if matcher.is_error():
             raise GrammarError(f"the {_name(grammar)} cannot be compiled: {matcher.get_error().strip()}")
         return matcher
+
+
+def _keep_embedded(state: dict[str, Any], vocab_size: int) -> None:
+    """Take tokens that the model has no logits for out of a tokenizer.json: llguidance refuses them, and none can be chosen."""
+    model = state["model"]
+    vocab = model.get("vocab", {})
+    if isinstance(vocab, list):  # Unigram: an id is a place
+        model["vocab"] = vocab[:vocab_size]
+    elif any(token_id >= vocab_size for token_id in vocab.values()):
+        kept = {token: token_id for token, token_id in vocab.items() if token_id < vocab_size}
+        model["vocab"] = kept
+        if "merges" in model:
+            pairs = (merge.split(" ", 1) if isinstance(merge, str) else merge for merge in model["merges"])
+            model["merges"] = [pair for pair in pairs if {*pair, "".join(pair)} <= kept.keys()]
+    state["added_tokens"] = [token for token in state.get("added_tokens", []) if token["id"] < vocab_size]
 
 
 class GrammarState:
