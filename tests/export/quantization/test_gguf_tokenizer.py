@@ -14,6 +14,7 @@ from tide_runtime.errors import ModelFilesError, UnsupportedModelError
 from benchmarks.arms.llamacpp_reference import LlamacppReference
 from benchmarks.gguf_agreement import (
     BLOCKS,
+    ROPE,
     VOCAB,
     TokenizerKind,
     block_case,
@@ -119,10 +120,10 @@ def test_chat_templates_by_name(tmp_path: Path) -> None:
 
 
 @needs_llamacpp
-@pytest.mark.parametrize("kind", [*BLOCKS, "RoPE none"])
+@pytest.mark.parametrize("kind", [*BLOCKS, *(f"RoPE {kind}" for kind in ROPE if kind != "longrope")])
 def test_the_logprobs_of_llamacpp(kind: str, tmp_path: Path) -> None:
     """Blocks, norms or positions read wrongly would pass: verification compares with the same wrong model."""
-    case = rope_case("none", tmp_path) if kind.startswith("RoPE") else block_case(kind, tmp_path)
+    case = rope_case(kind.removeprefix("RoPE "), tmp_path) if kind.startswith("RoPE") else block_case(kind, tmp_path)
     ids = random_ids(12)
     with LlamacppReference(case.reference) as reference:
         wanted = reference.logprobs(ids, VOCAB)
