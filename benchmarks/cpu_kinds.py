@@ -104,7 +104,7 @@ def export_forms(folder: Path) -> dict[str, Path]:
     )
     LlamaForCausalLM(config).save_pretrained(folder / "model")
     for form, weights in FORMS.items():
-        options = ExportConfig(max_seq_len=SLOTS, checkpoints="none", verify=False, weights=weights)
+        options = ExportConfig(max_seq_len=SLOTS, checkpoints="none", verify=False, weights=weights, tokenizer="none")
         export(str(folder / "model"), folder / form, options)
     return {form: folder / form for form in FORMS}
 

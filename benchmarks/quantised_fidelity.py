@@ -23,7 +23,7 @@ import platform
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from pydoc_data.topics import topics
 from typing import Annotated, Any
@@ -115,8 +115,7 @@ def random_source(kind: str, folder: Path) -> Path:
 def mapped_random(kind: str) -> dict[str, Any]:
     """`mapped_row` of a random model."""
     with tempfile.TemporaryDirectory() as folder:
-        loaded = load_model(str(random_source(kind, Path(folder))), "fp32")
-        loaded = replace(loaded, tokenizer=None)  # a made-up vocabulary: prompts are random ids
+        loaded = load_model(str(random_source(kind, Path(folder))), "fp32", tokenizer="none")  # prompts are random ids
         bundle = Path(folder) / "bundle"
         bundle.mkdir()
         config = ExportConfig(targets=("cpu",), checkpoints="none", max_seq_len=64, verify=False, packed_weights=False)

@@ -10,7 +10,6 @@ from tide_bench.arms import tide
 from tide_bench.arms.static_skip import StaticSkipArm
 from tide_bench.arms.tide import TideArm, limitation
 from tide_runtime import Engine, EngineOptions, ThreadOptions
-from tide_runtime.depth.exact import ExactDepth
 
 PROMPTS = [[5, 9, 3, 7], [2, 4, 6, 8]]
 
@@ -50,7 +49,7 @@ def test_an_earlier_call_drafts_nothing_for_the_next(exits_bundle: Path) -> None
 
 def test_what_the_engine_refuses_is_said(exits_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """308 tokens/s of `exact` were published from a machine where the engine runs `full`."""
-    monkeypatch.setattr(ExactDepth, "limitation", property(lambda self: "policy exact runs as full: these kernels round"))
+    monkeypatch.setattr(Engine, "bits_limitation", property(lambda self: "policy exact runs as full: these kernels round"))
     assert TideArm(exits_bundle).generate([PROMPTS[0]], 2, policy="exact").limitation == (
         "policy exact runs as full: these kernels round"
     )

@@ -33,14 +33,14 @@ def saved(folder: Path, architecture: str = "llama", **config: object) -> Tensor
 
 def load(folder: Path, tensors: Tensors) -> LoadedModel:
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    return load_model(str(folder), "fp32")
+    return load_model(str(folder), "fp32", tokenizer="none")
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_whole_checkpoints_load_without_a_change(name: str, tmp_path: Path) -> None:
     """Renamed, merged, tied and computed tensors would be taken for missing or unknown ones."""
     saved(tmp_path, name)
-    loaded, expected = load_model(str(tmp_path), "fp32"), tiny_model(name).state_dict()
+    loaded, expected = load_model(str(tmp_path), "fp32", tokenizer="none"), tiny_model(name).state_dict()
     found = loaded.model.state_dict()
     assert found.keys() == expected.keys() and all(torch.equal(found[key], expected[key]) for key in expected)
     assert loaded.notes == ()
@@ -180,7 +180,7 @@ def test_a_tensor_in_two_shards(tmp_path: Path) -> None:
     name = next(iter(load_file(shards[0])))
     save_file({**tensors, name: torch.zeros(1)}, shards[1], metadata={"format": "pt"})
     with pytest.raises(ModelFilesError, match=rf"{shards[1].name} and {shards[0].name} both hold {re.escape(name)}"):
-        load_model(str(tmp_path), "fp32")
+        load_model(str(tmp_path), "fp32", tokenizer="none")
 
 
 def test_the_command_ends_with_the_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:

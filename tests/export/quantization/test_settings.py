@@ -62,7 +62,7 @@ def test_settings_outside_quantization_config(checkpoint: Callable[..., Checkpoi
     settings, pack, file, fields = PLACES[case]
     made = checkpoint(settings, pack)
     moved(made, file, fields)
-    loaded = load_model(str(made.directory), "fp32")
+    loaded = load_model(str(made.directory), "fp32", tokenizer="none")
     assert same_matrices(loaded.model, made.matrices) and loaded.quantized.keys() >= made.matrices.keys()
 
 
@@ -71,7 +71,7 @@ def test_a_file_under_autogptqs_own_name(checkpoint: Callable[..., Checkpoint]) 
     made = checkpoint(gptq_settings(), gptq())
     moved(made, "quantize_config.json", GPTQ_FIELDS)
     (made.directory / "model.safetensors").rename(made.directory / "gptq_model-4bit-32g.safetensors")
-    assert same_matrices(load_model(str(made.directory), "fp32").model, made.matrices)
+    assert same_matrices(load_model(str(made.directory), "fp32", tokenizer="none").model, made.matrices)
 
 
 REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
@@ -92,7 +92,7 @@ def test_settings_that_do_not_help(checkpoint: Callable[..., Checkpoint], case: 
     made = checkpoint(gptq_settings(), gptq())
     moved(made, file, settings)
     with pytest.raises(TideError, match=message):
-        load_model(str(made.directory), "fp32")
+        load_model(str(made.directory), "fp32", tokenizer="none")
 
 
 @pytest.mark.parametrize("text", ["{", "[]"])
@@ -102,7 +102,7 @@ def test_a_broken_settings_file(checkpoint: Callable[..., Checkpoint], text: str
     moved(made, "quantize_config.json", {})
     Path(made.directory / "quantize_config.json").write_text(text)
     with pytest.raises(TideError, match=r"quantize_config\.json"):
-        load_model(str(made.directory), "fp32")
+        load_model(str(made.directory), "fp32", tokenizer="none")
 
 
 def test_a_module_both_packed_and_plain(checkpoint: Callable[..., Checkpoint]) -> None:
@@ -112,7 +112,7 @@ def test_a_module_both_packed_and_plain(checkpoint: Callable[..., Checkpoint]) -
     made.state[name] = torch.from_numpy(matrix)
     made.save()
     with pytest.raises(TideError, match=rf"holds {name}, which has no place"):
-        load_model(str(made.directory), "fp32")
+        load_model(str(made.directory), "fp32", tokenizer="none")
 
 
 def mxfp4(folder: Path) -> dict[str, torch.Tensor]:
@@ -137,12 +137,12 @@ def test_formats_that_transformers_reads(tmp_path: Path) -> None:
     """Its quantiser renames the tensors; what it did not use, or fill, must be named all the same."""
     tensors = mxfp4(tmp_path)
     save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
-    assert load_model(str(tmp_path), "fp32").model.model.layers[0].mlp.experts.gate_up_proj.abs().max() > 0
+    assert load_model(str(tmp_path), "fp32", tokenizer="none").model.model.layers[0].mlp.experts.gate_up_proj.abs().max() > 0
     for change in ({"model.layers.4.mlp.router.weight": torch.ones(4, 64)}, {"model.layers.1.mlp.extra": torch.ones(4)}):
         save_file({**tensors, **change}, tmp_path / "model.safetensors", metadata={"format": "pt"})
         with pytest.raises(TideError, match=next(iter(change)).replace(".", r"\.")):
-            load_model(str(tmp_path), "fp32")
+            load_model(str(tmp_path), "fp32", tokenizer="none")
     del tensors["model.layers.1.mlp.experts.down_proj_blocks"]
     save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(TideError):
-        load_model(str(tmp_path), "fp32")
+        load_model(str(tmp_path), "fp32", tokenizer="none")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import onnxruntime as ort
@@ -26,6 +26,7 @@ from tide_runtime.bundle.calibration import CostTable
 from tide_runtime.bundle.manifest import DRAFT, HEAD, STATES, batched_graph, forms_of, ragged_graph
 from tide_runtime.errors import BundleError, ParamsError
 
+Measured = TypeVar("Measured")
 _KEPT_STEPS = 128  # step shapes whose bindings a context keeps; policies that skip layers use many
 
 
@@ -64,18 +65,27 @@ class OnnxRuntimeBackend(Sessions):
 
     @cached_property
     def row_padding(self) -> RowPadding | None:
-        return self.measure_padding()
+        return self._uncounted(self.measure_padding)
 
     @cached_property
     def padding_price(self) -> float:
         if self.row_padding is None or self.row_padding.launch == NO_PADDING.launch:
             return 1.0
         plain = self.row_padding._replace(launch=NO_PADDING.launch)
-        return padding_price(self.context(1), self.context(1, padding=plain), self.manifest.max_seq_len)
+        contexts = self.context(1), self.context(1, padding=plain)
+        return self._uncounted(lambda: padding_price(*contexts, self.manifest.max_seq_len))
 
     @cached_property
     def pass_costs(self) -> CostTable | None:
-        return self.measure_passes() if self.measure_passes is not None and self.packs_steps else None
+        return self._uncounted(self.measure_passes) if self.measure_passes is not None and self.packs_steps else None
+
+    def _uncounted(self, measure: Callable[[], Measured]) -> Measured:
+        """The result of ``measure``, whose launches serve no request and do not count."""
+        counted = dict(self.launches)
+        measured = measure()
+        self.launches.clear()
+        self.launches.update(counted)
+        return measured
 
     @property
     def packs_steps(self) -> bool:
