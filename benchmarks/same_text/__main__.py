@@ -158,7 +158,7 @@ def measure(weights: str, messages: Sequence[str], new_tokens: int, report: Repo
 def main(
     weights: Annotated[str, typer.Option(help=f"Some of {', '.join(WEIGHTS)}.")] = ",".join(WEIGHTS),
     chats_: Annotated[int, typer.Option("--chats", min=1, help="Chats; each is made greedily and sampled.")] = 48,
-    new_tokens: Annotated[int, typer.Option(min=1, help="Tokens of a reply at most.")] = 16,
+    new_tokens: Annotated[int, typer.Option(min=1, help="Tokens of a reply at most.")] = 10,
     json: Annotated[Path | None, typer.Option(help="Write all figures to this file.")] = None,
 ) -> None:
     """Make the same texts in many ways and count those that differ."""
