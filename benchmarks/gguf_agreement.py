@@ -41,7 +41,7 @@ from benchmarks.arms.llamacpp_reference import LlamacppReference
 from benchmarks.models.gguf_files import smollm2_file, write_llama
 from benchmarks.models.tokenizer_files import texts, write_byte_pairs, write_sentencepiece
 from tide_export.config import ExportConfig
-from tide_export.export_model import export
+from tide_export.export import export
 from tide_export.quantization.gguf_pretokenizers import PRE_TOKENIZERS
 from tide_export.quantization.gguf_tokenizer import read_gguf_tokenizer
 

@@ -44,7 +44,7 @@ from benchmarks.models.model_folders import CACHE
 from benchmarks.models.random_blocks import CHECKPOINTS, quantise_folder
 from benchmarks.quantised_decode import SLOTS, folder_of
 from tide_export.config import ExportConfig, reads_text
-from tide_export.export_model import write_bundle
+from tide_export.export import write_bundle
 from tide_export.load import LoadedModel, load_model
 from tide_export.progress import ExportProgress
 from tide_export.verify import PromptCheck, check_bundle

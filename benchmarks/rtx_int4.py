@@ -41,7 +41,7 @@ from benchmarks.graph_on_cpu import logits_on_cpu
 from tide_export import export
 from tide_export.config import ExportConfig
 from tide_export.cut import CutGraph
-from tide_export.export_model import quantize_loaded
+from tide_export.export import quantize_loaded
 from tide_export.load import LoadedModel, load_model
 from tide_export.lower import lower, prepare
 from tide_export.passes.base import LoweringContext

@@ -186,7 +186,7 @@ def export(
         tokenizer=tokenizer,
     )
     with progress.interruptible():
-        from tide_export.export_model import export as run  # torch takes seconds to import; --help should not
+        from tide_export.export import export as run  # torch takes seconds to import; --help should not
 
         manifest = run(model, out, config, revision=revision, trust_remote_code=trust_remote_code, force=force, progress=progress)
     size = sum(info.bytes for info in manifest.files.values())

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from tide_export.config import ExportConfig
-from tide_export.export_model import write_bundle
+from tide_export.export import write_bundle
 from tide_export.load import LoadedModel
 from tide_export.progress import ExportProgress
 from tide_export.trace import TracedModel, trace

@@ -34,7 +34,7 @@ from benchmarks.gpu.decode_promises import complaints, verdicts
 from benchmarks.gpu.gpu_report import executed, gpu_report
 from benchmarks.gpu.model_shapes import MAX_SEQ_LEN, SHAPES, ModelShape, dtype_of
 from tide_export.config import ExportConfig
-from tide_export.export_model import write_bundle
+from tide_export.export import write_bundle
 from tide_export.load import LoadedModel
 from tide_export.progress import ExportProgress
 

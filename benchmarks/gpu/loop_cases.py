@@ -12,7 +12,7 @@ from tide_runtime.targets.gpu_probe import present_gpu
 from benchmarks.gpu.model_shapes import MAX_SEQ_LEN, SHAPES
 from benchmarks.gpu.stub_exits import stub_exits
 from tide_export.config import ExportConfig
-from tide_export.export_model import write_bundle
+from tide_export.export import write_bundle
 from tide_export.progress import ExportProgress
 from tide_export.targets import TARGETS
 from tide_export.targets.choice import buildable

@@ -29,7 +29,7 @@ from tide_calibrate.traces.agreement import agreement_by_depth
 from tide_calibrate.train import Learned, capture_bundle, learn, trace_exits
 from tide_export.bundle_writer import new_directory
 from tide_export.calibration.calibration_file import CALIBRATION_NAME, EXITS_NAME, CalibrationFile, DataInfo
-from tide_export.export_model import quantize_loaded
+from tide_export.export import quantize_loaded
 from tide_export.load import LoadedModel, fingerprint, load_model
 from tide_export.progress import ExportProgress
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import TracebackType
 
 from tide_export.config import ExportConfig
-from tide_export.export_model import write_bundle
+from tide_export.export import write_bundle
 from tide_export.load import LoadedModel
 from tide_export.progress import ExportProgress
 

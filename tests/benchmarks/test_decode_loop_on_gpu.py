@@ -34,7 +34,7 @@ from benchmarks.gpu.loop_cases import LoopCase, Prompts
 from benchmarks.gpu.model_shapes import ModelShape
 from benchmarks.gpu.stub_exits import COSTS, stub_exits
 from tide_export.config import ExportConfig
-from tide_export.export_model import write_bundle
+from tide_export.export import write_bundle
 from tide_export.progress import ExportProgress
 
 ALL = [list(prompt) for prompt in PROMPTS]

@@ -20,7 +20,7 @@ from tide_runtime.bundle import Bundle
 from tide_runtime.bundle.manifest import batched_graph
 
 from tide_export.config import ExportConfig
-from tide_export.export_model import write_bundle
+from tide_export.export import write_bundle
 from tide_export.load import LoadedModel
 from tide_export.progress import ExportProgress
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import io
 import json
 import shutil
@@ -250,7 +251,7 @@ def quick(calibration: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str,
 
 
 def instead_of_writing(monkeypatch: pytest.MonkeyPatch, write_bundle: Callable[..., object]) -> None:
-    monkeypatch.setattr("tide_export.export_model.write_bundle", write_bundle)
+    monkeypatch.setattr(importlib.import_module("tide_export.export"), "write_bundle", write_bundle)
 
 
 def test_data_calibrates_for_the_exported_weights(model, calibration, tmp_path, monkeypatch):

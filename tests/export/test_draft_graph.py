@@ -27,7 +27,7 @@ from tiny_tokenizer import write_byte_tokenizer
 
 from tide_export import ExportConfig, export
 from tide_export.calibration.exit_calibration import read_exit_calibration
-from tide_export.export_model import quantize_loaded
+from tide_export.export import quantize_loaded
 from tide_export.load import fingerprint, load_model
 from tide_export.progress import ExportProgress
 

@@ -20,7 +20,7 @@ from transformers.cache_utils import Cache, DynamicLayer
 
 from tide_export import ExportConfig, export
 from tide_export.calibration.exit_calibration import read_exit_calibration
-from tide_export.export_model import write_bundle
+from tide_export.export import write_bundle
 from tide_export.kv_scales import KVScales, kv_scales
 from tide_export.load import LoadedModel, fingerprint
 from tide_export.probe import probe_attention

@@ -12,7 +12,7 @@ from export.architectures import LAYERS, MAX_POSITIONS, VOCAB, WINDOW, tiny_mode
 from tide_runtime import Engine, EngineOptions, GenerationParams, ThreadOptions
 
 from tide_export.config import ExportConfig
-from tide_export.export_model import write_bundle
+from tide_export.export import write_bundle
 from tide_export.load import LoadedModel
 from tide_export.progress import ExportProgress
 

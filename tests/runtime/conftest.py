@@ -16,7 +16,7 @@ from tide_runtime import Engine, EngineOptions, ThreadOptions
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from tide_export.config import ExportConfig
-from tide_export.export_model import export
+from tide_export.export import export
 
 MAX_SEQ_LEN = 64
 EOS, IM_START, IM_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"

@@ -16,7 +16,7 @@ from tokenizers import AddedToken, decoders, models, pre_tokenizers, processors
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from tide_export.config import ExportConfig
-from tide_export.export_model import export
+from tide_export.export import export
 
 BOS, EOS, UNKNOWN = "<s>", "</s>", "<unk>"
 TEMPLATE = "{% for message in messages %}{{ message.content or '' }}{% endfor %}"

@@ -10,7 +10,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from tide_export.config import ExportConfig
-from tide_export.export_model import export
+from tide_export.export import export
 
 MAX_SEQ_LEN = 512
 EOS, IM_START, IM_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"

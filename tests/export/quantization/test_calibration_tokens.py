@@ -13,7 +13,7 @@ from tide_runtime.errors import DataError, ParamsError, TideError
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from tide_export import ExportConfig, cli
-from tide_export.export_model import quantize_loaded
+from tide_export.export import quantize_loaded
 from tide_export.load import fingerprint, load_model
 from tide_export.progress import ExportProgress
 from tide_export.quantization.calibration_tokens import MAX_TOKENS, WINDOW, calibration_tokens

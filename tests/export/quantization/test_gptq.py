@@ -11,7 +11,7 @@ from export.architectures import MAX_POSITIONS, VOCAB, tiny_model
 from torch import Tensor
 
 from tide_export.config import ExportConfig
-from tide_export.export_model import write_bundle
+from tide_export.export import write_bundle
 from tide_export.load import LoadedModel, quantized
 from tide_export.progress import ExportProgress
 from tide_export.quantization.gptq import gptq, visit_inputs

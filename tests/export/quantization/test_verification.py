@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from tide_runtime.errors import VerificationError
 
 from tide_export.config import ExportConfig
-from tide_export.export_model import write_bundle
+from tide_export.export import write_bundle
 from tide_export.load import LoadedModel, quantized
 from tide_export.progress import ExportProgress
 from tide_export.verify import fp32_activations, mean_divergence, verify_bundle
