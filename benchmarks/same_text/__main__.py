@@ -1,7 +1,7 @@
 """Whether a text depends on anything but its request: chats of SmolLM2-135M, greedy and sampled, in every way of making them.
 
-    python -m benchmarks.same_text                                # source, int4, int8 and fp32 weights: 12 minutes
-    python -m benchmarks.same_text --weights int4 --chats 12      # a minute or two
+    python -m benchmarks.same_text                                # source, int4, int8 and fp32 weights
+    python -m benchmarks.same_text --weights int4 --chats 12      # a few minutes
 
 The reference is policy `full`, one caller, nothing cached. Against it: prompts from the prefix cache, 2, 8 and 32 callers, policy
 `auto` (drafts), after preemption with prompts in chunks, and over HTTP with 8 callers. llama.cpp's server makes the same chats
