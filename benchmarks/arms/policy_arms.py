@@ -79,7 +79,7 @@ def random_bundle(calibrated: Path, cache: Path) -> Path:
 
 
 def _never_stopping(manifest: Manifest) -> Manifest:
-    """With thresholds of ``exit`` that no softmax of a random model reaches."""
+    """The exits with thresholds that no softmax of a random model reaches."""
     assert manifest.calibration is not None
     exits = [replace(info, exit_threshold=1.0) for info in manifest.calibration.exits]
     return replace(manifest, calibration=replace(manifest.calibration, exits=exits))

@@ -53,7 +53,7 @@ class EngineArm:
 
     @property
     def title(self) -> str:
-        """With what the engine runs in place of what it was asked for, if it does."""
+        """The title, and the policy that the engine runs where it is not the one asked for."""
         return with_limitation(self.name, limitation(self.engine))
 
     def turn(self, prompts: Group, params: GenerationParams) -> Turn:

@@ -22,7 +22,7 @@ def own_pools(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_arm_gives_the_engines_own_text(exits_bundle: Path) -> None:
-    """The table would be of a program that nobody runs."""
+    """The table would describe another program than the one that users run."""
     timing = TideArm(exits_bundle).generate(PROMPTS, 6, policy="exact")
     with Engine.load(exits_bundle, EngineOptions(policy="full", threads=ThreadOptions(1))) as engine:
         params = engine.default_params(max_new_tokens=6, ignore_eos=True)

@@ -97,7 +97,7 @@ def test_settings_that_do_not_help(checkpoint: Callable[..., Checkpoint], case: 
 
 @pytest.mark.parametrize("text", ["{", "[]"])
 def test_a_broken_settings_file(checkpoint: Callable[..., Checkpoint], text: str) -> None:
-    """The error would speak of JSON without the file's name."""
+    """The error would name JSON and not the damaged file."""
     made = checkpoint(gptq_settings(), gptq())
     moved(made, "quantize_config.json", {})
     Path(made.directory / "quantize_config.json").write_text(text)
