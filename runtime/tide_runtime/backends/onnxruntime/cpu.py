@@ -55,7 +55,10 @@ class OnnxRuntimeBackend(Sessions):
         backend = cls(manifest, layers, load, set(files) - set(layers), pads_attention)
         chains = [backend.every_layer, *([[s.name for s in manifest.segments]] if manifest.calibration is not None else [])]
         backend.measure_padding = lambda: bundle_row_padding(
-            bundle, target, threads, lambda padding: launches_agree(backend, chains, manifest.model.vocab_size, padding)
+            bundle,
+            target,
+            threads,
+            lambda padding: launches_agree(backend, chains, manifest.model.vocab_size, padding, manifest.max_seq_len),
         )
         key = machine_key(bundle, target, threads)
         backend.measure_passes = lambda: kept_pass_costs(

@@ -166,6 +166,21 @@ def test_launches_agree_bit_by_bit(odd: list[int], agree: bool) -> None:
     assert launches_agree(FakeModel(odd), [["uncut"]], 50, LEAST_PADDING) == agree
 
 
+@pytest.mark.parametrize("slots", [1, 4, 7])
+def test_texts_end_where_the_caches_do(slots: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bundle of few slots would not load: its caches would be full."""
+    ends, step = list[int](), FakeModel.step
+
+    def watched(self: FakeModel, first_index: int, counts: list[int], wanted: list[int]) -> Any:
+        made = step(self, first_index, counts, wanted)
+        place = made.place
+        made.place = lambda cached: (ends.append(max(map(sum, zip(cached, counts, strict=True)))), place(cached))
+        return made
+
+    monkeypatch.setattr(FakeModel, "step", watched)
+    assert launches_agree(FakeModel([]), [["uncut"]], 50, LEAST_PADDING, slots) and max(ends) == slots
+
+
 def product_model(block_size: int, accuracy_level: int) -> bytes:
     """One MatMulNBits of random 4-bit weights, K = 256, N = 72."""
     random, k, n = np.random.default_rng(0), 256, 72
