@@ -1,9 +1,11 @@
-"""Whether texts and logits are the same on processors that this machine is not: ONNX Runtime's kernels under user-mode emulation.
+"""Whether texts and logits are the same on processors that this machine is not: ONNX Runtime's kernels for AVX2, AVX and SSE4.
 
-    python -m benchmarks.cpu_kinds        # AVX2, AVX and SSE4 with Debian's package qemu-user
+    python -m benchmarks.cpu_kinds
+
+Newer instruction sets are hidden (`benchmarks.cpu_mask`); where that cannot be had, qemu emulates (Debian's package qemu-user).
 
 A tiny random Llama is exported in fp32, int8 and int4. On each processor its texts, greedy and sampled, are made in several ways
-(`benchmarks.same_text.ways`); tokens and log-probabilities have to be those of a single caller under `full`. qemu has no AVX512.
+(`benchmarks.same_text.ways`); tokens and log-probabilities have to be those of a single caller under `full`.
 """
 
 from __future__ import annotations
@@ -24,10 +26,11 @@ from typing import Annotated
 import typer
 from tide_runtime import Engine, EngineOptions, GenerationParams, ThreadOptions
 
+from benchmarks import cpu_mask
 from benchmarks.same_text.ways import REFERENCE, Ask, Way, outcomes
 
 EMULATOR = "qemu-x86_64"
-CPUS = {"AVX2": "Haswell", "AVX": "SandyBridge", "SSE4": "Denverton"}  # instruction set → qemu's model
+CPUS = dict(zip(cpu_mask.SETS, ("Haswell", "SandyBridge", "Denverton"), strict=True))  # → qemu's model
 FORMS = {"fp32": "source", "int8": "int8", "int4": "int4"}  # → --weights of tide-export
 VOCABULARY, SLOTS = 128, 80
 
@@ -109,36 +112,40 @@ def export_forms(folder: Path) -> dict[str, Path]:
     return {form: folder / form for form in FORMS}
 
 
-def emulated(cpu: str, bundles: Mapping[str, Path], cache: Path) -> Iterator[Texts]:
-    """The texts of ``bundles`` on qemu's model ``cpu``. Raises RuntimeError with the process' own words when it fails.
+def on_processor(kind: str, bundles: Mapping[str, Path], folder: Path) -> Iterator[Texts]:
+    """The texts of ``bundles`` with the instruction sets of ``kind``. Raises RuntimeError with the last error line of the process.
 
-    ``cache``: an empty folder for what the runtime keeps of a machine: it knows processors by /proc/cpuinfo, which qemu leaves as
-    it is.
+    ``folder``: for what the runtime keeps of a machine, and for what hides its instruction sets.
     """
-    interpreter = os.path.realpath(sys.executable)
     arguments = [argument for form, bundle in bundles.items() for argument in ("--run", f"{form}={bundle}")]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p), "TIDE_CACHE_DIR": str(cache)}
-    environment["OPENBLAS_NUM_THREADS"] = "1"
-    command = [EMULATOR, "-cpu", cpu, interpreter, "-m", "benchmarks.cpu_kinds", *arguments]
+    command = [os.path.realpath(sys.executable), "-m", "benchmarks.cpu_kinds", *arguments]
+    if cpu_mask.unavailable() is None:
+        environment = cpu_mask.masked_environment(kind, folder)
+    else:
+        environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "TIDE_CACHE_DIR": str(folder / kind)}
+        command = [EMULATOR, "-cpu", CPUS[kind], *command]
+    environment["PYTHONPATH"] = os.pathsep.join(p for p in sys.path if p)
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     if done.returncode:
-        raise RuntimeError(f"{cpu}: {done.stderr.strip().splitlines()[-1:]}")
+        raise RuntimeError(f"{kind}: {done.stderr.strip().splitlines()[-1:]}")
     for line in done.stdout.splitlines():
         yield Texts(**json.loads(line))
 
 
 def unavailable() -> str | None:
-    """Why processors cannot be emulated here; None: they can."""
+    """Why other processors' kernels cannot be run here; None: they can."""
     if platform.machine() != "x86_64":
-        return f"the machine is {platform.machine()}, and {EMULATOR} runs its own instruction set only with x86-64 libraries"
-    return None if shutil.which(EMULATOR) else f"{EMULATOR} is not installed (apt-get install qemu-user)"
+        return f"the machine is {platform.machine()}: its libraries have no kernels for x86-64"
+    if (reason := cpu_mask.unavailable()) is None or shutil.which(EMULATOR):
+        return None
+    return f"{reason}, and {EMULATOR} is not installed (apt-get install qemu-user)"
 
 
 def main(
     run: Annotated[list[str] | None, typer.Option(help="FORM=BUNDLE, to make its texts on this processor.", hidden=True)] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write all figures to this file.")] = None,
 ) -> None:
-    """Compare texts on emulated processors."""
+    """Compare texts on other processors' kernels."""
     if run:
         for form, _, bundle in (one.partition("=") for one in run):
             print(json.dumps(asdict(texts_of(form, Path(bundle)))), flush=True)
@@ -147,15 +154,15 @@ def main(
         raise typer.BadParameter(reason)
     from tide_bench.report import Report
 
-    report, differ = Report("cpu_kinds"), 0
+    report, differ = Report("cpu_kinds", by="qemu" if cpu_mask.unavailable() else "cpu_mask"), 0
     with TemporaryDirectory() as folder:
         bundles = export_forms(Path(folder))
-        for kind, cpu in CPUS.items():
-            for one in emulated(cpu, bundles, Path(folder) / f"cache-{cpu}"):
-                report.rows.append({"instructions": kind, "cpu": cpu, **asdict(one)})
+        for kind in CPUS:
+            for one in on_processor(kind, bundles, Path(folder)):
+                report.rows.append({"instructions": kind, **asdict(one)})
                 differ += sum(one.differ.values())
                 print(f"{kind} {asdict(one)}", flush=True)
-    report.add("cpu_kinds", len({row["cpu"] for row in report.rows}))
+    report.add("cpu_kinds", len({row["instructions"] for row in report.rows}))
     report.add("cpu_kinds_differ", differ)
     report.finish(json_file)
 

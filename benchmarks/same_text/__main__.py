@@ -40,18 +40,20 @@ WEIGHTS = ("source", "int4", "int8", "fp32")
 CROWDS = (2, 8, 32)
 HTTP_CALLERS = 8
 TEMPERATURE = 0.7
+MESSAGE_CHARACTERS = 120
 
 console = Console(width=max(120, Console().width))
 
 
 def ways(crowds: Sequence[int]) -> list[Way]:
-    full = [REFERENCE, *(Way("full", crowd, cached=True) for crowd in crowds), Way("full", 1, cached=True)]
-    return [*full, Way("auto", 1), *(Way("auto", crowd, cached=True) for crowd in crowds), Way("auto", max(crowds), scarce=True)]
+    """The reference first. The first crowd of a policy finds an empty prefix cache, which it fills for the later ones."""
+    cached = [Way(policy, callers, cached=True) for policy in ("full", "auto") for callers in (*crowds, 1)]
+    return [REFERENCE, *cached, Way("auto", max(crowds), scarce=True)]
 
 
 def chats(count: int) -> list[str]:
-    """The shortest first messages of the tasks, of every kind in turn."""
-    kinds = [sorted((task.turns[0] for task in kind.tasks), key=len) for kind in load_tasks()]
+    """The beginnings of the tasks' first messages, of every kind in turn: prompts are most of the time."""
+    kinds = [[task.turns[0][:MESSAGE_CHARACTERS] for task in kind.tasks] for kind in load_tasks()]
     mixed = [message for messages in zip_longest(*kinds) for message in messages if message is not None]
     if count > len(mixed):
         raise typer.BadParameter(f"there are {len(mixed)} chats; ask for fewer")

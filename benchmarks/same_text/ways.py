@@ -42,7 +42,7 @@ class Way:
     Args:
         callers: requests at once.
         cached: prompts may come from the prefix cache, which earlier ways of the same engine fill.
-        scarce: so little KV memory that requests are preempted, and prompts in chunks of five tokens.
+        scarce: so little KV memory that requests are preempted, and prompts in chunks of 13 tokens.
     """
 
     policy: str
@@ -79,7 +79,7 @@ def outcomes(weights: Engine, asks: Sequence[Ask], ways: Sequence[Way]) -> Itera
         own = list(group)
         options = replace(weights.options, policy=policy, max_batch=max(way.callers for way in own), prefix_cache=True)
         if scarce:
-            options = replace(options, prefill_chunk=5, kv_memory=_scarce_memory(weights.manifest, asks))
+            options = replace(options, prefill_chunk=13, kv_memory=_scarce_memory(weights.manifest, asks))
         with weights.with_options(options) as engine:
             for way in own:
                 yield _run(engine, way, asks)

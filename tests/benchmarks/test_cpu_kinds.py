@@ -1,4 +1,4 @@
-"""Texts on processors that this machine is not, under user-mode emulation."""
+"""Texts on processors that this machine is not: with newer instruction sets hidden, or under user-mode emulation."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.cpu_kinds import CPUS, FORMS, emulated, export_forms, unavailable
+from benchmarks.cpu_kinds import CPUS, FORMS, export_forms, on_processor, unavailable
 
 pytestmark = pytest.mark.skipif(unavailable() is not None, reason=str(unavailable()))
 
 # Rows that launches and sequences are padded to: what invariance.py says of each instruction set, and what would pass unseen if
-# the emulator ran this machine's kernels.
+# this machine's own kernels ran.
 TWO, ANY, SPARE = "least=2, multiple=1, spare=0", "least=1, multiple=1, spare=0", "least=1, multiple=1, spare=3"
 PADDINGS = {
     "AVX2": {"fp32": (ANY, TWO), "int8": (ANY, TWO), "int4": (TWO, TWO)},
@@ -28,7 +28,7 @@ def bundles(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 @pytest.mark.parametrize("kind", CPUS)
 def test_texts_are_the_same_in_company_and_under_drafts(kind: str, bundles: dict[str, Path], tmp_path: Path) -> None:
     """On most desktops a text would change when a second caller joins, and `exact` would change it or switch itself off."""
-    for texts in emulated(CPUS[kind], bundles, tmp_path):
+    for texts in on_processor(kind, bundles, tmp_path):
         launch, sequence = PADDINGS[kind][texts.form]
         assert texts.padding == f"RowPadding(launch=Rounding({launch}), sequence=Rounding({sequence}))"
         assert texts.policy == "exact" and texts.prefix_tokens and not any(texts.differ.values()), texts
