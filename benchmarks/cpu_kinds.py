@@ -113,7 +113,7 @@ def export_forms(folder: Path) -> dict[str, Path]:
 
 
 def on_processor(kind: str, bundles: Mapping[str, Path], folder: Path) -> Iterator[Texts]:
-    """The texts of ``bundles`` with the instruction sets of ``kind``. Raises RuntimeError with the last error line of the process.
+    """The texts of ``bundles`` with the instruction sets of ``kind``. Raises RuntimeError with the last line of its errors.
 
     ``folder``: for what the runtime keeps of a machine, and for what hides its instruction sets.
     """
