@@ -12,7 +12,6 @@ from torch import nn
 
 from tide_calibrate.draft_head.head import DraftHead
 from tide_calibrate.exit_heads import ExitHead
-from tide_calibrate.exit_heads.block import BlockHead
 from tide_calibrate.routers import MlpRouter
 from tide_export.calibration.exits_file import Arrays, write_exit_tensors
 
@@ -30,9 +29,6 @@ def write_exits(
     for checkpoint, head in heads.items():
         if head.translator is not None:
             tensors |= _prefixed_tensors(f"translator.{checkpoint}", head.translator)
-        if isinstance(head, BlockHead):
-            for index, layer in enumerate(head.layers):
-                tensors |= _prefixed_tensors(f"block.{checkpoint}.{index}", layer)
     for checkpoint, router in routers.items():
         tensors |= _prefixed_tensors(f"router.{checkpoint}", router)
     write_exit_tensors(path, tensors)

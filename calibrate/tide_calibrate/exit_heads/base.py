@@ -14,7 +14,7 @@ class ExitHead(nn.Module, ABC):
     """Predicts the full model's token after ``checkpoint`` layers; only the head's own parameters require gradients.
 
     Args:
-        kind: ``identity``, ``linear``, ``tail:k`` or ``block:k``.
+        kind: ``identity``, ``linear`` or ``tail:k``.
         checkpoint: layers run before the exit.
         boundaries: boundaries (in layers run) whose captured states ``logits`` reads.
         translator: applied to the state first; None for a head that reads the state unchanged.

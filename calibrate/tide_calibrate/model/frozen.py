@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import copy
 from functools import cached_property
 
 from tide_runtime.errors import ParamsError
-from torch import nn
 from transformers import PreTrainedModel
 
 from tide_calibrate.model.lm_head import LMHead
@@ -35,17 +33,8 @@ class FrozenModel:
 
     def tail(self, layers: int) -> ModelTail:
         """The last ``layers`` layers with norm and LM head; built once and shared."""
-        if layers not in self._tails:
-            self._tails[layers] = ModelTail(self.model, self._start(layers))
-        return self._tails[layers]
-
-    def copied_tail(self, layers: int) -> ModelTail:
-        """The same with a trainable copy of those layers; norm and LM head stay shared with the model."""
-        start = self._start(layers)
-        copies = nn.ModuleList(copy.deepcopy(layer) for layer in decoder_layers(self.model)[start:])
-        return ModelTail(self.model, start, list(copies.requires_grad_(True)))
-
-    def _start(self, layers: int) -> int:
         if not 1 <= layers < self.num_layers:
             raise ParamsError(f"a tail has 1 … {self.num_layers - 1} of the model's {self.num_layers} layers, got {layers}")
-        return self.num_layers - layers
+        if layers not in self._tails:
+            self._tails[layers] = ModelTail(self.model, self.num_layers - layers)
+        return self._tails[layers]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
@@ -53,14 +53,13 @@ class ModelTail(nn.Module):
     Args:
         model: in eval mode; shared, not copied.
         start: layers that are skipped.
-        layers: run these instead of the model's own last L - start layers.
 
     Raises:
         ParamsError: ``start`` is out of range.
         UnsupportedModelError: the model's own logits are not reproduced from its own state at ``start``.
     """
 
-    def __init__(self, model: PreTrainedModel, start: int, layers: Sequence[nn.Module] | None = None) -> None:
+    def __init__(self, model: PreTrainedModel, start: int) -> None:
         super().__init__()
         own = decoder_layers(model)
         if not 1 <= start <= len(own):
@@ -69,7 +68,7 @@ class ModelTail(nn.Module):
         state, logits, returns_tuple = _observe(model, own[start - 1])
         stand_ins = [_StandIn(layer, returns_tuple) for layer in own[:start]]
         self._last_stand_in = [stand_ins[-1]]  # in a list, so that torch does not register it a second time
-        self.layers = list(layers or own[start:])
+        self.layers = list(own[start:])
         self.model = _with_module(model, own, nn.ModuleList([*stand_ins, *self.layers]))
         self._rows: VocabularyRows | None = None
         if isinstance(output := model.get_output_embeddings(), nn.Linear):

@@ -43,18 +43,16 @@ class ExitOption:
 def exit_options(trace: SplitTrace, times: StepCurve, router: str = "auto") -> list[ExitOption]:
     """All options on ``trace``, shallow first. ``router``: one kind, or ``auto`` for every kind whose scores were recorded.
 
-    Heads ``block:k`` are excluded because the runtime does not support them. Raises CalibrationError when no exit has scores of
-    the router.
+    Raises CalibrationError when no exit has scores of the router.
     """
     known = sorted({name for traced in trace.exits.values() for name in traced.scores})
     if not any(set(kind.split("+")) <= set(known) for kind in _kinds(router)):
         raise CalibrationError(f"there are no scores of the router {router}; scored: {', '.join(known) or 'nothing'}")
     options = []
     for checkpoint, head in sorted(trace.exits):
-        if not head.startswith("block:"):
-            for info in _exit_infos(trace.exits[checkpoint, head], router):
-                if checkpoint < trace.num_layers - info.tail_layers:
-                    options.append(_option(trace, info, times))
+        for info in _exit_infos(trace.exits[checkpoint, head], router):
+            if checkpoint < trace.num_layers - info.tail_layers:
+                options.append(_option(trace, info, times))
     return options
 
 

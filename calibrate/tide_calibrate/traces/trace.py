@@ -17,7 +17,7 @@ class ExitTrace:
 
     Args:
         checkpoint: layers run before the exit.
-        head: ``identity``, ``linear``, ``tail:k`` or ``block:k``.
+        head: ``identity``, ``linear`` or ``tail:k``.
         agrees: [n] bool, the head's likeliest token is the full model's, or the reference's where the trace has one.
         nll: [n] float32, the head's negative log-likelihood (nats) of the text's next token; NaN at a window's end.
         scores: router name (``mlp``, ``max_probability``, ``entropy``, ``cosine``, …) → [n] float32, higher is more confident.
