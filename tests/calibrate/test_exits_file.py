@@ -10,7 +10,7 @@ import pytest
 from export.architectures import tiny_model
 from safetensors.numpy import load_file, save_file
 from tide_calibrate.exit_heads import ExitHead, make_head
-from tide_calibrate.exits_file import write_exits
+from tide_calibrate.exit_training import write_exits
 from tide_calibrate.model.frozen import FrozenModel
 from tide_calibrate.routers import MlpRouter
 from tide_runtime.errors import CalibrationError, OutputError

@@ -18,9 +18,9 @@ from transformers import PreTrainedModel
 from tide_calibrate.capture.forward_pass import EagerPass, ForwardPass
 from tide_calibrate.capture.store import Capture, open_capture
 from tide_calibrate.capture.writer import HIDDEN_DTYPES, CaptureSettings, CaptureWriter
-from tide_calibrate.model.lm_head import LOGIT_BYTES
+from tide_calibrate.model.frozen import LOGIT_BYTES
+from tide_calibrate.progress_bars import token_bar
 from tide_calibrate.text.documents import Windows
-from tide_calibrate.token_bar import token_bar
 from tide_export.load import LoadedModel, fingerprint
 from tide_export.progress import ExportProgress
 from tide_export.trace import decoder_layers

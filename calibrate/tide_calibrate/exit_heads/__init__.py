@@ -1,4 +1,4 @@
-"""Exit heads map the state after a checkpoint to logits. One file per kind; ``make_head`` constructs any of them."""
+"""Exit heads map the state after a checkpoint to logits; ``make_head`` constructs any of them."""
 
 from __future__ import annotations
 
@@ -6,11 +6,8 @@ from collections.abc import Callable
 
 from tide_runtime.errors import ParamsError
 
-from tide_calibrate.exit_heads.base import ExitHead
-from tide_calibrate.exit_heads.identity import IdentityHead
-from tide_calibrate.exit_heads.linear import LinearHead
+from tide_calibrate.exit_heads.base import MAX_RANK, ExitHead, IdentityHead, LinearHead, Translator
 from tide_calibrate.exit_heads.tail import TailHead
-from tide_calibrate.exit_heads.translator import MAX_RANK, Translator
 from tide_calibrate.model.frozen import FrozenModel
 
 _Maker = Callable[[FrozenModel, int, int, Translator], ExitHead]  # model, checkpoint, k, untrained translator

@@ -9,22 +9,58 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
 from tide_runtime.errors import ParamsError, UnsupportedModelError
 from torch import Tensor, nn
+from torch.nn import functional as F
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
-from tide_calibrate.model.vocabulary_rows import VocabularyRows
 from tide_export.trace import decoder_layers
 
 _CHECK_TOKENS = 6
 _RELATIVE_TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-6}
 _HALF_TOLERANCE = 5e-2
+
+
+class VocabularyRows(nn.Module):
+    """Stands in for the output embedding ``linear``: all of its rows, or those that the calling thread has chosen.
+
+    Heads that share a model are trained in several threads, so the choice is thread-local.
+    """
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        self.linear = linear
+        self._chosen = threading.local()  # .ids
+
+    @property
+    def weight(self) -> Tensor:
+        """[V, H]; some models read its dtype."""
+        return self.linear.weight
+
+    @property
+    def bias(self) -> Tensor | None:
+        return self.linear.bias
+
+    @contextmanager
+    def only(self, ids: Tensor | None) -> Iterator[None]:
+        """Within the context, compute logits of the tokens ``ids`` [n] alone, in their order; None: of all."""
+        self._chosen.ids = ids
+        try:
+            yield
+        finally:
+            self._chosen.ids = None
+
+    def forward(self, states: Tensor) -> Tensor:
+        ids: Tensor | None = getattr(self._chosen, "ids", None)
+        if ids is None:
+            return self.linear(states)
+        return F.linear(states, self.weight[ids], None if self.bias is None else self.bias[ids])
 
 
 class _StandIn(nn.Module):

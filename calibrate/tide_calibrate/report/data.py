@@ -14,8 +14,7 @@ from tide_calibrate.certificate.threshold_family import ThresholdFamily
 from tide_calibrate.report.curve import CostCurve, OperatingPoint, cost_curve
 from tide_calibrate.report.histogram import ExitHistogram, exit_histogram
 from tide_calibrate.report.reliability import Reliability, reliability
-from tide_calibrate.traces.agreement import HeadAgreement, agreement_by_depth
-from tide_calibrate.traces.trace import SplitTrace
+from tide_calibrate.traces.trace import HeadAgreement, SplitTrace, agreement_by_depth
 
 DATA_NAME = "data.json"
 _EXITS_SHOWN = 3  # deepest candidates in the reliability diagram when no exit was chosen

@@ -8,7 +8,7 @@ from tide_runtime.bundle.calibration import DraftHeadInfo, ExitInfo
 
 from tide_calibrate.certificate.certificate import meaning
 from tide_calibrate.report.break_even import COLUMNS, break_even_rows
-from tide_calibrate.traces.agreement import agreement_rows
+from tide_calibrate.traces.trace import agreement_rows
 from tide_export.calibration.calibration_file import CalibrationFile
 
 

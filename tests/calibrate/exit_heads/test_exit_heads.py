@@ -13,9 +13,8 @@ from tide_calibrate.capture.batches import read_batch
 from tide_calibrate.capture.store import Capture
 from tide_calibrate.capture.training_split import divide_train_windows
 from tide_calibrate.exit_heads import ExitHead, Translator, make_head, parse_kind
-from tide_calibrate.exit_heads.divergence import top_k_divergence
-from tide_calibrate.exit_heads.train import HeadTraining, train_head
-from tide_calibrate.exit_heads.true_cache import draft_mask
+from tide_calibrate.exit_heads.tail import draft_mask
+from tide_calibrate.exit_heads.train import HeadTraining, top_k_divergence, train_head
 from tide_calibrate.model.frozen import FrozenModel
 from tide_calibrate.model.tail import ModelTail
 from tide_runtime.errors import CalibrationError, DataError, ParamsError, UnsupportedModelError
@@ -164,7 +163,9 @@ def test_the_divergence_is_the_kl_over_top_k_tokens_and_the_rest() -> None:
     assert torch.allclose(top_k_divergence(full, top.indices, top.values, full.logsumexp(1)), torch.zeros(5), atol=1e-5)
 
 
-@pytest.mark.parametrize("kind", ["", "lineal", "tail", "tail:", "tail:0", "tail:x", "tail:-1", "linear:1", "block:1"])
+@pytest.mark.parametrize(
+    "kind", ["", "lineal", "tail", "tail:", "tail:0", "tail:x", "tail:-1", "linear:1", "identity:", "block:1"]
+)
 def test_unknown_heads_are_refused_with_the_known_ones(kind: str) -> None:
     """A mistyped --heads must not train another head."""
     with pytest.raises(ParamsError, match="known are identity, linear"):

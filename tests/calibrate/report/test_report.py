@@ -15,9 +15,8 @@ from tide_calibrate.certificate.threshold_family import fit_family
 from tide_calibrate.report.curve import cost_curve
 from tide_calibrate.report.data import DATA_NAME, ReportData, collect, read_data
 from tide_calibrate.report.draw import REPORT_NAME, redraw
-from tide_calibrate.report.histogram import exit_histogram
+from tide_calibrate.report.histogram import exit_histogram, stops, thresholds_of
 from tide_calibrate.report.reliability import reliability
-from tide_calibrate.report.stops import stops, thresholds_of
 from tide_runtime.bundle.calibration import ExitInfo
 from tide_runtime.errors import CalibrationError
 
