@@ -17,9 +17,8 @@ from tide_runtime.bundle.calibration import CalibrationInfo, CostTable, DraftHea
 from tide_calibrate.capture.reference import ReferenceTokens, capture_reference, check_same_tokens
 from tide_calibrate.certificate.certificate import CertifiedExits, certify_exits, without_exits
 from tide_calibrate.config import OWN_REFERENCE, CalibrationConfig
-from tide_calibrate.costs.model_costs import measure_model_costs
-from tide_calibrate.costs.nominal import nominal_costs
-from tide_calibrate.costs.table_file import load_costs, save_costs
+from tide_calibrate.costs.measure import load_costs, save_costs
+from tide_calibrate.costs.model_costs import measure_model_costs, nominal_costs
 from tide_calibrate.exit_training import write_exits
 from tide_calibrate.placement.search import Placement, choose_exits, gate_exits, predict
 from tide_calibrate.report.data import collect

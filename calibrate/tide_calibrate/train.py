@@ -83,7 +83,7 @@ class Learned:
         vocabulary: the tokens that exits were trained and traced on; None: all.
         test: trace of the test text.
         own_threshold, own_test: traces of the continuations.
-        draft_head: None: the model has no room for one, or it was not asked for.
+        draft_head: None: the model has no room for one, or the options leave it out.
     """
 
     model: FrozenModel
@@ -163,7 +163,7 @@ def _draft_head(
         progress.note(f"no draft head: {error}")
         return None
     right = ", ".join(f"{share:.0%}" for share in trained.info.acceptance)
-    progress.note(f"the draft head's 1st, 2nd, … guesses are right: {right}, each behind right ones")
+    progress.note(f"the draft head's 1st, 2nd, … guesses are right: {right}, each after right ones")
     return trained
 
 

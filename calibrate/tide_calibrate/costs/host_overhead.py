@@ -1,8 +1,8 @@
 """Measure the host overhead of a decode step: its wall time minus the time inside graphs.
 
-Five kinds of steps are measured: a full step; a step that evaluates an exit and stops there; a verification pass, which runs the
-remaining layers for all deferred tokens; a step of ``exact`` that looks up drafts in the text; a full step with sampling. Policy
-``exit`` produces the second and third kind when its number of consecutive early stops is limited.
+Two figures: the host takes so long for a full step, and so long on average for a step that evaluates an exit and stops there, for
+a verification pass, which runs the remaining layers for all deferred tokens, and for a step of ``exact`` that looks up drafts in
+the text. Policy ``exit`` produces the first two of these when its number of consecutive early stops is limited.
 """
 
 from __future__ import annotations
@@ -37,17 +37,12 @@ class HostTimes:
 
     Args:
         full: a step through all layers.
-        exit_evaluation: a step that evaluates an exit and stops there.
-        verification: a pass of all deferred tokens through the remaining layers.
-        lookup: a pass through all layers behind a lookup of drafts in the text, with the drafts that are verified.
-        draw: additional ms of a full step per sequence that samples its token.
+        depth: mean of a step that evaluates an exit, one that runs the remaining layers of deferred tokens, and one that looks up
+            drafts in the text.
     """
 
     full: float
-    exit_evaluation: float
-    verification: float
-    lookup: float = 0.0
-    draw: float = 0.0
+    depth: float
 
 
 def measure_host_times(engine: Engine, batch_sizes: Iterable[int]) -> dict[int, HostTimes]:
@@ -65,12 +60,9 @@ def measure_host_times(engine: Engine, batch_sizes: Iterable[int]) -> dict[int, 
             [step for step in exit_steps if step.evaluated_exit],
             [step for step in exit_steps if not step.evaluated_exit],
             _time_steps(engine, lookup_policy, batch_size, stopwatch),
-            _time_steps(engine, full_policy, batch_size, stopwatch, temperature=1.0),
         )
-        greedy, evaluation, verification, lookup, sampled = (
-            float(np.median([step.outside_ms for step in kind])) for kind in samples
-        )
-        times[batch_size] = HostTimes(greedy, evaluation, verification, lookup, max(0.0, sampled - greedy) / batch_size)
+        full, *depth = (float(np.median([step.outside_ms for step in kind])) for kind in samples)
+        times[batch_size] = HostTimes(full, float(np.mean(depth)))
     return times
 
 
@@ -79,12 +71,10 @@ def _with_exit(manifest: Manifest) -> Manifest:
     return replace(manifest, calibration=CalibrationInfo([early_exit], draft_limit=1, recommended="exit"))
 
 
-def _time_steps(
-    engine: Engine, policy: DepthPolicy, batch_size: int, stopwatch: _Stopwatch, temperature: float = 0.0
-) -> list[_TimedStep]:
+def _time_steps(engine: Engine, policy: DepthPolicy, batch_size: int, stopwatch: _Stopwatch) -> list[_TimedStep]:
     """Generate with ``batch_size`` sequences and return all decode steps but the last of each generation."""
     count = min(STEPS, engine.manifest.max_seq_len - PROMPT_TOKENS)
-    params = GenerationParams(max_new_tokens=count, temperature=temperature, ignore_eos=True)
+    params = GenerationParams(max_new_tokens=count, ignore_eos=True)
     context = ObservedBackend(engine.backend, stopwatch).context(batch_size)
     steps = []
     for _ in range(REPEATS):

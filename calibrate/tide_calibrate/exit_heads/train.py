@@ -14,9 +14,8 @@ from numpy.typing import NDArray
 from tide_runtime.errors import CalibrationError
 from torch import Tensor
 
-from tide_calibrate.capture.batches import WindowBatch, in_batches, read_batch
+from tide_calibrate.capture.batches import WindowBatch, divide_train_windows, in_batches, read_batch
 from tide_calibrate.capture.store import Capture
-from tide_calibrate.capture.training_split import divide_train_windows
 from tide_calibrate.config import require_positive
 from tide_calibrate.exit_heads import ExitHead
 from tide_calibrate.exit_heads.sampled_vocabulary import SampledVocabulary, VocabularySample, narrowed

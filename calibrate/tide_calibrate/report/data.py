@@ -1,4 +1,4 @@
-"""Data of the charts: small arrays, saved as JSON beside the charts so that they can be drawn again."""
+"""Data of the charts: small arrays, saved as JSON next to the charts so that they can be drawn again."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from tide_runtime.bundle.calibration import ExitInfo
 from tide_runtime.errors import CalibrationError
 
-from tide_calibrate.certificate.threshold_family import ThresholdFamily
+from tide_calibrate.certificate.risk import ThresholdFamily
 from tide_calibrate.report.curve import CostCurve, OperatingPoint, cost_curve
 from tide_calibrate.report.histogram import ExitHistogram, exit_histogram
 from tide_calibrate.report.reliability import Reliability, reliability

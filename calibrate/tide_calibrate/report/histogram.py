@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from tide_runtime.bundle.calibration import ExitInfo
 
 from tide_calibrate.report.canvas import COLOURS, MUTED, house_style, panels
-from tide_calibrate.simulation.exit_decisions import decide
+from tide_calibrate.simulation.replay import decide
 from tide_calibrate.traces.trace import SplitTrace
 
 Policy = Literal["exact", "exit"]
@@ -48,7 +48,7 @@ def stops(trace: SplitTrace, exits: Sequence[ExitInfo], thresholds: Sequence[flo
         if not np.isfinite(threshold):
             continue  # the exit is never evaluated
         decisions, running = decide(trace, info, threshold), exit_index == len(exits)
-        layers[running & decisions.asks_head] += info.tail_layers
+        layers[running & decisions.runs_head] += info.tail_layers
         layers[running & decisions.confident] += info.checkpoint
         exit_index[running & decisions.confident] = i
     layers[exit_index == len(exits)] += trace.num_layers

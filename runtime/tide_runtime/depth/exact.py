@@ -315,14 +315,11 @@ class ExactDepth:
             waiting: all of its tokens.
             drawn: tokens that each sampled sequence drew, where full-depth decoding draws one.
         """
-        batch_size, begin, end = len(waiting), self.exits[0].boundary, self.executor.num_segments
-        last = self.costs.step(batch_size, sum(waiting), max(waiting))
-        ms = evaluation_ms + last.logits_ms + last.host_ms + last.deep_extra_ms
-        ms += self.costs.segments(batch_size, sum(waiting), begin, end, max(waiting))
+        batch_size, begin = len(waiting), self.exits[0].boundary
+        launches = self.costs.finish(begin, batch_size, sum(waiting), max(waiting))
         if any(unevaluated):
-            ms += self.costs.segments(batch_size, sum(unevaluated), 0, begin, max(unevaluated))
-        full = self.costs.full(batch_size, batch_size, 1)
-        return (ms + sum(drawn) * self.costs.draw_ms) / (full + len(drawn) * self.costs.draw_ms)
+            launches.append(self.costs.run(0, begin, batch_size, sum(unevaluated), max(unevaluated)))
+        return (evaluation_ms + self.costs.price(launches)) / self.costs.full(batch_size, batch_size, 1)
 
 
 def _draws(drafts: Sequence[Draft], tokens: Sequence[int]) -> int:

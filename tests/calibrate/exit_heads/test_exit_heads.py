@@ -9,9 +9,8 @@ import pytest
 import torch
 from calibrate.captured import capture_of
 from export.architectures import VOCAB, tiny_model
-from tide_calibrate.capture.batches import read_batch
+from tide_calibrate.capture.batches import divide_train_windows, read_batch
 from tide_calibrate.capture.store import Capture
-from tide_calibrate.capture.training_split import divide_train_windows
 from tide_calibrate.exit_heads import ExitHead, Translator, make_head, parse_kind
 from tide_calibrate.exit_heads.tail import draft_mask
 from tide_calibrate.exit_heads.train import HeadTraining, top_k_divergence, train_head

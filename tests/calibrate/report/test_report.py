@@ -11,7 +11,7 @@ import matplotlib.image
 import numpy as np
 import pytest
 from calibrate.synthetic_calibration import LAYERS, synthetic_exits, synthetic_file, synthetic_trace
-from tide_calibrate.certificate.threshold_family import fit_family
+from tide_calibrate.certificate.risk import fit_family
 from tide_calibrate.report.curve import cost_curve
 from tide_calibrate.report.data import DATA_NAME, ReportData, collect, read_data
 from tide_calibrate.report.draw import REPORT_NAME, redraw
