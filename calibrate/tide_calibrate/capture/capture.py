@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from tide_runtime.errors import CalibrationError, ParamsError
 from transformers import PreTrainedModel
 
+from tide_calibrate.capture.batches import in_batches
 from tide_calibrate.capture.forward_pass import EagerPass, ForwardPass
 from tide_calibrate.capture.store import Capture, open_capture
 from tide_calibrate.capture.writer import HIDDEN_DTYPES, CaptureSettings, CaptureWriter
@@ -70,7 +71,7 @@ def capture(
         batch_size=batch_size,
     )
     order = np.argsort(-windows.lengths, kind="stable")  # batches windows of similar length, which minimises padding
-    batches = [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
+    batches = in_batches(order, batch_size)
     writer = CaptureWriter(directory, settings, windows, split)
     with writer.run(len(batches)) as done:
         tokens_done = sum(int(windows.lengths[indices].sum()) for indices in batches[:done])
