@@ -11,7 +11,6 @@ levels at once take one launch, however many cuts there are.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -51,7 +50,7 @@ def decide(trace: SplitTrace, info: ExitInfo, threshold: float) -> ExitDecisions
 
     Raises CalibrationError when the trace has no such exit or its router was not recorded.
     """
-    rule = ExitRule(info.checkpoint, info.head, info.router, info.mlp_threshold)
+    rule = ExitRule.from_info(info)
     confident, traced = rule.scores(trace) >= threshold, rule.trace(trace)
     if info.router == "mlp":  # the head is only needed for the token that stops
         with_head = confident
@@ -131,7 +130,7 @@ class LaunchCounts:
     def launches(
         self, model: CostModel, exits: Sequence[Exit], decisions: Sequence[ExitDecisions], stops: NDArray[np.int64]
     ) -> list[Launch]:
-        """All of them. ``stops``: see `first_stops`."""
+        """Everything that was counted, to be priced by ``model``. ``stops``: see `first_stops`."""
         counted = [Launch(_LOOKUP, times=self.lookups)]
         edges = [0, *(early_exit.boundary for early_exit in exits), model.num_segments]
         for (first, end), sizes in zip(pairwise(edges), self.batches, strict=True):
@@ -186,7 +185,7 @@ def windows(trace: SplitTrace) -> list[tuple[int, int]]:
     if not len(trace.window):
         raise CalibrationError("the trace has no tokens; capture a longer text")
     edges = np.flatnonzero(np.diff(trace.window)) + 1
-    return list(itertools.pairwise([0, *edges.tolist(), len(trace.window)]))
+    return list(pairwise([0, *edges.tolist(), len(trace.window)]))
 
 
 def cut_model(exits: Sequence[ExitInfo], num_layers: int, costs: CostTable) -> tuple[CostModel, list[Exit]]:
