@@ -13,6 +13,9 @@ from torch import Tensor
 
 from tide_calibrate.capture.store import Capture, states
 
+_SHARES = {"head": 0.55, "head_held_out": 0.1, "router": 0.25, "router_held_out": 0.1}
+_MIN_DOCUMENTS = 12  # with fewer, whole documents cannot approximate the shares, so single windows are assigned
+
 
 @dataclass(frozen=True)
 class WindowBatch:
@@ -65,10 +68,6 @@ def _states(capture: Capture, boundary: int, index: NDArray[np.int64], longest: 
             f"capture again with {boundary} among the candidate layers"
         )
     return states(capture, boundary, index)[:, :longest]
-
-
-_SHARES = {"head": 0.55, "head_held_out": 0.1, "router": 0.25, "router_held_out": 0.1}
-_MIN_DOCUMENTS = 12  # with fewer, whole documents cannot approximate the shares, so single windows are assigned
 
 
 @dataclass(frozen=True)

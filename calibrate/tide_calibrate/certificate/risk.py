@@ -20,6 +20,8 @@ from tide_runtime.errors import CalibrationError
 
 from tide_calibrate.traces.trace import ExitTrace, SplitTrace
 
+SAFEST, BOLDEST = 1e-4, 0.5  # tolerated share of wrong exits; an exit that is wrong more often than right is useless
+
 
 class ExitRule(NamedTuple):
     """An exit: a checkpoint, its head, and the router whose score is compared with the threshold.
@@ -169,9 +171,6 @@ def _count_members(
     size = shape[0] * shape[1]
     change = np.bincount(offsets + begin[chosen], minlength=size) - np.bincount(offsets + end[chosen], minlength=size)
     return change.reshape(shape).cumsum(axis=1)
-
-
-SAFEST, BOLDEST = 1e-4, 0.5  # tolerated share of wrong exits; an exit that is wrong more often than right is useless
 
 
 @dataclass(frozen=True)
