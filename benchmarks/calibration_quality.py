@@ -34,7 +34,7 @@ from benchmarks.exits.exit_traces import held_out_documents
 from benchmarks.models.demo import DEMO_MODELS
 from tide_export.load import LoadedModel, load_model
 
-HEADS = "identity,linear,tail:1,tail:2,block:1"
+HEADS = "identity,linear,tail:1,tail:2"
 CHECKPOINTS = "4,6,8,10,12,14,16,18,20"
 Exit = tuple[int, str]
 

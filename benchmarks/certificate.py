@@ -27,8 +27,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 from tide_bench.report import Report
-from tide_calibrate.certificate.risk import PolicyCounts, policy_counts
-from tide_calibrate.certificate.threshold_family import ThresholdFamily, fit_family
+from tide_calibrate.certificate.risk import PolicyCounts, ThresholdFamily, fit_family, policy_counts
 from tide_calibrate.certificate.thresholds import disagreement
 from tide_calibrate.traces.trace import SplitTrace
 

@@ -7,7 +7,8 @@ from collections.abc import Container, Mapping
 from typing import NamedTuple
 
 from tide_runtime.bundle.manifest import HEAD, UNCUT, Manifest
-from tide_runtime.costs.cost_model import CostModel
+from tide_runtime.costs.cost_model import DEPTH_TURN, EXIT_GRAPH, FULL_TURN, LM_HEAD, CostModel, Graph
+from tide_runtime.costs.cost_model import Launch as PricedLaunch
 
 
 class Launch(NamedTuple):
@@ -43,25 +44,24 @@ def modelled_ms(launches: Mapping[Launch, int], layers: Mapping[str, int], costs
         layers: as `layers_of` gives them.
         costs: of a bundle with a measured cost table (`tide_runtime.bundle.calibration.StepCost` says what its parts are).
 
-    Each launch that gives logits stands for one turn of the runtime's loop, whose time it is charged with. Which launches found
-    their weights in the processor's caches a count of them does not tell, so none are taken to.
+    Each launch that gives logits stands for one turn of the runtime's loop, whose time it is charged with.
     """
     segments = {graph: depth for graph, depth in layers.items() if depth and graph != UNCUT}
     ends, every = {UNCUT, [*segments][-1]}, sum(segments.values())
-    return sum(count * _launch_ms(launch, layers, ends, every, costs) for launch, count in launches.items())
+    return costs.price(
+        PricedLaunch(part, launch.rows, launch.tokens, launch.longest, count)
+        for launch, count in launches.items()
+        for part in _parts(launch, layers, ends, every)
+    )
 
 
-def _launch_ms(launch: Launch, layers: Mapping[str, int], ends: Container[str], every: int, costs: CostModel) -> float:
-    graph, rows, tokens, longest = launch
-    cost = costs.step(rows, tokens, longest)
-    if graph == HEAD:
-        return cost.head_ms + cost.host_ms + cost.ask_extra_ms
-    if graph in costs.fills:
-        return costs.fill(tokens, costs.fills[graph])
-    if not layers[graph]:
-        return cost.exit_ms
-    ms = cost.launch_ms + layers[graph] * cost.layer_ms
-    if graph not in ends:
-        return ms
-    plain = layers[graph] == every and tokens == rows
-    return ms + cost.logits_ms + cost.host_ms + (0.0 if plain else cost.deep_extra_ms)
+def _parts(launch: Launch, layers: Mapping[str, int], ends: Container[str], every: int) -> list[Graph]:
+    """What the cost model charges for ``launch``: its graph, and a turn of the loop where it gives logits."""
+    if launch.graph == HEAD:
+        return [LM_HEAD, DEPTH_TURN]
+    if not layers[launch.graph]:
+        return [EXIT_GRAPH]
+    if launch.graph not in ends:
+        return [Graph(layers=layers[launch.graph])]
+    plain = layers[launch.graph] == every and launch.tokens == launch.rows
+    return [Graph(layers=layers[launch.graph], logits=1.0), FULL_TURN if plain else DEPTH_TURN]

@@ -17,15 +17,14 @@ from tide_runtime.bundle.calibration import CalibrationInfo, CostTable, DraftHea
 from tide_calibrate.capture.reference import ReferenceTokens, capture_reference, check_same_tokens
 from tide_calibrate.certificate.certificate import CertifiedExits, certify_exits, without_exits
 from tide_calibrate.config import OWN_REFERENCE, CalibrationConfig
-from tide_calibrate.costs.model_costs import measure_model_costs
-from tide_calibrate.costs.nominal import nominal_costs
-from tide_calibrate.costs.table_file import load_costs, save_costs
-from tide_calibrate.exits_file import write_exits
+from tide_calibrate.costs.measure import load_costs, save_costs
+from tide_calibrate.costs.model_costs import measure_model_costs, nominal_costs
+from tide_calibrate.exit_training import write_exits
 from tide_calibrate.placement.search import Placement, choose_exits, gate_exits, predict
 from tide_calibrate.report.data import collect
 from tide_calibrate.report.draw import REPORT_NAME, draw_report
 from tide_calibrate.text.documents import SplitText, read_text
-from tide_calibrate.traces.agreement import agreement_by_depth
+from tide_calibrate.traces.trace import agreement_by_depth
 from tide_calibrate.train import Learned, capture_bundle, learn, trace_exits
 from tide_export.bundle_writer import new_directory
 from tide_export.calibration.calibration_file import CALIBRATION_NAME, EXITS_NAME, CalibrationFile, DataInfo

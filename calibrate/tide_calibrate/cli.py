@@ -40,7 +40,7 @@ def calibrate(
     out: Annotated[Path, typer.Option(help="The calibration's directory; it must not exist yet, unless --force.")],
     heads: Annotated[
         str,
-        typer.Option(help="Exit heads to train: auto (identity, linear, tail:1, tail:2), or a list: linear,tail:2,block:1."),
+        typer.Option(help="Exit heads to train: auto (identity, linear, tail:1, tail:2), or a list: linear,tail:2."),
     ] = _DEFAULTS.heads,
     candidates: Annotated[
         str, typer.Option(help="Where tokens may stop, in layers run: 4,8,12 or every:2 or auto (the first two thirds).")

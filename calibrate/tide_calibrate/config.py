@@ -24,7 +24,7 @@ class CalibrationConfig:
     """Options of one calibration.
 
     Args:
-        heads: exit heads to train: ``auto`` (identity, linear, tail:1, tail:2) or a list such as ``linear,tail:2,block:1``.
+        heads: exit heads to train: ``auto`` (identity, linear, tail:1, tail:2) or a list such as ``linear,tail:2``.
         candidates: layers after which a token may stop, as layers run: ``"4,8,12"``, ``"every:2"`` or ``"auto"``.
         router: the score that decides whether a token stops; ``auto`` chooses the kind by the cost model.
         label: what a router is trained to predict: ``agreement`` (the exit's likeliest token is the full model's) or ``cosine``
@@ -86,9 +86,7 @@ class CalibrationConfig:
         object.__setattr__(self, "dtype", dtype_with(self.weights, self.quantizer, self.dtype, CalibrationConfig.dtype))
         wrong = [kind for kind in self.head_kinds if not re.fullmatch(r"identity|linear|(tail|block):[1-9]\d*", kind)]
         if wrong:
-            raise ParamsError(
-                f"{wrong[0]!r} is no exit head; known are identity, linear, tail:k and block:k with k layers (1, 2, …)"
-            )
+            raise ParamsError(f"{wrong[0]!r} is no exit head; known are identity, linear and tail:k with k layers (1, 2, …)")
         for name, known in (("router", ROUTERS), ("label", LABELS), ("dtype", DTYPES)):
             if getattr(self, name) not in known:
                 raise ParamsError(f"{name} is {getattr(self, name)!r}; set it to one of: {', '.join(known)}")

@@ -26,7 +26,7 @@ def calibrated(
     quantizer: str,
     tokenizer: str | None,
 ) -> Iterator[ExitCalibration]:
-    """Calibrate the model in ``source`` on the text in ``data``, in a temporary folder beside ``bundle``.
+    """Calibrate the model in ``source`` on the text in ``data``, in a temporary folder next to ``bundle``.
 
     Options that are no argument have their defaults.
 

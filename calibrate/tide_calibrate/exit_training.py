@@ -1,25 +1,32 @@
-"""Train a head and a router at every candidate exit, as much as there is time for."""
+"""Train a head and a router at every candidate exit, as much as there is time for, and write the chosen ones."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import cast
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import nn
 
 from tide_calibrate.capture.store import Capture
 from tide_calibrate.config import CalibrationConfig
+from tide_calibrate.draft_head.head import DraftHead
 from tide_calibrate.exit_heads import ExitHead, make_head, parse_kind
 from tide_calibrate.exit_heads.sampled_vocabulary import SampledVocabulary
 from tide_calibrate.exit_heads.train import HeadTraining, step_seconds, train_head
 from tide_calibrate.model.frozen import FrozenModel
 from tide_calibrate.parallel import Check, in_parallel
+from tide_calibrate.progress_bars import training_bar
 from tide_calibrate.routers import MlpRouter
 from tide_calibrate.routers.train import Label, RouterTraining, train_router
 from tide_calibrate.traces.trace import Exit
-from tide_calibrate.training_bar import training_bar
 from tide_calibrate.training_plan import TrainingPlan, plan_training
+from tide_export.calibration.exits_file import Arrays, write_exit_tensors
 from tide_export.progress import ExportProgress
 
 _CHECK_EVERY = 24
@@ -158,3 +165,25 @@ class _Setting:
         router = train_router(head, self.capture, training, self.vocabulary)
         advance(plan.router_steps * plan.step_seconds[head.kind])
         return router
+
+
+def write_exits(
+    path: Path, heads: Mapping[int, ExitHead], routers: Mapping[int, MlpRouter], draft_head: DraftHead | None = None
+) -> None:
+    """Write the chosen head and router of each checkpoint, and the draft head if there is one, to exits.safetensors.
+
+    Raises OutputError when ``path`` cannot be written.
+    """
+    tensors: dict[str, NDArray[Any]] = {}
+    if draft_head is not None:
+        tensors |= {f"draft.{name}": np.ascontiguousarray(array) for name, array in draft_head.tensors().items()}
+    for checkpoint, head in heads.items():
+        if head.translator is not None:
+            tensors |= _prefixed_tensors(f"translator.{checkpoint}", head.translator)
+    for checkpoint, router in routers.items():
+        tensors |= _prefixed_tensors(f"router.{checkpoint}", router)
+    write_exit_tensors(path, tensors)
+
+
+def _prefixed_tensors(prefix: str, module: nn.Module) -> Arrays:
+    return {f"{prefix}.{name}": value.detach().float().contiguous().numpy() for name, value in module.state_dict().items()}

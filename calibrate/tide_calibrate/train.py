@@ -26,10 +26,10 @@ from tide_calibrate.exit_heads.sampled_vocabulary import SampledVocabulary
 from tide_calibrate.exit_training import TrainedExit, train_exits
 from tide_calibrate.model.frozen import FrozenModel
 from tide_calibrate.parallel import Check, in_parallel
+from tide_calibrate.progress_bars import token_bar
 from tide_calibrate.routers import MaxProbability
 from tide_calibrate.temporary_bundle import TemporaryBundle
 from tide_calibrate.text.documents import SplitName, SplitText, Windows
-from tide_calibrate.token_bar import token_bar
 from tide_calibrate.traces.continuations import continue_prompts, generated_tokens
 from tide_calibrate.traces.record import WINDOWS_PER_READ, trace_split, windows_of
 from tide_calibrate.traces.trace import Exit, SplitTrace
@@ -83,7 +83,7 @@ class Learned:
         vocabulary: the tokens that exits were trained and traced on; None: all.
         test: trace of the test text.
         own_threshold, own_test: traces of the continuations.
-        draft_head: None: the model has no room for one, or it was not asked for.
+        draft_head: None: the model has no room for one, or the options leave it out.
     """
 
     model: FrozenModel
@@ -163,7 +163,7 @@ def _draft_head(
         progress.note(f"no draft head: {error}")
         return None
     right = ", ".join(f"{share:.0%}" for share in trained.info.acceptance)
-    progress.note(f"the draft head's 1st, 2nd, … guesses are right: {right}, each behind right ones")
+    progress.note(f"the draft head's 1st, 2nd, … guesses are right: {right}, each after right ones")
     return trained
 
 

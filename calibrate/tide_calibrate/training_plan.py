@@ -88,7 +88,7 @@ class TrainingPlan:
         return sum(steps * step * (self.heads[kind] if kind in kinds else 1) for kind, step in self.step_seconds.items())
 
     def affordable(self, ranking: Sequence[str]) -> list[str]:
-        """The kinds that go on to all candidates: of ``ranking``, best first, each that fits beside those before it."""
+        """The kinds that go on to all candidates: each in ``ranking``, best first, that fits with those chosen before it."""
         chosen: list[str] = []
         for kind in ranking:
             if self.seconds([*chosen, kind]) <= self.budget:

@@ -13,8 +13,7 @@ from tide_bench.paired_ratio import paired_ratio
 from tide_bench.report import Report
 from tide_bench.text_comparison import disagreement_rate, first_difference, identical_share
 from tide_runtime import DepthOptions, Engine, EngineOptions, GenerationParams, ThreadOptions
-from tide_runtime.bundle.calibration import CostTable, ExitInfo, StepCost
-from tide_runtime.bundle.exits import Exit
+from tide_runtime.bundle.calibration import CostTable, StepCost
 from tide_runtime.bundle.manifest import UNCUT as UNCUT_GRAPH
 from tide_runtime.costs.cost_model import CostModel
 from tide_runtime.depth_tuning import DepthTuning
@@ -33,13 +32,11 @@ UNCUT = {"segment_0": 24, "head": 0}
 
 
 class FlatCosts(CostModel):
-    """Launch 1, layer 2, head 10, exit graph 5, loop 3 at every shape, a tenth more for each token after the first; a tenth of
-    a layer projects its keys and values."""
+    """Launch 1, layer 2, head 10, exit graph 5, loop 3 at every shape, a tenth more for each token after the first."""
 
     def __init__(self) -> None:
         steps = [StepCost(1, s, *(part * (1 + 0.1 * (s - 1)) for part in (1.0, 2.0, 10.0, 5.0, 3.0))) for s in (1, 64)]
-        super().__init__(CostTable("cpu", "", 1.0, steps, padding=0.0), [0, 6, 24], fill_share=0.1)
-        self.fills = {"kv_fill_6": Exit(ExitInfo(6, "identity", "max_probability", 0.5), 1, None)}
+        super().__init__(CostTable("cpu", "", 1.0, steps), [0, 6, 24])
 
 
 def test_ratio_is_the_median_of_pairs_and_of_the_total() -> None:
@@ -69,7 +66,6 @@ def test_modelled_time_charges_every_launch() -> None:
     assert modelled_ms({Launch("segment_0", 1, 1, 1): 2}, LAYERS, costs) == pytest.approx(2 * (1 + 12))
     assert modelled_ms({Launch("head", 1, 1, 1): 1}, LAYERS, costs) == pytest.approx(13)
     assert modelled_ms({Launch("exit_6", 1, 1, 1): 1}, LAYERS, costs) == pytest.approx(5)
-    assert modelled_ms({Launch("kv_fill_6", 1, 3, 3): 1}, LAYERS, costs) == pytest.approx(1.2 * (1 + 0.1 * 18 * 2))
     assert modelled_ms({Launch("segment_0", 1, 1, 1): 1}, UNCUT, costs) == pytest.approx(48 + 10 + 3)
     assert modelled_ms({Launch("segment_1", 1, 5, 5): 1}, LAYERS, costs) == pytest.approx(1.4 * (1 + 36 + 9 + 3))
 

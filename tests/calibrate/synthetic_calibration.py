@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from tide_calibrate.traces.agreement import agreement_by_depth
-from tide_calibrate.traces.trace import ExitTrace, SplitTrace
+from tide_calibrate.traces.trace import ExitTrace, SplitTrace, agreement_by_depth
 from tide_runtime.bundle.calibration import CalibrationInfo, CertificateInfo, CostTable, ExitInfo, StepCost
 
 from tide_export.calibration.calibration_file import CalibrationFile, DataInfo

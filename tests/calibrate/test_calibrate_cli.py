@@ -24,8 +24,8 @@ from tide_calibrate.capture.compiled_pass import CompiledPass
 from tide_calibrate.capture.store import Capture
 from tide_calibrate.config import CalibrationConfig, candidate_layers
 from tide_calibrate.costs import model_costs
-from tide_calibrate.costs.subprocess import measure_in_own_process
-from tide_calibrate.costs.table_file import save_costs
+from tide_calibrate.costs.measure import save_costs
+from tide_calibrate.costs.model_costs import measure_in_own_process
 from tide_calibrate.exit_heads.sampled_vocabulary import SampledVocabulary
 from tide_calibrate.model.frozen import FrozenModel
 from tide_calibrate.report import draw as draw_module

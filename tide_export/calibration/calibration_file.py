@@ -24,7 +24,7 @@ class HeadAgreement:
     """Agreement of one kind of exit head at the candidate checkpoints.
 
     Args:
-        head: ``identity``, ``linear``, ``tail:k`` or ``block:k``.
+        head: ``identity``, ``linear`` or ``tail:k``.
         checkpoints: layers run before the exit, increasing.
         text: share of agreeing tokens on the test text, one per checkpoint.
         continuations: the same on the model's greedy continuations; empty if there were none.

@@ -1,8 +1,7 @@
 """exits.safetensors: the trained weights of a calibration, as named arrays that can be read without torch.
 
-    translator.{c}: down [rank, H], up [H, rank]                         exit heads linear, tail:k and block:k
+    translator.{c}: down [rank, H], up [H, rank]                         exit heads linear and tail:k
     router.{c}: down [R, H], down_bias [R], up [R], up_bias [1]          router mlp
-    block.{c}.{i}: weights of layer i, 0 … k-1, of the model's last k     exit head block:k
     draft: fuse [H, 3H], gate_up [2I, H], down [H, I], rows [N, H], vocabulary [N] int64       draft head
 
 All float32 but the vocabulary; c is the checkpoint. An exit with head ``identity`` has no translator. The bytes depend on the
@@ -32,7 +31,6 @@ class ExitWeights:
 
     translators: dict[int, Arrays] = field(default_factory=dict)
     routers: dict[int, Arrays] = field(default_factory=dict)
-    blocks: dict[int, Arrays] = field(default_factory=dict)
     draft: dict[str, NDArray[Any]] = field(default_factory=dict)
 
 
@@ -51,7 +49,7 @@ def read_exits(path: Path) -> ExitWeights:
     except (OSError, SafetensorError) as error:
         raise CalibrationError(f"cannot read {path}: {error}; run tide-calibrate again") from error
     weights = ExitWeights()
-    groups = {"translator": weights.translators, "router": weights.routers, "block": weights.blocks}
+    groups = {"translator": weights.translators, "router": weights.routers}
     for name, tensor in tensors.items():
         part, number, rest = (*name.split(".", 2), "", "")[:3]
         if part == "draft":

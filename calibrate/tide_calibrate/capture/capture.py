@@ -15,12 +15,13 @@ from numpy.typing import NDArray
 from tide_runtime.errors import CalibrationError, ParamsError
 from transformers import PreTrainedModel
 
+from tide_calibrate.capture.batches import in_batches
 from tide_calibrate.capture.forward_pass import EagerPass, ForwardPass
 from tide_calibrate.capture.store import Capture, open_capture
 from tide_calibrate.capture.writer import HIDDEN_DTYPES, CaptureSettings, CaptureWriter
-from tide_calibrate.model.lm_head import LOGIT_BYTES
+from tide_calibrate.model.frozen import LOGIT_BYTES
+from tide_calibrate.progress_bars import token_bar
 from tide_calibrate.text.documents import Windows
-from tide_calibrate.token_bar import token_bar
 from tide_export.load import LoadedModel, fingerprint
 from tide_export.progress import ExportProgress
 from tide_export.trace import decoder_layers
@@ -70,7 +71,7 @@ def capture(
         batch_size=batch_size,
     )
     order = np.argsort(-windows.lengths, kind="stable")  # batches windows of similar length, which minimises padding
-    batches = [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
+    batches = in_batches(order, batch_size)
     writer = CaptureWriter(directory, settings, windows, split)
     with writer.run(len(batches)) as done:
         tokens_done = sum(int(windows.lengths[indices].sum()) for indices in batches[:done])

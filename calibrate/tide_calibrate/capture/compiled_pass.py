@@ -24,7 +24,7 @@ from transformers import PreTrainedModel
 
 from tide_calibrate.capture.forward_pass import EagerPass, ForwardPass
 from tide_calibrate.capture.writer import BatchWriter
-from tide_calibrate.model.lm_head import LOGIT_BYTES
+from tide_calibrate.model.frozen import LOGIT_BYTES
 from tide_calibrate.model.tail import ModelTail
 from tide_calibrate.temporary_bundle import TARGET, TemporaryBundle
 

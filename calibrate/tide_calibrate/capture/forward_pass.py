@@ -1,18 +1,48 @@
-"""How a capture runs whole windows of text: the interface, and the unmodified PyTorch model."""
+"""How a capture runs whole windows of text: the interface, and the unmodified PyTorch model with hooks between its layers."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import nn
 from transformers import PreTrainedModel
 
-from tide_calibrate.capture.hooks import hidden_states
 from tide_calibrate.capture.writer import BatchWriter
-from tide_calibrate.model.lm_head import LOGIT_BYTES, sliced_logits
+from tide_calibrate.model.frozen import LOGIT_BYTES, sliced_logits
+from tide_export.trace import decoder_layers
+
+OnState = Callable[[int, torch.Tensor], None]
+
+
+@contextmanager
+def hidden_states(model: PreTrainedModel, boundaries: Sequence[int], on_state: OnState) -> Iterator[None]:
+    """While active, call ``on_state(c, hidden [B, T, H])`` in every forward pass, for each boundary c: after ``c`` layers.
+
+    Boundary L is after the last layer, before the final norm (transformers' last ``output_hidden_states`` is after the norm).
+    """
+    layers = decoder_layers(model)
+    with ExitStack() as hooks:
+        for boundary in boundaries:
+            hook = _hook(layers, boundary, on_state)
+            hooks.callback(hook.remove)
+        yield
+
+
+def _hook(layers: nn.ModuleList, boundary: int, on_state: OnState) -> torch.utils.hooks.RemovableHandle:
+    def before(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        on_state(boundary, args[0] if args else kwargs["hidden_states"])
+
+    def after(_module: nn.Module, _args: tuple[Any, ...], output: Any) -> None:
+        on_state(boundary, output[0] if isinstance(output, tuple) else output)
+
+    if boundary == len(layers):
+        return layers[-1].register_forward_hook(after)
+    return layers[boundary].register_forward_pre_hook(before, with_kwargs=True)
 
 
 class ForwardPass(Protocol):

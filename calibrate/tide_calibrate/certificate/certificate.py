@@ -9,8 +9,7 @@ from tide_runtime.bundle.calibration import CertificateInfo, ExitInfo
 from tide_runtime.errors import CalibrationError
 
 from tide_calibrate.capture.reference import ReferenceTokens
-from tide_calibrate.certificate.risk import ExitRule
-from tide_calibrate.certificate.threshold_family import ThresholdFamily, fit_family
+from tide_calibrate.certificate.risk import ExitRule, ThresholdFamily, fit_family
 from tide_calibrate.certificate.thresholds import ThresholdChoice, choose_thresholds
 from tide_calibrate.traces.trace import SplitTrace
 

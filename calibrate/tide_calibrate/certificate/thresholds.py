@@ -29,8 +29,7 @@ from tide_runtime.errors import DataError, ParamsError
 
 from tide_calibrate.certificate.effective_size import effective_size
 from tide_calibrate.certificate.hoeffding_bentkus import fewest_samples, hoeffding_bentkus, upper_bound
-from tide_calibrate.certificate.risk import ExitRule, PolicyCounts, policy_counts
-from tide_calibrate.certificate.threshold_family import ThresholdFamily
+from tide_calibrate.certificate.risk import ExitRule, PolicyCounts, ThresholdFamily, policy_counts
 from tide_calibrate.traces.trace import SplitTrace
 
 Unit = Literal["document", "token"]

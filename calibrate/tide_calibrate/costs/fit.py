@@ -44,9 +44,9 @@ def fit_steps(
     if layer[0] <= 0:
         raise CalibrationError("deeper segments took no longer than shallow ones; measure again when the machine is quiet")
     exits = np.array([_exit_ms(manifest, graph_ms[size], launch, float(ms)) for size, ms in zip(sizes, layer, strict=True)])
-    extra = [max(0.0, ms - host.full) for ms in (host.exit_evaluation, host.verification, host.lookup)]
+    extra = max(0.0, host.depth - host.full)
     return [
-        StepCost(batch_size, size, launch, float(n), launch + float(m), float(e), host.full, *extra)
+        StepCost(batch_size, size, launch, float(n), launch + float(m), float(e), host.full, extra)
         for size, n, m, e in zip(sizes, layer, logits, _isotonic(exits), strict=True)
     ]
 

@@ -1,8 +1,8 @@
 """Measure the host overhead of a decode step: its wall time minus the time inside graphs.
 
-Five kinds of steps are measured: a full step; a step that evaluates an exit and stops there; a verification pass, which runs the
-remaining layers for all deferred tokens; a step of ``exact`` that looks up drafts in the text; a full step with sampling. Policy
-``exit`` produces the second and third kind when its number of consecutive early stops is limited.
+Two figures: one of a full step, and one of all steps that use depth: those that evaluate an exit and stop there, verification
+passes, which run the remaining layers for all deferred tokens, and steps of ``exact`` that look up drafts in the text. Policy
+``exit`` produces the first two of these when its number of consecutive early stops is limited.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tide_runtime import Engine, GenerationParams
 from tide_runtime.backends.base import ExecutionContext
 from tide_runtime.backends.observed import ObservedBackend
 from tide_runtime.bundle.calibration import CalibrationInfo, ExitInfo
-from tide_runtime.bundle.manifest import HEAD, Manifest
+from tide_runtime.bundle.manifest import Manifest
 from tide_runtime.depth.full import FullDepth
 from tide_runtime.depth.options import DepthOptions
 from tide_runtime.depth.policy import DepthPolicy, PromptChunk
@@ -28,7 +28,6 @@ PROMPT_TOKENS = 8
 STEPS = 64
 REPEATS = 2
 STREAK = 3  # early stops between verification passes: the first one after a pass finds the interpreter's own data evicted
-_PREFILL_CHUNK = 256  # prompt tokens per prefill step
 
 
 @dataclass(frozen=True)
@@ -37,17 +36,11 @@ class HostTimes:
 
     Args:
         full: a step through all layers.
-        exit_evaluation: a step that evaluates an exit and stops there.
-        verification: a pass of all deferred tokens through the remaining layers.
-        lookup: a pass through all layers behind a lookup of drafts in the text, with the drafts that are verified.
-        draw: additional ms of a full step per sequence that samples its token.
+        depth: a step that evaluates an exit, runs the remaining layers of deferred tokens, or looks up drafts in the text.
     """
 
     full: float
-    exit_evaluation: float
-    verification: float
-    lookup: float = 0.0
-    draw: float = 0.0
+    depth: float
 
 
 def measure_host_times(engine: Engine, batch_sizes: Iterable[int]) -> dict[int, HostTimes]:
@@ -59,18 +52,10 @@ def measure_host_times(engine: Engine, batch_sizes: Iterable[int]) -> dict[int, 
     lookup_policy = make_policy("exact", engine.manifest, DepthOptions(draft="ngram"))
     times = {}
     for batch_size in batch_sizes:
-        exit_steps = _time_steps(engine, exit_policy, batch_size, stopwatch)
-        samples = (
-            _time_steps(engine, full_policy, batch_size, stopwatch),
-            [step for step in exit_steps if step.evaluated_exit],
-            [step for step in exit_steps if not step.evaluated_exit],
-            _time_steps(engine, lookup_policy, batch_size, stopwatch),
-            _time_steps(engine, full_policy, batch_size, stopwatch, temperature=1.0),
+        full, exits, lookups = (
+            _outside_ms(engine, policy, batch_size, stopwatch) for policy in (full_policy, exit_policy, lookup_policy)
         )
-        greedy, evaluation, verification, lookup, sampled = (
-            float(np.median([step.outside_ms for step in kind])) for kind in samples
-        )
-        times[batch_size] = HostTimes(greedy, evaluation, verification, lookup, max(0.0, sampled - greedy) / batch_size)
+        times[batch_size] = HostTimes(float(np.median(full)), float(np.median([*exits, *lookups])))
     return times
 
 
@@ -79,53 +64,42 @@ def _with_exit(manifest: Manifest) -> Manifest:
     return replace(manifest, calibration=CalibrationInfo([early_exit], draft_limit=1, recommended="exit"))
 
 
-def _time_steps(
-    engine: Engine, policy: DepthPolicy, batch_size: int, stopwatch: _Stopwatch, temperature: float = 0.0
-) -> list[_TimedStep]:
-    """Generate with ``batch_size`` sequences and return all decode steps but the last of each generation."""
+def _outside_ms(engine: Engine, policy: DepthPolicy, batch_size: int, stopwatch: _Stopwatch) -> list[float]:
+    """ms outside graphs of all decode steps but the last of each generation, with ``batch_size`` sequences."""
     count = min(STEPS, engine.manifest.max_seq_len - PROMPT_TOKENS)
-    params = GenerationParams(max_new_tokens=count, temperature=temperature, ignore_eos=True)
+    params = GenerationParams(max_new_tokens=count, ignore_eos=True)
     context = ObservedBackend(engine.backend, stopwatch).context(batch_size)
-    steps = []
+    steps = list[float]()
     for _ in range(REPEATS):
         stopwatch.clear()
         sequences = engine.admission.sequences([[0] * PROMPT_TOKENS] * batch_size, params)
         for _ in run(_TimedPolicy(policy, stopwatch), context, sequences):
             pass
-        steps += stopwatch.steps()
+        steps += stopwatch.outside_ms()
     context.close()
     return steps
 
 
-@dataclass(frozen=True)
-class _TimedStep:
-    evaluated_exit: bool
-    outside_ms: float
-
-
 class _Stopwatch:
-    """Records when each step began, how long its graphs ran, and whether it evaluated an exit."""
+    """Records when each step began and how long its graphs ran."""
 
     def __init__(self) -> None:
-        self.began, self.inside, self.evaluated_exit = list[float](), list[float](), list[bool]()
+        self.began, self.inside = list[float](), list[float]()
 
     def clear(self) -> None:
-        for samples in (self.began, self.inside, self.evaluated_exit):
-            samples.clear()
+        self.began.clear()
+        self.inside.clear()
 
     def begin(self) -> None:
         self.began.append(perf_counter())
         self.inside.append(0.0)
-        self.evaluated_exit.append(False)
 
     def launched(self, graph: str, rows: int, tokens: int, longest: int, seconds: float) -> None:
         if self.began:  # launches of the prefill come before the first decode step
             self.inside[-1] += seconds
-            self.evaluated_exit[-1] |= graph == HEAD
 
-    def steps(self) -> list[_TimedStep]:
-        wall = np.diff(self.began)
-        return [_TimedStep(*pair) for pair in zip(self.evaluated_exit[:-1], (wall - self.inside[:-1]) * 1e3, strict=True)]
+    def outside_ms(self) -> list[float]:
+        return ((np.diff(self.began) - self.inside[:-1]) * 1e3).tolist()
 
 
 class _TimedPolicy:

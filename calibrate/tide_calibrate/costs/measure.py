@@ -1,16 +1,22 @@
 """Measure step costs on this machine: time a bundle's graphs at several shapes and fit the cost model (`fit_steps`).
 
-The bundle needs segments of different depth (`measuring_checkpoints`); otherwise launches and layers cannot be separated.
+The bundle needs segments of different depth (`measuring_checkpoints`); otherwise launches and layers cannot be separated. The
+table is a JSON file: measured once per machine, and reused for calibrations of bundles for that machine.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import json
+import math
 import os
 import platform
+import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,17 +27,20 @@ from tide_runtime.bundle.calibration import CostTable, StepCost
 from tide_runtime.bundle.manifest import UNCUT, Manifest
 from tide_runtime.errors import CalibrationError
 
-from tide_calibrate.costs.cache_warmth import Clock, measure_warm_shares, warm_up
 from tide_calibrate.costs.fit import fit_steps
 from tide_calibrate.costs.host_overhead import measure_host_times
-from tide_calibrate.costs.padding import Counts, fit_ragged, ragged_shapes
 
 # Batch size → tokens per sequence. GEMMs become much slower from 7 tokens on, and again from 13 (see
 # tide_runtime.backends.step_arrays.rounded_tokens).
 SEQS = {1: (1, 2, 4, 6, 7, 12, 13, 24), 4: (1, 2, 4, 8, 16), 8: (1, 2, 4, 8)}
 NUM_CACHED_TOKENS = 96  # KV cache slots filled before the timed steps, if the cache has that many: a short chat
 MIN_ROUNDS = 3
+# Passes until the processor's caches are in the state of continuous decoding; a slow model needs fewer than the maximum.
+MIN_WARM_UPS, MAX_WARM_UPS, WARM_UP_S = 2, 8, 0.03
 QUANTILE = 0.25  # of a graph's times over the rounds
+
+Clock = Callable[[], float]  # seconds
+Counts = tuple[int, ...]  # tokens of each sequence
 
 
 def measuring_checkpoints(num_layers: int) -> list[int]:
@@ -51,7 +60,7 @@ def measure_costs(
     """Time the graphs of ``bundle``.
 
     Args:
-        seqs: batch sizes → tokens per sequence; None: `SEQS`. Some ragged batches are timed as well (`ragged_shapes`).
+        seqs: batch sizes → tokens per sequence; None: `SEQS`.
         threads: thread options of the runtime; the commands run with ``ThreadOptions(shared=True)``.
         rounds: passes over all shapes, interleaved so that a temporary slowdown of the machine affects all of them.
         budget_s: no new pass starts after this many seconds (and at least three passes).
@@ -66,19 +75,14 @@ def measure_costs(
     sizes = {batch_size: [s for s in sorted(set(given)) if s < manifest.max_seq_len] for batch_size, given in wanted}
     sizes = {batch_size: even for batch_size, even in sizes.items() if even}
     shapes = [(s,) * batch_size for batch_size, even in sizes.items() for s in even]
-    shapes += [counts for batch_size, even in sizes.items() for counts in ragged_shapes(batch_size, even)]
     times = time_graphs(engine.backend, manifest, shapes, rounds, budget_s)
-    warm = measure_warm_shares(engine.backend, manifest)
     host = measure_host_times(engine, sizes)
     steps = [
         step
         for batch_size, even in sizes.items()
         for step in fit_steps(manifest, batch_size, {s: undisturbed(times[(s,) * batch_size]) for s in even}, host[batch_size])
     ]
-    draw_ms = float(np.mean([outside.draw for outside in host.values()]))
-    padding, between = fit_ragged(steps, {counts: _full_pass_ms(manifest, graph_ms) for counts, graph_ms in times.items()})
-    steps = sorted([*steps, *between], key=lambda step: (step.rows, step.seq))
-    return CostTable(target, _machine(), unsplit_ms(steps, manifest.model.num_layers), steps, warm, padding, draw_ms)
+    return CostTable(target, _machine(), unsplit_ms(steps, manifest.model.num_layers), steps)
 
 
 def time_graphs(
@@ -123,9 +127,13 @@ def _run(step: Step, graphs: Sequence[str]) -> None:
         step.run(name)
 
 
-def _full_pass_ms(manifest: Manifest, times: Mapping[str, NDArray[np.float64]]) -> NDArray[np.float64]:
-    """Sum of the times of all segments and of the uncut graph in ms, [rounds]."""
-    return np.sum([times[name] for name in (*(segment.name for segment in manifest.segments), UNCUT) if name in times], axis=0)
+def warm_up(run: Callable[[], object], clock: Clock) -> None:
+    """Call ``run`` until the caches are as warm as in continuous decoding."""
+    begin = clock()
+    for passes in range(MAX_WARM_UPS):
+        if passes >= MIN_WARM_UPS and clock() - begin > WARM_UP_S:
+            return
+        run()
 
 
 def check_depths(manifest: Manifest) -> None:
@@ -150,3 +158,44 @@ def unsplit_ms(steps: Iterable[StepCost], num_layers: int) -> float:
 def _machine() -> str:
     cpu = platform.processor() or platform.machine()
     return f"{platform.system()} {cpu}, {len(os.sched_getaffinity(0))} cores"
+
+
+def save_costs(table: CostTable, path: Path) -> None:
+    """Write ``table`` to ``path``."""
+    path.write_text(json.dumps(dataclasses.asdict(table), indent=1, allow_nan=False) + "\n", encoding="utf-8")
+
+
+def load_costs(path: Path) -> CostTable:
+    """Read a table that `save_costs` wrote. Raises CalibrationError with the path and the fault when it is not a cost table."""
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise CalibrationError(f"{path} cannot be read ({error.strerror}); give a cost table written on the target") from error
+    except ValueError as error:
+        raise CalibrationError(f"{path} is not JSON ({error}); measure the costs again") from error
+    try:
+        steps = [StepCost(**step) for step in data.pop("steps")]
+        table = CostTable(steps=steps, **data)
+        bad = [name for step in steps for name, value in vars(step).items() if not _is_valid(name, value)]
+        bad += [] if _is_valid("unsplit_ms", table.unsplit_ms) else ["unsplit_ms"]
+        bad += [] if steps else ["steps"]
+    except (TypeError, KeyError, AttributeError) as error:
+        raise CalibrationError(f"{path} is not a cost table ({error}); measure the costs again") from error
+    if bad:
+        raise CalibrationError(
+            f"{path} has values of {', '.join(sorted(set(bad)))} that cannot be (times are in ms); measure them again"
+        )
+    return table
+
+
+def _is_valid(name: str, value: Any) -> bool:
+    if name == "rows":
+        return isinstance(value, int) and value >= 1
+    if name == "seq":
+        return isinstance(value, int | float) and math.isfinite(value) and value >= 1
+    minimum = 0.0 if name not in ("layer_ms", "unsplit_ms") else 1e-9
+    return isinstance(value, int | float) and math.isfinite(value) and value >= minimum
+
+
+if __name__ == "__main__":
+    save_costs(measure_costs(sys.argv[1], sys.argv[2], threads=ThreadOptions(shared=True)), Path(sys.argv[3]))

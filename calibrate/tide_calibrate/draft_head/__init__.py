@@ -1,1 +1,0 @@
-"""The draft head: guesses tokens from the model's final state, for policy ``exact``."""

@@ -9,8 +9,7 @@ attention 34.5% in a third more time.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 
 import numpy as np
 import torch
@@ -19,9 +18,9 @@ from tide_runtime.errors import UnsupportedModelError
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from tide_calibrate.capture.forward_pass import hidden_states
 from tide_calibrate.model.frozen import FrozenModel
 from tide_export.exit_graphs import RMS_EPSILON
-from tide_export.trace import decoder_layers
 
 _BLOCK = 32
 _INNER = 8 / 3  # width of the feed-forward block over the hidden size, as in models with gated ones
@@ -62,7 +61,13 @@ class DraftHead(nn.Module):
     def embedded(self, ids: Tensor, first_positions: Tensor) -> Tensor:
         """What enters layer 0, [B, T, H] float32, of token ids [B, T] at positions from ``first_positions`` [B] on."""
         positions = first_positions[:, None] + torch.arange(ids.shape[1])
-        with torch.no_grad(), _first_layer_input(self.model) as caught, suppress(_CaughtError):
+        caught = list[Tensor]()
+
+        def stop(_boundary: int, state: Tensor) -> None:
+            caught.append(state)
+            raise _CaughtError
+
+        with torch.no_grad(), hidden_states(self.model.model, [0], stop), suppress(_CaughtError):
             self.model.model(input_ids=ids, position_ids=positions, use_cache=False)
         return caught[0].float()
 
@@ -89,21 +94,6 @@ def _normed(states: Tensor) -> Tensor:
 
 class _CaughtError(Exception):
     """Ends a forward pass in front of the first layer."""
-
-
-@contextmanager
-def _first_layer_input(model: FrozenModel) -> Iterator[list[Tensor]]:
-    caught: list[Tensor] = []
-
-    def stop(_module: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Tensor]) -> None:
-        caught.append(args[0] if args else kwargs["hidden_states"])
-        raise _CaughtError
-
-    hook = decoder_layers(model.model)[0].register_forward_pre_hook(stop, with_kwargs=True)
-    try:
-        yield caught
-    finally:
-        hook.remove()
 
 
 @torch.no_grad()

@@ -1,7 +1,7 @@
 """The model's own replies, with the states and logits that it wrote them with: what drafts meet.
 
 Half of the prompts are pieces of the training text, in the model's chat template if it has one. A model with one writes the other
-half itself: behind the template's beginning it goes on with what a user may say, the reply to it, and so on (Magpie, Xu et
+half itself: after the template's beginning it goes on with what a user may say, the reply to it, and so on (Magpie, Xu et
 al. 2024, arXiv:2406.08464). A head of SmolLM2 that learned from replies to pieces of Python's documentation guessed 14% of such
 conversations right; one that learned from both, as many tokens in all, 27%, and the replies to documentation as well as before.
 Replies are sampled. States and logits are those of generation itself, so that replies need no capture.
@@ -14,15 +14,16 @@ from dataclasses import dataclass
 from functools import partial
 from inspect import signature
 from threading import get_ident
-from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from tide_runtime.errors import DataError
-from torch import Tensor, nn
+from torch import Tensor
 from transformers.cache_utils import DynamicCache
 
+from tide_calibrate.capture.batches import in_batches
+from tide_calibrate.capture.forward_pass import hidden_states
 from tide_calibrate.capture.store import Capture
 from tide_calibrate.parallel import Check, in_parallel
 from tide_calibrate.text.documents import SplitText, Windows
@@ -68,14 +69,14 @@ def write_replies(
     piece_tokens = min(PROMPT_TOKENS, text.windows.tokens.shape[1] // 2, room // 2)
     pieces = _prompts(text.windows, text.split, before, after, piece_tokens, count - own, seed)
     new_tokens = min(REPLY_TOKENS, room - piece_tokens)
-    groups = [*_in_batches(pieces), *_in_batches(np.tile(np.array(before, np.int64), (own, 1)))]
+    groups = [*in_batches(pieces, _BATCH), *in_batches(np.tile(np.array(before, np.int64), (own, 1)), _BATCH)]
     jobs = [
         partial(_reply, loaded, group, new_tokens, boundaries, seed + number, on_batch) for number, group in enumerate(groups)
     ]
     parts = list(in_parallel(jobs))
     tokens, states, top_ids, top_logits, total = (np.concatenate(part) for part in zip(*parts, strict=True))
     lengths = _lengths(tokens, loaded)
-    lengths[len(pieces) :] = tokens.shape[1]  # conversations go on behind the end of a turn
+    lengths[len(pieces) :] = tokens.shape[1]  # conversations go on after the end of a turn
     capture = Capture(
         tokens=tokens,
         lengths=lengths,
@@ -117,10 +118,6 @@ def _prompts(
     return np.stack([np.concatenate([before, piece, after]) for piece in pieces]).astype(np.int64)
 
 
-def _in_batches(prompts: NDArray[np.int64]) -> list[NDArray[np.int64]]:
-    return [prompts[start : start + _BATCH] for start in range(0, len(prompts), _BATCH)]
-
-
 @torch.inference_mode()
 def _reply(
     loaded: LoadedModel,
@@ -139,14 +136,13 @@ def _reply(
 
     this_thread = get_ident()
 
-    def keep(_module: nn.Module, _args: object, output: Any) -> None:
+    def keep(_boundary: int, state: Tensor) -> None:
         if get_ident() == this_thread:  # batches are written in several threads, by one model
-            states.append((output[0] if isinstance(output, tuple) else output)[:, -1].half())
+            states.append(state[:, -1].half())
 
-    hooks = [decoder_layers(model)[boundary - 1].register_forward_hook(keep) for boundary in sorted(boundaries)]
     step = torch.from_numpy(prompts)
     tokens, tops, sums, cache = [step[:, -1:]], [], [], DynamicCache(config=model.config)
-    try:
+    with hidden_states(model, sorted(boundaries), keep):
         for _ in range(new_tokens):
             check()
             logits = model(input_ids=step, past_key_values=cache, use_cache=True, **last_only).logits[:, -1].float()
@@ -155,12 +151,9 @@ def _reply(
             step = torch.multinomial((logits / _TEMPERATURE).softmax(-1), 1, generator=random)
             tokens.append(step)
             on_batch(len(prompts))
-    finally:
-        for hook in hooks:
-            hook.remove()
     return (
         torch.cat(tokens[:-1], 1).int().numpy(),
-        torch.stack(states, 1).unflatten(1, (-1, len(hooks))).numpy(),
+        torch.stack(states, 1).unflatten(1, (-1, len(boundaries))).numpy(),
         torch.stack([top.indices for top in tops], 1).int().numpy(),
         torch.stack([top.values for top in tops], 1).numpy(),
         torch.stack(sums, 1).numpy(),

@@ -1,4 +1,4 @@
-"""Exit heads map the state after a checkpoint to logits. One file per kind; ``make_head`` constructs any of them."""
+"""Exit heads map the state after a checkpoint to logits; ``make_head`` constructs any of them."""
 
 from __future__ import annotations
 
@@ -6,12 +6,8 @@ from collections.abc import Callable
 
 from tide_runtime.errors import ParamsError
 
-from tide_calibrate.exit_heads.base import ExitHead
-from tide_calibrate.exit_heads.block import BlockHead
-from tide_calibrate.exit_heads.identity import IdentityHead
-from tide_calibrate.exit_heads.linear import LinearHead
+from tide_calibrate.exit_heads.base import MAX_RANK, ExitHead, IdentityHead, LinearHead, Translator
 from tide_calibrate.exit_heads.tail import TailHead
-from tide_calibrate.exit_heads.translator import MAX_RANK, Translator
 from tide_calibrate.model.frozen import FrozenModel
 
 _Maker = Callable[[FrozenModel, int, int, Translator], ExitHead]  # model, checkpoint, k, untrained translator
@@ -20,7 +16,6 @@ _MAKERS: dict[str, _Maker] = {
     "identity": lambda model, checkpoint, _, __: IdentityHead(model, checkpoint),
     "linear": lambda model, checkpoint, _, translator: LinearHead(model, checkpoint, translator),
     "tail": TailHead,
-    "block": BlockHead,
 }
 
 
@@ -28,7 +23,7 @@ def make_head(kind: str, model: FrozenModel, checkpoint: int, rank: int = MAX_RA
     """Construct an untrained head; its translator starts as the identity.
 
     Args:
-        kind: ``identity``, ``linear``, ``tail:k`` or ``block:k`` with k layers, 1 … L - 1.
+        kind: ``identity``, ``linear``, or ``tail:k`` with k layers, 1 … L - 1.
         checkpoint: layers run before the exit, 1 … L - 1.
         rank: rank of the translator.
 
@@ -47,9 +42,9 @@ def make_head(kind: str, model: FrozenModel, checkpoint: int, rank: int = MAX_RA
 def parse_kind(kind: str) -> tuple[str, int]:
     """Parse ``tail:2`` to ("tail", 2) and ``linear`` to ("linear", 0). Raises ParamsError for any other form."""
     name, colon, count = kind.partition(":")
-    takes_count = name in ("tail", "block")
+    takes_count = name == "tail"
     if name not in _MAKERS or bool(colon) != takes_count or (takes_count and not (count.isdecimal() and int(count) > 0)):
-        raise ParamsError(f"unknown exit head {kind!r}; known are identity, linear, tail:k and block:k with k layers (1, 2, …)")
+        raise ParamsError(f"unknown exit head {kind!r}; known are identity, linear and tail:k with k layers (1, 2, …)")
     return name, int(count) if takes_count else 0
 
 

@@ -14,14 +14,13 @@ from numpy.typing import NDArray
 from tide_runtime.errors import CalibrationError
 from torch import Tensor
 
-from tide_calibrate.capture.batches import WindowBatch, in_batches, read_batch
+from tide_calibrate.capture.batches import WindowBatch, divide_train_windows, in_batches, read_batch
 from tide_calibrate.capture.store import Capture
-from tide_calibrate.capture.training_split import divide_train_windows
 from tide_calibrate.config import require_positive
 from tide_calibrate.exit_heads import ExitHead
-from tide_calibrate.exit_heads.divergence import top_k_divergence
 from tide_calibrate.exit_heads.sampled_vocabulary import SampledVocabulary, VocabularySample, narrowed
 
+_MIN_MASS = 1e-6
 Head = TypeVar("Head", bound=ExitHead)
 
 
@@ -186,3 +185,31 @@ def _learning_rate_factor(step: int, steps: int) -> float:
 def _divergence(logits: Tensor, batch: WindowBatch, sample: VocabularySample | None) -> Tensor:
     valid, total = batch.valid, None if sample is None else sample.logsumexp(logits)
     return top_k_divergence(logits, batch.top_ids[valid], batch.top_logits[valid], batch.logsumexp[valid], total)
+
+
+def top_k_divergence(
+    logits: Tensor, top_ids: Tensor, top_logits: Tensor, logsumexp: Tensor, early_logsumexp: Tensor | None = None
+) -> Tensor:
+    """KL(full || early) in nats over K + 1 outcomes: the K captured tokens, and "any other token".
+
+    Merging outcomes never increases a KL divergence (data processing inequality), so this is a lower bound of the KL over the
+    vocabulary; it is 0 when the distributions are equal.
+
+    Args:
+        logits: [n, V] of the exit.
+        top_ids, top_logits: [n, K] of the full model.
+        logsumexp: [n], over all V logits of the full model.
+        early_logsumexp: [n], of the exit's; None: over ``logits``.
+
+    Returns:
+        [n].
+    """
+    full = top_logits - logsumexp[:, None]
+    early = logits.gather(1, top_ids) - (logits.logsumexp(1) if early_logsumexp is None else early_logsumexp)[:, None]
+    top_k = (full.exp() * (full - early)).sum(1)
+    full_rest, early_rest = _remaining_mass(full), _remaining_mass(early)
+    return top_k + full_rest * (full_rest.log() - early_rest.log())
+
+
+def _remaining_mass(log_probabilities: Tensor) -> Tensor:
+    return (1 - log_probabilities.exp().sum(1)).clamp(min=_MIN_MASS)

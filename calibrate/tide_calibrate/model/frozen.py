@@ -1,17 +1,88 @@
-"""The model under calibration, with frozen weights and a cache of the submodels that exit heads share."""
+"""The model under calibration with frozen weights, the submodels that exit heads share, and its logits in slices of positions.
+
+All run the model's own forward, so final norm, soft-cap and logit scaling need no per-architecture code.
+"""
 
 from __future__ import annotations
 
-import copy
+from collections.abc import Iterator
 from functools import cached_property
+from typing import Any
+from unittest.mock import patch
 
+import torch
 from tide_runtime.errors import ParamsError
-from torch import nn
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from tide_calibrate.model.lm_head import LMHead
 from tide_calibrate.model.tail import ModelTail
 from tide_export.trace import decoder_layers
+
+LOGIT_BYTES = 64 << 20  # of one fp32 slice; some models hold three copies of it while they scale and cap
+
+
+class LMHead(nn.Module):
+    """The model's computation after its last layer: final norm, LM head, soft-cap, logit scaling."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        super().__init__()
+        self.tail = ModelTail(model, len(decoder_layers(model)))
+
+    @property
+    def samples_vocabulary(self) -> bool:
+        """Whether the logits of some tokens can be computed without the others."""
+        return self.tail.samples_vocabulary
+
+    def forward(self, states: Tensor, vocabulary: Tensor | None = None) -> Tensor:
+        """Logits [..., V] of residual-stream states [..., H] before the final norm, or of the tokens ``vocabulary`` [n] alone."""
+        flat = states.reshape(1, -1, states.shape[-1])
+        # No layer runs, so dummy positions and a 1 x 1 mask serve any number of tokens.
+        positions = torch.zeros((1, flat.shape[1]), dtype=torch.long, device=flat.device)
+        mask = torch.zeros((1, 1, 1, 1), dtype=self.tail.model.dtype, device=flat.device)
+        return self.tail(flat, positions, mask, vocabulary=vocabulary).reshape(*states.shape[:-1], -1)
+
+
+def sliced_logits(
+    model: PreTrainedModel,
+    input_ids: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    max_bytes: int = LOGIT_BYTES,
+) -> Iterator[tuple[int, torch.Tensor]]:
+    """Yield (first position, logits [B, n, V] float32) of slices of positions, in order, for ids [B, T].
+
+    The decoder stack runs once. Each further slice runs the model's forward with the stack patched to return that slice of its
+    output, so [B, T, V] logits never exist at once.
+
+    Args:
+        max_bytes: size of one slice of logits in fp32.
+    """
+    batch_size, num_positions = input_ids.shape
+    step = max(1, max_bytes // (4 * batch_size * model.config.get_text_config().vocab_size))
+    stack, outputs = _decoder_stack(model), []
+
+    def keep_and_slice(_module: nn.Module, _args: tuple[Any, ...], output: Any) -> Any:
+        outputs.append(output)
+        return _slice_positions(output, 0, step)
+
+    with stack.register_forward_hook(keep_and_slice):
+        logits = model(input_ids=input_ids, attention_mask=attention_mask, use_cache=False, return_dict=True).logits
+    yield 0, logits.float()
+    for start in range(step, num_positions, step):
+        part = _slice_positions(outputs[0], start, start + step)
+        with patch.object(stack, "forward", lambda *_, part=part, **__: part):
+            logits = model(input_ids=input_ids[:, start : start + step], use_cache=False, return_dict=True).logits
+        yield start, logits.float()
+
+
+def _decoder_stack(model: PreTrainedModel) -> nn.Module:
+    """The module that contains the decoder layers, from embeddings to final norm."""
+    layers = decoder_layers(model)
+    return next(module for module in model.modules() if any(child is layers for child in module.children()))
+
+
+def _slice_positions(output: Any, start: int, end: int) -> Any:
+    """A model output of the same class, restricted to positions ``start`` … ``end`` - 1."""
+    return type(output)(last_hidden_state=output.last_hidden_state[:, start:end])
 
 
 class FrozenModel:
@@ -35,17 +106,8 @@ class FrozenModel:
 
     def tail(self, layers: int) -> ModelTail:
         """The last ``layers`` layers with norm and LM head; built once and shared."""
-        if layers not in self._tails:
-            self._tails[layers] = ModelTail(self.model, self._start(layers))
-        return self._tails[layers]
-
-    def copied_tail(self, layers: int) -> ModelTail:
-        """The same with a trainable copy of those layers; norm and LM head stay shared with the model."""
-        start = self._start(layers)
-        copies = nn.ModuleList(copy.deepcopy(layer) for layer in decoder_layers(self.model)[start:])
-        return ModelTail(self.model, start, list(copies.requires_grad_(True)))
-
-    def _start(self, layers: int) -> int:
         if not 1 <= layers < self.num_layers:
             raise ParamsError(f"a tail has 1 … {self.num_layers - 1} of the model's {self.num_layers} layers, got {layers}")
-        return self.num_layers - layers
+        if layers not in self._tails:
+            self._tails[layers] = ModelTail(self.model, self.num_layers - layers)
+        return self._tails[layers]

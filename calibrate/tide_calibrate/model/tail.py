@@ -9,22 +9,58 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
 from tide_runtime.errors import ParamsError, UnsupportedModelError
 from torch import Tensor, nn
+from torch.nn import functional as F
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
-from tide_calibrate.model.vocabulary_rows import VocabularyRows
 from tide_export.trace import decoder_layers
 
 _CHECK_TOKENS = 6
 _RELATIVE_TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-6}
 _HALF_TOLERANCE = 5e-2
+
+
+class VocabularyRows(nn.Module):
+    """Stands in for the output embedding ``linear``: all of its rows, or those that the calling thread has chosen.
+
+    Heads that share a model are trained in several threads, so the choice is thread-local.
+    """
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        self.linear = linear
+        self._chosen = threading.local()  # .ids
+
+    @property
+    def weight(self) -> Tensor:
+        """[V, H]; some models read its dtype."""
+        return self.linear.weight
+
+    @property
+    def bias(self) -> Tensor | None:
+        return self.linear.bias
+
+    @contextmanager
+    def only(self, ids: Tensor | None) -> Iterator[None]:
+        """Within the context, compute logits of the tokens ``ids`` [n] alone, in their order; None: of all."""
+        self._chosen.ids = ids
+        try:
+            yield
+        finally:
+            self._chosen.ids = None
+
+    def forward(self, states: Tensor) -> Tensor:
+        ids: Tensor | None = getattr(self._chosen, "ids", None)
+        if ids is None:
+            return self.linear(states)
+        return F.linear(states, self.weight[ids], None if self.bias is None else self.bias[ids])
 
 
 class _StandIn(nn.Module):
@@ -53,14 +89,13 @@ class ModelTail(nn.Module):
     Args:
         model: in eval mode; shared, not copied.
         start: layers that are skipped.
-        layers: run these instead of the model's own last L - start layers.
 
     Raises:
         ParamsError: ``start`` is out of range.
         UnsupportedModelError: the model's own logits are not reproduced from its own state at ``start``.
     """
 
-    def __init__(self, model: PreTrainedModel, start: int, layers: Sequence[nn.Module] | None = None) -> None:
+    def __init__(self, model: PreTrainedModel, start: int) -> None:
         super().__init__()
         own = decoder_layers(model)
         if not 1 <= start <= len(own):
@@ -69,7 +104,7 @@ class ModelTail(nn.Module):
         state, logits, returns_tuple = _observe(model, own[start - 1])
         stand_ins = [_StandIn(layer, returns_tuple) for layer in own[:start]]
         self._last_stand_in = [stand_ins[-1]]  # in a list, so that torch does not register it a second time
-        self.layers = list(layers or own[start:])
+        self.layers = list(own[start:])
         self.model = _with_module(model, own, nn.ModuleList([*stand_ins, *self.layers]))
         self._rows: VocabularyRows | None = None
         if isinstance(output := model.get_output_embeddings(), nn.Linear):
@@ -173,7 +208,7 @@ def _check_logits(model: PreTrainedModel, tail: ModelTail, state: Tensor, logits
 
 @torch.no_grad()
 def _samples_vocabulary(tail: ModelTail, state: Tensor, logits: Tensor) -> bool:
-    """Whether the logits of some tokens alone are those among all; not where code behind the LM head expects all of them."""
+    """Whether the logits of some tokens alone are those among all; not where code after the LM head expects all of them."""
     ids = torch.arange(1, logits.shape[-1], max(2, logits.shape[-1] // 64))
     try:
         sampled = tail(state, vocabulary=ids)

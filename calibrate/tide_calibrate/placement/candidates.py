@@ -11,50 +11,47 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 from tide_runtime.bundle.calibration import ROUTERS, CostTable, ExitInfo
-from tide_runtime.costs.cost_model import StepCurve
 from tide_runtime.errors import CalibrationError
 
-from tide_calibrate.certificate.risk import ExitRule, policy_counts
-from tide_calibrate.certificate.threshold_family import fit_family
+from tide_calibrate.certificate.risk import ExitRule, fit_family, policy_counts
 from tide_calibrate.simulation.exit import simulate_exit
-from tide_calibrate.simulation.exit_decisions import ExitDecisions, decide, head_ms, router_ms
+from tide_calibrate.simulation.replay import cut_model, decide
 from tide_calibrate.traces.trace import ExitTrace, SplitTrace
 
 THRESHOLD_SHARES = (0.1, 0.25, 0.4, 0.55, 0.7, 0.85)  # of the tokens that go on to deeper layers
 MLP_SHARES = (0.1, 0.3)  # of the tokens for which the head is not evaluated
 
 
+_BATCH = 8  # tokens of a verification, for the price of a further one
+
+
 @dataclass(frozen=True)
 class ExitOption:
-    """An exit at one checkpoint; ``evaluation_ms``: mean ms of evaluating it for a token that reaches it."""
+    """An exit alone in the model, with the figures of policy ``exact`` on a trace.
 
-    decisions: ExitDecisions
-    evaluation_ms: float
+    Args:
+        ms: mean ms of a token, without what wrong drafts waste.
+        wrong: share of the tokens that stop here with another token than the full model's.
+    """
 
-    @property
-    def info(self) -> ExitInfo:
-        return self.decisions.info
-
-    @property
-    def checkpoint(self) -> int:
-        return self.info.checkpoint
+    info: ExitInfo
+    ms: float
+    wrong: float
 
 
-def exit_options(trace: SplitTrace, times: StepCurve, router: str = "auto") -> list[ExitOption]:
+def exit_options(trace: SplitTrace, costs: CostTable, router: str = "auto") -> list[ExitOption]:
     """All options on ``trace``, shallow first. ``router``: one kind, or ``auto`` for every kind whose scores were recorded.
 
-    Heads ``block:k`` are excluded because the runtime does not support them. Raises CalibrationError when no exit has scores of
-    the router.
+    Raises CalibrationError when no exit has scores of the router.
     """
     known = sorted({name for traced in trace.exits.values() for name in traced.scores})
     if not any(set(kind.split("+")) <= set(known) for kind in _kinds(router)):
         raise CalibrationError(f"there are no scores of the router {router}; scored: {', '.join(known) or 'nothing'}")
     options = []
     for checkpoint, head in sorted(trace.exits):
-        if not head.startswith("block:"):
-            for info in _exit_infos(trace.exits[checkpoint, head], router):
-                if checkpoint < trace.num_layers - info.tail_layers:
-                    options.append(_option(trace, info, times))
+        for info in _exit_infos(trace.exits[checkpoint, head], router):
+            if checkpoint < trace.num_layers - info.tail_layers:
+                options.append(_option(trace, info, costs))
     return options
 
 
@@ -95,7 +92,14 @@ def _exit_infos(traced: ExitTrace, router: str) -> Iterator[ExitInfo]:
                 yield ExitInfo(traced.checkpoint, traced.head, kind, threshold, mlp_threshold=mlp_threshold)
 
 
-def _option(trace: SplitTrace, info: ExitInfo, times: StepCurve) -> ExitOption:
+def _option(trace: SplitTrace, info: ExitInfo, costs: CostTable) -> ExitOption:
+    """Tokens that stop wait for one that goes on, and run the remaining layers with it as further tokens of its batch."""
     decisions = decide(trace, info, info.exact_threshold)
-    head = head_ms(info, times)
-    return ExitOption(decisions, times.evaluation_host_ms + router_ms(info, times) + float(decisions.asks_head.mean()) * head)
+    model, (early_exit,) = cut_model([info], trace.num_layers, costs)
+    with_head, without = (model.evaluation(1, 0, early_exit, head) for head in (True, False))
+    evaluation = without + float(decisions.runs_head.mean()) * (with_head - without)
+    one, many = (model.price(model.finish(early_exit.boundary, tokens=tokens)) for tokens in (1, _BATCH))
+    further = max(0.0, many - one) / (_BATCH - 1)
+    goes_on = 1 - float(decisions.confident.mean())
+    wrong = float(np.mean(decisions.confident & ~decisions.agrees))
+    return ExitOption(info, evaluation + further + goes_on * (one - further), wrong)

@@ -1,7 +1,8 @@
 """Choose checkpoints, heads, routers, thresholds and the draft limit that maximise the simulated speed of policy ``exact``.
 
-Dynamic programming (`placement.dynamic_program`) proposes chains of exits; the simulation (`simulation.exact`), which models
-whole draft–verify cycles, ranks them and refines their thresholds.
+Every exit alone is ranked by a price in closed form (`placement.candidates`). The simulation (`simulation.exact`), which models
+whole draft–verify cycles, decides among the best and refines their thresholds. Further exits are added one by one, each of those
+that were best alone.
 """
 
 from __future__ import annotations
@@ -12,14 +13,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 from tide_runtime.bundle.calibration import ROUTERS, CostTable, ExitInfo, cuts
-from tide_runtime.costs.cost_model import StepCurve
-from tide_runtime.errors import ParamsError
+from tide_runtime.costs.cost_model import DEPTH_TURN, Launch
+from tide_runtime.errors import CalibrationError, ParamsError
 
-from tide_calibrate.placement.candidates import ExitOption, exit_options, exit_speedup, score_thresholds
-from tide_calibrate.placement.dynamic_program import best_chains, chain_costs
+from tide_calibrate.placement.candidates import exit_options, exit_speedup, score_thresholds
 from tide_calibrate.simulation.exact import Drafter, simulate_exact
 from tide_calibrate.simulation.exit import simulate_exit, simulate_full
-from tide_calibrate.simulation.replay import PolicySimulation, windows
+from tide_calibrate.simulation.replay import PolicySimulation, cut_model, windows
 from tide_calibrate.traces.trace import SplitTrace
 
 GATE = 1.02  # least predicted speedup for which leaving `full` is recommended
@@ -27,13 +27,11 @@ CLOSE = 0.99  # placements at least this close to the fastest `exact` are ranked
 WORTH = 1.01  # gain required of each further threshold; a smaller one is noise on so few tokens
 SEARCH_TOKENS = 4000  # simulated during the search
 WRONG_SHARES = (0.1, 0.3, 0.6)  # prices of a wrong draft to try, in full steps
-PROPOSALS, FINALISTS = 4, 8  # chains per run of dynamic programming; chains refined
+PROPOSALS, FINALISTS = 6, 6  # kinds of exits simulated for each price of a wrong draft; candidates refined
 LIMITS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 15)
 SCREENED_LIMITS = (1, 2, 4, 8)
 FINE_SHARES = tuple(np.arange(0.02, 0.96, 0.06).tolist())
 NEVER_AGREES = "the layers never agree early enough for an exit to gain anything, even if its router were always right"
-
-Structure = tuple[tuple[int, str, str], ...]
 
 
 @dataclass(frozen=True)
@@ -167,52 +165,66 @@ class _Search:
 
     def oracle_pays(self) -> bool:
         """Return whether any exit with an oracle router reaches the gate, if drafting costs only the prefix and the head."""
-        times, layers = StepCurve.of(self.costs, 1), self.trace.num_layers
         for (checkpoint, _), traced in self.trace.exits.items():
-            deep = 1 - float(traced.agrees.mean())
-            share = float(times.table.warm_shares(checkpoint, layers).min())
-            shallow = share * (times.segments(1, checkpoint)[1] + times.head_ms[1]) + times.evaluation_host_ms
-            ms = shallow + deep * (times.segments(1, layers - checkpoint)[1] + times.verification_host_ms)
+            info = ExitInfo(checkpoint, "identity", "max_probability", 0.0)
+            model, (early_exit,) = cut_model([info], self.trace.num_layers, self.costs)
+            deep = model.price([model.run(early_exit.boundary, model.num_segments), Launch(DEPTH_TURN)])
+            ms = model.evaluation(1, 0, early_exit) + (1 - float(traced.agrees.mean())) * deep
             if self.costs.unsplit_ms / ms >= GATE:
                 return True
         return False
 
     def best(self, router: str, most_exits: int) -> _Candidate:
-        """Screen proposals with a few draft limits, refine the finalists, and rank the fastest by both policies."""
-        screening = [limit for limit in self.limits if limit in SCREENED_LIMITS]
-        screened = [self._best_limit(exits, screening) for exits in self._proposals(router, most_exits)]
-        finalists = sorted(screened, key=lambda candidate: -candidate.speedup)[:FINALISTS]
-        # The best of each size is always a finalist, because policy `exit` may be fastest with it.
-        finalists += [candidate for candidate in _best_of_each_size(screened) if candidate not in finalists]
-        refined = _best_of_each_size([self._refine(candidate) for candidate in finalists])
-        minimum = CLOSE * max(candidate.speedup for candidate in refined)
-        close = [candidate for candidate in refined if candidate.speedup >= minimum]
+        """Screen proposals with a few draft limits, refine the finalists, and rank the fastest by both policies.
+
+        Exits are added as long as the fastest placement becomes faster.
+        """
+        alone = [self._screen([info]) for info in self._proposals(router)]
+        refined = fastest = self._refine_finalists(alone)
+        for _ in range(most_exits - 1):
+            larger = self._refine_finalists([self._screen(exits) for exits in self._with_another(fastest, alone)])
+            refined = [*refined, *larger]
+            if _highest_speedup(larger) <= _highest_speedup(fastest):
+                break
+            fastest = larger
+        close = [candidate for candidate in refined if candidate.speedup >= CLOSE * _highest_speedup(refined)]
         return max(close, key=lambda one: one.speedup * self._exit_speedup(one) / WORTH**one.num_thresholds)
+
+    def _screen(self, exits: list[ExitInfo]) -> _Candidate:
+        return self._best_limit(exits, [limit for limit in self.limits if limit in SCREENED_LIMITS])
+
+    def _refine_finalists(self, screened: Sequence[_Candidate]) -> list[_Candidate]:
+        finalists = sorted(screened, key=lambda candidate: -candidate.speedup)[:FINALISTS]
+        # The best of each number of thresholds is always a finalist, because policy `exit` may be fastest with it.
+        finalists += [candidate for candidate in _best_of_each_size(screened) if candidate not in finalists]
+        return _best_of_each_size([self._refine(candidate) for candidate in finalists])
 
     def _exit_speedup(self, candidate: _Candidate) -> float:
         return exit_speedup(self.trace, candidate.exits, self.costs, self.max_disagreement)
 
-    def _proposals(self, router: str, most_exits: int) -> list[list[ExitInfo]]:
-        """The best chains of each structure for several prices of a wrong draft, in the order of dynamic programming."""
-        times = StepCurve.of(self.costs, int(max(step.seq for step in self.costs.steps)))
-        options = exit_options(self.trace, times, router)
-        proposals: dict[Structure, list[ExitInfo]] = {}
-        for tail in sorted({option.info.tail_layers for option in options}):
-            # All exits share one tail length (CalibrationInfo), so that the KV cache of the tail's layers has no gaps.
-            fitting = [option for option in options if option.info.tail_layers == tail]
-            for length, share in itertools.product(range(1, most_exits + 1), WRONG_SHARES):
-                new = (exits for exits in self._chains(fitting, times, length, share) if _structure(exits) not in proposals)
-                proposals |= {_structure(exits): exits for exits in itertools.islice(new, PROPOSALS)}
-        return list(proposals.values())
+    def _proposals(self, router: str) -> list[ExitInfo]:
+        """The cheapest exit of each kind (checkpoint, head, router) for several prices of a wrong draft, `PROPOSALS` for each."""
+        options, proposals = exit_options(self.trace, self.costs, router), list[ExitInfo]()
+        for share in WRONG_SHARES:
+            price = share * self.costs.unsplit_ms
+            cheapest: dict[tuple[int, str, str], ExitInfo] = {}
+            for option in sorted(options, key=lambda option: option.ms + option.wrong * price):
+                cheapest.setdefault((option.info.checkpoint, option.info.head, option.info.router), option.info)
+            proposals += [info for info in list(cheapest.values())[:PROPOSALS] if info not in proposals]
+        return proposals
 
-    def _chains(self, options: list[ExitOption], times: StepCurve, length: int, share: float) -> Iterator[list[ExitInfo]]:
-        """Yield the best chain of each structure, cheapest first."""
-        seen: set[Structure] = set()
-        for chain in best_chains(chain_costs(options, self.trace.num_layers, times, share * self.costs.unsplit_ms), length):
-            exits = [options[o].info for o in chain.options]
-            if _structure(exits) not in seen:
-                seen.add(_structure(exits))
-                yield exits
+    @staticmethod
+    def _with_another(found: Sequence[_Candidate], alone: Sequence[_Candidate]) -> list[list[ExitInfo]]:
+        """The exits of each candidate with one more, at another checkpoint.
+
+        All exits share one tail length (CalibrationInfo), so that the KV cache of the tail's layers has no gaps.
+        """
+        larger = list[list[ExitInfo]]()
+        for candidate, (info,) in itertools.product(found, [one.exits for one in alone]):
+            taken = {exit.checkpoint for exit in candidate.exits}
+            if info.checkpoint not in taken and info.tail_layers == candidate.exits[0].tail_layers:
+                larger.append(sorted([*candidate.exits, info], key=lambda exit: exit.checkpoint))
+        return larger
 
     def _best_limit(self, exits: list[ExitInfo], limits: Sequence[int]) -> _Candidate:
         return max((self._simulate(exits, limit) for limit in limits), key=lambda candidate: candidate.speedup)
@@ -243,6 +255,10 @@ class _Search:
         return _Candidate(simulate_exact(self.trace, exits, self.costs, limit).speedup, exits, limit)
 
 
+def _highest_speedup(candidates: Sequence[_Candidate]) -> float:
+    return max((candidate.speedup for candidate in candidates), default=0.0)
+
+
 def _best_of_each_size(candidates: Sequence[_Candidate]) -> list[_Candidate]:
     """The fastest candidate of each number of exits and thresholds, smallest numbers first."""
     best: dict[tuple[int, int], _Candidate] = {}
@@ -251,11 +267,15 @@ def _best_of_each_size(candidates: Sequence[_Candidate]) -> list[_Candidate]:
     return list(best.values())
 
 
-def _structure(exits: Sequence[ExitInfo]) -> Structure:
-    return tuple((info.checkpoint, info.head, info.router) for info in exits)
-
-
 def _draft_limits(costs: CostTable) -> list[int]:
-    """Draft limits whose verification batch (the drafts and one token) is within the measured sizes."""
-    largest = max((step.seq for step in costs.steps if step.rows == 1), default=0)
-    return [limit for limit in LIMITS if limit < largest] or [1]
+    """Draft limits whose verification batch (the drafts and one token) is within the measured sizes.
+
+    Raises CalibrationError unless one sequence was measured at one token and at a larger size.
+    """
+    sizes = sorted(step.seq for step in costs.steps if step.rows == 1)
+    if len(sizes) < 2 or sizes[0] != 1:
+        raise CalibrationError(
+            f"the cost table has one sequence measured at {sizes} tokens; "
+            "it needs 1 and at least one larger size: measure again with seqs={1: (1, 2, 4, 8, 16)}"
+        )
+    return [limit for limit in LIMITS if limit < sizes[-1]] or [1]

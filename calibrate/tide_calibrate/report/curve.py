@@ -13,10 +13,9 @@ from matplotlib.ticker import LogLocator, NullFormatter, PercentFormatter, Scala
 from numpy.typing import NDArray
 from tide_runtime.bundle.calibration import ExitInfo
 
-from tide_calibrate.certificate.risk import ExitRule
-from tide_calibrate.certificate.threshold_family import ThresholdFamily
+from tide_calibrate.certificate.risk import ExitRule, ThresholdFamily
 from tide_calibrate.report.canvas import COLOURS, INK, MUTED, house_style, legend_below, panels
-from tide_calibrate.report.stops import stops, thresholds_of
+from tide_calibrate.report.histogram import stops, thresholds_of
 from tide_calibrate.traces.trace import SplitTrace
 
 SWEEP_POINTS = 49

@@ -1,4 +1,4 @@
-"""Data of the charts: small arrays, saved as JSON beside the charts so that they can be drawn again."""
+"""Data of the charts: small arrays, saved as JSON next to the charts so that they can be drawn again."""
 
 from __future__ import annotations
 
@@ -10,12 +10,11 @@ from pathlib import Path
 from tide_runtime.bundle.calibration import ExitInfo
 from tide_runtime.errors import CalibrationError
 
-from tide_calibrate.certificate.threshold_family import ThresholdFamily
+from tide_calibrate.certificate.risk import ThresholdFamily
 from tide_calibrate.report.curve import CostCurve, OperatingPoint, cost_curve
 from tide_calibrate.report.histogram import ExitHistogram, exit_histogram
 from tide_calibrate.report.reliability import Reliability, reliability
-from tide_calibrate.traces.agreement import HeadAgreement, agreement_by_depth
-from tide_calibrate.traces.trace import SplitTrace
+from tide_calibrate.traces.trace import HeadAgreement, SplitTrace, agreement_by_depth
 
 DATA_NAME = "data.json"
 _EXITS_SHOWN = 3  # deepest candidates in the reliability diagram when no exit was chosen

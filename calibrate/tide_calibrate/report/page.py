@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import jinja2
 
 from tide_calibrate.report.terminal import certificate_line, draft_head_line, exit_rows, predicted_line, recommendation_line
-from tide_calibrate.traces.agreement import agreement_rows
+from tide_calibrate.traces.trace import agreement_rows
 from tide_export.calibration.calibration_file import CalibrationFile
 
 PAGE_NAME = "index.html"

@@ -7,9 +7,11 @@ from rich.table import Table
 from tide_runtime.bundle.calibration import DraftHeadInfo, ExitInfo
 
 from tide_calibrate.certificate.certificate import meaning
-from tide_calibrate.report.break_even import COLUMNS, break_even_rows
-from tide_calibrate.traces.agreement import agreement_rows
-from tide_export.calibration.calibration_file import CalibrationFile
+from tide_calibrate.simulation.replay import cut_model
+from tide_calibrate.traces.trace import agreement_rows
+from tide_export.calibration.calibration_file import CalibrationFile, HeadAgreement
+
+BREAK_EVEN_COLUMNS = ["layers", "head", "agreement", "price of a draft", "break-even agreement"]
 
 
 def print_summary(file: CalibrationFile, console: Console) -> None:
@@ -21,7 +23,8 @@ def print_summary(file: CalibrationFile, console: Console) -> None:
     if rows:
         console.print(_table("Chosen exits", list(rows[0]), [list(row.values()) for row in rows]))
     elif even:
-        console.print(_table("Why no exit pays: of the best head after n layers, in passes of the whole model", COLUMNS, even))
+        title = "Why no exit pays: of the best head after n layers, in passes of the whole model"
+        console.print(_table(title, BREAK_EVEN_COLUMNS, even))
     if file.calibration.draft_head is not None:
         console.print(draft_head_line(file.calibration.draft_head))
     console.print(f"Predicted speedup over the uncut model, one sequence, greedy: {predicted_line(file.calibration.predicted)}")
@@ -48,7 +51,7 @@ def recommendation_line(file: CalibrationFile) -> str:
 def draft_head_line(info: DraftHeadInfo) -> str:
     """How often the draft head's guesses are right."""
     right = ", ".join(f"{share:.0%}" for share in info.acceptance)
-    return f"Draft head: of its 1st, 2nd, … guesses {right} are right, each behind right ones; {info.vocabulary:,} tokens."
+    return f"Draft head: of its 1st, 2nd, … guesses {right} are right, each after right ones; {info.vocabulary:,} tokens."
 
 
 def predicted_line(predicted: dict[str, float]) -> str:
@@ -89,6 +92,39 @@ def _exit_row(info: ExitInfo, file: CalibrationFile, with_mlp: bool) -> dict[str
     if with_mlp:
         row["MLP threshold"] = "–" if info.mlp_threshold is None else f"{info.mlp_threshold:.3f}"
     return row
+
+
+def break_even_rows(file: CalibrationFile) -> list[list[str]]:
+    """Why exits pay or not: rows of `BREAK_EVEN_COLUMNS`, for each candidate layer the head that comes closest to paying.
+
+    A draft at layer c takes c layers, its head and the loop around them, and its verification an additional token in the layers
+    after c, in passes through all layers; it gives a token where it agrees. The layers before c are not run again, so that a
+    refused draft costs only its own time. A router lets fewer wrong drafts through than these agreements, so that exits whose
+    agreement is a little below the break-even can still pay. Empty where costs were not measured.
+    """
+    if file.calibration.costs is None:
+        return []
+    rows = []
+    for layer in sorted({layer for line in file.heads for layer in line.checkpoints}):
+        choices = [(line, *_draft_price(file, layer, line.head)) for line in file.heads if layer in line.checkpoints]
+        line, price, needed = min(choices, key=lambda choice: choice[2] - _agreement(choice[0], layer))
+        agreement = f"{_agreement(line, layer):.0%}"
+        rows.append([str(layer), line.head, agreement, f"{price:.0%}", f"{needed:.0%}" if needed < 1 else "never"])
+    return rows
+
+
+def _agreement(line: HeadAgreement, layer: int) -> float:
+    return (line.continuations or line.text)[line.checkpoints.index(layer)]
+
+
+def _draft_price(file: CalibrationFile, layer: int, head: str) -> tuple[float, float]:
+    """A draft's time, and with its verification, in passes."""
+    assert file.calibration.costs is not None
+    info = ExitInfo(layer, head, "max_probability", 0.0)
+    model, (early_exit,) = cut_model([info], file.num_layers, file.calibration.costs)
+    draft, whole = model.evaluation(1, 0, early_exit), model.full(1, 1, 1)
+    one, two = (model.price(model.finish(early_exit.boundary, tokens=tokens)) for tokens in (1, 2))
+    return draft / whole, (draft + max(0.0, two - one)) / whole
 
 
 def _table(title: str, columns: list[str], rows: list[list[str]]) -> Table:

@@ -12,14 +12,12 @@ from tide_runtime.errors import ParamsError
 from torch import Tensor
 from torch.nn import functional as F
 
-from tide_calibrate.capture.batches import in_batches, read_batch
+from tide_calibrate.capture.batches import divide_train_windows, in_batches, read_batch
 from tide_calibrate.capture.store import Capture
-from tide_calibrate.capture.training_split import divide_train_windows
 from tide_calibrate.config import require_positive
 from tide_calibrate.exit_heads import ExitHead
 from tide_calibrate.exit_heads.sampled_vocabulary import SampledVocabulary, narrowed
-from tide_calibrate.routers.mlp import ROUTER_WIDTH, MlpRouter
-from tide_calibrate.routers.platt import fit_platt
+from tide_calibrate.routers.mlp import ROUTER_WIDTH, MlpRouter, fit_platt
 
 Label = Literal["agreement", "cosine"]
 COSINE_THRESHOLD = 0.98

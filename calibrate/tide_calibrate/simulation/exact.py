@@ -15,14 +15,13 @@ from typing import Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 from tide_runtime.bundle.calibration import CostTable, ExitInfo
-from tide_runtime.costs.cost_model import StepCurve
+from tide_runtime.costs.cost_model import CostModel
 from tide_runtime.depth_tuning import DepthTuning
 from tide_runtime.drafting.controller import next_speculative_tokens
 from tide_runtime.drafting.text_drafter import TextPool
 from tide_runtime.errors import CalibrationError, ParamsError
 
-from tide_calibrate.simulation.launches import LaunchCounts
-from tide_calibrate.simulation.replay import Playback, PolicySimulation, advance, windows
+from tide_calibrate.simulation.replay import LaunchCounts, Playback, PolicySimulation, windows
 from tide_calibrate.simulation.text_drafts import TUNING, TextDrafts
 from tide_calibrate.traces.trace import SplitTrace
 
@@ -40,7 +39,7 @@ def simulate_exact(
     """Policy ``exact`` with the exits' ``exact_threshold``, greedy, one sequence after the other: outputs draft for later ones.
 
     Args:
-        draft: ``ngram`` never evaluates the exits, but the model is cut for them; ``both`` looks up where the runtime would.
+        draft: ``ngram`` never evaluates the exits, but the model is cut for them; ``all`` looks up where the runtime would.
         tuning: the runtime's constants.
 
     Raises ParamsError for options that do not exist, CalibrationError when trace and exits do not fit together, or texts to
@@ -48,11 +47,10 @@ def simulate_exact(
     """
     _check(trace, draft_limit, draft)
     lookups = None if draft == "router" else _text_drafts(trace, exits, costs, draft_limit, draft, tuning)
-    rest = not exits or draft == "ngram" or (lookups is not None and lookups.gain < 1)  # exits that lose are not asked
+    rest = not exits or draft == "ngram" or (lookups is not None and lookups.gain < 1)  # exits that lose are not evaluated
     limit = 0 if rest else draft_limit
-    run = Playback.prepare(
-        trace, exits, [exit.exact_threshold for exit in exits], max(limit, tuning.text_draft_limit if lookups else 0) + 1
-    )
+    most = max(limit, tuning.text_draft_limit if lookups else 0) + 1
+    run = Playback.prepare(trace, exits, [exit.exact_threshold for exit in exits], costs, most)
     drafts = accepted = 0
     pool = TextPool(tuning.pool_tokens)
     for start, end in windows(trace):
@@ -88,8 +86,8 @@ def _check(trace: SplitTrace, draft_limit: int, draft: str) -> None:
 def _text_drafts(
     trace: SplitTrace, exits: Sequence[ExitInfo], costs: CostTable, draft_limit: int, draft: str, tuning: DepthTuning
 ) -> _TextDrafts:
-    times = StepCurve.of(costs, tuning.text_draft_limit + 1)
-    pass_ms = times.whole(trace.num_layers) + times.lookup_host_ms
+    model = CostModel(costs, [0, trace.num_layers])
+    pass_ms = np.array([0.0, *(model.full(1, tokens, tokens) for tokens in range(1, tuning.text_draft_limit + 2))])
     if draft == "ngram" or not exits:
         return _TextDrafts(pass_ms, 1.0, tuning)
     return _TextDrafts(pass_ms, simulate_exact(trace, exits, costs, draft_limit, tuning=tuning).speedup, tuning)
@@ -131,13 +129,13 @@ class _Generation:
 
     def _draft(self, position: int) -> tuple[int, int]:
         """Exits' drafts and right ones among them, and a run of the rest for all."""
-        # Not asked: where so many are drafted, or at the text's end, there is no further draft.
+        # Where so many are drafted, or at the text's end, there is no further draft: exits are not evaluated.
         last = min(position + min(self.limit, self.num_speculative_tokens), self.size - 1)
         if last == position:
             self.counts.whole[1] += 1
             return 0, 0
         deep = min(self.next_deep[position], last)
-        self.counts.ask(self.start + position, self.start + min(deep + 1, last))
+        self.counts.evaluate(self.start + position, self.start + min(deep + 1, last))
         _run_cycle(self.counts, self.stops[position:deep], self.deepest)
         made, right = deep - position, min(deep, self.next_wrong[position]) - position
         self.num_speculative_tokens = next_speculative_tokens(self.num_speculative_tokens, made, right)
@@ -149,13 +147,12 @@ def _run_cycle(counts: LaunchCounts, drafts: list[int], deepest: int) -> None:
     tokens = len(drafts) + 1
     counts.heads[tokens] += 1
     if deepest == 1:  # the usual case, and what follows would give the same
+        counts.batches[0][1] += tokens
         counts.batches[1][tokens] += 1
-        for streak in range(tokens):
-            counts.enter(streak)
         return
     waiting = [0] * (deepest + 1)  # tokens at the end of each level
-    for streak, stop in enumerate((*drafts, deepest)):
-        advance(counts, waiting, stop, streak)
+    for stop in (*drafts, deepest):
+        counts.advance(waiting, stop)
 
 
 def _next(marked: NDArray[np.bool_]) -> list[int]:

@@ -1,24 +1,23 @@
 """The policies ``full`` and ``exit``, played through on a text of which it is known what every exit would have said.
 
-exit    A token's output is final at the first confident exit. ``deferred``: its remaining layers are run when a later
-        token goes deeper, together; those of the last tokens of a text never. ``propagate``: they are never run. Where asking
-        has not paid of late it rests (tide_runtime.drafting.backoff), as the runtime's does.
+exit    A token's output is final at the first confident exit. Its remaining layers are run when a later token goes deeper,
+        together; those of the last tokens of a text never. Where evaluating exits has not paid of late, they are left out for
+        a while (tide_runtime.drafting.backoff), as the runtime does.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cache, partial
 
 import numpy as np
 from numpy.typing import NDArray
-from tide_runtime.bundle.calibration import CostTable, ExitInfo, cuts
-from tide_runtime.bundle.exits import Exit
-from tide_runtime.costs.cost_model import CostModel, StepCurve
+from tide_runtime.bundle.calibration import CostTable, ExitInfo
+from tide_runtime.costs.cost_model import CostModel
 from tide_runtime.depth_tuning import DepthTuning
 from tide_runtime.drafting.backoff import exit_backoff
-from tide_runtime.errors import ParamsError
 
-from tide_calibrate.simulation.replay import Playback, PolicySimulation, advance, windows
+from tide_calibrate.simulation.replay import Playback, PolicySimulation, windows
 from tide_calibrate.traces.trace import SplitTrace
 
 TUNING = DepthTuning()
@@ -26,8 +25,8 @@ TUNING = DepthTuning()
 
 def simulate_full(trace: SplitTrace, costs: CostTable) -> PolicySimulation:
     """Policy ``full``: one launch takes a token through all layers, wherever the model is cut."""
-    times, layers = StepCurve.of(costs, 1), trace.num_layers
-    ms = float(times.whole(layers)[1] + float(times.host_ms[1]))
+    layers = trace.num_layers
+    ms = CostModel(costs, [0, layers]).full(1, 1, 1)
     return PolicySimulation("full", len(trace.window), costs.unsplit_ms / ms, ms, layers, 1.0, None, 0.0, {layers: 1.0})
 
 
@@ -35,98 +34,62 @@ def simulate_exit(
     trace: SplitTrace,
     exits: Sequence[ExitInfo],
     costs: CostTable,
-    kv: str = "deferred",
-    fill_share: float = 0.0,
     tuning: DepthTuning = TUNING,
 ) -> PolicySimulation:
-    """Policy ``exit`` with the exits' ``exit_threshold``, greedy, one row; exits without a threshold are passed by.
-
-    Args:
-        kv: ``deferred`` or ``propagate``.
-        fill_share: with ``propagate``, cost of projecting K and V of a skipped layer over that of the layer.
-    """
-    if kv not in ("deferred", "propagate"):
-        raise ParamsError(f"kv is {kv!r}; set it to deferred or propagate")
+    """Policy ``exit`` with the exits' ``exit_threshold``, greedy, one row; exits without a threshold are passed by."""
     certified = [(exit, exit.exit_threshold) for exit in exits if exit.exit_threshold is not None]
     exits, thresholds = [exit for exit, _ in certified], [threshold for _, threshold in certified]
     spans = windows(trace)
     longest = max(end - start for start, end in spans)
-    run = Playback.prepare(trace, exits, thresholds, longest)
-    price = _TokenPrice(exits, trace.num_layers, costs, kv == "propagate", fill_share)
-    asked = np.concatenate([_Window(run, price, kv == "propagate", tuning, start, end).play() for start, end in spans])
-    early = asked & (run.stops < len(run.decisions))
+    run = Playback.prepare(trace, exits, thresholds, costs, longest)
+    token_cost = cache(partial(_token_cost, run))
+    evaluated = np.concatenate([_Window(run, token_cost, tuning, start, end).play() for start, end in spans])
+    early = evaluated & (run.stops < len(run.decisions))
     wrong = float(np.mean(early & ~run.agrees))
     acceptance = 1 - wrong / float(np.mean(early)) if early.any() else None
-    return run.result("exit", costs, acceptance, wrong, fill_share)
+    return run.result("exit", costs, acceptance, wrong)
 
 
-class _TokenPrice:
-    """What one token costs under policy ``exit``, in full-depth decode steps: the runtime's own price, looked up."""
+def _token_cost(run: Playback, stop: int, waited: int) -> float:
+    """A token's cost under policy ``exit``, in full-depth decode steps: the runtime's own price.
 
-    def __init__(self, exits: Sequence[ExitInfo], num_layers: int, costs: CostTable, propagate: bool, fill_share: float) -> None:
-        edges = [0, *cuts(exits, num_layers), num_layers]
-        self._exits = [Exit(i, edges.index(i.checkpoint), f"exit_{i.checkpoint}" if i.graph_outputs() else None) for i in exits]
-        self._model, self._propagate = CostModel(costs, edges, fill_share=fill_share), propagate
-        self._known: dict[tuple[int, int], float] = {}
-
-    def __call__(self, stop: int, waited: int) -> float:
-        """A token that stops at exit number ``stop``, or, where that is the number of exits, one that takes ``waited`` tokens,
-        itself included, through the remaining layers."""
-        count = len(self._exits)
-        key = (stop, waited if stop == count else 0)
-        if key not in self._known:
-            evaluated = [int(number <= stop) for number in range(count)]
-            deep = min(key[1], 1) if self._propagate else key[1]
-            self._known[key] = self._model.early_exit_token(self._exits, evaluated, key[1], deep) if count else 1.0
-        return self._known[key]
+    ``stop``: index of the exit where it stops (``waited`` is 0), or the number of exits where it takes ``waited`` tokens, itself
+    included, through the remaining layers.
+    """
+    evaluated = [int(number <= stop) for number in range(len(run.exits))]
+    return run.model.early_exit_token(run.exits, evaluated, waited, waited) if run.exits else 1.0
 
 
 class _Window:
     """The window [start, end) of a trace, token by token."""
 
-    def __init__(self, run: Playback, price: _TokenPrice, propagate: bool, tuning: DepthTuning, start: int, end: int) -> None:
+    def __init__(self, run: Playback, token_cost: Callable[[int, int], float], tuning: DepthTuning, start: int, end: int) -> None:
         self.counts, self.deepest, self.start = run.counts, len(run.decisions), start
         self.stops = run.stops[start:end].tolist()
-        self.price, self.propagate = price, propagate
-        self.backoff = exit_backoff(tuning)
-        self.waiting, self.streak = [0] * (self.deepest + 1), 0  # tokens at the end of each level; early stops since a deep one
+        self.token_cost, self.backoff = token_cost, exit_backoff(tuning)
+        self.waiting = [0] * (self.deepest + 1)  # tokens at the end of each level
 
     def play(self) -> NDArray[np.bool_]:
-        """Generate the window; returns [tokens], which of them asked."""
-        asked = np.zeros(len(self.stops), np.bool_)
+        """Generate the window; returns [tokens], for which of them exits were evaluated."""
+        evaluated = np.zeros(len(self.stops), np.bool_)
         for i, stop in enumerate(self.stops):
             waited = 1 + sum(self.waiting[: self.deepest])
-            asked[i] = self.backoff.active
-            if not asked[i]:
-                self._unasked(waited)
+            evaluated[i] = self.backoff.active
+            if evaluated[i]:
+                self.counts.evaluate(self.start + i, self.start + i + 1)
+                self._run(stop)
+                self.backoff.observe(1, self.token_cost(stop, waited if stop == self.deepest else 0))
                 continue
-            self.counts.ask(self.start + i, self.start + i + 1)
-            self._run(stop)
-            self.backoff.observe(1, self.price(stop, waited))
-        return asked
-
-    def _unasked(self, waited: int) -> None:
-        if waited == 1:
-            self.counts.whole[1] += 1
-            self.streak = 0
-        else:
-            self._run(self.deepest)
-        self.backoff.pass_tokens(1)
+            if waited == 1:
+                self.counts.whole[1] += 1
+            else:
+                self._run(self.deepest)
+            self.backoff.pass_tokens(1)
+        return evaluated
 
     def _run(self, stop: int) -> None:
         """One new token to where it stops, and what waits on its way."""
-        if self.propagate:
-            self._run_alone(stop)
-        else:
-            advance(self.counts, self.waiting, stop, self.streak)
-        self.streak += 1
+        self.counts.advance(self.waiting, stop)
         if stop == self.deepest:
             self.counts.heads[1] += 1
-            self.waiting, self.streak = [0] * (self.deepest + 1), 0
-
-    def _run_alone(self, stop: int) -> None:
-        self.counts.enter(self.streak)
-        for level in range(1, self.deepest + 1):
-            self.counts.batches[level][1] += level <= stop
-            self.counts.fills[level] += level > stop
-        self.waiting[stop] += 1
+            self.waiting = [0] * (self.deepest + 1)

@@ -15,6 +15,7 @@ from tide_runtime.errors import DataError
 from transformers import PreTrainedModel
 from transformers.cache_utils import DynamicCache
 
+from tide_calibrate.capture.batches import in_batches
 from tide_calibrate.parallel import Check, in_parallel
 from tide_calibrate.text.documents import SPLITS, Windows
 from tide_calibrate.traces.trace import OwnText, SplitTrace
@@ -40,7 +41,7 @@ def continue_prompts(
     new_tokens = min(new_tokens, window_length // 2)
     prompt_length = min(PROMPT_TOKENS, window_length - new_tokens)
     chosen = _choose_windows(windows, split, count, prompt_length)
-    batches = [chosen[start : start + BATCH_SIZE] for start in range(0, len(chosen), BATCH_SIZE)]
+    batches = in_batches(chosen, BATCH_SIZE)
     jobs = [partial(_greedy, model, windows.tokens[batch, :prompt_length], new_tokens) for batch in batches]
     tokens = np.concatenate(list(in_parallel(jobs)))
     lengths = prompt_length + _tokens_until_end(tokens[:, prompt_length:], _end_tokens(model))

@@ -15,7 +15,7 @@ from tide_calibrate.capture.reference import ReferenceTokens
 from tide_calibrate.capture.store import Capture
 from tide_calibrate.exit_heads import ExitHead
 from tide_calibrate.exit_heads.sampled_vocabulary import SampledVocabulary, VocabularySample, narrowed
-from tide_calibrate.model.lm_head import LMHead
+from tide_calibrate.model.frozen import LMHead
 from tide_calibrate.routers import Router
 from tide_calibrate.text.documents import SPLITS, SplitName
 from tide_calibrate.traces.trace import Exit, ExitTrace, SplitTrace

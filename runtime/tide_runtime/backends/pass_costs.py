@@ -18,7 +18,6 @@ import numpy as np
 
 from tide_runtime.backends.base import ExecutionContext
 from tide_runtime.backends.draft_step import run_draft_head
-from tide_runtime.backends.step_arrays import rounded_tokens
 from tide_runtime.bundle.calibration import CostTable, StepCost
 from tide_runtime.machine_cache import kept_result
 
@@ -26,14 +25,13 @@ from tide_runtime.machine_cache import kept_result
 SHAPES: tuple[tuple[int, ...], ...] = (
     *((tokens,) for tokens in (1, 2, 3, 4, 6, 7, 12, 13, 24, 64)),
     *((tokens,) * 8 for tokens in (1, 2, 3, 4, 8)),
-    (6, *(1,) * 7),
 )
 _MOST_LOGITS = 64  # tokens of the largest step whose logits are all computed, as those of drafts are
 _CACHED_TOKENS = 96  # before the measured ones, where the cache has room: a short chat
 _ROUNDS, _BUDGET_S = 7, 6.0  # no further round begins after so many seconds
-_MOST_QUEUED = 0.1  # of the measuring time; 0.03 on an idle machine of 2 cores, 1.6 beside four busy processes
+_MOST_QUEUED = 0.1  # of the measuring time; 0.03 on an idle machine of 2 cores, 1.6 next to four busy processes
 _PRICE_PASSES = 80
-_QUANTILE = 0.25  # of the rounds: other load only adds time
+_QUANTILE = 0.25  # of a shape's times over the rounds: a low one, because other load only adds time
 
 
 def kept_pass_costs(
@@ -51,7 +49,7 @@ def kept_pass_costs(
     def measure() -> CostTable:
         return measure_pass_costs(make_context, max_seq_len, target, machine)
 
-    how = (machine, str(os.cpu_count()), str(SHAPES), "behind single tokens")
+    how = (machine, str(os.cpu_count()), str(SHAPES), "after single tokens")
     return kept_result("pass-costs", [*key, *how], measure, asdict, decode, most_queued=_MOST_QUEUED)
 
 
@@ -64,8 +62,8 @@ def measure_pass_costs(
 ) -> CostTable:
     """Time passes at `SHAPES`. In the table a whole pass counts as one layer.
 
-    Every shape runs in every round, so that a disturbance of the machine meets all of them alike, and behind a pass of one token
-    a sequence, as in decoding: behind a larger one a pass of one int4 token took 8% longer.
+    Every shape runs in every round, so that a disturbance of the machine meets all of them alike, and after a pass of one token
+    a sequence, as in decoding: after a larger one a pass of one int4 token took 8% longer.
     """
     cached = min(_CACHED_TOKENS, max_seq_len // 2)
     shapes = [counts for counts in SHAPES if cached + max(counts) <= max_seq_len]
@@ -111,8 +109,8 @@ def _run(context: ExecutionContext, counts: Sequence[int], cached: int) -> None:
 
 
 def _draft_head_ms(context: ExecutionContext, clock: Callable[[], float]) -> dict[int, tuple[float, float]]:
-    """ms of a first guess of the draft head behind a pass, which leaves the caches to other weights, and of a further one, by
-    number of sequences."""
+    """Number of sequences → ms of the draft head's first guess after a pass, which leaves the caches to other weights, and of a
+    further guess."""
     sizes = [size for size in (1, 8) if size <= context.capacity]
     times: dict[int, list[tuple[float, float]]] = {size: [] for size in sizes}
     states = np.zeros((max(sizes), context.step(0, [1]).before.shape[1]), np.float32)
@@ -136,7 +134,9 @@ def pass_table(
 ) -> CostTable:
     """The table of passes that took ``ms``. A step of more tokens never takes less in it, whatever was measured.
 
-    ``draft_head_ms``: of a first and of a further guess of the draft head, by tokens; the table's ``exit_ms`` and ``head_ms``.
+    Args:
+        ms: tokens of each sequence, as many in all → ms of the pass.
+        draft_head_ms: tokens → ms of the draft head's first guess and of a further one: ``exit_ms`` and ``head_ms`` in the table.
     """
     sizes = sorted(draft_head_ms or {})
 
@@ -146,23 +146,8 @@ def pass_table(
     steps: list[StepCost] = []
     for rows in sorted({len(counts) for counts in ms}):
         least = 0.0
-        for counts in sorted(counts for counts in ms if len(counts) == rows and min(counts) == max(counts)):
+        for counts in sorted(counts for counts in ms if len(counts) == rows):
             least = max(least, ms[counts])
             first, further = (guess(sum(counts), place) for place in range(2))
             steps.append(StepCost(rows, counts[0], 0.0, least, further, first, 0.0))
-    return CostTable(target, machine, ms[(1,)], steps, padding=_padding(ms, steps))
-
-
-def _padding(ms: dict[tuple[int, ...], float], steps: Sequence[StepCost]) -> float:
-    """What a token that pads a shorter sequence takes of a real one's time, from the uneven shapes."""
-    shares = []
-    for counts, taken in ms.items():
-        if min(counts) == max(counts):
-            continue
-        rows, longest = len(counts), max(counts)
-        even = [step for step in steps if step.rows == rows]
-        sizes, times = [step.seq * rows for step in even], [step.layer_ms for step in even]
-        packed, padded = np.interp([rounded_tokens(sum(counts), rows * longest), rows * longest], sizes, times)
-        if padded > packed:
-            shares.append((taken - packed) / (padded - packed))
-    return float(np.clip(np.mean(shares), 0.0, 1.0)) if shares else 0.0
+    return CostTable(target, machine, ms[(1,)], steps)

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from tide_runtime.errors import ParamsError
 
 ROUTERS = ("max_probability", "mlp", "mlp+max_probability")
 RECOMMENDABLE = ("exact", "exit", "full")
-PADDING = 0.6  # default when padding costs were not measured
 
 
 @dataclass(frozen=True)
@@ -118,7 +117,7 @@ class DraftHeadInfo:
     Args:
         layer: layers run before the one of its two states that is not the final one; a checkpoint.
         vocabulary: number of tokens that it chooses from, the most frequent ones of the calibration's text.
-        acceptance: share of its 1st, 2nd, … guesses behind right ones that are right, on the model's own continuations.
+        acceptance: share of its 1st, 2nd, … guesses after right ones that are right, on the model's own continuations.
         classes: [score, share] with rising scores: the share of guesses with at least this score, and less than the next, that
             are right.
 
@@ -141,9 +140,8 @@ class StepCost:
     """Milliseconds of running graphs on ``rows`` sequences of ``seq`` tokens each; a fractional ``seq`` is an average.
 
     A segment of n layers takes ``launch_ms + n * layer_ms``, the last one ``logits_ms`` more; ``head_ms`` is the graph
-    ``head``, ``exit_ms`` a router or translator graph. The runtime's host code adds ``host_ms`` to each decode step,
-    ``ask_extra_ms`` to each exit evaluation, ``deep_extra_ms`` when pending tokens run the remaining layers, and
-    ``lookup_extra_ms`` to a step of ``exact`` that looks up drafts in the text, verified or not.
+    ``head``, ``exit_ms`` a router or translator graph. The runtime's loop adds ``host_ms`` to each decode step, and
+    ``extra_host_ms`` besides where an exit is evaluated, waiting tokens run the remaining layers, or drafts are verified.
     """
 
     rows: int
@@ -153,14 +151,7 @@ class StepCost:
     head_ms: float
     exit_ms: float
     host_ms: float
-    ask_extra_ms: float = 0.0
-    deep_extra_ms: float = 0.0
-    lookup_extra_ms: float = 0.0
-
-    def towards(self, other: StepCost, share: float) -> StepCost:
-        """Linear interpolation to ``other``, a step of as many sequences; extrapolation where ``share`` is greater than 1."""
-        parts = {part.name: getattr(self, part.name) for part in fields(self) if part.name != "rows"}
-        return StepCost(self.rows, **{name: ms + share * (getattr(other, name) - ms) for name, ms in parts.items()})
+    extra_host_ms: float = 0.0
 
     @cached_property
     def logits_ms(self) -> float:
@@ -174,20 +165,13 @@ class CostTable:
 
     Args:
         unsplit_ms: one decode step of the uncut model for one sequence.
-        warm_shares: layers of a prefix → relative cost of the prefix and the head in the 1st, 2nd, … early-exit step after a
-            full pass, because a small prefix stays in the CPU's caches; 1 is the cost between full passes. Empty: not measured.
-        padding: cost of a padding token relative to a real one, 0 … 1.
-        draw_ms: cost of sampling a token instead of taking the argmax. ``exact`` charges it to exits, not to text
-            drafts.
+        steps: costs by number of sequences and tokens.
     """
 
     target: str
     machine: str
     unsplit_ms: float
     steps: list[StepCost]
-    warm_shares: dict[str, list[float]] = field(default_factory=dict)
-    padding: float = PADDING
-    draw_ms: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,10 @@ are evaluated: the batch size and the calibration's expectation do, through the 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from tide_runtime.bundle.exits import Exit
-from tide_runtime.costs.cost_model import CostModel
+from tide_runtime.costs.cost_model import CostModel, Launch
 from tide_runtime.depth_tuning import DepthTuning
 
 
@@ -59,19 +59,22 @@ def batch_speedup(
         shares: checkpoint → expected share of the tokens that stop there.
         propagate: whether skipped layers are never run; otherwise all tokens run them in the end.
     """
-    ms, left, first = 0.0, float(batch_size), 0
+    launches, left, first = list[Launch](), float(batch_size), 0
     for early_exit in exits:
-        ms += min(1.0, left) * costs.evaluation(_whole(left), first, early_exit)
+        launches += _each(costs.evaluate(_whole(left), first, early_exit), min(1.0, left))
         left = max(0.0, left - batch_size * shares.get(early_exit.info.checkpoint, 0.0))
         first = early_exit.boundary
     if left > 0:
-        launches, deep = min(1.0, left), _whole(left)
-        tokens = deep if propagate else max(deep, round(batch_size / launches))
-        last = costs.step(deep, deep)
-        rest = costs.segments(deep, tokens, first, costs.num_segments, math.ceil(tokens / deep)) + last.logits_ms + last.host_ms
-        fill = costs.fill(round((batch_size - left) / launches), exits[0]) if propagate else 0.0
-        ms += launches * (rest + fill)
-    return costs.full(batch_size, batch_size, 1) / ms
+        times, deep = min(1.0, left), _whole(left)
+        tokens = deep if propagate else max(deep, round(batch_size / times))
+        launches += _each(costs.finish(first, deep, tokens, math.ceil(tokens / deep), logits=deep), times)
+        if propagate:
+            launches += _each(costs.fill(round((batch_size - left) / times), exits[0]), times)
+    return costs.full(batch_size, batch_size, 1) / costs.price(launches)
+
+
+def _each(launches: Iterable[Launch], times: float) -> list[Launch]:
+    return [launch._replace(times=times) for launch in launches]
 
 
 def _whole(sequences: float) -> int:

@@ -132,8 +132,7 @@ class ExactDepth:
         waiting = [len(made) + 1 for made in drafts]
         verified, first = self.executor.advance_all(context, states, waiting, prompts)
         accepted = [self._verify(state, made, logits) for state, made, logits in zip(states, drafts, verified, strict=True)]
-        drawn = [_draws(m, t) for s, m, t in zip(decoding, drafts, accepted, strict=True) if not s.params.greedy]
-        cost = self.cycle_cost(evaluation_ms, unevaluated, waiting, drawn)
+        cost = self.cycle_cost(evaluation_ms, unevaluated, waiting)
         for i, state in enumerate(states):
             if i in speculating:
                 state.control.observe_cycle(len(drafts[i]), len(accepted[i]) - 1, cost)
@@ -307,27 +306,18 @@ class ExactDepth:
         state.control.observe_tokens(tokens)
         return tokens
 
-    def cycle_cost(self, evaluation_ms: float, unevaluated: list[int], waiting: list[int], drawn: list[int]) -> float:
+    def cycle_cost(self, evaluation_ms: float, unevaluated: list[int], waiting: list[int]) -> float:
         """Cost of a cycle in full-depth decode steps: evaluating exits, then the remaining layers for all that waits.
 
         Args:
             unevaluated: each sequence's tokens that no exit was evaluated for, such as its last draft.
             waiting: all of its tokens.
-            drawn: tokens that each sampled sequence drew, where full-depth decoding draws one.
         """
-        batch_size, begin, end = len(waiting), self.exits[0].boundary, self.executor.num_segments
-        last = self.costs.step(batch_size, sum(waiting), max(waiting))
-        ms = evaluation_ms + last.logits_ms + last.host_ms + last.deep_extra_ms
-        ms += self.costs.segments(batch_size, sum(waiting), begin, end, max(waiting))
+        batch_size, begin = len(waiting), self.exits[0].boundary
+        launches = self.costs.finish(begin, batch_size, sum(waiting), max(waiting))
         if any(unevaluated):
-            ms += self.costs.segments(batch_size, sum(unevaluated), 0, begin, max(unevaluated))
-        full = self.costs.full(batch_size, batch_size, 1)
-        return (ms + sum(drawn) * self.costs.draw_ms) / (full + len(drawn) * self.costs.draw_ms)
-
-
-def _draws(drafts: Sequence[Draft], tokens: Sequence[int]) -> int:
-    """How many tokens a sampled sequence drew: exit drafts, and the output tokens."""
-    return sum(draft.source == "router" for draft in drafts) + len(tokens)
+            launches.append(self.costs.run(0, begin, batch_size, sum(unevaluated), max(unevaluated)))
+        return (evaluation_ms + self.costs.price(launches)) / self.costs.full(batch_size, batch_size, 1)
 
 
 def _draft(state: ExactState, guess: Guess, depth: int) -> Draft:

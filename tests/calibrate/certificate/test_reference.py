@@ -10,8 +10,7 @@ import pytest
 from calibrate.certificate.synthetic_documents import EXITS, synthetic_trace
 from tide_calibrate.capture.reference import ReferenceTokens
 from tide_calibrate.certificate.certificate import certify, certify_exits, meaning
-from tide_calibrate.certificate.risk import ExitRule, policy_counts
-from tide_calibrate.certificate.threshold_family import fit_family
+from tide_calibrate.certificate.risk import ExitRule, fit_family, policy_counts
 from tide_calibrate.certificate.thresholds import certified_member, choose_thresholds, disagreement, document_counts, naive_member
 from tide_calibrate.traces.trace import ExitTrace, SplitTrace
 from tide_runtime.bundle.calibration import ExitInfo

@@ -13,8 +13,7 @@ from calibrate.certificate.synthetic_documents import EXITS, synthetic_trace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tide_calibrate.certificate.certificate import certify, meaning
-from tide_calibrate.certificate.risk import ExitRule, PolicyCounts, policy_counts
-from tide_calibrate.certificate.threshold_family import fit_family
+from tide_calibrate.certificate.risk import ExitRule, PolicyCounts, fit_family, policy_counts
 from tide_calibrate.certificate.thresholds import (
     certified_member,
     choose_thresholds,

@@ -5,25 +5,27 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 import pytest
 from calibrate.cost_model import table
-from tide_calibrate.costs.cache_warmth import CONSECUTIVE_STOPS, measure_warm_shares
 from tide_calibrate.costs.fit import fit_steps
 from tide_calibrate.costs.host_overhead import HostTimes
-from tide_calibrate.costs.measure import check_depths, measuring_checkpoints, time_graphs, undisturbed, unsplit_ms
-from tide_calibrate.costs.padding import fit_ragged, ragged_shapes
-from tide_calibrate.costs.table_file import load_costs, save_costs
-from tide_runtime.backends.step_arrays import rounded_tokens
-from tide_runtime.bundle.calibration import StepCost
+from tide_calibrate.costs.measure import (
+    check_depths,
+    load_costs,
+    measuring_checkpoints,
+    save_costs,
+    time_graphs,
+    undisturbed,
+    unsplit_ms,
+)
 from tide_runtime.bundle.manifest import GenerationInfo, GraphInfo, KVInfo, Manifest, ModelInfo
-from tide_runtime.costs.cost_model import StepCurve
+from tide_runtime.costs.cost_model import CostModel, StepTable
 from tide_runtime.errors import CalibrationError
 
 LAYERS, HIDDEN, LAYER_WEIGHTS = 12, 64, 49152
-HOST = HostTimes(full=0.5, exit_evaluation=0.75, verification=0.9, lookup=0.6)
+HOST = HostTimes(full=0.5, depth=0.75)
 
 
 def manifest(*checkpoints: int) -> Manifest:
@@ -96,8 +98,7 @@ def test_known_times_are_recovered():
     times = {shape: undisturbed(of_graphs) for shape, of_graphs in rounds.items()}
     steps = [*fit_steps(cut, 1, {1: times[1,], 4: times[4,]}, HOST), *fit_steps(cut, 2, {2: times[2, 2]}, HOST)]
     for step, (rows, seq) in zip(steps, [(1, 1), (1, 4), (2, 2)], strict=True):
-        assert (step.rows, step.seq, step.host_ms) == (rows, seq, 0.5)
-        assert (step.ask_extra_ms, step.deep_extra_ms, step.lookup_extra_ms) == pytest.approx((0.25, 0.4, 0.1))
+        assert (step.rows, step.seq, step.host_ms, step.extra_host_ms) == (rows, seq, 0.5, 0.25)
         assert step.launch_ms == pytest.approx(FakeBackend.LAUNCH)
         assert step.layer_ms == pytest.approx(1 + rows * seq / 10)
         assert step.head_ms == pytest.approx(FakeBackend.HEAD)
@@ -149,31 +150,6 @@ def test_graphs_are_timed_after_the_caches_are_warm():
     assert undisturbed(times[1,])["segment_0"] == pytest.approx((FakeBackend.LAUNCH + 1.1) / 10)
 
 
-def test_padding_and_tokens_of_ragged_batches_are_separated():
-    """The first drafts of a batch switch to another attention form and add padding; interpolating even steps misses both."""
-    padding, switch, token, seqs = 0.25, 2.0, 0.5, (1, 2, 4)
-
-    def pass_ms(counts: tuple[int, ...]) -> float:
-        batch_size, even = len(counts), len(set(counts)) == 1
-        extra = sum(counts) - batch_size if even else rounded_tokens(sum(counts), batch_size * max(counts)) - batch_size
-        padded = batch_size * max(counts) - batch_size - extra
-        return 10 + (switch + token * (extra + padding * padded) if extra else 0.0)
-
-    shapes = {size: [(s,) * size for s in seqs] + ragged_shapes(size, seqs) for size in (4, 5, 8)}
-    assert [len(of_size) for of_size in shapes.values()] == [4, 5, 5]  # 2 * 4 tokens are rounded up, which hides padding
-    even = [StepCost(size, s, 0.0, pass_ms((s,) * size) / LAYERS, 0.0, 0.0, 0.0) for size in shapes for s in seqs]
-    slowdown = np.array([1.0, 1.3, 1.0, 2.5, 1.1, 1.7])  # of the whole machine, by round
-    times = {counts: pass_ms(counts) * slowdown for of_size in shapes.values() for counts in of_size}
-    times[shapes[8][-1]][[1, 4]] *= 20  # outliers of a single shape
-    fitted, between = fit_ragged(even, times)
-    assert fitted == pytest.approx(padding)
-    for step, (size, of_size) in zip(between, shapes.items(), strict=True):
-        tokens = sum(of_size[3])
-        assert tokens == rounded_tokens(size + 1, 2 * size) and (step.rows, step.seq) == (size, tokens / size)
-        assert step.layer_ms * LAYERS == pytest.approx(10 + switch + token * (tokens - size))
-    assert ragged_shapes(8, (1, 2)) == ragged_shapes(2, seqs) == []
-
-
 def noisy(layer_ms: dict[int, float], seed: int) -> dict[int, dict[str, float]]:
     """Tokens → times of the graphs of a model cut after 1, 3 and 7 layers, with 3% noise."""
     random, depths = np.random.default_rng(seed), {"segment_0": 1, "segment_1": 2, "segment_2": 4, "segment_3": 5}
@@ -200,42 +176,6 @@ def test_noise_never_gives_a_negative_cost():
     assert 0.25 <= step.layer_ms <= 0.75
     with pytest.raises(CalibrationError, match="when the machine is quiet"):
         fit_steps(manifest(2, 8), 1, {1: {"segment_0": 4.0, "segment_1": 1.0, "segment_2": 1.5, "head": 4.5}}, HOST)
-
-
-class CachingBackend(FakeBackend):
-    """A backend with caches: a layer takes 1 ms, or half of that if fewer than 8 layers ran since its last run."""
-
-    def __init__(self, cut: Manifest) -> None:
-        super().__init__(cut)
-        self.ran: dict[str, int] = {}
-        self.count = 0
-
-    def step(self, first_row: int, counts: Sequence[int], wanted: Sequence[int]) -> CachingStep:
-        return CachingStep(self, (1,))
-
-
-class CachingStep(FakeStep):
-    def run(self, graph: str) -> None:
-        layers = self.backend.layers.get(graph, 0)
-        since = self.backend.count - self.backend.ran.get(graph, -100)
-        self.backend.count += layers
-        self.backend.ran[graph] = self.backend.count
-        self.backend.now += (layers * (0.5 if since < 8 else 1.0) + 0.01) / 1e3
-
-
-def test_small_prefixes_are_measured_with_warm_caches():
-    """Consecutive early stops run from the processor's caches; costs without that would underestimate shallow exits."""
-    cut = manifest(1, 3, 10)
-    backend = CachingBackend(cut)
-    shares = measure_warm_shares(backend, cut, rounds=5, clock=lambda: backend.now)
-    assert list(shares) == ["1", "3", "10"]
-    assert all(len(shares[depth]) == CONSECUTIVE_STOPS for depth in shares)
-    assert shares["3"] == pytest.approx([1.0, *[0.5] * (CONSECUTIVE_STOPS - 1)], abs=0.02)
-    assert shares["10"][-1] > 0.9
-    times = StepCurve.of(replace(table(), warm_shares={"3": [1.0, 0.5], "10": [1.0, 0.9]}), 4)
-    assert times.table.warm_shares(3, 12) == pytest.approx([1.0, 0.5])
-    assert times.table.warm_shares(11, 12) == pytest.approx([1.0, 0.95])
-    assert times.table.warm_shares(1, 12) == pytest.approx([1.0, 0.5])
 
 
 def test_segments_of_one_depth_are_refused():
@@ -267,7 +207,7 @@ def test_a_saved_table_is_read_back_equal(tmp_path):
         (lambda data: data["steps"][0].update(head_ms="fast"), "head_ms"),
         (lambda data: data["steps"][0].pop("exit_ms"), "exit_ms"),
         (lambda data: data.update(unsplit_ms=0), "unsplit_ms"),
-        (lambda data: data.update(padding=1.5), "padding"),
+        (lambda data: data.update(warm_shares={}), "warm_shares"),
         (lambda data: data["steps"][0].update(seq=float("inf")), "seq"),
         (lambda data: data.update(steps=[]), "steps"),
         (lambda data: data.pop("machine"), "machine"),
@@ -299,15 +239,7 @@ def test_errors_for_unreadable_files_name_the_file(tmp_path):
 
 def test_unmeasured_sizes_are_interpolated_linearly():
     """The costs of 3 or 24 tokens must lie on the line through the measured sizes."""
-    times = StepCurve.of(table(), 24)
-    assert times.layer_ms[[1, 2, 3, 4, 6, 16, 24]] == pytest.approx([1.0, 1.1, 1.2, 1.3, 1.5, 2.5, 3.3])
-    assert times.segments(2, 5)[3] == pytest.approx(2 * 0.5 + 5 * 1.2)
-    assert times.segments(2, 5)[0] == 0
-    assert times.extra_token == pytest.approx(0.1)
-
-
-def test_a_table_of_one_size_is_refused():
-    """One size does not determine the cost of further tokens."""
-    one = replace(table(), steps=table().steps[:1])
-    with pytest.raises(CalibrationError, match=r"measured at \[1\] tokens"):
-        StepCurve.of(one, 8)
+    step = StepTable.of(table()).step
+    assert [step(1, s).layer_ms for s in (1, 2, 3, 4, 6, 16, 24)] == pytest.approx([1.0, 1.1, 1.2, 1.3, 1.5, 2.5, 3.3])
+    model = CostModel(table(), [0, 1, 5, 10])
+    assert model.price([model.run(0, 2, tokens=3)]) == pytest.approx(2 * 0.5 + 5 * 1.2)

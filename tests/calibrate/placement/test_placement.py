@@ -1,19 +1,17 @@
-"""Placement: dynamic programming against brute force, invalid choices, ranking by both policies, and the gate of 1.02x."""
+"""Placement: prices against the simulation, invalid choices, ranking by both policies, and the gate of 1.02x."""
 
 from __future__ import annotations
 
-import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from calibrate.cost_model import LAYERS, table, trace
 from tide_calibrate.placement.candidates import exit_options, exit_speedup
-from tide_calibrate.placement.dynamic_program import best_chains, chain_costs
 from tide_calibrate.placement.search import GATE, Placement, choose_exits, predict
 from tide_calibrate.simulation.exact import simulate_exact
 from tide_calibrate.traces.trace import SplitTrace
 from tide_runtime.bundle.calibration import CalibrationInfo, ExitInfo
-from tide_runtime.costs.cost_model import StepCurve
 from tide_runtime.errors import CalibrationError, ParamsError
 
 
@@ -32,44 +30,19 @@ def placed() -> Placement:
     return choose_exits(easy_text(), table())
 
 
-@pytest.mark.parametrize("wrong_ms", [0.0, 3.0])
-@pytest.mark.parametrize("most_exits", [1, 2, 3])
-def test_dynamic_programming_finds_what_brute_force_finds(wrong_ms, most_exits):
-    """A wrong recurrence would propose poor checkpoints, and the later refinement would hide the error."""
-    times = StepCurve.of(table(), 16)
-    options = exit_options(easy_text(tokens=300), times, "max_probability")
-    costs = chain_costs(options, LAYERS, times, wrong_ms)
-
-    def cost(chain: tuple[int, ...]) -> float:
-        """Evaluate the recurrence forwards: each step is weighted by the share of tokens that reach it."""
-        total, reached, row = 0.0, 1.0, 0
-        for option in chain:
-            total += reached * costs.step[row, option]
-            reached *= costs.passed[row, option]
-            row = option + 1
-        return total + reached * costs.end[row]
-
-    def deeper(chain: tuple[int, ...]) -> bool:
-        return all(options[a].checkpoint < options[b].checkpoint for a, b in itertools.pairwise(chain))
-
-    lengths = range(1, most_exits + 1)
-    chains = [c for n in lengths for c in itertools.combinations(range(len(options)), n) if deeper(c)]
-    for found in best_chains(costs, most_exits):
-        brute = min(cost(chain) for chain in chains if chain[0] == found.options[0])
-        assert cost(found.options) == pytest.approx(brute)
-        assert found.ms == pytest.approx(brute)
-
-
-def test_the_chain_cost_of_one_checkpoint_matches_the_simulation():
-    """Without wrong drafts and with a large draft limit, recurrence and simulation must give the same cost."""
+def test_the_price_of_an_exit_alone_matches_the_simulation():
+    """Without wrong drafts and with a large draft limit, the closed form and the simulation must give the same cost."""
     random = np.random.default_rng(0)
-    scores = random.random(4000)
-    text, costs = trace({4: (scores, [True] * 4000)}), table()
-    options = exit_options(text, StepCurve.of(costs, 16), "max_probability")
-    chains = {c.options[0]: c.ms for c in best_chains(chain_costs(options, LAYERS, StepCurve.of(costs, 16), 0.0), 1)}
-    for index, option in enumerate(options[2:], 2):  # higher thresholds, for cycles shorter than the limit
+    text, costs = trace({4: (random.random(4000), [True] * 4000)}), table()
+    for option in exit_options(text, costs, "max_probability")[2:]:  # higher thresholds, for cycles shorter than the limit
         simulated = simulate_exact(text, [option.info], costs, draft_limit=60).ms_per_token
-        assert chains[index] == pytest.approx(simulated, rel=0.02)
+        assert option.ms == pytest.approx(simulated, rel=0.02)
+
+
+def test_a_table_of_one_size_is_refused():
+    """One size does not determine the cost of further tokens."""
+    with pytest.raises(CalibrationError, match=r"measured at \[1\] tokens"):
+        choose_exits(easy_text(), replace(table(), steps=table().steps[:1]))
 
 
 def test_the_placement_is_at_least_as_fast_as_a_grid_search(placed):

@@ -11,13 +11,12 @@ import matplotlib.image
 import numpy as np
 import pytest
 from calibrate.synthetic_calibration import LAYERS, synthetic_exits, synthetic_file, synthetic_trace
-from tide_calibrate.certificate.threshold_family import fit_family
+from tide_calibrate.certificate.risk import fit_family
 from tide_calibrate.report.curve import cost_curve
 from tide_calibrate.report.data import DATA_NAME, ReportData, collect, read_data
 from tide_calibrate.report.draw import REPORT_NAME, redraw
-from tide_calibrate.report.histogram import exit_histogram
+from tide_calibrate.report.histogram import exit_histogram, stops, thresholds_of
 from tide_calibrate.report.reliability import reliability
-from tide_calibrate.report.stops import stops, thresholds_of
 from tide_runtime.bundle.calibration import ExitInfo
 from tide_runtime.errors import CalibrationError
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from calibrate.synthetic_calibration import synthetic_file
-from tide_calibrate.report.break_even import break_even_rows
-from tide_calibrate.report.terminal import certificate_line, predicted_line, recommendation_line
+from tide_calibrate.report.terminal import break_even_rows, certificate_line, predicted_line, recommendation_line
 
 from tide_export.calibration.calibration_file import CalibrationFile
 

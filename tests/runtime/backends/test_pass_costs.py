@@ -12,14 +12,12 @@ from tide_runtime.backends.step_arrays import rounded_tokens
 from tide_runtime.bundle.calibration import CostTable, StepCost
 from tide_runtime.costs.cost_model import CostModel
 
-PADDING_SHARE = 0.25
-
 
 def ms_of(counts: Sequence[int]) -> float:
-    """10 ms and 0.5 ms a token of a matrix product, a quarter of it for one that pads."""
+    """10 ms and 0.5 ms a token of a matrix product."""
     padded = len(counts) * max(counts)
     tokens = sum(counts) if sum(counts) == padded else rounded_tokens(sum(counts), padded)
-    return 10 + 0.5 * (tokens + PADDING_SHARE * (padded - tokens))
+    return 10 + 0.5 * tokens
 
 
 class MadeUpMachine:
@@ -57,11 +55,11 @@ def test_passes_are_timed_in_rounds_that_disturbances_spare() -> None:
     machine = MadeUpMachine()
     table = measure_pass_costs(machine, 512, "cpu", "here", lambda: machine.now)
     model = CostModel(None, [0, 30], passes=table)
-    assert machine.closed and table.padding == pytest.approx(PADDING_SHARE)
+    assert machine.closed
     for batch_size, tokens in [(1, 1), (1, 3), (1, 5), (1, 12), (8, 1), (8, 3)]:
         assert model.full(batch_size, batch_size * tokens, tokens) == pytest.approx(ms_of([tokens] * batch_size))
     assert model.packed(8, 8, 16) == pytest.approx(ms_of([3] * 8))
-    assert model.full(8, 13, 6) == pytest.approx(ms_of(SHAPES[-1]))
+    assert model.full(8, 13, 6) == pytest.approx(ms_of((6, *(1,) * 7)))
 
 
 def test_slow_machines_are_measured_briefly() -> None:

@@ -1,4 +1,4 @@
-"""A progress bar that counts tokens and shows tokens per second."""
+"""Progress bars: of training by the planned work that is done, and of a pass over text by its tokens."""
 
 from __future__ import annotations
 
@@ -6,9 +6,26 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from time import perf_counter
 
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    Progress,
+    SpinnerColumn,
+    TaskProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 
 from tide_export.progress import ExportProgress
+
+
+@contextmanager
+def training_bar(progress: ExportProgress, name: str, seconds: float) -> Iterator[Callable[[float], None]]:
+    """Show a bar of ``seconds`` of work, over all threads; yields a function that any of them calls with the work it has done."""
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TaskProgressColumn())
+    with Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=progress.console, transient=True) as bar:
+        task = bar.add_task(name, total=seconds)
+        yield lambda done: bar.advance(task, done)
 
 
 @contextmanager
