@@ -271,7 +271,6 @@ def _model_info(loaded: LoadedModel, traced: TracedModel, vocab: int) -> ModelIn
         parameters=model.num_parameters(),
         max_position_embeddings=getattr(text, "max_position_embeddings", 0) or 0,
         fingerprint=fingerprint(loaded),
-        attention_heads=getattr(text, "num_attention_heads", 0) or 0,
     )
 
 

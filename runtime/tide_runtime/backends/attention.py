@@ -1,9 +1,7 @@
-"""Attention on the CPU: the additive mask of the batched form, and the choice between the forms in bundles of older releases.
+"""The additive mask of attention as matrix products (`batched_graph`).
 
-Bundles whose attention is padded (`TargetInfo.pads_attention`) run one form in every step, and the batched form only where prompt
-tokens are cached in another order than the text's. In bundles of older releases GroupQueryAttention (GQA) takes one sequence, or
-one token of each of several, and its cost grows with each sequence's cached tokens. Their batched form consists of matrix
-products whose cost grows with all slots of the cache, but query heads that share a KV head cost almost nothing extra.
+The target ``cuda`` computes it so for several tokens of several sequences and in fp32, the target ``cpu`` where prompt tokens are
+cached in another order than the text's.
 """
 
 from __future__ import annotations
@@ -13,8 +11,6 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
-
-from tide_runtime.bundle.manifest import Manifest
 
 ATTENTION_BIAS = "attention_bias"
 
@@ -54,28 +50,3 @@ class AttentionBias:
         held, self._filled_for = np.append(before, positions), None
         self.array[0, :, 0] = -np.inf
         self.array[0, :, 0, : len(held)] = np.where(held <= positions[:, None], 0, -np.inf)  # a single row's copy has its mask
-
-
-_MIN_HEADS_PER_KV_HEAD = 8  # the batched form is faster from here on; 4 is a tie, with 1 it takes up to 1.5 times as long
-
-
-def batched_decode_is_faster(manifest: Manifest) -> bool:
-    """Whether the batched form decodes one token per sequence faster than GroupQueryAttention over mostly filled caches.
-
-    That holds when many query heads share a KV head, and in fp16, for which GroupQueryAttention has no native CPU kernel.
-    """
-    return manifest.dtype != "fp32" or manifest.model.attention_heads >= _MIN_HEADS_PER_KV_HEAD * manifest.kv[0].heads
-
-
-def prefers_batched(num_cached_tokens: Sequence[int], seq: int, slots: int, decode_is_faster: bool) -> bool:
-    """Whether a step of ``seq`` new tokens per sequence runs in the batched form, over caches of ``slots``.
-
-    Args:
-        decode_is_faster: see `batched_decode_is_faster`.
-    """
-    batch_size = len(num_cached_tokens)
-    if batch_size == 1:
-        return False
-    if seq > 1:
-        return True  # GroupQueryAttention cannot run several new tokens over a filled cache
-    return decode_is_faster and 3 * sum(num_cached_tokens) > 2 * batch_size * slots  # else most of the slots read are empty
