@@ -12,8 +12,9 @@ from pathlib import Path
 
 import onnx_ir as ir
 from tide_runtime.bundle import sha256_of
-from tide_runtime.bundle.manifest import MANIFEST_NAME, FileInfo, GraphInfo, TensorInfo
+from tide_runtime.bundle.manifest import MANIFEST_NAME, FileInfo, GraphInfo, TensorInfo, TokenizerInfo
 from tide_runtime.errors import OutputError
+from transformers import PreTrainedTokenizerFast
 
 from tide_export.cut import CutGraph
 from tide_export.progress import ExportProgress
@@ -120,3 +121,25 @@ def _drop_from_page_cache(file: Path) -> None:
         with file.open("rb") as opened:
             os.fsync(opened.fileno())  # only clean pages can be dropped
             os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+_TEMPLATES = {
+    "default": "chat_template",
+    "tool_use": "tool_chat_template",
+}  # transformers' names of those that it chooses by itself
+
+
+def write_tokenizer(tokenizer: PreTrainedTokenizerFast, directory: Path) -> TokenizerInfo:
+    """Write the files under ``directory`` / tokenizer. It may have more tokens than the model, which prompts must not use."""
+    folder = directory / "tokenizer"
+    folder.mkdir()
+    tokenizer.backend_tokenizer.save(str(folder / "tokenizer.json"))
+    templates = tokenizer.chat_template
+    named = templates if isinstance(templates, dict) else {"default": templates}
+    files = {}
+    for name, field in _TEMPLATES.items():
+        if template := named.get(name):
+            (folder / f"{field}.jinja").write_text(template, encoding="utf-8")
+            files[field] = f"tokenizer/{field}.jinja"
+    special = {name: str(token) for name, token in tokenizer.special_tokens_map.items() if isinstance(token, str)}
+    return TokenizerInfo("tokenizer/tokenizer.json", files.get("chat_template"), special, files.get("tool_chat_template"))

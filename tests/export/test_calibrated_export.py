@@ -18,7 +18,7 @@ from export.architectures import LAYERS, tiny_model
 from export.stub_calibration import write_calibration
 from rich.console import Console
 from safetensors.numpy import load_file, save_file
-from tide_runtime import DepthOptions, Engine, EngineOptions, Generation, GenerationParams, ThreadOptions
+from tide_runtime import Engine, EngineOptions, GenerationParams, ThreadOptions
 from tide_runtime.bundle.calibration import CalibrationInfo, ExitInfo
 from tide_runtime.bundle.manifest import read_manifest
 from tide_runtime.errors import CalibrationError, ParamsError, VerificationError

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,11 +19,11 @@ from safetensors import SafetensorError, safe_open
 from tide_runtime.errors import ModelFilesError
 from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedConfig, PreTrainedModel
 from transformers.pytorch_utils import Conv1D
+from transformers.utils import cached_file
 
-from tide_export.accounting import check_names, check_values
+from tide_export.accounting import TensorHeader, check_names, check_values, read_headers, weight_files
 from tide_export.quantization.checkpoint_formats import CheckpointFormat, StoredModule, format_of
 from tide_export.quantization.quantized_weight import QuantizedWeight
-from tide_export.weight_files import TensorHeader, read_headers, weight_files
 
 # compressed-tensors' scales of activations and KV cache; TIDE takes the weights only.
 ACTIVATION_SCALES = re.compile(r"\.(input|output|q|k|v)_(scale|zero_point|global_scale)$")
@@ -178,3 +180,39 @@ def _matrix_shape(model: PreTrainedModel, name: str) -> tuple[int, int] | None:
 def _is_matrix_of(model: PreTrainedModel, parameter: str, shape: tuple[int, int]) -> bool:
     module = _submodule(model, parameter.removesuffix(".weight"))
     return isinstance(module, torch.nn.Linear | torch.nn.Embedding) and tuple(module.weight.shape) == shape
+
+
+# AutoGPTQ and GPTQModel, AutoAWQ, ModelOpt; in the order in which other loaders look for them.
+_FILES = ("quantize_config.json", "quant_config.json", "hf_quant_config.json")
+# AutoAWQ's first names of the bits, the group size and the layout.
+_AWQ_FIELDS = ("w_bit", "q_group_size", "zero_point")
+
+
+def find_settings(source: str, config: PreTrainedConfig, revision: str | None) -> None:
+    """Set ``config.quantization_config`` where the settings are elsewhere. Raises ModelFilesError if a file is no JSON object."""
+    if getattr(config, "quantization_config", None) is not None:
+        return
+    compression = getattr(config, "compression_config", None)
+    inner = getattr(config.get_text_config(), "quantization_config", None)
+    settings = inner or (compression and {"quant_method": "compressed-tensors", **compression})
+    for name in _FILES if settings is None else ():
+        file = cached_file(source, name, revision=revision, _raise_exceptions_for_missing_entries=False)
+        if file is not None:
+            settings = _read(Path(file))
+            break
+    if settings is not None:
+        config.quantization_config = settings
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        settings = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ModelFilesError(f"{file.name} is no JSON file ({error}); download it again") from error
+    if not isinstance(settings, dict):
+        raise ModelFilesError(f"{file.name} holds no JSON object; download it again")
+    if file.name == "hf_quant_config.json":
+        method = "modelopt"
+    else:
+        method = "awq" if any(key in settings for key in _AWQ_FIELDS) or file.name == "quant_config.json" else "gptq"
+    return {"quant_method": method, **settings}

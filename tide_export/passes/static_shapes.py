@@ -1,4 +1,4 @@
-"""Replace computed Reshape targets by constants: batch and sequence become 0 (copy the dimension), so no Shape/Concat is left."""
+"""Sizes that are known at export: the length of the KV caches, and the targets of Reshape."""
 
 from __future__ import annotations
 
@@ -7,10 +7,20 @@ import onnx_ir as ir
 import onnx_ir.passes.common as common
 
 from tide_export.passes.base import LoweringContext, PassReport
-from tide_export.passes.graph_walk import array_initializer, dims, is_weight
+from tide_export.passes.graph_walk import array_initializer, dims, is_weight, rename_dims
+
+
+def static_caches(model: ir.Model, context: LoweringContext) -> PassReport:
+    """Give the KV caches ``max_seq_len`` slots, for compilers that need a static length at build time."""
+    graph = model.graph
+    caches = [value for value in graph.inputs if "_cache_" in (value.name or "")]
+    values = [*graph.inputs, *graph.outputs, *(output for node in graph for output in node.outputs)]
+    rename_dims(values, {cache.shape[2]: context.max_seq_len for cache in caches})
+    return PassReport("static_caches", len(caches))
 
 
 def static_reshape(model: ir.Model, context: LoweringContext) -> PassReport:
+    """Replace computed targets by constants: batch and sequence become 0, which copies them, so no Shape or Concat is left."""
     report = PassReport("static_reshape")
     for node in list(model.graph):
         if node.op_type != "Reshape" or is_weight(node.inputs[1]):
