@@ -18,8 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tide_runtime.errors import GrammarError
-from tide_runtime.text.grammar_literals import named_tokens, spells_one, without_forcing
-from tide_runtime.text.grammar_numbers import check_integers
+from tide_runtime.text.grammar_limits import check_integers, named_tokens, spells_one, without_forcing
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -187,7 +186,7 @@ class GrammarState:
         llguidance."""
         from llguidance.numpy import fill_next_token_bitmask
 
-        if self._refused is not None:  # literals that only together spell an added token, see `grammar_literals`
+        if self._refused is not None:  # literals that only together spell an added token, see `grammar_limits`
             raise GrammarError(f"the grammar cannot be followed behind token {self._refused}; write added tokens by their id")
         self._move_to(drafts)
         fill_next_token_bitmask(self._matcher, self._bits, 0)

@@ -11,7 +11,6 @@ import numpy as np
 import onnxruntime as ort
 from numpy.typing import NDArray
 
-from tide_runtime.backends.attention import ATTENTION_BIAS, AttentionBias
 from tide_runtime.backends.base import Step
 from tide_runtime.backends.graph_contract import hidden_states
 from tide_runtime.backends.kv_caches import KVCaches, cache_full, kv_bytes_per_token
@@ -20,7 +19,16 @@ from tide_runtime.backends.onnxruntime.sessions import Sessions, decoder_layers,
 from tide_runtime.backends.onnxruntime.threads import ThreadOptions, session_options
 from tide_runtime.backends.pass_costs import kept_pass_costs, padding_price
 from tide_runtime.backends.prefix_blocks import PrefixBlocks
-from tide_runtime.backends.step_arrays import NO_PADDING, RowEnds, RowPadding, StepBuffers, StepPositions, StepShape
+from tide_runtime.backends.step_arrays import (
+    ATTENTION_BIAS,
+    NO_PADDING,
+    AttentionBias,
+    RowEnds,
+    RowPadding,
+    StepBuffers,
+    StepPositions,
+    StepShape,
+)
 from tide_runtime.bundle import Bundle
 from tide_runtime.bundle.calibration import CostTable
 from tide_runtime.bundle.manifest import DRAFT, HEAD, STATES, batched_graph, forms_of

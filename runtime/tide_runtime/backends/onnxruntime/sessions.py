@@ -17,8 +17,8 @@ from collections.abc import Callable, Container, Sequence, Set
 import numpy as np
 import onnxruntime as ort
 
-from tide_runtime.backends.attention import ATTENTION_BIAS
 from tide_runtime.backends.graph_contract import check_interface
+from tide_runtime.backends.step_arrays import ATTENTION_BIAS
 from tide_runtime.bundle import Bundle
 from tide_runtime.bundle.manifest import DRAFT, HEAD, UNCUT, Manifest, batched_graph, kv_fill_graph
 from tide_runtime.errors import BundleError, TargetError
