@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 HAS_TORCH = find_spec("torch") is not None
-_NEEDS_TORCH = re.compile(r"^(import|from) (torch|transformers|tide_export)\b", re.M)
+_NEEDS_TORCH = re.compile(r"^(import|from) (torch|transformers|tide_export|runtime\.test_engine)\b", re.M)
 collect_ignore = [
     str(file)
     for file in Path(__file__).parent.rglob("test_*.py")
