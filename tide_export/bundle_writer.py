@@ -1,4 +1,4 @@
-"""Write a bundle into a temporary directory beside its destination and rename it once it is complete."""
+"""Write a bundle into a temporary directory next to its destination and rename it once it is complete."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def _replace(staging: Path, out: Path) -> None:
 def write_graphs(
     graphs: list[CutGraph], forms: list[CutGraph], target: str, weights: WeightFile, progress: ExportProgress
 ) -> dict[str, str]:
-    """Write one target's graphs and their ``forms`` beside ``weights``, and tensors that ``weights`` lacks into it.
+    """Write one target's graphs and their ``forms`` into the folder of ``weights``, and tensors that ``weights`` lacks into it.
 
     Returns graph name → file for both.
     """

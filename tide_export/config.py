@@ -25,7 +25,7 @@ class TrtOptions:
         hardware_compatible: engines built on Ampere or newer run on every GPU from Ampere on. Otherwise TensorRT supports
             only the GPU model that they were built on.
         version_compatible: later releases of the same major version load the engines.
-        strip_weights: engines without weights; the runtime refits them at load from files beside them.
+        strip_weights: engines without weights; the runtime refits them at load from files in the same folder.
     """
 
     hardware_compatible: bool = False

@@ -161,7 +161,7 @@ def _at_logits_index(graph: ir.Graph, tape: Tape, states: ir.Value) -> ir.Value:
 
 
 def _select_states(graph: ir.Graph, boundary: int, final: ir.Value) -> ir.Value:
-    """[1, N, 2H]: the tokens at ``logits_index`` of the state at ``boundary``, beside the ``final`` ones [1, N, H]."""
+    """[1, N, 2H]: the tokens at ``logits_index`` of the state at ``boundary``, joined with the ``final`` ones [1, N, H]."""
     marked = next(value for node in graph for value in node.outputs if value.name == marked_boundary(boundary))
     tape = Tape()
     states = tape.op("Concat", [_at_logits_index(graph, tape, marked), final], {"axis": -1})

@@ -223,7 +223,7 @@ def _write_manifest(
     config: ExportConfig,
     calibration: ExitCalibration | None,
 ) -> Manifest:
-    """Write tokenizer, calibration and manifest beside the targets' files."""
+    """Write tokenizer, calibration and manifest next to the targets' files."""
     if calibration is not None:
         calibration.keep_report(directory)
     vocab = traced.model.graph.outputs[0].shape[-1]

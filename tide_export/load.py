@@ -1,6 +1,6 @@
 """Load a causal LM and its tokenizer, or raise the reason why it cannot be compiled. Pickled files are rejected.
 
-Sources: a HuggingFace directory or hub id, quantised or not, and GGUF files. Low-bit weights stay beside the model, whose
+Sources: a HuggingFace directory or hub id, quantised or not, and GGUF files. Low-bit weights are kept apart from the model, whose
 parameters hold their dequantised values: tracing, calibration and verification compute with the bundle's matrices.
 """
 

@@ -50,7 +50,7 @@ def pad_attention(model: ir.Model, context: LoweringContext) -> PassReport:
 
 
 def _pad_kernel(attention: PackedAttention) -> None:
-    """Keep the kernel, on padded operands: rows behind those that ``query_seqlens`` counts are neither cached nor computed."""
+    """Keep the kernel, on padded operands: rows after those that ``query_seqlens`` counts are neither cached nor computed."""
     node, heads = attention.node, attention.heads
     widths = [heads.query * heads.key_dim, heads.kv * heads.key_dim, heads.kv * heads.value_dim]
     if node.inputs[1] is None:

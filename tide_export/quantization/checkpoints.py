@@ -33,7 +33,7 @@ OTHER_LAYOUT = "the model stores them in another layout than the checkpoint"
 
 
 class _Stored(dict[str, Any]):
-    """Tensor name → its opened file. ``read``: the names that were asked for."""
+    """Tensor name → its opened file. ``read``: the names that have been looked up."""
 
     def __init__(self) -> None:
         super().__init__()

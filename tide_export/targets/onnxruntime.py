@@ -1,7 +1,7 @@
 """Targets whose runtime compiles ONNX when it loads a bundle: ``cpu``, the default, and ``cuda``, ONNX Runtime on NVIDIA GPUs.
 
 Target ``cpu`` runs one form of a segment in every step, padded attention (`pad_attention`): a token's logits have the same bits
-alone, in a chunk of any size and beside other sequences.
+alone, in a chunk of any size and in a batch with other sequences.
 
 Target ``cuda`` has the CPU's graphs and a guarded token. Its GroupQueryAttention supports fp16 and bf16, and several tokens over
 a filled cache only for one sequence; other steps run the batched form. Fused projections and norms save launches. MatMulNBits has

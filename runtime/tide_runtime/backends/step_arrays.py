@@ -33,12 +33,12 @@ class Rounding(NamedTuple):
 
 class RowPadding(NamedTuple):
     """Sizes with which a token has the same bits whatever shares its launch: kernels of some processors sum in another order for
-    one row, for the last row of an odd number, or where the slots that attention reads end behind a multiple of four.
+    one row, for the last row of an odd number, or where the number of slots that attention reads is no multiple of four.
 
     Args:
-        launch: of the tokens of a launch, the rows of its matrix products.
-        sequence: of the tokens of each sequence, the rows of its attention, which reads a slot for each of them. Only graphs with
-            padded attention take more rows than tokens.
+        launch: rounds the tokens of a launch, which are the rows of its matrix products.
+        sequence: rounds the tokens of each sequence, which are the rows of its attention; attention reads a slot for each of
+            them. Only graphs with padded attention take more rows than tokens.
     """
 
     launch: Rounding = Rounding()
@@ -170,8 +170,8 @@ class StepPositions:
         # Python lists: uneven steps have few tokens, and each NumPy operation takes at least a microsecond.
         packed, padded, chosen, begin = list[int](), list[int](), list[int](), 0
         for index, count in enumerate(counts):
-            place, end = index * self._seq, begin + count
-            packed += range(place, place + count)
+            first, end = index * self._seq, begin + count
+            packed += range(first, first + count)
             padded += range(begin, end)
             # Padding repeats any valid token; its keys and values land after the sequence's valid entries.
             padded += [max(0, end - 1)] * (self._seq - count)
@@ -205,7 +205,7 @@ class StepPositions:
 
 
 class RowEnds:
-    """How far each row of the caches is filled: behind that, padding does no harm.
+    """How far each row of the caches is filled: padding may be written after that.
 
     Args:
         limit: slots of a row.
@@ -216,20 +216,22 @@ class RowEnds:
         self.ends, self.limit, self._sequence = [0] * rows, limit, sequence
 
     def fit(self, first: int, counts: Sequence[int], num_cached_tokens: Sequence[int]) -> bool:
-        """Whether every row from ``first`` on has room for the longest one's tokens behind what it holds."""
+        """Whether every row from ``first`` on has room for the longest one's tokens after what it holds."""
         longest = self._sequence.up(max(counts))
         rows = zip(counts, num_cached_tokens, self.ends[first : first + len(counts)], strict=True)
         return all((cached if count else end) + longest <= self.limit for count, cached, end in rows)
 
-    def place(self, first: int, counts: Sequence[int], num_cached_tokens: Sequence[int]) -> list[int]:
-        """Where each row of a step is written; rows without tokens behind all they hold."""
-        places, longest = list(num_cached_tokens), self._sequence.up(max(counts))
+    def extend(self, first: int, counts: Sequence[int], num_cached_tokens: Sequence[int]) -> list[int]:
+        """Extend the rows by a step's tokens. Returns the slot from which on each row is written; for a row without tokens that
+        is the end of what it holds, because its padding is written too.
+        """
+        starts, longest = list(num_cached_tokens), self._sequence.up(max(counts))
         for row, count in enumerate(counts, first):
             if count:
-                self.reach(row, places[row - first] + count)
+                self.reach(row, starts[row - first] + count)
             else:  # in a full row, on the last token, to which no later one attends
-                places[row - first] = min(self.ends[row], self.limit - longest)
-        return places
+                starts[row - first] = min(self.ends[row], self.limit - longest)
+        return starts
 
     def reach(self, row: int, end: int) -> None:
         """The first ``end`` slots of the row are filled."""

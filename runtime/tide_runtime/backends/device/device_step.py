@@ -196,7 +196,7 @@ class DeviceStep:
         return self._ids if self._padded else self.block.host["input_ids"]
 
     def place(self, num_cached_tokens: Sequence[int]) -> None:
-        num_cached_tokens = self.context.ends.place(self.shape.first_index, self._counts, num_cached_tokens)
+        num_cached_tokens = self.context.ends.extend(self.shape.first_index, self._counts, num_cached_tokens)
         self.context.caches.reserve(max(num_cached_tokens) + self.shape.seq)
         self._num_cached_tokens = num_cached_tokens
         self.positions.place(num_cached_tokens)

@@ -196,7 +196,7 @@ class _BoundStep:
 
     def place(self, num_cached_tokens: Sequence[int]) -> None:
         context, shape = self._context, self.shape
-        num_cached_tokens = context.ends.place(shape.first_index, self._counts, num_cached_tokens)
+        num_cached_tokens = context.ends.extend(shape.first_index, self._counts, num_cached_tokens)
         self._check_room(max(num_cached_tokens) + shape.seq)
         self.positions.place(num_cached_tokens)
         self._is_scattered = False
