@@ -20,6 +20,7 @@ from tide_runtime.errors import UnsupportedModelError
 from tide_export.passes.base import LoweringContext, PassReport
 from tide_export.passes.graph_walk import is_weight
 
+OPSET = 20
 FLOATS = frozenset({"FLOAT", "FLOAT16", "BFLOAT16"})
 NUMBERS = FLOATS | {"INT32", "INT64"}
 ANY = NUMBERS | {"BOOL"}
@@ -55,9 +56,6 @@ CONSTANT_INPUTS: dict[str, int] = {
 """Operator → the input that must be a constant (axes, depth). ``axes`` of Slice and Pad may be tensors since 10.3 and 10.4."""
 
 REFUSED_ATTRIBUTES = frozenset({("ScatterND", "reduction")})
-
-
-OPSET = 20
 
 
 def declare_opset_20(model: ir.Model, context: LoweringContext) -> PassReport:
