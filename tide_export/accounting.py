@@ -21,6 +21,22 @@ from transformers.core_model_loading import WeightConverter, WeightRenaming, ren
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, cached_file
 from transformers.utils.hub import get_checkpoint_shard_files
 
+# Tensors without effect on the model, and why.
+_LEFTOVERS = {
+    r"(^|\.)rotary_emb\.inv_freq$": "older releases saved the rotary frequencies, which the config gives",
+    r"(^|\.)rotary_emb\.(cos|sin)_cached$": "a cache of the rotary embedding",
+    r"(^|\.)position_ids$": "the numbers 0, 1, 2, …",
+}
+_CAUSAL_MASK = re.compile(r"(^|\.)(attn|attention)\.(bias|masked_bias)$")
+_LAYER = re.compile(r"^(?:model\.|transformer\.)?(?:language_model\.)?(?:layers|h)\.(\d+)\.")
+_DRAFT_MODULE = re.compile(r"(^|\.)mtp(_\w+)?\.")
+# How configs of several families call the number of layers that draft further tokens.
+_DRAFT_LAYERS = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_layers", "num_mtp_modules")
+_ENCODER = re.compile(r"(^|\.)(visual|vision_tower|vision_model|multi_modal_projector|audio_tower|embed_vision|embed_audio)\.")
+_PACKED = re.compile(r"\.(qweight|qzeros|weight_packed|weight_scale(_inv)?|SCB|weight\.(absmax|quant_state\..*))$")
+_FLOATS = ("F16", "BF16", "F32", "F64", "F8_E4M3", "F8_E5M2")
+_REMEDY = "the files were changed or belong to another config: download the model again, or save it with save_pretrained"
+
 
 @dataclass(frozen=True)
 class TensorHeader:
@@ -62,23 +78,6 @@ def read_headers(files: Iterable[Path]) -> dict[str, TensorHeader]:
                 part = opened.get_slice(name)
                 holder[name], headers[name] = file, TensorHeader(tuple(part.get_shape()), part.get_dtype())
     return headers
-
-
-# Tensors without effect on the model, and why.
-_LEFTOVERS = {
-    r"(^|\.)rotary_emb\.inv_freq$": "older releases saved the rotary frequencies, which the config gives",
-    r"(^|\.)rotary_emb\.(cos|sin)_cached$": "a cache of the rotary embedding",
-    r"(^|\.)position_ids$": "the numbers 0, 1, 2, …",
-}
-_CAUSAL_MASK = re.compile(r"(^|\.)(attn|attention)\.(bias|masked_bias)$")
-_LAYER = re.compile(r"^(?:model\.|transformer\.)?(?:language_model\.)?(?:layers|h)\.(\d+)\.")
-_DRAFT_MODULE = re.compile(r"(^|\.)mtp(_\w+)?\.")
-# How configs of several families call the number of layers that draft further tokens.
-_DRAFT_LAYERS = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_layers", "num_mtp_modules")
-_ENCODER = re.compile(r"(^|\.)(visual|vision_tower|vision_model|multi_modal_projector|audio_tower|embed_vision|embed_audio)\.")
-_PACKED = re.compile(r"\.(qweight|qzeros|weight_packed|weight_scale(_inv)?|SCB|weight\.(absmax|quant_state\..*))$")
-_FLOATS = ("F16", "BF16", "F32", "F64", "F8_E4M3", "F8_E5M2")
-_REMEDY = "the files were changed or belong to another config: download the model again, or save it with save_pretrained"
 
 
 @dataclass

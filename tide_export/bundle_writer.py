@@ -24,6 +24,10 @@ from tide_export.weights import WeightFile
 ONNX_FOLDER = "onnx"
 WEIGHTS_NAME = "weights.bin"
 _DTYPE_NAMES = {"FLOAT": "fp32", "FLOAT16": "fp16", "BFLOAT16": "bf16"}
+_TEMPLATES = {
+    "default": "chat_template",
+    "tool_use": "tool_chat_template",
+}  # transformers' names of those that it chooses by itself
 
 
 @contextmanager
@@ -121,12 +125,6 @@ def _drop_from_page_cache(file: Path) -> None:
         with file.open("rb") as opened:
             os.fsync(opened.fileno())  # only clean pages can be dropped
             os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-
-
-_TEMPLATES = {
-    "default": "chat_template",
-    "tool_use": "tool_chat_template",
-}  # transformers' names of those that it chooses by itself
 
 
 def write_tokenizer(tokenizer: PreTrainedTokenizerFast, directory: Path) -> TokenizerInfo:

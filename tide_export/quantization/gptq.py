@@ -20,6 +20,8 @@ from tide_export.quantization.quantized_weight import QuantizedWeight
 
 DAMPING = 0.01  # of the mean of the Hessian's diagonal, section 3.3 of the paper
 SHARES_OF_RANGE = tuple(1 - 0.025 * step for step in range(20))
+WINDOW = 512  # tokens that the model reads from an empty cache
+MAX_TOKENS = 32 * WINDOW
 
 
 def visit_inputs(
@@ -107,10 +109,6 @@ def _inverse_factor(gram: Tensor) -> Tensor:
     damping = DAMPING * diagonal.mean()
     diagonal += damping if damping > 0 else 1  # an expert whose inputs were all 0 is rounded to nearest
     return torch.linalg.cholesky(torch.cholesky_inverse(torch.linalg.cholesky(damped)), upper=True).float()
-
-
-WINDOW = 512  # tokens that the model reads from an empty cache
-MAX_TOKENS = 32 * WINDOW
 
 
 def calibration_tokens(source: str, tokenizer: FastTokenizer | None, positions: int | None, note: Note) -> torch.Tensor:

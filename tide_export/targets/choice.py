@@ -14,6 +14,7 @@ from tide_export.targets import TARGETS, find_target
 from tide_export.targets.base import Target
 
 AUTO, ALL = "auto", "all"
+COLUMNS = ("target", "compute capability", "machines", "backend", "CUDA", "dtypes", "low bits", "built", "attention", "here")
 
 
 def choose_targets(names: Sequence[str], dtype: str, kv: str = "model") -> tuple[list[Target], dict[str, TargetError]]:
@@ -88,9 +89,6 @@ def _fits(target: Target, compute: int) -> bool:
     if target.backend == "onnxruntime-cuda":  # one build runs on several capabilities
         return runs_code_for(onnxruntime_compute(), compute)
     return target.machine.compute == (compute,)
-
-
-COLUMNS = ("target", "compute capability", "machines", "backend", "CUDA", "dtypes", "low bits", "built", "attention", "here")
 
 
 def targets_table() -> Table:

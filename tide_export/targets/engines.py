@@ -20,6 +20,8 @@ from tide_export.targets.graph_files import GraphFile
 ENGINE_FOLDER = "engines"
 # Part of every engine's key. Raise it if the same graph must become another engine (builder settings).
 BUILD_VERSION = 2
+_MAX_DRAFTS = 12  # drafts that `exact` verifies in one step, text drafts included, unless the calibration has more
+_PROMPT_TOKENS = 512  # the runtime's prefill step
 
 
 def build_engines(
@@ -70,10 +72,6 @@ def _decomposed(file: GraphFile) -> tuple[str, int]:
     caches = sum(1 for name in file.dims if name.startswith("key_cache_out_"))
     attends = any("_cache_" not in name for name in list(file.dims)[file.inputs :])
     return ("decomposed", caches) if caches and attends else ("none", 0)
-
-
-_MAX_DRAFTS = 12  # drafts that `exact` verifies in one step, text drafts included, unless the calibration has more
-_PROMPT_TOKENS = 512  # the runtime's prefill step
 
 
 def step_profiles(max_batch: int, draft_limit: int, max_seq_len: int) -> list[ProfileInfo]:

@@ -34,6 +34,18 @@ from tide_export.targets.base import BuildJob, Machine, Target
 from tide_export.targets.engines import ENGINE_FOLDER, build_engines
 from tide_export.targets.router_plugin import load_router_plugin, plugin_key
 
+_VOLTA = 70
+_WHOLE = (canonicalize, static_reshape, fold_weights, fuse_rms_norm)
+_LAYERS = (static_caches, lower_attention_standard, lower_dequantize_linear)
+# TensorRT 10.4, the last release for V100, lacks attention, cache update and RMSNormalization, and prefers a model's function to
+# a plugin of the same name: the passes decompose all of them into operators of opset 20. Rotary embedding keeps the operators of
+# the traced model. The graphs are checked against the parser's table and executed by ONNX Runtime; none has run on a V100 yet.
+_VOLTA_WHOLE: tuple[GraphPass, ...] = (QuantizeWeights(()), canonicalize, static_reshape, fold_weights)
+_VOLTA_LAYERS: tuple[GraphPass, ...] = (inline_functions, static_caches, lower_attention_primitives, decompose_rms_norm)
+_VOLTA_CHECKS: tuple[GraphPass, ...] = (declare_opset_20, check_tensorrt_10_4)
+_VOLTA_PIECES = (*_VOLTA_LAYERS, guard_token, *_VOLTA_CHECKS)
+_VOLTA_KV_FILL = (*_VOLTA_LAYERS, *_VOLTA_CHECKS)
+
 
 class TimingCache:
     """The timings of one release on one GPU model, in ``folder``; all builder configurations of an export share them."""
@@ -55,19 +67,6 @@ class TimingCache:
         if self._timings is not None:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self.path.write_bytes(bytes(self._timings.serialize()))
-
-
-_VOLTA = 70
-_WHOLE = (canonicalize, static_reshape, fold_weights, fuse_rms_norm)
-_LAYERS = (static_caches, lower_attention_standard, lower_dequantize_linear)
-# TensorRT 10.4, the last release for V100, lacks attention, cache update and RMSNormalization, and prefers a model's function to
-# a plugin of the same name: the passes decompose all of them into operators of opset 20. Rotary embedding keeps the operators of
-# the traced model. The graphs are checked against the parser's table and executed by ONNX Runtime; none has run on a V100 yet.
-_VOLTA_WHOLE: tuple[GraphPass, ...] = (QuantizeWeights(()), canonicalize, static_reshape, fold_weights)
-_VOLTA_LAYERS: tuple[GraphPass, ...] = (inline_functions, static_caches, lower_attention_primitives, decompose_rms_norm)
-_VOLTA_CHECKS: tuple[GraphPass, ...] = (declare_opset_20, check_tensorrt_10_4)
-_VOLTA_PIECES = (*_VOLTA_LAYERS, guard_token, *_VOLTA_CHECKS)
-_VOLTA_KV_FILL = (*_VOLTA_LAYERS, *_VOLTA_CHECKS)
 
 
 class TrtEngines:

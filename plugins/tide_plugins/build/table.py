@@ -15,6 +15,8 @@ from tide_plugins.build.compiler import compiler
 from tide_plugins.build.resources import Resources
 from tide_plugins.kernels import BUILT
 
+OPENING, CLOSING = "<!-- kernels -->", "<!-- /kernels -->"
+
 
 @dataclass(frozen=True)
 class Grid:
@@ -109,9 +111,6 @@ def _registers(used: Resources) -> str:
 def _range(used: Iterable[Resources]) -> str:
     sizes = sorted({item.shared_bytes for item in used})
     return f"{sizes[0]}" if len(sizes) == 1 else f"{sizes[0]}–{sizes[-1]}"
-
-
-OPENING, CLOSING = "<!-- kernels -->", "<!-- /kernels -->"
 
 
 def write_section(path: Path, built: Sequence[BuiltKernel]) -> None:

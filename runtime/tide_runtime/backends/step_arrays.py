@@ -15,6 +15,8 @@ from numpy.typing import NDArray
 
 from tide_runtime.bundle.manifest import Manifest
 
+ATTENTION_BIAS = "attention_bias"
+
 
 class Rounding(NamedTuple):
     """Rounds a number of rows up: ``spare`` more of them, at least ``least``, and a multiple of ``multiple``."""
@@ -254,9 +256,6 @@ def rounded_tokens(count: int, most: int) -> int:
         return count
     sixes, rest = divmod(count - 1, 6)
     return min(most, 6 * sixes + (4 if rest < 4 else 6))
-
-
-ATTENTION_BIAS = "attention_bias"
 
 
 class AttentionBias:

@@ -10,6 +10,20 @@ from rich.console import Console
 from tide_runtime.errors import MissingExtraError, TideError
 
 INTERRUPTED = 130  # the exit code that shells report for SIGINT
+# The modules of the packages that pyproject.toml lists, and of those that come with them where TIDE imports them itself.
+_EXPORT = frozenset(
+    {"accelerate", "gguf", "ml_dtypes", "onnx", "onnx_ir", "onnxscript", "psutil", "safetensors", "torch", "transformers"}
+)
+_CALIBRATE = _EXPORT | {"matplotlib"}
+_GRAMMAR = frozenset({"llguidance"})
+MODULES = {
+    "export": _EXPORT,
+    "calibrate": _CALIBRATE,
+    "bench": _CALIBRATE | {"onnxruntime_genai", "sacrebleu", "xllamacpp"},
+    "eval": frozenset({"lm_eval"}),
+    "grammar": _GRAMMAR,
+    "serve": _GRAMMAR | {"fastapi", "httptools", "openai", "prometheus_client", "pydantic", "starlette", "uvicorn", "uvloop"},
+}
 
 
 def run_app(app: Callable[[], object], interrupted: str = "interrupted", *, command: str = "", extra: str = "") -> None:
@@ -51,22 +65,6 @@ def report(error: TideError) -> None:
 def _stderr() -> Console:
     # Messages quote paths and prompts, in which [brackets] are text instead of rich markup.
     return Console(stderr=True, markup=False, highlight=False, emoji=False, soft_wrap=True)
-
-
-# The modules of the packages that pyproject.toml lists, and of those that come with them where TIDE imports them itself.
-_EXPORT = frozenset(
-    {"accelerate", "gguf", "ml_dtypes", "onnx", "onnx_ir", "onnxscript", "psutil", "safetensors", "torch", "transformers"}
-)
-_CALIBRATE = _EXPORT | {"matplotlib"}
-_GRAMMAR = frozenset({"llguidance"})
-MODULES = {
-    "export": _EXPORT,
-    "calibrate": _CALIBRATE,
-    "bench": _CALIBRATE | {"onnxruntime_genai", "sacrebleu", "xllamacpp"},
-    "eval": frozenset({"lm_eval"}),
-    "grammar": _GRAMMAR,
-    "serve": _GRAMMAR | {"fastapi", "httptools", "openai", "prometheus_client", "pydantic", "starlette", "uvicorn", "uvloop"},
-}
 
 
 def missing_extra(error: ModuleNotFoundError, command: str, extra: str) -> MissingExtraError | None:

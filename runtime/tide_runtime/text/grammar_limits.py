@@ -20,6 +20,9 @@ from tide_runtime.errors import GrammarError
 
 _NO_FORCING = '%llguidance {"no_forcing": true}\n'
 _LARK_LITERAL = re.compile(r'"(?:\\.|[^"\\\n])*"|/(?:\\.|[^/\\\n])+/')  # strings, also those of JSON schemas, and patterns
+_MOST = 2**53
+_NUMERIC = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf", "const", "enum")
+_EMBEDDED = re.compile(r"%json\s*(?=\{)")
 
 
 def named_tokens(tokenizer: dict[str, Any]) -> frozenset[str]:
@@ -46,11 +49,6 @@ def _spellings(token: str) -> Iterator[str]:
     yield token
     yield json.dumps(token)[1:-1]
     yield re.escape(token)
-
-
-_MOST = 2**53
-_NUMERIC = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf", "const", "enum")
-_EMBEDDED = re.compile(r"%json\s*(?=\{)")
 
 
 def check_integers(kind: str, source: str) -> None:
