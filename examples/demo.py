@@ -1,4 +1,4 @@
-"""`make demo`: export a real chat model from a 4-bit GGUF file, ask it something, and compare ways to run it.
+"""`make demo`: export a real chat model from a 4-bit GGUF file, chat with it, and compare ways to run it.
 
 python examples/demo.py [--question TEXT] [--out engine/] [--minutes 1.5]
 
@@ -22,7 +22,7 @@ console = Console()
 
 
 def main(
-    question: Annotated[str, typer.Option(help="What the model is asked.")] = "Explain in two sentences why the sky is blue.",
+    question: Annotated[str, typer.Option(help="First message.")] = "Explain in two sentences why the sky is blue.",
     out: Annotated[Path, typer.Option(help="Where the bundle goes; replaced when it is one.")] = ROOT / "engine",
     minutes: Annotated[float, typer.Option(help="Time for the comparison's turns.")] = 1.5,
 ) -> None:

@@ -75,7 +75,7 @@ def main(
 
 
 def _prompt(source: str) -> str:
-    """The beginning of a module's code, behind its docstring."""
+    """The beginning of a module's code, after its docstring."""
     lines = source.splitlines(keepends=True)
     begin = next(number for number, line in enumerate(lines) if line.startswith("import "))
     return "".join(lines[begin : begin + PROMPT_LINES])

@@ -20,7 +20,7 @@ from demo_training.evaluation import exit_agreement, greedy, held_out_loss, held
 from demo_training.layer_skip import VARIANTS
 from demo_training.model import StackedLlama
 from demo_training.model_folder import environment, load_config, load_stacked, to_causal_lm, write_model_folder
-from demo_training.schedule import Schedule
+from demo_training.optimizer import Schedule
 from demo_training.trainer import Recipe, Trainer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn

@@ -1,4 +1,4 @@
-"""Write a bundle into a temporary directory beside its destination and rename it once it is complete."""
+"""Write a bundle into a temporary directory next to its destination and rename it once it is complete."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from pathlib import Path
 
 import onnx_ir as ir
 from tide_runtime.bundle import sha256_of
-from tide_runtime.bundle.manifest import MANIFEST_NAME, FileInfo, GraphInfo, TensorInfo
+from tide_runtime.bundle.manifest import MANIFEST_NAME, FileInfo, GraphInfo, TensorInfo, TokenizerInfo
 from tide_runtime.errors import OutputError
+from transformers import PreTrainedTokenizerFast
 
 from tide_export.cut import CutGraph
 from tide_export.progress import ExportProgress
@@ -23,6 +24,10 @@ from tide_export.weights import WeightFile
 ONNX_FOLDER = "onnx"
 WEIGHTS_NAME = "weights.bin"
 _DTYPE_NAMES = {"FLOAT": "fp32", "FLOAT16": "fp16", "BFLOAT16": "bf16"}
+_TEMPLATES = {
+    "default": "chat_template",
+    "tool_use": "tool_chat_template",
+}  # transformers' names of those that it chooses by itself
 
 
 @contextmanager
@@ -66,7 +71,7 @@ def _replace(staging: Path, out: Path) -> None:
 def write_graphs(
     graphs: list[CutGraph], forms: list[CutGraph], target: str, weights: WeightFile, progress: ExportProgress
 ) -> dict[str, str]:
-    """Write one target's graphs and their ``forms`` beside ``weights``, and tensors that ``weights`` lacks into it.
+    """Write one target's graphs and their ``forms`` into the folder of ``weights``, and tensors that ``weights`` lacks into it.
 
     Returns graph name → file for both.
     """
@@ -120,3 +125,19 @@ def _drop_from_page_cache(file: Path) -> None:
         with file.open("rb") as opened:
             os.fsync(opened.fileno())  # only clean pages can be dropped
             os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def write_tokenizer(tokenizer: PreTrainedTokenizerFast, directory: Path) -> TokenizerInfo:
+    """Write the files under ``directory`` / tokenizer. It may have more tokens than the model, which prompts must not use."""
+    folder = directory / "tokenizer"
+    folder.mkdir()
+    tokenizer.backend_tokenizer.save(str(folder / "tokenizer.json"))
+    templates = tokenizer.chat_template
+    named = templates if isinstance(templates, dict) else {"default": templates}
+    files = {}
+    for name, field in _TEMPLATES.items():
+        if template := named.get(name):
+            (folder / f"{field}.jinja").write_text(template, encoding="utf-8")
+            files[field] = f"tokenizer/{field}.jinja"
+    special = {name: str(token) for name, token in tokenizer.special_tokens_map.items() if isinstance(token, str)}
+    return TokenizerInfo("tokenizer/tokenizer.json", files.get("chat_template"), special, files.get("tool_chat_template"))

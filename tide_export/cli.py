@@ -18,7 +18,7 @@ _DEFAULTS = ExportConfig()
 
 def _list_targets(wanted: bool) -> None:
     if wanted:
-        from tide_export.targets.table import targets_table
+        from tide_export.targets.choice import targets_table
 
         Console(markup=False, emoji=False).print(targets_table())
         raise typer.Exit

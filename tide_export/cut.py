@@ -4,6 +4,7 @@
     segment_n     hidden, position_ids, write_index, key_cache_i, value_cache_i … → hidden_out, key_cache_out_i, …
     last segment  …, logits_index → logits, token (the argmax), key_cache_out_i, …
     head          hidden → logits, token: for early exits
+    kv_fill_c     hidden, position_ids, write_index, key_cache_i, value_cache_i … → key_cache_out_i, …: for exits at checkpoint c
 
 The embedding is part of the first segment and the LM head part of the last, because a full-depth step runs both anyway and a
 launch costs as much as half a small layer. ``logits_index`` [N] indexes the tokens of the step, counted over all sequences, whose
@@ -22,7 +23,8 @@ import numpy as np
 import onnx_ir as ir
 import onnx_ir.passes.common as common
 from onnx_ir.tape import Tape
-from tide_runtime.bundle.manifest import STATES
+from tide_runtime.bundle.calibration import ExitInfo
+from tide_runtime.bundle.manifest import STATES, kv_fill_graph
 from tide_runtime.errors import UnsupportedModelError
 
 from tide_export.passes.base import PassReport
@@ -159,7 +161,7 @@ def _at_logits_index(graph: ir.Graph, tape: Tape, states: ir.Value) -> ir.Value:
 
 
 def _select_states(graph: ir.Graph, boundary: int, final: ir.Value) -> ir.Value:
-    """[1, N, 2H]: the tokens at ``logits_index`` of the state at ``boundary``, beside the ``final`` ones [1, N, H]."""
+    """[1, N, 2H]: the tokens at ``logits_index`` of the state at ``boundary``, joined with the ``final`` ones [1, N, H]."""
     marked = next(value for node in graph for value in node.outputs if value.name == marked_boundary(boundary))
     tape = Tape()
     states = tape.op("Concat", [_at_logits_index(graph, tape, marked), final], {"axis": -1})
@@ -250,3 +252,28 @@ def sort_initializers(graph: ir.Graph) -> None:
     for initializer in sorted(graph.initializers.values(), key=lambda value: value.name or ""):
         graph.initializers.pop(initializer.name)
         graph.initializers.add(initializer)
+
+
+def cut_kv_fill(traced: TracedModel, early_exit: ExitInfo) -> CutGraph:
+    """The graph that fills the KV caches of the layers which ``early_exit`` skips, with keys and values projected from its hidden
+    state (state propagation: CALM, Schuster et al. 2022, arXiv:2207.07061, section 3.2).
+
+    It is cut from a copy of a prepared model with all its boundaries, and has the layers from the exit's checkpoint to the last
+    one, or to the tail that the exit's head runs itself. It has no attention, MLPs or queries: a layer costs its norm and two
+    products.
+    """
+    model, end = traced.model.clone(), traced.num_layers - early_exit.tail_layers
+    graph = model.graph
+    boundaries = boundary_nodes(graph)
+    hidden = boundaries[early_exit.checkpoint].outputs[0]
+    for layer in range(early_exit.checkpoint + 1, end):
+        ir.convenience.replace_all_uses_with(boundaries[layer].outputs[0], hidden)
+    values = {v.name: v for v in (*graph.inputs, *graph.outputs)}
+    caches = [f"{kind}_cache{{}}_{layer}" for layer in range(early_exit.checkpoint, end) for kind in ("key", "value")]
+    inputs = [hidden, values["position_ids"], values["write_index"], *(values[name.format("")] for name in caches)]
+    piece = ir.convenience.extract(graph, inputs, [values[name.format("_out")] for name in caches])
+    piece.name, piece.inputs[0].name = kv_fill_graph(early_exit), "hidden"
+    filled = ir.Model(piece, ir_version=model.ir_version)
+    common.ClearMetadataAndDocStringPass()(filled)
+    sort_initializers(piece)
+    return CutGraph(piece.name, filled)

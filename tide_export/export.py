@@ -16,7 +16,7 @@ from tide_runtime.bundle.manifest import MANIFEST_NAME, SCHEMA_VERSION, Generati
 from tide_runtime.errors import CalibrationError, IncompleteBundleError, ParamsError
 
 from tide_export.build_targets import BuiltTargets, Cuts, build_targets
-from tide_export.bundle_writer import hash_files, new_directory
+from tide_export.bundle_writer import hash_files, new_directory, write_tokenizer
 from tide_export.calibration.exit_calibration import ExitCalibration, read_exit_calibration
 from tide_export.config import ExportConfig, place_checkpoints, reads_text
 from tide_export.cut import LoweredModel
@@ -28,13 +28,12 @@ from tide_export.lower import explain
 from tide_export.passes.base import LoweringContext
 from tide_export.probe import probe_attention
 from tide_export.progress import ExportProgress
-from tide_export.quantization.calibration_tokens import calibration_tokens
+from tide_export.quantization.gptq import calibration_tokens
 from tide_export.source_tokenizer import check_embedded
 from tide_export.targets.base import BuildJob
 from tide_export.targets.choice import buildable, check_options, choose_targets
 from tide_export.targets.engine_cache import EngineCache, default_cache_folder
-from tide_export.targets.step_profiles import step_profiles
-from tide_export.tokenizer import write_tokenizer
+from tide_export.targets.engines import step_profiles
 from tide_export.trace import TracedModel, trace
 from tide_export.verify import PromptCheck, verify_bundle
 from tide_export.verify_exits import verify_exits
@@ -224,7 +223,7 @@ def _write_manifest(
     config: ExportConfig,
     calibration: ExitCalibration | None,
 ) -> Manifest:
-    """Write tokenizer, calibration and manifest beside the targets' files."""
+    """Write tokenizer, calibration and manifest next to the targets' files."""
     if calibration is not None:
         calibration.keep_report(directory)
     vocab = traced.model.graph.outputs[0].shape[-1]
@@ -271,7 +270,6 @@ def _model_info(loaded: LoadedModel, traced: TracedModel, vocab: int) -> ModelIn
         parameters=model.num_parameters(),
         max_position_embeddings=getattr(text, "max_position_embeddings", 0) or 0,
         fingerprint=fingerprint(loaded),
-        attention_heads=getattr(text, "num_attention_heads", 0) or 0,
     )
 
 

@@ -1,6 +1,6 @@
 """Load a causal LM and its tokenizer, or raise the reason why it cannot be compiled. Pickled files are rejected.
 
-Sources: a HuggingFace directory or hub id, quantised or not, and GGUF files. Low-bit weights stay beside the model, whose
+Sources: a HuggingFace directory or hub id, quantised or not, and GGUF files. Low-bit weights are kept apart from the model, whose
 parameters hold their dequantised values: tracing, calibration and verification compute with the bundle's matrices.
 """
 
@@ -22,16 +22,14 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, Pre
 from transformers import PreTrainedTokenizerFast as FastTokenizer
 from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING
 
-from tide_export.accounting import check_names, check_values
+from tide_export.accounting import check_names, check_values, read_headers, weight_files
 from tide_export.config import weights_title
 from tide_export.probe import probe_attention
-from tide_export.quantization.checkpoints import load_quantized_checkpoint
+from tide_export.quantization.checkpoints import find_settings, load_quantized_checkpoint
 from tide_export.quantization.gguf_source import first_line, is_gguf, load_gguf
 from tide_export.quantization.quantized_weight import QuantizedWeight
 from tide_export.quantization.quantizers import dequantize_parameters, quantize_model
-from tide_export.quantization.settings import find_settings
 from tide_export.source_tokenizer import load_tokenizer
-from tide_export.weight_files import read_headers, weight_files
 
 CHECKPOINT_METHODS = ("gptq", "awq", "compressed-tensors", "bitsandbytes")
 TORCH_DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}

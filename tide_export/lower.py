@@ -8,9 +8,8 @@ from collections.abc import Sequence
 from tide_runtime.bundle.calibration import ExitInfo
 from tide_runtime.bundle.manifest import UNCUT, batched_graph
 
-from tide_export.cut import CutGraph, LoweredModel, cut, keep_boundaries, mark_boundaries, name_values
+from tide_export.cut import CutGraph, LoweredModel, cut, cut_kv_fill, keep_boundaries, mark_boundaries, name_values
 from tide_export.draft_graph import DraftWeights, draft_graph_model
-from tide_export.kv_fill import cut_kv_fill
 from tide_export.passes.base import GraphPass, LoweringContext, PassReport, run_passes
 from tide_export.targets.base import Target
 from tide_export.trace import TracedModel

@@ -1,7 +1,7 @@
 """The two variants: what `layerskip` (Elhoushi et al. 2024, arXiv 2404.16710) adds to a step, and `stock` does not.
 
 Layer dropout: a sequence skips layer l of L with p_l = p_max · (2^(l/(L-1)) - 1), rising from 0 to p_max.
-Early-exit loss: each step also asks the shared head after two layers, one drawn from the shallow half, one from the
+Early-exit loss: each step also runs the shared head after two layers, one drawn from the shallow half, one from the
 deep half of the exits, and adds `exit_weight` of each loss.
 """
 
@@ -43,7 +43,7 @@ def keep_mask(layers: int, batch: int, peak: float, generator: torch.Generator) 
 
 
 def draw_exits(layers: int, generator: torch.Generator) -> list[int]:
-    """Two depths (numbers of layers run, from L/6 to L-1) to ask the shared head at: a shallow and a deep one."""
+    """Two depths (numbers of layers run, from L/6 to L-1) after which the shared head runs: a shallow and a deep one."""
     first, middle = max(layers // 6, 1), max(layers // 2, 1)
     bounds = [(first, middle), (middle, layers)]
     drawn = [int(torch.randint(low, high, (1,), generator=generator)) for low, high in bounds if low < high]

@@ -1,6 +1,9 @@
-"""Muon for the stacked matrices, AdamW for embeddings and norms."""
+"""Muon for the stacked matrices, AdamW for embeddings and norms, and the learning rate over the steps."""
+
+from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -59,3 +62,34 @@ def build_optimizers(model: StackedLlama, matrix_lr: float, vector_lr: float, we
         for group in optimizer.param_groups:
             group["peak_lr"] = group["lr"]
     return optimizers
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Warmup-stable-decay learning rate (Hu et al. 2024, MiniCPM): linear warm-up, constant, linear decay to zero. In steps.
+
+    The decay can start when the time is up, and a later training can continue from the checkpoint before it.
+    """
+
+    total: int
+    warmup: int
+    decay: int
+
+    def __post_init__(self) -> None:
+        if self.total < 0 or self.warmup < 0 or self.decay < 0:
+            raise ValueError("schedule: total, warmup and decay must not be negative")
+
+    @property
+    def planned_decay_start(self) -> int:
+        return max(self.total - self.decay, 0)
+
+    def factor(self, step: int, decay_start: int | None) -> float:
+        """Share of the peak rate at `step` (from 0); `decay_start` is where the decay began, if it has."""
+        rate = min(1.0, (step + 1) / (self.warmup + 1))
+        if decay_start is not None:
+            rate *= max(0.0, 1 - (step - decay_start) / max(self.decay, 1))
+        return rate
+
+    def finished(self, step: int, decay_start: int | None) -> bool:
+        """Whether all steps are done: at the end of the decay, wherever it began."""
+        return step >= self.total if decay_start is None else step >= decay_start + self.decay

@@ -13,8 +13,7 @@ import torch
 from .corpus import Corpus, training_batch
 from .layer_skip import Variant, draw_exits, keep_mask
 from .model import StackedLlama
-from .optimizer import build_optimizers
-from .schedule import Schedule
+from .optimizer import Schedule, build_optimizers
 
 
 @dataclass(frozen=True)

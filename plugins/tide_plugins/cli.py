@@ -19,8 +19,7 @@ from tide_runtime.errors import ParamsError, TargetError
 from tide_plugins.build.builder import Builder, BuiltKernel
 from tide_plugins.build.compiler import why_not_built
 from tide_plugins.build.cubin_cache import CubinCache, default_cache_folder
-from tide_plugins.build.markdown_section import CLOSING, OPENING, write_section
-from tide_plugins.build.table import facts, grids, in_order, spilling
+from tide_plugins.build.table import CLOSING, OPENING, facts, grids, in_order, spilling, write_section
 from tide_plugins.kernels import BUILT
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown", no_args_is_help=True)

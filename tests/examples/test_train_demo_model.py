@@ -21,7 +21,7 @@ from demo_training.evaluation import exit_agreement, greedy, held_out_loss, repe
 from demo_training.layer_skip import VARIANTS, draw_exits, dropout_probabilities, keep_mask  # noqa: E402
 from demo_training.model import StackedLlama  # noqa: E402
 from demo_training.model_folder import load_stacked, to_causal_lm, write_model_folder  # noqa: E402
-from demo_training.schedule import Schedule  # noqa: E402
+from demo_training.optimizer import Schedule  # noqa: E402
 from demo_training.trainer import Recipe, Trainer  # noqa: E402
 
 TOKENIZER_FOLDER = EXAMPLES / "demo_model" / "stock"

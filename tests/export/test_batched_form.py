@@ -1,6 +1,6 @@
-"""The batched form of a segment computes the same as its form for one sequence, for several kinds of attention.
+"""The batched form of a segment, which target ``cuda`` has, computes the same as target ``cpu`` for one sequence at a time.
 
-Target ``cuda`` has it; ONNX Runtime's CPU provider runs the same graphs.
+Its backend runs over host memory here, its graphs with ONNX Runtime's CPU provider.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ import onnx
 import pytest
 import torch
 from export.architectures import MAX_POSITIONS, VOCAB, tiny_model
+from runtime.host_device import HostDevice
 from tide_runtime import ThreadOptions
-from tide_runtime.backends.onnxruntime import cpu as onnxruntime_cpu
 from tide_runtime.backends.onnxruntime.cpu import OnnxRuntimeBackend
+from tide_runtime.backends.onnxruntime.cuda import OnnxRuntimeCudaBackend
 from tide_runtime.bundle import Bundle
 from tide_runtime.bundle.manifest import batched_graph
 
@@ -39,7 +40,7 @@ def ids(count: int, seed: int) -> list[int]:
 class Sequences:
     """The sequences of ``LENGTHS``, prefilled one by one, each in its own KV slots."""
 
-    def __init__(self, backend: OnnxRuntimeBackend) -> None:
+    def __init__(self, backend: OnnxRuntimeBackend | OnnxRuntimeCudaBackend) -> None:
         self.slots, self.segments = backend.context(len(LENGTHS)), [s.name for s in backend.manifest.segments]
         for number, length in enumerate(LENGTHS):
             self.run(number, [ids(length, seed=number)], [0])
@@ -52,13 +53,13 @@ class Sequences:
         step.place(lengths)
         for segment in self.segments:
             step.run(segment)
-        return np.split(step.logits[: sum(counts)].astype(np.float32), np.cumsum(counts)[:-1])
+        return np.split(np.array(step.logits[: sum(counts)]).astype(np.float32), np.cumsum(counts)[:-1])
 
 
 def write(directory: Path, name: str, dtype: torch.dtype = torch.float32) -> Bundle:
-    """The bundle of ``name`` for target ``cuda``."""
+    """The bundle of ``name`` for both targets."""
     half = "fp16" if dtype == torch.float16 else "fp32"
-    config = ExportConfig(targets=("cuda",), dtype=half, checkpoints="2", max_seq_len=MAX_POSITIONS // 2, verify=False)
+    config = ExportConfig(targets=("cpu", "cuda"), dtype=half, checkpoints="2", max_seq_len=MAX_POSITIONS // 2, verify=False)
     write_bundle(LoadedModel(tiny_model(name, dtype), None, name), directory, config, ExportProgress(quiet=True))
     return Bundle.open(directory)
 
@@ -76,16 +77,11 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Bundle
     return make
 
 
-@pytest.fixture
-def always_batched(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Use the batched form for several sequences even where the other one can run."""
-    monkeypatch.setattr(onnxruntime_cpu, "prefers_batched", lambda lengths, *_: len(lengths) > 1)
-
-
 def check_ragged(bundle: Bundle, given: list[int]) -> None:
     """Two steps of ``given`` tokens. Sequences keep all, one, or all but one token; the next step overwrites the rest."""
-    backend = OnnxRuntimeBackend.load(bundle, "cuda", ThreadOptions(1))
-    together, alone = Sequences(backend), Sequences(backend)
+    batched = OnnxRuntimeCudaBackend.load(bundle, "cuda", ThreadOptions(1), HostDevice(), ("CPUExecutionProvider", {}))
+    batched._fused = False  # in fp16 too, where steps of one token each would run the other form
+    together, alone = Sequences(batched), Sequences(OnnxRuntimeBackend.load(bundle, "cpu", ThreadOptions(1)))
     kept = [given[0], min(1, given[1]), max(1, given[2] - 1)]
     lengths = list(LENGTHS)
     for turn in range(2):
@@ -102,7 +98,7 @@ def check_ragged(bundle: Bundle, given: list[int]) -> None:
 
 @pytest.mark.parametrize("counts", COUNTS)
 @pytest.mark.parametrize("name", NAMES)
-def test_batched_form_equals_one_sequence_at_a_time(exported, always_batched, name, counts):
+def test_batched_form_equals_one_sequence_at_a_time(exported, name, counts):
     """Sequences of a batch, or drafts verified together, would get other logits than alone."""
     check_ragged(exported(name), counts)
 
@@ -122,7 +118,7 @@ def test_every_attention_is_lowered_and_rotary_stays_fused(exported, name):
         assert operators.count("RotaryEmbedding") == (0 if name in ("gpt2", "phi", "gpt_oss", "deepseek_v3") else 2 * layers)
 
 
-def test_half_precision(tmp_path, always_batched):
+def test_half_precision(tmp_path):
     """fp16 would fail at a kernel that ONNX Runtime lacks, or lose small terms of the softmax."""
     bundle = write(tmp_path, "llama", torch.float16)
     for counts in ([1, 1, 1], [4, 0, 2]):

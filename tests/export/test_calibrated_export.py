@@ -18,7 +18,7 @@ from export.architectures import LAYERS, tiny_model
 from export.stub_calibration import write_calibration
 from rich.console import Console
 from safetensors.numpy import load_file, save_file
-from tide_runtime import DepthOptions, Engine, EngineOptions, Generation, GenerationParams, ThreadOptions
+from tide_runtime import Engine, EngineOptions, GenerationParams, ThreadOptions
 from tide_runtime.bundle.calibration import CalibrationInfo, ExitInfo
 from tide_runtime.bundle.manifest import read_manifest
 from tide_runtime.errors import CalibrationError, ParamsError, VerificationError
@@ -316,35 +316,6 @@ def test_without_exits_the_model_is_one_chain(model, tmp_path):
             assert engine.policy.name == {"auto": "exact", "full": "full"}[policy]
             outputs.append(engine.generate(loop, GenerationParams(max_new_tokens=12, ignore_eos=True))[0].token_ids)
     assert outputs[0] == outputs[1]
-
-
-def test_prompts_stop_at_exits_over_the_caches_that_decoding_reads(model, tmp_path):
-    """Prompt tokens in another order than the text's would attend to later ones, or the text be decoded from other slots."""
-    exits = [ExitInfo(layer, "identity", "max_probability", 0.5) for layer in (1, 2)]
-    folder = write_calibration(tmp_path / "calib", exits, fingerprint(load_model(str(model), "fp32")), LAYERS, HIDDEN)
-    export(str(model), tmp_path / "engine", ExportConfig(calibration=str(folder), max_seq_len=48, verify=False))
-    forms = {name for name in read_manifest(tmp_path / "engine").targets["cpu"].graphs if "." in name}
-    assert forms == {"segment_0.batched", "segment_1.batched", "segment_2.batched"}
-    prompt, params = [3, 4, 5, 9, 7, 8, 11] * 3, GenerationParams(max_new_tokens=12, ignore_eos=True, logprobs=1)
-
-    def scores(text: Generation) -> list[float]:
-        return [token.logprob for token in text.logprobs or ()]
-
-    def generate(chunk: int, threshold: float) -> Generation:
-        depth = DepthOptions(threshold=threshold, kv="propagate", prefill_exit=True)
-        options = EngineOptions(policy="exit", threads=ThreadOptions(1), prefill_chunk=chunk, depth=depth)
-        with Engine.load(tmp_path / "engine", options) as engine:
-            return engine.generate(prompt, params)[0]
-
-    with Engine.load(tmp_path / "engine", EngineOptions(policy="full", threads=ThreadOptions(1))) as engine:
-        whole = engine.generate(prompt, params)[0].token_ids
-    for threshold, stopped in ((1.0, {0}), (0.012, {10})):
-        texts = [generate(chunk, threshold) for chunk in (1, 3, 64)]
-        assert {text.stats.prompt_exits for text in texts} == stopped
-        assert len({text.token_ids for text in texts}) == 1
-        for other in texts[1:]:
-            np.testing.assert_allclose(scores(other), scores(texts[0]), rtol=0, atol=1e-5)
-        assert (texts[0].token_ids == whole) == (stopped == {0})
 
 
 def test_exits_with_tails_have_no_form_for_scattered_tokens(bundle):

@@ -15,7 +15,7 @@ from tide_runtime.bundle.calibration import ExitInfo
 
 from tide_export.exit_graphs import exit_graph_model
 from tide_export.passes.base import LoweringContext, run_passes
-from tide_export.passes.decompose_rms_norm import decompose_rms_norm
+from tide_export.passes.rms_norm import decompose_rms_norm
 from tide_export.targets import TARGETS
 
 HIDDEN = 48

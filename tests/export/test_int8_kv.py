@@ -143,8 +143,8 @@ def test_skipped_layers_are_filled_in_int8(tmp_path):
 
 def test_more_threads_than_heads_leave_drafts_their_bits(exported):
     """ONNX Runtime would divide the cache of a single row over idle threads, and sum in another order than for several rows."""
-    directory = exported("llama")[1]
-    heads = read_manifest(directory).model.attention_heads
+    loaded, directory = exported("llama")
+    heads = loaded.model.config.num_attention_heads
     for threads in (heads, heads + 1):
         with Engine.load(directory, EngineOptions(policy="full", threads=ThreadOptions(threads))) as engine:
             assert engine.backend.row_padding is not None

@@ -16,9 +16,8 @@ from tide_export.cut import CutGraph
 from tide_export.exit_graphs import exit_graph_model
 from tide_export.lower import lower, prepare
 from tide_export.passes.base import LoweringContext, run_passes
+from tide_export.passes.tensorrt_10_4 import ELEMENT_TYPES
 from tide_export.targets import TARGETS
-from tide_export.targets.tensorrt_10_4_operators import ELEMENT_TYPES
-from tide_export.targets.trt_sm_70 import PIECES
 
 # Grouped heads, sliding window, window and soft-cap, learned positions, sinks.
 NAMES = ("llama", "mistral", "gemma2", "gpt2", "gpt_oss")
@@ -125,7 +124,7 @@ def test_exit_graphs():
     info = ExitInfo(3, "tail:2", "mlp+max_probability", 0.5, mlp_threshold=0.5)
     tensors = exit_tensors(info, 48, seed=2)
     plain, for_v100 = (exit_graph_model(info, tensors, 48, "fp16").model for _ in range(2))
-    run_passes(for_v100, PIECES, CONTEXT)
+    run_passes(for_v100, TARGETS["trt-sm_70"].pieces, CONTEXT)
     hidden = np.random.default_rng(1).normal(size=(2, 3, 48)).astype(np.float16)
     assert {node.op_type for node in for_v100.graph} <= set(ELEMENT_TYPES) and not for_v100.functions
     for ours, expected in zip(*(session(model).run(None, {"hidden": hidden}) for model in (for_v100, plain)), strict=True):

@@ -1,23 +1,36 @@
-"""A real bundle for the runtime's tests: a tiny random Llama with tokenizer and chat template, exported once a session."""
+"""A real bundle for the runtime's tests: a tiny random Llama with tokenizer and chat template, exported once a session.
+
+Without torch, as in ``make pythons``, the tests take the bundle in the folder ``$TIDE_TEST_BUNDLE`` (`write_bundle`), and
+those that compare with torch or transformers are left out.
+"""
 
 from __future__ import annotations
 
+import os
+import re
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 import tokenizers
-import torch
 from runtime.made_up_calibration import calibrate, exit_after
 from tide_runtime import Engine, EngineOptions, ThreadOptions
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from tide_export.config import ExportConfig
-from tide_export.export import export
+if TYPE_CHECKING:
+    from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
+HAS_TORCH = find_spec("torch") is not None
+_NEEDS_TORCH = re.compile(r"^(import|from) (torch|transformers|tide_export|runtime\.test_engine)\b", re.M)
+collect_ignore = [
+    str(file)
+    for file in Path(__file__).parent.rglob("test_*.py")
+    if not HAS_TORCH and _NEEDS_TORCH.search(file.read_text(encoding="utf-8"))
+]
 MAX_SEQ_LEN = 64
 EOS, IM_START, IM_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 CHATML = """{% for message in messages %}
@@ -27,11 +40,23 @@ CHATML = """{% for message in messages %}
 CORPUS = ["def add(a, b):\n    return a + b\n", "class Point:\n    def __init__(self, x, y):\n        self.x = x\n"]
 
 
+def pytest_report_header() -> str | None:
+    return None if HAS_TORCH else f"no torch: {len(collect_ignore)} files of tests that compare with it are left out"
+
+
 @pytest.fixture(scope="session")
 def hf_model_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The model as its authors would publish it: config, safetensors, tokenizer, chat template, generation config."""
+    if not HAS_TORCH:
+        pytest.skip("needs torch and transformers")
+    return write_model(tmp_path_factory.mktemp("hf") / "tiny-llama")
+
+
+def write_model(directory: Path) -> Path:
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
     torch.set_num_threads(1)  # more only get in each other's way on a model this small
-    directory = tmp_path_factory.mktemp("hf") / "tiny-llama"
     tokenizer = _train_tokenizer()
     torch.manual_seed(0)
     config = LlamaConfig(
@@ -54,6 +79,8 @@ def hf_model_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _train_tokenizer() -> PreTrainedTokenizerFast:
+    from transformers import PreTrainedTokenizerFast
+
     backend = tokenizers.Tokenizer(tokenizers.models.BPE())
     backend.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = tokenizers.decoders.ByteLevel()
@@ -70,11 +97,19 @@ def _train_tokenizer() -> PreTrainedTokenizerFast:
 
 
 @pytest.fixture(scope="session")
-def bundle(hf_model_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def bundle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The bundle made from it by the real exporter. Shared: tests must not change it (see `bundle_copy`)."""
-    out = tmp_path_factory.mktemp("bundles") / "tiny"
+    if not HAS_TORCH and "TIDE_TEST_BUNDLE" in os.environ:
+        return Path(os.environ["TIDE_TEST_BUNDLE"])
+    return write_bundle(request.getfixturevalue("hf_model_directory"), tmp_path_factory.mktemp("bundles") / "tiny")
+
+
+def write_bundle(model: Path, out: Path) -> Path:
+    from tide_export.config import ExportConfig
+    from tide_export.export import export
+
     config = ExportConfig(checkpoints="1,3", max_seq_len=MAX_SEQ_LEN, verify=False, targets=("cpu", "cuda"))
-    export(str(hf_model_directory), out, config)
+    export(str(model), out, config)
     return out
 
 
@@ -111,11 +146,15 @@ def engine(load: Callable[..., Engine]) -> Iterator[Engine]:
 @pytest.fixture(scope="session")
 def hf_model(hf_model_directory: Path) -> LlamaForCausalLM:
     """The eager model, the reference for everything the engine computes."""
+    from transformers import LlamaForCausalLM
+
     return LlamaForCausalLM.from_pretrained(hf_model_directory).eval()
 
 
 @pytest.fixture(scope="session")
 def hf_tokenizer(hf_model_directory: Path) -> PreTrainedTokenizerFast:
+    from transformers import PreTrainedTokenizerFast
+
     return PreTrainedTokenizerFast.from_pretrained(hf_model_directory)
 
 

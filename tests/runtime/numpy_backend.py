@@ -154,7 +154,7 @@ class NumpyStep:
     def place(self, lengths: Sequence[int]) -> None:
         seq, slots = max(self._counts), self._context.backend.manifest.max_seq_len
         assert len(lengths) == len(self._counts) and all(0 <= n <= slots - seq for n in lengths), f"{lengths} + {seq} of {slots}"
-        self._places, self._scattered = self._context.ends.place(self._first, self._counts, lengths), None
+        self._places, self._scattered = self._context.ends.extend(self._first, self._counts, lengths), None
 
     def place_scattered(self, slot: int, positions: NDArray[np.int64], before: NDArray[np.int64] | None = None) -> None:
         self.place([slot])

@@ -11,8 +11,7 @@ from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
 import pytest
-from tide_runtime.cli.errors import run_app
-from tide_runtime.cli.extras import MODULES
+from tide_runtime.cli.errors import MODULES, run_app
 
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -113,7 +112,7 @@ def test_the_modules_of_an_extra_are_those_it_installs(extra: str) -> None:
     for requirement in EXTRAS[extra]:
         name, other = re.match(r"([\w-]+)(?:\[(\w+)\])?", requirement).groups()
         brought = MODULES[other] if name == PROJECT["name"] else {name.replace("-", "_")}
-        assert brought <= MODULES[extra], f"{requirement} is not in tide_runtime.cli.extras"
+        assert brought <= MODULES[extra], f"{requirement} is not in tide_runtime.cli.errors"
 
 
 def test_extras_that_are_named_exist() -> None:

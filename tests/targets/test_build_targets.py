@@ -24,8 +24,8 @@ from tide_export.quantization.quantized_weight import QuantizedWeight
 from tide_export.targets import TARGETS
 from tide_export.targets.base import BuildJob, Target
 from tide_export.targets.engine_cache import BuiltEngine, EngineCache, engine_key
-from tide_export.targets.onnx_files import OnnxFiles
-from tide_export.targets.step_profiles import step_profiles
+from tide_export.targets.engines import step_profiles
+from tide_export.targets.onnxruntime import OnnxFiles
 
 
 class FailingBuilder:

@@ -10,8 +10,7 @@ from tide_runtime.errors import TargetError
 from tide_runtime.targets.gpu_probe import PresentGpu
 
 from tide_export.targets import TARGETS, choice
-from tide_export.targets.choice import buildable, choose_targets
-from tide_export.targets.table import COLUMNS, target_row
+from tide_export.targets.choice import COLUMNS, buildable, choose_targets, target_row
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from tide_export.progress import ExportProgress
 from tide_export.targets import TARGETS, engines
 from tide_export.targets.base import BuildJob
 from tide_export.targets.engine_cache import EngineCache
-from tide_export.targets.step_profiles import step_profiles
+from tide_export.targets.engines import step_profiles
 
 HIDDEN = 32
 H100 = TARGETS["trt-sm_90"]

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 
 from tide_export import cli
 from tide_export.targets import TARGETS
-from tide_export.targets.table import COLUMNS
+from tide_export.targets.choice import COLUMNS
 
 V100 = PresentGpu("Tesla V100", 70)
 

@@ -10,7 +10,7 @@ from tide_runtime.depth.exact import ExactDepth
 from tide_runtime.depth.options import DepthOptions
 
 from tide_export.config import ExportConfig
-from tide_export.targets.step_profiles import step_profiles
+from tide_export.targets.engines import step_profiles
 
 
 @pytest.mark.parametrize(

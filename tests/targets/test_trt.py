@@ -15,6 +15,7 @@ from tide_runtime.bundle.engine_info import ProfileInfo
 from tide_runtime.errors import TargetError
 from tide_runtime.targets.gpu_probe import PresentGpu
 
+from tide_export.config import TrtOptions
 from tide_export.cut import CutGraph
 from tide_export.exit_graphs import exit_graph_model
 from tide_export.lower import LoweredModel
@@ -24,7 +25,6 @@ from tide_export.targets import TARGETS
 from tide_export.targets.base import BuildJob
 from tide_export.targets.choice import check_options
 from tide_export.targets.engine_cache import EngineCache
-from tide_export.targets.trt_options import TrtOptions
 
 V100, H200 = PresentGpu("Tesla V100", 70), PresentGpu("NVIDIA H200", 90)
 PROFILES = [ProfileInfo("decode", [1, 1, 4], [1, 1, 3]), ProfileInfo("prefill", [1, 1, 4], [1, 16, 16])]

@@ -20,10 +20,9 @@ import onnx_ir as ir
 import onnx_ir.passes.common as common
 from onnx_ir.tape import Tape
 
-from tide_export.passes.attention_products import attention_products
+from tide_export.passes.attention_products import attention_products, token_count, visible_slots
 from tide_export.passes.base import LoweringContext, PassReport
 from tide_export.passes.graph_walk import array_initializer, dims, new_value, sinks_of
-from tide_export.passes.visible_slots import token_count, visible_slots
 
 
 @dataclass

@@ -72,3 +72,13 @@ def canonicalize(model: ir.Model, context: LoweringContext) -> PassReport:
     ):
         tidy(model)
     return PassReport("canonicalize", before - model.graph.num_nodes())
+
+
+def inline_functions(model: ir.Model, context: LoweringContext) -> PassReport:
+    """Inline the model's functions, for compilers that cannot read function bodies."""
+    calls = sum(1 for node in model.graph if node.op_identifier() in model.functions)
+    if calls:
+        common.InlinePass()(model)
+        common.RemoveUnusedOpsetsPass()(model)
+        common.ShapeInferencePass()(model)  # values of a function have no types before inlining
+    return PassReport("inline_functions", calls)

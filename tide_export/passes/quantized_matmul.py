@@ -1,7 +1,8 @@
 """Lower ``tide::QuantizedMatMul`` to ONNX Runtime's MatMulNBits.
 
-``accuracy_level`` 4: activations are rounded to int8 block by block, as in llama.cpp. With blocks of 16 or 32 (8 bits: up to 64)
-the result for a token does not depend on the tokens beside it, which policy ``exact`` needs; other forms are not exported.
+``accuracy_level`` 4: activations are rounded to int8 block by block, as in llama.cpp. With blocks of 16 or 32 (8 bits: up to
+64) the result for a token does not depend on the other tokens of the launch, which policy ``exact`` needs; other forms are not
+exported.
 
 MatMulNBits has no offsets. Their part of a product is Σ_b offsets[n, b] · Σ_{k in b} x[k]: sums over blocks, which products of
 the same input share, times a matrix of a 32nd of the size.

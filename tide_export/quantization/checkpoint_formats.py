@@ -114,7 +114,7 @@ class StoredModule:
 
 @dataclass(frozen=True)
 class CheckpointFormat:
-    """How a checkpoint stores a quantised module: the names of its tensors beside ``weight``, and what reads them."""
+    """How a checkpoint stores a quantised module: the names of its tensors other than ``weight``, and what reads them."""
 
     parts: tuple[str, ...]
     read: Callable[[StoredModule], QuantizedWeight | Dequantized]

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,21 +19,25 @@ from safetensors import SafetensorError, safe_open
 from tide_runtime.errors import ModelFilesError
 from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedConfig, PreTrainedModel
 from transformers.pytorch_utils import Conv1D
+from transformers.utils import cached_file
 
-from tide_export.accounting import check_names, check_values
+from tide_export.accounting import TensorHeader, check_names, check_values, read_headers, weight_files
 from tide_export.quantization.checkpoint_formats import CheckpointFormat, StoredModule, format_of
 from tide_export.quantization.quantized_weight import QuantizedWeight
-from tide_export.weight_files import TensorHeader, read_headers, weight_files
 
 # compressed-tensors' scales of activations and KV cache; TIDE takes the weights only.
 ACTIVATION_SCALES = re.compile(r"\.(input|output|q|k|v)_(scale|zero_point|global_scale)$")
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 OTHER_LAYOUT = "the model stores them in another layout than the checkpoint"
+# AutoGPTQ and GPTQModel, AutoAWQ, ModelOpt; in the order in which other loaders look for them.
+_SETTINGS_FILES = ("quantize_config.json", "quant_config.json", "hf_quant_config.json")
+# AutoAWQ's first names of the bits, the group size and the layout.
+_AWQ_FIELDS = ("w_bit", "q_group_size", "zero_point")
 
 
 class _Stored(dict[str, Any]):
-    """Tensor name → its opened file. ``read``: the names that were asked for."""
+    """Tensor name → its opened file. ``read``: the names that have been looked up."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -97,6 +103,36 @@ def load_quantized_checkpoint(
         del contents.quantized[name]
         contents.dequantized.setdefault(OTHER_LAYOUT, []).append(name)
     return model, contents.quantized, [*contents.notes(), *layout.notes, *left_out]
+
+
+def find_settings(source: str, config: PreTrainedConfig, revision: str | None) -> None:
+    """Set ``config.quantization_config`` where the settings are elsewhere. Raises ModelFilesError if a file is no JSON object."""
+    if getattr(config, "quantization_config", None) is not None:
+        return
+    compression = getattr(config, "compression_config", None)
+    inner = getattr(config.get_text_config(), "quantization_config", None)
+    settings = inner or (compression and {"quant_method": "compressed-tensors", **compression})
+    for name in _SETTINGS_FILES if settings is None else ():
+        file = cached_file(source, name, revision=revision, _raise_exceptions_for_missing_entries=False)
+        if file is not None:
+            settings = _read_settings(Path(file))
+            break
+    if settings is not None:
+        config.quantization_config = settings
+
+
+def _read_settings(file: Path) -> dict[str, Any]:
+    try:
+        settings = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ModelFilesError(f"{file.name} is no JSON file ({error}); download it again") from error
+    if not isinstance(settings, dict):
+        raise ModelFilesError(f"{file.name} holds no JSON object; download it again")
+    if file.name == "hf_quant_config.json":
+        method = "modelopt"
+    else:
+        method = "awq" if any(key in settings for key in _AWQ_FIELDS) or file.name == "quant_config.json" else "gptq"
+    return {"quant_method": method, **settings}
 
 
 def _settings(config: PreTrainedConfig) -> dict[str, Any]:

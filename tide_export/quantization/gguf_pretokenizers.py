@@ -73,7 +73,7 @@ def _words(
 
 
 def _cased(upper: str, lower: str, end: str) -> str:
-    """A word in which lower case follows upper case, with ``end`` behind it."""
+    """A word in which lower case follows upper case, with ``end`` after it."""
     return f"{_LEAD}{upper}*{lower}+{end}|{_LEAD}{upper}+{lower}*{end}"
 
 

@@ -1,4 +1,4 @@
-"""A GGUF file as a model of transformers, with the file's quantised blocks kept beside the parameters.
+"""A GGUF file as a model of transformers, with the file's quantised blocks kept next to the parameters.
 
 Every tensor is dequantised (`dequantize` of the package gguf), and transformers renames it, and for some architectures puts its
 rows into another order. Which block belongs to which row is not assumed: rows of the tensor and of the parameter are compared.

@@ -184,7 +184,7 @@ def _byte_pairs(vocabulary: _Vocabulary, kind: PreTokenizer) -> Tokenizer:
         return backend
     steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False))
     missing = set(pre_tokenizers.ByteLevel.alphabet()) - vocabulary.ids.keys()
-    if missing:  # a byte without a token has no id, and what is before it is not joined with what is behind it
+    if missing:  # a byte without a token has no id, and what is before it is not joined with what is after it
         steps.append(pre_tokenizers.Split(Regex("|".join(rf"\x{{{ord(byte):X}}}" for byte in sorted(missing))), "removed"))
     backend.pre_tokenizer = pre_tokenizers.Sequence(steps)
     backend.decoder = decoders.ByteLevel()
@@ -249,7 +249,7 @@ def _add_tokens(backend: Tokenizer, vocabulary: _Vocabulary) -> None:
 
 
 def _stripping(vocabulary: _Vocabulary) -> tuple[set[str], set[str]]:
-    """Tokens that take the white space before them, and behind them: GGUF does not say, llama.cpp goes by names."""
+    """Tokens that take the white space before them, and after them: GGUF does not say, llama.cpp goes by names."""
     name = str(vocabulary.values.get("general.name", "")).lower()
     if any(part in str(vocabulary.get("pre", "")) for part in ("jina-v2-de", "jina-v2-es", "jina-v2-code")):
         return {"<mask>"}, set()

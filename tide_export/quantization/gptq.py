@@ -10,13 +10,18 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 
 import torch
+from tide_runtime.errors import DataError
 from torch import Tensor, nn
 from transformers import PreTrainedModel
+from transformers import PreTrainedTokenizerFast as FastTokenizer
 
+from tide_export.documents import Note, load_documents
 from tide_export.quantization.quantized_weight import QuantizedWeight
 
 DAMPING = 0.01  # of the mean of the Hessian's diagonal, section 3.3 of the paper
 SHARES_OF_RANGE = tuple(1 - 0.025 * step for step in range(20))
+WINDOW = 512  # tokens that the model reads from an empty cache
+MAX_TOKENS = 32 * WINDOW
 
 
 def visit_inputs(
@@ -104,3 +109,27 @@ def _inverse_factor(gram: Tensor) -> Tensor:
     damping = DAMPING * diagonal.mean()
     diagonal += damping if damping > 0 else 1  # an expert whose inputs were all 0 is rounded to nearest
     return torch.linalg.cholesky(torch.cholesky_inverse(torch.linalg.cholesky(damped)), upper=True).float()
+
+
+def calibration_tokens(source: str, tokenizer: FastTokenizer | None, positions: int | None, note: Note) -> torch.Tensor:
+    """Windows [N, T] of token ids, evenly spaced over the text in ``source``: up to MAX_TOKENS in all, T = WINDOW.
+
+    Args:
+        source: as `load_documents` takes it, and ``note``.
+        positions: of the model; T where it is less. None: any number.
+
+    Raises DataError if the text is missing, unreadable or shorter than a window, or the model has no tokenizer.
+    """
+    if tokenizer is None:
+        raise DataError("the model has no fast tokenizer (tokenizer.json), so text cannot be cut into its tokens; add one")
+    encoded = (tokenizer(d.text, add_special_tokens=False, verbose=False) for d in load_documents(source, note))
+    ids = [token for text in encoded for token in text["input_ids"]]
+    window = min(WINDOW, positions or WINDOW)
+    whole = len(ids) // window
+    if not whole:
+        raise DataError(
+            f"{source} has {len(ids)} tokens, and gptq needs at least {window}; give more text, best {MAX_TOKENS} tokens"
+        )
+    count = min(whole, MAX_TOKENS // window)
+    starts = [window * (i * whole // count) for i in range(count)]
+    return torch.tensor([ids[start : start + window] for start in starts])

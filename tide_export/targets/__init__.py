@@ -5,8 +5,7 @@ from __future__ import annotations
 from tide_runtime.errors import TargetError
 
 from tide_export.targets.base import Target
-from tide_export.targets.cpu import CPU
-from tide_export.targets.cuda import CUDA
+from tide_export.targets.onnxruntime import CPU, CUDA
 from tide_export.targets.rtx import RTX_TARGETS
 from tide_export.targets.trt import TRT_TARGETS
 

@@ -11,13 +11,13 @@ from typing import Protocol
 from tide_runtime.bundle.manifest import ProfileInfo, TargetInfo
 
 from tide_export.bundle_writer import onnx_weights
+from tide_export.config import TrtOptions
 from tide_export.cut import LoweredModel
 from tide_export.passes.base import GraphPass
 from tide_export.passes.quantize_weights import QuantizeWeights
 from tide_export.progress import ExportProgress
 from tide_export.targets.engine_cache import EngineCache
 from tide_export.targets.graph_files import GraphFile, write_graph_file
-from tide_export.targets.trt_options import TrtOptions
 from tide_export.weights import WeightFile
 
 

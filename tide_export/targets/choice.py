@@ -1,18 +1,20 @@
-"""Select the targets of an export: named ones, those that fit this machine (``auto``), or all it can build (``all``)."""
+"""The targets of an export: named ones, those that fit this machine (``auto``), all it can build (``all``); the table of all."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
+from rich.table import Table
 from tide_runtime.bundle.architectures import onnxruntime_compute
 from tide_runtime.errors import TargetError
 from tide_runtime.targets.gpu_probe import present_gpu, runs_code_for
 
+from tide_export.config import TrtOptions
 from tide_export.targets import TARGETS, find_target
 from tide_export.targets.base import Target
-from tide_export.targets.trt_options import TrtOptions
 
 AUTO, ALL = "auto", "all"
+COLUMNS = ("target", "compute capability", "machines", "backend", "CUDA", "dtypes", "low bits", "built", "attention", "here")
 
 
 def choose_targets(names: Sequence[str], dtype: str, kv: str = "model") -> tuple[list[Target], dict[str, TargetError]]:
@@ -87,3 +89,40 @@ def _fits(target: Target, compute: int) -> bool:
     if target.backend == "onnxruntime-cuda":  # one build runs on several capabilities
         return runs_code_for(onnxruntime_compute(), compute)
     return target.machine.compute == (compute,)
+
+
+def targets_table() -> Table:
+    """One row per target; the last column is yes if this machine can build it."""
+    table = Table(title="Targets (--target NAME)", title_justify="left", title_style="bold")
+    for column in COLUMNS:
+        table.add_column(column, overflow="fold", no_wrap=column == "target")
+    for target in TARGETS.values():
+        table.add_row(*target_row(target))
+    return table
+
+
+def target_row(target: Target) -> tuple[str, ...]:
+    """The cells of a target's row, in the order of ``COLUMNS``."""
+    machine = target.machine
+    compute = ", ".join(f"{number / 10:.1f}" for number in machine.compute) or "–"
+    dtypes = ", ".join(target.dtypes)
+    return (
+        target.name,
+        compute,
+        machine.examples,
+        machine.backend,
+        machine.cuda or "–",
+        dtypes,
+        ", ".join(f"int{bits}" for bits in target.low_bits) or "–",
+        machine.built,
+        machine.attention,
+        _buildable_here(target),
+    )
+
+
+def _buildable_here(target: Target) -> str:
+    try:
+        target.builder.check(target)
+    except TargetError:
+        return "no"
+    return "yes"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
@@ -10,12 +11,9 @@ from typing import Any
 from tide_runtime.bundle.manifest import ProfileInfo
 from tide_runtime.errors import TargetError
 
-from tide_export.progress import ExportProgress
-from tide_export.targets.attention_checks import attentions
-from tide_export.targets.build_log import require_no_errors
-from tide_export.targets.build_progress import build_progress
+from tide_export.progress import ExportProgress, Steps
 from tide_export.targets.engine_cache import BuiltEngine
-from tide_export.targets.engine_network import EngineNetwork, add_profiles
+from tide_export.targets.engine_network import EngineNetwork, add_profiles, attentions, require_no_errors
 
 # Part of the builder's error for an attention without a fused kernel (fp32, odd head sizes).
 _NO_FUSED_KERNEL = "decompos"
@@ -62,3 +60,33 @@ def _build(engine: EngineNetwork, settings: BuildSettings, progress: ExportProgr
     if plan is None:
         raise TargetError(f"building {title}: TensorRT made no engine and gave no reason. Please report the model's config")
     return BuiltEngine(bytes(plan), round(perf_counter() - start, 2), attention)
+
+
+def build_progress(trt: Any, steps: Steps) -> Any:
+    """A progress monitor of module ``trt`` that moves ``steps`` with the outermost phase in progress.
+
+    It raises nothing, because the builder is C++: an interrupted build ends after its current step.
+    """
+
+    class BuildProgress(trt.IProgressMonitor):
+        def __init__(self) -> None:
+            trt.IProgressMonitor.__init__(self)
+            self.outermost: str | None = None
+
+        def phase_start(self, phase_name: str, parent_phase: str | None, num_steps: int) -> None:
+            with suppress(KeyboardInterrupt):
+                if self.outermost is None:
+                    self.outermost = phase_name
+                    steps.begin(num_steps)
+
+        def step_complete(self, phase_name: str, step: int) -> bool:
+            with suppress(KeyboardInterrupt):
+                if phase_name == self.outermost:
+                    steps.reach(step + 1)
+            return not steps.interrupted
+
+        def phase_finish(self, phase_name: str) -> None:
+            if phase_name == self.outermost:
+                self.outermost = None
+
+    return BuildProgress()

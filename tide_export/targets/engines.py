@@ -8,7 +8,7 @@ from collections.abc import Callable
 from time import perf_counter
 from typing import Any
 
-from tide_runtime.bundle.manifest import EngineInfo, TargetInfo
+from tide_runtime.bundle.manifest import EngineInfo, ProfileInfo, TargetInfo
 
 from tide_export.cut import LoweredModel
 from tide_export.targets.base import BuildJob, Target
@@ -20,6 +20,8 @@ from tide_export.targets.graph_files import GraphFile
 ENGINE_FOLDER = "engines"
 # Part of every engine's key. Raise it if the same graph must become another engine (builder settings).
 BUILD_VERSION = 2
+_MAX_DRAFTS = 12  # drafts that `exact` verifies in one step, text drafts included, unless the calibration has more
+_PROMPT_TOKENS = 512  # the runtime's prefill step
 
 
 def build_engines(
@@ -70,3 +72,13 @@ def _decomposed(file: GraphFile) -> tuple[str, int]:
     caches = sum(1 for name in file.dims if name.startswith("key_cache_out_"))
     attends = any("_cache_" not in name for name in list(file.dims)[file.inputs :])
     return ("decomposed", caches) if caches and attends else ("none", 0)
+
+
+def step_profiles(max_batch: int, draft_limit: int, max_seq_len: int) -> list[ProfileInfo]:
+    """Profiles ``decode`` and ``prefill`` for up to ``max_batch`` sequences; a decode step has one token more than drafts."""
+    drafts = min(max(draft_limit, _MAX_DRAFTS) + 1, max_seq_len)
+    prompt = min(_PROMPT_TOKENS, max_seq_len)
+    return [
+        ProfileInfo("decode", [1, 1, max_batch], [1, 1, drafts]),
+        ProfileInfo("prefill", [1, 1, max_batch], [1, prompt, prompt]),
+    ]

@@ -15,14 +15,12 @@ from tide_runtime.bundle.manifest import TargetInfo
 
 from tide_export.cut import LoweredModel
 from tide_export.passes.attention_standard import lower_attention_standard
-from tide_export.passes.canonicalize import canonicalize
+from tide_export.passes.canonicalize import canonicalize, inline_functions
 from tide_export.passes.dequantize_linear import lower_dequantize_linear, weight_only_int4
 from tide_export.passes.fold_weights import fold_weights
 from tide_export.passes.guard_token import guard_token
-from tide_export.passes.inline_functions import inline_functions
 from tide_export.passes.rms_norm import fuse_rms_norm
-from tide_export.passes.static_caches import static_caches
-from tide_export.passes.static_reshape import static_reshape
+from tide_export.passes.static_shapes import static_caches, static_reshape
 from tide_export.targets.base import BuildJob, Machine, Target
 from tide_export.targets.engines import build_engines
 

@@ -7,7 +7,9 @@ https://docs.nvidia.com/deeplearning/tensorrt/
 from __future__ import annotations
 
 import dataclasses
+import re
 import shutil
+from pathlib import Path
 from typing import Any
 
 from tide_runtime.backends.tensorrt.package import TENSORRT, TENSORRT_VOLTA
@@ -17,23 +19,54 @@ from tide_runtime.errors import TargetError
 from tide_runtime.targets.gpu_probe import PresentGpu, present_gpu
 
 from tide_export.cut import LoweredModel
+from tide_export.passes.attention_primitives import lower_attention_primitives
 from tide_export.passes.attention_standard import lower_attention_standard
-from tide_export.passes.canonicalize import canonicalize
+from tide_export.passes.base import GraphPass
+from tide_export.passes.canonicalize import canonicalize, inline_functions
 from tide_export.passes.dequantize_linear import lower_dequantize_linear, weight_only_int4
 from tide_export.passes.fold_weights import fold_weights
 from tide_export.passes.guard_token import guard_token
-from tide_export.passes.rms_norm import fuse_rms_norm
-from tide_export.passes.static_caches import static_caches
-from tide_export.passes.static_reshape import static_reshape
-from tide_export.targets import trt_sm_70
+from tide_export.passes.quantize_weights import QuantizeWeights
+from tide_export.passes.rms_norm import decompose_rms_norm, fuse_rms_norm
+from tide_export.passes.static_shapes import static_caches, static_reshape
+from tide_export.passes.tensorrt_10_4 import check_tensorrt_10_4, declare_opset_20
 from tide_export.targets.base import BuildJob, Machine, Target
 from tide_export.targets.engines import ENGINE_FOLDER, build_engines
 from tide_export.targets.router_plugin import load_router_plugin, plugin_key
-from tide_export.targets.timing_cache import TimingCache
 
 _VOLTA = 70
 _WHOLE = (canonicalize, static_reshape, fold_weights, fuse_rms_norm)
 _LAYERS = (static_caches, lower_attention_standard, lower_dequantize_linear)
+# TensorRT 10.4, the last release for V100, lacks attention, cache update and RMSNormalization, and prefers a model's function to
+# a plugin of the same name: the passes decompose all of them into operators of opset 20. Rotary embedding keeps the operators of
+# the traced model. The graphs are checked against the parser's table and executed by ONNX Runtime; none has run on a V100 yet.
+_VOLTA_WHOLE: tuple[GraphPass, ...] = (QuantizeWeights(()), canonicalize, static_reshape, fold_weights)
+_VOLTA_LAYERS: tuple[GraphPass, ...] = (inline_functions, static_caches, lower_attention_primitives, decompose_rms_norm)
+_VOLTA_CHECKS: tuple[GraphPass, ...] = (declare_opset_20, check_tensorrt_10_4)
+_VOLTA_PIECES = (*_VOLTA_LAYERS, guard_token, *_VOLTA_CHECKS)
+_VOLTA_KV_FILL = (*_VOLTA_LAYERS, *_VOLTA_CHECKS)
+
+
+class TimingCache:
+    """The timings of one release on one GPU model, in ``folder``; all builder configurations of an export share them."""
+
+    def __init__(self, folder: Path, tool: str) -> None:
+        self.path = folder / (re.sub(r"[^\w.]+", "-", tool) + ".timings")
+        self._timings: Any = None
+
+    def attach(self, config: Any) -> None:
+        """Set the cache on a builder configuration; the builder reads timings from it and adds new ones."""
+        if self._timings is None:
+            known = self.path.read_bytes() if self.path.is_file() else b""
+            self._timings = config.create_timing_cache(known)
+        if not config.set_timing_cache(self._timings, False):  # another driver's or a damaged file
+            self._timings = config.create_timing_cache(b"")
+            config.set_timing_cache(self._timings, False)
+
+    def save(self) -> None:
+        if self._timings is not None:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self.path.write_bytes(bytes(self._timings.serialize()))
 
 
 class TrtEngines:
@@ -101,9 +134,9 @@ def _target(architecture: Architecture) -> Target:
             attention="decomposed" if volta else "fused; decomposed in fp32 and with soft-cap or sinks",
         ),
         builder=TrtEngines(),
-        whole=trt_sm_70.WHOLE if volta else (weight_only_int4([architecture.compute]), *_WHOLE),
-        pieces=trt_sm_70.PIECES if volta else (*_LAYERS, guard_token),
-        kv_fill=trt_sm_70.KV_FILL if volta else _LAYERS,
+        whole=_VOLTA_WHOLE if volta else (weight_only_int4([architecture.compute]), *_WHOLE),
+        pieces=_VOLTA_PIECES if volta else (*_LAYERS, guard_token),
+        kv_fill=_VOLTA_KV_FILL if volta else _LAYERS,
     )
 
 

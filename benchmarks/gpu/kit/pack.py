@@ -7,8 +7,8 @@ from pathlib import Path
 
 from benchmarks.gpu.kit.bare_image import ROOT
 
-# A second demo model, bundles of earlier releases, and pictures: the kit reads none of them.
-_LEFT_OUT = ("examples/demo_model/stock", "tests/release_bundles", "docs/pictures")
+# A second demo model, and pictures: the kit reads none of them.
+_LEFT_OUT = ("examples/demo_model/stock", "docs/pictures")
 
 
 def archive() -> bytes:

@@ -17,7 +17,7 @@ from tide_runtime.errors import ParamsError
 from tide_plugins.build.builder import Builder
 from tide_plugins.kernels import ROUTER_SPLIT, entry_point
 from tide_plugins.plans import GROUP_ROWS, GROUP_THREADS, MAX_ROUTER_WIDTH, MOST_DECODE_ROWS, SLICE_WIDTH, plan_exit_router
-from tide_plugins.trt.bindings import tensorrt, tensorrt_plugin
+from tide_plugins.trt.library import tensorrt, tensorrt_plugin
 
 # TensorRT stores PTX, which the driver compiles: for the oldest GPU of 10.9, by CUDA 12 so that older drivers can load it.
 _PTX = Architecture(75, 12, "every GPU of TensorRT 10.9 and newer", ptx=True)

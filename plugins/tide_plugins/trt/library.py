@@ -1,13 +1,14 @@
-"""Loading of libtide_plugins.so into TensorRT's plugin registry."""
+"""Loading of libtide_plugins.so into TensorRT's plugin registry, and TensorRT's Python bindings."""
 
 from __future__ import annotations
 
+import importlib
 import os
 from pathlib import Path
+from typing import Any
 
+from tide_runtime.backends.tensorrt.package import TENSORRT
 from tide_runtime.errors import TargetError
-
-from tide_plugins.trt.bindings import tensorrt
 
 LIBRARY = "libtide_plugins.so"
 VARIABLE = "TIDE_PLUGINS_LIBRARY"
@@ -45,3 +46,20 @@ def _existing(library: str | os.PathLike[str] | None) -> Path:
     if not path.is_file():
         raise TargetError(f"there is no plugin library {path}; build it as plugins/trt/README.md tells")
     return path
+
+
+def tensorrt() -> Any:
+    """The module ``tensorrt``. Raises TargetError when it cannot be imported."""
+    return TENSORRT.imported()
+
+
+def tensorrt_plugin() -> Any:
+    """The module ``tensorrt.plugin``. Raises TargetError when TensorRT is missing or has no ahead-of-time plugins."""
+    version = tensorrt().__version__
+    try:
+        module = importlib.import_module("tensorrt.plugin")
+    except ImportError as error:
+        raise TargetError(f"TensorRT {version} has no tensorrt.plugin ({error}); ahead-of-time plugins need 10.9") from error
+    if not hasattr(module, "aot_impl"):
+        raise TargetError(f"TensorRT {version} has no ahead-of-time plugins; they need 10.9. Use tide_plugins.trt.load() instead")
+    return module

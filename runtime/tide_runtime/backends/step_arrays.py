@@ -1,4 +1,4 @@
-"""Arrays of a step: its shape, the cache slots and positions of its tokens, and memory for the graphs' inputs and outputs.
+"""Arrays of a step: its shape, the cache slots and positions of its tokens, masks, and memory for the graphs' inputs and outputs.
 
 Tokens are packed, [T], sequence after sequence. Kernels that need padded batches [B, S] get index arrays that map between the
 two layouts.
@@ -10,9 +10,12 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from tide_runtime.bundle.manifest import Manifest
+
+ATTENTION_BIAS = "attention_bias"
 
 
 class Rounding(NamedTuple):
@@ -32,12 +35,12 @@ class Rounding(NamedTuple):
 
 class RowPadding(NamedTuple):
     """Sizes with which a token has the same bits whatever shares its launch: kernels of some processors sum in another order for
-    one row, for the last row of an odd number, or where the slots that attention reads end behind a multiple of four.
+    one row, for the last row of an odd number, or where the number of slots that attention reads is no multiple of four.
 
     Args:
-        launch: of the tokens of a launch, the rows of its matrix products.
-        sequence: of the tokens of each sequence, the rows of its attention, which reads a slot for each of them. Only graphs with
-            padded attention take more rows than tokens.
+        launch: rounds the tokens of a launch, which are the rows of its matrix products.
+        sequence: rounds the tokens of each sequence, which are the rows of its attention; attention reads a slot for each of
+            them. Only graphs with padded attention take more rows than tokens.
     """
 
     launch: Rounding = Rounding()
@@ -169,8 +172,8 @@ class StepPositions:
         # Python lists: uneven steps have few tokens, and each NumPy operation takes at least a microsecond.
         packed, padded, chosen, begin = list[int](), list[int](), list[int](), 0
         for index, count in enumerate(counts):
-            place, end = index * self._seq, begin + count
-            packed += range(place, place + count)
+            first, end = index * self._seq, begin + count
+            packed += range(first, first + count)
             padded += range(begin, end)
             # Padding repeats any valid token; its keys and values land after the sequence's valid entries.
             padded += [max(0, end - 1)] * (self._seq - count)
@@ -204,7 +207,7 @@ class StepPositions:
 
 
 class RowEnds:
-    """How far each row of the caches is filled: behind that, padding does no harm.
+    """How far each row of the caches is filled: padding may be written after that.
 
     Args:
         limit: slots of a row.
@@ -215,20 +218,22 @@ class RowEnds:
         self.ends, self.limit, self._sequence = [0] * rows, limit, sequence
 
     def fit(self, first: int, counts: Sequence[int], num_cached_tokens: Sequence[int]) -> bool:
-        """Whether every row from ``first`` on has room for the longest one's tokens behind what it holds."""
+        """Whether every row from ``first`` on has room for the longest one's tokens after what it holds."""
         longest = self._sequence.up(max(counts))
         rows = zip(counts, num_cached_tokens, self.ends[first : first + len(counts)], strict=True)
         return all((cached if count else end) + longest <= self.limit for count, cached, end in rows)
 
-    def place(self, first: int, counts: Sequence[int], num_cached_tokens: Sequence[int]) -> list[int]:
-        """Where each row of a step is written; rows without tokens behind all they hold."""
-        places, longest = list(num_cached_tokens), self._sequence.up(max(counts))
+    def extend(self, first: int, counts: Sequence[int], num_cached_tokens: Sequence[int]) -> list[int]:
+        """Extend the rows by a step's tokens. Returns the slot from which on each row is written; for a row without tokens that
+        is the end of what it holds, because its padding is written too.
+        """
+        starts, longest = list(num_cached_tokens), self._sequence.up(max(counts))
         for row, count in enumerate(counts, first):
             if count:
-                self.reach(row, places[row - first] + count)
+                self.reach(row, starts[row - first] + count)
             else:  # in a full row, on the last token, to which no later one attends
-                places[row - first] = min(self.ends[row], self.limit - longest)
-        return places
+                starts[row - first] = min(self.ends[row], self.limit - longest)
+        return starts
 
     def reach(self, row: int, end: int) -> None:
         """The first ``end`` slots of the row are filled."""
@@ -251,3 +256,42 @@ def rounded_tokens(count: int, most: int) -> int:
         return count
     sixes, rest = divmod(count - 1, 6)
     return min(most, 6 * sixes + (4 if rest < 4 else 6))
+
+
+class AttentionBias:
+    """The additive mask of attention as matrix products: ``array`` [B, S, 1, slots] float32, 0 at slots a token attends to, else
+    -inf. The target ``cuda`` computes attention so for several tokens of several sequences and in fp32, the target ``cpu`` where
+    prompt tokens are cached in another order than the text's.
+
+    A token attends to its own slot and those before it; with ``window`` > 0 only to the last ``window`` of them.
+    """
+
+    def __init__(self, batch_size: int, seq: int, slots: int, window: int) -> None:
+        self.array, self._offsets = np.empty((batch_size, seq, 1, slots), np.float32), np.arange(seq)
+        self._is_incremental = seq == 1 and not window  # the next mask differs by one visible slot per sequence
+        self._filled_for: list[int] | None = None  # num_cached_tokens of the last fill, if the mask is incremental
+        # The mask of position p is that of position 0 shifted by p, so all masks are windows into one strip.
+        strip = np.full(2 * slots - 1, -np.inf, np.float32)
+        strip[max(0, slots - window) if window else 0 : slots] = 0
+        self._mask_of_position = sliding_window_view(strip, slots)[::-1]
+
+    @classmethod
+    def named(cls, name: str, batch_size: int, seq: int, slots: int) -> AttentionBias:
+        """The mask of a graph input ``attention_bias`` or ``attention_bias_W`` (window of W tokens)."""
+        return cls(batch_size, seq, slots, int(name.removeprefix(ATTENTION_BIAS).removeprefix("_") or 0))
+
+    def fill(self, num_cached_tokens: Sequence[int]) -> None:
+        """Fill the mask of S new tokens per sequence, which follow the cached ones."""
+        last = self._filled_for
+        if last is not None and all(new == old + 1 for new, old in zip(num_cached_tokens, last, strict=True)):
+            for index, slot in enumerate(num_cached_tokens):  # decoding: one more slot becomes visible
+                self.array[index, 0, 0, slot] = 0
+        else:
+            self.array[:, :, 0] = self._mask_of_position[np.array(num_cached_tokens)[:, None] + self._offsets]
+        self._filled_for = list(num_cached_tokens) if self._is_incremental else None
+
+    def fill_scattered(self, before: NDArray[np.int64], positions: NDArray[np.int64]) -> None:
+        """Fill the mask of one sequence's tokens at ``positions``, after cached tokens at positions ``before`` in any order."""
+        held, self._filled_for = np.append(before, positions), None
+        self.array[0, :, 0] = -np.inf
+        self.array[0, :, 0, : len(held)] = np.where(held <= positions[:, None], 0, -np.inf)  # a single row's copy has its mask

@@ -26,7 +26,7 @@ UNCUT = "uncut"  # all segments as one graph; optional in a target
 DRAFT = "draft"  # the draft head; optional in a target
 STATES = "states"  # output of `UNCUT`, where there is a draft head: the states that it reads
 DTYPES = ("fp32", "fp16", "bf16")
-PAD_ATTENTION = "pad_attention"  # lowering pass: every step runs the form with packed tokens
+PAD_ATTENTION = "pad_attention"  # lowering pass, see `TargetInfo.pads_attention`
 KV_DTYPES = (*DTYPES, "int8")
 
 
@@ -37,7 +37,6 @@ class ModelInfo:
     Args:
         source: directory name or hub id.
         fingerprint: SHA-256 of the weights.
-        attention_heads: query heads of a layer; 0: unknown.
     """
 
     name: str
@@ -51,7 +50,6 @@ class ModelInfo:
     parameters: int
     max_position_embeddings: int
     fingerprint: str
-    attention_heads: int = 0
 
 
 @dataclass(frozen=True)
@@ -283,14 +281,9 @@ def batched_graph(segment: str) -> str:
     return f"{segment}.batched"
 
 
-def ragged_graph(segment: str) -> str:
-    """Name of a segment's form for decoding sequences with different numbers of cached tokens, in bundles of older releases."""
-    return f"{segment}.ragged"
-
-
-def forms_of(segment: str) -> tuple[str, str, str]:
-    """Names of all forms of a segment or of `UNCUT`, starting with the graph itself."""
-    return segment, batched_graph(segment), ragged_graph(segment)
+def forms_of(segment: str) -> tuple[str, str]:
+    """Names of both forms of a segment or of `UNCUT`, starting with the graph itself."""
+    return segment, batched_graph(segment)
 
 
 def read_manifest(directory: Path) -> Manifest:

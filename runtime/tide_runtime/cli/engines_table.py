@@ -10,7 +10,14 @@ from typing import Any
 from rich.table import Table
 
 from tide_runtime.bundle.manifest import TargetInfo
-from tide_runtime.cli.human_size import human_size
+
+
+def human_size(count: int) -> str:
+    """``count`` bytes as ``12.1 MiB``."""
+    for unit, factor in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if count >= factor:
+            return f"{count / factor:.1f} {unit}"
+    return f"{count} B"
 
 
 def engine_facts(target: TargetInfo, sizes: Mapping[str, int]) -> dict[str, Any]:

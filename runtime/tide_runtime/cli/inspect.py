@@ -15,10 +15,9 @@ from rich.table import Table
 
 from tide_runtime.bundle import Bundle
 from tide_runtime.bundle.manifest import UNCUT, Manifest, forms_of
-from tide_runtime.cli.engines_table import engine_facts, engines_table
+from tide_runtime.cli.engines_table import engine_facts, engines_table, human_size
 from tide_runtime.cli.errors import run_app
-from tide_runtime.cli.human_size import human_size
-from tide_runtime.targets.availability import targets_here
+from tide_runtime.targets.select import targets_here
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 _DTYPE_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2, "int8": 1}

@@ -1,4 +1,4 @@
-"""Selection of the best target of a bundle for the GPU that is present, or for a requested device."""
+"""Selection of the best target of a bundle for the GPU that is present, or for a requested device, and what runs here at all."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from tide_runtime.backends.tensorrt.package import load_module
+from tide_runtime.backends.tensorrt.package import RTX, load_module
+from tide_runtime.backends.tensorrt.validity import engines_validity
+from tide_runtime.bundle import Bundle
 from tide_runtime.bundle.architectures import ARCHITECTURES, onnxruntime_compute
 from tide_runtime.bundle.manifest import Manifest, TargetInfo
 from tide_runtime.errors import ParamsError, TargetError
@@ -150,3 +152,22 @@ def _dtype_for(targets: list[str], gpu: PresentGpu | None, dtype: str) -> str:
     if targets == [CPU]:
         return "fp32"
     return "fp16" if gpu is not None and gpu.compute < _MIN_COMPUTE_BF16 else dtype
+
+
+def targets_here(bundle: Bundle) -> dict[str, str]:
+    """Target → ``yes``, or the reason why it does not run here or was not checked."""
+    gpu = present_gpu()
+    return {name: _here(bundle, target, gpu) for name, target in bundle.manifest.targets.items()}
+
+
+def _here(bundle: Bundle, target: TargetInfo, gpu: PresentGpu | None) -> str:
+    if target.engines and gpu is None:
+        return "not checked: no GPU with a driver here"
+    why_not = obstacle(target, DeviceChoice(), gpu)
+    if why_not is not None:
+        return f"no: {why_not}"
+    if not target.engines:
+        return "yes"
+    if target.backend != "tensorrt-rtx":
+        return "not checked: TensorRT tells when it loads them"
+    return engines_validity(RTX.imported(), (bundle.path(file) for file in target.graphs.values()))

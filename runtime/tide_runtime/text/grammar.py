@@ -18,8 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tide_runtime.errors import GrammarError
-from tide_runtime.text.grammar_literals import named_tokens, spells_one, without_forcing
-from tide_runtime.text.grammar_numbers import check_integers
+from tide_runtime.text.grammar_limits import check_integers, named_tokens, spells_one, without_forcing
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -148,7 +147,7 @@ def _keep_embedded(state: dict[str, Any], vocab_size: int) -> None:
 
 
 class GrammarState:
-    """Where one sequence is in its grammar: behind the tokens that were taken with `take`."""
+    """Where one sequence is in its grammar: after the tokens given to `take`."""
 
     def __init__(self, matcher: LLMatcher, vocab_size: int) -> None:
         self._matcher = matcher
@@ -187,7 +186,7 @@ class GrammarState:
         llguidance."""
         from llguidance.numpy import fill_next_token_bitmask
 
-        if self._refused is not None:  # literals that only together spell an added token, see `grammar_literals`
+        if self._refused is not None:  # literals that only together spell an added token, see `grammar_limits`
             raise GrammarError(f"the grammar cannot be followed behind token {self._refused}; write added tokens by their id")
         self._move_to(drafts)
         fill_next_token_bitmask(self._matcher, self._bits, 0)
@@ -196,7 +195,7 @@ class GrammarState:
         return np.unpackbits(self._bits.view(np.uint8)[0], count=self._vocab_size, bitorder="little").view(np.bool_)
 
     def _move_to(self, drafts: Sequence[int]) -> None:
-        """Have the matcher stand behind ``drafts``."""
+        """Set the matcher to the state after ``drafts``."""
         common = 0
         while common < min(len(drafts), len(self._drafts)) and drafts[common] == self._drafts[common]:
             common += 1
@@ -205,7 +204,7 @@ class GrammarState:
             del self._drafts[common:]
         for token in drafts[common:]:
             if not self._matcher.try_consume_tokens([int(token)]):
-                return  # behind a draft that the grammar does not allow nothing is chosen
+                return  # no token is chosen after a draft that the grammar does not allow
             self._drafts.append(int(token))
 
 

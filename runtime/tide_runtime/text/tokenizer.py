@@ -68,7 +68,7 @@ class Tokenizer:
             raise PromptError(f"Cannot decode the token ids ({error}); expected integers >= 0.") from error
 
     def continuation(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """Text of ``ids`` behind other text: with the space that its first token has, which `decode` drops for sentencepiece."""
+        """Text of ``ids`` after other text: with the space that its first token has, which `decode` drops for sentencepiece."""
         return self.decode([*self.lead, *ids], skip_special_tokens)[len(self.decode(self.lead)) :]
 
     @cached_property

@@ -10,8 +10,8 @@ import pytest
 from export.passes.graphs import SLOTS, lowered, operators, parse, run
 from export.passes.group_query import HIDDEN, GroupQuery, step
 
-from tide_export.passes.attention_batched import lower_attention_batched, pad_attention
-from tide_export.passes.attention_scattered import lower_attention_scattered
+from tide_export.passes.attention_batched import lower_attention_batched, lower_attention_scattered
+from tide_export.passes.attention_padded import pad_attention
 
 ATTENTIONS = {
     "three query heads a KV head": GroupQuery(),

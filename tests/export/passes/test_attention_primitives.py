@@ -9,8 +9,7 @@ from export.passes.one_attention import CASES, SLOTS, check_one_attention, one_a
 
 from tide_export.passes.attention_primitives import lower_attention_primitives
 from tide_export.passes.base import LoweringContext, run_passes
-from tide_export.passes.opset_20 import declare_opset_20
-from tide_export.passes.tensorrt_10_4_check import check_tensorrt_10_4
+from tide_export.passes.tensorrt_10_4 import check_tensorrt_10_4, declare_opset_20
 
 
 @pytest.mark.parametrize("dtype", [ir.DataType.FLOAT, ir.DataType.FLOAT16])

@@ -7,7 +7,7 @@ import onnx_ir as ir
 import pytest
 from export.passes.graphs import assert_same_results, assert_untouched, lowered, operators, parse, random_feeds, run
 
-from tide_export.passes.decompose_rms_norm import decompose_rms_norm
+from tide_export.passes.rms_norm import decompose_rms_norm
 
 
 def norms(channels: int, dtype: str = "float", second_epsilon: float = 0.5) -> ir.Model:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import onnx_ir as ir
 from export.passes.graphs import assert_same_results, assert_untouched, lowered, operators, parse, random_feeds
 
-from tide_export.passes.inline_functions import inline_functions
+from tide_export.passes.canonicalize import inline_functions
 
 GRAPH = """(float[batch, 7] x, float[batch, 7] y) => (float[batch, 7] z) {
     first = tide.ScaledSum<factor = 2.0>(x, y)

@@ -6,7 +6,7 @@ import pytest
 from export.passes.graphs import assert_same_results, lowered, parse, random_feeds
 from tide_runtime.errors import UnsupportedModelError
 
-from tide_export.passes.opset_20 import declare_opset_20
+from tide_export.passes.tensorrt_10_4 import declare_opset_20
 
 
 def test_the_same_graph_in_opset_20():

@@ -6,7 +6,7 @@ import onnx_ir as ir
 import pytest
 from export.passes.graphs import assert_same_results, assert_untouched, lowered, only, operators, parse, random_feeds
 
-from tide_export.passes.skip_norm import fuse_skip_norm
+from tide_export.passes.onnxruntime_fusions import fuse_skip_norm
 
 SIZES = {"batch": 3, "seq": 7}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from export.passes.graphs import assert_same_results, assert_untouched, lowered, parse, random_feeds
 
-from tide_export.passes.static_caches import static_caches
+from tide_export.passes.static_shapes import static_caches
 
 
 def test_caches_have_their_full_length_everywhere():

@@ -6,7 +6,7 @@ import onnx_ir as ir
 import pytest
 from export.passes.graphs import assert_same_results, assert_untouched, lowered, only, operators, parse, random_feeds
 
-from tide_export.passes.static_reshape import static_reshape
+from tide_export.passes.static_shapes import static_reshape
 
 TARGETS = {  # of x [batch, seq, 12] → the constant
     "batch, seq, 4, 3": [0, 0, 4, 3],

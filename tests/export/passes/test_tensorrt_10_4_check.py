@@ -7,7 +7,7 @@ import pytest
 from export.passes.graphs import assert_same_results, lowered, parse, random_feeds
 from tide_runtime.errors import UnsupportedModelError
 
-from tide_export.passes.tensorrt_10_4_check import check_tensorrt_10_4
+from tide_export.passes.tensorrt_10_4 import check_tensorrt_10_4
 
 SCATTER = "(float[2, 7] x, int64[1, 1] at, float[1, 7] new) => (float[2, 7] y) { y = ScatterND%s(x, at, new) }"
 READABLE = {

@@ -7,7 +7,7 @@ import onnx_ir as ir
 import pytest
 from export.passes.graphs import assert_same_results, assert_untouched, lowered, only, operators, parse
 
-from tide_export.passes.tied_head import share_tied_head
+from tide_export.passes.onnxruntime_fusions import share_tied_head
 
 VOCAB, HIDDEN = 11, 7
 

@@ -7,7 +7,7 @@ import pytest
 from export.passes.graphs import finish, parse, run
 from onnx_ir.tape import Tape
 
-from tide_export.passes.visible_slots import visible_slots
+from tide_export.passes.attention_products import visible_slots
 
 
 @pytest.mark.parametrize("states", ["hidden", "input_ids"])

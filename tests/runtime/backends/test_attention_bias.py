@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tide_runtime.backends.attention import AttentionBias
+from tide_runtime.backends.step_arrays import AttentionBias
 
 
 @given(st.data())

@@ -152,6 +152,11 @@ def older_schema(bundle: Path) -> None:
     edit(bundle, "schema", value=0)
 
 
+@corruption(BundleError, "do not pad attention", "export the bundle again")
+def graphs_of_versions_before_the_first_release(bundle: Path) -> None:
+    edit(bundle, "targets", "cpu", "passes", "pad_attention", remove=True)
+
+
 @corruption(BundleError, "schema", "not a number")
 def schema_as_text(bundle: Path) -> None:
     edit(bundle, "schema", value="1")

@@ -5,12 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from runtime.backends.test_batched_graphs import load_copy
 from runtime.bundle.test_bad_bundles import edit
 from runtime.numpy_backend import NumpyBackend, tiny_manifest
 from runtime.tiny_generation import Request, make_row
 from runtime.tiny_transformer import TinyTransformer
-from tide_runtime import Engine, GenerationParams
+from tide_runtime import Engine, EngineOptions, GenerationParams, ThreadOptions
 from tide_runtime.bundle.calibration import ExitInfo
 from tide_runtime.bundle.manifest import UNCUT
 from tide_runtime.depth.executor import Executor
@@ -19,6 +18,10 @@ from tide_runtime.errors import BundleError
 
 PARAMS = GenerationParams(max_new_tokens=24, ignore_eos=True, logprobs=1)
 PROMPTS = [[5, 6, 7], [8, 9, 10, 11], [12]]
+
+
+def load_copy(directory: Path) -> Engine:
+    return Engine.load(directory, EngineOptions(threads=ThreadOptions(1)))
 
 
 def without_uncut(bundle: Path) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from tide_runtime.errors import GrammarError
-from tide_runtime.text.grammar_numbers import check_integers
+from tide_runtime.text.grammar_limits import check_integers
 
 BIG = 2**53 + 1
 

@@ -13,7 +13,6 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from tide_runtime.backends.attention import ATTENTION_BIAS, AttentionBias
 from tide_runtime.backends.device.arena import Arena, TransferBlock
 from tide_runtime.backends.device.device import Device
 from tide_runtime.backends.device.device_caches import DeviceCaches
@@ -21,7 +20,7 @@ from tide_runtime.backends.device.device_rows import DeviceRows
 from tide_runtime.backends.device.element_types import ELEMENT_TYPES, FP32, INT64, ElementType
 from tide_runtime.backends.device.program import Enqueue
 from tide_runtime.backends.graph_contract import hidden_states
-from tide_runtime.backends.step_arrays import RowEnds, StepPositions, StepShape
+from tide_runtime.backends.step_arrays import ATTENTION_BIAS, AttentionBias, RowEnds, StepPositions, StepShape
 from tide_runtime.bundle.manifest import HEAD, Manifest
 from tide_runtime.errors import ParamsError
 
@@ -197,7 +196,7 @@ class DeviceStep:
         return self._ids if self._padded else self.block.host["input_ids"]
 
     def place(self, num_cached_tokens: Sequence[int]) -> None:
-        num_cached_tokens = self.context.ends.place(self.shape.first_index, self._counts, num_cached_tokens)
+        num_cached_tokens = self.context.ends.extend(self.shape.first_index, self._counts, num_cached_tokens)
         self.context.caches.reserve(max(num_cached_tokens) + self.shape.seq)
         self._num_cached_tokens = num_cached_tokens
         self.positions.place(num_cached_tokens)

@@ -11,7 +11,6 @@ import numpy as np
 import onnxruntime as ort
 from numpy.typing import NDArray
 
-from tide_runtime.backends.attention import ATTENTION_BIAS, AttentionBias, prefers_batched
 from tide_runtime.backends.base import Step
 from tide_runtime.backends.graph_contract import hidden_states
 from tide_runtime.backends.kv_caches import KVCaches, cache_full, kv_bytes_per_token
@@ -20,10 +19,19 @@ from tide_runtime.backends.onnxruntime.sessions import Sessions, decoder_layers,
 from tide_runtime.backends.onnxruntime.threads import ThreadOptions, session_options
 from tide_runtime.backends.pass_costs import kept_pass_costs, padding_price
 from tide_runtime.backends.prefix_blocks import PrefixBlocks
-from tide_runtime.backends.step_arrays import NO_PADDING, RowEnds, RowPadding, StepBuffers, StepPositions, StepShape
+from tide_runtime.backends.step_arrays import (
+    ATTENTION_BIAS,
+    NO_PADDING,
+    AttentionBias,
+    RowEnds,
+    RowPadding,
+    StepBuffers,
+    StepPositions,
+    StepShape,
+)
 from tide_runtime.bundle import Bundle
 from tide_runtime.bundle.calibration import CostTable
-from tide_runtime.bundle.manifest import DRAFT, HEAD, STATES, batched_graph, forms_of, ragged_graph
+from tide_runtime.bundle.manifest import DRAFT, HEAD, STATES, batched_graph, forms_of
 from tide_runtime.errors import BundleError, ParamsError
 
 Measured = TypeVar("Measured")
@@ -33,18 +41,20 @@ _KEPT_STEPS = 128  # step shapes whose bindings a context keeps; policies that s
 class OnnxRuntimeBackend(Sessions):
     """The ``cpu`` target. Sessions may run in several threads; each caller needs its own ``ExecutionContext``."""
 
-    name, has_prefix_blocks = "onnxruntime-cpu", True
+    name, packs_steps, has_prefix_blocks = "onnxruntime-cpu", True, True
     measure_padding: Callable[[], RowPadding | None] = staticmethod(lambda: NO_PADDING)  # see `row_padding`
     measure_passes: Callable[[], CostTable] | None = None  # see `pass_costs`
 
     @classmethod
     def load(cls, bundle: Bundle, target: str, threads: ThreadOptions) -> OnnxRuntimeBackend:
-        """Load the graphs of ``target``. Raises BundleError when ONNX Runtime refuses one or it breaks the contract."""
+        """Load the graphs of ``target``.
+
+        Raises BundleError when ONNX Runtime refuses a graph, it breaks the contract, or its attention is not padded, as in
+        bundles of versions before the first release.
+        """
         manifest, files = bundle.manifest, bundle.manifest.targets[target].graphs
-        pads_attention = manifest.targets[target].pads_attention
-        missing = [] if pads_attention else sorted({batched_graph(s.name) for s in manifest.segments} - set(files))
-        if missing:
-            raise BundleError(f"target {target} lacks graphs {missing}: an older tide-export made it; export the bundle again")
+        if not manifest.targets[target].pads_attention:
+            raise BundleError(f"the graphs of target {target} do not pad attention: export the bundle again with this version")
         layers = decoder_layers(manifest, files)
         whole = {form for graph, count in layers.items() if count == manifest.model.num_layers for form in forms_of(graph)}
 
@@ -52,7 +62,7 @@ class OnnxRuntimeBackend(Sessions):
             options = session_options(threads, chained=name not in whole)
             return load_session(bundle, name, files[name], options, ["CPUExecutionProvider"])
 
-        backend = cls(manifest, layers, load, set(files) - set(layers), pads_attention)
+        backend = cls(manifest, layers, load, set(files) - set(layers))
         chains = [backend.every_layer, *([[s.name for s in manifest.segments]] if manifest.calibration is not None else [])]
         backend.measure_padding = lambda: bundle_row_padding(
             bundle,
@@ -80,7 +90,7 @@ class OnnxRuntimeBackend(Sessions):
 
     @cached_property
     def pass_costs(self) -> CostTable | None:
-        return self._uncounted(self.measure_passes) if self.measure_passes is not None and self.packs_steps else None
+        return self._uncounted(self.measure_passes) if self.measure_passes is not None else None
 
     def _uncounted(self, measure: Callable[[], Measured]) -> Measured:
         """The result of ``measure``, whose launches serve no request and do not count."""
@@ -91,17 +101,12 @@ class OnnxRuntimeBackend(Sessions):
         return measured
 
     @property
-    def packs_steps(self) -> bool:
-        return self.pads_attention  # bundles of older releases run several sequences in slower forms
-
-    @property
     def kv_bytes_per_token(self) -> int:
         return kv_bytes_per_token(self.manifest, np.dtype(self.cache_dtype).itemsize)
 
     def context(self, capacity: int, prefix_blocks: int = 0, *, padding: RowPadding | None = None) -> OnnxRuntimeContext:
         """See `Backend`. ``padding`` replaces `row_padding`, to measure what it does."""
-        fallback = LEAST_PADDING if self.pads_attention else NO_PADDING
-        return OnnxRuntimeContext(self, capacity, prefix_blocks, padding or self.row_padding or fallback)
+        return OnnxRuntimeContext(self, capacity, prefix_blocks, padding or self.row_padding or LEAST_PADDING)
 
 
 class OnnxRuntimeContext:
@@ -174,7 +179,7 @@ class OnnxRuntimeContext:
 
 
 class _BoundStep:
-    """Arrays of one step shape, and an IO binding per form, created when first run."""
+    """Arrays of one step shape, and an IO binding per form, created when first run. Graphs take packed tokens, [1, T, …]."""
 
     def __init__(self, context: OnnxRuntimeContext, shape: StepShape) -> None:
         self.shape, self.positions = shape, StepPositions(shape, context.padding.sequence)
@@ -182,10 +187,8 @@ class _BoundStep:
         self.input_ids, self.hidden, self.logits, self.token, self.score, self.before, self.states = arrays
         self._context = context
         self._counts: Sequence[int] = []
-        self._num_cached_tokens: Sequence[int] = [0] * shape.batch_size
-        self._batched = self._ragged = False
+        self._is_scattered = False
         self._runs: dict[str, Callable[[], None]] = {}
-        self._biases: dict[str, AttentionBias] = {}  # by input name
 
     def arrange(self, counts: Sequence[int], wanted: Sequence[int]) -> None:
         self._counts = counts
@@ -193,20 +196,10 @@ class _BoundStep:
 
     def place(self, num_cached_tokens: Sequence[int]) -> None:
         context, shape = self._context, self.shape
-        num_cached_tokens = context.ends.place(shape.first_index, self._counts, num_cached_tokens)
-        if context.packs_steps:
-            self._batched = self._ragged = False
-        else:
-            is_faster, slots = context.backend.batched_decode_is_faster, context.caches.slots
-            several = shape.batch_size > 1
-            self._batched = several and (not shape.even or prefers_batched(num_cached_tokens, shape.seq, slots, is_faster))
-            self._ragged = several and not self._batched and min(num_cached_tokens) != max(num_cached_tokens)
+        num_cached_tokens = context.ends.extend(shape.first_index, self._counts, num_cached_tokens)
         self._check_room(max(num_cached_tokens) + shape.seq)
-        self._num_cached_tokens = num_cached_tokens
         self.positions.place(num_cached_tokens)
-        if self._batched:
-            for bias in self._biases.values():
-                bias.fill(num_cached_tokens)
+        self._is_scattered = False
 
     def _check_room(self, needed: int) -> None:
         if needed > self._context.caches.limit:
@@ -215,14 +208,14 @@ class _BoundStep:
     def place_scattered(self, slot: int, positions: NDArray[np.int64], before: NDArray[np.int64] | None = None) -> None:
         self._check_room(slot + self.shape.seq)
         self.positions.place_scattered(slot, positions)
-        self._batched, self._ragged = True, False
+        self._is_scattered = True
         if before is not None:
             if not self._context.backend.takes_any_order():
                 raise ParamsError(
                     "prefill_exit puts prompt tokens into the cache in another order, and sliding windows and int8 caches "
                     "go by that order; leave prefill_exit out"
                 )
-            self._bias(ATTENTION_BIAS).fill_scattered(before, positions)
+            self._bias.fill_scattered(before, positions)
 
     def run(self, graph: str) -> None:
         self._context.count(graph)
@@ -239,24 +232,19 @@ class _BoundStep:
 
     def _form(self, graph: str) -> str:
         """The form of ``graph`` that runs this step as placed."""
-        backend = self._context.backend
-        if not backend.layers[graph]:
-            return graph
-        if self._batched:
-            return batched_graph(graph)
-        return ragged_graph(graph) if self._ragged and ragged_graph(graph) in backend.forms else graph
+        return batched_graph(graph) if self._is_scattered and self._context.backend.layers[graph] else graph
 
     def _bind(self, graph: str, form: str) -> Callable[[], None]:
         session = self._context.backend.session(form)
         caches = self._context.bound_caches(self.shape.first_index, self.shape.batch_size)
-        backend = self._context.backend
-        packed = form == batched_graph(graph) or backend.pads_attention or not backend.layers[graph]
-        arrays = self._arrays(graph, packed)
+        arrays = self._arrays(graph)
+        if form != graph:
+            arrays[ATTENTION_BIAS] = self._bias.array
         binding = session.io_binding()
         for value in session.get_inputs():
-            name = value.name
-            array = self._bias(name).array if name.startswith(ATTENTION_BIAS) else arrays.get(name)
-            binding.bind_ortvalue_input(name, caches[name] if array is None else ort.OrtValue.ortvalue_from_numpy(array))
+            array = arrays.get(value.name)
+            bound = caches[value.name] if array is None else ort.OrtValue.ortvalue_from_numpy(array)
+            binding.bind_ortvalue_input(value.name, bound)
         for value in session.get_outputs():
             in_place = value.name.replace("_cache_out_", "_cache_")
             array = arrays.get(value.name)
@@ -264,28 +252,25 @@ class _BoundStep:
             binding.bind_ortvalue_output(value.name, bound)
         return lambda: session.run_with_iobinding(binding)
 
-    def _arrays(self, graph: str, packed: bool) -> dict[str, NDArray[Any]]:
-        """The step's arrays by graph input and output name: [1, T, …] when ``packed``, else [B, S, …]."""
+    def _arrays(self, graph: str) -> dict[str, NDArray[Any]]:
+        """The step's arrays by graph input and output name."""
         manifest, shape = self._context.backend.manifest, self.shape
         reads, writes = hidden_states(manifest, graph)
-        tokens = (1, shape.tokens) if packed else (shape.batch_size, shape.seq)
         outputs = shape.tokens if graph == HEAD else shape.outputs
         return {
-            "input_ids": self.input_ids.reshape(tokens),
-            "hidden": self.hidden[reads].reshape(*tokens, -1),
-            "hidden_out": self.hidden[writes].reshape(*tokens, -1),
+            "input_ids": self.input_ids[None],
+            "hidden": self.hidden[reads][None],
+            "hidden_out": self.hidden[writes][None],
             "logits": self.logits[None, :outputs],
             "token": self.token[None, :outputs],
-            "score": self.score.reshape(tokens),
+            "score": self.score[None],
             "before": self.before[None, :outputs],
             STATES: self.states[None, :outputs],
             **self.positions.arrays,
-            "position_ids": self.positions.arrays["position_ids"].reshape(tokens),
+            "position_ids": self.positions.arrays["position_ids"][None],
         }
 
-    def _bias(self, name: str) -> AttentionBias:
-        if name not in self._biases:
-            shape = self.shape
-            bias = self._biases[name] = AttentionBias.named(name, shape.batch_size, shape.seq, self._context.caches.slots)
-            bias.fill(self._num_cached_tokens)
-        return self._biases[name]
+    @cached_property
+    def _bias(self) -> AttentionBias:
+        """The mask of scattered tokens."""
+        return AttentionBias.named(ATTENTION_BIAS, self.shape.batch_size, self.shape.seq, self._context.caches.slots)

@@ -61,7 +61,7 @@ class OnnxRuntimeCudaBackend(Sessions):
         manifest, options, files = bundle.manifest, session_options(threads, chained=True), bundle.manifest.targets[target].graphs
         missing = sorted({batched_graph(s.name) for s in manifest.segments} - set(files))
         if missing:
-            raise BundleError(f"target {target} lacks graphs {missing}: an older tide-export made it; export the bundle again")
+            raise BundleError(f"target {target} lacks graphs {missing}; export the bundle again with this version")
         layers = decoder_layers(manifest, files)
         return cls(manifest, layers, lambda name: load_session(bundle, name, files[name], options, [provider]), device)
 

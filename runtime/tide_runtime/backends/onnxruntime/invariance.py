@@ -2,16 +2,15 @@
 
 On many processors ONNX Runtime's low-bit kernels give a launch of one row, or the last of an odd number of rows, other bits than
 the same row has in other launches, and attention sums in an order that depends on the slots that it reads. A text would then
-change with its company, with the chunks of its prompt, and where policy ``exact`` verifies several tokens at once: where
-activations are rounded to int8, a difference in the last bit may round to another number. Two measurements compare rows bit by
-bit: one of every kind of low-bit product at every size of launch, on a graph that the exporter writes (`TargetInfo.products`),
-and one of the whole model on a short text, in bundles whose attention is padded. The cheapest padding with which both agree is
-taken.
+change with the other requests of a batch, with the chunks of its prompt, and where policy ``exact`` verifies several tokens at
+once: where activations are rounded to int8, a difference in the last bit may round to another number. Two measurements compare
+rows bit by bit: one of every kind of low-bit product at every size of launch, on a graph that the exporter writes
+(`TargetInfo.products`), and one of the whole model on a short text. The cheapest padding with which both agree is taken.
 
 Measured with onnxruntime 1.32: 4-bit products of AVX2 and AVX need 2 rows at least, 8-bit products of AVX too; with AVX512-VNNI
 blocks of 64 weights and more (8 bits: 128) need an even number of rows; products of smaller blocks there, and all with SSE4, need
 no padding. Attention needs 2 rows of a sequence. Without FMA (AVX, SSE4) it needs 3 more than the sequence has tokens: the last
-terms behind a multiple of four are summed apart there, and 3 slots of padding, whose weight is 0, keep real tokens out of them.
+terms after a multiple of four are summed apart there, and 3 slots of padding, whose weight is 0, keep real tokens out of them.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ import onnxruntime as ort
 
 from tide_runtime.backends.base import ExecutionContext
 from tide_runtime.backends.onnxruntime.threads import ThreadOptions, session_options
-from tide_runtime.backends.step_arrays import NO_PADDING, Rounding, RowPadding
+from tide_runtime.backends.step_arrays import Rounding, RowPadding
 from tide_runtime.bundle import Bundle
 from tide_runtime.errors import BundleError
 from tide_runtime.machine_cache import kept_result, processor
@@ -62,11 +61,9 @@ def bundle_row_padding(
     Args:
         agree: see `launches_agree`.
 
-    Bundles of older releases in fp32 or fp16 need none. Raises BundleError when ONNX Runtime refuses the target's graphs.
+    Raises BundleError when ONNX Runtime refuses the target's graphs.
     """
     info = bundle.manifest.targets[target]
-    if info.products is None and not info.pads_attention:
-        return NO_PADDING
 
     def measure() -> RowPadding | None:
         launches: Iterable[Rounding] = LAUNCHES
@@ -74,8 +71,6 @@ def bundle_row_padding(
             file, options = str(bundle.path(info.products)), session_options(threads, chained=False)
             products = ort.InferenceSession(file, options, providers=["CPUExecutionProvider"])
             launches = (launch for launch in LAUNCHES if products_agree(products, launch))
-        if not info.pads_attention:  # nor can launches be padded
-            return NO_PADDING if next(iter(launches), None) == NO_PADDING.launch else None
         return next((p for launch in launches for p in PADDINGS if p.launch == launch and agree(p)), None)
 
     try:
@@ -101,7 +96,7 @@ def cached_row_padding(
         if kept is None:
             return None
         padding = RowPadding(*(Rounding(*part) for part in kept))
-        if padding not in (NO_PADDING, *PADDINGS):
+        if padding not in PADDINGS:
             raise ValueError(f"{kept} is not measured")
         return padding
 
@@ -111,14 +106,14 @@ def cached_row_padding(
 def launches_agree(
     backend: ContextMaker, chains: Iterable[Sequence[str]], vocab_size: int, padding: RowPadding, slots: int = _TEXT
 ) -> bool:
-    """Whether a text of a few tokens has the same logits, bit for bit, token by token, in one launch, and beside another text,
-    where launches are padded by ``padding``.
+    """Whether a text of a few tokens has the same logits, bit for bit, token by token, in one launch, and in a batch with another
+    text, where launches are padded by ``padding``.
 
     This compares what products alone do not show: attention, norms, and the graphs together.
 
     Args:
         chains: lists of graphs that run all layers.
-        slots: of a sequence; the texts end where its cache does.
+        slots: cache slots of a sequence; the texts end where the cache does.
     """
     tokens = min(_TEXT, slots)
     texts = np.random.default_rng(0).integers(0, vocab_size, (2, tokens))

@@ -1,10 +1,9 @@
 """ONNX Runtime's sessions of a target: one per graph and form, loaded at once or when first run.
 
-A segment is compiled in one form for all steps, with padded GroupQueryAttention (GQA), and in bundles with exits also with matrix
-products, ``segment_i.batched``, for prompt tokens in another order than the text's. ``uncut``, all segments as one graph, runs
-tokens that take every layer. Bundles of older releases, and the target ``cuda``, have ``segment_i`` with GQA for one sequence,
-``segment_i.batched`` for several and, on the CPU, ``segment_i.ragged`` with another GQA kernel for sequences with different
-numbers of cached tokens (see `tide_runtime.backends.attention`); the same holds for ``uncut``.
+The target ``cpu`` has one form of a segment for all steps, with padded GroupQueryAttention (GQA), and in bundles with exits a
+second one with matrix products, ``segment_i.batched``, for prompt tokens in another order than the text's. ``uncut``, all
+segments as one graph, runs tokens that take every layer. The target ``cuda`` has ``segment_i`` with GQA for one sequence or one
+token of each, and ``segment_i.batched`` for all other steps.
 Graphs that many applications never use are loaded by the first step that runs them: the other forms, ``kv_fill_c`` and, in a
 bundle without exits, the segments and ``head``.
 """
@@ -18,10 +17,10 @@ from collections.abc import Callable, Container, Sequence, Set
 import numpy as np
 import onnxruntime as ort
 
-from tide_runtime.backends.attention import ATTENTION_BIAS, batched_decode_is_faster
 from tide_runtime.backends.graph_contract import check_interface
+from tide_runtime.backends.step_arrays import ATTENTION_BIAS
 from tide_runtime.bundle import Bundle
-from tide_runtime.bundle.manifest import DRAFT, HEAD, UNCUT, Manifest, batched_graph, kv_fill_graph, ragged_graph
+from tide_runtime.bundle.manifest import DRAFT, HEAD, UNCUT, Manifest, batched_graph, kv_fill_graph
 from tide_runtime.errors import BundleError, TargetError
 
 _NUMPY_DTYPES: dict[str, type[np.generic]] = {
@@ -49,25 +48,21 @@ class Sessions:
         layers: dict[str, int],
         load: Callable[[str], ort.InferenceSession],
         forms: Set[str] = frozenset(),
-        pads_attention: bool = False,
     ) -> None:
         """Load the sessions that every application uses.
 
         Args:
             layers: graph name → number of decoder layers it runs.
             load: creates the session of a graph, or of another form of a segment, by name.
-            forms: names of the batched and ragged forms that the target has.
-            pads_attention: see `TargetInfo`.
+            forms: names of the batched forms that the target has.
         """
         self.manifest, self.layers, self._load, self.forms = manifest, layers, load, forms
-        self.pads_attention = pads_attention
         segments = [segment.name for segment in manifest.segments]
         self.every_layer = [UNCUT] if UNCUT in layers else segments
         exits = manifest.calibration.exits if manifest.calibration is not None else []
         lazy = {kv_fill_graph(e) for e in exits} if exits else {HEAD, *segments} - {*self.every_layer}
         self.sessions = {form: load(form) for form in (self.initial_form(name) for name in layers if name not in lazy)}
         self.launches: dict[str, int] = Counter()
-        self.batched_decode_is_faster = batched_decode_is_faster(manifest)
         self.dtype, self.cache_dtype = _NUMPY_DTYPES[manifest.dtype], _NUMPY_DTYPES[manifest.cache_dtype]
         outputs = {value.name: value for session in self.sessions.values() for value in session.get_outputs()}
         self.logits_dtype = _ORT_DTYPES[outputs["logits"].type]
@@ -80,8 +75,8 @@ class Sessions:
     def session(self, name: str) -> ort.InferenceSession:
         """The session of a graph or form, loaded on first use together with the same form of all segments."""
         if name not in self.sessions:
-            forms = [{form(segment.name) for segment in self.manifest.segments} for form in (batched_graph, ragged_graph)]
-            self._load_lazily(next((names for names in forms if name in names), {name}))
+            batched = {batched_graph(segment.name) for segment in self.manifest.segments}
+            self._load_lazily(batched if name in batched else {name})
         return self.sessions[name]
 
     def takes_any_order(self) -> bool:

@@ -1,1 +1,0 @@
-"""Old place of the depth options; remove in the next release."""

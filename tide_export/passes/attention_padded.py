@@ -1,0 +1,82 @@
+"""Keep GroupQueryAttention for several sequences in one step, on padded tokens: every step of the target ``cpu``.
+
+The kernel takes several tokens of each sequence if it is told how many, ``query_seqlens``, and neither caches nor computes the
+rows after them; a sequence with 0 tokens stays as it is. It sums a single row in another order than several, so a sequence's
+only token is there twice; the copy's key lands in the slot that the next token overwrites. Then a token's result has the same
+bits whatever shares the launch: prompts in chunks of any size, drafts under verification, and sequences of other requests give
+the logits of single tokens, also where the model rounds activations, keys or values to few bits and a last bit may become
+another number.
+
+Besides the inputs of `attention_packed` the runtime fills:
+
+    query_seqlens [B] int32       rows of each sequence that the kernel computes: its tokens, at least two unless it has none
+"""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+from onnx_ir.tape import Tape
+from tide_runtime.bundle.manifest import PAD_ATTENTION
+
+from tide_export.passes.attention_gqa import (
+    QUERY_SEQLENS,
+    SEQLENS_K,
+    set_input,
+)
+from tide_export.passes.attention_packed import (
+    PackedAttention,
+    gathered,
+    graph_input,
+    heads_of,
+    padded,
+    remove_unused,
+    rename_packed_dims,
+)
+from tide_export.passes.base import LoweringContext, PassReport
+
+
+def pad_attention(model: ir.Model, context: LoweringContext) -> PassReport:
+    """Keep the kernel, on padded tokens."""
+    report = PassReport(PAD_ATTENTION)
+    attentions = [n for n in model.graph if n.op_type == "GroupQueryAttention"]
+    if attentions:
+        rename_packed_dims(model.graph)
+    shared: dict[object, ir.Value] = {}
+    for node in attentions:
+        _pad_kernel(PackedAttention(model.graph, node, heads_of(node), shared))
+        report.applied += 1
+    remove_unused(model)
+    return report
+
+
+def _pad_kernel(attention: PackedAttention) -> None:
+    """Keep the kernel, on padded operands: rows after those that ``query_seqlens`` counts are neither cached nor computed."""
+    node, heads = attention.node, attention.heads
+    widths = [heads.query * heads.key_dim, heads.kv * heads.key_dim, heads.kv * heads.value_dim]
+    if node.inputs[1] is None:
+        widths[0] = sum(widths)  # query, key and value in one
+    for index, width in enumerate(widths):
+        value = node.inputs[index]
+        if value is not None:
+            node.replace_input_with(index, padded(attention, value, width))
+    counts = graph_input(attention, "query_seqlens", ir.DataType.INT32, "batch")
+    set_input(node, QUERY_SEQLENS, counts)
+    node.replace_input_with(SEQLENS_K, _last_slots(attention, counts))
+    attention.graph.insert_before(node, attention.tape.nodes)
+    attention.tape = Tape()
+    output = node.outputs[0]
+    uses, output.shape = list(output.uses()), None
+    packed = gathered(attention, output, heads.query * heads.value_dim)
+    for user, index in uses:
+        user.replace_input_with(index, packed)
+    attention.graph.insert_after(node, attention.tape.nodes)
+
+
+def _last_slots(attention: PackedAttention, counts: ir.Value) -> ir.Value:
+    """``seqlens_k`` [B] with the rows that the kernel computes: each sequence's slots less one, computed once per graph."""
+    if "seqlens_k" not in attention.shared:
+        tape, one, zero = attention.tape, *(attention.number(n, ir.DataType.INT32) for n in (1, 0))
+        before = tape.op("Cast", [graph_input(attention, "write_index", ir.DataType.INT64, "batch")], {"to": ir.DataType.INT32})
+        last = tape.op("Sub", [tape.op("Add", [before, counts]), one])
+        attention.shared["seqlens_k"] = tape.op("Max", [last, zero])  # of an empty sequence too
+    return attention.shared["seqlens_k"]

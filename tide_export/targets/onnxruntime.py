@@ -1,0 +1,117 @@
+"""Targets whose runtime compiles ONNX when it loads a bundle: ``cpu``, the default, and ``cuda``, ONNX Runtime on NVIDIA GPUs.
+
+Target ``cpu`` runs one form of a segment in every step, padded attention (`pad_attention`): a token's logits have the same bits
+alone, in a chunk of any size and in a batch with other sequences.
+
+Target ``cuda`` has the CPU's graphs and a guarded token. Its GroupQueryAttention supports fp16 and bf16, and several tokens over
+a filled cache only for one sequence; other steps run the batched form. Fused projections and norms save launches. MatMulNBits has
+kernels for few tokens if N is a multiple of 8, for blocks of 16 to 128 and 4 or 8 bits; otherwise each step would write the dense
+matrix and multiply with that, which is slower than a dense weight
+(https://github.com/microsoft/onnxruntime/tree/main/onnxruntime/contrib_ops/cuda/quantization, matmul_4bits.cu, matmul_8bits.cu).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from tide_runtime.bundle.architectures import ONNXRUNTIME_COMPUTE
+from tide_runtime.bundle.manifest import TargetInfo
+
+from tide_export.bundle_writer import ONNX_FOLDER, WEIGHTS_NAME, write_graphs
+from tide_export.cut import LoweredModel
+from tide_export.packed_weights import WeightPacker
+from tide_export.passes.attention_batched import lower_attention_batched, lower_attention_scattered
+from tide_export.passes.attention_gqa import lower_attention_gqa
+from tide_export.passes.attention_padded import pad_attention
+from tide_export.passes.canonicalize import canonicalize
+from tide_export.passes.fold_weights import fold_weights
+from tide_export.passes.guard_token import guard_token
+from tide_export.passes.onnxruntime_fusions import fuse_skip_norm, share_tied_head
+from tide_export.passes.pack_projections import pack_projections
+from tide_export.passes.quantize_weights import QuantizeWeights
+from tide_export.passes.quantized_matmul import lower_quantized_matmul
+from tide_export.passes.rms_norm import fuse_rms_norm
+from tide_export.passes.static_shapes import static_reshape
+from tide_export.products_graph import write_products
+from tide_export.targets.base import BuildJob, Machine, Target
+
+
+@dataclass(frozen=True)
+class OnnxFiles:
+    """Writes ONNX graphs and their weights; needs no compiler.
+
+    ``packs_fp32``: the runtime packs fp32 weights at load; ``BuildJob.packed_weights`` then also writes the packed layout.
+    """
+
+    packs_fp32: bool = False
+
+    def check(self, target: Target) -> None:
+        """Every machine can build it."""
+
+    def build(self, target: Target, lowered: LoweredModel, job: BuildJob) -> TargetInfo:
+        forms = [*lowered.forms, *([lowered.draft] if lowered.draft is not None else [])]
+        files = write_graphs(lowered.graphs, forms, target.name, job.weights, job.progress)
+        if self.packs_fp32 and job.dtype == "fp32" and job.packed_weights:
+            _pack(files.values(), job)
+        compute = list(target.machine.compute)
+        products = write_products([*lowered.graphs, *lowered.forms], target.name, job.directory)
+        return TargetInfo(target.backend, files, f"{ONNX_FOLDER}/{WEIGHTS_NAME}", lowered.applied, compute, products=products)
+
+
+def _pack(files: Iterable[str], job: BuildJob) -> None:
+    packer = WeightPacker(job.weights, job.workspace)
+    with job.progress.phase("pack weights") as job.weights.progress:
+        for file in files:
+            packer.pack(job.directory / file)
+
+
+PIECES = (lower_attention_gqa, pack_projections, fuse_skip_norm, lower_quantized_matmul)
+
+CPU = Target(
+    name="cpu",
+    backend="onnxruntime-cpu",
+    dtypes=("fp32", "fp16"),  # ONNX Runtime has no bf16 kernels for the CPU
+    machine=Machine(
+        compute=(),
+        examples="any x86-64 or Arm CPU",
+        backend="ONNX Runtime 1.32+",
+        cuda="",
+        built="on any machine",
+        attention="fused",
+    ),
+    builder=OnnxFiles(packs_fp32=True),
+    whole=(QuantizeWeights((4, 8), look_ups=True), canonicalize, static_reshape, share_tied_head, fold_weights, fuse_rms_norm),
+    pieces=PIECES,
+    scattered_form=(lower_attention_scattered,),
+    padded=(pad_attention,),
+    kv_fill=(lower_attention_gqa, lower_attention_batched, lower_quantized_matmul),
+    uncut=True,
+    int8_kv=True,
+    drafts=True,
+)
+
+
+CUDA = replace(
+    CPU,
+    name="cuda",
+    backend="onnxruntime-cuda",
+    dtypes=("fp32", "fp16", "bf16"),
+    whole=(QuantizeWeights((4, 8), look_ups=True, multiple=8), *CPU.whole[1:]),
+    pieces=(*PIECES, guard_token),
+    batched_form=(lower_attention_batched,),
+    scattered_form=(),
+    padded=(),
+    uncut=False,  # every session copies the weights into GPU memory
+    machine=Machine(
+        compute=tuple(sorted(set().union(*ONNXRUNTIME_COMPUTE.values()))),
+        examples="NVIDIA GPUs from Turing on; not B200, B300, Jetson",
+        backend="ONNX Runtime 1.31+",
+        cuda="13",
+        built="on any machine",
+        attention="fused; decomposed in fp32 and for several tokens of several rows",
+    ),
+    builder=OnnxFiles(),
+    drafts=False,  # pass costs, which decide how far it drafts, are measured on the CPU only
+    int8_kv=False,  # the runtime's device caches hold floats
+)
