@@ -11,8 +11,8 @@ of the model gave. Of all steps of two requests the one with the most lines coun
 ``*_request_*``: the whole request in the engine's thread and the caller's, from `Engine.submit` to the result, all its steps
 together.
 
-``chat``: a streamed chat completion as `tide-serve` serves it, behind its middlewares. Its files are those of `tide_serve`; of the
-runtime it enters those of a request.
+``chat``: a streamed chat completion as `tide-serve` serves it, behind its middlewares. Its files are those of `tide_serve`; of
+the runtime it enters those of a request.
 """
 
 from __future__ import annotations
