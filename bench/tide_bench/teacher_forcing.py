@@ -30,7 +30,7 @@ class Reading:
 
 def read_text(engine: Engine, text: Sequence[int], prompt_tokens: int) -> Reading:
     """Read ``text`` with the engine's policy. The first token after the prompt is left out: the prompt's full pass gives it."""
-    score = engine.score(text, prompt_tokens)
+    (score,) = engine.score_many([(text, prompt_tokens)], decode=True)
     return Reading(score.likeliest[1:], [-logprob for logprob in score.logprobs[1:]], score.decode_s, score.layers)
 
 

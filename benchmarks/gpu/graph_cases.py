@@ -19,7 +19,7 @@ from tide_runtime.bundle.calibration import ExitInfo
 from tide_runtime.depth.exit import ExitDepth
 from tide_runtime.depth.full import FullDepth
 from tide_runtime.depth.options import DepthOptions
-from tide_runtime.device_loop.decode_loop import LoopExit
+from tide_runtime.depth.policy import DevicePlan
 from tide_runtime.device_loop.graph_driver import CapturingDevice, GraphDriver
 from tide_runtime.device_loop.host_driver import HostDriver
 from tide_runtime.device_loop.loop_kernels import LoopKernels
@@ -158,9 +158,10 @@ class _Arm:
         exits = EXITS[case.exits]
         self._backend = StubBackend(device, exits, launch, FORMS[case.form][0])
         inner = ExitDepth(self._backend.manifest, DepthOptions()) if exits else FullDepth()
-        places = [LoopExit(early_exit, threshold) for early_exit, threshold in inner.for_device_loop()]
+        plan = inner.device_plan(pads_sequences=True)
+        assert isinstance(plan, DevicePlan)
         self.drivers = Drivers(HostDriver(device).compile, GraphDriver(device).compile if captures else None)
-        self._policy = DrivenDepth(inner, kernels, _TURNS, self.drivers, places, _WINDOW)
+        self._policy = DrivenDepth(plan, kernels, _TURNS, self.drivers, _WINDOW)
         self._context, self.tokens, self.seconds = self._backend.context(case.rows), 0, 0.0
 
     def generated(self, wanted: list[Wanted]) -> list[list[int]]:
@@ -186,12 +187,9 @@ class _Arm:
         tokens[: len(wanted.prompt)] = wanted.prompt
         return TokenSequence(
             tokens=tokens,
-            last_token=wanted.prompt[-1],
             num_tokens=len(wanted.prompt),
             prompt_tokens=len(wanted.prompt),
             params=params,
             eos=frozenset(wanted.eos),
             sampler=Sampler(params, self._backend.manifest.model.vocab_size),
-            text=None,
-            cache_slots=SLOTS,
         )

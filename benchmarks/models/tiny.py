@@ -9,7 +9,7 @@ from tide_bench.build_cache import cached_folder, files_digest
 from tide_bench.bundles import export_bundle
 from tide_bench.in_process import run_in_process
 
-VOCABULARY = 128
+VOCABULARY = 128  # one token for each ASCII character, where there is a tokenizer
 MAX_SEQ_LEN = 128
 KV_BYTES_PER_TOKEN = 4 * 2 * 2 * 16 * 4  # layers, keys and values, heads, head size, fp32
 
@@ -19,6 +19,26 @@ def tiny_bundle(cache: Path) -> Path:
     identity = f"{files_digest([Path(__file__)])} torch {version('torch')}"
     weights = cached_folder(cache / "tiny" / "weights", identity, lambda folder: run_in_process(_write, folder))
     return export_bundle(weights, identity, cache / "tiny" / "bundle", max_seq_len=MAX_SEQ_LEN)
+
+
+def tiny_chat_bundle(cache: Path) -> Path:
+    """The bundle of the same model with a tokenizer and a chat template, cut after two layers."""
+    identity = f"{files_digest([Path(__file__)])} torch {version('torch')}"
+    weights = cached_folder(cache / "tiny_chat" / "weights", identity, lambda folder: run_in_process(_write_chat, folder))
+    return export_bundle(weights, identity, cache / "tiny_chat" / "bundle", checkpoints="2", max_seq_len=MAX_SEQ_LEN)
+
+
+def _write_chat(folder: Path) -> None:
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    _write(folder)
+    spelling = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer = Tokenizer(models.BPE({spelling.pre_tokenize_str(chr(byte))[0][0]: byte for byte in range(VOCABULARY)}, []))
+    tokenizer.pre_tokenizer, tokenizer.decoder = spelling, decoders.ByteLevel()
+    chat = PreTrainedTokenizerFast(tokenizer_object=tokenizer)
+    chat.chat_template = "{% for message in messages %}{{ message['role'] + ': ' + message['content'] + '\n' }}{% endfor %}"
+    chat.save_pretrained(folder)
 
 
 def _write(folder: Path) -> None:

@@ -59,7 +59,6 @@ class Admission:
         tokens[: len(ids)] = ids
         return TokenSequence(
             tokens=tokens,
-            last_token=ids[-1],
             num_tokens=len(ids),
             prompt_tokens=len(ids),
             params=params,
@@ -67,7 +66,6 @@ class Admission:
             sampler=Sampler(params, vocab, len(ids)),
             grammar=self.grammars.start(params.grammar) if params.grammar is not None else None,
             text=self._text_stream(params) if streamed or params.stop or params.shown_tokens else None,
-            cache_slots=cache_slots,
         )
 
     def _text_stream(self, params: GenerationParams) -> TextStream | None:
@@ -101,15 +99,20 @@ class Admission:
         text = self.tokenizer.token(token) if self.tokenizer is not None and isinstance(token, int) and token >= 0 else None
         return f" ({text!r}, which the tokenizer has and the model has not)" if text is not None else ""
 
-    def text_to_score(self, tokens: Sequence[int], prompt_tokens: int) -> tuple[TokenSequence, list[int]]:
-        """The sequence of the first ``prompt_tokens`` of ``tokens``, and the tokens behind them. Raises PromptError."""
+    def text_to_score(self, tokens: Sequence[int], prompt_tokens: int, as_prompt: bool) -> tuple[TokenSequence, list[int]]:
+        """The sequence of the first ``prompt_tokens`` of ``tokens``, and the tokens after them. Raises PromptError.
+
+        Args:
+            as_prompt: all tokens but the last are the sequence's prompt.
+        """
         ids = list(_items(tokens))
         if not 1 <= prompt_tokens < len(ids):
             raise PromptError(f"prompt_tokens is {prompt_tokens} of {len(ids)} tokens; leave at least one token to score")
         for part in (ids[:-1], ids[1:]):  # the last token is never put into the cache
             self.token_ids(part)
-        params = GenerationParams(max_new_tokens=len(ids) - prompt_tokens, ignore_eos=True)
-        return self.sequence(ids[:prompt_tokens], params), ids[prompt_tokens:]
+        end = len(ids) - 1 if as_prompt else prompt_tokens
+        sequence = self.sequence(ids[:end], GenerationParams(max_new_tokens=len(ids) - end, ignore_eos=True))
+        return sequence, ids[prompt_tokens:]
 
 
 def _is_ids(prompts: object) -> bool:

@@ -11,19 +11,19 @@ from functools import partial
 from pathlib import Path
 from time import monotonic
 from types import TracebackType
-from typing import Any, cast
+from typing import Any
 
 from tide_runtime.admission import Admission, Prompt
 from tide_runtime.backends import load_backend
 from tide_runtime.backends.base import Backend
 from tide_runtime.backends.kv_caches import BLOCK_TOKENS
-from tide_runtime.backends.observed import ObservedBackend, Observer
+from tide_runtime.backends.observed import Observer, observed
 from tide_runtime.backends.step_arrays import RowPadding
 from tide_runtime.bundle import Bundle
 from tide_runtime.bundle.manifest import Manifest
 from tide_runtime.costs.cost_model import CostModel
 from tide_runtime.depth.certificate_coverage import with_promises
-from tide_runtime.depth.policy import EnginePolicy
+from tide_runtime.depth.policy import BackendFacts, EnginePolicy
 from tide_runtime.depth.registry import make_policy
 from tide_runtime.device_loop.select import Drive, choose_drive
 from tide_runtime.engine_options import EngineOptions
@@ -43,6 +43,8 @@ from tide_runtime.targets.select import DeviceChoice, choose_target
 from tide_runtime.text.chat_template import render_chat
 from tide_runtime.text.grammar import Grammar, GrammarCompiler
 from tide_runtime.text.tokenizer import Tokenizer
+
+_LOGITS_BYTES = 1 << 26  # of the logits of a step's prompts; more would keep memory without being faster
 
 
 class Engine:
@@ -97,6 +99,7 @@ class Engine:
                 slots=bundle.manifest.max_seq_len,
                 lookahead=self.policy.lookahead,
                 prompt_tokens=budget,
+                most_logits=max(self.max_batch, _LOGITS_BYTES // (4 * bundle.manifest.model.vocab_size)),
                 can_preempt=self.policy.can_resume,
                 max_queue=options.max_queue,
                 consecutive_rows=not self.backend.packs_steps,
@@ -111,16 +114,13 @@ class Engine:
     def _choose_drive(self) -> Drive:
         if self.bits_limitation is not None:
             warnings.warn(self.bits_limitation, RuntimeWarning, stacklevel=4)
-        policy = make_policy(
-            self.options.policy,
-            self.manifest,
-            self.options.depth,
+        facts = BackendFacts(
             self.max_batch,
             self.backend.pass_costs,
             same_bits=self.backend.row_padding is not None,
             rounds=self.manifest.rounds(self.target),
         )
-        return choose_drive(policy, self.backend)
+        return choose_drive(make_policy(self.options.policy, self.manifest, self.options.depth, facts), self.backend)
 
     @classmethod
     def load(cls, directory: str | Path, options: EngineOptions | None = None, device: str | None = None) -> Engine:
@@ -146,7 +146,7 @@ class Engine:
                 raise ParamsError(
                     f"{name} is {getattr(options, name)}, but the weights are loaded for {loaded}; load another engine"
                 )
-        backend = self.backend if observer is None else cast(Backend, ObservedBackend(self.backend, observer))
+        backend = self.backend if observer is None else observed(self.backend, observer)
         return Engine(self.bundle, replace(options, target=self.target, device=self.options.device), backend=backend)
 
     def generate(self, prompts: Prompt | Sequence[Prompt], params: GenerationParams | None = None) -> list[Generation]:
@@ -181,23 +181,28 @@ class Engine:
         sequence = self.admission.sequence(prompt, params or GenerationParams(), streamed)
         request = self._request(sequence, priority, timeout, streamed)
         self._loop.submit([request])
-        return request.caller
+        return request.handle
 
     def score(self, tokens: Sequence[int], prompt_tokens: int = 1) -> Score:
-        """Log-probabilities of the text ``tokens`` behind its first ``prompt_tokens``, by the engine's policy.
+        """Log-probabilities of the text ``tokens`` after its first ``prompt_tokens``, by the engine's policy.
 
-        Under ``exit`` each token is scored at the depth where the policy stops; ``full`` and ``exact`` give the model's own.
+        ``full`` and ``exact`` give the model's own, in prompt passes, which have the bits of decode steps. Under ``exit`` each
+        token is scored at the depth where the policy stops, so they are decoded one after the other; so they are where prompt
+        passes may have other bits: on GPUs, and on machines with a `bits_limitation`.
 
         Raises PromptError when no token is left to score, or for ids outside the vocabulary.
         """
         return self.score_many([(tokens, prompt_tokens)])[0]
 
-    def score_many(self, texts: Sequence[tuple[Sequence[int], int]]) -> list[Score]:
+    def score_many(self, texts: Sequence[tuple[Sequence[int], int]], decode: bool = False) -> list[Score]:
         """`score` for several texts, each with its ``prompt_tokens``, which run together; results in their order.
+
+        Args:
+            decode: decode every token, as generating the text would, to measure what that takes.
 
         Raises PromptError as `score` does, before anything is computed.
         """
-        sequences = [ForcedSequence.of(*self.admission.text_to_score(*text)) for text in texts]
+        sequences = [self._forced(*text, decode=decode) for text in texts]
         self._run(sequences)
         return [sequence.score() for sequence in sequences]
 
@@ -209,10 +214,10 @@ class Engine:
 
         Raises PromptError; QueueFullError when ``max_queue`` requests wait; EngineClosedError.
         """
-        sequence = ForcedSequence.of(*self.admission.text_to_score(tokens, prompt_tokens), num_top=top)
+        sequence = self._forced(tokens, prompt_tokens, top)
         request = self._request(sequence, streamed=False)
         self._loop.submit([request])
-        return ScoreHandle(request.caller, sequence)
+        return ScoreHandle(request.handle, sequence)
 
     def chat_prompt(self, messages: Sequence[Mapping[str, Any]], **extra: Any) -> list[int]:
         """Token ids of a chat in the model's own template, ready for the assistant's turn.
@@ -316,13 +321,18 @@ class Engine:
     def _run(self, sequences: Sequence[TokenSequence]) -> list[Generation]:
         """Run ``sequences`` together and wait for all of them."""
         requests = [self._request(sequence, streamed=False) for sequence in sequences]
-        handles = [request.caller for request in requests]
+        handles = [request.handle for request in requests]
         self._loop.submit(requests, forced=True)
         try:
             return [handle.result() for handle in handles]
         finally:
             for handle in handles:  # where one has failed, or on Ctrl-C
                 handle.cancel()
+
+    def _forced(self, tokens: Sequence[int], prompt_tokens: int, top: int = 0, decode: bool = False) -> ForcedSequence:
+        same_bits = self.backend.row_padding is not None and self.backend.packs_steps
+        as_prompt = self.policy.runs_every_layer and same_bits and not decode
+        return ForcedSequence.of(*self.admission.text_to_score(tokens, prompt_tokens, as_prompt), num_top=top)
 
     def _request(
         self, sequence: TokenSequence, priority: int = 0, timeout: float | None = None, streamed: bool = True

@@ -99,23 +99,24 @@ class Chunk:
 def finished(sequence: TokenSequence, policy: str, tokenizer: Tokenizer | None) -> Generation:
     """The result of a finished sequence; its text is decoded here unless it was streamed."""
     assert sequence.finish_reason is not None
+    depth, history = sequence.depth, sequence.history
     stats = RequestStats(
         prompt_tokens=sequence.prompt_tokens,
         new_tokens=len(sequence.new_tokens),
-        time_to_first_token=sequence.first_token - sequence.submitted,
-        queue_time=(sequence.first_step or sequence.finished) - sequence.submitted,
-        decode_time=sequence.finished - sequence.first_token,
-        layers_per_token=sequence.layers_run / max(1, len(sequence.new_tokens) - 1),
-        policy="full" if sequence.ran_full and not sequence.depth.prompt_exits else policy,
-        drafted=dict(sequence.depth.drafted),
-        accepted=dict(sequence.depth.accepted),
-        deep_passes=sequence.depth.deep_passes,
-        exit_time=sequence.depth.exit_time,
-        forced=sequence.depth.forced,
-        prompt_exits=sequence.depth.prompt_exits,
-        prefix_tokens=sequence.prefix_tokens,
-        preemptions=sequence.preemptions,
-        token_depths=tuple(sequence.depth.token_depths),
+        time_to_first_token=history.first_token - history.submitted,
+        queue_time=(history.first_step or history.finished) - history.submitted,
+        decode_time=history.finished - history.first_token,
+        layers_per_token=depth.layers_run / max(1, len(sequence.new_tokens) - 1),
+        policy="full" if depth.ran_full and not depth.prompt_exits else policy,
+        drafted=dict(depth.drafted),
+        accepted=dict(depth.accepted),
+        deep_passes=depth.deep_passes,
+        exit_time=depth.exit_time,
+        forced=depth.forced,
+        prompt_exits=depth.prompt_exits,
+        prefix_tokens=history.prefix_tokens,
+        preemptions=history.preemptions,
+        token_depths=tuple(depth.token_depths),
     )
     ids = sequence.new_tokens.tolist()
     if sequence.text is not None:

@@ -1,4 +1,4 @@
-"""Scores a given text with a depth policy: teacher forcing, one token after the other, as the policy decodes."""
+"""Scores a given text with a depth policy (teacher forcing): in prompt passes, or one token after the other as it decodes."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class Score:
     Args:
         likeliest: the policy's likeliest token there, [N].
         logprobs: natural logarithm of the probability of the text's own token, [N]; exp(-mean) is the perplexity.
-        top: (token, log-probability) of the likeliest tokens at each place, [N], where some were asked for.
-        decode_s: seconds for all tokens after the first, without the bookkeeping of this function.
-        layers: decoder layers launched for them.
+        top: (token, log-probability) of the likeliest tokens at each place, [N], where some were wanted.
+        decode_s: seconds for all tokens after the first, without the bookkeeping of this function; 0 in prompt passes.
+        layers: decoder layers launched for them; 0 in prompt passes.
     """
 
     likeliest: list[int]
@@ -36,9 +36,12 @@ class Score:
 
 @dataclass
 class ForcedSequence(TokenSequence):
-    """A sequence whose next tokens are ``forced``; records the ``num_top`` likeliest tokens at each place.
+    """A text whose last tokens are ``forced``; records the ``num_top`` likeliest tokens at the place of each.
 
-    ``bookkeeping_s``: seconds spent on recording the policy's choices.
+    They are generated one after the other, or all but the last belong to the prompt, whose logits are then read too.
+
+    Args:
+        bookkeeping_s: seconds spent on recording the policy's choices.
     """
 
     forced: Sequence[int] = ()
@@ -50,13 +53,22 @@ class ForcedSequence(TokenSequence):
 
     @classmethod
     def of(cls, prompt: TokenSequence, forced: Sequence[int], num_top: int = 0) -> ForcedSequence:
-        """``forced`` behind ``prompt``, a greedy sequence that may have as many new tokens."""
-        given = {f.name: getattr(prompt, f.name) for f in fields(TokenSequence) if f.init and f.name != "submitted"}
+        """The text of the greedy sequence ``prompt`` and its new tokens, which ends with ``forced``."""
+        given = {f.name: getattr(prompt, f.name) for f in fields(TokenSequence)}
         return cls(**given, forced=forced, num_top=num_top)
+
+    @property
+    def scored_from(self) -> int:
+        """The place of the first forced token in the text."""
+        return len(self.tokens) - len(self.forced)
+
+    @property
+    def logits_from(self) -> int:
+        return self.scored_from - 1 if self.num_tokens == self.prompt_tokens else self.prefill_end
 
     def pick(self, logits: NDArray[np.floating], likeliest: int, seen: int | None = None) -> int:
         began = perf_counter()
-        place = (self.num_tokens if seen is None else seen) - self.prompt_tokens
+        place = (self.num_tokens if seen is None else seen) - self.scored_from
         if place == len(self.forced):  # behind a draft of the last token
             return likeliest
         token = self.forced[place]
@@ -70,12 +82,12 @@ class ForcedSequence(TokenSequence):
     def score(self) -> Score:
         """What was recorded, once the sequence is finished."""
         places = range(len(self.forced))
-        decode_s = self.finished - self.first_token - self.bookkeeping_s
+        decode_s = max(0.0, self.history.finished - self.history.first_token - self.bookkeeping_s)
         return Score(
             [self.likeliest[place] for place in places],
             [self.forced_logprobs[place] for place in places],
             decode_s,
-            self.layers_run,
+            self.depth.layers_run,
             [self.top[place] for place in places] if self.num_top else [],
         )
 

@@ -1,10 +1,10 @@
-"""One sequence being generated: its tokens, its place in the KV cache, what depth policies did for it, and when it ends."""
+"""One sequence being generated: its tokens, its row of the KV cache, what became of its request, and when it ends."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any, Literal
@@ -12,7 +12,6 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from tide_runtime.backends.device.device_rows import DeviceRow
 from tide_runtime.errors import GrammarError, NumericsError
 from tide_runtime.generation_params import GenerationParams
 from tide_runtime.sampler import Sampler, TokenLogprob
@@ -24,9 +23,11 @@ FinishReason = Literal["eos", "stop", "length", "cache_full", "cancelled", "dead
 
 @dataclass
 class DepthStats:
-    """Counts of one sequence.
+    """What depth policies did for one sequence.
 
     Args:
+        layers_run: decoder layers launched in the decode steps that the sequence took part in.
+        ran_full: the policy left it to ``full``, as skipping layers would not have paid.
         drafted, accepted: drafts proposed and those that the model confirmed, by drafter (``router``, ``ngram``, ``head``).
         deep_passes: runs to the last layer.
         exit_time: seconds of steps in which exits were evaluated or drafts placed, up to where the remaining layers began.
@@ -36,6 +37,8 @@ class DepthStats:
             accepted drafts): 0 for text drafts, L for those that the whole model produced.
     """
 
+    layers_run: int = 0
+    ran_full: bool = False
     drafted: Counter[str] = field(default_factory=Counter)
     accepted: Counter[str] = field(default_factory=Counter)
     deep_passes: int = 0
@@ -61,56 +64,62 @@ class DepthStats:
 
 
 @dataclass
-class TokenSequence:
-    """A prompt and its output.
+class RequestHistory:
+    """What became of a request.
 
     Args:
-        tokens: [prompt + max_new_tokens], filled up to ``num_tokens``.
-        num_cached_tokens: the first ones, whose keys and values are in the KV cache.
-        batch_index: its row of the KV cache; -1 while it has none.
-        prefilled: its row holds all that decoding needs; a preempted sequence is prefilled again.
         prefix_tokens: prompt tokens whose keys and values came from the prefix cache.
-        company: most sequences that ran at once while it did.
-        preemptions: how often its row was taken away.
-        draft_states: [2H], of the token before the last one, where there is a draft head and the uncut graph ran the token.
-        grammar: which tokens may come next; None: all.
-        policy_state: what the depth policy keeps of the sequence, in a type of its own.
-        layers_run: decoder layers launched in the decode steps that the sequence took part in.
-        error: why no token can be chosen from its logits; it ends then, and the others go on.
-        ran_full: the policy left it to ``full``, as skipping layers would not have paid or drafts could not be verified.
+        preemptions: how often its row was given to others.
+        peak_batch: most sequences of a step in which it decoded.
         submitted, first_step, first_token, latest_token, finished: times of `perf_counter`; 0: not yet.
     """
 
-    tokens: NDArray[np.int64]
-    last_token: int
-    num_tokens: int
-    prompt_tokens: int
-    params: GenerationParams
-    eos: frozenset[int]
-    sampler: Sampler
-    text: TextStream | None
-    cache_slots: int
-    grammar: GrammarState | None = None
-    batch_index: int = -1
-    num_cached_tokens: int = 0
-    prefilled: bool = False
     prefix_tokens: int = 0
-    company: int = 1
     preemptions: int = 0
-    draft_states: NDArray[np.generic] | None = None
-    policy_state: Any = None
-    depth: DepthStats = field(default_factory=DepthStats)
-    layers_run: int = 0
-    ran_full: bool = False
-    finish_reason: FinishReason | None = None
-    error: NumericsError | GrammarError | None = None
-    logprobs: list[TokenLogprob] = field(default_factory=list)
-    pieces: list[str] = field(default_factory=list)
+    peak_batch: int = 1
     submitted: float = field(default_factory=perf_counter)
     first_step: float = 0.0
     first_token: float = 0.0
     latest_token: float = 0.0
     finished: float = 0.0
+
+
+@dataclass
+class TokenSequence:
+    """A prompt and its output.
+
+    Args:
+        tokens: [prompt + max_new_tokens, or fewer where the KV cache ends], filled up to ``num_tokens``.
+        grammar: which tokens may come next; None: all.
+        batch_index: its row of the KV cache; -1 while it has none.
+        num_cached_tokens: the first ones, which its row holds.
+        prefilled: its row holds all that decoding needs; a preempted sequence is prefilled again.
+        policy_state: what the depth policy keeps of the sequence, in a type of its own.
+        error: why no token can be chosen from its logits; it ends then, and the others go on.
+    """
+
+    tokens: NDArray[np.int64]
+    num_tokens: int
+    prompt_tokens: int
+    params: GenerationParams
+    eos: frozenset[int]
+    sampler: Sampler
+    text: TextStream | None = None
+    grammar: GrammarState | None = None
+    batch_index: int = -1
+    num_cached_tokens: int = 0
+    prefilled: bool = False
+    policy_state: Any = None
+    depth: DepthStats = field(default_factory=DepthStats)
+    history: RequestHistory = field(default_factory=RequestHistory)
+    finish_reason: FinishReason | None = None
+    error: NumericsError | GrammarError | None = None
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    pieces: list[str] = field(default_factory=list)
+
+    @property
+    def last_token(self) -> int:
+        return int(self.tokens[self.num_tokens - 1])
 
     @property
     def new_tokens(self) -> NDArray[np.int64]:
@@ -120,6 +129,11 @@ class TokenSequence:
     def prefill_end(self) -> int:
         """Tokens that are prefilled: the prompt; behind it, all but the last token, which is decoded as it would have been."""
         return self.prompt_tokens if self.num_tokens == self.prompt_tokens else self.num_tokens - 1
+
+    @property
+    def logits_from(self) -> int:
+        """The first token whose logits a prefill reads: the prompt's last one, and none of a sequence that is prefilled again."""
+        return self.prompt_tokens - 1 if self.num_tokens == self.prompt_tokens else self.prefill_end
 
     def latest_depth(self, num_layers: int) -> int:
         """Layers run before the latest token was final: ``num_layers`` for the first one, and under policies that count none."""
@@ -154,10 +168,11 @@ class TokenSequence:
 
     def append(self, token: int) -> str:
         """Take ``token`` as output; returns the text that may be shown now and sets ``finish_reason`` at an end."""
-        self.tokens[self.num_tokens] = self.last_token = token
+        self.tokens[self.num_tokens] = token
         self.num_tokens += 1
-        self.latest_token = perf_counter()
-        self.first_token = self.first_token or self.latest_token
+        history = self.history
+        history.latest_token = perf_counter()
+        history.first_token = history.first_token or history.latest_token
         shown = ""
         if token in self.eos and not self.params.ignore_eos:
             self.finish_reason = "eos"
@@ -172,7 +187,7 @@ class TokenSequence:
         if self.finish_reason is None:
             if self.num_tokens - self.prompt_tokens >= self.params.max_new_tokens:
                 self.finish_reason = "length"
-            elif self.num_tokens > self.cache_slots:
+            elif self.num_tokens == len(self.tokens):
                 self.finish_reason = "cache_full"
         if self.finish_reason is not None:
             shown = self._close(shown)
@@ -185,21 +200,14 @@ class TokenSequence:
         self.pieces.append(self._close(""))
 
     def _close(self, shown: str) -> str:
-        self.finished = perf_counter()
-        self.first_token = self.first_token or self.finished
+        self.history.finished = perf_counter()
+        self.history.first_token = self.history.first_token or self.history.finished
         # Drafts accepted behind the end are not output.
         del self.logprobs[len(self.new_tokens) :], self.depth.token_depths[max(0, len(self.new_tokens) - 1) :]
         return shown if self.text is None else shown + self.text.flush()
 
 
-def note_depth_time(sequences: Iterable[TokenSequence], began: float) -> None:
-    """Add the time since ``began``, which a step of ``sequences`` spent on exits and drafts."""
-    spent = perf_counter() - began
-    for sequence in sequences:
-        sequence.depth.exit_time += spent
-
-
-def is_finite(logits: NDArray[np.floating] | DeviceRow, likeliest: int) -> bool:
-    """A NaN wins every argmax, so one look at the winner finds it. Graphs whose logits stay on a device have looked themselves:
-    ``likeliest`` is -1 then."""
-    return likeliest >= 0 and (isinstance(logits, DeviceRow) or math.isfinite(logits.item(likeliest)))
+def is_finite(logits: NDArray[np.floating], likeliest: int) -> bool:
+    """A NaN wins every argmax, so one look at the winner finds it. Graphs whose logits are no array of the host have looked
+    themselves: ``likeliest`` is -1 then."""
+    return likeliest >= 0 and (not isinstance(logits, np.ndarray) or math.isfinite(logits.item(likeliest)))

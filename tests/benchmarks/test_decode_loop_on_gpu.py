@@ -20,8 +20,8 @@ from tide_runtime import Engine, EngineOptions, GenerationParams
 from tide_runtime.backends.device.device_step import DeviceContext
 from tide_runtime.bundle.manifest import Manifest
 from tide_runtime.depth.options import DepthOptions
+from tide_runtime.depth.policy import DevicePlan
 from tide_runtime.depth.registry import make_policy
-from tide_runtime.device_loop.decode_loop import LoopExit
 from tide_runtime.device_loop.graph_driver import GraphDriver
 from tide_runtime.device_loop.host_driver import HostDriver
 from tide_runtime.device_loop.policy import DrivenDepth, Drivers
@@ -50,9 +50,8 @@ class SimulatedEngine:
         self.manifest: Manifest = replace(manifest, calibration=replace(manifest.calibration, costs=COSTS))
         inner: Any = make_policy(policy, self.manifest, DepthOptions())
         self.drivers = Drivers(HostDriver(self.gpu).compile, GraphDriver(self.gpu).compile)
-        exits = [LoopExit(early_exit, threshold) for early_exit, threshold in inner.for_device_loop()]
-        made = DrivenDepth(inner, NumpyLoopKernels(self.gpu), 5, self.drivers, exits, 4)
-        self.drive, self.policy, self.depth = Drive(made), inner, len(MODEL.strengths)
+        made = DrivenDepth(inner.device_plan(True), NumpyLoopKernels(self.gpu), 5, self.drivers, 4)
+        self.drive, self.policy, self.depth = Drive(made, loop=made), inner, len(MODEL.strengths)
         self.backend = TinyDeviceBackend(self.manifest, MODEL, self.gpu)
         self.admission = SimpleNamespace(sequences=self._sequences)
 
@@ -139,7 +138,7 @@ def test_the_device_can_evaluate_the_exits(tmp_path: Path) -> None:
     config = ExportConfig(max_seq_len=128, targets=("cpu",), verify=False)
     manifest, _ = write_bundle(loaded, tmp_path, config, ExportProgress(quiet=True), stub_exits(loaded, [1, 2], texts))
     policy: Any = make_policy("exit", manifest, DepthOptions())
-    assert policy.why_on_host(pads_sequences=True) is None
+    assert isinstance(policy.device_plan(pads_sequences=True), DevicePlan)
     with Engine.load(tmp_path, EngineOptions(target="cpu", policy="exit")) as engine:
         rows = [engine.generate(text, GenerationParams(max_new_tokens=40, eos_token_ids=()))[0] for text in texts]
     depths = [depth for row in rows for depth in row.stats.token_depths]

@@ -1,23 +1,35 @@
-"""The count of files behind a token."""
+"""The count of what a step and a chat make a reader open."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from benchmarks.reading_path import BUNDLE, PROMPTS, TOKENS, executed_files
+from benchmarks.reading_path import bundle_with_exit, entered_by_chat, entered_by_steps
 
 
 @pytest.mark.parametrize("policy", ["full", "exact"])
-def test_files_of_a_step_are_among_those_of_a_request(policy: str) -> None:
+def test_a_step_enters_a_part_of_what_a_request_does(policy: str, bundle: Path) -> None:
     """A trace that misses the scheduler, or that sees loading, counts another walk than the one that is quoted."""
-    request, steps = (files.lines() for files in executed_files(BUNDLE, policy, PROMPTS, TOKENS))
-    assert set(steps) < set(request)
-    assert {"tide_runtime/scheduling/loop.py", "tide_runtime/scheduling/scheduler.py"} <= set(steps)
-    assert not any("load" in name or "manifest" in name for name in request)
-    assert all(lines > 0 for lines in request.values())
+    steps, request = entered_by_steps(bundle_with_exit(bundle), policy, tokens=40)
+    for step in steps:
+        assert {"tide_runtime/scheduling/loop.py", "tide_runtime/scheduling/scheduler.py"} <= set(step.files)
+        assert "tide_runtime/admission.py" not in step.files
+        assert all(lines <= request.files[file] for file, lines in step.files.items())
+        assert 0 < step.lines < request.lines
+    assert "tide_runtime/admission.py" in request.files
+    assert not any("load" in name or "manifest" in name for name in request.files)
 
 
-def test_one_drafter_alone_is_refused() -> None:
-    """Figures of `exact` would leave out the exits' or the n-grams' files."""
+def test_one_drafter_alone_is_refused(bundle: Path) -> None:
+    """Figures of `exact` would leave out the exits' or the copies' files."""
     with pytest.raises(ValueError, match="expected ngram and router"):
-        executed_files(BUNDLE, "exact", [PROMPTS[0]], 3)
+        entered_by_steps(bundle_with_exit(bundle), "exact", [[3, 1, 4]], 3)
+
+
+def test_a_chat_counts_middlewares_and_not_the_engine_thread(bundle: Path) -> None:
+    """Without its middlewares a chat looks shorter than what a server runs; the engine's thread is counted as a step."""
+    files = entered_by_chat(bundle).files
+    assert any(name.endswith("recorder.py") for name in files) and "tide_serve/chat.py" in files
+    assert "tide_runtime/depth/full_pass.py" not in files

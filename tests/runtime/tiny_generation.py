@@ -40,14 +40,11 @@ def make_row(request: Request, manifest: Manifest) -> TokenSequence:
     tokens[: len(prompt)] = prompt
     return TokenSequence(
         tokens=tokens,
-        last_token=prompt[-1],
         num_tokens=len(prompt),
         prompt_tokens=len(prompt),
         params=request.params,
         eos=frozenset(request.params.eos_token_ids or ()),
         sampler=Sampler(request.params, manifest.model.vocab_size),
-        text=None,
-        cache_slots=slots,
     )
 
 
@@ -88,8 +85,8 @@ class Audited:
     def lookahead(self) -> int:
         return self.policy.lookahead
 
-    def settled(self, row: TokenSequence) -> int:
-        return self.policy.settled(row)
+    def reusable_tokens(self, row: TokenSequence) -> int:
+        return self.policy.reusable_tokens(row)
 
     def step(self, context: NumpyContext, decoding: Sequence[TokenSequence], prompts: Sequence[PromptChunk]) -> list[list[int]]:
         rows = [row.batch_index for row in decoding]
@@ -102,7 +99,7 @@ class Audited:
         for row in rows:
             state = row.policy_state  # full steps leave the frontier behind, and so does a preemption
             skips = isinstance(state, LazySequence) and row.prefilled and state.frontier.done[0] >= row.num_cached_tokens
-            skips &= getattr(state, "preemptions", row.preemptions) == row.preemptions
+            skips &= getattr(state, "preemptions", row.history.preemptions) == row.history.preemptions
             done = state.frontier.done if skips else [row.num_cached_tokens] * (len(self.edges) - 1)
             assert done == sorted(done, reverse=True) and (done[-1] >= row.prompt_tokens or not row.prefilled)
             if not self.exact:

@@ -65,8 +65,10 @@ def assembled_stub_loop(case: GraphCase, compute: int) -> dict[str, int]:
             gpu.free_async(stream, workspace)
 
     backend = StubBackend(gpu, EXITS[case.exits], launch, fixed_stream)
-    exits = ExitDepth(backend.manifest, DepthOptions()).for_device_loop() if EXITS[case.exits] else []
-    return _captured(backend, gpu, case.rows, compute, [LoopExit(early_exit, threshold) for early_exit, threshold in exits])
+    exits = (
+        [LoopExit(s.exit, s.threshold) for s in ExitDepth(backend.manifest, DepthOptions()).stops] if EXITS[case.exits] else []
+    )
+    return _captured(backend, gpu, case.rows, compute, exits)
 
 
 def refuse_on_simulated_gpu() -> dict[str, str]:

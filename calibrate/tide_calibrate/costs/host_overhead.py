@@ -14,7 +14,7 @@ from time import perf_counter
 import numpy as np
 from tide_runtime import Engine, GenerationParams
 from tide_runtime.backends.base import ExecutionContext
-from tide_runtime.backends.observed import ObservedBackend
+from tide_runtime.backends.observed import observed
 from tide_runtime.bundle.calibration import CalibrationInfo, ExitInfo
 from tide_runtime.bundle.manifest import Manifest
 from tide_runtime.depth.full import FullDepth
@@ -68,7 +68,7 @@ def _outside_ms(engine: Engine, policy: DepthPolicy, batch_size: int, stopwatch:
     """ms outside graphs of all decode steps but the last of each generation, with ``batch_size`` sequences."""
     count = min(STEPS, engine.manifest.max_seq_len - PROMPT_TOKENS)
     params = GenerationParams(max_new_tokens=count, ignore_eos=True)
-    context = ObservedBackend(engine.backend, stopwatch).context(batch_size)
+    context = observed(engine.backend, stopwatch).context(batch_size)
     steps = list[float]()
     for _ in range(REPEATS):
         stopwatch.clear()
@@ -106,7 +106,7 @@ class _TimedPolicy:
     """A depth policy that reports the start of each decode step to a stopwatch."""
 
     def __init__(self, policy: DepthPolicy, stopwatch: _Stopwatch) -> None:
-        self.name, self.lookahead, self.settled = policy.name, policy.lookahead, policy.settled
+        self.name, self.lookahead, self.reusable_tokens = policy.name, policy.lookahead, policy.reusable_tokens
         self._policy, self._stopwatch = policy, stopwatch
 
     def step(

@@ -8,14 +8,22 @@ sequences: the caller fills its arrays, places the tokens in the caches, and run
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tide_runtime.backends.prefix_blocks import PrefixBlocks
 from tide_runtime.backends.step_arrays import RowPadding
 from tide_runtime.bundle.calibration import CostTable
+
+
+class Logits(NamedTuple):
+    """The model's own ``logits`` [S, V] for S tokens of a sequence, the argmax of each, and their ``states`` [S, 2H], where there
+    is a draft head."""
+
+    logits: NDArray[np.floating]
+    tokens: list[int]
+    states: NDArray[np.generic] | None = None
 
 
 class Step(Protocol):
@@ -56,15 +64,51 @@ class Step(Protocol):
         """Run one graph of the bundle on the buffers: ``segment_i``, ``exit_c``, ``head`` or ``draft``."""
 
 
-class ExecutionContext(Protocol):
-    """KV caches of up to ``capacity`` sequences.
+class PrefixMemory(Protocol):
+    """What rows have kept of earlier texts, in blocks of BLOCK_TOKENS tokens."""
+
+    def save(self, row: int, first: int, ids: Sequence[int]) -> None:
+        """Copy the blocks ``first``, ``first`` + 1, … of ``row`` (tokens from ``first`` × BLOCK_TOKENS on) into ``ids``."""
+
+    def load(self, ids: Sequence[int], row: int) -> None:
+        """Copy the blocks ``ids`` into ``row``, as its first tokens."""
+
+    def release(self, ids: Sequence[int]) -> None:
+        """Give the memory of the blocks ``ids`` back."""
+
+
+class RowStates(Protocol):
+    """What a backend keeps of the tokens that ran, a row for each sequence: keys and values.
+
+    `Step.place` behind fewer tokens than a row holds cuts its text there: the slots after them are written again. The same calls
+    cut, copy and cache a state that sums up all tokens, as recurrent layers have, if the backend keeps earlier ones besides.
+    """
+
+    @property
+    def prefix_blocks(self) -> PrefixMemory | None:
+        """The memory of the prefix cache, if there is one."""
+
+    def forget_row(self, row: int, tainted: bool = False) -> None:
+        """Forget the sequence in ``row``. ``tainted``: it may hold NaN, which must not reach the next one."""
+
+    def release_row(self, row: int) -> None:
+        """Give the memory of a forgotten row back, where it grows with the text."""
+
+    def move_row(self, source: int, target: int, num_cached_tokens: int) -> None:
+        """Copy what batch index ``source`` has of its cached tokens to batch index ``target``, in every layer."""
+
+    def close(self) -> None:
+        """Drop all references to the rows, so that their memory is freed with this object. It cannot be used afterwards."""
+
+
+class ExecutionContext(RowStates, Protocol):
+    """Steps over the rows of up to ``capacity`` sequences.
 
     Slots after a sequence's valid entries are ignored but must be finite, because a backend may multiply them by 0.
 
     Args:
         packs_steps: a step takes any numbers of tokens of any rows at little more than their own cost. Otherwise prompts are run
             alone, and running sequences must have the first rows.
-        prefix_blocks: the memory of the prefix cache, or None.
         has_draft_head: ``draft`` can be run, and passes through all layers give ``states``.
     """
 
@@ -72,7 +116,6 @@ class ExecutionContext(Protocol):
     layers_launched: int  # decoder layers launched in this context so far
     every_layer: Sequence[str]  # graphs that together run all layers: every segment, or the uncut graph
     packs_steps: bool
-    prefix_blocks: PrefixBlocks | None
     has_draft_head: bool
 
     def step(self, first_index: int, counts: Sequence[int], wanted: Sequence[int] = ()) -> Step:
@@ -84,18 +127,6 @@ class ExecutionContext(Protocol):
 
     def fits_together(self, first_index: int, counts: Sequence[int], num_cached_tokens: Sequence[int]) -> bool:
         """Whether a step of ``counts`` tokens behind ``num_cached_tokens`` fits into the rows, padding included."""
-
-    def forget_row(self, row: int, tainted: bool = False) -> None:
-        """Forget the sequence in ``row``. ``tainted``: it may hold NaN, which must not reach the next one."""
-
-    def release_row(self, row: int) -> None:
-        """Give the memory of a forgotten row back, where the caches grow with their text."""
-
-    def move_row(self, source: int, target: int, num_cached_tokens: int) -> None:
-        """Copy the cached tokens of batch index ``source`` to batch index ``target``, in every layer."""
-
-    def close(self) -> None:
-        """Drop all references to the caches, so that their memory is freed with this object. It cannot be used afterwards."""
 
 
 class Backend(Protocol):

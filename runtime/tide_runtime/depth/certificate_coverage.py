@@ -18,7 +18,7 @@ def with_promises(stats: RequestStats, sequence: TokenSequence, manifest: Manife
     if calibration is None:
         return stats
     speedup = predicted = None
-    if calibration.costs is not None and sequence.company == 1 and stats.new_tokens > 1:
+    if calibration.costs is not None and sequence.history.peak_batch == 1 and stats.new_tokens > 1:
         speedup = calibration.costs.unsplit_ms * stats.tokens_per_second / 1e3
         foretold = _predicted(stats.policy, options)
         predicted = calibration.predicted.get(foretold) if foretold and sequence.params.takes_likeliest else None

@@ -13,31 +13,37 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import cast
 
-from tide_runtime.backends.base import ExecutionContext
+import numpy as np
+from numpy.typing import NDArray
+
+from tide_runtime.backends.base import ExecutionContext, Logits
 from tide_runtime.bundle.calibration import CostTable
-from tide_runtime.bundle.exits import Exit
 from tide_runtime.bundle.manifest import Manifest
 from tide_runtime.costs.cost_model import CostModel
 from tide_runtime.depth.executor import Executor, Guess
 from tide_runtime.depth.frontier import LazySequence
-from tide_runtime.depth.full_pass import Work, run_decodes_and_prompts
+from tide_runtime.depth.full import Work, finish_chunks, run_full
 from tide_runtime.depth.options import DepthOptions
-from tide_runtime.depth.policy import PromptChunk
-from tide_runtime.depth.requirements import refuse_depth_budget
+from tide_runtime.depth.policy import PromptChunk, note_depth_time, refuse_depth_budget
 from tide_runtime.drafting.controller import DraftController, DraftState
 from tide_runtime.drafting.head_drafts import draft_with_head
 from tide_runtime.drafting.text_drafter import NO_GUESS, TextGuess
-from tide_runtime.drafting.verification import Draft, Logits, verify
+from tide_runtime.drafting.verification import Draft, verify
 from tide_runtime.generation_params import GenerationParams
-from tide_runtime.sequence import TokenSequence, note_depth_time
+from tide_runtime.sequence import TokenSequence
 from tide_runtime.text.grammar import GrammarState
 
 
 @dataclass
 class ExactState(LazySequence):
-    """What `ExactDepth` keeps of a sequence. Full passes leave the frontier where it was."""
+    """What `ExactDepth` keeps of a sequence. Full passes leave the frontier where it was.
+
+    Args:
+        draft_states: [2H], of the token before the last one, where there is a draft head and the uncut graph ran the token.
+    """
 
     drafting: DraftState | None = None
+    draft_states: NDArray[np.generic] | None = None
 
     @property
     def control(self) -> DraftState:
@@ -56,9 +62,7 @@ class ExactDepth:
             change a text, so it does not depend on time.
     """
 
-    name = "exact"
-
-    can_resume = True
+    name, can_resume, runs_every_layer = "exact", True, True
 
     def __init__(
         self,
@@ -95,19 +99,10 @@ class ExactDepth:
     def check_params(self, params: GenerationParams) -> None:
         refuse_depth_budget(self.name, params)
 
-    def why_on_host(self, pads_sequences: bool) -> str | None:
+    def device_plan(self, pads_sequences: bool) -> str:
         return "policy exact decides on the host"
 
-    def for_device_loop(self) -> list[tuple[Exit, float]]:
-        raise NotImplementedError
-
-    def can_loop(self, sequence: TokenSequence) -> bool:
-        return False
-
-    def took_tokens(self, sequence: TokenSequence, depths: Sequence[int]) -> None:
-        raise NotImplementedError
-
-    def settled(self, sequence: TokenSequence) -> int:
+    def reusable_tokens(self, sequence: TokenSequence) -> int:
         return sequence.num_cached_tokens
 
     def step(
@@ -169,7 +164,7 @@ class ExactDepth:
         """A full pass over the drafts of text or the draft head, if any: most steps of most texts."""
         work = [Work(state.sequence, len(made) + 1, len(made) + 1) for state, made in zip(states, drafts, strict=True)]
         began = perf_counter()
-        logits, first = run_decodes_and_prompts(context, work, prompts)
+        logits, chunks = run_full(context, work, prompts)
         if not prompts and self._follows_clock:
             counts = [one.tokens for one in work]
             self.controller.observe_pass(counts, 1e3 * (perf_counter() - began))
@@ -180,6 +175,10 @@ class ExactDepth:
             control.exits.pass_tokens(len(taken))
             if control.head is not None:
                 control.head.start_guessing(0)
+        first = finish_chunks(prompts, chunks)
+        for chunk, found in zip(prompts, chunks, strict=True):
+            if found.tokens and found.states is not None:  # the draft head guesses behind the prompt
+                self._state(context, chunk.sequence).draft_states = found.states[-1].copy()
         return tokens + first
 
     def _guess(self, states: Sequence[ExactState]) -> bool:
@@ -231,13 +230,14 @@ class ExactDepth:
         ready = [
             i
             for i, state in enumerate(states)
-            if state.sequence.draft_states is not None
+            if state.draft_states is not None
             and controls[i].starts_head(min(self.head_limit, state.room + len(drafts[i])), text[i], price)
         ]
         spent = 0.0
         if ready:
             sequences = [state.sequence for state in states]
-            spent = draft_with_head(context, self.controller, sequences, controls, text, ready, prompt_tokens)
+            hidden = np.stack([found for i in ready if (found := states[i].draft_states) is not None])
+            spent = draft_with_head(context, self.controller, sequences, controls, text, ready, hidden, prompt_tokens)
         if spent:
             chosen = [control.better_guess(own) for control, own in zip(controls, text, strict=True)]
             lengths = self.controller.lengths(controls, [guess.chances for guess in chosen], spent, prompt_tokens)
@@ -301,7 +301,7 @@ class ExactDepth:
         sequence.num_cached_tokens = sequence.num_tokens + accepted
         state.frontier.roll_back(sequence.num_cached_tokens)
         states = verified.states
-        sequence.draft_states = states[accepted].copy() if states is not None else None
+        state.draft_states = states[accepted].copy() if states is not None else None
         sequence.depth.record([d.source for d in drafts], [d.depth for d in drafts], accepted, self.num_layers)
         state.control.observe_tokens(tokens)
         return tokens

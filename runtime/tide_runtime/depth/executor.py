@@ -7,21 +7,20 @@ may get garbage behind its tokens: no valid query sees it, and the next write ov
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cache
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tide_runtime.backends.base import ExecutionContext, Step
+from tide_runtime.backends.base import ExecutionContext, Logits, Step
 from tide_runtime.bundle.calibration import ExitInfo
 from tide_runtime.bundle.exits import Exit, bundle_exits
 from tide_runtime.bundle.manifest import HEAD, Manifest, kv_fill_graph
 from tide_runtime.depth.frontier import Frontier, LazySequence
-from tide_runtime.depth.full_pass import finish_chunks, launch_groups, run_decodes_and_prompts, spread
+from tide_runtime.depth.full import Part, StepRows, finish_chunks, read_logits, run_full, steps_of
 from tide_runtime.depth.policy import PromptChunk
-from tide_runtime.drafting.verification import Logits
 from tide_runtime.sequence import TokenSequence, is_finite
 
 _PLAIN_LOGIT = 40.0  # up to which its exponential, summed over any vocabulary, is within float32
@@ -71,21 +70,26 @@ class Executor:
 
         Returns those logits, a chosen sequence's after the other's; nothing when none are wanted.
         """
-        logits_of = dict(zip(chosen, wanted, strict=True)) if wanted else {}
-        given: dict[int, Logits] = {}
+        wanted_of = dict(zip(chosen, wanted, strict=True)) if wanted else {}
+        found: dict[int, Logits] = {}
         while first < end:
             # Segments in front of which nothing waits take what arrives, straight from the same buffers.
             stop = first + 1
             while stop < end and all(sequences[i].frontier.done[stop - 1] == sequences[i].frontier.done[stop] for i in chosen):
                 stop += 1
-            counts = {i: count for i in chosen if (count := self._waiting(sequences[i], first))}
-            groups = self._groups(context, sequences, counts, first)
-            for group in groups:
-                step = self._launch(context, sequences, group, [counts[i] for i in group], first, stop, logits_of)
-                if stop == self.num_segments and logits_of:
-                    given |= _logits(step, group, logits_of, kept=len(groups) > 1)
-            first = stop if counts else first + 1
-        return [given[i] for i in logits_of]
+            given = wanted_of if stop == self.num_segments else {}
+            ready = [i for i in chosen if self._waiting(sequences[i], first)]
+            parts = [
+                Part(s.sequence.batch_index, self._waiting(s, first), s.frontier.done[first], given.get(i, 0))
+                for i, s in ((i, sequences[i]) for i in ready)
+            ]
+            steps = steps_of(context, parts)
+            for rows in steps:
+                step = self._launch(context, [sequences[ready[part]] for part in rows.parts], parts, rows, first, stop)
+                if given:
+                    found |= read_logits(step, {ready[part]: parts[part].wanted for part in rows.parts}, rows is not steps[-1])
+            first = stop if ready else first + 1
+        return [found[i] for i in wanted_of]
 
     def advance_all(
         self,
@@ -100,7 +104,7 @@ class Executor:
         Returns the logits of each sequence's ``wanted`` last tokens, and the first token behind each prompt that is through.
         """
         if not context.packs_steps or not prompts:
-            first = run_decodes_and_prompts(context, [], prompts)[1]
+            first = finish_chunks(prompts, run_full(context, [], prompts)[1])
             return self.advance(context, sequences, range(len(sequences)), 0, self.num_segments, wanted), first
         chunks = [LazySequence.of_chunk(self.frontier(context, p.sequence, p.tokens), p.sequence, p.tokens) for p in prompts]
         lanes = [*zip(sequences, wanted, strict=True), *((c, p.wanted) for c, p in zip(chunks, prompts, strict=True))]
@@ -125,9 +129,10 @@ class Executor:
         ``least``: the score from which on each sequence stops; negative: whatever the score. Otherwise the head is not run where
         an MLP router rejects.
         """
-        info, rows = early_exit.info, _rows(sequences, chosen)
-        ones = spread(rows, [1] * len(rows))
-        step = context.step(rows[0], ones, ones if info.tail_layers else ())
+        info = early_exit.info
+        parts = [Part(s.sequence.batch_index, 1, s.frontier.done[0] - 1, 1) for s in (sequences[i] for i in chosen)]
+        rows = StepRows.of(parts, range(len(parts)))
+        step = context.step(rows.first, rows.tokens, rows.wanted if info.tail_layers else ())
         for place, i in enumerate(chosen):
             newest = sequences[i].frontier.newest(early_exit.boundary)
             if early_exit.graph is not None:
@@ -140,8 +145,7 @@ class Executor:
         if not any(passed):
             return [Guess(score, -1, None) for score in scores]
         if info.tail_layers:
-            # A tail's keys and values are provisional: the real run overwrites them.
-            step.place(spread(rows, [sequences[i].frontier.done[0] - 1 for i in chosen]))
+            step.place(rows.slots)  # a tail's keys and values are provisional: the real run overwrites them
         step.run(self.segments[-1] if info.tail_layers else HEAD)
         tokens, guesses = step.token[: len(chosen)].tolist(), list[Guess]()
         for place, (score, may, token) in enumerate(zip(scores, passed, tokens, strict=True)):
@@ -169,96 +173,68 @@ class Executor:
         """Project the keys and values of the layers that the chosen sequences' tokens skipped, each token's from the state it
         stopped with; none of them is run deeper after that. A sequence's last token still waits if it does."""
         for early_exit in reversed(self.exits):  # deep ones first: they hold the earlier tokens
-            counts = {i: count for i in chosen if (count := self._skipped(sequences[i], early_exit.boundary)) > 0}
-            for group in self._groups(context, sequences, counts, early_exit.boundary):
-                self._fill(context, sequences, group, [counts[i] for i in group], early_exit)
+            boundary = early_exit.boundary
+            ready = [i for i in chosen if self._skipped(sequences[i], boundary) > 0]
+            parts = [
+                Part(s.sequence.batch_index, self._skipped(s, boundary), s.frontier.done[boundary], 0)
+                for s in (sequences[i] for i in ready)
+            ]
+            for rows in steps_of(context, parts):
+                self._fill(context, [sequences[ready[part]] for part in rows.parts], parts, rows, early_exit)
 
     @staticmethod
     def _skipped(sequence: LazySequence, boundary: int) -> int:
         """Tokens in front of segment ``boundary``, but for the sequence's last one."""
         return min(sequence.frontier.done[boundary - 1], sequence.num_tokens_with_drafts - 1) - sequence.frontier.done[boundary]
 
+    @staticmethod
     def _fill(
-        self,
-        context: ExecutionContext,
-        sequences: Sequence[LazySequence],
-        chosen: Sequence[int],
-        counts: Sequence[int],
-        early_exit: Exit,
+        context: ExecutionContext, sequences: Sequence[LazySequence], parts: Sequence[Part], rows: StepRows, early_exit: Exit
     ) -> None:
-        rows, begin = _rows(sequences, chosen), 0
-        step = context.step(rows[0], spread(rows, counts))
-        for i, count in zip(chosen, counts, strict=True):
-            step.hidden[early_exit.boundary - 1][begin : begin + count] = sequences[i].frontier.states[early_exit.boundary][
-                :count
-            ]
+        boundary, begin = early_exit.boundary, 0
+        step = context.step(rows.first, rows.tokens)
+        for part, sequence in zip(rows.parts, sequences, strict=True):
+            count = parts[part].tokens
+            step.hidden[boundary - 1][begin : begin + count] = sequence.frontier.states[boundary][:count]
             begin += count
-        step.place(spread(rows, [sequences[i].frontier.done[early_exit.boundary] for i in chosen]))
+        step.place(rows.slots)
         step.run(kv_fill_graph(early_exit.info))
-        for i, count in zip(chosen, counts, strict=True):
-            sequences[i].frontier.skip(early_exit.boundary, count)
+        for part, sequence in zip(rows.parts, sequences, strict=True):
+            sequence.frontier.skip(boundary, parts[part].tokens)
 
     def _waiting(self, sequence: LazySequence, segment: int) -> int:
         return sequence.num_tokens_with_drafts - sequence.frontier.done[0] if segment == 0 else sequence.frontier.waiting(segment)
-
-    @staticmethod
-    def _groups(
-        context: ExecutionContext, sequences: Sequence[LazySequence], counts: Mapping[int, int], segment: int
-    ) -> list[list[int]]:
-        """What may share a launch, of all sequences that have ``counts`` in front of ``segment``."""
-        ready = list(counts)
-        places = [sequences[i].frontier.done[segment] for i in ready]
-        groups = launch_groups(context, _rows(sequences, ready), list(counts.values()), places)
-        return [[ready[i] for i in group] for group in groups]
 
     def _launch(
         self,
         context: ExecutionContext,
         sequences: Sequence[LazySequence],
-        chosen: Sequence[int],
-        counts: Sequence[int],
+        parts: Sequence[Part],
+        rows: StepRows,
         first: int,
         stop: int,
-        wanted: Mapping[int, int],
     ) -> Step:
-        """Run segments ``first`` … ``stop - 1`` for the chosen sequences' ``counts`` of tokens that wait in front of
-        ``first``."""
-        rows, begin = _rows(sequences, chosen), 0
-        logits = spread(rows, [wanted[i] for i in chosen]) if wanted and stop == self.num_segments else ()
-        step = context.step(rows[0], spread(rows, counts), logits)
-        for i, count in zip(chosen, counts, strict=True):
-            frontier, end = sequences[i].frontier, begin + count
+        """Run segments ``first`` … ``stop - 1`` for the tokens of the ``sequences`` that wait in front of ``first``."""
+        step, begin = context.step(rows.first, rows.tokens, rows.wanted if any(rows.wanted) else ()), 0
+        for part, sequence in zip(rows.parts, sequences, strict=True):
+            _, count, slot, _ = parts[part]
             if first == 0:
-                step.input_ids[begin:end] = sequences[i].tokens[frontier.done[0] : frontier.done[0] + count]
+                step.input_ids[begin : begin + count] = sequence.tokens[slot : slot + count]
             else:
-                step.hidden[first - 1][begin:end] = frontier.states[first][:count]
-            begin = end
-        step.place(spread(rows, [sequences[i].frontier.done[first] for i in chosen]))
+                step.hidden[first - 1][begin : begin + count] = sequence.frontier.states[first][:count]
+            begin += count
+        step.place(rows.slots)
         for graph in context.every_layer if (first, stop) == (0, self.num_segments) else self.segments[first:stop]:
             step.run(graph)
         begin = 0
-        for i, count in zip(chosen, counts, strict=True):
+        for part, sequence in zip(rows.parts, sequences, strict=True):
+            count = parts[part].tokens
             if stop == self.num_segments:
-                sequences[i].frontier.pass_through(first, stop, count)
+                sequence.frontier.pass_through(first, stop, count)
             else:
-                sequences[i].frontier.arrive(first, stop, step.hidden[stop - 1][begin : begin + count])
+                sequence.frontier.arrive(first, stop, step.hidden[stop - 1][begin : begin + count])
             begin += count
         return step
-
-
-def _rows(sequences: Sequence[LazySequence], chosen: Sequence[int]) -> list[int]:
-    return [sequences[i].sequence.batch_index for i in chosen]
-
-
-def _logits(step: Step, group: Sequence[int], wanted: Mapping[int, int], kept: bool) -> dict[int, Logits]:
-    """The wanted logits of the sequences of one launch; copies, where another launch follows before they are read."""
-    found, begin = {}, 0
-    tokens = step.token[: sum(wanted[i] for i in group)].tolist()
-    for i in group:
-        end = begin + wanted[i]
-        logits = step.logits[begin:end]
-        found[i], begin = Logits(logits.copy() if kept else logits, tokens[begin:end]), end
-    return found
 
 
 def probability(logits: NDArray[np.floating], likeliest: int) -> float:

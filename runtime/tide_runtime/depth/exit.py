@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from time import perf_counter
 from typing import cast
 
@@ -22,14 +22,13 @@ from tide_runtime.depth.early_exit_prefill import ExitingPrefill
 from tide_runtime.depth.executor import Executor, Guess
 from tide_runtime.depth.frontier import LazySequence
 from tide_runtime.depth.full import FullDepth
-from tide_runtime.depth.options import DepthOptions
-from tide_runtime.depth.policy import PromptChunk
-from tide_runtime.depth.requirements import check_fills, check_tails, no_exit, too_deep
+from tide_runtime.depth.options import DepthOptions, check_fills, check_tails, no_exit, too_deep
+from tide_runtime.depth.policy import DevicePlan, PromptChunk, note_depth_time
 from tide_runtime.depth.skipped_kv import Deferred, Propagated, SkippedLayers
 from tide_runtime.drafting.backoff import Backoff, exit_backoff
 from tide_runtime.errors import ParamsError
 from tide_runtime.generation_params import GenerationParams
-from tide_runtime.sequence import TokenSequence, note_depth_time
+from tide_runtime.sequence import TokenSequence
 
 _ANY_SCORE = -1.0  # below every score but NaN
 
@@ -47,36 +46,31 @@ class ExitState(LazySequence):
     """What `ExitDepth` keeps of a sequence.
 
     Args:
-        backoff: of evaluating exits; None before the prompt has run.
+        backoff: of evaluating exits.
         held: steps for which the last token has waited for others that need depth.
         streak: early exits since the last deep token.
         full_until: ``num_cached_tokens`` up to which the steps are those of `full`. These leave frontier and backoff where they
             were.
-        settled: the first tokens that no layer is missing of. A sequence that was preempted is prefilled through all layers; this
-            stays as it was, so that the sequence decides as if it had not been.
+        num_complete: the first tokens that no layer is missing of. A sequence that was preempted is prefilled through all layers;
+            this stays as it was, so that the sequence decides as if it had not been.
         preemptions: those that the frontier knows of.
     """
 
-    backoff: Backoff | None = None
+    backoff: Backoff = field(kw_only=True)
     held: int = 0
     streak: int = 0
     full_until: float = 0
-    settled: int = 0
+    num_complete: int = 0
     preemptions: int = 0
 
     @property
     def waiting(self) -> int:
         """Tokens that layers are missing of."""
-        return self.num_tokens_with_drafts - self.settled
+        return self.num_tokens_with_drafts - self.num_complete
 
     @property
     def never_evaluates(self) -> bool:
         return self.full_until == math.inf
-
-    @property
-    def trial(self) -> Backoff:
-        assert self.backoff is not None
-        return self.backoff
 
 
 class ExitDepth:
@@ -84,14 +78,15 @@ class ExitDepth:
 
     Args:
         concurrency: sequences that the engine is loaded for. Whether exits pay among so many is decided once: a text must not
-            depend on who else is there.
+            depend on what else runs.
         evaluates_always: exits are evaluated for every token, also where that does not pay.
     """
 
-    name, lookahead = "exit", 1
+    name, lookahead, runs_every_layer = "exit", 1, False
 
     def __init__(self, manifest: Manifest, options: DepthOptions, concurrency: int = 1, evaluates_always: bool = False) -> None:
-        self.executor, self.options, self.evaluates_always = Executor(manifest), options, evaluates_always
+        self.manifest, self.options, self.evaluates_always = manifest, options, evaluates_always
+        self.executor = Executor(manifest)
         self.num_layers, self.costs, self.concurrency = manifest.model.num_layers, CostModel.of(manifest), concurrency
         self.full = FullDepth()
         propagate = options.kv == "propagate"
@@ -136,31 +131,26 @@ class ExitDepth:
                 f"set it to at least {least:g}"
             )
 
-    def why_on_host(self, pads_sequences: bool) -> str | None:
+    def device_plan(self, pads_sequences: bool) -> DevicePlan | str:
         if not pads_sequences:
             return "ONNX Runtime's attention takes several tokens of one sequence only; exits are evaluated from the host"
         if any(stop.exit.info.tail_layers for stop in self.stops):
-            return "an exit's tail attends to keys and values that a loop on the device settles sooner than the host"
+            return "an exit's tail attends to keys and values that a loop on the device completes sooner than the host"
         if self.options.max_exit_streak or self.options.kv != "deferred":
             return "max_exit_streak and propagated keys and values are the host's"
-        return None
+        always = ExitDepth(self.manifest, self.options, self.concurrency, evaluates_always=True)
+        return DevicePlan(always, [(stop.exit, stop.threshold) for stop in self.stops], self._nothing_waits)
 
-    def for_device_loop(self) -> list[tuple[Exit, float]]:
-        self.evaluates_always = True
-        return [(stop.exit, stop.threshold) for stop in self.stops]
-
-    def can_loop(self, sequence: TokenSequence) -> bool:
+    @staticmethod
+    def _nothing_waits(sequence: TokenSequence) -> bool:
         state = cast("ExitState | None", sequence.policy_state)
         return state is None or state.frontier.done[-1] == state.frontier.done[0]
 
-    def took_tokens(self, sequence: TokenSequence, depths: Sequence[int]) -> None:
-        sequence.depth.token_depths += depths
-
-    def settled(self, sequence: TokenSequence) -> int:
+    def reusable_tokens(self, sequence: TokenSequence) -> int:
         if not self.can_resume:
             return 0
         state = cast("ExitState | None", sequence.policy_state)
-        if state is None or state.preemptions != sequence.preemptions:  # it is prefilled again, the frontier is of the lost row
+        if state is None or state.preemptions != sequence.history.preemptions:  # prefilled again: the frontier is of the lost row
             return sequence.num_cached_tokens
         if state.frontier.done[0] < sequence.num_cached_tokens:  # steps of `full` leave the frontier behind
             return sequence.num_cached_tokens
@@ -181,7 +171,7 @@ class ExitDepth:
             self._catch_up(state)
         if all(self._rests(state) for state in states):
             for state in states:
-                rests = state.trial.cooldown if state.sequence.params.depth_budget is None else 0
+                rests = state.backoff.cooldown if state.sequence.params.depth_budget is None else 0
                 state.full_until = state.sequence.num_cached_tokens + rests
             return self._full_step(context, decoding, prompts)
         return self._step(context, states, prompts)
@@ -190,12 +180,12 @@ class ExitDepth:
         if not isinstance(sequence.policy_state, ExitState):  # the layouts of an exiting prefill until then
             tuning = self.options.tuning
             frontier = self.executor.frontier(context, sequence, room=tuning.exit_room)
-            state = ExitState(sequence, frontier, backoff=exit_backoff(tuning), settled=sequence.num_cached_tokens)
+            state = ExitState(sequence, frontier, backoff=exit_backoff(tuning), num_complete=sequence.num_cached_tokens)
             if not self._evaluates_ever(sequence):
-                state.full_until, sequence.ran_full = math.inf, True
+                state.full_until, sequence.depth.ran_full = math.inf, True
             sequence.policy_state = state
         state = sequence.policy_state
-        if state.preemptions != sequence.preemptions:
+        if state.preemptions != sequence.history.preemptions:
             self._catch_up(state)
         return state
 
@@ -226,7 +216,7 @@ class ExitDepth:
                 evaluated[i][number] = 1
                 if guess.logits is not None and guess.score >= enough:  # a NaN clears nothing
                     states[i].sequence.depth.forced += guess.score < stop.threshold
-                    tokens[i].append(self._take(states[i], stop, guess))
+                    tokens[i].append(self._stop_at(states[i], stop, guess))
                     self._observe(states[i], evaluated[i], waited=0)
             undecided, first = [i for i in undecided if not tokens[i]], stop.exit.boundary
         note_depth_time((state.sequence for state in states), began)
@@ -247,19 +237,19 @@ class ExitDepth:
     @staticmethod
     def _catch_up(state: ExitState) -> None:
         """Bring frontier and backoff up to date after steps of `full`, and after a preemption."""
-        cached, lost = state.sequence.num_cached_tokens, state.preemptions != state.sequence.preemptions
+        cached, lost = state.sequence.num_cached_tokens, state.preemptions != state.sequence.history.preemptions
         passed = cached - state.frontier.done[0]
         if passed > 0:
-            state.trial.pass_tokens(passed)
-            state.settled = cached
+            state.backoff.pass_tokens(passed)
+            state.num_complete = cached
         if passed > 0 or lost:
             state.frontier.reset(cached)
-            state.preemptions = state.sequence.preemptions
+            state.preemptions = state.sequence.history.preemptions
 
     def _rests(self, state: ExitState) -> bool:
         """Whether the sequence is in a cooldown, nothing of it waits, and its depth budget allows a full-depth token."""
-        nothing_waits = state.settled == state.sequence.num_cached_tokens
-        return not state.trial.active and nothing_waits and not self._over_budget(state)
+        nothing_waits = state.num_complete == state.sequence.num_cached_tokens
+        return not state.backoff.active and nothing_waits and not self._over_budget(state)
 
     def _go_deep(
         self,
@@ -286,16 +276,16 @@ class ExitDepth:
     def _went_deep(self, state: ExitState) -> None:
         state.sequence.depth.record_full_step(self.num_layers)
         waited = state.waiting
-        state.settled = state.frontier.done[-1]
-        if state.trial.active and not state.never_evaluates:
+        state.num_complete = state.frontier.done[-1]
+        if state.backoff.active and not state.never_evaluates:
             self._observe(state, [0 if self._must_go_deep(state) else 1] * len(self.stops), waited)
         else:
-            state.trial.pass_tokens(1)
+            state.backoff.pass_tokens(1)
         state.held = state.streak = 0
 
     def _observe(self, state: ExitState, evaluated: list[int], waited: int) -> None:
         if not self.evaluates_always:
-            state.trial.observe(1, self.token_cost(evaluated, waited))
+            state.backoff.observe(1, self.token_cost(evaluated, waited))
 
     def token_cost(self, evaluated: Sequence[int], waited: int) -> float:
         """See `CostModel.early_exit_token`."""
@@ -310,7 +300,7 @@ class ExitDepth:
         """Whether exits are evaluated for the last token. A held one stands at the last exit: it was evaluated before."""
         if state.held or state.never_evaluates or self._must_go_deep(state):
             return False
-        return state.trial.active or self._over_budget(state)
+        return state.backoff.active or self._over_budget(state)
 
     def _over_budget(self, state: ExitState) -> bool:
         """Whether a full-depth token would take more layers per token than the request may."""
@@ -321,20 +311,20 @@ class ExitDepth:
         """Whether as many tokens as allowed have stopped early one after the other."""
         return 0 < self.options.max_exit_streak <= state.streak
 
-    def _take(self, state: ExitState, stop: Stop, guess: Guess) -> int:
+    def _stop_at(self, state: ExitState, stop: Stop, guess: Guess) -> int:
         assert guess.logits is not None
         state.sequence.depth.token_depths.append(stop.exit.layers)
         state.streak += 1
         return state.sequence.choose(guess.logits, guess.token)
 
     def _make_room(self, context: ExecutionContext, states: Sequence[ExitState]) -> None:
-        """Settle sequences in which no further token could wait. A held one adds none."""
+        """Complete sequences in which no further token could wait. A held one adds none."""
         most = self.options.tuning.exit_room - 1
-        full = [i for i, s in enumerate(states) if not s.held and s.frontier.done[0] - s.settled >= most]
+        full = [i for i, s in enumerate(states) if not s.held and s.frontier.done[0] - s.num_complete >= most]
         if full:
-            self.skipped.settle(context, states, full)
+            self.skipped.complete(context, states, full)
             for i in full:
-                states[i].settled = states[i].frontier.done[-1]
+                states[i].num_complete = states[i].frontier.done[-1]
 
     def _threshold(self, early_exit: Exit) -> float | None:
         return self.options.threshold if self.options.threshold is not None else early_exit.info.exit_threshold

@@ -1,14 +1,12 @@
-"""``full``: every token goes through every layer. The model itself."""
+"""``full``: every token goes through every layer, in one pass for decodes, drafts to verify and prompt chunks alike."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
-from tide_runtime.backends.base import ExecutionContext
-from tide_runtime.bundle.exits import Exit
-from tide_runtime.depth.full_pass import Work, run_decodes_and_prompts
-from tide_runtime.depth.policy import PromptChunk
-from tide_runtime.depth.requirements import refuse_depth_budget
+from tide_runtime.backends.base import ExecutionContext, Logits, Step
+from tide_runtime.depth.policy import DevicePlan, PromptChunk, refuse_depth_budget
 from tide_runtime.generation_params import GenerationParams
 from tide_runtime.sequence import TokenSequence
 
@@ -16,32 +14,130 @@ from tide_runtime.sequence import TokenSequence
 class FullDepth:
     """Every segment for every token."""
 
-    name, lookahead, can_resume = "full", 1, True
+    name, lookahead, can_resume, runs_every_layer = "full", 1, True, True
 
     def check_params(self, params: GenerationParams) -> None:
         refuse_depth_budget(self.name, params)
 
-    def why_on_host(self, pads_sequences: bool) -> str | None:
-        return None
+    def device_plan(self, pads_sequences: bool) -> DevicePlan:
+        return DevicePlan(self)
 
-    def for_device_loop(self) -> list[tuple[Exit, float]]:
-        return []
-
-    def can_loop(self, sequence: TokenSequence) -> bool:
-        return True
-
-    def took_tokens(self, sequence: TokenSequence, depths: Sequence[int]) -> None:
-        pass
-
-    def settled(self, sequence: TokenSequence) -> int:
+    def reusable_tokens(self, sequence: TokenSequence) -> int:
         return sequence.num_cached_tokens
 
     def step(
         self, context: ExecutionContext, decoding: Sequence[TokenSequence], prompts: Sequence[PromptChunk]
     ) -> list[list[int]]:
-        decodes, first = run_decodes_and_prompts(context, [Work(sequence, 1, 1) for sequence in decoding], prompts)
-        chosen = []
+        decodes, chunks = run_full(context, [Work(sequence, 1, 1) for sequence in decoding], prompts)
+        tokens = []
         for sequence, found in zip(decoding, decodes, strict=True):
             sequence.num_cached_tokens += 1
-            chosen.append([sequence.choose(found.logits[0], found.tokens[0])])
-        return chosen + first
+            tokens.append([sequence.choose(found.logits[0], found.tokens[0])])
+        return tokens + finish_chunks(prompts, chunks)
+
+
+class Work(NamedTuple):
+    """``tokens`` tokens of a sequence behind its cached ones; the logits of the last ``wanted`` of them."""
+
+    sequence: TokenSequence
+    tokens: int
+    wanted: int
+
+
+class Part(NamedTuple):
+    """``tokens`` tokens of one row in a step, in cache slots from ``slot`` on, and how many of the last give logits."""
+
+    row: int
+    tokens: int
+    slot: int
+    wanted: int
+
+
+class StepRows(NamedTuple):
+    """What a step is made of: rows from ``first`` on, with zeros for those between the parts.
+
+    Args:
+        parts: indices of its parts, by rising rows.
+    """
+
+    parts: Sequence[int]
+    first: int
+    tokens: list[int]
+    slots: list[int]
+    wanted: list[int]
+
+    @classmethod
+    def of(cls, parts: Sequence[Part], chosen: Sequence[int]) -> StepRows:
+        """The step of the parts at ``chosen``, whose rows rise."""
+        first = parts[chosen[0]].row
+        tokens, slots, wanted = ([0] * (parts[chosen[-1]].row - first + 1) for _ in range(3))
+        for i in chosen:
+            row, count, slot, logits = parts[i]
+            tokens[row - first], slots[row - first], wanted[row - first] = count, slot, logits
+        return cls(chosen, first, tokens, slots, wanted)
+
+
+def steps_of(context: ExecutionContext, parts: Sequence[Part]) -> list[StepRows]:
+    """One step for all ``parts``, or one for each where the padding of a shared one would overrun a row."""
+    order = sorted(range(len(parts)), key=lambda i: parts[i].row)
+    if not order:
+        return []
+    shared = StepRows.of(parts, order)
+    if len(order) == 1 or context.fits_together(shared.first, shared.tokens, shared.slots):
+        return [shared]
+    return [StepRows.of(parts, [i]) for i in order]
+
+
+def run_full(
+    context: ExecutionContext, decodes: Sequence[Work], prompts: Sequence[PromptChunk]
+) -> tuple[list[Logits], list[Logits]]:
+    """A pass through every layer for ``decodes`` and ``prompts``, together where the context's steps take that.
+
+    Returns the wanted logits of each decode and of each prompt, valid until the next step.
+    """
+    work: list[Work | PromptChunk] = [*decodes, *prompts]
+    parts = [Part(one.sequence.batch_index, one.tokens, one.sequence.num_cached_tokens, one.wanted) for one in work]
+    if context.packs_steps or not prompts:
+        steps = steps_of(context, parts)
+    else:
+        alone = [StepRows.of(parts, [i]) for i in range(len(decodes), len(parts))]
+        steps = alone + steps_of(context, parts[: len(decodes)])
+    found: dict[int, Logits] = {}
+    for rows in steps:
+        step, begin = context.step(rows.first, rows.tokens, rows.wanted), 0
+        for i in rows.parts:
+            _, count, slot, _ = parts[i]
+            step.input_ids[begin : begin + count] = work[i].sequence.tokens[slot : slot + count]
+            begin += count
+        step.place(rows.slots)
+        for graph in context.every_layer:
+            step.run(graph)
+        wanted = {i: parts[i].wanted for i in rows.parts}
+        found |= read_logits(step, wanted, rows is not steps[-1], context.has_draft_head)
+    logits = [found[i] for i in range(len(work))]
+    return logits[: len(decodes)], logits[len(decodes) :]
+
+
+def read_logits(step: Step, wanted: Mapping[int, int], copied: bool, has_states: bool = False) -> dict[int, Logits]:
+    """The logits of a step: part → those of its last ``wanted`` tokens; ``copied`` where another step runs before their use."""
+    tokens, found, begin = step.token[: sum(wanted.values())].tolist(), dict[int, Logits](), 0
+    for i, count in wanted.items():
+        end = begin + count
+        logits, states = step.logits[begin:end], step.states[begin:end] if has_states else None
+        if copied and count:
+            logits, states = logits.copy(), states.copy() if states is not None else None
+        found[i], begin = Logits(logits, tokens[begin:end], states), end
+    return found
+
+
+def finish_chunks(prompts: Sequence[PromptChunk], logits: Sequence[Logits]) -> list[list[int]]:
+    """Count the chunks as cached; the first token behind each prompt that is through."""
+    tokens: list[list[int]] = []
+    for chunk, found in zip(prompts, logits, strict=True):
+        sequence, is_last = chunk.sequence, chunk.is_last
+        sequence.num_cached_tokens += chunk.tokens
+        sequence.prefilled = is_last
+        first = sequence.num_cached_tokens - len(found.tokens) + 1
+        chosen = [sequence.choose(*one, first + n) for n, one in enumerate(zip(found.logits, found.tokens, strict=True))]
+        tokens.append(chosen[-1:] if is_last else [])
+    return tokens

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from time import perf_counter
 from typing import NamedTuple, Protocol
 
 from tide_runtime.backends.base import ExecutionContext
+from tide_runtime.bundle.calibration import CostTable
 from tide_runtime.bundle.exits import Exit
+from tide_runtime.errors import ParamsError
 from tide_runtime.generation_params import GenerationParams
 from tide_runtime.sequence import TokenSequence
 
@@ -23,8 +27,8 @@ class PromptChunk(NamedTuple):
 
     @property
     def wanted(self) -> int:
-        """The number of its last tokens whose logits the policy reads: 1 in a prompt's last chunk, else 0."""
-        return int(self.is_last and self.sequence.num_tokens == self.sequence.prompt_tokens)
+        """The number of its last tokens whose logits are read: of a prompt to continue 1 in the last chunk, else 0."""
+        return min(self.tokens, max(0, self.sequence.num_cached_tokens + self.tokens - self.sequence.logits_from))
 
 
 class DepthPolicy(Protocol):
@@ -45,12 +49,12 @@ class DepthPolicy(Protocol):
         first token behind its last chunk. Advances ``num_cached_tokens`` and sets ``prefilled``.
         """
 
-    def settled(self, sequence: TokenSequence) -> int:
-        """How many tokens of the sequence have keys and values in its row that are the model's own, in every layer."""
+    def reusable_tokens(self, sequence: TokenSequence) -> int:
+        """How many of the sequence's first tokens may go into the prefix cache: their keys and values are the model's own."""
 
 
 class EnginePolicy(DepthPolicy, Protocol):
-    """A policy with what an engine asks before a request runs."""
+    """A policy with what an engine needs to know before a request runs."""
 
     def check_params(self, params: GenerationParams) -> None:
         """Raise ParamsError where the policy cannot do what a request wants."""
@@ -59,23 +63,65 @@ class EnginePolicy(DepthPolicy, Protocol):
     def can_resume(self) -> bool:
         """Whether a sequence's text stays the same when its tokens are prefilled again."""
 
+    @property
+    def runs_every_layer(self) -> bool:
+        """Whether each token's logits are those of all layers, as a prefill gives them."""
+
+
+@dataclass(frozen=True)
+class DevicePlan:
+    """How a loop on the device decodes as a policy does.
+
+    Args:
+        host: runs the steps that the loop cannot, with the tokens that the loop would give: it evaluates exits for every token.
+        exits: those that the loop evaluates for every token, shallow first, and their thresholds.
+        can_start: whether the loop may take a sequence over: none of its tokens waits for layers.
+    """
+
+    host: EnginePolicy
+    exits: Sequence[tuple[Exit, float]] = ()
+    can_start: Callable[[TokenSequence], bool] = lambda sequence: True
+
 
 class LoadedPolicy(EnginePolicy, Protocol):
     """A policy as `registry.make_policy` makes it, before it is known what drives it."""
 
-    def why_on_host(self, pads_sequences: bool) -> str | None:
-        """Why a loop on the device cannot run this policy; None: it can.
+    def device_plan(self, pads_sequences: bool) -> DevicePlan | str:
+        """How a loop on the device runs this policy, or why none can.
 
         Args:
             pads_sequences: the target's graphs take several tokens of several sequences at once.
         """
 
-    def for_device_loop(self) -> list[tuple[Exit, float]]:
-        """The exits, shallow first, that a device loop evaluates for every token, and their thresholds. From then on the policy
-        evaluates them for every token too, so that steps driven from the host give the same tokens."""
 
-    def can_loop(self, sequence: TokenSequence) -> bool:
-        """Whether a device loop may take the sequence over: none of its tokens waits for layers."""
+@dataclass(frozen=True)
+class BackendFacts:
+    """What a policy is made for.
 
-    def took_tokens(self, sequence: TokenSequence, depths: Sequence[int]) -> None:
-        """A device loop generated one token at each of ``depths`` (layers run); all layers have caught up."""
+    Args:
+        concurrency: sequences that run at once.
+        pass_costs: what passes through all layers take on this machine; None: not measured.
+        same_bits: a token's logits do not depend on what shares its launch.
+        rounds: the target rounds to few bits, so that without ``same_bits`` drafts would change many texts.
+    """
+
+    concurrency: int = 1
+    pass_costs: CostTable | None = None
+    same_bits: bool = True
+    rounds: bool = False
+
+
+def refuse_depth_budget(policy: str, params: GenerationParams) -> None:
+    """Raise ParamsError where a request has a depth budget: ``policy`` promises the model's own output."""
+    if params.depth_budget is not None:
+        raise ParamsError(
+            f"depth_budget is set, and policy {policy} promises the model's own output, which takes every layer; "
+            "leave it out, or load the engine with policy exit"
+        )
+
+
+def note_depth_time(sequences: Iterable[TokenSequence], began: float) -> None:
+    """Add the time since ``began``, which a step of ``sequences`` spent on exits and drafts."""
+    spent = perf_counter() - began
+    for sequence in sequences:
+        sequence.depth.exit_time += spent

@@ -18,7 +18,7 @@ class SkippedLayers(Protocol):
     def make_way(self, context: ExecutionContext, sequences: Sequence[LazySequence], chosen: Sequence[int]) -> None:
         """The last tokens of the chosen sequences are about to pass a boundary in front of which others may wait."""
 
-    def settle(self, context: ExecutionContext, sequences: Sequence[LazySequence], chosen: Sequence[int]) -> None:
+    def complete(self, context: ExecutionContext, sequences: Sequence[LazySequence], chosen: Sequence[int]) -> None:
         """Let no token of the chosen sequences wait any longer."""
 
     def run_deep(self, waited: int) -> int:
@@ -34,7 +34,7 @@ class Deferred:
     def make_way(self, context: ExecutionContext, sequences: Sequence[LazySequence], chosen: Sequence[int]) -> None:
         pass
 
-    def settle(self, context: ExecutionContext, sequences: Sequence[LazySequence], chosen: Sequence[int]) -> None:
+    def complete(self, context: ExecutionContext, sequences: Sequence[LazySequence], chosen: Sequence[int]) -> None:
         self.executor.advance(context, sequences, chosen, 1, self.executor.num_segments)
 
     def run_deep(self, waited: int) -> int:
@@ -50,7 +50,7 @@ class Propagated:
         if behind:
             self.executor.fill(context, sequences, behind)
 
-    def settle(self, context: ExecutionContext, sequences: Sequence[LazySequence], chosen: Sequence[int]) -> None:
+    def complete(self, context: ExecutionContext, sequences: Sequence[LazySequence], chosen: Sequence[int]) -> None:
         self.executor.fill(context, sequences, chosen)
 
     def run_deep(self, waited: int) -> int:

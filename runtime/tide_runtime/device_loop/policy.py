@@ -13,7 +13,7 @@ from typing import cast
 from tide_runtime.backends.base import ExecutionContext
 from tide_runtime.backends.device.device_step import DeviceContext
 from tide_runtime.backends.device.program import Compile, Execution, Launch, Node, Run, conditions
-from tide_runtime.depth.policy import LoadedPolicy, PromptChunk
+from tide_runtime.depth.policy import DevicePlan, PromptChunk
 from tide_runtime.device_loop.decode_loop import DecodeLoop, LoopExit
 from tide_runtime.device_loop.loop_kernels import LoopKernels
 from tide_runtime.device_loop.loop_state import MOST_EOS
@@ -64,19 +64,19 @@ def announced(error: TideError) -> str:
 
 
 class DrivenDepth:
-    """Runs ``inner`` as a `DecodeLoop` of ``turns``, ``exits`` and ``window`` where the requests allow it."""
+    """Runs ``plan`` as a `DecodeLoop` of ``turns`` and ``window`` where the requests allow it."""
 
     def __init__(
         self,
-        inner: LoadedPolicy,
+        plan: DevicePlan,
         kernels: LoopKernels,
         turns: int,
         drivers: Drivers,
-        exits: Sequence[LoopExit] = (),
         window: int = 1,
     ) -> None:
-        self.inner, self.name = inner, inner.name
-        self.exits, self.drivers, self._kernels, self._turns, self._window = exits, drivers, kernels, turns, window
+        self.plan, self.inner, self.name = plan, plan.host, plan.host.name
+        self.exits = [LoopExit(early_exit, threshold) for early_exit, threshold in plan.exits]
+        self.drivers, self._kernels, self._turns, self._window = drivers, kernels, turns, window
         self._without_loops: str | None = None
 
     @property
@@ -95,8 +95,12 @@ class DrivenDepth:
     def check_params(self, params: GenerationParams) -> None:
         self.inner.check_params(params)
 
-    def settled(self, sequence: TokenSequence) -> int:
-        return self.inner.settled(sequence)
+    @property
+    def runs_every_layer(self) -> bool:
+        return self.inner.runs_every_layer
+
+    def reusable_tokens(self, sequence: TokenSequence) -> int:
+        return self.inner.reusable_tokens(sequence)
 
     def step(
         self, context: ExecutionContext, decoding: Sequence[TokenSequence], prompts: Sequence[PromptChunk]
@@ -120,7 +124,7 @@ class DrivenDepth:
         if not self.exits:
             return True
         last = context.caches.limit - self._turns - self._window  # pending tokens are padded to the window's slots
-        return all(seq.num_cached_tokens <= last and self.inner.can_loop(seq) for seq in sequences)
+        return all(seq.num_cached_tokens <= last and self.plan.can_start(seq) for seq in sequences)
 
     def _loop(self, context: DeviceContext, sequences: Sequence[TokenSequence]) -> _DrivenLoop | None:
         """A loop for at least as many sequences, rounded up to a power of two so that few graphs are captured.
@@ -152,7 +156,7 @@ class DrivenDepth:
         context.ends.reach(sequence.batch_index, sequence.num_cached_tokens)
         if self.exits:
             depths = [context.backend.manifest.model.num_layers, *(loop_exit.depth for loop_exit in self.exits)]
-            self.inner.took_tokens(sequence, [depths[number] for number, _ in generated])
+            sequence.depth.token_depths += [depths[number] for number, _ in generated]
         return [token for _, token in generated]
 
 

@@ -9,8 +9,7 @@ from typing import cast
 from tide_runtime.backends.base import Backend
 from tide_runtime.backends.device.device import Device
 from tide_runtime.backends.device.device_step import DeviceBackend
-from tide_runtime.depth.policy import EnginePolicy, LoadedPolicy
-from tide_runtime.device_loop.decode_loop import LoopExit
+from tide_runtime.depth.policy import DevicePlan, EnginePolicy, LoadedPolicy
 from tide_runtime.device_loop.graph_driver import GraphDriver
 from tide_runtime.device_loop.host_driver import HostDriver
 from tide_runtime.device_loop.loop_kernels import LoopKernels
@@ -26,20 +25,26 @@ _MIN_CORE = (1, 2)
 
 @dataclass
 class Drive:
-    """``policy``: decodes. ``refusal``: the reason known at load time why the host drives a loop or single steps, or None."""
+    """What drives decoding.
+
+    Args:
+        refusal: the reason known at load time why the host drives a loop or single steps, or None.
+        loop: the policy, where it is a loop on the device.
+    """
 
     policy: EnginePolicy
     refusal: str | None = None
+    loop: DrivenDepth | None = None
 
     @property
     def reason(self) -> str | None:
         """Reason why the host drives, or None. A failing capture is known only after the first launches."""
-        return self.refusal or (self.policy.refused if isinstance(self.policy, DrivenDepth) else None)
+        return self.refusal or (self.loop.refused if self.loop is not None else None)
 
     def __str__(self) -> str:
         if self.reason is not None:
             return f"host-driven: {self.reason}"
-        execution = self.policy.drivers.execution if isinstance(self.policy, DrivenDepth) else None
+        execution = self.loop.drivers.execution if self.loop is not None else None
         if execution is None or execution.refusal is None:
             return f"device-driven, {_TURNS} tokens a launch"
         return f"device-driven, {_TURNS} launches of one token at once: {execution.refusal}"
@@ -95,31 +100,31 @@ def choose_drive(
     device = getattr(backend, "device", None)
     if device is None:
         return Drive(policy, "the target runs on the processor")
-    on_device = cast(DeviceBackend, backend)
-    reason = _why_on_host(policy, on_device)
-    if reason is not None:
-        return Drive(policy, reason)
-    exits = [LoopExit(early_exit, threshold) for early_exit, threshold in policy.for_device_loop()]
+    plan = _device_plan(policy, cast(DeviceBackend, backend))
+    if isinstance(plan, str):
+        return Drive(policy, plan)
     try:
         kernels = load_kernels(device)
     except TideError as error:
-        return Drive(policy, str(error))
+        return Drive(plan.host, str(error))
     graphless = support.no_graphs()
 
     def no_conditions() -> str | None:
         return support.no_conditions() or kernels.conditions_refused
 
     # The host then still runs the loop: it reads one flag per condition instead of every exit's outputs.
-    refused = graphless or (no_conditions() if exits else None)
+    refused = graphless or (no_conditions() if plan.exits else None)
     compile = None if graphless else GraphDriver(device, no_conditions).compile
     drivers = Drivers(HostDriver(device).compile, compile, refused)
-    return Drive(DrivenDepth(policy, kernels, _TURNS, drivers, exits, _WINDOW), refused)
+    loop = DrivenDepth(plan, kernels, _TURNS, drivers, _WINDOW)
+    return Drive(loop, refused, loop)
 
 
-def _why_on_host(policy: LoadedPolicy, backend: DeviceBackend) -> str | None:
+def _device_plan(policy: LoadedPolicy, backend: DeviceBackend) -> DevicePlan | str:
+    """How a loop on the backend's device runs ``policy``, or why none does."""
     if backend.copies_caches:
         return "its engines do not update caches in place, and the copies back are queued from the host"
-    reason = policy.why_on_host(backend.pads_sequences)
-    if reason is None and not backend.pads_sequences and backend.manifest.dtype == "fp32":
+    plan = policy.device_plan(backend.pads_sequences)
+    if isinstance(plan, DevicePlan) and not backend.pads_sequences and backend.manifest.dtype == "fp32":
         return "attention in fp32 takes a mask that the host fills (ONNX Runtime has no fused kernel for it)"
-    return reason
+    return plan

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tide_runtime.backends.base import ExecutionContext
 from tide_runtime.backends.draft_step import run_draft_head
@@ -19,17 +20,18 @@ def draft_with_head(
     states: Sequence[DraftState],
     text: Sequence[Sequence[float]],
     ready: Sequence[int],
+    hidden: NDArray[np.generic],
     prompt_tokens: int,
 ) -> float:
     """Let the head guess in the sequences at ``ready``, together, into ``states[i].head``; returns the modelled ms.
 
     Args:
+        hidden: [n, 2H], states of the token before the last one of each sequence at ``ready``.
         text, prompt_tokens: see `DraftController.head_pays`.
     """
     chosen = [sequences[i] for i in ready]
     rows, tokens = [s.batch_index for s in chosen], [s.last_token for s in chosen]
     places, spent = [s.num_tokens - 1 for s in chosen], 0.0
-    hidden = np.stack([s.draft_states for s in chosen if s.draft_states is not None])
     while controller.head_pays(states, text, ready, spent, prompt_tokens):
         tokens, scores, hidden = run_draft_head(context, rows, tokens, hidden, places)
         spent += controller.costs.draft_head(len(ready), first=not spent)

@@ -10,19 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-
+from tide_runtime.backends.base import Logits
 from tide_runtime.sequence import TokenSequence
-
-
-class Logits(NamedTuple):
-    """The model's own ``logits`` [S, V] for the last S tokens of a sequence, the argmax of each, and their ``states`` [S, 2H],
-    where there is a draft head."""
-
-    logits: NDArray[np.floating]
-    tokens: list[int]
-    states: NDArray[np.generic] | None = None
 
 
 class Draft(NamedTuple):

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from time import monotonic, perf_counter
+from typing import cast
 
 from tide_runtime.backends.base import ExecutionContext
 from tide_runtime.depth.policy import DepthPolicy
@@ -15,7 +16,7 @@ from tide_runtime.metrics import EngineMetrics, EngineStats
 from tide_runtime.outputs import Chunk, Generation
 from tide_runtime.scheduling.handle import GenerationHandle
 from tide_runtime.scheduling.scheduler import Request, Scheduler, StepPlan
-from tide_runtime.scheduling.step import run_step, take
+from tide_runtime.scheduling.step import append_tokens, run_step
 from tide_runtime.sequence import FinishReason, TokenSequence
 
 _MOST_FAILURES = 3  # steps in a row; then the backend is given up
@@ -26,12 +27,7 @@ _GATHER_S = 0.0003  # that an idle engine waits for one more request; each that 
 class Submitted(Request):
     """A request and its caller's handle."""
 
-    handle: GenerationHandle | None = None
-
-    @property
-    def caller(self) -> GenerationHandle:
-        assert self.handle is not None
-        return self.handle
+    handle: GenerationHandle = field(init=False)
 
 
 class EngineLoop:
@@ -161,7 +157,7 @@ class EngineLoop:
 
     def _end_aborted(self) -> None:
         for request in self._aborted:
-            if not request.caller.done:
+            if not request.handle.done:
                 if request.sequence.batch_index >= 0:
                     self._save(request)
                 self._leave(request)
@@ -182,22 +178,22 @@ class EngineLoop:
         self._failures = 0
         for request, new in outcome:
             try:
-                self._take(request, new)
+                self._deliver(request, new)
             except Exception as error:  # decoding its text, for example
                 self._leave(request)
-                self._caller(request).fail(error)
+                _handle(request).fail(error)
         for request, _ in plan.prompts:
             if request.sequence.batch_index >= 0:
                 self._save(request)
         decoded = sum(len(tokens) for _, tokens in outcome[: len(plan.decoding)])
         self.metrics.stepped(decoded + sum(tokens for _, tokens in plan.prompts), perf_counter() - began)
 
-    def _take(self, request: Request, tokens: list[int]) -> None:
-        sequence, handle = request.sequence, self._caller(request)
-        before = sequence.latest_token
-        for event in take(sequence, tokens):
-            self.metrics.took_token(sequence.latest_token - (before or sequence.submitted), first=not before)
-            before, depth = sequence.latest_token, sequence.latest_depth(self.metrics.num_layers)
+    def _deliver(self, request: Request, tokens: list[int]) -> None:
+        sequence, handle = request.sequence, _handle(request)
+        history, before = sequence.history, sequence.history.latest_token
+        for event in append_tokens(sequence, tokens):
+            self.metrics.took_token(history.latest_token - (before or history.submitted), first=not before)
+            before, depth = history.latest_token, sequence.latest_depth(self.metrics.num_layers)
             logprob = sequence.logprobs[sequence.num_tokens - sequence.prompt_tokens - 1] if sequence.params.logprobs else None
             if sequence.finish_reason is not None:
                 last = Chunk(event.text, event.token, self._finish(sequence), depth, logprob)
@@ -212,7 +208,7 @@ class EngineLoop:
 
     def _save(self, request: Request) -> None:
         """Copy what is new of the request's row into the prefix cache."""
-        copies = self.scheduler.save(request, self.policy.settled(request.sequence))
+        copies = self.scheduler.save(request, self.policy.reusable_tokens(request.sequence))
         if copies is not None:
             assert self.context is not None and self.context.prefix_blocks is not None
             self.context.prefix_blocks.save(*copies)
@@ -227,7 +223,7 @@ class EngineLoop:
 
     def _end(self, request: Request, reason: FinishReason) -> None:
         """Deliver what a request has, which is not all it asked for."""
-        handle = self._caller(request)
+        handle = _handle(request)
         if self._dead is not None:
             handle.fail(EngineClosedError(f"the engine has failed ({self._dead}); load it again"))
             return
@@ -244,15 +240,14 @@ class EngineLoop:
         self._failures += 1
         for request in [*self.scheduler.running]:
             self._leave(request, tainted=True)
-            self._caller(request).fail(error)
+            _handle(request).fail(error)
         if self._failures >= _MOST_FAILURES:
             raise error
-
-    @staticmethod
-    def _caller(request: Request) -> GenerationHandle:
-        assert isinstance(request, Submitted)
-        return request.caller
 
     def _die(self, error: BaseException) -> None:
         with self._changed:
             self._dead = error
+
+
+def _handle(request: Request) -> GenerationHandle:
+    return cast(Submitted, request).handle  # the loop is given no other requests

@@ -89,6 +89,7 @@ class SchedulerOptions:
         slots: most tokens of a row.
         lookahead: most tokens that a step puts into the cache of a request that decodes.
         prompt_tokens: by the number of requests that decode, how many prompt tokens a step may prefill beside them.
+        most_logits: most prompt tokens of a step whose logits are read. Texts to score have many, each as long as the vocabulary.
         can_preempt: whether a request may be computed again. Otherwise it starts only when all it may need is free.
         max_queue: requests that may wait.
         consecutive_rows: running requests must have the first rows, without gaps.
@@ -100,6 +101,7 @@ class SchedulerOptions:
     slots: int
     lookahead: int = 1
     prompt_tokens: Callable[[int], int] = lambda decoding: 512
+    most_logits: float = math.inf
     can_preempt: bool = True
     max_queue: float = math.inf
     consecutive_rows: bool = False
@@ -127,6 +129,7 @@ class Scheduler:
         self._waiting: list[tuple[tuple[int, int], Request]] = []  # a heap; requests that left it early are skipped
         self._queued: set[Request] = set()
         self._timed: set[Request] = set()
+        self._logits_left = options.most_logits  # of the step that is planned
         self._free = options.blocks
         self._free_rows = list(range(options.max_batch))
         # Blocks of free rows: they keep their memory until others need it, because new pages take time (2 us each, measured).
@@ -190,15 +193,15 @@ class Scheduler:
         plan.decoding.sort(key=lambda request: request.sequence.batch_index)
         return plan
 
-    def save(self, request: Request, settled: int) -> tuple[int, int, list[int]] | None:
-        """Take the first ``settled`` tokens of a running request into the prefix cache.
+    def save(self, request: Request, reusable: int) -> tuple[int, int, list[int]] | None:
+        """Put the first ``reusable`` tokens of a running request into the prefix cache.
 
         Returns (row, first block, block ids): what is to be copied out of the row; None where there is nothing new.
         """
         sequence = request.sequence
         if self.tree is None or not sequence.params.use_prefix_cache:
             return None
-        known, ids = self.tree.insert(sequence.tokens[:settled], sequence.params.cache_salt, self._allocate)
+        known, ids = self.tree.insert(sequence.tokens[:reusable], sequence.params.cache_salt, self._allocate)
         return (sequence.batch_index, known, ids) if ids else None
 
     # --- plans
@@ -226,6 +229,7 @@ class Scheduler:
     def _extend(self, plan: StepPlan) -> int:
         """Plan the running requests, the first in rank first. Returns the prompt tokens that are left for others."""
         budget = self.options.prompt_tokens(sum(request.sequence.prefilled for request in self.running))
+        self._logits_left = self.options.most_logits
         for request in sorted(self.running, key=lambda request: request.rank):
             if request not in self.running:  # preempted for one before it
                 continue
@@ -233,16 +237,15 @@ class Scheduler:
             if sequence.prefilled:
                 if self._make_room(request, sequence.num_tokens + self.options.lookahead, plan):
                     plan.decoding.append(request)
-            elif budget > 0:
-                tokens = min(budget, sequence.prefill_end - sequence.num_cached_tokens)
+            elif budget > 0 and self._logits_left > 0:
+                tokens = self._chunk(sequence, budget)
                 if self._make_room(request, sequence.num_cached_tokens + tokens, plan):
-                    plan.prompts.append((request, tokens))
-                    budget -= tokens
+                    budget -= self._prefill(request, tokens, plan)
         return budget
 
     def _admit(self, budget: int, plan: StepPlan) -> None:
         """Start waiting requests in the order of their ranks, until one does not fit."""
-        while budget > 0 and self._free_rows and (request := self._next()) is not None:
+        while budget > 0 and self._logits_left > 0 and self._free_rows and (request := self._next()) is not None:
             sequence = request.sequence
             needed = sequence.num_tokens + self.options.lookahead if self.options.can_preempt else len(sequence.tokens)
             if self._blocks_for(sequence, needed) > self.free_blocks + self.blocks_in_tree:
@@ -253,27 +256,34 @@ class Scheduler:
             sequence.batch_index = heapq.heappop(self._free_rows)
             request.blocks = self._idle.pop(sequence.batch_index, 0)
             self._load_prefix(request, plan)
-            tokens = min(budget, sequence.prefill_end - sequence.num_cached_tokens)
+            tokens = self._chunk(sequence, budget)
             kept = sequence.num_cached_tokens + tokens if self.options.can_preempt else needed
             self._reserve(request, max(kept, 1), plan)
             if tokens:
-                plan.prompts.append((request, tokens))
-                budget -= tokens
+                budget -= self._prefill(request, tokens, plan)
             else:  # the prefix cache held all of a preempted request
                 sequence.prefilled = True
+
+    def _chunk(self, sequence: TokenSequence, budget: int) -> int:
+        """The next tokens to prefill: at most ``budget``, and as many with logits as the step may still have."""
+        tokens = min(budget, sequence.prefill_end - sequence.num_cached_tokens)
+        return int(tokens - max(0, PromptChunk(sequence, tokens).wanted - self._logits_left))
+
+    def _prefill(self, request: Request, tokens: int, plan: StepPlan) -> int:
+        plan.prompts.append((request, tokens))
+        self._logits_left -= PromptChunk(request.sequence, tokens).wanted
+        return tokens
 
     def _load_prefix(self, request: Request, plan: StepPlan) -> None:
         sequence = request.sequence
         if self.tree is None or not sequence.params.use_prefix_cache:
             return
-        # The last token of a prompt is always computed, as its logits are wanted.
-        most = sequence.prefill_end - (sequence.num_tokens == sequence.prompt_tokens)
-        ids = self.tree.match(sequence.tokens[:most], sequence.params.cache_salt)
+        ids = self.tree.match(sequence.tokens[: sequence.logits_from], sequence.params.cache_salt)
         if ids:
             plan.loads.append((ids, sequence.batch_index))
             sequence.num_cached_tokens = len(ids) * BLOCK_TOKENS
             if sequence.num_tokens == sequence.prompt_tokens:
-                sequence.prefix_tokens = sequence.num_cached_tokens
+                sequence.history.prefix_tokens = sequence.num_cached_tokens
 
     # --- queue and memory
 
@@ -308,7 +318,7 @@ class Scheduler:
         sequence = request.sequence
         plan.left_rows.append(self._take_row(request))
         sequence.num_cached_tokens, sequence.prefilled = 0, False
-        sequence.preemptions += 1
+        sequence.history.preemptions += 1
         self.preemptions += 1
         self._enqueue(request)
 

@@ -13,7 +13,7 @@ from tide_runtime.sequence import TokenSequence
 
 
 class TokenEvent(NamedTuple):
-    """``sequence`` has taken ``token``; ``text`` may be shown now."""
+    """``token`` was appended to ``sequence``; ``text`` may be shown now."""
 
     sequence: TokenSequence
     token: int
@@ -24,7 +24,8 @@ def run_step(policy: DepthPolicy, context: ExecutionContext, plan: StepPlan) -> 
     """Run ``plan``; the new tokens of each request that took part."""
     began = perf_counter()
     for request, _ in plan.prompts:  # the first step of a request prefills at least a part of its prompt
-        request.sequence.first_step = request.sequence.first_step or began
+        history = request.sequence.history
+        history.first_step = history.first_step or began
     for row in plan.left_rows:
         context.forget_row(row)
     for move in plan.moves:
@@ -43,12 +44,12 @@ def run_step(policy: DepthPolicy, context: ExecutionContext, plan: StepPlan) -> 
     before = context.layers_launched
     tokens = policy.step(context, decoding, plan.chunks)
     for sequence in decoding:
-        sequence.layers_run += context.layers_launched - before
-        sequence.company = max(sequence.company, len(decoding) + len(plan.prompts))
+        sequence.depth.layers_run += context.layers_launched - before
+        sequence.history.peak_batch = max(sequence.history.peak_batch, len(decoding) + len(plan.prompts))
     return list(zip(plan.requests, tokens, strict=True))
 
 
-def take(sequence: TokenSequence, tokens: Sequence[int]) -> Iterator[TokenEvent]:
+def append_tokens(sequence: TokenSequence, tokens: Sequence[int]) -> Iterator[TokenEvent]:
     """Append ``tokens`` to the sequence's output, up to its end."""
     for token in tokens:
         if sequence.error is not None:
@@ -93,7 +94,7 @@ def run(
     while scheduler.has_work:
         for request, tokens in run_step(policy, context, scheduler.step()):
             sequence = request.sequence
-            yield from take(sequence, tokens)
+            yield from append_tokens(sequence, tokens)
             if sequence.error is not None:
                 raise sequence.error
             if sequence.finish_reason is not None and (row := scheduler.remove(request)) is not None:

@@ -149,7 +149,7 @@ def test_more_slots_than_rows_at_once_are_left_empty(exits_bundle: Path, full: E
     """More sequences than the caller allowed would run at once."""
     rows = [full.admission.sequence(prompt, params(4)) for prompt in PROMPTS]
     used = {event.sequence.batch_index for event in run(full.policy, full.backend.context(3), rows, 2)}
-    assert used == {0, 1} and max(row.company for row in rows) == 2
+    assert used == {0, 1} and max(row.history.peak_batch for row in rows) == 2
 
 
 def test_propagate_needs_its_graphs(exits_bundle: Path) -> None:

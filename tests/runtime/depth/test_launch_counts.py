@@ -43,7 +43,7 @@ def decode_launches(
     list(run(made, context, batch))
     layers = sum(backend.launches[g.name] * (g.layers[1] - g.layers[0]) for g in manifest.segments if g.layers)
     assert context.layers_launched == layers
-    assert batch[0].layers_run == layers - LAYERS  # what the stats show as layers per token
+    assert batch[0].depth.layers_run == layers - LAYERS  # what the stats show as layers per token
     prefills = {segment.name: 1 for segment in manifest.segments}
     return {name: count - prefills.get(name, 0) for name, count in sorted(backend.launches.items())}
 

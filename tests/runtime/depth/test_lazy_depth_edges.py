@@ -16,6 +16,7 @@ from tide_runtime.bundle.manifest import HEAD
 from tide_runtime.depth.exact import ExactDepth
 from tide_runtime.depth.exit import ExitDepth
 from tide_runtime.depth.options import DepthOptions
+from tide_runtime.depth.policy import BackendFacts
 from tide_runtime.depth.registry import make_policy
 from tide_runtime.depth_tuning import DepthTuning
 from tide_runtime.errors import NumericsError, ParamsError
@@ -259,7 +260,8 @@ def test_exits_that_cost_more_than_they_save_in_a_batch_are_not_asked(policy: st
         info = replace(manifest.calibration, costs=CostTable("numpy", "", 5.0, dear_head), exit_depths=shares)
         asked = requests((1, 2), (3, 4), (5, 6))
         rows = [make_row(request, manifest) for request in asked]
-        made = exits_pay(make_policy(policy, replace(manifest, calibration=info), DepthOptions(draft="router"), len(rows)))
+        facts = BackendFacts(concurrency=len(rows))
+        made = exits_pay(make_policy(policy, replace(manifest, calibration=info), DepthOptions(draft="router"), facts))
         backend = NumpyBackend(manifest, model)
         list(run(made, backend.context(3), rows))
         assert (HEAD not in backend.launches) is ran_full

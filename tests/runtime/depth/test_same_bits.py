@@ -11,6 +11,7 @@ from runtime.tiny_transformer import TinyTransformer
 from tide_runtime.bundle.calibration import ExitInfo
 from tide_runtime.depth.exact import ExactDepth
 from tide_runtime.depth.options import DepthOptions
+from tide_runtime.depth.policy import BackendFacts
 from tide_runtime.depth.registry import make_policy
 from tide_runtime.generation_params import GenerationParams
 from tide_runtime.scheduling.step import run
@@ -34,7 +35,7 @@ OPTIONS = DepthOptions(draft="ngram", draft_limit=12, tuning=FAR_DRAFTS)
 )
 def test_drafts_only_where_they_leave_the_text(name: str, same_bits: bool, rounds: bool, ran: str) -> None:
     """A default would change texts, or bundles in fp32 would lose their drafts."""
-    assert make_policy(name, MANIFEST, OPTIONS, same_bits=same_bits, rounds=rounds).name == ran
+    assert make_policy(name, MANIFEST, OPTIONS, BackendFacts(same_bits=same_bits, rounds=rounds)).name == ran
 
 
 @pytest.mark.parametrize("same_bits", [True, False])

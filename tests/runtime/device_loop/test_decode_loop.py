@@ -26,7 +26,7 @@ from tide_runtime.bundle.calibration import ExitInfo
 from tide_runtime.depth.exit import ExitDepth
 from tide_runtime.depth.full import FullDepth
 from tide_runtime.depth.options import DepthOptions
-from tide_runtime.device_loop.decode_loop import LoopExit
+from tide_runtime.depth.policy import DevicePlan
 from tide_runtime.device_loop.graph_driver import GraphDriver
 from tide_runtime.device_loop.host_driver import HostDriver
 from tide_runtime.device_loop.loop_state import LoopState
@@ -81,11 +81,9 @@ class Driven:
         self.backend = TinyDeviceBackend(self.manifest, MODEL, self.gpu, fixed, logits, queued_beside, least_slots)
         self.drivers = Drivers(HostDriver(self.gpu).compile, GraphDriver(self.gpu).compile if compile else None)
         inner = ExitDepth(self.manifest, DepthOptions()) if exits else FullDepth()
-        places = []
-        if isinstance(inner, ExitDepth):
-            inner.evaluates_always = True
-            places = [LoopExit(stop.exit, stop.threshold) for stop in inner.stops]
-        self.policy = DrivenDepth(inner, NumpyLoopKernels(self.gpu, mutation), TURNS, self.drivers, places, WINDOW)
+        plan = inner.device_plan(pads_sequences=True)
+        assert isinstance(plan, DevicePlan)
+        self.policy = DrivenDepth(plan, NumpyLoopKernels(self.gpu, mutation), TURNS, self.drivers, WINDOW)
 
     def rows(self, wanted: list[Request], capacity: int) -> list[TokenSequence]:
         rows = [make_row(request, self.manifest) for request in wanted]

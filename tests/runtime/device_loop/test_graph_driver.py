@@ -49,7 +49,7 @@ def test_full_decoding_does_not_wait_between_tokens(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(SimulatedGraph, "launch", watched)
     driven.rows(long_request(1 + 4 * TURNS), 1)  # the first token is the prompt's, the first launch the host's
     assert [count for _, count in sorted(Counter(waits).items())] == [TURNS] * 3
-    assert str(Drive(driven.policy)) == f"device-driven, 16 launches of one token at once: {MEMORY}"
+    assert str(Drive(driven.policy, loop=driven.policy)) == f"device-driven, 16 launches of one token at once: {MEMORY}"
     assert driven.drivers.refused is None
 
 
@@ -68,7 +68,7 @@ def test_allowed_nodes_are_captured_in_conditional_bodies() -> None:
         driven.rows(requests(budgets=(21,) * 5), 1)
         execution = driven.drivers.execution
         assert execution is not None and execution.refusal is None and not set(execution.node_types) - {"kernel", "memcpy"}
-        assert str(Drive(driven.policy)) == "device-driven, 16 tokens a launch"
+        assert str(Drive(driven.policy, loop=driven.policy)) == "device-driven, 16 tokens a launch"
 
 
 def test_refused_nodes_under_exits_are_announced() -> None:
@@ -76,7 +76,7 @@ def test_refused_nodes_under_exits_are_announced() -> None:
     driven = Driven(EXITS["two"], fixed=True, queued_beside="memory")
     with pytest.warns(RuntimeWarning, match=f"{MEMORY}; decoding is driven from the host"):
         driven.rows(requests(), 3)
-    assert str(Drive(driven.policy)) == f"host-driven: {MEMORY}" and driven.gpu.graph_launches
+    assert str(Drive(driven.policy, loop=driven.policy)) == f"host-driven: {MEMORY}" and driven.gpu.graph_launches
 
 
 def test_conditional_nodes_that_a_machine_lacks_leave_the_flat_form() -> None:
@@ -85,7 +85,7 @@ def test_conditional_nodes_that_a_machine_lacks_leave_the_flat_form() -> None:
     driven.drivers.compile = GraphDriver(driven.gpu, lambda: "no graph conditions").compile
     wanted = requests()
     assert driven.tokens(wanted) == expected(wanted, ()) and driven.gpu.graph_launches
-    assert str(Drive(driven.policy)).endswith("at once: no graph conditions")
+    assert str(Drive(driven.policy, loop=driven.policy)).endswith("at once: no graph conditions")
 
 
 def test_a_body_that_fails_for_another_reason_leaves_the_flat_form(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,7 +97,7 @@ def test_a_body_that_fails_for_another_reason_leaves_the_flat_form(monkeypatch: 
     monkeypatch.setattr(SimulatedBuilder, "while_loop", refuse)
     driven, wanted = Driven(), requests()
     assert driven.tokens(wanted) == expected(wanted, ()) and driven.gpu.graph_launches
-    assert str(Drive(driven.policy)).endswith("RuntimeError: not supported") and not driven.gpu.recording
+    assert str(Drive(driven.policy, loop=driven.policy)).endswith("RuntimeError: not supported") and not driven.gpu.recording
 
 
 @pytest.mark.parametrize(("beside", "reason"), [("host", HOST), ("wait", "CudaError: synchronization")])

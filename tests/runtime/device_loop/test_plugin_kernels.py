@@ -39,7 +39,7 @@ def with_real_kernels(driven: Driven, order: int) -> Driven:
     driver.gpu = driven.gpu
     kernels: Any = PluginLoopKernels(driver.kernels(), driven.gpu.stream)
     policy = driven.policy
-    driven.policy = DrivenDepth(policy.inner, kernels, TURNS, driven.drivers, policy.exits, policy._window)
+    driven.policy = DrivenDepth(policy.plan, kernels, TURNS, driven.drivers, policy._window)
     return driven
 
 

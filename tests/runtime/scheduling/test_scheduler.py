@@ -25,7 +25,7 @@ def request(prompt: int, new: int = 8, priority: int = 0, deadline: float = math
     tokens = np.zeros(min(prompt + new, SLOTS + 1), np.int64)
     tokens[:prompt] = first + np.arange(prompt)
     made = GenerationParams(max_new_tokens=new, **params)
-    sequence = TokenSequence(tokens, int(tokens[prompt - 1]), prompt, prompt, made, frozenset(), Sampler(made, 9), None, SLOTS)
+    sequence = TokenSequence(tokens, prompt, prompt, made, frozenset(), Sampler(made, 9))
     return Request(sequence, priority, deadline)
 
 
@@ -191,7 +191,7 @@ def test_the_last_in_rank_is_preempted_and_keeps_its_rank(priorities: tuple[int,
     last, numbers = ranked[-1], [one.number for one in requests]
     while not scheduler.preemptions:
         step(scheduler)
-    assert [one.sequence.preemptions for one in ranked] == [0, 0, 1]
+    assert [one.sequence.history.preemptions for one in ranked] == [0, 0, 1]
     assert last.sequence.num_tokens > last.sequence.prompt_tokens, "it should have said something"
     assert (last.sequence.num_cached_tokens, last.sequence.prefilled, last.sequence.batch_index, last.blocks) == (0, False, -1, 0)
     later = request(1, new=1, priority=last.priority)
@@ -261,7 +261,7 @@ def test_a_prefix_is_loaded_but_never_the_whole_prompt() -> None:
     plan = scheduler.step()
     assert [len(ids) for ids, _ in plan.loads] == [1]
     assert plan.prompts == [(again, BLOCK_TOKENS)]
-    assert (again.sequence.num_cached_tokens, again.sequence.prefix_tokens) == (BLOCK_TOKENS, BLOCK_TOKENS)
+    assert (again.sequence.num_cached_tokens, again.sequence.history.prefix_tokens) == (BLOCK_TOKENS, BLOCK_TOKENS)
 
 
 def test_salts_and_opting_out_share_nothing() -> None:

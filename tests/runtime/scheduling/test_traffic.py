@@ -23,7 +23,7 @@ from runtime.tiny_generation import Request as Wanted
 from tide_runtime.backends.kv_caches import BLOCK_TOKENS
 from tide_runtime.scheduling.prefix_tree import PrefixTree
 from tide_runtime.scheduling.scheduler import Request, Scheduler, SchedulerOptions, blocks_of
-from tide_runtime.scheduling.step import run_step, take
+from tide_runtime.scheduling.step import append_tokens, run_step
 
 examples = partial(settings, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
 
@@ -100,12 +100,12 @@ def drive(case: Case, policy: Any, requests: list[Wanted], random: np.random.Gen
         assert len(set(rows)) == len(rows) and all(0 <= row < case.capacity for row in rows)
         for request, tokens in run_step(audited, context, plan):
             sequence = request.sequence
-            list(take(sequence, tokens))
+            list(append_tokens(sequence, tokens))
             aborts = random.random() < 0.01
             if sequence.finish_reason is None and aborts:
                 sequence.end("cancelled")
             if sequence.prefilled or sequence.finish_reason is not None or random.random() < 0.5:
-                settled = policy.settled(sequence)
+                settled = policy.reusable_tokens(sequence)
                 if settled:
                     known, row = case.model.states_of(sequence.tokens[:settled]), sequence.batch_index
                     assert np.allclose(context.keys[:, row, :settled], known.keys), "settled too early"
@@ -114,7 +114,7 @@ def drive(case: Case, policy: Any, requests: list[Wanted], random: np.random.Gen
                     context.prefix_blocks.save(*saved)
             if sequence.finish_reason is not None:
                 (outcome.aborted if aborts else outcome.finished)[numbers[request]] = request
-                outcome.prefix_tokens += sequence.prefix_tokens
+                outcome.prefix_tokens += sequence.history.prefix_tokens
                 left = scheduler.remove(request)
                 assert left is not None
                 context.forget_row(left)

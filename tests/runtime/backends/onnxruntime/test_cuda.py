@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import onnx
@@ -21,6 +21,7 @@ from tide_runtime.backends.device.element_types import BF16
 from tide_runtime.backends.onnxruntime import cuda_libraries
 from tide_runtime.backends.onnxruntime.cuda import OnnxRuntimeCudaBackend, cuda_provider
 from tide_runtime.bundle import Bundle
+from tide_runtime.depth.policy import DevicePlan
 from tide_runtime.device_loop.host_driver import HostDriver
 from tide_runtime.device_loop.policy import DrivenDepth, Drivers
 from tide_runtime.errors import BundleError, CacheFullError, TargetError
@@ -108,7 +109,7 @@ def test_a_decode_loop_over_the_real_graphs(bundle: Path, reference: list[tuple[
     gpu.kind = "cpu"  # the name of the device for ONNX Runtime
     with Engine.load(bundle, EngineOptions(threads=ThreadOptions(1), target="cpu", policy="full", max_batch=rows)) as engine:
         backend = load(engine.bundle, gpu, fused=True)
-        policy: Any = DrivenDepth(cast(Any, engine.policy), NumpyLoopKernels(gpu), 6, Drivers(HostDriver(gpu).compile, None))
+        policy: Any = DrivenDepth(DevicePlan(engine.policy), NumpyLoopKernels(gpu), 6, Drivers(HostDriver(gpu).compile, None))
         with Engine(engine.bundle, engine.options, backend=backend, policy=policy) as driven:
             assert [row.token_ids for row in driven.generate(PROMPTS, PARAMS)] == reference
 

@@ -28,6 +28,7 @@ from tide_runtime.bundle import Bundle
 from tide_runtime.bundle.engine_info import EngineInfo, ProfileInfo, TensorInfo
 from tide_runtime.bundle.manifest import Manifest, TargetInfo
 from tide_runtime.depth.full import FullDepth
+from tide_runtime.depth.policy import DevicePlan
 from tide_runtime.device_loop.graph_driver import GraphDriver
 from tide_runtime.device_loop.host_driver import HostDriver
 from tide_runtime.device_loop.policy import DrivenDepth, Drivers
@@ -200,7 +201,7 @@ def test_a_changing_batch_generates_the_models_tokens(bundle: Bundle, driven: bo
     policy: Any = FullDepth()
     if driven:
         drivers = Drivers(HostDriver(api.gpu).compile, GraphDriver(api.gpu).compile)
-        policy = DrivenDepth(policy, NumpyLoopKernels(api.gpu), 3, drivers)
+        policy = DrivenDepth(DevicePlan(policy), NumpyLoopKernels(api.gpu), 3, drivers)
     rows = [make_row(request, bundle.manifest) for request in requests(eos=(4,))]
     for _ in run(policy, made.context(capacity), rows):
         pass
@@ -215,7 +216,7 @@ def test_an_engine_that_cannot_be_captured_is_named(bundle: Bundle) -> None:
     """Guards against a capture that fails with CUDA's own message; the host goes on driving the loop."""
     made, api = backend(bundle, uncapturable=("segment_1",))
     drivers = Drivers(HostDriver(api.gpu).compile, GraphDriver(api.gpu).compile)
-    policy = DrivenDepth(FullDepth(), NumpyLoopKernels(api.gpu), 3, drivers)
+    policy = DrivenDepth(DevicePlan(FullDepth()), NumpyLoopKernels(api.gpu), 3, drivers)
     rows = [make_row(request, bundle.manifest) for request in requests(eos=(4,))]
     with pytest.warns(RuntimeWarning, match=f"tensorrt-rtx {VERSION} says that its engine of segment_1 cannot be captured"):
         for _ in run(policy, made.context(4), rows):
@@ -293,7 +294,7 @@ def test_unused_caches_are_freed(bundle: Bundle) -> None:
     made, api = backend(bundle)
     context = cast(DeviceContext, made.context(2))
     drivers = Drivers(HostDriver(api.gpu).compile, GraphDriver(api.gpu).compile)
-    policy: Any = DrivenDepth(FullDepth(), NumpyLoopKernels(api.gpu), 3, drivers)
+    policy: Any = DrivenDepth(DevicePlan(FullDepth()), NumpyLoopKernels(api.gpu), 3, drivers)
     gc.disable()
     try:
         for _ in run(policy, context, [make_row(request, bundle.manifest) for request in requests(eos=(4,))]):
