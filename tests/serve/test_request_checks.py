@@ -7,11 +7,9 @@ from typing import Any
 import pytest
 from openai.types import completion_create_params as completions
 from openai.types.chat import completion_create_params as chats
-from tide_serve.chat import chat_types
-from tide_serve.completions import completion_types
 from tide_serve.errors import ApiError
-from tide_serve.request_fields import CHAT_FIELDS, COMPLETION_FIELDS, check_fields
-from tide_serve.stream_options import EXTENSION_TYPES
+from tide_serve.request.body import check_fields
+from tide_serve.request.fields import CHAT_FIELDS, COMPLETION_FIELDS, EXTENSION_TYPES, chat_types, completion_types
 
 HI = [{"role": "user", "content": "Hi"}]
 

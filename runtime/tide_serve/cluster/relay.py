@@ -10,11 +10,12 @@ from typing import cast
 from ray.exceptions import RayError, RayTaskError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 from ray.serve.handle import DeploymentHandle, DeploymentResponseGenerator
+from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Message, Receive, Scope, Send
 
-from tide_serve.cluster.delivery import Delivery
-from tide_serve.cluster.forwarded import ForwardedRequest
+from tide_serve.api.event_stream import event
+from tide_serve.cluster.affinity import ForwardedRequest
 from tide_serve.errors import ApiError
 
 _log = logging.getLogger("tide_serve")
@@ -103,3 +104,43 @@ class Relay:
             raise _Lost from error
         _log.error("a replica failed to answer; its log tells the reason")  # the error may quote the request
         raise ApiError(500, "the server failed; its log names the request id", code="internal_error") from error
+
+
+class Delivery:
+    """Passes one answer on to the client.
+
+    A stream of events is passed on from its first part. Any other answer is kept until it is whole, so that the client gets
+    it from one replica or not at all.
+
+    Attributes:
+        begun: the client has a part of the answer, so no other replica may answer.
+        complete: the client has all of it.
+    """
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self._kept: list[Message] = []
+        self._is_stream = False
+        self.begun = self.complete = False
+
+    async def take(self, message: Message) -> None:
+        """The replica's next message."""
+        self._kept.append(message)
+        if message["type"] == "http.response.start":
+            self._is_stream = Headers(raw=message["headers"]).get("content-type", "").startswith("text/event-stream")
+            return
+        self.complete = not message.get("more_body", False)
+        if self._is_stream or self.complete:
+            kept, self._kept = self._kept, []
+            self.begun = True
+            for each in kept:
+                await self._send(each)
+
+    def forget(self) -> None:
+        """The replica is lost: drop what the client has not got."""
+        self._kept.clear()
+
+    async def break_off(self, error: ApiError) -> None:
+        """End a stream of which the client has a part with ``error`` as its last event."""
+        last = {"type": "http.response.body", "body": event(error.body()).encode(), "more_body": False}
+        await self._send(last)

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping
 from contextlib import aclosing, contextmanager
 from typing import Any
 
 from fastapi import FastAPI
 from ray import serve
-from starlette.types import Message
+from starlette.types import ASGIApp, Message, Scope
 from tide_runtime import Engine
 
-from tide_serve.cluster.asgi_run import answer_messages
-from tide_serve.cluster.forwarded import ForwardedRequest
+from tide_serve.cluster.affinity import ForwardedRequest
 
 UserConfig = Mapping[str, Any]
 LoadApp = Callable[[UserConfig], tuple[Engine, FastAPI]]
@@ -104,3 +103,52 @@ class _Serving:
         await self._idle.wait()
         await self._lifespan.__aexit__(None, None, None)
         self.app.state.service.observer.close()
+
+
+async def answer_messages(app: ASGIApp, scope: Scope, body: bytes) -> AsyncGenerator[Message]:
+    """The messages with which ``app`` answers; body parts that are ready at the same time are joined.
+
+    Closing the iterator early, or cancelling its consumer, disconnects the application and cancels its task. Raises what the
+    application raises.
+    """
+    sent: list[Message] = []
+    news = asyncio.Event()
+    requests: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+    left = asyncio.Event()
+
+    async def receive() -> Message:
+        if requests:
+            return requests.pop()
+        await left.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+        news.set()
+
+    task = asyncio.ensure_future(app(scope, receive, send))
+    task.add_done_callback(lambda _: news.set())
+    try:
+        while not task.done() or sent:
+            await news.wait()
+            news.clear()
+            messages, sent[:] = _joined(sent), []
+            for message in messages:
+                yield message
+        await task
+    finally:
+        left.set()
+        task.cancel()
+        await asyncio.wait([task])
+
+
+def _joined(messages: list[Message]) -> list[Message]:
+    """Consecutive body parts as one: each message that crosses processes costs about a millisecond."""
+    joined: list[Message] = []
+    for message in messages:
+        if joined and joined[-1]["type"] == message["type"] == "http.response.body":
+            body = joined[-1].get("body", b"") + message.get("body", b"")
+            joined[-1] = {**message, "body": body}
+        else:
+            joined.append(message)
+    return joined
