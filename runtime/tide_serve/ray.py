@@ -21,8 +21,7 @@ from tide_runtime.errors import ParamsError
 
 from tide_serve.cluster.affinity import PrefixAffinityRouter
 from tide_serve.cluster.ingress import ingress_builder
-from tide_serve.cluster.replica import LoadApp, Model
-from tide_serve.cluster.replica_app import ReplicaConfig, load_app, server_config
+from tide_serve.cluster.replica import LoadApp, Model, ReplicaConfig, load_app, server_config
 
 __all__ = ["ServingArgs", "app", "application", "build_app"]
 

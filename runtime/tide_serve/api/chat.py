@@ -17,10 +17,10 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
-from fastapi import APIRouter, Request
-from fastapi.responses import JSONResponse, Response
+from fastapi import APIRouter, Request, Response
 from openai.types import CompletionUsage
 from openai.types.chat import ChatCompletion, ChatCompletionMessage
 from openai.types.chat.chat_completion import Choice
@@ -28,13 +28,13 @@ from tide_runtime import Chunk, Generation, GenerationParams
 from tide_runtime.sampler import TokenLogprob
 
 from tide_serve.api.answer_fields import answer_head, finish_reason, usage_of
-from tide_serve.api.event_stream import ChoiceStream, begun, quoted
+from tide_serve.api.event_stream import ChoiceStream, quoted, respond
 from tide_serve.api.generations import Generations
 from tide_serve.api.logprobs import chat_logprobs
 from tide_serve.api.service import Service
 from tide_serve.errors import ApiError
 from tide_serve.request.body import read_body
-from tide_serve.request.fields import CHAT_FIELDS, chat_types
+from tide_serve.request.fields import CHAT
 from tide_serve.request.parameters import (
     StreamOptions,
     checked_top_logprobs,
@@ -80,15 +80,10 @@ def chat_routes(service: Service) -> APIRouter:
 
     @router.post("/v1/chat/completions")
     async def chat_completions(request: Request) -> Response:
-        body = await read_body(request, CHAT_FIELDS, chat_types(), service.config)
+        body = await read_body(request, CHAT, service.config)
         chat = await checked(service, body)
-        generations = Generations(service, request, chat.jobs, streamed=chat.stream is not None)
-        if chat.stream is not None:
-            return await begun(ChatStream(service, chat, chat.stream).events(generations))
-        results = await generations.results()
-        if generations.client_left:
-            return Response(status_code=499)
-        return JSONResponse(_answer(service, chat, results))
+        stream = ChatStream(service, chat, chat.stream).events if chat.stream is not None else None
+        return await respond(service, request, chat.jobs, stream, partial(_answer, service, chat))
 
     return router
 

@@ -12,10 +12,10 @@ import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing, closing
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from fastapi import APIRouter, Request
-from fastapi.responses import JSONResponse, Response
+from fastapi import APIRouter, Request, Response
 from openai.types import Completion, CompletionChoice, CompletionUsage
 from openai.types.completion_choice import Logprobs
 from tide_runtime import Chunk, Generation, GenerationParams, Score
@@ -23,13 +23,13 @@ from tide_runtime.sampler import TokenLogprob
 from tide_runtime.scoring import ScoreHandle
 
 from tide_serve.api.answer_fields import answer_head, finish_reason, usage_of
-from tide_serve.api.event_stream import ChoiceStream, begun, quoted
+from tide_serve.api.event_stream import ChoiceStream, quoted, respond
 from tide_serve.api.generations import ClientWatch, Generations, out_of_time
 from tide_serve.api.logprobs import TextOffsets, completion_logprobs
 from tide_serve.api.service import Service
 from tide_serve.errors import ApiError
 from tide_serve.request.body import read_body
-from tide_serve.request.fields import COMPLETION_FIELDS, completion_types
+from tide_serve.request.fields import COMPLETION
 from tide_serve.request.parameters import (
     StreamOptions,
     checked_top_logprobs,
@@ -85,16 +85,12 @@ def completions_routes(service: Service) -> APIRouter:
 
     @router.post("/v1/completions")
     async def completions(request: Request) -> Response:
-        body = await read_body(request, COMPLETION_FIELDS, completion_types(), service.config)
+        body = await read_body(request, COMPLETION, service.config)
         completion = await checked(service, body)
         echo = await echo_of(service, request, completion) if completion.echo else None
-        generations = Generations(service, request, completion.jobs, streamed=completion.stream is not None)
-        if completion.stream is not None:
-            return await begun(CompletionStream(service, completion, completion.stream, echo).events(generations))
-        results = await generations.results()
-        if generations.client_left:
-            return Response(status_code=499)
-        return JSONResponse(_answer(service, completion, results, echo))
+        options = completion.stream
+        stream = CompletionStream(service, completion, options, echo).events if options is not None else None
+        return await respond(service, request, completion.jobs, stream, partial(_answer, service, completion, echo))
 
     return router
 
@@ -121,7 +117,7 @@ async def checked(service: Service, body: dict[str, Any]) -> CompletionRequest:
 
 
 def _answer(
-    service: Service, completion: CompletionRequest, generations: Sequence[Generation], echo: Echo | None
+    service: Service, completion: CompletionRequest, echo: Echo | None, generations: Sequence[Generation]
 ) -> dict[str, Any]:
     each: Sequence[Generation | None] = generations or [None] * completion.num_choices
     answer = Completion(

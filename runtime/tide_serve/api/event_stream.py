@@ -5,17 +5,18 @@ from __future__ import annotations
 import json
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any
 
-from fastapi.responses import Response
+from fastapi import Request
+from fastapi.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
-from tide_runtime import Chunk, Generation, TideError
+from tide_runtime import Chunk, Generation, GenerationParams, TideError
 from tide_runtime.sampler import TokenLogprob
 
 from tide_serve.api.answer_fields import usage_of
-from tide_serve.api.generations import Indexed
+from tide_serve.api.generations import Generations, Indexed
 from tide_serve.api.service import Service
 from tide_serve.errors import ApiError, api_error
 from tide_serve.request.parameters import StreamOptions
@@ -35,7 +36,7 @@ class EventStream(Response):
     """An answer of events.
 
     Args:
-        first: the first events: a request that fails before them is answered with its status (see `begun`).
+        first: the first events: a request that fails before them is answered with its status (see `respond`).
         rest: closed when the answer has ended, for whatever reason. Its error becomes a last event.
     """
 
@@ -70,8 +71,22 @@ def stream_error(error: Exception) -> ApiError:
     return api_error(error)
 
 
-async def begun(events: AsyncGenerator[str]) -> EventStream:
-    """The answer with ``events``, once the first of them are there. Raises what generating these raises."""
+async def respond(
+    service: Service,
+    request: Request,
+    jobs: Sequence[tuple[Sequence[int], GenerationParams]],
+    stream: Callable[[Generations], AsyncGenerator[str]] | None,
+    document: Callable[[list[Generation]], dict[str, Any]],
+) -> Response:
+    """The answer of the generations of ``jobs``: the events of ``stream``; None: the ``document`` of their results.
+
+    Raises what generating them raises, with a stream until its first events are there.
+    """
+    generations = Generations(service, request, jobs, streamed=stream is not None)
+    if stream is None:
+        results = await generations.results()
+        return Response(status_code=499) if generations.client_left else JSONResponse(document(results))
+    events = stream(generations)
     try:
         first = await anext(events)
     except BaseException:

@@ -13,12 +13,12 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
+from functools import partial
 from time import time
 from typing import Any
 from uuid import uuid4
 
 from fastapi import APIRouter, Request, Response
-from fastapi.responses import JSONResponse
 from openai.types.responses import (
     Response as ResponseObject,
 )
@@ -36,13 +36,13 @@ from tide_runtime import Chunk, Engine, Generation
 from tide_serve.api.answer_fields import finish_reason, usage_of
 from tide_serve.api.chat import ChatRequest
 from tide_serve.api.chat import checked as checked_chat
-from tide_serve.api.event_stream import begun, quoted, stream_error
+from tide_serve.api.event_stream import quoted, respond, stream_error
 from tide_serve.api.generations import Generations
 from tide_serve.api.logprobs import chat_logprobs
 from tide_serve.api.service import Service
 from tide_serve.errors import ApiError
 from tide_serve.request.body import read_body
-from tide_serve.request.responses_as_chat import LOGPROBS, RESPONSE_FIELDS, chat_body, response_names, response_types
+from tide_serve.request.responses_as_chat import LOGPROBS, RESPONSE, chat_body, response_names
 from tide_serve.request.tool_calls import ToolCall
 
 OutputItem = ResponseOutputMessage | ResponseFunctionToolCall
@@ -66,16 +66,10 @@ def responses_routes(service: Service) -> APIRouter:
 
     @router.post("/v1/responses")
     async def responses(request: Request) -> Response:
-        body = await read_body(request, RESPONSE_FIELDS, response_types(), service.config)
+        body = await read_body(request, RESPONSE, service.config)
         response = await checked(service, body)
-        chat = response.chat
-        generations = Generations(service, request, chat.jobs, streamed=chat.stream is not None)
-        if chat.stream is not None:
-            return await begun(ResponseStream(service, response).events(generations))
-        [generation] = await generations.results()
-        if generations.client_left:
-            return Response(status_code=499)
-        return JSONResponse(_answer(service, response, generation))
+        stream = ResponseStream(service, response).events if response.chat.stream is not None else None
+        return await respond(service, request, response.chat.jobs, stream, partial(_answer, service, response))
 
     return router
 
@@ -91,7 +85,8 @@ async def checked(service: Service, body: dict[str, Any]) -> ResponseRequest:
     return ResponseRequest(body, chat)
 
 
-def _answer(service: Service, response: ResponseRequest, generation: Generation) -> dict[str, Any]:
+def _answer(service: Service, response: ResponseRequest, generations: Sequence[Generation]) -> dict[str, Any]:
+    [generation] = generations
     text, calls = response.chat.tools.split(generation.text or "")
     logprobs = _logprobs(service, response, generation.logprobs)
     output: list[OutputItem] = []

@@ -15,7 +15,7 @@ from tide_runtime.errors import PromptError
 from tide_serve.api.service import Service
 from tide_serve.errors import ApiError
 from tide_serve.request.body import read_body
-from tide_serve.request.fields import DETOKENIZE_FIELDS, TOKENIZE_FIELDS, detokenize_types, tokenize_types
+from tide_serve.request.fields import DETOKENIZE, TOKENIZE
 from tide_serve.request.prompt_ids import chat_prompt, off_loop
 from tide_serve.request.tools import plan_tools
 
@@ -25,7 +25,7 @@ def tokenize_routes(service: Service) -> APIRouter:
 
     @router.post("/tokenize")
     async def tokenize(request: Request) -> Response:
-        body = await read_body(request, TOKENIZE_FIELDS, tokenize_types(), service.config)
+        body = await read_body(request, TOKENIZE, service.config)
         service.check_model(body.get("model", service.model_names[0]))
         if ("prompt" in body) == ("messages" in body):
             raise ApiError(400, "give either prompt or messages", "prompt")
@@ -34,7 +34,7 @@ def tokenize_routes(service: Service) -> APIRouter:
 
     @router.post("/detokenize")
     async def detokenize(request: Request) -> dict[str, str]:
-        body = await read_body(request, DETOKENIZE_FIELDS, detokenize_types(), service.config)
+        body = await read_body(request, DETOKENIZE, service.config)
         service.check_model(body.get("model", service.model_names[0]))
         tokenizer, ids = service.engine.tokenizer, body["tokens"]
         if tokenizer is None:

@@ -1,25 +1,36 @@
-"""The application of the ingress: the checks of a server on a network, probes, and the relay to the replicas."""
+"""The ingress: the checks of a server on a network, probes, and a relay that sends each request to a replica.
+
+When a replica is lost before the client has a part of the answer, the request goes to another one.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from collections.abc import Callable, Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import cast
 
 from prometheus_client import CollectorRegistry, Metric, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 from ray import serve
-from ray.serve.handle import DeploymentHandle
+from ray.exceptions import RayError, RayTaskError
+from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
+from ray.serve.handle import DeploymentHandle, DeploymentResponseGenerator
 from starlette.applications import Starlette
-from starlette.requests import Request
+from starlette.datastructures import Headers
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, PlainTextResponse
 from starlette.routing import Mount, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from tide_serve.cluster.relay import Relay
+from tide_serve.api.event_stream import event
+from tide_serve.cluster.affinity import ForwardedRequest
 from tide_serve.config import ServeConfig, api_keys
+from tide_serve.errors import ApiError
 from tide_serve.http.middlewares import guard
 from tide_serve.observe.logs import log_to_stderr
 from tide_serve.observe.request_record import ServerState
@@ -103,3 +114,131 @@ class _Families(Collector):
 
     def collect(self) -> Iterable[Metric]:
         return self._families
+
+
+_log = logging.getLogger("tide_serve")
+_PAUSE_S = 0.1  # before further attempts, times their number: Ray needs a moment to notice that a replica is gone
+
+
+class _Lost(Exception):
+    """The replica is gone; another one may answer if the client has got nothing."""
+
+
+@dataclass(frozen=True)
+class Relay:
+    """An ASGI application that answers HTTP requests through the replicas of ``model``.
+
+    A client that disconnects cancels the replica's work. An answer is never given twice, nor put together from two replicas.
+
+    Args:
+        attempts: replicas that a request is sent to, one after the other, while the client has got nothing.
+        timeout: seconds in which an answer has to begin, queueing and all attempts included.
+    """
+
+    model: DeploymentHandle
+    attempts: int = 3
+    timeout: float = 600.0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            body = await Request(scope, receive).body()
+        except ClientDisconnect:
+            return
+        delivery = Delivery(send)
+        try:
+            await self._deliver(ForwardedRequest.of(scope, body), delivery)
+        except ApiError as error:
+            if delivery.begun:
+                await delivery.break_off(error)
+            else:
+                await error.response()(scope, receive, send)
+
+    async def _deliver(self, request: ForwardedRequest, delivery: Delivery) -> None:
+        """Raises ApiError where the answer did not come to its end."""
+        deadline = asyncio.get_running_loop().time() + self.timeout
+        for attempt in range(self.attempts):
+            await asyncio.sleep(_PAUSE_S * attempt)
+            try:
+                return await self._attempt(request, delivery, deadline)
+            except _Lost as lost:
+                _log.warning("attempt %d: a replica was lost (%s)", attempt + 1, type(lost.__cause__).__name__)
+                if delivery.begun:
+                    raise ApiError(502, "the replica was lost in the middle of its answer; send the request again") from lost
+                delivery.forget()
+        raise ApiError(503, f"{self.attempts} replicas were lost one after the other", code="replica_lost", retry_after=5)
+
+    async def _attempt(self, request: ForwardedRequest, delivery: Delivery, deadline: float) -> None:
+        """Raises _Lost, and ApiError for what another replica would not do better."""
+        answer = cast(DeploymentResponseGenerator[Message], self.model.options(stream=True).answer.remote(request))
+        ended = False
+        try:
+            async with asyncio.timeout_at(deadline) as patience:
+                async for message in answer:
+                    await delivery.take(message)
+                    if delivery.begun:
+                        patience.reschedule(None)
+            ended = True
+        except TimeoutError as error:
+            reason = f"no replica answered within {self.timeout:g} s"
+            raise ApiError(503, reason, code="no_replica", retry_after=5) from error
+        except BackPressureError as error:
+            reason = "too many requests wait for a replica; send this one again later"
+            raise ApiError(429, reason, code="queue_full", retry_after=1) from error
+        except DeploymentUnavailableError as error:
+            reason = "no replica can be started; the deployment's status in Ray tells the reason"
+            raise ApiError(503, reason, code="no_replica", retry_after=30) from error
+        except RayError as error:
+            ended = True
+            self._failed(error, delivery)
+        finally:
+            if not ended:
+                answer.cancel()
+
+    @staticmethod
+    def _failed(error: RayError, delivery: Delivery) -> None:
+        if delivery.complete:
+            return  # what failed behind the answer does not change it
+        if not isinstance(error, RayTaskError):
+            raise _Lost from error
+        _log.error("a replica failed to answer; its log tells the reason")  # the error may quote the request
+        raise ApiError(500, "the server failed; its log names the request id", code="internal_error") from error
+
+
+class Delivery:
+    """Passes one answer on to the client.
+
+    A stream of events is passed on from its first part. Any other answer is kept until it is whole, so that the client gets
+    it from one replica or not at all.
+
+    Attributes:
+        begun: the client has a part of the answer, so no other replica may answer.
+        complete: the client has all of it.
+    """
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self._kept: list[Message] = []
+        self._is_stream = False
+        self.begun = self.complete = False
+
+    async def take(self, message: Message) -> None:
+        """The replica's next message."""
+        self._kept.append(message)
+        if message["type"] == "http.response.start":
+            self._is_stream = Headers(raw=message["headers"]).get("content-type", "").startswith("text/event-stream")
+            return
+        self.complete = not message.get("more_body", False)
+        if self._is_stream or self.complete:
+            kept, self._kept = self._kept, []
+            self.begun = True
+            for each in kept:
+                await self._send(each)
+
+    def forget(self) -> None:
+        """The replica is lost: drop what the client has not got."""
+        self._kept.clear()
+
+    async def break_off(self, error: ApiError) -> None:
+        """End a stream of which the client has a part with ``error`` as its last event."""
+        last = {"type": "http.response.body", "body": event(error.body()).encode(), "more_body": False}
+        await self._send(last)

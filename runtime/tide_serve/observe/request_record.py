@@ -9,7 +9,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from time import perf_counter, time_ns
-from typing import Any, Protocol
+from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
 from tide_runtime import Generation
@@ -88,8 +88,11 @@ class RequestRecord:
 current_record: ContextVar[RequestRecord | None] = ContextVar("current_record", default=None)
 
 
-class RequestObserver(Protocol):
-    """Called in the event loop's thread, so every hook must return at once. Probes (``/health``, …) are left out."""
+class RequestObserver:
+    """Reports nothing; children report requests elsewhere, such as in traces.
+
+    Called in the event loop's thread, so every hook must return at once. Probes (``/health``, …) are left out.
+    """
 
     def began(self, record: RequestRecord) -> None:
         """A request's headers have come."""
@@ -104,18 +107,6 @@ class RequestObserver(Protocol):
         """The server ends."""
 
 
-class NoObserver:
-    """Reports nothing."""
-
-    def began(self, record: RequestRecord) -> None: ...
-
-    def generated(self, record: RequestRecord, generation: Generation) -> None: ...
-
-    def ended(self, record: RequestRecord) -> None: ...
-
-    def close(self) -> None: ...
-
-
 class ServerMetrics:
     """Prometheus metrics of the HTTP side; the engine has its own (`Engine.metrics`).
 
@@ -127,9 +118,8 @@ class ServerMetrics:
     def __init__(self) -> None:
         registry = self._registry = CollectorRegistry()
         self.in_progress = 0
-        self._requests = Counter(
-            "tide_http_requests", "Answered requests.", ["route", "status"], registry=registry
-        )  # the library adds _total
+        # The library adds _total to the names of counters.
+        self._requests = Counter("tide_http_requests", "Answered requests.", ["route", "status"], registry=registry)
         self._seconds = Histogram(
             "tide_http_request_seconds", "From headers to the end of the answer.", ["route"], buckets=_SECONDS, registry=registry
         )
@@ -169,4 +159,4 @@ class ServerState:
     config: ServeConfig
     draining: bool = field(default=False, kw_only=True)
     metrics: ServerMetrics = field(default_factory=ServerMetrics, kw_only=True)
-    observer: RequestObserver = field(default_factory=NoObserver, kw_only=True)
+    observer: RequestObserver = field(default_factory=RequestObserver, kw_only=True)

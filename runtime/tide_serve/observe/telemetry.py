@@ -16,10 +16,10 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from opentelemetry.util.types import AttributeValue
 from tide_runtime import Generation, RequestStats
 
-from tide_serve.observe.request_record import RequestRecord
+from tide_serve.observe.request_record import RequestObserver, RequestRecord
 
 
-class TracingObserver:
+class TracingObserver(RequestObserver):
     """Reports requests as spans.
 
     A request's span continues the trace of its W3C header ``traceparent``. Inside it each generation has the spans ``queue``,
@@ -55,7 +55,7 @@ class TracingObserver:
         )
 
     def generated(self, record: RequestRecord, generation: Generation) -> None:
-        """Spans from the generation's own times, back from now: a result is taken as soon as it is there."""
+        """Spans from the generation's own times, back from now: this is called as soon as a result is there."""
         parent = self._spans.get(record)
         if parent is None:  # it has outlived its request, whose client left
             return

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from types import UnionType
 from typing import Annotated, Any, Literal, NotRequired, Required, Union, get_args, get_origin
 
@@ -45,13 +45,14 @@ class RequestTypes:
     Args:
         params: TypedDict of the openai package.
         extensions: types of fields that ``params`` does not have, or for which it has another type.
+        required: names of fields; None: those of ``params``.
 
-    ``required``: names of fields; ``adapters``: pydantic's check of each field.
+    ``adapters``: pydantic's check of each field.
     """
 
-    def __init__(self, params: type, extensions: Mapping[str, Any]) -> None:
+    def __init__(self, params: type, extensions: Mapping[str, Any], required: Sequence[str] | None = None) -> None:
         hints = typing_extensions.get_type_hints(params, include_extras=True)
-        self.required = [name for name, hint in hints.items() if get_origin(hint) is Required]
+        self.required = [name for name, hint in hints.items() if get_origin(hint) is Required] if required is None else required
         hints |= extensions
         self.adapters = {name: TypeAdapter(strict_type(_plain(hint))) for name, hint in hints.items()}
 
@@ -67,7 +68,25 @@ class RequestTypes:
                 raise _type_error(name, value, error) from error
 
 
-async def read_body(request: Request, fields: Mapping[str, Support], types: RequestTypes, config: ServeConfig) -> dict[str, Any]:
+@dataclass(frozen=True)
+class BodyForm:
+    """The body of an endpoint's requests.
+
+    Args:
+        name: its schema's name in ``/openapi.json``.
+        make_types: called when the first request comes, as it takes a while.
+    """
+
+    name: str
+    fields: Mapping[str, Support]
+    make_types: Callable[[], RequestTypes]
+
+    @cached_property
+    def types(self) -> RequestTypes:
+        return self.make_types()
+
+
+async def read_body(request: Request, form: BodyForm, config: ServeConfig) -> dict[str, Any]:
     """The body without its null fields, which mean the default.
 
     Raises ApiError for a body that is not a JSON object, for fields that are missing, unknown or cannot be honoured, and for
@@ -77,8 +96,8 @@ async def read_body(request: Request, fields: Mapping[str, Support], types: Requ
     for name, value in body.items():
         if is_deeper(value, config.max_schema_depth + _LEVELS):
             raise ApiError(400, f"{name!r:.80} is nested more deeply than any request needs; send a flatter value", name[:80])
-    check_fields(body, fields)
-    types.check(body)
+    check_fields(body, form.fields)
+    form.types.check(body)
     return body
 
 

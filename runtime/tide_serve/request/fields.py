@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import cache
 from typing import Any, Optional, Required, Union
 
 from openai.types.chat import (
@@ -23,7 +22,7 @@ from openai.types.chat.completion_create_params import CompletionCreateParamsBas
 from openai.types.completion_create_params import CompletionCreateParamsBase as CompletionParams
 from typing_extensions import TypedDict
 
-from tide_serve.request.body import RequestTypes, Support
+from tide_serve.request.body import BodyForm, RequestTypes, Support
 from tide_serve.request.structured import ResponseFormat
 
 
@@ -157,25 +156,15 @@ class DetokenizeParams(TypedDict, total=False):
     tokens: Required[Iterable[int]]
 
 
-TOKENIZE_FIELDS = dict.fromkeys(TokenizeParams.__annotations__, SUPPORTED)
-DETOKENIZE_FIELDS = dict.fromkeys(DetokenizeParams.__annotations__, SUPPORTED)
-
-
-@cache
-def chat_types() -> RequestTypes:
-    return RequestTypes(ChatParams, {**EXTENSION_TYPES, "messages": list[MessageParam]})
-
-
-@cache
-def completion_types() -> RequestTypes:
-    return RequestTypes(CompletionParams, EXTENSION_TYPES)
-
-
-@cache
-def tokenize_types() -> RequestTypes:
-    return RequestTypes(TokenizeParams, {})
-
-
-@cache
-def detokenize_types() -> RequestTypes:
-    return RequestTypes(DetokenizeParams, {})
+CHAT = BodyForm(
+    "ChatCompletionRequest",
+    CHAT_FIELDS,
+    lambda: RequestTypes(ChatParams, {**EXTENSION_TYPES, "messages": list[MessageParam]}),
+)
+COMPLETION = BodyForm("CompletionRequest", COMPLETION_FIELDS, lambda: RequestTypes(CompletionParams, EXTENSION_TYPES))
+TOKENIZE = BodyForm(
+    "TokenizeRequest", dict.fromkeys(TokenizeParams.__annotations__, SUPPORTED), lambda: RequestTypes(TokenizeParams, {})
+)
+DETOKENIZE = BodyForm(
+    "DetokenizeRequest", dict.fromkeys(DetokenizeParams.__annotations__, SUPPORTED), lambda: RequestTypes(DetokenizeParams, {})
+)

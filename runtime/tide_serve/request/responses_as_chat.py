@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cache
 from typing import Any, Literal, Required, Union
 
 from openai.types.responses import ResponseOutputRefusalParam, ToolChoiceAllowedParam, ToolChoiceFunctionParam
@@ -18,7 +17,7 @@ from openai.types.shared_params import ResponseFormatJSONObject, ResponseFormatT
 from typing_extensions import TypedDict
 
 from tide_serve.errors import ApiError
-from tide_serve.request.body import RequestTypes, Support
+from tide_serve.request.body import BodyForm, RequestTypes, Support
 from tide_serve.request.fields import CHAT_FIELDS, EXTENSION_TYPES, SUPPORTED, refused
 from tide_serve.request.structured import LarkFormat, RegexFormat
 
@@ -124,11 +123,7 @@ class StreamOptions(TypedDict, total=False):
 
 
 class _ResponseTypes(RequestTypes):
-    """Types of a request whose message items may lack their ``type``. The openai package leaves all fields optional."""
-
-    def __init__(self, extensions: Mapping[str, Any]) -> None:
-        super().__init__(ResponseCreateParamsBase, extensions)
-        self.required = ["model", "input"]
+    """Types of a request whose message items may lack their ``type``."""
 
     def check(self, body: Mapping[str, Any]) -> None:
         if isinstance(items := body.get("input"), list):
@@ -140,9 +135,9 @@ def _with_type(item: Any) -> Any:
     return {"type": "message", **item} if isinstance(item, dict) and "role" in item else item
 
 
-@cache
-def response_types() -> RequestTypes:
+def _response_types() -> RequestTypes:
     return _ResponseTypes(
+        ResponseCreateParamsBase,
         {
             **EXTENSION_TYPES,
             "model": str,
@@ -156,7 +151,11 @@ def response_types() -> RequestTypes:
             "seed": int,
             "stop": Union[str, list[str]],  # noqa: UP007
         },
+        required=("model", "input"),  # the openai package leaves all fields optional
     )
+
+
+RESPONSE = BodyForm("ResponseRequest", RESPONSE_FIELDS, _response_types)
 
 
 # --- the same chat

@@ -12,7 +12,7 @@ from fastapi import FastAPI
 from fastapi.responses import StreamingResponse
 from ray.serve import Application
 from tide_runtime import Engine
-from tide_serve.cluster.replica_app import load_app
+from tide_serve.cluster.replica import load_app
 from tide_serve.config import ServeConfig
 from tide_serve.ray import ServingArgs, application
 

@@ -7,7 +7,7 @@ import re
 import pytest
 from tide_runtime import DepthOptions, ThreadOptions
 from tide_runtime.errors import ParamsError
-from tide_serve.cluster.replica_app import ReplicaConfig, server_config
+from tide_serve.cluster.replica import ReplicaConfig, server_config
 
 
 def test_options_reach_the_engine():

@@ -11,7 +11,7 @@ import pytest
 from ray.exceptions import ActorDiedError, ActorUnavailableError, RayTaskError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 from serve.cluster.scripted_replicas import EVENTS, FOREVER, JSON, Replicas, part
-from tide_serve.cluster.relay import Relay
+from tide_serve.cluster.ingress import Relay
 
 LOST = ActorDiedError()
 
@@ -27,7 +27,7 @@ def _post(replicas: Replicas, **options: Any) -> httpx.Response:
 
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tide_serve.cluster.relay._PAUSE_S", 0)
+    monkeypatch.setattr("tide_serve.cluster.ingress._PAUSE_S", 0)
 
 
 @pytest.mark.parametrize(
