@@ -20,13 +20,13 @@ class ServeConfig:
     Args:
         model_names: names that requests may give as ``model``, the first one is shown; empty: the bundle's own name.
         api_keys: a request must carry one of them as ``Authorization: Bearer KEY``; empty: no key is needed.
-        max_body_bytes: of a request.
+        max_body_bytes: size of a request's body.
         max_stop_strings, max_stop_chars: number of ``stop`` strings, and length of each.
-        max_choices: of ``n``, over all prompts of a request.
+        max_choices: number of answers (``n``) over all prompts of a request.
         max_schema_bytes, max_schema_depth: size and nesting of a grammar or JSON schema.
         max_tokens: most new tokens of a choice; None: as many as the KV cache holds. Also the default where a request names none.
         requests_at_once_per_key: requests in progress for each key (or client address without keys); more are refused with 429.
-        requests_per_minute_per_key: of a token bucket for each key; 0: no limit.
+        requests_per_minute_per_key: rate of a token bucket for each key; 0: no limit.
         request_timeout: a generation ends after this time with what it has.
         body_timeout: for a request's headers and body to arrive.
         write_timeout: a client that reads nothing for so long is disconnected.

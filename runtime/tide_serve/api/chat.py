@@ -34,6 +34,7 @@ from tide_serve.api.logprobs import chat_logprobs
 from tide_serve.api.service import Service
 from tide_serve.errors import ApiError
 from tide_serve.request.body import read_body
+from tide_serve.request.call_formats import ToolCall
 from tide_serve.request.fields import CHAT
 from tide_serve.request.parameters import (
     StreamOptions,
@@ -46,7 +47,6 @@ from tide_serve.request.parameters import (
 )
 from tide_serve.request.prompt_ids import chat_prompt
 from tide_serve.request.structured import check_grammar, response_grammar
-from tide_serve.request.tool_calls import ToolCall
 from tide_serve.request.tools import ToolPlan, plan_tools
 
 

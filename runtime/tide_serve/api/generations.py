@@ -99,7 +99,7 @@ class Generations:
         inbox, open_generations = _Inbox(self._handles), len(self._handles)
         try:
             while open_generations:
-                arrived = await inbox.take()
+                arrived = await inbox.all()
                 self._has_tokens = self._has_tokens or any(chunk.token_id is not None for _, chunk in arrived)
                 for _, chunk in arrived:
                     if chunk.generation is not None:
@@ -146,19 +146,19 @@ class _Inbox:
                 self._loop.call_soon_threadsafe(self._wake)
 
     def _wake(self) -> None:
-        self._waking = False  # before the items are taken, so that later ones wake again
+        self._waking = False  # before the items are read, so that later ones wake again
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
-    async def take(self) -> list[Indexed]:
-        """All chunks that are there, at least one. Raises the error of a generation that failed."""
+    async def all(self) -> list[Indexed]:
+        """All chunks that have arrived, after a wait for the first one. Raises the error of a generation that failed."""
         while not self._items:
             self._waiter = self._loop.create_future()
             await self._waiter
-        taken = []
+        arrived = []
         for _ in range(len(self._items)):
             number, item = self._items.popleft()
             if isinstance(item, BaseException):
                 raise item
-            taken.append((number, item))
-        return taken
+            arrived.append((number, item))
+        return arrived

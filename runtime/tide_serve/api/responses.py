@@ -42,8 +42,8 @@ from tide_serve.api.logprobs import chat_logprobs
 from tide_serve.api.service import Service
 from tide_serve.errors import ApiError
 from tide_serve.request.body import read_body
+from tide_serve.request.call_formats import ToolCall
 from tide_serve.request.responses_as_chat import LOGPROBS, RESPONSE, chat_body, response_names
-from tide_serve.request.tool_calls import ToolCall
 
 OutputItem = ResponseOutputMessage | ResponseFunctionToolCall
 

@@ -19,11 +19,11 @@ from tide_serve.observe.request_record import current_record
 
 
 class PrefixAffinityRouter(RequestRouter):
-    """The preferred replica of a request's opening, unless it is busier than another by more than ``slack`` requests; then, and
-    for requests without an opening, the less busy one of two random replicas.
+    """Chooses the preferred replica of a request's opening, unless it is busier than another by more than ``slack`` requests;
+    then, and for requests without an opening, the less busy one of two random replicas.
 
-    Rendezvous hashing chooses the preferred replica: all ingresses agree without talking to each other, and when a replica comes
-    or goes only the openings that it has or had move.
+    Rendezvous hashing gives the preferred replica: all ingresses agree without talking to each other, and when a replica joins or
+    leaves, only the openings that it is preferred for go to another one.
     """
 
     def initialize_state(self, slack: int = 4) -> None:  # type: ignore[override]  # Ray documents named arguments
@@ -33,11 +33,11 @@ class PrefixAffinityRouter(RequestRouter):
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
     ) -> list[list[RunningReplica]]:
-        """Replicas by rank; Ray takes the first rank of which one accepts the request, and asks again later when none does."""
+        """Replicas by rank; Ray takes the first rank of which one accepts the request, and calls again later when none does."""
         two = random.sample(candidate_replicas, min(2, len(candidate_replicas)))
         if pending_request is None:
             return [two]
-        pending_request.routing_context.should_backoff = True  # without it Ray asks again at once, in a busy loop
+        pending_request.routing_context.should_backoff = True  # without it Ray calls again at once, in a busy loop
         key = _opening(pending_request.args)
         if not key:
             return [two]
@@ -51,7 +51,7 @@ class PrefixAffinityRouter(RequestRouter):
 
 
 def weight(key: str, replica: str) -> bytes:
-    """Of rendezvous hashing: the replica with the greatest weight is preferred for ``key``."""
+    """The weight in rendezvous hashing: the replica with the greatest one is preferred for ``key``."""
     return blake2b(f"{key} {replica}".encode(), digest_size=8).digest()
 
 

@@ -174,7 +174,7 @@ class Relay:
         try:
             async with asyncio.timeout_at(deadline) as patience:
                 async for message in answer:
-                    await delivery.take(message)
+                    await delivery.pass_on(message)
                     if delivery.begun:
                         patience.reschedule(None)
             ended = True
@@ -197,7 +197,7 @@ class Relay:
     @staticmethod
     def _failed(error: RayError, delivery: Delivery) -> None:
         if delivery.complete:
-            return  # what failed behind the answer does not change it
+            return  # a failure after the answer does not change it
         if not isinstance(error, RayTaskError):
             raise _Lost from error
         _log.error("a replica failed to answer; its log tells the reason")  # the error may quote the request
@@ -221,7 +221,7 @@ class Delivery:
         self._is_stream = False
         self.begun = self.complete = False
 
-    async def take(self, message: Message) -> None:
+    async def pass_on(self, message: Message) -> None:
         """The replica's next message."""
         self._kept.append(message)
         if message["type"] == "http.response.start":

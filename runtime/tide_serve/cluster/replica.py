@@ -1,4 +1,4 @@
-"""A replica: one engine behind the application, which answers requests that the ingress forwards."""
+"""A replica: an engine and its application, which answers requests that the ingress forwards."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ def _joined(messages: list[Message]) -> list[Message]:
 
 
 T = TypeVar("T")
-# Options of `tide-serve` that are not the application's on a cluster, and what is in their place.
+# Options of `tide-serve` that a cluster has elsewhere, and where.
 _ELSEWHERE = {
     "api_keys": "Ray shows arguments to whoever sees its dashboard; use api_key_file or the variable TIDE_API_KEYS",
     "tls_certificate": "Ray's proxies end TLS; use http_options.ssl_certfile of its configuration file",
@@ -177,7 +177,7 @@ class ReplicaConfig:
     Args:
         bundle: a directory on the replica's machine.
         engine: fields of `EngineOptions`.
-        threads: of ONNX Runtime; 0: one per core.
+        threads: ONNX Runtime's threads; 0: one per core.
     """
 
     bundle: str

@@ -128,7 +128,7 @@ def _allow_many_connections() -> None:
 def bound_socket(host: str, port: int) -> socket.socket:
     """A socket bound to ``host`` and ``port`` that does not listen yet, so that nothing connects to a server that still loads.
 
-    Raises ParamsError where the address is taken or is not this machine's.
+    Raises ParamsError where the address is in use or is not this machine's.
     """
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]

@@ -1,7 +1,7 @@
 """The forms in which models write calls of tools.
 
-A reader is given the text behind a form's opening. It returns the calls there and moves behind them, or raises `Unfinished` where
-more text may make it a call, and `NoCall` where none can.
+A reader gets the text after a form's opening. It returns the calls there and moves past them, or raises `Unfinished` where more
+text may make it a call, and `NoCall` where none can.
 """
 
 from __future__ import annotations
@@ -10,7 +10,9 @@ import ast
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field
+from typing import Any
+from uuid import uuid4
 
 OPENING, CLOSING = "<tool_call>", "</tool_call>"
 Tools = Mapping[str, Mapping[str, Any]]  # name → JSON schema of the parameters; empty: not known
@@ -22,7 +24,16 @@ _VALUE_END = re.compile(r"\n?</parameter>(?=\s*(?:<parameter=|</function>))")
 _PYTHON_CALL = re.compile(r"([\w-]+)(?:\.call)?\(")
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _LONGEST_NAME = 256
-_BESIDE_NAME = {"name", "id", "type", "index"}  # an object with other keys and no arguments is data
+_NAME_KEYS = {"name", "id", "type", "index"}  # an object with other keys and no arguments is data
+_TYPES: dict[str, type | tuple[type, ...]] = {
+    "object": dict,
+    "array": list,
+    "integer": int,
+    "number": (int, float),
+    "boolean": bool,
+    "null": type(None),
+}
+_DEPTH = 8  # references and combinations of a schema that are followed
 
 
 class Unfinished(Exception):
@@ -33,15 +44,21 @@ class NoCall(Exception):
     """It is not a call of one of the tools."""
 
 
-class Call(NamedTuple):
+@dataclass(frozen=True)
+class ToolCall:
     """A call of a function; ``arguments``: a JSON object (RFC 8259) in UTF-8."""
 
     name: str
     arguments: str
+    id: str = field(default_factory=lambda: f"call_{uuid4().hex[:24]}")
+
+    def body(self) -> dict[str, Any]:
+        """The call as OpenAI's API has it."""
+        return {"id": self.id, "type": "function", "function": {"name": self.name, "arguments": self.arguments}}
 
 
 class Reading:
-    """A place in a text.
+    """A position in a text.
 
     Args:
         ended: no more text will come. A closing tag that a model leaves out there, or a limit of tokens cuts off, is not missed.
@@ -50,8 +67,8 @@ class Reading:
     def __init__(self, text: str, at: int, tools: Tools, ended: bool) -> None:
         self.text, self.at, self.tools, self.ended = text, at, tools, ended
 
-    def takes(self, literal: str) -> bool:
-        """Move behind white space and ``literal``, if they are next."""
+    def consumes(self, literal: str) -> bool:
+        """Move past white space and ``literal``, if they are next."""
         begin = self.skipped(_SPACE)
         if self.text.startswith(literal, begin):
             self.at = begin + len(literal)
@@ -61,15 +78,15 @@ class Reading:
         return False
 
     def closes(self, literal: str) -> bool:
-        """`takes`, and at the end of the text a part of ``literal`` will do."""
-        if self.takes(literal):
+        """`consumes`, and at the end of the text a part of ``literal`` will do."""
+        if self.consumes(literal):
             return True
         cut_off = self.ended and literal.startswith(self.text[self.skipped(_SPACE) :])
         self.at = len(self.text) if cut_off else self.at
         return cut_off
 
     def up_to(self, mark: str) -> str:
-        """The name before ``mark``, without white space; moves behind the mark."""
+        """The name before ``mark``, without white space; moves past the mark."""
         head, found, _ = self.text[self.at : self.at + _LONGEST_NAME].partition(mark)
         if not found:
             raise Unfinished if len(self.text) - self.at < _LONGEST_NAME else NoCall
@@ -97,12 +114,12 @@ class Reading:
         return pattern.match(self.text, self.at).end()  # type: ignore[union-attr]
 
     def following(self) -> str:
-        """The next character behind white space; empty at the end of the text."""
+        """The next character after white space; empty at the end of the text."""
         begin = self.skipped(_SPACE)
         return self.text[begin : begin + 1]
 
 
-def read_json(reading: Reading) -> list[Call]:
+def read_json(reading: Reading) -> list[ToolCall]:
     """A list of objects with ``name`` and ``arguments``, or such objects one after the other."""
     value = reading.json()
     if isinstance(value, list):
@@ -118,33 +135,33 @@ def read_json(reading: Reading) -> list[Call]:
         calls.append(_call(reading.json(), reading))
 
 
-def read_tagged(reading: Reading) -> list[Call]:
+def read_tagged(reading: Reading) -> list[ToolCall]:
     """Hermes and Qwen: JSON, or functions in XML, up to ``</tool_call>``."""
     calls = read_json(reading) if reading.following() in ("{", "[") else read_functions(reading)
     end = reading.at
     if not reading.closes(CLOSING):
-        if not reading.takes(OPENING):
+        if not reading.consumes(OPENING):
             raise NoCall
         reading.at = end
     return calls
 
 
-def read_functions(reading: Reading) -> list[Call]:
+def read_functions(reading: Reading) -> list[ToolCall]:
     """Qwen3-Coder: ``<function=name>`` with ``<parameter=name>value</parameter>``; Llama 3: the same with JSON."""
     calls = []
-    while reading.takes("<function="):
+    while reading.consumes("<function="):
         name = reading.up_to(">")
         schema = reading.schema(name)
         arguments = _object(reading.json()) if reading.following() == "{" else _parameters(reading, schema)
         if not reading.closes("</function>"):
             raise NoCall
-        calls.append(Call(name, _dumped(arguments)))
+        calls.append(ToolCall(name, _dumped(arguments)))
     if not calls:
         raise NoCall
     return calls
 
 
-def read_named(reading: Reading) -> list[Call]:
+def read_named(reading: Reading) -> list[ToolCall]:
     """Mistral: JSON, or ``name[ARGS]{…}``."""
     if reading.following() in ("", "{", "["):
         return read_json(reading)
@@ -154,13 +171,13 @@ def read_named(reading: Reading) -> list[Call]:
     if reading.at == len(reading.text) and any(tool.startswith(name) for tool in reading.tools):
         raise Unfinished
     reading.schema(name)
-    if reading.takes("[CALL_ID]"):
+    if reading.consumes("[CALL_ID]"):
         reading.at = reading.skipped(_NAME)
-    reading.takes("[ARGS]")
-    return [Call(name, _dumped(_object(reading.json())))]
+    reading.consumes("[ARGS]")
+    return [ToolCall(name, _dumped(_object(reading.json())))]
 
 
-def read_python(reading: Reading) -> list[Call]:
+def read_python(reading: Reading) -> list[ToolCall]:
     """Llama 3: JSON, or ``name.call(argument=value)``, which is the rest of the output."""
     if reading.following() in ("{", "["):
         return read_json(reading)
@@ -172,20 +189,20 @@ def read_python(reading: Reading) -> list[Call]:
     if not reading.ended:
         raise Unfinished
     reading.at = len(reading.text)
-    return [Call(head[1], _dumped(_python_arguments(rest[head.end() :], schema)))]
+    return [ToolCall(head[1], _dumped(_python_arguments(rest[head.end() :], schema)))]
 
 
-def read_deepseek(reading: Reading) -> list[Call]:
+def read_deepseek(reading: Reading) -> list[ToolCall]:
     """DeepSeek: calls with a name and JSON; in R1 and V3 ``function`` stands before the name, and the JSON is a code block."""
     calls = []
-    while reading.takes("<｜tool▁call▁begin｜>"):
+    while reading.consumes("<｜tool▁call▁begin｜>"):
         name = reading.up_to("<｜tool▁sep｜>")
         fenced = name == "function" and reading.following() != "{"
         if fenced:
             name = reading.up_to("\n")
-            reading.takes("```json")
+            reading.consumes("```json")
         reading.schema(name)
-        calls.append(Call(name, _dumped(_object(reading.json()))))
+        calls.append(ToolCall(name, _dumped(_object(reading.json()))))
         if fenced:
             reading.closes("```")
         reading.closes("<｜tool▁call▁end｜>")
@@ -196,7 +213,7 @@ def read_deepseek(reading: Reading) -> list[Call]:
 
 
 # Opening → whether the reader wants it itself, and the reader.
-FORMS: dict[str, tuple[bool, Callable[[Reading], list[Call]]]] = {
+FORMS: dict[str, tuple[bool, Callable[[Reading], list[ToolCall]]]] = {
     OPENING: (False, read_tagged),
     "<function=": (True, read_functions),
     "[TOOL_CALLS]": (False, read_named),
@@ -204,7 +221,7 @@ FORMS: dict[str, tuple[bool, Callable[[Reading], list[Call]]]] = {
     "<｜tool▁calls▁begin｜>": (False, read_deepseek),
     "<｜tool▁call▁begin｜>": (True, read_deepseek),
 }
-# Some tokenizers have these as special tokens, which texts leave out unless they are asked for.
+# Some tokenizers have these as special tokens, which texts leave out unless `GenerationParams.shown_tokens` has them.
 TAGS = (
     *FORMS, CLOSING, "[ARGS]", "[CALL_ID]", "<parameter=", "</parameter>", "</function>",
     "<｜tool▁sep｜>", "<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>",
@@ -230,16 +247,16 @@ def _parsed(text: str) -> Any:
         raise NoCall from error
 
 
-def _call(value: Any, reading: Reading) -> Call:
+def _call(value: Any, reading: Reading) -> ToolCall:
     if isinstance(value, dict) and "name" not in value:  # {"type": "function", "function": …} with an object or a name
         value = value["function"] if isinstance(value.get("function"), dict) else {"name": value.get("function"), **value}
     if not isinstance(value, dict) or not isinstance(value.get("name"), str):
         raise NoCall
     reading.schema(value["name"])
     given = [value[key] for key in ("arguments", "parameters") if key in value]
-    if not given and not value.keys() <= _BESIDE_NAME:
+    if not given and not value.keys() <= _NAME_KEYS:
         raise NoCall
-    return Call(value["name"], _dumped(_object(given[0] if given else None)))
+    return ToolCall(value["name"], _dumped(_object(given[0] if given else None)))
 
 
 def _object(arguments: Any) -> dict[str, Any]:
@@ -253,7 +270,7 @@ def _object(arguments: Any) -> dict[str, Any]:
 
 def _parameters(reading: Reading, schema: Mapping[str, Any]) -> dict[str, Any]:
     arguments = {}
-    while reading.takes("<parameter="):
+    while reading.consumes("<parameter="):
         name = reading.up_to(">")
         end = _VALUE_END.search(reading.text, reading.at)
         if end is None:
@@ -264,7 +281,7 @@ def _parameters(reading: Reading, schema: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _python_arguments(rest: str, schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments of the Python call whose text behind the parenthesis is ``rest``; those without a name have the schema's."""
+    """Arguments of the Python call whose text after the parenthesis is ``rest``; those without a name have the schema's."""
     try:
         call = ast.parse(f"f({rest}", mode="eval").body
         if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name) or None in [word.arg for word in call.keywords]:
@@ -287,15 +304,7 @@ def _dumped(arguments: dict[str, Any]) -> str:
     return _SURROGATE.sub(lambda half: f"\\u{ord(half[0]):04x}", text)
 
 
-_TYPES: dict[str, type | tuple[type, ...]] = {
-    "object": dict,
-    "array": list,
-    "integer": int,
-    "number": (int, float),
-    "boolean": bool,
-    "null": type(None),
-}
-_DEPTH = 8  # of references and combinations that are followed
+# --- values of parameters that a model writes as bare text
 
 
 def parameter_value(text: str, name: str, schema: Mapping[str, Any]) -> Any:

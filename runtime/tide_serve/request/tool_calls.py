@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
-from typing import Any
-from uuid import uuid4
 
-from tide_serve.request.call_formats import FORMS, Call, NoCall, Reading, Unfinished, read_json
+from tide_serve.request.call_formats import FORMS, NoCall, Reading, ToolCall, Unfinished, read_json
 
 _OPENINGS = re.compile("|".join(map(re.escape, FORMS)))
 _BARE_KEYS = ("name", "type", "function", "id", "arguments", "parameters")
@@ -17,18 +14,6 @@ _BARE_NAME = re.compile(r'[\s\[]*\{\s*"name"\s*:\s*"([^"\\]*)"')
 _BARE_LENGTH = 256
 _ENDS = re.compile(r"[}\])>\n]")  # what the last token of a call has
 _SHORT = 512
-
-
-@dataclass(frozen=True)
-class ToolCall:
-    """A call of a function; ``arguments`` is JSON, as OpenAI gives it."""
-
-    id: str
-    name: str
-    arguments: str
-
-    def body(self) -> dict[str, Any]:
-        return {"id": self.id, "type": "function", "function": {"name": self.name, "arguments": self.arguments}}
 
 
 class ToolCallParser:
@@ -81,7 +66,7 @@ class ToolCallParser:
         return self._most is not None and len(self.calls) >= self._most
 
     def _step(self, ended: bool) -> str | None:
-        """Take a text or a call from the beginning of what is held; returns the text, and None where nothing can be taken."""
+        """Remove a text or a call from the beginning of ``_held``; returns the text, and None where nothing is certain yet."""
         if self._bare and _may_be_bare(self._held, self._tools, ended):
             if self._reads(None, ended):
                 return ""
@@ -91,21 +76,21 @@ class ToolCallParser:
         opening = _OPENINGS.search(self._held)
         if opening is None:
             certain = len(self._held) - (0 if ended else _uncertain(self._held))
-            return self._taken(certain) if certain else None
+            return self._removed(certain) if certain else None
         if opening.start():
-            return self._taken(opening.start())
+            return self._removed(opening.start())
         self._bare = False
         if self._reads(opening[0], ended):
             return ""
-        return None if self._open else self._taken(opening.end())
+        return None if self._open else self._removed(opening.end())
 
-    def _taken(self, length: int) -> str:
+    def _removed(self, length: int) -> str:
         text, self._held = self._held[:length], self._held[length:]
         self._bare = self._bare and not text.strip()
         return text
 
     def _reads(self, opening: str | None, ended: bool) -> bool:
-        """Whether ``held`` begins with calls, which are taken then; ``opening`` None: calls are all of it."""
+        """Whether ``_held`` begins with calls, which are removed then; ``opening`` None: calls are all of it."""
         keeps, read = (True, read_json) if opening is None else FORMS[opening]
         reading = Reading(self._held, 0 if keeps else len(opening or ""), self._tools, ended)
         self._open = False
@@ -123,7 +108,7 @@ class ToolCallParser:
             self._bare = self._bare and not ended
             return False
         self._held, self._space, self._in_text, self._bare = self._held[reading.at :], "", False, False
-        self.calls += [_numbered(call) for call in calls[: None if self._most is None else self._most - len(self.calls)]]
+        self.calls += calls[: None if self._most is None else self._most - len(self.calls)]
         return True
 
     def _text(self, text: str) -> str:
@@ -143,10 +128,6 @@ def split_calls(
 ) -> tuple[str, list[ToolCall]]:
     """The text and the calls of a whole output, as `ToolCallParser` finds them."""
     return ToolCallParser(tools, hidden, most).feed(text, last=True)
-
-
-def _numbered(call: Call) -> ToolCall:
-    return ToolCall(f"call_{uuid4().hex[:24]}", *call)
 
 
 def _may_be_bare(text: str, tools: Collection[str], ended: bool) -> bool:
