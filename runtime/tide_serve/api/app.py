@@ -21,6 +21,24 @@ from tide_serve.api.tokenize import tokenize_routes
 from tide_serve.config import ServeConfig
 from tide_serve.errors import ApiError, answer_error
 
+_PAGE_TYPES = {
+    ".html": "text/html; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".svg": "image/svg+xml",
+}
+# Scripts, styles, pictures and connections of this server only: the text of a model cannot load or send anything.
+_PAGE_HEADERS = {
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cache-Control": "no-cache",
+}
+
 
 def make_app(engine: Engine, config: ServeConfig | None = None) -> FastAPI:
     """The application that serves ``engine``; it closes the engine when it shuts down.
@@ -46,29 +64,10 @@ def make_app(engine: Engine, config: ServeConfig | None = None) -> FastAPI:
     return app
 
 
-_TYPES = {
-    ".html": "text/html; charset=utf-8",
-    ".js": "text/javascript; charset=utf-8",
-    ".css": "text/css; charset=utf-8",
-    ".svg": "image/svg+xml",
-}
-# Scripts, styles, pictures and connections of this server only: the text of a model cannot load or send anything.
-_HEADERS = {
-    "Content-Security-Policy": (
-        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
-        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-    ),
-    "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "no-referrer",
-    "Cross-Origin-Opener-Policy": "same-origin",
-    "Cache-Control": "no-cache",
-}
-
-
 def page_routes() -> APIRouter:
     """``/`` and its files below ``/page``, which need no API key as they hold nothing of the model. They are read once, here."""
     folder = Path(__file__).parents[1] / "page"
-    files = {path.name: path.read_bytes() for path in folder.iterdir() if path.suffix in _TYPES}
+    files = {path.name: path.read_bytes() for path in folder.iterdir() if path.suffix in _PAGE_TYPES}
     router = APIRouter(include_in_schema=False)
 
     @router.get("/")
@@ -79,6 +78,6 @@ def page_routes() -> APIRouter:
     async def file(name: str) -> Response:
         if name not in files:
             raise ApiError(404, f"the page has no file {name!r}")
-        return Response(files[name], headers=_HEADERS, media_type=_TYPES[Path(name).suffix])
+        return Response(files[name], headers=_PAGE_HEADERS, media_type=_PAGE_TYPES[Path(name).suffix])
 
     return router

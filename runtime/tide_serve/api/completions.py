@@ -43,6 +43,7 @@ from tide_serve.request.prompt_ids import Prompt, each_prompt, text_prompt
 from tide_serve.request.structured import response_grammar
 
 _MAX_TOKENS = 16
+Scored = Sequence[Sequence[TokenLogprob]]  # log-probabilities of each echoed prompt's tokens after the first
 
 
 @dataclass(frozen=True)
@@ -75,6 +76,9 @@ class CompletionRequest:
     def num_choices(self) -> int:
         return len(self.prompts) * self.n
 
+    def prompt(self, choice: int) -> Prompt:
+        return self.prompts[choice // self.n]
+
     @property
     def prompt_tokens(self) -> int:
         return sum(len(prompt.ids) for prompt in self.prompts)
@@ -87,10 +91,10 @@ def completions_routes(service: Service) -> APIRouter:
     async def completions(request: Request) -> Response:
         body = await read_body(request, COMPLETION, service.config)
         completion = await checked(service, body)
-        echo = await echo_of(service, request, completion) if completion.echo else None
+        scored = await _scored(service, request, completion)
         options = completion.stream
-        stream = CompletionStream(service, completion, options, echo).events if options is not None else None
-        return await respond(service, request, completion.jobs, stream, partial(_answer, service, completion, echo))
+        stream = CompletionStream(service, completion, options, scored).events if options is not None else None
+        return await respond(service, request, completion.jobs, stream, partial(_answer, service, completion, scored))
 
     return router
 
@@ -116,53 +120,49 @@ async def checked(service: Service, body: dict[str, Any]) -> CompletionRequest:
     return CompletionRequest(head, prompts, params if limit else None, n, echo, top_logprobs, stream)
 
 
-def _answer(
-    service: Service, completion: CompletionRequest, echo: Echo | None, generations: Sequence[Generation]
-) -> dict[str, Any]:
+def _answer(service: Service, completion: CompletionRequest, scored: Scored, generations: Sequence[Generation]) -> dict[str, Any]:
     each: Sequence[Generation | None] = generations or [None] * completion.num_choices
     answer = Completion(
         **completion.head,
-        choices=[_choice(service, completion, index, generation, echo) for index, generation in enumerate(each)],
+        choices=[_choice(service, completion, scored, index, generation) for index, generation in enumerate(each)],
         usage=CompletionUsage.model_validate(usage_of(service.engine, generations, completion.n, completion.prompt_tokens)),
     )
     return answer.model_dump(mode="json", exclude_unset=True)
 
 
 def _choice(
-    service: Service, completion: CompletionRequest, index: int, generation: Generation | None, echo: Echo | None
+    service: Service, completion: CompletionRequest, scored: Scored, index: int, generation: Generation | None
 ) -> CompletionChoice:
     reason = finish_reason(generation.finish_reason) if generation is not None else "length"
     text = (generation.text or "") if generation is not None else ""
-    entries: Sequence[TokenLogprob] = generation.logprobs if generation is not None else ()
+    prompt, generated = completion.prompt(index), generation.logprobs if generation is not None else ()
+    entries: Sequence[TokenLogprob] = generated
     logprobs = None
     if completion.top_logprobs is not None:
-        offsets, spans = TextOffsets(service.token_texts, service.engine.tokenizer), []
-        unscored, scored = echo.logprobs(index) if echo is not None else (0, ())
-        if echo is not None:
-            spans = offsets.of_prompt(echo.prompt(index).ids, echo.prompt(index).text)
-        spans += offsets.of([entry.token for entry in entries])
-        lists = completion_logprobs([*scored, *entries], completion.top_logprobs, service.token_texts, spans, unscored)
+        offsets, spans, unscored = TextOffsets(service.token_texts, service.engine.tokenizer), [], 0
+        if completion.echo:
+            spans, unscored = offsets.of_prompt(prompt.ids, prompt.text), min(1, len(prompt.ids))
+            entries = [*scored[index // completion.n], *entries]
+        spans += offsets.of([entry.token for entry in generated])
+        lists = completion_logprobs(entries, completion.top_logprobs, service.token_texts, spans, unscored)
         logprobs = Logprobs.construct(**lists)  # the openai package has no null in token_logprobs, and OpenAI sends it
-    text = echo.prompt(index).text + text if echo is not None else text
+    text = prompt.text + text if completion.echo else text
     return CompletionChoice.construct(index=index, text=text, logprobs=logprobs, finish_reason=reason)
 
 
 class CompletionStream(ChoiceStream):
-    """Each choice has events with text, and a last one with its finish_reason.
+    """Each choice has events with text, the echoed prompt first, and a last one with its finish_reason."""
 
-    ``echo``: sent before each choice.
-    """
-
-    def __init__(self, service: Service, completion: CompletionRequest, options: StreamOptions, echo: Echo | None) -> None:
+    def __init__(self, service: Service, completion: CompletionRequest, options: StreamOptions, scored: Scored) -> None:
         super().__init__(service, completion.head, options, completion.top_logprobs)
-        self._completion, self._echo = completion, echo
+        self._completion, self._scored = completion, scored
         self._offsets: dict[int, TextOffsets] = {}
 
     async def events(self, generations: Generations) -> AsyncGenerator[str]:
         """Events of all choices, those that are there together in one string."""
         completion, finished = self._completion, dict[int, Generation]()
         with closing(generations):  # they run while the echo is sent
-            if self._echo is not None:
+            if completion.echo:
                 yield "".join(self._echoed(choice) for choice in range(completion.num_choices))
             async with aclosing(generations.chunks()) as chunks:
                 async for arrived in chunks:
@@ -174,12 +174,14 @@ class CompletionStream(ChoiceStream):
         yield self._ending([finished[choice] for choice in sorted(finished)], completion.n, completion.prompt_tokens)
 
     def _echoed(self, choice: int) -> str:
-        assert self._echo is not None
-        prompt, logprobs = self._echo.prompt(choice), "null"
+        prompt, logprobs = self._completion.prompt(choice), "null"
         if self._top is not None:
-            unscored, scored = self._echo.logprobs(choice)
-            spans = self._offsets_of(choice).of_prompt(prompt.ids, prompt.text)
-            logprobs = quoted(completion_logprobs(scored, self._top, self._service.token_texts, spans, unscored))
+            spans, scored = (
+                self._offsets_of(choice).of_prompt(prompt.ids, prompt.text),
+                self._scored[choice // self._completion.n],
+            )
+            lists = completion_logprobs(scored, self._top, self._service.token_texts, spans, unscored=min(1, len(prompt.ids)))
+            logprobs = quoted(lists)
         return self._event(choice, f'"text": {quoted(prompt.text)}', logprobs)
 
     def _of_choice(self, choice: int, chunks: Sequence[Chunk]) -> str:
@@ -200,37 +202,14 @@ class CompletionStream(ChoiceStream):
         return self._offsets[choice]
 
 
-@dataclass(frozen=True)
-class Echo:
-    """The prompt before each choice: the prompts of a request, each of which has ``n`` choices.
-
-    Args:
-        scored: for each prompt, log-probabilities of the tokens after the first.
-    """
-
-    prompts: Sequence[Prompt]
-    n: int
-    scored: Sequence[Sequence[TokenLogprob]]
-
-    def prompt(self, choice: int) -> Prompt:
-        return self.prompts[choice // self.n]
-
-    def logprobs(self, choice: int) -> tuple[int, Sequence[TokenLogprob]]:
-        """How many of the prompt's tokens have no probability, which is the first one, and the others' log-probabilities."""
-        return min(1, len(self.prompt(choice).ids)), self.scored[choice // self.n]
-
-
-async def echo_of(service: Service, request: Request, completion: CompletionRequest) -> Echo:
-    """The echo of a request's prompts, with log-probabilities where it has ``logprobs``.
+async def _scored(service: Service, request: Request, completion: CompletionRequest) -> Scored:
+    """Log-probabilities of the prompts' tokens; none where the request has no ``echo`` or no ``logprobs``.
 
     Raises what `Engine.submit_score` raises, EngineClosedError where the client leaves, and ApiError beyond the time limit.
     """
-    prompts, top = completion.prompts, completion.top_logprobs
-    scored = await _scored(service, request, [prompt.ids for prompt in prompts], top) if top is not None else [[]] * len(prompts)
-    return Echo(prompts, completion.n, scored)
-
-
-async def _scored(service: Service, request: Request, prompts: Sequence[Sequence[int]], top: int) -> list[list[TokenLogprob]]:
+    top, prompts = completion.top_logprobs, [prompt.ids for prompt in completion.prompts]
+    if top is None or not completion.echo:
+        return []
     engine, handles = service.engine, list[ScoreHandle | None]()
 
     def cancel() -> None:

@@ -12,6 +12,8 @@ from tide_runtime.sampler import TokenLogprob
 from tide_runtime.text.tokenizer import TextStream, Tokenizer
 
 _LEAST = -9999.0  # OpenAI's value of what is as good as impossible; JSON has no infinity
+_CACHED = 1 << 16  # tokens
+_SLACK = 8  # characters of a prompt that a tokenizer may have dropped before a token
 
 
 def chat_logprobs(entries: Iterable[TokenLogprob], top: int, texts: TokenTexts) -> dict[str, Any]:
@@ -52,10 +54,6 @@ def _top(entry: TokenLogprob, top: int, texts: TokenTexts, shown: str) -> dict[s
     for token, logprob in (*entry.top[:top], (entry.token, entry.logprob)):
         found.setdefault(shown if token == entry.token else texts.text_of(token), max(logprob, _LEAST))
     return found
-
-
-_CACHED = 1 << 16
-_SLACK = 8  # characters of a prompt that a tokenizer may have dropped before a token
 
 
 class TokenTexts:

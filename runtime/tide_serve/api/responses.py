@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
 from functools import partial
 from time import time
 from typing import Any
@@ -32,6 +31,7 @@ from openai.types.responses import (
 from openai.types.responses.response import IncompleteDetails
 from openai.types.responses.response_output_text import Logprob
 from tide_runtime import Chunk, Engine, Generation
+from tide_runtime.sampler import TokenLogprob
 
 from tide_serve.api.answer_fields import finish_reason, usage_of
 from tide_serve.api.chat import ChatRequest
@@ -45,20 +45,8 @@ from tide_serve.request.body import read_body
 from tide_serve.request.call_formats import ToolCall
 from tide_serve.request.responses_as_chat import LOGPROBS, RESPONSE, chat_body, response_names
 
+Body = dict[str, Any]
 OutputItem = ResponseOutputMessage | ResponseFunctionToolCall
-
-
-@dataclass(frozen=True)
-class ResponseRequest:
-    """A checked request.
-
-    Args:
-        body: as it was sent, for the fields that a response repeats.
-        chat: the same request to /v1/chat/completions.
-    """
-
-    body: dict[str, Any]
-    chat: ChatRequest
 
 
 def responses_routes(service: Service) -> APIRouter:
@@ -67,38 +55,37 @@ def responses_routes(service: Service) -> APIRouter:
     @router.post("/v1/responses")
     async def responses(request: Request) -> Response:
         body = await read_body(request, RESPONSE, service.config)
-        response = await checked(service, body)
-        stream = ResponseStream(service, response).events if response.chat.stream is not None else None
-        return await respond(service, request, response.chat.jobs, stream, partial(_answer, service, response))
+        chat = await checked(service, body)
+        stream = ResponseStream(service, body, chat).events if chat.stream is not None else None
+        return await respond(service, request, chat.jobs, stream, partial(_answer, service, body, chat))
 
     return router
 
 
-async def checked(service: Service, body: dict[str, Any]) -> ResponseRequest:
-    """The request of a ``body`` whose fields and types are right. Raises ApiError or ParamsError for what cannot be done."""
+async def checked(service: Service, body: dict[str, Any]) -> ChatRequest:
+    """The chat of a ``body`` whose fields and types are right. Raises ApiError or ParamsError for what cannot be done."""
     as_chat = chat_body(body)
     with response_names():
         chat = await checked_chat(service, as_chat)
     if as_chat["logprobs"] and chat.tools.tools:
         message = f"include: {LOGPROBS} cannot be given together with tools, whose calls are tokens too; leave out one of them"
         raise ApiError(400, message, "include", "unsupported_parameter")
-    return ResponseRequest(body, chat)
+    return chat
 
 
-def _answer(service: Service, response: ResponseRequest, generations: Sequence[Generation]) -> dict[str, Any]:
+def _answer(service: Service, body: Body, chat: ChatRequest, generations: Sequence[Generation]) -> dict[str, Any]:
     [generation] = generations
-    text, calls = response.chat.tools.split(generation.text or "")
-    logprobs = _logprobs(service, response, generation.logprobs)
+    text, calls = chat.tools.split(generation.text or "")
+    logprobs = _logprobs(service, chat, generation.logprobs)
     output: list[OutputItem] = []
     if text or not calls:
         output.append(_message_item(_item_id("msg"), text, logprobs, "incomplete" if _is_cut_off(generation) else "completed"))
     output += [_call_item(call) for call in calls]
-    return _finished(service.engine, response, output, generation)
+    return _finished(service.engine, body, chat, output, generation)
 
 
-def _logprobs(service: Service, response: ResponseRequest, entries: Sequence[Any]) -> list[dict[str, Any]]:
-    top = response.chat.top_logprobs
-    return [] if top is None else chat_logprobs(entries, top, service.token_texts)["content"]
+def _logprobs(service: Service, chat: ChatRequest, entries: Sequence[TokenLogprob]) -> list[dict[str, Any]]:
+    return [] if chat.top_logprobs is None else chat_logprobs(entries, chat.top_logprobs, service.token_texts)["content"]
 
 
 # --- events
@@ -111,9 +98,9 @@ class ResponseStream:
     client, and put together from strings for that reason.
     """
 
-    def __init__(self, service: Service, response: ResponseRequest) -> None:
-        self._service, self._response = service, response
-        self._parser = response.chat.tools.parser()
+    def __init__(self, service: Service, body: Body, chat: ChatRequest) -> None:
+        self._service, self._body, self._chat = service, body, chat
+        self._parser = chat.tools.parser()
         self._output: list[OutputItem] = []
         self._message: _OpenMessage | None = None
         self._number = -1
@@ -134,7 +121,7 @@ class ResponseStream:
             yield self._fail(stream_error(error))
 
     def _begin(self) -> str:
-        response = _response_object(self._response, [], status="in_progress")
+        response = _response_object(self._body, self._chat, [], status="in_progress")
         return "".join(self._event(f"response.{kind}", response=response) for kind in ("created", "in_progress"))
 
     def _add(self, chunks: Sequence[Chunk]) -> str:
@@ -143,7 +130,7 @@ class ResponseStream:
         if self._parser is not None:
             text, calls = self._parser.feed(text, last=last is not None)
         scored = [chunk.logprob for chunk in chunks if chunk.logprob is not None]
-        entries = _logprobs(self._service, self._response, scored)
+        entries = _logprobs(self._service, self._chat, scored)
         events = self._text(text, entries) if text or entries else ""
         for call in calls:
             events += self._close("completed") + self._call(call)
@@ -193,13 +180,13 @@ class ResponseStream:
     def _end(self, generation: Generation) -> str:
         events = "" if self._message is not None or self._output else self._open()  # an empty answer is a message too
         events += self._close("incomplete" if _is_cut_off(generation) else "completed")
-        response = _finished(self._service.engine, self._response, self._output, generation)
+        response = _finished(self._service.engine, self._body, self._chat, self._output, generation)
         return events + self._event(f"response.{response['status']}", response=response)
 
     def _fail(self, error: ApiError) -> str:
         events = self._close("incomplete")
         details = ResponseError(code="server_error", message=error.message)
-        response = _response_object(self._response, self._output, status="failed", error=details)
+        response = _response_object(self._body, self._chat, self._output, status="failed", error=details)
         return events + self._event("response.failed", response=response)
 
     def _event(self, kind: str, **fields: Any) -> str:
@@ -247,17 +234,19 @@ def _is_cut_off(generation: Generation) -> bool:
     return finish_reason(generation.finish_reason) == "length"
 
 
-def _finished(engine: Engine, response: ResponseRequest, output: Sequence[OutputItem], generation: Generation) -> dict[str, Any]:
+def _finished(
+    engine: Engine, body: Body, chat: ChatRequest, output: Sequence[OutputItem], generation: Generation
+) -> dict[str, Any]:
     """The response of a ``generation`` that has ended."""
     usage = _usage(engine, generation)
     if _is_cut_off(generation):
         details = IncompleteDetails(reason="max_output_tokens")
-        return _response_object(response, output, status="incomplete", incomplete_details=details, usage=usage)
-    return _response_object(response, output, status="completed", completed_at=int(time()), usage=usage)
+        return _response_object(body, chat, output, status="incomplete", incomplete_details=details, usage=usage)
+    return _response_object(body, chat, output, status="completed", completed_at=int(time()), usage=usage)
 
 
-def _response_object(response: ResponseRequest, output: Sequence[OutputItem], **state: Any) -> dict[str, Any]:
-    body, chat = response.body, response.chat
+def _response_object(body: Body, chat: ChatRequest, output: Sequence[OutputItem], **state: Any) -> dict[str, Any]:
+    """The response to the request of ``body``, some of whose fields it repeats."""
     text, repeated = body.get("text", {}), ("instructions", "max_output_tokens", "user", "safety_identifier", "prompt_cache_key")
     document = ResponseObject.construct(
         id=f"resp_{chat.head['id'].rpartition('-')[2]}",

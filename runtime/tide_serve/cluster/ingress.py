@@ -35,8 +35,10 @@ from tide_serve.http.middlewares import guard
 from tide_serve.observe.logs import log_to_stderr
 from tide_serve.observe.request_record import ServerState
 
+_log = logging.getLogger("tide_serve")
 _PROBE_S = 2.0
 _GRACE_S = 10.0  # for an answer that ends at its own time limit
+_PAUSE_S = 0.1  # before further attempts, times their number: Ray needs a moment to notice that a replica is gone
 
 
 def ingress_builder(deployment: str, config: ServeConfig, api_key_file: Path | None = None) -> Callable[[], ASGIApp]:
@@ -114,10 +116,6 @@ class _Families(Collector):
 
     def collect(self) -> Iterable[Metric]:
         return self._families
-
-
-_log = logging.getLogger("tide_serve")
-_PAUSE_S = 0.1  # before further attempts, times their number: Ray needs a moment to notice that a replica is gone
 
 
 class _Lost(Exception):
