@@ -176,12 +176,9 @@ class CompletionStream(ChoiceStream):
     def _echoed(self, choice: int) -> str:
         prompt, logprobs = self._completion.prompt(choice), "null"
         if self._top is not None:
-            spans, scored = (
-                self._offsets_of(choice).of_prompt(prompt.ids, prompt.text),
-                self._scored[choice // self._completion.n],
-            )
-            lists = completion_logprobs(scored, self._top, self._service.token_texts, spans, unscored=min(1, len(prompt.ids)))
-            logprobs = quoted(lists)
+            spans = self._offsets_of(choice).of_prompt(prompt.ids, prompt.text)
+            scored, unscored = self._scored[choice // self._completion.n], min(1, len(prompt.ids))
+            logprobs = quoted(completion_logprobs(scored, self._top, self._service.token_texts, spans, unscored))
         return self._event(choice, f'"text": {quoted(prompt.text)}', logprobs)
 
     def _of_choice(self, choice: int, chunks: Sequence[Chunk]) -> str:
