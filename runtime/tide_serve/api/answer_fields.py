@@ -8,8 +8,6 @@ from time import time
 from typing import Any, TypeVar
 from uuid import uuid4
 
-from openai.types import CompletionUsage
-from openai.types.completion_usage import PromptTokensDetails
 from tide_runtime import Engine, Generation, RequestStats
 
 from tide_serve.api.service import Service
@@ -61,12 +59,12 @@ def usage_of(
     first = generations[::choices]
     tokens = sum(generation.stats.new_tokens for generation in generations)
     prompts = sum(generation.stats.prompt_tokens for generation in first) if prompt_tokens is None else prompt_tokens
-    usage = CompletionUsage(
-        completion_tokens=tokens,
-        prompt_tokens=prompts,
-        total_tokens=prompts + tokens,
-        prompt_tokens_details=PromptTokensDetails(cached_tokens=sum(g.stats.prefix_tokens for g in first)),
-    ).model_dump(exclude_none=True)
+    usage: dict[str, Any] = {
+        "completion_tokens": tokens,
+        "prompt_tokens": prompts,
+        "total_tokens": prompts + tokens,
+        "prompt_tokens_details": {"cached_tokens": sum(g.stats.prefix_tokens for g in first)},
+    }
     if generations:
         usage["depth"] = _depth(engine, [generation.stats for generation in generations])
     return usage

@@ -21,9 +21,6 @@ from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
-from openai.types import CompletionUsage
-from openai.types.chat import ChatCompletion, ChatCompletionMessage
-from openai.types.chat.chat_completion import Choice
 from tide_runtime import Chunk, Generation, GenerationParams
 from tide_runtime.sampler import TokenLogprob
 
@@ -121,15 +118,11 @@ def _top_logprobs(body: dict[str, Any]) -> int | None:
 
 
 def _answer(service: Service, chat: ChatRequest, generations: Sequence[Generation]) -> dict[str, Any]:
-    answer = ChatCompletion(
-        **chat.head,
-        choices=[_choice(service, chat, index, generation) for index, generation in enumerate(generations)],
-        usage=CompletionUsage.model_validate(usage_of(service.engine, generations, chat.n)),
-    )
-    return answer.model_dump(mode="json", exclude_unset=True)
+    choices = [_choice(service, chat, index, generation) for index, generation in enumerate(generations)]
+    return {**chat.head, "choices": choices, "usage": usage_of(service.engine, generations, chat.n)}
 
 
-def _choice(service: Service, chat: ChatRequest, index: int, generation: Generation) -> Choice:
+def _choice(service: Service, chat: ChatRequest, index: int, generation: Generation) -> dict[str, Any]:
     text, calls = chat.tools.split(generation.text or "")
     message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
     if calls:
@@ -137,14 +130,7 @@ def _choice(service: Service, chat: ChatRequest, index: int, generation: Generat
     logprobs = None
     if chat.top_logprobs is not None:
         logprobs = chat_logprobs(generation.logprobs, chat.top_logprobs, service.token_texts)
-    return Choice.model_validate(
-        {
-            "index": index,
-            "message": ChatCompletionMessage.model_validate(message),
-            "logprobs": logprobs,
-            "finish_reason": _finish_reason(generation, calls),
-        }
-    )
+    return {"index": index, "message": message, "logprobs": logprobs, "finish_reason": _finish_reason(generation, calls)}
 
 
 def _finish_reason(generation: Generation, calls: Sequence[ToolCall]) -> str:

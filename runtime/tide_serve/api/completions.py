@@ -16,8 +16,6 @@ from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
-from openai.types import Completion, CompletionChoice, CompletionUsage
-from openai.types.completion_choice import Logprobs
 from tide_runtime import Chunk, Generation, GenerationParams, Score
 from tide_runtime.sampler import TokenLogprob
 from tide_runtime.scoring import ScoreHandle
@@ -122,17 +120,14 @@ async def checked(service: Service, body: dict[str, Any]) -> CompletionRequest:
 
 def _answer(service: Service, completion: CompletionRequest, scored: Scored, generations: Sequence[Generation]) -> dict[str, Any]:
     each: Sequence[Generation | None] = generations or [None] * completion.num_choices
-    answer = Completion(
-        **completion.head,
-        choices=[_choice(service, completion, scored, index, generation) for index, generation in enumerate(each)],
-        usage=CompletionUsage.model_validate(usage_of(service.engine, generations, completion.n, completion.prompt_tokens)),
-    )
-    return answer.model_dump(mode="json", exclude_unset=True)
+    choices = [_choice(service, completion, scored, index, generation) for index, generation in enumerate(each)]
+    usage = usage_of(service.engine, generations, completion.n, completion.prompt_tokens)
+    return {**completion.head, "choices": choices, "usage": usage}
 
 
 def _choice(
     service: Service, completion: CompletionRequest, scored: Scored, index: int, generation: Generation | None
-) -> CompletionChoice:
+) -> dict[str, Any]:
     reason = finish_reason(generation.finish_reason) if generation is not None else "length"
     text = (generation.text or "") if generation is not None else ""
     prompt, generated = completion.prompt(index), generation.logprobs if generation is not None else ()
@@ -144,10 +139,9 @@ def _choice(
             spans, unscored = offsets.of_prompt(prompt.ids, prompt.text), min(1, len(prompt.ids))
             entries = [*scored[index // completion.n], *entries]
         spans += offsets.of([entry.token for entry in generated])
-        lists = completion_logprobs(entries, completion.top_logprobs, service.token_texts, spans, unscored)
-        logprobs = Logprobs.construct(**lists)  # the openai package has no null in token_logprobs, and OpenAI sends it
+        logprobs = completion_logprobs(entries, completion.top_logprobs, service.token_texts, spans, unscored)
     text = prompt.text + text if completion.echo else text
-    return CompletionChoice.construct(index=index, text=text, logprobs=logprobs, finish_reason=reason)
+    return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason}
 
 
 class CompletionStream(ChoiceStream):

@@ -1,6 +1,6 @@
-"""``/openapi.json``: the bodies of requests and answers, from the types that requests are checked against and answers made of.
+"""``/openapi.json``: requests, from the types that they are checked against, and answers, as the openai package has them.
 
-Routes read their bodies themselves, so FastAPI knows nothing of them. The document is made for the first request.
+Routes read their bodies themselves, so FastAPI has no types of them. The document is made for the first request of it.
 """
 
 from __future__ import annotations
