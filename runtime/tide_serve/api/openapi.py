@@ -70,7 +70,7 @@ def openapi_routes(app: FastAPI) -> APIRouter:
 def _with_bodies(document: dict[str, Any]) -> dict[str, Any]:
     forms = [route.form for route in _ROUTES.values()]
     adapters = {(form.name, name): adapter for form in forms for name, adapter in form.types.adapters.items()}
-    kinds = {kind for route in _ROUTES.values() for kind in (route.answer, route.event) if kind is not None} | {Error}
+    kinds = dict.fromkeys(kind for route in _ROUTES.values() for kind in (route.answer, route.event, Error) if kind is not None)
     of_types, definitions = TypeAdapter.json_schemas(
         [
             *((key, "validation", adapter) for key, adapter in adapters.items()),
