@@ -116,6 +116,13 @@ def test_slow_body_is_told_why(hurried: Stub) -> None:
         assert error_of(answer + answer_of(connection)) == (408, "body_timeout")
 
 
+def test_slow_rest_of_a_refused_body_ends_the_connection(hurried: Stub) -> None:
+    """Breaks: a client whose body is refused at once keeps its connection by never sending the rest."""
+    connection, answer = first_answer(hurried, b"POST /v1/count HTTP/1.1\r\nHost: x\r\nContent-Length: 200000\r\n\r\nabc")
+    with connection:
+        assert error_of(answer + answer_of(connection)) == (413, "body_too_large")
+
+
 def test_second_request_of_a_connection_must_arrive_in_time_too(hurried: Stub) -> None:
     """Breaks: one good request buys a connection that may then trickle for ever."""
     connection, answer = first_answer(hurried, b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
