@@ -4,23 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
-from dataclasses import dataclass
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
+from tide_serve.config import ServeConfig
 from tide_serve.errors import ApiError
 
 MAX_HEADER_BYTES = 32 * 2**10
 _MAX_DISCARDED_BYTES = 16 * 2**20
-
-
-@dataclass(frozen=True)
-class ConnectionLimits:
-    """Limits in seconds; see `ServeConfig`."""
-
-    body_timeout: float
-    write_timeout: float
 
 
 class GuardedConnection(HttpToolsProtocol):
@@ -34,7 +26,7 @@ class GuardedConnection(HttpToolsProtocol):
       after 16 MiB it is aborted.
     """
 
-    def __init__(self, limits: ConnectionLimits, **uvicorns: Any) -> None:
+    def __init__(self, limits: ServeConfig, **uvicorns: Any) -> None:
         super().__init__(**uvicorns)
         self._limits = limits
         self._arrival: asyncio.TimerHandle | None = None  # runs while headers, or the rest of a refused body, are expected

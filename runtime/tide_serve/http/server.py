@@ -10,7 +10,6 @@ import ssl
 from collections.abc import Callable
 from functools import partial
 from ipaddress import ip_address
-from pathlib import Path
 from time import monotonic
 from types import FrameType
 
@@ -20,7 +19,7 @@ from tide_runtime.errors import ParamsError
 
 from tide_serve.api.service import Service
 from tide_serve.config import ServeConfig
-from tide_serve.http.connection import ConnectionLimits, GuardedConnection
+from tide_serve.http.connection import GuardedConnection
 
 _KEEP_ALIVE_S = 75  # longer than load balancers keep theirs, or they would send requests into closed connections
 _LAST_WORDS_S = 2  # for answers that were cut short to reach their clients
@@ -97,10 +96,9 @@ def run_server(
 
 def uvicorn_config(app: ASGIApp, config: ServeConfig, tls: ssl.SSLContext | None = None) -> uvicorn.Config:
     """uvicorn's settings for ``app``, with guarded connections."""
-    limits = ConnectionLimits(config.body_timeout, config.write_timeout)
     return uvicorn.Config(
         app,
-        http=partial(GuardedConnection, limits),  # type: ignore[arg-type]  # called as a class is
+        http=partial(GuardedConnection, config),  # type: ignore[arg-type]  # called as a class is
         ws="none",
         lifespan="on",
         log_config=None,
@@ -162,27 +160,20 @@ def tls_context(config: ServeConfig) -> ssl.SSLContext | None:
     if config.tls_certificate is None or config.tls_key is None:
         return None
     for path in (config.tls_certificate, config.tls_key):
-        _check_readable(path)
+        try:
+            path.read_bytes()
+        except OSError as error:
+            raise ParamsError(f"the TLS file {path} cannot be read ({error.strerror}); give a PEM file") from error
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     try:
-        context.load_cert_chain(config.tls_certificate, config.tls_key, password=_no_password)
+        # Without the empty password, OpenSSL would wait for one on the terminal.
+        context.load_cert_chain(config.tls_certificate, config.tls_key, password="")
     except ssl.SSLError as error:
         raise ParamsError(
             f"the TLS files {config.tls_certificate} and {config.tls_key} cannot be used ({error.reason or error}); "
             "give a certificate chain and its private key, both in PEM, the key without a password"
         ) from error
     return context
-
-
-def _check_readable(path: Path) -> None:
-    try:
-        path.read_bytes()
-    except OSError as error:
-        raise ParamsError(f"the TLS file {path} cannot be read ({error.strerror}); give a PEM file") from error
-
-
-def _no_password() -> str:
-    return ""  # instead of a prompt on the terminal
 
 
 def _cannot_listen(host: str, port: int, error: Exception) -> ParamsError:

@@ -17,7 +17,7 @@ import pytest
 from serve.http.stub_server import Stub, stub_server
 from tide_runtime.errors import ParamsError
 from tide_serve import ServeConfig
-from tide_serve.http.connection import MAX_HEADER_BYTES, ConnectionLimits, GuardedConnection
+from tide_serve.http.connection import MAX_HEADER_BYTES, GuardedConnection
 from tide_serve.http.server import bound_socket, tls_context
 
 # Short times for what a test waits for; requests of well-behaved clients take a few milliseconds.
@@ -175,7 +175,7 @@ def test_only_a_client_that_reads_nothing_at_all_is_disconnected() -> None:
     """Breaks: a long answer that is written at once is lost on a slow line, as its buffer is not empty after the timeout."""
     loop, transport = Mock(), Mock()
     connection = object.__new__(GuardedConnection)
-    connection.loop, connection.transport, connection._limits = loop, transport, ConnectionLimits(30, 60)
+    connection.loop, connection.transport, connection._limits = loop, transport, ServeConfig(write_timeout=60)
     for unread in (1000, 999, 1):
         transport.get_write_buffer_size.return_value = unread - 1
         connection._check_reader(unread)
