@@ -6,8 +6,7 @@ whole in ``input``.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Required, Union
 
 from openai.types.responses import ResponseOutputRefusalParam, ToolChoiceAllowedParam, ToolChoiceFunctionParam
@@ -229,17 +228,12 @@ def _chat_choice(choice: str | Mapping[str, Any]) -> str | dict[str, Any]:
     return {"type": "allowed_tools", "allowed_tools": {"mode": choice["mode"], "tools": allowed}}
 
 
-@contextmanager
-def response_names() -> Iterator[None]:
-    """Errors raised inside name the fields of a response instead of those of a chat."""
-    try:
-        yield
-    except ApiError as error:
-        if error.param is None:
-            raise
-        name = _response_name(error.param)
-        message = error.message.replace(error.param, name, 1)
-        raise ApiError(error.status, message, name, error.code, error.retry_after) from error
+def response_error(error: ApiError) -> ApiError:
+    """``error`` of a chat with the name of the response's field."""
+    if error.param is None:
+        return error
+    name = _response_name(error.param)
+    return ApiError(error.status, error.message.replace(error.param, name, 1), name, error.code, error.retry_after)
 
 
 def _response_name(param: str) -> str:
