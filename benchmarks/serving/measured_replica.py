@@ -14,7 +14,7 @@ import psutil
 from fastapi import FastAPI
 from ray.serve import Application
 from tide_runtime import Engine, GenerationParams
-from tide_serve.cluster.load import load_app, server_config
+from tide_serve.cluster.replica import load_app, server_config
 from tide_serve.config import ServeConfig
 from tide_serve.ray import ServingArgs, application
 

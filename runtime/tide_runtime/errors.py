@@ -24,7 +24,14 @@ class PromptError(TideError):
 
 
 class ParamsError(TideError, ValueError):
-    """A generation parameter or a configuration value is outside its allowed range."""
+    """A generation parameter or a configuration value is outside its allowed range.
+
+    ``field``: its name; None where the message alone has it.
+    """
+
+    def __init__(self, message: str, field: str | None = None) -> None:
+        super().__init__(message)
+        self.field = field
 
 
 class GrammarError(ParamsError):

@@ -141,7 +141,7 @@ class GenerationParams:
 
 def _require(valid: bool, field: str, value: object, allowed: str) -> None:
     if not valid:
-        raise ParamsError(f"{field} is {value!r}; set it to {allowed}.")
+        raise ParamsError(f"{field} is {value!r}; set it to {allowed}.", field)
 
 
 def _is_int(value: object, least: int) -> bool:

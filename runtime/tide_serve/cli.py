@@ -18,12 +18,11 @@ from tide_runtime.cli.errors import run_app
 from tide_runtime.engine_options import EngineOptions
 from tide_runtime.errors import ParamsError
 
-from tide_serve.api_key_sources import VARIABLE, api_keys, short_keys
-from tide_serve.config import ServeConfig
-from tide_serve.observer import NoObserver, RequestObserver
+from tide_serve.config import KEYS_VARIABLE, ServeConfig, api_keys, short_keys
 
 if TYPE_CHECKING:
-    from tide_serve.service import Service
+    from tide_serve.api.service import Service
+    from tide_serve.observe.request_record import RequestObserver
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 _SERVE, _ENGINE = ServeConfig(), EngineOptions()
@@ -52,7 +51,7 @@ def serve(
     page: Annotated[bool, _network(help="Serve a chat page at /.")] = _SERVE.page,
     api_key_file: Annotated[
         Path | None,
-        _safety(help=f"File with an API key on each line; also: {VARIABLE}, separated by commas. Default: no key is needed."),
+        _safety(help=f"File with an API key a line; also: {KEYS_VARIABLE}, separated by commas. Default: no key is needed."),
     ] = None,
     api_key: Annotated[
         list[str] | None,
@@ -125,7 +124,7 @@ def serve(
 
     /health, /ready and /metrics are for what watches the server; each request is a line of JSON on stderr.
     """
-    from tide_serve.listening import bound_socket, is_loopback, tls_context
+    from tide_serve.http.server import bound_socket, is_loopback, tls_context
 
     config = ServeConfig(
         model_names=tuple(model_name or ()),
@@ -176,28 +175,27 @@ def _run(
     """Load the engine and serve it until a signal ends the server; returns the exit code."""
     from tide_runtime import Engine
 
-    from tide_serve.app import make_app
-    from tide_serve.listening import url_of
-    from tide_serve.logs import log_to_stderr
-    from tide_serve.safety import guard
-    from tide_serve.server import run_server
+    from tide_serve.api.app import make_app
+    from tide_serve.http.middlewares import guard
+    from tide_serve.http.server import run_server, url_of
+    from tide_serve.observe.logs import log_to_stderr
 
-    observer = _tracing_observer() if otel else NoObserver()
+    observer = _tracing_observer() if otel else None  # before the engine: the extra may be missing
     app = make_app(Engine.load(bundle, options), config)
     service: Service = app.state.service
-    service.observer = observer
+    service.observer = observer or service.observer
     log_to_stderr(config.log_text)
     announce = partial(_announce, service, url_of(listener, tls is not None))
     try:
         return run_server(guard(app, service), service, listener, tls, announce)
     finally:
-        observer.close()
+        service.observer.close()
 
 
 def _tracing_observer() -> RequestObserver:
     """Raises ParamsError without the extra."""
     try:
-        from tide_serve.telemetry import TracingObserver
+        from tide_serve.observe.telemetry import TracingObserver
 
         return TracingObserver.over_otlp()
     except ImportError as error:
@@ -209,7 +207,7 @@ def _warn(config: ServeConfig, loopback: bool, keys_in_command: bool) -> None:
     warnings = []
     if keys_in_command:
         warnings.append(
-            f"every user of this machine can see --api-key in the list of processes; use --api-key-file or {VARIABLE}"
+            f"every user of this machine can see --api-key in the list of processes; use --api-key-file or {KEYS_VARIABLE}"
         )
     if short := short_keys(config.api_keys):
         warnings.append(f"{short} of {len(config.api_keys)} API keys can be guessed; `openssl rand -hex 24` makes a long one")

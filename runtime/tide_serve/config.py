@@ -1,11 +1,16 @@
-"""Options of the server; the command line takes its defaults from here."""
+"""Options of the server, which are the defaults of the command line, and the sources of API keys."""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from tide_runtime.errors import ParamsError
+
+KEYS_VARIABLE = "TIDE_API_KEYS"
+_SHORT_KEY = 16  # characters; shorter keys can be guessed
 
 
 @dataclass(frozen=True)
@@ -15,13 +20,13 @@ class ServeConfig:
     Args:
         model_names: names that requests may give as ``model``, the first one is shown; empty: the bundle's own name.
         api_keys: a request must carry one of them as ``Authorization: Bearer KEY``; empty: no key is needed.
-        max_body_bytes: of a request.
+        max_body_bytes: size of a request's body.
         max_stop_strings, max_stop_chars: number of ``stop`` strings, and length of each.
-        max_choices: of ``n``, over all prompts of a request.
+        max_choices: number of answers (``n``) over all prompts of a request.
         max_schema_bytes, max_schema_depth: size and nesting of a grammar or JSON schema.
         max_tokens: most new tokens of a choice; None: as many as the KV cache holds. Also the default where a request names none.
         requests_at_once_per_key: requests in progress for each key (or client address without keys); more are refused with 429.
-        requests_per_minute_per_key: of a token bucket for each key; 0: no limit.
+        requests_per_minute_per_key: rate of a token bucket for each key; 0: no limit.
         request_timeout: a generation ends after this time with what it has.
         body_timeout: for a request's headers and body to arrive.
         write_timeout: a client that reads nothing for so long is disconnected.
@@ -76,3 +81,40 @@ class ServeConfig:
                 raise ParamsError(f"the allowed host is {name!r}; give a name such as example.org, without scheme and port")
         if (self.tls_certificate is None) != (self.tls_key is None):
             raise ParamsError("TLS needs a certificate and a key; give both --tls-certificate and --tls-key")
+
+
+def api_keys(file: Path | None, given: Sequence[str]) -> tuple[str, ...]:
+    """All keys of ``file``, one a line (``#`` begins a comment), of the environment variable, separated by commas, and ``given``.
+
+    Raises ParamsError for a source without keys, which would leave the server open, and for keys that no header can carry.
+    """
+    keys = list(given)
+    if file is not None:
+        keys += _source(f"the file {file}", (line.partition("#")[0] for line in _lines(file)))
+    if (variable := os.environ.get(KEYS_VARIABLE)) is not None:
+        keys += _source(f"the environment variable {KEYS_VARIABLE}", variable.split(","))
+    for key in keys:
+        if not key or not all("!" <= character <= "~" for character in key):
+            raise ParamsError("an API key is empty or has characters outside printable ASCII; use letters and digits")
+    return tuple(dict.fromkeys(keys))
+
+
+def short_keys(keys: Sequence[str]) -> int:
+    """How many of ``keys`` are too short to be safe."""
+    return sum(len(key) < _SHORT_KEY for key in keys)
+
+
+def _source(name: str, entries: Iterable[str]) -> list[str]:
+    keys = [entry.strip() for entry in entries if entry.strip()]
+    if not keys:
+        raise ParamsError(f"{name} has no API key; add one, or leave the option out to serve without keys")
+    return keys
+
+
+def _lines(file: Path) -> list[str]:
+    try:
+        return file.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ParamsError(
+            f"the API keys' file {file} cannot be read ({error}); give a text file with a key on each line"
+        ) from error

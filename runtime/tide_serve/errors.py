@@ -54,7 +54,9 @@ def api_error(error: Exception) -> ApiError:
         return ApiError(429, str(error), code="queue_full", retry_after=1)
     if isinstance(error, EngineClosedError):
         return ApiError(503, str(error), code="engine_closed", retry_after=5)
-    if isinstance(error, PromptError | ParamsError):
+    if isinstance(error, ParamsError):
+        return ApiError(400, str(error), error.field)
+    if isinstance(error, PromptError):
         return ApiError(400, str(error))
     if isinstance(error, TideError):
         return ApiError(500, str(error))

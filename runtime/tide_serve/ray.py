@@ -21,8 +21,7 @@ from tide_runtime.errors import ParamsError
 
 from tide_serve.cluster.affinity import PrefixAffinityRouter
 from tide_serve.cluster.ingress import ingress_builder
-from tide_serve.cluster.load import ReplicaConfig, load_app, server_config
-from tide_serve.cluster.replica import LoadApp, Model
+from tide_serve.cluster.replica import LoadApp, Model, ReplicaConfig, load_app, server_config
 
 __all__ = ["ServingArgs", "app", "application", "build_app"]
 
@@ -38,7 +37,7 @@ class ServingArgs(BaseModel):
         replicas: engines; the fewest, where ``max_replicas`` is given.
         max_replicas: Ray starts up to so many while more requests are in progress than the replicas run at once.
         cpus: cores of a replica, and its engine's threads.
-        gpus: of a replica.
+        gpus: number of GPUs of a replica.
         ingresses: processes that check and forward requests. A key's limits hold in each of them.
         api_key_file: a file with a key on each line, on the machines of the ingresses; also: their variable TIDE_API_KEYS.
         otel: the replicas send traces to OTEL_EXPORTER_OTLP_ENDPOINT (needs the extra tracing).

@@ -9,7 +9,7 @@ from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
-from tide_serve.page import page_routes
+from tide_serve.api.app import page_routes
 
 LAYERS = 30
 

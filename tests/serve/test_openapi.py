@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import jsonschema
 import pytest
-from tide_serve.request_fields import CHAT_FIELDS
+from tide_serve.request.fields import CHAT_FIELDS
 
 HI = [{"role": "user", "content": "Hi"}]
 CALL = {"id": "c1", "type": "function", "index": 0, "function": {"name": "f", "arguments": "{}"}}

@@ -19,7 +19,7 @@ from serve.stub_chat import LAYERS, StubChat
 from tide_runtime import Engine, EngineOptions, ThreadOptions
 from tide_runtime.depth.options import DepthOptions
 from tide_serve import ServeConfig, make_app
-from tide_serve.safety import guard
+from tide_serve.http.middlewares import guard
 
 ANSWERED = "document.querySelector('article.assistant .depths:not([hidden])')"
 

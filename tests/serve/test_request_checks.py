@@ -7,11 +7,9 @@ from typing import Any
 import pytest
 from openai.types import completion_create_params as completions
 from openai.types.chat import completion_create_params as chats
-from tide_serve.chat import chat_types
-from tide_serve.completions import completion_types
 from tide_serve.errors import ApiError
-from tide_serve.request_fields import CHAT_FIELDS, COMPLETION_FIELDS, check_fields
-from tide_serve.stream_options import EXTENSION_TYPES
+from tide_serve.request.body import check_fields
+from tide_serve.request.fields import CHAT, CHAT_FIELDS, COMPLETION, COMPLETION_FIELDS, EXTENSION_TYPES
 
 HI = [{"role": "user", "content": "Hi"}]
 
@@ -56,13 +54,13 @@ def test_values_that_equal_an_accepted_one_to_python_are_refused(value: object) 
 )
 def test_values_of_the_right_type_pass(fields: dict[str, Any]) -> None:
     """Breaks: a request that OpenAI takes is refused here."""
-    chat_types().check({"model": "m", "messages": HI, **fields})
+    CHAT.types.check({"model": "m", "messages": HI, **fields})
 
 
 @pytest.mark.parametrize("prompt", ["x", ["x", "y"], [1, 2], [[1], [2]], []])
 def test_prompts_of_the_right_type_pass(prompt: object) -> None:
     """Breaks: a kind of prompt is refused."""
-    completion_types().check({"model": "m", "prompt": prompt})
+    COMPLETION.types.check({"model": "m", "prompt": prompt})
 
 
 @pytest.mark.parametrize(
@@ -80,5 +78,5 @@ def test_prompts_of_the_right_type_pass(prompt: object) -> None:
 def test_errors_name_the_place_and_what_was_expected(fields: dict[str, Any], param: str, message: str) -> None:
     """Breaks: an error is about an alternative of a type that was not meant, or in the words of a library."""
     with pytest.raises(ApiError) as error:
-        chat_types().check({"model": "m", "messages": HI, **fields})
+        CHAT.types.check({"model": "m", "messages": HI, **fields})
     assert error.value.param == param and message in error.value.message

@@ -7,8 +7,7 @@ import tokenizers
 from serve.live import Served
 from tide_runtime.sampler import TokenLogprob
 from tide_runtime.text.tokenizer import Tokenizer
-from tide_serve.logprobs import completion_logprobs
-from tide_serve.token_texts import TextOffsets, TokenTexts
+from tide_serve.api.logprobs import TextOffsets, TokenTexts, completion_logprobs
 
 
 def sentencepiece() -> Tokenizer:

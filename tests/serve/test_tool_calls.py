@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from tide_serve.tool_calls import ToolCallParser, split_calls
+from tide_serve.request.tool_calls import ToolCallParser, split_calls
 
 CALL = '{"name": "f", "arguments": {"x": 1}}'
 F1 = ("f", {"x": 1})

@@ -10,7 +10,7 @@ import pytest
 import tokenizers
 from tide_runtime import Grammar
 from tide_runtime.text.grammar import GrammarCompiler
-from tide_serve.tools import ToolPlan
+from tide_serve.request.tools import ToolPlan
 
 SCHEMA = {"type": "object", "properties": {"x": {"enum": [1, 2]}}, "required": ["x"], "additionalProperties": False}
 ANSWER = Grammar.json_schema({**SCHEMA, "properties": {"a": {"const": 1}, "name": {"const": "x"}}, "required": ["a"]})

@@ -1,48 +1,51 @@
-"""The application of the ingress: the checks of a server on a network, probes, and the relay to the replicas."""
+"""The ingress: the checks of a server on a network, probes, and a relay that sends each request to a replica.
+
+When a replica is lost before the client has a part of the answer, the request goes to another one.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+import asyncio
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import cast
 
+from prometheus_client import CollectorRegistry, Metric, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.registry import Collector
 from ray import serve
-from ray.serve.handle import DeploymentHandle
+from ray.exceptions import RayError, RayTaskError
+from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
+from ray.serve.handle import DeploymentHandle, DeploymentResponseGenerator
 from starlette.applications import Starlette
-from starlette.requests import Request
+from starlette.datastructures import Headers
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, PlainTextResponse
 from starlette.routing import Mount, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from tide_serve.api_key_sources import api_keys
-from tide_serve.cluster.metrics import by_replica
-from tide_serve.cluster.relay import Relay
-from tide_serve.config import ServeConfig
-from tide_serve.logs import log_to_stderr
-from tide_serve.observer import NoObserver, RequestObserver
-from tide_serve.safety import guard
-from tide_serve.server_metrics import ServerMetrics
+from tide_serve.api.event_stream import event
+from tide_serve.cluster.affinity import ForwardedRequest
+from tide_serve.config import ServeConfig, api_keys
+from tide_serve.errors import ApiError
+from tide_serve.http.middlewares import guard
+from tide_serve.observe.logs import log_to_stderr
+from tide_serve.observe.request_record import ServerState
 
+_log = logging.getLogger("tide_serve")
 _PROBE_S = 2.0
 _GRACE_S = 10.0  # for an answer that ends at its own time limit
-
-
-@dataclass
-class Front:
-    """What the checks need of a server that has no engine; Ray sends nothing to an ingress that it is about to end."""
-
-    config: ServeConfig
-    draining: bool = False
-    metrics: ServerMetrics = field(default_factory=ServerMetrics)
-    observer: RequestObserver = field(default_factory=NoObserver)
+_PAUSE_S = 0.1  # before further attempts, times their number: Ray needs a moment to notice that a replica is gone
 
 
 def ingress_builder(deployment: str, config: ServeConfig, api_key_file: Path | None = None) -> Callable[[], ASGIApp]:
     """What makes the application in the ingress' process.
 
     Args:
-        deployment: of the replicas, in the same Ray application.
+        deployment: the name of the replicas' deployment in the same Ray application.
         api_key_file: on the ingress' machine. Keys are read there, so that they are in no configuration that Ray stores or shows.
     """
 
@@ -55,8 +58,8 @@ def ingress_builder(deployment: str, config: ServeConfig, api_key_file: Path | N
 
 
 def ingress_app(model: DeploymentHandle, config: ServeConfig) -> ASGIApp:
-    """The application whose requests the replicas behind ``model`` answer."""
-    front = Front(config)
+    """The application whose requests the replicas of ``model`` answer."""
+    state = ServerState(config)  # never draining: Ray sends nothing to an ingress that it is about to end
 
     async def health(request: Request) -> JSONResponse:
         return JSONResponse({"status": "ok"})
@@ -64,7 +67,7 @@ def ingress_app(model: DeploymentHandle, config: ServeConfig) -> ASGIApp:
     async def metrics(request: Request) -> PlainTextResponse:
         pages = await model.broadcast("metrics").results_async(timeout_s=_PROBE_S, return_exceptions=True)
         replicas = by_replica(page for page in pages if not isinstance(page, BaseException))
-        return PlainTextResponse(replicas + front.metrics.text(), media_type=CONTENT_TYPE_PLAIN_0_0_4)
+        return PlainTextResponse(replicas + state.metrics.text(), media_type=CONTENT_TYPE_PLAIN_0_0_4)
 
     routes = [
         Route("/health", health),
@@ -72,7 +75,7 @@ def ingress_app(model: DeploymentHandle, config: ServeConfig) -> ASGIApp:
         Route("/ready", Relay(model, attempts=1, timeout=_PROBE_S)),
         Mount("/", Relay(model, timeout=config.request_timeout + _GRACE_S)),
     ]
-    return _without_request_id(guard(Starlette(routes=routes), front))
+    return _without_request_id(guard(Starlette(routes=routes), state))
 
 
 def _without_request_id(app: ASGIApp) -> ASGIApp:
@@ -88,3 +91,152 @@ def _without_request_id(app: ASGIApp) -> ASGIApp:
         await app(scope, receive, send_rest)
 
     return without
+
+
+def by_replica(pages: Iterable[tuple[str, str]]) -> str:
+    """The metrics of all replicas in the Prometheus text format, each with its ``replica`` as a label.
+
+    Args:
+        pages: a replica's name, and its metrics in the same format.
+    """
+    families: dict[str, Metric] = {}
+    for replica, page in pages:
+        for family in text_string_to_metric_families(page):
+            merged = families.setdefault(family.name, Metric(family.name, family.documentation, family.type))
+            for sample in family.samples:
+                merged.samples.append(sample._replace(labels={**sample.labels, "replica": replica}))
+    registry = CollectorRegistry()
+    registry.register(_Families(families.values()))
+    return generate_latest(registry).decode()
+
+
+class _Families(Collector):
+    def __init__(self, families: Iterable[Metric]) -> None:
+        self._families = families
+
+    def collect(self) -> Iterable[Metric]:
+        return self._families
+
+
+class _Lost(Exception):
+    """The replica is gone; another one may answer if the client has got nothing."""
+
+
+@dataclass(frozen=True)
+class Relay:
+    """An ASGI application that answers HTTP requests through the replicas of ``model``.
+
+    A client that disconnects cancels the replica's work. An answer is never given twice, nor put together from two replicas.
+
+    Args:
+        attempts: replicas that a request is sent to, one after the other, while the client has got nothing.
+        timeout: seconds in which an answer has to begin, queueing and all attempts included.
+    """
+
+    model: DeploymentHandle
+    attempts: int = 3
+    timeout: float = 600.0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            body = await Request(scope, receive).body()
+        except ClientDisconnect:
+            return
+        delivery = Delivery(send)
+        try:
+            await self._deliver(ForwardedRequest.of(scope, body), delivery)
+        except ApiError as error:
+            if delivery.begun:
+                await delivery.break_off(error)
+            else:
+                await error.response()(scope, receive, send)
+
+    async def _deliver(self, request: ForwardedRequest, delivery: Delivery) -> None:
+        """Raises ApiError where the answer did not come to its end."""
+        deadline = asyncio.get_running_loop().time() + self.timeout
+        for attempt in range(self.attempts):
+            await asyncio.sleep(_PAUSE_S * attempt)
+            try:
+                return await self._attempt(request, delivery, deadline)
+            except _Lost as lost:
+                _log.warning("attempt %d: a replica was lost (%s)", attempt + 1, type(lost.__cause__).__name__)
+                if delivery.begun:
+                    raise ApiError(502, "the replica was lost in the middle of its answer; send the request again") from lost
+                delivery.forget()
+        raise ApiError(503, f"{self.attempts} replicas were lost one after the other", code="replica_lost", retry_after=5)
+
+    async def _attempt(self, request: ForwardedRequest, delivery: Delivery, deadline: float) -> None:
+        """Raises _Lost, and ApiError for what another replica would not do better."""
+        answer = cast(DeploymentResponseGenerator[Message], self.model.options(stream=True).answer.remote(request))
+        ended = False
+        try:
+            async with asyncio.timeout_at(deadline) as patience:
+                async for message in answer:
+                    await delivery.pass_on(message)
+                    if delivery.begun:
+                        patience.reschedule(None)
+            ended = True
+        except TimeoutError as error:
+            reason = f"no replica answered within {self.timeout:g} s"
+            raise ApiError(503, reason, code="no_replica", retry_after=5) from error
+        except BackPressureError as error:
+            reason = "too many requests wait for a replica; send this one again later"
+            raise ApiError(429, reason, code="queue_full", retry_after=1) from error
+        except DeploymentUnavailableError as error:
+            reason = "no replica can be started; the deployment's status in Ray tells the reason"
+            raise ApiError(503, reason, code="no_replica", retry_after=30) from error
+        except RayError as error:
+            ended = True
+            self._failed(error, delivery)
+        finally:
+            if not ended:
+                answer.cancel()
+
+    @staticmethod
+    def _failed(error: RayError, delivery: Delivery) -> None:
+        if delivery.complete:
+            return  # a failure after the answer does not change it
+        if not isinstance(error, RayTaskError):
+            raise _Lost from error
+        _log.error("a replica failed to answer; its log tells the reason")  # the error may quote the request
+        raise ApiError(500, "the server failed; its log names the request id", code="internal_error") from error
+
+
+class Delivery:
+    """Passes one answer on to the client.
+
+    A stream of events is passed on from its first part. Any other answer is kept until it is whole, so that the client gets
+    it from one replica or not at all.
+
+    Attributes:
+        begun: the client has a part of the answer, so no other replica may answer.
+        complete: the client has all of it.
+    """
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self._kept: list[Message] = []
+        self._is_stream = False
+        self.begun = self.complete = False
+
+    async def pass_on(self, message: Message) -> None:
+        """The replica's next message."""
+        self._kept.append(message)
+        if message["type"] == "http.response.start":
+            self._is_stream = Headers(raw=message["headers"]).get("content-type", "").startswith("text/event-stream")
+            return
+        self.complete = not message.get("more_body", False)
+        if self._is_stream or self.complete:
+            kept, self._kept = self._kept, []
+            self.begun = True
+            for each in kept:
+                await self._send(each)
+
+    def forget(self) -> None:
+        """The replica is lost: drop what the client has not got."""
+        self._kept.clear()
+
+    async def break_off(self, error: ApiError) -> None:
+        """End a stream of which the client has a part with ``error`` as its last event."""
+        last = {"type": "http.response.body", "body": event(error.body()).encode(), "more_body": False}
+        await self._send(last)

@@ -1,0 +1,182 @@
+"""POST /v1/chat/completions.
+
+Fields are those of OpenAI's API; `request.fields.CHAT_FIELDS` says what becomes of each. Extensions:
+
+- ``top_k``, ``min_p``, ``repetition_penalty``, ``ignore_eos``, ``cache_salt``: see `tide_runtime.GenerationParams`.
+- ``depth_policy``: the engine's own or "auto"; others are refused, as an engine is loaded for one policy.
+- ``response_format``: also with a regex or a Lark grammar, see `tide_serve.request.structured`.
+- ``stream_options.include_depth``: the choices of a stream have ``depths``, the layers run for each of the event's tokens.
+- ``usage`` has ``depth``, see `tide_serve.api.answer_fields`.
+
+``max_tokens`` and ``max_completion_tokens`` default to the rest of the context. An answer that the server's time limit ends has
+``finish_reason`` "length".
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+from tide_runtime import Chunk, Generation, GenerationParams
+from tide_runtime.sampler import TokenLogprob
+
+from tide_serve.api.answer_fields import answer_head, finish_reason, usage_of
+from tide_serve.api.event_stream import ChoiceStream, quoted, respond
+from tide_serve.api.generations import Generations
+from tide_serve.api.logprobs import chat_logprobs
+from tide_serve.api.service import Service
+from tide_serve.errors import ApiError
+from tide_serve.request.body import read_body
+from tide_serve.request.call_formats import ToolCall
+from tide_serve.request.fields import CHAT
+from tide_serve.request.parameters import (
+    StreamOptions,
+    checked_top_logprobs,
+    choices,
+    generation_params,
+    max_new_tokens,
+    of_choice,
+    stream_options,
+)
+from tide_serve.request.prompt_ids import chat_prompt
+from tide_serve.request.structured import check_grammar, response_grammar
+from tide_serve.request.tools import ToolPlan, plan_tools
+
+
+@dataclass(frozen=True)
+class ChatRequest:
+    """A checked request.
+
+    Args:
+        head: the first fields of its answer (see `answer_head`).
+        ids: token ids of the prompt.
+        n: choices.
+        top_logprobs: None: no log-probabilities.
+        stream: None: the answer is not streamed.
+    """
+
+    head: dict[str, Any]
+    ids: list[int]
+    params: GenerationParams
+    n: int
+    tools: ToolPlan
+    top_logprobs: int | None
+    stream: StreamOptions | None
+
+    @property
+    def jobs(self) -> list[tuple[Sequence[int], GenerationParams]]:
+        return [(self.ids, of_choice(self.params, choice)) for choice in range(self.n)]
+
+
+def chat_routes(service: Service) -> APIRouter:
+    router = APIRouter()
+
+    @router.post("/v1/chat/completions")
+    async def chat_completions(request: Request) -> Response:
+        body = await read_body(request, CHAT, service.config)
+        chat = await checked(service, body)
+        stream = ChatStream(service, chat, chat.stream).events if chat.stream is not None else None
+        return await respond(service, request, chat.jobs, stream, partial(_answer, service, chat))
+
+    return router
+
+
+async def checked(service: Service, body: dict[str, Any]) -> ChatRequest:
+    """The request of a ``body`` whose fields and types are right. Raises ApiError or ParamsError for what cannot be done."""
+    service.check_model(body["model"])
+    engine, config = service.engine, service.config
+    stream, n = stream_options(body), choices(body, config)
+    top_logprobs = _top_logprobs(body)
+    tools = plan_tools(body, engine, config)
+    answer = await response_grammar(engine, body["response_format"], config) if "response_format" in body else None
+    if (grammar := tools.grammar(answer)) is not None and grammar is not answer:
+        await check_grammar(engine, grammar, "tools")
+    ids = await chat_prompt(engine, body["messages"], tools)
+    limits = ("max_completion_tokens", "max_tokens")
+    limit = max_new_tokens(body, limits, config, default=engine.manifest.max_seq_len - len(ids) + 1)
+    if limit < 1:
+        name = next(name for name in limits if name in body)
+        raise ApiError(400, f"{name} is {limit}; set it to at least 1 token", name)
+    params = generation_params(
+        engine, config, body, max_new_tokens=limit, logprobs=top_logprobs, grammar=grammar, more_stops=tools.stops
+    )
+    params = replace(params, shown_tokens=tuple(tools.special))
+    head = answer_head(service, "chatcmpl", "chat.completion", body["model"])
+    return ChatRequest(head, ids, params, n, tools, top_logprobs, stream)
+
+
+def _top_logprobs(body: dict[str, Any]) -> int | None:
+    if body.get("logprobs", False):
+        return checked_top_logprobs(body.get("top_logprobs"), "top_logprobs") or 0
+    if body.get("top_logprobs"):
+        raise ApiError(400, "top_logprobs needs logprobs: true; set both", "top_logprobs")
+    return None
+
+
+def _answer(service: Service, chat: ChatRequest, generations: Sequence[Generation]) -> dict[str, Any]:
+    choices = [_choice(service, chat, index, generation) for index, generation in enumerate(generations)]
+    return {**chat.head, "choices": choices, "usage": usage_of(service.engine, generations, chat.n)}
+
+
+def _choice(service: Service, chat: ChatRequest, index: int, generation: Generation) -> dict[str, Any]:
+    text, calls = chat.tools.split(generation.text or "")
+    message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
+    if calls:
+        message |= {"content": text or None, "tool_calls": [call.body() for call in calls]}
+    logprobs = None
+    if chat.top_logprobs is not None:
+        logprobs = chat_logprobs(generation.logprobs, chat.top_logprobs, service.token_texts)
+    return {"index": index, "message": message, "logprobs": logprobs, "finish_reason": _finish_reason(generation, calls)}
+
+
+def _finish_reason(generation: Generation, calls: Sequence[ToolCall]) -> str:
+    reason = finish_reason(generation.finish_reason)
+    return "tool_calls" if calls and reason == "stop" else reason
+
+
+class ChatStream(ChoiceStream):
+    """Each choice has a first event with its role, events with text or whole calls, and a last one with its finish_reason."""
+
+    def __init__(self, service: Service, chat: ChatRequest, options: StreamOptions) -> None:
+        super().__init__(service, {**chat.head, "object": "chat.completion.chunk"}, options, chat.top_logprobs)
+        self._n = chat.n
+        self._parsers = [chat.tools.parser() for _ in range(chat.n)]
+        self._begun: set[int] = set()
+
+    async def events(self, generations: Generations) -> AsyncGenerator[str]:
+        """Events of all choices, those that are there together in one string."""
+        finished: dict[int, Generation] = {}
+        async with aclosing(generations.chunks()) as chunks:
+            async for arrived in chunks:
+                events = self._of_batch(arrived)
+                finished |= {choice: chunk.generation for choice, chunk in arrived if chunk.generation is not None}
+                if len(finished) == self._n:
+                    events += self._ending([finished[choice] for choice in range(self._n)], self._n)
+                if events:
+                    yield events
+
+    def _of_choice(self, choice: int, chunks: Sequence[Chunk]) -> str:
+        events = ""
+        if choice not in self._begun:
+            self._begun.add(choice)
+            events = self._event(choice, '"delta": {"role": "assistant", "content": ""}')
+        text, last = "".join([chunk.text for chunk in chunks]), chunks[-1].generation
+        parser, calls, all_calls = self._parsers[choice], list[ToolCall](), list[ToolCall]()
+        if parser is not None:
+            (text, calls), all_calls = parser.feed(text, last=last is not None), parser.calls
+        if self._needs_event(text):
+            events += self._text_event(choice, f'"delta": {{"content": {quoted(text)}}}', chunks)
+        if calls:
+            deltas = [{"index": all_calls.index(call), **call.body()} for call in calls]
+            events += self._event(choice, f'"delta": {quoted({"tool_calls": deltas})}')
+        if last is not None:
+            events += self._event(choice, '"delta": {}', reason=quoted(_finish_reason(last, all_calls)))
+        return events
+
+    def _logprobs(self, choice: int, entries: Sequence[TokenLogprob]) -> dict[str, Any]:
+        assert self._top is not None
+        return chat_logprobs(entries, self._top, self._service.token_texts)

@@ -1,0 +1,233 @@
+"""POST /v1/completions.
+
+Fields are those of OpenAI's API, with the extensions of /v1/chat/completions; `request.fields.COMPLETION_FIELDS` says what
+becomes of each. ``max_tokens`` defaults to 16, as OpenAI's. With ``echo`` it may be 0: nothing is generated then, and with
+``logprobs`` the prompt's own log-probabilities are the answer. Each of several prompts has ``n`` choices, one prompt's after
+another's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing, closing
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+from tide_runtime import Chunk, Generation, GenerationParams, Score
+from tide_runtime.sampler import TokenLogprob
+from tide_runtime.scoring import ScoreHandle
+
+from tide_serve.api.answer_fields import answer_head, finish_reason, usage_of
+from tide_serve.api.event_stream import ChoiceStream, quoted, respond
+from tide_serve.api.generations import ClientWatch, Generations, out_of_time
+from tide_serve.api.logprobs import TextOffsets, completion_logprobs
+from tide_serve.api.service import Service
+from tide_serve.errors import ApiError
+from tide_serve.request.body import read_body
+from tide_serve.request.fields import COMPLETION
+from tide_serve.request.parameters import (
+    StreamOptions,
+    checked_top_logprobs,
+    choices,
+    generation_params,
+    max_new_tokens,
+    of_choice,
+    stream_options,
+)
+from tide_serve.request.prompt_ids import Prompt, each_prompt, text_prompt
+from tide_serve.request.structured import response_grammar
+
+_MAX_TOKENS = 16
+Scored = Sequence[Sequence[TokenLogprob]]  # log-probabilities of each echoed prompt's tokens after the first
+
+
+@dataclass(frozen=True)
+class CompletionRequest:
+    """A checked request.
+
+    Args:
+        head: the first fields of its answer (see `answer_head`).
+        params: None: the prompts are only echoed.
+        n: choices of each prompt.
+        top_logprobs: None: no log-probabilities.
+        stream: None: the answer is not streamed.
+    """
+
+    head: dict[str, Any]
+    prompts: list[Prompt]
+    params: GenerationParams | None
+    n: int
+    echo: bool
+    top_logprobs: int | None
+    stream: StreamOptions | None
+
+    @property
+    def jobs(self) -> list[tuple[Sequence[int], GenerationParams]]:
+        if self.params is None:
+            return []
+        return [(prompt.ids, of_choice(self.params, choice)) for prompt in self.prompts for choice in range(self.n)]
+
+    @property
+    def num_choices(self) -> int:
+        return len(self.prompts) * self.n
+
+    def prompt(self, choice: int) -> Prompt:
+        return self.prompts[choice // self.n]
+
+    @property
+    def prompt_tokens(self) -> int:
+        return sum(len(prompt.ids) for prompt in self.prompts)
+
+
+def completions_routes(service: Service) -> APIRouter:
+    router = APIRouter()
+
+    @router.post("/v1/completions")
+    async def completions(request: Request) -> Response:
+        body = await read_body(request, COMPLETION, service.config)
+        completion = await checked(service, body)
+        scored = await _scored(service, request, completion)
+        options = completion.stream
+        stream = CompletionStream(service, completion, options, scored).events if options is not None else None
+        return await respond(service, request, completion.jobs, stream, partial(_answer, service, completion, scored))
+
+    return router
+
+
+async def checked(service: Service, body: dict[str, Any]) -> CompletionRequest:
+    """The request of a ``body`` whose fields and types are right. Raises ApiError or ParamsError for what cannot be done."""
+    service.check_model(body["model"])
+    engine, config = service.engine, service.config
+    stream, top_logprobs = stream_options(body), checked_top_logprobs(body.get("logprobs"), "logprobs")
+    echo = body.get("echo", False)
+    if "best_of" in body and body["best_of"] != body.get("n", 1):
+        raise ApiError(400, "best_of differs from n, and choices are not ranked; ask for n choices", "best_of")
+    grammar = await response_grammar(engine, body["response_format"], config) if "response_format" in body else None
+    texts = each_prompt(body["prompt"])
+    n = choices(body, config, len(texts))
+    prompts = [await text_prompt(engine, text) for text in texts]
+    limit = max_new_tokens(body, ("max_tokens",), config, default=_MAX_TOKENS)
+    if limit < 1 and not echo:
+        raise ApiError(400, "max_tokens is 0 and echo is off; set max_tokens to at least 1, or echo the prompt", "max_tokens")
+    # The parameters of a request that generates nothing are checked all the same.
+    params = generation_params(engine, config, body, max_new_tokens=max(1, limit), logprobs=top_logprobs, grammar=grammar)
+    head = answer_head(service, "cmpl", "text_completion", body["model"])
+    return CompletionRequest(head, prompts, params if limit else None, n, echo, top_logprobs, stream)
+
+
+def _answer(service: Service, completion: CompletionRequest, scored: Scored, generations: Sequence[Generation]) -> dict[str, Any]:
+    each: Sequence[Generation | None] = generations or [None] * completion.num_choices
+    choices = [_choice(service, completion, scored, index, generation) for index, generation in enumerate(each)]
+    usage = usage_of(service.engine, generations, completion.n, completion.prompt_tokens)
+    return {**completion.head, "choices": choices, "usage": usage}
+
+
+def _choice(
+    service: Service, completion: CompletionRequest, scored: Scored, index: int, generation: Generation | None
+) -> dict[str, Any]:
+    reason = finish_reason(generation.finish_reason) if generation is not None else "length"
+    text = (generation.text or "") if generation is not None else ""
+    prompt, generated = completion.prompt(index), generation.logprobs if generation is not None else ()
+    entries: Sequence[TokenLogprob] = generated
+    logprobs = None
+    if completion.top_logprobs is not None:
+        offsets, spans, unscored = TextOffsets(service.token_texts, service.engine.tokenizer), [], 0
+        if completion.echo:
+            spans, unscored = offsets.of_prompt(prompt.ids, prompt.text), min(1, len(prompt.ids))
+            entries = [*scored[index // completion.n], *entries]
+        spans += offsets.of([entry.token for entry in generated])
+        logprobs = completion_logprobs(entries, completion.top_logprobs, service.token_texts, spans, unscored)
+    text = prompt.text + text if completion.echo else text
+    return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason}
+
+
+class CompletionStream(ChoiceStream):
+    """Each choice has events with text, the echoed prompt first, and a last one with its finish_reason."""
+
+    def __init__(self, service: Service, completion: CompletionRequest, options: StreamOptions, scored: Scored) -> None:
+        super().__init__(service, completion.head, options, completion.top_logprobs)
+        self._completion, self._scored = completion, scored
+        self._offsets: dict[int, TextOffsets] = {}
+
+    async def events(self, generations: Generations) -> AsyncGenerator[str]:
+        """Events of all choices, those that are there together in one string."""
+        completion, finished = self._completion, dict[int, Generation]()
+        with closing(generations):  # they run while the echo is sent
+            if completion.echo:
+                yield "".join(self._echoed(choice) for choice in range(completion.num_choices))
+            async with aclosing(generations.chunks()) as chunks:
+                async for arrived in chunks:
+                    if events := self._of_batch(arrived):
+                        yield events
+                    finished |= {choice: chunk.generation for choice, chunk in arrived if chunk.generation is not None}
+        if not finished:  # the prompts are only echoed
+            yield "".join(self._event(choice, '"text": ""', reason='"length"') for choice in range(completion.num_choices))
+        yield self._ending([finished[choice] for choice in sorted(finished)], completion.n, completion.prompt_tokens)
+
+    def _echoed(self, choice: int) -> str:
+        prompt, logprobs = self._completion.prompt(choice), "null"
+        if self._top is not None:
+            spans = self._offsets_of(choice).of_prompt(prompt.ids, prompt.text)
+            scored, unscored = self._scored[choice // self._completion.n], min(1, len(prompt.ids))
+            logprobs = quoted(completion_logprobs(scored, self._top, self._service.token_texts, spans, unscored))
+        return self._event(choice, f'"text": {quoted(prompt.text)}', logprobs)
+
+    def _of_choice(self, choice: int, chunks: Sequence[Chunk]) -> str:
+        text, last = "".join([chunk.text for chunk in chunks]), chunks[-1].generation
+        events = self._text_event(choice, f'"text": {quoted(text)}', chunks) if self._needs_event(text) else ""
+        if last is not None:
+            events += self._event(choice, '"text": ""', reason=quoted(finish_reason(last.finish_reason)))
+        return events
+
+    def _logprobs(self, choice: int, entries: Sequence[TokenLogprob]) -> dict[str, Any]:
+        assert self._top is not None
+        spans = self._offsets_of(choice).of([entry.token for entry in entries])
+        return completion_logprobs(entries, self._top, self._service.token_texts, spans)
+
+    def _offsets_of(self, choice: int) -> TextOffsets:
+        if choice not in self._offsets:
+            self._offsets[choice] = TextOffsets(self._service.token_texts, self._service.engine.tokenizer)
+        return self._offsets[choice]
+
+
+async def _scored(service: Service, request: Request, completion: CompletionRequest) -> Scored:
+    """Log-probabilities of the prompts' tokens; none where the request has no ``echo`` or no ``logprobs``.
+
+    Raises what `Engine.submit_score` raises, EngineClosedError where the client leaves, and ApiError beyond the time limit.
+    """
+    top, prompts = completion.top_logprobs, [prompt.ids for prompt in completion.prompts]
+    if top is None or not completion.echo:
+        return []
+    engine, handles = service.engine, list[ScoreHandle | None]()
+
+    def cancel() -> None:
+        for handle in handles:
+            if handle is not None:
+                handle.cancel()
+
+    client = ClientWatch(request, cancel)
+    try:
+        for ids in prompts:
+            handles.append(engine.submit_score(ids, 1, top=max(1, top)) if len(ids) > 1 else None)
+        async with asyncio.timeout(service.config.request_timeout):
+            scores = [await handle if handle is not None else None for handle in handles]
+    except TimeoutError as error:
+        raise out_of_time(service.config) from error
+    finally:
+        client.close()
+        cancel()
+    return [_entries(ids, score) if score is not None else [] for ids, score in zip(prompts, scores, strict=True)]
+
+
+def _entries(ids: Sequence[int], score: Score) -> list[TokenLogprob]:
+    """Log-probability and likeliest tokens at each of ``ids`` after the first.
+
+    A token among the likeliest has the same number in both, so that clients can tell whether it is the likeliest.
+    """
+    entries = []
+    for token, logprob, top in zip(ids[1:], score.logprobs, score.top, strict=True):
+        entries.append(TokenLogprob(token, dict(top).get(token, logprob), top))
+    return entries

@@ -1,0 +1,164 @@
+"""The generations of one HTTP request: all are submitted, gathered for the event loop, and cancelled when the client leaves."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import suppress
+
+from fastapi import Request
+from tide_runtime import Chunk, Generation, GenerationHandle, GenerationParams
+
+from tide_serve.api.service import Service
+from tide_serve.config import ServeConfig
+from tide_serve.errors import ApiError
+
+Indexed = tuple[int, Chunk]
+_RETRY_S = 5.0
+
+
+class ClientWatch:
+    """Calls ``on_leave`` when the client hangs up, until it is closed.
+
+    ``left``: whether it has.
+    """
+
+    def __init__(self, request: Request, on_leave: Callable[[], None]) -> None:
+        self.left = False
+        self._request, self._on_leave = request, on_leave
+        self._task = asyncio.create_task(self._watch())
+
+    def close(self) -> None:
+        self._task.cancel()
+
+    async def _watch(self) -> None:
+        while (await self._request.receive())["type"] != "http.disconnect":
+            pass
+        self.left = True
+        self._on_leave()
+
+
+class Generations:
+    """The generations of one request, by number.
+
+    A client that hangs up cancels all of them, from the moment when they are submitted.
+
+    Args:
+        jobs: token ids and parameters of each generation.
+        streamed: give their chunks; otherwise their results only, with less work for each token.
+
+    Raises what `Engine.submit` raises; nothing runs then.
+    """
+
+    def __init__(
+        self, service: Service, request: Request, jobs: Sequence[tuple[Sequence[int], GenerationParams]], streamed: bool
+    ) -> None:
+        self._service = service
+        self._handles: list[GenerationHandle] = []
+        self._has_tokens = False
+        try:
+            for ids, params in jobs:
+                timeout = service.config.request_timeout
+                self._handles.append(service.engine.submit(ids, params, timeout=timeout, streamed=streamed))
+        except BaseException:
+            self.cancel()
+            raise
+        self._client = ClientWatch(request, self.cancel)
+
+    @property
+    def client_left(self) -> bool:
+        """Whether the client hung up before everything was generated."""
+        return self._client.left
+
+    def cancel(self) -> None:
+        """End all that still run; what they have is given as their result."""
+        for handle in self._handles:
+            handle.cancel()
+
+    def close(self) -> None:
+        """Cancel what still runs, and watch the client no more."""
+        self._client.close()
+        self.cancel()
+
+    async def results(self) -> list[Generation]:
+        """All results, in their order. Raises the error of one that failed, and ApiError as `_check` does."""
+        try:
+            generations = [await handle for handle in self._handles]
+        finally:
+            self.close()
+        for generation in generations:
+            self._service.generated(generation)
+        self._has_tokens = any(generation.token_ids for generation in generations)
+        for generation in generations:
+            self._check(generation)
+        return generations
+
+    async def chunks(self) -> AsyncGenerator[list[Indexed]]:
+        """Chunks with the number of their generation, each time all that are there. Raises as `results` does."""
+        inbox, open_generations = _Inbox(self._handles), len(self._handles)
+        try:
+            while open_generations:
+                arrived = await inbox.all()
+                self._has_tokens = self._has_tokens or any(chunk.token_id is not None for _, chunk in arrived)
+                for _, chunk in arrived:
+                    if chunk.generation is not None:
+                        open_generations -= 1
+                        self._service.generated(chunk.generation)
+                        self._check(chunk.generation)
+                yield arrived
+        finally:
+            self.close()
+
+    def _check(self, generation: Generation) -> None:
+        """Raise ApiError where the server has stopped, or its time limit was over before any of the generations began."""
+        if self.client_left:
+            return
+        if generation.finish_reason == "cancelled":
+            raise ApiError(503, "the server is stopping; send the request to another one", None, "cancelled", _RETRY_S)
+        if generation.finish_reason == "deadline" and not self._has_tokens:
+            raise out_of_time(self._service.config)
+
+
+def out_of_time(config: ServeConfig) -> ApiError:
+    """The error of a request that got nothing done within the server's time limit."""
+    message = f"nothing was done within {config.request_timeout:g} s, as the server is busy; send the request again later"
+    return ApiError(503, message, None, "timeout", _RETRY_S)
+
+
+class _Inbox:
+    """Chunks of several handles, handed from the engine's thread to the event loop with one wake-up for all that are there."""
+
+    def __init__(self, handles: Sequence[GenerationHandle]) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._items: deque[tuple[int, Chunk | BaseException]] = deque()
+        self._waiter: asyncio.Future[None] | None = None
+        self._waking = False
+        for number, handle in enumerate(handles):
+            handle.listen(lambda item, number=number: self._put(number, item))  # type: ignore[misc]
+
+    def _put(self, number: int, item: Chunk | BaseException) -> None:
+        """In the engine's thread."""
+        self._items.append((number, item))
+        if not self._waking:
+            self._waking = True
+            with suppress(RuntimeError):  # the event loop is closed: the tasks that wait are gone
+                self._loop.call_soon_threadsafe(self._wake)
+
+    def _wake(self) -> None:
+        self._waking = False  # before the items are read, so that later ones wake again
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    async def all(self) -> list[Indexed]:
+        """All chunks that have arrived, after a wait for the first one. Raises the error of a generation that failed."""
+        while not self._items:
+            self._waiter = self._loop.create_future()
+            await self._waiter
+        arrived = []
+        for _ in range(len(self._items)):
+            number, item = self._items.popleft()
+            if isinstance(item, BaseException):
+                raise item
+            arrived.append((number, item))
+        return arrived

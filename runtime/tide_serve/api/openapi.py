@@ -1,0 +1,114 @@
+"""``/openapi.json``: requests, from the types that they are checked against, and answers, as the openai package has them.
+
+Routes read their bodies themselves, so FastAPI has no types of them. The document is made for the first request of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from threading import Lock
+from typing import Any, NamedTuple
+
+from fastapi import APIRouter, FastAPI
+from fastapi.openapi.docs import get_swagger_ui_html
+from fastapi.responses import HTMLResponse
+from openai.types import Completion
+from openai.types.chat import ChatCompletion, ChatCompletionChunk
+from openai.types.responses import Response
+from openai.types.shared import ErrorObject
+from pydantic import BaseModel, TypeAdapter
+
+from tide_serve.request.body import BodyForm
+from tide_serve.request.fields import CHAT, COMPLETION, DETOKENIZE, TOKENIZE
+from tide_serve.request.responses_as_chat import RESPONSE
+
+_REF = "#/components/schemas/{model}"
+
+
+class Error(BaseModel):
+    """What `tide_serve.errors.ApiError` sends."""
+
+    error: ErrorObject
+
+
+class _Route(NamedTuple):
+    """The types of a route's bodies: its request, its answer, and the events of a stream; None: those are not described."""
+
+    form: BodyForm
+    answer: Any = None
+    event: Any = None
+
+
+_ROUTES = {
+    "/v1/chat/completions": _Route(CHAT, ChatCompletion, ChatCompletionChunk),
+    "/v1/completions": _Route(COMPLETION, Completion, Completion),
+    "/v1/responses": _Route(RESPONSE, Response),
+    "/tokenize": _Route(TOKENIZE),
+    "/detokenize": _Route(DETOKENIZE),
+}
+
+
+def openapi_routes(app: FastAPI) -> APIRouter:
+    """``/openapi.json`` of ``app``, and ``/docs``, a page that shows it with scripts from a public server."""
+    router, lock = APIRouter(include_in_schema=False), Lock()
+    made: dict[str, Any] = {}
+
+    @router.get("/openapi.json")
+    def openapi() -> dict[str, Any]:  # in a thread, as types take half a second to describe
+        with lock:
+            if not made:
+                made.update(_with_bodies(app.openapi()))
+            return made
+
+    @router.get("/docs")
+    async def docs() -> HTMLResponse:
+        return get_swagger_ui_html(openapi_url="openapi.json", title=app.title)
+
+    return router
+
+
+def _with_bodies(document: dict[str, Any]) -> dict[str, Any]:
+    forms = [route.form for route in _ROUTES.values()]
+    adapters = {(form.name, name): adapter for form in forms for name, adapter in form.types.adapters.items()}
+    kinds = dict.fromkeys(kind for route in _ROUTES.values() for kind in (route.answer, route.event, Error) if kind is not None)
+    of_types, definitions = TypeAdapter.json_schemas(
+        [
+            *((key, "validation", adapter) for key, adapter in adapters.items()),
+            *((kind, "serialization", TypeAdapter(kind)) for kind in kinds),
+        ],
+        ref_template=_REF,
+    )
+    schemas = document.setdefault("components", {}).setdefault("schemas", {})
+    schemas |= definitions.get("$defs", {})
+    for path, route in _ROUTES.items():
+        fields = {name: of_types[(route.form.name, name), "validation"] for name in route.form.types.adapters}
+        schemas[route.form.name] = _object(route.form, fields)
+        operation = document["paths"][path]["post"]
+        operation["requestBody"] = {"required": True, "content": _json({"$ref": _REF.format(model=route.form.name)})}
+        operation["responses"] = {
+            "200": {"description": "The answer", "content": _answer(route, of_types)},
+            "default": {"description": "An error", "content": _json(of_types[Error, "serialization"])},
+        }
+    return document
+
+
+def _object(form: BodyForm, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The schema of a request's body, without fields that are refused."""
+    properties: dict[str, Any] = {}
+    for name, support in form.fields.items():
+        if support.kind != "refused" and name in fields:
+            properties[name] = {**fields[name], "description": "Changes nothing."} if support.kind == "harmless" else fields[name]
+    return {"type": "object", "properties": properties, "required": [*form.types.required], "additionalProperties": False}
+
+
+def _answer(route: _Route, schemas: Mapping[Any, Any]) -> dict[str, Any]:
+    if route.answer is None:
+        return _json({"type": "object"})
+    described = _json(schemas[route.answer, "serialization"])
+    if route.event is not None:
+        described["text/event-stream"] = {"schema": schemas[route.event, "serialization"]}
+    return described
+
+
+def _json(schema: Mapping[str, Any]) -> dict[str, Any]:
+    return {"application/json": {"schema": schema}}

@@ -1,0 +1,288 @@
+"""POST /v1/responses: OpenAI's Responses API for text.
+
+Fields are those of OpenAI's API; `request.responses_as_chat.RESPONSE_FIELDS` says what becomes of each. Extensions are those of
+/v1/chat/completions, with ``text.format`` in place of ``response_format``, and without ``include_depth``. ``usage`` has ``depth``
+(see `tide_serve.api.answer_fields`).
+
+Nothing is stored: an id cannot be given to later requests, and ``store`` is false in every response. Tools are functions, and are
+strict where ``strict`` is true. A response that the server's time limit ends is incomplete for the reason "max_output_tokens".
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from functools import partial
+from time import time
+from typing import Any
+from uuid import uuid4
+
+from fastapi import APIRouter, Request, Response
+from openai.types.responses import (
+    Response as ResponseObject,
+)
+from openai.types.responses import (
+    ResponseError,
+    ResponseFunctionToolCall,
+    ResponseOutputMessage,
+    ResponseOutputText,
+    ResponseUsage,
+)
+from openai.types.responses.response import IncompleteDetails
+from openai.types.responses.response_output_text import Logprob
+from tide_runtime import Chunk, Engine, Generation
+from tide_runtime.sampler import TokenLogprob
+
+from tide_serve.api.answer_fields import finish_reason, usage_of
+from tide_serve.api.chat import ChatRequest
+from tide_serve.api.chat import checked as checked_chat
+from tide_serve.api.event_stream import quoted, respond, stream_error
+from tide_serve.api.generations import Generations
+from tide_serve.api.logprobs import chat_logprobs
+from tide_serve.api.service import Service
+from tide_serve.errors import ApiError
+from tide_serve.request.body import read_body
+from tide_serve.request.call_formats import ToolCall
+from tide_serve.request.responses_as_chat import LOGPROBS, RESPONSE, chat_body, response_error
+
+Body = dict[str, Any]
+OutputItem = ResponseOutputMessage | ResponseFunctionToolCall
+
+
+def responses_routes(service: Service) -> APIRouter:
+    router = APIRouter()
+
+    @router.post("/v1/responses")
+    async def responses(request: Request) -> Response:
+        body = await read_body(request, RESPONSE, service.config)
+        chat = await checked(service, body)
+        stream = ResponseStream(service, body, chat).events if chat.stream is not None else None
+        return await respond(service, request, chat.jobs, stream, partial(_answer, service, body, chat))
+
+    return router
+
+
+async def checked(service: Service, body: dict[str, Any]) -> ChatRequest:
+    """The chat of a ``body`` whose fields and types are right. Raises ApiError or ParamsError for what cannot be done."""
+    as_chat = chat_body(body)
+    try:
+        chat = await checked_chat(service, as_chat)
+    except ApiError as error:
+        raise response_error(error) from error
+    if as_chat["logprobs"] and chat.tools.tools:
+        message = f"include: {LOGPROBS} cannot be given together with tools, whose calls are tokens too; leave out one of them"
+        raise ApiError(400, message, "include", "unsupported_parameter")
+    return chat
+
+
+def _answer(service: Service, body: Body, chat: ChatRequest, generations: Sequence[Generation]) -> dict[str, Any]:
+    [generation] = generations
+    text, calls = chat.tools.split(generation.text or "")
+    logprobs = _logprobs(service, chat, generation.logprobs)
+    output: list[OutputItem] = []
+    if text or not calls:
+        output.append(_message_item(_item_id("msg"), text, logprobs, "incomplete" if _is_cut_off(generation) else "completed"))
+    output += [_call_item(call) for call in calls]
+    return _finished(service.engine, body, chat, output, generation)
+
+
+def _logprobs(service: Service, chat: ChatRequest, entries: Sequence[TokenLogprob]) -> list[dict[str, Any]]:
+    return [] if chat.top_logprobs is None else chat_logprobs(entries, chat.top_logprobs, service.token_texts)["content"]
+
+
+# --- events
+
+
+class ResponseStream:
+    """Writes the chunks of one generation as events in the order of OpenAI's API, and collects the items that they make up.
+
+    A response begins, its items open, grow and close, and it ends. Deltas of text are written once for each token of every
+    client, and put together from strings for that reason.
+    """
+
+    def __init__(self, service: Service, body: Body, chat: ChatRequest) -> None:
+        self._service, self._body, self._chat = service, body, chat
+        self._parser = chat.tools.parser()
+        self._output: list[OutputItem] = []
+        self._message: _OpenMessage | None = None
+        self._number = -1
+
+    async def events(self, generations: Generations) -> AsyncGenerator[str]:
+        """All events, those that are there together in one string. An error before the first of them is raised."""
+        begun = False
+        try:
+            async with aclosing(generations.chunks()) as chunks:
+                async for arrived in chunks:
+                    events = ("" if begun else self._begin()) + self._add([chunk for _, chunk in arrived])
+                    begun = True
+                    if events:
+                        yield events
+        except Exception as error:
+            if not begun:
+                raise
+            yield self._fail(stream_error(error))
+
+    def _begin(self) -> str:
+        response = _response_object(self._body, self._chat, [], status="in_progress")
+        return "".join(self._event(f"response.{kind}", response=response) for kind in ("created", "in_progress"))
+
+    def _add(self, chunks: Sequence[Chunk]) -> str:
+        text, last = "".join([chunk.text for chunk in chunks]), chunks[-1].generation
+        calls: list[ToolCall] = []
+        if self._parser is not None:
+            text, calls = self._parser.feed(text, last=last is not None)
+        scored = [chunk.logprob for chunk in chunks if chunk.logprob is not None]
+        entries = _logprobs(self._service, self._chat, scored)
+        events = self._text(text, entries) if text or entries else ""
+        for call in calls:
+            events += self._close("completed") + self._call(call)
+        return events if last is None else events + self._end(last)
+
+    def _text(self, text: str, entries: list[dict[str, Any]]) -> str:
+        events = self._open() if self._message is None else ""
+        assert self._message is not None
+        message, self._number = self._message, self._number + 1
+        message.texts.append(text)
+        message.logprobs += entries
+        return (
+            f'{events}event: response.output_text.delta\ndata: {{"type": "response.output_text.delta", "sequence_number": '
+            f'{self._number}, {message.json_fields}, "delta": {quoted(text)}, "logprobs": {quoted(entries)}}}\n\n'
+        )
+
+    def _open(self) -> str:
+        message = self._message = _OpenMessage(_item_id("msg"), len(self._output))
+        item = _dumped(_message_item(message.id, "", [], "in_progress"))
+        [part] = item["content"]
+        events = self._event("response.output_item.added", output_index=message.index, item=item | {"content": []})
+        return events + self._event("response.content_part.added", **message.fields, part=part)
+
+    def _close(self, status: str) -> str:
+        """Close the message that is open, if one is."""
+        if self._message is None:
+            return ""
+        message, self._message = self._message, None
+        text = "".join(message.texts)
+        item = _message_item(message.id, text, message.logprobs, status)
+        self._output.append(item)
+        dumped = _dumped(item)
+        events = self._event("response.output_text.done", **message.fields, text=text, logprobs=message.logprobs)
+        events += self._event("response.content_part.done", **message.fields, part=dumped["content"][0])
+        return events + self._event("response.output_item.done", output_index=message.index, item=dumped)
+
+    def _call(self, call: ToolCall) -> str:
+        item, index = _call_item(call), len(self._output)
+        self._output.append(item)
+        where, dumped = {"item_id": item.id, "output_index": index}, _dumped(item)
+        begun = {**dumped, "arguments": "", "status": "in_progress"}
+        events = self._event("response.output_item.added", output_index=index, item=begun)
+        events += self._event("response.function_call_arguments.delta", **where, delta=call.arguments)
+        events += self._event("response.function_call_arguments.done", **where, name=call.name, arguments=call.arguments)
+        return events + self._event("response.output_item.done", output_index=index, item=dumped)
+
+    def _end(self, generation: Generation) -> str:
+        events = "" if self._message is not None or self._output else self._open()  # an empty answer is a message too
+        events += self._close("incomplete" if _is_cut_off(generation) else "completed")
+        response = _finished(self._service.engine, self._body, self._chat, self._output, generation)
+        return events + self._event(f"response.{response['status']}", response=response)
+
+    def _fail(self, error: ApiError) -> str:
+        events = self._close("incomplete")
+        details = ResponseError(code="server_error", message=error.message)
+        response = _response_object(self._body, self._chat, self._output, status="failed", error=details)
+        return events + self._event("response.failed", response=response)
+
+    def _event(self, kind: str, **fields: Any) -> str:
+        self._number += 1
+        return f"event: {kind}\ndata: {quoted({'type': kind, 'sequence_number': self._number, **fields})}\n\n"
+
+
+class _OpenMessage:
+    """A message item that grows. ``fields``: those of all its events, and ``json_fields`` the same as JSON without braces."""
+
+    def __init__(self, message_id: str, index: int) -> None:
+        self.id, self.index = message_id, index
+        self.fields: dict[str, Any] = {"item_id": message_id, "output_index": index, "content_index": 0}
+        self.json_fields = quoted(self.fields)[1:-1]
+        self.texts: list[str] = []
+        self.logprobs: list[dict[str, Any]] = []
+
+
+# --- objects
+
+
+def _message_item(item_id: str, text: str, logprobs: Sequence[dict[str, Any]], status: Any) -> ResponseOutputMessage:
+    """An answer's text. ``logprobs``: one entry for each token, as `chat_logprobs` gives them."""
+    entries = [Logprob.model_validate(entry) for entry in logprobs]
+    part = ResponseOutputText(type="output_text", text=text, annotations=[], logprobs=entries)
+    return ResponseOutputMessage(id=item_id, type="message", role="assistant", status=status, content=[part])
+
+
+def _call_item(call: ToolCall) -> ResponseFunctionToolCall:
+    return ResponseFunctionToolCall(
+        id=_item_id("fc"), type="function_call", call_id=call.id, name=call.name, arguments=call.arguments, status="completed"
+    )
+
+
+def _item_id(prefix: str) -> str:
+    return f"{prefix}_{uuid4().hex}"
+
+
+def _dumped(item: OutputItem) -> dict[str, Any]:
+    return item.model_dump(mode="json")
+
+
+def _is_cut_off(generation: Generation) -> bool:
+    """Whether a limit of tokens, of the context or of time has ended the text."""
+    return finish_reason(generation.finish_reason) == "length"
+
+
+def _finished(
+    engine: Engine, body: Body, chat: ChatRequest, output: Sequence[OutputItem], generation: Generation
+) -> dict[str, Any]:
+    """The response of a ``generation`` that has ended."""
+    usage = _usage(engine, generation)
+    if _is_cut_off(generation):
+        details = IncompleteDetails(reason="max_output_tokens")
+        return _response_object(body, chat, output, status="incomplete", incomplete_details=details, usage=usage)
+    return _response_object(body, chat, output, status="completed", completed_at=int(time()), usage=usage)
+
+
+def _response_object(body: Body, chat: ChatRequest, output: Sequence[OutputItem], **state: Any) -> dict[str, Any]:
+    """The response to the request of ``body``, some of whose fields it repeats."""
+    text, repeated = body.get("text", {}), ("instructions", "max_output_tokens", "user", "safety_identifier", "prompt_cache_key")
+    document = ResponseObject.construct(
+        id=f"resp_{chat.head['id'].rpartition('-')[2]}",
+        object="response",
+        created_at=chat.head["created"],
+        model=chat.head["model"],
+        output=list(output),
+        background=False,
+        metadata=body.get("metadata", {}),
+        parallel_tool_calls=body.get("parallel_tool_calls", True),
+        service_tier="default",
+        store=False,
+        temperature=chat.params.temperature,
+        text={"format": {"type": "text"}, "verbosity": "medium"} | text,
+        tool_choice=body.get("tool_choice", "auto"),
+        tools=[{"strict": False, "parameters": None, "description": None} | tool for tool in body.get("tools", [])],
+        top_logprobs=chat.top_logprobs or 0,
+        top_p=chat.params.top_p,
+        truncation="disabled",
+        **{name: body.get(name) for name in repeated},
+        **state,
+    )
+    return document.model_dump(mode="json", by_alias=True, warnings=False)  # pydantic would warn of this server's own formats
+
+
+def _usage(engine: Engine, generation: Generation) -> ResponseUsage:
+    usage = usage_of(engine, [generation])
+    return ResponseUsage.model_validate(
+        {
+            "input_tokens": usage["prompt_tokens"],
+            "input_tokens_details": {**usage["prompt_tokens_details"], "cache_write_tokens": 0},
+            "output_tokens": usage["completion_tokens"],
+            "output_tokens_details": {"reasoning_tokens": 0},
+            "total_tokens": usage["total_tokens"],
+            "depth": usage["depth"],
+        }
+    )

@@ -1,0 +1,69 @@
+"""POST /tokenize and /detokenize, as in vLLM.
+
+``/tokenize`` takes ``prompt`` (text, with ``add_special_tokens``, true by default) or ``messages`` and ``tools`` (the prompt of
+/v1/chat/completions), and ``return_token_strs``. ``/detokenize`` takes ``tokens``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse, Response
+from tide_runtime.errors import PromptError
+
+from tide_serve.api.service import Service
+from tide_serve.errors import ApiError
+from tide_serve.request.body import read_body
+from tide_serve.request.fields import DETOKENIZE, TOKENIZE
+from tide_serve.request.prompt_ids import chat_prompt, off_loop
+from tide_serve.request.tools import plan_tools
+
+
+def tokenize_routes(service: Service) -> APIRouter:
+    router = APIRouter()
+
+    @router.post("/tokenize")
+    async def tokenize(request: Request) -> Response:
+        body = await read_body(request, TOKENIZE, service.config)
+        service.check_model(body.get("model", service.model_names[0]))
+        if ("prompt" in body) == ("messages" in body):
+            raise ApiError(400, "give either prompt or messages", "prompt")
+        ids = await (_text_ids(service, body) if "prompt" in body else _chat_ids(service, body))
+        return await off_loop(len(ids), _answer, service, ids, body.get("return_token_strs", False))
+
+    @router.post("/detokenize")
+    async def detokenize(request: Request) -> dict[str, str]:
+        body = await read_body(request, DETOKENIZE, service.config)
+        service.check_model(body.get("model", service.model_names[0]))
+        tokenizer, ids = service.engine.tokenizer, body["tokens"]
+        if tokenizer is None:
+            raise ApiError(400, "this model has no tokenizer; send and read token ids", "tokens")
+        vocab = service.engine.manifest.model.vocab_size
+        if wrong := next((token for token in ids if not 0 <= token < vocab), None):
+            raise ApiError(400, f"tokens has {wrong}, expected integers from 0 to {vocab - 1}", "tokens")
+        return {"prompt": await off_loop(len(ids), tokenizer.decode, ids, False)}
+
+    return router
+
+
+def _answer(service: Service, ids: list[int], with_texts: bool) -> Response:
+    answer: dict[str, Any] = {"count": len(ids), "max_model_len": service.engine.manifest.max_seq_len, "tokens": ids}
+    if with_texts:
+        answer["token_strs"] = [service.token_texts.text_of(token) for token in ids]
+    return JSONResponse(answer)
+
+
+async def _text_ids(service: Service, body: dict[str, Any]) -> list[int]:
+    tokenizer, text = service.engine.tokenizer, body["prompt"]
+    if tokenizer is None:
+        raise ApiError(400, "this model has no tokenizer; send token ids to /v1/completions", "prompt")
+    try:
+        return await off_loop(len(text), tokenizer.encode, text, body.get("add_special_tokens", True))
+    except PromptError as error:
+        raise ApiError(400, str(error), "prompt") from error
+
+
+async def _chat_ids(service: Service, body: dict[str, Any]) -> list[int]:
+    tools = plan_tools(body, service.engine, service.config)
+    return await chat_prompt(service.engine, body["messages"], tools)

@@ -1,0 +1,1 @@
+"""HTTP: connections, the server's socket and end, and the middlewares around the routes."""

@@ -1,0 +1,180 @@
+"""The server: its socket and TLS files, uvicorn set up for a network, and an end that loses no request."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import resource
+import socket
+import ssl
+from collections.abc import Callable
+from functools import partial
+from ipaddress import ip_address
+from time import monotonic
+from types import FrameType
+
+import uvicorn
+from starlette.types import ASGIApp
+from tide_runtime.errors import ParamsError
+
+from tide_serve.api.service import Service
+from tide_serve.config import ServeConfig
+from tide_serve.http.connection import GuardedConnection
+
+_KEEP_ALIVE_S = 75  # longer than load balancers keep theirs, or they would send requests into closed connections
+_LAST_WORDS_S = 2  # for answers that were cut short to reach their clients
+_MOST_FILES = 65536
+# Bounds the kernel's memory for a client that does not read, and lets `GuardedConnection` notice it after 256 KiB.
+_SEND_BUFFER_BYTES = 256 * 2**10
+
+
+class DrainingServer(uvicorn.Server):
+    """Ends on SIGTERM or Ctrl-C when the requests in progress are answered.
+
+    Until then new ones get 503. After ``drain_timeout`` the engine is closed, so that the remaining requests end with what
+    they have. A second signal ends the server at once.
+
+    Args:
+        listening: called when connections are accepted.
+    """
+
+    def __init__(self, config: uvicorn.Config, service: Service, listening: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._service, self._listening, self._drain_until = service, listening, 0.0
+        self.forced_by: int | None = None  # the second signal
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._listening()
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        if self._service.draining:
+            self.forced_by = sig
+            self.should_exit = self.force_exit = True
+        else:
+            self._drain_until = monotonic() + self._service.config.drain_timeout
+            self._service.draining = True
+
+    async def on_tick(self, counter: int) -> bool:
+        """Called by uvicorn ten times a second."""
+        if self._service.draining and not self.should_exit:
+            if monotonic() >= self._drain_until:
+                await self._cut_short()
+            self.should_exit = self.should_exit or not self._service.metrics.in_progress
+        return await super().on_tick(counter)
+
+    async def _cut_short(self) -> None:
+        await asyncio.to_thread(self._service.engine.close, abort=True)
+        end = monotonic() + _LAST_WORDS_S
+        while self._service.metrics.in_progress and monotonic() < end and not self.force_exit:
+            await asyncio.sleep(0.05)
+        self.should_exit = True
+
+
+def run_server(
+    app: ASGIApp,
+    service: Service,
+    listener: socket.socket,
+    tls: ssl.SSLContext | None = None,
+    listening: Callable[[], None] = lambda: None,
+) -> int:
+    """Serve until a signal ends the server; returns the exit code. Closes the engine and the socket.
+
+    Args:
+        app: as `tide_serve.http.middlewares.guard` returns it for ``service``.
+        listening: called when connections are accepted.
+    """
+    _allow_many_connections()
+    server = DrainingServer(uvicorn_config(app, service.config, tls), service, listening)
+    try:
+        server.run(sockets=[listener])
+    finally:
+        listener.close()
+        service.engine.close(abort=True)
+    return 0 if server.forced_by is None else 128 + server.forced_by
+
+
+def uvicorn_config(app: ASGIApp, config: ServeConfig, tls: ssl.SSLContext | None = None) -> uvicorn.Config:
+    """uvicorn's settings for ``app``, with guarded connections."""
+    return uvicorn.Config(
+        app,
+        http=partial(GuardedConnection, config),  # type: ignore[arg-type]  # called as a class is
+        ws="none",
+        lifespan="on",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        # X-Forwarded-For names the client, whom limits and log lines are for, only where a proxy is declared.
+        proxy_headers="FORWARDED_ALLOW_IPS" in os.environ,
+        timeout_keep_alive=_KEEP_ALIVE_S,
+        timeout_graceful_shutdown=_LAST_WORDS_S,
+        ssl_context_factory=None if tls is None else lambda *_: tls,
+    )
+
+
+def _allow_many_connections() -> None:
+    """Raise the limit of open files: with the usual 1,024, idle connections would shut out all other clients."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+# --- socket and TLS, checked before the engine is loaded
+
+
+def bound_socket(host: str, port: int) -> socket.socket:
+    """A socket bound to ``host`` and ``port`` that does not listen yet, so that nothing connects to a server that still loads.
+
+    Raises ParamsError where the address is in use or is not this machine's.
+    """
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        listener = socket.socket(family, kind, protocol)
+    except (OSError, OverflowError) as error:
+        raise _cannot_listen(host, port, error) from error
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)  # connections inherit it
+        listener.bind(address)
+    except (OSError, OverflowError) as error:
+        listener.close()
+        raise _cannot_listen(host, port, error) from error
+    return listener
+
+
+def url_of(listener: socket.socket, tls: bool) -> str:
+    """The address of ``listener`` for clients on this machine, without ``/v1``."""
+    host, port = listener.getsockname()[:2]
+    host = f"[{host}]" if ":" in host else host
+    return f"{'https' if tls else 'http'}://{host}:{port}"
+
+
+def is_loopback(listener: socket.socket) -> bool:
+    """Whether only this machine can connect to ``listener``."""
+    return ip_address(listener.getsockname()[0]).is_loopback
+
+
+def tls_context(config: ServeConfig) -> ssl.SSLContext | None:
+    """The TLS settings; None without TLS files. Raises ParamsError where they cannot be used."""
+    if config.tls_certificate is None or config.tls_key is None:
+        return None
+    for path in (config.tls_certificate, config.tls_key):
+        try:
+            path.read_bytes()
+        except OSError as error:
+            raise ParamsError(f"the TLS file {path} cannot be read ({error.strerror}); give a PEM file") from error
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    try:
+        # Without the empty password, OpenSSL would wait for one on the terminal.
+        context.load_cert_chain(config.tls_certificate, config.tls_key, password="")
+    except ssl.SSLError as error:
+        raise ParamsError(
+            f"the TLS files {config.tls_certificate} and {config.tls_key} cannot be used ({error.reason or error}); "
+            "give a certificate chain and its private key, both in PEM, the key without a password"
+        ) from error
+    return context
+
+
+def _cannot_listen(host: str, port: int, error: Exception) -> ParamsError:
+    return ParamsError(f"cannot listen on {host}, port {port} ({error}); choose another --host or --port (0: any free one)")

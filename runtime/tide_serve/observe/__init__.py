@@ -1,0 +1,1 @@
+"""What is noted of each request: record, metrics, logs, traces."""

@@ -1,0 +1,1 @@
+"""What a request says: its body, prompts, parameters, tools and grammars, checked."""

@@ -1,0 +1,203 @@
+"""Token ids of a request's prompts: of chats in the model's template, and of texts."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from tide_runtime import Engine
+from tide_runtime.errors import PromptError
+from tide_runtime.text.message_parts import arguments_object, joined_parts
+
+from tide_serve.errors import ApiError
+from tide_serve.request.call_formats import CLOSING, OPENING
+from tide_serve.request.tools import ToolPlan
+
+Result = TypeVar("Result")
+_LONG = 4096  # characters; encoding them takes about a millisecond
+_PASSED = ("name", "tool_call_id", "reasoning_content", "reasoning")  # keys of a message that templates read
+_DESCRIPTION = """You can call these functions:
+{functions}
+To call one, answer with its name and arguments as JSON, for each call:
+{opening}
+{{"name": "FUNCTION", "arguments": {{"ARGUMENT": VALUE}}}}
+{closing}
+The results come between <tool_response> and </tool_response>. Answer in plain text when no call is needed."""
+
+
+async def off_loop(size: int, function: Callable[..., Result], *arguments: Any) -> Result:
+    """``function(*arguments)``, which works on ``size`` characters: in a thread where that would hold up other streams."""
+    return function(*arguments) if size < _LONG else await asyncio.to_thread(function, *arguments)
+
+
+# --- chats
+
+
+async def chat_prompt(engine: Engine, messages: Sequence[dict[str, Any]], tools: ToolPlan) -> list[int]:
+    """Token ids of a request's ``messages`` in the model's template, with ``tools``.
+
+    Raises ApiError where a text model cannot read them, the template refuses them, or they are longer than the context.
+    """
+    if not messages:
+        raise ApiError(400, "messages is empty; give at least one", "messages")
+    turns = template_messages(messages)
+    if not tools.calls_shown:
+        turns = [with_calls_as_text(turn) for turn in turns]
+    if tools.tools and not tools.shown:
+        turns = with_tools_described(turns, tools.tools)
+    extra = {"tools": tools.tools} if tools.tools and tools.shown else {}
+    size = sum(len(joined_parts(turn["content"] or "")) for turn in turns)
+    try:
+        ids = await off_loop(size, _chat_ids, engine, turns, extra)
+    except PromptError as error:
+        raise ApiError(400, str(error), "messages") from error
+    check_length(engine, ids, "messages")
+    return ids
+
+
+def _chat_ids(engine: Engine, turns: Sequence[dict[str, Any]], extra: dict[str, Any]) -> list[int]:
+    text = engine.chat_text(turns, **extra)
+    assert engine.tokenizer is not None
+    _check_text(engine, text, "messages")
+    return engine.tokenizer.encode(text, add_special_tokens=False)
+
+
+def template_messages(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """``messages`` without the fields that have no meaning for a model. The engine brings them into its template's form.
+
+    Raises ApiError with the path as ``param`` for what a text model cannot read: images, audio, files, functions of old.
+    """
+    return [_template_message(message, f"messages[{index}]") for index, message in enumerate(messages)]
+
+
+def with_tools_described(messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """``messages`` with ``tools`` in the system message, where the template does not show them."""
+    functions = "\n".join(json.dumps(_described(tool["function"]), ensure_ascii=False) for tool in tools)
+    description = _DESCRIPTION.format(functions=functions, opening=OPENING, closing=CLOSING)
+    if messages[0]["role"] in ("system", "developer"):
+        content = f"{joined_parts(messages[0]['content'])}\n\n{description}".strip()
+        return [{**messages[0], "content": content}, *messages[1:]]
+    return [{"role": "system", "content": description}, *messages]
+
+
+def with_calls_as_text(message: dict[str, Any]) -> dict[str, Any]:
+    """``message`` with its calls, or what they returned, as text, where the template does not show them."""
+    if message["role"] == "tool":
+        return {"role": "user", "content": f"<tool_response>\n{joined_parts(message['content'])}\n</tool_response>"}
+    if not message.get("tool_calls"):
+        return message
+    functions = [call["function"] for call in message["tool_calls"]]
+    calls = [{**function, "arguments": arguments_object(function["arguments"])} for function in functions]
+    blocks = [f"{OPENING}\n{json.dumps(call, ensure_ascii=False)}\n{CLOSING}" for call in calls]
+    rest = {key: value for key, value in message.items() if key != "tool_calls"}
+    content = joined_parts(message["content"] or "")
+    return {**rest, "content": "\n".join([content, *blocks] if content else blocks)}
+
+
+def _template_message(message: dict[str, Any], at: str) -> dict[str, Any]:
+    role = message["role"]
+    if role == "function":
+        raise ApiError(400, f"{at}.role is 'function', the former form of 'tool'; use that", f"{at}.role")
+    for name, instead in (("audio", "its text as content"), ("function_call", "tool_calls")):
+        if message.get(name) is not None:
+            raise ApiError(400, f"{at}.{name} is not supported; send {instead}", f"{at}.{name}")
+    content, calls = message.get("content"), message.get("tool_calls")
+    if content is None:
+        content = message.get("refusal")
+        if role == "assistant" and not (content or calls):
+            raise ApiError(400, f"{at}.content is missing; give a text, or tool_calls", f"{at}.content")
+    rendered = {"role": role, "content": _template_content(content, f"{at}.content")}
+    if calls:
+        rendered["tool_calls"] = [_template_call(call, f"{at}.tool_calls[{index}]") for index, call in enumerate(calls)]
+    return rendered | {key: message[key] for key in _PASSED if message.get(key) is not None}
+
+
+def _template_content(content: str | list[dict[str, Any]] | None, at: str) -> str | list[dict[str, Any]] | None:
+    if content is None or isinstance(content, str):
+        return content
+    for index, part in enumerate(content):
+        if part["type"] not in ("text", "refusal"):
+            message = f"{at}[{index}].type is {part['type']!r}, the model takes text only; send parts of type 'text'"
+            raise ApiError(400, message, f"{at}[{index}].type")
+    return [{"type": "text", "text": part[part["type"]]} for part in content]
+
+
+def _template_call(call: dict[str, Any], at: str) -> dict[str, Any]:
+    if call["type"] != "function":
+        raise ApiError(400, f"{at}.type is {call['type']!r}, expected 'function'", f"{at}.type")
+    function = {name: call["function"][name] for name in ("name", "arguments")}
+    return {"id": call["id"], "type": "function", "function": function}
+
+
+def _described(function: dict[str, Any]) -> dict[str, Any]:
+    return {key: function[key] for key in ("name", "description", "parameters") if function.get(key)}
+
+
+# --- texts
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A prompt of /v1/completions. ``text``: as it was sent, or decoded from ids."""
+
+    ids: list[int]
+    text: str
+
+
+def each_prompt(prompt: str | list[Any]) -> list[str | list[int]]:
+    """The prompts of a ``prompt`` field: text, a list of texts, token ids, or a list of them. Raises ApiError for none."""
+    is_one = isinstance(prompt, str) or (prompt and isinstance(prompt[0], int))
+    prompts = [prompt] if is_one else prompt
+    if not prompts:
+        raise ApiError(400, "prompt is an empty list; give text or token ids", "prompt")
+    return prompts  # type: ignore[return-value]
+
+
+async def text_prompt(engine: Engine, prompt: str | list[int]) -> Prompt:
+    """A prompt of text or token ids. Raises ApiError for one that is empty, too long, or has ids outside the vocabulary."""
+    try:
+        ids = await off_loop(len(prompt), _text_ids, engine, prompt)
+    except PromptError as error:
+        raise ApiError(400, str(error), "prompt") from error
+    return Prompt(ids, prompt if isinstance(prompt, str) else _decoded(engine, ids))
+
+
+def _text_ids(engine: Engine, prompt: str | list[int]) -> list[int]:
+    if isinstance(prompt, str) and engine.tokenizer is not None:
+        _check_text(engine, prompt, "prompt")
+        prompt = engine.tokenizer.encode(prompt)
+    if isinstance(prompt, list):
+        check_length(engine, prompt, "prompt")
+    return engine.admission.token_ids(prompt)
+
+
+def _decoded(engine: Engine, ids: Sequence[int]) -> str:
+    """The text of ``ids`` with special tokens; empty where the bundle has no tokenizer."""
+    return engine.tokenizer.decode(ids, skip_special_tokens=False) if engine.tokenizer is not None else ""
+
+
+# --- length
+
+
+def check_length(engine: Engine, ids: Sequence[int], param: str) -> None:
+    """Raise ApiError for a prompt that is longer than the context."""
+    if len(ids) > engine.manifest.max_seq_len:
+        raise _too_long(engine, f"{len(ids)} tokens", param)
+
+
+def _check_text(engine: Engine, text: str, param: str) -> None:
+    """Raise ApiError for a text that is certainly longer than the context, before processor time is spent on its tokens."""
+    context = engine.manifest.max_seq_len
+    if engine.tokenizer is None or len(text) <= context:  # the bound reads the whole vocabulary once: for long texts only
+        return
+    fewest = engine.tokenizer.bound.fewest_tokens(text)
+    if fewest > context:
+        raise _too_long(engine, f"at least {fewest} tokens", param)
+
+
+def _too_long(engine: Engine, tokens: str, param: str) -> ApiError:
+    message = f"{param}: {tokens}, the context holds {engine.manifest.max_seq_len}; shorten the text"
+    return ApiError(400, message, param, "context_length_exceeded")

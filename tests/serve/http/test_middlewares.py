@@ -1,0 +1,444 @@
+"""The checks in front of the routes, called without a network."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from typing import Any
+
+import httpx
+import pytest
+from serve.http.stub_server import Seen, call, stub_app, stub_service
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from tide_serve import ServeConfig
+from tide_serve.api.service import Service
+from tide_serve.http import middlewares
+from tide_serve.http.middlewares import LimitClients, TokenBuckets, guard
+from tide_serve.observe.logs import JsonFormatter
+
+KEY, OTHER_KEY = "sk-0123456789abcdef-first", "sk-0123456789abcdef-second"
+
+
+def guarded(seen: Seen | None = None, **config: Any) -> tuple[ASGIApp, Service]:
+    service = stub_service(ServeConfig(model_names=("stub",), **config))
+    return guard(stub_app(service, seen or Seen()), service), service
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {key}"}
+
+
+def access_lines(caplog: pytest.LogCaptureFixture) -> list[dict[str, Any]]:
+    return [json.loads(record.getMessage()) for record in caplog.records if record.name == "tide_serve.access"]
+
+
+# --- request ids, headers, logs
+
+
+def test_request_id_of_the_client_is_kept(caplog: pytest.LogCaptureFixture) -> None:
+    """Breaks: an operator cannot find in the log the request that a user reports."""
+    caplog.set_level(logging.INFO, "tide_serve.access")
+    answer = call(guarded()[0], "POST", "/v1/count", json={}, headers={"X-Request-Id": "abc-1"})
+    assert answer.headers["x-request-id"] == "abc-1"
+    assert access_lines(caplog)[0]["id"] == "abc-1"
+
+
+@pytest.mark.parametrize("given", [None, "", "a b", "x" * 200, 'quote"', "a\tb"])
+def test_request_id_is_made_where_none_can_be_used(given: str | None) -> None:
+    """Breaks: a client writes into the log, or into headers, what it likes."""
+    headers = {} if given is None else {"X-Request-Id": given}
+    made = call(guarded()[0], "GET", "/v1/nothing", headers=headers).headers["x-request-id"]
+    assert made != given and len(made) == 32
+
+
+@pytest.mark.parametrize("path", ["/health", "/v1/nothing", "/v1/count"])
+def test_security_headers_are_on_all_answers(path: str) -> None:
+    """Breaks: a browser takes an answer with a model's text for a page, and runs what is in it."""
+    answer = call(guarded(api_keys=(KEY,))[0], "GET", path)
+    assert answer.headers["x-content-type-options"] == "nosniff"
+    assert "default-src 'none'" in answer.headers["content-security-policy"]
+
+
+def test_log_line_has_figures_and_neither_text_nor_key(caplog: pytest.LogCaptureFixture) -> None:
+    """Breaks: prompts and keys leak into log collectors."""
+    caplog.set_level(logging.DEBUG)
+    app, _ = guarded(api_keys=(KEY,))
+    call(app, "POST", "/v1/count?q=secretquery", json={"prompt": "secret prompt"}, headers=bearer(KEY))
+    call(app, "POST", "/v1/count", json={"prompt": "secret prompt"}, headers=bearer("sk-wrong-secret"))
+    good, refused = access_lines(caplog)
+    assert {"time", "id", "method", "path", "status", "ms", "client"} == set(good)
+    assert (good["method"], good["path"], good["status"]) == ("POST", "/v1/count", 200)
+    assert (refused["status"], refused["refused"], refused["client"]) == (401, "api_key", None)
+    text = "\n".join(record.getMessage() for record in caplog.records if record.name.startswith("tide_serve"))
+    assert "secret" not in text and KEY not in text and len(good["client"]) == 8
+
+
+def test_log_text_writes_the_request(caplog: pytest.LogCaptureFixture) -> None:
+    """Breaks: an operator who asks for texts to find a fault does not get them."""
+    caplog.set_level(logging.INFO, "tide_serve.access")
+    call(guarded(log_text=True)[0], "POST", "/v1/count", json={"prompt": "shown"})
+    assert "shown" in access_lines(caplog)[0]["request"]
+
+
+def test_probes_are_logged_only_when_they_fail(caplog: pytest.LogCaptureFixture) -> None:
+    """Breaks: a probe every second hides the requests in the log."""
+    caplog.set_level(logging.INFO, "tide_serve.access")
+    app, service = guarded()
+    call(app, "GET", "/ready")
+    assert access_lines(caplog) == []
+    service.draining = True
+    call(app, "GET", "/ready")
+    assert access_lines(caplog)[0]["status"] == 503
+
+
+def test_failure_is_a_500_and_its_log_hides_the_message(caplog: pytest.LogCaptureFixture) -> None:
+    """Breaks: an exception that quotes a prompt puts it into the answer of the server or into the log."""
+    answer = call(guarded()[0], "POST", "/v1/fail")
+    assert answer.status_code == 500 and answer.json()["error"]["code"] == "internal_error"
+    [record] = [record for record in caplog.records if record.name == "tide_serve.error"]
+    line = JsonFormatter(log_text=False).format(record)
+    assert "secret" not in line + answer.text
+    assert json.loads(line)["error"]["class"] == "RuntimeError"
+    assert "secret" in JsonFormatter(log_text=True).format(record)
+
+
+def test_chunks_pass_at_once() -> None:
+    """Breaks: a stream's tokens come in blocks, or all at the end."""
+    passed: list[bytes] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        for number in range(3):
+            await send({"type": "http.response.body", "body": b"%d" % number, "more_body": True})
+            assert len(passed) == number + 1
+        await send({"type": "http.response.body", "body": b""})
+
+    async def send(message: Message) -> None:
+        if message.get("body"):
+            passed.append(message["body"])
+
+    asyncio.run(run(guard(app, stub_service()), [{"type": "http.request", "body": b"{}"}], send))
+    assert passed == [b"0", b"1", b"2"]
+
+
+async def run(app: ASGIApp, messages: list[Message], send: Send, *headers: tuple[bytes, bytes]) -> None:
+    """A POST with a body that comes in ``messages``."""
+    left = iter(messages)
+
+    async def receive() -> Message:
+        for message in left:
+            return message
+        return await asyncio.Future()
+
+    names = [(b"content-type", b"application/json"), (b"transfer-encoding", b"chunked"), *headers]
+    scope = {"type": "http", "method": "POST", "path": "/v1/count", "headers": names, "query_string": b"", "root_path": ""}
+    await app({**scope, "client": ("192.0.2.1", 1)}, receive, send)
+
+
+def test_websockets_are_refused() -> None:
+    """Breaks: a websocket route that is added one day is open to everybody, as the checks are for HTTP only."""
+    sent: list[Message] = []
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    asyncio.run(guarded()[0]({"type": "websocket", "path": "/v1/count", "headers": []}, lambda: asyncio.Future(), send))
+    assert [message["type"] for message in sent] == ["websocket.close"]
+
+
+# --- keys
+
+
+@pytest.mark.parametrize(
+    "headers", [{}, {"Authorization": "Bearer "}, {"Authorization": KEY}, bearer("wrong"), bearer(KEY + "x")]
+)
+@pytest.mark.parametrize("path", ["/v1/count", "/metrics", "/v1/nothing", "/health/", "//health", "/Health"])
+def test_without_a_right_key_is_401(headers: dict[str, str], path: str) -> None:
+    """Breaks: strangers use the model, or read its metrics."""
+    seen = Seen()
+    answer = call(guarded(seen, api_keys=(OTHER_KEY, KEY))[0], "POST", path, json={}, headers=headers)
+    assert answer.status_code == 401 and answer.headers["www-authenticate"] == "Bearer"
+    error = answer.json()["error"]
+    assert (error["type"], error["code"], error["param"]) == ("authentication_error", "invalid_api_key", None)
+    assert not seen.bodies and KEY not in answer.text
+
+
+@pytest.mark.parametrize("key", [KEY, OTHER_KEY])
+@pytest.mark.parametrize("scheme", ["Bearer", "bearer"])
+def test_each_key_opens(key: str, scheme: str) -> None:
+    """Breaks: one of several users is locked out."""
+    answer = call(
+        guarded(api_keys=(KEY, OTHER_KEY))[0], "POST", "/v1/count", json={}, headers={"Authorization": f"{scheme} {key}"}
+    )
+    assert answer.status_code == 200
+
+
+@pytest.mark.parametrize(("path", "status"), [("/health", 200), ("/ready", 200), ("/", 404), ("/page/app.js", 404)])
+def test_probes_and_the_page_need_no_key(path: str, status: int) -> None:
+    """Breaks: an orchestrator kills a healthy server, or a browser cannot open the page that asks for the key."""
+    assert call(guarded(api_keys=(KEY,))[0], "GET", path).status_code == status  # 404: the stub has no page
+    assert call(guarded(api_keys=(KEY,), page=False)[0], "GET", "/").status_code == 401
+
+
+def test_keys_are_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Breaks: the time of an answer tells how much of a key was right, or which of the keys it is."""
+    compared: list[tuple[bytes, bytes]] = []
+
+    def compare_digest(one: bytes, other: bytes) -> bool:
+        compared.append((one, other))
+        return one == other
+
+    monkeypatch.setattr(middlewares.hmac, "compare_digest", compare_digest)
+    digests = [bytes([number]) * 32 for number in range(3)]
+    assert middlewares.is_one_of(digests[0], digests) and len(compared) == 3
+    assert not middlewares.is_one_of(b"x" * 32, digests) and len(compared) == 6
+
+
+# --- limits
+
+
+def test_bucket_fills_at_its_rate() -> None:
+    """Breaks: a client sends more than its limit, or stays locked out."""
+    now = [0.0]
+    buckets = TokenBuckets(60, clock=lambda: now[0])
+    assert [buckets.spend("a")[0] for _ in range(61)] == [True] * 60 + [False]
+    assert buckets.spend("b")[0]
+    now[0] += 0.9
+    assert not buckets.spend("a")[0]
+    now[0] += 0.2
+    assert buckets.spend("a")[0] and not buckets.spend("a")[0]
+    now[0] += 1e6
+    assert buckets.spend("a") == (True, 59)
+
+
+def test_number_of_buckets_is_bounded() -> None:
+    """Breaks: without keys, clients with many addresses fill the memory."""
+    buckets = TokenBuckets(60, clock=lambda: 0.0)
+    for number in range(10_100):
+        buckets.spend(str(number))
+    assert len(buckets._buckets) == 10_000
+
+
+def test_over_the_rate_is_429_and_headers_tell_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Breaks: a client cannot pace itself, and OpenAI's client does not know when to try again."""
+    now = [0.0]
+    limits = LimitClients.__init__
+    monkeypatch.setattr(LimitClients, "__init__", lambda *given: limits(*given, clock=lambda: now[0]))
+    app, service = guarded(requests_per_minute_per_key=2)
+    first, second, third = (call(app, "POST", "/v1/count", json={}) for _ in range(3))
+    assert [answer.status_code for answer in (first, second, third)] == [200, 200, 429]
+    assert first.headers["x-ratelimit-limit-requests"] == "2"
+    assert [answer.headers["x-ratelimit-remaining-requests"] for answer in (first, second)] == ["1", "0"]
+    assert third.headers["retry-after"] == "30" and third.headers["x-ratelimit-reset-requests"] == "60.000s"
+    assert (third.json()["error"]["type"], third.json()["error"]["code"]) == ("rate_limit_error", "rate_limit_exceeded")
+    assert call(app, "GET", "/health").status_code == 200
+    now[0] += 30
+    assert call(app, "POST", "/v1/count", json={}).status_code == 200
+    assert 'tide_http_refused_total{reason="requests_per_minute"} 1.0' in service.metrics.text()
+
+
+def test_requests_at_once_are_limited_by_key() -> None:
+    """Breaks: one user takes all of the engine, or is locked out after an answer has failed."""
+    app, service = guarded(api_keys=(KEY, OTHER_KEY), requests_at_once_per_key=2)
+
+    async def check() -> list[int]:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://stub") as client:
+            one, other = bearer(KEY), bearer(OTHER_KEY)
+            running = [asyncio.create_task(client.post("/v1/wait/60", headers=one)) for _ in range(2)]
+            while service.metrics.in_progress < 2:
+                await asyncio.sleep(0.01)
+            third, others = await client.post("/v1/count", headers=one), await client.post("/v1/count", headers=other)
+            service.engine.close()  # ends them
+            await asyncio.gather(*running)
+            await client.post("/v1/fail", headers=one)
+            after = [await client.post("/v1/count", headers=one) for _ in range(3)]
+            assert third.headers["retry-after"] == "1" and third.json()["error"]["code"] == "too_many_requests"
+            return [third.status_code, others.status_code, *(answer.status_code for answer in after)]
+
+    assert asyncio.run(check()) == [429, 200, 200, 200, 200]
+
+
+def test_clients_are_forgotten_when_their_requests_end() -> None:
+    """Breaks: without keys, every address that ever sent a request stays in memory."""
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        assert len(limits._running) == 1
+
+    async def send(message: Message) -> None: ...
+
+    limits = LimitClients(app, 4, 0)
+    asyncio.run(run(limits, [], send))
+    assert not limits._running
+
+
+# --- bodies
+
+
+def test_declared_size_is_refused_before_the_body_is_read() -> None:
+    """Breaks: clients fill the memory with bodies that are refused in the end."""
+    seen = Seen()
+    answer = call(guarded(seen, max_body_bytes=100)[0], "POST", "/v1/count", content=b"x" * 101)
+    assert answer.status_code == 413 and seen.bodies == []
+    error = answer.json()["error"]
+    assert (error["type"], error["param"]) == ("invalid_request_error", None)
+    assert call(guarded(seen, max_body_bytes=100)[0], "POST", "/v1/count", content=b"x" * 100).json() == {"bytes": 100}
+
+
+@pytest.mark.parametrize("length", [b"1e3", b"-1", b"\xb2", b"99999999999999999999999"])
+def test_odd_content_length_is_refused(length: bytes) -> None:
+    """Breaks: a server behind another one, which passes odd headers on, fails with 500."""
+    answers: list[Message] = []
+
+    async def send(message: Message) -> None:
+        answers.append(message)
+
+    asyncio.run(run(guarded()[0], [], send, (b"content-length", length)))
+    assert answers[0]["status"] == 413
+
+
+def test_chunked_body_is_cut_off_at_the_limit() -> None:
+    """Breaks: without Content-Length a body has no limit."""
+    answers: list[Message] = []
+
+    async def send(message: Message) -> None:
+        answers.append(message)
+
+    seen = Seen()
+    endless: list[Message] = [{"type": "http.request", "body": b"x" * 60, "more_body": True}] * 1000
+    asyncio.run(run(guarded(seen, max_body_bytes=100)[0], endless, send))
+    assert answers[0]["status"] == 413 and seen.bodies == []
+
+
+def test_slow_body_is_408() -> None:
+    """Breaks: clients that never finish a request hold their places for ever."""
+    answers: list[Message] = []
+
+    async def send(message: Message) -> None:
+        answers.append(message)
+
+    part: list[Message] = [{"type": "http.request", "body": b"{", "more_body": True}]
+    asyncio.run(run(guarded(body_timeout=0.05)[0], part, send))
+    assert answers[0]["status"] == 408
+    assert json.loads(answers[1]["body"])["error"]["type"] == "timeout_error"
+
+
+def test_client_that_leaves_within_its_body_is_noted(caplog: pytest.LogCaptureFixture) -> None:
+    """Breaks: such a request is answered by a route with half a body, or is missing in the log."""
+    caplog.set_level(logging.INFO, "tide_serve.access")
+    sent: list[Message] = []
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    seen = Seen()
+    app, service = guarded(seen)
+    asyncio.run(run(app, [{"type": "http.request", "body": b"{", "more_body": True}, {"type": "http.disconnect"}], send))
+    assert sent == [] and seen.bodies == []
+    assert access_lines(caplog)[0]["status"] == 499 and "tide_http_aborted_total 1.0" in service.metrics.text()
+
+
+# --- draining, health, metrics, CORS
+
+
+def test_draining_refuses_new_requests_and_says_when_to_come_back() -> None:
+    """Breaks: a rolling update fails requests instead of sending them to another server."""
+    app, service = guarded()
+    service.draining = True
+    answer = call(app, "POST", "/v1/count", json={})
+    assert (answer.status_code, answer.headers["retry-after"], answer.headers["connection"]) == (503, "1", "close")
+    assert answer.json()["error"]["type"] == "service_unavailable_error"
+    assert call(app, "GET", "/health").status_code == 200
+    assert call(app, "GET", "/ready").status_code == 503
+
+
+def test_ready_and_health_follow_the_engine() -> None:
+    """Breaks: a load balancer sends requests to a server that refuses them, or nothing restarts a dead one."""
+    app, service = guarded()
+    engine: Any = service.engine
+    assert [call(app, "GET", path).status_code for path in ("/health", "/ready")] == [200, 200]
+    engine.waiting = engine.max_queue
+    full = call(app, "GET", "/ready")
+    assert full.status_code == 503 and "queue" in full.json()["reason"]
+    assert call(app, "GET", "/health").status_code == 200
+    engine.waiting, engine.healthy = 0, False
+    assert [call(app, "GET", path).status_code for path in ("/health", "/ready")] == [503, 503]
+
+
+def test_metrics_count_by_declared_route() -> None:
+    """Breaks: an operator cannot see what the server does, or made-up paths fill the metrics' memory."""
+    app, _ = guarded()
+    call(app, "POST", "/v1/wait/0")
+    call(app, "POST", "/v1/wait/0.001")
+    for number in range(3):
+        call(app, "GET", f"/made/up/{number}")
+    lines = call(app, "GET", "/metrics")
+    assert lines.headers["content-type"].startswith("text/plain; version=0.0.4")
+    assert "tide_running 0" in lines.text  # the engine's own
+    assert 'tide_http_requests_total{route="/v1/wait/{seconds}",status="200"} 2.0' in lines.text
+    assert 'tide_http_requests_total{route="none",status="404"} 3.0' in lines.text
+    assert "tide_http_requests_in_progress 0.0" in lines.text
+
+
+# --- Host
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("localhost", 404), ("LOCALHOST:8000", 404), ("127.0.0.1:8000", 404), ("127.8.8.8", 404), ("[::1]:8000", 404),
+        ("[::1]", 404), ("models.example.org:80", 404), ("Models.Example.ORG", 404),
+        ("rebound.example.org", 421), ("rebound.example.org:8000", 421), ("localhost.example.org", 421), ("192.0.2.1", 421),
+        ("127.0.0.1.example.org", 421), ("0.0.0.0", 421), ("", 421), ("[", 421), (":8000", 421),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("path", ["/", "/v1/models"])
+def test_other_hosts_are_misdirected(host: str, status: int, path: str) -> None:
+    """Breaks: a web page whose name resolves to 127.0.0.1 after it was loaded (DNS rebinding) reads the local model's answers."""
+    app, service = guarded(allowed_hosts=("models.example.org",))
+    answer = call(app, "GET", path, headers={"Host": host})
+    assert answer.status_code == status  # 404: the stub has neither route
+    if status == 421:
+        assert answer.json()["error"]["code"] == "wrong_host"
+        assert 'tide_http_refused_total{reason="host"} 1.0' in service.metrics.text()
+
+
+def test_host_is_not_checked_where_no_hosts_are_given() -> None:
+    """Breaks: a server on a network, or behind a proxy that passes Host on, refuses every request."""
+    assert call(guarded()[0], "GET", "/health", headers={"Host": "example.org"}).status_code == 200
+    assert call(guarded(allowed_hosts=())[0], "GET", "/health", headers={"Host": "example.org"}).status_code == 421
+
+
+@pytest.mark.parametrize("hosts", [[], [b"localhost", b"example.org"], [b"localhost", b"localhost"]])
+def test_one_host_is_needed(hosts: list[bytes]) -> None:
+    """Breaks: a proxy in front looks at one header, and this server at the other one."""
+    answers: list[Message] = []
+
+    async def send(message: Message) -> None:
+        answers.append(message)
+
+    asyncio.run(run(guarded(allowed_hosts=())[0], [], send, *((b"host", host) for host in hosts)))
+    assert answers[0]["status"] == 421
+
+
+ORIGIN = {"Origin": "https://example.org"}
+PREFLIGHT = {**ORIGIN, "Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization"}
+
+
+def test_cors_is_off_by_default() -> None:
+    """Breaks: any web page that a user opens can read what the local model answers."""
+    app, _ = guarded()
+    assert "access-control-allow-origin" not in call(app, "POST", "/v1/count", json={}, headers=ORIGIN).headers
+    assert "access-control-allow-origin" not in call(app, "OPTIONS", "/v1/count", headers=PREFLIGHT).headers
+
+
+def test_cors_for_given_origins_only() -> None:
+    """Breaks: a page of the operator's cannot use the server, or cannot read why it was refused."""
+    app, _ = guarded(cors_origins=("https://example.org",), api_keys=(KEY,))
+    allowed = call(app, "OPTIONS", "/v1/count", headers=PREFLIGHT)
+    assert allowed.status_code == 200 and allowed.headers["access-control-allow-origin"] == "https://example.org"
+    refused = call(app, "POST", "/v1/count", json={}, headers=ORIGIN)
+    assert refused.status_code == 401 and refused.headers["access-control-allow-origin"] == "https://example.org"
+    assert "X-Request-Id" in refused.headers["access-control-expose-headers"]
+    other = call(app, "POST", "/v1/count", json={}, headers={"Origin": "https://other.org", **bearer(KEY)})
+    assert "access-control-allow-origin" not in other.headers
