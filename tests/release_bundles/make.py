@@ -113,12 +113,12 @@ def gpt2() -> GPT2Config:
     )  # fmt: skip
 
 
-def costs() -> CostTable:
+def costs(**more: Any) -> CostTable:
     """A table in which layers are nearly all of a step, so that exits clearly pay."""
-    rest = dict(head_ms=0.1, exit_ms=0.02, host_ms=0.02, extra_host_ms=0.02)
-    sizes = [(1, 1.0), (1, 4.0), (1, 16.0), (2, 1.0), (2, 4.0), (2, 16.0)]
+    rest = dict(head_ms=0.1, exit_ms=0.02, host_ms=0.02, ask_extra_ms=0.01, deep_extra_ms=0.03)
+    sizes = [(1, 1.0), (1, 4.0), (1, 16.0), (2, 1.0), (2, 1.5), (2, 4.0), (2, 16.0)]  # 1.5: rows of different lengths
     steps = [StepCost(rows, seq, 0.01, 1.0 + 0.02 * rows * seq, **rest) for rows, seq in sizes]
-    return CostTable("cpu", "made up", unsplit_ms=3.2, steps=steps)
+    return CostTable("cpu", "made up", unsplit_ms=3.2, steps=steps, **more)
 
 
 HEADS_WITHOUT_TAIL = CalibrationInfo(
@@ -130,14 +130,14 @@ HEADS_WITHOUT_TAIL = CalibrationInfo(
     recommended="exact",
     predicted={"exact": 1.6, "exact:router": 1.5, "exact:ngram": 1.1, "exit": 1.9, "full": 0.98},
     certificate=CERTIFICATE,
-    costs=costs(),
+    costs=costs(warm_shares={"1": [0.9, 0.8], "2": [0.95, 0.9]}, padding=0.25, draw_ms=0.05),
     exit_depths={"1": 0.8, "2": 0.1},
 )
 TAILS = CalibrationInfo(
     exits=[ExitInfo(1, "tail:1", "max_probability", 0.25, 0.35)],
     draft_limit=4,
     recommended="exit",
-    costs=costs(),
+    costs=costs(warm_shares={"1": [0.2], "2": [0.2]}),
     exit_depths={"1": 0.9},
 )
 ONE_EXIT = CalibrationInfo([ExitInfo(1, "identity", "max_probability", 0.2, 0.2)], 3, "full")
