@@ -84,7 +84,7 @@ class CalibrationConfig:
 
     def _check_names(self) -> None:
         object.__setattr__(self, "dtype", dtype_with(self.weights, self.quantizer, self.dtype, CalibrationConfig.dtype))
-        wrong = [kind for kind in self.head_kinds if not re.fullmatch(r"identity|linear|(tail|block):[1-9]\d*", kind)]
+        wrong = [kind for kind in self.head_kinds if not re.fullmatch(r"identity|linear|tail:[1-9]\d*", kind)]
         if wrong:
             raise ParamsError(f"{wrong[0]!r} is no exit head; known are identity, linear and tail:k with k layers (1, 2, …)")
         for name, known in (("router", ROUTERS), ("label", LABELS), ("dtype", DTYPES)):

@@ -418,6 +418,7 @@ def test_unusable_data_is_an_error(model: Path, run: Run, tmp_path: Path, data: 
     [
         ("--heads", "tail:9", "the head tail:9 skips nothing"),
         ("--heads", "oracle", "'oracle' is no exit head"),
+        ("--heads", "block:1", "'block:1' is no exit head"),
         ("--candidates", "6", "do not fit a model of 6 layers"),
         ("--candidates", "3,2", "rising"),
         ("--router", "dice", "router is 'dice'"),
