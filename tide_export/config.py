@@ -189,7 +189,7 @@ def weights_title(weights: str, quantizer: str) -> str:
     return f"{weights} {quantizer}" if weights in ("int4", "int8") else weights
 
 
-def place_checkpoints(spec: str, num_layers: int, calibration: CalibrationInfo | None = None) -> list[int]:
+def checkpoint_layers(spec: str, num_layers: int, calibration: CalibrationInfo | None = None) -> list[int]:
     """Layers run before each cut, increasing, each from 1 to num_layers - 1: the last layer is never a checkpoint.
 
     ``auto`` takes the cuts that the exits of ``calibration`` need, or four even segments without one. Raises ParamsError for

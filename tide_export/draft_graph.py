@@ -88,8 +88,8 @@ def _append_head(graph: ir.Graph, tensors: DraftTensors) -> None:
     own = tape.op("Add", [x, head.product("down", gated)])
     own.dtype = ir.DataType.FLOAT
     logits = head.product("rows", head.normed(own))
-    place = tape.op("ArgMax", [logits], {"axis": -1, "keepdims": 0})
-    token = tape.op("Gather", [head.constant("vocabulary"), place], {"axis": 0})
+    likeliest = tape.op("ArgMax", [logits], {"axis": -1, "keepdims": 0})
+    token = tape.op("Gather", [head.constant("vocabulary"), likeliest], {"axis": 0})
     axes = tape.initializer(ir.tensor(np.array([-1], np.int64), name="draft.axes"))
     score = tape.op("ReduceMax", [tape.op("Softmax", [logits], {"axis": -1}), axes], {"keepdims": 0})
     narrow = cast(tape, own, dtype)

@@ -18,7 +18,7 @@ from tide_runtime.errors import CalibrationError, IncompleteBundleError, ParamsE
 from tide_export.build_targets import BuiltTargets, Cuts, build_targets
 from tide_export.bundle_writer import hash_files, new_directory, write_tokenizer
 from tide_export.calibration.exit_calibration import ExitCalibration, read_exit_calibration
-from tide_export.config import ExportConfig, place_checkpoints, reads_text
+from tide_export.config import ExportConfig, checkpoint_layers, reads_text
 from tide_export.cut import LoweredModel
 from tide_export.draft_graph import DraftWeights
 from tide_export.exit_graphs import exit_graph_model
@@ -185,11 +185,11 @@ def _cuts(loaded: LoadedModel, config: ExportConfig, calibration: ExitCalibratio
     """Layers run before each cut, and the graphs of the exits. Raises CalibrationError if the calibration is of another model."""
     text = loaded.model.config.get_text_config()
     if calibration is None:
-        return Cuts(place_checkpoints(config.checkpoints, text.num_hidden_layers))
+        return Cuts(checkpoint_layers(config.checkpoints, text.num_hidden_layers))
     calibration.check(loaded)
     exits = [info for info in calibration.info.exits if info.graph_outputs()]
     graphs = [exit_graph_model(info, calibration.tensors, text.hidden_size, config.dtype) for info in exits]
-    checkpoints = place_checkpoints(config.checkpoints, text.num_hidden_layers, calibration.info)
+    checkpoints = checkpoint_layers(config.checkpoints, text.num_hidden_layers, calibration.info)
     head = calibration.info.draft_head
     draft = DraftWeights(head.layer, calibration.draft) if head is not None else None
     return Cuts(checkpoints, graphs, calibration.info.exits, draft)

@@ -63,7 +63,7 @@ def products_graph(models: Iterable[ir.Model]) -> ir.Model | None:
         dtype = kind.weights[_SCALES - 1]  # which the activations share
         if kind.k not in inputs:
             inputs[kind.k] = ir.val(f"x_{kind.k}", dtype=dtype, shape=["tokens", kind.k])
-        parts = [_first_features(node, place, kind, f"product_{number}.{place}") for place in range(1, len(node.inputs))]
+        parts = [_first_features(node, position, kind, f"product_{number}.{position}") for position in range(1, len(node.inputs))]
         weights += [part for part in parts if part is not None]
         output = ir.val(f"y_{number}", dtype=dtype, shape=["tokens", kind.n])
         attributes = {name: attribute.value for name, attribute in node.attributes.items()} | {"N": kind.n}
@@ -96,16 +96,16 @@ def _constant(value: ir.Value) -> ir.TensorProtocol | None:
     return value.const_value
 
 
-def _first_features(node: ir.Node, place: int, kind: Kind, name: str) -> ir.Value | None:
-    """Weight input ``place`` of a product for its first ``kind.n`` output features; None where it is absent."""
-    if node.inputs[place] is None:
+def _first_features(node: ir.Node, position: int, kind: Kind, name: str) -> ir.Value | None:
+    """Weight input ``position`` of a product for its first ``kind.n`` output features; None where it is absent."""
+    if node.inputs[position] is None:
         return None
-    tensor, total = _constant(node.inputs[place]), _integer(node, "N")
-    if place == _GROUP_INDEX:  # by input feature
+    tensor, total = _constant(node.inputs[position]), _integer(node, "N")
+    if position == _GROUP_INDEX:  # by input feature
         shape, share = list(tensor.shape.numpy()), tensor.nbytes
     else:
         blocks, share = -(-kind.k // kind.block_size), tensor.nbytes * kind.n // total
-        rest = {_WEIGHT: [blocks, kind.block_size * kind.bits // 8], _BIAS: []}.get(place, [tensor.size // total])
+        rest = {_WEIGHT: [blocks, kind.block_size * kind.bits // 8], _BIAS: []}.get(position, [tensor.size // total])
         shape = [kind.n, *rest]
     if isinstance(tensor, ir.ExternalTensor):
         part: ir.TensorProtocol = ir.ExternalTensor(

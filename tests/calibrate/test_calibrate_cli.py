@@ -37,7 +37,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from tide_export.calibration.calibration_file import CALIBRATION_NAME, EXITS_NAME, CalibrationFile, read_calibration
 from tide_export.calibration.exits_file import read_exits
-from tide_export.config import ExportConfig, place_checkpoints
+from tide_export.config import ExportConfig, checkpoint_layers
 from tide_export.load import LoadedModel, fingerprint, load_model, quantized
 
 LAYERS = 6
@@ -335,7 +335,7 @@ def test_costs_are_measured_on_a_temporary_bundle(model: Path, tmp_path: Path, m
     monkeypatch.setattr(model_costs, "measure_in_own_process", lambda bundle, target, _file: (bundle.is_dir(), target))
     loaded = load_model(str(model), "fp32")
     assert model_costs.measure_model_costs(loaded, "fp32", tmp_path) == (True, "cpu")
-    edges = [0, *place_checkpoints(exported[0].checkpoints, LAYERS), LAYERS]
+    edges = [0, *checkpoint_layers(exported[0].checkpoints, LAYERS), LAYERS]
     assert len({deep - shallow for shallow, deep in pairwise(edges)}) > 1
     assert exported[0].max_seq_len == 128  # the model's own limit
     assert not list(tmp_path.iterdir())

@@ -36,7 +36,7 @@ from transformers import (
 )
 
 from tide_export import ExportConfig, cli, export
-from tide_export.config import place_checkpoints
+from tide_export.config import checkpoint_layers
 from tide_export.load import check_supported
 from tide_export.progress import ExportProgress
 
@@ -287,14 +287,14 @@ def test_command_line_ends_with_the_errors_exit_code(tmp_path):
 
 def test_checkpoint_placement():
     """The model would be cut at other layers than requested, or after the last layer, which is no early exit."""
-    assert place_checkpoints("auto", 24) == [6, 12, 18]
-    assert place_checkpoints("auto", 1) == []
-    assert place_checkpoints("every:5", 12) == [5, 10]
-    assert place_checkpoints("every:12", 12) == []
-    assert place_checkpoints("1,11", 12) == [1, 11]
+    assert checkpoint_layers("auto", 24) == [6, 12, 18]
+    assert checkpoint_layers("auto", 1) == []
+    assert checkpoint_layers("every:5", 12) == [5, 10]
+    assert checkpoint_layers("every:12", 12) == []
+    assert checkpoint_layers("1,11", 12) == [1, 11]
     for spec in ("0", "12", "3,3", "5,4"):
         with pytest.raises(ParamsError, match="from 1 to 11"):
-            place_checkpoints(spec, 12)
+            checkpoint_layers(spec, 12)
 
 
 def test_unknown_target_before_any_work(tmp_path):

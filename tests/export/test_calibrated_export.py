@@ -26,7 +26,7 @@ from tiny_tokenizer import write_byte_tokenizer
 
 from tide_export import ExportConfig, export
 from tide_export.calibration.exit_calibration import ExitCalibration, read_exit_calibration
-from tide_export.config import place_checkpoints
+from tide_export.config import checkpoint_layers
 from tide_export.load import LoadedModel, fingerprint, load_model
 from tide_export.progress import ExportProgress
 from tide_export.verify_exits import verify_exits
@@ -221,13 +221,13 @@ def test_broken_calibrations(case, model, copy, tmp_path):
 def test_checkpoints_follow_the_exits():
     """Exits without a cut could not be taken; a tail cut in two would be run in half."""
     info = CalibrationInfo(EXITS, 4, "exact")
-    assert place_checkpoints("auto", 8, info) == [1, 2, 7]
-    assert place_checkpoints("1,2,4,7", 8, info) == [1, 2, 4, 7]
-    assert place_checkpoints("auto", 8, CalibrationInfo([], 0, "full")) == []
+    assert checkpoint_layers("auto", 8, info) == [1, 2, 7]
+    assert checkpoint_layers("1,2,4,7", 8, info) == [1, 2, 4, 7]
+    assert checkpoint_layers("auto", 8, CalibrationInfo([], 0, "full")) == []
     with pytest.raises(ParamsError, match=r"lack 1, 7, where .* to cut at 1, 2, 7"):
-        place_checkpoints("every:2", 8, info)
+        checkpoint_layers("every:2", 8, info)
     with pytest.raises(ParamsError, match=r"cut through the last 2 layers.*nowhere after 6"):
-        place_checkpoints("1,6,7", 8, CalibrationInfo([ExitInfo(1, "tail:2", "mlp", 0.5)], 4, "exact"))
+        checkpoint_layers("1,6,7", 8, CalibrationInfo([ExitInfo(1, "tail:2", "mlp", 0.5)], 4, "exact"))
 
 
 def test_conflicting_checkpoints_are_found_before_tracing(model, calibration, tmp_path):

@@ -26,21 +26,8 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from tide_export.passes.attention_gqa import (
-    HEAD_SINK,
-    KEY_SCALE,
-    MS_DOMAIN,
-    optional_input,
-)
-from tide_export.passes.attention_packed import (
-    PackedAttention,
-    gathered,
-    graph_input,
-    heads_of,
-    padded,
-    remove_unused,
-    rename_packed_dims,
-)
+from tide_export.passes.attention_gqa import HEAD_SINK, KEY_SCALE, MS_DOMAIN, optional_input
+from tide_export.passes.attention_packed import PackedAttention, gathered, graph_input, packed_attentions, padded, remove_unused
 from tide_export.passes.attention_products import softmax_with_sinks
 from tide_export.passes.base import LoweringContext, PassReport
 from tide_export.passes.graph_walk import array_initializer, constant, dims, new_value
@@ -48,13 +35,8 @@ from tide_export.passes.graph_walk import array_initializer, constant, dims, new
 
 def lower_attention_batched(model: ir.Model, context: LoweringContext) -> PassReport:
     report = PassReport("attention_batched")
-    attentions = [n for n in model.graph if n.op_type == "GroupQueryAttention"]
-    if attentions:
-        rename_packed_dims(model.graph)
-    shared: dict[object, ir.Value] = {}
-    for node in attentions:
-        attention = PackedAttention(model.graph, node, heads_of(node), shared)
-        if node.outputs[0].uses():
+    for attention in packed_attentions(model):
+        if attention.node.outputs[0].uses():
             _lower(attention)
         else:
             _replace(attention, *_written(attention, *_rotated(attention)[1:]))

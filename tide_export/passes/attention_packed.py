@@ -61,12 +61,21 @@ class PackedAttention:
         return list(self.tape.op_multi_out("Split", [value, parts], {"axis": -1}, num_outputs=len(sizes)))
 
 
-def heads_of(node: ir.Node) -> Heads:
+def packed_attentions(model: ir.Model) -> list[PackedAttention]:
+    """The model's attentions, to be rewritten in order. The graph's values become packed, [1, T, …], if there is one."""
+    nodes = [node for node in model.graph if node.op_type == "GroupQueryAttention"]
+    if nodes:
+        _rename_packed_dims(model.graph)
+    shared: dict[object, ir.Value] = {}
+    return [PackedAttention(model.graph, node, _heads(node), shared) for node in nodes]
+
+
+def _heads(node: ir.Node) -> Heads:
     key_cache, value_cache = node.inputs[3:5]
     return Heads(node.attributes["num_heads"].value, dims(key_cache)[1], dims(key_cache)[3], dims(value_cache)[3])
 
 
-def rename_packed_dims(graph: ir.Graph) -> None:
+def _rename_packed_dims(graph: ir.Graph) -> None:
     """Rename [B, S] to [1, T] in every value except the caches and the inputs that index them."""
     unchanged = {"write_index", "seqlens_k", *(v.name for v in (*graph.inputs, *graph.outputs) if "_cache_" in (v.name or ""))}
     batch, seq = next(v for v in graph.inputs if v.name in ("input_ids", "hidden")).shape[:2]

@@ -18,32 +18,16 @@ import onnx_ir as ir
 from onnx_ir.tape import Tape
 from tide_runtime.bundle.manifest import PAD_ATTENTION
 
-from tide_export.passes.attention_gqa import (
-    QUERY_SEQLENS,
-    SEQLENS_K,
-    set_input,
-)
-from tide_export.passes.attention_packed import (
-    PackedAttention,
-    gathered,
-    graph_input,
-    heads_of,
-    padded,
-    remove_unused,
-    rename_packed_dims,
-)
+from tide_export.passes.attention_gqa import QUERY_SEQLENS, SEQLENS_K, set_input
+from tide_export.passes.attention_packed import PackedAttention, gathered, graph_input, packed_attentions, padded, remove_unused
 from tide_export.passes.base import LoweringContext, PassReport
 
 
 def pad_attention(model: ir.Model, context: LoweringContext) -> PassReport:
     """Keep the kernel, on padded tokens."""
     report = PassReport(PAD_ATTENTION)
-    attentions = [n for n in model.graph if n.op_type == "GroupQueryAttention"]
-    if attentions:
-        rename_packed_dims(model.graph)
-    shared: dict[object, ir.Value] = {}
-    for node in attentions:
-        _pad_kernel(PackedAttention(model.graph, node, heads_of(node), shared))
+    for attention in packed_attentions(model):
+        _pad_kernel(attention)
         report.applied += 1
     remove_unused(model)
     return report

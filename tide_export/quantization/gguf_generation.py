@@ -40,7 +40,7 @@ _PARTS = (
 def end_of_generation(keys: Metadata, vocabulary: int) -> list[int]:
     """The ids that end a generation, the file's own first. Raises ModelFilesError for an id outside the ``vocabulary``."""
     tokens = [str(token) for token in keys.full("tokenizer.ggml.tokens") or ()]
-    place = {token: number for number, token in enumerate(tokens)}
+    ids = {token: number for number, token in enumerate(tokens)}
     known = max(len(tokens), vocabulary)
     named = [_id(keys, name, known) for name in ("eos", "eot", "eom")]
     if named[0] is None and keys.full("tokenizer.ggml.model") == "llama":
@@ -48,8 +48,8 @@ def end_of_generation(keys: Metadata, vocabulary: int) -> list[int]:
     found = [number for number in named if number is not None]
     for name, texts in _FILL.items():
         number = _id(keys, name, known)
-        found += [number] if number is not None else [place[text] for text in tokens if text in texts][:1]
-    found += [place[text] for text in _ENDS if text in place]
+        found += [number] if number is not None else [ids[text] for text in tokens if text in texts][:1]
+    found += [ids[text] for text in _ENDS if text in ids]
     ends = {tokens[number] for number in found if number < len(tokens)}
     parts = {part for whole, part in _PARTS if whole <= ends}
     return [n for n in dict.fromkeys(found) if n < vocabulary and (n >= len(tokens) or tokens[n] not in parts)]

@@ -64,15 +64,15 @@ class _Vocabulary:
 
     @cached_property
     def tokens(self) -> list[str]:
-        tokens = [token or f"[EMPTY_{place}]" for place, token in enumerate(self.get("tokens", []))]
+        tokens = [token or f"[EMPTY_{token_id}]" for token_id, token in enumerate(self.get("tokens", []))]
         if len(set(tokens)) < len(tokens):
-            twice = next(token for place, token in enumerate(tokens) if token in tokens[:place])
+            twice = next(token for token_id, token in enumerate(tokens) if token in tokens[:token_id])
             raise ModelFilesError(f"{self.file} has the token {twice!r} twice; convert the model again")
         return tokens
 
     @cached_property
     def ids(self) -> dict[str, int]:
-        return {token: place for place, token in enumerate(self.tokens)}
+        return {token: token_id for token_id, token in enumerate(self.tokens)}
 
     @cached_property
     def types(self) -> list[int]:
@@ -103,13 +103,13 @@ class _Vocabulary:
         if self.get("pre") in ("glm4", "glm5", "chatglm-bpe"):
             found.pop("bos", None)
         found.update(self.named)
-        return {name: place for name, place in found.items() if place < len(self.tokens)}
+        return {name: token_id for name, token_id in found.items() if token_id < len(self.tokens)}
 
     @cached_property
     def named(self) -> dict[str, int]:
         """Those that the file names."""
         given = {name: self.get(f"{key}_token_id") for key, name in _IDS.items()}
-        return {name: int(place) for name, place in given.items() if place is not None and place < len(self.tokens)}
+        return {name: int(token_id) for name, token_id in given.items() if token_id is not None and token_id < len(self.tokens)}
 
     def _names(self, keys: str) -> bool:
         return any(self.get(f"{key}_token_id") is not None for key in keys.split())
@@ -265,7 +265,7 @@ def _add_ends(backend: Tokenizer, vocabulary: _Vocabulary, add_bos: bool) -> Non
         "bos": always or bool(vocabulary.get("add_bos_token", add_bos)),
         "eos": bool(vocabulary.get("add_eos_token", False)),
     }
-    ends = {name: place for name in wanted if wanted[name] and (place := vocabulary.special.get(name)) is not None}
+    ends = {name: token_id for name in wanted if wanted[name] and (token_id := vocabulary.special.get(name)) is not None}
     lacking = [name for name in wanted if wanted[name] and name not in ends]
     if lacking:
         raise ModelFilesError(
@@ -274,13 +274,13 @@ def _add_ends(backend: Tokenizer, vocabulary: _Vocabulary, add_bos: bool) -> Non
         )
     if ends:
         parts = [name for name in ("bos", "$A", "eos") if name == "$A" or name in ends]
-        special = [{"id": name, "ids": [place], "tokens": [vocabulary.tokens[place]]} for name, place in ends.items()]
+        special = [{"id": name, "ids": [token_id], "tokens": [vocabulary.tokens[token_id]]} for name, token_id in ends.items()]
         backend.post_processor = processors.TemplateProcessing(single=parts, special_tokens=special)
 
 
 def _wrapped(backend: Tokenizer, vocabulary: _Vocabulary) -> PreTrainedTokenizerFast:
     named = vocabulary.special if vocabulary.model == "llama" else vocabulary.named
-    special = {f"{name}_token": vocabulary.tokens[place] for name, place in named.items()}
+    special = {f"{name}_token": vocabulary.tokens[token_id] for name, token_id in named.items()}
     templates = dict(_templates(vocabulary))
     if templates:
         special["chat_template"] = templates["default"] if list(templates) == ["default"] else templates

@@ -39,8 +39,8 @@ class RtxEngines:
         def configure(trt: Any, config: Any) -> None:
             config.set_flag(trt.BuilderFlag.REQUIRE_USER_ALLOCATION)  # a CUDA graph cannot contain allocations
             config.num_compute_capabilities = len(target.machine.compute)
-            for place, compute in enumerate(target.machine.compute):
-                config.set_compute_capability(getattr(trt.ComputeCapability, f"SM{compute}"), place)
+            for index, compute in enumerate(target.machine.compute):
+                config.set_compute_capability(getattr(trt.ComputeCapability, f"SM{compute}"), index)
 
         return build_engines(target, trt, f"tensorrt-rtx {trt.__version__}", configure, lowered, job)
 

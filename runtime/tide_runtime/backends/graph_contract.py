@@ -109,10 +109,11 @@ def _written(caches: dict[str, Shape]) -> dict[str, Shape]:
 
 
 def hidden_states(manifest: Manifest, graph: str) -> tuple[int, int]:
-    """Indices of the step's ``hidden`` arrays that ``graph`` reads and writes. Array i is the output of segment i; the last
-    segment and ``uncut`` output logits instead, so the last array is the input of ``head``.
+    """Which of the step's ``hidden`` arrays ``graph`` reads and writes, by index.
 
-    An exit's translated state goes where its head continues: into the last segment (``tail:k``) or into the LM head.
+    Array i holds the output of segment i. The last segment and ``uncut`` write logits instead, so the last array is free: it is
+    the input of ``head``. An exit writes its translated state where its head goes on: into the input of the last segment
+    (``tail:k``) or into that of ``head``.
     """
     names = [segment.name for segment in manifest.segments]
     if graph in names:

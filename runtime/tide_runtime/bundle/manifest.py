@@ -211,10 +211,10 @@ class Manifest:
     def _check_exits(self) -> None:
         if self.calibration is None:
             return
-        places = [e.checkpoint for e in self.calibration.exits]
+        checkpoints = [e.checkpoint for e in self.calibration.exits]
         _require(
-            places == sorted(set(places) & set(self.checkpoints)),
-            f"exits at {places} are not among the checkpoints {self.checkpoints}",
+            checkpoints == sorted(set(checkpoints) & set(self.checkpoints)),
+            f"exits at {checkpoints} are not among the checkpoints {self.checkpoints}",
         )
         head = self.draft_head
         _require(head is None or head.layer in self.checkpoints, "the draft head's layer is not among the checkpoints")
