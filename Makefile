@@ -55,6 +55,7 @@ bench: $(READY) ## the published benchmarks, one after the other
 	$(BIN)/python -m benchmarks.quantised_fidelity --json docs/results/$(DATE)-quantised_fidelity.json
 	$(BIN)/python -m benchmarks.quantised_kv --json docs/results/$(DATE)-quantised_kv.json
 	$(BIN)/python -m benchmarks.gguf_agreement --json docs/results/$(DATE)-gguf_agreement.json
+	$(BIN)/python -m benchmarks.scoring_speed --json docs/results/$(DATE)-scoring_speed.json
 	$(BIN)/python -m benchmarks.same_text --json docs/results/$(DATE)-same_text.json
 	$(BIN)/python -m benchmarks.cpu_kinds --json docs/results/$(DATE)-cpu_kinds.json
 	$(BIN)/python -m benchmarks.predicted_speedup --json docs/results/$(DATE)-predicted_speedup.json

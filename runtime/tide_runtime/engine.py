@@ -31,12 +31,11 @@ from tide_runtime.errors import ParamsError, PromptError
 from tide_runtime.generation_params import GenerationParams
 from tide_runtime.metrics import EngineMetrics, EngineStats
 from tide_runtime.outputs import Chunk, Generation, finished
+from tide_runtime.scheduling.budgets import StepBudget, kv_blocks
 from tide_runtime.scheduling.handle import GenerationHandle
-from tide_runtime.scheduling.kv_memory import kv_blocks
 from tide_runtime.scheduling.loop import EngineLoop, Submitted
 from tide_runtime.scheduling.prefix_tree import PrefixTree
 from tide_runtime.scheduling.scheduler import Scheduler, SchedulerOptions
-from tide_runtime.scheduling.step_budget import StepBudget
 from tide_runtime.scoring import ForcedSequence, Score, ScoreHandle
 from tide_runtime.sequence import TokenSequence
 from tide_runtime.targets.select import DeviceChoice, choose_target

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from tide_runtime.backends.kv_caches import BLOCK_TOKENS
 from tide_runtime.errors import ParamsError
-from tide_runtime.scheduling import kv_memory
-from tide_runtime.scheduling.kv_memory import free_memory, kv_blocks
+from tide_runtime.scheduling import budgets
+from tide_runtime.scheduling.budgets import free_memory, kv_blocks
 
 TOKEN, SLOTS = 1000, 100  # bytes of a token; 7 blocks
 BLOCK = TOKEN * BLOCK_TOKENS
@@ -31,7 +31,7 @@ def test_a_budget_below_one_sequence_is_refused() -> None:
 )
 def test_by_default_a_quarter_of_what_is_free(monkeypatch: pytest.MonkeyPatch, free: int, blocks: int) -> None:
     """Breaks: an engine that takes the whole machine, more than it can use, or less than one sequence."""
-    monkeypatch.setattr(kv_memory, "free_memory", lambda: free)
+    monkeypatch.setattr(budgets, "free_memory", lambda: free)
     assert kv_blocks(TOKEN, None, 4, SLOTS) == blocks
 
 

@@ -8,7 +8,7 @@ import pytest
 from runtime.numpy_backend import tiny_manifest
 from runtime.tiny_transformer import TinyTransformer
 from tide_runtime.costs.cost_model import CostModel
-from tide_runtime.scheduling.step_budget import StepBudget
+from tide_runtime.scheduling.budgets import StepBudget
 
 
 class Linear:

@@ -1,17 +1,21 @@
-"""How much memory keys and values may take: the engine's budget, in blocks."""
+"""What requests get of memory, in blocks of keys and values, and of a step, in prompt tokens beside decodes."""
 
 from __future__ import annotations
 
 import os
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 
 from tide_runtime.backends.kv_caches import BLOCK_TOKENS
+from tide_runtime.costs.cost_model import CostModel
 from tide_runtime.errors import ParamsError
 from tide_runtime.scheduling.scheduler import blocks_of
 
 _SHARE = 0.25  # of the memory that is free when the engine is loaded
 _PREFIX_FACTOR = 4  # memory for this many times the running requests is all that is taken by default
+_MOST_SLOWDOWN = 2.5  # of a step by the prompts in it; steps with many decodes take longer than the median one besides
+_LEAST_TOKENS = 16  # that prompts get in any case; budgets are multiples
 
 
 def kv_blocks(bytes_per_token: int, budget: int | None, rows: int, slots: int) -> int:
@@ -43,3 +47,26 @@ def free_memory() -> int:
         group = Path("/sys/fs/cgroup")
         free.append(int((group / "memory.max").read_text()) - int((group / "memory.current").read_text()))
     return max(0, min(free))
+
+
+class StepBudget:
+    """Prompt tokens of a step by the number of requests that decode in it, so that a long prompt does not stall their tokens.
+
+    Args:
+        most: prompt tokens of a step in which nothing decodes.
+        shared: prompts and decodes share a launch. Otherwise each prompt has a launch of its own, of ``most`` tokens.
+    """
+
+    def __init__(self, costs: CostModel, most: int, shared: bool) -> None:
+        self._costs, self._most, self._shared = costs, most, shared
+        self.tokens = cache(self._tokens)
+
+    def __call__(self, decoding: int) -> int:
+        return self.tokens(decoding) if decoding and self._shared else self._most
+
+    def _tokens(self, decoding: int) -> int:
+        bound = _MOST_SLOWDOWN * self._costs.packed(decoding, decoding, 0)
+        tokens = _LEAST_TOKENS
+        while tokens < self._most and self._costs.packed(decoding, decoding, tokens + _LEAST_TOKENS) <= bound:
+            tokens += _LEAST_TOKENS
+        return min(self._most, tokens)
