@@ -118,8 +118,11 @@ def _top_logprobs(body: dict[str, Any]) -> int | None:
 
 
 def _answer(service: Service, chat: ChatRequest, generations: Sequence[Generation]) -> dict[str, Any]:
-    choices = [_choice(service, chat, index, generation) for index, generation in enumerate(generations)]
-    return {**chat.head, "choices": choices, "usage": usage_of(service.engine, generations, chat.n)}
+    return {
+        **chat.head,
+        "choices": [_choice(service, chat, index, generation) for index, generation in enumerate(generations)],
+        "usage": usage_of(service.engine, generations, chat.n),
+    }
 
 
 def _choice(service: Service, chat: ChatRequest, index: int, generation: Generation) -> dict[str, Any]:

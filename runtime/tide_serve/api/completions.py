@@ -120,9 +120,11 @@ async def checked(service: Service, body: dict[str, Any]) -> CompletionRequest:
 
 def _answer(service: Service, completion: CompletionRequest, scored: Scored, generations: Sequence[Generation]) -> dict[str, Any]:
     each: Sequence[Generation | None] = generations or [None] * completion.num_choices
-    choices = [_choice(service, completion, scored, index, generation) for index, generation in enumerate(each)]
-    usage = usage_of(service.engine, generations, completion.n, completion.prompt_tokens)
-    return {**completion.head, "choices": choices, "usage": usage}
+    return {
+        **completion.head,
+        "choices": [_choice(service, completion, scored, index, generation) for index, generation in enumerate(each)],
+        "usage": usage_of(service.engine, generations, completion.n, completion.prompt_tokens),
+    }
 
 
 def _choice(

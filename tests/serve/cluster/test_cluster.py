@@ -18,6 +18,7 @@ from tide_runtime import Engine, EngineOptions, GenerationParams, ThreadOptions
 from benchmarks.serving.ray_cluster import Deployment, in_time, local_cluster
 
 TESTS = Path(__file__).resolve().parents[2]
+CODE = os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])  # replicas run the code of this process
 ENGINE = {"max_batch": 4, "kv_memory": 2**24}
 PROMPTS = [[5 + i, 17, 40, 9] for i in range(6)]
 
@@ -74,7 +75,7 @@ class Running:
 def running(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     folder = tmp_path_factory.mktemp("held")
     with (
-        local_cluster(2, {FOLDER: str(folder), "PYTHONPATH": str(TESTS)}) as address,
+        local_cluster(2, {FOLDER: str(folder), "PYTHONPATH": CODE}) as address,
         httpx.Client(timeout=60) as client,
         ThreadPoolExecutor(8) as pool,
     ):
