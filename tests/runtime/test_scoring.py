@@ -67,6 +67,13 @@ def test_an_exit_policy_is_scored_as_it_decodes(exits_bundle: Path) -> None:
         assert engine.backend.launches["head"] > 0 and score.layers > 0
 
 
+def test_without_the_same_bits_a_text_is_decoded(load: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch) -> None:
+    """On processors that round otherwise where tokens share a launch, scores would not be those of the text's generation."""
+    with load(policy="full") as engine:
+        monkeypatch.setattr(engine.backend, "row_padding", None)
+        assert engine.score(TEXT, 2).layers > 0
+
+
 def test_few_logits_are_kept_at_a_time(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Logits of a long text take gigabytes where the vocabulary is large."""
     texts = [(TEXT * 4, 1)] * 3

@@ -70,7 +70,8 @@ class StepRows(NamedTuple):
     def of(cls, parts: Sequence[Part], chosen: Sequence[int]) -> StepRows:
         """The step of the parts at ``chosen``, whose rows rise."""
         first = parts[chosen[0]].row
-        tokens, slots, wanted = ([0] * (parts[chosen[-1]].row - first + 1) for _ in range(3))
+        span = parts[chosen[-1]].row - first + 1
+        tokens, slots, wanted = [0] * span, [0] * span, [0] * span
         for i in chosen:
             row, count, slot, logits = parts[i]
             tokens[row - first], slots[row - first], wanted[row - first] = count, slot, logits
@@ -79,11 +80,11 @@ class StepRows(NamedTuple):
 
 def steps_of(context: ExecutionContext, parts: Sequence[Part]) -> list[StepRows]:
     """One step for all ``parts``, or one for each where the padding of a shared one would overrun a row."""
+    if len(parts) < 2:
+        return [StepRows.of(parts, [0])] if parts else []
     order = sorted(range(len(parts)), key=lambda i: parts[i].row)
-    if not order:
-        return []
     shared = StepRows.of(parts, order)
-    if len(order) == 1 or context.fits_together(shared.first, shared.tokens, shared.slots):
+    if context.fits_together(shared.first, shared.tokens, shared.slots):
         return [shared]
     return [StepRows.of(parts, [i]) for i in order]
 
