@@ -28,7 +28,7 @@ from starlette.routing import Mount, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tide_serve.api.event_stream import event
-from tide_serve.cluster.affinity import ForwardedRequest
+from tide_serve.cluster.forwarded import ForwardedRequest
 from tide_serve.config import ServeConfig, api_keys
 from tide_serve.errors import ApiError
 from tide_serve.http.middlewares import guard

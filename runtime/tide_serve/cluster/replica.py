@@ -15,7 +15,7 @@ from tide_runtime import DepthOptions, Engine, EngineOptions, ThreadOptions
 from tide_runtime.errors import ParamsError
 
 from tide_serve.api.app import make_app
-from tide_serve.cluster.affinity import ForwardedRequest
+from tide_serve.cluster.forwarded import ForwardedRequest
 from tide_serve.config import ServeConfig
 from tide_serve.http.recorder import RequestRecorder
 from tide_serve.observe.logs import log_to_stderr

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
-from tide_serve.cluster.affinity import ForwardedRequest
+from tide_serve.cluster.forwarded import ForwardedRequest
 
 FOREVER = 3600.0
 

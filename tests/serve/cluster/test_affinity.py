@@ -8,7 +8,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from tide_serve.cluster.affinity import ForwardedRequest, PrefixAffinityRouter
+from tide_serve.cluster.affinity import PrefixAffinityRouter
+from tide_serve.cluster.forwarded import ForwardedRequest
 
 REPLICAS = [SimpleNamespace(replica_id=SimpleNamespace(unique_id=f"replica{i}")) for i in range(4)]
 OPENINGS = [f"opening {i}" for i in range(200)]

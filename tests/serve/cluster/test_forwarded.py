@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from tide_serve.cluster.affinity import OPENING_CHARS, OPENING_TOKENS, opening
+from tide_serve.cluster.forwarded import OPENING_CHARS, OPENING_TOKENS, opening
 
 SYSTEM = {"role": "system", "content": "Be brief. " * 300}
 
