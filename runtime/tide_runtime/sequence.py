@@ -72,7 +72,6 @@ class TokenSequence:
         prefix_tokens: prompt tokens whose keys and values came from the prefix cache.
         company: most sequences that ran at once while it did.
         preemptions: how often its row was taken away.
-        draft_states: [2H], of the token before the last one, where there is a draft head and the uncut graph ran the token.
         grammar: which tokens may come next; None: all.
         policy_state: what the depth policy keeps of the sequence, in a type of its own.
         layers_run: decoder layers launched in the decode steps that the sequence took part in.
@@ -97,7 +96,6 @@ class TokenSequence:
     prefix_tokens: int = 0
     company: int = 1
     preemptions: int = 0
-    draft_states: NDArray[np.generic] | None = None
     policy_state: Any = None
     depth: DepthStats = field(default_factory=DepthStats)
     layers_run: int = 0

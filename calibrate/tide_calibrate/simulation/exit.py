@@ -2,7 +2,7 @@
 
 exit    A token's output is final at the first confident exit. ``deferred``: its remaining layers are run when a later
         token goes deeper, together; those of the last tokens of a text never. ``propagate``: they are never run. Where asking
-        has not paid of late it rests (tide_runtime.drafting.backoff), as the runtime's does.
+        has not paid of late it rests (`Backoff`), as the runtime's does.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from tide_runtime.bundle.calibration import CostTable, ExitInfo, cuts
 from tide_runtime.bundle.exits import Exit
 from tide_runtime.costs.cost_model import CostModel, StepCurve
+from tide_runtime.depth.speculation.record import exit_backoff
 from tide_runtime.depth_tuning import DepthTuning
-from tide_runtime.drafting.backoff import exit_backoff
 from tide_runtime.errors import ParamsError
 
 from tide_calibrate.simulation.replay import Playback, PolicySimulation, advance, windows

@@ -38,8 +38,6 @@ class ExitGate:
         self._predicted, self._tuning, self._unknown, self._speedups = predicted, tuning, unknown, dict[int, float]()
 
     def opens(self, batch_size: int, greedy: bool) -> bool:
-        if not greedy and self._predicted is not None and self._predicted < self._tuning.least_sampled_speedup:
-            return False
         if batch_size == 1:
             return True
         if not self._shares:

@@ -19,9 +19,8 @@ from tide_runtime.bundle.calibration import ExitInfo
 from tide_runtime.bundle.exits import Exit, bundle_exits
 from tide_runtime.bundle.manifest import HEAD, Manifest, kv_fill_graph
 from tide_runtime.depth.frontier import Frontier, LazySequence
-from tide_runtime.depth.full_pass import finish_chunks, launch_groups, run_decodes_and_prompts, spread
+from tide_runtime.depth.full_pass import Logits, finish_chunks, launch_groups, run_decodes_and_prompts, spread
 from tide_runtime.depth.policy import PromptChunk
-from tide_runtime.drafting.verification import Logits
 from tide_runtime.sequence import TokenSequence, is_finite
 
 _PLAIN_LOGIT = 40.0  # up to which its exponential, summed over any vocabulary, is within float32

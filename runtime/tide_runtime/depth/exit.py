@@ -26,7 +26,7 @@ from tide_runtime.depth.options import DepthOptions
 from tide_runtime.depth.policy import PromptChunk
 from tide_runtime.depth.requirements import check_fills, check_tails, no_exit, too_deep
 from tide_runtime.depth.skipped_kv import Deferred, Propagated, SkippedLayers
-from tide_runtime.drafting.backoff import Backoff, exit_backoff
+from tide_runtime.depth.speculation.record import Backoff, exit_backoff
 from tide_runtime.errors import ParamsError
 from tide_runtime.generation_params import GenerationParams
 from tide_runtime.sequence import TokenSequence, note_depth_time

@@ -5,10 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 from tide_runtime.backends.base import ExecutionContext
 from tide_runtime.depth.policy import PromptChunk
-from tide_runtime.drafting.verification import Logits
 from tide_runtime.sequence import TokenSequence
+
+
+class Logits(NamedTuple):
+    """The model's own ``logits`` [S, V] for the last S tokens of a sequence, the argmax of each, and their ``states`` [S, 2H],
+    where there is a draft head."""
+
+    logits: NDArray[np.floating]
+    tokens: list[int]
+    states: NDArray[np.generic] | None = None
 
 
 class Work(NamedTuple):
@@ -81,7 +92,6 @@ def finish_chunks(prompts: Sequence[PromptChunk], logits: Sequence[Logits]) -> l
         sequence.num_cached_tokens += chunk.tokens
         sequence.prefilled = is_last
         tokens.append([sequence.choose(found.logits[0], found.tokens[0])] if wanted else [])
-        sequence.draft_states = found.states[0].copy() if wanted and found.states is not None else None
     return tokens
 
 
