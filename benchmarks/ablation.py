@@ -76,13 +76,10 @@ RULES = {
     "cooldown": Rule(("exact", "exit"), {"cooldown": 0}),
     "exit_expectation": Rule(("exit",), {"exit_expectation_weight": 1.0}),
     "batch_gate": Rule(("exact", "exit"), {"least_batch_speedup": 0.0}),
-    "sampled_gate": Rule(("exact", "exit"), {"least_sampled_speedup": 0.0}),
     "padding_penalty": Rule(("exact",), {"padding_penalty": 0.0}),
-    "cap_of_longest_draft": Rule(("exact",), {"draft_lengths": (64,)}),
     "few_drafts_first": Rule(("exact",), {"first_speculative_tokens": 64}),
     "draft_head": Rule(("exact",), {"head_draft_limit": 0}),
     "exits_beside_text": Rule(("exact",), {"draft": "ngram"}, beside={"head_draft_limit": 0}),
-    "ledger": Rule(("exact",), {"loss_allowance": 1e9}, tasks=True),
     "pool": Rule(("exact",), {"pool_tokens": 0}, tasks=True),
     "observed_passes": Rule((), {"clock_rate": 0.0}, tasks=True),
     "hit_rate_classes": Rule(("exact",), {"usual_hit_rates": ((1, 0.6),)}, tasks=True),
@@ -139,12 +136,15 @@ def _simulated_ms(weights: Engine, launches: LaunchCounts, turns: Sequence[Turn]
 
 
 def drafting_size() -> tuple[int, int]:
-    """Constants that control drafting and exits, all in `DepthTuning`, and lines of the files that decide: those of
-    ``depth/speculation`` and the policy ``exact``. The suffix automaton and the pool (``text.py``) are left out, as they find
-    drafts and decide nothing."""
-    depth = Path(tide_runtime.__file__).parent / "depth"
-    files = [path for path in (depth / "speculation").glob("*.py") if path.name != "text.py"]
-    return len(fields(DepthTuning)), sum(len(path.read_text("utf-8").splitlines()) for path in [*files, depth / "exact.py"])
+    """Constants that control drafting, and lines of the files that decide.
+
+    Constants are the fields of `DepthTuning` but those of policy ``exit`` alone, which are named for it. Lines are those of
+    policy ``exact`` and of ``depth/speculation`` without the drafters, which find drafts and decide nothing.
+    """
+    depth, drafters = Path(tide_runtime.__file__).parent / "depth", ("text", "grammar", "head", "exits")
+    files = [path for path in (depth / "speculation").glob("*.py") if path.stem not in drafters]
+    lines = sum(len(path.read_text("utf-8").splitlines()) for path in [*files, depth / "exact.py"])
+    return sum(not one.name.startswith("exit_") for one in fields(DepthTuning)), lines
 
 
 @dataclass(frozen=True)

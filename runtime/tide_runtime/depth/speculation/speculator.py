@@ -70,7 +70,7 @@ class Speculator:
         self._expected = predicted if predicted is not None else tuning.uncalibrated_speedup
         shares = {int(layers): share for layers, share in calibration.exit_depths.items()} if calibration is not None else {}
         measured = calibration is not None and calibration.costs is not None
-        self._gate = ExitGate(self.costs, exits, shares, False, predicted, tuning, unknown=not measured)
+        self._gate = ExitGate(self.costs, exits, shares, False, tuning, unknown=not measured)
 
     def start(self, context: ExecutionContext, sequence: TokenSequence) -> State:
         """The state of a new sequence. A calibration predicts greedy text; fewer drafts of sampled text are accepted."""
@@ -88,7 +88,7 @@ class Speculator:
             state.begin_step()
         for drafter in self.text:
             drafter.draft(context, states)
-        exits = self._evaluates_exits(states)
+        exits = bool(states and self.exits.exits) and self._gate.opens(len(states))
         if any(state.guess.tokens for state in states):
             speedup = fmean(state.record.exits.speedup for state in states) if exits else 1.0
             self.place_drafts(states, prompt_tokens, least=speedup)
@@ -118,10 +118,6 @@ class Speculator:
                 record.observe_cycle(len(state.drafts), len(tokens) - 1, cost)
             else:
                 record.exits.pass_tokens(len(tokens))
-
-    def _evaluates_exits(self, states: States) -> bool:
-        greedy = all(state.sequence.params.greedy for state in states)
-        return bool(states and self.exits.exits) and self._gate.opens(len(states), greedy)
 
     def place_drafts(self, states: States, prompt_tokens: int, spent_ms: float = 0.0, least: float = 1.0) -> None:
         """Draft as many tokens of each sequence's best guess as pay, after ``spent_ms`` of drafting; ``least``: see
