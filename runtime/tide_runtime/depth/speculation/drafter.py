@@ -11,10 +11,10 @@ from tide_runtime.depth.speculation.record import SpeculativeSequence
 
 
 class Evaluation(NamedTuple):
-    """An exit was evaluated for a token of each of ``count`` sequences, run from segment ``first`` on; see
+    """An exit was evaluated for a token of each of ``batch_size`` sequences, run from segment ``first`` on; see
     `CostModel.evaluation`."""
 
-    count: int
+    batch_size: int
     first: int
     exit: Exit
     with_head: bool
