@@ -62,13 +62,13 @@ class Rule:
     Args:
         policies: that the rule concerns on the demo models.
         without: fields of `DepthTuning` or `DepthOptions` that switch it off.
-        beside: fields that both variants have.
+        both: fields that both variants have.
         tasks: whether the rule concerns single texts without exits, as the tasks are.
     """
 
     policies: tuple[str, ...]
     without: Mapping[str, Any]
-    beside: Mapping[str, Any] = field(default_factory=dict)
+    both: Mapping[str, Any] = field(default_factory=dict)
     tasks: bool = False
 
 
@@ -77,9 +77,9 @@ RULES = {
     "exit_expectation": Rule(("exit",), {"exit_expectation_weight": 1.0}),
     "batch_gate": Rule(("exact", "exit"), {"least_batch_speedup": 0.0}),
     "padding_penalty": Rule(("exact",), {"padding_penalty": 0.0}),
-    "few_drafts_first": Rule(("exact",), {"first_speculative_tokens": 64}),
+    "few_drafts_first": Rule(("exact",), {"first_exit_drafts": 64}),
     "draft_head": Rule(("exact",), {"head_draft_limit": 0}),
-    "exits_beside_text": Rule(("exact",), {"draft": "ngram"}, beside={"head_draft_limit": 0}),
+    "exits_with_text": Rule(("exact",), {"draft": "ngram"}, both={"head_draft_limit": 0}),
     "pool": Rule(("exact",), {"pool_tokens": 0}, tasks=True),
     "observed_passes": Rule((), {"clock_rate": 0.0}, tasks=True),
     "hit_rate_classes": Rule(("exact",), {"usual_hit_rates": ((1, 0.6),)}, tasks=True),
@@ -114,7 +114,7 @@ def _earned(
     with ExitStack() as stack:
         arms, seen = [], (LaunchCounts(), LaunchCounts())
         for launches, switched in zip(seen, ({}, rule.without), strict=True):
-            depth = _options({**REPEATABLE, **rule.beside, **switched})
+            depth = _options({**REPEATABLE, **rule.both, **switched})
             options = replace(weights.options, policy=policy, depth=depth, max_batch=batch)
             arms.append(EngineArm(policy, stack.enter_context(weights.with_options(options, launches))))
             arms[-1].turn(groups[0], params)  # binds every shape first

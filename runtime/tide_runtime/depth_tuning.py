@@ -13,7 +13,7 @@ class DepthTuning:
         text_draft_limit: most text drafts before a verification pass. They cost no evaluation, so they go further.
         head_draft_limit: most guesses of the draft head before a verification pass, and most exit drafts where the calibration
             names no limit: hardly one at the end of a longer chain is right. 0: the head never guesses.
-        first_speculative_tokens: exit drafts of a sequence's first cycle. The number doubles while all drafts are accepted.
+        first_exit_drafts: exit drafts of a sequence's first cycle. The number doubles while all drafts are accepted.
         usual_hit_rates: (least matched tokens of a class, share of copied tokens that were right after so many), rising, from 68
             greedy texts of SmolLM2-135M-Instruct.
         hit_rate_weight, hit_rate_memory: see `HitRates`.
@@ -34,7 +34,7 @@ class DepthTuning:
 
     text_draft_limit: int = 12
     head_draft_limit: int = 6
-    first_speculative_tokens: int = 1
+    first_exit_drafts: int = 1
     usual_hit_rates: tuple[tuple[int, float], ...] = (
         (1, 0.24), (2, 0.53), (3, 0.69), (4, 0.77), (6, 0.86), (9, 0.91), (14, 0.96), (24, 0.99)
     )  # fmt: skip

@@ -51,7 +51,7 @@ def make_row(request: Request, manifest: Manifest) -> TokenSequence:
     )
 
 
-FAR_DRAFTS = DepthTuning(first_speculative_tokens=64, padding_penalty=0.0)
+FAR_DRAFTS = DepthTuning(first_exit_drafts=64, padding_penalty=0.0)
 """Exits draft up to the limit from a text's first cycle on, and a sequence may get ahead of others."""
 
 Policy = TypeVar("Policy", bound=DepthPolicy)

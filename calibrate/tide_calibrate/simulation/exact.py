@@ -103,7 +103,7 @@ class _Generation:
     ) -> None:
         self.counts, self.deepest = run.counts, len(run.decisions)
         self.start, self.size, self.limit, self.lookup = start, end - start, draft_limit, lookup
-        self.stops, self.num_exit_drafts = run.stops[start:end].tolist(), tuning.first_speculative_tokens
+        self.stops, self.num_exit_drafts = run.stops[start:end].tolist(), tuning.first_exit_drafts
         self.next_deep = _next(run.stops[start:end] == self.deepest)
         self.next_wrong = _next(~run.agrees[start:end])
 

@@ -18,7 +18,7 @@ from tide_runtime.depth_tuning import DepthTuning
 from tide_runtime.errors import CalibrationError, ParamsError
 
 # Where drafts have been accepted, so that short texts show whole cycles; one test is about a text's start.
-FAR = DepthTuning(first_speculative_tokens=64)
+FAR = DepthTuning(first_exit_drafts=64)
 simulate_exact = partial(from_the_start, tuning=FAR)
 
 

@@ -145,7 +145,7 @@ class TrackRecord:
             self.rates["head"] = HitRates(weight, memory, {score: share for score, share in head.classes})
         self.head_mean = HitRates(weight, memory, {0.0: fmean(head.acceptance) if head is not None else 0.0})
         self.exits = Backoff(tuning, expected)
-        self.num_exit_drafts = tuning.first_speculative_tokens
+        self.num_exit_drafts = tuning.first_exit_drafts
 
     def chances(self, guess: Guess) -> list[float]:
         """Of each guessed token, that it and all before it are right."""
