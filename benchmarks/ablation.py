@@ -186,13 +186,13 @@ def run_tasks(weights: Engine, prompts: Sequence[TaskPrompt], new_tokens: int, r
     chosen = [index for index, decoded in enumerate(tokens) if decoded >= LEAST_TOKENS]
     kinds = [prompts[index].kind for index in chosen]
     times = {name: [own[index] for index in chosen] for name, own in seconds.items()}
-    return [{"rule": name, **_task_figures(kinds, times[name], times["default"], times["full"])} for name in rules]
+    return [{"rule": name, **task_figures(kinds, times[name], times["default"], times["full"])} for name in rules]
 
 
 Times = Sequence[Sequence[float]]  # seconds of each task, by round
 
 
-def _task_figures(kinds: Sequence[str], without: Times, default: Times, full: Times) -> dict[str, Any]:
+def task_figures(kinds: Sequence[str], without: Times, default: Times, full: Times) -> dict[str, Any]:
     """What a rule saves in percent, over the kinds, and the slowest task against `full` with it and without it."""
     by_kind = defaultdict[str, list[float]](list)
     for kind, ratio in zip(kinds, _ratios(without, default), strict=True):

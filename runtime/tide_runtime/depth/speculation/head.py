@@ -17,7 +17,7 @@ from tide_runtime.depth.speculation.record import Guess, SpeculativeSequence
 
 
 class HeadDrafter:
-    """Adds one token to ``head_guess`` at each call, and leaves the state behind it in ``head_state``: the verification pass
+    """Adds one token to ``head_guess`` at each call, and leaves the state after it in ``head_state``: the verification pass
     replaces that by the model's own."""
 
     def __init__(self, limit: int) -> None:
