@@ -8,6 +8,7 @@ first ones were accepted.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from statistics import fmean
 
 from tide_runtime.backends.base import ExecutionContext
@@ -70,7 +71,7 @@ class Speculator:
         self._expected = predicted if predicted is not None else tuning.uncalibrated_speedup
         shares = {int(layers): share for layers, share in calibration.exit_depths.items()} if calibration is not None else {}
         measured = calibration is not None and calibration.costs is not None
-        self._gate = ExitGate(self.costs, exits, shares, False, tuning, unknown=not measured)
+        self._exits_pay = cache(ExitGate(self.costs, exits, shares, False, tuning, unknown=not measured).opens)  # by batch size
 
     def start(self, context: ExecutionContext, sequence: TokenSequence) -> State:
         """The state of a new sequence. A calibration predicts greedy text; fewer drafts of sampled text are accepted."""
@@ -88,7 +89,7 @@ class Speculator:
             state.begin_step()
         for drafter in self.text:
             drafter.draft(context, states)
-        exits = bool(states and self.exits.exits) and self._gate.opens(len(states))
+        exits = bool(states and self.exits.exits) and self._exits_pay(len(states))
         if any(state.guess.tokens for state in states):
             speedup = fmean(state.record.exits.speedup for state in states) if exits else 1.0
             self.place_drafts(states, prompt_tokens, least=speedup)
@@ -191,4 +192,6 @@ class Speculator:
         ms = evaluation_ms + full(size, sum(waiting), max(waiting)) - segments(size, sum(waiting), 0, begin, max(waiting))
         if any(unevaluated):
             ms += segments(size, sum(unevaluated), 0, begin, max(unevaluated))
-        return ms / full(size, size, 1)
+        sampled = [state for state in states if not state.sequence.params.greedy]
+        drawn = sum(1 + len(state.drafts) * (1 + state.evaluates) for state in sampled)  # exits draw their drafts, too
+        return (ms + drawn * self.costs.draw_ms) / (full(size, size, 1) + len(sampled) * self.costs.draw_ms)
