@@ -128,7 +128,7 @@ def disagreement(full: Engine, other: Engine, prompt: Sequence[int]) -> float:
 
 
 def slow_prompt(report: Report, cache: Path, weights: str, generations: int, seed: int, table: Table) -> None:
-    folder, repeatable = folder_of(weights, GGUF_MODELS["smollm2"], cache / "smollm2"), DepthTuning(observe_passes=False)
+    folder, repeatable = folder_of(weights, GGUF_MODELS["smollm2"], cache / "smollm2"), DepthTuning(clock_rate=0.0)
     with ExitStack() as stack:
         full = stack.enter_context(Engine.load(folder, OPTIONS))
         auto, searched = (

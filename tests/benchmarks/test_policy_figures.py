@@ -18,7 +18,7 @@ from tide_runtime.bundle.manifest import UNCUT as UNCUT_GRAPH
 from tide_runtime.costs.cost_model import CostModel
 from tide_runtime.depth_tuning import DepthTuning
 
-from benchmarks.ablation import RULES, run_cell
+from benchmarks.ablation import RULES, drafting_size, run_cell, task_figures
 from benchmarks.arms import policy_arms
 from benchmarks.arms.modelled_time import Launch, LaunchCounts, layers_of, modelled_ms
 from benchmarks.arms.policy_arms import BASELINE
@@ -117,7 +117,7 @@ def test_arms_and_the_baseline_begin_in_turn() -> None:
 def test_no_turn_drafts_from_an_earlier_one(load: Callable[..., Engine]) -> None:
     """The baseline, which has a turn beside every arm, would copy its own first answer in all the others."""
     params = GenerationParams(max_new_tokens=16, ignore_eos=True)
-    repeatable = DepthOptions(tuning=DepthTuning(observe_passes=False))
+    repeatable = DepthOptions(tuning=DepthTuning(clock_rate=0.0))
     with load(policy="exact", depth=repeatable) as engine, engine.with_options(engine.options) as other:
         baseline, arm = EngineArm("exact", engine), EngineArm("exact", other)
         alone = EngineArm("exact", engine).turn([[5, 9, 3]], params)
@@ -197,7 +197,22 @@ def test_a_rule_that_is_switched_off_is_priced(exits_bundle: Path) -> None:
     """The price of launches would be that of another variant, or of none."""
     with Engine.load(exits_bundle, EngineOptions(threads=ThreadOptions(1), prefix_cache=False)) as weights:
         rows = run_cell(weights, "exact", 1, 0.0, [[[5, 9, 3, 5, 9, 3]], [[7, 1, 4, 7, 1, 4]]], 12)
-    assert [row["rule"] for row in rows] == [name for name, (policies, _) in RULES.items() if "exact" in policies]
+    assert [row["rule"] for row in rows] == [name for name, rule in RULES.items() if "exact" in rule.policies]
     assert all(np.isfinite([row["simulated_pct"], row["measured_pct"]]).all() for row in rows)
-    unchanged = next(row for row in rows if row["rule"] == "sampled_gate")
-    assert unchanged["simulated_pct"] == pytest.approx(0, abs=1e-6), "greedy text asks no gate of sampled text"
+    unchanged = next(row for row in rows if row["rule"] == "padding_penalty")
+    assert unchanged["simulated_pct"] == pytest.approx(0, abs=1e-6), "a text alone has no padding"
+
+
+def test_a_rule_is_held_against_the_same_task_of_the_same_round() -> None:
+    """One long task, or one slow moment, would decide what a rule earns."""
+    default, without, full = [[1.0, 9.0, 1.0], [8.0] * 3, [2.0] * 3], [[2.0, 18.0, 1.0], [8.0] * 3, [2.0] * 3], [[2.0] * 3] * 3
+    figures = task_figures(["chat", "chat", "code"], without, default, full)
+    assert figures["best_kind_pct"] == pytest.approx(100 * (2**0.5 - 1))  # two tasks: twice as long, and the same
+    assert figures["worst_kind_pct"] == pytest.approx(0) and figures["measured_pct"] == pytest.approx(100 * (2**0.25 - 1))
+    assert figures["worst_vs_full"] == pytest.approx(0.25)
+
+
+def test_what_controls_drafting_stays_small() -> None:
+    """Rules would come back one by one, each with its constants."""
+    constants, lines = drafting_size()
+    assert 0 < constants <= 15 and 0 < lines <= 700

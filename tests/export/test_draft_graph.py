@@ -19,9 +19,11 @@ from tide_runtime import DepthOptions, Engine, EngineOptions, GenerationParams
 from tide_runtime.backends.draft_step import run_draft_head
 from tide_runtime.bundle.calibration import ExitInfo
 from tide_runtime.bundle.manifest import DRAFT, STATES, UNCUT, read_manifest
-from tide_runtime.depth_tuning import DepthTuning
-from tide_runtime.drafting import head_drafts
-from tide_runtime.drafting.controller import DraftController
+from tide_runtime.depth.speculation import head as head_drafter
+from tide_runtime.depth.speculation import speculator
+from tide_runtime.depth.speculation.lengths import Lengths
+from tide_runtime.depth.speculation.record import SpeculativeSequence
+from tide_runtime.depth.speculation.speculator import Speculator
 from tide_runtime.errors import CalibrationError
 from tiny_tokenizer import write_byte_tokenizer
 
@@ -67,16 +69,16 @@ def bundle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 def always(monkeypatch: pytest.MonkeyPatch) -> None:
     """The head guesses whenever it has room, as if it cost nothing, and all guesses are verified."""
 
-    def pays(self: DraftController, states: list, text: list, ready: list[int], spent_ms: float, prompts: int) -> bool:
-        return all(len(states[i].head.tokens) < min(4, states[i].head.room) for i in ready)
+    def pays(self: Speculator, states: list[SpeculativeSequence], ready: int, launches: int, prompt_tokens: int) -> bool:
+        return launches < min(4, *(state.head_room for state in states if state.head_room))
 
-    monkeypatch.setattr(DraftController, "head_pays", pays)
-    monkeypatch.setattr(DraftController, "lengths", lambda self, states, chances, spent, prompts: [len(own) for own in chances])
+    monkeypatch.setattr(Speculator, "head_pays", pays)
+    monkeypatch.setattr(speculator, "choose_lengths", lambda drafts, *_: Lengths([len(own) for own in drafts], 1.0))
 
 
 @pytest.fixture
 def engines(bundle: Path) -> Iterator[dict[str, Engine]]:
-    depth = DepthOptions(draft="head", tuning=DepthTuning(loss_allowance=1e9))
+    depth = DepthOptions(draft="head")
     made = {name: Engine.load(bundle, EngineOptions(policy=name, depth=depth, max_batch=4)) for name in ("full", "exact")}
     yield made
     for engine in made.values():
@@ -151,7 +153,7 @@ def test_guesses_read_the_state_behind_which_they_stand(drafting: Engine, monkey
         seen.append((list(tokens), np.array(states)))
         return run_draft_head(context, rows, tokens, states, places)
 
-    monkeypatch.setattr(head_drafts, "run_draft_head", spy)
+    monkeypatch.setattr(head_drafter, "run_draft_head", spy)
     (generation,) = drafting.generate([PROMPTS[0]], GenerationParams(max_new_tokens=12, ignore_eos=True))
     text = [*PROMPTS[0], *generation.token_ids]
     context = drafting.backend.context(1)
@@ -199,7 +201,7 @@ def test_the_manifest_names_the_head(bundle: Path) -> None:
 @pytest.mark.usefixtures("always", "drafting")
 def test_the_callers_draft_limit_holds_for_the_head(bundle: Path) -> None:
     """Breaks: a step would write more tokens than its row of the cache has room for."""
-    depth = DepthOptions(draft="head", draft_limit=1, tuning=DepthTuning(loss_allowance=1e9))
+    depth = DepthOptions(draft="head", draft_limit=1)
     with Engine.load(bundle, EngineOptions(policy="exact", depth=depth)) as engine:
         (generation,) = engine.generate([PROMPTS[0]], GenerationParams(max_new_tokens=24, ignore_eos=True))
     assert 0 < generation.stats.drafted["head"] <= generation.stats.deep_passes

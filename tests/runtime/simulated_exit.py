@@ -12,7 +12,7 @@ from tide_runtime.bundle.manifest import Manifest
 from tide_runtime.depth.executor import max_probability
 from tide_runtime.depth.exit import ExitDepth
 from tide_runtime.depth.options import DepthOptions
-from tide_runtime.drafting.backoff import exit_backoff
+from tide_runtime.depth.speculation.record import exit_backoff
 from tide_runtime.sampler import Sampler
 
 

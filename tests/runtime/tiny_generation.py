@@ -48,7 +48,7 @@ def make_row(request: Request, manifest: Manifest) -> TokenSequence:
     )
 
 
-FAR_DRAFTS = DepthTuning(loss_allowance=1e9, first_speculative_tokens=64, padding_penalty=0.0)
+FAR_DRAFTS = DepthTuning(first_exit_drafts=64, padding_penalty=0.0)
 """Exits draft up to the limit from a text's first cycle on, and a sequence may get ahead of others."""
 
 Policy = TypeVar("Policy", bound=DepthPolicy)
@@ -56,10 +56,15 @@ Policy = TypeVar("Policy", bound=DepthPolicy)
 
 def exits_pay(policy: Policy, cost: float = 0.5) -> Policy:
     """``policy``, to which every evaluation of exits seems to gain, so that no cooldown begins."""
-    for price in ("token_cost", "cycle_cost"):
-        if hasattr(policy, price):
-            setattr(policy, price, lambda *_: cost)
+    for owner, price in priced(policy):
+        setattr(owner, price, lambda *_: cost)
     return policy
+
+
+def priced(policy: DepthPolicy) -> list[tuple[Any, str]]:
+    """What prices evaluations of exits, and the name of the method."""
+    owners = ((policy, "token_cost"), (getattr(policy, "speculator", None), "cycle_cost"))
+    return [(owner, price) for owner, price in owners if hasattr(owner, price)]
 
 
 class Audited:

@@ -1,7 +1,7 @@
 """The policy ``exact``, played through on a text of which it is known what every exit would have said.
 
 Draft from the shallow segments while the router is confident (at most ``draft_limit`` drafts, fewer in a text's first cycles:
-`next_speculative_tokens`), then run the rest for all m waiting tokens at once. Gained: the drafts up to the first wrong one, and
+`next_exit_drafts`), then run the rest for all m waiting tokens at once. Gained: the drafts up to the first wrong one, and
 one token more. Speculative decoding (Leviathan et al. 2023) with the model's own first layers as drafter (LayerSkip, Elhoushi et
 al. 2024). Where the text repeats, drafts are copied from it instead (`ngram`), and one pass takes them through the whole model.
 """
@@ -16,9 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 from tide_runtime.bundle.calibration import CostTable, ExitInfo
 from tide_runtime.costs.cost_model import CostModel
+from tide_runtime.depth.speculation.record import next_exit_drafts
+from tide_runtime.depth.speculation.text import TextPool
 from tide_runtime.depth_tuning import DepthTuning
-from tide_runtime.drafting.controller import next_speculative_tokens
-from tide_runtime.drafting.text_drafter import TextPool
 from tide_runtime.errors import CalibrationError, ParamsError
 
 from tide_calibrate.simulation.replay import LaunchCounts, Playback, PolicySimulation, windows
@@ -101,7 +101,7 @@ class _Generation:
     ) -> None:
         self.counts, self.deepest = run.counts, len(run.decisions)
         self.start, self.size, self.limit, self.lookup = start, end - start, draft_limit, lookup
-        self.stops, self.num_speculative_tokens = run.stops[start:end].tolist(), tuning.first_speculative_tokens
+        self.stops, self.num_exit_drafts = run.stops[start:end].tolist(), tuning.first_exit_drafts
         self.next_deep = _next(run.stops[start:end] == self.deepest)
         self.next_wrong = _next(~run.agrees[start:end])
 
@@ -130,7 +130,7 @@ class _Generation:
     def _draft(self, position: int) -> tuple[int, int]:
         """Exits' drafts and right ones among them, and a run of the rest for all."""
         # Where so many are drafted, or at the text's end, there is no further draft: exits are not evaluated.
-        last = min(position + min(self.limit, self.num_speculative_tokens), self.size - 1)
+        last = min(position + min(self.limit, self.num_exit_drafts), self.size - 1)
         if last == position:
             self.counts.whole[1] += 1
             return 0, 0
@@ -138,7 +138,7 @@ class _Generation:
         self.counts.evaluate(self.start + position, self.start + min(deep + 1, last))
         _run_cycle(self.counts, self.stops[position:deep], self.deepest)
         made, right = deep - position, min(deep, self.next_wrong[position]) - position
-        self.num_speculative_tokens = next_speculative_tokens(self.num_speculative_tokens, made, right)
+        self.num_exit_drafts = next_exit_drafts(self.num_exit_drafts, made, right)
         return made, right
 
 

@@ -2,7 +2,7 @@
 
 exit    A token's output is final at the first confident exit. Its remaining layers are run when a later token goes deeper,
         together; those of the last tokens of a text never. Where evaluating exits has not paid of late, they are left out for
-        a while (tide_runtime.drafting.backoff), as the runtime does.
+        a while (`Backoff`), as the runtime does.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 from tide_runtime.bundle.calibration import CostTable, ExitInfo
 from tide_runtime.costs.cost_model import CostModel
+from tide_runtime.depth.speculation.record import exit_backoff
 from tide_runtime.depth_tuning import DepthTuning
-from tide_runtime.drafting.backoff import exit_backoff
 
 from tide_calibrate.simulation.replay import Playback, PolicySimulation, windows
 from tide_calibrate.traces.trace import SplitTrace

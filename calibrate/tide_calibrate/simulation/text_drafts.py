@@ -1,13 +1,13 @@
-"""Text drafts in a simulation: the runtime's own drafter and controller, on a text that is known."""
+"""Text drafts in a simulation: the runtime's own drafter, record and choice of lengths, on a text that is known."""
 
 from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
+from tide_runtime.depth.speculation.lengths import choose_lengths
+from tide_runtime.depth.speculation.record import NO_GUESS, TrackRecord
+from tide_runtime.depth.speculation.text import SequenceText, TextPool
 from tide_runtime.depth_tuning import DepthTuning
-from tide_runtime.drafting.backoff import Backoff
-from tide_runtime.drafting.controller import DraftState, affordable, lengths_to_verify
-from tide_runtime.drafting.text_drafter import TextDrafter, TextPool
 
 from tide_calibrate.traces.trace import OwnText
 
@@ -28,29 +28,24 @@ class TextDrafts:
         self, text: OwnText, pass_ms: NDArray[np.float64], speedup: float, tuning: DepthTuning, pool: TextPool | None = None
     ) -> None:
         self._text, self._speedup, self._pass_ms = text, speedup, pass_ms.tolist()
-        self._count = 0
-        self._tuning, self._state = tuning, DraftState(tuning, Backoff(tuning, 1.0), TextDrafter(pool))
+        self._tuning, self._history, self._record, self._guess = tuning, SequenceText(pool), TrackRecord(tuning), NO_GUESS
 
     def draft(self, position: int) -> tuple[int, int]:
         """How many tokens are drafted when ``position`` new ones are known, and how many of them are right."""
-        tokens, end, state = self._text.tokens, self._text.prompt + position, self._state
-        self._count = 0
-        state.guess = state.text.guess(tokens, end, min(self._tuning.text_draft_limit, len(tokens) - end - 1))
-        if not state.guess.tokens:
+        tokens, end = self._text.tokens, self._text.prompt + position
+        self._guess = guess = self._history.guess(tokens, end, min(self._tuning.text_draft_limit, len(tokens) - end - 1))
+        if not guess.tokens:
             return 0, 0
-        chances = affordable(state.ledger, state.text_chances, self._pass, 1)
-        (count,) = lengths_to_verify([chances], self._pass, self._speedup, self._tuning)
-        self._count = count
+        ((count,), _) = choose_lengths([self._record.chances(guess)], self._pass, self._tuning.padding_penalty, self._speedup)
         right = 0
-        while right < count and state.guess.tokens[right] == tokens[end + right]:
+        while right < count and guess.tokens[right] == tokens[end + right]:
             right += 1
         return count, right
 
     def learn(self, position: int, made: int) -> None:
         """Compare the last guess with the ``made`` tokens that followed the first ``position`` new ones."""
         end = self._text.prompt + position
-        self._state.observe_tokens(self._text.tokens[end : end + made].tolist())
-        self._state.ledger.settle(made, self._pass_ms[self._count + 1] / self._pass_ms[1] - 1, made - 1)
+        self._record.observe(self._guess, self._text.tokens[end : end + made].tolist())
 
     def finish(self, pool: TextPool) -> None:
         """The sequence has ended; its output may draft for others."""

@@ -1,4 +1,4 @@
-"""What exits gain when several sequences run at once, or when tokens are sampled, estimated before a text begins.
+"""What exits gain when several sequences run at once, estimated before a text begins.
 
 The sequences of a batch share every launch, so few of them save much by stopping early, and on small models evaluating an exit
 may cost more than that. A sequence's text must not depend on the others of its batch. So their texts do not decide whether exits
@@ -20,7 +20,6 @@ class ExitGate:
 
     Args:
         exits, shares, propagate: see `batch_speedup`.
-        predicted: speedup predicted for one greedy sequence; None: unknown.
         unknown: whether exits are evaluated in batches where ``shares`` is empty.
     """
 
@@ -30,16 +29,13 @@ class ExitGate:
         exits: Sequence[Exit],
         shares: Mapping[int, float],
         propagate: bool,
-        predicted: float | None,
         tuning: DepthTuning,
         unknown: bool = True,
     ) -> None:
         self._costs, self._exits, self._shares, self._propagate = costs, exits, shares, propagate
-        self._predicted, self._tuning, self._unknown, self._speedups = predicted, tuning, unknown, dict[int, float]()
+        self._tuning, self._unknown, self._speedups = tuning, unknown, dict[int, float]()
 
-    def opens(self, batch_size: int, greedy: bool) -> bool:
-        if not greedy and self._predicted is not None and self._predicted < self._tuning.least_sampled_speedup:
-            return False
+    def opens(self, batch_size: int) -> bool:
         if batch_size == 1:
             return True
         if not self._shares:

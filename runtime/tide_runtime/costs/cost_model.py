@@ -211,10 +211,6 @@ class CostModel:
             launches += [*self.finish(first, tokens=run_deep, logits=1), *self.fill(waited - run_deep, exits[0])]
         return self.price(launches) / self.full(1, 1, 1)
 
-    def segments(self, batch_size: int, tokens: int, first: int, end: int, longest: int | None = None) -> float:
-        """ms of segments ``first`` … ``end - 1``; ``longest``: tokens of the longest sequence, None: all have as many."""
-        return self.price([self.run(first, end, batch_size, tokens, longest)])
-
     def _evaluation(self, batch_size: int, first: int, early_exit: Exit, with_head: bool = True) -> float:
         return self.price(self.evaluate(batch_size, first, early_exit, with_head))
 

@@ -25,7 +25,7 @@ from tide_runtime.depth.full import FullDepth
 from tide_runtime.depth.options import DepthOptions, check_fills, check_tails, no_exit, too_deep
 from tide_runtime.depth.policy import DevicePlan, PromptChunk, note_depth_time
 from tide_runtime.depth.skipped_kv import Deferred, Propagated, SkippedLayers
-from tide_runtime.drafting.backoff import Backoff, exit_backoff
+from tide_runtime.depth.speculation.record import Backoff, exit_backoff
 from tide_runtime.errors import ParamsError
 from tide_runtime.generation_params import GenerationParams
 from tide_runtime.sequence import TokenSequence
@@ -98,8 +98,7 @@ class ExitDepth:
         self._exits = [stop.exit for stop in self.stops]
         known = manifest.calibration if options.threshold is None else None  # other thresholds have other shares
         shares = {int(layers): share for layers, share in known.exit_depths.items()} if known is not None else {}
-        predicted = known.predicted.get("exit") if known is not None else None
-        self.gate = ExitGate(self.costs, self._exits, shares, propagate, predicted, options.tuning)
+        self.gate = ExitGate(self.costs, self._exits, shares, propagate, options.tuning)
         if propagate or options.prefill_exit:
             check_fills(manifest)
         self._known_costs: dict[tuple[int, ...], float] = {}
@@ -192,7 +191,7 @@ class ExitDepth:
     def _evaluates_ever(self, sequence: TokenSequence) -> bool:
         """Whether exits are evaluated at all for a sequence: its parameters decide, and what the engine was loaded for."""
         kept = sequence.params.depth_budget is not None or self.evaluates_always  # whatever that costs
-        return kept or self.gate.opens(self.concurrency, sequence.params.greedy)
+        return kept or self.gate.opens(self.concurrency)
 
     def _step(self, context: ExecutionContext, states: Sequence[ExitState], prompts: Sequence[PromptChunk]) -> list[list[int]]:
         """A step in which exits are evaluated, or tokens wait."""

@@ -13,7 +13,7 @@ from tide_runtime.bundle.exits import Exit
 from tide_runtime.costs.cost_model import CostModel, Graph, Launch
 from tide_runtime.depth_tuning import DepthTuning
 
-NO_COOLDOWN = DepthTuning(cooldown=0, longest_cooldown=0)
+NO_COOLDOWN = DepthTuning(cooldown=0)
 SIZES = (1, 2, 4, 16)
 CHECKPOINT = 4
 milliseconds = st.floats(0.01, 10)

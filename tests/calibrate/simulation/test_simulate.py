@@ -18,7 +18,7 @@ from tide_runtime.depth_tuning import DepthTuning
 from tide_runtime.errors import CalibrationError, ParamsError
 
 # Where drafts have been accepted, so that short texts show whole cycles; one test is about a text's start.
-FAR = DepthTuning(first_speculative_tokens=64)
+FAR = DepthTuning(first_exit_drafts=64)
 simulate_exact = partial(from_the_start, tuning=FAR)
 
 
@@ -196,7 +196,7 @@ def test_wrong_drafts_never_count_as_tokens(tokens, limit):
 @given(scores=st.lists(st.floats(0, 1, width=32), min_size=1, max_size=80))
 def test_deferred_exits_run_every_layer_that_later_tokens_attend_to(scores):
     """Each batch of deep layers holds the token that asked for them and everything since the last such token."""
-    no_cooldown = DepthTuning(cooldown=0, longest_cooldown=0)
+    no_cooldown = DepthTuning(cooldown=0)
     done = simulate_exit(trace({4: (scores, [True] * len(scores))}), [exit_at(4)], table(), tuning=no_cooldown)
     deep = np.flatnonzero(np.array(scores, np.float32) < 0.5)
     batches = np.diff([-1, *deep])

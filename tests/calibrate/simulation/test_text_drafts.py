@@ -16,7 +16,6 @@ from tide_calibrate.traces.trace import OwnText, SplitTrace
 from tide_runtime.bundle.calibration import CalibrationInfo, ExitInfo
 from tide_runtime.depth.options import DepthOptions
 from tide_runtime.depth.registry import make_policy
-from tide_runtime.depth_tuning import DepthTuning
 from tide_runtime.errors import CalibrationError, ParamsError
 from tide_runtime.generation_params import GenerationParams
 
@@ -38,7 +37,7 @@ def through(layers: int, tokens: int) -> float:
 def test_a_loop_is_copied_by_hand() -> None:
     """A token must come again before anything can be copied; then passes take as many as their chance makes worth it."""
     text = written([1, 2, 3, 1, 2, 3, 1, 2, 3])
-    done = simulate_exact(text, [], table(), 0, "ngram", tuning=DepthTuning(loss_allowance=1e9))
+    done = simulate_exact(text, [], table(), 0, "ngram")
     # Tokens 3 and 1 one by one: then 1 has been seen before, and two are copied behind it. Two are left: one copied, and its own.
     assert done.ms_per_token * 7 == pytest.approx(2 * through(LAYERS, 1) + through(LAYERS, 3) + through(LAYERS, 2))
     assert (done.acceptance, done.tokens_per_cycle) == (1.0, 7 / 4)

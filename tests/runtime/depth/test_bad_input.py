@@ -14,8 +14,8 @@ from runtime.made_up_calibration import calibrate, exit_after
 from tide_runtime import Engine, EngineOptions, Generation, GenerationParams, ThreadOptions
 from tide_runtime.backends.onnxruntime.cpu import OnnxRuntimeContext
 from tide_runtime.depth.options import DepthOptions
-from tide_runtime.depth_tuning import DepthTuning
-from tide_runtime.drafting.text_drafter import TextDrafter, TextGuess
+from tide_runtime.depth.speculation.record import Guess
+from tide_runtime.depth.speculation.text import SequenceText
 from tide_runtime.errors import NumericsError, ParamsError
 from tide_runtime.scheduling.step import run
 
@@ -30,7 +30,7 @@ def load(bundle: Path, policy: str = "exact", verify: bool = True, **depth: Any)
 
 @pytest.fixture(scope="module")
 def exact(exits_bundle: Path) -> Iterator[Engine]:
-    with load(exits_bundle, tuning=DepthTuning(loss_allowance=1e9)) as engine:
+    with load(exits_bundle) as engine:
         yield engine
 
 
@@ -165,7 +165,11 @@ def foreseen(exact: Engine, full: Engine) -> Iterator[Generation]:
     """What the model says to the first prompt, and a drafter that foresees it: every draft is accepted."""
     [result] = full.generate(PROMPTS[0], params())
     whole = np.array([*exact.tokenizer.encode(PROMPTS[0]), *result.token_ids])  # type: ignore[union-attr]
-    with patch.object(TextDrafter, "guess", lambda self, tokens, end, limit: TextGuess(whole[end : end + limit].tolist(), 99)):
+
+    def guess(self: SequenceText, tokens: object, end: int, limit: int) -> Guess:
+        return Guess(whole[end : end + limit].tolist(), range(99, 99 + limit), "ngram")
+
+    with patch.object(SequenceText, "guess", guess):
         [drafted] = exact.generate(PROMPTS[0], params())
         assert ends([drafted]) == ends([result]) and drafted.stats.deep_passes < 15
         assert drafted.stats.accepted == drafted.stats.drafted

@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from runtime.random_bundles import Case, cases
 from runtime.simulated_exit import simulation
-from runtime.tiny_generation import Request, generate, output
+from runtime.tiny_generation import Request, generate, output, priced
 from runtime.tiny_transformer import TinyTransformer
 from tide_runtime.depth.exit import Stop
 from tide_runtime.depth.registry import make_policy
@@ -46,9 +46,8 @@ def tuned(case: Case, policy: str) -> Any:
     """The case's policy with its tuning, and its prices multiplied by the case's factor."""
     tuning = DepthTuning(exit_room=case.room, cooldown=case.rest)
     made: Any = make_policy(policy, case.manifest, replace(case.options, tuning=tuning))
-    for price in ("token_cost", "cycle_cost"):
-        if hasattr(made, price):
-            setattr(made, price, _times(case.price, getattr(made, price)))
+    for owner, price in priced(made):
+        setattr(owner, price, _times(case.price, getattr(owner, price)))
     return made
 
 

@@ -270,24 +270,6 @@ def test_exits_that_cost_more_than_they_save_in_a_batch_are_not_asked(policy: st
         assert [output(row) for row in rows] == full(model, asked)
 
 
-@pytest.mark.parametrize("policy", ["exit", "exact"])
-@pytest.mark.parametrize(("predicted", "temperature", "asks"), [(1.1, 0.8, False), (1.1, 0.0, True), (1.5, 0.8, True)])
-def test_exits_of_sampled_text_are_asked_where_greedy_text_gains_much(
-    policy: str, predicted: float, temperature: float, asks: bool
-) -> None:
-    """Text that is drawn at random is foretold less well: a row would pay for finding that out, again and again."""
-    model = model_of(SILENT)
-    manifest = tiny_manifest(model, (2, 3), [exit_after(2)])
-    assert manifest.calibration is not None
-    info = replace(manifest.calibration, predicted={"exact:router": predicted, "exit": predicted})
-    made = exits_pay(make_policy(policy, replace(manifest, calibration=info), DepthOptions(draft="router")))
-    params = GenerationParams(max_new_tokens=6, temperature=temperature, seed=1)
-    rows = [make_row(replace(request, params=params), manifest) for request in requests((1, 2))]
-    backend = NumpyBackend(manifest, model)
-    list(run(made, backend.context(1), rows))
-    assert (HEAD in backend.launches) is asks
-
-
 def test_prefill_exit_with_tails_is_refused() -> None:
     """Tails would attend to a cache in another order than the one that asking them filled."""
     with pytest.raises(ParamsError, match="calibrate with --heads identity,linear"):

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import pytest
 from runtime.numpy_backend import NumpyBackend, NumpyContext, tiny_manifest
 from runtime.tiny_generation import FAR_DRAFTS, Request, exits_pay, make_row
 from runtime.tiny_transformer import TinyTransformer
-from tide_runtime.bundle.calibration import ExitInfo
+from tide_runtime.bundle.calibration import CostTable, ExitInfo, StepCost
 from tide_runtime.depth.exact import ExactDepth
 from tide_runtime.depth.options import DepthOptions
 from tide_runtime.depth.policy import BackendFacts
@@ -19,6 +17,7 @@ from tide_runtime.scheduling.step import run
 MODEL = TinyTransformer(3, (0.5, 0.5, 0.0, 0.0), 31, 96)  # an exit after 2 layers says what the model says
 MANIFEST = tiny_manifest(MODEL, (2,), [ExitInfo(2, "identity", "max_probability", 0.0, 0.0, 0.5)])
 OPTIONS = DepthOptions(draft="ngram", draft_limit=12, tuning=FAR_DRAFTS)
+PASSES = CostTable("numpy", "here", 10.0, [StepCost(1, seq, 0.0, 10.0, 0.0, 0.0, 0.0) for seq in (1, 13)])
 
 
 @pytest.mark.parametrize(
@@ -41,9 +40,9 @@ def test_drafts_only_where_they_leave_the_text(name: str, same_bits: bool, round
 @pytest.mark.parametrize("same_bits", [True, False])
 def test_drafts_follow_the_clock_only_where_they_leave_the_bits(same_bits: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where sums differ, a text must not depend on what else the machine does."""
-    policy, passes = exits_pay(ExactDepth(MANIFEST, OPTIONS, same_bits=same_bits)), list[Sequence[int]]()
-    monkeypatch.setattr(policy.controller, "observe_pass", lambda counts, ms: passes.append(counts))
+    policy, passes = exits_pay(ExactDepth(MANIFEST, OPTIONS, PASSES, same_bits=same_bits)), list[int]()
+    monkeypatch.setattr(policy.speculator.clock, "observe", lambda size, tokens, longest, ms: passes.append(tokens))
     row = make_row(Request((1, 2, 3), GenerationParams(max_new_tokens=60), 0), MANIFEST)
     list(run(policy, NumpyContext(NumpyBackend(MANIFEST, MODEL), 1), [row], chunk=2))
     assert sum(row.depth.drafted.values())
-    assert any(sum(counts) > 1 for counts in passes) is same_bits
+    assert any(tokens > 1 for tokens in passes) is same_bits

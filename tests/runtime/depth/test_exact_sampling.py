@@ -20,11 +20,12 @@ from hypothesis import strategies as st
 from runtime.numpy_backend import NumpyBackend, tiny_manifest
 from runtime.tiny_generation import FAR_DRAFTS, Request, exits_pay, make_row
 from runtime.tiny_transformer import TinyTransformer
+from tide_runtime.backends.base import Logits
 from tide_runtime.bundle.calibration import ExitInfo
-from tide_runtime.depth.exact import ExactDepth
+from tide_runtime.depth.exact import ExactDepth, verify
 from tide_runtime.depth.options import DepthOptions
 from tide_runtime.depth.registry import make_policy
-from tide_runtime.drafting.verification import Draft, Logits, verify
+from tide_runtime.depth.speculation.record import Draft
 from tide_runtime.generation_params import GenerationParams
 from tide_runtime.sampler import Sampler
 from tide_runtime.scheduling.step import run
@@ -45,7 +46,7 @@ def chi_square(prompt: tuple[int, ...], draft: Any, **changes: Any) -> tuple[flo
     params = GenerationParams(**{**SAMPLING, **changes})
     manifest = tiny_manifest(MODEL, (1, 2), EXITS)
     policy = ExactDepth(manifest, DepthOptions(draft=draft, draft_limit=2, tuning=FAR_DRAFTS))
-    policy.costs.full = lambda rows, tokens, seq: 1.0  # else so large a batch would leave copying alone
+    policy.speculator.costs.full = lambda rows, tokens, seq: 1.0  # else so large a batch would leave copying alone
     rows = [make_row(Request(prompt, replace(params, seed=seed), seed), manifest) for seed in range(TEXTS)]
     list(run(exits_pay(policy), NumpyBackend(manifest, MODEL).context(ROWS), rows))
     counted = Counter(tuple(row.new_tokens.tolist()) for row in rows)
@@ -97,7 +98,7 @@ def texts(policy: str, draft: Any, params: Sequence[GenerationParams]) -> tuple[
     manifest = tiny_manifest(MODEL, (1, 2), EXITS)
     made: Any = make_policy(policy, manifest, DepthOptions(draft=draft, draft_limit=3, tuning=FAR_DRAFTS))
     if policy == "exact":
-        made.costs.full = lambda rows, tokens, seq: 1.0
+        made.speculator.costs.full = lambda rows, tokens, seq: 1.0
     rows = [
         make_row(Request(prompt, one, seat), manifest) for seat, (prompt, one) in enumerate(zip(PROMPTS, params, strict=True))
     ]

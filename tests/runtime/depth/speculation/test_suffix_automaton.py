@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
-from tide_runtime.drafting.suffix_automaton import ROOT, SuffixAutomaton
+from tide_runtime.depth.speculation.text import ROOT, SuffixAutomaton
 
 TEXTS = st.lists(st.integers(0, 2), max_size=40)  # few letters, so that much repeats
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from tide_runtime.depth.speculation.record import Backoff
 from tide_runtime.depth_tuning import DepthTuning
-from tide_runtime.drafting.backoff import Backoff
 
 LOSS, GAIN = (1.0, 1.5), (3.0, 1.5)  # tokens, cost
 
@@ -25,7 +25,7 @@ def cooldowns(record: Backoff, outcomes: list[tuple[float, float]]) -> list[floa
 
 def test_cooldowns_grow_while_speculation_loses() -> None:
     """Guards against endless retries on hopeless text; each costs up to half a step."""
-    assert cooldowns(backoff(), [LOSS] * 6) == [32, 64, 128, 256, 512, 512]
+    assert cooldowns(backoff(), [LOSS] * 6) == [32, 64, 128, 256, 512, 1024]
 
 
 def test_a_clear_gain_resets_the_next_cooldown() -> None:

@@ -1,0 +1,194 @@
+"""Speculation for the sequences of an engine: which of them draft, with what, and how far, for the most expected tokens per ms.
+
+Guesses from texts cost nothing and are judged without being used, so they are used as soon as a text repeats. The draft head
+and exits cost time: the head guesses while another guess promises to pay, exits have a `Backoff`, and draft few tokens until the
+first ones were accepted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from statistics import fmean
+
+from tide_runtime.backends.base import ExecutionContext
+from tide_runtime.bundle.calibration import CostTable
+from tide_runtime.bundle.manifest import Manifest
+from tide_runtime.costs.batch_speedup import ExitGate
+from tide_runtime.costs.cost_model import CostModel
+from tide_runtime.depth.executor import Executor
+from tide_runtime.depth.options import DepthOptions
+from tide_runtime.depth.policy import PromptChunk
+from tide_runtime.depth.speculation.drafter import Drafter
+from tide_runtime.depth.speculation.exits import ExitDrafter
+from tide_runtime.depth.speculation.grammar import GrammarDrafter, allowed
+from tide_runtime.depth.speculation.head import HeadDrafter
+from tide_runtime.depth.speculation.lengths import PassClock, choose_lengths
+from tide_runtime.depth.speculation.record import SpeculativeSequence, TrackRecord
+from tide_runtime.depth.speculation.text import TextDrafter
+from tide_runtime.sequence import TokenSequence
+
+State = SpeculativeSequence
+States = Sequence[State]
+
+
+class Speculator:
+    """Proposes drafts and learns from what became of them.
+
+    Args:
+        passes: what passes through all layers take on this machine; None: the calibration's figures, or a guess, and the draft
+            head is not used.
+        with_exits: draft with exits, if there are any.
+        follows_clock: the number of drafts may depend on the time that passes take.
+    """
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        options: DepthOptions,
+        executor: Executor,
+        passes: CostTable | None,
+        with_exits: bool,
+        follows_clock: bool,
+    ) -> None:
+        calibration, tuning, draft = manifest.calibration, options.tuning, options.draft
+        self.executor, self.tuning, self.max_wait_steps = executor, tuning, options.max_wait_steps
+        self.costs = CostModel.of(manifest, passes)
+        self.clock = PassClock(self.costs, tuning)
+        exit_limit = (calibration.draft_limit if calibration is not None else 0) or tuning.head_draft_limit
+        limits = [options.draft_limit or one for one in (tuning.text_draft_limit, tuning.head_draft_limit, exit_limit)]
+        self.limit, (text_limit, head_limit, exit_limit) = max(limits), limits
+        self.text: list[Drafter] = [TextDrafter(text_limit, tuning.pool_tokens)] if draft in ("ngram", "all") else []
+        if draft in ("grammar", "all"):
+            self.text.append(GrammarDrafter(text_limit))
+        self.head = HeadDrafter(head_limit)
+        self.head_info = manifest.draft_head if draft in ("head", "all") and passes is not None else None
+        exits = executor.exits if draft in ("router", "all") and with_exits else []
+        self.exits = ExitDrafter(executor, exits, exit_limit)
+        # Prices of exits are not observed, and a corrected price cannot be compared with one that is not.
+        self.follows_clock = follows_clock and passes is not None and tuning.clock_rate > 0 and not exits
+        predicted = calibration.predicted.get("exact:router") if calibration is not None else None
+        self._expected = predicted if predicted is not None else tuning.uncalibrated_speedup
+        shares = {int(layers): share for layers, share in calibration.exit_depths.items()} if calibration is not None else {}
+        measured = calibration is not None and calibration.costs is not None
+        self._exits_pay = cache(ExitGate(self.costs, exits, shares, False, tuning, unknown=not measured).opens)  # by batch size
+
+    def start(self, context: ExecutionContext, sequence: TokenSequence) -> State:
+        """The state of a new sequence. A calibration predicts greedy text; fewer drafts of sampled text are accepted."""
+        expected = self._expected if sequence.params.greedy else min(self._expected, self.tuning.uncalibrated_speedup)
+        record = TrackRecord(self.tuning, expected, self.head_info)
+        return State(sequence, self.executor.frontier(context, sequence, room=self.limit + 1), record=record)
+
+    def propose(self, context: ExecutionContext, states: States, prompts: Sequence[PromptChunk]) -> float | None:
+        """Put drafts after the sequences' tokens, for a step that the ``prompts`` share.
+
+        Returns the cost of the cycle in full-depth decode steps where exits draft; None: they do not, and a full pass verifies.
+        """
+        prompt_tokens = sum(chunk.tokens for chunk in prompts)
+        for state in states:
+            state.begin_step()
+        for drafter in self.text:
+            drafter.draft(context, states)
+        exits = bool(states and self.exits.exits) and self._exits_pay(len(states))
+        if any(state.guess.tokens for state in states):
+            speedup = fmean(state.record.exits.speedup for state in states) if exits else 1.0
+            self.place_drafts(states, prompt_tokens, least=speedup)
+        ready = [state for state in states if not state.drafts and state.record.exits.active and state.room > 0] if exits else []
+        if ready and 2 * len(ready) >= len(states):  # a launch costs nearly as much for a few of the batch as for all
+            return self._draft_with_exits(context, states, ready)
+        if self.head_info is not None:
+            self._draft_with_head(context, states, prompt_tokens)
+        return None
+
+    def observe(self, states: States, verified: Sequence[Sequence[int]], ms: float | None, cost: float | None) -> None:
+        """A step is over.
+
+        Args:
+            verified: the tokens that each sequence got.
+            ms: of the verification pass; None where other work shared it.
+            cost: of the cycle, as `propose` returned it.
+        """
+        if ms is not None and cost is None and self.follows_clock and states:
+            counts = [1 + len(state.drafts) for state in states]
+            self.clock.observe(len(counts), sum(counts), max(counts), ms)
+        for state, tokens in zip(states, verified, strict=True):
+            record = state.record
+            record.observe(state.guess, tokens)
+            record.observe(state.head_guess, tokens)
+            if state.evaluates and cost is not None:
+                record.observe_cycle(len(state.drafts), len(tokens) - 1, cost)
+            else:
+                record.exits.pass_tokens(len(tokens))
+
+    def place_drafts(self, states: States, prompt_tokens: int, spent_ms: float = 0.0, least: float = 1.0) -> None:
+        """Draft as many tokens of each sequence's best guess as pay, after ``spent_ms`` of drafting; ``least``: see
+        `choose_lengths`."""
+        best = [state.best_guess() for state in states]
+        pass_ms = self.clock.pass_time(prompt_tokens, spent_ms)
+        lengths = choose_lengths([chances for _, chances in best], pass_ms, self.tuning.padding_penalty, least).of
+        for state, (guess, _), length in zip(states, best, lengths, strict=True):
+            state.drop_drafts()
+            for token in guess.tokens[:length]:
+                state.place(token, guess.source)
+
+    def _draft_with_head(self, context: ExecutionContext, states: States, prompt_tokens: int) -> None:
+        """Let the draft head guess where it promises more than the guess from the text, one token more while that pays."""
+        for state in states:
+            if state.head_state is not None:
+                right, room = state.record.head_mean.rate(0.0), min(self.head.limit, state.room + len(state.drafts))
+                promise = sum(right**n for n in range(1, room + 1))
+                state.head_room = room if promise > sum(state.record.chances(state.guess)) else 0
+        ready, launches = [state for state in states if state.head_room], 0
+        while ready and self.head_pays(states, len(ready), launches, prompt_tokens):
+            self.head.draft(context, ready)
+            launches += 1
+        if launches:
+            for state in ready:
+                state.head_guess = allowed(state, state.head_guess)
+            self.place_drafts(states, prompt_tokens, self._head_ms(len(ready), launches))
+
+    def head_pays(self, states: States, ready: int, launches: int, prompt_tokens: int) -> bool:
+        """Whether another guess in the ``ready`` sequences, or several, gives more expected tokens per ms."""
+        room = min(state.head_room - len(state.head_guess.tokens) for state in states if state.head_room)
+        rate = 0.0
+        for more in range(room + 1):
+            chances = [state.chances_after(more) for state in states]
+            pass_ms = self.clock.pass_time(prompt_tokens, self._head_ms(ready, launches + more))
+            found = choose_lengths(chances, pass_ms, self.tuning.padding_penalty).rate
+            if more and found > rate:
+                return True
+            rate = max(rate, found)
+        return False
+
+    def _head_ms(self, count: int, launches: int) -> float:
+        """What ``launches`` guesses of the draft head in ``count`` sequences take."""
+        if not launches:
+            return 0.0
+        return self.costs.draft_head(count, first=True) + (launches - 1) * self.costs.draft_head(count, first=False)
+
+    def _draft_with_exits(self, context: ExecutionContext, states: States, ready: States) -> float:
+        """Draft with exits in the sequences that are ``ready``; returns the cost of the cycle."""
+        for state in states:
+            state.frontier.reset(state.sequence.num_cached_tokens)
+        for state in ready:
+            state.evaluates = True
+        drafting, drafted, held, spent = list(ready), 0, 0, 0.0
+        while drafting:
+            spent += sum(self.costs.evaluation(*one) for one in self.exits.draft(context, drafting))
+            drafted += 1
+            drafting = [state for state in drafting if len(state.drafts) == drafted]
+            # Sequences that stopped wait for the others only while most go on, and not for long.
+            held += len(drafting) < len(ready)
+            if 2 * len(drafting) < len(ready) or held > self.max_wait_steps:
+                break
+            drafting = [s for s in drafting if drafted < min(self.exits.limit, s.record.num_exit_drafts) and s.room > 0]
+        return self.cycle_cost(states, spent)
+
+    def cycle_cost(self, states: States, evaluation_ms: float) -> float:
+        """What evaluating exits takes, and then the remaining layers for all that waits, in full-depth decode steps."""
+        begin, size, waiting = self.exits.exits[0].boundary, len(states), [1 + len(state.drafts) for state in states]
+        unevaluated = [state.num_tokens_with_drafts - state.frontier.done[0] for state in states]  # such as the last draft
+        launches = self.costs.finish(begin, size, sum(waiting), max(waiting))
+        if any(unevaluated):
+            launches.append(self.costs.run(0, begin, size, sum(unevaluated), max(unevaluated)))
+        return (evaluation_ms + self.costs.price(launches)) / self.costs.full(size, size, 1)
