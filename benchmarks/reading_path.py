@@ -41,8 +41,9 @@ from tide_runtime import Engine, EngineOptions, GenerationParams
 from tide_runtime.bundle import Bundle
 from tide_runtime.bundle.calibration import CalibrationInfo, ExitInfo
 from tide_serve import ServeConfig
-from tide_serve.safety import guarded_app
-from tide_serve.server import uvicorn_config
+from tide_serve import make_app
+from tide_serve.http.middlewares import guard
+from tide_serve.http.server import uvicorn_config
 
 from benchmarks.models.model_folders import CACHE
 from benchmarks.models.tiny import tiny_chat_bundle
@@ -179,7 +180,8 @@ def _served(engine: Engine) -> Iterator[str]:
     config = ServeConfig(model_names=("tiny",))
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
-        server = uvicorn.Server(uvicorn_config(guarded_app(engine, config), config))
+        app = make_app(engine, config)
+        server = uvicorn.Server(uvicorn_config(guard(app, app.state.service), config))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
         thread.start()
         while not server.started:
