@@ -73,6 +73,7 @@ def test_weights_are_stored_once(bundle):
         assert path.stat().st_size < 100_000, f"{path.name} carries weights"
 
 
+@pytest.mark.usefixtures("traced_anew")
 def test_same_model_same_bytes(bundle, model_directory, tmp_path):
     """Two exports of one model could not be told from two models."""
     _, first, _ = bundle
@@ -111,6 +112,7 @@ def test_attention_cost_follows_the_valid_length(bundle):
         assert readers <= {"GroupQueryAttention"}
 
 
+@pytest.mark.usefixtures("traced_anew")
 def test_tracing_keeps_the_model_unchanged():
     """Tracing would leave hooks or another attention function behind in the user's model."""
     model = tiny_model("mixtral")
