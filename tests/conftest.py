@@ -67,7 +67,9 @@ def trace_in_torch() -> Iterator[Callable[..., object] | None]:
     torch.onnx.export = original
 
 
-@pytest.fixture
-def traced_anew(trace_in_torch: Callable[..., object] | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Torch traces in this test, whatever was traced before."""
-    monkeypatch.setattr("torch.onnx.export", trace_in_torch)
+@pytest.fixture(scope="module")
+def traced_anew(trace_in_torch: Callable[..., object] | None) -> Iterator[None]:
+    """Torch traces in this file, whatever was traced before."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("torch.onnx.export", trace_in_torch)
+        yield

@@ -15,6 +15,8 @@ from onnx_ir.tensor_adapters import TorchTensor
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
+_ORIGIN = ("name_or_path", "_name_or_path", "architectures", "transformers_version")  # set where a model was saved and loaded
+
 
 def remembering(export: Callable[..., Any]) -> Callable[..., Any]:
     """``export``, which is `torch.onnx.export`, for the calls of `tide_export.trace`, with a memory."""
@@ -38,7 +40,8 @@ def _structure(step: nn.Module, args: tuple, options: dict[str, Any]) -> str:
     objects = [id(tensor) for tensor in tensors.values()]
     shapes = [(name, tensor.shape, tensor.dtype, objects.index(id(tensor))) for name, tensor in tensors.items()]
     inputs = [(leaf.shape, leaf.dtype) for leaf in tree_leaves(args)]
-    return repr((modules, step.model.config.to_json_string(use_diff=False), shapes, inputs, options))  # type: ignore[union-attr,operator]
+    config = {k: v for k, v in step.model.config.to_dict().items() if k not in _ORIGIN}  # type: ignore[union-attr,operator]
+    return repr((modules, config, shapes, inputs, options))
 
 
 def _code(module: nn.Module) -> str:
@@ -50,7 +53,9 @@ def _settings(module: nn.Module) -> dict[str, Any]:
     return {
         name: value
         for name, value in vars(module).items()
-        if not name.startswith("_") and (value is None or isinstance(value, bool | int | float | str) or callable(value))
+        if name[0] != "_"
+        and name not in _ORIGIN
+        and (value is None or isinstance(value, bool | int | float | str) or callable(value))
     }
 
 

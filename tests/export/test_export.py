@@ -27,6 +27,8 @@ from tide_export.progress import ExportProgress
 from tide_export.targets import find_target
 from tide_export.trace import trace
 
+pytestmark = pytest.mark.usefixtures("traced_anew")
+
 
 @pytest.fixture(scope="module")
 def model_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -73,7 +75,6 @@ def test_weights_are_stored_once(bundle):
         assert path.stat().st_size < 100_000, f"{path.name} carries weights"
 
 
-@pytest.mark.usefixtures("traced_anew")
 def test_same_model_same_bytes(bundle, model_directory, tmp_path):
     """Two exports of one model could not be told from two models."""
     _, first, _ = bundle
@@ -112,7 +113,6 @@ def test_attention_cost_follows_the_valid_length(bundle):
         assert readers <= {"GroupQueryAttention"}
 
 
-@pytest.mark.usefixtures("traced_anew")
 def test_tracing_keeps_the_model_unchanged():
     """Tracing would leave hooks or another attention function behind in the user's model."""
     model = tiny_model("mixtral")
