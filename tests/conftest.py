@@ -1,18 +1,75 @@
-"""How tests are shared out among processes (`pytest -n`): together, when they share something that takes long to make."""
+"""What all tests share: how they are divided among processes (`pytest -n`), and the graphs that torch traced."""
 
 from __future__ import annotations
+
+import gc
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
 pytest_plugins = ["left_running"]
+TESTS = Path(__file__).parent
+
+# Files that take long, the longest first: started last, one of them would run alone while the other processes are done.
+LONG = (
+    "benchmarks/test_cpu_kinds.py",
+    "test_readme.py",
+    "serve/ray/test_cluster.py",
+    "calibrate/test_calibrate_cli.py",
+    "calibrate/capture/test_compiled_pass.py",
+    "export/quantization/test_gguf_tokenizer.py",
+    "bench/test_cli.py",
+    "benchmarks/test_decode_cuda.py",
+    "export/test_export.py",
+    "export/test_draft_graph.py",
+    "export/quantization/test_gptq.py",
+)
 
 
 @pytest.hookimpl(tryfirst=True)  # xdist reads the groups in the same hook (not under pytest 9, which keeps node ids elsewhere)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """An architecture is exported once for all tests that are given its name; other tests stay with their file."""
+    """Tests of one architecture share its traced graph; other tests stay with their file."""
     if not config.pluginmanager.hasplugin("xdist"):
         return
+    architectures = getattr(sys.modules.get("export.architectures"), "ARCHITECTURES", ())
     for item in items:
         parameters = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
-        architecture = parameters.get("name") if "exported" in getattr(item, "fixturenames", ()) else None
-        item.add_marker(pytest.mark.xdist_group(str(architecture or item.path)))
+        name = str(parameters.get("name"))
+        item.add_marker(pytest.mark.xdist_group(name if name in architectures else str(item.path)))
+    items.sort(key=_place)
+
+
+def _place(item: pytest.Item) -> int:
+    file = item.path.relative_to(TESTS).as_posix() if item.path.is_relative_to(TESTS) else ""
+    return LONG.index(file) if file in LONG else len(LONG)
+
+
+def pytest_collection_finish() -> None:
+    """Torch's and transformers' modules hold a million objects, which each full collection would walk through again."""
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def trace_in_torch() -> Iterator[Callable[..., object] | None]:
+    """`torch.onnx.export` itself: tests find one in its place that traces a structure once in a process."""
+    if "torch" not in sys.modules:  # nobody imports it for this
+        yield None
+        return
+    import torch.onnx
+    from traced_once import remembering
+
+    original = torch.onnx.export
+    torch.onnx.export = remembering(original)
+    yield original
+    torch.onnx.export = original
+
+
+@pytest.fixture(scope="module")
+def traced_anew(trace_in_torch: Callable[..., object] | None) -> Iterator[None]:
+    """Torch traces in this file, whatever was traced before."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("torch.onnx.export", trace_in_torch)
+        yield

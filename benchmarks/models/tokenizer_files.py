@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Sequence
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 
@@ -61,16 +62,24 @@ def texts(count: int, seed: int = 0, special: bool = True) -> list[str]:
 
 def write_byte_pairs(file: Path, pre: str, *, bytes_as_letters: bool = True, seed: int = 0) -> Path:
     """A file of the model ``gpt2`` with the pre-tokenizer ``pre``. Without ``bytes_as_letters`` tokens are plain text."""
+    tokens, kinds, merges = _byte_pairs(bytes_as_letters, seed)
+    return _write(file, "gpt2", tokens, kinds, pre=pre, merges=merges)
+
+
+@cache  # it is the same under every pre-tokenizer, and takes most of a file's time
+def _byte_pairs(bytes_as_letters: bool, seed: int) -> tuple[list[str], list[int], list[str]]:
+    """Tokens, their kinds, and merges."""
     alphabet = _alphabet()
     spelt = [_spelt(text, alphabet if bytes_as_letters else None) for text in texts(2000, seed + 1, special=False)]
     rng = random.Random(seed)
     pairs = sorted({pair for text in spelt for pair in pairwise(text) if "\n" not in pair})
     pairs = rng.sample(pairs, len(pairs) * 5 // 6)
-    single = alphabet if bytes_as_letters else [*_byte_tokens(), *sorted({c for text in spelt for c in text} | {"\n"})]
+    byte_tokens = [] if bytes_as_letters else _byte_tokens()
+    single = alphabet if bytes_as_letters else [*byte_tokens, *sorted({c for text in spelt for c in text} | {"\n"})]
     runs = [] if bytes_as_letters else ["\n" * length for length in range(2, 6)]
     tokens = list(dict.fromkeys([*single, *map("".join, pairs), *runs]))
-    kinds = [BYTE if token in _byte_tokens() and not bytes_as_letters else NORMAL for token in tokens]
-    return _write(file, "gpt2", tokens, kinds, pre=pre, merges=[" ".join(pair) for pair in pairs])
+    kinds = [BYTE if token in byte_tokens else NORMAL for token in tokens]
+    return tokens, kinds, [" ".join(pair) for pair in pairs]
 
 
 def write_sentencepiece(file: Path, *, prefix: bool = True, seed: int = 0) -> Path:

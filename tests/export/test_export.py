@@ -27,6 +27,8 @@ from tide_export.progress import ExportProgress
 from tide_export.targets import find_target
 from tide_export.trace import trace
 
+pytestmark = pytest.mark.usefixtures("traced_anew")
+
 
 @pytest.fixture(scope="module")
 def model_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:

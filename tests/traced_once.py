@@ -1,0 +1,71 @@
+"""Graphs that torch traced before in this process: a trace of a tiny model takes seconds, and many tests export equal structures.
+
+Weights have no part in a trace, so a model of the same structure gets a copy of the graph with its own weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import onnx_ir as ir
+import torch
+from onnx_ir.tensor_adapters import TorchTensor
+from torch import nn
+from torch.utils._pytree import tree_leaves
+
+_ORIGIN = ("name_or_path", "_name_or_path", "architectures", "transformers_version")  # set where a model was saved and loaded
+
+
+def remembering(export: Callable[..., Any]) -> Callable[..., Any]:
+    """``export``, which is `torch.onnx.export`, for the calls of `tide_export.trace`, with a memory."""
+    graphs: dict[str, ir.Model] = {}
+
+    def remember(step: nn.Module, args: tuple, **options: Any) -> Any:
+        key = _structure(step, args, options)
+        if " at 0x" in key:  # an attribute that no text describes
+            return export(step, args, **options)
+        if key not in graphs:
+            graphs[key] = export(step, args, **options).model
+        return SimpleNamespace(model=_with_weights_of(step, graphs[key].clone()))  # lowering works in place
+
+    return remember
+
+
+def _structure(step: nn.Module, args: tuple, options: dict[str, Any]) -> str:
+    """All that a graph depends on: code (tests replace some), settings, shapes, and which weights are one."""
+    modules = [(name, _code(module), _settings(module)) for name, module in step.named_modules()]
+    tensors = _tensors(step)
+    objects = [id(tensor) for tensor in tensors.values()]
+    shapes = [(name, tensor.shape, tensor.dtype, objects.index(id(tensor))) for name, tensor in tensors.items()]
+    inputs = [(leaf.shape, leaf.dtype) for leaf in tree_leaves(args)]
+    config = {k: v for k, v in step.model.config.to_dict().items() if k not in _ORIGIN}  # type: ignore[union-attr,operator]
+    return repr((modules, config, shapes, inputs, options))
+
+
+def _code(module: nn.Module) -> str:
+    return f"{type(module)} {type(module).forward.__module__}.{type(module).forward.__qualname__}"
+
+
+def _settings(module: nn.Module) -> dict[str, Any]:
+    """Numbers, names and functions, not torch's own: `forward` is among them where it was replaced for one object."""
+    return {
+        name: value
+        for name, value in vars(module).items()
+        if name[0] != "_"
+        and name not in _ORIGIN
+        and (value is None or isinstance(value, bool | int | float | str) or callable(value))
+    }
+
+
+def _tensors(step: nn.Module) -> dict[str, torch.Tensor]:
+    return dict([*step.named_parameters(remove_duplicate=False), *step.named_buffers(remove_duplicate=False)])
+
+
+def _with_weights_of(step: nn.Module, graph: ir.Model) -> ir.Model:
+    tensors = _tensors(step)
+    for name, value in graph.graph.initializers.items():
+        if name in tensors:
+            value.const_value = TorchTensor(tensors[name], name=name)
+    return graph
