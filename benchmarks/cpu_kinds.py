@@ -59,8 +59,8 @@ class Texts:
 
 def asks() -> list[Ask]:
     """Prompts that repeat, so that copies are drafted, greedy and sampled. Cached prefixes have blocks of 16 tokens and leave
-    one token or several to compute."""
-    parts, lengths = [[7], [5, 6, 7, 8, 90], [100, 3, 77, 12, 41, 66, 9]], [17, 18, 35]
+    one token or several to compute; attention of heads this small has tiles of 32 tokens, of which one prompt leaves one over."""
+    parts, lengths = [[7], [5, 6, 7, 8, 90], [100, 3, 77, 12, 41, 66, 9]], [17, 18, 33]
     greedy = GenerationParams(max_new_tokens=10, ignore_eos=True, logprobs=1)
     sampled = GenerationParams(max_new_tokens=10, ignore_eos=True, logprobs=1, temperature=0.7, seed=5)
     prompts = [(part * 40)[:length] for part, length in zip(parts, lengths, strict=True)]

@@ -34,8 +34,8 @@ class Rounding(NamedTuple):
 
 
 class RowPadding(NamedTuple):
-    """Sizes with which a token has the same bits whatever shares its launch: kernels of some processors sum in another order for
-    one row, for the last row of an odd number, or where the number of slots that attention reads is no multiple of four.
+    """Sizes with which a token has the same bits whatever shares its launch: kernels sum in another order for one row, for a row
+    that is alone in its tile, or where the number of slots that attention reads is no multiple of four.
 
     Args:
         launch: rounds the tokens of a launch, which are the rows of its matrix products.

@@ -9,8 +9,10 @@ rows bit by bit: one of every kind of low-bit product at every size of launch, o
 
 Measured with onnxruntime 1.32: 4-bit products of AVX2 and AVX need 2 rows at least, 8-bit products of AVX too; with AVX512-VNNI
 blocks of 64 weights and more (8 bits: 128) need an even number of rows; products of smaller blocks there, and all with SSE4, need
-no padding. Attention needs 2 rows of a sequence. Without FMA (AVX, SSE4) it needs 3 more than the sequence has tokens: the last
-terms after a multiple of four are summed apart there, and 3 slots of padding, whose weight is 0, keep real tokens out of them.
+no padding. Attention sums the last row of a tile of rows in another order where the tile holds no other row, so a sequence needs
+one row after its tokens; how large tiles are depends on the head size and on the processor's L2 cache. Without FMA (AVX, SSE4) it
+needs 3 rows: the last terms after a multiple of four are summed apart there, and 3 slots of padding, whose weight is 0, keep real
+tokens out of them.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ from tide_runtime.bundle import Bundle
 from tide_runtime.errors import BundleError
 from tide_runtime.machine_cache import kept_result, processor
 
-LEAST_PADDING = RowPadding(Rounding(), Rounding(2))  # GroupQueryAttention sums one row of a sequence in another order everywhere
+LEAST_PADDING = RowPadding(Rounding(), Rounding(spare=1))  # GroupQueryAttention needs it on every processor
 LAUNCHES, SEQUENCES = (Rounding(), Rounding(2), Rounding(2, 2)), (LEAST_PADDING.sequence, Rounding(spare=3))  # cheapest first
 PADDINGS = tuple(RowPadding(launch, sequence) for launch in LAUNCHES for sequence in SEQUENCES)
 SIZES = (*range(1, 18), 24, 32, 33, 64, 512)  # kernels change at tiles of 2, 4, 8, 12, 16 rows, and for their last rows
