@@ -15,8 +15,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.table import Table
 from tide_bench.report import Report
 from tide_calibrate.capture.capture import capture
 from tide_calibrate.capture.store import Capture
@@ -36,6 +34,7 @@ from tide_export.load import LoadedModel, load_model
 
 HEADS = "identity,linear,tail:1,tail:2,block:1"
 CHECKPOINTS = "4,6,8,10,12,14,16,18,20"
+ROUTERS = {"mlp": "MLP", "cosine": "MLP, cosine label"}
 Exit = tuple[int, str]
 
 
@@ -118,25 +117,27 @@ def measure(report: Report, name: str, plan: Plan, directory: Path) -> None:
 
 
 def _report_heads(report: Report, model: str, test: SplitTrace, plan: Plan, seconds: dict[str, float]) -> None:
-    title = f"{model}: agreement with the full model, {len(test.window):,} held-out tokens"
-    table = Table("layers run", *plan.kinds, title=title)
+    rows = []
     for c in plan.places:
         shares = {kind: float(test.exits[c, kind].agrees.mean()) for kind in plan.kinds}
-        table.add_row(str(c), *(f"{share:.1%}" for share in shares.values()))
+        rows.append([str(c), *(f"{share:.1%}" for share in shares.values())])
         for kind, share in shares.items():
-            report.add(f"{model}_agreement_{_slug(kind)}_{c}", share)
+            report.add(f"{model}_agreement_{kind.replace(':', '_')}_{c}", share)
         _row(report, model, "agreement", checkpoint=c, **shares)
-    table.add_row("[dim]s to train one", *(f"[dim]{seconds[kind]:.1f}" for kind in plan.kinds))
-    Console().print(table)
+    rows.append(["s to train one", *(f"{seconds[kind]:.1f}" for kind in plan.kinds)])
+    caption = f"how often the exit's likeliest token is the model's, {len(test.window):,} held-out tokens."
+    report.table(f"{model}, agreement of exit heads", ["layers", *plan.kinds], rows, caption)
 
 
 def _report_routers(report: Report, model: str, test: SplitTrace, judged: Sequence[Exit]) -> None:
     names = list(test.exits[judged[0]].scores)
-    title = f"{model}, head {judged[0][1]}: area under agreement–coverage (share exiting at 1%, at 5% disagreement)"
-    table = Table("layers run", *names, title=title)
-    for exit in judged:
-        table.add_row(str(exit[0]), *(_router_cell(report, model, test.exits[exit], name) for name in names))
-    Console().print(table)
+    rows = [[str(exit[0]), *(_router_cell(report, model, test.exits[exit], name) for name in names)] for exit in judged]
+    caption = (
+        "area under agreement against coverage, tokens in the router's order; beside it the share of tokens that may exit "
+        "while 1% / 5% of all tokens disagree."
+    )
+    headings = ["layers", *(ROUTERS.get(name, name.replace("_", " ")) for name in names)]
+    report.table(f"{model}, routers of head `{judged[0][1]}`", headings, rows, caption)
 
 
 def _router_cell(report: Report, model: str, trace: ExitTrace, router: str) -> str:
@@ -147,15 +148,11 @@ def _router_cell(report: Report, model: str, trace: ExitTrace, router: str) -> s
     report.add(f"{model}_exit1_{router}_{c}", at_1)
     report.add(f"{model}_exit5_{router}_{c}", at_5)
     _row(report, model, "router", checkpoint=c, router=router, head=trace.head, area=area, exit1=at_1, exit5=at_5)
-    return f"{area:.3f} ({at_1:.0%}, {at_5:.0%})"
+    return f"{area:.3f} ({at_1:.0%} / {at_5:.0%})"
 
 
 def _row(report: Report, model: str, table: str, **values: Any) -> None:
     report.rows.append({"model": model, "table": table, **values})
-
-
-def _slug(kind: str) -> str:
-    return kind.replace(":", "_")
 
 
 if __name__ == "__main__":

@@ -24,10 +24,9 @@ from typing import Annotated
 
 import psutil
 import typer
-from rich.console import Console
 from rich.progress import Progress
-from rich.table import Table
 from tide_bench.report import Report
+from tide_bench.tables import console
 from tide_runtime import Engine, EngineOptions, ThreadOptions
 
 from benchmarks.models.model_folders import CACHE
@@ -40,8 +39,6 @@ FIRST_TURNS, SECOND_TURNS = 300, 100
 MAX_BATCH, MAX_QUEUE = 16, 12
 WARM_UP = 0.4  # of the requests; until then ONNX Runtime and NumPy meet new shapes
 SLICES = 40  # of the requests, for the progress bar
-
-console = Console(width=max(110, Console().width))
 
 
 def alone(bundle: Path, seed: int) -> tuple[list[PoolText], list[Expected]]:
@@ -66,18 +63,17 @@ def leaked_bytes(engine: Engine) -> int:
     return stats.kv_memory - stats.free_bytes - stats.prefix_bytes
 
 
-def print_table(outcomes: Mapping[str, int], engines: Mapping[str, Engine]) -> None:
-    """How requests ended, and the engines' counts."""
-    table = Table("outcome", "requests", title="Requests")
-    for outcome, count in sorted(outcomes.items()):
-        table.add_row(outcome, str(count))
-    console.print(table)
-    counts = Table("policy", "preemptions", "prefix hits, tokens", "prompt tokens", "steps", "tokens in steps", title="Engines")
-    for policy, engine in engines.items():
-        stats = engine.stats()
-        values = (stats.preemptions, stats.prefix_tokens, stats.prompt_tokens, stats.steps, stats.step_tokens)
-        counts.add_row(policy, *(str(value) for value in values))
-    console.print(counts)
+def add_tables(report: Report, outcomes: Mapping[str, int]) -> None:
+    """How requests ended, and what the documentation says of the run."""
+    report.table("Requests", ["outcome", "requests"], [[outcome, str(count)] for outcome, count in sorted(outcomes.items())])
+    results, settings = report.results, report.settings
+    report.statement(
+        "Traffic changes no text",
+        f"{settings['requests']:,} requests of {settings['callers']} callers to two engines of a tiny random model (`full`, "
+        f"`exact`) with cancellations, deadlines, priorities and shared prefixes; {results['preemptions']:.0f} preemptions; "
+        f"{results['wrong_texts']:.0f} texts differ from the text alone, {results['lost']:.0f} requests lost, "
+        f"{results['leaked_kv_bytes']:.0f} bytes leaked, memory {results['memory_growth_pct']:+.1f}%.",
+    )
 
 
 def main(
@@ -91,10 +87,10 @@ def main(
     """Soak two engines and compare every text."""
     report = Report("engine_soak", requests=requests, callers=callers, kv_tokens=kv_tokens, seed=seed)
     bundle = tiny_bundle(cache)
-    with console.status("texts alone"):
+    with console().status("texts alone"):
         texts, expected = alone(bundle, seed)
     planned, tally, process = soak_requests(requests, texts, seed), Tally(expected), psutil.Process()
-    with ExitStack() as stack, Progress(console=console) as progress:
+    with ExitStack() as stack, Progress(console=console()) as progress:
         engines = {policy: stack.enter_context(_loaded(bundle, policy, kv_tokens)) for policy in POLICIES}
         sender = Callers(engines, texts, tally, threads=callers // 2, tasks=callers - callers // 2)
         warm = int(WARM_UP * requests)
@@ -107,7 +103,6 @@ def main(
         seconds = perf_counter() - start
         gc.collect()
         after = process.memory_info().rss
-        print_table(tally.outcomes, engines)
         stats = [engine.stats() for engine in engines.values()]
         report.add("requests", requests)
         report.add("wrong_texts", tally.outcomes["wrong"])
@@ -122,7 +117,8 @@ def main(
         report.add("prefix_hit_tokens", sum(one.prefix_tokens for one in stats))
         report.add("requests_per_s", (requests - warm) / seconds)
     for failure in tally.failures:
-        console.print(failure, style="red", markup=False)
+        console().print(failure, style="red", markup=False)
+    add_tables(report, tally.outcomes)
     report.finish(json)
     raise typer.Exit(1 if lost or tally.outcomes["wrong"] or tally.outcomes["error"] else 0)
 

@@ -174,6 +174,18 @@ def main(
         table.add_row(*map(str, cells), f"{row['value']:.4f}")
     Console(width=max(110, Console().width)).print(table)
     report.add("lm_eval_exact_differs", sum(differ))
+    items = sum({(row["model"], row["task"]): row["items"] for row in report.rows}.values())
+    exits = ""
+    if "epsilon_pct" in report.results:
+        exits = (
+            f"; `exit`, certified for {report.results['epsilon_pct']:.0f}%, differs from `full` at "
+            f"{report.results['exit_disagreement_pct']:.1f}% of the tokens of held-out Python files"
+        )
+    report.statement(
+        "lm-evaluation-harness",
+        f"local tasks: {sum(differ)} of {items} items are answered by `exact` in another way than by `full`, to the last bit "
+        f"of a log-likelihood{exits}.",
+    )
     report.finish(json)
 
 

@@ -35,12 +35,11 @@ from typing import Annotated, Any
 import onnx
 import psutil
 import typer
-from rich.console import Console
-from rich.table import Table
 from tide_bench.bundles import export_bundle
 from tide_bench.load import Request
 from tide_bench.prompts import read_prompts
 from tide_bench.report import Report
+from tide_bench.tables import console
 from tide_runtime import Engine, EngineOptions, GenerationParams
 
 from benchmarks.models.calibrated_bundles import demo_identity
@@ -70,8 +69,6 @@ CLIENTS, MIX, TEXTS = 12, LengthMix((32, 96), (24, 48)), 24
 SPEED_REQUESTS, KILLS, CALM_S = 96, 3, 4.0
 ROOT = Path(__file__).resolve().parents[1]
 
-console = Console(width=max(140, Console().width))
-
 
 def bundle_of(model: str, cache: Path) -> Path:
     """The bundle of one of `MODELS`, made when it is not in ``cache``."""
@@ -94,7 +91,7 @@ def deployment(bundle: Path, replicas: int, **overrides: Any) -> Deployment:
 
 
 def run_speed(bundle: Path, text: Sequence[int], address: str, seed: int, report: Report) -> None:
-    table = Table("replicas", "tokens/s", title=f"{CLIENTS} clients")
+    rows = []
     server = TideServe(address, psutil.Process())
     for replicas in range(1, NODES + 1):
         deployment(bundle, 1, num_replicas=replicas).finish(replicas)
@@ -102,8 +99,8 @@ def run_speed(bundle: Path, text: Sequence[int], address: str, seed: int, report
         run = closed_loop(server, requests(text, MIX, SPEED_REQUESTS, [seed, replicas, 1]), CLIENTS)
         report.add(f"tokens_per_s_{replicas}", run.tokens_per_s)
         report.rows.append({"part": "speed", "replicas": replicas, "tokens_per_s": run.tokens_per_s})
-        table.add_row(str(replicas), f"{run.tokens_per_s:.0f}")
-    console.print(table)
+        rows.append([str(replicas), f"{run.tokens_per_s:.0f}"])
+    report.table("Replicas", ["replicas", "tokens/s"], rows, f"{CLIENTS} clients")
 
 
 def run_kill(bundle: Path, planned: Sequence[Request], expected: Sequence[str], address: str, seed: int, report: Report) -> None:
@@ -171,7 +168,7 @@ def run_memory(form: str, cache: Path, notes: Path, report: Report) -> None:
     report.add(f"second_replica_files_mib_{form}", added.files)
     if form == "fp32":
         report.add("second_replica_memory_pct", 100 * added.total / weights)
-    console.print(f"memory, {form}, MiB: " + ", ".join(f"{name} {value:.1f}" for name, value in row.items()))
+    console().print(f"memory, {form}, MiB: " + ", ".join(f"{name} {value:.1f}" for name, value in row.items()))
 
 
 def weight_bytes(bundle: Path) -> int:
@@ -193,7 +190,7 @@ def _report_tally(part: str, tally: Tally, report: Report, **more: float) -> Non
     row = {"answers": len(tally.answers), "whole": tally.whole, "errors": tally.errors, "unanswered": tally.unanswered,
            "mixed": tally.mixed, **more}  # fmt: skip
     report.rows.append({"part": part, **row})
-    console.print(f"{part}: " + ", ".join(f"{name} {value:.4g}" for name, value in row.items()))
+    console().print(f"{part}: " + ", ".join(f"{name} {value:.4g}" for name, value in row.items()))
 
 
 def main(
@@ -224,6 +221,14 @@ def main(
                 run_update(bundle, planned, expected, address, notes, report)
             for form in MEMORY_FORMS if "memory" in wanted else ():
                 run_memory(form, cache, notes, report)
+    if wanted == list(PARTS):
+        results = report.results
+        report.statement(
+            "Ray Serve on one machine",
+            f"a replica killed under load: {results['mixed_on_kill']:.0f} answers mixed, {results['unanswered_on_kill']:.0f} "
+            f"requests without an answer or an error; a bundle rolled out under load: {results['failed_on_update']:.0f} failed "
+            f"requests; a second replica adds {results['second_replica_memory_pct']:.0f}% of the weights' memory.",
+        )
     report.finish(json)
 
 

@@ -19,8 +19,6 @@ from typing import Annotated
 
 import numpy as np
 import typer
-from rich.console import Console
-from rich.table import Table
 from tide_bench.arms.tide import timed
 from tide_bench.changed_bundle import write_changed
 from tide_bench.report import Report
@@ -93,16 +91,17 @@ def main(
 ) -> None:
     """Measure the segment tax."""
     report = Report("segment_tax", pool=pool, loads=loads, rounds=rounds, steps=steps, prompt_tokens=PROMPT_TOKENS)
-    headings = "model", "batch", "unsplit ms", *(f"{n} segments" for n in SEGMENTS)
-    table = Table(*headings, title=f"time over the unsplit graph's, {pool} thread pool")
+    rows = []
     for model in models.split(","):
         with tempfile.TemporaryDirectory() as temporary:
             bundles = write_arms(model, Path(temporary))
             runs = [measure(bundles, ThreadOptions(shared=pool == "shared"), turn, rounds, steps) for turn in range(loads)]
         for batch in BATCHES:
             times = {name: np.concatenate([run[batch][name] for run in runs]) for name in bundles}
-            table.add_row(model, str(batch), *_record(report, model, batch, times))
-    Console(width=max(110, Console().width)).print(table)
+            rows.append([model, str(batch), *_record(report, model, batch, times)])
+    headings = ["model", "batch", "unsplit ms", *(f"{n} segments" for n in SEGMENTS)]
+    caption = f"Decoding through N segments, time over that of the unsplit graph, {pool} thread pool. llama: random weights."
+    report.table("What cutting costs", headings, rows, caption)
     report.finish(json)
 
 

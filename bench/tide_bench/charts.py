@@ -11,7 +11,7 @@ from tide_calibrate.report.canvas import COLOURS, INK, MUTED, house_style, legen
 from tide_calibrate.report.page import Chart
 
 from tide_bench.curve import CERTIFIED, FULL, CurvePoint
-from tide_bench.table import Row, places
+from tide_bench.results import Row, places
 
 COSTS = {
     "layer_passes": ("layer passes per 1,000 tokens", "Cost counted in layers: the same on every machine."),

@@ -12,7 +12,6 @@ from tide_bench.charts import curve_charts, speed_charts
 from tide_bench.curve import CurvePoint
 from tide_bench.phases import phase_lines
 from tide_bench.report import Report
-from tide_bench.table import CAPTION, HEADINGS, cells, notes, places
 
 
 def write_report(report: Report, points: Sequence[CurvePoint], directory: Path) -> Path:
@@ -27,20 +26,12 @@ def write_report(report: Report, points: Sequence[CurvePoint], directory: Path) 
 
 
 def _render(report: Report, charts: Sequence[Chart]) -> str:
-    mode = str(report.settings.get("mode", "decode"))
-    tables = {
-        place: [{"cells": cells(mode, row), "marked": bool(row.get("mark")) or "note" in row} for row in rows]
-        for place, rows in places(report.rows).items()
-    }
     loader = jinja2.PackageLoader("tide_bench", ".")
     environment = jinja2.Environment(loader=loader, autoescape=True, undefined=jinja2.StrictUndefined)
     return environment.get_template("page.html.j2").render(
         model=report.settings.get("model", ""),
         machine=report.machine_line(),
-        headings=HEADINGS[mode],
-        tables=tables,
-        caption=CAPTION,
-        notes=notes(report.rows),
+        tables=report.tables,
         charts=charts,
         phases=phase_lines(report.settings.get("phases", {})),
     )
