@@ -39,9 +39,8 @@ from tide_runtime.costs.cost_model import CostModel
 from tide_runtime.depth_tuning import DepthTuning
 
 from benchmarks.models.calibrated_bundles import calibrated_bundles
-from benchmarks.models.gguf_files import GGUF_MODELS
+from benchmarks.models.gguf_files import GGUF_MODELS, folder_of
 from benchmarks.models.model_folders import CACHE
-from benchmarks.quantised_decode import folder_of
 
 POPULATION, KEPT = 16, 4  # prompts of a generation, and those that the next one is made from
 PROMPT_TOKENS, NEW_TOKENS = 48, 64

@@ -35,9 +35,8 @@ from benchmarks.held_out import SOURCES, Prompt, held_out_prompts
 from benchmarks.models.calibrated_bundles import calibrated_bundles
 from benchmarks.models.demo import DEMO_MODELS
 from benchmarks.models.eager_reference import NEAR_TIE, EagerReference
-from benchmarks.models.gguf_files import GGUF_MODELS
+from benchmarks.models.gguf_files import FORMS, GGUF_MODELS, folder_of
 from benchmarks.models.model_folders import CACHE
-from benchmarks.quantised_decode import FORMS, folder_of
 
 PROMPT_TOKENS, DRAFT_LIMIT = 64, 16
 PAIRS = {  # result name → the two that are compared

@@ -25,9 +25,8 @@ from tide_bench.report import Report
 from tide_runtime.bundle import Bundle
 
 from benchmarks.lm_eval_policies import TASKS
-from benchmarks.models.gguf_files import GGUF_MODELS
+from benchmarks.models.gguf_files import GGUF_MODELS, folder_of
 from benchmarks.models.model_folders import CACHE
-from benchmarks.quantised_decode import folder_of
 from benchmarks.serving.http_server import tide_serve
 
 CHOICE, QUOTE = "tide_choice", "tide_quote"

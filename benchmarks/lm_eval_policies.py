@@ -28,9 +28,8 @@ from tide_runtime.bundle.manifest import read_manifest
 from tide_runtime.scoring import Score
 
 from benchmarks.models.calibrated_bundles import PERCENTS, calibrated_bundles
-from benchmarks.models.gguf_files import GGUF_MODELS
+from benchmarks.models.gguf_files import GGUF_MODELS, folder_of
 from benchmarks.models.model_folders import CACHE
-from benchmarks.quantised_decode import folder_of
 
 TASKS = Path(__file__).resolve().parent / "lm_eval_tasks"
 TEXT, CODE = ("tide_choice", "tide_quote"), ("tide_python",)

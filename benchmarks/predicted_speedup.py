@@ -133,7 +133,7 @@ def add_answers(report: Report, found: Sequence[Answer]) -> None:
         "Predictions of calibrations",
         ["model", "recommended", "policy", "predicted", "measured", "right"],
         rows,
-        f"speed over `full`, one sequence, {report.settings['prompts']} held-out prompts. Predicted: when the model was "
+        "speed over `full`, one sequence, held-out prompts. Predicted: when the model was "
         "calibrated, on other texts. Measured: with the 95% interval over prompts.",
     )
     judged = [one for one in found if one.judged]

@@ -36,7 +36,7 @@ import onnx
 import psutil
 import typer
 from tide_bench.bundles import export_bundle
-from tide_bench.load import Request
+from tide_bench.load import LengthMix, Request, closed_loop, requests
 from tide_bench.prompts import read_prompts
 from tide_bench.report import Report
 from tide_bench.tables import console
@@ -44,11 +44,9 @@ from tide_runtime import Engine, EngineOptions, GenerationParams
 
 from benchmarks.models.calibrated_bundles import demo_identity
 from benchmarks.models.demo import DEMO_MODELS
-from benchmarks.models.gguf_files import GGUF_MODELS
+from benchmarks.models.gguf_files import GGUF_MODELS, folder_of
 from benchmarks.models.model_folders import CACHE
-from benchmarks.quantised_decode import folder_of
 from benchmarks.serving.answers_tally import Tally, under_load
-from benchmarks.serving.clients import closed_loop
 from benchmarks.serving.http_server import TideServe
 from benchmarks.serving.measured_replica import FOLDER, memory_before, replicas_memory
 from benchmarks.serving.ray_cluster import (
@@ -59,7 +57,6 @@ from benchmarks.serving.ray_cluster import (
     replica_processes,
     running_replicas,
 )
-from benchmarks.serving.workload import LengthMix, requests
 
 PARTS = ("speed", "kill", "update", "memory")
 MODELS = ("layerskip", "smollm2-int4")

@@ -29,8 +29,8 @@ from tide_bench.other_load import OtherLoad
 from tide_bench.report import Report
 from tide_bench.tables import console
 
+from benchmarks.models.gguf_files import folder_of
 from benchmarks.models.model_folders import CACHE
-from benchmarks.quantised_decode import folder_of
 from benchmarks.serving.hostile_clients import ATTACKS, CONTROLS, REFUSALS, Attack, attacking
 from benchmarks.serving.http_server import TideServe, tide_serve
 from benchmarks.serving.load_arms import MODEL

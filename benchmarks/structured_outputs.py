@@ -34,9 +34,8 @@ from tide_runtime import DepthOptions, Engine, EngineOptions, Generation, Genera
 from tide_runtime.errors import GrammarError
 from tide_runtime.text.grammar import GrammarState
 
-from benchmarks.models.gguf_files import GGUF_MODELS
+from benchmarks.models.gguf_files import GGUF_MODELS, folder_of
 from benchmarks.models.model_folders import CACHE
-from benchmarks.quantised_decode import folder_of
 from benchmarks.structured.schemas import FIXED, Schema, schemas
 
 AT_ONCE, ROUNDS, NEW_TOKENS = 8, 5, 256

@@ -16,7 +16,8 @@ from tide_runtime.cli.errors import run_app
 from tide_runtime.errors import ParamsError
 from tide_runtime.text.tokenizer import Tokenizer
 
-from tide_bench.arm_pool import ArmPool, RunningArm, with_options
+from tide_bench.arm_folders import ArmFolders
+from tide_bench.arm_pool import ArmPool, with_options
 from tide_bench.arms import ARMS, OURS
 from tide_bench.arms.process import ArmError
 from tide_bench.arms.registry import OTHER_ARMS, POLICIES, ArmSpec
@@ -24,7 +25,7 @@ from tide_bench.comparison import Comparison, Place
 from tide_bench.config import MODES, BenchConfig
 from tide_bench.curve import CurvePoint, measure_curve
 from tide_bench.energy import EnergyMeter
-from tide_bench.load import load_rows
+from tide_bench.load_mode import load_rows
 from tide_bench.output_checks import Terms
 from tide_bench.phases import Phases, phase_lines
 from tide_bench.prompts import joined, read_prompts, windows
@@ -152,7 +153,8 @@ class Bench:
             source = _source(bundle, config, model)
         kinds = [spec.kind for spec in self._specs()]
         lanes = 2 if self._most_in_memory() >= _ROOMY else 1
-        self.pool = ArmPool(bundle.directory, bundle.manifest, source, cache, kinds, self._exit_depth, lanes, phases, gguf)
+        folders = ArmFolders(bundle.directory, bundle.manifest, source, cache, kinds, self._exit_depth, gguf)
+        self.pool = ArmPool(folders, lanes, phases)
 
     def __enter__(self) -> Bench:
         return self
@@ -197,8 +199,9 @@ class Bench:
             texts = joined(texts, tokens)
         return windows(texts, tokens, count)
 
-    def _exit_depth(self, entry: RunningArm) -> int:
+    def _exit_depth(self) -> int:
         """Mean layers that `exit` runs for a token: the depth that static layer skip is compared at."""
+        entry = self.pool.running(POLICIES["exit"])
         prompts = self._windows(self._lengths[0], 4)
         depths = [entry.generate([prompt], self.config.new_tokens).depth or 0.0 for prompt in prompts]
         return max(1, min(round(sum(depths) / len(depths)), self.manifest.model.num_layers - 1))

@@ -6,7 +6,6 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tide_bench.figures import BASELINES
 from tide_bench.report import Report
 
 Row = Mapping[str, Any]
@@ -34,11 +33,11 @@ def cells(mode: str, row: Row) -> list[str]:
     rank = str(row["rank"]) if "rank" in row else "–"
     if "rounds" not in row:
         return [rank, row["title"], "could not run", *[""] * (len(HEADINGS[mode]) - 3)]
-    ratios = [_ratio(row, "eager"), _ratio(row, "unsplit")]
+    ratios = [ratio_cell(row, "eager"), ratio_cell(row, "unsplit")]
     memory, energy = f"{row['peak_mib']:.0f} MiB", _number(row, "joules_per_token", ".3g")
     if mode == "prefill":
-        return [rank, row["title"], _spread(row, "first_token_ms", " ms"), *ratios, memory, energy]
-    speed = [_spread(row, "ms_per_token"), f"{row['tokens_per_s']:.0f}", f"{row['first_token_ms']:.0f} ms"]
+        return [rank, row["title"], spread_cell(row, "first_token_ms", " ms"), *ratios, memory, energy]
+    speed = [spread_cell(row, "ms_per_token"), f"{row['tokens_per_s']:.0f}", f"{row['first_token_ms']:.0f} ms"]
     agreement = f"{row['agreement']:.1%}" if "agreement" in row else ""
     return [rank, row["title"], *speed, *ratios, _number(row, "layers_per_token", ".1f"), agreement, memory, energy]
 
@@ -83,14 +82,14 @@ def _load_cells(row: Row) -> list[str]:
     return [row["title"], f"{row['rate']:.1f}", first, last, f"{row['tokens_per_s']:.0f}"]
 
 
-def _ratio(row: Row, baseline: str) -> str:
+def ratio_cell(row: Row, baseline: str) -> str:
     name = f"vs_{baseline}"
     if name not in row:
         return "1" if row["arm"] == baseline else ""
     return f"{row[name]:.2f} ({row[f'{name}_low']:.2f}–{row[f'{name}_high']:.2f})"
 
 
-def _spread(row: Row, name: str, unit: str = "") -> str:
+def spread_cell(row: Row, name: str, unit: str = "") -> str:
     return f"{row[name]:.2f}{unit} ({row[f'{name}_p10']:.2f}–{row[f'{name}_p90']:.2f})"
 
 
@@ -105,7 +104,7 @@ def add_results(report: Report) -> None:
         if "batch" in row and "rounds" in row:
             place = f"b{row['batch']}" + (f"_p{row['prompt_tokens']}" if row["prompt_tokens"] != lengths[0] else "")
             arm = re.sub(r"\W", "_", row["arm"])
-            for baseline in BASELINES:
+            for baseline in report.settings["baselines"]:
                 if f"vs_{baseline}" in row:
                     report.add(f"{arm}_vs_{baseline}_{place}", row[f"vs_{baseline}"])
             if "agreement" in row:

@@ -28,9 +28,8 @@ from tide_bench.arms.process import ArmError, ArmProcess
 from tide_bench.report import Report
 from tide_runtime import Engine, EngineOptions, GenerationParams, ThreadOptions
 
-from benchmarks.models.gguf_files import GGUF_MODELS
+from benchmarks.models.gguf_files import GGUF_MODELS, folder_of
 from benchmarks.policies_cpu import CACHE
-from benchmarks.quantised_decode import folder_of
 from benchmarks.same_text.ways import REFERENCE, Ask, Outcome, Way, outcomes
 from benchmarks.serving.http_server import tide_serve
 from benchmarks.tasks.task_set import load_tasks

@@ -18,10 +18,9 @@ from urllib.parse import urlsplit
 
 import numpy as np
 from tide_bench.arms.process import ArmError
-from tide_bench.load import Request
+from tide_bench.load import LoadRun, Request, Served, closed_loop
 from tide_bench.report import cores
 
-from benchmarks.serving.clients import LoadRun, Served, closed_loop
 from benchmarks.serving.python_share import StepTime, decode_step_time, watched_sessions
 
 

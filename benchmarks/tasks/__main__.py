@@ -33,9 +33,8 @@ from tide_bench.tables import console
 from tide_runtime import DepthOptions, Engine, EngineOptions, ThreadOptions
 from tide_runtime.depth_tuning import DepthTuning
 
-from benchmarks.models.gguf_files import GGUF_MODELS
+from benchmarks.models.gguf_files import GGUF_MODELS, folder_of
 from benchmarks.models.model_folders import CACHE
-from benchmarks.quantised_decode import folder_of
 from benchmarks.tasks.checks import score
 from benchmarks.tasks.task_run import (
     PairedBatch,

@@ -15,11 +15,12 @@ class ArmSpec:
     Args:
         name: on the command line and in result names.
         title: in tables and charts.
-        kind: of its process, a name of `tide_bench.arms.ARMS`; arms of one kind share a process.
+        kind: a name of `tide_bench.arms.ARMS`.
         promise: ``same``: the model's own greedy tokens; ``certified``: as often as the bundle's certificate allows; ``rounded``:
             its weights or products have fewer bits, rounded in its own way, so its text may part anywhere; ``none``.
         options: further arguments of its kind's ``generate``.
-        layers: True when every token takes all layers.
+        all_layers: True when every token takes all layers.
+        model: which of several models of its kind; arms of one kind and model share a process.
     """
 
     name: str
@@ -28,6 +29,12 @@ class ArmSpec:
     promise: Promise
     options: dict[str, Any] = field(default_factory=dict)
     all_layers: bool = False
+    model: str = ""
+
+    @property
+    def process(self) -> str:
+        """The name of its process."""
+        return self.model or self.kind
 
 
 POLICIES: dict[str, ArmSpec] = {

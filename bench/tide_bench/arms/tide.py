@@ -44,6 +44,11 @@ class TideArm:
         params = GenerationParams(max_new_tokens=new_tokens, ignore_eos=True, cache_salt=f"call {next(self._calls)}")
         return replace(timed(engine, prompts, params), limitation=limitation(engine))
 
+    def load_again(self, prompts: list[list[int]], new_tokens: int) -> None:
+        """Load the model once more and generate: what is timed where loading is."""
+        with load_engine(self.folder) as engine:
+            engine.generate(prompts, GenerationParams(max_new_tokens=new_tokens, ignore_eos=True))
+
     def read(self, text: Sequence[int], prompt_tokens: int, policy: str, threshold: float | None = None) -> Reading:
         """The policy's token at every place of ``text`` after the first ``prompt_tokens`` (see `Reading`)."""
         return read_text(self._engine(policy, threshold, 1), text, prompt_tokens)
