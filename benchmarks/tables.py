@@ -33,7 +33,7 @@ PAGES = {
     ),
     "docs/measured-policies.md": (
         "tasks", "tasks_second", "predicted_speedup", "adversarial_depth", "lm_eval_policies", "policies_cpu",
-        "exact_identity", "exact_identity_low_bits", "exact_identity_sampled",
+        "exact_identity", "exact_identity_low_bits", "same_text_exits",
     ),
     "docs/measured-runtime.md": ("segment_tax", "export_1b", "shared_weights"),
     "docs/certificate.md": (
