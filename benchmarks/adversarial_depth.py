@@ -29,10 +29,9 @@ import typer
 from numpy.typing import NDArray
 from rich.progress import track
 from tide_bench.arms.base import with_limitation
-from tide_bench.arms.tide import limitation
+from tide_bench.arms.tide import limitation, read_text
 from tide_bench.report import Report
 from tide_bench.tables import console
-from tide_bench.teacher_forcing import read_text
 from tide_runtime import DepthOptions, Engine, EngineOptions, Generation, GenerationParams, ThreadOptions
 from tide_runtime.bundle.exits import bundle_exits
 from tide_runtime.costs.cost_model import CostModel

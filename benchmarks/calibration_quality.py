@@ -14,7 +14,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
+import numpy as np
 import typer
+from numpy.typing import NDArray
 from tide_bench.report import Report
 from tide_calibrate.capture.capture import capture
 from tide_calibrate.capture.store import Capture
@@ -27,9 +29,8 @@ from tide_calibrate.text.documents import split_documents, windows
 from tide_calibrate.traces.record import trace_split
 from tide_calibrate.traces.trace import ExitTrace, SplitTrace
 
-from benchmarks.exits.agreement_coverage import area_under_agreement, share_exiting
 from benchmarks.exits.exit_traces import held_out_documents
-from benchmarks.models.demo import DEMO_MODELS
+from benchmarks.models.model_folders import DEMO_MODELS
 from tide_export.load import LoadedModel, load_model
 
 HEADS = "identity,linear,tail:1,tail:2,block:1"
@@ -149,6 +150,34 @@ def _router_cell(report: Report, model: str, trace: ExitTrace, router: str) -> s
     report.add(f"{model}_exit5_{router}_{c}", at_5)
     _row(report, model, "router", checkpoint=c, router=router, head=trace.head, area=area, exit1=at_1, exit5=at_5)
     return f"{area:.3f} ({at_1:.0%} / {at_5:.0%})"
+
+
+def area_under_agreement(scores: NDArray[np.floating], agrees: NDArray[np.bool_]) -> float:
+    """Mean, over all coverages 1/n … 1, of the share of exited tokens that agree; tokens of one score exit together.
+
+    1 - AURC of selective classification (Geifman & El-Yaniv 2017). A router that knows nothing gets the exit's mean agreement.
+    """
+    covered, right = _curve(scores, agrees)
+    steps = np.diff(covered, prepend=0)
+    return float((steps * right / covered).sum() / covered[-1])
+
+
+def share_exiting(scores: NDArray[np.floating], agrees: NDArray[np.bool_], disagreement: float) -> float:
+    """The largest share of tokens that may exit by one threshold while at most ``disagreement`` of *all* tokens are wrong.
+
+    The same rate as the certificate's: tokens that do not exit run to the end and are right.
+    """
+    covered, right = _curve(scores, agrees)
+    allowed = covered[covered - right <= disagreement * len(agrees)]
+    return float(allowed[-1] / len(agrees)) if len(allowed) else 0.0
+
+
+def _curve(scores: NDArray[np.floating], agrees: NDArray[np.bool_]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Exited tokens and those of them that agree, at every threshold that some token has as its score."""
+    order = np.argsort(-scores, kind="stable")
+    ranked = scores[order]
+    last = np.flatnonzero(np.append(ranked[1:] != ranked[:-1], True))
+    return last + 1, np.cumsum(agrees[order])[last].astype(np.int64)
 
 
 def _row(report: Report, model: str, table: str, **values: Any) -> None:

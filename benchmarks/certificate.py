@@ -30,8 +30,7 @@ from tide_calibrate.certificate.threshold_family import ThresholdFamily, fit_fam
 from tide_calibrate.certificate.thresholds import disagreement
 from tide_calibrate.traces.trace import SplitTrace
 
-from benchmarks.exits.resplits import ARMS, Parts, draws, judge, resplits
-from benchmarks.exits.synthetic_exits import EXITS, synthetic_trace
+from benchmarks.exits.resplits import ARMS, EXITS, Parts, draws, judge, resplits, synthetic_trace
 
 EPSILONS = (0.01, 0.05)
 COLUMNS = (

@@ -29,8 +29,8 @@ from typing import Annotated
 import typer
 from rich.progress import Progress
 from tide_bench.arms.process import ArmError
+from tide_bench.counters import OtherLoad
 from tide_bench.load import LengthMix, requests
-from tide_bench.other_load import OtherLoad
 from tide_bench.paired_ratio import paired_ratio
 from tide_bench.report import Report
 from tide_bench.rounds import SETTLE_S

@@ -29,11 +29,8 @@ from tide_bench.report import Report
 from tide_bench.tables import console
 from tide_runtime import Engine, EngineOptions, ThreadOptions
 
-from benchmarks.models.model_folders import CACHE
-from benchmarks.models.tiny import KV_BYTES_PER_TOKEN, MAX_SEQ_LEN, VOCABULARY, tiny_bundle
-from benchmarks.serving.soak_callers import Callers
-from benchmarks.serving.soak_plan import POLICIES, PoolText, first_turns, second_turns, soak_requests
-from benchmarks.serving.soak_tally import Expected, Tally
+from benchmarks.models.model_folders import CACHE, TINY_KV_BYTES_PER_TOKEN, TINY_MAX_SEQ_LEN, TINY_VOCABULARY, tiny_bundle
+from benchmarks.serving.soak import POLICIES, Callers, Expected, PoolText, Tally, first_turns, second_turns, soak_requests
 
 FIRST_TURNS, SECOND_TURNS = 300, 100
 MAX_BATCH, MAX_QUEUE = 16, 12
@@ -50,10 +47,10 @@ def alone(bundle: Path, seed: int) -> tuple[list[PoolText], list[Expected]]:
             done = [engine.generate(list(text.prompt), text.params)[0] for text in pool]
             return [Expected(tuple(one.token_ids), one.finish_reason) for one in done]
 
-        first = first_turns(FIRST_TURNS, VOCABULARY, seed)
+        first = first_turns(FIRST_TURNS, TINY_VOCABULARY, seed)
         expected = texts(first)
         answers = [one.token_ids for one in expected]
-        second = second_turns(first, answers, SECOND_TURNS, VOCABULARY, MAX_SEQ_LEN, seed)
+        second = second_turns(first, answers, SECOND_TURNS, TINY_VOCABULARY, TINY_MAX_SEQ_LEN, seed)
         return first + second, expected + texts(second)
 
 
@@ -79,7 +76,7 @@ def add_tables(report: Report, outcomes: Mapping[str, int]) -> None:
 def main(
     requests: Annotated[int, typer.Option(min=100, help="Requests in all.")] = 20_000,
     callers: Annotated[int, typer.Option(min=2, help="Callers at once, half threads and half asyncio tasks.")] = 64,
-    kv_tokens: Annotated[int, typer.Option(min=MAX_SEQ_LEN, help="Tokens of keys and values that each engine may hold.")] = 512,
+    kv_tokens: Annotated[int, typer.Option(min=TINY_MAX_SEQ_LEN, help="Tokens of the KV cache of each engine.")] = 512,
     seed: Annotated[int, typer.Option(min=0, help="Of texts and requests.")] = 0,
     cache: Annotated[Path, typer.Option(help="Where the bundle is kept between runs.")] = CACHE,
     json: Annotated[Path | None, typer.Option(help="Write all figures to this file.")] = None,
@@ -128,7 +125,7 @@ def _loaded(bundle: Path, policy: str, kv_tokens: int) -> Engine:
         policy=policy,
         max_batch=MAX_BATCH,
         max_queue=MAX_QUEUE,
-        kv_memory=kv_tokens * KV_BYTES_PER_TOKEN,
+        kv_memory=kv_tokens * TINY_KV_BYTES_PER_TOKEN,
         threads=ThreadOptions(1),
         verify=False,
     )

@@ -23,11 +23,11 @@ from statistics import fmean
 from typing import Annotated, Any
 
 import typer
-from tide_bench.other_load import OtherLoad
+from tide_bench.counters import OtherLoad
+from tide_bench.output_checks import disagreement_rate, identical_share
 from tide_bench.paired_ratio import paired_ratio
 from tide_bench.report import Report
 from tide_bench.tables import console
-from tide_bench.text_comparison import disagreement_rate, identical_share
 from tide_runtime import EngineOptions, GenerationParams
 
 from benchmarks.arms.policy_arms import BASELINE, POLICIES, policy_arms, random_bundle

@@ -20,10 +20,9 @@ import numpy as np
 import typer
 from rich.progress import track
 from tide_bench.arms.base import with_limitation
-from tide_bench.arms.tide import limitation
+from tide_bench.arms.tide import Reading, limitation, read_text
+from tide_bench.output_checks import disagreement_rate
 from tide_bench.report import Report
-from tide_bench.teacher_forcing import Reading, read_text
-from tide_bench.text_comparison import disagreement_rate
 from tide_runtime import DepthOptions, Engine, EngineOptions, GenerationParams, ThreadOptions
 
 from benchmarks.held_out import held_out_prompts

@@ -21,7 +21,7 @@ from typing import Annotated
 import numpy as np
 import typer
 from tide_bench.arms.tide import load_second
-from tide_bench.other_load import OtherLoad
+from tide_bench.counters import OtherLoad
 from tide_bench.report import Report
 from tide_runtime import Engine, GenerationParams
 

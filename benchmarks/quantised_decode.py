@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from tide_bench.arms.registry import OTHER_ARMS, ArmSpec
+from tide_bench.arms import OTHER_ARMS, ArmSpec
 from tide_bench.report import Report
 from tide_bench.tables import console
 from tide_runtime.bundle.manifest import read_manifest

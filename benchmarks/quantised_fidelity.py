@@ -38,9 +38,8 @@ from tide_bench.bundles import export_bundle
 from tide_bench.report import Report
 from tide_runtime import Engine, EngineOptions
 
-from benchmarks.models.demo import random_llama
 from benchmarks.models.gguf_files import GGUF_MODELS, SLOTS, folder_of, write_gguf
-from benchmarks.models.model_folders import CACHE
+from benchmarks.models.model_folders import CACHE, random_llama
 from benchmarks.models.random_blocks import CHECKPOINTS, quantise_folder
 from tide_export.config import ExportConfig, reads_text
 from tide_export.export import write_bundle

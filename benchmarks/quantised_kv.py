@@ -18,7 +18,7 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 from numpy.typing import NDArray
-from tide_bench.arms.registry import ArmSpec
+from tide_bench.arms import ArmSpec
 from tide_bench.bundles import export_bundle
 from tide_bench.report import Report
 from tide_runtime.bundle.manifest import read_manifest

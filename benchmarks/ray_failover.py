@@ -43,9 +43,8 @@ from tide_bench.tables import console
 from tide_runtime import Engine, EngineOptions, GenerationParams
 
 from benchmarks.models.calibrated_bundles import demo_identity
-from benchmarks.models.demo import DEMO_MODELS
 from benchmarks.models.gguf_files import GGUF_MODELS, folder_of
-from benchmarks.models.model_folders import CACHE
+from benchmarks.models.model_folders import CACHE, DEMO_MODELS
 from benchmarks.serving.answers_tally import Tally, under_load
 from benchmarks.serving.http_server import TideServe
 from benchmarks.serving.measured_replica import FOLDER, memory_before, replicas_memory

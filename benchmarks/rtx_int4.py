@@ -3,7 +3,7 @@
     python -m benchmarks.rtx_int4 --json docs/results/DATE-rtx_int4.json        # about 5 minutes with an empty engine cache
 
 The demo model is quantised (`tide-export --weights int4`, rounding to nearest) and compiled for each target. TensorRT's engine
-inspector loads an engine, which takes a GPU, so the serialized plans are read (`benchmarks.engine_plans`). An engine counts if
+inspector loads an engine, which takes a GPU, so the serialized plans are read (`benchmarks.lowered_graphs`). An engine counts if
 
 - its int4 constants are all matrices of its layers, by the sizes in the checkpoint, and it holds none but the embedding in fp16;
 - every matrix is multiplied by a kernel that dequantises on the way, in each optimization profile;
@@ -36,8 +36,7 @@ from tide_runtime.backends.tensorrt.package import RTX
 from tide_runtime.bundle.manifest import Manifest, TargetInfo
 from tide_runtime.errors import TargetError
 
-from benchmarks.engine_plans import EnginePlan
-from benchmarks.graph_on_cpu import logits_on_cpu
+from benchmarks.lowered_graphs import EnginePlan, logits_on_cpu
 from tide_export import export
 from tide_export.config import ExportConfig
 from tide_export.cut import CutGraph

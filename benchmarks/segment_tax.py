@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import tempfile
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -20,19 +21,27 @@ from typing import Annotated
 import numpy as np
 import typer
 from tide_bench.arms.tide import timed
-from tide_bench.changed_bundle import write_changed
+from tide_bench.bundles import write_changed, write_cuts
 from tide_bench.report import Report
 from tide_runtime import Engine, EngineOptions, GenerationParams, ThreadOptions
 from tide_runtime.bundle.manifest import UNCUT, Manifest, forms_of, read_manifest
 
-from benchmarks.models.demo import BENCH_MODELS
-from benchmarks.models.even_cuts import write_even_cuts
+from benchmarks.models.model_folders import BENCH_MODELS
+from tide_export.load import LoadedModel
 
 PROMPT_TOKENS = 128
 SEGMENTS = (1, 2, 4, 6)
 UNSPLIT = "unsplit"
 BATCHES = (1, 4)  # sequences that decode together
 SETTLE_S = 0.02  # threads of the arm before stop spinning
+
+
+def write_even_cuts(loaded: LoadedModel, directory: Path, segment_counts: Sequence[int], max_seq_len: int) -> None:
+    """A bundle ``directory``/segments_N of N even segments for each count, in fp32."""
+    layers = loaded.model.config.get_text_config().num_hidden_layers
+    places = {n: [str(round(i * layers / n)) for i in range(1, n)] for n in segment_counts}
+    cuts = {directory / f"segments_{n}": ",".join(places[n]) or "none" for n in segment_counts}
+    write_cuts(loaded, cuts, "fp32", max_seq_len)
 
 
 def write_arms(model: str, directory: Path) -> dict[str, Path]:

@@ -24,8 +24,8 @@ import numpy as np
 import typer
 from rich.progress import Progress
 from tide_bench.arms.process import ArmError
+from tide_bench.counters import OtherLoad
 from tide_bench.load import Request
-from tide_bench.other_load import OtherLoad
 from tide_bench.report import Report
 from tide_bench.tables import console
 

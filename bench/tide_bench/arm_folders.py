@@ -12,8 +12,7 @@ from tide_runtime.bundle.manifest import Manifest
 from tide_bench.arms import OURS
 from tide_bench.arms.process import ArmError
 from tide_bench.bundles import export_cuts
-from tide_bench.gguf_model import SUFFIX, find_gguf, huggingface_folder
-from tide_bench.source_model import SourceModel
+from tide_bench.source_model import SUFFIX, SourceModel, find_gguf, huggingface_folder
 
 _CUTS = ("unsplit", "static")  # bundles of our own exporter, made from one trace
 _FROM_GGUF = ("llamacpp", "openvino")

@@ -18,13 +18,12 @@ from tide_runtime.text.tokenizer import Tokenizer
 
 from tide_bench.arm_folders import ArmFolders
 from tide_bench.arm_pool import ArmPool, with_options
-from tide_bench.arms import ARMS, OURS
+from tide_bench.arms import ARMS, OTHER_ARMS, OURS, POLICIES, ArmSpec
 from tide_bench.arms.process import ArmError
-from tide_bench.arms.registry import OTHER_ARMS, POLICIES, ArmSpec
 from tide_bench.comparison import Comparison, Place
 from tide_bench.config import MODES, BenchConfig
+from tide_bench.counters import EnergyMeter
 from tide_bench.curve import CurvePoint, measure_curve
-from tide_bench.energy import EnergyMeter
 from tide_bench.load_mode import load_rows
 from tide_bench.output_checks import Terms
 from tide_bench.phases import Phases, phase_lines

@@ -9,12 +9,11 @@ from typing import Any
 from tide_runtime.bundle.manifest import Manifest
 
 from tide_bench.arm_pool import ArmPool, RunningArm, meetings
+from tide_bench.arms import ArmSpec
 from tide_bench.arms.process import ArmError
-from tide_bench.arms.registry import ArmSpec
 from tide_bench.config import BenchConfig
-from tide_bench.energy import EnergyMeter
+from tide_bench.counters import EnergyMeter, OtherLoad
 from tide_bench.figures import decode_seconds, prefill_seconds, ratio_row, settled, speed_row, text_row
-from tide_bench.other_load import OtherLoad
 from tide_bench.output_checks import Terms, broken_promise
 from tide_bench.phases import Phases
 from tide_bench.rounds import Group, TimedRun, run_rounds

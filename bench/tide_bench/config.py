@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from tide_runtime.errors import ParamsError
 
-from tide_bench.arms.registry import OTHER_ARMS, POLICIES
+from tide_bench.arms import OTHER_ARMS, POLICIES
 
 MODES = ("decode", "prefill", "load")
 

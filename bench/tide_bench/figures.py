@@ -10,9 +10,9 @@ import numpy as np
 
 from tide_bench.arms.base import with_limitation
 from tide_bench.config import BenchConfig
+from tide_bench.output_checks import disagreement_rate, identical_share
 from tide_bench.paired_ratio import PairedRatio, chained_ratio, paired_ratio
 from tide_bench.rounds import TimedRun
-from tide_bench.text_comparison import disagreement_rate, identical_share
 
 Seconds = Callable[[TimedRun], float]
 

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from tide_bench.arm_pool import ArmPool, RunningArm
+from tide_bench.arms import ArmSpec
 from tide_bench.arms.base import Arm, with_limitation
 from tide_bench.arms.process import ArmError
-from tide_bench.arms.registry import ArmSpec
 from tide_bench.config import BenchConfig
 from tide_bench.load import LoadRun, Request, open_loop, with_arrivals
 from tide_bench.output_checks import Terms, broken_promise

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from tide_bench.arm_pool import ArmPool, RunningArm
+from tide_bench.arms import ArmSpec
 from tide_bench.arms.process import ArmError
-from tide_bench.arms.registry import ArmSpec
 from tide_bench.comparison import Comparison, Place
 from tide_bench.config import BenchConfig
-from tide_bench.energy import EnergyMeter
+from tide_bench.counters import EnergyMeter
 from tide_bench.phases import Phases
 from tide_bench.report import Report
 from tide_bench.results import ratio_cell, spread_cell

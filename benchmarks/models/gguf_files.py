@@ -17,10 +17,9 @@ from typing import Any
 import numpy as np
 from safetensors import safe_open
 from tide_bench.arms.genai import build_model_folder
-from tide_bench.build_cache import cached_folder, files_digest
+from tide_bench.build_cache import cached_folder, files_digest, run_in_process
 from tide_bench.bundles import export_bundle
-from tide_bench.gguf_model import SUFFIX, huggingface_folder
-from tide_bench.in_process import run_in_process
+from tide_bench.source_model import SUFFIX, huggingface_folder
 from tide_runtime.errors import ModelFilesError
 from tokenizers import Tokenizer
 

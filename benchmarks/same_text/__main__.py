@@ -29,17 +29,16 @@ from urllib.request import Request, urlopen
 import typer
 from rich.progress import Progress
 from tide_bench.arms.process import ArmError, ArmProcess
-from tide_bench.in_process import run_in_process
+from tide_bench.build_cache import run_in_process
+from tide_bench.output_checks import first_difference
 from tide_bench.report import Report
 from tide_bench.tables import console
-from tide_bench.text_comparison import first_difference
 from tide_runtime import Engine, EngineOptions, GenerationParams, ThreadOptions
 
 from benchmarks.held_out import held_out_prompts
 from benchmarks.models.calibrated_bundles import calibrated_bundles
-from benchmarks.models.demo import DEMO_MODELS
 from benchmarks.models.gguf_files import GGUF_MODELS, folder_of
-from benchmarks.models.model_folders import CACHE
+from benchmarks.models.model_folders import CACHE, DEMO_MODELS
 from benchmarks.same_text.ways import REFERENCE, Ask, Outcome, Way, outcomes
 from benchmarks.serving.http_server import tide_serve
 from benchmarks.tasks.task_set import load_tasks

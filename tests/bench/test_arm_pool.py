@@ -11,9 +11,9 @@ import pytest
 from tide_bench import arm_folders, arm_pool
 from tide_bench.arm_folders import ArmFolders
 from tide_bench.arm_pool import ArmPool, RunningArm
+from tide_bench.arms import ArmSpec
 from tide_bench.arms.base import use_all_cores
 from tide_bench.arms.process import ArmError
-from tide_bench.arms.registry import ArmSpec
 from tide_bench.phases import Phases
 from tide_bench.source_model import SourceModel
 

@@ -12,15 +12,15 @@ from typing import Any
 import pytest
 from tide_bench.arm_folders import ArmFolders
 from tide_bench.arm_pool import ArmPool
+from tide_bench.arms import OTHER_ARMS
 from tide_bench.arms.genai import build_model_folder
 from tide_bench.arms.llamacpp import LlamacppArm
 from tide_bench.arms.openvino import OpenvinoArm
 from tide_bench.arms.process import ArmError
-from tide_bench.arms.registry import OTHER_ARMS
 from tide_bench.config import BenchConfig
-from tide_bench.gguf_model import find_gguf
 from tide_bench.output_checks import Terms, broken_promise
 from tide_bench.phases import Phases
+from tide_bench.source_model import find_gguf
 from tide_runtime.errors import ModelFilesError, ParamsError
 
 from benchmarks.models.gguf_files import gguf_name, write_gguf

@@ -8,8 +8,8 @@ from typing import Any, cast
 import numpy as np
 import pytest
 from tide_bench.arm_pool import RunningArm
+from tide_bench.arms import OTHER_ARMS, POLICIES
 from tide_bench.arms.base import Timing
-from tide_bench.arms.registry import OTHER_ARMS, POLICIES
 from tide_bench.config import BenchConfig
 from tide_bench.load import Request
 from tide_bench.load_mode import load_rows, poisson_requests, serve

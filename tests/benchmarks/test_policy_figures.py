@@ -9,9 +9,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tide_bench.output_checks import disagreement_rate, first_difference, identical_share
 from tide_bench.paired_ratio import paired_ratio
 from tide_bench.report import Report
-from tide_bench.text_comparison import disagreement_rate, first_difference, identical_share
 from tide_runtime import DepthOptions, Engine, EngineOptions, GenerationParams, ThreadOptions
 from tide_runtime.bundle.calibration import CostTable, ExitInfo, StepCost
 from tide_runtime.bundle.exits import Exit
