@@ -56,7 +56,6 @@ bench: $(READY) ## the published benchmarks, one after the other
 	$(BIN)/python -m benchmarks.same_text --weights layerskip --chats 200 --new-tokens 128 --json docs/results/$(DATE)-same_text_exits.json
 	$(BIN)/python -m benchmarks.cpu_kinds --json docs/results/$(DATE)-cpu_kinds.json
 	$(BIN)/python -m benchmarks.predicted_speedup --json docs/results/$(DATE)-predicted_speedup.json
-	$(BIN)/python -m benchmarks.calibration_quality --json docs/results/$(DATE)-calibration_quality.json
 	$(BIN)/python -m benchmarks.certificate --json docs/results/$(DATE)-certificate.json
 	$(BIN)/python -m benchmarks.policy_quality --json docs/results/$(DATE)-policy_quality.json
 	$(BIN)/python -m benchmarks.tasks --calibrated $(CALIBRATED_SMOLLM2) --json docs/results/$(DATE)-tasks.json

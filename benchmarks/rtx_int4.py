@@ -27,9 +27,6 @@ from typing import Annotated, Any
 import numpy as np
 import torch
 import typer
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 from safetensors import safe_open
 from tide_bench.report import Report
 from tide_runtime.backends.tensorrt.package import RTX
@@ -58,8 +55,6 @@ SLOTS, STEPS = 512, (24, 1, 1, 5)  # tokens of the steps that are compared with 
 PROFILES = 2  # decode, prefill
 _MATRIX = re.compile(r"model\.layers\.(\d+)\..*_proj\.weight")
 
-console = Console(width=max(130, Console().width))
-
 
 def main(json: Annotated[Path | None, typer.Option(help="Where to write the results.")] = None) -> None:
     """Build, inspect, compare; exits with an error if an engine with int4 weights does not count."""
@@ -81,7 +76,9 @@ def main(json: Annotated[Path | None, typer.Option(help="Where to write the resu
     report.add("rtx_int4_weight_pct", max(entry["weight_pct"] for entry in low))
     report.add("rtx_int4_host_copies", sum(entry["host_copies"] for entry in report.rows))
     report.add("rtx_int4_max_dlogit_pct", 100 * difference)
-    console.print(table(report.rows))
+    shown = ("target", "counted", "int4_mib", "scales_mib", "weight_pct", "fused_products", "host_copies", "mib")
+    cells = [[*(str(entry[name]) for name in shown), entry.get("refusal", "")] for entry in report.rows]
+    report.table("Engines with int4 weights", [*(name.replace("_", " ") for name in shown), "refusal"], cells)
     report.finish(json)
     if any(entry["counted"] != entry["engines"] for entry in low):
         raise SystemExit("an engine does not hold its weights in int4: see the rows")
@@ -176,14 +173,6 @@ def refusal(graph: CutGraph, compute: int) -> str:
         except TargetError as error:
             return str(error)
     return ""
-
-
-def table(rows: list[dict[str, Any]]) -> Table:
-    shown = ("target", "counted", "int4_mib", "scales_mib", "weight_pct", "fused_products", "host_copies", "mib")
-    made = Table(*(name.replace("_", " ") for name in shown), "refusal")
-    for entry in rows:
-        made.add_row(*(str(entry[name]) for name in shown), escape(entry.get("refusal", "")))
-    return made
 
 
 if __name__ == "__main__":

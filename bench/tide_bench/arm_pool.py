@@ -21,7 +21,7 @@ from tide_runtime.bundle.manifest import Manifest
 from tide_bench.arms import OURS, POLICIES, ArmSpec
 from tide_bench.arms.base import Timing, use_all_cores
 from tide_bench.arms.process import ArmError, ArmProcess
-from tide_bench.phases import Phases
+from tide_bench.report import Phases
 
 # TIDE's arm first, as static skip takes its depth from it; then what takes longest, so that nothing waits for it at the end.
 _FIRST = (OURS, "compile")

@@ -26,9 +26,8 @@ from tide_bench.counters import EnergyMeter
 from tide_bench.curve import CurvePoint, measure_curve
 from tide_bench.load_mode import load_rows
 from tide_bench.output_checks import Terms
-from tide_bench.phases import Phases, phase_lines
 from tide_bench.prompts import joined, read_prompts, windows
-from tide_bench.report import Report
+from tide_bench.report import Phases, Report, phase_lines
 from tide_bench.results import add_results, add_tables
 from tide_bench.source_model import SourceModel, find_source
 from tide_bench.tables import console

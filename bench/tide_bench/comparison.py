@@ -15,7 +15,7 @@ from tide_bench.config import BenchConfig
 from tide_bench.counters import EnergyMeter, OtherLoad
 from tide_bench.figures import decode_seconds, prefill_seconds, ratio_row, settled, speed_row, text_row
 from tide_bench.output_checks import Terms, broken_promise
-from tide_bench.phases import Phases
+from tide_bench.report import Phases
 from tide_bench.rounds import Group, TimedRun, run_rounds
 
 REFERENCE = "eager"

@@ -18,7 +18,7 @@ from tide_bench.arms.process import ArmError
 from tide_bench.config import BenchConfig
 from tide_bench.load import LoadRun, Request, open_loop, with_arrivals
 from tide_bench.output_checks import Terms, broken_promise
-from tide_bench.phases import Phases
+from tide_bench.report import Phases
 from tide_bench.rounds import SETTLE_S
 
 # Kinds whose engines take calls of several threads at once; the others serve one request after the other.

@@ -13,8 +13,7 @@ from tide_calibrate.report.canvas import COLOURS, INK, MUTED, house_style, legen
 from tide_calibrate.report.page import PAGE_NAME, Chart
 
 from tide_bench.curve import CERTIFIED, FULL, CurvePoint
-from tide_bench.phases import phase_lines
-from tide_bench.report import Report
+from tide_bench.report import Report, phase_lines
 from tide_bench.results import Row, places
 
 COSTS = {

@@ -1,4 +1,4 @@
-"""The output of every benchmark: the machine, tables, what they were made of, and named figures for scripts and the README.
+"""The output of every benchmark: the machine, tables, what they were made of, named figures, and where the time went.
 
 A figure that the project quotes is a line ``RESULT name=value`` on stdout; ``--json FILE`` holds the same and everything else.
 """
@@ -10,11 +10,14 @@ import math
 import os
 import platform
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from threading import Lock
+from time import perf_counter
 from typing import Any
 
 from numpy._core._multiarray_umath import __cpu_features__
@@ -139,3 +142,34 @@ def _version(package: str) -> str:
         return version(package)
     except PackageNotFoundError:
         return "not installed"
+
+
+class Phases:
+    """``seconds``: phase → part → seconds, in the order they began. Arms may be prepared by several threads at once."""
+
+    def __init__(self, announce: Callable[[str], None]) -> None:
+        self.seconds: dict[str, dict[str, float]] = {}
+        self._announce, self._lock = announce, Lock()
+
+    @contextmanager
+    def __call__(self, phase: str, part: str = "") -> Iterator[None]:
+        """Time what is done inside; time of the same phase and part adds up."""
+        self._announce(f"{phase}: {part}" if part else phase)
+        with self._lock:
+            self.seconds.setdefault(phase, {}).setdefault(part, 0.0)
+        start = perf_counter()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self.seconds[phase][part] += perf_counter() - start
+
+
+def phase_lines(seconds: Mapping[str, Mapping[str, float]]) -> list[str]:
+    """A line for each phase of `Phases.seconds`: its sum, and its parts, longest first."""
+    lines = []
+    for phase, parts in seconds.items():
+        named = sorted(((s, part) for part, s in parts.items() if part), reverse=True)
+        detail = ": " + ", ".join(f"{part} {s:.1f}" for s, part in named) if named else ""
+        lines.append(f"{phase} {sum(parts.values()):.1f} s{detail}")
+    return lines

@@ -14,8 +14,7 @@ from tide_bench.arms.process import ArmError
 from tide_bench.comparison import Comparison, Place
 from tide_bench.config import BenchConfig
 from tide_bench.counters import EnergyMeter
-from tide_bench.phases import Phases
-from tide_bench.report import Report
+from tide_bench.report import Phases, Report
 from tide_bench.results import ratio_cell, spread_cell
 from tide_bench.tables import console
 from tide_runtime.bundle.manifest import Manifest

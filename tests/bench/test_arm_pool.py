@@ -14,7 +14,7 @@ from tide_bench.arm_pool import ArmPool, RunningArm
 from tide_bench.arms import ArmSpec
 from tide_bench.arms.base import use_all_cores
 from tide_bench.arms.process import ArmError
-from tide_bench.phases import Phases
+from tide_bench.report import Phases
 from tide_bench.source_model import SourceModel
 
 MANIFEST: Any = SimpleNamespace(model=SimpleNamespace(fingerprint="f" * 64), dtype="fp32", max_seq_len=16)

@@ -19,7 +19,7 @@ from tide_bench.arms.openvino import OpenvinoArm
 from tide_bench.arms.process import ArmError
 from tide_bench.config import BenchConfig
 from tide_bench.output_checks import Terms, broken_promise
-from tide_bench.phases import Phases
+from tide_bench.report import Phases
 from tide_bench.source_model import find_gguf
 from tide_runtime.errors import ModelFilesError, ParamsError
 

@@ -14,7 +14,7 @@ from tide_bench.config import BenchConfig
 from tide_bench.load import Request
 from tide_bench.load_mode import load_rows, poisson_requests, serve
 from tide_bench.output_checks import Terms
-from tide_bench.phases import Phases
+from tide_bench.report import Phases
 
 
 def test_arrivals_have_the_rate_and_an_end() -> None:

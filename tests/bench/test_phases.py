@@ -6,7 +6,7 @@ from threading import Thread
 
 import pytest
 from tide_bench import phases
-from tide_bench.phases import Phases, phase_lines
+from tide_bench.report import Phases, phase_lines
 
 
 @pytest.fixture
