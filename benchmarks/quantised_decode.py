@@ -120,8 +120,9 @@ def main(
     run.run()
     report.rows, report.settings = run.rows, report.settings | run.settings
     instructions = run.settings.get("llamacpp", "not run")
-    what = f"{files.title}: exact drafts by prompt lookup, so its speed depends on how much the text repeats. Medians of rounds."
-    add_plan_tables(report, plan, run.rows, {arm: title for arm, title in SHOWN.items() if arm in names}, what)
+    shown = {arm: name for arm, name in SHOWN.items() if arm in names}
+    caption = "Exact drafts by prompt lookup, so its speed depends on how much the text repeats. Medians of rounds."
+    add_plan_tables(report, plan, run.rows, shown, files.title, caption)
     console().print(f"llama.cpp uses: {instructions}", style="dim", markup=False)
     add_results(report, pair_ratios(plan, run.rows), plan.suffix)
     report.finish(json)

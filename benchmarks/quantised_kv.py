@@ -115,7 +115,7 @@ def main(
         f"{SMOLLM2.title}. Bytes of cache per token: {sizes}. Perplexity on {tokens} tokens: {quality['fp32_ppl']:.2f} and "
         f"{quality['int8_ppl']:.2f} ({increase}).",
     )
-    add_plan_tables(report, plan, run.rows, {FP32: FP32}, f"{SMOLLM2.title}: medians of rounds.")
+    add_plan_tables(report, plan, run.rows, {FP32: FP32}, SMOLLM2.title, "Medians of rounds.")
     add_results(report, memory, run.rows, quality)
     report.finish(json)
 

@@ -26,6 +26,7 @@ from tide_bench.report import Phases
 # TIDE's arm first, as static skip takes its depth from it; then what takes longest, so that nothing waits for it at the end.
 _FIRST = (OURS, "compile")
 _BY_TORCH = ("eager", "predecessor")  # compiled code is for as many threads as it was compiled with
+_CANNOT_RUN = (TideError, ArmError, RuntimeError, ImportError)
 _LOADS = 3  # of a model, when its time is measured
 
 
@@ -57,6 +58,7 @@ class ArmPool:
         self.failures: dict[str, str] = {}
         self._folder, self._lanes, self._phases = folder, lanes, phases
         self._processes: dict[str, ArmProcess] = {}
+        self._absent: dict[str, str] = {}  # process → why it could not be started
 
     def start(self, specs: Sequence[ArmSpec], rehearse: Callable[[RunningArm], None] = lambda entry: None) -> list[RunningArm]:
         """Start the arms that can run, and call ``rehearse`` with each; an arm that raises ArmError there is left out."""
@@ -78,7 +80,7 @@ class ArmPool:
             try:
                 entry = self.running(spec)
                 rehearse(entry)
-            except (TideError, ArmError, RuntimeError, ImportError) as error:
+            except _CANNOT_RUN as error:
                 self.note_failure(spec, _first_line(error))
             else:
                 entries.append(entry)
@@ -96,14 +98,23 @@ class ArmPool:
         self.failures.setdefault(spec.name, reason)
 
     def running(self, spec: ArmSpec) -> RunningArm:
-        """The arm, its process started when it is not there. Raises what the maker of its folder raises, and ArmError."""
+        """The arm, its process started when it is not there. Raises what the maker of its folder raises, and ArmError; a process
+        that could not be started is not tried again."""
+        if spec.process in self._absent:
+            raise ArmError(self._absent[spec.process])
         if spec.process not in self._processes:
-            with self._phases("make", spec.process):
-                folder = self._folder(spec.process)
-            with self._phases("load", spec.process):
-                threads = 1 if self._keeps_to_one_core(spec.kind) else None
-                self._processes[spec.process] = ArmProcess(spec.kind, folder, threads)
+            try:
+                self._processes[spec.process] = self._started(spec)
+            except _CANNOT_RUN as error:
+                self._absent[spec.process] = _first_line(error)
+                raise
         return RunningArm(spec, self._processes[spec.process])
+
+    def _started(self, spec: ArmSpec) -> ArmProcess:
+        with self._phases("make", spec.process):
+            folder = self._folder(spec.process)
+        with self._phases("load", spec.process):
+            return ArmProcess(spec.kind, folder, 1 if self._keeps_to_one_core(spec.kind) else None)
 
     def stop(self, names: Iterable[str]) -> None:
         """End the processes of these names."""

@@ -147,10 +147,11 @@ def pair_ratios(plan: Plan, rows: Sequence[Mapping[str, Any]]) -> dict[tuple[str
     }
 
 
-def add_plan_tables(report: Report, plan: Plan, rows: Sequence[Row], baselines: Mapping[str, str], what: str) -> None:
-    """A table for each place. ``baselines``: arm → its title, in the columns of ratios; ``what``: model and how to read it."""
+def add_plan_tables(
+    report: Report, plan: Plan, rows: Sequence[Row], baselines: Mapping[str, str], title: str, caption: str
+) -> None:
+    """A table for each place. ``baselines``: arm → its name in the heading of a column of ratios."""
     for place in plan.places:
-        title, caption = what.split(": ", 1)
         own = [row for row in rows if row["place"] == place.name]
         where = f"batch {place.batch}, {place.prompt_tokens} prompt tokens{', prompts alone' if place.mode == 'prefill' else ''}"
         ratios = [f"× {name} (95%)" for name in baselines.values()]

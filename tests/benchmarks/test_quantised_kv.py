@@ -32,7 +32,7 @@ def test_speed_is_of_int8_over_fp32() -> None:
     assert report.results["int8_vs_fp32_b8_900"] == pytest.approx(0.5)
     assert report.results["int8_vs_fp32_prefill_900"] == pytest.approx(1 / 3)
     assert report.results["fp32_b8_64"] == pytest.approx(4000) and report.results["int8_b1_64"] == pytest.approx(250)
-    add_plan_tables(report, PLAN, rows(), {FP32: FP32}, "model: medians")
+    add_plan_tables(report, PLAN, rows(), {FP32: FP32}, "model", "medians")
     assert [[row[0], row[4]] for row in report.tables[0].rows] == [["fp32", "1"], ["int8", "0.50 (0.50–0.50)"]]
 
 
@@ -42,3 +42,10 @@ def test_percentages_are_of_perplexity_over_fp32() -> None:
     found = fidelity({FP32: fp32, INT8: fp32 - 0.02})
     assert found["fp32_ppl"] == pytest.approx(2) and found["int8_ppl_pct"] == pytest.approx(100 * np.expm1(0.02))
     assert found["int8_ppl_pct_error"] == pytest.approx(0)
+
+
+def test_a_place_that_is_not_planned_is_refused() -> None:
+    """The run would measure nothing for some minutes."""
+    assert [place.name for place in PLAN.restricted(None, ["b8_64"]).places] == ["b8_64"]
+    with pytest.raises(ValueError, match="b2; choose from: b1_64"):
+        PLAN.restricted(None, ["b2"])
