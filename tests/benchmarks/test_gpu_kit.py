@@ -16,7 +16,6 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from benchmarks.tables.verified_table import verified_table
 from typer.testing import CliRunner
 
 from benchmarks.gpu.kit import bare_image, child, command, pack, wheel_parts
@@ -27,6 +26,7 @@ from benchmarks.gpu.kit.report import decode_report, kit_report
 from benchmarks.gpu.kit.run_stage import StageRun
 from benchmarks.gpu.kit.stage_files import StageFiles
 from benchmarks.gpu.kit.tables import gpu_kit_not_run, gpu_kit_table
+from benchmarks.verified_table import verified_table
 
 ROOT = Path(__file__).parents[2]
 STAGE = Stage(9, "scripted", "a stage of these tests", 60)
