@@ -20,6 +20,7 @@ from tide_bench.tables import console
 from tide_runtime.bundle.manifest import Manifest
 
 Row = dict[str, Any]
+SPEEDS, LAST = ("tokens/s", "ms per token (p10–p90)"), ("as fp32", "memory", "load and first token")
 
 
 @dataclass(frozen=True)
@@ -154,21 +155,21 @@ def add_plan_tables(
     for place in plan.places:
         own = [row for row in rows if row["place"] == place.name]
         where = f"batch {place.batch}, {place.prompt_tokens} prompt tokens{', prompts alone' if place.mode == 'prefill' else ''}"
-        ratios = [f"× {name} (95%)" for name in baselines.values()]
+        decodes = place.mode == "decode"
         report.table(
             f"{title}, {where}",
-            ["arm", "tokens/s", "ms per token (p10–p90)", "first token", *ratios, f"as {plan.pivot}", "memory", "load"],
-            [_cells(row, tuple(baselines)) for row in own],
+            ["arm", *(SPEEDS if decodes else ()), "first token", *(f"× {name} (95%)" for name in baselines.values()), *LAST],
+            [_cells(row, tuple(baselines), decodes) for row in own],
             caption,
             [f"{row['title']} could not run: {row['note']}" for row in own if "note" in row],
         )
 
 
-def _cells(row: Row, baselines: Sequence[str]) -> list[str]:
+def _cells(row: Row, baselines: Sequence[str], decodes: bool) -> list[str]:
     if "rounds" not in row:
-        return [row["title"], "could not run", *[""] * (5 + len(baselines))]
-    speed = [f"{row['tokens_per_s']:.0f}", spread_cell(row, "ms_per_token")] if "tokens_per_s" in row else ["", ""]
+        return [row["title"], "could not run", *[""] * (len(baselines) + len(LAST) + len(SPEEDS) * decodes)]
+    speeds = [f"{row['tokens_per_s']:.0f}", spread_cell(row, "ms_per_token")] if decodes else []
+    ratios = [ratio_cell(row, baseline) for baseline in baselines]
     same = f"{row['agreement']:.0%}" if "agreement" in row else ""
     load = f"{row['load_s']:.2f} s" if "load_s" in row else ""
-    ratios = [ratio_cell(row, baseline) for baseline in baselines]
-    return [row["title"], *speed, spread_cell(row, "first_token_ms", " ms"), *ratios, same, f"{row['peak_mib']:.0f} MiB", load]
+    return [row["title"], *speeds, spread_cell(row, "first_token_ms", " ms"), *ratios, same, f"{row['peak_mib']:.0f} MiB", load]
