@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from tide_bench.arm_pool import ArmPool, RunningArm
 from tide_bench.arms import ArmSpec
@@ -20,6 +20,7 @@ from tide_bench.tables import console
 from tide_runtime.bundle.manifest import Manifest
 
 Row = dict[str, Any]
+T = TypeVar("T", ArmSpec, "PlannedPlace")
 SPEEDS, LAST = ("tokens/s", "ms per token (p10–p90)"), ("as fp32", "memory", "load and first token")
 
 
@@ -53,13 +54,14 @@ class Plan:
 
     def restricted(self, arms: Sequence[str] | None, places: Sequence[str] | None) -> Plan:
         """The named arms and places only. Raises ValueError for a name that the plan does not have."""
-        chosen = self
-        for field, names in (("arms", arms), ("places", places)):
-            known = {one.name: one for one in getattr(self, field)}
-            if unknown := [name for name in names or () if name not in known]:
-                raise ValueError(f"{field} {', '.join(unknown)}; choose from: {', '.join(known)}")
-            chosen = replace(chosen, **{field: tuple(known[name] for name in names or known)})
-        return chosen
+        return replace(self, arms=_named(self.arms, arms, "arms"), places=_named(self.places, places, "places"))
+
+
+def _named(known: tuple[T, ...], names: Sequence[str] | None, what: str) -> tuple[T, ...]:
+    by_name = {one.name: one for one in known}
+    if unknown := [name for name in names or () if name not in by_name]:
+        raise ValueError(f"{what} {', '.join(unknown)}; choose from: {', '.join(by_name)}")
+    return tuple(by_name[name] for name in names or by_name)
 
 
 class PlanRun:
