@@ -40,15 +40,16 @@ def export_bundle(
     quantizer: str | None = None,
     quantizer_data: Path | None = None,
     kv: str | None = None,
+    tokenizer: str | None = None,
 ) -> Path:
     """The bundle of the model in ``weights``, cut at ``checkpoints``, exported again when `export_key` has changed.
 
     Args:
-        form, quantizer, quantizer_data, kv: of the weights and the KV cache in the bundle, as ``tide-export --weights``,
-            ``--quantizer``, ``--quantizer-data`` and ``--kv`` take them; None: its defaults.
+        form, quantizer, quantizer_data, kv, tokenizer: as ``tide-export --weights``, ``--quantizer``, ``--quantizer-data``,
+            ``--kv`` and ``--tokenizer`` take them; None: its defaults.
     """
     data = str(quantizer_data) if quantizer_data is not None else None
-    chosen = {"weights": form, "quantizer": quantizer, "quantizer_data": data, "kv": kv}
+    chosen = {"weights": form, "quantizer": quantizer, "quantizer_data": data, "kv": kv, "tokenizer": tokenizer}
     given = {name: value for name, value in chosen.items() if value is not None}
     options = {"checkpoints": checkpoints, "dtype": dtype, "max_seq_len": max_seq_len, **given}
     key = "\n".join([_key(identity, checkpoints, dtype, max_seq_len), *(f"{name} {value}" for name, value in given.items())])

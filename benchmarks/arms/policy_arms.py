@@ -68,7 +68,8 @@ def random_bundle(calibrated: Path, cache: Path) -> Path:
     known = read_manifest(calibrated).calibration
     assert known is not None
     places = [e.checkpoint for e in known.exits] or [read_manifest(calibrated).model.num_layers // 4]
-    cut = export_bundle(random_twin(cache), random_identity(), cache / "random" / "bundle", ",".join(map(str, places)))
+    at, folder = ",".join(map(str, places)), cache / "random" / "bundle"
+    cut = export_bundle(random_twin(cache), random_identity(), folder, at, tokenizer="none")
     key = files_digest([calibrated / MANIFEST_NAME, cut / MANIFEST_NAME, Path(__file__)])
 
     def make(folder: Path) -> None:

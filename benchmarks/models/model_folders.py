@@ -110,7 +110,7 @@ def tiny_bundle(cache: Path) -> Path:
     """A Llama of four layers, small enough for ten thousands of requests. It has no tokenizer, and exits nowhere."""
     identity = _identity()
     weights = cached_folder(cache / "tiny" / "weights", identity, lambda folder: run_in_process(_write_tiny, folder))
-    return export_bundle(weights, identity, cache / "tiny" / "bundle", max_seq_len=TINY_MAX_SEQ_LEN)
+    return export_bundle(weights, identity, cache / "tiny" / "bundle", max_seq_len=TINY_MAX_SEQ_LEN, tokenizer="none")
 
 
 def _write_tiny(folder: Path) -> None:
