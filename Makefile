@@ -46,7 +46,6 @@ bindings: $(READY) ## TensorRT's Python bindings, which import without TensorRT:
 CALIBRATED_SMOLLM2 := build/bench-cache/smollm2/calibrated/bundle_1# predicted_speedup makes it
 bench: $(READY) ## the published benchmarks, one after the other
 	$(BIN)/python -m benchmarks.segment_tax --json docs/results/$(DATE)-segment_tax.json
-	$(BIN)/python -m benchmarks.export_1b --json docs/results/$(DATE)-export_1b.json
 	$(BIN)/python -m benchmarks.policies_cpu --json docs/results/$(DATE)-policies_cpu.json
 	$(BIN)/python -m benchmarks.engine_load --plot build/engine_load.png --json docs/results/$(DATE)-engine_load.json
 	$(BIN)/python -m benchmarks.engine_soak --json docs/results/$(DATE)-engine_soak.json
@@ -55,9 +54,7 @@ bench: $(READY) ## the published benchmarks, one after the other
 	$(BIN)/python -m benchmarks.serve_hostile --json docs/results/$(DATE)-serve_hostile.json
 	$(BIN)/python -m benchmarks.ray_failover --json docs/results/$(DATE)-ray_failover.json
 	$(BIN)/python -m benchmarks.reading_path --json docs/results/$(DATE)-reading_path.json
-	$(BIN)/python -m benchmarks.exact_identity --json docs/results/$(DATE)-exact_identity.json
-	$(BIN)/python -m benchmarks.exact_identity --models smollm2-int4,smollm2-int8 --json docs/results/$(DATE)-exact_identity_low_bits.json
-	$(BIN)/python -m benchmarks.exact_identity --models smollm2-fp32 --prompts 100 --batch 8 --temperature 0.7 --top-p 0.95 --json docs/results/$(DATE)-exact_identity_sampled.json
+	$(BIN)/python -m benchmarks.size --json docs/results/$(DATE)-size.json
 	$(BIN)/python -m benchmarks.quantised_decode --json docs/results/$(DATE)-quantised_decode.json
 	$(BIN)/python -m benchmarks.quantised_decode --model 1b --json docs/results/$(DATE)-quantised_decode_1b.json
 	$(BIN)/python -m benchmarks.quantised_fidelity --json docs/results/$(DATE)-quantised_fidelity.json
@@ -65,16 +62,14 @@ bench: $(READY) ## the published benchmarks, one after the other
 	$(BIN)/python -m benchmarks.gguf_agreement --json docs/results/$(DATE)-gguf_agreement.json
 	$(BIN)/python -m benchmarks.scoring_speed --json docs/results/$(DATE)-scoring_speed.json
 	$(BIN)/python -m benchmarks.same_text --json docs/results/$(DATE)-same_text.json
+	$(BIN)/python -m benchmarks.same_text --weights layerskip --chats 200 --new-tokens 128 --json docs/results/$(DATE)-same_text_exits.json
 	$(BIN)/python -m benchmarks.cpu_kinds --json docs/results/$(DATE)-cpu_kinds.json
 	$(BIN)/python -m benchmarks.predicted_speedup --json docs/results/$(DATE)-predicted_speedup.json
-	$(BIN)/python -m benchmarks.calibration_quality --json docs/results/$(DATE)-calibration_quality.json
 	$(BIN)/python -m benchmarks.certificate --json docs/results/$(DATE)-certificate.json
 	$(BIN)/python -m benchmarks.policy_quality --json docs/results/$(DATE)-policy_quality.json
 	$(BIN)/python -m benchmarks.tasks --calibrated $(CALIBRATED_SMOLLM2) --json docs/results/$(DATE)-tasks.json
 	$(BIN)/python -m benchmarks.tasks --prompts benchmarks/tasks/second_prompts --calibrated $(CALIBRATED_SMOLLM2) --json docs/results/$(DATE)-tasks_second.json
 	$(BIN)/python -m benchmarks.adversarial_depth --json docs/results/$(DATE)-adversarial_depth.json
-	$(BIN)/python -m benchmarks.capture_memory --json docs/results/$(DATE)-capture_memory.json
-	$(BIN)/python -m benchmarks.capture_memory --model demo --tokens 400000 --json docs/results/$(DATE)-capture_memory_demo.json
 
 BENCH_PROMPTS := build/held_out.jsonl
 BENCH_ENGINE ?= engine# a calibrated bundle of the demo model, as `make demo` leaves it
@@ -86,7 +81,6 @@ bench-arms: $(READY) ## tide-bench against every other way to run the demo model
 	  --vs unsplit,eager,genai,predecessor --json docs/results/$(DATE)-tide_bench_prefill.json
 	$(BIN)/tide-bench $(BENCH_ENGINE) --prompts $(BENCH_PROMPTS) --mode load --vs unsplit,eager,genai \
 	  --json docs/results/$(DATE)-tide_bench_load.json
-	$(BIN)/python -m benchmarks.shared_weights $(BENCH_ENGINE) --json docs/results/$(DATE)-shared_weights.json
 
 docs: $(READY) ## the documentation as a site, in build/site
 	$(BIN)/python docs/draw_pictures.py

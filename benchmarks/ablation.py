@@ -44,9 +44,8 @@ from benchmarks.arms.modelled_time import LaunchCounts, layers_of, modelled_ms
 from benchmarks.arms.turns import EngineArm, Group, Turn, take_turns
 from benchmarks.held_out import held_out_prompts
 from benchmarks.models.calibrated_bundles import calibrated_bundles
-from benchmarks.models.gguf_files import GGUF_MODELS
+from benchmarks.models.gguf_files import GGUF_MODELS, folder_of
 from benchmarks.models.model_folders import CACHE
-from benchmarks.quantised_decode import folder_of
 from benchmarks.tasks.task_set import load_tasks
 
 CELLS = tuple((batch, temperature) for batch in (1, 8) for temperature in (0.0, 0.8))

@@ -27,22 +27,19 @@ from typing import Annotated
 import numpy as np
 import typer
 from numpy.typing import NDArray
-from rich.console import Console
 from rich.progress import track
-from rich.table import Table
 from tide_bench.arms.base import with_limitation
-from tide_bench.arms.tide import limitation
+from tide_bench.arms.tide import limitation, read_text
 from tide_bench.report import Report
-from tide_bench.teacher_forcing import read_text
+from tide_bench.tables import console
 from tide_runtime import DepthOptions, Engine, EngineOptions, Generation, GenerationParams, ThreadOptions
 from tide_runtime.bundle.exits import bundle_exits
 from tide_runtime.costs.cost_model import CostModel
 from tide_runtime.depth_tuning import DepthTuning
 
 from benchmarks.models.calibrated_bundles import calibrated_bundles
-from benchmarks.models.gguf_files import GGUF_MODELS
+from benchmarks.models.gguf_files import GGUF_MODELS, folder_of
 from benchmarks.models.model_folders import CACHE
-from benchmarks.quantised_decode import folder_of
 
 POPULATION, KEPT = 16, 4  # prompts of a generation, and those that the next one is made from
 PROMPT_TOKENS, NEW_TOKENS = 48, 64
@@ -51,7 +48,6 @@ PARAMS = GenerationParams(max_new_tokens=NEW_TOKENS, ignore_eos=True, use_prefix
 OPTIONS = EngineOptions(policy="full", max_batch=1, threads=ThreadOptions(shared=True), verify=False)
 PERCENT = 5  # certified disagreement of the demo bundle under `exit`
 
-console = Console(width=max(110, Console().width))
 Fitness = Callable[[Generation], float]
 
 
@@ -69,7 +65,7 @@ def search(engine: Engine, fitness: Fitness, generations: int, seed: int, what: 
     vocab = engine.manifest.model.vocab_size
     prompts = [random.integers(0, vocab, PROMPT_TOKENS) for _ in range(POPULATION)]
     best: list[tuple[float, NDArray[np.int64]]] = []
-    for _ in track(range(generations), description=what, console=console, transient=True):
+    for _ in track(range(generations), description=what, console=console(), transient=True):
         results = engine.generate([prompt.tolist() for prompt in prompts], PARAMS)
         scored = [*best, *((fitness(result), prompt) for result, prompt in zip(results, prompts, strict=True))]
         best = sorted(scored, key=lambda pair: -pair[0])[:KEPT]
@@ -127,7 +123,8 @@ def disagreement(full: Engine, other: Engine, prompt: Sequence[int]) -> float:
     return float(np.mean(np.not_equal(answers, model)))
 
 
-def slow_prompt(report: Report, cache: Path, weights: str, generations: int, seed: int, table: Table) -> None:
+def slow_prompt(report: Report, cache: Path, weights: str, generations: int, seed: int) -> list[list[str]]:
+    """The table's row of the default policy."""
     folder, repeatable = folder_of(weights, GGUF_MODELS["smollm2"], cache / "smollm2"), DepthTuning(clock_rate=0.0)
     with ExitStack() as stack:
         full = stack.enter_context(Engine.load(folder, OPTIONS))
@@ -140,13 +137,11 @@ def slow_prompt(report: Report, cache: Path, weights: str, generations: int, see
         ratio = timed_ratio(full, auto, worst.prompt)
         stats = written(auto, worst.prompt).stats
     drafted, accepted = sum(stats.drafted.values()), sum(stats.accepted.values())
-    table.add_row(
-        f"SmolLM2-135M {weights}", "slow", title, f"{stats.layers_per_token:.1f}", f"{ratio:.2f}", "",
-        f"{accepted} of {drafted} drafts accepted; modelled cost {worst.fitness:.3f}",
-    )  # fmt: skip
     row = {"search": "slow", "weights": weights, "policy": title, "prompt": worst.prompt, "cost": worst.fitness, "speedup": ratio}
     report.rows.append(row)
     report.add(f"exact_worst_found_{weights}", ratio)
+    shown = [f"SmolLM2-135M {weights}", "slow", title, f"{stats.layers_per_token:.1f}", f"{ratio:.2f}", "0"]
+    return [[*shown, f"{accepted} of {drafted} accepted"]]
 
 
 @dataclass(frozen=True)
@@ -170,7 +165,9 @@ def exit_cases(deepest: int) -> list[ExitCase]:
     ]
 
 
-def exit_prompts(report: Report, cache: Path, generations: int, seed: int, table: Table) -> None:
+def exit_prompts(report: Report, cache: Path, generations: int, seed: int) -> list[list[str]]:
+    """The table's rows of policy `exit`."""
+    rows: list[list[str]] = []
     with ExitStack() as stack:
         full = stack.enter_context(Engine.load(calibrated_bundles("layerskip", cache)[PERCENT], OPTIONS))
         layers, deepest = full.depth, bundle_exits(full.manifest)[-1].info.checkpoint
@@ -192,13 +189,14 @@ def exit_prompts(report: Report, cache: Path, generations: int, seed: int, table
             ratio, differs = timed_ratio(full, engine, prompt, budget), disagreement(full, engine, prompt)
             mean = depth(written(engine, prompt, budget))
             shown = "" if budget is not None else f"{differs:.1%}"  # a text is read without a budget
-            table.add_row("demo layerskip", case.search, case.title, f"{mean:.1f}", f"{ratio:.2f}", shown, "")
+            rows.append(["demo layerskip", case.search, case.title, f"{mean:.1f}", f"{ratio:.2f}", shown, ""])
             row = {"search": case.search, "policy": case.title, "prompt": prompt, "depth": mean, "speedup": ratio}
             report.rows.append(row if budget is not None else row | {"disagreement": differs})
     plain_rows = {row["search"]: row for row in report.rows if row.get("policy") == "exit"}
     report.add("exit_deep_speedup", plain_rows["deep"]["speedup"])
     report.add("exit_shallow_layers", plain_rows["shallow"]["depth"])
     report.add("exit_shallow_disagreement_pct", 100 * plain_rows["shallow"]["disagreement"])
+    return rows
 
 
 def main(
@@ -210,12 +208,16 @@ def main(
 ) -> None:
     """Search for prompts that mislead `exact` and `exit`."""
     report = Report("adversarial_depth", generations=generations, weights=weights, seed=seed)
-    columns = ("model", "search", "policy", "layers/token", "speedup over full", "other tokens", "")
-    table = Table(*columns, title="Worst prompts found")
-    for name in weights.split(","):
-        slow_prompt(report, cache, name, generations, seed, table)
-    exit_prompts(report, cache, generations, seed, table)
-    console.print(table)
+    rows = [row for name in weights.split(",") for row in slow_prompt(report, cache, name, generations, seed)]
+    rows += exit_prompts(report, cache, generations, seed)
+    report.table(
+        "Prompts made to mislead",
+        ["model", "search", "policy", "layers", "speedup over `full`", "other tokens", "drafts"],
+        rows,
+        f"the worst that {generations} generations of a search over token sequences found. Deep: no token should stop early; "
+        "shallow: all should; slow: drafts should cost most for what they give. Other tokens: share that differs from the "
+        "model's after the same text.",
+    )
     report.finish(json)
 
 

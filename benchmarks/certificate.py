@@ -16,25 +16,26 @@ tide-calibrate), on 100 resplits: SmolLM2-135M-Instruct of the package llm-smoll
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 import typer
-from rich.console import Console
-from rich.table import Table
 from tide_bench.report import Report
 from tide_calibrate.certificate.risk import PolicyCounts, ThresholdFamily, fit_family, policy_counts
 from tide_calibrate.certificate.thresholds import disagreement
 from tide_calibrate.traces.trace import SplitTrace
 
-from benchmarks.exits.resplits import ARMS, Parts, draws, judge, resplits
-from benchmarks.exits.synthetic_exits import EXITS, synthetic_trace
+from benchmarks.exits.resplits import ARMS, EXITS, Parts, draws, judge, resplits, synthetic_trace
 
 EPSILONS = (0.01, 0.05)
+COLUMNS = (
+    "model", "by", "ε", "thresholds", "violations", "by tokens", "mean disagreement", "tokens that exit", "layers saved",
+    "certified",
+)  # fmt: skip
 Resample = Callable[[int], Iterator[Parts]]  # number of groups → parts
 
 
@@ -80,15 +81,26 @@ def synthetic_rows(report: Report, repeats: int, confidence: float) -> None:
         measure(report, f"synthetic_{name}", "document", pool, partial(draws, size=20, repeats=repeats, seed=3), confidence)
 
 
-def print_rows(report: Report) -> None:
-    table = Table(
-        "data", "by", "ε", "thresholds", "violations", "by tokens", "mean rate", "tokens exit", "layers saved", "certified"
-    )
-    for row in report.rows:
-        cells = [row["data"], row["by"], f"{row['epsilon']:.0%}", ARMS[row["arm"]].title]
-        cells += [f"{row['violations']:.1%} ± {row['error']:.1%}", f"{row['token_weighted']:.1%}", f"{row['risk']:.2%}"]
-        table.add_row(*cells, *(f"{row[name]:.1%}" for name in ("exit_share", "saved_share", "certified")))
-    Console(width=160).print(table)
+def add_tables(report: Report) -> None:
+    """A table of models, and one of those whose weights are rounded as well."""
+    settings = report.settings
+    promise = f"δ = {1 - settings['confidence']:.0%}: a violation is a disagreement rate above ε on the other documents"
+    plain = [row for row in report.rows if "reference" not in row]
+    joint = [row for row in report.rows if "reference" in row]
+    caption = "by tokens: violations by the rate of all tokens together; certified: resplits in which some tokens may stop"
+    if plain:
+        what = f"{settings['repeats']} random resplits of held-out text, {promise}; {caption}."
+        report.table("Does the certificate hold?", COLUMNS, map(_cells, plain), what)
+    if joint:
+        what = f"{settings['joint_repeats']} random resplits, {promise}; weights rounded and exits taken; {caption}."
+        report.table("Does the certificate hold against fp32?", COLUMNS, map(_cells, joint), what)
+
+
+def _cells(row: Mapping[str, Any]) -> list[str]:
+    data = row["data"] + (f" against {row['reference']}" if "reference" in row else "")
+    rates = [f"{row['violations']:.1%} ± {row['error']:.1%}", f"{row['token_weighted']:.1%}", f"{row['risk']:.2%}"]
+    shares = [f"{row[name]:.1%}" for name in ("exit_share", "saved_share", "certified")]
+    return [data, row["by"], f"{row['epsilon']:.0%}", ARMS[row["arm"]].title, *rates, *shares]
 
 
 def joint_rows(report: Report, names: Sequence[str], work: Path | None, repeats: int, share: float, confidence: float) -> None:
@@ -169,7 +181,7 @@ def main(
                 pool = pooled(held_out, family, by)
                 measure(report, model, by, pool, partial(resplits, share=share, repeats=repeats, seed=0), confidence)
         joint_rows(report, _names(joint), work, joint_repeats, share, confidence)
-    print_rows(report)
+    add_tables(report)
     if any("reference" not in row for row in report.rows):
         add_results(report, confidence)
     if any("reference" in row for row in report.rows):

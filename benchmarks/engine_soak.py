@@ -24,24 +24,18 @@ from typing import Annotated
 
 import psutil
 import typer
-from rich.console import Console
 from rich.progress import Progress
-from rich.table import Table
 from tide_bench.report import Report
+from tide_bench.tables import console
 from tide_runtime import Engine, EngineOptions, ThreadOptions
 
-from benchmarks.models.model_folders import CACHE
-from benchmarks.models.tiny import KV_BYTES_PER_TOKEN, MAX_SEQ_LEN, VOCABULARY, tiny_bundle
-from benchmarks.serving.soak_callers import Callers
-from benchmarks.serving.soak_plan import POLICIES, PoolText, first_turns, second_turns, soak_requests
-from benchmarks.serving.soak_tally import Expected, Tally
+from benchmarks.models.model_folders import CACHE, TINY_KV_BYTES_PER_TOKEN, TINY_MAX_SEQ_LEN, TINY_VOCABULARY, tiny_bundle
+from benchmarks.serving.soak import POLICIES, Callers, Expected, PoolText, Tally, first_turns, second_turns, soak_requests
 
 FIRST_TURNS, SECOND_TURNS = 300, 100
 MAX_BATCH, MAX_QUEUE = 16, 12
 WARM_UP = 0.4  # of the requests; until then ONNX Runtime and NumPy meet new shapes
 SLICES = 40  # of the requests, for the progress bar
-
-console = Console(width=max(110, Console().width))
 
 
 def alone(bundle: Path, seed: int) -> tuple[list[PoolText], list[Expected]]:
@@ -53,10 +47,10 @@ def alone(bundle: Path, seed: int) -> tuple[list[PoolText], list[Expected]]:
             done = [engine.generate(list(text.prompt), text.params)[0] for text in pool]
             return [Expected(tuple(one.token_ids), one.finish_reason) for one in done]
 
-        first = first_turns(FIRST_TURNS, VOCABULARY, seed)
+        first = first_turns(FIRST_TURNS, TINY_VOCABULARY, seed)
         expected = texts(first)
         answers = [one.token_ids for one in expected]
-        second = second_turns(first, answers, SECOND_TURNS, VOCABULARY, MAX_SEQ_LEN, seed)
+        second = second_turns(first, answers, SECOND_TURNS, TINY_VOCABULARY, TINY_MAX_SEQ_LEN, seed)
         return first + second, expected + texts(second)
 
 
@@ -66,24 +60,23 @@ def leaked_bytes(engine: Engine) -> int:
     return stats.kv_memory - stats.free_bytes - stats.prefix_bytes
 
 
-def print_table(outcomes: Mapping[str, int], engines: Mapping[str, Engine]) -> None:
-    """How requests ended, and the engines' counts."""
-    table = Table("outcome", "requests", title="Requests")
-    for outcome, count in sorted(outcomes.items()):
-        table.add_row(outcome, str(count))
-    console.print(table)
-    counts = Table("policy", "preemptions", "prefix hits, tokens", "prompt tokens", "steps", "tokens in steps", title="Engines")
-    for policy, engine in engines.items():
-        stats = engine.stats()
-        values = (stats.preemptions, stats.prefix_tokens, stats.prompt_tokens, stats.steps, stats.step_tokens)
-        counts.add_row(policy, *(str(value) for value in values))
-    console.print(counts)
+def add_tables(report: Report, outcomes: Mapping[str, int]) -> None:
+    """How requests ended, and what the documentation says of the run."""
+    report.table("Requests", ["outcome", "requests"], [[outcome, str(count)] for outcome, count in sorted(outcomes.items())])
+    results, settings = report.results, report.settings
+    report.statement(
+        "Traffic changes no text",
+        f"{settings['requests']:,} requests of {settings['callers']} callers to two engines of a tiny random model (`full`, "
+        f"`exact`) with cancellations, deadlines, priorities and shared prefixes; {results['preemptions']:.0f} preemptions; "
+        f"{results['wrong_texts']:.0f} texts differ from the text alone, {results['lost']:.0f} requests lost, "
+        f"{results['leaked_kv_bytes']:.0f} bytes leaked, memory {results['memory_growth_pct']:+.1f}%.",
+    )
 
 
 def main(
     requests: Annotated[int, typer.Option(min=100, help="Requests in all.")] = 20_000,
     callers: Annotated[int, typer.Option(min=2, help="Callers at once, half threads and half asyncio tasks.")] = 64,
-    kv_tokens: Annotated[int, typer.Option(min=MAX_SEQ_LEN, help="Tokens of keys and values that each engine may hold.")] = 512,
+    kv_tokens: Annotated[int, typer.Option(min=TINY_MAX_SEQ_LEN, help="Tokens of the KV cache of each engine.")] = 512,
     seed: Annotated[int, typer.Option(min=0, help="Of texts and requests.")] = 0,
     cache: Annotated[Path, typer.Option(help="Where the bundle is kept between runs.")] = CACHE,
     json: Annotated[Path | None, typer.Option(help="Write all figures to this file.")] = None,
@@ -91,10 +84,10 @@ def main(
     """Soak two engines and compare every text."""
     report = Report("engine_soak", requests=requests, callers=callers, kv_tokens=kv_tokens, seed=seed)
     bundle = tiny_bundle(cache)
-    with console.status("texts alone"):
+    with console().status("texts alone"):
         texts, expected = alone(bundle, seed)
     planned, tally, process = soak_requests(requests, texts, seed), Tally(expected), psutil.Process()
-    with ExitStack() as stack, Progress(console=console) as progress:
+    with ExitStack() as stack, Progress(console=console()) as progress:
         engines = {policy: stack.enter_context(_loaded(bundle, policy, kv_tokens)) for policy in POLICIES}
         sender = Callers(engines, texts, tally, threads=callers // 2, tasks=callers - callers // 2)
         warm = int(WARM_UP * requests)
@@ -107,7 +100,6 @@ def main(
         seconds = perf_counter() - start
         gc.collect()
         after = process.memory_info().rss
-        print_table(tally.outcomes, engines)
         stats = [engine.stats() for engine in engines.values()]
         report.add("requests", requests)
         report.add("wrong_texts", tally.outcomes["wrong"])
@@ -122,7 +114,8 @@ def main(
         report.add("prefix_hit_tokens", sum(one.prefix_tokens for one in stats))
         report.add("requests_per_s", (requests - warm) / seconds)
     for failure in tally.failures:
-        console.print(failure, style="red", markup=False)
+        console().print(failure, style="red", markup=False)
+    add_tables(report, tally.outcomes)
     report.finish(json)
     raise typer.Exit(1 if lost or tally.outcomes["wrong"] or tally.outcomes["error"] else 0)
 
@@ -132,7 +125,7 @@ def _loaded(bundle: Path, policy: str, kv_tokens: int) -> Engine:
         policy=policy,
         max_batch=MAX_BATCH,
         max_queue=MAX_QUEUE,
-        kv_memory=kv_tokens * KV_BYTES_PER_TOKEN,
+        kv_memory=kv_tokens * TINY_KV_BYTES_PER_TOKEN,
         threads=ThreadOptions(1),
         verify=False,
     )

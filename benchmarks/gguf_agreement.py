@@ -31,8 +31,6 @@ import numpy as np
 import torch
 import typer
 from numpy.typing import NDArray
-from rich.console import Console
-from rich.table import Table
 from tide_bench.report import Report
 from tide_runtime import Engine, EngineOptions
 from tide_runtime.errors import TideError
@@ -250,11 +248,9 @@ def add_results(report: Report) -> None:
             report.add("next_token_agreement", row["agreement"])
 
 
-def print_rows(rows: Sequence[dict[str, Any]], console: Console) -> None:
-    table = Table(title="GGUF exports against llama.cpp")
-    for name in ("part", "kind", "compared", "result"):
-        table.add_column(name, overflow="fold")
-    for row in rows:
+def add_table(report: Report) -> None:
+    rows = []
+    for row in report.rows:
         if row["part"] == "tokenizer":
             cells = f"{row['texts']} texts", f"{row['differ']} differ"
         elif row["part"] == "next token":
@@ -263,8 +259,8 @@ def print_rows(rows: Sequence[dict[str, Any]], console: Console) -> None:
             cells = f"{row['tokens']} tokens", f"refused: {row['refused']}"
         else:
             cells = f"{row['tokens']} tokens", f"max |Δlog p| {row['max_dlogprob']:.2g}"
-        table.add_row(row["part"], row["kind"], *cells)
-    console.print(table, markup=False)
+        rows.append([row["part"], row["kind"], *cells])
+    report.table("GGUF exports against llama.cpp", ["part", "kind", "compared", "result"], rows)
 
 
 def main(
@@ -281,7 +277,7 @@ def main(
         report.rows += (logprob_row(case, ids, folder) for case in logprob_cases(folder))
         if not quick:
             report.rows += real_rows(300, 64, folder)
-    print_rows(report.rows, Console(width=max(130, Console().width)))
+    add_table(report)
     print(", ".join(f"{name} {value}" for name, value in report.settings.items()))
     add_results(report)
     report.finish(json)

@@ -16,7 +16,7 @@ from tide_bench.report import Report
 from tokenizers import Tokenizer
 
 from benchmarks.exits.exit_traces import held_out_documents
-from benchmarks.models.demo import DEMO_MODELS
+from benchmarks.models.model_folders import DEMO_MODELS
 
 SOURCES = ("demo", "library")
 TOKENIZER = DEMO_MODELS / "layerskip" / "tokenizer.json"  # both demo models have it

@@ -20,21 +20,17 @@ from lm_eval import evaluate
 from lm_eval.api.model import LM
 from lm_eval.models.openai_completions import LocalCompletionsAPI
 from lm_eval.tasks import TaskManager
-from rich.console import Console
 from tide_bench.lm_eval_model import TideLM
 from tide_bench.report import Report
 from tide_runtime.bundle import Bundle
 
 from benchmarks.lm_eval_policies import TASKS
-from benchmarks.models.gguf_files import GGUF_MODELS
+from benchmarks.models.gguf_files import GGUF_MODELS, folder_of
 from benchmarks.models.model_folders import CACHE
-from benchmarks.quantised_decode import folder_of
 from benchmarks.serving.http_server import tide_serve
 
 CHOICE, QUOTE = "tide_choice", "tide_quote"
 CONCURRENT = 4
-
-console = Console(width=max(110, Console().width))
 
 
 def tokenizer_folder(bundle: Path, folder: Path) -> Path:
@@ -92,6 +88,11 @@ def main(
     report.add("http_loglik_max_diff", max(abs(one[0][0] - two[0][0]) for one, two in pairs))
     report.add("http_greedy_flags_differ", sum(bool(one[0][1]) != bool(two[0][1]) for one, two in pairs))
     report.add("http_texts_differ", texts)
+    report.statement(
+        "lm-evaluation-harness over HTTP",
+        f"`local-completions`: {len(pairs)} log-likelihoods differ from those in process by "
+        f"{report.results['http_loglik_max_diff']:.2g} at most.",
+    )
     report.finish(json)
 
 

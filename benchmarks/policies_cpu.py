@@ -14,25 +14,27 @@ the demo models, HF's and the predecessor's among them, are arms of `tide-bench`
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from random import Random
+from statistics import fmean
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from tide_bench.other_load import OtherLoad
+from tide_bench.counters import OtherLoad
+from tide_bench.output_checks import disagreement_rate, identical_share
+from tide_bench.paired_ratio import paired_ratio
 from tide_bench.report import Report
+from tide_bench.tables import console
 from tide_runtime import EngineOptions, GenerationParams
 
 from benchmarks.arms.policy_arms import BASELINE, POLICIES, policy_arms, random_bundle
-from benchmarks.arms.turns import Group, take_turns
+from benchmarks.arms.turns import Group, Turn, take_turns
 from benchmarks.held_out import SOURCES, held_out_prompts
 from benchmarks.models.calibrated_bundles import PERCENTS, calibrated_bundles
 from benchmarks.models.model_folders import CACHE
-from benchmarks.tables.arm_figures import speed_figures, text_figures
-from benchmarks.tables.policy_table import CAPTION, add_policy_results, print_policy_table
 
 BATCH_ARMS = ("exact_ngram", "exact_router", "exact_both", "exit1")  # what a user would choose from
 MODELS = ("layerskip", "stock", "random")
@@ -40,7 +42,12 @@ PROMPT_TOKENS = 64
 SAMPLED_SHARE = 4  # one prompt in so many for sampling
 LEAST_GROUPS = 6  # the bootstrap over fewer is meaningless
 
-console = Console(width=max(170, Console().width))  # piped output would wrap the table at 80
+HEADINGS = ("model", "batch", "arm", "× full (95%)", "× total", "tokens/s", "layers/token", "disagreement", "drafts kept")
+CAPTION = (
+    "Ratios are to policy `full` on the same weights, in neighbouring turns (above 1: faster): median over groups of prompts "
+    "with its 95% interval, and of the total time; layers: launched for a row, per token; disagreement with `full`: per token "
+    "up to the first difference (share of all tokens that differ)."
+)
 
 
 @dataclass(frozen=True)
@@ -82,6 +89,80 @@ def run_case(bundles: dict[int, Path], names: Sequence[str], case: Case, new_tok
             row = {"arm": name, "title": arms[name].title, **speed_figures(own)}
             rows.append(row if case.temperature else row | text_figures(own, base))
         return rows, load.share()
+
+
+def speed_figures(turns: Sequence[Turn]) -> dict[str, Any]:
+    """Ratio to the baseline beside each turn, tokens/s, and what was launched for it."""
+    ratio = paired_ratio([turn.base_seconds for turn in turns], [turn.seconds for turn in turns])
+    drafted: Counter[str] = sum((turn.drafted for turn in turns), Counter())
+    accepted: Counter[str] = sum((turn.accepted for turn in turns), Counter())
+    return {
+        **{f"ratio_{name}": value for name, value in asdict(ratio).items()},
+        "tokens_per_s": sum(turn.decoded for turn in turns) / sum(turn.seconds for turn in turns),
+        "groups": len(turns),
+        "layers_per_token": fmean(turn.layers_per_token for turn in turns),
+        "depth": fmean(turn.depth for turn in turns),
+        **{f"accepted_{drafter}": accepted[drafter] / count for drafter, count in drafted.items()},
+    }
+
+
+def text_figures(turns: Sequence[Turn], reference: Sequence[Turn]) -> dict[str, float]:
+    """How far greedy texts are the reference's: per token up to the first difference, and place by place."""
+    rows = [row for turn in turns for row in turn.tokens]
+    references = [row for turn in reference for row in turn.tokens]
+    return {"disagreement": disagreement_rate(rows, references), "differing_tokens": 1 - identical_share(rows, references)}
+
+
+def add_tables(report: Report) -> None:
+    """A table for every temperature."""
+    settings = report.settings
+    for temperature in dict.fromkeys(row["temperature"] for row in report.rows):
+        rows = [row for row in report.rows if row["temperature"] == temperature]
+        load = max(row["other_load"] for row in rows)
+        report.table(
+            f"Depth policies, fp32, {f'temperature {temperature:g}' if temperature else 'greedy'}",
+            HEADINGS,
+            ([row["model"], str(row["batch"]), *cells(row)] for row in rows),
+            f"{settings['prompts']} held-out prompts, {settings['new_tokens']} new tokens per sequence. {CAPTION}",
+            [f"Other processes took at most {load:.0%} of the CPU meanwhile."],
+        )
+    if "worst_case" in report.results:
+        worst, low, high = (report.results[f"worst_case{end}"] for end in ("", "_low", "_high"))
+        report.statement("The slowest policy", f"{worst:.2f} ({low:.2f}–{high:.2f}) of all models, batch sizes and temperatures.")
+
+
+def cells(row: Mapping[str, Any]) -> list[str]:
+    """The cells of an arm under `HEADINGS`, from the third on; what it does not have is left empty."""
+    ratio = f"{row['ratio_median']:.2f} ({row['ratio_low']:.2f}–{row['ratio_high']:.2f})"
+    return [
+        row["title"],
+        "1" if row["arm"] == BASELINE else ratio,
+        "1" if row["arm"] == BASELINE else f"{row['ratio_total']:.2f}",
+        f"{row['tokens_per_s']:.0f}",
+        f"{row['layers_per_token']:.1f}",
+        f"{row['disagreement']:.2%} ({row['differing_tokens']:.1%})" if "disagreement" in row else "",
+        " ".join(f"{d} {row[f'accepted_{d}']:.0%}" for d in ("router", "ngram", "head") if f"accepted_{d}" in row),
+    ]
+
+
+def add_policy_results(report: Report) -> None:
+    """``ARM_MODEL_bBATCH`` (and ``_t08`` at temperature 0.8) for every ratio, and ``worst_case``, the least of them all."""
+    policies = [row for row in report.rows if row["arm"] != BASELINE]
+    for row in policies:
+        report.add(f"{row['arm']}_{_result_place(row)}", row["ratio_median"])
+    for row in policies:
+        if "disagreement" in row:
+            report.add(f"disagreement_{row['arm']}_{_result_place(row)}", row["disagreement"])
+    if policies:
+        worst = min(policies, key=lambda row: row["ratio_median"])
+        report.add("worst_case", worst["ratio_median"])
+        report.add("worst_case_low", worst["ratio_low"])
+        report.add("worst_case_high", worst["ratio_high"])
+
+
+def _result_place(row: Mapping[str, Any]) -> str:
+    sampled = f"_t{row['temperature']:g}".replace(".", "") if row["temperature"] else ""
+    return f"{row['model']}_b{row['batch']}{sampled}"
 
 
 def _bundles(model: str, folder: Path | None, cache: Path) -> dict[int, Path]:
@@ -149,14 +230,13 @@ def main(
         for case in cases(batches, temperatures, ids):
             names = _names(model, case, wanted, _split(batch_arms, ARMS, "arm"))
             place = {"model": model, "batch": case.batch, "temperature": case.temperature}
-            with console.status(f"{model}, batch {case.batch}, temperature {case.temperature:g}"):
+            with console().status(f"{model}, batch {case.batch}, temperature {case.temperature:g}"):
                 rows, load = run_case(made, names, case, new_tokens)
             report.rows += [{**place, "other_load": load, **row} for row in rows]
-            print_policy_table(console, place, rows, load)
         if json is not None:
             report.write(json)  # should the next model be interrupted
-    console.print(CAPTION, style="dim")
     add_policy_results(report)
+    add_tables(report)
     report.finish(json)
 
 

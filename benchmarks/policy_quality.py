@@ -18,14 +18,11 @@ from typing import Annotated, Any
 
 import numpy as np
 import typer
-from rich.console import Console
 from rich.progress import track
-from rich.table import Table
 from tide_bench.arms.base import with_limitation
-from tide_bench.arms.tide import limitation
+from tide_bench.arms.tide import Reading, limitation, read_text
+from tide_bench.output_checks import disagreement_rate
 from tide_bench.report import Report
-from tide_bench.teacher_forcing import Reading, read_text
-from tide_bench.text_comparison import disagreement_rate
 from tide_runtime import DepthOptions, Engine, EngineOptions, GenerationParams, ThreadOptions
 
 from benchmarks.held_out import held_out_prompts
@@ -39,7 +36,7 @@ WAYS = {
     "exit_propagate": EngineOptions(policy="exit", depth=DepthOptions(kv="propagate")),
     "exact": EngineOptions(policy="exact"),
 }
-COLUMNS = ("model", "policy", "certified", "forced", "± (95%)", "free", "perplexity", "layers/token")
+COLUMNS = ("model", "policy", "certified", "after the same text", "in its own text", "perplexity", "layers/token")
 
 
 @dataclass(frozen=True)
@@ -103,14 +100,15 @@ def _add(report: Report, model: str, way: str, title: str, found: dict[str, Any]
 
 
 def _cells(row: dict[str, Any]) -> list[str]:
-    def share(name: str) -> str:
-        return "" if row.get(name) is None else f"{row[name]:.2%}"
-
-    def number(name: str, digits: str) -> str:
-        return format(row[name], digits) if name in row else ""
-
-    shares = [share(name) for name in ("certified", "forced", "interval", "free")]
-    return [row["model"], row["title"], *shares, number("perplexity", ".4f"), number("layers_per_token", ".1f")]
+    return [
+        row["model"],
+        f"`{row['title'].replace('_', ', ')}`",
+        f"{row['certified']:.0%}" if row["certified"] else "",
+        f"{row['forced']:.2%} ± {row['interval']:.2%}" if "forced" in row else "",
+        f"{row['free']:.2%}",
+        f"{row['perplexity']:.3f}" if "perplexity" in row else "",
+        f"{row['layers_per_token']:.1f}" if "layers_per_token" in row else "",
+    ]
 
 
 def main(
@@ -127,10 +125,11 @@ def main(
     for model in models.split(","):
         made = {p: bundles / f"{model}_{p}" for p in PERCENTS} if bundles is not None else calibrated_bundles(model, cache)
         measure(report, model, made, windows, ThreadOptions(shared=True))
-    table = Table(*COLUMNS, title=f"Against `full`: {documents} held-out files, {tokens} tokens of each")
-    for row in report.rows:
-        table.add_row(*_cells(row))
-    Console(width=max(110, Console().width)).print(table)
+    caption = (
+        f"share of tokens that are not `full`'s, {documents} held-out documents of {tokens} tokens. In its own text: per "
+        "token, up to the first difference."
+    )
+    report.table("How often `exit` differs", COLUMNS, map(_cells, report.rows), caption)
     report.finish(json)
 
 

@@ -20,10 +20,8 @@ from typing import Annotated
 
 import numpy as np
 import typer
-from rich.console import Console
-from rich.table import Table
 from tide_bench.arms.tide import load_second
-from tide_bench.other_load import OtherLoad
+from tide_bench.counters import OtherLoad
 from tide_bench.report import Report
 from tide_runtime import Engine, GenerationParams
 
@@ -36,8 +34,6 @@ PROMPT_TOKENS, NEW_TOKENS = 64, 96  # the calibration's defaults
 SKIPPING = ("exact", "exit")
 GAIN = 1.03  # a policy that is measured above this speed should have been recommended
 RESAMPLES = 2000
-
-console = Console(width=max(120, Console().width))
 
 
 @dataclass(frozen=True)
@@ -123,19 +119,23 @@ def total_ratio(turns: Sequence[Turn]) -> tuple[float, float, float]:
 
 def add_answers(report: Report, found: Sequence[Answer]) -> None:
     """A row for each policy, the worst error, how many recommendations are right, and the load beside them."""
-    table = Table(title="the calibrations' answers, speed over full, one sequence", title_justify="left")
-    for heading in ("model", "recommended", "policy", "at", "predicted", "measured (95%)", "predicted / measured", "right"):
-        table.add_column(heading)
+    rows = []
     for one in found:
         report.rows.append({**asdict(one), "right": one.right if one.judged else None})
-        speeds = f"{one.predicted:.2f}", f"{one.measured:.2f} ({one.low:.2f}–{one.high:.2f})"
         right = ("yes" if one.right else "no") if one.judged else ""
-        table.add_row(
-            one.model, one.recommended, one.title, f"{one.percent}%", *speeds, f"{one.predicted / one.measured:.3f}", right
+        measured = f"{one.measured:.2f} ({one.low:.2f}–{one.high:.2f})"
+        rows.append(
+            [one.model, f"`{one.recommended}`", f"`{one.title}` at {one.percent}%", f"{one.predicted:.2f}", measured, right]
         )
         name = f"{one.policy}{one.percent if one.policy == 'exit' else ''}_{one.model.replace('-', '_')}"
         report.add(f"predicted_over_measured_{name}", one.predicted / one.measured)
-    console.print(table)
+    report.table(
+        "Predictions of calibrations",
+        ["model", "recommended", "policy", "predicted", "measured", "right"],
+        rows,
+        "speed over `full`, one sequence, held-out prompts. Predicted: when the model was "
+        "calibrated, on other texts. Measured: with the 95% interval over prompts.",
+    )
     judged = [one for one in found if one.judged]
     report.add("other_load_pct", 100 * max(one.other_load for one in found))
     report.add("worst_prediction_error_pct", max(one.error_pct for one in judged))

@@ -32,17 +32,14 @@ import numpy as np
 import torch
 import typer
 from numpy.typing import NDArray
-from rich.console import Console
-from rich.table import Table
 from tide_bench.bundles import export_bundle
 from tide_bench.report import Report
+from tide_bench.tables import console
 from tide_runtime import Engine, EngineOptions
 
-from benchmarks.models.demo import random_llama
-from benchmarks.models.gguf_files import GGUF_MODELS, write_gguf
-from benchmarks.models.model_folders import CACHE
+from benchmarks.models.gguf_files import GGUF_MODELS, SLOTS, folder_of, write_gguf
+from benchmarks.models.model_folders import CACHE, random_llama
 from benchmarks.models.random_blocks import CHECKPOINTS, quantise_folder
-from benchmarks.quantised_decode import SLOTS, folder_of
 from tide_export.config import ExportConfig, reads_text
 from tide_export.export import write_bundle
 from tide_export.load import LoadedModel, load_model
@@ -54,8 +51,6 @@ WINDOW = 512  # tokens read from an empty cache
 EAGER, SOURCE = "eager, fp32 activations", "source"
 ROOT = Path(__file__).resolve().parents[1]
 SMOLLM2 = GGUF_MODELS["smollm2"]
-
-console = Console(width=max(130, Console().width))  # piped output would wrap the tables at 80
 
 
 @dataclass(frozen=True)
@@ -193,27 +188,24 @@ def add_results(report: Report, mapped: Sequence[Mapping[str, Any]], perplexitie
         report.add(f"{bits}_ppl_pct", min(row["source_pct"] for row in perplexities if row["form"].startswith(bits)))
 
 
-def print_mapped(rows: Sequence[Mapping[str, Any]]) -> None:
-    table = Table(title="mapped checkpoints against eager torch with their dequantised weights: max |Δlogit|")
-    for heading in ("format", "matrices kept", "fp32 activations", "int8, as it runs", "KL divergence, int8"):
-        table.add_column(heading, justify="left" if heading == "format" else "right")
-    for row in rows:
+def add_mapped_table(report: Report, mapped: Sequence[Mapping[str, Any]]) -> None:
+    rows = []
+    for row in mapped:
         cells = f"{row['fp32_max_dlogit']:.1e}", f"{row['int8_max_dlogit']:.1e}", f"{row['int8_divergence']:.1e} nats"
-        table.add_row(row["format"], str(row["matrices"]), *cells)
-    console.print(table)
-    for row in rows:
-        for note in row["notes"]:
-            console.print(f"{row['format']}: {note}", style="dim", markup=False)
+        rows.append([row["format"], str(row["matrices"]), *cells])
+    headings = ["format", "matrices kept", "fp32 activations", "int8, as it runs", "KL divergence, int8"]
+    notes = [f"{row['format']}: {note}" for row in mapped for note in row["notes"]]
+    caption = "against eager torch with their dequantised weights: max |Δlogit|."
+    report.table("Mapped checkpoints", headings, rows, caption, notes)
 
 
-def print_perplexities(rows: Sequence[Mapping[str, Any]], tokens: int) -> None:
-    table = Table(title=f"SmolLM2-135M-Instruct (Q4_1): perplexity on {tokens} tokens of this repository's prose")
-    for heading in ("weights", "perplexity", "over the source as TIDE runs it", "over eager"):
-        table.add_column(heading, justify="left" if heading == "weights" else "right")
-    for row in rows:
+def add_perplexity_table(report: Report, perplexities: Sequence[Mapping[str, Any]], tokens: int) -> None:
+    rows = []
+    for row in perplexities:
         over = (f"{row[f'{name}_pct']:+.2f}% ± {row[f'{name}_pct_error']:.2f}" for name in ("source", "eager"))
-        table.add_row(row["form"], f"{row['perplexity']:.3f}", *over)
-    console.print(table)
+        rows.append([row["form"], f"{row['perplexity']:.3f}", *over])
+    headings = ["weights", "perplexity", "over the source as TIDE runs it", "over eager"]
+    report.table("Perplexity", headings, rows, f"SmolLM2-135M-Instruct (Q4_1) on {tokens} tokens of this repository's prose.")
 
 
 def main(
@@ -227,16 +219,16 @@ def main(
     mapped = [mapped_random(kind) for kind in (*GGUF_TYPES, *CHECKPOINTS)]
     loaded = load_model(str(SMOLLM2.source(cache)), "fp32")
     mapped.append(mapped_row("Q4_1, SmolLM2-135M", loaded, check_bundle(loaded, FORMS[0].bundle(cache), "fp32")))
-    print_mapped(mapped)
+    add_mapped_table(report, mapped)
     pieces = windows(loaded, tokens)
     logprobs = {EAGER: eager_logprobs(loaded, pieces)}
     del loaded
     for form in FORMS:
         if everything or form.quantizer not in SLOW:
             logprobs[form.title] = bundle_logprobs(form.bundle(cache), pieces)
-            console.print(f"{form.title}: perplexity {np.exp(-logprobs[form.title].mean()):.3f}", style="dim", markup=False)
+            console().print(f"{form.title}: perplexity {np.exp(-logprobs[form.title].mean()):.3f}", style="dim", markup=False)
     perplexities = perplexity_rows(logprobs)
-    print_perplexities(perplexities, tokens)
+    add_perplexity_table(report, perplexities, tokens)
     report.rows = [*mapped, *perplexities]
     add_results(report, mapped, perplexities)
     report.finish(json)

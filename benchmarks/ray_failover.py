@@ -35,21 +35,17 @@ from typing import Annotated, Any
 import onnx
 import psutil
 import typer
-from rich.console import Console
-from rich.table import Table
 from tide_bench.bundles import export_bundle
-from tide_bench.load import Request
+from tide_bench.load import LengthMix, Request, closed_loop, requests
 from tide_bench.prompts import read_prompts
 from tide_bench.report import Report
+from tide_bench.tables import console
 from tide_runtime import Engine, EngineOptions, GenerationParams
 
 from benchmarks.models.calibrated_bundles import demo_identity
-from benchmarks.models.demo import DEMO_MODELS
-from benchmarks.models.gguf_files import GGUF_MODELS
-from benchmarks.models.model_folders import CACHE
-from benchmarks.quantised_decode import folder_of
+from benchmarks.models.gguf_files import GGUF_MODELS, folder_of
+from benchmarks.models.model_folders import CACHE, DEMO_MODELS
 from benchmarks.serving.answers_tally import Tally, under_load
-from benchmarks.serving.clients import closed_loop
 from benchmarks.serving.http_server import TideServe
 from benchmarks.serving.measured_replica import FOLDER, memory_before, replicas_memory
 from benchmarks.serving.ray_cluster import (
@@ -60,7 +56,6 @@ from benchmarks.serving.ray_cluster import (
     replica_processes,
     running_replicas,
 )
-from benchmarks.serving.workload import LengthMix, requests
 
 PARTS = ("speed", "kill", "update", "memory")
 MODELS = ("layerskip", "smollm2-int4")
@@ -69,8 +64,6 @@ NODES = 3
 CLIENTS, MIX, TEXTS = 12, LengthMix((32, 96), (24, 48)), 24
 SPEED_REQUESTS, KILLS, CALM_S = 96, 3, 4.0
 ROOT = Path(__file__).resolve().parents[1]
-
-console = Console(width=max(140, Console().width))
 
 
 def bundle_of(model: str, cache: Path) -> Path:
@@ -94,7 +87,7 @@ def deployment(bundle: Path, replicas: int, **overrides: Any) -> Deployment:
 
 
 def run_speed(bundle: Path, text: Sequence[int], address: str, seed: int, report: Report) -> None:
-    table = Table("replicas", "tokens/s", title=f"{CLIENTS} clients")
+    rows = []
     server = TideServe(address, psutil.Process())
     for replicas in range(1, NODES + 1):
         deployment(bundle, 1, num_replicas=replicas).finish(replicas)
@@ -102,8 +95,8 @@ def run_speed(bundle: Path, text: Sequence[int], address: str, seed: int, report
         run = closed_loop(server, requests(text, MIX, SPEED_REQUESTS, [seed, replicas, 1]), CLIENTS)
         report.add(f"tokens_per_s_{replicas}", run.tokens_per_s)
         report.rows.append({"part": "speed", "replicas": replicas, "tokens_per_s": run.tokens_per_s})
-        table.add_row(str(replicas), f"{run.tokens_per_s:.0f}")
-    console.print(table)
+        rows.append([str(replicas), f"{run.tokens_per_s:.0f}"])
+    report.table("Replicas", ["replicas", "tokens/s"], rows, f"{CLIENTS} clients")
 
 
 def run_kill(bundle: Path, planned: Sequence[Request], expected: Sequence[str], address: str, seed: int, report: Report) -> None:
@@ -171,7 +164,7 @@ def run_memory(form: str, cache: Path, notes: Path, report: Report) -> None:
     report.add(f"second_replica_files_mib_{form}", added.files)
     if form == "fp32":
         report.add("second_replica_memory_pct", 100 * added.total / weights)
-    console.print(f"memory, {form}, MiB: " + ", ".join(f"{name} {value:.1f}" for name, value in row.items()))
+    console().print(f"memory, {form}, MiB: " + ", ".join(f"{name} {value:.1f}" for name, value in row.items()))
 
 
 def weight_bytes(bundle: Path) -> int:
@@ -193,7 +186,7 @@ def _report_tally(part: str, tally: Tally, report: Report, **more: float) -> Non
     row = {"answers": len(tally.answers), "whole": tally.whole, "errors": tally.errors, "unanswered": tally.unanswered,
            "mixed": tally.mixed, **more}  # fmt: skip
     report.rows.append({"part": part, **row})
-    console.print(f"{part}: " + ", ".join(f"{name} {value:.4g}" for name, value in row.items()))
+    console().print(f"{part}: " + ", ".join(f"{name} {value:.4g}" for name, value in row.items()))
 
 
 def main(
@@ -224,6 +217,14 @@ def main(
                 run_update(bundle, planned, expected, address, notes, report)
             for form in MEMORY_FORMS if "memory" in wanted else ():
                 run_memory(form, cache, notes, report)
+    if wanted == list(PARTS):
+        results = report.results
+        report.statement(
+            "Ray Serve on one machine",
+            f"a replica killed under load: {results['mixed_on_kill']:.0f} answers mixed, {results['unanswered_on_kill']:.0f} "
+            f"requests without an answer or an error; a bundle rolled out under load: {results['failed_on_update']:.0f} failed "
+            f"requests; a second replica adds {results['second_replica_memory_pct']:.0f}% of the weights' memory.",
+        )
     report.finish(json)
 
 

@@ -40,13 +40,11 @@ from tide_bench.report import Report
 from tide_runtime import Engine, EngineOptions, GenerationParams
 from tide_runtime.bundle import Bundle
 from tide_runtime.bundle.calibration import CalibrationInfo, ExitInfo
-from tide_serve import ServeConfig
-from tide_serve import make_app
+from tide_serve import ServeConfig, make_app
 from tide_serve.http.middlewares import guard
 from tide_serve.http.server import uvicorn_config
 
-from benchmarks.models.model_folders import CACHE
-from benchmarks.models.tiny import tiny_chat_bundle
+from benchmarks.models.model_folders import CACHE, tiny_chat_bundle
 
 POLICIES = ("full", "exact")
 PROMPTS = ([27, 22, 10, 5, 31], [1, 2, 3, 4, 1, 2, 3, 4, 1, 2, 3])  # the second one repeats, so drafts are copied from it

@@ -3,7 +3,7 @@
     python -m benchmarks.rtx_int4 --json docs/results/DATE-rtx_int4.json        # about 5 minutes with an empty engine cache
 
 The demo model is quantised (`tide-export --weights int4`, rounding to nearest) and compiled for each target. TensorRT's engine
-inspector loads an engine, which takes a GPU, so the serialized plans are read (`benchmarks.engine_plans`). An engine counts if
+inspector loads an engine, which takes a GPU, so the serialized plans are read (`benchmarks.lowered_graphs`). An engine counts if
 
 - its int4 constants are all matrices of its layers, by the sizes in the checkpoint, and it holds none but the embedding in fp16;
 - every matrix is multiplied by a kernel that dequantises on the way, in each optimization profile;
@@ -27,17 +27,13 @@ from typing import Annotated, Any
 import numpy as np
 import torch
 import typer
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 from safetensors import safe_open
 from tide_bench.report import Report
 from tide_runtime.backends.tensorrt.package import RTX
 from tide_runtime.bundle.manifest import Manifest, TargetInfo
 from tide_runtime.errors import TargetError
 
-from benchmarks.engine_plans import EnginePlan
-from benchmarks.graph_on_cpu import logits_on_cpu
+from benchmarks.lowered_graphs import EnginePlan, logits_on_cpu
 from tide_export import export
 from tide_export.config import ExportConfig
 from tide_export.cut import CutGraph
@@ -58,8 +54,6 @@ MODEL = Path(__file__).resolve().parents[1] / "examples" / "demo_model" / "layer
 SLOTS, STEPS = 512, (24, 1, 1, 5)  # tokens of the steps that are compared with the eager model
 PROFILES = 2  # decode, prefill
 _MATRIX = re.compile(r"model\.layers\.(\d+)\..*_proj\.weight")
-
-console = Console(width=max(130, Console().width))
 
 
 def main(json: Annotated[Path | None, typer.Option(help="Where to write the results.")] = None) -> None:
@@ -82,7 +76,9 @@ def main(json: Annotated[Path | None, typer.Option(help="Where to write the resu
     report.add("rtx_int4_weight_pct", max(entry["weight_pct"] for entry in low))
     report.add("rtx_int4_host_copies", sum(entry["host_copies"] for entry in report.rows))
     report.add("rtx_int4_max_dlogit_pct", 100 * difference)
-    console.print(table(report.rows))
+    shown = ("target", "counted", "int4_mib", "scales_mib", "weight_pct", "fused_products", "host_copies", "mib")
+    cells = [[*(str(entry[name]) for name in shown), entry.get("refusal", "")] for entry in report.rows]
+    report.table("Engines with int4 weights", [*(name.replace("_", " ") for name in shown), "refusal"], cells)
     report.finish(json)
     if any(entry["counted"] != entry["engines"] for entry in low):
         raise SystemExit("an engine does not hold its weights in int4: see the rows")
@@ -177,14 +173,6 @@ def refusal(graph: CutGraph, compute: int) -> str:
         except TargetError as error:
             return str(error)
     return ""
-
-
-def table(rows: list[dict[str, Any]]) -> Table:
-    shown = ("target", "counted", "int4_mib", "scales_mib", "weight_pct", "fused_products", "host_copies", "mib")
-    made = Table(*(name.replace("_", " ") for name in shown), "refusal")
-    for entry in rows:
-        made.add_row(*(str(entry[name]) for name in shown), escape(entry.get("refusal", "")))
-    return made
 
 
 if __name__ == "__main__":

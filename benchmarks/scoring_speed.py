@@ -27,9 +27,8 @@ from tide_bench.report import Report
 from tide_runtime.scoring import Score
 
 from benchmarks.lm_eval_policies import TASKS
-from benchmarks.models.gguf_files import GGUF_MODELS
+from benchmarks.models.gguf_files import GGUF_MODELS, folder_of
 from benchmarks.models.model_folders import CACHE
-from benchmarks.quantised_decode import folder_of
 
 CHOSEN = ("tide_choice", "tide_python")
 BATCHES = (1, 8)

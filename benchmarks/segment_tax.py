@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import tempfile
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -19,22 +20,28 @@ from typing import Annotated
 
 import numpy as np
 import typer
-from rich.console import Console
-from rich.table import Table
 from tide_bench.arms.tide import timed
-from tide_bench.changed_bundle import write_changed
+from tide_bench.bundles import write_changed, write_cuts
 from tide_bench.report import Report
 from tide_runtime import Engine, EngineOptions, GenerationParams, ThreadOptions
 from tide_runtime.bundle.manifest import UNCUT, Manifest, forms_of, read_manifest
 
-from benchmarks.models.demo import BENCH_MODELS
-from benchmarks.models.even_cuts import write_even_cuts
+from benchmarks.models.model_folders import BENCH_MODELS
+from tide_export.load import LoadedModel
 
 PROMPT_TOKENS = 128
 SEGMENTS = (1, 2, 4, 6)
 UNSPLIT = "unsplit"
 BATCHES = (1, 4)  # sequences that decode together
 SETTLE_S = 0.02  # threads of the arm before stop spinning
+
+
+def write_even_cuts(loaded: LoadedModel, directory: Path, segment_counts: Sequence[int], max_seq_len: int) -> None:
+    """A bundle ``directory``/segments_N of N even segments for each count, in fp32."""
+    layers = loaded.model.config.get_text_config().num_hidden_layers
+    places = {n: [str(round(i * layers / n)) for i in range(1, n)] for n in segment_counts}
+    cuts = {directory / f"segments_{n}": ",".join(places[n]) or "none" for n in segment_counts}
+    write_cuts(loaded, cuts, "fp32", max_seq_len)
 
 
 def write_arms(model: str, directory: Path) -> dict[str, Path]:
@@ -93,16 +100,17 @@ def main(
 ) -> None:
     """Measure the segment tax."""
     report = Report("segment_tax", pool=pool, loads=loads, rounds=rounds, steps=steps, prompt_tokens=PROMPT_TOKENS)
-    headings = "model", "batch", "unsplit ms", *(f"{n} segments" for n in SEGMENTS)
-    table = Table(*headings, title=f"time over the unsplit graph's, {pool} thread pool")
+    rows = []
     for model in models.split(","):
         with tempfile.TemporaryDirectory() as temporary:
             bundles = write_arms(model, Path(temporary))
             runs = [measure(bundles, ThreadOptions(shared=pool == "shared"), turn, rounds, steps) for turn in range(loads)]
         for batch in BATCHES:
             times = {name: np.concatenate([run[batch][name] for run in runs]) for name in bundles}
-            table.add_row(model, str(batch), *_record(report, model, batch, times))
-    Console(width=max(110, Console().width)).print(table)
+            rows.append([model, str(batch), *_record(report, model, batch, times)])
+    headings = ["model", "batch", "unsplit ms", *(f"{n} segments" for n in SEGMENTS)]
+    caption = f"Decoding through N segments, time over that of the unsplit graph, {pool} thread pool. llama: random weights."
+    report.table("What cutting costs", headings, rows, caption)
     report.finish(json)
 
 

@@ -22,24 +22,21 @@ from typing import Annotated
 
 import numpy as np
 import typer
-from rich.console import Console
 from rich.progress import Progress
-from rich.table import Table
 from tide_bench.arms.process import ArmError
+from tide_bench.counters import OtherLoad
 from tide_bench.load import Request
-from tide_bench.other_load import OtherLoad
 from tide_bench.report import Report
+from tide_bench.tables import console
 
+from benchmarks.models.gguf_files import folder_of
 from benchmarks.models.model_folders import CACHE
-from benchmarks.quantised_decode import folder_of
 from benchmarks.serving.hostile_clients import ATTACKS, CONTROLS, REFUSALS, Attack, attacking
 from benchmarks.serving.http_server import TideServe, tide_serve
 from benchmarks.serving.load_arms import MODEL
 
 CLIENTS, PROMPT_TOKENS, NEW_TOKENS = 2, 16, 8
 BAR = 1.5
-
-console = Console(width=max(130, Console().width))
 
 
 def latencies(server: TideServe, seconds: float, seed: str) -> list[float]:
@@ -113,15 +110,15 @@ def main(
     report = Report("serve_hostile", model=model, rounds=rounds, seconds=seconds, rate=rate, attacks=attacks)
     folder = folder_of("int4", MODEL, cache / "smollm2") if bundle is None else bundle
     try:
-        with tide_serve(folder, "--no-prefix-cache") as server, Progress(console=console) as progress:
+        with tide_serve(folder, "--no-prefix-cache") as server, Progress(console=console()) as progress:
             load = OtherLoad([server.process.pid])
             measure(server, chosen, rounds, seconds, rate, report, progress)
             report.settings["other_load"] = load.share()
     except ArmError as error:
-        console.print(f"serve_hostile cannot go on: {error}", style="red", markup=False)
+        console().print(f"serve_hostile cannot go on: {error}", style="red", markup=False)
         raise typer.Exit(1) from error
-    console.print(table_of(report))
-    console.print(f"other processes, attackers included, took {report.settings['other_load']:.0%} of the CPU")
+    add_tables(report)
+    console().print(f"other processes, attackers included, took {report.settings['other_load']:.0%} of the CPU")
     report.finish(json)
     results = report.results
     safe = results["hostile_worst_p95_ratio"] <= BAR and not results["unexpected_answers"] and results["server_alive"]
@@ -169,14 +166,24 @@ def measure(
     report.add("server_alive", float(server.process.is_running() and server.metric("tide_running") == 0))
 
 
-def table_of(report: Report) -> Table:
-    table = Table("attack", "requests", "p50, ms", "p95, ms", "compared p95, ms", "ratio", "memory, MiB", "answers")
+def add_tables(report: Report) -> None:
+    """How each attack went, and the worst of them."""
+    rows = []
     for row in report.rows:
         times = [f"{row[name]:.1f}" for name in ("p50_ms", "p95_ms", "compared_p95_ms")]
         answers = ", ".join(f"{status}: {count}" for status, count in row["answers"].items())
         growth = f"{row['peak_growth_mib']:+.0f}"
-        table.add_row(row["attack"], str(row["requests"]), *times, f"{row['ratio']:.2f}", growth, answers)
-    return table
+        rows.append([row["attack"], str(row["requests"]), *times, f"{row['ratio']:.2f}", growth, answers])
+    headings = ["attack", "requests", "p50, ms", "p95, ms", "compared p95, ms", "ratio", "memory, MiB", "answers"]
+    report.table(
+        "Hostile clients", headings, rows, "what other clients of tide-serve notice: their latency, and its p95 without."
+    )
+    report.statement(
+        "The worst attack",
+        "under slow readers, 10 MB bodies, 100,000-character stop lists, nested schemas, invalid UTF-8 and 1,000 idle "
+        "connections, in turn, the 95th percentile of other clients' latency was at most "
+        f"{report.results['hostile_worst_p95_ratio']:.2f} times what it is without.",
+    )
 
 
 if __name__ == "__main__":

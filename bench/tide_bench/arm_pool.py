@@ -6,31 +6,28 @@ run by torch keep to one core meanwhile: its threads wait for each other, ten ti
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
-from threading import Lock
+from statistics import median
+from time import perf_counter
+from typing import Any
 
 from tide_runtime import TideError
 from tide_runtime.bundle.manifest import Manifest
 
-from tide_bench.arms import OURS
+from tide_bench.arms import OURS, POLICIES, ArmSpec
 from tide_bench.arms.base import Timing, use_all_cores
 from tide_bench.arms.process import ArmError, ArmProcess
-from tide_bench.arms.registry import POLICIES, ArmSpec
-from tide_bench.bundles import export_cuts
-from tide_bench.gguf_model import SUFFIX, find_gguf, huggingface_folder
-from tide_bench.phases import Phases
-from tide_bench.source_model import SourceModel
+from tide_bench.report import Phases
 
 # TIDE's arm first, as static skip takes its depth from it; then what takes longest, so that nothing waits for it at the end.
 _FIRST = (OURS, "compile")
-_CUTS = ("unsplit", "static")  # bundles of our own exporter, made from one trace
-_FROM_GGUF = ("llamacpp", "openvino")
-_GENAI = {"genai": "fp32", "genai-int4": "int4"}
 _BY_TORCH = ("eager", "predecessor")  # compiled code is for as many threads as it was compiled with
+_CANNOT_RUN = (TideError, ArmError, RuntimeError, ImportError)
+_LOADS = 3  # of a model, when its time is measured
 
 
 @dataclass(frozen=True)
@@ -44,43 +41,30 @@ class RunningArm:
         """Raises ArmError when the arm fails or stops early."""
         return self.process.generate(prompts, new_tokens, **self.spec.options)
 
+    def load_seconds(self) -> float:
+        """Seconds to load its model once more, files and libraries in memory, and make two tokens."""
+        return float(self.process.apply(_load_seconds))
+
 
 class ArmPool:
-    """Processes by kind. ``failures``: name of an arm → why it cannot run.
+    """Processes of arms. ``failures``: name of an arm → why it cannot run.
 
     Args:
-        source: the HuggingFace model, or why there is none here.
-        kinds: of arms that will be started.
-        depth: the layers that static skip is to run, from the mean depth of `exit`; called when the arm is made.
+        folder: makes what a process loads, given its name (`ArmSpec.process`). Raises ArmError or TideError where it cannot.
         lanes: arms that are prepared at once.
-        gguf: the model as a GGUF file; None: the bundle's source, if it is one.
     """
 
-    def __init__(
-        self,
-        bundle: Path,
-        manifest: Manifest,
-        source: SourceModel | str,
-        cache: Path,
-        kinds: Sequence[str],
-        depth: Callable[[RunningArm], int],
-        lanes: int,
-        phases: Phases,
-        gguf: Path | None = None,
-    ) -> None:
+    def __init__(self, folder: Callable[[str], Path], lanes: int, phases: Phases) -> None:
         self.failures: dict[str, str] = {}
-        self._bundle, self._manifest, self._source, self._depth = bundle, manifest, source, depth
-        self._gguf = gguf
-        self._cache = cache / manifest.model.fingerprint[:16]
-        self._kinds, self._lanes, self._phases = kinds, lanes, phases
+        self._folder, self._lanes, self._phases = folder, lanes, phases
         self._processes: dict[str, ArmProcess] = {}
-        self._cuts, self._one_at_a_time = _Cuts(), Lock()
+        self._absent: dict[str, str] = {}  # process → why it could not be started
 
     def start(self, specs: Sequence[ArmSpec], rehearse: Callable[[RunningArm], None] = lambda entry: None) -> list[RunningArm]:
         """Start the arms that can run, and call ``rehearse`` with each; an arm that raises ArmError there is left out."""
-        kinds = sorted({c.kind for c in specs}, key=lambda k: _FIRST.index(k) if k in _FIRST else len(_FIRST))
-        groups = [[c for c in specs if c.kind == kind] for kind in kinds]
-        alone = groups[: kinds[:1] == [OURS]]
+        names = sorted({c.process for c in specs}, key=lambda k: _FIRST.index(k) if k in _FIRST else len(_FIRST))
+        groups = [[c for c in specs if c.process == name] for name in names]
+        alone = groups[: names[:1] == [OURS]]
         with ThreadPoolExecutor(self._lanes) as pool:
             ready = [
                 *(self._ready(group, rehearse) for group in alone),
@@ -90,13 +74,13 @@ class ArmPool:
         return [entries[c.name] for c in specs if c.name in entries]
 
     def _ready(self, group: Sequence[ArmSpec], rehearse: Callable[[RunningArm], None]) -> list[RunningArm]:
-        """Arms of one kind, which share its process."""
+        """Arms that share a process."""
         entries = []
         for spec in group:
             try:
-                entry = RunningArm(spec, self._process(spec.kind))
+                entry = self.running(spec)
                 rehearse(entry)
-            except (TideError, ArmError, RuntimeError, ImportError) as error:
+            except _CANNOT_RUN as error:
                 self.note_failure(spec, _first_line(error))
             else:
                 entries.append(entry)
@@ -113,91 +97,45 @@ class ArmPool:
         """Record why an arm failed, the first time. The other arms of a process that died fail at their next call."""
         self.failures.setdefault(spec.name, reason)
 
-    def stop(self, kinds: Sequence[str]) -> None:
-        """End the processes of these kinds."""
-        for kind in kinds:
-            if kind in self._processes:
-                self._processes.pop(kind).close()
+    def running(self, spec: ArmSpec) -> RunningArm:
+        """The arm, its process started when it is not there. Raises what the maker of its folder raises, and ArmError; a process
+        that could not be started is not tried again."""
+        if spec.process in self._absent:
+            raise ArmError(self._absent[spec.process])
+        if spec.process not in self._processes:
+            try:
+                self._processes[spec.process] = self._started(spec)
+            except _CANNOT_RUN as error:
+                self._absent[spec.process] = _first_line(error)
+                raise
+        return RunningArm(spec, self._processes[spec.process])
+
+    def _started(self, spec: ArmSpec) -> ArmProcess:
+        with self._phases("make", spec.process):
+            folder = self._folder(spec.process)
+        with self._phases("load", spec.process):
+            return ArmProcess(spec.kind, folder, 1 if self._keeps_to_one_core(spec.kind) else None)
+
+    def stop(self, names: Iterable[str]) -> None:
+        """End the processes of these names."""
+        for name in names:
+            if name in self._processes:
+                self._processes.pop(name).close()
 
     def close(self) -> None:
         self.stop(list(self._processes))
 
     def gap(self, text: Sequence[int], one: int, other: int) -> float:
         """Distance of two tokens' logits behind ``text``, by the bundle with every layer."""
-        return float(self._process("tide").call("gap", list(text), one, other))
+        return float(self.running(POLICIES["full"]).process.call("gap", list(text), one, other))
 
     @property
     def pids(self) -> list[int]:
         return [process.pid for process in self._processes.values()]
 
-    def _process(self, kind: str) -> ArmProcess:
-        if kind not in self._processes:
-            with self._phases("make", kind):
-                folder = self._folder(kind)
-            with self._phases("load", kind):
-                self._processes[kind] = ArmProcess(kind, folder, 1 if self._keeps_to_one_core(kind) else None)
-        return self._processes[kind]
-
     def _keeps_to_one_core(self, kind: str) -> bool:
         """While it gets ready."""
         return self._lanes > 1 and kind in _BY_TORCH
-
-    def _folder(self, kind: str) -> Path:
-        """What the arm loads. Raises ArmError when it needs the model and there is none."""
-        if kind == OURS:
-            return self._bundle
-        if kind in _FROM_GGUF:
-            return find_gguf(self._gguf, self._manifest.model.source)
-        if isinstance(self._source, str):
-            raise ArmError(self._source)
-        if kind in _CUTS:
-            return self._cut(kind, self._source)
-        weights = self._weights(self._source)
-        if kind in _GENAI:
-            from tide_bench.arms.genai import build_model_folder
-
-            return build_model_folder(weights, self._source.identity, self._cache / kind, _GENAI[kind])
-        return weights
-
-    def _weights(self, source: SourceModel) -> Path:
-        """The HuggingFace folder; made from a GGUF file when the model is one."""
-        if source.folder.suffix != SUFFIX:
-            return source.folder
-        with self._one_at_a_time:
-            return huggingface_folder(source.folder, source.identity, self._cache / "weights")
-
-    def _cut(self, kind: str, source: SourceModel) -> Path:
-        """The bundle of ``kind``; the first call makes the bundles of all such kinds."""
-        with self._cuts.lock:
-            if not self._cuts.wanted:
-                self._cuts.wanted = self._cuts_wanted()
-                at = dict(cut for cut in self._cuts.wanted.values() if isinstance(cut, tuple))
-                form = (self._manifest.dtype, self._manifest.max_seq_len)
-                self._cuts.made = export_cuts(source.folder, source.identity, at, *form)
-        cut = self._cuts.wanted[kind]
-        if isinstance(cut, ArmError):
-            raise cut
-        return self._cuts.made[cut[0]]
-
-    def _cuts_wanted(self) -> dict[str, tuple[Path, str] | ArmError]:
-        """Kind → the folder and the checkpoints of its bundle, or why they are unknown."""
-        wanted: dict[str, tuple[Path, str] | ArmError] = {}
-        for kind in (kind for kind in _CUTS if kind in self._kinds):
-            try:
-                layers = self._depth(RunningArm(POLICIES["exit"], self._process(OURS))) if kind == "static" else None
-                wanted[kind] = (self._cache / kind, "none") if layers is None else (self._cache / f"{kind}_{layers}", str(layers))
-            except ArmError as error:
-                wanted[kind] = error
-        return wanted
-
-
-@dataclass
-class _Cuts:
-    """``wanted``: kind → (folder, checkpoints), or why not; ``made``: folder → bundle."""
-
-    wanted: dict[str, tuple[Path, str] | ArmError] = field(default_factory=dict)
-    made: dict[Path, Path] = field(default_factory=dict)
-    lock: Lock = field(default_factory=Lock)
 
 
 def with_options(specs: Mapping[str, ArmSpec], manifest: Manifest) -> dict[str, ArmSpec]:
@@ -207,11 +145,22 @@ def with_options(specs: Mapping[str, ArmSpec], manifest: Manifest) -> dict[str, 
     return {name: replace(c, options={"assistant_early_exit": layer}) if name == "assisted" else c for name, c in specs.items()}
 
 
-def meetings(kinds: Sequence[str], most: int) -> list[list[str]]:
-    """The kinds that are in memory together: the first kind always, with as many others as make ``most``."""
-    pivot, *others = kinds
+def meetings(names: Sequence[str], most: int) -> list[list[str]]:
+    """The processes that are in memory together: the first one always, with as many others as make ``most``."""
+    pivot, *others = names
     size = max(1, most - 1)
     return [[pivot, *others[i : i + size]] for i in range(0, len(others), size)] or [[pivot]]
+
+
+def _load_seconds(arm: Any) -> float:
+    """Runs in the arm's process. TIDE's arm loads its model twice when it is made, see `tide_bench.arms.tide.load_second`."""
+    again = getattr(arm, "load_again", lambda prompts, count: type(arm)(arm.folder).generate(prompts, count))
+    times = []
+    for _ in range(_LOADS):
+        begin = perf_counter()
+        again([[1] * 64], 2)
+        times.append(perf_counter() - begin)
+    return median(times)
 
 
 def _first_line(error: Exception) -> str:

@@ -1,11 +1,14 @@
-"""Folders that are slow to make and made again only when what they depend on has changed."""
+"""Folders that are slow to make: made again only when what they depend on has changed, in a process that ends with its memory."""
 
 from __future__ import annotations
 
 import hashlib
 import shutil
 from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
+from typing import Any
 
 _KEY_FILE = "bench-key.txt"
 
@@ -41,3 +44,9 @@ def files_digest(files: Iterable[Path]) -> str:
         with path.open("rb") as file:
             digest.update(hashlib.file_digest(file, "sha256").digest())
     return digest.hexdigest()
+
+
+def run_in_process(function: Callable[..., Any], *args: Any) -> Any:
+    """``function(*args)`` from a fresh interpreter; its exception is raised here. All of it must pickle."""
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        return pool.submit(function, *args).result()

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from tide_bench.build_cache import cached_folder, cached_folders, files_digest
-from tide_bench.in_process import run_in_process
+from tide_runtime.bundle.calibration import CalibrationInfo, ExitInfo
+from tide_runtime.bundle.manifest import MANIFEST_NAME, Manifest
+
+from tide_bench.build_cache import cached_folder, cached_folders, files_digest, run_in_process
+
+if TYPE_CHECKING:
+    from tide_export.load import LoadedModel
+
+DRAFT_LIMIT = 5
 
 
 def export_key(identity: str) -> str:
@@ -30,15 +40,16 @@ def export_bundle(
     quantizer: str | None = None,
     quantizer_data: Path | None = None,
     kv: str | None = None,
+    tokenizer: str | None = None,
 ) -> Path:
     """The bundle of the model in ``weights``, cut at ``checkpoints``, exported again when `export_key` has changed.
 
     Args:
-        form, quantizer, quantizer_data, kv: of the weights and the KV cache in the bundle, as ``tide-export --weights``,
-            ``--quantizer``, ``--quantizer-data`` and ``--kv`` take them; None: its defaults.
+        form, quantizer, quantizer_data, kv, tokenizer: as ``tide-export --weights``, ``--quantizer``, ``--quantizer-data``,
+            ``--kv`` and ``--tokenizer`` take them; None: its defaults.
     """
     data = str(quantizer_data) if quantizer_data is not None else None
-    chosen = {"weights": form, "quantizer": quantizer, "quantizer_data": data, "kv": kv}
+    chosen = {"weights": form, "quantizer": quantizer, "quantizer_data": data, "kv": kv, "tokenizer": tokenizer}
     given = {name: value for name, value in chosen.items() if value is not None}
     options = {"checkpoints": checkpoints, "dtype": dtype, "max_seq_len": max_seq_len, **given}
     key = "\n".join([_key(identity, checkpoints, dtype, max_seq_len), *(f"{name} {value}" for name, value in given.items())])
@@ -75,8 +86,43 @@ def _export(weights: str, out: Path, options: Mapping[str, Any]) -> None:
     export(weights, out, ExportConfig(verify=False, **options))
 
 
+def write_cuts(loaded: LoadedModel, cuts: Mapping[Path, str], dtype: str, max_seq_len: int) -> None:
+    """Write a bundle into each folder of ``cuts``, made here, cut at the checkpoints given (see `ExportConfig`); unverified. All
+    come from one trace: tracing is most of an export."""
+    from tide_export.config import ExportConfig
+    from tide_export.export import write_bundle
+    from tide_export.progress import ExportProgress
+    from tide_export.trace import TracedModel, trace
+
+    traced = trace(loaded.model)
+    for folder, checkpoints in cuts.items():
+        folder.mkdir(parents=True)
+        config = ExportConfig(dtype=dtype, max_seq_len=max_seq_len, checkpoints=checkpoints, verify=False)
+        copy = TracedModel(traced.model.clone(), traced.kv_shapes)
+        write_bundle(loaded, folder, config, ExportProgress(quiet=True), traced=copy)
+
+
 def _export_cuts(weights: str, cuts: Mapping[Path, str], dtype: str, max_seq_len: int) -> None:
-    from tide_bench.cuts import write_cuts
     from tide_export.load import load_model
 
     write_cuts(load_model(weights, dtype), cuts, dtype, max_seq_len)
+
+
+def write_changed(bundle: Path, folder: Path, manifest: Manifest) -> Path:
+    """``folder``, made here: the files of ``bundle``, on the same disk, under ``manifest``."""
+    shutil.copytree(bundle, folder, copy_function=os.link, ignore=shutil.ignore_patterns(MANIFEST_NAME))
+    (folder / MANIFEST_NAME).write_text(manifest.to_json(), encoding="utf-8")
+    return folder
+
+
+def with_exits(manifest: Manifest, checkpoints: Sequence[int], known: CalibrationInfo | None = None) -> Manifest:
+    """``manifest`` with an uncalibrated exit at each of ``checkpoints``: an identity head that is always sure.
+
+    Args:
+        known: whose costs and predictions policies are to go by; None: the runtime's guess.
+    """
+    exits = [ExitInfo(c, "identity", "max_probability", 0.0, 0.0) for c in checkpoints]
+    info = CalibrationInfo(exits, DRAFT_LIMIT, "exact")
+    if known is not None:
+        info = replace(info, predicted=known.predicted, costs=known.costs, exit_depths=known.exit_depths)
+    return replace(manifest, calibration=info)

@@ -10,32 +10,29 @@ from time import perf_counter
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from tide_runtime import TideError
 from tide_runtime.bundle import Bundle
 from tide_runtime.cli.errors import run_app
 from tide_runtime.errors import ParamsError
 from tide_runtime.text.tokenizer import Tokenizer
 
-from tide_bench.arm_pool import ArmPool, RunningArm, with_options
-from tide_bench.arms import ARMS, OURS
+from tide_bench.arm_folders import ArmFolders
+from tide_bench.arm_pool import ArmPool, with_options
+from tide_bench.arms import ARMS, OTHER_ARMS, OURS, POLICIES, ArmSpec
 from tide_bench.arms.process import ArmError
-from tide_bench.arms.registry import OTHER_ARMS, POLICIES, ArmSpec
 from tide_bench.comparison import Comparison, Place
 from tide_bench.config import MODES, BenchConfig
+from tide_bench.counters import EnergyMeter
 from tide_bench.curve import CurvePoint, measure_curve
-from tide_bench.energy import EnergyMeter
-from tide_bench.load import load_rows
+from tide_bench.load_mode import load_rows
 from tide_bench.output_checks import Terms
-from tide_bench.phases import Phases, phase_lines
 from tide_bench.prompts import joined, read_prompts, windows
-from tide_bench.report import Report
-from tide_bench.results import add_results
+from tide_bench.report import Phases, Report, phase_lines
+from tide_bench.results import add_results, add_tables
 from tide_bench.source_model import SourceModel, find_source
-from tide_bench.table import CAPTION, print_rows
+from tide_bench.tables import console
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
-console = Console(width=max(170, Console().width))  # piped output would wrap the table at 80
 _DEFAULTS = BenchConfig()
 _ROOMY = 8  # arms that fit into memory where two may get ready at once: making one may hold the model several times
 _PROCESS_SHARE = 2.2  # memory of an arm over its fp32 weights: runtimes keep them packed for their kernels as well
@@ -110,13 +107,12 @@ def bench(
     opened = Bundle.open(bundle, verify=False)
     report = Report("tide_bench", model=opened.manifest.model.name, bundle=bundle.name, long=long, **asdict(config))
     points: list[CurvePoint] = []
-    phases = Phases(lambda text: console.print(text, style="dim", markup=False))
+    phases = Phases(lambda text: console().print(text, style="dim", markup=False))
     with Bench(opened, config, model, prompts, cache or _default_cache(), long, phases, gguf) as run:
         report.rows = run.rows()
-        print_rows(console, mode, report.rows)
-        console.print(CAPTION, style="dim", markup=False)
+        add_tables(report)
         if run.meter.absent:
-            console.print(f"No energy: {run.meter.absent}", style="dim", markup=False)
+            console().print(f"No energy: {run.meter.absent}", style="dim", markup=False)
         report.settings["energy"] = run.meter.absent or "counted"
         if curve:
             points = run.curve()
@@ -125,9 +121,9 @@ def bench(
     report.add("bench_seconds", perf_counter() - begin)
     report.settings["phases"] = phases.seconds
     for line in phase_lines(phases.seconds):
-        console.print(line, style="dim", markup=False)
+        console().print(line, style="dim", markup=False)
     if html is not None:
-        console.print(f"report: {write_report(report, points, html)}", markup=False)
+        console().print(f"report: {write_report(report, points, html)}", markup=False)
     report.finish(json)
 
 
@@ -155,7 +151,8 @@ class Bench:
             source = _source(bundle, config, model)
         kinds = [spec.kind for spec in self._specs()]
         lanes = 2 if self._most_in_memory() >= _ROOMY else 1
-        self.pool = ArmPool(bundle.directory, bundle.manifest, source, cache, kinds, self._exit_depth, lanes, phases, gguf)
+        folders = ArmFolders(bundle.directory, bundle.manifest, source, cache, kinds, self._exit_depth, gguf)
+        self.pool = ArmPool(folders, lanes, phases)
 
     def __enter__(self) -> Bench:
         return self
@@ -186,7 +183,7 @@ class Bench:
             with self._phases("curve"):
                 return measure_curve(entries[0].process, texts, length, self.meter)
         except (ArmError, IndexError) as error:
-            console.print(f"No curve: {error}", style="yellow", markup=False)
+            console().print(f"No curve: {error}", style="yellow", markup=False)
             return []
 
     def _specs(self) -> list[ArmSpec]:
@@ -200,8 +197,9 @@ class Bench:
             texts = joined(texts, tokens)
         return windows(texts, tokens, count)
 
-    def _exit_depth(self, entry: RunningArm) -> int:
+    def _exit_depth(self) -> int:
         """Mean layers that `exit` runs for a token: the depth that static layer skip is compared at."""
+        entry = self.pool.running(POLICIES["exit"])
         prompts = self._windows(self._lengths[0], 4)
         depths = [entry.generate([prompt], self.config.new_tokens).depth or 0.0 for prompt in prompts]
         return max(1, min(round(sum(depths) / len(depths)), self.manifest.model.num_layers - 1))

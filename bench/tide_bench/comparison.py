@@ -9,14 +9,13 @@ from typing import Any
 from tide_runtime.bundle.manifest import Manifest
 
 from tide_bench.arm_pool import ArmPool, RunningArm, meetings
+from tide_bench.arms import ArmSpec
 from tide_bench.arms.process import ArmError
-from tide_bench.arms.registry import ArmSpec
 from tide_bench.config import BenchConfig
-from tide_bench.energy import EnergyMeter
-from tide_bench.figures import PIVOT, decode_seconds, prefill_seconds, ratio_row, settled, speed_row, text_row
-from tide_bench.other_load import OtherLoad
+from tide_bench.counters import EnergyMeter, OtherLoad
+from tide_bench.figures import decode_seconds, prefill_seconds, ratio_row, settled, speed_row, text_row
 from tide_bench.output_checks import Terms, broken_promise
-from tide_bench.phases import Phases
+from tide_bench.report import Phases
 from tide_bench.rounds import Group, TimedRun, run_rounds
 
 REFERENCE = "eager"
@@ -65,15 +64,14 @@ class Comparison:
 
     def run(self, most_in_memory: int) -> list[dict[str, Any]]:
         """A row for each place and arm. ``most_in_memory``: processes that fit."""
-        kinds = list(dict.fromkeys(spec.kind for spec in self._specs))
-        planned = meetings(kinds, most_in_memory)
+        planned = meetings(list(dict.fromkeys(spec.process for spec in self._specs)), most_in_memory)
         share = 60 * self._config.minutes / (len(planned) * len(self._places))
-        for number, kinds_in_memory in enumerate(planned):
-            entries = self._pool.start([c for c in self._specs if c.kind in kinds_in_memory], self._rehearse)
+        for number, in_memory in enumerate(planned):
+            entries = self._pool.start([c for c in self._specs if c.process in in_memory], self._rehearse)
             for place, record in zip(self._places, self._records, strict=True):
                 self._meet(entries, place, record, number, share)
             if number + 1 < len(planned):
-                self._pool.stop(kinds_in_memory[1:])
+                self._pool.stop(in_memory[1:])
         with self._phases("hold texts to their promises"):
             return [row for place, record in zip(self._places, self._records, strict=True) for row in self._rows(place, record)]
 
@@ -112,7 +110,7 @@ class Comparison:
             return self._generate(entry, place) is not None
 
     def _settled(self, turns: dict[str, list[TimedRun]]) -> bool:
-        return settled(turns, self._seconds, self._config.precision)
+        return settled(turns, self._seconds, self._config)
 
     def _rows(self, place: Place, record: _Record) -> list[dict[str, Any]]:
         where = {"prompt_tokens": place.prompt_tokens, "batch": place.batch, "other_load": record.other_load}
@@ -128,16 +126,17 @@ class Comparison:
         return _ranked(rows)
 
     def _figures(self, spec: ArmSpec, place: Place, record: _Record, turns: list[TimedRun]) -> dict[str, Any]:
-        row = {**speed_row(spec.title, turns, self._seconds), **ratio_row(spec.name, record.turns, self._seconds)}
+        row = {**speed_row(spec.title, turns, self._seconds), **ratio_row(spec.name, record.turns, self._seconds, self._config)}
         if spec.all_layers and self._seconds is decode_seconds:
             row["layers_per_token"] = float(self._manifest.model.num_layers)
-        if PIVOT in record.turns:
-            row |= text_row(turns, record.turns[PIVOT])
+        if self._config.pivot in record.turns:
+            row |= text_row(turns, record.turns[self._config.pivot])
         return row | {"mark": self._mark(spec, place, record, turns)}
 
     def _mark(self, spec: ArmSpec, place: Place, record: _Record, turns: list[TimedRun]) -> str:
         """Why the arm is not ranked, from its first texts and from all timed ones; empty when it keeps its promise."""
-        reference = next((name for name in (REFERENCE, PIVOT) if record.turns.get(name) and name in record.checked), None)
+        ran = (name for name in (REFERENCE, self._config.pivot) if record.turns.get(name) and name in record.checked)
+        reference = next(ran, None)
         if reference is None:
             return ""
         known = {turn.round: turn.timing.tokens for turn in record.turns[reference]}

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from tide_runtime.errors import ParamsError
 
-from tide_bench.arms.registry import OTHER_ARMS, POLICIES
+from tide_bench.arms import OTHER_ARMS, POLICIES
 
 MODES = ("decode", "prefill", "load")
 
@@ -30,6 +30,8 @@ class BenchConfig:
         precision: turns end early once every ratio's 95% interval is within this share of it.
         rates: of mode ``load``: requests per second, as shares of the rate at which `full` serves one request after the other.
         seconds: of mode ``load``: how long requests come.
+        pivot: the arm that is in memory together with every other one, and whose texts theirs are compared with.
+        baselines: arms over which the speed of the others is given; the first one that ran decides when turns may end.
     """
 
     mode: str = "decode"
@@ -43,6 +45,8 @@ class BenchConfig:
     precision: float = 0.02
     rates: tuple[float, ...] = (0.5, 0.9)
     seconds: float = 10.0
+    pivot: str = "full"
+    baselines: tuple[str, ...] = ("eager", "unsplit")
 
     def __post_init__(self) -> None:
         if self.mode not in MODES:

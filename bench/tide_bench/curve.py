@@ -1,6 +1,6 @@
 """The inference cost–performance curve: what policy `exit` costs and how well it does, swept over its threshold.
 
-Texts are given (see `teacher_forcing`): every threshold is evaluated on the same tokens.
+Texts are given (`read_text`): every threshold is evaluated on the same tokens.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from tide_bench.arms.process import ArmProcess
-from tide_bench.energy import EnergyMeter
-from tide_bench.teacher_forcing import Reading
+from tide_bench.arms.tide import Reading
+from tide_bench.counters import EnergyMeter
 
 THRESHOLDS = (1.0, 0.95, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.2, 0.0)
 FULL, CERTIFIED = "full", "certified"

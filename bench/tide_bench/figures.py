@@ -9,12 +9,11 @@ from typing import Any
 import numpy as np
 
 from tide_bench.arms.base import with_limitation
+from tide_bench.config import BenchConfig
+from tide_bench.output_checks import disagreement_rate, identical_share
 from tide_bench.paired_ratio import PairedRatio, chained_ratio, paired_ratio
 from tide_bench.rounds import TimedRun
-from tide_bench.text_comparison import disagreement_rate, identical_share
 
-PIVOT = "full"  # in memory together with every other arm
-BASELINES = ("eager", "unsplit")
 Seconds = Callable[[TimedRun], float]
 
 
@@ -52,37 +51,40 @@ def text_row(turns: Sequence[TimedRun], reference: Sequence[TimedRun]) -> dict[s
     return {"agreement": 1 - disagreement_rate(own, references), "identical": identical_share(own, references)}
 
 
-def ratio_row(name: str, turns: Mapping[str, Sequence[TimedRun]], seconds: Seconds) -> dict[str, float]:
-    """Speed over each baseline that ran: ``vs_eager``, ``vs_eager_low``, ``vs_eager_high`` (95%), and so on."""
+def ratio_row(name: str, turns: Mapping[str, Sequence[TimedRun]], seconds: Seconds, config: BenchConfig) -> dict[str, float]:
+    """Speed over each of the config's baselines that ran: ``vs_eager``, ``vs_eager_low``, ``vs_eager_high`` (95%), and so on."""
     row: dict[str, float] = {}
-    for baseline in BASELINES:
-        if baseline != name and turns.get(baseline) and (ratio := _ratio(turns[name], baseline, turns, seconds)) is not None:
+    for baseline in config.baselines:
+        if baseline == name or not turns.get(baseline):
+            continue
+        if (ratio := _ratio(turns[name], turns[baseline], turns.get(config.pivot, ()), seconds)) is not None:
             figures = asdict(ratio)
             row |= {f"vs_{baseline}": figures["median"]}
             row |= {f"vs_{baseline}_{end}": figures[end] for end in ("low", "high", "total")}
     return row
 
 
-def settled(turns: Mapping[str, Sequence[TimedRun]], seconds: Seconds, precision: float) -> bool:
-    """Whether every arm's speed over the first baseline here is known to within ``precision`` of itself (95% interval).
+def settled(turns: Mapping[str, Sequence[TimedRun]], seconds: Seconds, config: BenchConfig) -> bool:
+    """Whether every arm's speed over the first baseline here is known to within the config's precision (95% interval).
 
     To stop there leaves the interval as it is in the limit of many runs (Chow & Robbins 1965).
     """
-    baseline = next((name for name in BASELINES if turns.get(name)), None)
+    baseline = next((name for name in config.baselines if turns.get(name)), None)
     if baseline is None:
         return False
     others = (own for name, own in turns.items() if name != baseline and own)
-    ratios = [ratio for own in others if (ratio := _ratio(own, baseline, turns, seconds)) is not None]
-    return bool(ratios) and all(ratio.high - ratio.low <= 2 * precision * ratio.median for ratio in ratios)
+    pivot = turns.get(config.pivot, ())
+    ratios = [ratio for own in others if (ratio := _ratio(own, turns[baseline], pivot, seconds)) is not None]
+    return bool(ratios) and all(ratio.high - ratio.low <= 2 * config.precision * ratio.median for ratio in ratios)
 
 
 def _ratio(
-    own: Sequence[TimedRun], baseline: str, turns: Mapping[str, Sequence[TimedRun]], seconds: Seconds
+    own: Sequence[TimedRun], baseline: Sequence[TimedRun], pivot: Sequence[TimedRun], seconds: Seconds
 ) -> PairedRatio | None:
     """From runs on the same prompts next to each other; over the pivot when the two were never in memory together."""
-    if direct := _pairs(turns[baseline], own, seconds):
+    if direct := _pairs(baseline, own, seconds):
         return paired_ratio([a for a, _ in direct], [b for _, b in direct])
-    one, other = (_pairs(turns.get(PIVOT, ()), arm, seconds) for arm in (own, turns[baseline]))
+    one, other = (_pairs(pivot, arm, seconds) for arm in (own, baseline))
     return chained_ratio(one, other) if one and other else None
 
 

@@ -1,29 +1,25 @@
-"""Mixed load: short and long requests at random times (Poisson arrivals), for a bounded time."""
+"""The load generator: requests, their clients in a closed loop (the next one after an answer) or an open one, and latencies.
+
+A server is anything that streams tokens: an engine in this process, one behind HTTP, another library's.
+"""
 
 from __future__ import annotations
 
+import itertools
+import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import Any
+from itertools import chain
+from time import perf_counter
+from typing import Protocol
 
 import numpy as np
 
-from tide_bench.arm_pool import ArmPool, RunningArm
-from tide_bench.arms.base import Arm, with_limitation
-from tide_bench.arms.process import ArmError
-from tide_bench.arms.registry import ArmSpec
-from tide_bench.config import BenchConfig
-from tide_bench.figures import PIVOT
-from tide_bench.output_checks import Terms, broken_promise
-from tide_bench.phases import Phases
-from tide_bench.rounds import SETTLE_S
+from tide_bench.paired_ratio import PairedRatio, paired_ratio
 
-# Kinds whose engines take calls of several threads at once; the others serve one request after the other.
-CONCURRENT = {"tide": 8, "unsplit": 8, "static": 8}
-SHORT_SHARE = 4  # every other request wants a quarter of the tokens
+PERCENTILES = (50, 95, 99)
 
 
 @dataclass(frozen=True)
@@ -36,111 +32,160 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Served:
-    """Seconds from a request's arrival to its first and its last token, waiting included; ``tokens``: what came."""
+class LengthMix:
+    """Ranges of lengths in tokens, both ends included: prompts are drawn log-uniformly, new tokens uniformly.
 
+    Raises ValueError for a range that is empty or starts below 1.
+    """
+
+    prompt: tuple[int, int]
+    new: tuple[int, int]
+
+    def __post_init__(self) -> None:
+        for name, (low, high) in (("prompt", self.prompt), ("new", self.new)):
+            if not 1 <= low <= high:
+                raise ValueError(f"the range of {name} tokens is {low} to {high}; give 1 <= low <= high")
+
+    def draw(self, count: int, random: np.random.Generator) -> list[tuple[int, int]]:
+        """``count`` pairs (prompt tokens, new tokens)."""
+        low, high = self.prompt
+        prompts = np.floor(np.exp(random.uniform(np.log(low), np.log(high + 1), count))).clip(low, high)
+        return list(zip(prompts.astype(int).tolist(), random.integers(self.new[0], self.new[1] + 1, count).tolist(), strict=True))
+
+
+def requests(text: Sequence[int], mix: LengthMix, count: int, seed: int | Sequence[int]) -> list[Request]:
+    """``count`` requests that arrive at once. Their prompts begin at random places of ``text`` (token ids), so that no two of
+    them share a prefix. Raises ValueError when the text is too short for that."""
+    random = np.random.default_rng(seed)
+    last = len(text) - mix.prompt[1]
+    if last < count:
+        raise ValueError(f"the text has {len(text)} tokens; {count} prompts of up to {mix.prompt[1]} need more, ask for fewer")
+    starts = random.choice(last, count, replace=False).tolist()
+    lengths = mix.draw(count, random)
+    return [Request(0.0, list(text[s : s + tokens]), new) for s, (tokens, new) in zip(starts, lengths, strict=True)]
+
+
+def with_arrivals(planned: Sequence[Request], rate: float, seed: int) -> list[Request]:
+    """The same requests, arriving as a Poisson process of ``rate`` requests/s; the first one arrives at 0 s."""
+    gaps = np.random.default_rng(seed).exponential(1 / rate, len(planned))
+    arrivals = np.cumsum(gaps) - gaps[0]
+    return [replace(request, arrival_s=float(at)) for request, at in zip(planned, arrivals, strict=True)]
+
+
+class Server(Protocol):
+    """What clients call, from many threads at once."""
+
+    def stream(self, request: Request) -> Iterator[float | None]:
+        """Send the request. An item for each token as it comes: None, or its moment by `perf_counter` where it came earlier.
+        Raises ArmError when there are not ``new_tokens`` of them."""
+
+
+@dataclass(frozen=True)
+class Served:
+    """One answered request.
+
+    Args:
+        sent_s: seconds from the beginning of the run until it was sent, or was due in an open loop.
+        first_token_s, last_token_s: seconds from then on, waiting included.
+        gaps_s: seconds between neighbouring tokens.
+        tokens: new tokens.
+    """
+
+    sent_s: float
     first_token_s: float
     last_token_s: float
-    tokens: list[int]
-    limitation: str | None = None
+    gaps_s: tuple[float, ...]
+    tokens: int
+
+    @classmethod
+    def at(cls, sent: float, times: Sequence[float], tokens: int) -> Served:
+        """From the moment of sending and those of the tokens, all in seconds since the beginning of the run."""
+        gaps = tuple(after - before for before, after in itertools.pairwise(times))
+        return cls(sent, times[0] - sent, times[-1] - sent, gaps, tokens)
 
 
-def poisson_requests(rate: float, seconds: float, prompts: Sequence[list[int]], new_tokens: int, seed: int = 0) -> list[Request]:
-    """Requests of ``seconds`` seconds at ``rate`` a second on average; prompts in turn, outputs long and short in turn."""
-    gaps = np.random.default_rng(seed).exponential(1 / rate, max(1, int(4 * rate * seconds)))
-    arrivals = [float(t) for t in np.cumsum(gaps) if t < seconds] or [0.0]
-    short = max(2, new_tokens // SHORT_SHARE)
-    return [Request(t, prompts[i % len(prompts)], short if i % 2 else new_tokens) for i, t in enumerate(arrivals)]
+@dataclass(frozen=True)
+class LoadRun:
+    """``seconds``: from the first request until the last answer; ``client_cpu_s``: CPU time of the process of the clients."""
+
+    seconds: float
+    served: list[Served]
+    client_cpu_s: float
+
+    @property
+    def tokens_per_s(self) -> float:
+        return sum(one.tokens for one in self.served) / self.seconds
 
 
-def serve(arm: Arm, requests: Sequence[Request], workers: int, options: Mapping[str, Any]) -> list[Served]:
-    """Runs in the arm's process: requests are taken in the order they come, ``workers`` at once."""
-    start = time.perf_counter()
+def closed_loop(server: Server, requests: Sequence[Request], clients: int) -> LoadRun:
+    """``clients`` threads answer all of ``requests``; each takes the next one when its answer has ended."""
+    waiting, lock = iter(requests), threading.Lock()
 
-    def answer(request: Request) -> Served:
-        begin = time.perf_counter() - start
-        timing = arm.generate([request.prompt], request.new_tokens, **options)
-        first = begin + timing.first_token_s - request.arrival_s
-        return Served(first, first + timing.decode_s, timing.tokens[0], timing.limitation)
+    def client(start: float) -> list[Served]:
+        served = list[Served]()
+        while True:
+            with lock:
+                request = next(waiting, None)
+            if request is None:
+                return served
+            served.append(_answered(server, request, start, perf_counter() - start))
 
-    with ThreadPoolExecutor(workers) as pool:
-        futures = []
-        for request in requests:
-            time.sleep(max(0.0, start + request.arrival_s - time.perf_counter()))
-            futures.append(pool.submit(answer, request))
-        return [future.result() for future in futures]
+    cpu, start = time.process_time(), perf_counter()
+    with ThreadPoolExecutor(clients) as pool:
+        served = [one for own in list(pool.map(client, [start] * clients)) for one in own]
+    return LoadRun(perf_counter() - start, served, time.process_time() - cpu)
 
 
-def load_rows(
-    pool: ArmPool,
-    specs: Sequence[ArmSpec],
-    prompts: Sequence[list[int]],
-    terms: Terms,
-    config: BenchConfig,
-    phases: Phases,
-) -> list[dict[str, Any]]:
-    """A row for each rate and arm; rates are shares of the rate at which `full` serves one request after the other.
+def open_loop(server: Server, requests: Sequence[Request], workers: int | None = None) -> LoadRun:
+    """Each request is sent at its ``arrival_s``, however many are still unanswered.
 
-    ``mark``: why an arm is not ranked: its answers against those of `full` to the same requests.
+    ``workers``: of those that have arrived, so many are sent at once and the others wait in order; None: as many as there are.
     """
-    specs = [replace(c, options=c.options | {"concurrent": CONCURRENT[c.kind]}) if c.kind in CONCURRENT else c for c in specs]
-    entries = pool.start(specs, lambda entry: _warm_up(entry, prompts, config.new_tokens))
-    alone = next((_one_by_one(e, prompts, config.new_tokens) for e in entries if e.spec.name == PIVOT), None)
-    if alone is None:
-        return [{"arm": c.name, "title": c.title, "note": pool.failures.get(c.name, "`full` did not run")} for c in specs]
-    rows = []
-    for share in config.rates:
-        requests = poisson_requests(share / alone, config.seconds, prompts, config.new_tokens)
-        own, answers = [], dict[str, list[list[int]]]()
-        for entry in entries:
-            time.sleep(SETTLE_S)
-            with phases(f"{len(requests)} requests, {share / alone:.1f} a second", entry.spec.title):
-                row, answers[entry.spec.name] = _row(pool, entry, requests)
-            own.append({"share": share, "rate": share / alone, **row})
-        prompts_sent, references = [request.prompt for request in requests], answers[PIVOT]
-        for row, entry in zip(own, entries, strict=True):
-            texts = answers[entry.spec.name]
-            if texts and references:
-                row["mark"] = broken_promise(entry.spec.promise, prompts_sent, texts, references, pool.gap, terms)
-        rows += own
-    failed = [c for c in specs if c.name in pool.failures and all(row["arm"] != c.name for row in rows)]
-    return rows + [{"arm": c.name, "title": c.title, "note": pool.failures[c.name]} for c in failed]
+    cpu, start, running = time.process_time(), perf_counter(), []
+    with ThreadPoolExecutor(workers or len(requests)) as pool:
+        for request in requests:
+            time.sleep(max(0.0, start + request.arrival_s - perf_counter()))
+            running.append(pool.submit(_answered, server, request, start, request.arrival_s))
+        served = [one.result() for one in running]
+    return LoadRun(perf_counter() - start, served, time.process_time() - cpu)
 
 
-def _warm_up(entry: RunningArm, prompts: Sequence[list[int]], new_tokens: int) -> None:
-    """Every shape once: compiled code is made for it."""
-    for prompt in {len(prompt): prompt for prompt in prompts}.values():
-        for tokens in {new_tokens, max(2, new_tokens // SHORT_SHARE)}:
-            entry.generate([prompt], tokens)
+def _answered(server: Server, request: Request, start: float, sent: float) -> Served:
+    times = [(perf_counter() if came is None else came) - start for came in server.stream(request)]
+    return Served.at(sent, times, request.new_tokens)
 
 
-def _one_by_one(entry: RunningArm, prompts: Sequence[list[int]], new_tokens: int) -> float:
-    """Mean seconds of a request."""
-    begin, sizes = time.perf_counter(), (new_tokens, max(2, new_tokens // SHORT_SHARE))
-    for i, prompt in enumerate(prompts[:8]):
-        entry.generate([prompt], sizes[i % 2])
-    return (time.perf_counter() - begin) / len(prompts[:8])
+def latency_row(run: LoadRun) -> dict[str, float]:
+    """Percentiles of time to first token (``ttft_ms_p50``) and between tokens (``itl_ms_p50``), and tokens/s."""
+    first = [one.first_token_s for one in run.served]
+    gaps = list(chain.from_iterable(one.gaps_s for one in run.served))
+    row = {"requests": float(len(run.served)), "tokens_per_s": run.tokens_per_s}
+    for name, seconds in (("ttft", first), ("itl", gaps)):
+        row |= {f"{name}_ms_p{q}": 1e3 * value for q, value in percentiles(seconds).items()}
+    return row
 
 
-def _row(pool: ArmPool, entry: RunningArm, requests: Sequence[Request]) -> tuple[dict[str, Any], list[list[int]]]:
-    """The figures of one arm at ``requests``, and its answers: none when it failed."""
-    row: dict[str, Any] = {"arm": entry.spec.name, "title": entry.spec.title, "requests": len(requests)}
-    workers = CONCURRENT.get(entry.spec.kind, 1)
-    try:
-        served: list[Served] = entry.process.apply(serve, list(requests), workers, entry.spec.options)
-    except ArmError as error:
-        pool.note_failure(entry.spec, str(error))
-        return row | {"note": str(error)}, []
-    percentile = partial(np.percentile, q=(50, 95))
-    first, last = (percentile([getattr(s, name) for s in served]) for name in ("first_token_s", "last_token_s"))
-    end = max(request.arrival_s + s.last_token_s for request, s in zip(requests, served, strict=True))
-    figures = {
-        "title": with_limitation(entry.spec.title, served[0].limitation),
-        "workers": workers,
-        "first_token_ms": 1e3 * float(first[0]),
-        "first_token_ms_p95": 1e3 * float(first[1]),
-        "request_ms": 1e3 * float(last[0]),
-        "request_ms_p95": 1e3 * float(last[1]),
-        "tokens_per_s": sum(len(s.tokens) for s in served) / end,
-    }
-    return row | figures, [s.tokens for s in served]
+def percentiles(values: Sequence[float]) -> dict[int, float]:
+    """The `PERCENTILES`, linearly interpolated. Raises ValueError without values."""
+    if not values:
+        raise ValueError("no latencies were measured; give requests of 2 or more new tokens")
+    return dict(zip(PERCENTILES, np.percentile(values, PERCENTILES).tolist(), strict=True))
+
+
+def capacity(served: Sequence[Served], clients: int) -> float:
+    """Requests/s of a closed loop while all clients were busy: until the last request was sent, all but ``clients`` had ended.
+
+    Raises ValueError when there are not more requests than clients.
+    """
+    if len(served) <= clients:
+        raise ValueError(f"{len(served)} requests of {clients} clients show no capacity; give more requests than clients")
+    return (len(served) - clients) / max(one.sent_s for one in served)
+
+
+def speed_ratio(rounds: Sequence[Mapping[str, LoadRun]], arm: str, baseline: str) -> PairedRatio | None:
+    """Speed (tokens/s) of ``arm`` over ``baseline`` in the rounds that both took part in; None without any."""
+    both = [runs for runs in rounds if arm in runs and baseline in runs]
+    if not both:
+        return None
+    own, theirs = ([1 / runs[name].tokens_per_s for runs in both] for name in (arm, baseline))
+    return paired_ratio(theirs, own)

@@ -1,4 +1,4 @@
-"""Compare the texts of an arm with the reference's, by what the arm promises: before and after the timed rounds."""
+"""Two continuations of one prompt side by side, and whether an arm's texts are what it promises."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 from tide_runtime.bundle.manifest import Manifest
 
-from tide_bench.arms.registry import Promise
-from tide_bench.text_comparison import Tokens, disagreement_events, first_difference
+from tide_bench.arms import Promise
 
+Tokens = Sequence[Sequence[int]]  # [sequences][tokens]
 # Logits closer than this may change places with the order of a sum.
 NEAR_TIE = {"fp32": 1e-3, "fp16": 5e-2, "bf16": 5e-1}
 NO_PROMISE = "promises nothing about its text"
@@ -78,3 +78,30 @@ def _more_than_certified(texts: Tokens, references: Tokens, certified: float | N
     if low > certified:
         return f"differs more often than certified: at least {low:.1%} of tokens, promised at most {certified:.1%}"
     return ""
+
+
+def first_difference(tokens: Sequence[int], reference: Sequence[int]) -> int | None:
+    """Where two continuations part; None when one is the beginning of the other."""
+    return next((i for i, (a, b) in enumerate(zip(tokens, reference, strict=False)) if a != b), None)
+
+
+def disagreement_rate(rows: Tokens, references: Tokens) -> float:
+    """Chance that a token differs from the reference's where everything before it is the same.
+
+    Rows are followed to their first difference (events over exposure, the estimate of a constant hazard), because behind it
+    the texts go their own ways. The first token is left out: it comes from the prompt's full pass.
+    """
+    counts = [disagreement_events(tokens, reference) for tokens, reference in zip(rows, references, strict=True)]
+    exposed = sum(places for _, places in counts)
+    return sum(events for events, _ in counts) / exposed if exposed else 0.0
+
+
+def disagreement_events(tokens: Sequence[int], reference: Sequence[int]) -> tuple[int, int]:
+    """Whether one sequence differs from the reference (0 or 1), and after how many tokens behind the first."""
+    place = first_difference(tokens[1:], reference[1:])
+    return (0, len(tokens) - 1) if place is None else (1, place + 1)
+
+
+def identical_share(rows: Tokens, references: Tokens) -> float:
+    """Share of tokens that are the reference's at the same place of the text."""
+    return float(np.mean([a == b for row, other in zip(rows, references, strict=True) for a, b in zip(row, other, strict=True)]))

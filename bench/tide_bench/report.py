@@ -1,4 +1,4 @@
-"""The output of every benchmark: the machine, table rows, and named figures for scripts and the README.
+"""The output of every benchmark: the machine, tables, what they were made of, named figures, and where the time went.
 
 A figure that the project quotes is a line ``RESULT name=value`` on stdout; ``--json FILE`` holds the same and everything else.
 """
@@ -10,12 +10,19 @@ import math
 import os
 import platform
 import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from threading import Lock
+from time import perf_counter
 from typing import Any
 
 from numpy._core._multiarray_umath import __cpu_features__
+
+from tide_bench.tables import Table, console
 
 # Those that change which kernels run and how they round, of the processors that ONNX Runtime has kernels for.
 _INSTRUCTIONS = {
@@ -38,7 +45,8 @@ class Report:
         self.machine = machine()
         self.date = datetime.now(UTC).isoformat(timespec="seconds")
         self.results: dict[str, float] = {}
-        self.rows: list[dict[str, Any]] = []  # what the tables show
+        self.rows: list[dict[str, Any]] = []  # figures that the tables are made of
+        self.tables: list[Table] = []
 
     def add(self, name: str, value: float) -> None:
         """Note a figure. Raises ValueError for a name that a RESULT line cannot hold, a second value, or a NaN."""
@@ -49,6 +57,29 @@ class Report:
         if not math.isfinite(value):
             raise ValueError(f"the result {name} is {value}; leave out what was not measured")
         self.results[name] = float(value)
+
+    def table(
+        self,
+        title: str,
+        headings: Sequence[str],
+        rows: Iterable[Sequence[str]],
+        caption: str = "",
+        notes: Iterable[str] = (),
+        faint: Sequence[int] = (),
+    ) -> None:
+        """Print a table and keep its cells: they are what the documentation shows. For the arguments see `Table`.
+
+        Raises ValueError for a row with another number of cells than headings.
+        """
+        kept = Table(title, list(headings), [list(row) for row in rows], caption, list(notes), list(faint))
+        if any(len(row) != len(kept.headings) for row in kept.rows):
+            raise ValueError(f"table {title!r} has {len(kept.headings)} headings and rows of other lengths; give a cell for each")
+        self.tables.append(kept)
+        kept.print(console())
+
+    def statement(self, title: str, text: str) -> None:
+        """Print a sentence with figures, and keep it among the tables."""
+        self.table(title, (), (), text)
 
     def finish(self, path: Path | None = None) -> None:
         """Print the machine and the RESULT lines; write everything to the file ``path`` when given."""
@@ -61,14 +92,15 @@ class Report:
         return ", ".join(f"{name} {value}" for name, value in self.machine.items()) + f", {self.date}"
 
     def result_lines(self) -> list[str]:
-        """``RESULT name=value``, four significant digits."""
-        return [f"RESULT {name}={value:.4g}" for name, value in self.results.items()]
+        """``RESULT name=value``: whole numbers in full, others with four significant digits."""
+        shown = {name: f"{value:.0f}" if value.is_integer() else f"{value:.4g}" for name, value in self.results.items()}
+        return [f"RESULT {name}={value}" for name, value in shown.items()]
 
     def write(self, path: Path) -> None:
         """Write everything as JSON; the folder is made when it is missing."""
         names = ("benchmark", "date", "machine", "settings", "results", "rows")
         path.parent.mkdir(parents=True, exist_ok=True)
-        content = {name: getattr(self, name) for name in names}
+        content = {name: getattr(self, name) for name in names} | {"tables": [asdict(table) for table in self.tables]}
         path.write_text(json.dumps(content, indent=2, allow_nan=False) + "\n", encoding="utf-8")
 
 
@@ -110,3 +142,34 @@ def _version(package: str) -> str:
         return version(package)
     except PackageNotFoundError:
         return "not installed"
+
+
+class Phases:
+    """``seconds``: phase → part → seconds, in the order they began. Arms may be prepared by several threads at once."""
+
+    def __init__(self, announce: Callable[[str], None]) -> None:
+        self.seconds: dict[str, dict[str, float]] = {}
+        self._announce, self._lock = announce, Lock()
+
+    @contextmanager
+    def __call__(self, phase: str, part: str = "") -> Iterator[None]:
+        """Time what is done inside; time of the same phase and part adds up."""
+        self._announce(f"{phase}: {part}" if part else phase)
+        with self._lock:
+            self.seconds.setdefault(phase, {}).setdefault(part, 0.0)
+        start = perf_counter()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self.seconds[phase][part] += perf_counter() - start
+
+
+def phase_lines(seconds: Mapping[str, Mapping[str, float]]) -> list[str]:
+    """A line for each phase of `Phases.seconds`: its sum, and its parts, longest first."""
+    lines = []
+    for phase, parts in seconds.items():
+        named = sorted(((s, part) for part, s in parts.items() if part), reverse=True)
+        detail = ": " + ", ".join(f"{part} {s:.1f}" for s, part in named) if named else ""
+        lines.append(f"{phase} {sum(parts.values()):.1f} s{detail}")
+    return lines

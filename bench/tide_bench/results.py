@@ -1,11 +1,100 @@
-"""The named figures of a comparison, drawn from its rows."""
+"""What a comparison shows: a table for each place, and named figures, both made of its rows."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from tide_bench.figures import BASELINES
 from tide_bench.report import Report
+
+Row = Mapping[str, Any]
+BUSY = 0.05  # share of the CPU that other processes may take without a note
+
+HEADINGS = {
+    "decode": (
+        "", "arm", "ms per token (p10–p90)", "tokens/s", "first token", "× eager (95%)", "× unsplit (95%)",
+        "layers/token", "as `full`", "memory", "J/token",
+    ),
+    "prefill": ("", "arm", "first token (p10–p90)", "× eager (95%)", "× unsplit (95%)", "memory", "J/token"),
+    "load": ("arm", "requests/s", "first token p50 / p95", "request p50 / p95", "tokens/s"),
+}  # fmt: skip
+CAPTION = (
+    "ms per token: one more token for every row; ×: speed over the baseline, median of neighbouring turns; layers: launched; "
+    "as `full`: share of tokens up to the first difference; memory: the most its process had resident, a page of weights once "
+    "for each graph that maps it; no rank: its text is not what it promises, or nothing is promised"
+)
+
+
+def cells(mode: str, row: Row) -> list[str]:
+    """One row under `HEADINGS`; missing figures are empty; an arm that could not run is marked."""
+    if mode == "load":
+        return _load_cells(row)
+    rank = str(row["rank"]) if "rank" in row else "–"
+    if "rounds" not in row:
+        return [rank, row["title"], "could not run", *[""] * (len(HEADINGS[mode]) - 3)]
+    ratios = [ratio_cell(row, "eager"), ratio_cell(row, "unsplit")]
+    memory, energy = f"{row['peak_mib']:.0f} MiB", _number(row, "joules_per_token", ".3g")
+    if mode == "prefill":
+        return [rank, row["title"], spread_cell(row, "first_token_ms", " ms"), *ratios, memory, energy]
+    speed = [spread_cell(row, "ms_per_token"), f"{row['tokens_per_s']:.0f}", f"{row['first_token_ms']:.0f} ms"]
+    agreement = f"{row['agreement']:.1%}" if "agreement" in row else ""
+    return [rank, row["title"], *speed, *ratios, _number(row, "layers_per_token", ".1f"), agreement, memory, energy]
+
+
+def add_tables(report: Report) -> None:
+    """A table for every place where arms were compared. ``report``: has the comparison's settings and rows."""
+    mode = report.settings["mode"]
+    what = f"tide-bench, {mode}: {report.settings['model']}, {report.settings['new_tokens']} new tokens per sequence"
+    for number, (place, rows) in enumerate(places(report.rows).items()):
+        marked = [index for index, row in enumerate(rows) if row.get("mark") or "note" in row]
+        shown = [cells(mode, row) for row in rows]
+        report.table(f"{what}, {place}", HEADINGS[mode], shown, "" if number else CAPTION, _notes(rows), marked)
+
+
+def _notes(rows: Sequence[Row]) -> list[str]:
+    """Why arms have no rank, or could not run, each reason once; and whether the machine was busy."""
+    marked = [f"{row['title']}: {row['mark']}" for row in rows if row.get("mark")]
+    failed = [f"{row['title']} could not run: {row['note']}" for row in rows if "note" in row]
+    load = max((row.get("other_load", 0.0) for row in rows), default=0.0)
+    busy = [f"Other processes took {load:.0%} of the CPU meanwhile."] if load > BUSY else []
+    return list(dict.fromkeys([*failed, *marked, *busy]))
+
+
+def places(rows: Sequence[Row]) -> dict[str, list[Row]]:
+    """Rows by where they were measured, in words."""
+    found: dict[str, list[Row]] = {}
+    for row in rows:
+        found.setdefault(_place(row), []).append(row)
+    return found
+
+
+def _place(row: Row) -> str:
+    if "batch" not in row:
+        return f"load {row['share']:.0%} of what full can do one by one" if "share" in row else "could not run"
+    return f"batch {row['batch']}, {row['prompt_tokens']} prompt tokens"
+
+
+def _load_cells(row: Row) -> list[str]:
+    if "request_ms" not in row:
+        return [row["title"], "could not run", "", "", ""]
+    first, last = (f"{row[name]:.0f} / {row[f'{name}_p95']:.0f} ms" for name in ("first_token_ms", "request_ms"))
+    return [row["title"], f"{row['rate']:.1f}", first, last, f"{row['tokens_per_s']:.0f}"]
+
+
+def ratio_cell(row: Row, baseline: str) -> str:
+    name = f"vs_{baseline}"
+    if name not in row:
+        return "1" if row["arm"] == baseline else ""
+    return f"{row[name]:.2f} ({row[f'{name}_low']:.2f}–{row[f'{name}_high']:.2f})"
+
+
+def spread_cell(row: Row, name: str, unit: str = "") -> str:
+    return f"{row[name]:.2f}{unit} ({row[f'{name}_p10']:.2f}–{row[f'{name}_p90']:.2f})"
+
+
+def _number(row: Row, name: str, form: str) -> str:
+    return format(row[name], form) if name in row else ""
 
 
 def add_results(report: Report) -> None:
@@ -15,7 +104,7 @@ def add_results(report: Report) -> None:
         if "batch" in row and "rounds" in row:
             place = f"b{row['batch']}" + (f"_p{row['prompt_tokens']}" if row["prompt_tokens"] != lengths[0] else "")
             arm = re.sub(r"\W", "_", row["arm"])
-            for baseline in BASELINES:
+            for baseline in report.settings["baselines"]:
                 if f"vs_{baseline}" in row:
                     report.add(f"{arm}_vs_{baseline}_{place}", row[f"vs_{baseline}"])
             if "agreement" in row:

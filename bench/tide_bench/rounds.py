@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from random import Random
 
 from tide_bench.arm_pool import RunningArm
+from tide_bench.arms import ArmSpec
 from tide_bench.arms.base import Timing
 from tide_bench.arms.process import ArmError
-from tide_bench.arms.registry import ArmSpec
-from tide_bench.energy import EnergyMeter
+from tide_bench.counters import EnergyMeter
 
 Group = list[list[int]]  # prompts of one run, [B][S] token ids
 SETTLE_S = 0.2  # thread pools spin for a while after their last work

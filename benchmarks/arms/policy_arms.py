@@ -9,13 +9,12 @@ from pathlib import Path
 
 from tide_bench.arms.tide import load_second
 from tide_bench.build_cache import cached_folder, files_digest
-from tide_bench.bundles import export_bundle
-from tide_bench.changed_bundle import with_exits, write_changed
+from tide_bench.bundles import export_bundle, with_exits, write_changed
 from tide_runtime import DepthOptions, Engine
 from tide_runtime.bundle.manifest import MANIFEST_NAME, Manifest, read_manifest
 
 from benchmarks.arms.turns import EngineArm
-from benchmarks.models.random_twin import random_identity, random_twin
+from benchmarks.models.model_folders import random_identity, random_twin
 
 BASELINE = "full"
 
@@ -69,7 +68,8 @@ def random_bundle(calibrated: Path, cache: Path) -> Path:
     known = read_manifest(calibrated).calibration
     assert known is not None
     places = [e.checkpoint for e in known.exits] or [read_manifest(calibrated).model.num_layers // 4]
-    cut = export_bundle(random_twin(cache), random_identity(), cache / "random" / "bundle", ",".join(map(str, places)))
+    at, folder = ",".join(map(str, places)), cache / "random" / "bundle"
+    cut = export_bundle(random_twin(cache), random_identity(), folder, at, tokenizer="none")
     key = files_digest([calibrated / MANIFEST_NAME, cut / MANIFEST_NAME, Path(__file__)])
 
     def make(folder: Path) -> None:

@@ -17,7 +17,7 @@ from tide_calibrate.text.documents import SplitName, split_documents, windows
 from tide_calibrate.traces.record import trace_split
 from tide_calibrate.traces.trace import SplitTrace
 
-from benchmarks.models.demo import DEMO_MODELS
+from benchmarks.models.model_folders import DEMO_MODELS
 from examples.demo_data import held_out_files
 from examples.demo_training.corpus import library_folders, python_files
 from tide_export.documents import Document, load_documents

@@ -13,8 +13,8 @@ from tide_calibrate.text.documents import Document
 from tide_calibrate.traces.trace import SplitTrace
 
 from benchmarks.exits.exit_traces import held_out_documents, traces_of
-from benchmarks.models.demo import DEMO_MODELS
 from benchmarks.models.gguf_files import smollm2_file
+from benchmarks.models.model_folders import DEMO_MODELS
 from tide_export.load import load_model
 
 CHARACTERS = 900  # of each text: about a window, because the certificate is about documents and not about their length

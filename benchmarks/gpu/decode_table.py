@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from tide_bench.tables import markdown_table as table
+
 from benchmarks.gpu.decode_cases import ARMS, DecodeCase, decode_cases
 from benchmarks.gpu.decode_promises import complaints
 from benchmarks.gpu.model_shapes import SHAPES
-from benchmarks.markdown import table
 
 NOT_RUN, COULD_NOT = "not run", "could not run"
 Row = dict[str, Any]

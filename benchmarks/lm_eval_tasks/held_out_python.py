@@ -8,7 +8,7 @@ from datasets import Dataset
 from tokenizers import Tokenizer
 
 from benchmarks.held_out import held_out_prompts
-from benchmarks.models.demo import DEMO_MODELS
+from benchmarks.models.model_folders import DEMO_MODELS
 
 
 def pieces(count: int, tokens: int, **model: Any) -> dict[str, Dataset]:

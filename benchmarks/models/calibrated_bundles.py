@@ -8,13 +8,12 @@ from hashlib import sha256
 from pathlib import Path
 from time import perf_counter
 
-from tide_bench.build_cache import cached_folder, files_digest
+from tide_bench.build_cache import cached_folder, files_digest, run_in_process
 from tide_bench.bundles import export_key
-from tide_bench.in_process import run_in_process
 from tide_calibrate.config import CalibrationConfig
 
-from benchmarks.models.demo import DEMO_MODELS
 from benchmarks.models.gguf_files import GGUF_MODELS
+from benchmarks.models.model_folders import DEMO_MODELS
 from examples.demo_data import held_out_files, write_held_out
 
 _ROOT = Path(__file__).resolve().parents[2]

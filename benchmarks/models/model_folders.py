@@ -1,17 +1,67 @@
-"""Where benchmarks keep weights and bundles, and a 1.1B Llama of random weights as a HuggingFace folder for all libraries."""
+"""The models that benchmarks run, and where their weights and bundles are kept: the demo models, and random weights in several
+shapes. No torch at import: processes whose memory is measured import this.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-from tide_bench.build_cache import cached_folder, files_digest
-from tide_bench.in_process import run_in_process
+from tide_bench.build_cache import cached_folder, files_digest, run_in_process
+from tide_bench.bundles import export_bundle
 
-CACHE = Path(__file__).resolve().parents[2] / "build" / "bench-cache"  # weights and bundles between runs
+if TYPE_CHECKING:
+    from tide_export.load import LoadedModel
+
+_ROOT = Path(__file__).resolve().parents[2]
+CACHE = _ROOT / "build" / "bench-cache"  # weights and bundles between runs
+DEMO_MODELS = _ROOT / "examples" / "demo_model"
 LLAMA_1B = "random Llama (22 layers, hidden 2048, 1.1B parameters)"
+TINY_VOCABULARY, TINY_MAX_SEQ_LEN = 128, 128
+TINY_KV_BYTES_PER_TOKEN = 4 * 2 * 2 * 16 * 4  # layers, keys and values, heads, head size, fp32
 _VOCABULARY = 32000
+_TWIN_CONFIG = DEMO_MODELS / "layerskip" / "config.json"
+
+
+def random_llama(layers: int, hidden: int, heads: int, kv_heads: int, mlp: int, vocab: int) -> LoadedModel:
+    """Seeded random fp32 weights."""
+    import torch
+    from transformers import AutoModelForCausalLM, LlamaConfig
+
+    from tide_export.load import LoadedModel
+
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=vocab,
+        hidden_size=hidden,
+        intermediate_size=mlp,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        max_position_embeddings=2048,
+    )
+    return LoadedModel(AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval(), None, f"llama{layers}x{hidden}")
+
+
+def _load_demo() -> LoadedModel:
+    from tide_export.load import load_model
+
+    return load_model(str(DEMO_MODELS / "layerskip"), "fp32")
+
+
+BENCH_MODELS: dict[str, Callable[[], LoadedModel]] = {
+    "demo": _load_demo,
+    "llama12x512": lambda: random_llama(12, 512, heads=8, kv_heads=4, mlp=1408, vocab=4096),
+    "1b": lambda: random_llama(22, 2048, heads=32, kv_heads=4, mlp=5632, vocab=32000),
+}
+
+
+def _identity(*more: Path) -> str:
+    """The recipe: weights of the same seed from the same code."""
+    return f"{files_digest([*more, Path(__file__)])} torch {version('torch')}"
 
 
 def llama_1b(cache: Path) -> Path:
@@ -20,8 +70,7 @@ def llama_1b(cache: Path) -> Path:
 
 
 def llama_1b_identity() -> str:
-    """The recipe: weights of the same seed from the same code."""
-    return files_digest([Path(__file__).with_name("demo.py")]) + f" torch {version('torch')}"
+    return _identity()
 
 
 def seeded_ids(rows: int, tokens: int) -> list[list[int]]:
@@ -34,8 +83,73 @@ def _write_llama_1b(folder: Path) -> None:
     from tokenizers.models import WordLevel
     from transformers import PreTrainedTokenizerFast
 
-    from benchmarks.models.demo import BENCH_MODELS
-
     BENCH_MODELS["1b"]().model.save_pretrained(folder)
     words = {f"w{i} ": i for i in range(_VOCABULARY)}  # onnxruntime-genai's builder requires a tokenizer
     PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel(words, unk_token="w0 "))).save_pretrained(folder)
+
+
+def random_identity() -> str:
+    """Changes when the weights of `random_twin` do."""
+    return _identity(_TWIN_CONFIG)
+
+
+def random_twin(cache: Path) -> Path:
+    """The HuggingFace folder of a model in the demo's shape with random weights: its early predictions are all wrong."""
+    return cached_folder(cache / "random" / "weights", random_identity(), lambda f: run_in_process(_write_twin, f))
+
+
+def _write_twin(folder: Path) -> None:
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(_TWIN_CONFIG.parent), dtype=torch.float32).save_pretrained(folder)
+
+
+def tiny_bundle(cache: Path) -> Path:
+    """A Llama of four layers, small enough for ten thousands of requests. It has no tokenizer, and exits nowhere."""
+    identity = _identity()
+    weights = cached_folder(cache / "tiny" / "weights", identity, lambda folder: run_in_process(_write_tiny, folder))
+    return export_bundle(weights, identity, cache / "tiny" / "bundle", max_seq_len=TINY_MAX_SEQ_LEN, tokenizer="none")
+
+
+def tiny_chat_bundle(cache: Path) -> Path:
+    """The bundle of the same model with a tokenizer and a chat template, cut after two layers."""
+    identity = _identity()
+    weights = cached_folder(cache / "tiny_chat" / "weights", identity, lambda folder: run_in_process(_write_tiny_chat, folder))
+    return export_bundle(weights, identity, cache / "tiny_chat" / "bundle", checkpoints="2", max_seq_len=TINY_MAX_SEQ_LEN)
+
+
+def _write_tiny_chat(folder: Path) -> None:
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    _write_tiny(folder)
+    spelling = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    # one token for each ASCII character
+    vocabulary = {spelling.pre_tokenize_str(chr(byte))[0][0]: byte for byte in range(TINY_VOCABULARY)}
+    tokenizer = Tokenizer(models.BPE(vocabulary, []))
+    tokenizer.pre_tokenizer, tokenizer.decoder = spelling, decoders.ByteLevel()
+    chat = PreTrainedTokenizerFast(tokenizer_object=tokenizer)
+    chat.chat_template = "{% for message in messages %}{{ message['role'] + ': ' + message['content'] + '\n' }}{% endfor %}"
+    chat.save_pretrained(folder)
+
+
+def _write_tiny(folder: Path) -> None:
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=TINY_VOCABULARY,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=2 * TINY_MAX_SEQ_LEN,
+        initializer_range=0.3,  # text does not fall into a loop at once
+        bos_token_id=0,
+        eos_token_id=1,
+    )
+    LlamaForCausalLM(config).save_pretrained(folder)

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from http.client import HTTPConnection
@@ -20,7 +20,7 @@ from tide_bench.arms.process import ArmError
 from tide_bench.load import Request
 
 _START_S, _STOP_S = 120, 60
-_HOST = "127.0.0.1"
+_HOST, _EVENT = "127.0.0.1", b"data: {"
 
 
 @dataclass(frozen=True)
@@ -75,20 +75,24 @@ class TideServe:
     def _events(self, request: Request, more: dict[str, object]) -> Iterator[dict]:
         body = {"model": "tide", "prompt": request.prompt, "max_tokens": request.new_tokens, "temperature": 0}
         body |= {"ignore_eos": True, "stream": True, "cache_salt": f"{id(self)} {next(self._salts)}"} | more
-        connection = HTTPConnection(self.address, timeout=600)
-        try:
-            connection.request("POST", "/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"})
-            response = connection.getresponse()
-            if response.status != 200:
-                raise ArmError(f"tide-serve answers {response.status}: {response.read(300)!r}")
-            for line in response:
-                if line.startswith(b"data: {"):
-                    event = json.loads(line[6:])
-                    if "error" in event:
-                        raise ArmError(f"tide-serve ended a stream: {event['error']}")
-                    yield event
-        finally:
-            connection.close()
+        for line in event_lines(self.address, "/v1/completions", body, "tide-serve"):
+            event = json.loads(line)
+            if "error" in event:
+                raise ArmError(f"tide-serve ended a stream: {event['error']}")
+            yield event
+
+
+def event_lines(address: str, path: str, body: Mapping[str, object], server: str) -> Iterator[bytes]:
+    """The JSON of each event that comes of POSTing ``body``. Raises ArmError for an answer that is no stream."""
+    connection = HTTPConnection(address, timeout=600)
+    try:
+        connection.request("POST", path, json.dumps(body).encode(), {"Content-Type": "application/json"})
+        response = connection.getresponse()
+        if response.status != 200:
+            raise ArmError(f"{server} answers {response.status}: {response.read(300)!r}")
+        yield from (line[len(_EVENT) - 1 :] for line in response if line.startswith(_EVENT))
+    finally:
+        connection.close()
 
 
 @contextmanager

@@ -9,7 +9,6 @@ import gc
 import json
 import time
 from collections.abc import Iterator, Sequence
-from http.client import HTTPConnection
 from itertools import count
 from pathlib import Path
 from time import perf_counter
@@ -18,10 +17,10 @@ from urllib.parse import urlsplit
 
 import numpy as np
 from tide_bench.arms.process import ArmError
-from tide_bench.load import Request
+from tide_bench.load import LoadRun, Request, Served, closed_loop
 from tide_bench.report import cores
 
-from benchmarks.serving.clients import LoadRun, Served, closed_loop
+from benchmarks.serving.http_server import event_lines
 from benchmarks.serving.python_share import StepTime, decode_step_time, watched_sessions
 
 
@@ -95,22 +94,14 @@ class LlamacppClient:
         """An item for each event: a token, or two where the first one ends in the middle of a character."""
         body = {"prompt": request.prompt, "n_predict": request.new_tokens, "temperature": 0, "samplers": ["temperature"]}
         body |= {"ignore_eos": True, "cache_prompt": False, "stream": True}
-        connection = HTTPConnection(self._netloc)
-        try:
-            connection.request("POST", "/completion", json.dumps(body).encode(), {"Content-Type": "application/json"})
-            response = connection.getresponse()
-            if response.status != 200:
-                raise ArmError(f"llama.cpp's server answers {response.status}: {response.read(200)!r}")
-            predicted = None
-            for line in response:
-                if b'"stop":true' in line:
-                    predicted = json.loads(line.removeprefix(b"data: "))["tokens_predicted"]
-                elif line.startswith(b"data: {"):
-                    yield
-            if predicted != request.new_tokens:
-                raise ArmError(f"llama.cpp made {predicted} tokens, expected {request.new_tokens}")
-        finally:
-            connection.close()
+        predicted = None
+        for line in event_lines(self._netloc, "/completion", body, "llama.cpp's server"):
+            if b'"stop":true' in line:
+                predicted = json.loads(line)["tokens_predicted"]
+            else:
+                yield
+        if predicted != request.new_tokens:
+            raise ArmError(f"llama.cpp made {predicted} tokens, expected {request.new_tokens}")
 
 
 class GenaiEngine:

@@ -25,20 +25,17 @@ from statistics import fmean, geometric_mean, median
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.progress import Progress
-from rich.table import Table
 from tide_bench.arms.base import with_limitation
 from tide_bench.arms.tide import limitation
 from tide_bench.report import Report
+from tide_bench.tables import console
 from tide_runtime import DepthOptions, Engine, EngineOptions, ThreadOptions
 from tide_runtime.depth_tuning import DepthTuning
 
-from benchmarks.models.gguf_files import GGUF_MODELS
+from benchmarks.models.gguf_files import GGUF_MODELS, folder_of
 from benchmarks.models.model_folders import CACHE
-from benchmarks.quantised_decode import folder_of
 from benchmarks.tasks.checks import score
-from benchmarks.tasks.kind_figures import CALIBRATED, CAPTION, GEOMEANS, KIND_COLUMNS, PREFIXES, kind_rows
 from benchmarks.tasks.task_run import (
     PairedBatch,
     PairedTask,
@@ -58,7 +55,11 @@ PROMPTS_HELP = (
     "to change them."
 )
 
-console = Console(width=max(120, Console().width))
+KIND_COLUMNS = ("kind", "tasks", "tokens", "full, tokens/s", "speedup", "worst", "tokens/pass", "accepted", "layers", "score")
+CALIBRATED = "calibrated fp32"
+# Names of results: of the mean over all tasks, and before all others, by weights.
+GEOMEANS = {"fp32": "default_geomean", "int4": "int4_default_geomean", CALIBRATED: "calibrated_geomean"}
+PREFIXES = {"fp32": "", "int4": "int4_", CALIBRATED: "calibrated_"}
 
 
 def load_pair(folder: Path, batch: int) -> tuple[Engine, Engine]:
@@ -97,13 +98,47 @@ def task_row(paired: PairedTask, kinds: dict[str, TaskKind], weights: str, title
     }
 
 
-def kind_table(rows: Sequence[dict[str, Any]], title: str) -> Table:
-    table = Table(title=title, caption=CAPTION)
-    for column in KIND_COLUMNS:
-        table.add_column(column, justify="left" if column == "kind" else "right")
-    for cells in kind_rows(rows):
-        table.add_row(*cells)
-    return table
+def kind_rows(rows: Sequence[dict[str, Any]]) -> list[list[str]]:
+    """`KIND_COLUMNS` of every kind among the tasks of one model, by name."""
+    return [_cells(kind, [row for row in rows if row["kind"] == kind]) for kind in sorted({row["kind"] for row in rows})]
+
+
+def _cells(kind: str, rows: Sequence[dict[str, Any]]) -> list[str]:
+    drafted = sum(row["drafted"] for row in rows)
+    return [
+        kind,
+        str(len(rows)),
+        f"{fmean(row['tokens'] for row in rows):.0f}",
+        f"{median(row['full_tokens_per_s'] for row in rows):.0f}",
+        f"{median(row['speedup'] for row in rows):.2f}",
+        f"{min(row['speedup'] for row in rows):.2f}",
+        f"{fmean(row['tokens_per_pass'] for row in rows):.2f}",
+        f"{sum(row['accepted'] for row in rows) / drafted:.0%}" if drafted else "",
+        f"{fmean(row['layers_per_token'] for row in rows):.1f}",
+        f"{fmean(row['score'] for row in rows):.2f}",
+    ]
+
+
+def add_tables(report: Report, rows: Sequence[dict[str, Any]]) -> None:
+    """Every kind of work at every precision."""
+    results, kinds, notes = report.results, list[list[str]](), list[str]()
+    for weights in dict.fromkeys(row["weights"] for row in rows):
+        own, prefix = [row for row in rows if row["weights"] == weights], PREFIXES[weights]
+        kinds += [[own[0]["title"], *cells] for cells in kind_rows(own)]
+        notes.append(f"{weights} {results[GEOMEANS[weights]]:.2f}x, worst {results[f'{prefix}worst_prompt']:.2f}x")
+    note = f"All {len(rows)} tasks, geometric mean: {'; '.join(notes)}."
+    if "batch8_geomean" in results:
+        note += f" Batches of {BATCH}, fp32: {results['batch8_geomean']:.2f}x, worst {results['batch8_worst']:.2f}x."
+    note += f" Tokens that differ from `full`'s: {results['differing_tokens']:.0f}."
+    report.table(
+        f"Kinds of work, {report.settings['prompts']}",
+        ["weights", *KIND_COLUMNS],
+        kinds,
+        f"{report.settings['model']}, the default policy without a calibration (`exact` with text drafts) against `full`, "
+        "batch 1, chat template, greedy, empty caches. Speedup of decoding over `full`, median and worst task. Layers: "
+        "launched per token. Score: 0 to 1.",
+        [note],
+    )
 
 
 def add_results(report: Report, rows: Sequence[dict[str, Any]], batches: Sequence[PairedBatch]) -> None:
@@ -151,7 +186,7 @@ def main(
     if calibrated is not None:
         folders[CALIBRATED] = partial(Path, calibrated)
     total = len(folders) * sum(len(kind.tasks) for kind in kinds) + len(groups)
-    with Progress(console=console) as progress, ExitStack() as stack:
+    with Progress(console=console()) as progress, ExitStack() as stack:
         bar = progress.add_task("tasks", total=total)
         for name, folder in folders.items():
             progress.update(bar, description=f"loading {name}")
@@ -166,10 +201,8 @@ def main(
                 progress.update(bar, description=f"{name}, batches of {BATCH}")
                 measured.append(run_batch(full, auto, group))
                 progress.advance(bar)
-    for name in folders:
-        own = [row for row in report.rows if row["weights"] == name]
-        console.print(kind_table(own, f"SmolLM2-135M-Instruct, {own[0]['title']}"))
     add_results(report, report.rows, measured)
+    add_tables(report, report.rows)
     for batch in measured:
         report.rows.append({"weights": BATCH_WEIGHTS, "batch": list(batch.ids), "speedup": batch.speedup})
     report.finish(json)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from tide_bench.arms import ArmSpec
 from tide_bench.arms.base import Timing
 from tide_bench.arms.process import ArmError
-from tide_bench.arms.registry import ArmSpec
 from tide_bench.rounds import TimedRun
 
 

@@ -8,12 +8,13 @@ from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
-from tide_bench import arm_pool as module
+from tide_bench import arm_folders, arm_pool
+from tide_bench.arm_folders import ArmFolders
 from tide_bench.arm_pool import ArmPool, RunningArm
+from tide_bench.arms import ArmSpec
 from tide_bench.arms.base import use_all_cores
 from tide_bench.arms.process import ArmError
-from tide_bench.arms.registry import ArmSpec
-from tide_bench.phases import Phases
+from tide_bench.report import Phases
 from tide_bench.source_model import SourceModel
 
 MANIFEST: Any = SimpleNamespace(model=SimpleNamespace(fingerprint="f" * 64), dtype="fp32", max_seq_len=16)
@@ -44,16 +45,17 @@ def exports(monkeypatch: pytest.MonkeyPatch) -> list[dict[Path, str]]:
         calls.append(cuts)
         return {folder: folder / "bundle" for folder in cuts}
 
-    monkeypatch.setattr(module, "export_cuts", export)
-    monkeypatch.setattr(module, "ArmProcess", Loaded)
+    monkeypatch.setattr(arm_folders, "export_cuts", export)
+    monkeypatch.setattr(arm_pool, "ArmProcess", Loaded)
     monkeypatch.setattr(Loaded, "order", [])
     monkeypatch.setattr("tide_bench.arms.genai.build_model_folder", lambda weights, identity, folder, precision: folder)
     return calls
 
 
-def _pool(kinds: list[str], depth: Any = lambda entry: 9, lanes: int = 2) -> ArmPool:
+def _pool(kinds: list[str], depth: Any = lambda: 9, lanes: int = 2) -> ArmPool:
     source = SourceModel(Path("weights"), "identity")
-    return ArmPool(Path("engine"), MANIFEST, source, Path("cache"), kinds, depth, lanes, Phases(lambda text: None))
+    folders = ArmFolders(Path("engine"), MANIFEST, source, Path("cache"), kinds, depth)
+    return ArmPool(folders, lanes, Phases(lambda text: None))
 
 
 def _specs(*kinds: str) -> list[ArmSpec]:
@@ -119,7 +121,7 @@ def test_our_own_graphs_come_from_one_trace(exports: list) -> None:
 def test_an_unknown_depth_keeps_only_static_skip_from_running(exports: list) -> None:
     """A bundle without exits would lose its baseline."""
 
-    def no_exits(entry: RunningArm) -> int:
+    def no_exits() -> int:
         raise ArmError("the bundle has no exits")
 
     kinds = ["tide", "unsplit", "static"]

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tide_bench.arms.tide import Reading
+from tide_bench.counters import EnergyMeter
 from tide_bench.curve import CERTIFIED, FULL, THRESHOLDS, measure_curve
-from tide_bench.energy import EnergyMeter
-from tide_bench.teacher_forcing import Reading
 
 
 class Reader:

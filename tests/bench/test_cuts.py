@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tide_bench.cuts import write_cuts
+from tide_bench.bundles import write_cuts
 from tide_runtime import Engine, EngineOptions, GenerationParams, ThreadOptions
 
 from tide_export.load import load_model

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tide_bench.energy import EnergyMeter
+from tide_bench.counters import EnergyMeter
 
 
 @pytest.fixture

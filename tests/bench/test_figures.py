@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 from bench.synthetic_runs import turn
+from tide_bench.config import BenchConfig
 from tide_bench.figures import decode_seconds, ratio_row, settled, speed_row, text_row
 from tide_bench.paired_ratio import chained_ratio
 
@@ -13,7 +14,7 @@ from tide_bench.paired_ratio import chained_ratio
 def test_ratio_pairs_turns_at_the_same_prompts() -> None:
     """A slow moment of the machine would look like a slow arm."""
     turns = {"unsplit": [turn(2, 0), turn(20, 1)], "full": [turn(1, 0), turn(10, 1)]}
-    row = ratio_row("full", turns, decode_seconds)
+    row = ratio_row("full", turns, decode_seconds, BenchConfig())
     assert row["vs_unsplit"] == row["vs_unsplit_low"] == row["vs_unsplit_high"] == 2
 
 
@@ -24,7 +25,8 @@ def test_arms_that_never_met_are_compared_over_full() -> None:
         "unsplit": [turn(2, 0, meeting=0)],
         "genai": [turn(5, 0, meeting=1)],
     }
-    assert ratio_row("genai", turns, decode_seconds)["vs_unsplit"] == pytest.approx(4)  # twice full, which is twice unsplit
+    row = ratio_row("genai", turns, decode_seconds, BenchConfig())
+    assert row["vs_unsplit"] == pytest.approx(4)  # twice full, which is twice unsplit
 
 
 def test_chained_ratio_is_as_unsure_as_both_its_parts() -> None:
@@ -60,5 +62,5 @@ def test_settled_is_what_every_ratio_has_to_be() -> None:
     """Turns would end while one arm's figure is still a guess."""
     steady = {"eager": [turn(2, n) for n in range(6)], "full": [turn(1, n) for n in range(6)]}
     wavering = steady | {"exit": [turn(1 + n % 3, n) for n in range(6)]}
-    assert settled(steady, decode_seconds, 0.02) and not settled(wavering, decode_seconds, 0.02)
-    assert not settled({"full": steady["full"]}, decode_seconds, 0.02)  # no baseline: nothing is known
+    assert settled(steady, decode_seconds, BenchConfig()) and not settled(wavering, decode_seconds, BenchConfig())
+    assert not settled({"full": steady["full"]}, decode_seconds, BenchConfig())  # no baseline: nothing is known

@@ -10,16 +10,17 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tide_bench.arm_folders import ArmFolders
 from tide_bench.arm_pool import ArmPool
+from tide_bench.arms import OTHER_ARMS
 from tide_bench.arms.genai import build_model_folder
 from tide_bench.arms.llamacpp import LlamacppArm
 from tide_bench.arms.openvino import OpenvinoArm
 from tide_bench.arms.process import ArmError
-from tide_bench.arms.registry import OTHER_ARMS
 from tide_bench.config import BenchConfig
-from tide_bench.gguf_model import find_gguf
 from tide_bench.output_checks import Terms, broken_promise
-from tide_bench.phases import Phases
+from tide_bench.report import Phases
+from tide_bench.source_model import find_gguf
 from tide_runtime.errors import ModelFilesError, ParamsError
 
 from benchmarks.models.gguf_files import gguf_name, write_gguf
@@ -45,7 +46,8 @@ def test_without_a_gguf_file_the_user_learns_which_option_takes_one(given: Path 
 def test_a_missing_file_leaves_out_only_its_arm(name: str) -> None:
     """A bundle from HuggingFace weights could not be compared with anything when --vs names llama.cpp too."""
     manifest: Any = SimpleNamespace(model=SimpleNamespace(fingerprint="f" * 64, source="org/name"))
-    pool = ArmPool(Path(), manifest, "no model here", Path(), [name], lambda entry: 1, 1, Phases(lambda text: None))
+    folders = ArmFolders(Path(), manifest, "no model here", Path(), [name], lambda: 1)
+    pool = ArmPool(folders, 1, Phases(lambda text: None))
     assert pool.start([OTHER_ARMS[name]]) == [] and "--gguf" in pool.failures[name]
 
 

@@ -8,12 +8,13 @@ from typing import Any, cast
 import numpy as np
 import pytest
 from tide_bench.arm_pool import RunningArm
+from tide_bench.arms import OTHER_ARMS, POLICIES
 from tide_bench.arms.base import Timing
-from tide_bench.arms.registry import OTHER_ARMS, POLICIES
 from tide_bench.config import BenchConfig
-from tide_bench.load import Request, load_rows, poisson_requests, serve
+from tide_bench.load import Request
+from tide_bench.load_mode import load_rows, poisson_requests, serve
 from tide_bench.output_checks import Terms
-from tide_bench.phases import Phases
+from tide_bench.report import Phases
 
 
 def test_arrivals_have_the_rate_and_an_end() -> None:
@@ -39,7 +40,7 @@ class SlowArm:
 def test_latency_counts_from_the_arrival_in_order() -> None:
     """Waiting in the queue would not count, or late requests overtake early ones."""
     arm = SlowArm()
-    served = serve(arm, [Request(0.0, [1], 2), Request(0.0, [2], 2), Request(0.05, [3], 2)], 1, {})
+    served = serve(arm, [Request(0.0, [1], 2), Request(0.0, [2], 2), Request(0.05, [3], 2)], 1, {})[0].served
     assert arm.seen == [[1], [2], [3]]
     assert all(s.first_token_s >= 0.25 and s.last_token_s == pytest.approx(s.first_token_s + 0.5) for s in served)
 
@@ -59,7 +60,7 @@ class FixedArm:
 
 def test_an_arm_that_answers_something_else_is_marked(monkeypatch: pytest.MonkeyPatch) -> None:
     """A server that is fast because it is wrong would look like the best one."""
-    monkeypatch.setattr("tide_bench.load.SETTLE_S", 0)
+    monkeypatch.setattr("tide_bench.load_mode.SETTLE_S", 0)
     arms = [POLICIES["full"], OTHER_ARMS["unsplit"], OTHER_ARMS["eager"]]
     entries = [RunningArm(arm, cast(Any, FixedArm(token))) for arm, token in zip(arms, (3, 3, 4), strict=True)]
     pool = SimpleNamespace(start=lambda *_: entries, gap=lambda *_: 1.0, failures={})

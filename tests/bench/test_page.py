@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from tide_bench.curve import CurvePoint
 from tide_bench.page import write_report
 from tide_bench.report import Report
+from tide_bench.results import add_tables
 
 POINTS = [
     CurvePoint("full", 24e3, 900, None, 1.0, 5.0),
@@ -28,10 +29,11 @@ COLOURS = ((0, 114, 178), (213, 94, 0), (102, 114, 127))  # bars and the sweep; 
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    report = Report("tide_bench", model="<tiny>", mode="decode", phases={"load": {"eager": 2.0, "genai": 3.0}})
+    report = Report("tide_bench", model="<tiny>", mode="decode", new_tokens=8, phases={"load": {"eager": 2.0, "genai": 3.0}})
     marked = row("static-skip", 3.0, mark="promises nothing about its text")
     failed = {"arm": "genai", "title": "onnxruntime-genai", "prompt_tokens": 8, "batch": 1, "note": "no wheel"}
     report.rows = [row("exact", 2.5, rank=1), row("full", 0.98, rank=2), marked, failed]
+    add_tables(report)
     return write_report(report, POINTS, tmp_path_factory.mktemp("report") / "new")
 
 

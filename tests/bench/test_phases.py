@@ -5,8 +5,8 @@ from __future__ import annotations
 from threading import Thread
 
 import pytest
-from tide_bench import phases
-from tide_bench.phases import Phases, phase_lines
+from tide_bench import report as phases
+from tide_bench.report import Phases, phase_lines
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import pytest
 from bench.synthetic_runs import FakeProcess, spec
 from tide_bench import rounds as module
 from tide_bench.arm_pool import RunningArm, meetings
-from tide_bench.energy import EnergyMeter
+from tide_bench.counters import EnergyMeter
 
 GROUPS = [[[1]]] * 5
 NEVER = lambda turns: False  # noqa: E731

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 from tide_bench.arms import tide
-from tide_bench.arms.static_skip import StaticSkipArm
-from tide_bench.arms.tide import TideArm, limitation
+from tide_bench.arms.tide import StaticSkipArm, TideArm, limitation
 from tide_runtime import Engine, EngineOptions, ThreadOptions
 
 PROMPTS = [[5, 9, 3, 7], [2, 4, 6, 8]]

@@ -1,14 +1,17 @@
-"""Tables of tide-bench's runs, from synthetic rows."""
+"""Tables of runs: those of tide-bench, from synthetic rows, and what the documentation shows of any."""
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
+import pytest
 from bench.synthetic_runs import row
-from tide_bench.table import HEADINGS, cells
+from tide_bench.report import Report
+from tide_bench.results import HEADINGS, add_tables, cells
+from tide_bench.tables import where
 
-from benchmarks.tables import __main__ as tables
-from benchmarks.tables.bench_tables import SUMMARY_ARMS, bench_table, predecessor_table, summary_table
-
-SETTINGS = {"mode": "decode", "model": "tiny", "new_tokens": 8}
+from benchmarks import tables
 
 
 def test_every_row_has_a_cell_for_every_heading() -> None:
@@ -23,31 +26,37 @@ def test_every_row_has_a_cell_for_every_heading() -> None:
 
 def test_a_table_shows_why_an_arm_is_not_ranked() -> None:
     """README would show a speed that was bought with another text."""
-    rows = [row("full", 1.0, rank=1), row("static-skip", 3.0, mark="promises nothing about its text")]
-    table = bench_table({"settings": SETTINGS, "rows": rows}, "today, here")
-    assert "| – | <static-skip> |" in table and "- <static-skip>: promises nothing about its text" in table
+    report = Report("tide_bench", mode="decode", model="tiny", new_tokens=8)
+    report.rows = [row("full", 1.0, rank=1), row("static-skip", 3.0, mark="promises nothing about its text")]
+    add_tables(report)
+    (table,) = report.tables
+    assert table.rows[1][:2] == ["–", "<static-skip>"] and table.faint == [1]
+    assert "- <static-skip>: promises nothing about its text" in table.markdown("today, here")
 
 
-def test_readmes_table_shows_batch_1_in_its_own_order() -> None:
-    """README would show another batch size's speed, or drop the column that says whether the text is the model's."""
-    order = (*reversed(SUMMARY_ARMS), "compile")
-    rows = [row(arm, 1.0, rank=1, prompt_tokens=8) for arm in order] + [row("full", 9.0, batch=8, rank=1, prompt_tokens=8)]
-    settings = SETTINGS | {"prompt_tokens": [8]}
-    lines = summary_table({"settings": settings, "rows": rows}, "today, here").splitlines()
-    assert [line.split(" | ")[0] for line in lines if line.startswith("| <")] == [f"| <{arm}>" for arm in SUMMARY_ARMS]
-    assert "as `full`" in next(line for line in lines if line.startswith("| arm"))
+def test_a_row_that_lacks_a_cell_is_refused() -> None:
+    """Its figures would stand under the headings of others."""
+    with pytest.raises(ValueError, match="a cell for each"):
+        Report("tide_bench").table("speed", ["arm", "tokens/s"], [["full"]])
 
 
-def test_the_predecessors_terms_keep_their_signs() -> None:
-    """A prompt that takes half as long would be called slower, or twice the throughput a loss."""
-    prefill = {"settings": SETTINGS, "rows": [row("full", 2.0), row("predecessor", 0.8)]}
-    decode = {"settings": SETTINGS, "rows": [row("full", 2.0), row("predecessor", 0.8), row("full", 1.5, batch=8)]}
-    lines = predecessor_table(decode, prefill, "today, here").splitlines()
-    latency = next(line for line in lines if line.startswith("| prefill latency | 1 |"))
-    assert "-7.2%" in latency and "| -50.0% |" in latency and "| +25.0% |" in latency
-    throughput = next(line for line in lines if line.startswith("| throughput | 1 |"))
-    assert "+6.6%" in throughput and "| +100.0% |" in throughput and "| -20.0% |" in throughput
-    assert "| +50.0% |" in next(line for line in lines if "Qwen3" in line)
+def test_pages_show_the_cells_that_the_terminal_showed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The documentation would show figures that no run has printed, or those of an older run."""
+    monkeypatch.setattr(tables, "RESULTS", tmp_path)
+    for date, speed in (("2026-01-01", "7.5"), ("2026-01-02", "8.5")):
+        report = Report("engine_soak")
+        report.table("Speed", ["arm", "tokens/s"], [["full | greedy", speed]], "Medians.", ["A note."])
+        report.statement("Second", f"it took {speed} s.")
+        report.date = f"{date}T00:00:00+00:00"
+        report.finish(tmp_path / f"{date}-engine_soak.json")
+    assert "8.5" in capsys.readouterr().out
+    first, second = tables.run_tables("engine_soak", brief=False)
+    assert first.startswith(f"**Speed** ({where(json.loads((tmp_path / '2026-01-02-engine_soak.json').read_text()))}): Medians.")
+    assert "| full \\| greedy | 8.5 |" in first and first.endswith("- A note.")
+    assert second == "**Second**: it took 8.5 s."
+    assert tables.run_tables("engine_soak", brief=True) == [first] and tables.run_tables("segment_tax", brief=False) == []
 
 
 def test_every_table_names_the_instruction_sets() -> None:
@@ -60,6 +69,6 @@ def test_every_table_names_the_instruction_sets() -> None:
         "torch": "2.13.0",
     }
     run = {"date": "2026-11-27T00:00:00+00:00", "machine": machine}
-    assert "AMD EPYC, SSE4.1 AVX AVX2, 2 cores" in tables._where(run)
+    assert "AMD EPYC, SSE4.1 AVX AVX2, 2 cores" in where(run)
     del machine["instructions"]
-    assert "AMD EPYC, 2 cores" in tables._where(run)  # earlier runs did not note them
+    assert "AMD EPYC, 2 cores" in where(run)  # earlier runs did not note them

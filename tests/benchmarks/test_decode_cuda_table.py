@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import tables
 from benchmarks.gpu import decode_cuda
 from benchmarks.gpu.decode_cases import ARMS, decode_cases
 from benchmarks.gpu.decode_table import NOT_RUN, decode_cuda_not_run, decode_cuda_table
 from benchmarks.gpu.gpu_report import gpu_report
-from benchmarks.tables import __main__ as tables
 
 
 def cells(table: str) -> dict[tuple[str, ...], list[str]]:

@@ -26,7 +26,7 @@ from benchmarks.gpu.kit.report import decode_report, kit_report
 from benchmarks.gpu.kit.run_stage import StageRun
 from benchmarks.gpu.kit.stage_files import StageFiles
 from benchmarks.gpu.kit.tables import gpu_kit_not_run, gpu_kit_table
-from benchmarks.tables.verified_table import verified_table
+from benchmarks.verified_table import verified_table
 
 ROOT = Path(__file__).parents[2]
 STAGE = Stage(9, "scripted", "a stage of these tests", 60)

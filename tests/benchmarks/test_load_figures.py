@@ -10,11 +10,9 @@ from pathlib import Path
 
 import pytest
 from tide_bench.arms.process import ArmError
-from tide_bench.load import Request
+from tide_bench.load import LoadRun, Request, Served, capacity, closed_loop, latency_row, open_loop, percentiles, speed_ratio
 
-from benchmarks.serving.clients import LoadRun, Served, closed_loop, open_loop
-from benchmarks.serving.latency import capacity, latency_row, percentiles, speed_ratio
-from benchmarks.serving.latency_plot import draw_latency
+from benchmarks.serving.load_parts import draw_latency
 from benchmarks.serving.python_share import SessionRun, decode_step_time
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-
-from benchmarks.serving.workload import LengthMix, requests, with_arrivals
+from tide_bench.load import LengthMix, requests, with_arrivals
 
 MIX = LengthMix(prompt=(16, 900), new=(16, 96))
 TEXT = list(range(20_000))

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.serving.soak_plan import first_turns, second_turns
-from benchmarks.serving.soak_tally import Expected, is_right
+from benchmarks.serving.soak import Expected, first_turns, is_right, second_turns
 
 ALONE = Expected((5, 6, 7, 8), "length")
 

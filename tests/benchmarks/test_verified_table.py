@@ -8,7 +8,7 @@ import pytest
 from tide_bench.report import Report
 
 from benchmarks.gpu.gpu_report import executed, gpu_report
-from benchmarks.tables.verified_table import NOT_YET, verified_table
+from benchmarks.verified_table import NOT_YET, verified_table
 
 
 def write(folder: Path, date: str, report: Report, rows: list[dict[str, object]] | None = None) -> None:

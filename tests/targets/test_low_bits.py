@@ -12,7 +12,7 @@ import torch
 from targets.tiny_graphs import DTYPES, SLOTS, copy_of, retyped, traced
 from transformers import PreTrainedModel
 
-from benchmarks.graph_on_cpu import logits_on_cpu
+from benchmarks.lowered_graphs import logits_on_cpu
 from tide_export.cut import CutGraph
 from tide_export.lower import lower, prepare
 from tide_export.passes.base import LoweringContext

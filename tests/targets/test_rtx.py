@@ -15,7 +15,7 @@ from targets.tiny_graphs import DTYPES, LAYERS, SLOTS, copy_of, retyped, segment
 from tide_runtime.errors import TargetError
 from tide_runtime.targets.gpu_probe import present_gpu
 
-from benchmarks.engine_plans import EnginePlan
+from benchmarks.lowered_graphs import EnginePlan
 from tide_export.cut import CutGraph
 from tide_export.lower import lower, prepare
 from tide_export.passes.base import LoweringContext

@@ -1,4 +1,6 @@
-"""The kinds of arms: each is one file; adding one is one line of `ARMS`.
+"""The arms: TIDE's policies and the other ways to run the same model, and what each promises about its text.
+
+Each kind is one file; adding one is one line of `ARMS`.
 
 Importing this imports none of their libraries: each arm lives in a process of its own (see `process`).
 """
@@ -6,9 +8,10 @@ Importing this imports none of their libraries: each arm lives in a process of i
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 
 def _class(module: str, name: str) -> Callable[[Path], Any]:
@@ -30,6 +33,58 @@ ARMS: dict[str, Callable[[Path], Any]] = {
     "genai-int4": _class("genai", "GenaiArm"),
     "llamacpp": _class("llamacpp", "LlamacppArm"),
     "openvino": _class("openvino", "OpenvinoArm"),
-    "static": _class("static_skip", "StaticSkipArm"),
+    "static": _class("tide", "StaticSkipArm"),
     "predecessor": _class("predecessor", "PredecessorArm"),
+}
+
+Promise = Literal["same", "certified", "rounded", "none"]
+
+
+@dataclass(frozen=True)
+class ArmSpec:
+    """One arm of the comparison.
+
+    Args:
+        name: on the command line and in result names.
+        title: in tables and charts.
+        kind: a name of `tide_bench.arms.ARMS`.
+        promise: ``same``: the model's own greedy tokens; ``certified``: as often as the bundle's certificate allows; ``rounded``:
+            its weights or products have fewer bits, rounded in its own way, so its text may part anywhere; ``none``.
+        options: further arguments of its kind's ``generate``.
+        all_layers: True when every token takes all layers.
+        model: which of several models of its kind; arms of one kind and model share a process.
+    """
+
+    name: str
+    title: str
+    kind: str
+    promise: Promise
+    options: dict[str, Any] = field(default_factory=dict)
+    all_layers: bool = False
+    model: str = ""
+
+    @property
+    def process(self) -> str:
+        """The name of its process."""
+        return self.model or self.kind
+
+
+POLICIES: dict[str, ArmSpec] = {
+    "full": ArmSpec("full", "TIDE full", "tide", "same", {"policy": "full"}),
+    "exact": ArmSpec("exact", "TIDE exact", "tide", "same", {"policy": "exact"}),
+    "exit": ArmSpec("exit", "TIDE exit", "tide", "certified", {"policy": "exit"}),
+}
+OTHER_ARMS: dict[str, ArmSpec] = {
+    "unsplit": ArmSpec("unsplit", "unsplit ONNX graph", "unsplit", "same"),
+    "eager": ArmSpec("eager", "HF eager", "eager", "same", all_layers=True),
+    "compile": ArmSpec("compile", "HF torch.compile", "compile", "same", all_layers=True),
+    "genai": ArmSpec("genai", "onnxruntime-genai", "genai", "same", all_layers=True),
+    "genai-int4": ArmSpec("genai-int4", "onnxruntime-genai int4", "genai-int4", "rounded", all_layers=True),
+    "llamacpp": ArmSpec("llamacpp", "llama.cpp", "llamacpp", "rounded", all_layers=True),
+    "openvino": ArmSpec("openvino", "OpenVINO GenAI", "openvino", "rounded", all_layers=True),
+    "assisted": ArmSpec("assisted", "HF assistant_early_exit", "eager", "same"),
+    # HF's documentation, "Prompt lookup decoding"
+    "prompt-lookup": ArmSpec("prompt-lookup", "HF prompt lookup", "eager", "same", {"prompt_lookup_num_tokens": 10}),
+    "predecessor": ArmSpec("predecessor", "tide-inference", "predecessor", "none", all_layers=True),
+    "static-skip": ArmSpec("static-skip", "static layer skip", "static", "none", {"policy": "exit"}),
 }

@@ -31,6 +31,7 @@ class EagerArm:
     """`generate` with its default dynamic cache and SDPA attention."""
 
     def __init__(self, folder: Path) -> None:
+        self.folder = folder
         self._model: Any = load_eager(folder)
 
     def generate(self, prompts: list[list[int]], new_tokens: int, **options: Any) -> Timing:

@@ -16,7 +16,7 @@ from typing import Any
 
 from tide_bench.arms import ARMS
 from tide_bench.arms.base import FEW_THREADS, Timing
-from tide_bench.peak_memory import forget_peak, peak_bytes
+from tide_bench.counters import forget_peak, peak_bytes
 
 _TIMEOUT_S = 900  # torch.compile of 24 layers takes a minute or two
 

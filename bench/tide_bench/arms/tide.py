@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from threading import Lock
 from time import perf_counter
 
 from tide_runtime import DepthOptions, Engine, EngineOptions, Generation, GenerationParams, ThreadOptions
+from tide_runtime.bundle.manifest import read_manifest
 
 from tide_bench.arms.base import Timing
-from tide_bench.teacher_forcing import Reading, logits_gap, read_text
+from tide_bench.bundles import with_exits, write_changed
 
 
 class TideArm:
@@ -43,6 +45,11 @@ class TideArm:
         # Prompts come again, in warm-ups for one: drafts from an earlier call's outputs would copy the answer.
         params = GenerationParams(max_new_tokens=new_tokens, ignore_eos=True, cache_salt=f"call {next(self._calls)}")
         return replace(timed(engine, prompts, params), limitation=limitation(engine))
+
+    def load_again(self, prompts: list[list[int]], new_tokens: int) -> None:
+        """Load the model once more and generate: what is timed where loading is."""
+        with load_engine(self.folder) as engine:
+            engine.generate(prompts, GenerationParams(max_new_tokens=new_tokens, ignore_eos=True))
 
     def read(self, text: Sequence[int], prompt_tokens: int, policy: str, threshold: float | None = None) -> Reading:
         """The policy's token at every place of ``text`` after the first ``prompt_tokens`` (see `Reading`)."""
@@ -102,3 +109,43 @@ def mean_depth(rows: Sequence[Generation], num_layers: int) -> float:
     """Mean layers run for a token, over the tokens after the first; where there are none, ``num_layers``."""
     depths = [depth for row in rows for depth in row.stats.token_depths or [num_layers] * (row.stats.new_tokens - 1)]
     return sum(depths) / len(depths) if depths else float(num_layers)
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What a policy made of one text: at every place it answers, and the text goes on regardless, so that answers of different
+    policies are about the same text before them, as the certificate's are.
+
+    Args:
+        answers: its likeliest token at every place after the prompt's first one, [N].
+        nats: -log of the probability that it gave the text's own token there, [N]; exp of their mean is the perplexity.
+        decode_s: seconds for these N tokens.
+        layers: decoder layers launched for them.
+    """
+
+    answers: list[int]
+    nats: list[float]
+    decode_s: float
+    layers: int
+
+
+def read_text(engine: Engine, text: Sequence[int], prompt_tokens: int) -> Reading:
+    """Read ``text`` with the engine's policy. The first token after the prompt is left out: the prompt's full pass gives it."""
+    (score,) = engine.score_many([(text, prompt_tokens)], decode=True)
+    return Reading(score.likeliest[1:], [-logprob for logprob in score.logprobs[1:]], score.decode_s, score.layers)
+
+
+def logits_gap(engine: Engine, text: Sequence[int], one: int, other: int) -> float:
+    """Distance of two tokens' logits behind ``text``, by the engine's policy."""
+    first, second = (engine.score([*text, token], len(text)).logprobs[0] for token in (one, other))
+    return abs(first - second)
+
+
+class StaticSkipArm(TideArm):
+    """Every token is the prediction of the model's own head after the same few layers: the bundle has one cut, and an exit there
+    that is always sure, for policy ``exit``."""
+
+    def __init__(self, folder: Path) -> None:
+        manifest = read_manifest(folder)
+        self._changed = TemporaryDirectory(dir=folder.parent)  # on the same disk, for hard links
+        super().__init__(write_changed(folder, Path(self._changed.name) / "bundle", with_exits(manifest, manifest.checkpoints)))

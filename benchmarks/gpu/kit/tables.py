@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from tide_bench.tables import markdown_table as table
+
 from benchmarks.gpu.kit.journal import FAILED, NOT_RUN
 from benchmarks.gpu.kit.plan import STAGES
-from benchmarks.markdown import table
 
 _MOST_REASONS = 12  # failed cases of a stage that are listed
 Row = Mapping[str, Any]

@@ -9,7 +9,6 @@ from functools import partial
 
 import numpy as np
 import pytest
-from calibrate.certificate.synthetic_documents import EXITS, synthetic_trace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tide_calibrate.certificate.certificate import certify, meaning
@@ -24,6 +23,8 @@ from tide_calibrate.certificate.thresholds import (
 )
 from tide_calibrate.traces.trace import ExitTrace, SplitTrace
 from tide_runtime.errors import CalibrationError, DataError, ParamsError
+
+from benchmarks.exits.resplits import EXITS, synthetic_trace
 
 DELTA, DRAWS = 0.05, 300
 ALLOWED = DELTA + 3 * math.sqrt(DELTA * (1 - DELTA) / DRAWS)

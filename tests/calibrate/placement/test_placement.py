@@ -110,7 +110,7 @@ def test_an_mlp_with_equal_scores_is_preferred_to_evaluating_the_head(placed):
 
 @pytest.mark.parametrize(("seed", "gated"), [(1, False), (3, False), (0, True), (2, True)])
 def test_a_second_threshold_has_to_gain_a_percent(seed, gated):
-    """A second threshold can overfit a few thousand tokens: its gain disappeared on other text (see calibration_quality)."""
+    """A second threshold can overfit a few thousand tokens: its gain disappeared on other text."""
     text, random = easy_text(seed), np.random.default_rng(seed + 100)
     for traced in text.exits.values():  # an MLP with noisier scores than the probability
         traced.scores["mlp"] = ((traced.scores["mlp"] + random.random(len(traced.agrees))) / 2).astype(np.float32)

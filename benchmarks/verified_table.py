@@ -14,13 +14,14 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from benchmarks.markdown import table
+from tide_bench.tables import markdown_table
+
 from tide_export.targets import TARGETS
 from tide_export.targets.base import Target
 
 NOT_YET = "not yet"
 _EVIDENCE = ("built_engines", "api_conformance")  # runs that execute no target
-_ON_GPU = {path.stem for path in (Path(__file__).resolve().parents[1] / "gpu").glob("*.py")}
+_ON_GPU = {path.stem for path in (Path(__file__).resolve().parent / "gpu").glob("*.py")}
 Run = dict[str, Any]
 
 
@@ -29,7 +30,7 @@ def verified_table(results: Path) -> str:
     runs = list(_runs(results))
     by_evidence = groupby(TARGETS.values(), key=lambda target: _evidence(target, runs))
     headings = ["target", "executed", "compiled ahead of time", "checked against the API"]
-    return "\n".join(table(headings, ([_names(targets), *cells] for cells, targets in by_evidence)))
+    return "\n".join(markdown_table(headings, ([_names(targets), *cells] for cells, targets in by_evidence)))
 
 
 def _runs(results: Path) -> Iterator[Run]:

@@ -1,13 +1,21 @@
-"""Joules that the machine's own counters have seen: RAPL of Intel and AMD processors, NVML of NVIDIA GPUs.
+"""What the machine's own counters say of a measurement: joules, CPU time that other processes took, and the most memory held.
 
-They count everything on the machine, so a figure means something on an otherwise idle one.
+Joules come from RAPL of Intel and AMD processors and NVML of NVIDIA GPUs. They count everything on the machine, so a figure means
+something on an otherwise idle one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import os
+import re
+import resource
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
+from time import perf_counter
+
+from tide_bench.report import cores
 
 POWERCAP = Path("/sys/class/powercap")
 _MICRO, _MILLI = 1e-6, 1e-3
@@ -73,3 +81,43 @@ def _nvml() -> list[Callable[[], float]]:
 
 def _millijoules(read: Callable[[object], int], handle: object) -> float:
     return _MILLI * read(handle)
+
+
+class OtherLoad:
+    """Starts counting when made. ``processes``: ids of those that are timed; this process is never counted."""
+
+    def __init__(self, processes: Iterable[int]) -> None:
+        import psutil  # `tide-bench --help` works without it
+
+        self._times = psutil.cpu_times
+        self._ours = [psutil.Process(pid) for pid in {*processes, os.getpid()}]
+        self._start, self._others = perf_counter(), self._others_seconds()
+
+    def share(self) -> float:
+        """CPU time of all other processes (and of the host, where it is a virtual one) over the cores' time so far, 0 to 1."""
+        wall = (perf_counter() - self._start) * cores()
+        return min(1.0, max(0.0, (self._others_seconds() - self._others) / wall))
+
+    def _others_seconds(self) -> float:
+        times = self._times()
+        busy = sum(times) - times.idle - getattr(times, "iowait", 0.0) - getattr(times, "guest", 0.0)
+        own = [process.cpu_times() for process in self._ours]
+        return busy - sum(t.user + t.system for t in own)
+
+
+_RESET_PEAK = "5"  # proc(5), /proc/pid/clear_refs
+
+
+def forget_peak() -> None:
+    """Count from now on; where the kernel forbids it, the peak since the process began stays."""
+    with contextlib.suppress(OSError):
+        Path("/proc/self/clear_refs").write_text(_RESET_PEAK)
+
+
+def peak_bytes() -> int:
+    """Resident bytes at most since `forget_peak`."""
+    with contextlib.suppress(OSError):
+        found = re.search(r"^VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text(), re.M)
+        if found:
+            return 1024 * int(found[1])
+    return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -1,0 +1,100 @@
+"""Write README's tables and the documentation's from the dated runs in docs/results/, so that no measured number is typed.
+
+python -m benchmarks.tables            # rewrite README.md and the pages of docs/ that hold tables
+python -m benchmarks.tables --check    # exit 1 when one of them is not what the results say
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from tide_bench.tables import Table, where
+
+from benchmarks.gpu.decode_table import decode_cuda_not_run, decode_cuda_table
+from benchmarks.gpu.kit.tables import gpu_kit_not_run, gpu_kit_table
+from benchmarks.verified_table import verified_table
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "docs" / "results"
+START, END = "<!-- tables: benchmarks/tables -->", "<!-- /tables -->"
+VERIFIED, VERIFIED_END = "<!-- verified: benchmarks/tables -->", "<!-- /verified -->"
+
+# Page → the benchmarks whose newest runs it shows, in order.
+PAGES = {
+    "README.md": ("quantised_decode",),
+    "docs/measured.md": (
+        "quantised_decode", "quantised_decode_1b", "quantised_kv", "engine_load", "engine_soak",
+        "tide_bench", "tide_bench_prefill", "tide_bench_load",
+    ),
+    "docs/measured-policies.md": (
+        "tasks", "tasks_second", "predicted_speedup", "adversarial_depth", "lm_eval_policies", "policies_cpu",
+        "exact_identity", "exact_identity_low_bits", "same_text_exits",
+    ),
+    "docs/measured-runtime.md": ("segment_tax", "export_1b", "shared_weights"),
+    "docs/certificate.md": (
+        "certificate", "certificate_joint", "policy_quality", "calibration_quality", "capture_memory", "capture_memory_demo",
+    ),
+    "docs/serving.md": ("serve_load", "structured_outputs", "http_loglik", "serve_hostile", "ray_failover"),
+    "docs/targets.md": ("gpu_kit", "decode_cuda"),
+}  # fmt: skip
+BRIEF = ("README.md",)  # pages that show the first table of a run and no other
+# Runs on a GPU have no tables of their own, and a page says when there is none: (run → Markdown, Markdown without a run).
+GPU: dict[str, tuple[Callable[[dict[str, Any]], str], Callable[[], str]]] = {
+    "gpu_kit": (gpu_kit_table, gpu_kit_not_run),
+    "decode_cuda": (decode_cuda_table, decode_cuda_not_run),
+}
+
+
+def latest(benchmark: str) -> dict[str, Any] | None:
+    """The newest run of a benchmark; files are named DATE-benchmark.json."""
+    files = sorted(RESULTS.glob(f"*-{benchmark}.json"))
+    return json.loads(files[-1].read_text(encoding="utf-8")) if files else None
+
+
+def run_tables(benchmark: str, brief: bool) -> list[str]:
+    """The tables of the newest run as Markdown; none while there is no run."""
+    run = latest(benchmark)
+    if benchmark in GPU:
+        drawn, not_run = GPU[benchmark]
+        return [drawn(run) if run is not None else not_run()]
+    tables = [Table(**kept) for kept in run["tables"]] if run is not None else []
+    return [
+        table.markdown(where(run) if run and not number else None) for number, table in enumerate(tables[: 1 if brief else None])
+    ]
+
+
+def with_tables(page: str, text: str) -> str:
+    """``text`` of ``page`` with everything between the markers written anew."""
+    body = "\n\n".join(table for name in PAGES[page] for table in run_tables(name, page in BRIEF))
+    text = _between(text, START, END, body)
+    return _between(text, VERIFIED, VERIFIED_END, verified_table(RESULTS)) if VERIFIED in text else text
+
+
+def _between(text: str, start: str, end: str, body: str) -> str:
+    before, rest = text.split(start, 1)
+    _, after = rest.split(end, 1)
+    return f"{before}{start}\n{body}\n{end}{after}"
+
+
+def main(
+    check: Annotated[bool, typer.Option("--check", help="Fail when a page is out of date.")] = False,
+) -> None:
+    """Regenerate the tables of README and the documentation."""
+    for page in PAGES:
+        path = ROOT / page
+        old = path.read_text(encoding="utf-8")
+        new = with_tables(page, old)
+        if check and new != old:
+            print(f"{page} does not show the newest results; run: make tables", file=sys.stderr)
+            raise typer.Exit(1)
+        if not check:
+            path.write_text(new, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    typer.run(main)
