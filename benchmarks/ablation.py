@@ -209,7 +209,7 @@ def task_figures(kinds: Sequence[str], without: Times, default: Times, full: Tim
 
 
 def _ratios(slower: Times, faster: Times) -> list[float]:
-    """Of each task, the median over its rounds of ``slower`` over ``faster``."""
+    """The median over its rounds of ``slower`` over ``faster``, for each task."""
     return [median(a / b for a, b in zip(*pair, strict=True)) for pair in zip(slower, faster, strict=True)]
 
 

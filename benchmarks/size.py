@@ -1,6 +1,5 @@
 """How large the code is: lines outside tests by package, and files that are too small to be an idea of their own.
 
-    python -m benchmarks.size                                # against the review's revision
     python -m benchmarks.size --before HEAD~20
 
 Counted are all lines of tracked and new Python, CUDA and C++ files, blank ones and comments included, but for the folders tests/
@@ -18,7 +17,6 @@ import typer
 from tide_bench.report import Report
 
 ROOT = Path(__file__).resolve().parents[1]
-REVIEWED = "0967e49"
 FILES = ("*.py", "*.cu", "*.cuh", "*.cpp", "*.h", ":!tests", ":!plugins/trt/test")
 FEWEST_LINES = 60
 _OF_RUNTIME = 2  # parts of a path that name a package in the folder runtime; elsewhere it is the first one
@@ -47,23 +45,25 @@ def small_files(lines: dict[str, int]) -> int:
     return sum(count < FEWEST_LINES for path, count in lines.items() if path.endswith(".py"))
 
 
-def known(revision: str) -> bool:
-    """Whether the repository has ``revision``; a shallow clone lacks old ones."""
-    return not subprocess.run(["git", "cat-file", "-e", f"{revision}^{{commit}}"], cwd=ROOT, capture_output=True).returncode
+def check_revision(revision: str) -> str:
+    """Raises typer.BadParameter for a revision that the repository lacks, as a shallow clone lacks old ones."""
+    if subprocess.run(["git", "cat-file", "-e", f"{revision}^{{commit}}"], cwd=ROOT, capture_output=True).returncode:
+        raise typer.BadParameter(f"this clone has no revision {revision!r}; fetch it, or give another one")
+    return revision
 
 
 def main(
-    before: Annotated[str, typer.Option(help="The git revision to compare with; left out where the clone lacks it.")] = REVIEWED,
+    before: Annotated[str | None, typer.Option(help="A git revision to compare with.")] = None,
     json: Annotated[Path | None, typer.Option(help="Write all figures to this file.")] = None,
 ) -> None:
     """Count lines and small files, before and now."""
     report = Report("size", before=before)
-    now, then = file_lines(None), file_lines(before) if known(before) else {}
+    now, then = file_lines(None), file_lines(check_revision(before)) if before is not None else {}
     packages, old = by_package(now), by_package(then)
     rows = [[name, f"{old[name]:,}", f"{packages[name]:,}"] for name in sorted(packages | old)]
     rows.append(["all", f"{old.total():,}", f"{packages.total():,}"])
     rows.append([f"Python files under {FEWEST_LINES} lines", str(small_files(then)), str(small_files(now))])
-    report.table("Size", ["lines outside tests", before if then else f"{before} is not in this clone", "now"], rows)
+    report.table("Size", ["lines outside tests", before or "before", "now"], rows)
     report.add("lines_outside_tests", packages.total())
     report.add("files_under_60_lines", small_files(now))
     if then:

@@ -20,7 +20,7 @@ from tide_export.targets import TARGETS
 from tide_export.targets.base import Target
 
 NOT_YET = "not yet"
-_EVIDENCE = ("built_engines", "api_conformance")  # runs that execute no target
+_EVIDENCE = ("built_engines", "api_conformance", "size", "held_out", "rtx_int4")  # runs that execute no target
 _ON_GPU = {path.stem for path in (Path(__file__).resolve().parent / "gpu").glob("*.py")}
 Run = dict[str, Any]
 

@@ -72,7 +72,7 @@ def bench(
     ] = _DEFAULTS.precision,
     mode: Annotated[
         str,
-        typer.Option(help=f"Of {_list(MODES)}: tokens after the first; time to the first; requests that come when they like."),
+        typer.Option(help=f"Of {_list(MODES)}: tokens after the first; time to the first; requests at random times."),
     ] = _DEFAULTS.mode,
     rate: Annotated[str, typer.Option(help="Mode load: requests, as shares of what full can do.")] = _list(_DEFAULTS.rates),
     seconds: Annotated[float, typer.Option(help="Mode load: how long requests come.")] = _DEFAULTS.seconds,

@@ -1,6 +1,6 @@
 """Timed rounds: in each, every arm continues the same prompts once, one arm after the other, until the time is up.
 
-Arms live in processes of their own. Arms that share a process run in slices beside a baseline: see `benchmarks.arms.turns`.
+Arms live in processes of their own.
 """
 
 from __future__ import annotations

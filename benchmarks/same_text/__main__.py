@@ -51,8 +51,9 @@ HTTP_CALLERS = 8
 TEMPERATURE, TOP_P = 0.7, 0.95
 MESSAGE_CHARACTERS = 120
 NEAR_TIE = 1e-4  # logits closer than this may change places with the order of a sum
+EAGER = "HF eager, greedy"  # sums in other orders: near ties may part
 EAGER_ROWS = 25  # prompts that HF continues at once
-COLUMNS = ("weights", "way", "ran", "texts", "differ", "drafted", "accepted", "prefix_tokens", "preemptions")
+COLUMNS = ("weights", "way", "ran", "texts", "differ", "unexplained", "drafted", "accepted", "prefix_tokens", "preemptions")
 
 
 def ways(crowds: Sequence[int], drafts: str = "auto") -> list[Way]:
@@ -158,7 +159,7 @@ def measure(weights: str, count: int, new_tokens: int, report: Report, advance: 
     if demo:
         texts = [text.tokens for text in reference.texts[: len(prompts)]]
         differing, unexplained = run_in_process(eager_differences, DEMO_MODELS / DEMO, prompts, texts)
-        report.rows.append({"weights": weights, "way": "HF eager, greedy", "texts": len(prompts), "unlike_eager": differing})
+        report.rows.append(row(weights, EAGER, len(prompts), differing) | {"unexplained": unexplained})
         report.add("texts_unlike_eager", differing)
         report.add("unexplained_differences", unexplained)
     else:
@@ -190,6 +191,21 @@ def eager_differences(folder: Path, prompts: Sequence[list[int]], texts: Sequenc
     return differing, unexplained
 
 
+def add_llamacpp(requests: Sequence[Ask], report: Report, advance: Callable[[], None]) -> None:
+    """Add the rows of llama.cpp, whose texts are compared with its own first ones; the demo model is no GGUF file."""
+    try:
+        differ, reference = 0, list[list[int]]()
+        for name, texts in llamacpp_texts(MODEL.gguf(CACHE), requests):
+            reference = reference or texts
+            own = sum(a != b for a, b in zip(texts, reference, strict=True))
+            report.rows.append(row("Q4_1", name, len(texts), own))
+            differ += own
+            advance()
+        report.add("llamacpp_differs", differ)
+    except ArmError as error:
+        console().print(f"llama.cpp: {error}")
+
+
 def main(
     weights: Annotated[str, typer.Option(help=f"Some of {', '.join((*WEIGHTS, DEMO))}.")] = ",".join(WEIGHTS),
     chats_: Annotated[int, typer.Option("--chats", min=1, help="Chats; each is made greedily and sampled.")] = 48,
@@ -203,26 +219,15 @@ def main(
     report = Report("same_text", weights=weights, chats=chats_, new_tokens=new_tokens)
     requests: list[Ask] = []
     with Progress(console=console()) as progress:
-        bar = progress.add_task("texts", total=len(chosen) * (len(ways(CROWDS)) + 1) + 3)
+        bar = progress.add_task("texts", total=len(chosen) * (len(ways(CROWDS)) + 1) + 3 * (chosen != [DEMO]))
         for name in chosen:
             progress.update(bar, description=name)
             made = measure(name, chats_, new_tokens, report, lambda: progress.advance(bar))
             requests = requests if name == DEMO else made
-        report.add("same_text_differs", sum(one.get("differ", 0) for one in report.rows))
-        progress.update(bar, description="llama.cpp")
-        try:
-            if not requests:
-                raise ArmError("the demo model is no GGUF file")
-            differ, reference = 0, list[list[int]]()
-            for name, texts in llamacpp_texts(MODEL.gguf(CACHE), requests):
-                reference = reference or texts
-                own = sum(a != b for a, b in zip(texts, reference, strict=True))
-                report.rows.append(row("Q4_1", name, len(texts), own))
-                differ += own
-                progress.advance(bar)
-            report.add("llamacpp_differs", differ)
-        except ArmError as error:
-            console().print(f"llama.cpp: {error}")
+        report.add("same_text_differs", sum(one["differ"] for one in report.rows if one["way"] != EAGER))
+        if requests:
+            progress.update(bar, description="llama.cpp")
+            add_llamacpp(requests, report, lambda: progress.advance(bar))
     shown = [[str(one.get(column, "")) for column in COLUMNS] for one in report.rows]
     report.table("Texts that are not those of a single caller under full", [c.replace("_", " ") for c in COLUMNS], shown)
     for name, value in report.settings.items():

@@ -32,7 +32,7 @@ class Text:
 
 
 class TideServe:
-    """A running server: `LoadArms`' server protocol over HTTP, streamed, greedy, past end tokens.
+    """A running server: `tide_bench.load.Server` over HTTP, streamed, greedy, past end tokens.
 
     Args:
         address: host and port.

@@ -124,7 +124,7 @@ class GenaiEngine:
         self._events = self._engine.create_event_buffer(64)
 
     def closed_loop(self, requests: Sequence[Request], clients: int) -> LoadRun:
-        """As `benchmarks.serving.clients.closed_loop`."""
+        """As `tide_bench.load.closed_loop`."""
         waiting, running, served = iter(requests), list[_GenaiTurn](), list[Served]()
         cpu, start = time.process_time(), perf_counter()
         while True:

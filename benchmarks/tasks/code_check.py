@@ -1,6 +1,6 @@
 """Runs the code of a reply against asserts, in a process of its own with limits on time, memory and files.
 
-That guards against loops and accidents, not against malice: the code has the rights of whoever runs the benchmark.
+That guards against loops and accidents, not against malice: the code has the benchmark's own rights.
 """
 
 from __future__ import annotations

@@ -17,7 +17,6 @@ SMALLEST_FILE, LARGEST_FILE = 400, 300_000  # bytes
 SKIPPED_FOLDERS = {"site-packages", "test", "tests", "idle_test", "testing", "encodings", "pydoc_data", "__pycache__",
                    "_vendor", "vendor", "_vendored", "_distutils", "unicode"}  # fmt: skip
 PACKAGE_BYTES = 4_000_000  # no single package may dominate site-packages
-STREAMS = ("stdlib", "site-packages")
 
 
 @dataclass(frozen=True)

@@ -117,7 +117,7 @@ class StackedLlama(nn.Module):
             raise ValueError("the demo model needs tied embeddings and no biases; check config.json")
         rope = dict(config.rope_parameters or {})
         if rope.get("rope_type") != "default":
-            raise ValueError(f"the demo model needs plain rotary embeddings, config.json asks for {rope}")
+            raise ValueError(f"the demo model needs plain rotary embeddings, config.json has {rope}")
         self.config, self.compute = config, compute
         self.theta = float(rope["rope_theta"])
         size = self.head_size

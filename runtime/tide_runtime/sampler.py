@@ -6,7 +6,7 @@ sequence's text does not depend on other sequences, on what was drafted, or on w
 
 The filters, their order, and what they do with ties are those of `transformers.generation` (logits_process.py):
 repetition penalty, temperature, top-k, top-p, min-p; each keeps at least one token. Presence and frequency penalties, biases and
-a grammar's mask come behind the repetition penalty.
+a grammar's mask come after the repetition penalty.
 """
 
 from __future__ import annotations

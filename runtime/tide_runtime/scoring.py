@@ -69,7 +69,7 @@ class ForcedSequence(TokenSequence):
     def pick(self, logits: NDArray[np.floating], likeliest: int, seen: int | None = None) -> int:
         began = perf_counter()
         place = (self.num_tokens if seen is None else seen) - self.scored_from
-        if place == len(self.forced):  # behind a draft of the last token
+        if place == len(self.forced):  # after a draft of the last token
             return likeliest
         token = self.forced[place]
         self.likeliest[place] = likeliest
@@ -80,7 +80,9 @@ class ForcedSequence(TokenSequence):
         return token
 
     def score(self) -> Score:
-        """What was recorded, once the sequence is finished."""
+        """What was recorded, once the sequence is finished. Raises EngineClosedError where it ended before the text did."""
+        if len(self.likeliest) < len(self.forced):
+            raise EngineClosedError("the text was not scored to its end, as the request was cancelled; send it again")
         places = range(len(self.forced))
         decode_s = max(0.0, self.history.finished - self.history.first_token - self.bookkeeping_s)
         return Score(
@@ -101,18 +103,13 @@ class ScoreHandle:
     def result(self, timeout: float | None = None) -> Score:
         """Wait at most ``timeout`` seconds. Raises TimeoutError, and EngineClosedError where it was cancelled."""
         self._handle.result(timeout)
-        return self._score()
+        return self._sequence.score()
 
     def cancel(self) -> None:
         self._handle.cancel()
 
     def __await__(self) -> Generator[Any, None, Score]:
         yield from self._handle.__await__()
-        return self._score()
-
-    def _score(self) -> Score:
-        if self._sequence.finish_reason == "cancelled":
-            raise EngineClosedError("the text was not scored to its end, as the request was cancelled; send it again")
         return self._sequence.score()
 
 

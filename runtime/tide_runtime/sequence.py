@@ -127,7 +127,7 @@ class TokenSequence:
 
     @property
     def prefill_end(self) -> int:
-        """Tokens that are prefilled: the prompt; behind it, all but the last token, which is decoded as it would have been."""
+        """Tokens that are prefilled: the prompt; with output, all but the last token, which is decoded as it would have been."""
         return self.prompt_tokens if self.num_tokens == self.prompt_tokens else self.num_tokens - 1
 
     @property
@@ -137,8 +137,8 @@ class TokenSequence:
 
     def latest_depth(self, num_layers: int) -> int:
         """Layers run before the latest token was final: ``num_layers`` for the first one, and under policies that count none."""
-        depths, behind_first = self.depth.token_depths, self.num_tokens - self.prompt_tokens - 1
-        return depths[behind_first - 1] if 0 < behind_first <= len(depths) else num_layers
+        depths, after_first = self.depth.token_depths, self.num_tokens - self.prompt_tokens - 1
+        return depths[after_first - 1] if 0 < after_first <= len(depths) else num_layers
 
     def choose(self, logits: NDArray[np.floating], likeliest: int, seen: int | None = None) -> int:
         """The next token from ``logits`` [V]; ``likeliest`` is their argmax as the head computed it.
@@ -150,7 +150,7 @@ class TokenSequence:
             self.note_logprobs(logits, token)
         except (NumericsError, GrammarError) as error:
             self.error = self.error or error
-            return self.last_token  # it is not taken, see `error`
+            return self.last_token  # it is not appended, see `error`
         return token
 
     def pick(self, logits: NDArray[np.floating], likeliest: int, seen: int | None = None) -> int:
@@ -167,7 +167,7 @@ class TokenSequence:
             self.logprobs.append(self.sampler.logprobs(np.asarray(logits, np.float32), token, self.params.logprobs))
 
     def append(self, token: int) -> str:
-        """Take ``token`` as output; returns the text that may be shown now and sets ``finish_reason`` at an end."""
+        """Append ``token`` to the output; returns the text that may be shown now and sets ``finish_reason`` at an end."""
         self.tokens[self.num_tokens] = token
         self.num_tokens += 1
         history = self.history
@@ -202,7 +202,7 @@ class TokenSequence:
     def _close(self, shown: str) -> str:
         self.history.finished = perf_counter()
         self.history.first_token = self.history.first_token or self.history.finished
-        # Drafts accepted behind the end are not output.
+        # Drafts accepted after the end are not output.
         del self.logprobs[len(self.new_tokens) :], self.depth.token_depths[max(0, len(self.new_tokens) - 1) :]
         return shown if self.text is None else shown + self.text.flush()
 

@@ -63,7 +63,7 @@ def serve(
     ] = None,
     allowed_host: Annotated[
         list[str] | None,
-        _safety(help="Name that the header Host may have besides localhost; repeatable. Default on a network: any."),
+        _safety(help="Name that the header Host may have in addition to localhost; repeatable. Default on a network: any."),
     ] = None,
     requests_at_once: Annotated[
         int, _limit(help="Of each key, or of each address without keys.")
@@ -212,7 +212,7 @@ def _warn(config: ServeConfig, loopback: bool, keys_in_command: bool) -> None:
     if short := short_keys(config.api_keys):
         warnings.append(f"{short} of {len(config.api_keys)} API keys can be guessed; `openssl rand -hex 24` makes a long one")
     if not loopback and not config.api_keys:
-        warnings.append("whoever reaches this address can use the model; add --api-key-file")
+        warnings.append("every client that reaches this address can use the model; add --api-key-file")
     if not loopback and config.tls_certificate is None:
         warnings.append("keys and texts cross the network unencrypted; add --tls-certificate and --tls-key, or a TLS proxy")
     if config.log_text:

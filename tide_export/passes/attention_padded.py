@@ -1,15 +1,15 @@
 """Keep GroupQueryAttention for several sequences in one step, on padded tokens: every step of the target ``cpu``.
 
 The kernel takes several tokens of each sequence if it is told how many, ``query_seqlens``, and neither caches nor computes the
-rows after them; a sequence with 0 tokens stays as it is. It sums a single row in another order than several, so a sequence's
-only token is there twice; the copy's key lands in the slot that the next token overwrites. Then a token's result has the same
-bits whatever shares the launch: prompts in chunks of any size, drafts under verification, and sequences of other requests give
-the logits of single tokens, also where the model rounds activations, keys or values to few bits and a last bit may become
-another number.
+rows after them; a sequence with 0 tokens stays as it is. It sums a row that is alone in its tile in another order, so a row of
+padding, which repeats the last token, follows each sequence's rows; its key lands in the slot that the next token overwrites.
+Then a token's result has the same bits whatever shares the launch: prompts in chunks of any size, drafts under verification, and
+sequences of other requests give the logits of single tokens, also where the model rounds activations, keys or values to few bits
+and a last bit may become another number.
 
 Besides the inputs of `attention_packed` the runtime fills:
 
-    query_seqlens [B] int32       rows of each sequence that the kernel computes: its tokens, at least two unless it has none
+    query_seqlens [B] int32       rows of each sequence that the kernel computes: its tokens and the padding after them, 0 if none
 """
 
 from __future__ import annotations

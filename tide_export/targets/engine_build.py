@@ -12,8 +12,9 @@ from tide_runtime.bundle.manifest import ProfileInfo
 from tide_runtime.errors import TargetError
 
 from tide_export.progress import ExportProgress, Steps
+from tide_export.targets.attention_checks import attentions
 from tide_export.targets.engine_cache import BuiltEngine
-from tide_export.targets.engine_network import EngineNetwork, add_profiles, attentions, require_no_errors
+from tide_export.targets.engine_network import EngineNetwork, add_profiles, require_no_errors
 
 # Part of the builder's error for an attention without a fused kernel (fp32, odd head sizes).
 _NO_FUSED_KERNEL = "decompos"

@@ -9,7 +9,8 @@
 //              Without q, drafts are deterministic: q is 1 at the draft.
 //
 // Random numbers are keyed by token position (philox.cuh). The runtime's own verification of sampled drafts has another rule, see
-// tide_runtime/drafting/verification.py. A row ends at an eos id or its limit; later tokens are dropped. A NaN is never accepted, and a row with an invalid distribution ends with code 3.
+// `verify` in tide_runtime/depth/exact.py. A row ends at an eos id or its limit; later tokens are dropped. A NaN is never accepted,
+// and a row with an invalid distribution ends with code 3.
 #pragma once
 
 #include "draft_verify_plan.h"

@@ -44,7 +44,7 @@ class Step(Protocol):
         """Set the cache slots and positions of the tokens: those of sequence b start at ``num_cached_tokens[b]``.
 
         Entries of rows without tokens are ignored. A backend may pad all sequences to the longest one's token count and write
-        undefined values into the slots behind everything that a row holds. Raises CacheFullError when the last slot is beyond
+        undefined values into the slots after all that a row holds. Raises CacheFullError when the last slot is beyond
         the bundle's max_seq_len.
         """
 
@@ -80,7 +80,7 @@ class PrefixMemory(Protocol):
 class RowStates(Protocol):
     """What a backend keeps of the tokens that ran, a row for each sequence: keys and values.
 
-    `Step.place` behind fewer tokens than a row holds cuts its text there: the slots after them are written again. The same calls
+    `Step.place` after fewer tokens than a row holds cuts its text there: the slots after them are written again. The same calls
     cut, copy and cache a state that sums up all tokens, as recurrent layers have, if the backend keeps earlier ones besides.
     """
 
@@ -126,7 +126,7 @@ class ExecutionContext(RowStates, Protocol):
         """
 
     def fits_together(self, first_index: int, counts: Sequence[int], num_cached_tokens: Sequence[int]) -> bool:
-        """Whether a step of ``counts`` tokens behind ``num_cached_tokens`` fits into the rows, padding included."""
+        """Whether a step of ``counts`` tokens after ``num_cached_tokens`` fits into the rows, padding included."""
 
 
 class Backend(Protocol):

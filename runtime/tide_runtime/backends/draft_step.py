@@ -14,7 +14,7 @@ from tide_runtime.bundle.manifest import DRAFT
 def run_draft_head(
     context: ExecutionContext, rows: Sequence[int], tokens: Sequence[int], states: NDArray[np.generic], places: Sequence[int]
 ) -> tuple[list[int], list[float], NDArray[np.generic]]:
-    """The head's guesses behind ``tokens``, one of each of the rising ``rows``, with their scores and states.
+    """The head's guesses after ``tokens``, one of each of the rising ``rows``, with their scores and states.
 
     Args:
         states: [n, 2H], each before its token.

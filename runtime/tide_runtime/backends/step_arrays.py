@@ -202,8 +202,10 @@ class StepPositions:
 
     def place_scattered(self, slot: int, positions: NDArray[np.int64]) -> None:
         """Place one sequence's tokens in the cache slots from ``slot`` on; their text positions are ``positions``."""
+        count = len(positions)
         self._write_index[0] = slot
-        self._position_ids[:] = self._padded_position_ids[0] = positions
+        for row in (self._position_ids, self._padded_position_ids[0]):
+            row[:count], row[count:] = positions, positions[-1]  # padding repeats the last token
 
 
 class RowEnds:
@@ -292,6 +294,7 @@ class AttentionBias:
 
     def fill_scattered(self, before: NDArray[np.int64], positions: NDArray[np.int64]) -> None:
         """Fill the mask of one sequence's tokens at ``positions``, after cached tokens at positions ``before`` in any order."""
-        held, self._filled_for = np.append(before, positions), None
+        held, count, self._filled_for = np.append(before, positions), len(positions), None
         self.array[0, :, 0] = -np.inf
-        self.array[0, :, 0, : len(held)] = np.where(held <= positions[:, None], 0, -np.inf)  # a single row's copy has its mask
+        self.array[0, :count, 0, : len(held)] = np.where(held <= positions[:, None], 0, -np.inf)
+        self.array[0, count:] = self.array[0, count - 1]  # padding has the last token's mask

@@ -104,7 +104,7 @@ class TargetInfo:
 
     @property
     def pads_attention(self) -> bool:
-        """Whether one form serves all steps, and its attention takes two rows or more of each sequence."""
+        """Whether one form serves all steps, and its attention runs rows of padding after each sequence's tokens."""
         return bool(self.passes.get(PAD_ATTENTION))
 
 

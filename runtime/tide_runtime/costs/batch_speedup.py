@@ -16,7 +16,7 @@ from tide_runtime.depth_tuning import DepthTuning
 
 
 class ExitGate:
-    """Whether exits are evaluated at all. A greedy sequence alone finds out for itself (see `Backoff`).
+    """Whether exits are evaluated at all. A sequence alone finds out for itself (see `Backoff`).
 
     Args:
         exits, shares, propagate: see `batch_speedup`.

@@ -149,11 +149,6 @@ class CostModel:
         uncut = any(UNCUT in target.graphs for target in manifest.targets.values())
         return cls(table, edges, 1 if uncut else len(edges) - 1, _fill_share(manifest), bool(manifest.weights), passes)
 
-    @property
-    def has_measured_passes(self) -> bool:
-        """Whether passes through all layers are priced as measured on this machine."""
-        return self._passes is not None
-
     def run(self, first: int, end: int, batch_size: int = 1, tokens: int = 1, longest: int | None = None) -> Launch:
         """Segments ``first`` … ``end - 1``."""
         return Launch(Graph(end - first, self.edges[end] - self.edges[first]), batch_size, tokens, longest)

@@ -48,7 +48,7 @@ def _uncovered(stats: RequestStats, sequence: TokenSequence, manifest: Manifest,
         reasons.append(f"threshold {options.threshold:g} was set by hand")
     certified = [exit.checkpoint for exit in calibration.exits if exit.exit_threshold is not None]
     if certified and options.min_depth > certified[0]:
-        reasons.append(f"min_depth {options.min_depth} leaves out exits, and those behind them were certified together with them")
+        reasons.append(f"min_depth {options.min_depth} leaves out exits, and deeper ones were certified together with them")
     if options.kv == "propagate":
         reasons.append("keys and values of skipped layers were projected (kv propagate)")
     if not sequence.params.takes_likeliest:

@@ -71,7 +71,7 @@ class ExactDepth:
         if exits_cost is None:
             work = [Work(sequence, tokens, tokens) for sequence, tokens in zip(decoding, wanted, strict=True)]
             verified, chunks = run_full(context, work, prompts)
-            first = finish_chunks(prompts, chunks)
+            first = self._finish_prompts(context, prompts, chunks)
         else:
             verified, first = self.executor.advance_all(context, states, wanted, prompts)
         ms = None if prompts else 1e3 * (perf_counter() - proposed)
@@ -84,6 +84,16 @@ class ExactDepth:
         if state is None:
             state = sequence.policy_state = self.speculator.start(context, sequence)
         return state
+
+    def _finish_prompts(
+        self, context: ExecutionContext, prompts: Sequence[PromptChunk], chunks: Sequence[Logits]
+    ) -> list[list[int]]:
+        """Count the prompts' tokens as cached; the draft head guesses from a prompt's last token on."""
+        first = finish_chunks(prompts, chunks)
+        for chunk, found in zip(prompts, chunks, strict=True):
+            if found.tokens and found.states is not None:
+                self._state(context, chunk.sequence).head_state = found.states[-1].copy()
+        return first
 
     def _accept(self, state: SpeculativeSequence, verified: Logits) -> list[int]:
         """The sequence's next tokens; what the model did not confirm is rolled back."""
@@ -104,9 +114,9 @@ def verify(sequence: TokenSequence, drafts: Sequence[Draft], verified: Logits) -
     ``sequence.tokens`` after ``sequence.num_tokens``. Accepted drafts are followed by one token of the model's own.
     """
     tokens: list[int] = []
-    for place in range(len(drafts) + 1):
-        token = sequence.choose(verified.logits[place], verified.tokens[place], sequence.num_tokens + place)
+    for number in range(len(drafts) + 1):
+        token = sequence.choose(verified.logits[number], verified.tokens[number], sequence.num_tokens + number)
         tokens.append(token)
-        if place == len(drafts) or token != drafts[place].token:
+        if number == len(drafts) or token != drafts[number].token:
             break
-    return tokens, place
+    return tokens, number

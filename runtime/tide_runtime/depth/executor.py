@@ -1,7 +1,7 @@
 """The one mechanism of lazy depth: advance segments for the tokens that wait, and evaluate exits.
 
 A step covers consecutive rows of the KV cache. A row between two that are advanced, and one with fewer tokens than the others,
-may get garbage behind its tokens: no valid query sees it, and the next write overwrites it (the segment contract).
+may get garbage after its tokens: no valid query sees it, and the next write overwrites it (the segment contract).
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class Executor:
         """Run every segment for all that waits in ``sequences``, and for the ``prompts`` in the same launches where the context
         takes them together.
 
-        Returns the logits of each sequence's ``wanted`` last tokens, and the first token behind each prompt that is through.
+        Returns the logits of each sequence's ``wanted`` last tokens, and the first output token of each prompt that is finished.
         """
         if not context.packs_steps or not prompts:
             first = finish_chunks(prompts, run_full(context, [], prompts)[1])
@@ -239,7 +239,7 @@ class Executor:
 
 def probability(logits: NDArray[np.floating], likeliest: int) -> float:
     """Softmax probability of the likeliest token, known to be ``likeliest``, of its logits [V]; NaN where they hold one, which
-    clears no threshold. In few calls: NumPy's find cold caches behind a graph."""
+    clears no threshold. In few calls: NumPy's find cold caches after a graph."""
     on_host = isinstance(logits, np.ndarray) and logits.dtype == np.float32
     highest = logits.item(likeliest) if on_host and likeliest >= 0 else math.nan
     if not abs(highest) <= _PLAIN_LOGIT:

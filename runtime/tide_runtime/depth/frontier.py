@@ -60,7 +60,7 @@ class Frontier:
         self.done = [length] * len(self.done)
 
     def roll_back(self, length: int) -> None:
-        """Forget every token from position ``length`` on; cache entries behind it are overwritten when they are reached."""
+        """Forget every token from position ``length`` on; cache entries from there on are overwritten when they are reached."""
         self.done = [min(done, length) for done in self.done]
 
 
@@ -69,7 +69,7 @@ class LazySequence:
     """A sequence as the executor runs it. Policies derive their state of a sequence from it (``TokenSequence.policy_state``).
 
     Args:
-        num_drafts: tokens behind ``sequence.num_tokens`` that are not output yet.
+        num_drafts: tokens after the first ``sequence.num_tokens`` that are not output yet.
     """
 
     sequence: TokenSequence

@@ -37,7 +37,7 @@ class FullDepth:
 
 
 class Work(NamedTuple):
-    """``tokens`` tokens of a sequence behind its cached ones; the logits of the last ``wanted`` of them."""
+    """``tokens`` tokens of a sequence after its cached ones; the logits of the last ``wanted`` of them."""
 
     sequence: TokenSequence
     tokens: int
@@ -132,7 +132,7 @@ def read_logits(step: Step, wanted: Mapping[int, int], copied: bool, has_states:
 
 
 def finish_chunks(prompts: Sequence[PromptChunk], logits: Sequence[Logits]) -> list[list[int]]:
-    """Count the chunks as cached; the first token behind each prompt that is through."""
+    """Count the chunks as cached; the first output token of each prompt that is finished."""
     tokens: list[list[int]] = []
     for chunk, found in zip(prompts, logits, strict=True):
         sequence, is_last = chunk.sequence, chunk.is_last

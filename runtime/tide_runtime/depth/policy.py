@@ -46,7 +46,7 @@ class DepthPolicy(Protocol):
         """Advance the ``decoding`` sequences, whose rows rise, and run the ``prompts``, in shared launches where that pays.
 
         Returns the new final tokens of each decoding sequence, none while it waits for others, then those of each prompt: the
-        first token behind its last chunk. Advances ``num_cached_tokens`` and sets ``prefilled``.
+        first output token, after its last chunk. Advances ``num_cached_tokens`` and sets ``prefilled``.
         """
 
     def reusable_tokens(self, sequence: TokenSequence) -> int:

@@ -187,7 +187,7 @@ class GrammarState:
         from llguidance.numpy import fill_next_token_bitmask
 
         if self._refused is not None:  # literals that only together spell an added token, see `grammar_limits`
-            raise GrammarError(f"the grammar cannot be followed behind token {self._refused}; write added tokens by their id")
+            raise GrammarError(f"the grammar cannot be followed after token {self._refused}; write added tokens by their id")
         self._move_to(drafts)
         fill_next_token_bitmask(self._matcher, self._bits, 0)
         if self._matcher.is_error():

@@ -25,7 +25,7 @@ LoadApp = Callable[[UserConfig], tuple[Engine, FastAPI]]
 T = TypeVar("T")
 # Options of `tide-serve` that a cluster has elsewhere, and where.
 _ELSEWHERE = {
-    "api_keys": "Ray shows arguments to whoever sees its dashboard; use api_key_file or the variable TIDE_API_KEYS",
+    "api_keys": "Ray shows arguments on its dashboard; use api_key_file or the variable TIDE_API_KEYS",
     "tls_certificate": "Ray's proxies end TLS; use http_options.ssl_certfile of its configuration file",
     "tls_key": "Ray's proxies end TLS; use http_options.ssl_keyfile of its configuration file",
     "write_timeout": "Ray's proxies write to the clients; leave it out",

@@ -104,7 +104,7 @@ def uvicorn_config(app: ASGIApp, config: ServeConfig, tls: ssl.SSLContext | None
         log_config=None,
         access_log=False,
         server_header=False,
-        # X-Forwarded-For names the client, whom limits and log lines are for, only where a proxy is declared.
+        # X-Forwarded-For names the client that limits and log lines are about, only where a proxy is declared.
         proxy_headers="FORWARDED_ALLOW_IPS" in os.environ,
         timeout_keep_alive=_KEEP_ALIVE_S,
         timeout_graceful_shutdown=_LAST_WORDS_S,

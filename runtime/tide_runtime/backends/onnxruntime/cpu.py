@@ -72,7 +72,7 @@ class OnnxRuntimeBackend(Sessions):
         )
         key = machine_key(bundle, target, threads)
         backend.measure_passes = lambda: kept_pass_costs(
-            [*key, str(backend.row_padding)], backend.context, manifest.max_seq_len, target
+            [*key, str(backend.row_padding or LEAST_PADDING)], backend.context, manifest.max_seq_len, target
         )
         return backend
 
@@ -206,15 +206,15 @@ class _BoundStep:
             raise cache_full(needed, self._context.caches.limit)
 
     def place_scattered(self, slot: int, positions: NDArray[np.int64], before: NDArray[np.int64] | None = None) -> None:
+        if before is not None and not self._context.backend.takes_any_order():
+            raise ParamsError(
+                "prefill_exit puts prompt tokens into the cache in another order, and sliding windows and int8 caches "
+                "go by that order; leave prefill_exit out"
+            )
         self._check_room(slot + self.shape.seq)
         self.positions.place_scattered(slot, positions)
         self._is_scattered = True
         if before is not None:
-            if not self._context.backend.takes_any_order():
-                raise ParamsError(
-                    "prefill_exit puts prompt tokens into the cache in another order, and sliding windows and int8 caches "
-                    "go by that order; leave prefill_exit out"
-                )
             self._bias.fill_scattered(before, positions)
 
     def run(self, graph: str) -> None:

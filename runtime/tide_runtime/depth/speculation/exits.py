@@ -16,7 +16,7 @@ from tide_runtime.depth.speculation.record import SpeculativeSequence
 
 
 class ExitDrafter:
-    """Places one more draft where an exit is confident.
+    """Adds one more draft where an exit is confident.
 
     Args:
         exits: those that may draft, shallow first.

@@ -1,4 +1,4 @@
-"""How many drafts of each sequence are verified: for the most expected tokens per ms of the whole batch, at what passes take."""
+"""How many drafts of each sequence are verified: for the most expected tokens per ms of the whole batch."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Lengths(NamedTuple):
 def choose_lengths(
     of_drafts: Sequence[Sequence[float]], pass_ms: PassTime, padding_penalty: float, least: float = 1.0
 ) -> Lengths:
-    """Drafts are taken in the order of the probability that they are accepted, of whatever sequence, while the pass that
+    """Drafts are added in the order of the probability that they are accepted, of whatever sequence, while the pass that
     verifies them all gives a better rate. In a batch, which waits for its longest sequence, a cap of the drafts of each sequence
     is raised while that gives a better rate still.
 

@@ -222,8 +222,8 @@ class SpeculativeSequence(LazySequence):
         self.drafts, self.num_drafts = [], 0
 
     def best_guess(self) -> tuple[Guess, list[float]]:
-        """The guess of which more tokens are expected to be right, and its chances. Where both begin alike the text's: the two
-        confirm each other, and a copy goes further."""
+        """The guess of which more tokens are expected to be right, and its chances. Where both begin alike, it is the text's,
+        because the two confirm each other and a copy goes further."""
         text, head = self.record.chances(self.guess), self.record.chances(self.head_guess)
         alike = self.guess.tokens and self.head_guess.tokens and self.guess.tokens[0] == self.head_guess.tokens[0]
         return (self.guess, text) if alike or sum(text) >= sum(head) else (self.head_guess, head)

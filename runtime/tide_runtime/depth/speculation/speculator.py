@@ -28,8 +28,7 @@ from tide_runtime.depth.speculation.record import SpeculativeSequence, TrackReco
 from tide_runtime.depth.speculation.text import TextDrafter
 from tide_runtime.sequence import TokenSequence
 
-State = SpeculativeSequence
-States = Sequence[State]
+States = Sequence[SpeculativeSequence]
 
 
 class Speculator:
@@ -73,11 +72,11 @@ class Speculator:
         measured = calibration is not None and calibration.costs is not None
         self._exits_pay = cache(ExitGate(self.costs, exits, shares, False, tuning, unknown=not measured).opens)  # by batch size
 
-    def start(self, context: ExecutionContext, sequence: TokenSequence) -> State:
+    def start(self, context: ExecutionContext, sequence: TokenSequence) -> SpeculativeSequence:
         """The state of a new sequence. A calibration predicts greedy text; fewer drafts of sampled text are accepted."""
         expected = self._expected if sequence.params.greedy else min(self._expected, self.tuning.uncalibrated_speedup)
         record = TrackRecord(self.tuning, expected, self.head_info)
-        return State(sequence, self.executor.frontier(context, sequence, room=self.limit + 1), record=record)
+        return SpeculativeSequence(sequence, self.executor.frontier(context, sequence, room=self.limit + 1), record=record)
 
     def propose(self, context: ExecutionContext, states: States, prompts: Sequence[PromptChunk]) -> float | None:
         """Put drafts after the sequences' tokens, for a step that the ``prompts`` share.
@@ -89,6 +88,8 @@ class Speculator:
             state.begin_step()
         for drafter in self.text:
             drafter.draft(context, states)
+        for state in states:
+            state.guess = allowed(state, state.guess)
         exits = bool(states and self.exits.exits) and self._exits_pay(len(states))
         if any(state.guess.tokens for state in states):
             speedup = fmean(state.record.exits.speedup for state in states) if exits else 1.0
