@@ -76,8 +76,7 @@ def take_turns(
 ) -> tuple[list[Turn], dict[str, list[Turn]]]:
     """Every arm's turn at each of ``groups``, and the baseline's beside it; group g is sampled with seed g.
 
-    The order of the arms turns, so that none always follows the same one, and so does the arm that begins.
-    A cache salt for each
+    The order of the arms turns, so that none always follows the same one, and so does the arm that begins. A cache salt for each
     pair keeps outputs from drafting for later turns. Returns the baseline's last turn at each group with its mean time there,
     and the arms' turns.
     """

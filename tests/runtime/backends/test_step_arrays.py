@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from tide_runtime.backends.step_arrays import Rounding, RowPadding, StepPositions, StepShape
+import numpy as np
+import pytest
+from tide_runtime.backends.step_arrays import AttentionBias, Rounding, RowPadding, StepPositions, StepShape
 
-PADDED = RowPadding(Rounding(), Rounding(2))
+PADDED = RowPadding(Rounding(), Rounding(spare=1))
 
 
 def test_uneven_sequences_are_packed_and_padded() -> None:
@@ -22,9 +24,9 @@ def test_uneven_sequences_are_packed_and_padded() -> None:
 
 
 def test_padded_attention_is_told_the_rows_of_each_sequence() -> None:
-    """Guards against a single row, which is summed in another order than its verification, and against padding in a cache."""
+    """Guards against a row alone in its tile, which is summed in another order, and against padding in a cache."""
     positions = StepPositions(StepShape.of(0, [1, 4, 2], (), PADDED), PADDED.sequence)
-    for counts, rows in (([1, 4, 2], [2, 4, 2]), ([4, 0, 3], [4, 0, 3])):  # one shape, whose arrays are shared
+    for counts, rows in (([1, 4, 2], [2, 5, 3]), ([4, 0, 3], [5, 0, 4])):  # one shape, whose arrays are shared
         positions.arrange(counts, ())
         assert positions.arrays["query_seqlens"].tolist() == rows
     single = StepPositions(StepShape.of(0, [1], (), PADDED), PADDED.sequence).arrays
@@ -36,6 +38,20 @@ def test_a_single_tokens_padding_has_its_position() -> None:
     positions = StepPositions(StepShape.of(0, [1], (), PADDED), PADDED.sequence)
     positions.place([7])
     assert positions.arrays["padded_position_ids"].tolist() == [[7, 7]] and positions.arrays["write_index"].tolist() == [7]
+
+
+@pytest.mark.parametrize("padding", [PADDED, RowPadding(Rounding(2, 2), Rounding(spare=3))])
+def test_padding_of_scattered_tokens_repeats_the_last_one(padding: RowPadding) -> None:
+    """A prompt whose tokens stop at exits could not run, or its padding would attend to nothing and give NaN."""
+    shape, tokens = StepShape.of(0, [3], [1], padding), np.array([9, 4, 6])
+    positions = StepPositions(shape, padding.sequence)
+    positions.place_scattered(2, tokens)
+    assert positions.arrays["padded_position_ids"][0].tolist() == [9, 4, 6, *[6] * (shape.seq - 3)]
+    assert positions.arrays["position_ids"].ravel().tolist() == [9, 4, 6, *[6] * (shape.tokens - 3)]
+    bias = AttentionBias(1, shape.seq, 8, 0)
+    bias.fill_scattered(np.array([1, 5]), tokens)
+    seen = [np.flatnonzero(row == 0).tolist() for row in bias.array[0, :, 0]]
+    assert seen == [[0, 1, 2, 3, 4], [0, 3], [0, 1, 3, 4], *[[0, 1, 3, 4]] * (shape.seq - 3)]
 
 
 def test_padding_adds_no_tokens_to_an_even_step() -> None:
