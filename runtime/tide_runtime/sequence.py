@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any, Literal
@@ -205,6 +205,13 @@ class TokenSequence:
         # Drafts accepted after the end are not output.
         del self.logprobs[len(self.new_tokens) :], self.depth.token_depths[max(0, len(self.new_tokens) - 1) :]
         return shown if self.text is None else shown + self.text.flush()
+
+
+def note_depth_time(sequences: Iterable[TokenSequence], began: float) -> None:
+    """Add the time since ``began``, which a step of ``sequences`` spent on exits and drafts."""
+    spent = perf_counter() - began
+    for sequence in sequences:
+        sequence.depth.exit_time += spent
 
 
 def is_finite(logits: NDArray[np.floating], likeliest: int) -> bool:

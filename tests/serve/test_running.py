@@ -127,7 +127,7 @@ def test_time_limit_in_the_queue(serve_app: Serve, stream: bool) -> None:
 
 def test_time_limit_of_an_echo(serve_app: Serve) -> None:
     """Breaks: log-probabilities of a long prompt are computed without end."""
-    with serve_app(ServeConfig(request_timeout=0.3)) as served, slowed(served):
+    with serve_app(ServeConfig(request_timeout=0.3), prefill_chunk=4) as served, slowed(served):
         body = request(served, prompt=[70] * 400, echo=True, logprobs=1, max_tokens=0)
         answer = httpx.post(f"{served.url}/v1/completions", json=body)
         assert (answer.status_code, answer.json()["error"]["code"]) == (503, "timeout")

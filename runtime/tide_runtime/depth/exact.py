@@ -19,11 +19,11 @@ from tide_runtime.bundle.manifest import Manifest
 from tide_runtime.depth.executor import Executor
 from tide_runtime.depth.full import Work, finish_chunks, run_full
 from tide_runtime.depth.options import DepthOptions
-from tide_runtime.depth.policy import PromptChunk, note_depth_time, refuse_depth_budget
+from tide_runtime.depth.policy import PromptChunk, refuse_depth_budget
 from tide_runtime.depth.speculation.record import Draft, SpeculativeSequence
 from tide_runtime.depth.speculation.speculator import Speculator
 from tide_runtime.generation_params import GenerationParams
-from tide_runtime.sequence import TokenSequence
+from tide_runtime.sequence import TokenSequence, note_depth_time
 
 
 class ExactDepth:

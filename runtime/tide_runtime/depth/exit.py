@@ -23,12 +23,12 @@ from tide_runtime.depth.executor import Executor, Guess
 from tide_runtime.depth.frontier import LazySequence
 from tide_runtime.depth.full import FullDepth
 from tide_runtime.depth.options import DepthOptions, check_fills, check_tails, no_exit, too_deep
-from tide_runtime.depth.policy import DevicePlan, PromptChunk, note_depth_time
+from tide_runtime.depth.policy import DevicePlan, PromptChunk
 from tide_runtime.depth.skipped_kv import Deferred, Propagated, SkippedLayers
 from tide_runtime.depth.speculation.record import Backoff, exit_backoff
 from tide_runtime.errors import ParamsError
 from tide_runtime.generation_params import GenerationParams
-from tide_runtime.sequence import TokenSequence
+from tide_runtime.sequence import TokenSequence, note_depth_time
 
 _ANY_SCORE = -1.0  # below every score but NaN
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from time import perf_counter
 from typing import NamedTuple, Protocol
 
 from tide_runtime.backends.base import ExecutionContext
@@ -118,10 +117,3 @@ def refuse_depth_budget(policy: str, params: GenerationParams) -> None:
             f"depth_budget is set, and policy {policy} promises the model's own output, which takes every layer; "
             "leave it out, or load the engine with policy exit"
         )
-
-
-def note_depth_time(sequences: Iterable[TokenSequence], began: float) -> None:
-    """Add the time since ``began``, which a step of ``sequences`` spent on exits and drafts."""
-    spent = perf_counter() - began
-    for sequence in sequences:
-        sequence.depth.exit_time += spent

@@ -153,5 +153,5 @@ def test_a_token_that_the_matcher_refuses_ends_the_request_with_an_error() -> No
     state = GrammarState(RefusingMatcher(), 8)  # type: ignore[arg-type]
     assert state.forced() == []
     state.take(3)
-    with pytest.raises(GrammarError, match="behind token 3"):
+    with pytest.raises(GrammarError, match="after token 3"):
         state.allowed([])

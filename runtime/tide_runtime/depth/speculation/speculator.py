@@ -89,7 +89,8 @@ class Speculator:
         for drafter in self.text:
             drafter.draft(context, states)
         for state in states:
-            state.guess = allowed(state, state.guess)
+            if state.sequence.grammar is not None:
+                state.guess = allowed(state, state.guess)
         exits = bool(states and self.exits.exits) and self._exits_pay(len(states))
         if any(state.guess.tokens for state in states):
             speedup = fmean(state.record.exits.speedup for state in states) if exits else 1.0
