@@ -29,7 +29,7 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from types import CodeType, FrameType
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 from urllib.request import Request, urlopen
 
 import typer
@@ -40,7 +40,6 @@ from tide_bench.report import Report
 from tide_runtime import DepthOptions, Engine, EngineOptions, GenerationParams
 from tide_runtime.bundle import Bundle
 from tide_runtime.bundle.calibration import CalibrationInfo, ExitInfo
-from tide_runtime.depth.options import Drafters
 from tide_runtime.depth_tuning import DepthTuning
 from tide_serve import ServeConfig, make_app
 from tide_serve.http.middlewares import guard
@@ -48,10 +47,11 @@ from tide_serve.http.server import uvicorn_config
 
 from benchmarks.models.model_folders import CACHE, tiny_chat_bundle
 
+Drafter = Literal["router", "ngram", "none"]
 POLICIES = ("full", "exact")
 PROMPTS = ([27, 22, 10, 5, 31], [1, 2, 3, 4, 1, 2, 3, 4, 1, 2, 3])  # the second one repeats, so drafts are copied from it
 TOKENS = 96  # until the text falls into a loop, which drafts are copied from too
-DRAFTERS: tuple[Drafters, ...] = ("router", "ngram")
+DRAFTERS: tuple[Drafter, ...] = ("router", "ngram")
 SURE = DepthTuning(usual_hit_rates=((1, 0.99),))  # copies are drafted whatever a pass takes here
 _ENGINE_THREAD = "tide-engine"
 
@@ -125,7 +125,7 @@ def entered_by_steps(
     Raises ValueError where one of them drafted nothing.
     """
     steps, requests = list[SourceLines](), set[CodeType]()
-    drafters: tuple[Drafters, ...] = DRAFTERS if policy == "exact" else ("none",)
+    drafters: tuple[Drafter, ...] = DRAFTERS if policy == "exact" else ("none",)
     for draft in drafters:
         options = EngineOptions(policy=policy, depth=DepthOptions(draft=draft, tuning=SURE), verify=False, device="cpu")
         own, codes, drafted = _entered_by_steps(bundle, options, prompts, tokens)
