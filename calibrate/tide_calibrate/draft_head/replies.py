@@ -9,11 +9,11 @@ Replies are sampled. States and logits are those of generation itself, so that r
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from inspect import signature
-from threading import get_ident
 
 import numpy as np
 import torch
@@ -70,10 +70,14 @@ def write_replies(
     pieces = _prompts(text.windows, text.split, before, after, piece_tokens, count - own, seed)
     new_tokens = min(REPLY_TOKENS, room - piece_tokens)
     groups = [*in_batches(pieces, _BATCH), *in_batches(np.tile(np.array(before, np.int64), (own, 1)), _BATCH)]
+    kept = threading.local()  # ``states`` of the thread: batches are written in several, by one model
     jobs = [
-        partial(_reply, loaded, group, new_tokens, boundaries, seed + number, on_batch) for number, group in enumerate(groups)
+        partial(_reply, loaded, kept, group, new_tokens, len(boundaries), seed + number, on_batch)
+        for number, group in enumerate(groups)
     ]
-    parts = list(in_parallel(jobs))
+    # Registered before the threads start: torch's modules are not to be given hooks while they run.
+    with hidden_states(loaded.model, sorted(boundaries), lambda _, state: kept.states.append(state[:, -1].half())):
+        parts = list(in_parallel(jobs))
     tokens, states, top_ids, top_logits, total = (np.concatenate(part) for part in zip(*parts, strict=True))
     lengths = _lengths(tokens, loaded)
     lengths[len(pieces) :] = tokens.shape[1]  # conversations go on after the end of a turn
@@ -121,39 +125,32 @@ def _prompts(
 @torch.inference_mode()
 def _reply(
     loaded: LoadedModel,
+    kept: threading.local,
     prompts: NDArray[np.int64],
     new_tokens: int,
-    boundaries: Sequence[int],
+    boundaries: int,
     seed: int,
     on_batch: Callable[[int], None],
     check: Check,
 ) -> tuple[NDArray[np.int32], NDArray[np.float16], NDArray[np.int32], NDArray[np.float32], NDArray[np.float32]]:
     """Tokens [B, 1 + T] from the prompts' last one on, and for each the states [B, 1 + T, boundaries, H], the largest
-    logits and the logarithm of the sum of all."""
+    logits and the logarithm of the sum of all. The model's hooks append to ``kept.states``, once for each boundary."""
     model, random = loaded.model, torch.Generator().manual_seed(seed)
     last_only = {"logits_to_keep": 1} if "logits_to_keep" in signature(model.forward).parameters else {}
-    states: list[Tensor] = []
-
-    this_thread = get_ident()
-
-    def keep(_boundary: int, state: Tensor) -> None:
-        if get_ident() == this_thread:  # batches are written in several threads, by one model
-            states.append(state[:, -1].half())
-
+    states = kept.states = list[Tensor]()
     step = torch.from_numpy(prompts)
     tokens, tops, sums, cache = [step[:, -1:]], [], [], DynamicCache(config=model.config)
-    with hidden_states(model, sorted(boundaries), keep):
-        for _ in range(new_tokens):
-            check()
-            logits = model(input_ids=step, past_key_values=cache, use_cache=True, **last_only).logits[:, -1].float()
-            tops.append(logits.topk(_TOP_K))
-            sums.append(logits.logsumexp(-1))
-            step = torch.multinomial((logits / _TEMPERATURE).softmax(-1), 1, generator=random)
-            tokens.append(step)
-            on_batch(len(prompts))
+    for _ in range(new_tokens):
+        check()
+        logits = model(input_ids=step, past_key_values=cache, use_cache=True, **last_only).logits[:, -1].float()
+        tops.append(logits.topk(_TOP_K))
+        sums.append(logits.logsumexp(-1))
+        step = torch.multinomial((logits / _TEMPERATURE).softmax(-1), 1, generator=random)
+        tokens.append(step)
+        on_batch(len(prompts))
     return (
         torch.cat(tokens[:-1], 1).int().numpy(),
-        torch.stack(states, 1).unflatten(1, (-1, len(boundaries))).numpy(),
+        torch.stack(states, 1).unflatten(1, (-1, boundaries)).numpy(),
         torch.stack([top.indices for top in tops], 1).int().numpy(),
         torch.stack([top.values for top in tops], 1).numpy(),
         torch.stack(sums, 1).numpy(),

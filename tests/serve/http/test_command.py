@@ -92,7 +92,7 @@ def test_port_that_is_taken_is_named_before_the_engine_is_loaded(tide_serve: Run
     [
         ([], []),
         (["--api-key", KEY], ["list of processes"]),
-        (["--host", "0.0.0.0"], ["whoever reaches", "unencrypted"]),
+        (["--host", "0.0.0.0"], ["every client that reaches", "unencrypted"]),
         (["--host", "0.0.0.0", "--api-key", "short"], ["list of processes", "can be guessed", "unencrypted"]),
         (["--log-text"], ["written into the log"]),
     ],
