@@ -35,7 +35,7 @@ style: $(READY)
 	$(BIN)/ruff format --check .
 
 contracts: $(READY)
-	$(BIN)/lint-imports
+	$(BIN)/lint-imports --no-cache
 
 # Two releases cannot be installed at once, so each has a folder. 10.4, for V100, has no wheel for newer Pythons; its test is then
 # skipped. 11.4 has to be there: a check of our calls that is never run looks like one that found nothing.
