@@ -32,7 +32,7 @@ from benchmarks.same_text.ways import REFERENCE, Ask, Way, outcomes
 EMULATOR = "qemu-x86_64"
 CPUS = dict(zip(cpu_mask.SETS, ("Haswell", "SandyBridge", "Denverton"), strict=True))  # → qemu's model
 FORMS = {"fp32": "source", "int8": "int8", "int4": "int4"}  # → --weights of tide-export
-VOCABULARY, SLOTS = 128, 80
+SLOTS = 80
 
 
 WAYS = (REFERENCE, Way("full", 3, cached=True), Way("full", 3, cached=True), Way("auto", 1), Way("auto", 3, scarce=True))
@@ -86,26 +86,11 @@ def texts_of(form: str, bundle: Path) -> Texts:
 
 def export_forms(folder: Path) -> dict[str, Path]:
     """The tiny model in every form: form → bundle."""
-    import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
-
+    from benchmarks.models.model_folders import write_tiny_llama
     from tide_export import export
     from tide_export.config import ExportConfig
 
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=64,
-        intermediate_size=96,
-        num_hidden_layers=1,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=SLOTS,
-        initializer_range=0.3,
-        bos_token_id=0,
-        eos_token_id=1,
-    )
-    LlamaForCausalLM(config).save_pretrained(folder / "model")
+    write_tiny_llama(folder / "model", 1, SLOTS)
     for form, weights in FORMS.items():
         options = ExportConfig(max_seq_len=SLOTS, checkpoints="none", verify=False, weights=weights, tokenizer="none")
         export(str(folder / "model"), folder / form, options)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sysconfig
 from pathlib import Path
 from typing import Annotated
 
@@ -35,8 +34,7 @@ def masked_environment(stays: str, folder: Path) -> dict[str, str]:
     folder = folder.absolute()
     folder.mkdir(parents=True, exist_ok=True)
     library = folder / "cpu_mask.so"
-    compiler = (sysconfig.get_config_var("CC") or "cc").split()[0]
-    subprocess.run([compiler, "-O2", "-shared", "-fPIC", "-o", library, Path(__file__).with_suffix(".c")], check=True)
+    subprocess.run(["cc", "-O2", "-shared", "-fPIC", "-o", library, Path(__file__).with_suffix(".c")], check=True)
     return {**os.environ, "LD_PRELOAD": str(library), "CPU_MASK": stays, "TIDE_CACHE_DIR": str(folder / stays)}
 
 

@@ -70,7 +70,8 @@ def run_tables(benchmark: str, brief: bool) -> list[str]:
 
 def with_tables(page: str, text: str) -> str:
     """``text`` of ``page`` with everything between the markers written anew."""
-    body = "\n\n".join(table for name in PAGES[page] for table in run_tables(name, page in BRIEF))
+    tables = [table for name in PAGES[page] for table in run_tables(name, page in BRIEF)]
+    body = "\n\n".join(tables) or f"No run of {', '.join(f'`benchmarks.{name}`' for name in PAGES[page])} is published yet."
     text = _between(text, START, END, body)
     return _between(text, VERIFIED, VERIFIED_END, verified_table(RESULTS)) if VERIFIED in text else text
 

@@ -55,7 +55,7 @@ def pytest_collection_finish() -> None:
 @pytest.fixture(scope="session", autouse=True)
 def trace_in_torch() -> Iterator[Callable[..., object] | None]:
     """`torch.onnx.export` itself: tests find one in its place that traces a structure once in a process."""
-    if "torch" not in sys.modules:  # nobody imports it for this
+    if "torch" not in sys.modules:  # importing it takes seconds, and no test of this run uses it
         yield None
         return
     import torch.onnx

@@ -136,6 +136,11 @@ def _write_tiny_chat(folder: Path) -> None:
 
 
 def _write_tiny(folder: Path) -> None:
+    write_tiny_llama(folder, 4, 2 * TINY_MAX_SEQ_LEN)
+
+
+def write_tiny_llama(folder: Path, layers: int, positions: int) -> None:
+    """Save a random Llama of ``layers`` layers and `TINY_VOCABULARY` tokens, for texts of up to ``positions`` tokens."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -144,10 +149,10 @@ def _write_tiny(folder: Path) -> None:
         vocab_size=TINY_VOCABULARY,
         hidden_size=64,
         intermediate_size=96,
-        num_hidden_layers=4,
+        num_hidden_layers=layers,
         num_attention_heads=4,
         num_key_value_heads=2,
-        max_position_embeddings=2 * TINY_MAX_SEQ_LEN,
+        max_position_embeddings=positions,
         initializer_range=0.3,  # text does not fall into a loop at once
         bos_token_id=0,
         eos_token_id=1,

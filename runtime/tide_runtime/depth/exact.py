@@ -91,7 +91,7 @@ class ExactDepth:
         """Count the prompts' tokens as cached; the draft head guesses from a prompt's last token on."""
         first = finish_chunks(prompts, chunks)
         for chunk, found in zip(prompts, chunks, strict=True):
-            if found.tokens and found.states is not None:
+            if chunk.sequence.prefilled and found.tokens and found.states is not None:
                 self._state(context, chunk.sequence).head_state = found.states[-1].copy()
         return first
 

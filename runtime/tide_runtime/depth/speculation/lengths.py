@@ -65,8 +65,10 @@ class Lengths(NamedTuple):
 def choose_lengths(
     of_drafts: Sequence[Sequence[float]], pass_ms: PassTime, padding_penalty: float, least: float = 1.0
 ) -> Lengths:
-    """Drafts are added in the order of the probability that they are accepted, of whatever sequence, while the pass that
-    verifies them all gives a better rate. In a batch, which waits for its longest sequence, a cap of the drafts of each sequence
+    """The numbers of drafts with the most expected tokens per ms.
+
+    Drafts are added in the order of the probability that they are accepted, of whatever sequence, while the pass that verifies
+    them all gives a better rate. In a batch, which waits for its longest sequence, a cap of the drafts of each sequence
     is raised while that gives a better rate still.
 
     Args:

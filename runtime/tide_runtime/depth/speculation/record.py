@@ -148,7 +148,7 @@ class TrackRecord:
         self.num_exit_drafts = tuning.first_exit_drafts
 
     def chances(self, guess: Guess) -> list[float]:
-        """Of each guessed token, that it and all before it are right."""
+        """For each guessed token, the probability that it and all tokens before it are right."""
         tokens, evidence, source = guess
         return self.rates[source].chances(evidence[: len(tokens)]) if source in self.rates else [1.0] * len(tokens)
 

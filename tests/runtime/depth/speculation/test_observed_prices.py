@@ -33,7 +33,7 @@ def serve_expensive_drafts(speculator: Speculator) -> None:
 
 
 def test_fewer_drafts_are_verified_where_they_have_become_expensive() -> None:
-    """With outdated prices, drafts that cost more than they give make a text slower than `full`."""
+    """With outdated prices, verifying drafts takes longer than the tokens they save, and a text is slower than under `full`."""
     speculator = made_up_speculator(TABLE)
     before = drafted(speculator)
     serve_expensive_drafts(speculator)

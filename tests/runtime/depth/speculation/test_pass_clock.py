@@ -31,7 +31,7 @@ def test_until_passes_are_observed_the_table_counts(passes: PassClock) -> None:
 
 @pytest.mark.parametrize("speed", [0.5, 3.0])
 def test_the_price_of_further_tokens_is_learned_at_any_speed(passes: PassClock, speed: float) -> None:
-    """An outdated table, in which further tokens are almost free, verifies drafts that cost more than they give."""
+    """An outdated table, in which further tokens are almost free, verifies drafts that take longer than the tokens they save."""
     table = {tokens: passes.full(1, tokens, tokens) for tokens in (1, 3, 7)}
     serve(passes, {tokens: speed * ms * tokens**0.15 for tokens, ms in table.items()}, 300, noise=0.05)
     assert passes.full(1, 3, 3) == pytest.approx(11.0 * 3**0.15, rel=0.05)
