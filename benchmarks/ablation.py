@@ -79,7 +79,7 @@ RULES = {
     "few_drafts_first": Rule(("exact",), {"first_exit_drafts": 64}),
     "draft_head": Rule(("exact",), {"head_draft_limit": 0}),
     "exits_with_text": Rule(("exact",), {"draft": "ngram"}, both={"head_draft_limit": 0}),
-    "pool": Rule(("exact",), {"pool_tokens": 0}, tasks=True),
+    "successors": Rule(("exact",), {"successor_entries": 0}, tasks=True),
     "observed_passes": Rule((), {"clock_rate": 0.0}, tasks=True),
     "hit_rate_classes": Rule(("exact",), {"usual_hit_rates": ((1, 0.6),)}, tasks=True),
     "hit_rate_learning": Rule(("exact",), {"hit_rate_weight": 1e9}, tasks=True),
@@ -140,7 +140,7 @@ def drafting_size() -> tuple[int, int]:
     Constants are the fields of `DepthTuning` but those of policy ``exit`` alone, which are named for it. Lines are those of
     policy ``exact`` and of ``depth/speculation`` without the drafters, which find drafts and decide nothing.
     """
-    depth, drafters = Path(tide_runtime.__file__).parent / "depth", ("text", "grammar", "head", "exits")
+    depth, drafters = Path(tide_runtime.__file__).parent / "depth", ("text", "successors", "grammar", "head", "exits")
     files = [path for path in (depth / "speculation").glob("*.py") if path.stem not in drafters]
     lines = sum(len(path.read_text("utf-8").splitlines()) for path in [*files, depth / "exact.py"])
     return sum(not one.name.startswith("exit_") for one in fields(DepthTuning)), lines

@@ -19,7 +19,7 @@ class RequestStats:
         queue_time: seconds of ``time_to_first_token`` before the first step that worked on the request; all of it where none did.
         policy: the one that ran: ``full`` where the engine's would not have paid for as many sequences at once.
         layers_per_token: decoder layers launched per token after the first, counted at the backend.
-        drafted, accepted: drafts of policy ``exact`` by drafter (``router``, ``ngram``, ``head``), and those the model confirmed.
+        drafted, accepted: drafts of policy ``exact`` by drafter (`Draft.source`), and those the model confirmed.
         deep_passes: runs to the last layer.
         exit_time: seconds of ``decode_time`` in which exits were evaluated or drafts made; the rest ran all layers.
         prompt_exits: prompt tokens that stopped early (``prefill_exit``); no certificate covers what follows them.

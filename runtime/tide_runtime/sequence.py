@@ -28,7 +28,7 @@ class DepthStats:
     Args:
         layers_run: decoder layers launched in the decode steps that the sequence took part in.
         ran_full: the policy left it to ``full``, as skipping layers would not have paid.
-        drafted, accepted: drafts proposed and those that the model confirmed, by drafter (``router``, ``ngram``, ``head``).
+        drafted, accepted: drafts proposed and those that the model confirmed, by drafter (`Draft.source`).
         deep_passes: runs to the last layer.
         exit_time: seconds of steps in which exits were evaluated or drafts placed, up to where the remaining layers began.
         forced: tokens that stopped early only to keep a depth budget.

@@ -341,7 +341,7 @@ def test_the_default_policy_drafts_from_text(engine: Engine) -> None:
     assert engine.policy.name == "exact"
     first, again = (engine.generate([9, 6, 7], params(30))[0] for _ in range(2))
     assert again.token_ids == first.token_ids
-    assert again.stats.drafted.keys() == {"ngram"} and again.stats.deep_passes < 20
+    assert again.stats.drafted.keys() <= {"ngram", "successor"} and again.stats.deep_passes < 20
 
 
 def test_rows_of_a_batch_share_their_launches(engine: Engine) -> None:

@@ -17,8 +17,8 @@ class PassClock:
     learned from passes while serving.
 
     How fast the time of a pass grows with its tokens depends on what else the machine does. A pass of one token waits for memory,
-    larger ones compute, so that other programs slow down the one or the other. Measured with the same fp32 model on the same
-    shared machine within an hour: 3 tokens took 1.07 passes of one token, and 1.32; 12 tokens 1.55, and 2.21.
+    larger ones compute, so that other programs slow down the one or the other: 3 tokens of an fp32 model took 1.07 passes of one
+    token, and 1.32 within the same hour; 12 tokens 1.55, and 2.21. Prices that padding makes equal stay equal.
     """
 
     def __init__(self, costs: CostModel, tuning: DepthTuning) -> None:
@@ -28,10 +28,8 @@ class PassClock:
 
     def full(self, batch_size: int, tokens: int, longest: int) -> float:
         """ms of a pass for ``tokens`` tokens of ``batch_size`` sequences, ``longest`` of one of them."""
-        price = self._costs.full(batch_size, tokens, longest)
-        if not self.tilt or tokens == batch_size:
-            return price
-        return max(self._costs.full(batch_size, batch_size, 1), price * (tokens / batch_size) ** self.tilt)
+        price, least = self._costs.full(batch_size, tokens, longest), self._costs.full(batch_size, batch_size, 1)
+        return price if price <= least else max(least, price * (tokens / batch_size) ** self.tilt)
 
     def pass_time(self, prompt_tokens: int = 0, before_ms: float = 0.0) -> PassTime:
         """Prices of passes that ``prompt_tokens`` share, after ``before_ms`` of drafting."""

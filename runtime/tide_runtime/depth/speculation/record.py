@@ -17,8 +17,8 @@ from tide_runtime.depth_tuning import DepthTuning
 
 
 class Guess(NamedTuple):
-    """``tokens`` likely to follow a text, and the ``evidence`` for each: matched tokens before a copy, or a draft head's score.
-    Tokens that a grammar forces need none."""
+    """``tokens`` likely to follow a text, and the ``evidence`` for each: matched tokens before it, or a draft head's score. Those
+    that a grammar forces need none."""
 
     tokens: Sequence[int]
     evidence: Sequence[float]
@@ -140,7 +140,10 @@ class TrackRecord:
 
     def __init__(self, tuning: DepthTuning, expected: float = 1.0, head: DraftHeadInfo | None = None) -> None:
         weight, memory = tuning.hit_rate_weight, tuning.hit_rate_memory
-        self.rates = {"ngram": HitRates(weight, memory, dict(tuning.usual_hit_rates))}
+        self.rates = {
+            "ngram": HitRates(weight, memory, dict(tuning.usual_hit_rates)),
+            "successor": HitRates(weight, memory, dict(tuning.usual_successor_rates)),
+        }
         if head is not None:
             self.rates["head"] = HitRates(weight, memory, {score: share for score, share in head.classes})
         self.head_mean = HitRates(weight, memory, {0.0: fmean(head.acceptance) if head is not None else 0.0})
@@ -151,6 +154,10 @@ class TrackRecord:
         """For each guessed token, the probability that it and all tokens before it are right."""
         tokens, evidence, source = guess
         return self.rates[source].chances(evidence[: len(tokens)]) if source in self.rates else [1.0] * len(tokens)
+
+    def best(self, *guesses: Guess) -> tuple[Guess, list[float]]:
+        """The guess of which most tokens are expected to be right, the first of equals, and its chances."""
+        return max(((guess, self.chances(guess)) for guess in guesses), key=lambda known: sum(known[1]))
 
     def observe(self, guess: Guess, tokens: Sequence[int]) -> None:
         """``tokens`` followed where ``guess`` was made, whether or not it was drafted."""
@@ -175,7 +182,7 @@ def next_exit_drafts(most: int, drafts: int, accepted: int) -> int:
 
 class Draft(NamedTuple):
     """A proposed token; ``source``: "router" for one that an exit head chose after ``depth`` layers, "ngram" for a copied one,
-    "grammar" for one that a grammar forces, "head" for the draft head's."""
+    "successor" for one of earlier replies, "grammar" for one that a grammar forces, "head" for the draft head's."""
 
     token: int
     source: str
@@ -188,8 +195,9 @@ class SpeculativeSequence(LazySequence):
 
     Args:
         record: how good drafts were so far.
-        history: what the text drafter keeps, in a type of its own.
+        history, successors: what the drafters from the text and from earlier replies keep, in types of their own.
         guess: of the text drafter or the grammar, in this step.
+        successor_guess: from earlier replies, in this step.
         head_guess: of the draft head, in this step.
         head_room: most tokens that the draft head may guess in this step; 0: it does not.
         head_state: [2H], which the draft head's next guess starts from; None: no full pass gave one.
@@ -199,7 +207,9 @@ class SpeculativeSequence(LazySequence):
 
     record: TrackRecord = field(kw_only=True)
     history: Any = None
+    successors: Any = None
     guess: Guess = NO_GUESS
+    successor_guess: Guess = NO_GUESS
     head_guess: Guess = NO_GUESS
     head_room: int = 0
     head_state: NDArray[np.generic] | None = None
@@ -208,7 +218,7 @@ class SpeculativeSequence(LazySequence):
 
     def begin_step(self) -> None:
         """Nothing is guessed or drafted yet."""
-        self.guess = self.head_guess = NO_GUESS
+        self.guess = self.successor_guess = self.head_guess = NO_GUESS
         self.head_room, self.evaluates = 0, False
         self.drop_drafts()
 
@@ -222,11 +232,12 @@ class SpeculativeSequence(LazySequence):
         self.drafts, self.num_drafts = [], 0
 
     def best_guess(self) -> tuple[Guess, list[float]]:
-        """The guess of which more tokens are expected to be right, and its chances. Where both begin alike, it is the text's,
-        because the two confirm each other and a copy goes further."""
-        text, head = self.record.chances(self.guess), self.record.chances(self.head_guess)
-        alike = self.guess.tokens and self.head_guess.tokens and self.guess.tokens[0] == self.head_guess.tokens[0]
-        return (self.guess, text) if alike or sum(text) >= sum(head) else (self.head_guess, head)
+        """The guess of which most tokens are expected to be right, and its chances. Where the draft head's begins like the best
+        copy, it is the copy, because the two confirm each other and a copy goes further."""
+        copy, chances = self.record.best(self.guess, self.successor_guess)
+        alike = copy.tokens and self.head_guess.tokens and copy.tokens[0] == self.head_guess.tokens[0]
+        head = self.record.chances(self.head_guess)
+        return (copy, chances) if alike or sum(chances) >= sum(head) else (self.head_guess, head)
 
     def chances_after(self, more: int) -> list[float]:
         """Chances of the best guess once the draft head has guessed ``more`` tokens, if it does: as often right as it mostly
