@@ -1,25 +1,30 @@
-"""Eight kinds of work, ten tasks each: how much faster than `full` the default policy decodes, and that its text is the same.
+"""Eight kinds of work, ten tasks each: how fast the default policy decodes, beside `full` of the same bundle and other engines.
 
-    python -m benchmarks.tasks                                  # SmolLM2-135M, fp32 and int4, alone and in batches: 12 minutes
-    python -m benchmarks.tasks --quick                          # int4 alone, three of each kind: 3 minutes
+    python -m benchmarks.tasks                                  # SmolLM2-135M, alone and in batches: 14 minutes
+    python -m benchmarks.tasks --quick                          # int4 and the file's own blocks, three of each kind: 2 minutes
     python -m benchmarks.tasks --calibrated BUNDLE              # also a bundle that was calibrated and exported in fp32: 5 more
     python -m benchmarks.tasks --prompts FOLDER --json build/tasks.json
     python -m benchmarks.tasks --prompts benchmarks/tasks/second_prompts    # a second set, of five tasks each
 
-Each task runs under `full` and under `auto` of the same bundle in turn, with the model's chat template, greedy. The pool of
-recent outputs is off, as a second round would find its own text there. Speedups are of decoding: the time behind the first token,
-the median of the rounds of a task. In batches the first turns of eight tasks, one of each kind, are submitted together. The score
-is what a program can check of a reply (`checks`): 0 to 1, and above 0 for some tasks whatever the reply is. The folder
-benchmarks/tasks/second_prompts is a second set, written after the policies were final and never used to change them.
+Each task runs under `full` and under `auto` of the same bundle in turn, with the model's chat template, greedy, then by a peer on
+the same prompts for as many tokens: int4 beside onnxruntime-genai int4 (made from the same dequantised weights by its own
+defaults, on all cores, which is the faster of its settings), the file's own blocks in the kinds chat and turns beside llama.cpp.
+Times are of decoding, behind the first token of each reply. A round runs every task once, in a fixed order and under a cache
+salt of its own: an engine's table of successors starts empty, and what drafts for a task is its own text and the replies that
+the same engine gave to the tasks before it, never another run of the task. In batches the first turns of eight tasks, one of each
+kind, are submitted together, and every batch has its own salt. The score is what a program can check of a reply (`checks`): 0 to
+1, and above 0 for some tasks whatever the reply is. The folder benchmarks/tasks/second_prompts is a second set, written after the
+policies were final and never used to change them.
 """
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
+from itertools import product
 from pathlib import Path
 from statistics import fmean, geometric_mean, median
 from typing import Annotated, Any
@@ -27,13 +32,13 @@ from typing import Annotated, Any
 import typer
 from rich.progress import Progress
 from tide_bench.arms.base import with_limitation
+from tide_bench.arms.process import ArmError, ArmProcess
 from tide_bench.arms.tide import limitation
 from tide_bench.report import Report
 from tide_bench.tables import console
-from tide_runtime import DepthOptions, Engine, EngineOptions, ThreadOptions
-from tide_runtime.depth_tuning import DepthTuning
+from tide_runtime import Engine, EngineOptions, ThreadOptions, TideError
 
-from benchmarks.models.gguf_files import GGUF_MODELS, folder_of
+from benchmarks.models.gguf_files import GGUF_MODELS, SLOTS, folder_of
 from benchmarks.models.model_folders import CACHE
 from benchmarks.tasks.checks import score
 from benchmarks.tasks.task_run import (
@@ -42,12 +47,16 @@ from benchmarks.tasks.task_run import (
     differing_tokens,
     mixed_groups,
     run_batch,
-    run_paired,
+    run_round,
 )
 from benchmarks.tasks.task_set import PROMPTS, TaskKind, load_tasks
 
-WEIGHTS = ("fp32", "int4")
+WEIGHTS = ("fp32", "int4", "source")
 QUICK_TASKS = 3
+LEAST_TOKENS = 16  # of a reply that counts as the worst: shorter ones are all noise
+CHATS = ("chat", "turns")  # the kinds of work in the file's own blocks
+# By weights: the arm beside them, and its name.
+PEERS = {"int4": ("genai-int4", "onnxruntime-genai"), "source": ("llamacpp", "llama.cpp")}
 BATCH = 8
 BATCH_WEIGHTS = "fp32"
 PROMPTS_HELP = (
@@ -55,19 +64,18 @@ PROMPTS_HELP = (
     "to change them."
 )
 
-KIND_COLUMNS = ("kind", "tasks", "tokens", "full, tokens/s", "speedup", "worst", "tokens/pass", "accepted", "layers", "score")
+KIND_COLUMNS = ("kind", "tasks", "tokens", "full, tokens/s", "speedup", "worst", "tokens/pass", "accepted", "over peer", "score")
 CALIBRATED = "calibrated fp32"
 # Names of results: of the mean over all tasks, and before all others, by weights.
-GEOMEANS = {"fp32": "default_geomean", "int4": "int4_default_geomean", CALIBRATED: "calibrated_geomean"}
-PREFIXES = {"fp32": "", "int4": "int4_", CALIBRATED: "calibrated_"}
+PREFIXES = {"fp32": "", "int4": "int4_", "source": "source_", CALIBRATED: "calibrated_"}
+GEOMEANS = {name: f"{prefix}default_geomean" for name, prefix in PREFIXES.items()} | {CALIBRATED: "calibrated_geomean"}
 
 
 def load_pair(folder: Path, batch: int) -> tuple[Engine, Engine]:
     """Engines of policy `full` and `auto` on the same weights."""
     options = EngineOptions(policy="full", max_batch=batch, threads=ThreadOptions(shared=True), verify=False)
     full = Engine.load(folder, options, device="cpu")
-    without_pool = DepthOptions(tuning=DepthTuning(pool_tokens=0))
-    return full, full.with_options(replace(full.options, policy="auto", depth=without_pool))
+    return full, full.with_options(replace(full.options, policy="auto"))
 
 
 def task_row(paired: PairedTask, kinds: dict[str, TaskKind], weights: str, title: str) -> dict[str, Any]:
@@ -85,6 +93,7 @@ def task_row(paired: PairedTask, kinds: dict[str, TaskKind], weights: str, title
         "id": paired.id,
         "rounds": len(paired.full),
         "speedup": paired.speedup,
+        "over_peer": paired.over_peer,
         "tokens": len(full.token_ids),
         "full_tokens_per_s": full.decoded_tokens / full.decode_s if full.decoded_tokens else 0.0,
         "drafted": drafted,
@@ -111,12 +120,17 @@ def _cells(kind: str, rows: Sequence[dict[str, Any]]) -> list[str]:
         f"{fmean(row['tokens'] for row in rows):.0f}",
         f"{median(row['full_tokens_per_s'] for row in rows):.0f}",
         f"{median(row['speedup'] for row in rows):.2f}",
-        f"{min(row['speedup'] for row in rows):.2f}",
+        f"{_worst(rows):.2f}",
         f"{fmean(row['tokens_per_pass'] for row in rows):.2f}",
         f"{sum(row['accepted'] for row in rows) / drafted:.0%}" if drafted else "",
-        f"{fmean(row['layers_per_token'] for row in rows):.1f}",
+        f"{geometric_mean(row['over_peer'] for row in rows):.2f}" if rows[0]["over_peer"] is not None else "",
         f"{fmean(row['score'] for row in rows):.2f}",
     ]
+
+
+def _worst(rows: Sequence[dict[str, Any]]) -> float:
+    """The smallest speedup over `full`, of replies that are long enough to tell."""
+    return min(row["speedup"] for row in [row for row in rows if row["tokens"] >= LEAST_TOKENS] or rows)
 
 
 def add_tables(report: Report, rows: Sequence[dict[str, Any]]) -> None:
@@ -126,6 +140,11 @@ def add_tables(report: Report, rows: Sequence[dict[str, Any]]) -> None:
         own, prefix = [row for row in rows if row["weights"] == weights], PREFIXES[weights]
         kinds += [[own[0]["title"], *cells] for cells in kind_rows(own)]
         notes.append(f"{weights} {results[GEOMEANS[weights]]:.2f}x, worst {results[f'{prefix}worst_prompt']:.2f}x")
+    if "auto_vs_genai_tasks" in results:
+        means = results["auto_vs_genai_tasks"], results["auto_vs_genai_worst_kind"]
+        notes.append(f"int4 over onnxruntime-genai int4 {means[0]:.2f}x, worst kind {means[1]:.2f}x")
+    if "chats_vs_llamacpp" in results:
+        notes.append(f"chats in the file's own blocks over llama.cpp {results['chats_vs_llamacpp']:.2f}x")
     note = f"All {len(rows)} tasks, geometric mean: {'; '.join(notes)}."
     if "batch8_geomean" in results:
         note += f" Batches of {BATCH}, fp32: {results['batch8_geomean']:.2f}x, worst {results['batch8_worst']:.2f}x."
@@ -135,8 +154,9 @@ def add_tables(report: Report, rows: Sequence[dict[str, Any]]) -> None:
         ["weights", *KIND_COLUMNS],
         kinds,
         f"{report.settings['model']}, the default policy without a calibration (`exact` with text drafts) against `full`, "
-        "batch 1, chat template, greedy, empty caches. Speedup of decoding over `full`, median and worst task. Layers: "
-        "launched per token. Score: 0 to 1.",
+        "batch 1, chat template, greedy; drafts come from the text and from replies to earlier tasks. Speedup of decoding over "
+        "`full`, median and worst task. Over peer: int4 over onnxruntime-genai int4, source over llama.cpp, for as many tokens "
+        "of the same prompts. Score: 0 to 1.",
         [note],
     )
 
@@ -147,11 +167,20 @@ def add_results(report: Report, rows: Sequence[dict[str, Any]], batches: Sequenc
         report.add(GEOMEANS[weights], geometric_mean(row["speedup"] for row in own))
         for kind in sorted({row["kind"] for row in own}):
             report.add(f"{prefix}{kind}", median(row["speedup"] for row in own if row["kind"] == kind))
-        report.add(f"{prefix}worst_prompt", min(row["speedup"] for row in own))
+        report.add(f"{prefix}worst_prompt", _worst(own))
         accepted = sum((Counter(row["accepted_by"]) for row in own), Counter[str]())
         tokens = sum(row["tokens"] for row in own)
         for drafter, count in sorted(accepted.items()):
             report.add(f"{prefix}{drafter}_share", count / tokens)
+    beside = {weights: [row for row in rows if row["weights"] == weights and row["over_peer"] is not None] for weights in PEERS}
+    by_kind = defaultdict[str, list[float]](list)
+    for row in beside["int4"]:
+        by_kind[row["kind"]].append(row["over_peer"])
+    if means := [geometric_mean(own) for own in by_kind.values()]:
+        report.add("auto_vs_genai_tasks", geometric_mean(means))
+        report.add("auto_vs_genai_worst_kind", min(means))
+    if beside["source"]:
+        report.add("chats_vs_llamacpp", geometric_mean(row["over_peer"] for row in beside["source"]))
     if batches:
         report.add("batch8_geomean", geometric_mean(batch.speedup for batch in batches))
         report.add("batch8_worst", min(batch.speedup for batch in batches))
@@ -159,25 +188,61 @@ def add_results(report: Report, rows: Sequence[dict[str, Any]], batches: Sequenc
     report.add("differing_tokens", different)
 
 
+def start_peer(weights: str, cache: Path, stack: ExitStack) -> ArmProcess | None:
+    """The engine beside ``weights``, until ``stack`` ends; None where there is none, or it cannot run, which is printed."""
+    if weights not in PEERS:
+        return None
+    arm, title = PEERS[weights]
+    try:
+        peer = ArmProcess(arm, folder_of(arm, GGUF_MODELS["smollm2"], cache / "smollm2"))
+        stack.callback(peer.close)
+        if arm == "llamacpp":
+            peer.call("serve", 1, SLOTS)  # or every longer prompt would load the model again
+        peer.generate([[1] * 16], 16)  # memory is allocated
+    except (ArmError, RuntimeError, TideError) as error:
+        console().print(f"{title} cannot run: {error}", markup=False)
+        return None
+    return peer
+
+
+def measure(
+    name: str,
+    engines: tuple[Engine, Engine],
+    peer: ArmProcess | None,
+    kinds: Sequence[TaskKind],
+    rounds: int,
+    tick: Callable[[], None],
+) -> list[PairedTask]:
+    """Every task of ``kinds``, in rounds: see the top of this file."""
+    found = {task.id: PairedTask(kind.kind, task.id) for kind in kinds for task in kind.tasks}
+    for number, kind in product(range(rounds), kinds):
+        for task in kind.tasks:
+            run_round(found[task.id], engines, peer, kind, task, f"{name}, round {number}")
+            tick()
+    return list(found.values())
+
+
 def main(
     weights: Annotated[str, typer.Option(help=f"Of SmolLM2-135M-Instruct, of {', '.join(WEIGHTS)}.")] = ",".join(WEIGHTS),
     prompts: Annotated[Path, typer.Option(help=PROMPTS_HELP)] = PROMPTS,
     tasks: Annotated[int | None, typer.Option(min=1, help="Only so many of each kind.")] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="Runs of each task.")] = 1,
     calibrated: Annotated[Path | None, typer.Option(help="A calibrated bundle of the model in fp32.")] = None,
-    quick: Annotated[bool, typer.Option("--quick", help=f"int4 alone, no batches, {QUICK_TASKS} tasks of each kind.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help=f"Without fp32 and batches, {QUICK_TASKS} tasks of each kind.")] = False,
     batches: Annotated[bool, typer.Option(help=f"Also run batches of {BATCH}, in {BATCH_WEIGHTS}.")] = True,
+    peers: Annotated[bool, typer.Option(help="Also run onnxruntime-genai and llama.cpp.")] = True,
     cache: Annotated[Path, typer.Option(help="Where bundles are kept between runs.")] = CACHE,
     json: Annotated[Path | None, typer.Option(help="Write all figures to this file.")] = None,
 ) -> None:
-    """Compare the default policy with `full` on eight kinds of work."""
+    """Compare the default policy with `full` and other engines on eight kinds of work."""
     if quick:
-        weights, tasks, batches = "int4", QUICK_TASKS, False
+        weights, tasks, batches = "int4,source", QUICK_TASKS, False
     chosen = weights.split(",") if weights else []
     if unknown := [name for name in chosen if name not in WEIGHTS]:
         raise typer.BadParameter(f"weights are {', '.join(unknown)}; give some of {', '.join(WEIGHTS)}")
     kinds = [TaskKind(k.kind, k.max_new_tokens, k.tasks[:tasks], k.system) for k in load_tasks(prompts)]
-    by_name = {kind.kind: kind for kind in kinds}
-    report = Report("tasks", model="SmolLM2-135M-Instruct", weights=weights, tasks=tasks, prompts=prompts.name)
+    kinds_of = {name: [k for k in kinds if name != "source" or k.kind in CHATS] for name in (*chosen, CALIBRATED)}
+    report = Report("tasks", model="SmolLM2-135M-Instruct", weights=weights, tasks=tasks, prompts=prompts.name, rounds=rounds)
     groups = mixed_groups(kinds, BATCH) if batches and BATCH_WEIGHTS in chosen else []
     measured: list[PairedBatch] = []
     folders: dict[str, Callable[[], Path]] = {
@@ -185,22 +250,22 @@ def main(
     }
     if calibrated is not None:
         folders[CALIBRATED] = partial(Path, calibrated)
-    total = len(folders) * sum(len(kind.tasks) for kind in kinds) + len(groups)
-    with Progress(console=console()) as progress, ExitStack() as stack:
+    total = len(groups) + rounds * sum(len(kind.tasks) for name in folders for kind in kinds_of[name])
+    with Progress(console=console()) as progress:
         bar = progress.add_task("tasks", total=total)
+        tick = partial(progress.advance, bar)
         for name, folder in folders.items():
-            progress.update(bar, description=f"loading {name}")
-            full, auto = (stack.enter_context(engine) for engine in load_pair(folder(), BATCH))
-            title = with_limitation(name, limitation(auto))
-            for kind in kinds:
-                progress.update(bar, description=f"{name} {kind.kind}")
-                for task in kind.tasks:
-                    report.rows.append(task_row(run_paired(full, auto, kind, task), by_name, name, title))
-                    progress.advance(bar)
-            for group in groups if name == BATCH_WEIGHTS else []:
-                progress.update(bar, description=f"{name}, batches of {BATCH}")
-                measured.append(run_batch(full, auto, group))
-                progress.advance(bar)
+            progress.update(bar, description=f"{name}")
+            with ExitStack() as stack:
+                full, auto = (stack.enter_context(engine) for engine in load_pair(folder(), BATCH))
+                title = with_limitation(name, limitation(auto))
+                peer = start_peer(name, cache, stack) if peers else None
+                by_name = {kind.kind: kind for kind in kinds_of[name]}
+                done = measure(name, (full, auto), peer, kinds_of[name], rounds, tick)
+                report.rows += [task_row(paired, by_name, name, title) for paired in done]
+                for group in groups if name == BATCH_WEIGHTS else []:
+                    measured.append(run_batch(full, auto, group))
+                    tick()
     add_results(report, report.rows, measured)
     add_tables(report, report.rows)
     for batch in measured:

@@ -1,4 +1,4 @@
-"""Run tasks on engines, timed against policy `full` in turn."""
+"""Run tasks on engines, timed against policy `full` and other engines in turn."""
 
 from __future__ import annotations
 
@@ -8,22 +8,20 @@ from itertools import count
 from statistics import median
 from time import perf_counter
 
+from tide_bench.arms.process import ArmProcess
 from tide_runtime import Engine, Generation, GenerationParams
 
 from benchmarks.tasks.task_set import Task, TaskKind
-
-TIMED_S = 0.5  # of `full`, at least, in all rounds of a task: short replies take several
-MOST_ROUNDS, DOUBTFUL_ROUNDS = 5, 3  # of a task, and of one whose speedup is near 1
-DOUBTFUL_SPEEDUP = 1.1
 
 _salts = count()
 
 
 @dataclass(frozen=True)
 class Conversation:
-    """The replies of one run of a task, a generation for each turn."""
+    """The replies of one run of a task, a generation for each turn, and the token ids of each turn's prompt."""
 
     replies: tuple[Generation, ...]
+    prompts: tuple[Sequence[int], ...]
 
     @property
     def token_ids(self) -> list[int]:
@@ -45,62 +43,71 @@ class Conversation:
 
 @dataclass
 class PairedTask:
-    """A task under `full` and under another policy, measured in turn.
+    """A task under `full` and under another policy, and by a peer, measured in turn.
 
     Args:
-        full, other: seconds of decoding in each round.
+        full, other, peer: seconds of decoding in each round; no peer: no seconds.
     """
 
     kind: str
     id: str
     full: list[float] = field(default_factory=list)
     other: list[float] = field(default_factory=list)
+    peer: list[float] = field(default_factory=list)
     full_run: Conversation | None = None
     other_run: Conversation | None = None
 
     @property
     def speedup(self) -> float:
         """Median over the rounds of `full`'s decode time over the other's."""
-        return median(full / other for full, other in zip(self.full, self.other, strict=True))
+        return _ratio(self.full, self.other)
 
     @property
-    def needs_a_round(self) -> bool:
-        """Whether timing is not sure enough yet: the reply is short, or the speedup near 1, where a few percent matter."""
-        rounds = len(self.full)
-        if rounds >= MOST_ROUNDS:
-            return False
-        return sum(self.full) < TIMED_S or (self.speedup < DOUBTFUL_SPEEDUP and rounds < DOUBTFUL_ROUNDS)
+    def over_peer(self) -> float | None:
+        """Median over the rounds of the peer's decode time over the other policy's."""
+        return _ratio(self.peer, self.other) if self.peer else None
 
 
-def converse(engine: Engine, kind: TaskKind, task: Task) -> Conversation:
-    """The model's replies to all turns of ``task``, greedy. Later runs find its prompts in the prefix cache."""
-    params = GenerationParams(max_new_tokens=kind.max_new_tokens, cache_salt=task.id)
+def _ratio(slower: Sequence[float], faster: Sequence[float]) -> float:
+    return median(a / b for a, b in zip(slower, faster, strict=True))
+
+
+def converse(engine: Engine, kind: TaskKind, task: Task, salt: str) -> Conversation:
+    """The model's replies to all turns of ``task``, greedy. What ``engine`` answered under ``salt`` may draft for them."""
+    params = GenerationParams(max_new_tokens=kind.max_new_tokens, cache_salt=salt)
     messages = [{"role": "system", "content": kind.system}] if kind.system is not None else []
-    replies = []
+    replies, prompts = [], []
     for turn in task.turns:
         messages.append({"role": "user", "content": turn})
-        (reply,) = engine.generate([engine.chat_prompt(messages)], params)
+        prompts.append(engine.chat_prompt(messages))
+        (reply,) = engine.generate(prompts[-1:], params)
         messages.append({"role": "assistant", "content": reply.text or ""})
         replies.append(reply)
-    return Conversation(tuple(replies))
+    return Conversation(tuple(replies), tuple(prompts))
 
 
-def run_paired(full: Engine, other: Engine, kind: TaskKind, task: Task) -> PairedTask:
-    """Measure one task. Replies without a second token count as equally fast."""
-    paired = PairedTask(kind.kind, task.id)
-    while not paired.full or paired.needs_a_round:
-        for engine in (full, other) if len(paired.full) % 2 else (other, full):  # an order of its own in each round
-            run = converse(engine, kind, task)
-            if engine is full:
-                paired.full_run = run
-                paired.full.append(run.decode_s)
-            else:
-                paired.other_run = run
-                paired.other.append(run.decode_s)
-        if not paired.full_run or not paired.full_run.decoded_tokens:
-            paired.full, paired.other = [1.0], [1.0]
-            break
-    return paired
+def run_round(
+    paired: PairedTask, engines: tuple[Engine, Engine], peer: ArmProcess | None, kind: TaskKind, task: Task, salt: str
+) -> None:
+    """One more round of a task: `full`, the other engine, then the peer on the same prompts for as many tokens. Replies without a
+    second token count as equally fast."""
+    full, other = engines
+    paired.full_run, paired.other_run = converse(full, kind, task, salt), converse(other, kind, task, salt)
+    decoded = paired.full_run.decoded_tokens
+    paired.full.append(paired.full_run.decode_s if decoded else 1.0)
+    paired.other.append(paired.other_run.decode_s if decoded else 1.0)
+    if peer is not None:
+        paired.peer.append(peer_seconds(peer, paired.other_run) if decoded else 1.0)
+
+
+def peer_seconds(peer: ArmProcess, known: Conversation) -> float:
+    """Seconds behind the first token of every reply, when the peer's replies to the same prompts have as many tokens as those of
+    ``known``. Raises ArmError where it fails."""
+    seconds = 0.0
+    for prompt, reply in zip(known.prompts, known.replies, strict=True):
+        if (count := len(reply.token_ids)) > 1:
+            seconds += peer.generate([list(prompt)], count).decode_s
+    return seconds
 
 
 @dataclass(frozen=True)

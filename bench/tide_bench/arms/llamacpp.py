@@ -22,7 +22,7 @@ _FEWEST_SLOTS = 256  # llama.cpp rounds caches up to it
 
 
 class LlamacppArm:
-    """Its KV caches hold the requested sequences and tokens: a call with other sizes first loads the model again, untimed.
+    """Its KV caches hold the requested sequences and tokens: a call that needs larger ones first loads the model again, untimed.
 
     llama.cpp never samples an end-of-sequence id, where other arms may write one and go on; texts part there.
     """
@@ -60,8 +60,8 @@ class LlamacppArm:
         return str(self._library.get_system_info())
 
     def _load(self, rows: int, tokens: int) -> None:
-        """A server for ``rows`` sequences of ``tokens`` tokens, unless this is the one that runs."""
-        if self._sizes == (rows, tokens):
+        """A server for ``rows`` sequences of ``tokens`` tokens, unless the one that runs is large enough."""
+        if self._sizes[0] == rows and self._sizes[1] >= tokens:
             return
         self._server = None  # ends the one before
         params = self._library.CommonParams()
