@@ -96,7 +96,7 @@ TEST_TOOLS := pytest pytest-xdist hypothesis psutil onnx
 pythons: wheel $(READY) ## the runtime's tests that need no torch, with the wheel on each Python that is here
 	rm -rf build/pythons
 	PYTHONPATH=tests $(BIN)/python -c "from pathlib import Path; from runtime.conftest import *; \
-	  write_bundle(write_model(Path('build/pythons/model')), Path('build/pythons/bundle'))"
+	  write_bundle(write_model(Path('build/pythons/tiny-llama')), Path('build/pythons/bundle'))"
 	for version in $(PYTHONS); do \
 	  python=$$(ls -d $$HOME/.pyenv/versions/$$version.*/bin/python 2>/dev/null | tail -1); \
 	  python=$${python:-$$(command -v python$$version)} || { echo "no Python $$version here"; continue; }; \
