@@ -26,7 +26,8 @@ from tide_export.accounting import check_names, check_values, read_headers, weig
 from tide_export.config import weights_title
 from tide_export.probe import probe_attention
 from tide_export.quantization.checkpoints import find_settings, load_quantized_checkpoint
-from tide_export.quantization.gguf_source import first_line, is_gguf, load_gguf
+from tide_export.quantization.gguf_file import is_gguf
+from tide_export.quantization.gguf_source import first_line, load_gguf
 from tide_export.quantization.quantized_weight import QuantizedWeight
 from tide_export.quantization.quantizers import dequantize_parameters, quantize_model
 from tide_export.source_tokenizer import load_tokenizer
