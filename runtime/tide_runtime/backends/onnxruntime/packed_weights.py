@@ -28,7 +28,6 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import IO
 
@@ -47,7 +46,7 @@ PACKED_OUTPUT = "tide.packed"  # initializer and output of the changed graphs
 _PREPACKED = "prepacked_"
 _PAGE = 4096
 _INLINE_BYTES = 1024  # smaller weights stay in ONNX Runtime's graph
-_ROOM = 3  # bytes of disk for a byte of weights, while packing
+_PACKED = 1.3  # bytes of a packed weight over those of the weight, with scales: 24 of 20 in a block of 32 weights of 4 bits
 
 
 @dataclass(frozen=True)
@@ -83,12 +82,13 @@ def packed_weights(
         return PackedWeights(weights or bundle.directory)
     if not all(file.sha256 for file in bundle.manifest.files.values()):  # the exporter verifies it before it is hashed
         return PackedWeights(weights)
-    graphs = _graphs(bundle, target)
-    build = partial(_pack, [bundle.path(graph) for graph in graphs], weights, threads, advance)
+    packing = _Packing([bundle.path(graph) for graph in _graphs(bundle, target)], weights, threads, advance)
     try:
-        folders = CachedFolders(cache_folder("packed"))
-        name = _name(bundle, target)
-        folder = folders.find(name) or _made(folders, name, build, weights.stat().st_size)
+        folders, name = CachedFolders(cache_folder("packed")), _name(bundle, target)
+        folder = folders.find(name)
+        if folder is None:
+            packing.check_room(folders)
+            folder = folders.make(name, packing.write)
         if folder is None:
             return PackedWeights(weights, reason="another process packs them now")
         entries = json.loads((folder / ENTRIES).read_text(encoding="ascii"))
@@ -118,37 +118,48 @@ def _name(bundle: Bundle, target: str) -> str:
     return f"{model}-{hashlib.sha256(key.encode()).hexdigest()[:16]}"
 
 
-def _made(folders: CachedFolders, name: str, build: Callable[[Path, IO[bytes]], None], needed: int) -> Path | None:
-    if needed > folders.limit:
-        raise OSError(f"they would take more than {LIMIT_VARIABLE} allows, {folders.limit / 2**30:g} GiB")
-    folders.folder.mkdir(parents=True, exist_ok=True)
-    if (free := shutil.disk_usage(folders.folder).free) < _ROOM * needed:
-        raise OSError(f"the disk of {folders.folder} has {free / 2**30:.1f} GiB free, of {_ROOM * needed / 2**30:.1f}")
-    return folders.make(name, build)
+@dataclass(frozen=True)
+class _Packing:
+    """The ``graphs`` that have all ``weights``, to be packed one after the other; ``advance``: see `packed_weights`."""
 
+    graphs: list[Path]
+    weights: Path
+    threads: ThreadOptions
+    advance: Callable[[int, int], None]
 
-def _pack(
-    graphs: list[Path], weights: Path, threads: ThreadOptions, advance: Callable[[int, int], None], path: Path, lock: IO[bytes]
-) -> None:
-    """Write the folder ``path``. Raises OSError, ValueError for graphs with packed weights of their own, or ONNX Runtime's."""
-    made = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
-    try:
-        entries: dict[str, str] = {}
-        with (made / DATA).open("wb", buffering=0) as data:
-            data.write(bytes(_PAGE))  # the content of the initializer that has the entries
-            for number, graph in enumerate(graphs):
-                advance(number, len(graphs))
-                for key, blobs, saved in _packed_by_onnxruntime(graph, weights, made, threads):
-                    if key not in entries:  # ONNX Runtime rejects a graph that has a key twice
-                        entries[key] = "|".join([key, *(f"{_append(data, saved, *blob)};{blob[1]};0" for blob in blobs)])
-            advance(len(graphs), len(graphs))
-        (made / ENTRIES).write_text(json.dumps([*entries.values()]), encoding="ascii")
-        made.chmod(0o755)
-        made.rename(path)
-    finally:
-        shutil.rmtree(made, ignore_errors=True)
-        with suppress(OSError, AttributeError):  # glibc would keep the memory of the largest graph
-            ctypes.CDLL(None).malloc_trim(0)
+    def check_room(self, folders: CachedFolders) -> None:
+        """Raise OSError if the cache's limit or its disk has not enough room."""
+        weights = self.weights.stat().st_size
+        if _PACKED * weights > folders.limit:
+            raise OSError(f"they would take more than {LIMIT_VARIABLE} allows, {folders.limit / 2**30:g} GiB")
+        folders.folder.mkdir(parents=True, exist_ok=True)
+        # Beside the result, ONNX Runtime writes one graph's weights, as they are and packed.
+        needed = weights * (_PACKED + (1 + _PACKED) / len(self.graphs))
+        if (free := shutil.disk_usage(folders.folder).free) < needed:
+            raise OSError(
+                f"packing takes {needed / 2**30:.1f} GiB, and the disk of {folders.folder} has {free / 2**30:.1f} GiB free"
+            )
+
+    def write(self, path: Path, lock: IO[bytes]) -> None:
+        """Write the folder ``path``. Raises OSError, ValueError for graphs that are packed already, and ONNX Runtime's own."""
+        made = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
+        try:
+            entries: dict[str, str] = {}
+            with (made / DATA).open("wb", buffering=0) as data:
+                data.write(bytes(_PAGE))  # the content of the initializer that has the entries
+                for number, graph in enumerate(self.graphs):
+                    self.advance(number, len(self.graphs))
+                    for key, blobs, saved in _packed_by_onnxruntime(graph, self.weights, made, self.threads):
+                        if key not in entries:  # ONNX Runtime rejects a graph that has a key twice
+                            entries[key] = "|".join([key, *(f"{_append(data, saved, *blob)};{blob[1]};0" for blob in blobs)])
+            self.advance(len(self.graphs), len(self.graphs))
+            (made / ENTRIES).write_text(json.dumps([*entries.values()]), encoding="ascii")
+            made.chmod(0o755)
+            made.rename(path)
+        finally:
+            shutil.rmtree(made, ignore_errors=True)
+            with suppress(OSError, AttributeError):  # glibc would keep the memory of the largest graph
+                ctypes.CDLL(None).malloc_trim(0)
 
 
 def _packed_by_onnxruntime(

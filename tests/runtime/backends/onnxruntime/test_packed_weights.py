@@ -100,7 +100,7 @@ def test_one_copy_that_can_be_mapped(opened: Bundle, packed: PackedWeights, cach
 
 def test_weights_are_packed_once(opened: Bundle, packed: PackedWeights, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every load would take the time of the first."""
-    monkeypatch.setattr(module, "_pack", lambda *a: pytest.fail("packed again"))
+    monkeypatch.setattr(module, "_packed_by_onnxruntime", lambda *a: pytest.fail("packed again"))
     assert packed_weights(opened, "cpu", THREADS) == packed
 
 
