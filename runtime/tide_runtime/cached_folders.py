@@ -73,10 +73,6 @@ class CachedFolders:
                     return self._used(path, lock)
         return self.make(name, build, waits)  # another process has deleted it between the two locks
 
-    def bytes(self) -> int:
-        """Bytes of all folders."""
-        return sum(map(folder_bytes, self._folders()))
-
     def _lock(self, path: Path) -> Path:
         return path.with_name(f"{path.name}.lock")
 
@@ -128,6 +124,7 @@ def _limit_bytes() -> int:
 @contextmanager
 def _opened(path: Path) -> Iterator[IO[bytes]]:
     """A file to lock, made where it is missing; one that cannot be written is opened as it is."""
+    file: IO[bytes]
     try:
         file = path.open("ab")
     except OSError:

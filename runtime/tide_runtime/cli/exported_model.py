@@ -13,7 +13,7 @@ import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -59,7 +59,7 @@ class _Model:
     """``identity``: changes with its content; ``arguments``: those of `tide-export` that name it."""
 
     name: str
-    identity: list[object]
+    identity: Sequence[object]
     arguments: list[str]
     weights: str
 
