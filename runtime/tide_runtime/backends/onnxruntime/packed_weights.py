@@ -36,7 +36,7 @@ import onnxruntime as ort
 from tide_runtime.backends.onnxruntime.model_proto import external_entries, with_location, with_output
 from tide_runtime.backends.onnxruntime.threads import ThreadOptions, session_options
 from tide_runtime.bundle import Bundle, sha256_of
-from tide_runtime.bundle.manifest import DRAFT, HEAD
+from tide_runtime.bundle.manifest import DRAFT
 from tide_runtime.cached_folders import LIMIT_VARIABLE, CachedFolders
 from tide_runtime.machine_cache import cache_folder, processor
 
@@ -106,9 +106,9 @@ def packed_folder(bundle: Bundle, target: str) -> Path | None:
 
 
 def _graphs(bundle: Bundle, target: str) -> list[str]:
-    """The files of the graphs that have all weights of a target, one segment after the other."""
+    """The files of the graphs that have all weights of a target: the segments, the last of which has the head, and the draft head."""
     files = bundle.manifest.targets[target].graphs
-    names = [*(segment.name for segment in bundle.manifest.segments), HEAD, DRAFT]
+    names = [*(segment.name for segment in bundle.manifest.segments), DRAFT]
     return [files[name] for name in names if name in files]
 
 
