@@ -106,7 +106,7 @@ def packed_folder(bundle: Bundle, target: str) -> Path | None:
 
 
 def _graphs(bundle: Bundle, target: str) -> list[str]:
-    """The files of the graphs that have all weights of a target: the segments, the last of which has the head, and the draft head."""
+    """Files of the graphs that have all weights of a target: the segments, of which the last has the head, and the draft head."""
     files = bundle.manifest.targets[target].graphs
     names = [*(segment.name for segment in bundle.manifest.segments), DRAFT]
     return [files[name] for name in names if name in files]
