@@ -107,6 +107,9 @@ def serve(
     target: Annotated[str, _engine(help="Target of the bundle; auto: the best for this machine.")] = _ENGINE.target,
     device: Annotated[str, _engine(help="auto, cpu, cuda, or cuda:1 for the second GPU.")] = _ENGINE.device,
     threads: Annotated[int, _engine(help="Threads of ONNX Runtime; 0: one per core.")] = _ENGINE.threads.count,
+    bits: Annotated[
+        str, _engine(help="same: an answer never depends on those that run beside it (CPU); fast: it may, in less time.")
+    ] = _ENGINE.bits,
     verify: Annotated[bool, _engine(help="Compare the bundle's files with their SHA-256 first.")] = _ENGINE.verify,
     weights: Annotated[str | None, _engine(help=WEIGHTS_HELP)] = None,
     log_text: Annotated[bool, _watching("--log-text", help="Write prompts and answers into the log.")] = _SERVE.log_text,
@@ -161,6 +164,7 @@ def serve(
         prefix_cache=prefix_cache,
         threads=ThreadOptions(threads, shared=True),  # this process runs only TIDE, so all sessions share one thread pool
         verify=verify,
+        bits=bits,
     )
     tls = tls_context(config)
     with bound_socket(host, port) as listener:

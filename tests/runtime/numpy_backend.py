@@ -63,6 +63,9 @@ class NumpyBackend:
         self.layers = {g.name: range(*g.layers) for g in manifest.segments if g.layers}
         self.launches: dict[str, int] = Counter()
 
+    def with_bits(self, bits: str) -> NumpyBackend:
+        return self
+
     def context(self, capacity: int, prefix_blocks: int = 0) -> NumpyContext:
         return NumpyContext(self, capacity, prefix_blocks)
 

@@ -24,9 +24,9 @@ from tide_export.passes.attention_gqa import lower_attention_gqa
 from tide_export.passes.attention_padded import pad_attention
 from tide_export.passes.canonicalize import canonicalize
 from tide_export.passes.fold_weights import fold_weights
-from tide_export.passes.guard_token import guard_token
+from tide_export.passes.guard_token import guard_token, leave_out_token
 from tide_export.passes.onnxruntime_fusions import fuse_skip_norm, share_tied_head
-from tide_export.passes.pack_projections import pack_projections
+from tide_export.passes.pack_projections import pack_products, pack_projections
 from tide_export.passes.quantize_weights import QuantizeWeights
 from tide_export.passes.quantized_matmul import lower_quantized_matmul
 from tide_export.passes.rms_norm import fuse_rms_norm
@@ -50,7 +50,7 @@ class OnnxFiles:
         return TargetInfo(target.backend, files, f"{ONNX_FOLDER}/{WEIGHTS_NAME}", lowered.applied, compute, products=products)
 
 
-PIECES = (lower_attention_gqa, pack_projections, fuse_skip_norm, lower_quantized_matmul)
+LAYERS, PRODUCTS = (lower_attention_gqa, pack_projections, fuse_skip_norm), (lower_quantized_matmul,)
 
 CPU = Target(
     name="cpu",
@@ -66,7 +66,7 @@ CPU = Target(
     ),
     builder=OnnxFiles(),
     whole=(QuantizeWeights((4, 8), look_ups=True), canonicalize, static_reshape, share_tied_head, fold_weights, fuse_rms_norm),
-    pieces=PIECES,
+    pieces=(*LAYERS, pack_products, *PRODUCTS, leave_out_token),
     scattered_form=(lower_attention_scattered,),
     padded=(pad_attention,),
     kv_fill=(lower_attention_gqa, lower_attention_batched, lower_quantized_matmul),
@@ -82,7 +82,7 @@ CUDA = replace(
     backend="onnxruntime-cuda",
     dtypes=("fp32", "fp16", "bf16"),
     whole=(QuantizeWeights((4, 8), look_ups=True, multiple=8), *CPU.whole[1:]),
-    pieces=(*PIECES, guard_token),
+    pieces=(*LAYERS, *PRODUCTS, guard_token),
     batched_form=(lower_attention_batched,),
     scattered_form=(),
     padded=(),

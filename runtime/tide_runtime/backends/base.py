@@ -165,5 +165,9 @@ class Backend(Protocol):
     def pass_costs(self) -> CostTable | None:
         """See `measure_pass_costs`; None where passes are not measured. Measured when first read, unless this machine has."""
 
+    def with_bits(self, bits: str) -> Backend:
+        """The same sessions as `EngineOptions.bits` says; ``fast``: launches are not padded and `row_padding` is None. Targets of
+        GPUs, which do not pad, are the same with both."""
+
     def context(self, capacity: int, prefix_blocks: int = 0) -> ExecutionContext:
         """A new execution context: KV caches for ``capacity`` sequences, memory for ``prefix_blocks`` of a prefix cache."""

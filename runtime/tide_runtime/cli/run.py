@@ -111,6 +111,9 @@ def run(
     target: Annotated[str, typer.Option(help="Target of the bundle; auto: the best for this machine.")] = (_ENGINE.target),
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, or cuda:1 for the second GPU.")] = _ENGINE.device,
     threads: Annotated[int, typer.Option(help="Threads of ONNX Runtime; 0: one per core.")] = _ENGINE.threads.count,
+    bits: Annotated[
+        str, typer.Option(help="same: a text never depends on what shares its launches (CPU); fast: it may, in less time.")
+    ] = _ENGINE.bits,
     verify: Annotated[bool, typer.Option(help="Compare the bundle's files with their SHA-256 first.")] = _ENGINE.verify,
     weights: Annotated[str | None, typer.Option(help=WEIGHTS_HELP)] = None,
 ) -> None:
@@ -151,6 +154,7 @@ def run(
         ),
         threads=ThreadOptions(threads, shared=True),
         verify=verify,
+        bits=bits,
         max_batch=1,
     )
     given = dict(temperature=temperature, top_k=top_k, top_p=top_p, repetition_penalty=repetition_penalty)

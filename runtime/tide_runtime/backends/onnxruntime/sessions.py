@@ -24,6 +24,7 @@ from tide_runtime.bundle import Bundle
 from tide_runtime.bundle.manifest import DRAFT, HEAD, UNCUT, Manifest, batched_graph, kv_fill_graph
 from tide_runtime.errors import BundleError, TargetError
 
+CPU_PROVIDER = "CPUExecutionProvider"
 _NUMPY_DTYPES: dict[str, type[np.generic]] = {
     "fp32": np.float32,
     "fp16": np.float16,
@@ -141,5 +142,5 @@ def load_session(
         raise BundleError(f"{file} has inputs or outputs of type {', '.join(foreign)}; export the bundle again")
     inputs, outputs = ({v.name: v.shape for v in part} for part in (session.get_inputs(), session.get_outputs()))
     outputs.pop(PACKED_OUTPUT, None)
-    check_interface(bundle.manifest, name, file, inputs, outputs)
+    check_interface(bundle.manifest, name, file, inputs, outputs, host_picks=used == CPU_PROVIDER)
     return session

@@ -83,6 +83,9 @@ class TensorRtBackend:
     def kv_bytes_per_token(self) -> int:
         return kv_bytes_per_token(self.manifest, self.element.bytes)
 
+    def with_bits(self, bits: str) -> TensorRtBackend:
+        return self
+
     def context(self, capacity: int, prefix_blocks: int = 0) -> ExecutionContext:
         return cast(ExecutionContext, DeviceContext(self, capacity))  # step arrays are views of device memory
 
