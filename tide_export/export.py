@@ -16,14 +16,14 @@ from tide_runtime.bundle.manifest import MANIFEST_NAME, SCHEMA_VERSION, Generati
 from tide_runtime.errors import CalibrationError, IncompleteBundleError, ParamsError
 
 from tide_export.build_targets import BuiltTargets, Cuts, build_targets
-from tide_export.bundle_writer import hash_files, list_files, new_directory, write_tokenizer
+from tide_export.bundle_writer import check_room, hash_files, list_files, new_directory, write_tokenizer
 from tide_export.calibration.exit_calibration import ExitCalibration, read_exit_calibration
 from tide_export.config import ExportConfig, checkpoint_layers, reads_text
 from tide_export.cut import LoweredModel
 from tide_export.draft_graph import DraftWeights
 from tide_export.exit_graphs import exit_graph_model
 from tide_export.kv_scales import kv_scales
-from tide_export.load import LoadedModel, fingerprint, held_in_memory, in_memory, load_model, quantized
+from tide_export.load import LoadedModel, fingerprint, held_in_memory, in_memory, load_model, quantized, weight_bytes
 from tide_export.lower import explain
 from tide_export.passes.base import LoweringContext
 from tide_export.probe import probe_attention
@@ -138,6 +138,7 @@ def write_bundle(
     ``traced``: a trace of the model to reuse; it is modified in place.
     Targets that could not be built are in ``progress.failures``; raises TargetError if none could be built.
     """
+    check_room(directory, weight_bytes(loaded))
     targets, refused = choose_targets(config.targets, config.dtype, config.kv)
     for name, error in refused.items():
         progress.failed(name, str(error))
@@ -182,8 +183,7 @@ def _job(
     drafts = calibration.info.draft_limit if calibration is not None else 0
     profiles = step_profiles(config.max_batch, drafts, context.max_seq_len)
     cache = EngineCache(default_cache_folder())
-    rebuild, packed = config.force_rebuild, config.packed_weights
-    return BuildJob(directory, workspace, config.dtype, profiles, progress, cache, rebuild, config.trt, packed)
+    return BuildJob(directory, workspace, config.dtype, profiles, progress, cache, config.force_rebuild, config.trt)
 
 
 def _explain(config: ExportConfig, progress: ExportProgress, lowered: LoweredModel) -> None:

@@ -315,6 +315,16 @@ def check_supported(config: PreTrainedConfig) -> None:
         )
 
 
+def weight_bytes(loaded: LoadedModel) -> int:
+    """Bytes that the weights take in a bundle at least: low-bit values and their scales, and all other parameters."""
+    total = 0
+    for name, parameter in loaded.model.named_parameters():
+        weight = loaded.quantized.get(name)
+        values = parameter.numel()
+        total += parameter.nbytes if weight is None else values * weight.bits // 8 + 4 * values // weight.block_size
+    return total
+
+
 def fingerprint(loaded: LoadedModel) -> str:
     """SHA-256 over the names, types, shapes and bytes of the weights, in name order.
 

@@ -97,9 +97,7 @@ def test_the_bundle_is_that_of_the_model_in_memory(kind: str, tmp_path: Path) ->
     dtype, weights, quantizer = SOURCES[kind]
     source = source_of(kind, tmp_path / "source")
     bundles = {}
-    config = ExportConfig(
-        dtype=dtype, weights=weights, quantizer=quantizer, max_seq_len=64, checkpoints="none", verify=False, packed_weights=False
-    )
+    config = ExportConfig(dtype=dtype, weights=weights, quantizer=quantizer, max_seq_len=64, checkpoints="none", verify=False)
     for stream in (True, False):
         folder = tmp_path / str(stream)
         folder.mkdir()
@@ -126,7 +124,7 @@ def test_nothing_is_allocated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     read: list[str] = []
     value = streamed.parameters.value
     monkeypatch.setattr(streamed.streamed, "value", lambda name: read.append(name) or value(name))
-    config = ExportConfig(max_seq_len=64, verify=False, packed_weights=False)
+    config = ExportConfig(max_seq_len=64, verify=False)
     (tmp_path / "bundle").mkdir()
     write_bundle(streamed, tmp_path / "bundle", config, QUIET)
     parameters = dict(streamed.model.named_parameters())

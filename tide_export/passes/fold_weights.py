@@ -34,7 +34,7 @@ def fold_weights(model: ir.Model, context: LoweringContext) -> PassReport:
     return report
 
 
-class _Folded(ir.LazyTensor):
+class Folded(ir.LazyTensor):
     """``made`` of ``parts`` in the way that ``how`` says, when it is read: forms of a segment make the same one of them."""
 
     def __init__(
@@ -51,16 +51,16 @@ class _Folded(ir.LazyTensor):
 
 def identity(tensor: ir.TensorProtocol) -> Hashable:
     """Equal for tensors that are known to be equal without reading them. Valid as long as the tensors are."""
-    return (tensor.how, *map(identity, tensor.parts)) if isinstance(tensor, _Folded) else id(tensor)
+    return (tensor.how, *map(identity, tensor.parts)) if isinstance(tensor, Folded) else id(tensor)
 
 
 def transposed(tensor: ir.TensorProtocol, perm: Sequence[int]) -> ir.LazyTensor:
     """``tensor`` transposed by ``perm``, computed when read."""
-    return _Folded([tensor], tuple(perm), [tensor.shape[p] for p in perm], lambda arrays: arrays[0].transpose(perm))
+    return Folded([tensor], tuple(perm), [tensor.shape[p] for p in perm], lambda arrays: arrays[0].transpose(perm))
 
 
 def concatenated(tensors: Sequence[ir.TensorProtocol], axis: int) -> ir.LazyTensor:
     """``tensors`` joined along ``axis``, computed when read."""
     shape = list(tensors[0].shape)
     shape[axis] = sum(int(t.shape[axis]) for t in tensors)
-    return _Folded(tensors, axis, shape, lambda arrays: np.concatenate(arrays, axis))
+    return Folded(tensors, axis, shape, lambda arrays: np.concatenate(arrays, axis))
