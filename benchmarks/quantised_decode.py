@@ -95,6 +95,7 @@ def main(
     minutes: Annotated[float, typer.Option(help="Time for all turns together; preparing arms comes on top.")] = 6.0,
     rounds: Annotated[int, typer.Option(min=1, help="Turns of each arm at most.")] = 25,
     places: Annotated[str | None, typer.Option(help="Of b1,b8,prefill_64,prefill_512. Default: the model's.")] = None,
+    bundle: Annotated[Path | None, typer.Option(help="The arm source's bundle, where there is one already.")] = None,
     cache: Annotated[Path, typer.Option(help="Where weights and bundles are kept between runs.")] = CACHE,
     json: Annotated[Path | None, typer.Option(help="Also write everything to this file.")] = None,
 ) -> None:
@@ -109,10 +110,14 @@ def main(
     report = Report("quantised_decode", model=model, arms=names, minutes=minutes, rounds=rounds)
     files = GGUF_MODELS[model]
     reference = next((arm.model for arm in plan.arms if arm.model), "fp32")  # a bundle's manifest
+
+    def folder(process: str) -> Path:
+        return bundle if bundle is not None and process == "source" else folder_of(process, files, cache / model)
+
     run = PlanRun(
         plan,
-        read_manifest(folder_of(reference, files, cache / model)),
-        lambda process: folder_of(process, files, cache / model),
+        read_manifest(folder(reference)),
+        folder,
         lambda count, tokens: files.prompts(cache, count, tokens),
         minutes,
         rounds,

@@ -71,7 +71,8 @@ class Engine:
         self.options = options
         device = DeviceChoice.parse(options.device)
         self.target = options.target if options.target != "auto" else choose_target(bundle.manifest, device)
-        self.backend: Backend = backend or load_backend(bundle, self.target, options.threads, device.ordinal)
+        loaded = backend or load_backend(bundle, self.target, options.threads, device.ordinal)
+        self.backend: Backend = loaded.with_bits(options.bits)
         self.drive = Drive(policy, "the policy was given") if policy is not None else self._choose_drive()
         self.policy = self.drive.policy
         info = bundle.manifest.tokenizer
@@ -111,7 +112,7 @@ class Engine:
         weakref.finalize(self, self._loop.stop, abort=True)
 
     def _choose_drive(self) -> Drive:
-        if self.bits_limitation is not None:
+        if self.bits_limitation is not None and self.options.bits == "same":
             warnings.warn(self.bits_limitation, RuntimeWarning, stacklevel=4)
         facts = BackendFacts(
             self.max_batch,
@@ -267,6 +268,12 @@ class Engine:
         do not depend on it."""
         if self.backend.row_padding is not None:
             return None
+        if self.options.bits == "fast":
+            without = "runs as full" if self.manifest.rounds(self.target) else "may choose otherwise than full"
+            return (
+                "bits is fast, so launches are not padded: a text may depend on the requests that run beside it, and policy "
+                f"exact {without}"
+            )
         if self.manifest.rounds(self.target):
             return (
                 "this machine's low-bit kernels round differently where other tokens share a launch: a text may depend on the "

@@ -9,6 +9,8 @@ from tide_runtime.depth.options import DepthOptions
 from tide_runtime.errors import ParamsError
 from tide_runtime.targets.select import DeviceChoice
 
+BITS = ("same", "fast")
+
 
 @dataclass(frozen=True)
 class EngineOptions:
@@ -29,6 +31,9 @@ class EngineOptions:
         max_queue: requests that may wait before `Engine.submit` refuses more.
         threads: ONNX Runtime's threads (see `ThreadOptions`).
         verify: compare the bundle's files with their SHA-256 when loading.
+        bits: ``same``: launches on the CPU are padded so that a text does not depend on what shares them (`Engine.row_padding`).
+            ``fast``: they are not, so that a single sequence costs one row, and where weights are in few bits or kernels sum in
+            another order a text may depend on the requests beside it (`Engine.bits_limitation`).
         device: ``auto`` (the GPU where the bundle has a target for it, else the processor), ``cpu``, ``cuda``, ``cuda:1``.
     """
 
@@ -43,9 +48,12 @@ class EngineOptions:
     threads: ThreadOptions = field(default_factory=ThreadOptions)
     verify: bool = True
     device: str = "auto"
+    bits: str = BITS[0]
 
     def __post_init__(self) -> None:
         DeviceChoice.parse(self.device)
+        if self.bits not in BITS:
+            raise ParamsError(f"bits is {self.bits!r}; set it to one of: {', '.join(BITS)}")
         if self.kv_memory is not None and (not isinstance(self.kv_memory, int) or self.kv_memory < 1):
             raise ParamsError(f"kv_memory is {self.kv_memory!r}; set it to a number of bytes, or None")
         for name in ("max_batch", "prefill_chunk", "max_queue"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import onnx
@@ -128,7 +129,7 @@ def test_a_bundle_has_one_form_of_every_segment(exported, name):
     for graph in ("segment_0", "uncut"):
         file = case.engine.bundle.path(target.graphs[graph])
         read = {value.name for value in onnx.load(file, load_external_data=False).graph.input}
-        assert {"query_seqlens", "padded_from", "packed_from"} <= read and not any("bias" in name for name in read)
+        assert {"query_seqlens", "padded_rows", "packed_rows"} <= read and not any("bias" in name for name in read)
 
 
 @pytest.mark.parametrize("name", ["llama", "mistral", "gpt2"])
@@ -137,3 +138,18 @@ def test_text_fills_the_cache_to_its_last_slot(exported, name):
     slots = exported(name).manifest.max_seq_len
     (generation,) = exported(name).engine.generate([[5, 6, 7]], GenerationParams(max_new_tokens=slots - 3, ignore_eos=True))
     assert generation.stats.new_tokens == slots - 3
+
+
+@pytest.mark.filterwarnings("error")  # the caller chose it
+def test_fast_bits_leave_the_padding_out(exported):
+    """A single sequence would pay for rows that nobody asked for, or a text be called independent of its company that is not."""
+    same = exported("llama").engine
+    with same.with_options(replace(same.options, bits="fast")) as fast:
+        step = fast.backend.context(1).step(0, [1], [1])
+        assert (step.shape.tokens, step.shape.seq) == (1, 1)
+        assert fast.row_padding is None and str(fast.bits_limitation).startswith("bits is fast")
+        assert "tide_same_bits 0" in fast.metrics() and fast.padding_price == 1
+        params = GenerationParams(max_new_tokens=5, ignore_eos=True)
+        assert fast.generate([5, 6, 7], params)[0].token_ids == same.generate([5, 6, 7], params)[0].token_ids
+        with fast.with_options(replace(same.options, bits="same")) as again:
+            assert again.row_padding == same.row_padding is not None and again.bits_limitation is None

@@ -51,7 +51,7 @@ def tiny_manifest(
 class NumpyBackend:
     """``script`` answers for the MLP routers, when given."""
 
-    name, row_padding, padding_price, has_prefix_blocks = "numpy", NO_PADDING, 1.0, True
+    name, row_padding, padding_price, has_prefix_blocks, private_weights = "numpy", NO_PADDING, 1.0, True, ""
 
     def __init__(
         self, manifest: Manifest, model: TinyTransformer, script: Script | None = None, packs_steps: bool = True
@@ -62,6 +62,9 @@ class NumpyBackend:
         self.fills = {kv_fill_graph(e): e for e in self.exits.values()}
         self.layers = {g.name: range(*g.layers) for g in manifest.segments if g.layers}
         self.launches: dict[str, int] = Counter()
+
+    def with_bits(self, bits: str) -> NumpyBackend:
+        return self
 
     def context(self, capacity: int, prefix_blocks: int = 0) -> NumpyContext:
         return NumpyContext(self, capacity, prefix_blocks)

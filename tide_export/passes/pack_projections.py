@@ -1,19 +1,21 @@
-"""Pack the projections of query, key and value into one MatMul, whose product GroupQueryAttention reads packed.
+"""Pack the projections of query, key and value into one MatMul, whose product GroupQueryAttention reads packed, and other
+low-bit products of one input, such as gate and up of the MLP, into one that is split.
 
 One large product uses all cores with one dispatch instead of three. The packed weight is computed when the file is written.
-(Packing gate and up of the MLP was slower on the CPU: the Split after the product costs more than one product saves.)
+In full precision gate and up stay apart: the Split after the product costs more than one product saves.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import onnx_ir as ir
 import onnx_ir.passes.common as common
 
 from tide_export.passes.base import LoweringContext, PassReport
 from tide_export.passes.fold_weights import concatenated
-from tide_export.passes.graph_walk import add_initializer, insert_before, is_weight, new_value, produced_by
+from tide_export.passes.graph_walk import add_initializer, array_initializer, insert_before, is_weight, new_value, produced_by
 from tide_export.passes.quantize_weights import QUANTIZED_MATMUL
 
 _FORM = ("K", "bits", "block_size")
@@ -64,6 +66,36 @@ def _pack_qkv(graph: ir.Graph, attention: ir.Node, report: PassReport) -> None:
     attention.replace_input_with(1, None)
     attention.replace_input_with(2, None)
     report.applied += 1
+
+
+def pack_products(model: ir.Model, context: LoweringContext) -> PassReport:
+    """Low-bit products of the same input and form become one product, and a Split of its output."""
+    report, graph = PassReport("pack_products"), model.graph
+    groups: dict[object, list[_Projection]] = {}
+    for node in [n for n in graph if n.op_type == QUANTIZED_MATMUL]:
+        source = node.inputs[0]
+        assert source is not None
+        part = _Projection(source, node, None, node.outputs[0])
+        groups.setdefault((source, part.form()), []).append(part)
+    for parts in groups.values():
+        if len(parts) > 1 and not any(part.output.is_graph_output() for part in parts):
+            _split(graph, parts)
+            report.applied += 1
+    common.RemoveUnusedNodesPass()(model)
+    return report
+
+
+def _split(graph: ir.Graph, parts: list[_Projection]) -> None:
+    """Replace the outputs of ``parts``, which are in the graph's order, by parts of one product's."""
+    first = parts[0].product
+    joined = _join(graph, first, parts, parts[0].output.name)
+    assert joined is not None
+    widths = [part.width for part in parts]
+    sizes = array_initializer(graph, f"packed.split_{'_'.join(map(str, widths))}", np.array(widths))
+    outputs = [new_value(f"{part.output.name}.part", part.output, part.output.shape) for part in parts]
+    insert_before(graph, first, ir.node("Split", [joined, sizes], {"axis": -1}, outputs=outputs))
+    for part, output in zip(parts, outputs, strict=True):
+        ir.convenience.replace_all_uses_with(part.output, output)
 
 
 def _projection(value: ir.Value | None) -> _Projection | None:

@@ -5,10 +5,13 @@
 exported.
 
 MatMulNBits has no offsets. Their part of a product is Σ_b offsets[n, b] · Σ_{k in b} x[k]: sums over blocks, which products of
-the same input share, times a matrix of a 32nd of the size.
+the same input share, times a matrix of a 32nd of the size. That matrix takes the zero points too, as a kernel without them is
+faster: scale · (q - zero) + offset = scale · (q - middle) + [offset + scale · (middle - zero)].
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import numpy as np
 import onnx_ir as ir
@@ -16,9 +19,10 @@ import onnx_ir.passes.common as common
 
 from tide_export.passes.attention_gqa import MS_DOMAIN
 from tide_export.passes.base import LoweringContext, PassReport
-from tide_export.passes.fold_weights import transposed
-from tide_export.passes.graph_walk import add_initializer, as_type_of, insert_before, new_value
+from tide_export.passes.fold_weights import Folded
+from tide_export.passes.graph_walk import add_initializer, array_initializer, as_type_of, insert_before, new_value
 from tide_export.passes.quantize_weights import QUANTIZED_MATMUL
+from tide_export.quantization.quantized_weight import unpack_nibbles
 
 ACCURACY_LEVEL = 4
 
@@ -41,9 +45,10 @@ def _lower(graph: ir.Graph, node: ir.Node, sums: dict[tuple[ir.Value, int], ir.V
     output = node.outputs[0]
     name, shape = output.name, output.shape
     attributes = {key: attribute.value for key, attribute in node.attributes.items()}
+    kept_zeros = [zeros] if zeros is not None and offsets is None else []
     product = ir.node(
         "MatMulNBits",
-        [source, values, as_type_of(graph, source, scales), *([zeros] if zeros is not None else [])],
+        [source, values, as_type_of(graph, source, scales), *kept_zeros],
         attributes={**attributes, "accuracy_level": ACCURACY_LEVEL},
         domain=MS_DOMAIN,
         outputs=[new_value(f"{name}.nbits", output, shape)],
@@ -54,7 +59,7 @@ def _lower(graph: ir.Graph, node: ir.Node, sums: dict[tuple[ir.Value, int], ir.V
         key = (source, attributes["block_size"])
         if key not in sums:
             sums[key] = _block_sums(graph, node, source, attributes["K"], attributes["block_size"])
-        matrix = add_initializer(graph, f"{offsets.name}.T", transposed(offsets.const_value, [1, 0]))
+        matrix = add_initializer(graph, f"{offsets.name}.T", _minima(offsets, scales, zeros, attributes["bits"]))
         part = ir.node(
             "MatMul", [sums[key], as_type_of(graph, source, matrix)], outputs=[new_value(f"{name}.offsets", output, shape)]
         )
@@ -65,13 +70,29 @@ def _lower(graph: ir.Graph, node: ir.Node, sums: dict[tuple[ir.Value, int], ir.V
     output.name, result.name = f"{name}.marker", name
 
 
+def _minima(offsets: ir.Value, scales: ir.Value, zeros: ir.Value | None, bits: int) -> ir.TensorProtocol:
+    """[K / block_size, N]: ``offsets`` [N, K / block_size] with the part of the zero points, computed when read."""
+    parts = [value.const_value for value in (offsets, scales, zeros) if value is not None and value.const_value is not None]
+
+    def make(arrays: Sequence[np.ndarray]) -> np.ndarray:
+        matrix, factors, *packed = arrays
+        if packed:
+            unpacked = packed[0] if bits == 8 else unpack_nibbles(packed[0])[:, : matrix.shape[1]]
+            matrix = matrix + factors * (np.float32(1 << (bits - 1)) - unpacked)
+        return matrix.T
+
+    return Folded(parts, ("minima", bits), [*reversed(parts[0].shape)], make)
+
+
 def _block_sums(graph: ir.Graph, anchor: ir.Node, source: ir.Value, columns: int, block_size: int) -> ir.Value:
     """[B, S, K] → [B, S, K / block_size]."""
-    ones = np.kron(np.eye(columns // block_size, dtype=np.float32), np.ones((block_size, 1), np.float32))
-    matrix = add_initializer(graph, f"block_sums_{columns}_{block_size}", ir.tensor(ones))
-    shape = ir.Shape([*list(source.shape)[:-1], columns // block_size])
-    node = ir.node(
-        "MatMul", [source, as_type_of(graph, source, matrix)], outputs=[new_value(f"{source.name}.block_sums", source, shape)]
-    )
-    insert_before(graph, anchor, node)
-    return node.outputs[0]
+    blocks = columns // block_size
+    target = array_initializer(graph, f"block_sums.shape_{columns}_{block_size}", np.array([0, 0, blocks, block_size]))
+    axis = array_initializer(graph, "block_sums.axis", np.array([-1]))
+    leading = list(source.shape)[:-1]
+    parts = new_value(f"{source.name}.blocks_{block_size}", source, ir.Shape([*leading, blocks, block_size]))
+    split = ir.node("Reshape", [source, target], outputs=[parts])
+    total = new_value(f"{source.name}.block_sums_{block_size}", source, ir.Shape([*leading, blocks]))
+    node = ir.node("ReduceSum", [parts, axis], {"keepdims": 0}, outputs=[total])
+    insert_before(graph, anchor, split, node)
+    return total

@@ -158,8 +158,16 @@ class Backend(Protocol):
         """Time of a pass of one token over that of its launch without padding, measured at first read; 1 where there is none."""
 
     @property
+    def private_weights(self) -> str:
+        """Why this process holds a copy of the weights in private memory; empty where it maps them, or needs no copy."""
+
+    @property
     def pass_costs(self) -> CostTable | None:
         """See `measure_pass_costs`; None where passes are not measured. Measured when first read, unless this machine has."""
+
+    def with_bits(self, bits: str) -> Backend:
+        """The same sessions as `EngineOptions.bits` says; ``fast``: launches are not padded and `row_padding` is None. Targets of
+        GPUs, which do not pad, are the same with both."""
 
     def context(self, capacity: int, prefix_blocks: int = 0) -> ExecutionContext:
         """A new execution context: KV caches for ``capacity`` sequences, memory for ``prefix_blocks`` of a prefix cache."""

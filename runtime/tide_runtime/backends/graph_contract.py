@@ -16,6 +16,8 @@ _POSITIONS: dict[str, Shape] = {  # regular expression of the name → shape; po
     "query_seqlens": (None,),
     "padded_from": (None, None),
     "packed_from": (1, None),
+    "padded_rows": (None, None, 2),
+    "packed_rows": (1, None, 2),
     "padded_position_ids": (None, None),
     r"attention_bias(_\d+)?": (None, None, 1, None),
 }
@@ -23,16 +25,24 @@ _POSITIONS: dict[str, Shape] = {  # regular expression of the name → shape; po
 _POSITION_IDS = "position_ids"
 
 
-def check_interface(manifest: Manifest, name: str, file: str, inputs: Mapping[str, Shape], outputs: Mapping[str, Shape]) -> None:
+def check_interface(
+    manifest: Manifest,
+    name: str,
+    file: str,
+    inputs: Mapping[str, Shape],
+    outputs: Mapping[str, Shape],
+    host_picks: bool = False,
+) -> None:
     """Raise BundleError unless the ``inputs`` and ``outputs`` (name → shape) compiled into ``file`` fit the manifest.
 
     Args:
         name: a graph, or a form that the manifest does not list: the uncut graph, or a segment's form for several sequences,
             which takes positions as other inputs.
+        host_picks: the host reads the logits, so that graphs may leave ``token`` to it.
 
     Names must be those of the manifest and of the contract; dimensions fixed in the graph must be the model's.
     """
-    packed = "padded_from" in inputs  # the index array of forms with packed tokens
+    packed = not {"padded_from", "padded_rows"}.isdisjoint(inputs)  # index arrays of forms with packed tokens
     listed_as = next((g for g in manifest.graphs if g.name == name), None)
     graph = listed_as or _formed(manifest, name)
     wanted_inputs, wanted_outputs = _contract(manifest, graph, packed)
@@ -45,6 +55,10 @@ def check_interface(manifest: Manifest, name: str, file: str, inputs: Mapping[st
     listed_inputs = {tensor.name for tensor in listed_as.inputs} if listed_as else set(inputs)
     listed_inputs = {n for n in listed_inputs if not _is_position(n)} | {n for n in inputs if _is_position(n)}
     listed_outputs = {tensor.name for tensor in listed_as.outputs} if listed_as else set(outputs)
+    if "logits" in wanted_outputs and (host_picks or "token" in outputs):  # the target chose, and the manifest lists the first's
+        listed_outputs = listed_outputs - {"token"} | {"token"} & set(outputs)
+        if "token" not in outputs:
+            del wanted_outputs["token"]
     for kind, wanted, listed, found in (
         ("inputs", wanted_inputs, listed_inputs, inputs),
         ("outputs", wanted_outputs, listed_outputs, outputs),

@@ -34,6 +34,9 @@ class _Delegate:
 class _ObservedBackend(_Delegate):
     device = None  # or a loop would run there, whose launches are not the host's
 
+    def with_bits(self, bits: str) -> Backend:
+        return observed(self._inner.with_bits(bits), self._observer)
+
     def context(self, capacity: int, prefix_blocks: int = 0) -> ExecutionContext:
         return cast(ExecutionContext, _ObservedContext(self._inner.context(capacity, prefix_blocks), self._observer))
 

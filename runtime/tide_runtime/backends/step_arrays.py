@@ -142,6 +142,8 @@ class StepPositions:
         self._total = np.zeros((), np.int32)
         self._padded_from = np.zeros((batch_size, seq), np.int64)
         self._packed_from = np.zeros(tokens, np.int64)
+        self._padded_rows = np.zeros((batch_size, seq, 2), np.int64)
+        self._packed_rows = np.zeros((tokens, 2), np.int64)
         self._logits_index = np.zeros(shape.outputs, np.int64)
         self._seq, self._offsets = seq, np.arange(seq)
         self._arranged_for: tuple[list[int], list[int]] | None = None
@@ -154,6 +156,8 @@ class StepPositions:
             "query_seqlens": self._query_seqlens,
             "padded_from": self._padded_from,
             "packed_from": self._packed_from[None],
+            "padded_rows": self._padded_rows,
+            "packed_rows": self._packed_rows[None],
             "logits_index": self._logits_index,
         }
 
@@ -180,7 +184,8 @@ class StepPositions:
             chosen += range(end - wanted[index], end) if wanted else ()
             begin = end
         self._packed_from[:begin], self._packed_from[begin:] = packed, 0
-        self._padded_from.reshape(-1)[:] = padded
+        self._padded_from.reshape(-1)[:] = self._padded_rows.reshape(-1, 2)[:, 1] = padded
+        np.divmod(self._packed_from, self._seq, out=(self._packed_rows[:, 0], self._packed_rows[:, 1]))
         self._logits_index[: len(chosen)], self._logits_index[len(chosen) :] = chosen, 0
 
     def place(self, num_cached_tokens: Sequence[int]) -> None:

@@ -57,6 +57,8 @@ def packed_feeds(
         [np.clip(start + np.minimum(place, n - 1), 0, last) for start, n in zip(starts, counts, strict=True)]
     )
     feeds["packed_from"] = np.concatenate([b * longest + np.arange(n) for b, n in enumerate(counts)])[None]
+    feeds["padded_rows"] = np.stack([np.zeros_like(feeds["padded_from"]), feeds["padded_from"]], -1)
+    feeds["packed_rows"] = np.stack(np.divmod(feeds["packed_from"], longest), -1)
     feeds["padded_position_ids"] = np.array(lengths)[:, None] + place
     feeds["write_index"] = np.array(lengths)
     feeds["query_seqlens"] = np.array([max(2, n) if n else 0 for n in counts], np.int32)
@@ -148,7 +150,7 @@ def test_the_kernel_stays_where_attention_is_padded(name):
     found = operators(after)
     assert found["GroupQueryAttention"] == 1 and not found["TensorScatter"] and not found["Softmax"]
     assert {value.name for value in after.graph.inputs} == {
-        *("hidden", "key_cache_0", "value_cache_0", "write_index", "padded_from", "packed_from", "query_seqlens"),
+        *("hidden", "key_cache_0", "value_cache_0", "write_index", "padded_rows", "packed_rows", "query_seqlens"),
         "total_sequence_length",
     }
 

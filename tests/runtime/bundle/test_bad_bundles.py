@@ -522,9 +522,9 @@ def graph_with_another_input(bundle: Path) -> None:
     rename_tensor(bundle, SEGMENT, "hidden", "stranger")
 
 
-@corruption(BundleError, LAST, "outputs that segment_2 needs", "token")
+@corruption(BundleError, LAST, "outputs that segment_2 needs", "logits")
 def graph_with_another_output(bundle: Path) -> None:
-    rename_tensor(bundle, LAST, "token", "winner")
+    rename_tensor(bundle, LAST, "logits", "scores")
 
 
 @corruption(BundleError, "segment_2", "inputs", "key_cache")

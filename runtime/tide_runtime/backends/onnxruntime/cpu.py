@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from copy import copy
 from functools import cached_property
 from typing import Any, TypeVar
 
@@ -15,7 +16,8 @@ from tide_runtime.backends.base import Step
 from tide_runtime.backends.graph_contract import hidden_states
 from tide_runtime.backends.kv_caches import KVCaches, cache_full, kv_bytes_per_token
 from tide_runtime.backends.onnxruntime.invariance import LEAST_PADDING, bundle_row_padding, launches_agree, machine_key
-from tide_runtime.backends.onnxruntime.sessions import Sessions, decoder_layers, load_session
+from tide_runtime.backends.onnxruntime.packed_weights import PACKED_OUTPUT, packed_weights
+from tide_runtime.backends.onnxruntime.sessions import CPU_PROVIDER, Sessions, decoder_layers, load_session
 from tide_runtime.backends.onnxruntime.threads import ThreadOptions, session_options
 from tide_runtime.backends.pass_costs import kept_pass_costs, padding_price
 from tide_runtime.backends.prefix_blocks import PrefixBlocks
@@ -43,7 +45,9 @@ class OnnxRuntimeBackend(Sessions):
 
     name, packs_steps, has_prefix_blocks = "onnxruntime-cpu", True, True
     measure_padding: Callable[[], RowPadding | None] = staticmethod(lambda: NO_PADDING)  # see `row_padding`
-    measure_passes: Callable[[], CostTable] | None = None  # see `pass_costs`
+    measure_passes: Callable[[OnnxRuntimeBackend], CostTable] | None = None  # see `pass_costs`
+    bits = "same"  # or ``fast``: launches are not padded
+    private_weights = ""
 
     @classmethod
     def load(cls, bundle: Bundle, target: str, threads: ThreadOptions) -> OnnxRuntimeBackend:
@@ -58,11 +62,14 @@ class OnnxRuntimeBackend(Sessions):
         layers = decoder_layers(manifest, files)
         whole = {form for graph, count in layers.items() if count == manifest.model.num_layers for form in forms_of(graph)}
 
+        packed = packed_weights(bundle, target, threads)
+
         def load(name: str) -> ort.InferenceSession:
             options = session_options(threads, chained=name not in whole)
-            return load_session(bundle, name, files[name], options, ["CPUExecutionProvider"])
+            return load_session(bundle, name, files[name], options, [CPU_PROVIDER], packed)
 
         backend = cls(manifest, layers, load, set(files) - set(layers))
+        backend.private_weights = packed.reason
         chains = [backend.every_layer, *([[s.name for s in manifest.segments]] if manifest.calibration is not None else [])]
         backend.measure_padding = lambda: bundle_row_padding(
             bundle,
@@ -71,14 +78,28 @@ class OnnxRuntimeBackend(Sessions):
             lambda padding: launches_agree(backend, chains, manifest.model.vocab_size, padding, manifest.max_seq_len),
         )
         key = machine_key(bundle, target, threads)
-        backend.measure_passes = lambda: kept_pass_costs(
-            [*key, str(backend.row_padding or LEAST_PADDING)], backend.context, manifest.max_seq_len, target
+        backend.measure_passes = lambda view: kept_pass_costs(
+            [*key, str(view.default_padding)], view.context, manifest.max_seq_len, target
         )
         return backend
 
+    def with_bits(self, bits: str) -> OnnxRuntimeBackend:
+        if bits == self.bits:
+            return self
+        view = copy(self)
+        view.bits = bits
+        for measured in ("row_padding", "padding_price", "pass_costs"):
+            view.__dict__.pop(measured, None)
+        return view
+
     @cached_property
     def row_padding(self) -> RowPadding | None:
-        return self._uncounted(self.measure_padding)
+        return self._uncounted(self.measure_padding) if self.bits == "same" else None
+
+    @property
+    def default_padding(self) -> RowPadding:
+        """How the launches of its contexts are padded."""
+        return NO_PADDING if self.bits == "fast" else self.row_padding or LEAST_PADDING
 
     @cached_property
     def padding_price(self) -> float:
@@ -90,7 +111,8 @@ class OnnxRuntimeBackend(Sessions):
 
     @cached_property
     def pass_costs(self) -> CostTable | None:
-        return self._uncounted(self.measure_passes) if self.measure_passes is not None else None
+        measure = self.measure_passes
+        return self._uncounted(lambda: measure(self)) if measure is not None else None
 
     def _uncounted(self, measure: Callable[[], Measured]) -> Measured:
         """The result of ``measure``, whose launches serve no request and do not count."""
@@ -105,8 +127,8 @@ class OnnxRuntimeBackend(Sessions):
         return kv_bytes_per_token(self.manifest, np.dtype(self.cache_dtype).itemsize)
 
     def context(self, capacity: int, prefix_blocks: int = 0, *, padding: RowPadding | None = None) -> OnnxRuntimeContext:
-        """See `Backend`. ``padding`` replaces `row_padding`, to measure what it does."""
-        return OnnxRuntimeContext(self, capacity, prefix_blocks, padding or self.row_padding or LEAST_PADDING)
+        """See `Backend`. ``padding`` replaces `default_padding`, to measure what it does."""
+        return OnnxRuntimeContext(self, capacity, prefix_blocks, padding or self.default_padding)
 
 
 class OnnxRuntimeContext:
@@ -246,11 +268,23 @@ class _BoundStep:
             bound = caches[value.name] if array is None else ort.OrtValue.ortvalue_from_numpy(array)
             binding.bind_ortvalue_input(value.name, bound)
         for value in session.get_outputs():
+            if value.name == PACKED_OUTPUT:
+                continue
             in_place = value.name.replace("_cache_out_", "_cache_")
             array = arrays.get(value.name)
             bound = caches[in_place] if array is None else ort.OrtValue.ortvalue_from_numpy(array)
             binding.bind_ortvalue_output(value.name, bound)
+        names = {value.name for value in session.get_outputs()}
+        if "logits" in names and "token" not in names:
+            return lambda: self._run_and_pick(session, binding, arrays["logits"][0], arrays["token"][0])
         return lambda: session.run_with_iobinding(binding)
+
+    @staticmethod
+    def _run_and_pick(
+        session: ort.InferenceSession, binding: ort.IOBinding, logits: NDArray[Any], token: NDArray[np.int64]
+    ) -> None:
+        session.run_with_iobinding(binding)
+        np.argmax(logits, -1, out=token)
 
     def _arrays(self, graph: str) -> dict[str, NDArray[Any]]:
         """The step's arrays by graph input and output name."""
