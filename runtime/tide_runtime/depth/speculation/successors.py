@@ -71,10 +71,11 @@ class SequenceSuccessors:
     _guessed: list[int] = field(default_factory=list)
 
     def guess(self, tokens: NDArray[np.int64], end: int, limit: int) -> Guess:
-        """Up to ``limit`` tokens likely to follow ``tokens[:end]``: further ones where the table knows the three before them."""
+        """Up to ``limit`` tokens likely to follow ``tokens[:end]``: more than one where the table knows the three before them,
+        and then as many as matched. Further ones are hardly ever right, and take the host time."""
         last = tokens[max(0, end - _MOST_BEFORE) : end].tolist()
-        guessed, evidence = list[int](), list[int]()
-        while len(guessed) < limit and (found := self.table.following(self.salt, last)) is not None:
+        guessed, evidence, most = list[int](), list[int](), min(limit, _MOST_BEFORE + self.run)
+        while len(guessed) < most and (found := self.table.following(self.salt, last)) is not None:
             token, count = found
             guessed.append(token)
             if count < _MOST_BEFORE:

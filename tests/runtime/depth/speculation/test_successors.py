@@ -35,9 +35,9 @@ def test_the_latest_reply_decides_between_two() -> None:
 
 def test_guesses_go_on_behind_three_known_tokens_only() -> None:
     """Breaks: chains of guesses of which hardly the first is right, which cost the host and a pass of more tokens."""
-    table = filled([1, 2, 3, 4, 5, 6])
+    table = filled([1, 2, 3, 4, 5, 6, 7, 8])
     assert guess(table, [1, 2, 3], 2) == Guess([4, 5], [3, 4], "successor")
-    assert guess(table, [1, 2, 3], 9).tokens == [4, 5, 6]
+    assert guess(table, [1, 2, 3], 9).tokens == [4, 5, 6], "no more than matched"
     assert guess(table, [7, 2, 3], 9) == Guess([4], [2], "successor")
     assert guess(table, [1, 2, 3], 0).tokens == []
 
