@@ -56,14 +56,15 @@ class GenaiArm:
         self._og, self.folder = og, folder
         config = og.Config(str(folder))
         session = {"intra_op_num_threads": cores()}
-        config.overlay(json.dumps({"model": {"eos_token_id": [], "decoder": {"session_options": session}}}))
+        config.overlay(json.dumps({"model": {"decoder": {"session_options": session}}}))
         self._model = og.Model(config)
 
     def generate(self, prompts: list[list[int]], new_tokens: int, **options: Any) -> Timing:
         ids = np.array(prompts, np.int32)
         rows, length = ids.shape
         params = self._og.GeneratorParams(self._model)
-        params.set_search_options(batch_size=rows, max_length=length + new_tokens, do_sample=False)
+        most = length + new_tokens  # and at least as many: end-of-sequence ids are masked, an empty list of them has no effect
+        params.set_search_options(batch_size=rows, min_length=most, max_length=most, do_sample=False)
         start = perf_counter()
         generator = self._og.Generator(self._model, params)
         generator.append_tokens(ids)
