@@ -64,7 +64,7 @@ def test_the_runtime_copies_as_simulated(seed: int) -> None:
 
 
 def test_outputs_draft_for_later_texts() -> None:
-    """The engine keeps recent outputs; a prediction without them is too low for texts that resemble each other."""
+    """The engine keeps successors of earlier replies; a prediction without them is too low for texts that resemble each other."""
     known = trace({4: ([0.0] * 60, [True] * 60)}, window=[0] * 30 + [1] * 30)
     texts = {window: OwnText(np.array([100 + window, 101 + window, *range(50, 80)]), 2) for window in (0, 1)}
     both, first = replace(known, texts=texts), replace(known.select(known.window == 0), texts=texts)
