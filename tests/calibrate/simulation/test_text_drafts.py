@@ -58,7 +58,7 @@ def test_the_runtime_copies_as_simulated(seed: int) -> None:
     known = replace(written(text[given - 2 :].tolist(), layers=3), texts={0: OwnText(text, given)})
     done = simulate_exact(known, [], costs, 0, "ngram")
     drafted = row.depth.drafted.total()
-    assert drafted > 20 and set(row.depth.drafted) == {"ngram", "successor"}
+    assert drafted > 20
     assert done.acceptance == pytest.approx(row.depth.accepted.total() / drafted)
     assert done.tokens_per_cycle == pytest.approx(len(known.window) / row.depth.deep_passes)
 
