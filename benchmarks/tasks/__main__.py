@@ -1,7 +1,7 @@
 """Eight kinds of work, ten tasks each: how fast the default policy decodes, beside `full` of the same bundle and other engines.
 
     python -m benchmarks.tasks                                  # SmolLM2-135M, alone and in batches: 14 minutes
-    python -m benchmarks.tasks --quick                          # int4 and the file's own blocks, three of each kind: 2 minutes
+    python -m benchmarks.tasks --quick                          # int4 and the file's own blocks, two of each kind: 2 minutes
     python -m benchmarks.tasks --calibrated BUNDLE              # also a bundle that was calibrated and exported in fp32: 5 more
     python -m benchmarks.tasks --prompts FOLDER --json build/tasks.json
     python -m benchmarks.tasks --prompts benchmarks/tasks/second_prompts    # a second set, of five tasks each
@@ -52,7 +52,7 @@ from benchmarks.tasks.task_run import (
 from benchmarks.tasks.task_set import PROMPTS, TaskKind, load_tasks
 
 WEIGHTS = ("fp32", "int4", "source")
-QUICK_TASKS = 3
+QUICK_TASKS = 2
 LEAST_TOKENS = 16  # of a reply that counts as the worst: shorter ones are all noise
 CHATS = ("chat", "turns")  # the kinds of work in the file's own blocks
 # By weights: the arm beside them, and its name.
@@ -153,7 +153,7 @@ def add_tables(report: Report, rows: Sequence[dict[str, Any]]) -> None:
         f"Kinds of work, {report.settings['prompts']}",
         ["weights", *KIND_COLUMNS],
         kinds,
-        f"{report.settings['model']}, the default policy without a calibration (`exact` with text drafts) against `full`, "
+        f"{report.settings['model']}, the default policy without a calibration (`exact` without exits) against `full`, "
         "batch 1, chat template, greedy; drafts come from the text and from replies to earlier tasks. Speedup of decoding over "
         "`full`, median and worst task. Over peer: int4 over onnxruntime-genai int4, source over llama.cpp, for as many tokens "
         "of the same prompts. Score: 0 to 1.",
