@@ -34,7 +34,7 @@ def main(
     console.rule("3. Chat")
     console.print(question, style="bold", markup=False)
     _run("", "tide_runtime.cli.run", str(out), question, "--chat", "--max-new-tokens", "96", "--stats")
-    arms = "source,source-exact,unsplit,eager,genai-int4,llamacpp"
+    arms = "source-same,source-exact,unsplit,eager,genai-int4,llamacpp"
     _run(
         "4. Ways to run it",
         "benchmarks.quantised_decode",
@@ -44,6 +44,7 @@ def main(
         str(minutes),
         "--places",
         "b1",
+        "--no-perplexity",
         "--json",
         "build/demo.json",
     )

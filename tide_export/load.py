@@ -17,6 +17,7 @@ import torch
 import transformers
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError, safe_open
+from tide_runtime.bundle.manifest import HeadInfo
 from tide_runtime.errors import ModelFilesError, TideError, UnsupportedModelError
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers import PreTrainedTokenizerFast as FastTokenizer
@@ -45,6 +46,7 @@ class LoadedModel:
         weights: how they were chosen, of `WEIGHTS`, with the quantizer where one ran.
         text: SHA-256 of the tokens from which gptq made them; empty for others.
         notes: what could not be kept in low-bit form, in sentences.
+        head: the bits of the head, where they were measured or asked for.
     """
 
     model: PreTrainedModel
@@ -56,6 +58,7 @@ class LoadedModel:
     weights: str = "source"
     text: str = ""
     notes: tuple[str, ...] = ()
+    head: HeadInfo | None = None
 
     @property
     def name(self) -> str:

@@ -6,7 +6,8 @@ hqq      half-quadratic optimisation of the zero points (Badri & Shaji 2023, htt
 gptq     the least error in the products with the activations of a text, which later columns correct (Frantar et al. 2023)
 gptq_mixed  gptq, and 8 bits for the matrices whose rounding changes the model's output most, an eighth of the weights
 
-The head and the embedding are in 8 bits: look-ups need few bytes of the embedding, and the head's rounding changes the token.
+The head and the embedding are in 8 bits: look-ups need few bytes of the embedding, and the head's rounding changes the token
+(`tide_export.head_bits` measures how much).
 """
 
 from __future__ import annotations
@@ -93,7 +94,7 @@ def quantize_model(
     for matrix in distinct.values():
         if matrix.key not in done:  # 8 bits round so finely that a search gains nothing
             chosen = "rtn" if matrix.bits == 8 else quantizer
-            finish(matrix, _quantized(matrix.values.float().numpy(), matrix.bits, chosen))
+            finish(matrix, quantize_matrix(matrix.values.float().numpy(), matrix.bits, chosen))
     found = {matrix.name: weight for matrix in matrices if (weight := done[matrix.key]) is not None}
     left = len(matrices) - len(found)
     return found, [f"{left} matrices whose input is no multiple of {BLOCK_SIZE} wide keep their precision"] if left else []
@@ -116,7 +117,7 @@ def _quantize_for_text(
         costs = divergences(model, modules, changes, tokens[::2])  # half of the text tells them apart
         for name in most_sensitive(costs, {m.name: m.module.weight.numel() for m in matrices}):
             matrix = named.pop(name)
-            finish(matrix, _put(matrix, _quantized(matrix.values.float().numpy(), 8, "rtn")))
+            finish(matrix, _put(matrix, quantize_matrix(matrix.values.float().numpy(), 8, "rtn")))
 
     def quantize(name: str, gram: torch.Tensor) -> None:
         finish(named[name], _put(named[name], gptq(named[name].values, gram, 4, BLOCK_SIZE)))
@@ -126,7 +127,7 @@ def _quantize_for_text(
 
 def _change(matrix: _Matrix) -> torch.Tensor:
     """What rounding to 4 bits adds to the matrix [N, K]."""
-    rounded = _quantized(matrix.values.float().numpy(), 4, "rtn")
+    rounded = quantize_matrix(matrix.values.float().numpy(), 4, "rtn")
     return torch.from_numpy(rounded.dequantized()).to(matrix.values.dtype) - matrix.values
 
 
@@ -155,13 +156,13 @@ def _matrices(model: PreTrainedModel, bits: int) -> Iterator[_Matrix]:
             yield _Matrix(f"{name}.weight", module, 8 if id(module) in outer else bits)
 
 
-def _quantized(matrix: NDArray[np.float32], bits: int, quantizer: str) -> QuantizedWeight | None:
+def quantize_matrix(matrix: NDArray[np.float32], bits: int, quantizer: str) -> QuantizedWeight | None:
     """``matrix`` [N, K] in blocks; None where the blocks do not divide K."""
     if matrix.shape[1] % BLOCK_SIZE:
         return None
     rows, blocks = matrix.shape[0], matrix.shape[1] // BLOCK_SIZE
     if quantizer == "k_quant" and blocks % 2:  # ONNX Runtime 1.32's fails for an odd number of blocks
-        doubled = _quantized(np.concatenate([matrix, matrix[:, -BLOCK_SIZE:]], 1), bits, quantizer)
+        doubled = quantize_matrix(np.concatenate([matrix, matrix[:, -BLOCK_SIZE:]], 1), bits, quantizer)
         return doubled.first_blocks(blocks) if doubled is not None else None
     model = _run(quantizer, bits, matrix)
     weights = {initializer.name: numpy_helper.to_array(initializer) for initializer in model.graph.initializer}
