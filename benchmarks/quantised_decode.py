@@ -111,6 +111,7 @@ def main(
     rounds: Annotated[int, typer.Option(min=1, help="Turns of each arm at most.")] = 25,
     places: Annotated[str | None, typer.Option(help="Of b1,b8,prefill_64,prefill_512. Default: the model's.")] = None,
     with_perplexity: Annotated[bool, typer.Option("--perplexity/--no-perplexity", help="SmolLM2: some seconds an arm.")] = True,
+    bundle: Annotated[Path | None, typer.Option(help="The source arms' bundle, where there is one already.")] = None,
     cache: Annotated[Path, typer.Option(help="Where weights and bundles are kept between runs.")] = CACHE,
     json: Annotated[Path | None, typer.Option(help="Also write everything to this file.")] = None,
 ) -> None:
@@ -125,7 +126,11 @@ def main(
     report = Report("quantised_decode", model=model, arms=names, minutes=minutes, rounds=rounds)
     files = GGUF_MODELS[model]
     reference = next((arm.model for arm in plan.arms if arm.model), "fp32")  # a bundle's manifest
-    manifest = read_manifest(folder_of(reference, files, cache / model))
+
+    def folder(process: str) -> Path:
+        return bundle if bundle is not None and process == "source" else folder_of(process, files, cache / model)
+
+    manifest = read_manifest(folder(reference))
 
     def figures(entry: RunningArm) -> dict[str, float]:
         if not with_perplexity or entry.spec.kind not in MEASURED or model != "smollm2":  # random weights have none to speak of
@@ -137,7 +142,7 @@ def main(
     run = PlanRun(
         plan,
         manifest,
-        lambda process: folder_of(process, files, cache / model),
+        folder,
         lambda count, tokens: files.prompts(cache, count, tokens),
         minutes,
         rounds,

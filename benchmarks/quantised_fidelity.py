@@ -113,7 +113,7 @@ def mapped_random(kind: str) -> dict[str, Any]:
         loaded = load_model(str(random_source(kind, Path(folder))), "fp32", tokenizer="none")  # prompts are random ids
         bundle = Path(folder) / "bundle"
         bundle.mkdir()
-        config = ExportConfig(targets=("cpu",), checkpoints="none", max_seq_len=64, verify=False, packed_weights=False)
+        config = ExportConfig(targets=("cpu",), checkpoints="none", max_seq_len=64, verify=False)
         write_bundle(loaded, bundle, config, ExportProgress(quiet=True))
         return mapped_row(f"{kind}, random", loaded, check_bundle(loaded, bundle, "fp32"))
 

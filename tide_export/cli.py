@@ -112,13 +112,6 @@ def export(
     max_batch: Annotated[
         int, typer.Option(help="Most sequences in one step of TensorRT and TensorRT-RTX engines; other targets take any number.")
     ] = _DEFAULTS.max_batch,
-    packed_weights: Annotated[
-        bool,
-        typer.Option(
-            help="Target cpu in fp32: add the weights as ONNX Runtime packs them on this kind of processor. Every engine and "
-            "process then maps one copy instead of keeping one for each graph; the bundle is twice as large."
-        ),
-    ] = _DEFAULTS.packed_weights,
     force_rebuild: Annotated[
         bool,
         typer.Option(
@@ -181,7 +174,6 @@ def export(
         calibration=calibration,
         data=data,
         max_batch=max_batch,
-        packed_weights=packed_weights,
         force_rebuild=force_rebuild,
         hardware_compatible=hardware_compatible,
         version_compatible=version_compatible,

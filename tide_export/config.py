@@ -90,9 +90,6 @@ class ExportConfig:
         data: text to calibrate on first: a file, a directory or a hub data set, as ``tide-calibrate --data`` takes it. The
             quantizer gptq reads it too.
         max_batch: most sequences in one step of an engine; other targets take any number.
-        packed_weights: target ``cpu`` in fp32: also write the weights in ONNX Runtime's packed layout for this kind of
-            processor. All graphs, engines and processes then map one copy; the bundle is twice as large.
-            See `tide_export.packed_weights`.
         force_rebuild: build engines even if the cache has them.
         tokenizer: the directory, tokenizer.json, GGUF file or hub id of the tokenizer; ``none`` writes a bundle without one. None
             takes the model's own.
@@ -108,7 +105,6 @@ class ExportConfig:
     calibration: str | None = None
     data: str | None = None
     max_batch: int = 16
-    packed_weights: bool = True
     force_rebuild: bool = False
     hardware_compatible: bool = False
     version_compatible: bool = False

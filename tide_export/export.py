@@ -16,7 +16,7 @@ from tide_runtime.bundle.manifest import MANIFEST_NAME, SCHEMA_VERSION, Generati
 from tide_runtime.errors import CalibrationError, IncompleteBundleError, ParamsError
 
 from tide_export.build_targets import BuiltTargets, Cuts, build_targets
-from tide_export.bundle_writer import hash_files, new_directory, write_tokenizer
+from tide_export.bundle_writer import check_room, hash_files, new_directory, write_tokenizer
 from tide_export.calibration.exit_calibration import ExitCalibration, read_exit_calibration
 from tide_export.config import ExportConfig, checkpoint_layers, reads_text
 from tide_export.cut import LoweredModel
@@ -24,7 +24,7 @@ from tide_export.draft_graph import DraftWeights
 from tide_export.exit_graphs import exit_graph_model
 from tide_export.head_bits import with_head
 from tide_export.kv_scales import kv_scales
-from tide_export.load import LoadedModel, fingerprint, load_model, quantized
+from tide_export.load import LoadedModel, fingerprint, load_model, quantized, weight_bytes
 from tide_export.lower import explain
 from tide_export.passes.base import LoweringContext
 from tide_export.probe import probe_attention
@@ -149,6 +149,7 @@ def write_bundle(
     ``traced``: a trace of the model to reuse; it is modified in place.
     Targets that could not be built are in ``progress.failures``; raises TargetError if none could be built.
     """
+    check_room(directory, weight_bytes(loaded))
     targets, refused = choose_targets(config.targets, config.dtype, config.kv)
     for name, error in refused.items():
         progress.failed(name, str(error))
@@ -184,8 +185,7 @@ def _job(
     drafts = calibration.info.draft_limit if calibration is not None else 0
     profiles = step_profiles(config.max_batch, drafts, context.max_seq_len)
     cache = EngineCache(default_cache_folder())
-    rebuild, packed = config.force_rebuild, config.packed_weights
-    return BuildJob(directory, workspace, config.dtype, profiles, progress, cache, rebuild, config.trt, packed)
+    return BuildJob(directory, workspace, config.dtype, profiles, progress, cache, config.force_rebuild, config.trt)
 
 
 def _explain(config: ExportConfig, progress: ExportProgress, lowered: LoweredModel) -> None:

@@ -27,7 +27,8 @@ from tide_export.accounting import check_names, check_values, read_headers, weig
 from tide_export.config import weights_title
 from tide_export.probe import probe_attention
 from tide_export.quantization.checkpoints import find_settings, load_quantized_checkpoint
-from tide_export.quantization.gguf_source import first_line, is_gguf, load_gguf
+from tide_export.quantization.gguf_file import is_gguf
+from tide_export.quantization.gguf_source import first_line, load_gguf
 from tide_export.quantization.quantized_weight import QuantizedWeight
 from tide_export.quantization.quantizers import dequantize_parameters, quantize_model
 from tide_export.source_tokenizer import load_tokenizer
@@ -216,6 +217,16 @@ def check_supported(config: PreTrainedConfig) -> None:
             f"{name} is not supported, because its {scaling['rope_type']!r} rotary embedding "
             "depends on the length of the whole sequence"
         )
+
+
+def weight_bytes(loaded: LoadedModel) -> int:
+    """Bytes that the weights take in a bundle at least: low-bit values and their scales, and all other parameters."""
+    total = 0
+    for name, parameter in loaded.model.named_parameters():
+        weight = loaded.quantized.get(name)
+        values = parameter.numel()
+        total += parameter.nbytes if weight is None else values * weight.bits // 8 + 4 * values // weight.block_size
+    return total
 
 
 def fingerprint(loaded: LoadedModel) -> str:

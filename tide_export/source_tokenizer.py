@@ -12,7 +12,8 @@ from tide_runtime.errors import DataError, ModelFilesError, UnsupportedModelErro
 from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedModel
 from transformers import PreTrainedTokenizerFast as FastTokenizer
 
-from tide_export.quantization.gguf_source import first_line, is_gguf
+from tide_export.quantization.gguf_file import is_gguf
+from tide_export.quantization.gguf_source import first_line
 from tide_export.quantization.gguf_tokenizer import read_gguf_tokenizer
 
 NO_TOKENIZER = "none"

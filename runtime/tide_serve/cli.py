@@ -15,6 +15,7 @@ import typer
 from rich.console import Console
 from tide_runtime.backends.onnxruntime.threads import ThreadOptions
 from tide_runtime.cli.errors import run_app
+from tide_runtime.cli.exported_model import MODEL_HELP, WEIGHTS_HELP, bundle_of, load_engine
 from tide_runtime.engine_options import EngineOptions
 from tide_runtime.errors import ParamsError
 
@@ -37,7 +38,7 @@ _watching = partial(typer.Option, rich_help_panel="Watching it")
 
 @app.command()
 def serve(
-    bundle: Annotated[Path, typer.Argument(help="The bundle's directory, as `tide-export --out` wrote it.")],
+    model: Annotated[str, typer.Argument(help=MODEL_HELP)],
     host: Annotated[str, _network(help="Address to listen on. 0.0.0.0 takes connections from every network.")] = "127.0.0.1",
     port: Annotated[int, _network(min=0, max=65535, help="0: any free one.")] = 8000,
     tls_certificate: Annotated[
@@ -110,15 +111,16 @@ def serve(
         str, _engine(help="same: an answer never depends on those that run beside it (CPU); fast: it may, in less time.")
     ] = _ENGINE.bits,
     verify: Annotated[bool, _engine(help="Compare the bundle's files with their SHA-256 first.")] = _ENGINE.verify,
+    weights: Annotated[str | None, _engine(help=WEIGHTS_HELP)] = None,
     log_text: Annotated[bool, _watching("--log-text", help="Write prompts and answers into the log.")] = _SERVE.log_text,
     otel: Annotated[
         bool,
         _watching("--otel", help="Send traces to OTEL_EXPORTER_OTLP_ENDPOINT (needs the extra tracing)."),
     ] = False,
 ) -> None:
-    """Serve a bundle over HTTP to clients of OpenAI's API.
+    """Serve a bundle or a model over HTTP to clients of OpenAI's API.
 
-    Example: `tide-serve engine/`, then
+    Example: `tide-serve engine/` or `tide-serve model.gguf`, then
 
         curl http://127.0.0.1:8000/v1/chat/completions -H 'Content-Type: application/json' \\
           -d '{"model": "NAME", "messages": [{"role": "user", "content": "Hello"}]}'
@@ -170,22 +172,20 @@ def serve(
         if loopback and config.allowed_hosts is None:
             config = replace(config, allowed_hosts=())
         _warn(config, loopback, bool(api_key))
-        raise typer.Exit(_run(bundle, options, config, listener, tls, otel))
+        raise typer.Exit(_run(bundle_of(model, weights), options, config, listener, tls, otel))
 
 
 def _run(
     bundle: Path, options: EngineOptions, config: ServeConfig, listener: socket.socket, tls: ssl.SSLContext | None, otel: bool
 ) -> int:
     """Load the engine and serve it until a signal ends the server; returns the exit code."""
-    from tide_runtime import Engine
-
     from tide_serve.api.app import make_app
     from tide_serve.http.middlewares import guard
     from tide_serve.http.server import run_server, url_of
     from tide_serve.observe.logs import log_to_stderr
 
     observer = _tracing_observer() if otel else None  # before the engine: the extra may be missing
-    app = make_app(Engine.load(bundle, options), config)
+    app = make_app(load_engine(bundle, options), config)
     service: Service = app.state.service
     service.observer = observer or service.observer
     log_to_stderr(config.log_text)

@@ -24,7 +24,7 @@ REFERENCE = {
         "draft_limit",
         "tokens_per_second",
         "ParamsError",
-        "packed_weights",
+        "force_rebuild",
         "max_windows",
     ],
     "certificate": ["Hoeffding"],

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -192,6 +193,14 @@ def test_force_replaces_a_bundle(llama, tmp_path):
         [*manifest.files, "manifest.json"]
     )
     assert nothing_left(tmp_path, "engine")
+
+
+def test_a_disk_without_room(llama, tmp_path, monkeypatch):
+    """The export would end after minutes of work, with a disk that is full for others as well."""
+    monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=1000))
+    with pytest.raises(OutputError, match=r"weights take at least .* GiB, and the disk .* has 0\.0 GiB free"):
+        export(str(llama), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 def test_full_disk(llama, tmp_path, monkeypatch):

@@ -31,7 +31,7 @@ from tide_export.verify import verify_bundle
 # Rotary fused and partial, learned positions, windows and soft-caps, sinks, multi-head.
 NAMES = ("llama", "gemma2", "gpt2", "phi", "gpt_oss")
 SLOTS = MAX_POSITIONS // 2
-CONFIG = ExportConfig(checkpoints="2", max_seq_len=SLOTS, kv="int8", packed_weights=False)
+CONFIG = ExportConfig(checkpoints="2", max_seq_len=SLOTS, kv="int8")
 
 
 @pytest.fixture(scope="module")

@@ -62,7 +62,7 @@ def segment() -> ir.Model:
 def build(model: ir.Model, directory: Path) -> str | None:
     """Build the target ``cpu`` with ``model`` as its only graph; the file of its products."""
     (directory / "work").mkdir(parents=True)
-    job = BuildJob(directory, directory / "work", "fp32", [], ExportProgress(), EngineCache(directory), packed_weights=False)
+    job = BuildJob(directory, directory / "work", "fp32", [], ExportProgress(), EngineCache(directory))
     target = find_target("cpu", "fp32")
     info = target.builder.build(target, LoweredModel([CutGraph("segment_0", model)], [], []), job)
     job.close()

@@ -34,7 +34,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     loaded, folder = LoadedModel(tiny_model("llama"), None, "llama"), tmp_path_factory.mktemp("scattered")
     exits = [ExitInfo(layer, "identity", "max_probability", 0.5) for layer in (1, 2)]
     write_calibration(folder / "calibration", exits, fingerprint(loaded), LAYERS, 64)
-    config = ExportConfig(max_seq_len=48, verify=False, packed_weights=False)
+    config = ExportConfig(max_seq_len=48, verify=False)
     (folder / "bundle").mkdir()
     exit_calibration = read_exit_calibration(folder / "calibration")
     write_bundle(loaded, folder / "bundle", config, ExportProgress(quiet=True), exit_calibration)

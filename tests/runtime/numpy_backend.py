@@ -51,7 +51,7 @@ def tiny_manifest(
 class NumpyBackend:
     """``script`` answers for the MLP routers, when given."""
 
-    name, row_padding, padding_price, has_prefix_blocks = "numpy", NO_PADDING, 1.0, True
+    name, row_padding, padding_price, has_prefix_blocks, private_weights = "numpy", NO_PADDING, 1.0, True, ""
 
     def __init__(
         self, manifest: Manifest, model: TinyTransformer, script: Script | None = None, packs_steps: bool = True

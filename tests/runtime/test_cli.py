@@ -247,6 +247,11 @@ def test_inspect_json_agrees_with_the_bundle(bundle: Path, command: Command) -> 
     assert cpu["graph_bytes"] == sum(file.stat().st_size for file in bundle.glob("onnx/cpu.*.onnx"))
     assert cpu["uncut_bytes"] == sum(file.stat().st_size for file in bundle.glob("onnx/cpu.uncut*.onnx")) > 0
     assert cpu["graph_bytes"] == sum(graph["file_bytes"]["cpu"] for graph in facts["graphs"]) + cpu["uncut_bytes"]
+    purposes = cpu["bytes_by_purpose"]
+    assert purposes["products"] + purposes["embedding, where not tied"] > 4 * 60_000, "fp32 matrices"
+    parts = purposes["products"], purposes["embedding, where not tied"], purposes["norms and tables"]
+    assert sum(parts) + purposes["other targets, and padding"] == cpu["weight_bytes"] and purposes["scales of blocks"] == 0
+    assert purposes["tokenizer"] == sum(file.stat().st_size for file in (bundle / "tokenizer").iterdir())
     assert facts["generation"]["eos_token_ids"] == [0, 2]
 
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tomllib
 from importlib.metadata import PackageNotFoundError
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -74,6 +75,9 @@ def test_commands_without_their_extra(tmp_path: Path) -> None:
 def test_one_package_is_missing(command: str, package: str, tmp_path: Path) -> None:
     """An environment that lost one package of an extra: the user does not learn which."""
     ((code, text, files),) = _run({package}, [(command, *ARGUMENTS[command])], tmp_path)
+    named = re.search(r" needs (\S+), which", text)
+    if named and named[1] != package and find_spec(named[1]) is None:
+        pytest.skip(f"{named[1]} is not installed here, and is found first")
     assert (code, files) == (2, []) and f"{command} needs {package}, which" in text
 
 

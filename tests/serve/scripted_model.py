@@ -44,7 +44,7 @@ def make_scripted_bundle(
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token=BOS, eos_token=EOS, unk_token=UNKNOWN)
     fast.chat_template = TEMPLATE
     fast.save_pretrained(source)
-    config = ExportConfig(checkpoints="none", max_seq_len=512, verify=False, targets=("cpu",), packed_weights=False)
+    config = ExportConfig(checkpoints="none", max_seq_len=512, verify=False, targets=("cpu",))
     export(str(source), directory / "bundle", config)
     return directory / "bundle"
 

@@ -39,7 +39,7 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp
 def targets(out: Path, *names: str) -> list[str]:
     """Arguments of a fast export to ``out``."""
     named = [word for name in names for word in ("--target", name)]
-    return ["--out", str(out), "--checkpoints", "none", "--no-verify", "--no-packed-weights", *named]
+    return ["--out", str(out), "--checkpoints", "none", "--no-verify", *named]
 
 
 def profiles(manifest: Manifest) -> dict[str, list[int]]:

@@ -21,7 +21,7 @@ def mapped(data: Bytes, kind: str) -> QuantizedWeight | None:
     """The tensor as a `QuantizedWeight`; None for a format without one.
 
     Args:
-        data: [N, bytes of a row], as `gguf.GGUFReader` gives it.
+        data: [N, bytes of a row], as `GgufTensor` has it.
         kind: name of GGUF's quantisation type, such as Q4_K.
     """
     return _FORMATS[kind](data) if kind in _FORMATS else None

@@ -81,6 +81,10 @@ class Metadata:
         """The value of a whole name, such as tokenizer.ggml.tokens; None if there is none. Does not count as taken."""
         return self._values.get(key)
 
+    def starting_with(self, *prefixes: str) -> dict[str, Any]:
+        """The values of all keys with one of ``prefixes``, by whole name. Does not count as taken."""
+        return {name: value for name, value in self._values.items() if name.startswith(prefixes)}
+
     def take(self, key: str, default: Any = REQUIRED) -> Any:
         """The value of the architecture's ``key``, such as block_count. Raises ModelFilesError if a required one is missing."""
         name = f"{self.architecture}.{key}"

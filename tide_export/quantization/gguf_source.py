@@ -7,13 +7,10 @@ rows into another order. Which block belongs to which row is not assumed: rows o
 from __future__ import annotations
 
 import re
-import struct
 from collections import Counter
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -26,13 +23,11 @@ from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorPr
 from tide_export.accounting import check_values
 from tide_export.quantization.gguf_architectures import read_config
 from tide_export.quantization.gguf_blocks import mapped
+from tide_export.quantization.gguf_file import PLAIN, GgufTensor, read_file
 from tide_export.quantization.gguf_generation import generation_config
-from tide_export.quantization.gguf_metadata import Metadata
 from tide_export.quantization.gguf_rope import FREQUENCY_FACTORS, divide_frequencies
 from tide_export.quantization.quantized_weight import QuantizedWeight
 
-_PLAIN = ("F32", "F16", "BF16")
-_MAGIC = b"GGUF"
 _LAYER = re.compile(r"blk\.(\d+)\.")
 # What transformers raises for values of a file that make no model; NotImplementedError is a RuntimeError.
 _UNREADABLE = (
@@ -45,62 +40,6 @@ _UNREADABLE = (
     OSError,
     StrictDataclassError,
 )
-
-
-@dataclass(frozen=True)
-class GgufTensor:
-    """A tensor of the file. ``kind``: GGUF's type; ``data``: numbers, or of low-bit types [N, bytes of a row], [E, N, bytes]."""
-
-    name: str
-    kind: str
-    data: NDArray[Any]
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The shape of the dequantised tensor, output features first."""
-        return tuple(self.data.shape) if self.kind in _PLAIN else tuple(self.data.shape[:-1])
-
-
-def is_gguf(source: str) -> bool:
-    """Whether ``source`` names a GGUF file, by its suffix or its first bytes."""
-    path = Path(source)
-    if source.endswith(".gguf"):
-        return True
-    if not path.is_file():
-        return False
-    with path.open("rb") as file:
-        return file.read(4) == _MAGIC
-
-
-def read_file(path: Path) -> tuple[Metadata, dict[str, GgufTensor]]:
-    """All keys, and all tensors by GGUF name.
-
-    Raises ModelFilesError when the file is missing, no GGUF file, cut short, or one part of several.
-    """
-    import gguf
-
-    if not path.is_file():
-        raise ModelFilesError(f"there is no file {path}; give a .gguf file, a model directory, or a hub id such as org/name")
-    with path.open("rb") as file:
-        if file.read(4) != _MAGIC:
-            raise ModelFilesError(f"{path} is no GGUF file: it does not begin with {_MAGIC.decode()}; download it again")
-    try:
-        reader = gguf.GGUFReader(path)
-        keys = {name: field.contents() for name, field in reader.fields.items() if not name.startswith("GGUF.")}
-        tensors = {t.name: GgufTensor(t.name, t.tensor_type.name, t.data) for t in reader.tensors}
-    except (ValueError, IndexError, KeyError, OverflowError, UnicodeDecodeError, struct.error) as error:
-        raise ModelFilesError(
-            f"{path} cannot be read ({first_line(error)}): it was cut short or changed, or is newer than the package "
-            "gguf; download it again, or upgrade gguf"
-        ) from error
-    if reader.byte_order == "S":  # gguf dequantises blocks in this machine's order
-        raise ModelFilesError(f"{path.name} has its bytes in the other order; convert it with gguf's `gguf-convert-endian`")
-    if (parts := keys.get("split.count", 0)) > 1:
-        raise ModelFilesError(
-            f"{path.name} is part {keys.get('split.no', 0) + 1} of {parts}: join the parts with llama.cpp's "
-            f"`llama-gguf-split --merge {path.name} model.gguf`, and export model.gguf"
-        )
-    return Metadata(path.name, keys), tensors
 
 
 def load_gguf(path: Path, dtype: torch.dtype) -> tuple[PreTrainedConfig, PreTrainedModel, dict[str, QuantizedWeight], list[str]]:
@@ -208,7 +147,7 @@ def match_parameters(
     found: dict[str, QuantizedWeight] = {}
     lost: Counter[tuple[str, str]] = Counter()
     used = set()
-    low_bit = {name: tensor for name, tensor in tensors.items() if tensor.kind not in _PLAIN}
+    low_bit = {name: tensor for name, tensor in tensors.items() if tensor.kind not in PLAIN}
     for name, parameter in model.named_parameters():
         tensor = low_bit.get(names.get(name, ""))
         if tensor is None:

@@ -18,6 +18,7 @@ from tide_runtime.errors import ModelFilesError, UnsupportedModelError
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
+from tide_export.quantization.gguf_file import read_file
 from tide_export.quantization.gguf_pretokenizers import PRE_TOKENIZERS, PreTokenizer
 from tide_export.quantization.spm_merges import OTHER, Merge, spm_merges
 
@@ -149,12 +150,7 @@ def read_gguf_tokenizer(path: Path) -> PreTrainedTokenizerFast | None:
 
 
 def _read(path: Path) -> _Vocabulary:
-    import gguf
-
-    fields = gguf.GGUFReader(path).fields
-    return _Vocabulary(
-        path.name, {key: field.contents() for key, field in fields.items() if key.startswith(("tokenizer.", "general."))}
-    )
+    return _Vocabulary(path.name, read_file(path)[0].starting_with("tokenizer.", "general."))
 
 
 def _pre_tokenizer(vocabulary: _Vocabulary) -> PreTokenizer:

@@ -52,7 +52,6 @@ class BuildJob:
         profiles: optimization profiles of the engines.
         rebuild: build engines even if the cache has them.
         trt: options of TensorRT engines.
-        packed_weights: also write fp32 weights in the CPU's packed layout.
     """
 
     directory: Path
@@ -63,7 +62,6 @@ class BuildJob:
     cache: EngineCache
     rebuild: bool = False
     trt: TrtOptions = field(default_factory=TrtOptions)
-    packed_weights: bool = True
     _files: dict[int, list[GraphFile]] = field(default_factory=dict)
 
     @cached_property

@@ -12,7 +12,6 @@ matrix and multiply with that, which is slower than a dense weight
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from tide_runtime.bundle.architectures import ONNXRUNTIME_COMPUTE
@@ -20,7 +19,6 @@ from tide_runtime.bundle.manifest import TargetInfo
 
 from tide_export.bundle_writer import ONNX_FOLDER, WEIGHTS_NAME, write_graphs
 from tide_export.cut import LoweredModel
-from tide_export.packed_weights import WeightPacker
 from tide_export.passes.attention_batched import lower_attention_batched, lower_attention_scattered
 from tide_export.passes.attention_gqa import lower_attention_gqa
 from tide_export.passes.attention_padded import pad_attention
@@ -39,12 +37,7 @@ from tide_export.targets.base import BuildJob, Machine, Target
 
 @dataclass(frozen=True)
 class OnnxFiles:
-    """Writes ONNX graphs and their weights; needs no compiler.
-
-    ``packs_fp32``: the runtime packs fp32 weights at load; ``BuildJob.packed_weights`` then also writes the packed layout.
-    """
-
-    packs_fp32: bool = False
+    """Writes ONNX graphs and their weights; needs no compiler."""
 
     def check(self, target: Target) -> None:
         """Every machine can build it."""
@@ -52,18 +45,9 @@ class OnnxFiles:
     def build(self, target: Target, lowered: LoweredModel, job: BuildJob) -> TargetInfo:
         forms = [*lowered.forms, *([lowered.draft] if lowered.draft is not None else [])]
         files = write_graphs(lowered.graphs, forms, target.name, job.weights, job.progress)
-        if self.packs_fp32 and job.dtype == "fp32" and job.packed_weights:
-            _pack(files.values(), job)
         compute = list(target.machine.compute)
         products = write_products([*lowered.graphs, *lowered.forms], target.name, job.directory)
         return TargetInfo(target.backend, files, f"{ONNX_FOLDER}/{WEIGHTS_NAME}", lowered.applied, compute, products=products)
-
-
-def _pack(files: Iterable[str], job: BuildJob) -> None:
-    packer = WeightPacker(job.weights, job.workspace)
-    with job.progress.phase("pack weights") as job.weights.progress:
-        for file in files:
-            packer.pack(job.directory / file)
 
 
 LAYERS, PRODUCTS = (lower_attention_gqa, pack_projections, fuse_skip_norm), (lower_quantized_matmul,)
@@ -80,7 +64,7 @@ CPU = Target(
         built="on any machine",
         attention="fused",
     ),
-    builder=OnnxFiles(packs_fp32=True),
+    builder=OnnxFiles(),
     whole=(QuantizeWeights((4, 8), look_ups=True), canonicalize, static_reshape, share_tied_head, fold_weights, fuse_rms_norm),
     pieces=(*LAYERS, pack_products, *PRODUCTS, leave_out_token),
     scattered_form=(lower_attention_scattered,),

@@ -158,6 +158,10 @@ class Backend(Protocol):
         """Time of a pass of one token over that of its launch without padding, measured at first read; 1 where there is none."""
 
     @property
+    def private_weights(self) -> str:
+        """Why this process holds a copy of the weights in private memory; empty where it maps them, or needs no copy."""
+
+    @property
     def pass_costs(self) -> CostTable | None:
         """See `measure_pass_costs`; None where passes are not measured. Measured when first read, unless this machine has."""
 

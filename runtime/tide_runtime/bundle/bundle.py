@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import stat
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -47,9 +48,13 @@ def _check_file(root: Path, name: str, info: FileInfo, verify: bool) -> None:
     path = root / name
     if not path.resolve().is_relative_to(root.resolve()):
         raise BundleError(f"{name} is a link that leaves the bundle; copy the file into {root} or export again")
-    if not path.is_file():
+    try:
+        status = path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        status = None
+    if status is None or not stat.S_ISREG(status.st_mode):
         raise BundleError(f"{name} is missing from the bundle {root}; copy the whole folder or export again")
-    size = path.stat().st_size
+    size = status.st_size
     if size != info.bytes:
         raise BundleError(
             f"{name} has {size} bytes, expected {info.bytes}: it is truncated or changed; copy it again or export again"

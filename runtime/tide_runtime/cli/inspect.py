@@ -17,6 +17,7 @@ from tide_runtime.bundle import Bundle
 from tide_runtime.bundle.manifest import UNCUT, Manifest, forms_of
 from tide_runtime.cli.engines_table import engine_facts, engines_table, human_size
 from tide_runtime.cli.errors import run_app
+from tide_runtime.cli.weight_purposes import byte_purposes
 from tide_runtime.targets.select import targets_here
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
@@ -34,7 +35,7 @@ def inspect(
     opened = Bundle.open(bundle, verify=verify)
     facts = bundle_facts(opened.manifest)
     for name, validity in targets_here(opened).items():
-        facts["targets"][name]["here"] = validity
+        facts["targets"][name] |= {"here": validity, "bytes_by_purpose": byte_purposes(opened, name)}
     if as_json:
         print(json.dumps(facts, ensure_ascii=False, indent=1))
         return
@@ -157,6 +158,11 @@ def _tables(facts: dict[str, Any]) -> list[Table]:
         _pairs("Checkpoints", {"depth": depth_bar(model["num_layers"], facts["checkpoints"])}),
         *_calibration_tables(facts["calibration"]),
         _targets_table(targets),
+        *(
+            _pairs(f"Bytes of target {name}", {purpose: human_size(size) for purpose, size in target["bytes_by_purpose"].items()})
+            for name, target in targets.items()
+            if target["bytes_by_purpose"]
+        ),
         _pairs("Runs here", {name: target["here"] for name, target in targets.items()}),
         *engines_table(targets),
         _pairs("Tokenizer", _tokenizer_rows(facts["tokenizer"])),

@@ -16,6 +16,7 @@ from tide_runtime.backends.onnxruntime.threads import ThreadOptions
 from tide_runtime.bundle.manifest import Manifest
 from tide_runtime.cli.depth_view import html_view, terminal_view
 from tide_runtime.cli.errors import run_app
+from tide_runtime.cli.exported_model import MODEL_HELP, WEIGHTS_HELP, bundle_of, load_engine
 from tide_runtime.cli.stats import print_stats
 from tide_runtime.depth.options import DepthOptions
 from tide_runtime.engine import Engine
@@ -33,7 +34,7 @@ _MODELS = "Default: the model's own."
 
 @app.command()
 def run(
-    bundle: Annotated[Path, typer.Argument(help="The bundle's directory, as `tide-export --out` wrote it.")],
+    model: Annotated[str, typer.Argument(help=MODEL_HELP)],
     prompt: Annotated[
         str | None, typer.Argument(help="The prompt; `-`, or none with a pipe on stdin, reads it from there.")
     ] = None,
@@ -114,10 +115,14 @@ def run(
         str, typer.Option(help="same: a text never depends on what shares its launches (CPU); fast: it may, in less time.")
     ] = _ENGINE.bits,
     verify: Annotated[bool, typer.Option(help="Compare the bundle's files with their SHA-256 first.")] = _ENGINE.verify,
+    weights: Annotated[str | None, typer.Option(help=WEIGHTS_HELP)] = None,
 ) -> None:
-    """Generate text from a bundle. Text streams to stdout; speed and depth follow on stderr.
+    """Generate text from a bundle or a model. Text streams to stdout; speed and depth follow on stderr.
 
-    Example: `tide-run engine/ "def main():" --max-new-tokens 64`
+    Example: `tide-run model.gguf "Why is the sky blue?" --chat`, or `tide-run engine/ "def main():" --max-new-tokens 64`.
+
+    A model that is no bundle yet is exported first, into `$TIDE_CACHE_DIR/bundles` or `~/.cache/tide/bundles`, where later calls
+    find it. Bundles there take at most `$TIDE_CACHE_GIB` (20) GiB together; those not used for longest are deleted.
     """
     interactive |= chat and prompt is None and not as_json and sys.stdin.isatty()
     if interactive and (prompt is not None or as_json):
@@ -153,7 +158,7 @@ def run(
         max_batch=1,
     )
     given = dict(temperature=temperature, top_k=top_k, top_p=top_p, repetition_penalty=repetition_penalty)
-    with Engine.load(bundle, options) as engine:
+    with load_engine(bundle_of(model, weights), options) as engine:
         params = engine.default_params(
             max_new_tokens=max_new_tokens,
             min_p=min_p,

@@ -50,6 +50,8 @@ def _notes(engine: Engine, stats: RequestStats) -> list[str]:
             f"a single token runs as {rows} rows, so that texts do not depend on what shares their launches: "
             f"{engine.padding_price:.2f} times the time of one"
         )
+    if engine.backend.private_weights:
+        notes.append(f"the weights are packed in this process's own memory: {engine.backend.private_weights}")
     if engine.bits_limitation is not None:
         notes.append(engine.bits_limitation)
     notes += [f"no certificate covers this output: {reason}" for reason in stats.uncovered]

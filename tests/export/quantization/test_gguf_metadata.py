@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 
 from tide_export.load import load_model
 from tide_export.quantization.gguf_architectures import read_config
-from tide_export.quantization.gguf_source import read_file
+from tide_export.quantization.gguf_file import read_file
 
 IDS = np.random.default_rng(0).integers(0, 256, 120).tolist()
 # llama.cpp looks up GELU in a table of fp16; the others differ in the order of sums.

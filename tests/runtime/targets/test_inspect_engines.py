@@ -27,6 +27,8 @@ from tide_runtime.targets import select
 from tide_runtime.targets.gpu_probe import PresentGpu
 from typer.testing import CliRunner
 
+pytest.importorskip("cuda.core")
+
 TOOL = "tensorrt-rtx 1.7.1.116"
 LOGITS = TensorInfo("logits", "fp32", [1, "wanted", 5])
 ENGINES = {

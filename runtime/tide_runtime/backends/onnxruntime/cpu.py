@@ -16,6 +16,7 @@ from tide_runtime.backends.base import Step
 from tide_runtime.backends.graph_contract import hidden_states
 from tide_runtime.backends.kv_caches import KVCaches, cache_full, kv_bytes_per_token
 from tide_runtime.backends.onnxruntime.invariance import LEAST_PADDING, bundle_row_padding, launches_agree, machine_key
+from tide_runtime.backends.onnxruntime.packed_weights import PACKED_OUTPUT, packed_weights
 from tide_runtime.backends.onnxruntime.sessions import CPU_PROVIDER, Sessions, decoder_layers, load_session
 from tide_runtime.backends.onnxruntime.threads import ThreadOptions, session_options
 from tide_runtime.backends.pass_costs import kept_pass_costs, padding_price
@@ -46,6 +47,7 @@ class OnnxRuntimeBackend(Sessions):
     measure_padding: Callable[[], RowPadding | None] = staticmethod(lambda: NO_PADDING)  # see `row_padding`
     measure_passes: Callable[[OnnxRuntimeBackend], CostTable] | None = None  # see `pass_costs`
     bits = "same"  # or ``fast``: launches are not padded
+    private_weights = ""
 
     @classmethod
     def load(cls, bundle: Bundle, target: str, threads: ThreadOptions) -> OnnxRuntimeBackend:
@@ -60,11 +62,14 @@ class OnnxRuntimeBackend(Sessions):
         layers = decoder_layers(manifest, files)
         whole = {form for graph, count in layers.items() if count == manifest.model.num_layers for form in forms_of(graph)}
 
+        packed = packed_weights(bundle, target, threads)
+
         def load(name: str) -> ort.InferenceSession:
             options = session_options(threads, chained=name not in whole)
-            return load_session(bundle, name, files[name], options, [CPU_PROVIDER])
+            return load_session(bundle, name, files[name], options, [CPU_PROVIDER], packed)
 
         backend = cls(manifest, layers, load, set(files) - set(layers))
+        backend.private_weights = packed.reason
         chains = [backend.every_layer, *([[s.name for s in manifest.segments]] if manifest.calibration is not None else [])]
         backend.measure_padding = lambda: bundle_row_padding(
             bundle,
@@ -263,6 +268,8 @@ class _BoundStep:
             bound = caches[value.name] if array is None else ort.OrtValue.ortvalue_from_numpy(array)
             binding.bind_ortvalue_input(value.name, bound)
         for value in session.get_outputs():
+            if value.name == PACKED_OUTPUT:
+                continue
             in_place = value.name.replace("_cache_out_", "_cache_")
             array = arrays.get(value.name)
             bound = caches[in_place] if array is None else ort.OrtValue.ortvalue_from_numpy(array)

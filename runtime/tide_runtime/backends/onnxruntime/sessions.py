@@ -18,6 +18,7 @@ import numpy as np
 import onnxruntime as ort
 
 from tide_runtime.backends.graph_contract import check_interface
+from tide_runtime.backends.onnxruntime.packed_weights import PACKED_OUTPUT, PackedWeights
 from tide_runtime.backends.step_arrays import ATTENTION_BIAS
 from tide_runtime.bundle import Bundle
 from tide_runtime.bundle.manifest import DRAFT, HEAD, UNCUT, Manifest, batched_graph, kv_fill_graph
@@ -107,16 +108,23 @@ def decoder_layers(manifest: Manifest, graphs: Container[str]) -> dict[str, int]
 
 
 def load_session(
-    bundle: Bundle, name: str, file: str, options: ort.SessionOptions, providers: Sequence[str | tuple[str, dict[str, str]]]
+    bundle: Bundle,
+    name: str,
+    file: str,
+    options: ort.SessionOptions,
+    providers: Sequence[str | tuple[str, dict[str, str]]],
+    packed: PackedWeights | None = None,
 ) -> ort.InferenceSession:
-    """A session of graph ``name`` that runs with the first of ``providers``.
+    """A session of graph ``name`` that runs with the first of ``providers``, and maps ``packed``.
 
     Raises:
         BundleError: ONNX Runtime refuses the graph's ``file``, or it breaks the contract.
         TargetError: ONNX Runtime cannot start the provider. It would use another, which cannot read the first one's memory.
     """
+    path = bundle.path(file)
     try:
-        session = ort.InferenceSession(str(bundle.path(file)), options, providers=list(providers))
+        model = packed.model(path, options) if packed is not None else None
+        session = ort.InferenceSession(model or str(path), options, providers=list(providers))
     except Exception as error:  # ONNX Runtime raises unrelated exception classes for bad files
         fix = "export the bundle again"
         if any(target.pads_attention for target in bundle.manifest.targets.values()):
@@ -133,5 +141,6 @@ def load_session(
     if foreign:
         raise BundleError(f"{file} has inputs or outputs of type {', '.join(foreign)}; export the bundle again")
     inputs, outputs = ({v.name: v.shape for v in part} for part in (session.get_inputs(), session.get_outputs()))
+    outputs.pop(PACKED_OUTPUT, None)
     check_interface(bundle.manifest, name, file, inputs, outputs, host_picks=used == CPU_PROVIDER)
     return session

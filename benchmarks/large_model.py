@@ -1,0 +1,111 @@
+"""A model that barely fits: load time, memory and decode speed of a 7B in 4 bits, against llama.cpp on the same file in turn.
+
+    python -m benchmarks.large_model                 # 10 minutes on 2 cores, 12 GB of free memory, 20 GB of disk in --folder
+    python -m benchmarks.large_model --shape 05b     # a look at the rest of it
+
+The file has random weights in the shape of Qwen2.5 7B, in Q4_0. Memory is what only the process has (RssAnon), keys and values
+included: pages of mapped files, which the system takes back when it needs them, are not in it. The first load packs the weights
+into the machine's cache, which lies below --folder here; later ones map them. llama.cpp is the wheel xllamacpp.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+from time import perf_counter
+from typing import Annotated
+
+import numpy as np
+import typer
+from tide_bench.arms import OTHER_ARMS, ArmSpec
+from tide_bench.build_cache import files_digest, run_in_process
+from tide_bench.bundles import export_bundle
+from tide_bench.report import Report
+from tide_runtime.bundle.manifest import read_manifest
+
+from benchmarks.arms.plans import Plan, PlannedPlace, PlanRun, add_plan_tables, pair_ratios
+from benchmarks.models import random_gguf
+from benchmarks.models.random_gguf import SHAPES, write_random_gguf
+
+GIB = 2**30
+_SLOTS, _TOKENS = 1024, 16
+_PROMPT = 64
+PLAN = Plan(
+    arms=(ArmSpec("source", "TIDE source", "tide", "rounded"), OTHER_ARMS["llamacpp"]),
+    places=(PlannedPlace("b1", 1, _PROMPT),),
+    pairs=(("source", "llamacpp"),),
+    pivot="source",
+    new_tokens=32,
+)
+
+
+def load_and_generate(bundle: Path, vocabulary: int) -> dict[str, float]:
+    """Seconds to load ``bundle``, and anonymous memory in GiB after the load and after some tokens."""
+    from tide_runtime import Engine, EngineOptions, GenerationParams, ThreadOptions
+
+    options = EngineOptions(threads=ThreadOptions(shared=True), prefix_cache=False, verify=False, policy="full", max_batch=1)
+    before, start = _anonymous(), perf_counter()
+    with Engine.load(bundle, options, device="cpu") as engine:
+        found = {"load_s": perf_counter() - start, "loaded_gib": (_anonymous() - before) / GIB}
+        engine.generate(prompts(1, _PROMPT, vocabulary), GenerationParams(max_new_tokens=_TOKENS, ignore_eos=True))
+        return {**found, "anonymous_gib": (_anonymous() - before) / GIB}
+
+
+def prompts(count: int, tokens: int, vocabulary: int) -> list[list[int]]:
+    """Random token ids [count][tokens]."""
+    return np.random.default_rng(0).integers(0, vocabulary, (count, tokens)).tolist()
+
+
+def _anonymous() -> int:
+    """Bytes of memory that belong to this process alone."""
+    lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+    return next(1024 * int(line.split()[1]) for line in lines if line.startswith("RssAnon:"))
+
+
+def main(
+    shape: Annotated[str, typer.Option(help=f"Of {', '.join(SHAPES)}.")] = "7b",
+    minutes: Annotated[float, typer.Option(help="Time for the turns; making the model comes on top.")] = 4.0,
+    rounds: Annotated[int, typer.Option(min=1, help="Turns of each arm at most.")] = 8,
+    folder: Annotated[Path, typer.Option(help="Where file, bundle and cache lie until it ends.")] = Path("build"),
+    json: Annotated[Path | None, typer.Option(help="Also write everything to this file.")] = None,
+) -> None:
+    """Measure a large model on this machine's CPU."""
+    if shape not in SHAPES:
+        raise typer.BadParameter(f"shape {shape}; choose from: {', '.join(SHAPES)}")
+    report = Report("large_model", shape=shape, minutes=minutes, rounds=rounds)
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder) as place:
+        os.environ["TIDE_CACHE_DIR"] = f"{place}/cache"
+        file, vocabulary = Path(place) / f"{shape}.gguf", SHAPES[shape].vocab
+        run_in_process(write_random_gguf, SHAPES[shape], file)
+        identity = f"{SHAPES[shape]}, {files_digest([Path(random_gguf.__file__)])}"
+        bundle = export_bundle(file, identity, Path(place) / "exported", max_seq_len=_SLOTS, form="source")
+        first, later = (run_in_process(load_and_generate, bundle, vocabulary) for _ in range(2))
+        folders = {"tide": bundle, "llamacpp": file}
+        run = PlanRun(
+            PLAN,
+            read_manifest(bundle),
+            lambda process: folders.get(process, bundle),
+            lambda count, tokens: prompts(count, tokens, vocabulary),
+            minutes,
+            rounds,
+        )
+        run.run()
+        packed = sum(one.stat().st_size for one in (Path(place) / "cache" / "packed").rglob("*") if one.is_file())
+        sizes = [sum(one.stat().st_size for one in bundle.rglob("*") if one.is_file()), packed, file.stat().st_size]
+    report.rows, report.settings = run.rows, report.settings | run.settings | {"first_load": first, "later_load": later}
+    add_plan_tables(report, PLAN, run.rows, {"llamacpp": "llama.cpp"}, f"Qwen2.5 {shape}, random, Q4_0", "Medians of rounds.")
+    rows = [[name, *(f"{loaded[key]:.2f}" for key in loaded)] for name, loaded in (("first", first), ("later", later))]
+    caption = "GiB: file {2:.2f}, bundle {0:.2f}, packed in the cache {1:.2f}.".format(*(size / GIB for size in sizes))
+    report.table("Loads of the bundle", ["load", "seconds", "memory loaded, GiB", "after tokens, GiB"], rows, caption)
+    for (_, _, baseline), ratio in pair_ratios(PLAN, run.rows).items():
+        report.add(f"vs_{baseline}_{shape}_b1", ratio)
+    report.add(f"anonymous_gib_{shape}", max(later["loaded_gib"], later["anonymous_gib"]))
+    report.add(f"load_s_{shape}", later["load_s"])
+    report.add(f"bundle_ratio_{shape}", sizes[0] / sizes[2])
+    report.finish(json)
+
+
+if __name__ == "__main__":
+    typer.run(main)

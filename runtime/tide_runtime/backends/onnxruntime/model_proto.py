@@ -1,0 +1,144 @@
+"""Where a graph's weights lie, read and changed in the bytes of an ONNX file: the runtime needs no package onnx for it.
+
+A message is a sequence of fields, each a varint ``number << 3 | wire type`` and a value; fields of a message that are given twice
+are merged (https://protobuf.dev/programming-guides/encoding). The numbers of fields are those of
+https://github.com/onnx/onnx/blob/main/onnx/onnx.proto3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+
+_GRAPH = 7  # of ModelProto
+_NODE, _INITIALIZER, _OUTPUT = 1, 5, 12  # of GraphProto
+_INPUT, _OPERATOR = 1, 4  # of NodeProto
+_DIMS, _DATA_TYPE, _NAME, _EXTERNAL_DATA, _DATA_LOCATION = 1, 2, 8, 13, 14  # of TensorProto
+_KEY, _VALUE = 1, 2  # of StringStringEntryProto
+_VALUE_NAME, _VALUE_TYPE = 1, 2  # of ValueInfoProto
+_TENSOR_TYPE, _ELEMENT_TYPE, _SHAPE = 1, 1, 2  # of TypeProto, of TypeProto.Tensor
+_DIM, _DIM_VALUE = 1, 1  # of TensorShapeProto, of its Dimension
+_FLOAT, _EXTERNAL = 1, 1  # of TensorProto.DataType, of TensorProto.DataLocation
+_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5  # wire types
+
+
+def external_entries(model: bytes) -> Iterator[tuple[str, str]]:
+    """Key and value of every entry of external data: ``location``, ``offset``, …, of one initializer after the other.
+
+    Raises ValueError if ``model`` is no message.
+    """
+    for graph in _values(model, _GRAPH):
+        for tensor in _values(graph, _INITIALIZER):
+            yield from map(_entry, _values(tensor, _EXTERNAL_DATA))
+
+
+def weight_uses(model: bytes) -> Iterator[tuple[str, int, int, int]]:
+    """Operator and operand, and offset and length in the file of weights, of every external weight that a node reads.
+
+    Raises ValueError if ``model`` is no message.
+    """
+    for graph in _values(model, _GRAPH):
+        places = {}
+        for tensor in _values(graph, _INITIALIZER):
+            if data := dict(map(_entry, _values(tensor, _EXTERNAL_DATA))):
+                places[_text(tensor, _NAME)] = int(data.get("offset", 0)), int(data["length"])
+        for node in _values(graph, _NODE):
+            for operand, name in enumerate(_values(node, _INPUT)):
+                if place := places.get(name.decode()):
+                    yield _text(node, _OPERATOR), operand, *place
+
+
+def with_location(model: bytes, location: str) -> bytes:
+    """The ``model`` with every external weight in the file ``location``, at its old offset.
+
+    Raises ValueError if ``model`` is no message.
+    """
+
+    def moved(entry: bytes) -> bytes:
+        key, _ = _entry(entry)
+        return _entry_message(key, location) if key == "location" else entry
+
+    def tensor(message: bytes) -> bytes:
+        return _mapped(message, _EXTERNAL_DATA, moved)
+
+    return _mapped(model, _GRAPH, lambda graph: _mapped(graph, _INITIALIZER, tensor))
+
+
+def with_output(model: bytes, name: str, data: Iterable[tuple[str, str]]) -> bytes:
+    """The ``model`` with another initializer ``name``, a float [1], which is also an output; ``data``: its external data."""
+    tensor = _number(_DIMS, 1) + _number(_DATA_TYPE, _FLOAT) + _message(_NAME, name.encode())
+    tensor += b"".join(_message(_EXTERNAL_DATA, _entry_message(*entry)) for entry in data) + _number(_DATA_LOCATION, _EXTERNAL)
+    kind = _number(_ELEMENT_TYPE, _FLOAT) + _message(_SHAPE, _message(_DIM, _number(_DIM_VALUE, 1)))
+    output = _message(_VALUE_NAME, name.encode()) + _message(_VALUE_TYPE, _message(_TENSOR_TYPE, kind))
+    return model + _message(_GRAPH, _message(_INITIALIZER, tensor) + _message(_OUTPUT, output))  # merged with the model's graph
+
+
+def _entry(message: bytes) -> tuple[str, str]:
+    return _text(message, _KEY), _text(message, _VALUE)
+
+
+def _text(message: bytes, number: int) -> str:
+    return b"".join(_values(message, number)).decode()
+
+
+def _entry_message(key: str, value: str) -> bytes:
+    return _message(_KEY, key.encode()) + _message(_VALUE, value.encode())
+
+
+def _values(message: bytes, number: int) -> Iterator[bytes]:
+    """The values of the fields ``number``, which are messages or strings."""
+    return (value for found, value, _ in _fields(message) if found == number and value is not None)
+
+
+def _mapped(message: bytes, number: int, change: Callable[[bytes], bytes]) -> bytes:
+    """``message`` with ``change(value)`` in the fields ``number``, which are messages."""
+    fields = _fields(message)
+    return b"".join(raw if value is None or n != number else _message(n, change(value)) for n, value, raw in fields)
+
+
+def _fields(message: bytes) -> Iterator[tuple[int, bytes | None, bytes]]:
+    """Number, value (None of numbers) and all bytes of each field."""
+    place = 0
+    while place < len(message):
+        start = place
+        tag, place = _varint(message, place)
+        number, kind, begin = tag >> 3, tag & 7, place
+        if kind == _VARINT:
+            _, place = _varint(message, place)
+        elif kind == _BYTES:
+            length, begin = _varint(message, place)
+            place = begin + length
+        elif kind in (_FIXED32, _FIXED64):
+            place += 4 if kind == _FIXED32 else 8
+        else:
+            raise ValueError(f"wire type {kind}")
+        if place > len(message):
+            raise ValueError("cut short")
+        yield number, message[begin:place] if kind == _BYTES else None, message[start:place]
+
+
+def _varint(message: bytes, place: int) -> tuple[int, int]:
+    """The number at ``place``, seven bits a byte, the lowest first, and the place after it."""
+    number = shift = 0
+    while place < len(message) and shift < 70:
+        byte = message[place]
+        number |= (byte & 0x7F) << shift
+        place, shift = place + 1, shift + 7
+        if byte < 0x80:
+            return number, place
+    raise ValueError("cut short")
+
+
+def _encoded(number: int) -> bytes:
+    parts = bytearray()
+    while number >= 0x80:
+        parts.append(number & 0x7F | 0x80)
+        number >>= 7
+    return bytes([*parts, number])
+
+
+def _number(number: int, value: int) -> bytes:
+    return _encoded(number << 3 | _VARINT) + _encoded(value)
+
+
+def _message(number: int, value: bytes) -> bytes:
+    return _encoded(number << 3 | _BYTES) + _encoded(len(value)) + value

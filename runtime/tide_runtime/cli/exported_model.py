@@ -1,0 +1,236 @@
+"""Models as they were downloaded, where a command takes a bundle: a GGUF file, a model directory, or a hub id.
+
+`bundle_of` exports the model into the machine's cache, ``$TIDE_CACHE_DIR/bundles``, else ``~/.cache/tide/bundles``, and finds it
+there the next time. The exporter runs as a process of its own: its memory and its ONNX Runtime sessions end with it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+from types import FrameType
+from typing import IO
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+from tide_runtime.backends.onnxruntime.cpu import OnnxRuntimeBackend
+from tide_runtime.backends.onnxruntime.packed_weights import packed_weights
+from tide_runtime.bundle import Bundle
+from tide_runtime.bundle.manifest import MANIFEST_NAME, SCHEMA_VERSION
+from tide_runtime.cached_folders import CachedFolders
+from tide_runtime.cli.errors import MODULES
+from tide_runtime.engine import Engine
+from tide_runtime.engine_options import EngineOptions
+from tide_runtime.errors import MissingExtraError, ModelFilesError, OutputError, ParamsError
+from tide_runtime.machine_cache import cache_folder
+from tide_runtime.targets.select import DeviceChoice, choose_target
+
+MODEL_HELP = (
+    "A bundle's directory, as `tide-export --out` wrote it. Or a .gguf file, a model directory, a hub id such as org/name, which "
+    "are exported into the cache once (see --weights)."
+)
+WEIGHTS_HELP = (
+    "Of a model that is no bundle yet: source (as stored), int4, int8, fp32. Default: source for GGUF files and quantised "
+    "checkpoints, int4 for others."
+)
+_TOOLS = ("tide-llm", "torch", "transformers", "gguf", "onnx-ir", "onnxscript", "onnxruntime")
+_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+_SAMPLES, _SAMPLE, _ENDS = 64, 2**16, 2**23  # of a file's content: number, bytes of each, bytes of its beginning and end
+
+# Exports a model with the arguments of `tide-export` while the file of the lock stays open; returns the exit code.
+Exporter = Callable[[list[str], IO[bytes]], int]
+
+
+@dataclass(frozen=True)
+class _Model:
+    """``identity``: changes with its content; ``arguments``: those of `tide-export` that name it."""
+
+    name: str
+    identity: Sequence[object]
+    arguments: list[str]
+    weights: str
+
+
+def bundle_of(model: str, weights: str | None = None, export: Exporter | None = None) -> Path:
+    """The directory of the bundle ``model``; for a model, that of its bundle in the cache, exported where there is none yet.
+
+    Args:
+        weights: as `tide-export --weights`; None: see `WEIGHTS_HELP`.
+
+    Raises:
+        MissingExtraError: the exporter is not installed.
+        ModelFilesError: a hub id cannot be resolved.
+        OutputError: the cache cannot be written.
+        ParamsError: ``weights`` are given for a bundle.
+        SystemExit: the export failed, and has said why; nothing of it stays.
+    """
+    if not is_model(model):
+        if weights is not None:
+            raise ParamsError(f"--weights is for models that are exported now, and {model} is a bundle; leave it out")
+        return Path(model)
+    found = _hub_model(model) if not Path(model).exists() and not model.endswith(".gguf") else _local_model(Path(model))
+    arguments = [*found.arguments, "--weights", weights or found.weights]
+    key = json.dumps([found.identity, arguments, SCHEMA_VERSION, [_version(tool) for tool in _TOOLS]])
+    name = f"{found.name}-{hashlib.sha256(key.encode()).hexdigest()[:16]}"
+    folders, console = CachedFolders(cache_folder("bundles")), _stderr()
+    with suppress(OSError):  # said below, where it is written
+        if (kept := folders.find(name)) is not None:
+            console.print(f"bundle {kept}", style="dim")
+            return kept
+    _check_exporter(model)
+    build = partial(_build, arguments, export or run_exporter, console)
+    try:
+        made = folders.make(name, build, lambda: console.print(f"another process exports {model}; waiting for it"))
+    except OSError as error:
+        raise OutputError(
+            f"the bundle of {model} cannot be kept in {folders.folder} ({error}); choose another folder with TIDE_CACHE_DIR, or "
+            f"make a bundle with tide-export {model} --out DIR"
+        ) from error
+    assert made is not None  # it waits
+    return made
+
+
+def is_model(model: str) -> bool:
+    """Whether ``model`` names a model and no bundle: a GGUF file, a directory with config.json, or a hub id."""
+    path = Path(model)
+    if path.is_dir():
+        return not (path / MANIFEST_NAME).exists() and (path / "config.json").is_file()
+    # A path in a folder that exists is a mistyped one, not the id of a model on the hub.
+    return model.endswith(".gguf") or path.is_file() or (_HUB_ID.fullmatch(model) is not None and not path.parent.exists())
+
+
+def load_engine(directory: Path, options: EngineOptions) -> Engine:
+    """`Engine.load`, with a bar on the terminal while a large model's weights are packed, once on this machine."""
+    bundle = Bundle.open(directory, verify=options.verify)
+    target = options.target if options.target != "auto" else choose_target(bundle.manifest, DeviceChoice.parse(options.device))
+    if target in bundle.manifest.targets and bundle.manifest.targets[target].backend == OnnxRuntimeBackend.name:
+        columns = [SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn()]
+        with Progress(*columns, console=_stderr(), transient=True, disable=not sys.stderr.isatty()) as bar:
+            task = bar.add_task("pack the weights for this machine, once", visible=False)
+            packed_weights(
+                bundle,
+                target,
+                options.threads,
+                lambda done, total: bar.update(task, completed=done, total=total, visible=True),
+            )
+    return Engine(bundle, options)
+
+
+def _build(arguments: list[str], export: Exporter, console: Console, path: Path, lock: IO[bytes]) -> None:
+    permanent = shlex.join(["tide-export", *arguments, "--out", "DIR"])
+    console.print(f"exports {arguments[0]} into {path}, once; for a bundle of your own: {permanent}")
+    if code := export([*arguments, "--out", str(path)], lock):
+        raise SystemExit(code)
+
+
+def run_exporter(arguments: list[str], lock: IO[bytes]) -> int:
+    """Run `tide-export` and return its exit code; Ctrl-C and SIGTERM end it first, and then this process.
+
+    The exporter has a session of its own, so that a terminal's Ctrl-C reaches it once, through this process, and it can clean up.
+    """
+    command = [sys.executable, "-m", "tide_export.cli", *arguments]
+    inherited = lock.fileno()  # the lock holds as long as the exporter lives, even if this process is killed
+    before = signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=sys.stderr, pass_fds=[inherited], start_new_session=True
+        )
+        try:
+            code = process.wait()
+        except KeyboardInterrupt:
+            process.send_signal(signal.SIGINT)
+            process.wait()
+            raise
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    if code == -signal.SIGKILL:
+        raise OutputError("the export was killed, most likely because the machine has too little memory; see tide-export --help")
+    return code if code >= 0 else 128 - code
+
+
+def _interrupt(signum: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+def _check_exporter(model: str) -> None:
+    missing = sorted(name for name in MODULES["export"] if find_spec(name) is None)
+    if missing:
+        raise MissingExtraError(
+            f"{model} is no bundle yet, and to export it needs {', '.join(missing)}, which is not installed: "
+            "pip install 'tide-llm[export]'; a bundle that was exported elsewhere runs without"
+        )
+
+
+def _local_model(path: Path) -> _Model:
+    """A file or directory, told from others without reading it whole: paths, sizes, times of change, sampled content.
+
+    Raises ModelFilesError if it is missing, no GGUF file, or cannot be read.
+    """
+    if not path.exists():
+        raise ModelFilesError(f"there is no file {path}; give a .gguf file, a model directory, a hub id or a bundle")
+    files = [path] if path.is_file() else sorted(p for p in path.iterdir() if p.is_file() and not p.name.startswith("."))
+    try:
+        identity = [[str(p.resolve()), p.stat().st_size, p.stat().st_mtime_ns, _sampled_digest(p)] for p in files]
+        if path.is_file():
+            with path.open("rb") as file:
+                if file.read(4) != b"GGUF":
+                    raise ModelFilesError(f"{path} is no GGUF file: it does not begin with GGUF; download it again")
+    except OSError as error:
+        raise ModelFilesError(f"{path} cannot be read ({error}); make its files readable") from error
+    weights = "source" if path.is_file() else _default_weights(path / "config.json")
+    return _Model(path.stem if path.is_file() else path.resolve().name, identity, [str(path)], weights)
+
+
+def _sampled_digest(path: Path) -> str:
+    """SHA-256 of the first and last 8 MiB of a file, where its header lies, and of 64 samples between them."""
+    digest, size = hashlib.sha256(), path.stat().st_size
+    with path.open("rb") as file:
+        for offset, length in [(0, _ENDS), *((size * i // _SAMPLES, _SAMPLE) for i in range(_SAMPLES)), (size - _ENDS, _ENDS)]:
+            file.seek(max(0, offset))
+            digest.update(file.read(length))
+    return digest.hexdigest()
+
+
+def _hub_model(model: str) -> _Model:
+    """A model on the hub: the commit that its main branch has now, or without a network had when it was last seen."""
+    from huggingface_hub import hf_hub_download  # comes with tokenizers
+
+    try:
+        config = Path(hf_hub_download(model, "config.json"))
+    except Exception as error:  # network, access, name: the library has a dozen classes
+        reason = str(error).strip().partition("\n")[0]
+        raise ModelFilesError(f"there is no folder {model} here, and the hub gives no such model: {reason}") from error
+    commit = config.parent.name
+    return _Model(model.replace("/", "--"), [model, commit], [model, "--revision", commit], _default_weights(config))
+
+
+def _default_weights(config: Path) -> str:
+    """Quantised checkpoints as they are; others in 4 bits, as `llama-cli -hf` takes a 4-bit file of a model on the hub."""
+    try:
+        return "source" if "quantization_config" in json.loads(config.read_text(encoding="utf-8")) else "int4"
+    except (OSError, ValueError, TypeError):  # the exporter says what is wrong
+        return "source"
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""
+
+
+def _stderr() -> Console:
+    return Console(stderr=True, markup=False, highlight=False, soft_wrap=True)
