@@ -26,6 +26,7 @@ from tide_runtime.bundle.manifest import read_manifest
 
 from benchmarks.arms.plans import Plan, PlannedPlace, PlanRun, add_plan_tables, pair_ratios
 from benchmarks.models import random_gguf
+from benchmarks.models.gguf_files import add_vocabulary
 from benchmarks.models.random_gguf import SHAPES, write_random_gguf
 
 GIB = 2**30
@@ -78,9 +79,9 @@ def main(
     with tempfile.TemporaryDirectory(dir=folder) as place:
         os.environ["TIDE_CACHE_DIR"] = f"{place}/cache"
         file, vocabulary = Path(place) / f"{shape}.gguf", SHAPES[shape].vocab
-        run_in_process(write_random_gguf, SHAPES[shape], file)
+        run_in_process(write_random_gguf, SHAPES[shape], file, add_vocabulary)
         identity = f"{SHAPES[shape]}, {files_digest([Path(random_gguf.__file__)])}"
-        bundle = export_bundle(file, identity, Path(place) / "exported", max_seq_len=_SLOTS, form="source")
+        bundle = export_bundle(file, identity, Path(place) / "exported", max_seq_len=_SLOTS, form="source", tokenizer="none")
         first, later = (run_in_process(load_and_generate, bundle, vocabulary) for _ in range(2))
         folders = {"tide": bundle, "llamacpp": file}
         run = PlanRun(
