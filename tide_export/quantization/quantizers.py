@@ -37,7 +37,7 @@ BLOCK_SIZE = 32  # wider blocks give other bits when more tokens share a launch
 
 
 @dataclass(frozen=True)
-class _Matrix:
+class Matrix:
     """The weight of ``module``; ``bits`` are the wanted ones."""
 
     name: str
@@ -48,12 +48,23 @@ class _Matrix:
     def values(self) -> torch.Tensor:
         """The matrix [N, K], in the model's memory."""
         weight = self.module.weight.detach()
-        return weight.T if isinstance(self.module, Conv1D) else weight
+        return weight.T if self.transposed else weight
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Output and input features [N, K]."""
+        first, second = self.module.weight.shape
+        return (second, first) if self.transposed else (first, second)
+
+    @property
+    def transposed(self) -> bool:
+        """Whether the parameter is [K, N]."""
+        return isinstance(self.module, Conv1D)
 
     @property
     def key(self) -> int:
-        """Tied matrices, which share their memory, have the same one."""
-        return self.module.weight.data_ptr()
+        """Tied matrices, which are one parameter, have the same one."""
+        return id(self.module.weight)
 
 
 def quantize_model(
@@ -72,11 +83,11 @@ def quantize_model(
         advance: called with the number of matrices done, and of all; tied ones count once.
         tokens: [B, T] ids of a text, where `reads_text`. The dequantised weights are then put into the model.
     """
-    matrices = list(_matrices(model, bits))
+    matrices = list(matrices_of(model, bits))
     distinct = {matrix.key: matrix for matrix in reversed(matrices)}
     done: dict[int, QuantizedWeight | None] = {}
 
-    def finish(matrix: _Matrix, weight: QuantizedWeight | None) -> None:
+    def finish(matrix: Matrix, weight: QuantizedWeight | None) -> None:
         done[matrix.key] = weight
         if advance is not None:
             advance(len(done), len(distinct))
@@ -93,7 +104,7 @@ def quantize_model(
     for matrix in distinct.values():
         if matrix.key not in done:  # 8 bits round so finely that a search gains nothing
             chosen = "rtn" if matrix.bits == 8 else quantizer
-            finish(matrix, _quantized(matrix.values.float().numpy(), matrix.bits, chosen))
+            finish(matrix, quantize_matrix(matrix.values.float().numpy(), matrix.bits, chosen))
     found = {matrix.name: weight for matrix in matrices if (weight := done[matrix.key]) is not None}
     left = len(matrices) - len(found)
     return found, [f"{left} matrices whose input is no multiple of {BLOCK_SIZE} wide keep their precision"] if left else []
@@ -101,10 +112,10 @@ def quantize_model(
 
 def _quantize_for_text(
     model: PreTrainedModel,
-    matrices: Sequence[_Matrix],
+    matrices: Sequence[Matrix],
     mixed: bool,
     tokens: torch.Tensor,
-    finish: Callable[[_Matrix, QuantizedWeight], None],
+    finish: Callable[[Matrix, QuantizedWeight], None],
 ) -> None:
     """Quantise ``matrices`` by gptq in the order in which the model reaches them, each with inputs of those before it.
 
@@ -116,7 +127,7 @@ def _quantize_for_text(
         costs = divergences(model, modules, changes, tokens[::2])  # half of the text tells them apart
         for name in most_sensitive(costs, {m.name: m.module.weight.numel() for m in matrices}):
             matrix = named.pop(name)
-            finish(matrix, _put(matrix, _quantized(matrix.values.float().numpy(), 8, "rtn")))
+            finish(matrix, _put(matrix, quantize_matrix(matrix.values.float().numpy(), 8, "rtn")))
 
     def quantize(name: str, gram: torch.Tensor) -> None:
         finish(named[name], _put(named[name], gptq(named[name].values, gram, 4, BLOCK_SIZE)))
@@ -124,13 +135,13 @@ def _quantize_for_text(
     visit_inputs(model, {name: matrix.module for name, matrix in named.items()}, tokens, quantize)
 
 
-def _change(matrix: _Matrix) -> torch.Tensor:
+def _change(matrix: Matrix) -> torch.Tensor:
     """What rounding to 4 bits adds to the matrix [N, K]."""
-    rounded = _quantized(matrix.values.float().numpy(), 4, "rtn")
+    rounded = quantize_matrix(matrix.values.float().numpy(), 4, "rtn")
     return torch.from_numpy(rounded.dequantized()).to(matrix.values.dtype) - matrix.values
 
 
-def _put(matrix: _Matrix, weight: QuantizedWeight) -> QuantizedWeight:
+def _put(matrix: Matrix, weight: QuantizedWeight) -> QuantizedWeight:
     """``weight``, which is also dequantised into the model."""
     matrix.values.copy_(torch.from_numpy(weight.dequantized()))
     return weight
@@ -145,23 +156,23 @@ def dequantize_parameters(model: PreTrainedModel, weights: dict[str, QuantizedWe
             owner.get_parameter(parameter).copy_(matrix.T if isinstance(owner, Conv1D) else matrix)
 
 
-def _matrices(model: PreTrainedModel, bits: int) -> Iterator[_Matrix]:
+def matrices_of(model: PreTrainedModel, bits: int) -> Iterator[Matrix]:
     """The matrices of linear layers in ``bits``, and those of embedding and head in 8."""
     outer = {id(module) for module in (model.get_input_embeddings(), model.get_output_embeddings())}
     for name, module in model.named_modules():
         if isinstance(module, nn.Linear | nn.Embedding | Conv1D) and (
             not isinstance(module, nn.Embedding) or id(module) in outer
         ):
-            yield _Matrix(f"{name}.weight", module, 8 if id(module) in outer else bits)
+            yield Matrix(f"{name}.weight", module, 8 if id(module) in outer else bits)
 
 
-def _quantized(matrix: NDArray[np.float32], bits: int, quantizer: str) -> QuantizedWeight | None:
+def quantize_matrix(matrix: NDArray[np.float32], bits: int, quantizer: str) -> QuantizedWeight | None:
     """``matrix`` [N, K] in blocks; None where the blocks do not divide K."""
     if matrix.shape[1] % BLOCK_SIZE:
         return None
     rows, blocks = matrix.shape[0], matrix.shape[1] // BLOCK_SIZE
     if quantizer == "k_quant" and blocks % 2:  # ONNX Runtime 1.32's fails for an odd number of blocks
-        doubled = _quantized(np.concatenate([matrix, matrix[:, -BLOCK_SIZE:]], 1), bits, quantizer)
+        doubled = quantize_matrix(np.concatenate([matrix, matrix[:, -BLOCK_SIZE:]], 1), bits, quantizer)
         return doubled.first_blocks(blocks) if doubled is not None else None
     model = _run(quantizer, bits, matrix)
     weights = {initializer.name: numpy_helper.to_array(initializer) for initializer in model.graph.initializer}
