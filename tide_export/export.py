@@ -164,7 +164,8 @@ def write_bundle(
             context = replace(context, kv_scales=scales)
     if traced is None:
         with progress.phase("trace"):
-            traced = trace(loaded.model, loaded.streamed)
+            verified = config.verify and any(target.name == "cpu" for target in targets)
+            traced = trace(loaded.model, loaded.streamed, repeat=verified)
     with tempfile.TemporaryDirectory(prefix=".workspace.", dir=directory) as workspace:
         job = _job(directory, Path(workspace), config, context, progress, calibration)
         with closing(job):

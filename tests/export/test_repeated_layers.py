@@ -40,7 +40,7 @@ def traced(model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch) -> tuple[Tra
         return whole(model, layers, shapes)
 
     monkeypatch.setattr(tracing, "_traced", counted)
-    return trace(model), depths
+    return trace(model, repeat=True), depths
 
 
 def verify(model: PreTrainedModel, graph: TracedModel, folder: Path) -> None:
