@@ -3,13 +3,15 @@
     python -m benchmarks.export_scale                         # about 12 minutes on 2 cores, 20 GB of disk in --folder
     python -m benchmarks.export_scale --cases smollm2,05b
 
-SmolLM2 is its authors' GGUF file. The others are random weights in the shapes of Qwen2.5 and of a Llama, made here and deleted
-afterwards, one at a time; their bundles too. Memory is what only the process has (RssAnon), read 20 times a second: pages of
-mapped files, which the system takes back when it needs them, are not in it. Files are in the page cache when the export starts.
+SmolLM2 is its authors' GGUF file; for it also the time until `tide-run FILE` has printed a token, with nothing cached. The others
+are random weights in the shapes of Qwen2.5 and of a Llama, made here and deleted afterwards, one at a time; their bundles too.
+Memory is what only the process has (RssAnon), read 20 times a second: pages of mapped files, which the system takes back when it
+needs them, are not in it. Files are in the page cache when the export starts.
 """
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -77,6 +79,24 @@ CASES = {
 }
 
 
+def first_token(source: Path, cache: Path) -> float:
+    """Seconds of `tide-run` on a model file, for one token, with an empty ``cache``. Raises RuntimeError if it fails."""
+    command = [
+        sys.executable,
+        "-c",
+        "from tide_runtime.cli.run import main; main()",
+        str(source),
+        "Hello",
+        "--max-new-tokens",
+        "1",
+    ]
+    start = perf_counter()
+    done = subprocess.run(command, env={**os.environ, "TIDE_CACHE_DIR": str(cache)}, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"tide-run of {source.name} failed: {done.stderr}")
+    return perf_counter() - start
+
+
 def measure(source: Path, out: Path, options: tuple[str, ...]) -> Measured:
     """Export ``source``. Raises RuntimeError with what was printed if that fails."""
     command = [sys.executable, "-c", "from tide_export.cli import main; main()", str(source), "--out", str(out), *options]
@@ -139,6 +159,9 @@ def main(
         report.add(f"export_s_{name}", found.seconds)
         report.add(f"export_gib_{name}", found.anonymous / GIB)
         report.add(f"bundle_ratio_{name}", found.bundle / found.source)
+        if name == "smollm2":
+            with _folder(folder) as place:
+                report.add(f"first_token_s_{name}", first_token(source, place))
     headings = ["model", "file, GB", "seconds", "memory, GiB", "bundle / file"]
     rows = [
         [row["title"], f"{row['source'] / GB:.2f}", f"{row['seconds']:.0f}", f"{row['anonymous'] / GIB:.2f}",
