@@ -79,24 +79,6 @@ CASES = {
 }
 
 
-def first_token(source: Path, cache: Path) -> float:
-    """Seconds of `tide-run` on a model file, for one token, with an empty ``cache``. Raises RuntimeError if it fails."""
-    command = [
-        sys.executable,
-        "-c",
-        "from tide_runtime.cli.run import main; main()",
-        str(source),
-        "Hello",
-        "--max-new-tokens",
-        "1",
-    ]
-    start = perf_counter()
-    done = subprocess.run(command, env={**os.environ, "TIDE_CACHE_DIR": str(cache)}, capture_output=True, text=True)
-    if done.returncode:
-        raise RuntimeError(f"tide-run of {source.name} failed: {done.stderr}")
-    return perf_counter() - start
-
-
 def measure(source: Path, out: Path, options: tuple[str, ...]) -> Measured:
     """Export ``source``. Raises RuntimeError with what was printed if that fails."""
     command = [sys.executable, "-c", "from tide_export.cli import main; main()", str(source), "--out", str(out), *options]
@@ -174,9 +156,6 @@ def main(
         report.add(f"export_s_{name}", found.seconds)
         report.add(f"export_gib_{name}", found.anonymous / GIB)
         report.add(f"bundle_ratio_{name}", found.bundle / found.source)
-        if name == "smollm2":
-            with _folder(folder) as place:
-                report.add(f"first_token_s_{name}", first_token(source, place))
     headings = ["model", "file, GB", "seconds", "memory, GiB", "bundle / file"]
     rows = [
         [row["title"], f"{row['source'] / GB:.2f}", f"{row['seconds']:.0f}", f"{row['anonymous'] / GIB:.2f}",
