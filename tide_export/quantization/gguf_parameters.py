@@ -85,7 +85,8 @@ class GgufParameters:
         if beyond:
             raise ModelFilesError(f"{self._file} has the tensor {min(beyond)}, but its config says {layers} layers; {_REMEDY}")
         filled = {names[tensor.name] for found in sources.values() for tensor in found}
-        missing = {name for name, one in names.items() if name not in self._tensors and self._first.get(one, one) not in sources}
+        tied = model.get_expanded_tied_weights_keys(all_submodels=True)
+        missing = {name for name, parameter in names.items() if name not in self._tensors and parameter not in tied}
         if missing:
             raise ModelFilesError(
                 f"{self._file} has no tensor {min(missing)} for {names[min(missing)]}, which its config expects; {_REMEDY}"
