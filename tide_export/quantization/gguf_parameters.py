@@ -18,8 +18,7 @@ from tide_runtime.errors import ModelFilesError, UnsupportedModelError
 from transformers import PreTrainedModel
 from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor
 
-from tide_export.accounting import check_shapes
-from tide_export.parameters import first_names
+from tide_export.accounting import check_shapes, first_names
 from tide_export.quantization.deferred_weight import DeferredWeight, RecentWeights, deferred
 from tide_export.quantization.gguf_blocks import mapped
 from tide_export.quantization.gguf_file import PLAIN, GgufTensor

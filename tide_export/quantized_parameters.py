@@ -9,7 +9,8 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from tide_export.parameters import ParameterSource, first_names
+from tide_export.accounting import first_names
+from tide_export.parameters import ParameterSource
 from tide_export.quantization.deferred_weight import LowBits, RecentWeights, deferred
 from tide_export.quantization.quantized_weight import QuantizedWeight
 from tide_export.quantization.quantizers import BLOCK_SIZE, Matrix, matrices_of, quantize_matrix, round_to_nearest
