@@ -3,9 +3,10 @@
     python -m benchmarks.export_scale                         # about 12 minutes on 2 cores, 20 GB of disk in --folder
     python -m benchmarks.export_scale --cases smollm2,05b
 
-SmolLM2 is its authors' GGUF file. The others are random weights in the shapes of Qwen2.5 and of a Llama, made here and deleted
-afterwards, one at a time; their bundles too. Memory is what only the process has (RssAnon), read 20 times a second: pages of
-mapped files, which the system takes back when it needs them, are not in it. Files are in the page cache when the export starts.
+SmolLM2 is its authors' GGUF file; for it also the time until `tide-run FILE` has printed a token, with nothing cached. The others
+are random weights in the shapes of Qwen2.5 and of a Llama, made here and deleted afterwards, one at a time; their bundles too.
+Memory is what only the process has (RssAnon), read 20 times a second: pages of mapped files, which the system takes back when it
+needs them, are not in it. Files are in the page cache when the export starts.
 """
 
 from __future__ import annotations

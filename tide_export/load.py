@@ -36,9 +36,9 @@ from tide_export.quantization.checkpoints import find_settings, load_quantized_c
 from tide_export.quantization.deferred_weight import LowBits
 from tide_export.quantization.gguf_file import is_gguf
 from tide_export.quantization.gguf_source import first_line, load_gguf
-from tide_export.quantization.quantized_parameters import QuantizedParameters
 from tide_export.quantization.quantized_weight import QuantizedWeight
 from tide_export.quantization.quantizers import dequantize_parameters, quantize_model
+from tide_export.quantized_parameters import QuantizedParameters
 from tide_export.source_tokenizer import load_tokenizer
 
 CHECKPOINT_METHODS = ("gptq", "awq", "compressed-tensors", "bitsandbytes")
@@ -133,7 +133,7 @@ def in_memory(loaded: LoadedModel) -> LoadedModel:
     """A streamed model with its parameters and low-bit weights in memory; the same model's object. Others as they are."""
     if loaded.streamed is None:
         return loaded
-    materialise(loaded.model, loaded.streamed)
+    materialise(loaded.model, loaded.streamed.value)
     made: dict[int, QuantizedWeight] = {}
     quantized = {name: made.get(id(one)) or made.setdefault(id(one), one.made()) for name, one in loaded.quantized.items()}
     return replace(loaded, quantized=quantized, streamed=None)

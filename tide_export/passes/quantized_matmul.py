@@ -19,10 +19,10 @@ import onnx_ir.passes.common as common
 
 from tide_export.passes.attention_gqa import MS_DOMAIN
 from tide_export.passes.base import LoweringContext, PassReport
-from tide_export.passes.fold_weights import Folded
 from tide_export.passes.graph_walk import add_initializer, array_initializer, as_type_of, insert_before, new_value
 from tide_export.passes.quantize_weights import QUANTIZED_MATMUL
 from tide_export.quantization.quantized_weight import unpack_nibbles
+from tide_export.weights import Folded
 
 ACCURACY_LEVEL = 4
 
