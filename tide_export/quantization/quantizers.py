@@ -6,7 +6,8 @@ hqq      half-quadratic optimisation of the zero points (Badri & Shaji 2023, htt
 gptq     the least error in the products with the activations of a text, which later columns correct (Frantar et al. 2023)
 gptq_mixed  gptq, and 8 bits for the matrices whose rounding changes the model's output most, an eighth of the weights
 
-The head and the embedding are in 8 bits: look-ups need few bytes of the embedding, and the head's rounding changes the token.
+The head and the embedding are in 8 bits: look-ups need few bytes of the embedding, and the head's rounding changes the token
+(`tide_export.head_bits` measures how much).
 """
 
 from __future__ import annotations
