@@ -88,8 +88,9 @@ def main(
         )
         run.run()
         sizes = [measured_bytes(path) for path in (bundle, Path(place) / "cache" / "packed", file)]
+    title = f"Qwen2.5 {shape}, random, {SHAPES[shape].kind}"
     report.rows, report.settings = run.rows, report.settings | run.settings | {"first_load": first, "later_load": later}
-    add_plan_tables(report, PLAN, run.rows, {"llamacpp": "llama.cpp"}, f"Qwen2.5 {shape}, random, Q4_0", "Medians of rounds.")
+    add_plan_tables(report, PLAN, run.rows, {"llamacpp": "llama.cpp"}, title, "Medians of rounds.")
     rows = [[name, *(f"{loaded[key]:.2f}" for key in loaded)] for name, loaded in (("first", first), ("later", later))]
     caption = "GiB: file {2:.2f}, bundle {0:.2f}, packed in the cache {1:.2f}.".format(*(size / GIB for size in sizes))
     report.table("Loads of the bundle", ["load", "seconds", "memory loaded, GiB", "after tokens, GiB"], rows, caption)
