@@ -17,7 +17,7 @@ MEASURED = ("tide", "genai-int4", "llamacpp")  # kinds of arms
 
 
 def perplexity(arm: Any, kind: str, text: Sequence[int], options: dict[str, Any], vocab: int) -> float:
-    """exp of the mean of -log p of each token of ``text`` from the third on, given those before it: the places that a Reading has.
+    """exp of the mean of -log p of each token of ``text`` from the third on, given those before it, as in a `Reading`.
 
     Args:
         kind: of `MEASURED`.
