@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from tide_runtime.errors import ModelFilesError
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.conversion_mapping import get_model_conversion_mapping
@@ -64,24 +64,34 @@ def weight_files(source: str, revision: str | None) -> tuple[Path, ...]:
 
 
 def read_headers(files: Iterable[Path]) -> dict[str, TensorHeader]:
-    """Every tensor by name. Raises ModelFilesError if two files hold one: loaders take either, and they may differ."""
+    """Every tensor by name.
+
+    Raises ModelFilesError for a damaged file, and if two files hold one tensor: loaders take either, and they may differ.
+    """
     headers: dict[str, TensorHeader] = {}
     holder: dict[str, Path] = {}
     for file in files:
-        with safe_open(file, framework="pt") as opened:
-            for name in opened.keys():  # noqa: SIM118
-                if name in holder:
-                    raise ModelFilesError(
-                        f"{file.name} and {holder[name].name} both hold {name}; delete the shards of an older save, or download "
-                        "the model again"
-                    )
-                part = opened.get_slice(name)
-                holder[name], headers[name] = file, TensorHeader(tuple(part.get_shape()), part.get_dtype())
+        for name, header in _headers_of(file).items():
+            if name in holder:
+                raise ModelFilesError(
+                    f"{file.name} and {holder[name].name} both hold {name}; delete the shards of an older save, or download "
+                    "the model again"
+                )
+            holder[name], headers[name] = file, header
     return headers
 
 
+def _headers_of(file: Path) -> dict[str, TensorHeader]:
+    try:
+        with safe_open(file, framework="pt") as opened:
+            slices = {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118
+            return {name: TensorHeader(tuple(part.get_shape()), part.get_dtype()) for name, part in slices.items()}
+    except (SafetensorError, OSError) as error:
+        raise ModelFilesError(f"cannot load {file} ({error}): it was cut short or changed; download it again") from error
+
+
 @dataclass
-class _Uses:
+class TensorUses:
     """Which tensors fill which parameter. ``by_target``: parameter → source pattern (or the tensor) → tensors."""
 
     by_target: dict[str, dict[str, list[str]]] = field(default_factory=lambda: defaultdict(lambda: defaultdict(list)))
@@ -95,7 +105,7 @@ def check_names(source: str, model: PreTrainedModel, stored: Mapping[str, Tensor
     ``model``: of the checkpoint's config; its values are not read. ``stored``: all tensors of the files. Raises ModelFilesError
     with the names unless each parameter and persistent buffer has one tensor (or its experts' tensors), and each tensor is used.
     """
-    uses, expected = _uses(model, stored), model.state_dict()
+    uses, expected = tensor_uses(model, stored), model.state_dict()
     missing = expected.keys() - uses.filled - _tied(model, uses.filled)
     notes: dict[str, list[str]] = defaultdict(list)
     unexpected = []
@@ -117,10 +127,7 @@ def check_values(source: str, model: PreTrainedModel, report: Mapping[str, Colle
 
     ``report``: transformers' loading info. ``names_checked``: whether `check_names` has judged the tensors that were not used.
     """
-    for name, found, wanted in sorted(report["mismatched_keys"]):
-        raise ModelFilesError(
-            f"{source} does not fit its config: {name} has shape {tuple(found)}, expected {tuple(wanted)}; {_REMEDY}"
-        )
+    check_shapes(source, report["mismatched_keys"])
     unexpected = () if names_checked else report["unexpected_keys"]
     if report["missing_keys"] or unexpected:
         raise ModelFilesError(_complaint(source, model, report["missing_keys"], unexpected))
@@ -132,9 +139,18 @@ def check_values(source: str, model: PreTrainedModel, report: Mapping[str, Colle
             )
 
 
-def _uses(model: PreTrainedModel, stored: Iterable[str]) -> _Uses:
+def check_shapes(source: str, shapes: Iterable[tuple[str, Sequence[int], Sequence[int]]]) -> None:
+    """Raise ModelFilesError for a parameter (name, shape found, shape wanted) of another shape than the model's."""
+    for name, found, wanted in sorted(shapes):
+        if tuple(found) != tuple(wanted):
+            raise ModelFilesError(
+                f"{source} does not fit its config: {name} has shape {tuple(found)}, expected {tuple(wanted)}; {_REMEDY}"
+            )
+
+
+def tensor_uses(model: PreTrainedModel, stored: Iterable[str]) -> TensorUses:
     """Follow transformers' renaming of each tensor."""
-    expected, uses = model.state_dict(), _Uses()
+    expected, uses = model.state_dict(), TensorUses()
     mapping = get_model_conversion_mapping(model)
     renamings = [entry for entry in mapping if isinstance(entry, WeightRenaming)]
     converters = [entry for entry in mapping if isinstance(entry, WeightConverter)]
@@ -230,7 +246,7 @@ def _numbered(names: Collection[str]) -> bool:
     return len({len(row) for row in rows}) == 1 and varying == [list(range(len(names)))]
 
 
-def _check_floats(source: str, model: PreTrainedModel, uses: _Uses, stored: Mapping[str, TensorHeader]) -> None:
+def _check_floats(source: str, model: PreTrainedModel, uses: TensorUses, stored: Mapping[str, TensorHeader]) -> None:
     """Raise ModelFilesError where integers would be taken for the floating-point numbers that they stand for."""
     expected = model.state_dict()
     for target, tensors in uses.by_target.items():

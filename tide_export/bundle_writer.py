@@ -6,8 +6,9 @@ import errno
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import onnx_ir as ir
@@ -117,12 +118,17 @@ def _tensor(value: ir.Value) -> TensorInfo:
     return TensorInfo(value.name or "", _DTYPE_NAMES.get(dtype, dtype.lower()), shape)
 
 
-def hash_files(directory: Path) -> dict[str, FileInfo]:
-    """Relative path → size and SHA-256 of every file below ``directory``, read from the disk, not from the page cache."""
-    files = sorted(p for p in directory.rglob("*") if p.is_file())
-    for file in files:
-        _drop_from_page_cache(file)
-    return {p.relative_to(directory).as_posix(): FileInfo(sha256_of(p), p.stat().st_size) for p in files}
+def list_files(directory: Path) -> dict[str, FileInfo]:
+    """Relative path → size of every file below ``directory`` but the manifest, not hashed yet."""
+    files = sorted(p for p in directory.rglob("*") if p.is_file() and p != directory / MANIFEST_NAME)
+    return {p.relative_to(directory).as_posix(): FileInfo("", p.stat().st_size) for p in files}
+
+
+def hash_files(files: Mapping[str, FileInfo], directory: Path) -> dict[str, FileInfo]:
+    """``files`` with their SHA-256, of what is on the disk and not in the page cache: what reads them warm comes before."""
+    for name in files:
+        _drop_from_page_cache(directory / name)
+    return {name: replace(info, sha256=sha256_of(directory / name)) for name, info in files.items()}
 
 
 def _drop_from_page_cache(file: Path) -> None:

@@ -16,7 +16,7 @@ from tide_runtime.bundle.manifest import MANIFEST_NAME, SCHEMA_VERSION, Generati
 from tide_runtime.errors import CalibrationError, IncompleteBundleError, ParamsError
 
 from tide_export.build_targets import BuiltTargets, Cuts, build_targets
-from tide_export.bundle_writer import check_room, hash_files, new_directory, write_tokenizer
+from tide_export.bundle_writer import check_room, hash_files, list_files, new_directory, write_tokenizer
 from tide_export.calibration.exit_calibration import ExitCalibration, read_exit_calibration
 from tide_export.config import ExportConfig, checkpoint_layers, reads_text
 from tide_export.cut import LoweredModel
@@ -24,7 +24,7 @@ from tide_export.draft_graph import DraftWeights
 from tide_export.exit_graphs import exit_graph_model
 from tide_export.head_bits import with_head
 from tide_export.kv_scales import kv_scales
-from tide_export.load import LoadedModel, fingerprint, load_model, quantized, weight_bytes
+from tide_export.load import LoadedModel, fingerprint, held_in_memory, in_memory, load_model, quantized, weight_bytes
 from tide_export.lower import explain
 from tide_export.passes.base import LoweringContext
 from tide_export.probe import probe_attention
@@ -67,8 +67,9 @@ def export(
             options = {"weights": config.weights, "quantizer": config.quantizer, "tokenizer": config.tokenizer}
             first = _calibrator()(source, config.data, Path(out), revision, trust_remote_code, progress, **options)
             calibration = stack.enter_context(first)
+        choices = (config.dtype, revision, trust_remote_code, config.weights, config.tokenizer)
         with progress.phase(f"load {source}"):
-            loaded = load_model(source, config.dtype, revision, trust_remote_code, config.weights, config.tokenizer)
+            loaded = load_model(source, *choices, stream=True, note=progress.note)
         loaded = quantize_loaded(loaded, config.weights, config.quantizer, progress, config.text, config.head_bits)
         manifest, _ = write_bundle(loaded, directory, config, progress, calibration)
     if progress.failures:
@@ -96,6 +97,7 @@ def quantize_loaded(
         tokens = None
         if reads_text(int(weights.removeprefix("int")), quantizer):
             assert data is not None
+            loaded = held_in_memory(loaded, f"{quantizer} runs text through it", progress.note)
             with progress.phase(f"read {data}"):
                 positions = getattr(loaded.model.config.get_text_config(), "max_position_embeddings", None)
                 tokens = calibration_tokens(data, loaded.tokenizer, positions, progress.note)
@@ -156,22 +158,31 @@ def write_bundle(
     context = LoweringContext(_cache_slots(loaded, config), loaded.quantized)
     cuts = _cuts(loaded, config, calibration)
     if config.kv == "int8":
+        loaded = held_in_memory(loaded, "the range of its keys and values is measured on it", progress.note)
         with progress.phase("measure the range of keys and values"):
             scales = kv_scales(loaded.model, probe_attention(loaded.model), context.max_seq_len)
             context = replace(context, kv_scales=scales)
     if traced is None:
         with progress.phase("trace"):
-            traced = trace(loaded.model)
+            traced = trace(loaded.model, loaded.streamed)
     with tempfile.TemporaryDirectory(prefix=".workspace.", dir=directory) as workspace:
         job = _job(directory, Path(workspace), config, context, progress, calibration)
         with closing(job):
             built = build_targets(traced, targets, cuts, context, job, partial(_explain, config, progress))
-    manifest = _write_manifest(loaded, traced, built, directory, config, calibration)
+    manifest, checks = _manifest(loaded, traced, built, directory, config, calibration), list[PromptCheck]()
+    _write_manifest(manifest, directory)
     if "cpu" not in manifest.targets and config.verify:
         progress.note("not verified: none of these targets runs on this machine's processor; add --target cpu to hold one to it")
-    if not config.verify or "cpu" not in manifest.targets:
-        return manifest, []
-    return manifest, _verify(loaded, directory, config, context, progress, calibration)
+    if config.verify and "cpu" in manifest.targets:
+        checks = _verify(loaded, directory, config, context, progress, calibration)
+    with progress.phase("hash"):
+        manifest = replace(manifest, files=hash_files(manifest.files, directory))
+    _write_manifest(manifest, directory)
+    return manifest, checks
+
+
+def _write_manifest(manifest: Manifest, directory: Path) -> None:
+    (directory / MANIFEST_NAME).write_text(manifest.to_json(), encoding="utf-8")
 
 
 def _job(
@@ -217,7 +228,7 @@ def _verify(
     calibration: ExitCalibration | None,
 ) -> list[PromptCheck]:
     with progress.phase("verify against the eager model"):
-        checks = verify_bundle(loaded, directory, config.dtype, context.kv_scales)
+        checks = verify_bundle(in_memory(loaded), directory, config.dtype, context.kv_scales)
     for check in checks:
         progress.note(str(check))
     if calibration is not None and calibration.info.exits:
@@ -228,7 +239,7 @@ def _verify(
     return checks
 
 
-def _write_manifest(
+def _manifest(
     loaded: LoadedModel,
     traced: TracedModel,
     built: BuiltTargets,
@@ -236,11 +247,11 @@ def _write_manifest(
     config: ExportConfig,
     calibration: ExitCalibration | None,
 ) -> Manifest:
-    """Write tokenizer, calibration and manifest next to the targets' files."""
+    """The manifest, its files not hashed yet; writes tokenizer and calibration next to the targets' files."""
     if calibration is not None:
         calibration.keep_report(directory)
     vocab = traced.model.graph.outputs[0].shape[-1]
-    manifest = Manifest(
+    return Manifest(
         schema=SCHEMA_VERSION,
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         tools={name: version(name) for name in _TOOLS},
@@ -257,10 +268,8 @@ def _write_manifest(
         generation=_generation_info(loaded),
         calibration=calibration.info if calibration is not None else None,
         tokenizer=write_tokenizer(loaded.tokenizer, directory) if loaded.tokenizer is not None else None,
-        files=hash_files(directory),
+        files=list_files(directory),
     )
-    (directory / MANIFEST_NAME).write_text(manifest.to_json(), encoding="utf-8")
-    return manifest
 
 
 def _cache_slots(loaded: LoadedModel, config: ExportConfig) -> int:

@@ -19,7 +19,7 @@ from tide_runtime.bundle.manifest import HeadInfo
 from torch import nn
 from transformers import PreTrainedModel
 
-from tide_export.load import LoadedModel
+from tide_export.load import LoadedModel, held_in_memory
 from tide_export.quantization.quantized_weight import symmetric_int4
 
 TOKENS = 1024  # in windows of half of them, fewer for a model of few positions; some seconds for SmolLM2
@@ -40,6 +40,7 @@ def with_head(loaded: LoadedModel, wanted: str, note: Callable[[str], None]) -> 
     too_small = head.weight.numel() < LEAST_SHARE * loaded.model.num_parameters()
     if wanted == "auto" and (too_small or loaded.tokenizer is None):
         return loaded
+    loaded = held_in_memory(loaded, "the perplexity of its head in 4 bits is measured on it", note)
     kept, in_four = head.weight, symmetric_int4(head.weight.detach().float().numpy(), weight.block_size)
     changed = replace(loaded, quantized={**loaded.quantized, f"{name}.weight": in_four}, text=f"{loaded.text}, 4-bit head")
     rounded = nn.Parameter(torch.from_numpy(in_four.dequantized()).to(kept.dtype), requires_grad=False)

@@ -1,7 +1,9 @@
 """Load a causal LM and its tokenizer, or raise the reason why it cannot be compiled. Pickled files are rejected.
 
 Sources: a HuggingFace directory or hub id, quantised or not, and GGUF files. Low-bit weights are kept apart from the model, whose
-parameters hold their dequantised values: tracing, calibration and verification compute with the bundle's matrices.
+parameters have their dequantised values: tracing, calibration and verification compute with the bundle's matrices.
+
+A model is *streamed* where it can be: its parameters are fake, and each value is made from the files when it is written.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import hashlib
 import logging
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -24,11 +27,16 @@ from transformers import PreTrainedTokenizerFast as FastTokenizer
 from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING
 
 from tide_export.accounting import check_names, check_values, read_headers, weight_files
-from tide_export.config import weights_title
+from tide_export.checkpoint_parameters import CheckpointParameters
+from tide_export.config import reads_text, weights_title
+from tide_export.fake_parameters import materialise, without_parameters
+from tide_export.parameters import LoadedParameters, ParameterSource
 from tide_export.probe import probe_attention
 from tide_export.quantization.checkpoints import find_settings, load_quantized_checkpoint
+from tide_export.quantization.deferred_weight import LowBits
 from tide_export.quantization.gguf_file import is_gguf
 from tide_export.quantization.gguf_source import first_line, load_gguf
+from tide_export.quantization.quantized_parameters import QuantizedParameters
 from tide_export.quantization.quantized_weight import QuantizedWeight
 from tide_export.quantization.quantizers import dequantize_parameters, quantize_model
 from tide_export.source_tokenizer import load_tokenizer
@@ -42,11 +50,13 @@ class LoadedModel:
     """An eager model in eval mode, its tokenizer (None if it has none), and their source.
 
     Args:
+        model: with fake parameters where it is streamed.
         weight_files: the files it was loaded from; empty for a model made in memory.
         quantized: low-bit weights by parameter name; the parameters hold their dequantised values.
         weights: how they were chosen, of `WEIGHTS`, with the quantizer where one ran.
         text: SHA-256 of the tokens from which gptq made them; empty for others.
         notes: what could not be kept in low-bit form, in sentences.
+        streamed: the values of the fake parameters; None for a model in memory.
         head: the bits of the head, where they were measured or asked for.
     """
 
@@ -55,11 +65,19 @@ class LoadedModel:
     source: str
     revision: str | None = None
     weight_files: tuple[Path, ...] = ()
-    quantized: Mapping[str, QuantizedWeight] = field(default_factory=dict)
+    quantized: Mapping[str, LowBits] = field(default_factory=dict)
     weights: str = "source"
     text: str = ""
     notes: tuple[str, ...] = ()
     head: HeadInfo | None = None
+    streamed: ParameterSource | None = None
+
+    @property
+    def parameters(self) -> ParameterSource:
+        """The values of all parameters."""
+        if self.streamed is not None:
+            return self.streamed
+        return LoadedParameters(self.model, {name: weight.made() for name, weight in self.quantized.items()})
 
     @property
     def name(self) -> str:
@@ -74,26 +92,51 @@ def load_model(
     trust_remote_code: bool = False,
     weights: str = "source",
     tokenizer: str | None = None,
+    stream: bool = False,
+    note: Callable[[str], None] | None = None,
 ) -> LoadedModel:
     """Load ``source`` in ``dtype``: a local directory, a hub id, or a GGUF file.
 
-    ``weights``: ``source`` keeps low-bit weights; `quantized` makes others of the dequantised ones. ``tokenizer``: see
-    `load_tokenizer`.
+    Args:
+        weights: ``source`` keeps low-bit weights; `quantized` makes others of the dequantised ones.
+        tokenizer: see `load_tokenizer`.
+        stream: leave the parameters in the files, where the source's form allows it.
+        note: called with a sentence before a model that cannot be streamed is loaded.
 
     Raises ModelFilesError if files are missing, truncated or pickled, UnsupportedModelError if TIDE cannot compile the model.
     """
     logging.getLogger("transformers").setLevel(logging.ERROR)
     transformers.utils.logging.disable_progress_bar()
     if is_gguf(source):
-        config, model, quantized, notes = load_gguf(Path(source), TORCH_DTYPES[dtype])
-        check_supported(config)
-        probe_attention(model.eval())
-        own = load_tokenizer(source, tokenizer)
-        loaded = LoadedModel(model, own, source, None, (Path(source),), quantized, notes=tuple(notes))
+        model, parameters = load_gguf(Path(source), TORCH_DTYPES[dtype])
+        check_supported(model.config)
+        probe_attention(model)
+        own, files = load_tokenizer(source, tokenizer), (Path(source),)
+        if weights in TORCH_DTYPES:
+            parameters.low_bits = {}
+        low_bits = parameters.low_bits
+        loaded = LoadedModel(model, own, source, None, files, low_bits, notes=tuple(parameters.notes), streamed=parameters)
+        loaded = loaded if stream else in_memory(loaded)
     else:
-        loaded = _load_huggingface(source, dtype, revision, trust_remote_code, tokenizer)
-    loaded = replace(loaded, quantized=_with_tied(loaded.model, loaded.quantized))
+        loaded = _load_huggingface(source, dtype, revision, trust_remote_code, tokenizer, stream, note)
     return replace(loaded, quantized={}, weights=weights, notes=()) if weights in TORCH_DTYPES else loaded
+
+
+def held_in_memory(loaded: LoadedModel, reason: str, note: Callable[[str], None]) -> LoadedModel:
+    """`in_memory`, and before it a ``note`` on the reason and on the memory that a streamed model will take."""
+    if loaded.streamed is not None:
+        note(_in_memory_note(loaded.model, reason))
+    return in_memory(loaded)
+
+
+def in_memory(loaded: LoadedModel) -> LoadedModel:
+    """A streamed model with its parameters and low-bit weights in memory; the same model's object. Others as they are."""
+    if loaded.streamed is None:
+        return loaded
+    materialise(loaded.model, loaded.streamed)
+    made: dict[int, QuantizedWeight] = {}
+    quantized = {name: made.get(id(one)) or made.setdefault(id(one), one.made()) for name, one in loaded.quantized.items()}
+    return replace(loaded, quantized=quantized, streamed=None)
 
 
 def quantized(
@@ -111,7 +154,13 @@ def quantized(
     if weights not in ("int4", "int8"):
         return loaded
     bits = int(weights.removeprefix("int"))
-    found, notes = quantize_model(loaded.model, bits, quantizer, loaded.quantized, advance, tokens)
+    if loaded.streamed is not None and not reads_text(bits, quantizer):
+        parameters = QuantizedParameters(loaded.streamed, loaded.model, bits, quantizer, loaded.quantized)
+        title, notes = weights_title(weights, quantizer), tuple(parameters.notes)
+        return replace(loaded, quantized=parameters.low_bits, weights=title, notes=notes, streamed=parameters)
+    loaded = in_memory(loaded)
+    stored = {name: weight.made() for name, weight in loaded.quantized.items()}
+    found, notes = quantize_model(loaded.model, bits, quantizer, stored, advance, tokens)
     dequantize_parameters(loaded.model, found)
     text = hashlib.sha256(tokens.numpy().tobytes()).hexdigest() if tokens is not None else ""
     return replace(loaded, quantized=found, weights=weights_title(weights, quantizer), text=text, notes=tuple(notes))
@@ -125,12 +174,18 @@ def _with_tied(model: PreTrainedModel, quantized: Mapping[str, QuantizedWeight])
 
 
 def _load_huggingface(
-    source: str, dtype: str, revision: str | None, trust_remote_code: bool, tokenizer: str | None
+    source: str,
+    dtype: str,
+    revision: str | None,
+    trust_remote_code: bool,
+    tokenizer: str | None,
+    stream: bool,
+    note: Callable[[str], None] | None,
 ) -> LoadedModel:
     _check_directory(source)
     options = {"revision": revision, "trust_remote_code": trust_remote_code}
-    quantized: dict[str, QuantizedWeight] = {}
-    notes: list[str] = []
+    quantized: Mapping[str, QuantizedWeight] = {}
+    streamed: CheckpointParameters | None = None
     try:
         config = AutoConfig.from_pretrained(source, **options)
         check_supported(config)
@@ -141,12 +196,20 @@ def _load_huggingface(
                 f"{source} was quantised by {method!r}, which cannot be read; take a checkpoint of one of "
                 f"{', '.join(CHECKPOINT_METHODS)}, or the original model"
             )
+        files, fake = weight_files(source, revision), None
+        if stream:
+            fake = _without_parameters(config, TORCH_DTYPES[dtype], trust_remote_code)
+            reason = _in_memory_reason(fake, files, trust_remote_code)
+            if reason and note is not None:
+                note(_in_memory_note(fake, reason))
+            fake = fake if reason is None else None
         if method in CHECKPOINT_METHODS:
             model, quantized, notes = load_quantized_checkpoint(source, config, TORCH_DTYPES[dtype], revision, trust_remote_code)
-            files = weight_files(source, revision)
+            quantized = _with_tied(model, quantized)
+        elif fake is not None:
+            model, (streamed, notes) = fake, _stream_plain(source, fake, revision, files)
         else:
             model, notes = _load_plain(source, config, TORCH_DTYPES[dtype], options)
-            files = weight_files(source, revision)
     except TideError:
         raise
     except (OSError, SafetensorError) as error:
@@ -157,7 +220,43 @@ def _load_huggingface(
         ) from error
     probe_attention(model.eval())
     own = load_tokenizer(source, tokenizer, config, options)
-    return LoadedModel(model, own, source, revision, files, quantized, notes=tuple(notes))
+    files = files or weight_files(source, revision)
+    return LoadedModel(model, own, source, revision, files, quantized, notes=tuple(notes), streamed=streamed)
+
+
+def _without_parameters(config: PreTrainedConfig, dtype: torch.dtype, trust_remote_code: bool) -> PreTrainedModel:
+    make = partial(AutoModelForCausalLM.from_config, config, dtype=dtype, trust_remote_code=trust_remote_code)
+    return without_parameters(make)
+
+
+def _in_memory_reason(fake: PreTrainedModel, files: tuple[Path, ...], trust_remote_code: bool) -> str | None:
+    """Why transformers has to load the checkpoint of ``fake`` as a whole; None where it can be streamed."""
+    if method := quantization_method(fake.config):
+        return f"its checkpoint is quantised by {method}, and is unpacked as a whole"
+    if trust_remote_code and getattr(fake.config, "auto_map", None):
+        return "the code that comes with it may change parameters when they are loaded"
+    if fake._get_dtype_plan(fake.dtype):
+        return f"some of its parameters stay in fp32 beside those in {fake.dtype}"
+    return None if files else "its files have names that only transformers finds"
+
+
+def _in_memory_note(model: PreTrainedModel, reason: str) -> str:
+    gib = sum(parameter.numel() * parameter.dtype.itemsize for parameter in model.parameters()) / 2**30
+    return f"the whole model is held in memory, {gib:.1f} GiB for its parameters, because {reason}"
+
+
+def _stream_plain(
+    source: str, fake: PreTrainedModel, revision: str | None, files: tuple[Path, ...]
+) -> tuple[CheckpointParameters, list[str]]:
+    """The values of the parameters of ``fake``, which gets its buffers, and sentences on tensors that were left out."""
+    headers = read_headers(files)
+    notes = check_names(source, fake, headers)
+    parameters = CheckpointParameters(source, fake, files, headers)
+    parameters.fill_buffers()
+    fake.adjust_generation_fn(
+        None, False, None, source, None, False, None, False, None, revision=revision, subfolder="", trust_remote_code=False
+    )
+    return parameters, notes
 
 
 def _load_plain(source: str, config: PreTrainedConfig, dtype: torch.dtype, options: dict) -> tuple[PreTrainedModel, list[str]]:

@@ -13,6 +13,7 @@ from tide_runtime.errors import TideError, UnsupportedModelError
 from torch import nn
 from transformers import PreTrainedModel
 
+from tide_export.fake_parameters import fake_mode
 from tide_export.traced_attention import KVShape, TracedCacheLayer, run_layers, tide_attention
 
 
@@ -22,7 +23,7 @@ def probe_attention(model: PreTrainedModel) -> tuple[KVShape, ...]:
     nothing, start = torch.empty(1, 0, 0, 0, dtype=model.dtype), torch.zeros(1, dtype=torch.long)
     layers = [TracedCacheLayer(nothing, nothing, start) for _ in range(model.config.get_text_config().num_hidden_layers)]
     try:
-        with torch.no_grad(), tide_attention(model), _complex_refused(name):
+        with torch.no_grad(), fake_mode(model), tide_attention(model), _complex_refused(name):
             run_layers(model, layers, torch.zeros((1, 2), dtype=torch.long), torch.arange(2)[None])
     except TideError:
         raise

@@ -20,18 +20,23 @@ from __future__ import annotations
 import contextlib
 import logging
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import onnx_ir as ir
 import torch
+from onnx_ir.tensor_adapters import TorchTensor
 from tide_runtime.errors import TideError, UnsupportedModelError
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.onnx import OnnxExporterError
 from transformers import PreTrainedModel
 
+from tide_export.parameters import ParameterSource
 from tide_export.probe import probe_attention
+from tide_export.repeated_layers import first_layers, repeat_layers, traced_depth
 from tide_export.traced_attention import DOMAIN, KVShape, TracedCacheLayer, run_layers, tide_attention
 
 OPSET = 24
@@ -107,13 +112,26 @@ def _boundaries(layers: nn.ModuleList) -> Iterator[None]:
             hook.remove()
 
 
-def trace(model: PreTrainedModel) -> TracedModel:
+def trace(model: PreTrainedModel, parameters: ParameterSource | None = None) -> TracedModel:
     """Trace ``model`` (eval mode, final dtype) to opset-24 ONNX with dynamic batch, sequence and cache length.
+
+    ``parameters``: the values of fake parameters, read when the graph's are.
 
     Raises UnsupportedModelError if torch cannot export the model's code.
     """
     kv_shapes = probe_attention(model)
     layers = decoder_layers(model)
+    depth = traced_depth(model, layers)
+    with first_layers(model, layers, depth) as first:
+        traced = _traced(model, first, kv_shapes[:depth])
+    if depth < len(layers) and not repeat_layers(traced, model, layers, depth):
+        traced = _traced(model, layers, kv_shapes)
+    if parameters is not None:
+        _defer_values(traced.graph, parameters)
+    return TracedModel(traced, kv_shapes)
+
+
+def _traced(model: PreTrainedModel, layers: nn.ModuleList, kv_shapes: Sequence[KVShape]) -> ir.Model:
     batch, seq, slots = 2, 5, 16
     keys = [torch.zeros(batch, s.heads, slots, s.key_dim, dtype=model.dtype) for s in kv_shapes]
     values = [torch.zeros(batch, s.heads, slots, s.value_dim, dtype=model.dtype) for s in kv_shapes]
@@ -131,7 +149,17 @@ def trace(model: PreTrainedModel) -> TracedModel:
         except OnnxExporterError as error:
             raise _reason(model, error) from error
     assert program is not None
-    return TracedModel(program.model, kv_shapes)
+    return program.model
+
+
+def _defer_values(graph: ir.Graph, parameters: ParameterSource) -> None:
+    """Put the values of ``parameters`` in the place of fake ones; the trace puts ``model.`` before a parameter's name."""
+    for name, value in graph.initializers.items():
+        tensor = value.const_value
+        if isinstance(getattr(tensor, "raw", None), FakeTensor):
+            read = partial(parameters.value, name.removeprefix("model."))
+            made = ir.LazyTensor(lambda read=read: TorchTensor(read()), dtype=tensor.dtype, shape=tensor.shape, name=name)
+            value.const_value = made
 
 
 def _reason(model: PreTrainedModel, error: BaseException) -> TideError:

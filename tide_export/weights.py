@@ -3,26 +3,31 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
 import onnx_ir as ir
 
+from tide_export.passes.fold_weights import identity
+
 INLINE_BYTES = 1024  # smaller tensors stay in the graph
 _ALIGNMENT = 4096  # bytes; one page, so that tensors can be mapped
 
 
 class WeightFile:
-    """Writes tensors one at a time: peak memory is the largest tensor, not the model."""
+    """Writes tensors one at a time: peak memory is the largest tensor, not the model.
+
+    ``digest``: SHA-256 over those of the tensors in the order in which they were written.
+    """
 
     def __init__(self, path: Path, progress: Callable[[int], None] | None = None) -> None:
         self.path = path
         self.digest = hashlib.sha256()
         self._file: BinaryIO = path.open("wb")
         self.progress = progress or (lambda written: None)
-        self._by_identity: dict[int, tuple[ir.TensorProtocol, int, int]] = {}
+        self._by_identity: dict[Hashable, tuple[ir.TensorProtocol, int, int]] = {}
         self._by_content: dict[bytes, int] = {}
 
     def __enter__(self) -> WeightFile:
@@ -54,7 +59,7 @@ class WeightFile:
             )
 
     def _store(self, tensor: ir.TensorProtocol) -> tuple[int, int]:
-        known = self._by_identity.get(id(tensor))
+        known = self._by_identity.get(identity(tensor))
         if known is not None:
             return known[1], known[2]
         if tensor.dtype.bitwidth < 8:  # NumPy has a byte for each of them
@@ -62,7 +67,7 @@ class WeightFile:
         else:
             data = memoryview(np.ascontiguousarray(tensor.numpy()).reshape(-1).view(np.uint8))  # bf16 has no buffer protocol
         offset = self.store(data)
-        self._by_identity[id(tensor)] = (tensor, offset, len(data))
+        self._by_identity[identity(tensor)] = (tensor, offset, len(data))
         return offset, len(data)
 
     def store(self, data: memoryview) -> int:
@@ -71,6 +76,7 @@ class WeightFile:
         offset = self._by_content.get(content)
         if offset is None:
             offset = self._by_content[content] = self._append(data)
+            self.digest.update(content)
         return offset
 
     def flush(self) -> None:
@@ -78,13 +84,8 @@ class WeightFile:
         self._file.flush()
 
     def _append(self, data: memoryview) -> int:
-        padding = bytes(-self._file.tell() % _ALIGNMENT)
-        self._write(padding)
+        self._file.write(bytes(-self._file.tell() % _ALIGNMENT))
         offset = self._file.tell()
-        self._write(data)
+        self._file.write(data)
         self.progress(len(data))
         return offset
-
-    def _write(self, data: bytes | memoryview) -> None:
-        self.digest.update(data)
-        self._file.write(data)

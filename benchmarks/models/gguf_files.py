@@ -161,7 +161,7 @@ def write_llama(
     ``store``: GGUF name and fp32 matrix [N, K], its rows as llama.cpp has them → bytes [N, bytes of a row] and quantisation type.
     ``extra``: adds metadata and tensors to the GGUFWriter.
     """
-    from gguf import GGUFWriter, TokenType
+    from gguf import GGUFWriter
     from transformers import AutoConfig
 
     config = AutoConfig.from_pretrained(weights)
@@ -175,12 +175,7 @@ def write_llama(
     writer.add_rope_dimension_count(config.hidden_size // config.num_attention_heads)
     writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_tokenizer_model("llama")
-    some = [b"<unk>", b"<s>", b"</s>", *(f"<0x{byte:02X}>".encode() for byte in range(256))]
-    writer.add_token_list([*some, *(f"w{i}".encode() for i in range(len(some), config.vocab_size))])
-    writer.add_token_scores([0.0] * config.vocab_size)
-    kinds = [TokenType.UNKNOWN, TokenType.CONTROL, TokenType.CONTROL, *[TokenType.BYTE] * 256]
-    writer.add_token_types([*kinds, *[TokenType.NORMAL] * (config.vocab_size - len(kinds))])
+    add_vocabulary(writer, config.vocab_size)
     if extra is not None:
         extra(writer)
     for path in sorted(weights.glob("*.safetensors")):
@@ -199,6 +194,18 @@ def write_llama(
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def add_vocabulary(writer: Any, size: int) -> None:
+    """Made-up tokens: llama.cpp runs no file without, even if prompts are token ids."""
+    from gguf import TokenType
+
+    writer.add_tokenizer_model("llama")
+    some = [b"<unk>", b"<s>", b"</s>", *(f"<0x{byte:02X}>".encode() for byte in range(256))]
+    writer.add_token_list([*some, *(f"w{i}".encode() for i in range(len(some), size))])
+    writer.add_token_scores([0.0] * size)
+    kinds = [TokenType.UNKNOWN, TokenType.CONTROL, TokenType.CONTROL, *[TokenType.BYTE] * 256]
+    writer.add_token_types([*kinds, *[TokenType.NORMAL] * (size - len(kinds))])
 
 
 GGUF_MODELS = {

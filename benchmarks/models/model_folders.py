@@ -26,8 +26,10 @@ _VOCABULARY = 32000
 _TWIN_CONFIG = DEMO_MODELS / "layerskip" / "config.json"
 
 
-def random_llama(layers: int, hidden: int, heads: int, kv_heads: int, mlp: int, vocab: int) -> LoadedModel:
-    """Seeded random fp32 weights."""
+def random_llama(
+    layers: int, hidden: int, heads: int, kv_heads: int, mlp: int, vocab: int, dtype: str = "float32"
+) -> LoadedModel:
+    """Seeded random weights."""
     import torch
     from transformers import AutoModelForCausalLM, LlamaConfig
 
@@ -43,7 +45,9 @@ def random_llama(layers: int, hidden: int, heads: int, kv_heads: int, mlp: int, 
         num_key_value_heads=kv_heads,
         max_position_embeddings=2048,
     )
-    return LoadedModel(AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval(), None, f"llama{layers}x{hidden}")
+    return LoadedModel(
+        AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype)).eval(), None, f"llama{layers}x{hidden}"
+    )
 
 
 def _load_demo() -> LoadedModel:
@@ -52,10 +56,14 @@ def _load_demo() -> LoadedModel:
     return load_model(str(DEMO_MODELS / "layerskip"), "fp32")
 
 
+def _random_llama_1b(dtype: str = "float32") -> LoadedModel:
+    return random_llama(22, 2048, heads=32, kv_heads=4, mlp=5632, vocab=_VOCABULARY, dtype=dtype)
+
+
 BENCH_MODELS: dict[str, Callable[[], LoadedModel]] = {
     "demo": _load_demo,
     "llama12x512": lambda: random_llama(12, 512, heads=8, kv_heads=4, mlp=1408, vocab=4096),
-    "1b": lambda: random_llama(22, 2048, heads=32, kv_heads=4, mlp=5632, vocab=32000),
+    "1b": _random_llama_1b,
 }
 
 
@@ -79,11 +87,21 @@ def seeded_ids(rows: int, tokens: int) -> list[list[int]]:
 
 
 def _write_llama_1b(folder: Path) -> None:
+    BENCH_MODELS["1b"]().model.save_pretrained(folder)
+    _write_word_tokenizer(folder)
+
+
+def write_llama_1b_bf16(folder: Path) -> None:
+    """The same shape in bf16."""
+    _random_llama_1b("bfloat16").model.save_pretrained(folder)
+    _write_word_tokenizer(folder)
+
+
+def _write_word_tokenizer(folder: Path) -> None:
     from tokenizers import Tokenizer
     from tokenizers.models import WordLevel
     from transformers import PreTrainedTokenizerFast
 
-    BENCH_MODELS["1b"]().model.save_pretrained(folder)
     words = {f"w{i} ": i for i in range(_VOCABULARY)}  # onnxruntime-genai's builder requires a tokenizer
     PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel(words, unk_token="w0 "))).save_pretrained(folder)
 

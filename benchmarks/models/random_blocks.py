@@ -39,7 +39,19 @@ def _q6_k(rows: int, columns: int, rng: np.random.Generator) -> NDArray[np.uint8
     return np.concatenate(blocks, -1).reshape(rows, -1)
 
 
+def _plain(scale: float, value_bytes: int) -> Callable[[int, int, np.random.Generator], NDArray[np.uint8]]:
+    """A packer of formats with a scale before the ``value_bytes`` of each 32 values."""
+
+    def pack(rows: int, columns: int, rng: np.random.Generator) -> NDArray[np.uint8]:
+        shape = (rows, columns // GROUP)
+        values = np.frombuffer(rng.bytes(rows * columns // GROUP * value_bytes), np.uint8).reshape(*shape, value_bytes)
+        return np.concatenate([_halves(scale, shape, rng), values], -1).reshape(rows, -1)
+
+    return pack
+
+
 K_QUANTS: Mapping[str, Callable[[int, int, np.random.Generator], NDArray[np.uint8]]] = {"Q4_K": _q4_k, "Q6_K": _q6_k}
+BLOCKS = {**K_QUANTS, "Q4_0": _plain(8e-3, 16), "Q5_0": _plain(4e-3, 20), "Q8_0": _plain(5e-4, 32)}
 
 
 def _words(values: NDArray[np.integer]) -> NDArray[np.int32]:

@@ -20,7 +20,7 @@ from tiny_tokenizer import write_byte_tokenizer
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from tide_export import ExportConfig, export
-from tide_export.bundle_writer import hash_files
+from tide_export.bundle_writer import hash_files, list_files
 from tide_export.lower import lower, prepare
 from tide_export.passes.base import LoweringContext
 from tide_export.progress import ExportProgress
@@ -148,5 +148,5 @@ def test_hashes_are_taken_from_the_disk(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr("tide_export.bundle_writer.sha256_of", look)
     (tmp_path / "weights.bin").write_bytes(bytes(1 << 20))
     look(tmp_path / "weights.bin")
-    hash_files(tmp_path)
+    hash_files(list_files(tmp_path), tmp_path)
     assert cached == [True, False]

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import onnx_ir as ir
 
 from tide_export.kv_scales import KVScales
-from tide_export.quantization.quantized_weight import QuantizedWeight
+from tide_export.quantization.deferred_weight import LowBits
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class LoweringContext:
     """
 
     max_seq_len: int
-    quantized: Mapping[str, QuantizedWeight] = field(default_factory=dict)
+    quantized: Mapping[str, LowBits] = field(default_factory=dict)
     kv_scales: Sequence[KVScales] = ()
 
     @property
@@ -30,7 +30,7 @@ class LoweringContext:
         """Slots of a sequence's cache, with the one that `pad_attention` pads into."""
         return self.max_seq_len + 1
 
-    def quantized_weight(self, initializer: str | None) -> QuantizedWeight | None:
+    def quantized_weight(self, initializer: str | None) -> LowBits | None:
         """The low-bit form of a traced parameter; the trace puts ``model.`` before the parameter's name."""
         return self.quantized.get((initializer or "").removeprefix("model."))
 

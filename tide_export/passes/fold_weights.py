@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable, Sequence
+
 import numpy as np
 import onnx_ir as ir
 import onnx_ir.passes.common as common
@@ -32,21 +34,33 @@ def fold_weights(model: ir.Model, context: LoweringContext) -> PassReport:
     return report
 
 
-def transposed(tensor: ir.TensorProtocol, perm: list[int]) -> ir.LazyTensor:
+class Folded(ir.LazyTensor):
+    """``made`` of ``parts`` in the way that ``how`` says, when it is read: forms of a segment make the same one of them."""
+
+    def __init__(
+        self,
+        parts: Sequence[ir.TensorProtocol],
+        how: Hashable,
+        shape: Sequence[int],
+        make: Callable[[Sequence[np.ndarray]], np.ndarray],
+    ) -> None:
+        self.parts, self.how, dtype = tuple(parts), how, parts[0].dtype
+        made = lambda: ir.Tensor(np.ascontiguousarray(make([part.numpy() for part in parts])), dtype=dtype)  # noqa: E731
+        super().__init__(made, dtype=dtype, shape=ir.Shape(shape))
+
+
+def identity(tensor: ir.TensorProtocol) -> Hashable:
+    """Equal for tensors that are known to be equal without reading them. Valid as long as the tensors are."""
+    return (tensor.how, *map(identity, tensor.parts)) if isinstance(tensor, Folded) else id(tensor)
+
+
+def transposed(tensor: ir.TensorProtocol, perm: Sequence[int]) -> ir.LazyTensor:
     """``tensor`` transposed by ``perm``, computed when read."""
-
-    def make() -> ir.TensorProtocol:
-        return ir.Tensor(np.ascontiguousarray(tensor.numpy().transpose(perm)), dtype=tensor.dtype)
-
-    return ir.LazyTensor(make, dtype=tensor.dtype, shape=ir.Shape([tensor.shape[p] for p in perm]))
+    return Folded([tensor], tuple(perm), [tensor.shape[p] for p in perm], lambda arrays: arrays[0].transpose(perm))
 
 
-def concatenated(tensors: list[ir.TensorProtocol], axis: int) -> ir.LazyTensor:
+def concatenated(tensors: Sequence[ir.TensorProtocol], axis: int) -> ir.LazyTensor:
     """``tensors`` joined along ``axis``, computed when read."""
-
-    def make() -> ir.TensorProtocol:
-        return ir.Tensor(np.concatenate([t.numpy() for t in tensors], axis=axis), dtype=tensors[0].dtype)
-
     shape = list(tensors[0].shape)
     shape[axis] = sum(int(t.shape[axis]) for t in tensors)
-    return ir.LazyTensor(make, dtype=tensors[0].dtype, shape=ir.Shape(shape))
+    return Folded(tensors, axis, shape, lambda arrays: np.concatenate(arrays, axis))

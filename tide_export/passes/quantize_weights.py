@@ -8,7 +8,10 @@ the embedding; a tied head reads the same bytes. The first pass of a target: fol
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from operator import attrgetter
+from typing import Any
 
 import onnx_ir as ir
 import onnx_ir.passes.common as common
@@ -16,6 +19,7 @@ import onnx_ir.passes.common as common
 from tide_export.passes.attention_gqa import MS_DOMAIN
 from tide_export.passes.base import LoweringContext, PassReport
 from tide_export.passes.graph_walk import add_initializer, as_type_of, insert_before, is_weight, new_value, produced_by
+from tide_export.quantization.deferred_weight import LowBits
 from tide_export.quantization.quantized_weight import QuantizedWeight
 from tide_export.traced_attention import DOMAIN
 
@@ -74,7 +78,7 @@ class QuantizeWeights:
         if weight is None:
             return
         reason = "" if self.look_ups else "the embedding is looked up in full precision"
-        if self.look_ups and weight.offsets is not None:
+        if self.look_ups and weight.has_offsets:
             reason = "the embedding's blocks have a minimum, which the look-up does not take"
         if reason:
             report.skip(node.outputs[0].name, reason)
@@ -82,7 +86,7 @@ class QuantizeWeights:
         _quantize_embedding(graph, node, weight)
         report.applied += 1
 
-    def _refusal(self, weight: QuantizedWeight) -> str:
+    def _refusal(self, weight: LowBits) -> str:
         """Why the target does not multiply with ``weight`` as it is; empty if it does."""
         if weight.bits not in self.bits:
             return f"the target multiplies with weights of {self.bits[0]} bits, not {weight.bits}" if self.bits else NO_LOW_BITS
@@ -91,7 +95,7 @@ class QuantizeWeights:
         return ""
 
 
-def _quantize_product(graph: ir.Graph, node: ir.Node, parameter: str | None, weight: QuantizedWeight) -> None:
+def _quantize_product(graph: ir.Graph, node: ir.Node, parameter: str | None, weight: LowBits) -> None:
     output = node.outputs[0]
     features, columns = weight.shape
     name, product = output.name, new_value(f"{output.name}.quantized", output, output.shape)
@@ -107,25 +111,33 @@ def _quantize_product(graph: ir.Graph, node: ir.Node, parameter: str | None, wei
     output.name, product.name = f"{name}.dense", name
 
 
-def _weight_values(graph: ir.Graph, name: str | None, weight: QuantizedWeight) -> list[ir.Value | None]:
-    """Values, scales, zero points and offsets as initializers."""
-    rows, blocks = weight.scales.shape
-    packed = ir.Shape([rows, blocks, weight.block_size * weight.bits // 8])
-    values = ir.LazyTensor(lambda: ir.tensor(weight.packed_values()), dtype=ir.DataType.UINT8, shape=packed)
-    zeros = weight.packed_zero_points()
+def _weight_values(graph: ir.Graph, name: str | None, weight: LowBits) -> list[ir.Value | None]:
+    """Values, scales, zero points and offsets as initializers, each made when it is written."""
+    rows, columns = weight.shape
+    blocks = columns // weight.block_size
+
+    def part(kind: str, array: Callable[[QuantizedWeight], Any], dtype: ir.DataType, *shape: int) -> ir.Value:
+        tensor = ir.LazyTensor(lambda: ir.tensor(array(weight.made())), dtype=dtype, shape=ir.Shape(shape))
+        return add_initializer(graph, f"{name}.{kind}", tensor)
+
+    block_bytes, zero_bytes = weight.block_size * weight.bits // 8, -(-blocks * weight.bits // 8)
     return [
-        add_initializer(graph, f"{name}.values", values),
-        add_initializer(graph, f"{name}.scales", ir.tensor(weight.scales)),
-        add_initializer(graph, f"{name}.zero_points", ir.tensor(zeros)) if zeros is not None else None,
-        add_initializer(graph, f"{name}.offsets", ir.tensor(weight.offsets)) if weight.offsets is not None else None,
+        part("values", QuantizedWeight.packed_values, ir.DataType.UINT8, rows, blocks, block_bytes),
+        part("scales", attrgetter("scales"), ir.DataType.FLOAT, rows, blocks),
+        part("zero_points", QuantizedWeight.packed_zero_points, ir.DataType.UINT8, rows, zero_bytes)
+        if weight.has_zero_points
+        else None,
+        part("offsets", attrgetter("offsets"), ir.DataType.FLOAT, rows, blocks) if weight.has_offsets else None,
     ]
 
 
-def _quantize_embedding(graph: ir.Graph, node: ir.Node, weight: QuantizedWeight) -> None:
+def _quantize_embedding(graph: ir.Graph, node: ir.Node, weight: LowBits) -> None:
     table, output = node.inputs[0], node.outputs[0]
     rows, columns = weight.shape
     flat = ir.Shape([rows, columns * weight.bits // 8])
-    values = ir.LazyTensor(lambda: ir.tensor(weight.packed_values().reshape(rows, -1)), dtype=ir.DataType.UINT8, shape=flat)
+    values = ir.LazyTensor(
+        lambda: ir.tensor(weight.made().packed_values().reshape(rows, -1)), dtype=ir.DataType.UINT8, shape=flat
+    )
     _, scales, zeros, _ = _weight_values(graph, table.name, weight)
     looked_up = ir.node(
         "GatherBlockQuantized",

@@ -11,12 +11,15 @@ faster: scale · (q - zero) + offset = scale · (q - middle) + [offset + scale �
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import onnx_ir as ir
 import onnx_ir.passes.common as common
 
 from tide_export.passes.attention_gqa import MS_DOMAIN
 from tide_export.passes.base import LoweringContext, PassReport
+from tide_export.passes.fold_weights import Folded
 from tide_export.passes.graph_walk import add_initializer, array_initializer, as_type_of, insert_before, new_value
 from tide_export.passes.quantize_weights import QUANTIZED_MATMUL
 from tide_export.quantization.quantized_weight import unpack_nibbles
@@ -67,19 +70,18 @@ def _lower(graph: ir.Graph, node: ir.Node, sums: dict[tuple[ir.Value, int], ir.V
     output.name, result.name = f"{name}.marker", name
 
 
-def _minima(offsets: ir.Value, scales: ir.Value, zeros: ir.Value | None, bits: int) -> ir.LazyTensor:
+def _minima(offsets: ir.Value, scales: ir.Value, zeros: ir.Value | None, bits: int) -> ir.TensorProtocol:
     """[K / block_size, N]: ``offsets`` [N, K / block_size] with the part of the zero points, computed when read."""
-    shape = offsets.const_value.shape
+    parts = [value.const_value for value in (offsets, scales, zeros) if value is not None and value.const_value is not None]
 
-    def make() -> ir.TensorProtocol:
-        matrix = offsets.const_value.numpy()
-        if zeros is not None:
-            packed = zeros.const_value.numpy()
-            unpacked = packed if bits == 8 else unpack_nibbles(packed)[:, : matrix.shape[1]]
-            matrix = matrix + scales.const_value.numpy() * (np.float32(1 << (bits - 1)) - unpacked)
-        return ir.tensor(np.ascontiguousarray(matrix.T))
+    def make(arrays: Sequence[np.ndarray]) -> np.ndarray:
+        matrix, factors, *packed = arrays
+        if packed:
+            unpacked = packed[0] if bits == 8 else unpack_nibbles(packed[0])[:, : matrix.shape[1]]
+            matrix = matrix + factors * (np.float32(1 << (bits - 1)) - unpacked)
+        return matrix.T
 
-    return ir.LazyTensor(make, dtype=offsets.const_value.dtype, shape=ir.Shape(reversed(shape)))
+    return Folded(parts, ("minima", bits), [*reversed(parts[0].shape)], make)
 
 
 def _block_sums(graph: ir.Graph, anchor: ir.Node, source: ir.Value, columns: int, block_size: int) -> ir.Value:

@@ -53,6 +53,18 @@ class QuantizedWeight:
         """Input features that share a scale."""
         return self.values.shape[1] // self.scales.shape[1]
 
+    @property
+    def has_zero_points(self) -> bool:
+        return self.zero_points is not None
+
+    @property
+    def has_offsets(self) -> bool:
+        return self.offsets is not None
+
+    def made(self) -> QuantizedWeight:
+        """Itself; see `DeferredWeight`."""
+        return self
+
     def dequantized(self) -> NDArray[np.float32]:
         """The matrix [N, K] in fp32."""
         rows, blocks = self.scales.shape

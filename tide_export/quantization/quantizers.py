@@ -38,7 +38,7 @@ BLOCK_SIZE = 32  # wider blocks give other bits when more tokens share a launch
 
 
 @dataclass(frozen=True)
-class _Matrix:
+class Matrix:
     """The weight of ``module``; ``bits`` are the wanted ones."""
 
     name: str
@@ -49,12 +49,23 @@ class _Matrix:
     def values(self) -> torch.Tensor:
         """The matrix [N, K], in the model's memory."""
         weight = self.module.weight.detach()
-        return weight.T if isinstance(self.module, Conv1D) else weight
+        return weight.T if self.transposed else weight
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Output and input features [N, K]."""
+        first, second = self.module.weight.shape
+        return (second, first) if self.transposed else (first, second)
+
+    @property
+    def transposed(self) -> bool:
+        """Whether the parameter is [K, N]."""
+        return isinstance(self.module, Conv1D)
 
     @property
     def key(self) -> int:
-        """Tied matrices, which share their memory, have the same one."""
-        return self.module.weight.data_ptr()
+        """Tied matrices, which are one parameter, have the same one."""
+        return id(self.module.weight)
 
 
 def quantize_model(
@@ -73,11 +84,11 @@ def quantize_model(
         advance: called with the number of matrices done, and of all; tied ones count once.
         tokens: [B, T] ids of a text, where `reads_text`. The dequantised weights are then put into the model.
     """
-    matrices = list(_matrices(model, bits))
+    matrices = list(matrices_of(model, bits))
     distinct = {matrix.key: matrix for matrix in reversed(matrices)}
     done: dict[int, QuantizedWeight | None] = {}
 
-    def finish(matrix: _Matrix, weight: QuantizedWeight | None) -> None:
+    def finish(matrix: Matrix, weight: QuantizedWeight | None) -> None:
         done[matrix.key] = weight
         if advance is not None:
             advance(len(done), len(distinct))
@@ -102,10 +113,10 @@ def quantize_model(
 
 def _quantize_for_text(
     model: PreTrainedModel,
-    matrices: Sequence[_Matrix],
+    matrices: Sequence[Matrix],
     mixed: bool,
     tokens: torch.Tensor,
-    finish: Callable[[_Matrix, QuantizedWeight], None],
+    finish: Callable[[Matrix, QuantizedWeight], None],
 ) -> None:
     """Quantise ``matrices`` by gptq in the order in which the model reaches them, each with inputs of those before it.
 
@@ -125,13 +136,13 @@ def _quantize_for_text(
     visit_inputs(model, {name: matrix.module for name, matrix in named.items()}, tokens, quantize)
 
 
-def _change(matrix: _Matrix) -> torch.Tensor:
+def _change(matrix: Matrix) -> torch.Tensor:
     """What rounding to 4 bits adds to the matrix [N, K]."""
     rounded = quantize_matrix(matrix.values.float().numpy(), 4, "rtn")
     return torch.from_numpy(rounded.dequantized()).to(matrix.values.dtype) - matrix.values
 
 
-def _put(matrix: _Matrix, weight: QuantizedWeight) -> QuantizedWeight:
+def _put(matrix: Matrix, weight: QuantizedWeight) -> QuantizedWeight:
     """``weight``, which is also dequantised into the model."""
     matrix.values.copy_(torch.from_numpy(weight.dequantized()))
     return weight
@@ -146,14 +157,14 @@ def dequantize_parameters(model: PreTrainedModel, weights: dict[str, QuantizedWe
             owner.get_parameter(parameter).copy_(matrix.T if isinstance(owner, Conv1D) else matrix)
 
 
-def _matrices(model: PreTrainedModel, bits: int) -> Iterator[_Matrix]:
+def matrices_of(model: PreTrainedModel, bits: int) -> Iterator[Matrix]:
     """The matrices of linear layers in ``bits``, and those of embedding and head in 8."""
     outer = {id(module) for module in (model.get_input_embeddings(), model.get_output_embeddings())}
     for name, module in model.named_modules():
         if isinstance(module, nn.Linear | nn.Embedding | Conv1D) and (
             not isinstance(module, nn.Embedding) or id(module) in outer
         ):
-            yield _Matrix(f"{name}.weight", module, 8 if id(module) in outer else bits)
+            yield Matrix(f"{name}.weight", module, 8 if id(module) in outer else bits)
 
 
 def quantize_matrix(matrix: NDArray[np.float32], bits: int, quantizer: str) -> QuantizedWeight | None:

@@ -19,9 +19,10 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from benchmarks.models.gguf_files import gguf_name, write_llama
 from tide_export import cli
+from tide_export.fake_parameters import without_parameters
 from tide_export.load import fingerprint, load_model
-from tide_export.quantization.gguf_file import GgufTensor
-from tide_export.quantization.gguf_source import match_parameters
+from tide_export.quantization.gguf_file import GgufTensor, read_file
+from tide_export.quantization.gguf_parameters import GgufParameters
 
 HEADS, KV_HEADS = 4, 2
 IDS = torch.tensor([[5, 90, 7, 7, 280, 3]])
@@ -105,32 +106,39 @@ def test_a_file_of_mixed_formats(tmp_path: Path) -> None:
     assert "lm_head.weight" not in origins and "model.layers.0.mlp.down_proj.weight" not in origins and len(origins) == 13
 
 
+def with_tensors(folder: Path, **changed: GgufTensor) -> GgufParameters:
+    """The parameters of a file with other tensors, by the names' middle parts, in the first layer."""
+    file, model = written(folder)
+    named = {f"blk.0.{name}.weight": tensor for name, tensor in changed.items()}
+    fake = without_parameters(lambda: LlamaForCausalLM(model.config))
+    return GgufParameters(file.name, fake, "llama", {**read_file(file)[1], **named})
+
+
 def test_formats_without_blocks_of_their_own_are_dequantised_and_said(tmp_path: Path) -> None:
     """Someone who exports such a file must learn why the bundle is as large as the original model's."""
-    zeros = np.zeros((256, 110), np.uint8)
-    _, model = written(tmp_path)
-    tensors = {"blk.0.attn_q.weight": GgufTensor("blk.0.attn_q.weight", "Q3_K", zeros)}
-    found, notes = match_parameters(model, "llama", tensors)
-    assert not found and notes == ["1 tensors of type Q3_K were dequantised: that has no layout that the kernels take"]
+    tensor = GgufTensor("blk.0.attn_q.weight", "Q3_K", np.zeros((256, 110), np.uint8))
+    parameters = with_tensors(tmp_path, attn_q=tensor)
+    assert parameters.notes == ["1 tensors of type Q3_K were dequantised: that has no layout that the kernels take"]
+    assert "model.layers.0.self_attn.q_proj.weight" not in parameters.low_bits and len(parameters.low_bits) == 15
 
 
 def test_tensors_that_are_not_the_parameters(tmp_path: Path) -> None:
-    """Blocks would be kept for a parameter that holds other values, or experts' tensors vanish from the summary."""
-    _, model = written(tmp_path)
-    data = random_blocks("Q4_0", 256, 256, seed=99)
-    experts = np.stack([data, data])
-    tensors = {
-        name: GgufTensor(name, "Q4_0", values)
-        for name, values in {
-            "blk.0.attn_q.weight": data,
-            "blk.0.ffn_down.weight": experts,
-            "blk.0.ffn_up_exps.weight": experts,
-        }.items()
-    }
-    found, notes = match_parameters(model, "llama", tensors)
-    assert not found and len(notes) == 3
-    for words in ("another form than transformers' parameter", "several experts", "no parameter of its own"):
-        assert any(words in note for note in notes)
+    """Blocks would be kept for a parameter that has other values, or of another shape."""
+    experts = GgufTensor("blk.0.ffn_down.weight", "Q4_0", np.stack([random_blocks("Q4_0", 256, 512, seed=99)] * 2))
+    parameters = with_tensors(tmp_path, ffn_down=experts)
+    assert parameters.notes == ["1 tensors of type Q4_0 were dequantised: that holds the matrices of several experts"]
+    with pytest.raises(ModelFilesError, match=r"down_proj\.weight has shape \(2, 256, 512\), expected \(256, 512\)"):
+        parameters.value("model.layers.0.mlp.down_proj.weight")
+    with pytest.raises(ModelFilesError, match=r"up_proj\.weight has shape \(8, 512\), expected \(512, 256\)"):
+        with_tensors(tmp_path, ffn_up=GgufTensor("blk.0.ffn_up.weight", "Q4_0", random_blocks("Q4_0", 8, 512, seed=99)))
+
+
+@pytest.mark.parametrize("kind", [*FORMATS, "F16", "F32", "BF16"])
+def test_rows_of_a_parameter(kind: str, tmp_path: Path) -> None:
+    """A head that is read in pieces would have the rows of other tokens, or another type's numbers."""
+    parameters = load_model(str(written(tmp_path, kind)[0]), "fp32", stream=True).parameters
+    for name in ("lm_head.weight", "model.layers.1.self_attn.q_proj.weight"):
+        assert torch.equal(parameters.rows(name, 100, 50), parameters.value(name)[100:150])
 
 
 def test_nothing_is_printed(tmp_path: Path, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture) -> None:

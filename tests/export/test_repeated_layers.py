@@ -1,0 +1,87 @@
+"""Layers that are repeated instead of traced: the same graph for less time, and only where layers are the same."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from export.architectures import ARCHITECTURES
+from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers.models.llama.modeling_llama import LlamaDecoderLayer
+
+from tide_export import trace as tracing
+from tide_export.config import ExportConfig
+from tide_export.export import write_bundle
+from tide_export.load import LoadedModel
+from tide_export.progress import ExportProgress
+from tide_export.repeated_layers import traced_depth
+from tide_export.trace import TracedModel, decoder_layers, trace
+
+LAYERS = 6
+
+
+def deep(architecture: str, layers: int) -> PreTrainedModel:
+    config = ARCHITECTURES[architecture]()
+    config.num_hidden_layers = layers
+    if getattr(config, "layer_types", None):
+        config.layer_types = [config.layer_types[i % len(config.layer_types)] for i in range(layers)]
+    torch.manual_seed(0)
+    return AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+
+
+def traced(model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch) -> tuple[TracedModel, list[int]]:
+    """The trace, and how many layers torch ran for it, each time."""
+    depths: list[int] = []
+    whole = tracing._traced
+
+    def counted(model: PreTrainedModel, layers: torch.nn.ModuleList, shapes: object) -> object:
+        depths.append(len(layers))
+        return whole(model, layers, shapes)
+
+    monkeypatch.setattr(tracing, "_traced", counted)
+    return trace(model), depths
+
+
+def verify(model: PreTrainedModel, graph: TracedModel, folder: Path) -> None:
+    """Raises VerificationError unless the bundle computes what the eager model does."""
+    write_bundle(LoadedModel(model, None, "deep"), folder, ExportConfig(max_seq_len=64), ExportProgress(quiet=True), traced=graph)
+
+
+def test_repeated_layers_are_the_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A layer would have another one's weights or caches."""
+    model = deep("llama", LAYERS)
+    graph, depths = traced(model, monkeypatch)
+    assert depths == [3] and graph.num_layers == LAYERS
+    verify(model, graph, tmp_path)
+    assert model.config.num_hidden_layers == len(decoder_layers(model)) == LAYERS
+
+
+def test_code_that_reads_the_layers_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing in the modules shows that such layers differ: all would compute as the last one that was traced."""
+    forward = LlamaDecoderLayer.forward
+
+    def scaled(self: LlamaDecoderLayer, hidden_states: torch.Tensor, *args: object, **kwargs: object) -> torch.Tensor:
+        return forward(self, hidden_states * (1 + 0.1 * self.self_attn.layer_idx), *args, **kwargs)
+
+    monkeypatch.setattr(LlamaDecoderLayer, "forward", scaled)
+    model = deep("llama", LAYERS)
+    graph, depths = traced(model, monkeypatch)
+    assert depths == [3, LAYERS]
+    verify(model, graph, tmp_path)
+
+
+@pytest.mark.parametrize(("architecture", "layers", "depth"), [("llama", 4, 4), ("llama", 24, 3), ("gemma2", 26, 5)])
+def test_how_many_are_traced(architecture: str, layers: int, depth: int) -> None:
+    """Each kind needs two layers to compare; the rest of a model would be traced for nothing."""
+    model = deep(architecture, layers)
+    assert traced_depth(model, decoder_layers(model)) == depth
+
+
+def test_a_layer_of_its_own_kind_is_traced() -> None:
+    """One whose attributes or buffers differ would be replaced by another."""
+    for change in (lambda layer: setattr(layer.mlp, "scale", 2.0), lambda layer: layer.register_buffer("mask", torch.ones(3))):
+        model = deep("llama", 8)
+        layers = decoder_layers(model)
+        change(layers[6])
+        assert traced_depth(model, layers) == 8

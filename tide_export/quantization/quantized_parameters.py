@@ -1,0 +1,83 @@
+"""Parameters in low bits by a quantizer that takes one matrix at a time, so that each is quantised when it is written."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from functools import partial
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel
+
+from tide_export.parameters import ParameterSource, first_names
+from tide_export.quantization.deferred_weight import LowBits, RecentWeights, deferred
+from tide_export.quantization.quantized_weight import QuantizedWeight
+from tide_export.quantization.quantizers import BLOCK_SIZE, Matrix, matrices_of, quantize_matrix
+
+
+class QuantizedParameters:
+    """A `ParameterSource` of the matrices of another one in ``bits``, head and embedding in 8; see `quantize_model`.
+
+    Args:
+        model: with fake parameters.
+        stored: low-bit weights of the source. Those of the wanted bits stay as they are.
+
+    Attributes:
+        low_bits: by parameter name.
+        notes: a sentence on the matrices left as they are.
+    """
+
+    def __init__(
+        self, inner: ParameterSource, model: PreTrainedModel, bits: int, quantizer: str, stored: Mapping[str, LowBits]
+    ) -> None:
+        self._inner, self._first, recent = inner, first_names(model), RecentWeights()
+        matrices = list(matrices_of(model, bits))
+        self._transposed = {matrix.name for matrix in matrices if matrix.transposed}
+        distinct = {self._first[matrix.name]: matrix for matrix in reversed(matrices)}
+        self._row_by_row = set[str]()  # round to nearest: a row does not depend on the others
+        found: dict[str, LowBits] = {}
+        for name, matrix in distinct.items():
+            kept, chosen = stored.get(name), "rtn" if matrix.bits == 8 else quantizer
+            if kept is not None and kept.bits == matrix.bits:
+                found[name] = kept
+            elif matrix.shape[1] % BLOCK_SIZE == 0:
+                sample = quantize_matrix(_SAMPLE, matrix.bits, chosen)
+                assert sample is not None
+                make = partial(recent.get, name, partial(self._quantize, matrix, chosen))
+                found[name] = deferred(sample, matrix.shape, make)
+                if matrix.bits == 8 and not matrix.transposed:
+                    self._row_by_row.add(name)
+        self.low_bits = {name: found[first] for name, first in self._first.items() if first in found}
+        left = sum(matrix.name not in self.low_bits for matrix in matrices)
+        self.notes = [f"{left} matrices whose input is no multiple of {BLOCK_SIZE} wide keep their precision"] if left else []
+
+    def names(self) -> Collection[str]:
+        return self._inner.names()
+
+    def value(self, name: str) -> torch.Tensor:
+        weight = self.quantized(name)
+        if weight is None:
+            return self._inner.value(name)
+        values = torch.from_numpy(weight.dequantized()).to(self._inner.rows(name, 0, 1).dtype)
+        return values.T if name in self._transposed else values
+
+    def rows(self, name: str, first: int, count: int) -> torch.Tensor:
+        if self._first[name] not in self._row_by_row:
+            return self.value(name)[first : first + count]
+        rows = self._inner.rows(name, first, count)
+        weight = quantize_matrix(rows.float().numpy(), 8, "rtn")
+        assert weight is not None
+        return torch.from_numpy(weight.dequantized()).to(rows.dtype)
+
+    def quantized(self, name: str) -> QuantizedWeight | None:
+        weight = self.low_bits.get(name)
+        return weight.made() if weight is not None else None
+
+    def _quantize(self, matrix: Matrix, quantizer: str) -> QuantizedWeight:
+        values = self._inner.value(matrix.name).float()
+        weight = quantize_matrix((values.T if matrix.transposed else values).numpy(), matrix.bits, quantizer)
+        assert weight is not None
+        return weight
+
+
+_SAMPLE = np.linspace(-1, 1, 2 * BLOCK_SIZE, dtype=np.float32)[None]

@@ -1,0 +1,233 @@
+"""Trace the first layers of a model and repeat their nodes for the others, as tracing a layer costs a second.
+
+Layers are of one *kind* if they have the same modules with the same attributes and shapes. The nodes of a kind are taken from its
+last layer that was traced, and only if those of the traced layer before it are the same: code that reads its layer's number
+would differ. Verification then compares each segment with the unmodified model.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import onnx_ir as ir
+import torch
+from onnx_ir.tensor_adapters import TorchTensor
+from torch import nn
+from transformers import PreTrainedModel
+
+_PLAIN = (bool, int, float, str, torch.dtype, type(None))
+_NUMBER = "layer_idx"  # transformers' name for a layer's number, which chooses its cache
+_FIRST_CACHE = 3  # inputs before the caches
+_FIRST_OUTPUT = 1
+
+
+def traced_depth(model: PreTrainedModel, layers: nn.ModuleList) -> int:
+    """How many layers to trace: after them come only kinds that two of them have, the very first one aside."""
+    kinds = layer_kinds(model, layers)
+    for depth in range(3, len(kinds) - 1):
+        seen = Counter(kinds[1:depth])
+        if all(seen[kind] > 1 for kind in kinds[depth:]):
+            return depth
+    return len(kinds)
+
+
+def layer_kinds(model: PreTrainedModel, layers: nn.ModuleList) -> list[Hashable]:
+    types = getattr(model.config.get_text_config(), "layer_types", None) or [None] * len(layers)
+    return [(kind, *map(_form, layer.named_modules())) for kind, layer in zip(types, layers, strict=True)]
+
+
+def _form(named: tuple[str, nn.Module]) -> Hashable:
+    """Name, class, attributes, and the tensors of a module, without those of the modules inside it."""
+    name, module = named
+    attributes = [
+        (key, value if isinstance(value, _PLAIN) else type(value))
+        for key, value in vars(module).items()
+        if key != _NUMBER and not key.startswith("_")
+    ]
+    parameters = [(key, one.shape, one.dtype) for key, one in module._parameters.items() if one is not None]
+    buffers = [(key, tuple(one.flatten().tolist())) for key, one in module._buffers.items() if one is not None]
+    return name, type(module), tuple(attributes), tuple(parameters), tuple(buffers)
+
+
+@contextmanager
+def first_layers(model: PreTrainedModel, layers: nn.ModuleList, depth: int) -> Iterator[nn.ModuleList]:
+    """Context in which ``model`` has its first ``depth`` layers only."""
+    if depth == len(layers):
+        yield layers
+        return
+    owner = next(module for module in model.modules() if any(child is layers for child in module.children()))
+    name = next(name for name, child in owner.named_children() if child is layers)
+    config, shortened = model.config.get_text_config(), nn.ModuleList(layers[:depth])
+    count = config.num_hidden_layers
+    setattr(owner, name, shortened)
+    config.num_hidden_layers = depth
+    try:
+        yield shortened
+    finally:
+        setattr(owner, name, layers)
+        config.num_hidden_layers = count
+
+
+def repeat_layers(traced: ir.Model, model: PreTrainedModel, layers: nn.ModuleList, depth: int) -> bool:
+    """Add the layers from ``depth`` on to a trace of the first ones, in place; False where the nodes of a kind differ.
+
+    Inputs of ``traced``: three, key caches, value caches; outputs: logits and the caches.
+    """
+    prefix = next(name for name, module in model.named_modules() if module is layers)
+    regions, kinds = _regions(traced.graph, depth), layer_kinds(model, layers)
+    sources: dict[Hashable, _Region] = {}
+    for kind in dict.fromkeys(kinds[depth:]):
+        before, last = [regions[i] for i in range(depth) if kinds[i] == kind][-2:]
+        if not last.is_closed(traced.graph) or not _same(last, before, f"model.{prefix}"):
+            return False
+        sources[kind] = last
+    end = regions[-1].end
+    hidden = end.inputs[0]
+    for number in range(depth, len(layers)):
+        assert hidden is not None
+        hidden = _repeat(traced.graph, model, sources[kinds[number]], f"model.{prefix}", number, hidden, end)
+    end.replace_input_with(0, hidden)
+    end.attributes["index"] = ir.AttrInt64("index", len(layers))
+    return True
+
+
+@dataclass(frozen=True)
+class _Region:
+    """The ``nodes`` of layer ``number``, from after the boundary node ``begin`` to the boundary node ``end``.
+
+    ``caches``, ``results``: inputs and outputs of the graph for keys and values.
+    """
+
+    number: int
+    begin: ir.Node
+    nodes: list[ir.Node]
+    end: ir.Node
+    caches: tuple[ir.Value, ir.Value]
+    results: tuple[ir.Value, ir.Value]
+
+    def is_closed(self, graph: ir.Graph) -> bool:
+        """Whether nothing else reads what the layer makes, but for its output and caches."""
+        inside = {*self.nodes, self.end}
+        made = [value for node in self.nodes for value in node.outputs]
+        outer = {value for value in made if value.is_graph_output()}
+        return outer == set(self.results) and all(node in inside for value in made for node, _ in value.uses())
+
+
+def _regions(graph: ir.Graph, depth: int) -> list[_Region]:
+    nodes, places = list(graph), {}
+    for place, node in enumerate(nodes):
+        if node.op_type == "Boundary":
+            places[int(node.attributes["index"].value)] = place
+    return [
+        _Region(
+            number,
+            nodes[places[number]],
+            nodes[places[number] + 1 : places[number + 1]],
+            nodes[places[number + 1]],
+            (graph.inputs[_FIRST_CACHE + number], graph.inputs[_FIRST_CACHE + depth + number]),
+            (graph.outputs[_FIRST_OUTPUT + number], graph.outputs[_FIRST_OUTPUT + depth + number]),
+        )
+        for number in range(depth)
+    ]
+
+
+def _same(region: _Region, other: _Region, prefix: str) -> bool:
+    """Whether both compute the same of their inputs, caches and parameters."""
+    if len(region.nodes) != len(other.nodes):
+        return False
+    pairs: dict[ir.Value, ir.Value] = dict(zip(region.caches, other.caches, strict=True))
+    pairs[region.begin.outputs[0]] = other.begin.outputs[0]
+    for node, twin in zip(region.nodes, other.nodes, strict=True):
+        if node.op_identifier() != twin.op_identifier() or len(node.outputs) != len(twin.outputs):
+            return False
+        if _attributes(node) != _attributes(twin) or len(node.inputs) != len(twin.inputs):
+            return False
+        names = f"{prefix}.{region.number}.", f"{prefix}.{other.number}."
+        if not all(_same_value(a, b, pairs, *names) for a, b in zip(node.inputs, twin.inputs, strict=True)):
+            return False
+        pairs |= zip(node.outputs, twin.outputs, strict=True)
+    ends = ((region.end.inputs[0], other.end.inputs[0]), *zip(region.results, other.results, strict=True))
+    return all(a is not None and pairs.get(a) is b for a, b in ends)
+
+
+def _attributes(node: ir.Node) -> dict[str, object]:
+    def plain(attribute: ir.Attr) -> object:
+        value = attribute.value
+        return value.tobytes() if isinstance(value, ir.TensorProtocol) else value
+
+    return {key: plain(attribute) for key, attribute in node.attributes.items()}
+
+
+def _same_value(
+    value: ir.Value | None, other: ir.Value | None, pairs: Mapping[ir.Value, ir.Value], name: str, other_name: str
+) -> bool:
+    if value is None or other is None or value in pairs:
+        return (pairs.get(value) if value is not None else None) is other
+    if (value.name or "").startswith(name):
+        return value.name == f"{name}{(other.name or '').removeprefix(other_name)}"
+    if value.const_value is None or other.const_value is None:
+        return value is other
+    return value is other or _same_constant(value.const_value, other.const_value)
+
+
+def _same_constant(value: ir.TensorProtocol, other: ir.TensorProtocol) -> bool:
+    return (value.dtype, value.shape) == (other.dtype, other.shape) and value.tobytes() == other.tobytes()
+
+
+def _repeat(
+    graph: ir.Graph, model: PreTrainedModel, region: _Region, prefix: str, number: int, hidden: ir.Value, end: ir.Node
+) -> ir.Value:
+    """Insert the nodes of ``region`` before ``end`` as those of layer ``number``, which reads ``hidden``; returns its output."""
+    copies: dict[ir.Value, ir.Value] = {}
+
+    def copy(value: ir.Value) -> ir.Value:
+        copies[value] = ir.Value(name=f"{value.name}.layer_{number}", type=value.type, shape=value.shape)
+        return copies[value]
+
+    boundary = ir.node(
+        "Boundary", [hidden], {"index": number}, domain=region.begin.domain, outputs=[copy(region.begin.outputs[0])]
+    )
+    boundary.version = region.begin.version
+    nodes = [boundary]
+    for place, cache in enumerate(region.caches):
+        graph.inputs.insert(_FIRST_CACHE + number + place * (number + 1), copy(cache))
+    for node in region.nodes:
+        for value in node.inputs:
+            if value is not None and value not in copies and (value.name or "").startswith(f"{prefix}.{region.number}."):
+                copies[value] = _parameter(graph, model, value, f"{prefix}.{region.number}.", f"{prefix}.{number}.")
+        inputs = [copies.get(value, value) if value is not None else None for value in node.inputs]
+        outputs = [copy(value) for value in node.outputs]
+        nodes.append(
+            ir.Node(
+                node.domain,
+                node.op_type,
+                inputs,
+                list(node.attributes.values()),
+                overload=node.overload,
+                outputs=outputs,
+                version=node.version,
+            )
+        )
+    graph.insert_before(end, nodes)
+    for place, result in enumerate(region.results):
+        graph.outputs.insert(_FIRST_OUTPUT + number + place * (number + 1), copies[result])
+    last = region.end.inputs[0]
+    assert last is not None
+    return copies[last]
+
+
+def _parameter(graph: ir.Graph, model: PreTrainedModel, like: ir.Value, old: str, new: str) -> ir.Value:
+    """The initializer of another layer's parameter or buffer."""
+    name = f"{new}{(like.name or '').removeprefix(old)}"
+    own = name.removeprefix("model.")
+    owner, _, key = own.rpartition(".")
+    module = model.get_submodule(owner)
+    tensor = module._parameters.get(key)
+    tensor = tensor if tensor is not None else module._buffers[key]
+    assert tensor is not None
+    value = ir.Value(name=name, type=like.type, shape=like.shape, const_value=TorchTensor(tensor.detach(), name=name))
+    graph.register_initializer(value)
+    return value
