@@ -1,7 +1,7 @@
 """Whether the head of a model with int4 layers is in 4 bits too, which the model's perplexity on a fixed text decides.
 
 The head of a small model is a fifth of its weights and, in 8 bits, a third of what a token reads. In 4 bits it costs perplexity:
-6% of SmolLM2-135M's, whose head is its embedding, and 8% with a zero point for each block. The text is the Python language
+on SmolLM2-135M, whose head is its embedding, 6 to 10%, and more with a zero point for each block. The text is the Python language
 reference, `pydoc_data.topics`: every Python carries it, so an export needs no network and no choice of the user. It is English
 prose and code; a model that is made for other text may lose more there than is measured here.
 """

@@ -17,7 +17,7 @@ MEASURED = ("tide", "genai-int4", "llamacpp")  # kinds of arms
 
 
 def perplexity(arm: Any, kind: str, text: Sequence[int], options: dict[str, Any], vocab: int) -> float:
-    """exp of the mean of -log p of each token of ``text`` but the first, given those before it.
+    """exp of the mean of -log p of each token of ``text`` from the third on, given those before it, as in a `Reading`.
 
     Args:
         kind: of `MEASURED`.
@@ -27,9 +27,9 @@ def perplexity(arm: Any, kind: str, text: Sequence[int], options: dict[str, Any]
     if kind == "tide":
         nats = arm.read(text, 1, options.get("policy", "full"), bits=options.get("bits", "same")).nats
     else:
-        nats = _genai(arm, text) if kind == "genai-int4" else _llamacpp(arm, text, vocab)
-    if len(nats) != len(text) - 1:
-        raise ArmError(f"gave {len(nats)} of {len(text) - 1} log-probabilities")
+        nats = (_genai(arm, text) if kind == "genai-int4" else _llamacpp(arm, text, vocab))[1:]
+    if len(nats) != len(text) - 2:
+        raise ArmError(f"gave {len(nats)} of {len(text) - 2} log-probabilities")
     return math.exp(float(np.mean(nats)))
 
 
