@@ -3,13 +3,15 @@
     python -m benchmarks.export_scale                         # about 12 minutes on 2 cores, 20 GB of disk in --folder
     python -m benchmarks.export_scale --cases smollm2,05b
 
-SmolLM2 is its authors' GGUF file. The others are random weights in the shapes of Qwen2.5 and of a Llama, made here and deleted
-afterwards, one at a time; their bundles too. Memory is what only the process has (RssAnon), read 20 times a second: pages of
-mapped files, which the system takes back when it needs them, are not in it. Files are in the page cache when the export starts.
+SmolLM2 is its authors' GGUF file; for it also the time until `tide-run FILE` has printed a token, with nothing cached. The others
+are random weights in the shapes of Qwen2.5 and of a Llama, made here and deleted afterwards, one at a time; their bundles too.
+Memory is what only the process has (RssAnon), read 20 times a second: pages of mapped files, which the system takes back when it
+needs them, are not in it. Files are in the page cache when the export starts.
 """
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -94,6 +96,19 @@ def measure(source: Path, out: Path, options: tuple[str, ...]) -> Measured:
     return Measured(seconds, anonymous, measured_bytes(source), measured_bytes(out), text)
 
 
+def first_token_seconds(file: Path, folder: Path) -> float:
+    """Seconds until `tide-run` prints the first text of the model in ``file``, with nothing in its cache, which is ``folder``."""
+    command = [sys.executable, "-m", "tide_runtime.cli.run", str(file), "Why is the sky blue?", "--chat", "--max-new-tokens", "4"]
+    environment, start = {**os.environ, "TIDE_CACHE_DIR": str(folder)}, perf_counter()
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment)
+    assert process.stdout is not None
+    printed, seconds = process.stdout.read(1), perf_counter() - start
+    _, errors = process.communicate()
+    if process.returncode or not printed:
+        raise RuntimeError(f"tide-run {file.name} failed: {errors.decode()}")
+    return seconds
+
+
 def anonymous_bytes(pid: int) -> int:
     """Bytes of memory that belong to the process alone; 0 once it has ended."""
     try:
@@ -134,6 +149,8 @@ def main(
         with _folder(folder) as place:
             source = case.make(place)
             found = measure(source, place / "bundle", (*case.options, *options.split()))
+            if name == "smollm2":  # which has a tokenizer
+                report.add(f"first_token_s_{name}", first_token_seconds(source, place / "cache"))
         console().print(found.printed, markup=False)
         report.rows.append({"case": name, "title": case.title, **vars(found)})
         report.add(f"export_s_{name}", found.seconds)

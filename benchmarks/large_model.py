@@ -25,10 +25,11 @@ from tide_bench.report import Report
 from tide_runtime.bundle.manifest import read_manifest
 
 from benchmarks.arms.plans import Plan, PlannedPlace, PlanRun, add_plan_tables, pair_ratios
+from benchmarks.export_scale import GIB, anonymous_bytes, measured_bytes
 from benchmarks.models import random_gguf
+from benchmarks.models.gguf_files import add_vocabulary
 from benchmarks.models.random_gguf import SHAPES, write_random_gguf
 
-GIB = 2**30
 _SLOTS, _TOKENS = 1024, 16
 _PROMPT = 64
 PLAN = Plan(
@@ -45,22 +46,16 @@ def load_and_generate(bundle: Path, vocabulary: int) -> dict[str, float]:
     from tide_runtime import Engine, EngineOptions, GenerationParams, ThreadOptions
 
     options = EngineOptions(threads=ThreadOptions(shared=True), prefix_cache=False, verify=False, policy="full", max_batch=1)
-    before, start = _anonymous(), perf_counter()
+    before, start = anonymous_bytes(os.getpid()), perf_counter()
     with Engine.load(bundle, options, device="cpu") as engine:
-        found = {"load_s": perf_counter() - start, "loaded_gib": (_anonymous() - before) / GIB}
+        found = {"load_s": perf_counter() - start, "loaded_gib": (anonymous_bytes(os.getpid()) - before) / GIB}
         engine.generate(prompts(1, _PROMPT, vocabulary), GenerationParams(max_new_tokens=_TOKENS, ignore_eos=True))
-        return {**found, "anonymous_gib": (_anonymous() - before) / GIB}
+        return {**found, "anonymous_gib": (anonymous_bytes(os.getpid()) - before) / GIB}
 
 
 def prompts(count: int, tokens: int, vocabulary: int) -> list[list[int]]:
     """Random token ids [count][tokens]."""
     return np.random.default_rng(0).integers(0, vocabulary, (count, tokens)).tolist()
-
-
-def _anonymous() -> int:
-    """Bytes of memory that belong to this process alone."""
-    lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
-    return next(1024 * int(line.split()[1]) for line in lines if line.startswith("RssAnon:"))
 
 
 def main(
@@ -78,9 +73,9 @@ def main(
     with tempfile.TemporaryDirectory(dir=folder) as place:
         os.environ["TIDE_CACHE_DIR"] = f"{place}/cache"
         file, vocabulary = Path(place) / f"{shape}.gguf", SHAPES[shape].vocab
-        run_in_process(write_random_gguf, SHAPES[shape], file)
+        run_in_process(write_random_gguf, SHAPES[shape], file, add_vocabulary)
         identity = f"{SHAPES[shape]}, {files_digest([Path(random_gguf.__file__)])}"
-        bundle = export_bundle(file, identity, Path(place) / "exported", max_seq_len=_SLOTS, form="source")
+        bundle = export_bundle(file, identity, Path(place) / "exported", max_seq_len=_SLOTS, form="source", tokenizer="none")
         first, later = (run_in_process(load_and_generate, bundle, vocabulary) for _ in range(2))
         folders = {"tide": bundle, "llamacpp": file}
         run = PlanRun(
@@ -92,10 +87,10 @@ def main(
             rounds,
         )
         run.run()
-        packed = sum(one.stat().st_size for one in (Path(place) / "cache" / "packed").rglob("*") if one.is_file())
-        sizes = [sum(one.stat().st_size for one in bundle.rglob("*") if one.is_file()), packed, file.stat().st_size]
+        sizes = [measured_bytes(path) for path in (bundle, Path(place) / "cache" / "packed", file)]
+    title = f"Qwen2.5 {shape}, random, {SHAPES[shape].kind}"
     report.rows, report.settings = run.rows, report.settings | run.settings | {"first_load": first, "later_load": later}
-    add_plan_tables(report, PLAN, run.rows, {"llamacpp": "llama.cpp"}, f"Qwen2.5 {shape}, random, Q4_0", "Medians of rounds.")
+    add_plan_tables(report, PLAN, run.rows, {"llamacpp": "llama.cpp"}, title, "Medians of rounds.")
     rows = [[name, *(f"{loaded[key]:.2f}" for key in loaded)] for name, loaded in (("first", first), ("later", later))]
     caption = "GiB: file {2:.2f}, bundle {0:.2f}, packed in the cache {1:.2f}.".format(*(size / GIB for size in sizes))
     report.table("Loads of the bundle", ["load", "seconds", "memory loaded, GiB", "after tokens, GiB"], rows, caption)

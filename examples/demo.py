@@ -34,7 +34,8 @@ def main(
     console.rule("3. Chat")
     console.print(question, style="bold", markup=False)
     _run("", "tide_runtime.cli.run", str(out), question, "--chat", "--max-new-tokens", "96", "--stats")
-    arms = "source,source-exact,eager,genai-int4,llamacpp"  # source runs all layers as one graph, which nothing splits
+    # source runs all layers as one graph, which nothing splits
+    arms = "source-same,source-exact,eager,genai-int4,llamacpp"
     _run(
         "4. Ways to run it",
         "benchmarks.quantised_decode",
@@ -44,6 +45,7 @@ def main(
         str(minutes),
         "--places",
         "b1",
+        "--no-perplexity",
         "--bundle",
         str(out),
         "--json",

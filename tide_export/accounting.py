@@ -15,6 +15,7 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 from tide_runtime.errors import ModelFilesError
+from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
@@ -176,6 +177,12 @@ def _tied(model: PreTrainedModel, filled: set[str]) -> set[str]:
     for name, parameter in model.named_parameters(remove_duplicate=False):
         shared[id(parameter)].add(name)
     return {name for names in (*groups, *shared.values()) if filled & names for name in names}
+
+
+def first_names(model: nn.Module) -> dict[str, str]:
+    """Parameter name → the first name of the same parameter."""
+    first: dict[int, str] = {}
+    return {name: first.setdefault(id(one), name) for name, one in model.named_parameters(remove_duplicate=False)}
 
 
 def _is_leftover(name: str, header: TensorHeader) -> bool:

@@ -13,8 +13,7 @@ from transformers import PreTrainedModel
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightConverter, dot_natural_key
 
-from tide_export.accounting import TensorHeader, check_shapes, tensor_uses
-from tide_export.parameters import first_names
+from tide_export.accounting import TensorHeader, check_shapes, first_names, tensor_uses
 from tide_export.quantization.quantized_weight import QuantizedWeight
 
 

@@ -13,6 +13,7 @@ from tide_runtime.errors import ParamsError, TargetError
 
 WEIGHTS = ("source", *DTYPES, "int8", "int4")
 QUANTIZERS = ("rtn", "k_quant", "hqq", "gptq", "gptq_mixed")
+HEAD_BITS = ("auto", "4", "8")
 KV = ("model", "int8")
 _AMPERE = 80
 
@@ -70,9 +71,11 @@ class ExportConfig:
     Args:
         dtype: precision of weights and caches, fp32, fp16 or bf16.
         weights: ``source`` keeps weights as they are stored, in low bits or not; ``int8`` and ``int4`` quantise all matrices with
-            ``quantizer``, head and embedding in 8 bits, and leave those that have these bits already; a precision
-            dequantises them, and is ``dtype`` too.
+            ``quantizer``, embedding and head (but see ``head_bits``) in 8 bits, and leave those that have these bits already; a
+            precision dequantises them, and is ``dtype`` too.
         quantizer: see `tide_export.quantization.quantizers`.
+        head_bits: of the head with ``weights`` int4: ``auto`` takes 4 where that costs little perplexity; see
+            `tide_export.head_bits`.
         quantizer_data: text for the quantizer gptq, as ``data``; without it gptq reads ``data``.
         kv: ``model`` keeps keys and values in ``dtype``, ``int8`` rounds them; see `tide_export.kv_scales`.
         checkpoints: where to cut, in layers run before the cut: ``"6,12,18"``, ``"every:6"``, ``"none"`` or
@@ -108,6 +111,7 @@ class ExportConfig:
     strip_weights: bool = False
     weights: str = "source"
     quantizer: str = QUANTIZERS[0]
+    head_bits: str = HEAD_BITS[0]
     quantizer_data: str | None = None
     kv: str = KV[0]
     tokenizer: str | None = None
@@ -118,6 +122,10 @@ class ExportConfig:
         object.__setattr__(self, "dtype", dtype_with(self.weights, self.quantizer, self.dtype, ExportConfig.dtype))
         if self.kv not in KV:
             raise ParamsError(f"kv is {self.kv!r}; set it to one of: {', '.join(KV)}")
+        if self.head_bits not in HEAD_BITS:
+            raise ParamsError(f"head_bits is {self.head_bits!r}; set it to one of: {', '.join(HEAD_BITS)}")
+        if self.head_bits == "4" and self.weights != "int4":
+            raise ParamsError("head_bits is 4, which needs weights int4; leave it out or choose those")
         if self.max_seq_len is not None and self.max_seq_len < 1:
             raise ParamsError(f"max_seq_len is {self.max_seq_len}; set it to at least 1 token")
         if not self.targets:

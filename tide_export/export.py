@@ -22,6 +22,7 @@ from tide_export.config import ExportConfig, checkpoint_layers, reads_text
 from tide_export.cut import LoweredModel
 from tide_export.draft_graph import DraftWeights
 from tide_export.exit_graphs import exit_graph_model
+from tide_export.head_bits import with_head
 from tide_export.kv_scales import kv_scales
 from tide_export.load import LoadedModel, fingerprint, held_in_memory, in_memory, load_model, quantized, weight_bytes
 from tide_export.lower import explain
@@ -69,7 +70,7 @@ def export(
         choices = (config.dtype, revision, trust_remote_code, config.weights, config.tokenizer)
         with progress.phase(f"load {source}"):
             loaded = load_model(source, *choices, stream=True, note=progress.note)
-        loaded = quantize_loaded(loaded, config.weights, config.quantizer, progress, config.text)
+        loaded = quantize_loaded(loaded, config.weights, config.quantizer, progress, config.text, config.head_bits)
         manifest, _ = write_bundle(loaded, directory, config, progress, calibration)
     if progress.failures:
         raise IncompleteBundleError(_incomplete(out, manifest, progress.failures, config))
@@ -77,11 +78,20 @@ def export(
 
 
 def quantize_loaded(
-    loaded: LoadedModel, weights: str, quantizer: str, progress: ExportProgress, data: str | None = None
+    loaded: LoadedModel,
+    weights: str,
+    quantizer: str,
+    progress: ExportProgress,
+    data: str | None = None,
+    head_bits: str = ExportConfig.head_bits,
 ) -> LoadedModel:
     """`quantized`, with a progress bar, and a note on each kind of matrix that is not in low bits.
 
-    ``data``: the text for a quantizer that `reads_text`. Raises DataError if it cannot be read or is too short.
+    Args:
+        data: the text for a quantizer that `reads_text`.
+        head_bits: with int4, see `with_head`.
+
+    Raises DataError if the text cannot be read or is too short.
     """
     if weights in ("int4", "int8"):
         tokens = None
@@ -100,6 +110,9 @@ def quantize_loaded(
                 steps.reach(done)
 
             loaded = quantized(loaded, weights, quantizer, advance, tokens)
+        if weights == "int4":
+            with progress.phase("measure the head"):
+                loaded = with_head(loaded, head_bits, progress.note)
     for note in loaded.notes:
         progress.note(note)
     return loaded
@@ -151,7 +164,8 @@ def write_bundle(
             context = replace(context, kv_scales=scales)
     if traced is None:
         with progress.phase("trace"):
-            traced = trace(loaded.model, loaded.streamed)
+            verified = config.verify and any(target.name == "cpu" for target in targets)
+            traced = trace(loaded.model, loaded.streamed, repeat=verified)
     with tempfile.TemporaryDirectory(prefix=".workspace.", dir=directory) as workspace:
         job = _job(directory, Path(workspace), config, context, progress, calibration)
         with closing(job):
@@ -246,6 +260,7 @@ def _manifest(
         dtype=config.dtype,
         kv_dtype=None if config.kv == "model" else config.kv,
         weights=dict(Counter(weight.origin for weight in loaded.quantized.values())),
+        head=loaded.head,
         max_seq_len=_cache_slots(loaded, config),
         checkpoints=[g.layers[1] for g in built.graphs if g.layers is not None][:-1],
         kv=[KVInfo(s.heads, s.key_dim, s.value_dim) for s in traced.kv_shapes],

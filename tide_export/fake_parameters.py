@@ -13,8 +13,6 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from transformers import PreTrainedModel
 
-from tide_export.parameters import ParameterSource
-
 
 def without_parameters(make: Callable[[], PreTrainedModel]) -> PreTrainedModel:
     """The model that ``make`` builds, in eval mode, with fake parameters; each is freed before the next is allocated."""
@@ -59,9 +57,9 @@ def convert(model: nn.Module, dtype: torch.dtype) -> None:
     _replace(model, lambda name, fake: _fake(fake.fake_mode, fake, dtype) if fake.is_floating_point() else fake)
 
 
-def materialise(model: nn.Module, parameters: ParameterSource) -> None:
-    """Give the fake parameters of ``model`` their values; it then takes all of its memory."""
-    _replace(model, lambda name, fake: nn.Parameter(parameters.value(name), requires_grad=False))
+def materialise(model: nn.Module, value: Callable[[str], torch.Tensor]) -> None:
+    """Give the fake parameters of ``model`` their ``value`` by name; it then takes all of its memory."""
+    _replace(model, lambda name, fake: nn.Parameter(value(name), requires_grad=False))
 
 
 def _replace(model: nn.Module, make: Callable[[str, FakeTensor], nn.Parameter]) -> None:

@@ -20,6 +20,7 @@ import torch
 import transformers
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError, safe_open
+from tide_runtime.bundle.manifest import HeadInfo
 from tide_runtime.errors import ModelFilesError, TideError, UnsupportedModelError
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers import PreTrainedTokenizerFast as FastTokenizer
@@ -35,9 +36,9 @@ from tide_export.quantization.checkpoints import find_settings, load_quantized_c
 from tide_export.quantization.deferred_weight import LowBits
 from tide_export.quantization.gguf_file import is_gguf
 from tide_export.quantization.gguf_source import first_line, load_gguf
-from tide_export.quantization.quantized_parameters import QuantizedParameters
 from tide_export.quantization.quantized_weight import QuantizedWeight
 from tide_export.quantization.quantizers import dequantize_parameters, quantize_model
+from tide_export.quantized_parameters import QuantizedParameters
 from tide_export.source_tokenizer import load_tokenizer
 
 CHECKPOINT_METHODS = ("gptq", "awq", "compressed-tensors", "bitsandbytes")
@@ -56,6 +57,7 @@ class LoadedModel:
         text: SHA-256 of the tokens from which gptq made them; empty for others.
         notes: what could not be kept in low-bit form, in sentences.
         streamed: the values of the fake parameters; None for a model in memory.
+        head: the bits of the head, where they were measured or asked for.
     """
 
     model: PreTrainedModel
@@ -67,6 +69,7 @@ class LoadedModel:
     weights: str = "source"
     text: str = ""
     notes: tuple[str, ...] = ()
+    head: HeadInfo | None = None
     streamed: ParameterSource | None = None
 
     @property
@@ -130,7 +133,7 @@ def in_memory(loaded: LoadedModel) -> LoadedModel:
     """A streamed model with its parameters and low-bit weights in memory; the same model's object. Others as they are."""
     if loaded.streamed is None:
         return loaded
-    materialise(loaded.model, loaded.streamed)
+    materialise(loaded.model, loaded.streamed.value)
     made: dict[int, QuantizedWeight] = {}
     quantized = {name: made.get(id(one)) or made.setdefault(id(one), one.made()) for name, one in loaded.quantized.items()}
     return replace(loaded, quantized=quantized, streamed=None)

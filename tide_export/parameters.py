@@ -6,7 +6,6 @@ from collections.abc import Collection, Mapping
 from typing import Protocol
 
 import torch
-from torch import nn
 from transformers import PreTrainedModel
 
 from tide_export.quantization.quantized_weight import QuantizedWeight
@@ -45,9 +44,3 @@ class LoadedParameters:
 
     def quantized(self, name: str) -> QuantizedWeight | None:
         return self._quantized.get(name)
-
-
-def first_names(model: nn.Module) -> dict[str, str]:
-    """Parameter name → the first name of the same parameter."""
-    first: dict[int, str] = {}
-    return {name: first.setdefault(id(one), name) for name, one in model.named_parameters(remove_duplicate=False)}

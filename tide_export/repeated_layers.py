@@ -2,7 +2,8 @@
 
 Layers are of one *kind* if they have the same modules with the same attributes and shapes. The nodes of a kind are taken from its
 last layer that was traced, and only if those of the traced layer before it are the same: code that reads its layer's number
-would differ. Verification then compares each segment with the unmodified model.
+would differ. Code that treats every fourth layer in another way without an attribute that says so would not, so layers are
+repeated only where verification then compares each segment with the unmodified model.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ def _form(named: tuple[str, nn.Module]) -> Hashable:
     """Name, class, attributes, and the tensors of a module, without those of the modules inside it."""
     name, module = named
     attributes = [
-        (key, value if isinstance(value, _PLAIN) else type(value))
+        (key, value if isinstance(value, _PLAIN) else repr(value) if isinstance(value, (list, tuple, dict)) else type(value))
         for key, value in vars(module).items()
         if key != _NUMBER and not key.startswith("_")
     ]

@@ -112,16 +112,18 @@ def _boundaries(layers: nn.ModuleList) -> Iterator[None]:
             hook.remove()
 
 
-def trace(model: PreTrainedModel, parameters: ParameterSource | None = None) -> TracedModel:
+def trace(model: PreTrainedModel, parameters: ParameterSource | None = None, repeat: bool = False) -> TracedModel:
     """Trace ``model`` (eval mode, final dtype) to opset-24 ONNX with dynamic batch, sequence and cache length.
 
-    ``parameters``: the values of fake parameters, read when the graph's are.
+    Args:
+        parameters: the values of fake parameters, read when the graph's are.
+        repeat: trace the first layers of each kind only, see `repeated_layers`; for graphs that are verified.
 
     Raises UnsupportedModelError if torch cannot export the model's code.
     """
     kv_shapes = probe_attention(model)
     layers = decoder_layers(model)
-    depth = traced_depth(model, layers)
+    depth = traced_depth(model, layers) if repeat else len(layers)
     with first_layers(model, layers, depth) as first:
         traced = _traced(model, first, kv_shapes[:depth])
     if depth < len(layers) and not repeat_layers(traced, model, layers, depth):

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
 import onnx_ir as ir
-
-from tide_export.passes.fold_weights import identity
 
 INLINE_BYTES = 1024  # smaller tensors stay in the graph
 _ALIGNMENT = 4096  # bytes; one page, so that tensors can be mapped
@@ -89,3 +87,23 @@ class WeightFile:
         self._file.write(data)
         self.progress(len(data))
         return offset
+
+
+class Folded(ir.LazyTensor):
+    """``made`` of ``parts`` in the way that ``how`` says, when it is read: forms of a segment make the same one of them."""
+
+    def __init__(
+        self,
+        parts: Sequence[ir.TensorProtocol],
+        how: Hashable,
+        shape: Sequence[int],
+        make: Callable[[Sequence[np.ndarray]], np.ndarray],
+    ) -> None:
+        self.parts, self.how, dtype = tuple(parts), how, parts[0].dtype
+        made = lambda: ir.Tensor(np.ascontiguousarray(make([part.numpy() for part in parts])), dtype=dtype)  # noqa: E731
+        super().__init__(made, dtype=dtype, shape=ir.Shape(shape))
+
+
+def identity(tensor: ir.TensorProtocol) -> Hashable:
+    """Equal for tensors that are known to be equal without reading them. Valid as long as the tensors are."""
+    return (tensor.how, *map(identity, tensor.parts)) if isinstance(tensor, Folded) else id(tensor)

@@ -13,12 +13,13 @@ import typer
 from tide_runtime import TideError
 from tide_runtime.bundle import Bundle
 from tide_runtime.cli.errors import run_app
+from tide_runtime.engine_options import BITS
 from tide_runtime.errors import ParamsError
 from tide_runtime.text.tokenizer import Tokenizer
 
 from tide_bench.arm_folders import ArmFolders
 from tide_bench.arm_pool import ArmPool, with_options
-from tide_bench.arms import ARMS, OTHER_ARMS, OURS, POLICIES, ArmSpec
+from tide_bench.arms import ARMS, OTHER_ARMS, OURS, POLICIES, ArmSpec, in_bits
 from tide_bench.arms.process import ArmError
 from tide_bench.comparison import Comparison, Place
 from tide_bench.config import MODES, BenchConfig
@@ -54,6 +55,7 @@ def bench(
         _DEFAULTS.rivals
     ),
     policy: Annotated[str, typer.Option(help=f"Depth policies, of {_list(tuple(POLICIES))}.")] = _list(_DEFAULTS.policies),
+    bits: Annotated[str, typer.Option(help=f"Of TIDE's arms: {_list(BITS)}; see `tide-run --help`.")] = _DEFAULTS.bits,
     prompts: Annotated[
         Path | None, typer.Option(help="A prompt a line, or .jsonl with `prompt` or `ids`. Default: Python's library.")
     ] = None,
@@ -95,6 +97,7 @@ def bench(
         mode=mode,
         rivals=_names(vs),
         policies=_names(policy),
+        bits=bits,
         batches=_numbers(batch, int, "--batch"),
         prompt_tokens=_numbers(prompt_tokens, int, "--prompt-tokens"),
         new_tokens=new_tokens,
@@ -187,7 +190,7 @@ class Bench:
             return []
 
     def _specs(self) -> list[ArmSpec]:
-        wanted = {"full": POLICIES["full"]} | {name: POLICIES[name] for name in self.config.policies}
+        wanted = {name: in_bits(POLICIES[name], self.config.bits) for name in ("full", *self.config.policies)}
         wanted |= {name: OTHER_ARMS[name] for name in self.config.rivals}
         return list(with_options(wanted, self.manifest).values())
 

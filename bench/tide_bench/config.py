@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from tide_runtime.engine_options import BITS
 from tide_runtime.errors import ParamsError
 
 from tide_bench.arms import OTHER_ARMS, POLICIES
@@ -22,6 +23,7 @@ class BenchConfig:
         rivals: other ways to run the model, names of `OTHER_ARMS`; by default those that round nothing. Names are
             keys of kept results.
         policies: depth policies of the bundle; those that it cannot run are left out with the reason.
+        bits: of TIDE's arms, see `EngineOptions`.
         batches: sequences at once.
         prompt_tokens: lengths of prompts.
         new_tokens: tokens to generate for each sequence.
@@ -37,6 +39,7 @@ class BenchConfig:
     mode: str = "decode"
     rivals: tuple[str, ...] = tuple(name for name, arm in OTHER_ARMS.items() if arm.promise != "rounded")
     policies: tuple[str, ...] = tuple(POLICIES)
+    bits: str = BITS[0]
     batches: tuple[int, ...] = (1, 8)
     prompt_tokens: tuple[int, ...] = (64,)
     new_tokens: int = 64
@@ -53,6 +56,7 @@ class BenchConfig:
             raise ParamsError(f"mode is {self.mode!r}; set it to one of: {', '.join(MODES)}")
         _known(self.rivals, OTHER_ARMS, "--vs")
         _known(self.policies, POLICIES, "--policy")
+        _known((self.bits,), dict.fromkeys(BITS), "--bits")
         for name, least in (("batches", 1), ("prompt_tokens", 1), ("rates", 0.01)):
             values = getattr(self, name)
             if not values or min(values) < least:

@@ -72,6 +72,7 @@ class PlanRun:
         prompts: number and length in tokens → prompts.
         minutes: for all turns together.
         rounds: turns of each arm at most.
+        figures: further figures of an arm, measured once after the turns; it may raise ArmError.
     """
 
     def __init__(
@@ -82,8 +83,9 @@ class PlanRun:
         prompts: Callable[[int, int], list[list[int]]],
         minutes: float,
         rounds: int,
+        figures: Callable[[RunningArm], Mapping[str, float]] = lambda entry: {},
     ) -> None:
-        self._plan, self._manifest, self._prompts = plan, manifest, prompts
+        self._plan, self._manifest, self._prompts, self._figures = plan, manifest, prompts, figures
         self._minutes, self._rounds = minutes, rounds
         self.phases = Phases(lambda text: console().print(text, style="dim", markup=False))
         self._pool = ArmPool(folder, 1, self.phases)
@@ -96,10 +98,9 @@ class PlanRun:
             modes = dict.fromkeys(place.mode for place in self._plan.places)
             for mode in modes:
                 self.rows += self._compared(mode)
-            loads = {entry.spec.name: self._load(entry) for entry in self._pool.start(self._plan.arms)}
+            found = {entry.spec.name: self._after_turns(entry) for entry in self._pool.start(self._plan.arms)}
         for row in self.rows:
-            if (seconds := loads.get(row["arm"])) is not None:
-                row["load_s"] = seconds
+            row |= found.get(row["arm"], {})
         self.settings["other_load"] = max((row["other_load"] for row in self.rows), default=0.0)
 
     def _compared(self, mode: str) -> list[Row]:
@@ -127,16 +128,18 @@ class PlanRun:
         prompts = self._prompts(self._rounds * place.batch, place.prompt_tokens)
         return [prompts[i : i + place.batch] for i in range(0, len(prompts), place.batch)]
 
-    def _load(self, entry: RunningArm) -> float | None:
+    def _after_turns(self, entry: RunningArm) -> dict[str, float]:
+        """Seconds to load the arm again, and its further figures; empty where it fails."""
         try:
             with self.phases("load again", entry.spec.title):
                 seconds = entry.load_seconds()
             if entry.spec.kind == "llamacpp":
                 self.settings["llamacpp"] = entry.process.call("system_info")
-            return seconds
+            with self.phases("further figures", entry.spec.title):
+                return {"load_s": seconds, **self._figures(entry)}
         except ArmError as error:
             self._pool.note_failure(entry.spec, str(error))
-            return None
+            return {}
 
 
 def pair_ratios(plan: Plan, rows: Sequence[Mapping[str, Any]]) -> dict[tuple[str, str, str], float]:
@@ -156,22 +159,32 @@ def add_plan_tables(
     """A table for each place. ``baselines``: arm → its name in the heading of a column of ratios."""
     for place in plan.places:
         own = [row for row in rows if row["place"] == place.name]
+        further = ["perplexity"] if any("perplexity" in row for row in own) else []
         where = f"batch {place.batch}, {place.prompt_tokens} prompt tokens{', prompts alone' if place.mode == 'prefill' else ''}"
         decodes = place.mode == "decode"
         report.table(
             f"{title}, {where}",
-            ["arm", *(SPEEDS if decodes else ()), "first token", *(f"× {name} (95%)" for name in baselines.values()), *LAST],
-            [_cells(row, tuple(baselines), decodes) for row in own],
+            [
+                "arm",
+                *(SPEEDS if decodes else ()),
+                "first token",
+                *(f"× {name} (95%)" for name in baselines.values()),
+                *further,
+                *LAST,
+            ],
+            [_cells(row, tuple(baselines), further, decodes) for row in own],
             caption,
             [f"{row['title']} could not run: {row['note']}" for row in own if "note" in row],
         )
 
 
-def _cells(row: Row, baselines: Sequence[str], decodes: bool) -> list[str]:
+def _cells(row: Row, baselines: Sequence[str], further: Sequence[str], decodes: bool) -> list[str]:
     if "rounds" not in row:
-        return [row["title"], "could not run", *[""] * (len(baselines) + len(LAST) + len(SPEEDS) * decodes)]
+        return [row["title"], "could not run", *[""] * (len(baselines) + len(further) + len(LAST) + len(SPEEDS) * decodes)]
     speeds = [f"{row['tokens_per_s']:.0f}", spread_cell(row, "ms_per_token")] if decodes else []
     ratios = [ratio_cell(row, baseline) for baseline in baselines]
     same = f"{row['agreement']:.0%}" if "agreement" in row else ""
     load = f"{row['load_s']:.2f} s" if "load_s" in row else ""
-    return [row["title"], *speeds, spread_cell(row, "first_token_ms", " ms"), *ratios, same, f"{row['peak_mib']:.0f} MiB", load]
+    measured = [f"{row[name]:.2f}" if name in row else "" for name in further]
+    memory = f"{row['peak_mib']:.0f} MiB"
+    return [row["title"], *speeds, spread_cell(row, "first_token_ms", " ms"), *ratios, *measured, same, memory, load]

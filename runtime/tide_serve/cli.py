@@ -185,7 +185,10 @@ def _run(
     from tide_serve.observe.logs import log_to_stderr
 
     observer = _tracing_observer() if otel else None  # before the engine: the extra may be missing
-    app = make_app(load_engine(bundle, options), config)
+    engine = load_engine(bundle, options)
+    if engine.backend.private_weights:
+        _print_warning(f"the weights are packed in this process's own memory: {engine.backend.private_weights}")
+    app = make_app(engine, config)
     service: Service = app.state.service
     service.observer = observer or service.observer
     log_to_stderr(config.log_text)
@@ -221,10 +224,14 @@ def _warn(config: ServeConfig, loopback: bool, keys_in_command: bool) -> None:
         warnings.append("keys and texts cross the network unencrypted; add --tls-certificate and --tls-key, or a TLS proxy")
     if config.log_text:
         warnings.append("prompts and answers are written into the log")
-    console = Console(stderr=True, markup=False, highlight=False, soft_wrap=True)
     for warning in warnings:
-        console.print("warning: ", style="yellow", end="")
-        console.print(warning)
+        _print_warning(warning)
+
+
+def _print_warning(text: str) -> None:
+    console = Console(stderr=True, markup=False, highlight=False, soft_wrap=True)
+    console.print("warning: ", style="yellow", end="")
+    console.print(text)
 
 
 def _announce(service: Service, url: str) -> None:

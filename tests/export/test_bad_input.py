@@ -209,7 +209,7 @@ def test_full_disk(llama, tmp_path, monkeypatch):
     def no_space(*args: object, **kwargs: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr("tide_export.weights.WeightFile._write", no_space)
+    monkeypatch.setattr("tide_export.weights.WeightFile._append", no_space)
     with pytest.raises(OutputError, match="disk"):
         export(str(llama), tmp_path / "engine", ExportConfig(verify=False))
     assert nothing_left(tmp_path)

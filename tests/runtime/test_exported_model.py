@@ -74,6 +74,13 @@ def test_a_file_is_exported_once(gguf: Path, cache: Path, capsys: pytest.Capture
     assert str(first) in said and f"tide-export {gguf} --weights source --out DIR" in said
 
 
+def test_another_spelling_of_a_path_is_the_same_file(gguf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    export = Exports()
+    first = bundle_of(str(gguf), export=export)
+    monkeypatch.chdir(gguf.parent)
+    assert bundle_of(gguf.name, export=export) == first and len(export.arguments) == 1
+
+
 def test_a_changed_file_or_other_weights_are_another_model(gguf: Path) -> None:
     """A file that was downloaded anew would run as the old one."""
     export = Exports()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import onnx_ir as ir
@@ -10,6 +10,7 @@ import onnx_ir.passes.common as common
 
 from tide_export.passes.base import LoweringContext, PassReport
 from tide_export.passes.graph_walk import add_initializer, is_weight
+from tide_export.weights import Folded
 
 
 def fold_weights(model: ir.Model, context: LoweringContext) -> PassReport:
@@ -32,26 +33,6 @@ def fold_weights(model: ir.Model, context: LoweringContext) -> PassReport:
         report.applied += 1
     common.RemoveUnusedNodesPass()(model)
     return report
-
-
-class Folded(ir.LazyTensor):
-    """``made`` of ``parts`` in the way that ``how`` says, when it is read: forms of a segment make the same one of them."""
-
-    def __init__(
-        self,
-        parts: Sequence[ir.TensorProtocol],
-        how: Hashable,
-        shape: Sequence[int],
-        make: Callable[[Sequence[np.ndarray]], np.ndarray],
-    ) -> None:
-        self.parts, self.how, dtype = tuple(parts), how, parts[0].dtype
-        made = lambda: ir.Tensor(np.ascontiguousarray(make([part.numpy() for part in parts])), dtype=dtype)  # noqa: E731
-        super().__init__(made, dtype=dtype, shape=ir.Shape(shape))
-
-
-def identity(tensor: ir.TensorProtocol) -> Hashable:
-    """Equal for tensors that are known to be equal without reading them. Valid as long as the tensors are."""
-    return (tensor.how, *map(identity, tensor.parts)) if isinstance(tensor, Folded) else id(tensor)
 
 
 def transposed(tensor: ir.TensorProtocol, perm: Sequence[int]) -> ir.LazyTensor:

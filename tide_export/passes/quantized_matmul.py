@@ -7,6 +7,9 @@ exported.
 MatMulNBits has no offsets. Their part of a product is Σ_b offsets[n, b] · Σ_{k in b} x[k]: sums over blocks, which products of
 the same input share, times a matrix of a 32nd of the size. That matrix takes the zero points too, as a kernel without them is
 faster: scale · (q - zero) + offset = scale · (q - middle) + [offset + scale · (middle - zero)].
+
+Prompts take the same products. On 512 tokens fp32 took 13% less time, in eight times the memory. Integer products whose activations
+have one scale for a launch took half the time, but a token's bits would depend on its chunk.
 """
 
 from __future__ import annotations
@@ -19,10 +22,10 @@ import onnx_ir.passes.common as common
 
 from tide_export.passes.attention_gqa import MS_DOMAIN
 from tide_export.passes.base import LoweringContext, PassReport
-from tide_export.passes.fold_weights import Folded
 from tide_export.passes.graph_walk import add_initializer, array_initializer, as_type_of, insert_before, new_value
 from tide_export.passes.quantize_weights import QUANTIZED_MATMUL
 from tide_export.quantization.quantized_weight import unpack_nibbles
+from tide_export.weights import Folded
 
 ACCURACY_LEVEL = 4
 

@@ -18,8 +18,7 @@ from tide_runtime.errors import ModelFilesError, UnsupportedModelError
 from transformers import PreTrainedModel
 from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor
 
-from tide_export.accounting import check_shapes
-from tide_export.parameters import first_names
+from tide_export.accounting import check_shapes, first_names
 from tide_export.quantization.deferred_weight import DeferredWeight, RecentWeights, deferred
 from tide_export.quantization.gguf_blocks import mapped
 from tide_export.quantization.gguf_file import PLAIN, GgufTensor
@@ -85,7 +84,8 @@ class GgufParameters:
         if beyond:
             raise ModelFilesError(f"{self._file} has the tensor {min(beyond)}, but its config says {layers} layers; {_REMEDY}")
         filled = {names[tensor.name] for found in sources.values() for tensor in found}
-        missing = {name for name, one in names.items() if name not in self._tensors and self._first.get(one, one) not in sources}
+        tied = model.get_expanded_tied_weights_keys(all_submodels=True)
+        missing = {name for name, parameter in names.items() if name not in self._tensors and parameter not in tied}
         if missing:
             raise ModelFilesError(
                 f"{self._file} has no tensor {min(missing)} for {names[min(missing)]}, which its config expects; {_REMEDY}"

@@ -156,3 +156,13 @@ def symmetric_int8(matrix: NDArray[np.float32], block_size: int) -> QuantizedWei
     scales = np.maximum(np.abs(blocks).max(-1), 1e-12) / 127
     values = (np.rint(blocks / scales[..., None]) + 128).astype(np.uint8)
     return QuantizedWeight(8, values.reshape(matrix.shape), scales.astype(np.float32))
+
+
+def symmetric_int4(matrix: NDArray[np.float32], block_size: int) -> QuantizedWeight:
+    """``matrix`` [N, K] rounded to the nearest of 4 bits as GGUF's Q4_0 does: the largest of a block, whatever its sign, is -8
+    times the scale."""
+    blocks = matrix.reshape(len(matrix), -1, block_size)
+    largest = np.take_along_axis(blocks, np.abs(blocks).argmax(-1)[..., None], -1)
+    scales = np.where(largest == 0, np.float32(1), largest / np.float32(-8)).astype(np.float32)
+    values = (np.clip(np.rint(blocks / scales), -8, 7) + 8).astype(np.uint8)
+    return QuantizedWeight(4, values.reshape(matrix.shape), scales[..., 0], origin="int4 symmetric")

@@ -1,4 +1,4 @@
-"""Quantise a model's matrices, one at a time: with ONNX Runtime's quantizers, or with `gptq`.
+"""Quantise a model's matrices, one at a time: rounded, with ONNX Runtime's quantizers, or with `gptq`.
 
 rtn      round to nearest, blocks of 32 with a zero point
 k_quant  scale and zero point of each block searched for the least error weighted by magnitude, as llama.cpp's K-quants do
@@ -6,7 +6,8 @@ hqq      half-quadratic optimisation of the zero points (Badri & Shaji 2023, htt
 gptq     the least error in the products with the activations of a text, which later columns correct (Frantar et al. 2023)
 gptq_mixed  gptq, and 8 bits for the matrices whose rounding changes the model's output most, an eighth of the weights
 
-The head and the embedding are in 8 bits: look-ups need few bytes of the embedding, and the head's rounding changes the token.
+The head and the embedding are in 8 bits: look-ups need few bytes of the embedding, and the head's rounding changes the token
+(`tide_export.head_bits` measures how much).
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from tide_export.quantization.gptq import gptq, visit_inputs
 from tide_export.quantization.quantized_weight import QuantizedWeight, unpack_nibbles
 from tide_export.quantization.sensitivity import divergences, most_sensitive
 
+_ROUNDED_AT_A_TIME = 1 << 22  # numbers
 BLOCK_SIZE = 32  # wider blocks give other bits when more tokens share a launch
 
 
@@ -171,6 +173,8 @@ def quantize_matrix(matrix: NDArray[np.float32], bits: int, quantizer: str) -> Q
     if matrix.shape[1] % BLOCK_SIZE:
         return None
     rows, blocks = matrix.shape[0], matrix.shape[1] // BLOCK_SIZE
+    if quantizer == "rtn":
+        return round_to_nearest(matrix, bits)
     if quantizer == "k_quant" and blocks % 2:  # ONNX Runtime 1.32's fails for an odd number of blocks
         doubled = quantize_matrix(np.concatenate([matrix, matrix[:, -BLOCK_SIZE:]], 1), bits, quantizer)
         return doubled.first_blocks(blocks) if doubled is not None else None
@@ -190,6 +194,42 @@ def quantize_matrix(matrix: NDArray[np.float32], bits: int, quantizer: str) -> Q
     return QuantizedWeight(bits, values, scales, zeros, offsets, origin=f"int{bits} {quantizer}")
 
 
+def round_to_nearest(matrix: NDArray[np.float32], bits: int) -> QuantizedWeight:
+    """``matrix`` [N, K] as ONNX Runtime rounds it (MlasQuantizeBlockwise in onnxruntime/core/mlas/lib/q4_dq.cpp), to the bit and
+    in a third of the time, without copies of the matrix."""
+    rows, columns = matrix.shape
+    values, scales = np.empty((rows, columns), np.uint8), np.empty((rows, columns // BLOCK_SIZE), np.float32)
+    zeros = np.empty(scales.shape, np.uint8) if bits == 4 else None
+    step = max(1, _ROUNDED_AT_A_TIME // columns)
+    for first in range(0, rows, step):
+        part = slice(first, first + step)
+        blocks = matrix[part].reshape(-1, columns // BLOCK_SIZE, BLOCK_SIZE)
+        scale, zero = _scales(blocks, bits)
+        inverse = np.divide(np.float32(1), scale, out=np.zeros_like(scale), where=scale != 0)
+        scaled = _rounded(blocks * inverse[..., None] + zero[..., None])
+        values[part] = np.clip(scaled, 0, (1 << bits) - 1, out=scaled).reshape(-1, columns)
+        scales[part] = scale
+        if zeros is not None:
+            zeros[part] = zero
+    return QuantizedWeight(bits, values, scales, zeros, origin=f"int{bits} rtn")
+
+
+def _scales(blocks: NDArray[np.float32], bits: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Scales and zero points [N, blocks]. 8 bits: the largest magnitude is -128; 4 bits: the extremes and 0 are in the range."""
+    low, high = blocks.min(-1), blocks.max(-1)
+    if bits == 8:
+        scale = np.where(np.abs(high) > np.abs(low), high, low) / np.float32(-128)
+        return scale, np.full_like(scale, 128)
+    low, high = np.minimum(low, 0), np.maximum(high, 0)
+    scale = (high - low) / np.float32(15)
+    return scale, np.clip(_rounded(np.divide(-low, scale, out=np.zeros_like(scale), where=scale != 0)), 0, 15)
+
+
+def _rounded(numbers: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Half away from zero, as C's roundf; the summand is the largest number below a half."""
+    return np.trunc(numbers + np.copysign(np.nextafter(np.float32(0.5), np.float32(0)), numbers))
+
+
 def _run(quantizer: str, bits: int, matrix: NDArray[np.float32]) -> onnx.ModelProto:
     """A graph of one product, quantised: ONNX Runtime's quantizers take whole graphs."""
     nbits = _quantizers()
@@ -201,11 +241,9 @@ def _run(quantizer: str, bits: int, matrix: NDArray[np.float32]) -> onnx.ModelPr
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21), helper.make_opsetid("com.microsoft", 1)])
     if quantizer == "hqq":
         config = nbits.HQQWeightOnlyQuantConfig(block_size=BLOCK_SIZE, bits=bits)
-    elif quantizer == "k_quant":
+    else:
         settings = {"product": {"bits": bits, "group_size": BLOCK_SIZE}}
         config = nbits.KQuantWeightOnlyQuantConfig(customized_weight_config=settings)
-    else:
-        config = nbits.DefaultWeightOnlyQuantConfig(block_size=BLOCK_SIZE, bits=bits, is_symmetric=bits == 8, accuracy_level=4)
     run = nbits.MatMulNBitsQuantizer(model, bits=bits, block_size=BLOCK_SIZE, algo_config=config)
     with redirect_stdout(io.StringIO()), warnings.catch_warnings(action="ignore"):  # a bar for each matrix
         run.process()

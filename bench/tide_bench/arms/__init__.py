@@ -8,7 +8,7 @@ Importing this imports none of their libraries: each arm lives in a process of i
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
@@ -67,6 +67,13 @@ class ArmSpec:
     def process(self) -> str:
         """The name of its process."""
         return self.model or self.kind
+
+
+def in_bits(spec: ArmSpec, bits: str) -> ArmSpec:
+    """TIDE's arm with the engine's option ``bits``; ``fast`` promises no text."""
+    if bits == "same":
+        return spec
+    return replace(spec, title=f"{spec.title}, bits {bits}", promise="rounded", options=spec.options | {"bits": bits})
 
 
 POLICIES: dict[str, ArmSpec] = {

@@ -24,7 +24,7 @@ class TideArm:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._loaded = load_second(folder)
-        self._engines: dict[tuple[str, float | None, int], Engine] = {}
+        self._engines: dict[tuple[str, float | None, int, str], Engine] = {}
         self._calls, self._lock = count(), Lock()
 
     def generate(
@@ -34,14 +34,16 @@ class TideArm:
         policy: str = "full",
         threshold: float | None = None,
         concurrent: int = 1,
+        bits: str = "same",
     ) -> Timing:
         """Raises ParamsError when the bundle cannot run the policy.
 
         Args:
             threshold: replaces the certified ones of ``exit``.
             concurrent: calls that may come at once, whose prompts then run together.
+            bits: see `EngineOptions`.
         """
-        engine = self._engine(policy, threshold, len(prompts) * concurrent)
+        engine = self._engine(policy, threshold, len(prompts) * concurrent, bits)
         # Prompts come again, in warm-ups for one: drafts from an earlier call's outputs would copy the answer.
         params = GenerationParams(max_new_tokens=new_tokens, ignore_eos=True, cache_salt=f"call {next(self._calls)}")
         return replace(timed(engine, prompts, params), limitation=limitation(engine))
@@ -51,20 +53,22 @@ class TideArm:
         with load_engine(self.folder) as engine:
             engine.generate(prompts, GenerationParams(max_new_tokens=new_tokens, ignore_eos=True))
 
-    def read(self, text: Sequence[int], prompt_tokens: int, policy: str, threshold: float | None = None) -> Reading:
+    def read(
+        self, text: Sequence[int], prompt_tokens: int, policy: str, threshold: float | None = None, bits: str = "same"
+    ) -> Reading:
         """The policy's token at every place of ``text`` after the first ``prompt_tokens`` (see `Reading`)."""
-        return read_text(self._engine(policy, threshold, 1), text, prompt_tokens)
+        return read_text(self._engine(policy, threshold, 1, bits), text, prompt_tokens)
 
     def gap(self, text: Sequence[int], one: int, other: int) -> float:
         """Distance of two tokens' logits behind ``text``, every layer run."""
         return logits_gap(self._engine("full", None, 1), text, one, other)
 
-    def _engine(self, policy: str, threshold: float | None, rows: int) -> Engine:
-        key = policy, threshold, rows
+    def _engine(self, policy: str, threshold: float | None, rows: int, bits: str = "same") -> Engine:
+        key = policy, threshold, rows, bits
         with self._lock:  # calls may come at once
             if key not in self._engines:
                 depth = DepthOptions(threshold=threshold)
-                options = replace(self._loaded.options, policy=policy, depth=depth, max_batch=rows)
+                options = replace(self._loaded.options, policy=policy, depth=depth, max_batch=rows, bits=bits)
                 self._engines[key] = self._loaded.with_options(options)
             return self._engines[key]
 
@@ -81,7 +85,7 @@ def timed(engine: Engine, prompts: Sequence[Sequence[int]], params: GenerationPa
 
 def limitation(engine: Engine) -> str | None:
     """What ``engine`` runs in place of the policy that it was asked for, or how this machine limits it; None: neither."""
-    if engine.bits_limitation is not None:
+    if engine.bits_limitation is not None and engine.options.bits == "same":
         return engine.bits_limitation
     asked, runs = engine.options.policy, engine.policy.name
     return None if runs == asked else f"{asked} runs {runs}"

@@ -133,6 +133,17 @@ class GenerationInfo:
 
 
 @dataclass(frozen=True)
+class HeadInfo:
+    """The head of a model with 4-bit layers: its ``bits``, and the model's perplexity on ``text`` with a head of 4 bits and of 8,
+    which decided them; None where they were asked for."""
+
+    bits: int
+    perplexity_4: float | None = None
+    perplexity_8: float | None = None
+    text: str = ""
+
+
+@dataclass(frozen=True)
 class FileInfo:
     sha256: str
     bytes: int
@@ -147,6 +158,7 @@ class Manifest:
         calibration: exits and policies; None: not calibrated.
         files: every file of the bundle except the manifest.
         weights: format of low-bit matrices → number of them; the others are in ``dtype``.
+        head: how many bits the head has, where that was measured or asked for.
         kv_dtype: data type of the KV caches; None: ``dtype``. ``int8``: rounded, with a scale for each channel in the graphs.
     """
 
@@ -166,6 +178,7 @@ class Manifest:
     files: dict[str, FileInfo] = field(default_factory=dict)
     weights: dict[str, int] = field(default_factory=dict)
     kv_dtype: str | None = None
+    head: HeadInfo | None = None
 
     def __post_init__(self) -> None:
         _require(self.dtype in DTYPES, f"dtype is {self.dtype!r}, expected one of {', '.join(DTYPES)}")

@@ -82,8 +82,8 @@ def bundle_of(model: str, weights: str | None = None, export: Exporter | None = 
             raise ParamsError(f"--weights is for models that are exported now, and {model} is a bundle; leave it out")
         return Path(model)
     found = _hub_model(model) if not Path(model).exists() and not model.endswith(".gguf") else _local_model(Path(model))
-    arguments = [*found.arguments, "--weights", weights or found.weights]
-    key = json.dumps([found.identity, arguments, SCHEMA_VERSION, [_version(tool) for tool in _TOOLS]])
+    weights = weights or found.weights
+    key = json.dumps([found.identity, weights, SCHEMA_VERSION, [_version(tool) for tool in _TOOLS]])
     name = f"{found.name}-{hashlib.sha256(key.encode()).hexdigest()[:16]}"
     folders, console = CachedFolders(cache_folder("bundles")), _stderr()
     with suppress(OSError):  # said below, where it is written
@@ -91,7 +91,7 @@ def bundle_of(model: str, weights: str | None = None, export: Exporter | None = 
             console.print(f"bundle {kept}", style="dim")
             return kept
     _check_exporter(model)
-    build = partial(_build, arguments, export or run_exporter, console)
+    build = partial(_build, [*found.arguments, "--weights", weights], export or run_exporter, console)
     try:
         made = folders.make(name, build, lambda: console.print(f"another process exports {model}; waiting for it"))
     except OSError as error:
@@ -132,8 +132,9 @@ def load_engine(directory: Path, options: EngineOptions) -> Engine:
 def _build(arguments: list[str], export: Exporter, console: Console, path: Path, lock: IO[bytes]) -> None:
     permanent = shlex.join(["tide-export", *arguments, "--out", "DIR"])
     console.print(f"exports {arguments[0]} into {path}, once; for a bundle of your own: {permanent}")
-    if code := export([*arguments, "--out", str(path)], lock):
-        raise SystemExit(code)
+    code = export([*arguments, "--out", str(path)], lock)
+    if not path.is_dir():  # code 3: it is there, and lacks a target for a GPU
+        raise SystemExit(code or 1)
 
 
 def run_exporter(arguments: list[str], lock: IO[bytes]) -> int:

@@ -17,7 +17,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from tide_export.load import LoadedModel, quantized
 from tide_export.quantization.quantized_weight import QuantizedWeight
-from tide_export.quantization.quantizers import quantize_model
+from tide_export.quantization.quantizers import quantize_model, round_to_nearest
 
 BLOCK = 32
 
@@ -206,3 +206,20 @@ def test_the_root_logger_is_left_alone() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == f"{logging.WARNING} []"
+
+
+@pytest.mark.parametrize(("bits", "symmetric"), [(4, False), (8, True)])
+def test_rounding_is_onnxruntimes(bits: int, symmetric: bool) -> None:
+    """Bundles would differ from those of other tools that round to nearest, and from earlier ones."""
+    from onnxruntime.capi import _pybind_state as ort
+
+    matrix = np.random.default_rng(0).normal(0, 0.05, (300, 896)).astype(np.float32)
+    matrix[0, :32], matrix[1, :32], matrix[2, :32], matrix[3, :64] = 0, 1, -1, np.tile(np.arange(-16, 16) / 8, 2)
+    rows, blocks = 300, 896 // 32
+    values, scales = np.zeros((rows, blocks, 4 * bits), np.uint8), np.zeros(rows * blocks, np.float32)
+    zeros = np.zeros(rows * (blocks * bits // 8), np.uint8)
+    quantize = ort.quantize_matmul_4bits if bits == 4 else ort.quantize_matmul_8bits
+    quantize(values, np.ascontiguousarray(matrix.T), scales, zeros, 32, rows, 896, symmetric)
+    weight = round_to_nearest(matrix, bits)
+    assert np.array_equal(weight.packed_values(), values) and np.array_equal(weight.scales.reshape(-1), scales)
+    assert symmetric or np.array_equal(weight.packed_zero_points(), zeros.reshape(rows, -1))

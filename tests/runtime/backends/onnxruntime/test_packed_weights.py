@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -154,6 +155,13 @@ def test_a_failure_leaves_nothing(opened: Bundle, cache: Path, monkeypatch: pyte
     found = packed_weights(opened, "cpu", THREADS)
     assert found.data is None and "No space left" in found.reason
     assert not [path for path in cache.iterdir() if path.is_dir()]
+
+
+def test_a_bundle_that_is_not_hashed_yet(opened: Bundle, cache: Path) -> None:
+    """The exporter verifies bundles before their files have hashes: all of them would have the same name in the cache."""
+    files = {name: replace(info, sha256="") for name, info in opened.manifest.files.items()}
+    unhashed = Bundle(opened.directory, replace(opened.manifest, files=files))
+    assert packed_weights(unhashed, "cpu", THREADS).data is None and not cache.exists()
 
 
 def test_others_do_without_while_one_packs(opened: Bundle, cache: Path) -> None:

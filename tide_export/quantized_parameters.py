@@ -9,10 +9,11 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from tide_export.parameters import ParameterSource, first_names
+from tide_export.accounting import first_names
+from tide_export.parameters import ParameterSource
 from tide_export.quantization.deferred_weight import LowBits, RecentWeights, deferred
 from tide_export.quantization.quantized_weight import QuantizedWeight
-from tide_export.quantization.quantizers import BLOCK_SIZE, Matrix, matrices_of, quantize_matrix
+from tide_export.quantization.quantizers import BLOCK_SIZE, Matrix, matrices_of, quantize_matrix, round_to_nearest
 
 
 class QuantizedParameters:
@@ -65,9 +66,7 @@ class QuantizedParameters:
         if self._first[name] not in self._row_by_row:
             return self.value(name)[first : first + count]
         rows = self._inner.rows(name, first, count)
-        weight = quantize_matrix(rows.float().numpy(), 8, "rtn")
-        assert weight is not None
-        return torch.from_numpy(weight.dequantized()).to(rows.dtype)
+        return torch.from_numpy(round_to_nearest(rows.float().numpy(), 8).dequantized()).to(rows.dtype)
 
     def quantized(self, name: str) -> QuantizedWeight | None:
         weight = self.low_bits.get(name)
