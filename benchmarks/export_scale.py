@@ -162,7 +162,8 @@ def main(
          f"{row['bundle'] / row['source']:.2f}"]
         for row in report.rows
     ]  # fmt: skip
-    report.table("Export", headings, rows, "Verified. Memory of the process alone, without pages of mapped files.")
+    verified = "Not verified" if "--no-verify" in options.split() else "Verified"
+    report.table("Export", headings, rows, f"{verified}. Memory of the process alone, without pages of mapped files.")
     report.finish(json)
 
 

@@ -112,7 +112,7 @@ def pack_nibbles(values: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:
     """[N, M] values of 4 bits, two in a byte: [N, ⌈M / 2⌉]; 8-bit values as they are."""
     if bits == 8:
         return values
-    padded = np.pad(values, ((0, 0), (0, values.shape[1] % 2)))
+    padded = np.pad(values, ((0, 0), (0, 1))) if values.shape[1] % 2 else values  # np.pad copies
     return np.asarray(padded[:, ::2] | (padded[:, 1::2] << 4), np.uint8)
 
 
