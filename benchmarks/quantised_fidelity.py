@@ -44,7 +44,7 @@ from tide_export.config import ExportConfig, reads_text
 from tide_export.export import write_bundle
 from tide_export.load import LoadedModel, load_model
 from tide_export.progress import ExportProgress
-from tide_export.verify import PromptCheck, check_bundle
+from tide_export.verify import Check, GraphCheck, PromptCheck, check_bundle
 
 GGUF_TYPES = ("Q4_0", "Q4_1", "Q8_0", "Q4_K", "Q6_K")
 WINDOW = 512  # tokens read from an empty cache
@@ -118,15 +118,17 @@ def mapped_random(kind: str) -> dict[str, Any]:
         return mapped_row(f"{kind}, random", loaded, check_bundle(loaded, bundle, "fp32"))
 
 
-def mapped_row(title: str, loaded: LoadedModel, checks: Sequence[PromptCheck]) -> dict[str, Any]:
-    """Largest |Δlogit| over the prompts, with fp32 activations and as the bundle runs, and the KL divergence of the latter."""
-    exact, rounded = ([c for c in checks if (c.tolerance is None) is is_rounded] for is_rounded in (False, True))
-    if not rounded:
+def mapped_row(title: str, loaded: LoadedModel, checks: Sequence[Check]) -> dict[str, Any]:
+    """Largest |Δlogit| over the prompts, of a graph with fp32 activations and of the bundle as it runs, and the KL
+    divergence of the latter."""
+    exact = [check for check in checks if isinstance(check, GraphCheck)]
+    rounded = [check for check in checks if isinstance(check, PromptCheck)]
+    if rounded[0].tolerance is not None:
         raise ValueError(f"{title}: no weight was kept in low-bit form; {'; '.join(loaded.notes)}")
     return {
         "format": title,
         "matrices": len({id(weight) for weight in loaded.quantized.values()}),
-        "fp32_max_dlogit": max(c.max_difference for c in exact),
+        "fp32_max_dlogit": exact[-1].max_difference,
         "int8_max_dlogit": max(c.max_difference for c in rounded),
         "int8_divergence": float(np.mean([c.divergence for c in rounded])),
         "notes": list(loaded.notes),

@@ -140,6 +140,12 @@ def check_values(source: str, model: PreTrainedModel, report: Mapping[str, Colle
             )
 
 
+def tensors_by_parameter(model: PreTrainedModel, stored: Iterable[str]) -> dict[str, list[str]]:
+    """Parameter → the tensors that fill it, of those with the names ``stored``."""
+    found = tensor_uses(model, stored).by_target
+    return {target: [name for names in tensors.values() for name in names] for target, tensors in found.items()}
+
+
 def check_shapes(source: str, shapes: Iterable[tuple[str, Sequence[int], Sequence[int]]]) -> None:
     """Raise ModelFilesError for a parameter (name, shape found, shape wanted) of another shape than the model's."""
     for name, found, wanted in sorted(shapes):

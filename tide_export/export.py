@@ -12,19 +12,21 @@ from functools import partial
 from importlib.metadata import entry_points, version
 from pathlib import Path
 
-from tide_runtime.bundle.manifest import MANIFEST_NAME, SCHEMA_VERSION, GenerationInfo, KVInfo, Manifest, ModelInfo
+from tide_runtime.bundle.manifest import MANIFEST_NAME, SCHEMA_VERSION, GenerationInfo, KVInfo, Manifest, ModelInfo, read_manifest
 from tide_runtime.errors import CalibrationError, IncompleteBundleError, ParamsError
 
 from tide_export.build_targets import BuiltTargets, Cuts, build_targets
 from tide_export.bundle_writer import check_room, hash_files, list_files, new_directory, write_tokenizer
 from tide_export.calibration.exit_calibration import ExitCalibration, read_exit_calibration
+from tide_export.checks import check_loaded, check_tables, stored_values
 from tide_export.config import ExportConfig, checkpoint_layers, reads_text
 from tide_export.cut import LoweredModel
 from tide_export.draft_graph import DraftWeights
 from tide_export.exit_graphs import exit_graph_model
 from tide_export.head_bits import with_head
 from tide_export.kv_scales import kv_scales
-from tide_export.load import LoadedModel, fingerprint, held_in_memory, in_memory, load_model, quantized, weight_bytes
+from tide_export.layerwise import layer_by_layer
+from tide_export.load import LoadedModel, fingerprint, held_in_memory, load_model, quantized, weight_bytes
 from tide_export.lower import explain
 from tide_export.passes.base import LoweringContext
 from tide_export.probe import probe_attention
@@ -36,7 +38,7 @@ from tide_export.targets.choice import buildable, check_options, choose_targets
 from tide_export.targets.engine_cache import EngineCache, default_cache_folder
 from tide_export.targets.engines import step_profiles
 from tide_export.trace import TracedModel, trace
-from tide_export.verify import PromptCheck, verify_bundle
+from tide_export.verify import Check, verify_bundle
 from tide_export.verify_exits import verify_exits
 
 _TOOLS = ("tide-llm", "torch", "transformers", "onnx", "onnxscript", "onnx-ir", "onnxruntime")
@@ -70,6 +72,9 @@ def export(
         choices = (config.dtype, revision, trust_remote_code, config.weights, config.tokenizer)
         with progress.phase(f"load {source}"):
             loaded = load_model(source, *choices, stream=True, note=progress.note)
+        if config.verify:
+            with progress.phase("check tokens and positions"):
+                check_loaded(loaded, own_tokenizer=config.tokenizer is None)
         loaded = quantize_loaded(loaded, config.weights, config.quantizer, progress, config.text, config.head_bits)
         manifest, _ = write_bundle(loaded, directory, config, progress, calibration)
     if progress.failures:
@@ -145,7 +150,7 @@ def write_bundle(
     progress: ExportProgress,
     calibration: ExitCalibration | None = None,
     traced: TracedModel | None = None,
-) -> tuple[Manifest, list[PromptCheck]]:
+) -> tuple[Manifest, list[Check]]:
     """Fill ``directory`` (existing, empty) with the bundle of a model in memory, with the exits of its ``calibration``.
 
     ``traced``: a trace of the model to reuse; it is modified in place.
@@ -158,8 +163,7 @@ def write_bundle(
     context = LoweringContext(_cache_slots(loaded, config), loaded.quantized)
     cuts = _cuts(loaded, config, calibration)
     if config.kv == "int8":
-        loaded = held_in_memory(loaded, "the range of its keys and values is measured on it", progress.note)
-        with progress.phase("measure the range of keys and values"):
+        with progress.phase("measure the range of keys and values"), layer_by_layer(loaded.model, loaded.parameters):
             scales = kv_scales(loaded.model, probe_attention(loaded.model), context.max_seq_len)
             context = replace(context, kv_scales=scales)
     if traced is None:
@@ -170,7 +174,7 @@ def write_bundle(
         job = _job(directory, Path(workspace), config, context, progress, calibration)
         with closing(job):
             built = build_targets(traced, targets, cuts, context, job, partial(_explain, config, progress))
-    manifest, checks = _manifest(loaded, traced, built, directory, config, calibration), list[PromptCheck]()
+    manifest, checks = _manifest(loaded, traced, built, directory, config, calibration), list[Check]()
     _write_manifest(manifest, directory)
     if "cpu" not in manifest.targets and config.verify:
         progress.note("not verified: none of these targets runs on this machine's processor; add --target cpu to hold one to it")
@@ -227,9 +231,10 @@ def _verify(
     context: LoweringContext,
     progress: ExportProgress,
     calibration: ExitCalibration | None,
-) -> list[PromptCheck]:
+) -> list[Check]:
     with progress.phase("verify against the eager model"):
-        checks = verify_bundle(in_memory(loaded), directory, config.dtype, context.kv_scales)
+        check_tables(loaded, directory, read_manifest(directory))
+        checks = verify_bundle(loaded, directory, config.dtype, context.kv_scales, stored_values(loaded))
     for check in checks:
         progress.note(str(check))
     if calibration is not None and calibration.info.exits:

@@ -1,32 +1,34 @@
-"""Compare a finished bundle with the eager model: logits and greedy tokens of real prompts.
+"""Compare a finished bundle with the eager model on real prompts: each graph by itself, then the segments as they run.
 
-Products with low-bit weights round their activations to int8, which changes a logit far more than another order of sums does and
-would hide a wrong weight. So a copy of the bundle that computes these products in fp32 is held to the tolerance, and the bundle
-itself to a bound on the KL divergence. A bundle with int8 KV caches is held to a tolerance against the eager model with a cache
-rounded in the same way, and to the bound against the eager model as it is.
+A segment starts from the eager model's state at its cut, so that errors do not add up and a fault has a place. Products with
+low-bit weights round their activations to int8, which changes a logit far more than another order of sums does and would hide a
+wrong weight: so each graph is first compared without that rounding. The segments as they run, one after the other, are held to a
+bound on the KL divergence where they round and to the tolerance where they do not, and tokens one by one to the pass over the
+prompt. A bundle with int8 KV caches is compared graph by graph with the eager model over a cache rounded in the same way.
+
+One session is in memory at a time, and of a model without storage one layer.
 """
 
 from __future__ import annotations
 
-import os
-import shutil
-import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import onnx
 import torch
 from numpy.typing import NDArray
-from tide_runtime import Engine, EngineOptions, GenerationParams
-from tide_runtime.bundle.manifest import MANIFEST_NAME, read_manifest
+from tide_runtime import Engine
+from tide_runtime.bundle.manifest import UNCUT, Manifest, read_manifest
 from tide_runtime.errors import ModelFilesError, VerificationError
+from tide_runtime.text.tokenizer import Tokenizer
 
+from tide_export.checks import compare_rest
+from tide_export.checks.stored_values import StoredValues
 from tide_export.kv_scales import KVScales, rounded_cache
+from tide_export.layerwise import EagerPass, eager_pass, layer_by_layer
 from tide_export.load import LoadedModel
+from tide_export.text_pass import TextPass, open_session
 
 PROMPTS = (
     "def binary_search(items, target):\n    ",
@@ -34,27 +36,77 @@ PROMPTS = (
     'import json\n\n\nclass Config:\n    """Settings read from a file."""\n\n    def __init__(self, path):\n',
     "Q: What is the capital of France?\nA:",
 )
-GREEDY_TOKENS = 16
-# Allowed rounding error of a logit relative to the largest one: eager and compiled kernels sum in different orders.
+TEXT = (
+    "The library opened its doors on a cold morning in March, and by noon every chair was taken. People had come from all over "
+    "the city to see the old maps, which had been kept in a cellar for more than a hundred years. Most of them were drawn by "
+    "hand. A few showed rivers that no longer exist, and one, the largest, gave the names of all the streets in two languages. "
+    "The director said that the maps would stay in the reading room until the end of the summer."
+)
+LEAST_TEXT = 32  # tokens of it from which on its loss means something
+DECODED = 8  # tokens at the end of each prompt that run one by one as well
+# Allowed rounding error relative to the values: eager and compiled kernels sum in different orders.
 TOLERANCE = {"fp32": 1e-4, "fp16": 2e-2, "bf16": 1e-1}
-# The same with int8 KV caches: a number that differs in its last bit may round the other way, and every later one follows.
-# SmolLM2-135M differs by up to 1.2e-2.
-INT8_KV_TOLERANCE = 5e-2
+# The same where int8 rounds: a number that differs in its last bit may round the other way, and every later one follows.
+# SmolLM2-135M differs by up to 1.2e-2 with int8 KV caches.
+INT8_TOLERANCE = 5e-2
 # Nats per token. Rounding to int8 costs some thousandths; at 1 the perplexity of the model's own text is 2.7 times the model's.
 MAX_DIVERGENCE = 1.0
-FP32_ACTIVATIONS = 1  # MatMulNBits' accuracy_level
+Array = NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class GraphCheck:
+    """How a segment's output differs from the eager model's, where both start from the eager model's state at the cut; or that of
+    all segments as one graph.
+
+    Args:
+        prompt: the one with the largest difference.
+        difference: root mean square of the difference over that of the values, of the token or channel where it is largest.
+        max_difference: max |Δ| of the output.
+    """
+
+    graph: str
+    layers: tuple[int, int]
+    prompt: str
+    difference: float
+    tolerance: float
+    max_difference: float
+
+    @property
+    def passed(self) -> bool:
+        return self.difference <= self.tolerance  # False for NaN
+
+    def __str__(self) -> str:
+        found = f"{self.graph} (layers {self.layers[0]} to {self.layers[1] - 1}): relative difference {self.difference:.1e}"
+        return found if self.passed else f"{found} (allowed {self.tolerance:.1e}), most in {self.prompt[:48]!r}"
+
+
+@dataclass(frozen=True)
+class StepCheck:
+    """How a segment's output for tokens that run one by one differs from that of its pass over the prompts, see `GraphCheck`."""
+
+    segment: str
+    difference: float
+    tolerance: float
+
+    @property
+    def passed(self) -> bool:
+        return self.difference <= self.tolerance  # False for NaN
+
+    def __str__(self) -> str:
+        found = f"{self.segment}, token by token: relative difference {self.difference:.1e} from its pass over the prompt"
+        return found if self.passed else f"{found} (allowed {self.tolerance:.1e})"
 
 
 @dataclass(frozen=True)
 class PromptCheck:
-    """How a bundle's logits differ from the eager model's over a prompt.
+    """How the logits of a bundle as it runs differ from the eager model's over a prompt.
 
     Args:
         max_difference: max |Δlogit|.
         tolerance: allowed for it; None where activations or caches are rounded to int8, and ``divergence`` is limited instead.
         divergence: KL divergence from the eager model in nats, mean over the tokens.
-        greedy_agreement: share of equal greedy tokens after the prompt; None where none were generated.
-        tie: the eager model's logit gap where the greedy tokens first differ.
+        agreement: share of the prompt's tokens after which the likeliest token is the same.
     """
 
     prompt: str
@@ -62,15 +114,13 @@ class PromptCheck:
     max_difference: float
     tolerance: float | None
     divergence: float
-    greedy_agreement: float | None
-    tie: float | None
+    agreement: float
 
     @property
     def passed(self) -> bool:
         if self.tolerance is None:
             return self.divergence <= MAX_DIVERGENCE  # False for NaN
-        within = self.max_difference <= self.tolerance
-        return within and (self.tie is None or self.tie <= 2 * self.tolerance)
+        return self.max_difference <= self.tolerance
 
     def __str__(self) -> str:
         found = f"{self.prompt[:48]!r}: max |Δlogit| {self.max_difference:.1e}"
@@ -78,24 +128,40 @@ class PromptCheck:
             found += f", KL divergence {self.divergence:.1e} nats, rounded to int8 as it runs"
         if not self.passed:
             found += f" (allowed {self.tolerance or MAX_DIVERGENCE:.1e})"
-        return found if self.greedy_agreement is None else f"{found}, greedy agreement {self.greedy_agreement:.0%}"
+        return f"{found}, the likeliest token agrees for {self.agreement:.0%}"
 
 
 @dataclass(frozen=True)
-class _Expected:
-    """The eager model's logits [S, V] of a prompt, its greedy tokens, if wanted, and the gap between its two largest logits at
-    each."""
+class TextCheck:
+    """The model's loss on `TEXT`, a plain English one, in nats per token, and that of a model that has learnt nothing.
 
-    prompt: str
-    ids: list[int]
-    logits: NDArray[np.float32]
-    greedy: list[int]
-    gaps: list[float]
+    It tells a tokenizer or a head of another model from the right one, and never refuses a bundle: an untrained model looks the
+    same, and what has a file to be held against is (`tide_export.checks`).
+    """
+
+    loss: float
+    uniform: float
+
+    passed = True
+
+    def __str__(self) -> str:
+        found = f"loss on a plain English text: {self.loss:.2f} nats per token"
+        if self.loss <= self.uniform / 2:
+            return found
+        return (
+            f"{found}, and guessing all tokens alike has {self.uniform:.2f}: the model is untrained, knows no English, or has "
+            "the tokenizer of another model"
+        )
 
 
-def verify_bundle(loaded: LoadedModel, directory: Path, dtype: str, kv_scales: Sequence[KVScales] = ()) -> list[PromptCheck]:
-    """`check_bundle`; raises VerificationError that names the prompts whose difference exceeds rounding."""
-    checks = check_bundle(loaded, directory, dtype, kv_scales)
+Check = GraphCheck | StepCheck | PromptCheck | TextCheck
+
+
+def verify_bundle(
+    loaded: LoadedModel, directory: Path, dtype: str, kv_scales: Sequence[KVScales] = (), values: StoredValues | None = None
+) -> list[Check]:
+    """`check_bundle`; raises VerificationError that names the segments and prompts whose difference exceeds rounding."""
+    checks = check_bundle(loaded, directory, dtype, kv_scales, values)
     failed = [str(check) for check in checks if not check.passed]
     if failed:
         raise VerificationError(
@@ -105,74 +171,50 @@ def verify_bundle(loaded: LoadedModel, directory: Path, dtype: str, kv_scales: S
     return checks
 
 
-def check_bundle(loaded: LoadedModel, directory: Path, dtype: str, kv_scales: Sequence[KVScales] = ()) -> list[PromptCheck]:
-    """A check of every prompt; where int8 rounds, one of exact equals, then one of the bundle as it runs.
-
-    Only the bundle as it runs generates greedy tokens: products with fp32 activations have no fast kernel, and take longer for
-    the tokens of a reply than for everything else.
+def check_bundle(
+    loaded: LoadedModel, directory: Path, dtype: str, kv_scales: Sequence[KVScales] = (), values: StoredValues | None = None
+) -> list[Check]:
+    """Checks of every graph, of the segments token by token, of every prompt as the bundle runs, and of the loss on a text.
 
     Args:
         kv_scales: of the bundle's int8 caches.
+        values: compares each parameter with the model's file.
     """
+    manifest = read_manifest(directory)
+    named = prompts(manifest, _tokenizer(manifest, directory))
+    texts = [ids for _, ids in named]
+    source = loaded.parameters
+    with layer_by_layer(loaded.model, source, values.compare if values is not None else None):
+        cache = rounded_cache(kv_scales) if kv_scales else None
+        eager = eager_pass(loaded.model, texts, manifest.checkpoints, cache)
+        unrounded = eager_pass(loaded.model, texts, []) if kv_scales else eager
+    if values is not None:
+        compare_rest(values, source)
+    tolerance = max(TOLERANCE[dtype], INT8_TOLERANCE) if kv_scales else TOLERANCE[dtype]
     rounds = bool(loaded.quantized or kv_scales)
-    with ExitStack() as stack:
-        exact = stack.enter_context(fp32_activations(directory)) if loaded.quantized else directory
-        engine = stack.enter_context(_engine(exact))
-        wanted = prompts(engine)
-        expected = [_expected(loaded, engine, name, ids, greedy=not rounds, kv_scales=kv_scales) for name, ids in wanted]
-        tolerance = max(TOLERANCE[dtype], INT8_KV_TOLERANCE) if kv_scales else TOLERANCE[dtype]
-        checks = [_check(engine, one, tolerance) for one in expected]
-    if rounds:
-        with _engine(directory) as engine:
-            unrounded = [_expected(loaded, engine, name, ids, greedy=True) for name, ids in wanted]
-            checks += [_check(engine, one, None) for one in unrounded]
+    checks: list[Check] = list(_check_graphs(manifest, directory, named, eager, tolerance))
+    logits, steps = _as_it_runs(manifest, directory, texts, INT8_TOLERANCE if rounds else tolerance)
+    checks += [*steps, *_check_prompts(named, unrounded.logits, logits, None if rounds else tolerance)]
+    if manifest.tokenizer is not None and named and len(texts[-1]) >= LEAST_TEXT:
+        checks.append(TextCheck(_loss(texts[-1], eager.logits[-len(texts[-1]) :]), float(np.log(manifest.model.vocab_size))))
     return checks
 
 
-@contextmanager
-def fp32_activations(directory: Path) -> Iterator[Path]:
-    """A temporary copy of a bundle inside it, whose low-bit products on the CPU do not round activations; weights are linked."""
-    manifest = read_manifest(directory)
-    files = dict(manifest.files)
-    with tempfile.TemporaryDirectory(prefix=".workspace.", dir=directory) as workspace:
-        copy = Path(workspace)
-        for name in files:
-            (copy / name).parent.mkdir(parents=True, exist_ok=True)
-            _link(directory / name, copy / name)
-        for name in manifest.targets["cpu"].graphs.values():
-            model = onnx.load(directory / name, load_external_data=False)
-            for node in model.graph.node:
-                for attribute in node.attribute:
-                    if node.op_type == "MatMulNBits" and attribute.name == "accuracy_level":
-                        attribute.i = FP32_ACTIVATIONS
-            (copy / name).unlink()  # a linked file would change with its copy
-            onnx.save(model, copy / name)
-            files[name] = replace(files[name], bytes=(copy / name).stat().st_size)
-        (copy / MANIFEST_NAME).write_text(replace(manifest, files=files).to_json(), encoding="utf-8")
-        yield copy
+def _loss(ids: Sequence[int], logits: Array) -> float:
+    """Nats per token of ``ids`` after the first, from the logits [S, V] at each."""
+    likelihoods = torch.from_numpy(logits[:-1]).double().log_softmax(-1)
+    return float(-likelihoods[torch.arange(len(ids) - 1), torch.tensor(ids[1:])].mean())
 
 
-def _link(file: Path, copy: Path) -> None:
-    """A hard link, as ONNX Runtime rejects symbolic links out of the graph's folder; a copy on disks that have no links."""
-    try:
-        os.link(file, copy)
-    except OSError:
-        shutil.copyfile(file, copy)
-
-
-def _engine(directory: Path) -> Engine:
-    return Engine.load(directory, EngineOptions(policy="full", verify=False))
-
-
-def prompts(engine: Engine) -> list[tuple[str, list[int]]]:
+def prompts(manifest: Manifest, tokenizer: Tokenizer | None) -> list[tuple[str, list[int]]]:
     """Text prompts cut to the cache; without a tokenizer, seeded token ids.
 
     Raises ModelFilesError where plain text has tokens that the model has no embedding for.
     """
-    vocab = engine.manifest.model.vocab_size
-    room = max(1, engine.manifest.max_seq_len - GREEDY_TOKENS)
-    if engine.tokenizer is not None:
-        encoded = [(text, engine.tokenizer.encode(text)) for text in PROMPTS]
+    vocab = manifest.model.vocab_size
+    room = max(1, manifest.max_seq_len - 1)
+    if tokenizer is not None:
+        encoded = [(text, tokenizer.encode(text)) for text in (*PROMPTS, TEXT)]
         largest = max((max(ids) for _, ids in encoded if ids), default=0)
         if largest >= vocab:
             raise ModelFilesError(
@@ -184,72 +226,98 @@ def prompts(engine: Engine) -> list[tuple[str, list[int]]]:
     return [(f"{n} random ids", rng.integers(0, vocab, min(n, room)).tolist()) for n in (1, 7, 24)]
 
 
-def _expected(
-    loaded: LoadedModel, engine: Engine, name: str, ids: list[int], greedy: bool, kv_scales: Sequence[KVScales] = ()
-) -> _Expected:
-    count = min(GREEDY_TOKENS, engine.manifest.max_seq_len - len(ids) + 1) if greedy else 0
-    return _Expected(name, ids, _eager_logits(loaded, ids, kv_scales), *_eager_greedy(loaded, ids, count, kv_scales))
+def _tokenizer(manifest: Manifest, directory: Path) -> Tokenizer | None:
+    return Tokenizer.from_file(directory / manifest.tokenizer.file) if manifest.tokenizer is not None else None
 
 
-def _check(engine: Engine, expected: _Expected, tolerance: float | None) -> PromptCheck:
-    """``tolerance``: relative to the largest logit; None: see PromptCheck."""
-    logits = prompt_logits(engine, expected.ids)
-    allowed = None if tolerance is None else tolerance * max(1.0, float(np.abs(expected.logits).max()))
-    same: list[bool] = []
-    if expected.greedy:
-        params = GenerationParams(max_new_tokens=len(expected.greedy), ignore_eos=True)
-        ours = engine.generate(expected.ids, params)[0].token_ids
-        same = [a == b for a, b in zip(ours, expected.greedy, strict=True)]
-    return PromptCheck(
-        prompt=expected.prompt,
-        tokens=len(expected.ids),
-        max_difference=float(np.abs(logits - expected.logits).max()),  # NaN stays
-        tolerance=allowed,
-        divergence=mean_divergence(expected.logits, logits),
-        greedy_agreement=sum(same) / len(same) if same else None,
-        tie=None if all(same) else expected.gaps[same.index(False)],
-    )
+def _check_graphs(
+    manifest: Manifest, directory: Path, named: Sequence[tuple[str, list[int]]], eager: EagerPass, tolerance: float
+) -> Iterator[GraphCheck]:
+    """Each segment, its activations not rounded, from the eager model's state at its cut to that at the next, or to logits; then
+    the graph of all segments, if there is one."""
+    run, graphs = TextPass(manifest, [ids for _, ids in named]), manifest.targets["cpu"].graphs
+    owners = [prompt for prompt, ids in named for _ in ids]
+    parts = [(segment.name, tuple(segment.layers or ())) for segment in manifest.segments]
+    for graph, (first, end) in [*parts, *([(UNCUT, (0, manifest.model.num_layers))] if UNCUT in graphs else [])]:
+        file = directory / graphs[graph]
+        output = run.run(open_session(file, exact=True), eager.states.get(first))  # no name keeps the session
+        expected = eager.states.get(end, eager.logits)
+        difference, token = _largest(output - expected, expected)
+        allowed = tolerance * (4 if graph == UNCUT else 1)  # errors of all segments add up
+        yield GraphCheck(graph, (first, end), owners[token], difference, allowed, float(np.abs(output - expected).max()))
+
+
+def _largest(difference: Array, values: Array) -> tuple[float, int]:
+    """The largest of `_relative` over tokens and channels, and its token."""
+    by_token, by_channel = _relative(difference, values, 1), _relative(difference, values, 0)
+    return float(np.maximum(by_token.max(), by_channel.max())), int(by_token.argmax())  # NaN stays
+
+
+def _relative(difference: Array, values: Array, axis: int) -> Array:
+    """Root mean square of ``difference`` along ``axis`` over that of ``values``; values near zero count as a hundredth of the
+    typical size, as rounding errors of other ones reach them."""
+    size = np.sqrt((values**2).mean(axis))
+    return np.sqrt((difference**2).mean(axis)) / np.maximum(size, 1e-2 * np.median(size) + np.finfo(np.float32).tiny)
+
+
+def _as_it_runs(
+    manifest: Manifest, directory: Path, texts: Sequence[list[int]], tolerance: float
+) -> tuple[Array, list[StepCheck]]:
+    """Logits [T, V] of the texts by the segments one after the other, and a check of each segment token by token."""
+    long = [len(ids) > DECODED for ids in texts]
+    whole = TextPass(manifest, texts)
+    steps = TextPass(manifest, [ids for ids, is_long in zip(texts, long, strict=True) if is_long], DECODED) if any(long) else None
+    rows = np.repeat(long, [len(ids) for ids in texts])
+    checks: list[StepCheck] = []
+
+    def run(name: str, states: Array | None) -> Array:
+        session = open_session(directory / manifest.targets["cpu"].graphs[name])
+        output = whole.run(session, states)
+        if steps is not None:
+            one_by_one = steps.run(session, states[rows] if states is not None else None)
+            checks.append(StepCheck(name, _largest(one_by_one - output[rows], output[rows])[0], tolerance))
+        return output
+
+    states = None
+    for segment in manifest.segments:
+        states = run(segment.name, states)
+    assert states is not None
+    return states, checks
+
+
+def _check_prompts(
+    named: Sequence[tuple[str, list[int]]], expected: Array, logits: Array, tolerance: float | None
+) -> Iterator[PromptCheck]:
+    """``expected``: the eager model's logits [T, V] of the prompts; ``logits``: the bundle's.
+
+    ``tolerance``: relative to the largest logit; None: the bundle rounds to int8.
+    """
+    ends = np.cumsum([len(ids) for _, ids in named])[:-1]
+    for (prompt, ids), wanted, found in zip(named, np.split(expected, ends), np.split(logits, ends), strict=True):
+        yield PromptCheck(
+            prompt=prompt,
+            tokens=len(ids),
+            max_difference=float(np.abs(found - wanted).max()),  # NaN stays
+            tolerance=None if tolerance is None else tolerance * max(1.0, float(np.abs(wanted).max())),
+            divergence=mean_divergence(wanted, found),
+            agreement=float((found.argmax(-1) == wanted.argmax(-1)).mean()),
+        )
 
 
 def mean_divergence(expected: NDArray[np.float32], logits: NDArray[np.float32]) -> float:
     """KL(expected ‖ other) of the distributions of logits [S, V], in nats, mean over the tokens."""
-    p, q = (torch.from_numpy(x).double().log_softmax(-1) for x in (expected, logits))
-    return float((p.exp() * (p - q)).sum(-1).mean())
+    total = 0.0
+    for wanted, found in zip(*(torch.from_numpy(x).split(16) for x in (expected, logits)), strict=True):  # V is large
+        p, q = (x.double().log_softmax(-1) for x in (wanted, found))
+        total += float((p.exp() * (p - q)).sum())
+    return total / len(expected)
 
 
-def prompt_logits(engine: Engine, ids: list[int]) -> np.ndarray:
-    """The compiled model's logits [S, V] fp32 for every token of a prompt, from an empty cache."""
+def prompt_logits(engine: Engine, ids: Sequence[int]) -> Array:
+    """The compiled model's logits [S, V] fp32 for every token of a prompt, from an empty cache, by the segments."""
     step = engine.backend.context(1).step(0, [len(ids)], [len(ids)])
-    step.input_ids[:] = ids
+    step.input_ids[: len(ids)] = ids
     step.place([0])
     for segment in engine.manifest.segments:
         step.run(segment.name)
-    return step.logits.astype(np.float32)
-
-
-def _eager_logits(loaded: LoadedModel, ids: list[int], kv_scales: Sequence[KVScales]) -> np.ndarray:
-    with torch.no_grad():
-        return loaded.model(input_ids=torch.tensor([ids]), **_cache(kv_scales)).logits[0].float().numpy()
-
-
-def _cache(kv_scales: Sequence[KVScales]) -> dict[str, Any]:
-    """The eager model's arguments for a cache rounded to int8, or none."""
-    return {"past_key_values": rounded_cache(kv_scales), "use_cache": True} if kv_scales else {}
-
-
-def _eager_greedy(
-    loaded: LoadedModel, ids: list[int], count: int, kv_scales: Sequence[KVScales]
-) -> tuple[list[int], list[float]]:
-    """``count`` greedy tokens by the eager model with its own cache, and the gap between its two largest logits at each."""
-    tokens: list[int] = []
-    gaps: list[float] = []
-    feed, cache = torch.tensor([ids]), rounded_cache(kv_scales) if kv_scales else None
-    with torch.no_grad():
-        for _ in range(count):
-            output = loaded.model(input_ids=feed, past_key_values=cache, use_cache=True)
-            cache = output.past_key_values
-            first, second = output.logits[0, -1].float().topk(2).values.tolist()
-            tokens.append(int(output.logits[0, -1].argmax()))
-            gaps.append(first - second)
-            feed = torch.tensor([[tokens[-1]]])
-    return tokens, gaps
+    return step.logits[: len(ids)].astype(np.float32)

@@ -67,7 +67,7 @@ def exit_reference(info: ExitInfo, tensors: ExitTensors, hidden: NDArray[np.gene
 def _checks(engine: Engine, tensors: ExitTensors) -> list[ExitCheck]:
     """One check per output of each exit's graph."""
     worst: dict[tuple[str, str], float] = {}
-    for _, ids in prompts(engine):
+    for _, ids in prompts(engine.manifest, engine.tokenizer):
         for key, difference in _differences(engine, ids, tensors).items():
             worst[key] = float(np.maximum(worst.get(key, 0.0), difference))  # NaN stays
     return [ExitCheck(*key, value, TOLERANCE[engine.manifest.dtype]) for key, value in sorted(worst.items())]

@@ -219,8 +219,8 @@ def test_mismatch_refuses_to_finish(llama, tmp_path, monkeypatch):
     """Verification would accept a bundle that differs from the model."""
     from tide_export import verify
 
-    honest = verify.prompt_logits
-    monkeypatch.setattr(verify, "prompt_logits", lambda engine, ids: honest(engine, ids) + 0.01)
+    honest = verify.TextPass.run
+    monkeypatch.setattr(verify.TextPass, "run", lambda *arguments: honest(*arguments) + 0.01)
     with pytest.raises(VerificationError, match="differs from the eager model"):
         export(str(llama), tmp_path / "engine", ExportConfig(checkpoints="none"))
     assert nothing_left(tmp_path)

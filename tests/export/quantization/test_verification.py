@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -11,13 +11,14 @@ import onnx
 import pytest
 from export.architectures import MAX_POSITIONS, tiny_model
 from numpy.typing import NDArray
+from tide_runtime.backends.step_arrays import StepPositions
 from tide_runtime.errors import VerificationError
 
 from tide_export.config import ExportConfig
 from tide_export.export import write_bundle
 from tide_export.load import LoadedModel, quantized
 from tide_export.progress import ExportProgress
-from tide_export.verify import fp32_activations, mean_divergence, verify_bundle
+from tide_export.verify import GraphCheck, PromptCheck, check_bundle, mean_divergence, verify_bundle
 
 Exported = tuple[LoadedModel, Path]
 CONFIG = ExportConfig(checkpoints="2", max_seq_len=MAX_POSITIONS // 2, verify=False)
@@ -62,13 +63,10 @@ def enlarge_scales(part: NDArray[np.uint8], kind: str) -> None:
 def test_a_right_bundle_passes(exported: Exported) -> None:
     """Every export to int4 would end in an error, or the report would hide what int8 activations cost."""
     checks = verify_bundle(*exported, "fp32")
-    exact, rounded = checks[: len(checks) // 2], checks[len(checks) // 2 :]
-    assert all(check.tolerance is not None and check.passed for check in exact)
-    assert all(check.tolerance is None and check.passed and "KL divergence" in str(check) for check in rounded)
-    assert max(c.max_difference for c in rounded) > 10 * max(c.max_difference for c in exact), (
-        "the copy rounds as the bundle does"
-    )
-    assert not list(exported[1].glob(".workspace.*")), "the copy is left behind"
+    graphs, rounded = ([c for c in checks if isinstance(c, kind)] for kind in (GraphCheck, PromptCheck))
+    assert [check.graph for check in graphs] == ["segment_0", "segment_1", "uncut"]
+    assert all(check.tolerance is None and "KL divergence" in str(check) for check in rounded)
+    assert max(c.max_difference for c in rounded) > 10 * graphs[-1].max_difference, "the graphs round as the bundle does"
 
 
 @pytest.mark.parametrize("edit", [swap_nibbles, enlarge_scales])
@@ -79,12 +77,42 @@ def test_wrong_weights_are_refused(exported: Exported, tmp_path: Path, edit: Cal
         verify_bundle(loaded, edited(directory, tmp_path, edit), "fp32")
 
 
-def test_the_copy_leaves_the_bundle_alone(exported: Exported) -> None:
-    """The bundle that is renamed into place would compute in fp32, several times slower."""
-    before = {file: file.read_bytes() for file in exported[1].rglob("*.onnx")}
-    with fp32_activations(exported[1]):
-        pass
-    assert {file: file.read_bytes() for file in exported[1].rglob("*.onnx")} == before
+def test_a_fault_has_a_place(exported: Exported, tmp_path: Path) -> None:
+    """A user of a large model could not tell which part is wrong, and a later segment would be blamed for an earlier one."""
+    loaded, directory = exported
+    copy = Path(shutil.copytree(directory, tmp_path / "bundle"))
+    file = copy / "onnx" / "cpu.segment_0.onnx"
+    model = onnx.load(file, load_external_data=False)
+    next(node for node in model.graph.node if node.op_type == "GroupQueryAttention").attribute[2].f *= 1.01
+    onnx.save(model, file)
+    failed = [check for check in check_bundle(loaded, copy, "fp32") if not check.passed]
+    assert [check.graph for check in failed if isinstance(check, GraphCheck)] == ["segment_0"]
+    assert str(failed[0]).startswith("segment_0 (layers 0 to 1): ")
+
+
+def test_the_uncut_graph_is_compared_too(exported: Exported, tmp_path: Path) -> None:
+    """Replies come from it wherever no token stops early."""
+    loaded, directory = exported
+    copy = Path(shutil.copytree(directory, tmp_path / "bundle"))
+    file = copy / "onnx" / "cpu.uncut.onnx"
+    model = onnx.load(file, load_external_data=False)
+    attention = next(node for node in model.graph.node if node.op_type == "GroupQueryAttention")
+    next(a for a in attention.attribute if a.name == "scale").f *= 1.1
+    onnx.save(model, file)
+    with pytest.raises(VerificationError, match=r"differs from the eager model: uncut \(layers 0 to 3\)"):
+        verify_bundle(loaded, copy, "fp32")
+
+
+def test_decoding_is_compared_with_the_prompt_pass(exported: Exported, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prompts alone do not read what earlier steps wrote into the caches."""
+    place = StepPositions.place
+
+    def late(positions: StepPositions, cached: Sequence[int]) -> None:
+        place(positions, [max(0, slots - 1) for slots in cached])
+
+    monkeypatch.setattr(StepPositions, "place", late)
+    with pytest.raises(VerificationError, match="segment_0, token by token"):
+        verify_bundle(*exported, "fp32")
 
 
 def test_divergence_is_that_of_the_distributions() -> None:

@@ -1,0 +1,114 @@
+"""Faults planted in the loader: each is a model that equals its bundle, and that a named check refuses."""
+
+from __future__ import annotations
+
+import unicodedata
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from export.architectures import tiny_model
+from export.quantization.test_gguf_source import written
+from export.quantization.tiny_gguf import ARCHITECTURES as GGUF_ARCHITECTURES
+from export.quantization.tiny_gguf import VOCAB, byte_tokens, tiny
+from tide_runtime.errors import VerificationError
+from tokenizers import pre_tokenizers
+
+from benchmarks.planted_faults import BLOCKS, FACTORS, KEYS, TENSORS, TOKENS, Fault, caught_by
+from tide_export import ExportConfig, export
+from tide_export.checks import check_loaded, compare_rest, stored_values
+from tide_export.checks.tokens import TEXTS
+from tide_export.load import LoadedModel, load_model, quantized
+from tide_export.progress import ExportProgress
+
+CONFIG = ExportConfig(checkpoints="1", max_seq_len=64)
+
+
+def compare(loaded: LoadedModel) -> set[str]:
+    """All checks that need no bundle; the names of the parameters that were compared."""
+    check_loaded(loaded, own_tokenizer=True)
+    values = stored_values(loaded)
+    assert values is not None
+    compare_rest(values, loaded.parameters)
+    return values.compared
+
+
+@pytest.mark.parametrize("architecture", GGUF_ARCHITECTURES)
+def test_files_of_every_architecture_pass(architecture: str, tmp_path: Path) -> None:
+    """Right models would be refused, or a parameter of the architecture compared with nothing."""
+    loaded = load_model(str(tiny(architecture).write(tmp_path / "tiny.gguf")), "fp32")
+    tied = {"lm_head.weight"} if loaded.model.config.tie_word_embeddings else set()
+    assert compare(loaded) == {name for name, _ in loaded.model.named_parameters(remove_duplicate=False)} - tied
+
+
+@pytest.mark.parametrize("name", ["gpt_oss", "gemma3", "falcon", "phi", "deepseek_v3", "gpt2", "mixtral"])
+def test_folders_of_families_pass(name: str, tmp_path: Path) -> None:
+    """Right models would be refused for a form of names or angles that the checks do not expect."""
+    tiny_model(name).save_pretrained(tmp_path)
+    assert compare(load_model(str(tmp_path), "fp16", tokenizer="none"))
+
+
+@pytest.mark.parametrize("weights", ["source", "int8", "int4"])
+def test_rows_in_another_order_are_refused(weights: str, tmp_path: Path) -> None:
+    """Rounding to few bits would hide a row in another's place, or be taken for one."""
+    tiny_model("llama").save_pretrained(tmp_path)
+    loaded = quantized(load_model(str(tmp_path), "fp32", tokenizer="none"), weights, "rtn")
+    compare(loaded)
+    matrix = loaded.model.get_parameter("model.layers.2.mlp.up_proj.weight").data
+    matrix[[4, 5]] = matrix[[5, 4]]
+    with pytest.raises(VerificationError, match=r"values: model\.layers\.2\.mlp\.up_proj\.weight .* row 4 differs"):
+        compare(loaded)
+
+
+def test_texts_are_composed() -> None:
+    """A tokenizer that normalises to NFC would be refused for the accents of the test's own texts."""
+    assert all(unicodedata.normalize("NFC", text) == text for text in TEXTS)
+
+
+@pytest.fixture(scope="module")
+def tiny_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Llama with a scaling of Llama 3's kind, all in floating point."""
+    content = tiny("llama")
+    content.tokens = byte_tokens(VOCAB, ("<|user|>", "<|endoftext|>"))
+    content.tensors["rope_freqs.weight"] = np.linspace(1, 8, 8, dtype=np.float32)
+    return content.write(tmp_path_factory.mktemp("tiny") / "tiny.gguf")
+
+
+@pytest.mark.parametrize("fault", [*TENSORS, *KEYS, *TOKENS, *FACTORS], ids=lambda fault: fault.name)
+def test_a_planted_fault_is_refused(fault: Fault, tiny_file: Path) -> None:
+    """The bundle equals the model that was loaded, so it would ship as another model than the file's."""
+    message = caught_by(fault, tiny_file, CONFIG)
+    assert message is not None and fault.check in message, message
+
+
+@pytest.mark.parametrize("kv", ["model", "int8"])
+def test_the_file_without_a_fault_is_exported(kv: str, tiny_file: Path, tmp_path: Path) -> None:
+    """The checks would be right about every fault by refusing everything; ranges of keys are measured layer by layer too."""
+    export(str(tiny_file), tmp_path / "bundle", replace(CONFIG, kv=kv))
+
+
+def test_a_block_with_a_wrong_zero_point_is_refused(tmp_path: Path) -> None:
+    """One block of a mapping's matrix is a 600th of a row: rounding to int8 hides it."""
+    file, _ = written(tmp_path, "Q4_1")
+    message = caught_by(BLOCKS[0], file, CONFIG)
+    assert message is not None and ("segment_0 (layers 0 to 0)" in message or "values: " in message), message
+
+
+def test_a_tokenizer_that_loses_characters_is_refused(tmp_path: Path) -> None:
+    """Replies would lack spaces or accents that the prompts had."""
+    loaded = load_model(str(tiny("qwen2").write(tmp_path / "tiny.gguf")), "fp32")
+    assert loaded.tokenizer is not None
+    backend = loaded.tokenizer.backend_tokenizer
+    backend.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), backend.pre_tokenizer])
+    with pytest.raises(VerificationError, match="round trip"):
+        check_loaded(loaded, own_tokenizer=True)
+
+
+def test_an_untrained_model_is_exported_with_a_note(tiny_file: Path, tmp_path: Path) -> None:
+    """Toy models would be refused, or a tokenizer of another model go unnoticed."""
+    lines: list[str] = []
+    progress = ExportProgress(quiet=True)
+    progress.note = lines.append  # type: ignore[method-assign,assignment]
+    export(str(tiny_file), tmp_path / "bundle", replace(CONFIG, max_seq_len=128), progress=progress)
+    assert any("the tokenizer of another model" in line for line in lines), lines

@@ -1,0 +1,158 @@
+"""Hold the angles of rotary embeddings against those that the model's file or config describes, computed once more.
+
+A prompt of some tokens does not tell wrong frequencies: low ones turn too little, and the eager model has the same. So the
+frequencies of the eager model, and the tables of cos and sin that a bundle's kernels read, are compared at every position.
+
+Formulas: linear scaling; Llama 3 (`rope_freqs` of llama.cpp's converter); YaRN, Peng et al. 2023, https://arxiv.org/abs/2309.00071.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import numpy_helper
+from tide_runtime.bundle.manifest import Manifest
+from tide_runtime.errors import VerificationError
+from transformers import PreTrainedModel
+
+from tide_export.quantization.gguf_file import GgufTensor
+from tide_export.quantization.gguf_metadata import Metadata
+
+Array = NDArray[np.float64]
+_TABLES = {"GroupQueryAttention": (7, 8), "RotaryEmbedding": (2, 3)}  # inputs with cos and sin
+_REMEDY = "the model was loaded wrongly: please report its config; --no-verify writes the bundle all the same"
+
+
+@dataclass(frozen=True)
+class Rotation:
+    """``frequencies`` [D/2] in radians per position; cos and sin are multiplied by ``factor``."""
+
+    frequencies: Array
+    factor: float = 1.0
+
+
+def gguf_rotations(model: PreTrainedModel, keys: Metadata, tensors: Mapping[str, GgufTensor]) -> dict[str, Rotation]:
+    """What the keys say, as llama.cpp computes it, for each of the model's tables of frequencies."""
+
+    def key(name: str, default: Any = None) -> Any:
+        value = keys.full(f"{keys.architecture}.{name}")
+        return default if value is None else value
+
+    heads = key("attention.head_count")
+    heads = heads[0] if isinstance(heads, list) else heads
+    width = key("rope.dimension_count", key("attention.key_length", key("embedding_length") // heads))
+    base = key("rope.freq_base", 10000.0)
+    kind, factor = key("rope.scaling.type", "linear"), key("rope.scaling.factor", key("rope.scale_linear", 0.0)) or 1.0
+    if kind == "yarn":
+        original = key("rope.scaling.original_context_length", key("context_length"))
+        scale = key("rope.scaling.attn_factor", 1.0) * (1 + 0.1 * math.log(factor))
+        scaled = Rotation(_yarn(base, width, factor, original, 32.0, 1.0, truncate=True), scale)
+    else:
+        scaled = Rotation(_plain(base, width) / (factor if kind == "linear" else 1.0))
+    local = Rotation(_plain(key("rope.freq_base_swa", 10000.0), width))
+    found = {name: local if "sliding" in name else scaled for name in _frequencies(model)}
+    if (divisors := tensors.get("rope_freqs.weight")) is None:
+        return found
+    factors = np.asarray(divisors.data, np.float64)
+    return {name: Rotation(one.frequencies / factors, one.factor) for name, one in found.items()}
+
+
+def config_rotations(model: PreTrainedModel) -> dict[str, Rotation]:
+    """The same of a config of transformers, but for kinds of scaling that are not computed here."""
+    text = model.config.get_text_config()
+    parameters = getattr(text, "rope_parameters", None) or {}
+    found = {}
+    for name, frequencies in _frequencies(model).items():
+        kind = next((kind for kind in parameters if kind in name), None)
+        own = parameters[kind] if kind is not None else parameters
+        rotation = _of_config(own, 2 * len(frequencies)) if "rope_theta" in own else None
+        if rotation is not None:
+            found[name] = rotation
+    return found
+
+
+def _frequencies(model: PreTrainedModel) -> dict[str, Array]:
+    return {n: b.double().numpy() for n, b in model.named_buffers() if n.endswith("inv_freq") and "original" not in n}
+
+
+def _of_config(parameters: Mapping[str, Any], width: int) -> Rotation | None:
+    base, kind, factor = parameters["rope_theta"], parameters.get("rope_type", "default"), parameters.get("factor")
+    plain, original = _plain(base, width), parameters.get("original_max_position_embeddings")
+    if kind == "default":
+        return Rotation(plain)
+    if factor is not None and kind == "linear":
+        return Rotation(plain / factor)
+    if factor is not None and original and kind == "llama3":
+        low, high = parameters["low_freq_factor"], parameters["high_freq_factor"]
+        share = np.clip((original * plain / (2 * math.pi) - low) / (high - low), 0, 1)
+        return Rotation((1 - share) * plain / factor + share * plain)
+    if factor is not None and original and kind == "yarn" and not parameters.get("mscale"):
+        scale = parameters.get("attention_factor") or (1 + 0.1 * math.log(factor) if factor > 1 else 1.0)
+        fast, slow = parameters.get("beta_fast") or 32.0, parameters.get("beta_slow") or 1.0
+        return Rotation(_yarn(base, width, factor, original, fast, slow, parameters.get("truncate", True)), scale)
+    return None
+
+
+def _plain(base: float, width: int) -> Array:
+    return float(base) ** -(np.arange(0, width, 2) / width)
+
+
+def _yarn(base: float, width: int, factor: float, original: int, fast: float, slow: float, truncate: bool) -> Array:
+    """Frequencies that turn more than ``fast`` times in the ``original`` context stay, those below ``slow`` are interpolated."""
+    first, last = (width * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(base)) for turns in (fast, slow))
+    if truncate:
+        first, last = math.floor(first), math.ceil(last)
+    first, last = max(first, 0), min(last, width - 1)
+    ramp = np.clip((np.arange(width // 2) - first) / max(last - first, 0.001), 0, 1)
+    plain = _plain(base, width)
+    return plain / factor * ramp + plain * (1 - ramp)
+
+
+def check_eager(model: PreTrainedModel, rotations: Mapping[str, Rotation]) -> None:
+    """Raise VerificationError where the model has other frequencies."""
+    for name, found in _frequencies(model).items():
+        if name in rotations and not _equal(found, rotations[name].frequencies, 1e-5):
+            raise VerificationError(f"rotary embedding: {name} of the model is not what its file describes; {_REMEDY}")
+
+
+def check_tables(directory: Path, manifest: Manifest, rotations: Mapping[str, Rotation]) -> None:
+    """Raise VerificationError where a table of the bundle has other angles at any position."""
+    for file in sorted({f for name, f in manifest.targets["cpu"].graphs.items() if not name.startswith(("head", "exit_"))}):
+        for tables in _tables(directory / file):
+            fitting = [one for one in rotations.values() if tables[0].shape[-1] == len(one.frequencies)]
+            if fitting and not any(_tabulates(tables, one) for one in fitting):
+                raise VerificationError(f"rotary embedding: {file} has other angles than the model's file describes; {_REMEDY}")
+
+
+def _tables(file: Path) -> Iterator[tuple[NDArray, NDArray]]:
+    """cos and sin, [slots, D/2], of each pair that the graph reads."""
+    graph = onnx.load(file, load_external_data=False).graph
+    stored = {tensor.name: tensor for tensor in graph.initializer}
+    pairs = set()
+    for node in graph.node:
+        at = _TABLES.get(node.op_type, ())
+        if at and len(node.input) > at[1] and node.input[at[0]] in stored:
+            pairs.add((node.input[at[0]], node.input[at[1]]))
+    for cos, sin in sorted(pairs):
+        yield numpy_helper.to_array(stored[cos], str(file.parent)), numpy_helper.to_array(stored[sin], str(file.parent))
+
+
+def _tabulates(tables: tuple[NDArray, NDArray], rotation: Rotation) -> bool:
+    angles = np.arange(len(tables[0]))[:, None] * rotation.frequencies
+    tolerance = 2e-3 if tables[0].dtype == np.float16 else 1e-5 + 2.0**-23 * len(angles)  # fp32 angles of the last position
+    wanted = rotation.factor * np.cos(angles), rotation.factor * np.sin(angles)
+    return all(_equal(found, one, tolerance, absolute=True) for found, one in zip(tables, wanted, strict=True))
+
+
+def _equal(found: NDArray, wanted: NDArray, tolerance: float, absolute: bool = False) -> bool:
+    if found.shape != wanted.shape:
+        return False
+    size = 1.0 if absolute else np.abs(wanted)
+    return bool((np.abs(found - wanted) <= tolerance * size).all())

@@ -1,0 +1,199 @@
+"""Run an unmodified transformers model with the parameters of one layer in memory at a time.
+
+A model that was built without storage computes nothing by itself: its parameters are fake, or on the device ``meta``. Inside
+`layer_by_layer` each of its modules gets them from a `ParameterSource` before it runs, and loses them afterwards. All tokens go
+through a layer together, so a pass reads each weight once. The model's own code does the rest: rotary embeddings, masks, caches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from tide_runtime.errors import VerificationError
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
+from transformers import PreTrainedModel
+from transformers.cache_utils import Cache
+
+from tide_export.parameters import ParameterSource
+from tide_export.trace import decoder_layers
+
+_HEAD_BYTES = 1 << 26  # of the head's rows that are in memory at a time
+
+Seen = Callable[[str, Tensor], None]
+
+
+@dataclass(frozen=True)
+class EagerPass:
+    """What a model computes for texts whose T tokens are packed one text after the other.
+
+    Args:
+        states: layers run before a cut → residual stream [T, H] there, in fp32.
+        logits: [T, V] in fp32.
+    """
+
+    states: dict[int, NDArray[np.float32]]
+    logits: NDArray[np.float32]
+
+
+def eager_pass(
+    model: PreTrainedModel, texts: Sequence[Sequence[int]], cuts: Sequence[int], cache: Cache | None = None
+) -> EagerPass:
+    """Run ``texts`` from an empty ``cache``, in one pass. A model without storage runs inside `layer_by_layer`.
+
+    Shorter texts are padded on the right: no token attends to what comes after it. Raises VerificationError where parameters are
+    read that no module filled.
+    """
+    longest = max(map(len, texts))
+    ids = torch.tensor([[*text, *[0] * (longest - len(text))] for text in texts])
+    valid = torch.arange(longest) < torch.tensor([[len(text)] for text in texts])
+    states: dict[int, NDArray[np.float32]] = {}
+
+    def keep(cut: int) -> Callable[..., None]:
+        def hook(_module: nn.Module, args: tuple, kwargs: dict) -> None:
+            hidden = args[0] if args else kwargs["hidden_states"]
+            states[cut] = _values(hidden[valid])
+
+        return hook
+
+    layers = decoder_layers(model)
+    caching = {"past_key_values": cache} if cache is not None else {}
+    with ExitStack() as stack, torch.no_grad():
+        for cut in cuts:
+            stack.callback(layers[cut].register_forward_pre_hook(keep(cut), with_kwargs=True).remove)
+        logits = model(input_ids=ids, use_cache=cache is not None, **caching).logits
+    return EagerPass(states, _values(logits[valid]))
+
+
+def _values(tensor: Tensor) -> NDArray[np.float32]:
+    if isinstance(tensor, FakeTensor):
+        raise VerificationError(
+            "the model cannot be run layer by layer, because a part of it reads parameters of another part; --no-verify writes "
+            "the bundle without a comparison"
+        )
+    return tensor.float().numpy()
+
+
+@contextmanager
+def layer_by_layer(model: PreTrainedModel, source: ParameterSource, seen: Seen | None = None) -> Iterator[None]:
+    """Context in which ``model`` runs although its parameters have no storage; one whose parameters have runs as it is.
+
+    A decoder layer has all its parameters while it runs, another module its own. The embedding gets the rows of the tokens, the
+    head some rows at a time.
+
+    Args:
+        seen: called with each parameter but embedding and head when it has been read.
+    """
+    layers = set(decoder_layers(model))
+    inside = {module for layer in layers for module in layer.modules()} - layers
+    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+    with ExitStack() as stack:
+        for name, module in model.named_modules():
+            places = [] if module in inside else _without_storage(module, name, recurse=module in layers)
+            if not places:
+                continue
+            if module is embedding:
+                stack.enter_context(_replaced_forward(module, _look_up(module, places[0], source)))
+            elif module is head and isinstance(module, nn.Linear):
+                stack.enter_context(_replaced_forward(module, _head_in_parts(module, places, source)))
+            else:
+                stack.enter_context(_filled_while_running(module, places, source, seen))
+        yield
+
+
+@dataclass(frozen=True)
+class _Place:
+    """The parameter ``key`` of the module ``owner``; ``name``: in the model."""
+
+    owner: nn.Module
+    key: str
+    name: str
+
+    @contextmanager
+    def holding(self, value: Tensor) -> Iterator[None]:
+        placeholder = self.owner._parameters[self.key]
+        self.owner._parameters[self.key] = nn.Parameter(value, requires_grad=False)
+        try:
+            yield
+        finally:
+            self.owner._parameters[self.key] = placeholder
+
+
+def _without_storage(module: nn.Module, prefix: str, recurse: bool) -> list[_Place]:
+    return [
+        _Place(owner, key, ".".join(filter(None, (prefix, inner, key))))
+        for inner, owner in (module.named_modules() if recurse else [("", module)])
+        for key, parameter in owner._parameters.items()
+        if parameter is not None and (parameter.is_meta or isinstance(parameter, FakeTensor))
+    ]
+
+
+@contextmanager
+def _filled_while_running(
+    module: nn.Module, places: Sequence[_Place], source: ParameterSource, seen: Seen | None
+) -> Iterator[None]:
+    held = ExitStack()
+
+    def fill(*_: object) -> None:
+        for place in places:
+            value = source.value(place.name)
+            if seen is not None:
+                seen(place.name, value)
+            held.enter_context(place.holding(value))
+
+    def drop(*_: object) -> None:
+        held.close()
+
+    with ExitStack() as stack:
+        stack.callback(module.register_forward_pre_hook(fill).remove)
+        stack.callback(module.register_forward_hook(drop, always_call=True).remove)
+        yield
+
+
+@contextmanager
+def _replaced_forward(module: nn.Module, forward: Callable[..., Tensor]) -> Iterator[None]:
+    module.forward = forward
+    try:
+        yield
+    finally:
+        del module.forward
+
+
+def _look_up(embedding: nn.Module, place: _Place, source: ParameterSource) -> Callable[..., Tensor]:
+    """The module's own forward on a table of the rows that are looked up, under new ids."""
+    forward = embedding.forward
+
+    def look_up(ids: Tensor, *args: object, **kwargs: object) -> Tensor:
+        wanted, compact = ids.unique(return_inverse=True)
+        table = torch.cat([source.rows(place.name, int(row), 1) for row in wanted])
+        padding, embedding.padding_idx = embedding.padding_idx, None  # an id of the whole table
+        try:
+            with place.holding(table):
+                return forward(compact, *args, **kwargs)
+        finally:
+            embedding.padding_idx = padding
+
+    return look_up
+
+
+def _head_in_parts(head: nn.Linear, places: Sequence[_Place], source: ParameterSource) -> Callable[[Tensor], Tensor]:
+    """The module's own forward on some rows of weight and bias after the other."""
+    forward = head.forward
+    rows, columns = head.weight.shape
+    most = max(1, _HEAD_BYTES // (columns * head.weight.element_size()))
+
+    def in_parts(states: Tensor) -> Tensor:
+        parts = []
+        for first in range(0, rows, most):
+            with ExitStack() as held:
+                for place in places:
+                    held.enter_context(place.holding(source.rows(place.name, first, min(most, rows - first))))
+                parts.append(forward(states))
+        return torch.cat(parts, -1)
+
+    return in_parts

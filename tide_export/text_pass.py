@@ -1,0 +1,114 @@
+"""Run the graphs of a bundle's target cpu on whole texts, in sessions that the caller opens and drops one at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+from numpy.typing import NDArray
+from tide_runtime.backends.onnxruntime.invariance import LEAST_PADDING
+from tide_runtime.backends.onnxruntime.threads import ThreadOptions, session_options
+from tide_runtime.backends.step_arrays import StepPositions, StepShape
+from tide_runtime.bundle.manifest import Manifest
+from tide_runtime.errors import VerificationError
+
+FP32_ACTIVATIONS = 1  # MatMulNBits' accuracy_level
+_DTYPES: dict[str, type[np.generic]] = {"tensor(float)": np.float32, "tensor(float16)": np.float16, "tensor(int8)": np.int8}
+
+
+def open_session(file: Path, exact: bool = False) -> ort.InferenceSession:
+    """A session of the graph in ``file``.
+
+    ``exact``: products with low-bit weights do not round their activations to int8. Nor are weights packed, which takes as much
+    memory as they do: the session serves one pass.
+
+    Raises VerificationError if ONNX Runtime refuses the graph.
+    """
+    model = onnx.load(file, load_external_data=False)
+    for node in model.graph.node:
+        for attribute in node.attribute:
+            if exact and node.op_type == "MatMulNBits" and attribute.name == "accuracy_level":
+                attribute.i = FP32_ACTIVATIONS
+    options = session_options(ThreadOptions(), chained=True)
+    options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(file.parent))
+    if exact:
+        options.add_session_config_entry("session.disable_prepacking", "1")
+    try:
+        return ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # ONNX Runtime raises unrelated exception classes
+        raise VerificationError(f"ONNX Runtime {ort.__version__} cannot load {file.name} ({error})") from error
+
+
+class TextPass:
+    """Runs graphs on ``texts`` from empty caches; their T tokens are packed one text after the other.
+
+    ``decoded``: that many tokens at the end of each text run one by one, after a pass over the others.
+    """
+
+    def __init__(self, manifest: Manifest, texts: Sequence[Sequence[int]], decoded: int = 0) -> None:
+        self._texts = [np.asarray(text, np.int64) for text in texts]
+        lengths = np.array([len(text) for text in texts])
+        first = lengths - decoded
+        starts = np.cumsum(lengths) - lengths
+        self._tokens = int(lengths.sum())
+        self._steps = [_Step(first, np.zeros_like(lengths), starts)]
+        self._steps += [_Step(np.ones_like(lengths), first + n, starts) for n in range(decoded)]
+        self._slots = int(lengths.max()) + LEAST_PADDING.sequence.most_added
+
+    def run(self, session: ort.InferenceSession, states: NDArray[np.float32] | None = None) -> NDArray[np.float32]:
+        """What a graph makes of ``states`` [T, H], or of the token ids: states [T, H], or logits [T, V]."""
+        ids = np.concatenate(self._texts)
+        caches: dict[str, NDArray[Any]] = {}
+        for value in session.get_inputs():
+            if "_cache_" in value.name:
+                shape = (len(self._texts), value.shape[1], self._slots, value.shape[3])
+                caches[value.name] = np.zeros(shape, _DTYPES[value.type])
+        names = [value.name for value in session.get_outputs()]
+        made: list[NDArray[np.float32]] = []
+        for step in self._steps:
+            feeds = step.feeds(session, ids, states) | caches
+            outputs = dict(zip(names, session.run(names, feeds), strict=True))
+            caches = {name: outputs[name.replace("_cache_", "_cache_out_")] for name in caches}
+            result = outputs["hidden_out"] if "hidden_out" in outputs else outputs["logits"]
+            made.append(result[0, : len(step.rows)].astype(np.float32))
+        packed = np.empty((self._tokens, made[0].shape[1]), np.float32)
+        for step, rows in zip(self._steps, made, strict=True):
+            packed[step.rows] = rows
+        return packed
+
+
+class _Step:
+    """A launch of ``counts[b]`` tokens of each text, which follow ``cached[b]``. ``starts``: of the texts among all tokens."""
+
+    def __init__(self, counts: NDArray[np.int64], cached: NDArray[np.int64], starts: NDArray[np.int64]) -> None:
+        wanted = counts.tolist()
+        self._shape = StepShape.of(0, wanted, wanted, LEAST_PADDING)
+        positions = StepPositions(self._shape, LEAST_PADDING.sequence)
+        positions.arrange(wanted, wanted)
+        positions.place(cached.tolist())
+        self._positions = {**positions.arrays, "position_ids": positions.arrays["position_ids"][None]}
+        begins = (starts + cached).tolist()
+        self.rows = np.concatenate([np.arange(begin, begin + count) for begin, count in zip(begins, wanted, strict=True)])
+
+    def feeds(
+        self, session: ort.InferenceSession, ids: NDArray[np.int64], states: NDArray[np.float32] | None
+    ) -> dict[str, NDArray[Any]]:
+        """The graph's inputs, without caches."""
+        feeds: dict[str, NDArray[Any]] = {}
+        for value in session.get_inputs():
+            if value.name == "hidden":
+                assert states is not None
+                feeds["hidden"] = self._padded(states[self.rows].astype(_DTYPES[value.type]))
+            elif value.name == "input_ids":
+                feeds["input_ids"] = self._padded(ids[self.rows])
+            elif "_cache_" not in value.name:
+                feeds[value.name] = self._positions[value.name]
+        return feeds
+
+    def _padded(self, rows: NDArray[Any]) -> NDArray[Any]:
+        """[1, T, …], with rows of zeros for the padding of the launch."""
+        return np.concatenate([rows, np.zeros((self._shape.tokens - len(rows), *rows.shape[1:]), rows.dtype)])[None]
