@@ -19,7 +19,9 @@ from tide_runtime.bundle.manifest import HeadInfo
 from torch import nn
 from transformers import PreTrainedModel
 
-from tide_export.load import LoadedModel, held_in_memory
+from tide_export.layerwise import layer_by_layer
+from tide_export.load import LoadedModel
+from tide_export.parameters import ParameterSource
 from tide_export.quantization.quantized_weight import symmetric_int4
 
 TOKENS = 1024  # in windows of half of them, fewer for a model of few positions; some seconds for SmolLM2
@@ -40,8 +42,8 @@ def with_head(loaded: LoadedModel, wanted: str, note: Callable[[str], None]) -> 
     too_small = head.weight.numel() < LEAST_SHARE * loaded.model.num_parameters()
     if wanted == "auto" and (too_small or loaded.tokenizer is None):
         return loaded
-    loaded = held_in_memory(loaded, "the perplexity of its head in 4 bits is measured on it", note)
-    kept, in_four = head.weight, symmetric_int4(head.weight.detach().float().numpy(), weight.block_size)
+    source, kept = loaded.parameters, head.weight
+    in_four = symmetric_int4(source.value(f"{name}.weight").float().numpy(), weight.block_size)
     changed = replace(loaded, quantized={**loaded.quantized, f"{name}.weight": in_four}, text=f"{loaded.text}, 4-bit head")
     rounded = nn.Parameter(torch.from_numpy(in_four.dequantized()).to(kept.dtype), requires_grad=False)
     if wanted == "4":
@@ -51,9 +53,9 @@ def with_head(loaded: LoadedModel, wanted: str, note: Callable[[str], None]) -> 
     ids = loaded.tokenizer("\n\n".join(topics[topic] for topic in sorted(topics)), add_special_tokens=False).input_ids
     window = min(TOKENS // 2, getattr(loaded.model.config.get_text_config(), "max_position_embeddings", None) or TOKENS)
     windows = torch.tensor(ids[:TOKENS]).unfold(0, window, window)
-    eight = perplexity(loaded.model, windows)
+    eight = perplexity(loaded.model, source, windows)
     head.weight = rounded
-    four, text = perplexity(loaded.model, windows), f"{TOKENS} tokens of pydoc_data.topics, Python {python_version()}"
+    four, text = perplexity(loaded.model, source, windows), f"{TOKENS} tokens of pydoc_data.topics, Python {python_version()}"
     chosen = 4 if four <= eight * (1 + MOST_LOSS) else 8  # 8 where one is NaN
     note(f"head in {chosen} bits: perplexity {four:.3f} with 4, {eight:.3f} with 8, on {text}")
     if chosen == 8:
@@ -61,10 +63,9 @@ def with_head(loaded: LoadedModel, wanted: str, note: Callable[[str], None]) -> 
     return replace(changed if chosen == 4 else loaded, head=HeadInfo(chosen, four, eight, text))
 
 
-def perplexity(model: PreTrainedModel, windows: torch.Tensor) -> float:
-    """Of the tokens ``windows`` [B, T] after the first of each."""
-    with torch.no_grad():
-        losses = [
-            nn.functional.cross_entropy(model(input_ids=window[None]).logits[0, :-1].float(), window[1:]) for window in windows
-        ]
+def perplexity(model: PreTrainedModel, source: ParameterSource, windows: torch.Tensor) -> float:
+    """Of the tokens ``windows`` [B, T] after the first of each, in one pass. ``source``: the values of fake parameters."""
+    with torch.no_grad(), layer_by_layer(model, source):
+        logits = model(input_ids=windows, use_cache=False).logits
+    losses = [nn.functional.cross_entropy(one[:-1].float(), ids[1:]) for one, ids in zip(logits, windows, strict=True)]
     return math.exp(float(torch.stack(losses).mean()))
