@@ -35,7 +35,8 @@ class QuantizedParameters:
         matrices = list(matrices_of(model, bits))
         self._transposed = {matrix.name for matrix in matrices if matrix.transposed}
         distinct = {self._first[matrix.name]: matrix for matrix in reversed(matrices)}
-        self._row_by_row = set[str]()  # round to nearest: a row does not depend on the others
+        # What is rounded to nearest: a row does not depend on the others. What is quantised, and only as a whole.
+        self._row_by_row, self._made_whole = set[str](), set[str]()
         found: dict[str, LowBits] = {}
         for name, matrix in distinct.items():
             kept, chosen = stored.get(name), "rtn" if matrix.bits == 8 else quantizer
@@ -46,8 +47,7 @@ class QuantizedParameters:
                 assert sample is not None
                 make = partial(recent.get, name, partial(self._quantize, matrix, chosen))
                 found[name] = deferred(sample, matrix.shape, make)
-                if matrix.bits == 8 and not matrix.transposed:
-                    self._row_by_row.add(name)
+                (self._row_by_row if matrix.bits == 8 and not matrix.transposed else self._made_whole).add(name)
         self.low_bits = {name: found[first] for name, first in self._first.items() if first in found}
         left = sum(matrix.name not in self.low_bits for matrix in matrices)
         self.notes = [f"{left} matrices whose input is no multiple of {BLOCK_SIZE} wide keep their precision"] if left else []
@@ -63,9 +63,11 @@ class QuantizedParameters:
         return values.T if name in self._transposed else values
 
     def rows(self, name: str, first: int, count: int) -> torch.Tensor:
-        if self._first[name] not in self._row_by_row:
-            return self.value(name)[first : first + count]
+        if self._first[name] in self._made_whole:
+            return self.value(name)[first : first + count].clone()  # a view would hold the matrix
         rows = self._inner.rows(name, first, count)
+        if self._first[name] not in self._row_by_row:
+            return rows
         return torch.from_numpy(round_to_nearest(rows.float().numpy(), 8).dequantized()).to(rows.dtype)
 
     def quantized(self, name: str) -> QuantizedWeight | None:
