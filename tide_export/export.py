@@ -163,8 +163,9 @@ def write_bundle(
     context = LoweringContext(_cache_slots(loaded, config), loaded.quantized)
     cuts = _cuts(loaded, config, calibration)
     if config.kv == "int8":
+        shapes = probe_attention(loaded.model)
         with progress.phase("measure the range of keys and values"), layer_by_layer(loaded.model, loaded.parameters):
-            scales = kv_scales(loaded.model, probe_attention(loaded.model), context.max_seq_len)
+            scales = kv_scales(loaded.model, shapes, context.max_seq_len)
             context = replace(context, kv_scales=scales)
     if traced is None:
         with progress.phase("trace"):

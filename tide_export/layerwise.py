@@ -57,7 +57,7 @@ def eager_pass(
     def keep(cut: int) -> Callable[..., None]:
         def hook(_module: nn.Module, args: tuple, kwargs: dict) -> None:
             hidden = args[0] if args else kwargs["hidden_states"]
-            states[cut] = _values(hidden[valid])
+            states[cut] = _values(hidden, valid)
 
         return hook
 
@@ -67,16 +67,16 @@ def eager_pass(
         for cut in cuts:
             stack.callback(layers[cut].register_forward_pre_hook(keep(cut), with_kwargs=True).remove)
         logits = model(input_ids=ids, use_cache=cache is not None, **caching).logits
-    return EagerPass(states, _values(logits[valid]))
+    return EagerPass(states, _values(logits, valid))
 
 
-def _values(tensor: Tensor) -> NDArray[np.float32]:
+def _values(tensor: Tensor, valid: Tensor) -> NDArray[np.float32]:
     if isinstance(tensor, FakeTensor):
         raise VerificationError(
             "the model cannot be run layer by layer, because a part of it reads parameters of another part; --no-verify writes "
             "the bundle without a comparison"
         )
-    return tensor.float().numpy()
+    return tensor[valid].float().numpy()
 
 
 @contextmanager
