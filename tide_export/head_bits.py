@@ -42,10 +42,10 @@ def with_head(loaded: LoadedModel, wanted: str, note: Callable[[str], None]) -> 
     too_small = head.weight.numel() < LEAST_SHARE * loaded.model.num_parameters()
     if wanted == "auto" and (too_small or loaded.tokenizer is None):
         return loaded
-    source, kept = loaded.parameters, head.weight
+    source = loaded.parameters
     in_four = symmetric_int4(source.value(f"{name}.weight").float().numpy(), weight.block_size)
     changed = replace(loaded, quantized={**loaded.quantized, f"{name}.weight": in_four}, text=f"{loaded.text}, 4-bit head")
-    rounded = nn.Parameter(torch.from_numpy(in_four.dequantized()).to(kept.dtype), requires_grad=False)
+    rounded = nn.Parameter(torch.from_numpy(in_four.dequantized()).to(head.weight.dtype), requires_grad=False)
     if wanted == "4":
         head.weight = rounded
         return replace(changed, head=HeadInfo(4))
@@ -53,19 +53,36 @@ def with_head(loaded: LoadedModel, wanted: str, note: Callable[[str], None]) -> 
     ids = loaded.tokenizer("\n\n".join(topics[topic] for topic in sorted(topics)), add_special_tokens=False).input_ids
     window = min(TOKENS // 2, getattr(loaded.model.config.get_text_config(), "max_position_embeddings", None) or TOKENS)
     windows = torch.tensor(ids[:TOKENS]).unfold(0, window, window)
-    eight = perplexity(loaded.model, source, windows)
-    head.weight = rounded
-    four, text = perplexity(loaded.model, source, windows), f"{TOKENS} tokens of pydoc_data.topics, Python {python_version()}"
+    bias = source.value(f"{name}.bias") if head.bias is not None else None
+    eight, four = perplexities(loaded.model, source, windows, rounded, bias)
+    text = f"{TOKENS} tokens of pydoc_data.topics, Python {python_version()}"
     chosen = 4 if four <= eight * (1 + MOST_LOSS) else 8  # 8 where one is NaN
     note(f"head in {chosen} bits: perplexity {four:.3f} with 4, {eight:.3f} with 8, on {text}")
-    if chosen == 8:
-        head.weight = kept
+    if chosen == 4:
+        head.weight = rounded
     return replace(changed if chosen == 4 else loaded, head=HeadInfo(chosen, four, eight, text))
 
 
-def perplexity(model: PreTrainedModel, source: ParameterSource, windows: torch.Tensor) -> float:
-    """Of the tokens ``windows`` [B, T] after the first of each, in one pass. ``source``: the values of fake parameters."""
-    with torch.no_grad(), layer_by_layer(model, source):
-        logits = model(input_ids=windows, use_cache=False).logits
+def perplexities(
+    model: PreTrainedModel, source: ParameterSource, windows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+) -> tuple[float, float]:
+    """Of the tokens ``windows`` [B, T] after the first of each, with the model's head and with one of ``weight``, in one pass.
+
+    ``source``: the values of fake parameters.
+    """
+
+    def both(head: nn.Module, args: tuple[torch.Tensor, ...], logits: torch.Tensor) -> torch.Tensor:
+        return torch.cat([logits, nn.functional.linear(args[0], weight, bias)])  # the model may scale and cap them
+
+    hook = model.get_output_embeddings().register_forward_hook(both)
+    try:
+        with torch.no_grad(), layer_by_layer(model, source):
+            own, other = model(input_ids=windows, use_cache=False).logits.split(len(windows))
+    finally:
+        hook.remove()
+    return _perplexity(own, windows), _perplexity(other, windows)
+
+
+def _perplexity(logits: torch.Tensor, windows: torch.Tensor) -> float:
     losses = [nn.functional.cross_entropy(one[:-1].float(), ids[1:]) for one, ids in zip(logits, windows, strict=True)]
     return math.exp(float(torch.stack(losses).mean()))

@@ -45,9 +45,9 @@ def tied(folder: Path, hidden: int = 64) -> LoadedModel:
 @pytest.mark.parametrize("four, bits", [(10.05, 4), (10.2, 8), (math.nan, 8)])
 def test_perplexity_decides(tmp_path, monkeypatch, four, bits):
     """Every export would pay for accuracy that this model does not need, or give away more than a hundredth of it."""
-    loaded, found = quantized(tied(tmp_path), "int4", "rtn"), iter([10.0, four])
+    loaded = quantized(tied(tmp_path), "int4", "rtn")
     before = loaded.model.get_parameter(EMBEDDING)
-    monkeypatch.setattr(head_bits, "perplexity", lambda model, source, windows: next(found))
+    monkeypatch.setattr(head_bits, "perplexities", lambda *_: (10.0, four))
     changed = with_head(loaded, "auto", lambda line: None)
     assert changed.head is not None and changed.head.bits == bits and changed.quantized[HEAD].bits == bits
     assert changed.quantized[EMBEDDING].bits == 8 and changed.model.get_parameter(EMBEDDING) is before
