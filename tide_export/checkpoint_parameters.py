@@ -94,7 +94,7 @@ class CheckpointParameters:
         groups: dict[str, list[str]] = {}
         for name, first in first_names(self._model).items():
             groups.setdefault(first, []).append(name)
-        held = {}
+        held: dict[str, str] = {}
         for names in groups.values():
             stored, *others = [name for name in names if name in self._target]
             for other in others:

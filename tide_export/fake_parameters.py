@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import cast
 
 import torch
 from torch import nn
@@ -54,7 +55,11 @@ def is_fake(model: nn.Module) -> bool:
 
 def convert(model: nn.Module, dtype: torch.dtype) -> None:
     """Give fake parameters of floating-point numbers another ``dtype``."""
-    _replace(model, lambda name, fake: _fake(fake.fake_mode, fake, dtype) if fake.is_floating_point() else fake)
+
+    def converted(name: str, fake: FakeTensor) -> nn.Parameter:
+        return _fake(fake.fake_mode, fake, dtype) if fake.is_floating_point() else cast(nn.Parameter, fake)
+
+    _replace(model, converted)
 
 
 def materialise(model: nn.Module, value: Callable[[str], torch.Tensor]) -> None:

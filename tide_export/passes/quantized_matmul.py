@@ -84,7 +84,7 @@ def _minima(offsets: ir.Value, scales: ir.Value, zeros: ir.Value | None, bits: i
             matrix = matrix + factors * (np.float32(1 << (bits - 1)) - unpacked)
         return matrix.T
 
-    return Folded(parts, ("minima", bits), [*reversed(parts[0].shape)], make)
+    return Folded(parts, ("minima", bits), [*reversed(parts[0].shape.numpy())], make)
 
 
 def _block_sums(graph: ir.Graph, anchor: ir.Node, source: ir.Value, columns: int, block_size: int) -> ir.Value:
