@@ -38,7 +38,9 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from tide_export.calibration.calibration_file import CALIBRATION_NAME, EXITS_NAME, CalibrationFile, read_calibration
 from tide_export.calibration.exits_file import read_exits
 from tide_export.config import ExportConfig, checkpoint_layers
-from tide_export.load import LoadedModel, fingerprint, load_model, quantized
+from tide_export.export import quantize_loaded
+from tide_export.load import LoadedModel, fingerprint, load_model
+from tide_export.progress import ExportProgress
 
 LAYERS = 6
 TEXT = (Path(__file__).resolve().parents[2] / "LICENSE").read_text(encoding="utf-8")  # the same on every machine
@@ -194,7 +196,8 @@ def test_low_bit_weights(run: Run, model: Path, texts: Path, tmp_path: Path, mon
     done = run(model, "--data", texts, "--out", tmp_path / "int4", "--weights", "int4", *SMALL)
     assert done.code == 0, done.err
     file, plain = read_calibration(tmp_path / "int4"), load_model(str(model), "fp32")
-    file.check_model(fingerprint(quantized(plain, "int4", "rtn")), "agreeing", "int4 rtn")
+    rounded = quantize_loaded(plain, "int4", "rtn", ExportProgress(quiet=True))
+    file.check_model(fingerprint(rounded), "agreeing", "int4 rtn")
     assert measured[0].quantized and measured[0].weights == "int4 rtn"
     with pytest.raises(CalibrationError, match=r"made for agreeing .*…, int4 rtn\).*not for agreeing .*…, source\)"):
         file.check_model(fingerprint(plain), "agreeing", plain.weights)

@@ -109,6 +109,6 @@ def test_command_line(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     refused = run(*options)
     assert refused.code == TideError.exit_code and "ParamsError" in refused.err and "--quantizer-data FILE" in refused.err
     assert not (tmp_path / "engine").exists()
-    done = run(*options, "--quantizer-data", TEXT)
+    done = run(*options, "--quantizer-data", TEXT, "--head-bits", "8")
     assert done.code == 0, done.err  # the bundle was compared with the eager model
     assert read_manifest(tmp_path / "engine").weights == {"int8 rtn": 2, "int4 gptq": 14}

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 from cli_in_process import Run, cli_runner
 from serve.http.processes import ROOT
-from tide_runtime import Engine
 from tide_serve import cli
 
 KEY = "sk-0123456789abcdef"
@@ -26,7 +25,7 @@ def tide_serve(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[st
     def load(*_: object) -> None:
         raise SystemExit(LOADING)
 
-    monkeypatch.setattr(Engine, "load", load)
+    monkeypatch.setattr(cli, "load_engine", load)
     monkeypatch.delenv("TIDE_API_KEYS", raising=False)
     return cli_runner("tide-serve", cli.main, monkeypatch, capsys, columns=200)
 
