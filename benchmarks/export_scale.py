@@ -152,7 +152,7 @@ def main(
             if name == "smollm2":  # which has a tokenizer
                 report.add(f"first_token_s_{name}", first_token_seconds(source, place / "cache"))
         console().print(found.printed, markup=False)
-        report.rows.append({"case": name, "title": case.title, **vars(found)})
+        report.rows.append({"case": name, "title": case.title, **{k: v for k, v in vars(found).items() if k != "printed"}})
         report.add(f"export_s_{name}", found.seconds)
         report.add(f"export_gib_{name}", found.anonymous / GIB)
         report.add(f"bundle_ratio_{name}", found.bundle / found.source)

@@ -133,7 +133,7 @@ def main(
     manifest = read_manifest(folder(reference))
 
     def figures(entry: RunningArm) -> dict[str, float]:
-        if not with_perplexity or entry.spec.kind not in MEASURED or model != "smollm2":  # random weights have none to speak of
+        if not with_perplexity or entry.spec.kind not in MEASURED or model != "smollm2":  # random weights predict nothing
             return {}
         text = files.prompts(cache, BEFORE_TEXT + 1, 2 * TEXT_TOKENS)[-1][:TEXT_TOKENS]
         vocab = manifest.model.vocab_size

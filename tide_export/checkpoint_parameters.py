@@ -50,7 +50,7 @@ class CheckpointParameters:
     def rows(self, name: str, first: int, count: int) -> torch.Tensor:
         held = self._held[name]
         if (stored := self._single(self._target[held])) is None:
-            return self.value(name)[first : first + count]
+            return self.value(name)[first : first + count].clone()  # a view would hold the matrix
         return self._holder[stored].get_slice(stored)[first : first + count].to(self._expected[held].dtype)
 
     def quantized(self, name: str) -> QuantizedWeight | None:

@@ -66,7 +66,8 @@ def with_head(loaded: LoadedModel, wanted: str, note: Callable[[str], None]) -> 
 def perplexities(
     model: PreTrainedModel, source: ParameterSource, windows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
 ) -> tuple[float, float]:
-    """Of the tokens ``windows`` [B, T] after the first of each, with the model's head and with one of ``weight``, in one pass.
+    """Perplexities of ``windows`` [B, T], without the first token of each, with the model's head and
+    with one of ``weight``, in one pass.
 
     ``source``: the values of fake parameters.
     """

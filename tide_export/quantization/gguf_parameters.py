@@ -61,7 +61,7 @@ class GgufParameters:
     def rows(self, name: str, first: int, count: int) -> torch.Tensor:
         order = self._orders[self._first[name]]
         if order is None:
-            return self.value(name)[first : first + count]
+            return self.value(name)[first : first + count].clone()  # a view would hold the matrix
         (tensor,) = self._sources[self._first[name]]
         return torch.from_numpy(_dequantized(tensor, tensor.data[order[first : first + count]])).to(self._expected[name].dtype)
 

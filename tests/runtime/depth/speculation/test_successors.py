@@ -79,7 +79,7 @@ def test_the_table_keeps_what_was_learned_last() -> None:
 
 
 def test_a_token_that_costs_nothing_is_drafted_at_one_in_seven() -> None:
-    """Breaks: machines that pad a launch to two rows would compute a row that nobody needs."""
+    """Breaks: machines that pad a launch to two rows would compute a row without use."""
     for second, drafted in ((10.0, [5]), (12.0, [])):
         prices = [StepCost(1, tokens, 0.0, ms, 0.0, 0.0, 0.0) for tokens, ms in ((1, 10.0), (2, second), (3, 30.0))]
         speculator = made_up_speculator(CostTable("cpu", "here", 10.0, prices))
