@@ -12,7 +12,16 @@ from functools import partial
 from importlib.metadata import entry_points, version
 from pathlib import Path
 
-from tide_runtime.bundle.manifest import MANIFEST_NAME, SCHEMA_VERSION, GenerationInfo, KVInfo, Manifest, ModelInfo, read_manifest
+from tide_runtime.bundle.manifest import (
+    MANIFEST_NAME,
+    SCHEMA_VERSION,
+    GenerationInfo,
+    KVInfo,
+    LayerInfo,
+    Manifest,
+    ModelInfo,
+    read_manifest,
+)
 from tide_runtime.errors import CalibrationError, IncompleteBundleError, ParamsError
 
 from tide_export.build_targets import BuiltTargets, Cuts, build_targets
@@ -269,7 +278,7 @@ def _manifest(
         head=loaded.head,
         max_seq_len=_cache_slots(loaded, config),
         checkpoints=[g.layers[1] for g in built.graphs if g.layers is not None][:-1],
-        kv=[KVInfo(s.heads, s.key_dim, s.value_dim) for s in traced.kv_shapes],
+        layers=[LayerInfo(KVInfo(s.heads, s.key_dim, s.value_dim)) for s in traced.kv_shapes],
         graphs=built.graphs,
         targets=built.targets,
         generation=_generation_info(loaded),

@@ -10,7 +10,18 @@ from itertools import pairwise
 from math import exp
 
 from tide_runtime.bundle.calibration import CalibrationInfo, ExitInfo
-from tide_runtime.bundle.manifest import HEAD, GenerationInfo, GraphInfo, KVInfo, Manifest, ModelInfo, exit_graph, kv_fill_graph
+from tide_runtime.bundle.manifest import (
+    HEAD,
+    SCHEMA_VERSION,
+    GenerationInfo,
+    GraphInfo,
+    KVInfo,
+    LayerInfo,
+    Manifest,
+    ModelInfo,
+    exit_graph,
+    kv_fill_graph,
+)
 
 LAYERS, VOCAB, SLOTS = 4, 11, 64
 STATE_WORDS = 4  # 64-bit words of a hidden state, one of which is the hash; the others must follow from it
@@ -108,14 +119,14 @@ def stub_manifest(exits: Sequence[ExitInfo]) -> Manifest:
     """Segments of one layer, or two where no exit is between them."""
     checkpoints = sorted({1, 3, *(info.checkpoint for info in exits)})
     return Manifest(
-        schema=1,
+        schema=SCHEMA_VERSION,
         created="",
         tools={},
         model=ModelInfo("stub", "stub", None, "Stub", "stub", LAYERS, 2 * STATE_WORDS, VOCAB, 0, 0, ""),
         dtype="fp32",
         max_seq_len=SLOTS,
         checkpoints=checkpoints,
-        kv=[KVInfo(1, 2, 2)] * LAYERS,  # two floats hold a word
+        layers=[LayerInfo(KVInfo(1, 2, 2))] * LAYERS,  # two floats hold a word
         graphs=list(_graphs([0, *checkpoints, LAYERS], exits)),
         targets={},
         generation=GenerationInfo([]),

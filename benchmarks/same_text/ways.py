@@ -88,7 +88,7 @@ def outcomes(weights: Engine, asks: Sequence[Ask], ways: Sequence[Way]) -> Itera
 def _scarce_memory(manifest: Manifest, asks: Sequence[Ask]) -> int:
     """Bytes of fp32 keys and values that hold the longest sequence of the bundle and half of the longest text."""
     tokens = manifest.max_seq_len + max(len(ask.prompt) + ask.params.max_new_tokens for ask in asks) // 2
-    return tokens * sum(4 * kv.heads * (kv.key_dim + kv.value_dim) for kv in manifest.kv)
+    return tokens * sum(4 * kv.heads * (kv.key_dim + kv.value_dim) for kv in manifest.kv.values())
 
 
 def _run(engine: Engine, way: Way, asks: Sequence[Ask]) -> Outcome:

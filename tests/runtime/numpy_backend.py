@@ -16,7 +16,18 @@ from tide_runtime.backends.graph_contract import hidden_states
 from tide_runtime.backends.kv_caches import BLOCK_TOKENS
 from tide_runtime.backends.step_arrays import NO_PADDING, RowEnds
 from tide_runtime.bundle.calibration import CalibrationInfo, ExitInfo
-from tide_runtime.bundle.manifest import HEAD, GenerationInfo, GraphInfo, KVInfo, Manifest, ModelInfo, exit_graph, kv_fill_graph
+from tide_runtime.bundle.manifest import (
+    HEAD,
+    SCHEMA_VERSION,
+    GenerationInfo,
+    GraphInfo,
+    KVInfo,
+    LayerInfo,
+    Manifest,
+    ModelInfo,
+    exit_graph,
+    kv_fill_graph,
+)
 
 GARBAGE = 1e3
 FORGOTTEN = np.linspace(GARBAGE, -GARBAGE, HIDDEN)
@@ -33,14 +44,14 @@ def tiny_manifest(
     graphs += [GraphInfo(exit_graph(e), None, 0, [], []) for e in exits if e.graph_outputs()]
     graphs += [GraphInfo(kv_fill_graph(e), None, 0, [], []) for e in exits]
     return Manifest(
-        schema=1,
+        schema=SCHEMA_VERSION,
         created="",
         tools={},
         model=ModelInfo("tiny", "tiny", None, "Tiny", "tiny", layers, HIDDEN, model.vocab, 0, 0, ""),
         dtype="fp32",
         max_seq_len=model.positions,
         checkpoints=list(checkpoints),
-        kv=[KVInfo(1, HIDDEN, HIDDEN)] * layers,
+        layers=[LayerInfo(KVInfo(1, HIDDEN, HIDDEN))] * layers,
         graphs=[*graphs, GraphInfo(HEAD, None, 0, [], [])],
         targets={},
         generation=GenerationInfo([]),

@@ -112,9 +112,10 @@ def _contract(manifest: Manifest, graph: GraphInfo, packed: bool) -> tuple[dict[
 def _caches(manifest: Manifest, layers: range) -> dict[str, Shape]:
     caches: dict[str, Shape] = {}
     for layer in layers:
-        kv = manifest.kv[layer]
-        caches[f"key_cache_{layer}"] = (None, kv.heads, None, kv.key_dim)
-        caches[f"value_cache_{layer}"] = (None, kv.heads, None, kv.value_dim)
+        kv = manifest.kv.get(layer)
+        if kv is not None:
+            caches[f"key_cache_{layer}"] = (None, kv.heads, None, kv.key_dim)
+            caches[f"value_cache_{layer}"] = (None, kv.heads, None, kv.value_dim)
     return caches
 
 

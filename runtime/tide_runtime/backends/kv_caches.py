@@ -42,7 +42,7 @@ class KVCaches:
         itemsize = np.dtype(dtype).itemsize
         shapes = {
             f"{kind}_cache_{layer}": (kv.heads, head_dim)
-            for layer, kv in enumerate(manifest.kv)
+            for layer, kv in manifest.kv.items()
             for kind, head_dim in (("key", kv.key_dim), ("value", kv.value_dim))
         }
         slot_bytes = {name: heads * head_dim * itemsize for name, (heads, head_dim) in shapes.items()}
@@ -81,7 +81,7 @@ class KVCaches:
 
 def kv_bytes_per_token(manifest: Manifest, itemsize: int) -> int:
     """Bytes of keys and values of one token over all layers."""
-    return sum(kv.heads * (kv.key_dim + kv.value_dim) for kv in manifest.kv) * itemsize
+    return sum(kv.heads * (kv.key_dim + kv.value_dim) for kv in manifest.kv.values()) * itemsize
 
 
 def cache_full(needed: int, limit: int) -> CacheFullError:

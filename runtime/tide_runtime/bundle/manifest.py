@@ -19,7 +19,7 @@ from tide_runtime.bundle.calibration import CalibrationInfo, DraftHeadInfo, Exit
 from tide_runtime.bundle.engine_info import EngineInfo, ProfileInfo, TensorInfo
 from tide_runtime.errors import BundleError, ParamsError
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 MANIFEST_NAME = "manifest.json"
 HEAD = "head"  # the LM head for early exits; the last segment includes its own
 UNCUT = "uncut"  # all segments as one graph; optional in a target
@@ -28,6 +28,7 @@ STATES = "states"  # output of `UNCUT`, where there is a draft head: the states 
 DTYPES = ("fp32", "fp16", "bf16")
 PAD_ATTENTION = "pad_attention"  # lowering pass, see `TargetInfo.pads_attention`
 KV_DTYPES = (*DTYPES, "int8")
+STATE_KINDS = {"convolution": 2, "recurrence": 3}  # dimensions of `StateInfo.shape`
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,33 @@ class KVInfo:
     heads: int
     key_dim: int
     value_dim: int
+
+
+@dataclass(frozen=True)
+class StateInfo:
+    """A state of fixed size per sequence, in fp32: [B, *shape].
+
+    Args:
+        kind: ``convolution``, the last raw inputs [channels, width - 1] of a causal convolution; ``recurrence``, the sum of all
+            tokens [heads, key_dim, value_dim] that linear attention and state-space layers keep.
+    """
+
+    kind: str
+    shape: list[int]
+
+
+@dataclass(frozen=True)
+class LayerInfo:
+    """What a decoder layer keeps of a text: keys and values, states, both, or nothing.
+
+    Args:
+        states: in the order in which the layer updates them.
+        kv_source: the earlier layer whose keys and values it reads in place of its own.
+    """
+
+    kv: KVInfo | None = None
+    states: list[StateInfo] = field(default_factory=list)
+    kv_source: int | None = None
 
 
 @dataclass(frozen=True)
@@ -157,6 +185,7 @@ class Manifest:
         checkpoints: number of layers before each cut between segments.
         calibration: exits and policies; None: not calibrated.
         files: every file of the bundle except the manifest.
+        layers: what each decoder layer keeps of a text.
         weights: format of low-bit matrices → number of them; the others are in ``dtype``.
         head: how many bits the head has, where that was measured or asked for.
         kv_dtype: data type of the KV caches; None: ``dtype``. ``int8``: rounded, with a scale for each channel in the graphs.
@@ -169,7 +198,7 @@ class Manifest:
     dtype: str
     max_seq_len: int
     checkpoints: list[int]
-    kv: list[KVInfo]
+    layers: list[LayerInfo]
     graphs: list[GraphInfo]
     targets: dict[str, TargetInfo]
     generation: GenerationInfo
@@ -190,7 +219,7 @@ class Manifest:
             f"max_seq_len is {self.max_seq_len}, the model knows {positions} positions",
         )
         _require(self.model.vocab_size > 0, "model.vocab_size must be at least 1")
-        _require(len(self.kv) == self.model.num_layers, f"kv has {len(self.kv)} layers, the model {self.model.num_layers}")
+        self._check_layers()
         self._check_segments()
         self._check_exits()
         self._check_graphs()
@@ -200,6 +229,21 @@ class Manifest:
     def cache_dtype(self) -> str:
         """Data type of the KV caches."""
         return self.kv_dtype or self.dtype
+
+    @property
+    def kv(self) -> dict[int, KVInfo]:
+        """Layer number → cache, of the layers that have one of their own."""
+        return {number: layer.kv for number, layer in enumerate(self.layers) if layer.kv is not None}
+
+    @property
+    def states(self) -> dict[tuple[int, int], StateInfo]:
+        """(Layer number, number among the layer's states) → state."""
+        return {(i, n): state for i, layer in enumerate(self.layers) for n, state in enumerate(layer.states)}
+
+    @property
+    def is_recurrent(self) -> bool:
+        """Whether a layer has a state that sums up all tokens before, which cannot be cut as keys and values can."""
+        return any(layer.states for layer in self.layers)
 
     @property
     def draft_head(self) -> DraftHeadInfo | None:
@@ -212,6 +256,19 @@ class Manifest:
     def rounds(self, target: str) -> bool:
         """Whether ``target`` rounds activations, keys or values to few bits: in products with low-bit weights or int8 caches."""
         return self.targets[target].products is not None or self.cache_dtype == "int8"
+
+    def _check_layers(self) -> None:
+        count = self.model.num_layers
+        _require(len(self.layers) == count, f"there are {len(self.layers)} layers, the model has {count}")
+        for number, layer in enumerate(self.layers):
+            for state in layer.states:
+                fits = len(state.shape) == STATE_KINDS.get(state.kind) and all(size > 0 for size in state.shape)
+                _require(fits, f"layer {number} has a state of kind {state.kind!r} and shape {state.shape}")
+            source = layer.kv_source
+            _require(
+                source is None or (0 <= source < number and layer.kv is None and source in self.kv),
+                f"layer {number} reads the keys of layer {source}, which has none before it",
+            )
 
     def _check_segments(self) -> None:
         edges = [0, *self.checkpoints, self.model.num_layers]

@@ -104,7 +104,7 @@ def bundle_facts(manifest: Manifest) -> dict[str, Any]:
 
 def kv_cache_bytes(manifest: Manifest, tokens: int) -> int:
     """KV cache bytes of one sequence of ``tokens``, all layers."""
-    per_token = sum(layer.heads * (layer.key_dim + layer.value_dim) for layer in manifest.kv)
+    per_token = sum(layer.heads * (layer.key_dim + layer.value_dim) for layer in manifest.kv.values())
     return per_token * tokens * _DTYPE_BYTES[manifest.cache_dtype]
 
 

@@ -20,7 +20,7 @@ from tide_calibrate.costs.measure import (
     undisturbed,
     unsplit_ms,
 )
-from tide_runtime.bundle.manifest import GenerationInfo, GraphInfo, KVInfo, Manifest, ModelInfo
+from tide_runtime.bundle.manifest import SCHEMA_VERSION, GenerationInfo, GraphInfo, KVInfo, LayerInfo, Manifest, ModelInfo
 from tide_runtime.costs.cost_model import CostModel, StepTable
 from tide_runtime.errors import CalibrationError
 
@@ -36,14 +36,14 @@ def manifest(*checkpoints: int) -> Manifest:
     ]
     model = ModelInfo("m", "m", None, "M", "m", LAYERS, HIDDEN, 100, 0, 0, "")
     return Manifest(
-        schema=1,
+        schema=SCHEMA_VERSION,
         created="",
         tools={},
         model=model,
         dtype="fp32",
         max_seq_len=64,
         checkpoints=list(checkpoints),
-        kv=[KVInfo(1, 8, 8)] * LAYERS,
+        layers=[LayerInfo(KVInfo(1, 8, 8))] * LAYERS,
         graphs=[*graphs, GraphInfo("head", None, 0, [], [])],
         targets={},
         generation=GenerationInfo([]),

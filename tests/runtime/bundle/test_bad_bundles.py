@@ -180,9 +180,9 @@ def unknown_nested_field(bundle: Path) -> None:
     edit(bundle, "graphs", 1, "router", value=1)
 
 
-@corruption(BundleError, "lacks ['kv']")
+@corruption(BundleError, "lacks ['layers']")
 def missing_field(bundle: Path) -> None:
-    edit(bundle, "kv", remove=True)
+    edit(bundle, "layers", remove=True)
 
 
 @corruption(BundleError, "manifest.model lacks ['num_layers']")
@@ -195,9 +195,9 @@ def number_as_text(bundle: Path) -> None:
     edit(bundle, "max_seq_len", value="64")
 
 
-@corruption(BundleError, "manifest.kv is an object", "expected a list")
+@corruption(BundleError, "manifest.layers is an object", "expected a list")
 def object_instead_of_list(bundle: Path) -> None:
-    edit(bundle, "kv", value={})
+    edit(bundle, "layers", value={})
 
 
 @corruption(BundleError, "manifest.model is null", "expected an object")
@@ -205,9 +205,9 @@ def null_instead_of_object(bundle: Path) -> None:
     edit(bundle, "model", value=None)
 
 
-@corruption(BundleError, "manifest.kv[0].heads", "2.5", "expected int")
+@corruption(BundleError, "manifest.layers[0].kv.heads", "2.5", "expected int")
 def fraction_of_a_head(bundle: Path) -> None:
-    edit(bundle, "kv", 0, "heads", value=2.5)
+    edit(bundle, "layers", 0, "kv", "heads", value=2.5)
 
 
 @corruption(BundleError, "files.onnx/weights.bin.bytes", "True")
@@ -253,9 +253,19 @@ def negative_number_of_layers(bundle: Path) -> None:
     edit(bundle, "model", "num_layers", value=-4)
 
 
-@corruption(BundleError, "kv has 3 layers", "the model 4")
-def a_layer_without_cache(bundle: Path) -> None:
-    edit(bundle, "kv", 3, remove=True)
+@corruption(BundleError, "there are 3 layers", "the model has 4")
+def a_layer_too_few(bundle: Path) -> None:
+    edit(bundle, "layers", 3, remove=True)
+
+
+@corruption(BundleError, "layer 1 has a state of kind 'convolution' and shape [4]")
+def a_convolution_without_width(bundle: Path) -> None:
+    edit(bundle, "layers", 1, "states", value=[{"kind": "convolution", "shape": [4]}])
+
+
+@corruption(BundleError, "layer 1 reads the keys of layer 2, which has none before it")
+def keys_of_a_later_layer(bundle: Path) -> None:
+    edit(bundle, "layers", 1, value={"kv_source": 2})
 
 
 @corruption(BundleError, "vocab_size must be at least 1")
@@ -540,7 +550,7 @@ def manifest_lists_other_inputs(bundle: Path) -> None:
 
 @corruption(BundleError, "key_cache_0", "shape", "do not belong together")
 def more_kv_heads_than_the_graph_has(bundle: Path) -> None:
-    edit(bundle, "kv", 0, "heads", value=8)
+    edit(bundle, "layers", 0, "kv", "heads", value=8)
 
 
 @corruption(BundleError, "hidden_out", "shape", "48")

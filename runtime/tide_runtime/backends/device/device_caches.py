@@ -28,7 +28,7 @@ class DeviceCaches:
         while least is not None and self.limit >> (self._halvings + 1) >= least:
             self._halvings += 1
         self._heads: dict[str, tuple[int, int]] = {}
-        for layer, kv in enumerate(manifest.kv):
+        for layer, kv in manifest.kv.items():
             for kind, head_dim in (("key", kv.key_dim), ("value", kv.value_dim)):
                 self._heads[f"{kind}_cache_{layer}"] = (kv.heads, head_dim)
         self._set_slots(self.limit)

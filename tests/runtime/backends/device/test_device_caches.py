@@ -12,13 +12,13 @@ from runtime.numpy_backend import tiny_manifest
 from runtime.tiny_transformer import TinyTransformer
 from tide_runtime.backends.device.device_caches import DeviceCaches
 from tide_runtime.backends.device.element_types import FP32
-from tide_runtime.bundle.manifest import KVInfo, Manifest
+from tide_runtime.bundle.manifest import KVInfo, LayerInfo, Manifest
 from tide_runtime.errors import CacheFullError
 
 
 def manifest(heads: int, limit: int) -> Manifest:
     made = tiny_manifest(TinyTransformer(3, (0.5, 0.5), 5, limit), [1])
-    object.__setattr__(made, "kv", [KVInfo(heads, 2, 4)] * 2)
+    object.__setattr__(made, "layers", [LayerInfo(KVInfo(heads, 2, 4))] * 2)
     return made
 
 
