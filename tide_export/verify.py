@@ -18,7 +18,6 @@ from pathlib import Path
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from tide_runtime import Engine
 from tide_runtime.bundle.manifest import UNCUT, Manifest, read_manifest
 from tide_runtime.errors import ModelFilesError, VerificationError
 from tide_runtime.text.tokenizer import Tokenizer
@@ -313,13 +312,3 @@ def mean_divergence(expected: NDArray[np.float32], logits: NDArray[np.float32]) 
         p, q = (x.double().log_softmax(-1) for x in (wanted, found))
         total += float((p.exp() * (p - q)).sum())
     return total / len(expected)
-
-
-def prompt_logits(engine: Engine, ids: Sequence[int]) -> Array:
-    """The compiled model's logits [S, V] fp32 for every token of a prompt, from an empty cache, by the segments."""
-    step = engine.backend.context(1).step(0, [len(ids)], [len(ids)])
-    step.input_ids[: len(ids)] = ids
-    step.place([0])
-    for segment in engine.manifest.segments:
-        step.run(segment.name)
-    return step.logits[: len(ids)].astype(np.float32)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from export.architectures import ARCHITECTURES, VOCAB, WINDOW
-from tide_runtime import GenerationParams
+from numpy.typing import NDArray
+from tide_runtime import Engine, GenerationParams
 from tide_runtime.bundle.manifest import UNCUT
-
-from tide_export.verify import prompt_logits
 
 MAX_LOGIT_DIFFERENCE = 1e-4  # fp32
 NEW_TOKENS = 32
@@ -19,6 +19,16 @@ _ROTARY_NOT_FUSED = {"phi", "gpt_neox", "stablelm", "gpt2", "opt", "helium", "gp
 
 def prompt(length: int, seed: int) -> list[int]:
     return torch.randint(3, VOCAB, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+def prompt_logits(engine: Engine, ids: list[int]) -> NDArray[np.float32]:
+    """Logits [S, V] for every token of a prompt, from an empty cache, by the segments."""
+    step = engine.backend.context(1).step(0, [len(ids)], [len(ids)])
+    step.input_ids[: len(ids)] = ids
+    step.place([0])
+    for segment in engine.manifest.segments:
+        step.run(segment.name)
+    return step.logits[: len(ids)].astype(np.float32)
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
