@@ -164,7 +164,7 @@ def _operands(manifest: Manifest, file: str, graph: GraphInfo, found: Mapping[st
             # A recurrence's operands have the shapes that its operator takes, with any number of key heads.
             operands |= {name: found[name] for name in (undo_operand(layer, n, kind) for kind in there)}
             if info.kind == "convolution":
-                operands[undo_operand(layer, n, "rows")] = (1, None, info.shape[0])
+                operands[undo_operand(layer, n, "rows")] = (1, None, info.shape[-1])
     return operands
 
 
