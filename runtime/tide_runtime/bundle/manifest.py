@@ -68,7 +68,7 @@ class StateInfo:
     """A state of fixed size per sequence, in fp32: [B, *shape].
 
     Args:
-        kind: ``convolution``, the last raw inputs [channels, width - 1] of a causal convolution; ``recurrence``, the sum of all
+        kind: ``convolution``, the last raw inputs [width - 1, channels] of a causal convolution; ``recurrence``, the sum of all
             tokens [heads, key_dim, value_dim] that linear attention and state-space layers keep.
     """
 
