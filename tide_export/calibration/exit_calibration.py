@@ -42,6 +42,8 @@ class ExitCalibration:
     def check(self, loaded: LoadedModel) -> None:
         """Raise CalibrationError unless the exits were calibrated for this model and their tensors fit its hidden size."""
         self.file.check_model(fingerprint(loaded), loaded.source, loaded.weights)
+        if self.info.exits:
+            check_can_exit(loaded)
         hidden = int(loaded.model.config.get_text_config().hidden_size)
         if self.draft and self.draft["fuse"].shape[0] != hidden:
             raise _broken(self.directory, f"draft.fuse gives {self.draft['fuse'].shape[0]} channels, the model has {hidden}")
@@ -59,6 +61,15 @@ class ExitCalibration:
             kept = bundle / "calibration" / REPORT
             kept.parent.mkdir(parents=True)
             shutil.copyfile(page, kept)
+
+
+def check_can_exit(loaded: LoadedModel) -> None:
+    """Raise CalibrationError where tokens cannot stop before the last layer."""
+    if loaded.is_recurrent:
+        raise CalibrationError(
+            f"{loaded.name} has recurrent layers, and early exits do not pay there: a token that skips such a layer leaves its "
+            "state behind, and to bring that up to date costs about as much as the layer; export it without a calibration"
+        )
 
 
 def read_exit_calibration(directory: Path) -> ExitCalibration:
