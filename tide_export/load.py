@@ -41,7 +41,6 @@ from tide_export.quantization.quantizers import dequantize_parameters, quantize_
 from tide_export.quantized_parameters import QuantizedParameters
 from tide_export.source_tokenizer import load_tokenizer
 
-_OWN_RECURRENCES = ("rwkv", "xlstm", "recurrent_gemma", "zaya")
 CHECKPOINT_METHODS = ("gptq", "awq", "compressed-tensors", "bitsandbytes")
 TORCH_DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
@@ -303,11 +302,6 @@ def check_supported(config: PreTrainedConfig) -> None:
     if getattr(config, "is_encoder_decoder", False):
         raise UnsupportedModelError(
             f"{name} is not supported, because it is an encoder-decoder; TIDE compiles decoder-only models"
-        )
-    if name in _OWN_RECURRENCES:
-        raise UnsupportedModelError(
-            f"{name} is not supported, because its code computes recurrences by functions of its own; TIDE compiles the gated "
-            "delta rule, Mamba 1 and 2, short convolutions and softmax attention"
         )
     if getattr(text, "alibi", False) or name in ("bloom", "mpt"):
         raise UnsupportedModelError(f"{name} is not supported, because ALiBi position biases have no compiled attention kernel")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 
 import torch
@@ -173,7 +174,7 @@ def tide_attention(model: PreTrainedModel) -> Iterator[None]:
     """Context in which the model's attention is ``tide::Attention``."""
     before = model.config._attn_implementation
     experts = getattr(model.config, "_experts_implementation", None)
-    own_dispatch = not getattr(model, "_supports_attention_backend", False)
+    own_dispatch = not (model._supports_attention_backend or _calls_interface(model))
     sdpa = nn.functional.scaled_dot_product_attention
     if experts is not None:  # the eager loop over experts is data-dependent; this one gathers the selected experts' weights
         model.set_experts_implementation("batched_mm")
@@ -190,6 +191,12 @@ def tide_attention(model: PreTrainedModel) -> Iterator[None]:
         model.set_attn_implementation(before)
         if experts is not None:
             model.set_experts_implementation(experts)
+
+
+def _calls_interface(model: PreTrainedModel) -> bool:
+    """Whether the model's code looks up its attention function, which some models do without saying so."""
+    files = {sys.modules[type(module).__module__] for module in model.modules()}
+    return any(hasattr(file, "ALL_ATTENTION_FUNCTIONS") for file in files)
 
 
 def run_layers(
@@ -215,9 +222,10 @@ def run_layers(
     types = getattr(model.config.get_text_config(), "layer_types", None) or [""] * len(layers)
     idle = [kind for layer, kind in zip(layers, types, strict=True) if not (layer.kv or layer.states or kind in _KEEPS_NOTHING)]
     if idle or any(layer.convolves for layer in layers):
+        kinds = ", ".join(sorted(set(idle)))
         raise UnsupportedModelError(
-            f"{type(model).__name__} is not supported, because some layers ({', '.join(sorted(set(idle))) or 'convolutions'}) "
-            "never used their cache: they share another layer's, or compute a recurrence or convolution by functions of their "
-            "own, which TIDE does not know"
+            f"{type(model).__name__} is not supported, because some layers{f' ({kinds})' if kinds else ''} never used their cache: "
+            "they share another layer's, or compute a recurrence or convolution by functions of their own, which TIDE does not "
+            "know"
         )
     return output.logits
