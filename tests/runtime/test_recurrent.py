@@ -1,16 +1,18 @@
 """Models with recurrent layers in the runtime: a text has the same tokens and log-probabilities, bit for bit, however it is run.
 
-Every way of running is compared with policy ``full``, one text at a time, its prompt in one step, nothing cached.
+Every way of running is compared with policy ``full``, one text at a time, its prompt in one step, nothing cached. Bundles stay in
+the folder ``$TIDE_TEST_RECURRENT``, if that is set: with them the tests run where torch does not, as under `benchmarks.cpu_mask`.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 import pytest
-from export.recurrent_models import write_recurrent_bundle
 from tide_runtime import Engine, EngineOptions, GenerationParams, ThreadOptions
 from tide_runtime.backends.base import ExecutionContext
 from tide_runtime.bundle.manifest import ADVANCE
@@ -46,8 +48,14 @@ class Model:
 @pytest.fixture(scope="module", params=FAMILIES, ids="-".join)
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Model]:
     name, weights = request.param
-    directory = tmp_path_factory.mktemp(f"{name}-{weights}")
-    write_recurrent_bundle(name, directory, weights=weights, verify=False)
+    folder = Path(os.environ.get("TIDE_TEST_RECURRENT") or tmp_path_factory.mktemp("recurrent"))
+    directory = folder / f"{name}-{weights}"
+    if not directory.is_dir():
+        pytest.importorskip("torch")
+        from export.recurrent_models import write_recurrent_bundle
+
+        directory.mkdir(parents=True)
+        write_recurrent_bundle(name, directory, weights=weights, verify=False)
     random = np.random.default_rng(0)
     with Engine.load(directory, replace(OPTIONS, max_batch=1)) as engine:
         size = engine.manifest.model.vocab_size
