@@ -38,7 +38,7 @@ from tide_export.layerwise import layer_by_layer
 from tide_export.load import LoadedModel, fingerprint, held_in_memory, load_model, quantized, weight_bytes
 from tide_export.lower import explain
 from tide_export.passes.base import LoweringContext
-from tide_export.probe import probe_attention
+from tide_export.probe import check_cuts, probe_attention, uncut_reason
 from tide_export.progress import ExportProgress
 from tide_export.quantization.gptq import calibration_tokens
 from tide_export.source_tokenizer import check_embedded
@@ -47,6 +47,7 @@ from tide_export.targets.choice import buildable, check_options, choose_targets
 from tide_export.targets.engine_cache import EngineCache, default_cache_folder
 from tide_export.targets.engines import step_profiles
 from tide_export.trace import TracedModel, trace
+from tide_export.traced_attention import KVShape
 from tide_export.verify import Check, verify_bundle
 from tide_export.verify_exits import verify_exits
 
@@ -223,6 +224,10 @@ def _explain(config: ExportConfig, progress: ExportProgress, lowered: LoweredMod
 def _cuts(loaded: LoadedModel, config: ExportConfig, calibration: ExitCalibration | None) -> Cuts:
     """Layers run before each cut, and the graphs of the exits. Raises CalibrationError if the calibration is of another model."""
     text = loaded.model.config.get_text_config()
+    if calibration is not None or config.checkpoints not in ("auto", "none"):
+        check_cuts(loaded.model)
+    elif uncut_reason(loaded.model):
+        return Cuts(())
     if calibration is None:
         return Cuts(checkpoint_layers(config.checkpoints, text.num_hidden_layers))
     calibration.check(loaded)
@@ -278,7 +283,7 @@ def _manifest(
         head=loaded.head,
         max_seq_len=_cache_slots(loaded, config),
         checkpoints=[g.layers[1] for g in built.graphs if g.layers is not None][:-1],
-        layers=[LayerInfo(KVInfo(s.heads, s.key_dim, s.value_dim)) for s in traced.kv_shapes],
+        layers=[_layer_info(shape) for shape in traced.kv_shapes],
         graphs=built.graphs,
         targets=built.targets,
         generation=_generation_info(loaded),
@@ -286,6 +291,12 @@ def _manifest(
         tokenizer=write_tokenizer(loaded.tokenizer, directory) if loaded.tokenizer is not None else None,
         files=list_files(directory),
     )
+
+
+def _layer_info(shape: KVShape) -> LayerInfo:
+    if shape.source is not None:
+        return LayerInfo(kv_source=shape.source)
+    return LayerInfo(KVInfo(shape.heads, shape.key_dim, shape.value_dim))
 
 
 def _cache_slots(loaded: LoadedModel, config: ExportConfig) -> int:

@@ -52,10 +52,11 @@ def kv_scales(model: PreTrainedModel, shapes: Sequence[KVShape], max_seq_len: in
             past_key_values=cache,
             use_cache=True,
         )
-    return [
-        KVScales(_scales(layer.keys, shape.heads, shape.key_dim), _scales(layer.values, shape.heads, shape.value_dim))
-        for layer, shape in zip(cache.layers, shapes, strict=True)
-    ]
+    found: list[KVScales] = []
+    for layer, shape in zip(cache.layers, shapes, strict=True):
+        key, value = (layer.keys, shape.heads, shape.key_dim), (layer.values, shape.heads, shape.value_dim)
+        found.append(found[shape.source] if shape.source is not None else KVScales(_scales(*key), _scales(*value)))
+    return found
 
 
 def _scales(cached: torch.Tensor | None, heads: int, width: int) -> NDArray[np.float32]:

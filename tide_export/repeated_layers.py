@@ -28,6 +28,8 @@ _FIRST_OUTPUT = 1
 def traced_depth(model: PreTrainedModel, layers: nn.ModuleList) -> int:
     """How many layers to trace: after them come only kinds that two of them have, the very first one aside."""
     kinds = layer_kinds(model, layers)
+    if getattr(model.config.get_text_config(), "hidden_size_per_layer_input", 0):  # one table holds the inputs of all layers
+        return len(kinds)
     for depth in range(3, len(kinds) - 1):
         seen = Counter(kinds[1:depth])
         if all(seen[kind] > 1 for kind in kinds[depth:]):

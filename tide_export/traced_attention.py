@@ -22,11 +22,15 @@ _ATTENTION_NAME = "tide"
 
 @dataclass(frozen=True)
 class KVShape:
-    """Shape of one layer's cache: ``heads`` KV heads of ``key_dim`` and ``value_dim``."""
+    """Shape of one layer's cache: ``heads`` KV heads of ``key_dim`` and ``value_dim``.
+
+    ``source``: the earlier layer whose keys and values they are; None where the layer has its own.
+    """
 
     heads: int
     key_dim: int
     value_dim: int
+    source: int | None = None
 
 
 class TracedCacheLayer(CacheLayerMixin):
@@ -67,6 +71,22 @@ class TracedCacheLayer(CacheLayerMixin):
 
 # The cache layer whose update() ran last and whose attention has not run yet: models alternate the two calls.
 _PENDING: list[TracedCacheLayer] = []
+_LAYERS: list[TracedCacheLayer] = []  # of the pass that runs
+
+
+def _attending(module: nn.Module, key: torch.Tensor) -> tuple[TracedCacheLayer, int | None]:
+    """The cache layer of the attention ``module``, and the layer whose ``key`` it reads if that is not its own.
+
+    A layer that shares keys attends to the tensors that an earlier layer's update() returned. It gets caches of its own names,
+    into which it writes the same rows: the runtime binds them to the earlier layer's memory.
+    """
+    if _PENDING:
+        return _PENDING.pop(), None
+    source = next((i for i, layer in enumerate(_LAYERS) if layer.new is not None and layer.new[0] is key), None)
+    number = getattr(module, "layer_idx", None)
+    if source is None or number is None:
+        raise UnsupportedModelError("attention over keys that no layer's cache was given is not supported")
+    return _LAYERS[number], source
 
 
 def _attention(
@@ -91,13 +111,11 @@ def _attention(
             raise UnsupportedModelError(f"attention with `{name}` is not supported: the compiled attention has no such input")
     if not getattr(module, "is_causal", True):
         raise UnsupportedModelError("bidirectional attention is not supported: TIDE compiles causal decoders")
-    if not _PENDING:
-        raise UnsupportedModelError("attention over another layer's keys is not supported: TIDE wants a KV cache for every layer")
-    layer = _PENDING.pop()
+    layer, source = _attending(module, key)
     scale, value_dim = float(scaling if scaling is not None else query.shape[-1] ** -0.5), value.shape[-1]
     width = max(query.shape[-1], value_dim)
     query, key, value = (_padded_to(tensor, width) for tensor in (query, key, value))
-    layer.shape = KVShape(key.shape[1], width, width)
+    layer.shape = KVShape(key.shape[1], width, width, source)
     sinks = () if s_aux is None else (s_aux.to(query.dtype),)
     batch, heads, seq, _ = query.shape
     output, layer.keys, layer.values = torch.onnx.ops.symbolic_multi_out(
@@ -166,6 +184,7 @@ def run_layers(
     Raises UnsupportedModelError unless every layer attended over its cache.
     """
     _PENDING.clear()
+    _LAYERS[:] = layers
     output = model(
         input_ids=input_ids,
         position_ids=position_ids,
@@ -173,6 +192,7 @@ def run_layers(
         use_cache=True,
         return_dict=True,
     )
+    _LAYERS.clear()
     if _PENDING:
         attention = sorted({type(m).__name__ for m in model.modules() if type(m).__name__.endswith("Attention")})
         raise UnsupportedModelError(

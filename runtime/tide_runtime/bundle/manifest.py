@@ -236,6 +236,11 @@ class Manifest:
         return {number: layer.kv for number, layer in enumerate(self.layers) if layer.kv is not None}
 
     @property
+    def kv_sources(self) -> dict[int, int]:
+        """Layer number → the layer whose cache it reads, of the layers without one of their own."""
+        return {number: layer.kv_source for number, layer in enumerate(self.layers) if layer.kv_source is not None}
+
+    @property
     def states(self) -> dict[tuple[int, int], StateInfo]:
         """(Layer number, number among the layer's states) → state."""
         return {(i, n): state for i, layer in enumerate(self.layers) for n, state in enumerate(layer.states)}

@@ -173,7 +173,8 @@ class OnnxRuntimeContext:
         key = (first_index, batch_size)
         if key not in self._bound_caches:
             part, arrays = slice(first_index, first_index + batch_size), self.caches.arrays.items()
-            self._bound_caches[key] = {name: ort.OrtValue.ortvalue_from_numpy(array[part]) for name, array in arrays}
+            bound = {name: ort.OrtValue.ortvalue_from_numpy(array[part]) for name, array in arrays}
+            self._bound_caches[key] = bound | {name: bound[source] for name, source in self.caches.shared.items()}
         return self._bound_caches[key]
 
     def fits_together(self, first_index: int, counts: Sequence[int], num_cached_tokens: Sequence[int]) -> bool:
