@@ -31,7 +31,6 @@ class KVCaches:
     Attributes:
         arrays: name (``key_cache_i``, ``value_cache_i``) → [rows, heads, slots, head_dim], contiguous. The arrays are never
             replaced, so bindings to them stay valid until `close`.
-        shared: name of a cache that a layer reads in place of its own → name of the array.
         limit: slots that a step may write, max_seq_len + spare_slots.
         slots: ``limit``, rounded up to whole pages for each row where few slots make up the difference.
         block_bytes: bytes of BLOCK_TOKENS tokens over all layers.
@@ -54,12 +53,6 @@ class KVCaches:
         self.arrays: dict[str, NDArray[np.generic]] = {
             name: self._memory[name].bytes.view(dtype).reshape(rows, heads, self.slots, head_dim)
             for name, (heads, head_dim) in shapes.items()
-        }
-
-        self.shared = {
-            f"{kind}_cache_{layer}": f"{kind}_cache_{source}"
-            for layer, source in manifest.kv_sources.items()
-            for kind in ("key", "value")
         }
 
     def release(self, row: int) -> None:
