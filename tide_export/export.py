@@ -16,8 +16,6 @@ from tide_runtime.bundle.manifest import (
     MANIFEST_NAME,
     SCHEMA_VERSION,
     GenerationInfo,
-    KVInfo,
-    LayerInfo,
     Manifest,
     ModelInfo,
     read_manifest,
@@ -38,7 +36,7 @@ from tide_export.layerwise import layer_by_layer
 from tide_export.load import LoadedModel, fingerprint, held_in_memory, load_model, quantized, weight_bytes
 from tide_export.lower import explain
 from tide_export.passes.base import LoweringContext
-from tide_export.probe import check_cuts, probe_attention, uncut_reason
+from tide_export.probe import check_cuts, uncut_reason
 from tide_export.progress import ExportProgress
 from tide_export.quantization.gptq import calibration_tokens
 from tide_export.source_tokenizer import check_embedded
@@ -47,7 +45,6 @@ from tide_export.targets.choice import buildable, check_options, choose_targets
 from tide_export.targets.engine_cache import EngineCache, default_cache_folder
 from tide_export.targets.engines import step_profiles
 from tide_export.trace import TracedModel, trace
-from tide_export.traced_attention import KVShape
 from tide_export.verify import Check, verify_bundle
 from tide_export.verify_exits import verify_exits
 
@@ -167,15 +164,14 @@ def write_bundle(
     Targets that could not be built are in ``progress.failures``; raises TargetError if none could be built.
     """
     check_room(directory, weight_bytes(loaded))
-    targets, refused = choose_targets(config.targets, config.dtype, config.kv)
+    targets, refused = choose_targets(config.targets, config.dtype, config.kv, loaded.is_recurrent)
     for name, error in refused.items():
         progress.failed(name, str(error))
     context = LoweringContext(_cache_slots(loaded, config), loaded.quantized)
     cuts = _cuts(loaded, config, calibration)
     if config.kv == "int8":
-        shapes = probe_attention(loaded.model)
         with progress.phase("measure the range of keys and values"), layer_by_layer(loaded.model, loaded.parameters):
-            scales = kv_scales(loaded.model, shapes, context.max_seq_len)
+            scales = kv_scales(loaded.model, loaded.layers, context.max_seq_len)
             context = replace(context, kv_scales=scales)
     if traced is None:
         with progress.phase("trace"):
@@ -224,12 +220,14 @@ def _explain(config: ExportConfig, progress: ExportProgress, lowered: LoweredMod
 def _cuts(loaded: LoadedModel, config: ExportConfig, calibration: ExitCalibration | None) -> Cuts:
     """Layers run before each cut, and the graphs of the exits. Raises CalibrationError if the calibration is of another model."""
     text = loaded.model.config.get_text_config()
-    if calibration is not None or config.checkpoints not in ("auto", "none"):
-        check_cuts(loaded.model)
-    elif uncut_reason(loaded.model):
-        return Cuts(())
     if calibration is None:
-        return Cuts(checkpoint_layers(config.checkpoints, text.num_hidden_layers))
+        # Tokens never stop between recurrent layers, so cuts would only cost launches.
+        whole = config.checkpoints == "auto" and (loaded.is_recurrent or uncut_reason(loaded.model))
+        checkpoints = checkpoint_layers("none" if whole else config.checkpoints, text.num_hidden_layers)
+        if checkpoints:
+            check_cuts(loaded.model)
+        return Cuts(checkpoints)
+    check_cuts(loaded.model)
     calibration.check(loaded)
     exits = [info for info in calibration.info.exits if info.graph_outputs()]
     graphs = [exit_graph_model(info, calibration.tensors, text.hidden_size, config.dtype) for info in exits]
@@ -283,7 +281,7 @@ def _manifest(
         head=loaded.head,
         max_seq_len=_cache_slots(loaded, config),
         checkpoints=[g.layers[1] for g in built.graphs if g.layers is not None][:-1],
-        layers=[_layer_info(shape) for shape in traced.kv_shapes],
+        layers=list(traced.layers),
         graphs=built.graphs,
         targets=built.targets,
         generation=_generation_info(loaded),
@@ -291,12 +289,6 @@ def _manifest(
         tokenizer=write_tokenizer(loaded.tokenizer, directory) if loaded.tokenizer is not None else None,
         files=list_files(directory),
     )
-
-
-def _layer_info(shape: KVShape) -> LayerInfo:
-    if shape.source is not None:
-        return LayerInfo(kv_source=shape.source)
-    return LayerInfo(KVInfo(shape.heads, shape.key_dim, shape.value_dim))
 
 
 def _cache_slots(loaded: LoadedModel, config: ExportConfig) -> int:

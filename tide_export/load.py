@@ -13,14 +13,14 @@ import hashlib
 import logging
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 
 import torch
 import transformers
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError, safe_open
-from tide_runtime.bundle.manifest import HeadInfo
+from tide_runtime.bundle.manifest import HeadInfo, LayerInfo
 from tide_runtime.errors import ModelFilesError, TideError, UnsupportedModelError
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers import PreTrainedTokenizerFast as FastTokenizer
@@ -31,7 +31,7 @@ from tide_export.checkpoint_parameters import CheckpointParameters
 from tide_export.config import reads_text, weights_title
 from tide_export.fake_parameters import materialise, without_parameters
 from tide_export.parameters import LoadedParameters, ParameterSource
-from tide_export.probe import probe_attention
+from tide_export.probe import probe_layers
 from tide_export.quantization.checkpoints import find_settings, load_quantized_checkpoint
 from tide_export.quantization.deferred_weight import LowBits
 from tide_export.quantization.gguf_file import is_gguf
@@ -41,6 +41,7 @@ from tide_export.quantization.quantizers import dequantize_parameters, quantize_
 from tide_export.quantized_parameters import QuantizedParameters
 from tide_export.source_tokenizer import load_tokenizer
 
+_OWN_RECURRENCES = ("rwkv", "xlstm", "recurrent_gemma", "zaya")
 CHECKPOINT_METHODS = ("gptq", "awq", "compressed-tensors", "bitsandbytes")
 TORCH_DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
@@ -71,6 +72,16 @@ class LoadedModel:
     notes: tuple[str, ...] = ()
     head: HeadInfo | None = None
     streamed: ParameterSource | None = None
+
+    @cached_property
+    def layers(self) -> tuple[LayerInfo, ...]:
+        """What each layer keeps of a text. Raises UnsupportedModelError where TIDE cannot compile one."""
+        return probe_layers(self.model)
+
+    @property
+    def is_recurrent(self) -> bool:
+        """Whether a layer keeps a state of all tokens before."""
+        return any(layer.states for layer in self.layers)
 
     @property
     def parameters(self) -> ParameterSource:
@@ -110,7 +121,7 @@ def load_model(
     if is_gguf(source):
         model, parameters = load_gguf(Path(source), TORCH_DTYPES[dtype])
         check_supported(model.config)
-        probe_attention(model)
+        probe_layers(model)
         own, files = load_tokenizer(source, tokenizer), (Path(source),)
         if weights in TORCH_DTYPES:
             parameters.low_bits = {}
@@ -219,7 +230,7 @@ def _load_huggingface(
         raise UnsupportedModelError(
             f"transformers {transformers.__version__} cannot load {source}: {first_line(error)}"
         ) from error
-    probe_attention(model.eval())
+    probe_layers(model.eval())
     own = load_tokenizer(source, tokenizer, config, options)
     files = files or weight_files(source, revision)
     return LoadedModel(model, own, source, revision, files, quantized, notes=tuple(notes), streamed=streamed)
@@ -294,27 +305,17 @@ def quantization_method(config: PreTrainedConfig) -> str | None:
 
 
 def check_supported(config: PreTrainedConfig) -> None:
-    """Raise UnsupportedModelError for model families that are not one stack of softmax attention layers."""
+    """Raise UnsupportedModelError for model families that are not one stack of layers of known kinds."""
     text = config.get_text_config()
     name = config.model_type
     if getattr(config, "is_encoder_decoder", False):
         raise UnsupportedModelError(
             f"{name} is not supported, because it is an encoder-decoder; TIDE compiles decoder-only models"
         )
-    kinds = set(getattr(text, "layer_types", None) or []) | set(getattr(text, "layers_block_type", None) or [])
-    foreign = sorted(k for k in kinds if "linear" in k or "mamba" in k or "recurrent" in k or "conv" in k)
-    if foreign:
+    if name in _OWN_RECURRENCES:
         raise UnsupportedModelError(
-            f"{name} is not supported, because it has {', '.join(foreign)} layers; TIDE compiles softmax attention"
-        )
-    if not any(getattr(text, n, None) for n in ("num_attention_heads", "n_head")) or name in (
-        "rwkv",
-        "xlstm",
-        "recurrent_gemma",
-    ):
-        raise UnsupportedModelError(
-            f"{name} is not supported, because it is a state-space or linear-attention model "
-            "without KV cache; TIDE compiles softmax attention"
+            f"{name} is not supported, because its code computes recurrences by functions of its own; TIDE compiles the gated "
+            "delta rule, Mamba 1 and 2, short convolutions and softmax attention"
         )
     if getattr(text, "altup_num_inputs", 0):
         raise UnsupportedModelError(

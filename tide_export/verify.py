@@ -11,7 +11,7 @@ One session is in memory at a time, and of a model without storage one layer.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -157,7 +157,11 @@ Check = GraphCheck | StepCheck | PromptCheck | TextCheck
 
 
 def verify_bundle(
-    loaded: LoadedModel, directory: Path, dtype: str, kv_scales: Sequence[KVScales] = (), values: StoredValues | None = None
+    loaded: LoadedModel,
+    directory: Path,
+    dtype: str,
+    kv_scales: Mapping[int, KVScales] | None = None,
+    values: StoredValues | None = None,
 ) -> list[Check]:
     """`check_bundle`; raises VerificationError that names the segments and prompts whose difference exceeds rounding."""
     checks = check_bundle(loaded, directory, dtype, kv_scales, values)
@@ -171,7 +175,11 @@ def verify_bundle(
 
 
 def check_bundle(
-    loaded: LoadedModel, directory: Path, dtype: str, kv_scales: Sequence[KVScales] = (), values: StoredValues | None = None
+    loaded: LoadedModel,
+    directory: Path,
+    dtype: str,
+    kv_scales: Mapping[int, KVScales] | None = None,
+    values: StoredValues | None = None,
 ) -> list[Check]:
     """Checks of every graph, of the segments token by token, of every prompt as the bundle runs, and of the loss on a text.
 
@@ -184,7 +192,7 @@ def check_bundle(
     texts = [ids for _, ids in named]
     source = loaded.parameters
     with layer_by_layer(loaded.model, source, values.compare if values is not None else None):
-        cache = rounded_cache(kv_scales) if kv_scales else None
+        cache = rounded_cache(kv_scales, manifest.model.num_layers) if kv_scales else None
         eager = eager_pass(loaded.model, texts, manifest.checkpoints, cache)
         unrounded = eager_pass(loaded.model, texts, []) if kv_scales else eager
     if values is not None:

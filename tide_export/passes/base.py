@@ -18,12 +18,12 @@ class LoweringContext:
     Args:
         max_seq_len: KV cache slots per sequence, in tokens.
         quantized: low-bit weights by parameter name.
-        kv_scales: of every layer's int8 caches; empty: the caches have the model's dtype.
+        kv_scales: of the int8 caches by layer number; empty: the caches have the model's dtype.
     """
 
     max_seq_len: int
     quantized: Mapping[str, LowBits] = field(default_factory=dict)
-    kv_scales: Sequence[KVScales] = ()
+    kv_scales: Mapping[int, KVScales] = field(default_factory=dict)
 
     @property
     def cache_slots(self) -> int:

@@ -1,0 +1,116 @@
+"""Recurrent models: whether their texts are HuggingFace's in every way of making them, and their speed beside llama.cpp.
+
+    python -m benchmarks.hybrids                              # 15 minutes on 2 cores
+    python -m benchmarks.hybrids --part texts --families lfm2,mamba2
+    python -m benchmarks.hybrids --part speed --shapes granite4h_350m
+
+Texts: tiny random models of every family, exported in fp32, int8 and int4. In fp32 the text of a single caller under `full` is
+compared with HuggingFace's `generate`; a difference counts unless the two tokens' logits are less than 1e-4 apart. Against that
+text, bit by bit with its log-probabilities: several callers, prompts from the prefix cache, prompts in chunks of 1 to 12 tokens,
+preemption, and policy `exact` with drafts from the text, of which random models reject most.
+
+Speed: random weights in Q4_0 in the shapes of Qwen3.5-0.8B, LFM2-1.2B and Granite-4.0-H-350m; llama.cpp reads the same file, in
+turn. The share of recurrences and convolutions is that of the time of all nodes in decoding steps.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from tide_bench.report import Report
+from tide_bench.tables import console
+from tide_runtime.errors import TideError
+
+from benchmarks.arms.plans import add_plan_tables
+from benchmarks.hybrids.families import FAMILIES
+from benchmarks.hybrids.speed import PLAN, compare
+from benchmarks.hybrids.texts import FamilyRun, run_family
+from benchmarks.models.hybrid_gguf import HYBRID_SHAPES
+
+FORMS = ("fp32", "int8", "int4")
+PARTS = ("all", "texts", "speed")
+_RESULT = {"qwen35_08b": "qwen35", "lfm2_1b": "lfm2", "granite4h_350m": "granite"}
+COLUMNS = ("family", "weights", "texts", "unlike HuggingFace", "differ", "drafted", "accepted", "prefix tokens", "preemptions")
+
+
+def chosen(given: str | None, known: Sequence[str], what: str) -> list[str]:
+    """``given`` names, all of ``known`` where there are none. Raises BadParameter for others."""
+    names = given.split(",") if given else list(known)
+    if unknown := [name for name in names if name not in known]:
+        raise typer.BadParameter(f"{what} {', '.join(unknown)}; choose from: {', '.join(known)}")
+    return names
+
+
+def add_texts(report: Report, families: Sequence[str], forms: Sequence[str], count: int, new_tokens: int) -> None:
+    rows, failures = [], []
+    for name in families:
+        for form in forms:
+            console().print(f"{name}, {form}", style="dim", markup=False)
+            try:
+                run = run_family(name, form, count, new_tokens)
+            except (TideError, RuntimeError) as error:
+                failures.append(f"{name}, {form}: {str(error).strip().splitlines()[-1]}")
+                continue
+            rows.append(_row(name, form, run))
+    report.rows += rows
+    cells = [["" if row[column] is None else str(row[column]) for column in COLUMNS] for row in rows]
+    report.table("Texts of recurrent models", list(COLUMNS), cells, notes=failures)
+    same = [row["family"] for row in rows if row["weights"] == "fp32" and not row["unlike HuggingFace"] and not row["differ"]]
+    report.add("hybrid_families", len(same))
+    report.add("hybrid_texts", sum(row["texts"] for row in rows))
+    report.add("hybrid_unlike_huggingface", sum(row["unlike HuggingFace"] or 0 for row in rows))
+    report.add("hybrid_differs", sum(row["differ"] for row in rows))
+    report.add("hybrid_rejected_drafts", sum(row["drafted"] - row["accepted"] for row in rows))
+
+
+def _row(name: str, form: str, run: FamilyRun) -> dict[str, Any]:
+    figures = {key.replace("_", " "): run.figures.get(key, 0) for key in ("drafted", "accepted", "prefix_tokens", "preemptions")}
+    found = {"family": name, "weights": form, "texts": run.texts, "unlike HuggingFace": run.unlike}
+    return {**found, "differ": sum(run.differ.values()), **figures, "differ by way": run.differ}
+
+
+def add_speed(report: Report, shapes: Sequence[str], minutes: float, rounds: int, folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in shapes:
+        with tempfile.TemporaryDirectory(dir=folder) as place:
+            os.environ["TIDE_CACHE_DIR"] = f"{place}/cache"
+            found = compare(name, Path(place), minutes, rounds)
+        title = f"{name}, random, {HYBRID_SHAPES[name].kind}"
+        add_plan_tables(report, PLAN, found.rows, {"llamacpp": "llama.cpp"}, title, "Medians of rounds.")
+        report.rows += [row | {"shape": name} for row in found.rows]
+        report.settings[name] = found.settings
+        for where, ratio in found.ratios.items():
+            report.add(f"{_RESULT[name]}_vs_llamacpp_{where}", ratio)
+        report.add(f"{_RESULT[name]}_recurrence_pct", 100 * found.recurrent)
+
+
+def main(
+    part: Annotated[str, typer.Option(help=f"Of {', '.join(PARTS)}.")] = "all",
+    families: Annotated[str | None, typer.Option(help=f"Some of {', '.join(FAMILIES)}.")] = None,
+    forms: Annotated[str, typer.Option(help=f"Some of {', '.join(FORMS)}.")] = ",".join(FORMS),
+    shapes: Annotated[str | None, typer.Option(help=f"Some of {', '.join(HYBRID_SHAPES)}.")] = None,
+    texts: Annotated[int, typer.Option(min=1, help="Prompts of each family.")] = 16,
+    new_tokens: Annotated[int, typer.Option(min=1, help="Tokens of each text.")] = 24,
+    minutes: Annotated[float, typer.Option(help="Time for the turns of each shape.")] = 1.5,
+    rounds: Annotated[int, typer.Option(min=1, help="Turns of each arm at most.")] = 8,
+    folder: Annotated[Path, typer.Option(help="Where files and bundles lie until it ends.")] = Path("build"),
+    json: Annotated[Path | None, typer.Option(help="Also write everything to this file.")] = None,
+) -> None:
+    """Check the texts of recurrent models, and measure their speed."""
+    if part not in PARTS:
+        raise typer.BadParameter(f"part {part}; choose from: {', '.join(PARTS)}")
+    report = Report("hybrids", part=part, texts=texts, new_tokens=new_tokens, minutes=minutes, rounds=rounds)
+    if part != "speed":
+        add_texts(report, chosen(families, tuple(FAMILIES), "families"), chosen(forms, FORMS, "forms"), texts, new_tokens)
+    if part != "texts":
+        add_speed(report, chosen(shapes, tuple(HYBRID_SHAPES), "shapes"), minutes, rounds, folder)
+    report.finish(json)
+
+
+if __name__ == "__main__":
+    typer.run(main)
