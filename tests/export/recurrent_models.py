@@ -20,14 +20,14 @@ MAX_POSITIONS = 128
 
 _IDS = dict(pad_token_id=0, bos_token_id=1, eos_token_id=2)
 _SIZES = dict(vocab_size=VOCAB, hidden_size=64, intermediate_size=96, **_IDS)
-_BASE = dict(**_SIZES, num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=MAX_POSITIONS)
+_BASE = dict(**_SIZES, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=MAX_POSITIONS)
 _DELTA = dict(
     linear_num_key_heads=2,
     linear_num_value_heads=4,
     linear_key_head_dim=16,
     linear_value_head_dim=32,
     linear_conv_kernel_dim=4,
-    layer_types=["linear_attention", "linear_attention", "linear_attention", "full_attention"],
+    layer_types=["linear_attention", "full_attention"],
 )
 _MAMBA = dict(
     mamba_n_heads=8,
@@ -44,14 +44,14 @@ _GRANITE = dict(
     **_BASE,
     **_MAMBA,
     shared_intermediate_size=96,
-    layer_types=["linear_attention", "full_attention", "linear_attention", "linear_attention"],
+    layer_types=["linear_attention", "full_attention"],
     residual_multiplier=0.22,
     embedding_multiplier=12,
     attention_multiplier=0.2,
     logits_scaling=3,
     position_embedding_type="nope",
 )
-_LFM = dict(**_BASE, conv_L_cache=3, conv_bias=True, layer_types=["conv", "conv", "full_attention", "conv"])
+_LFM = dict(**_BASE, conv_L_cache=3, conv_bias=True, layer_types=["conv", "full_attention"])
 _NEMOTRON = dict(
     vocab_size=VOCAB,
     hidden_size=64,
@@ -85,18 +85,18 @@ RECURRENT: dict[str, Callable[[], PreTrainedConfig]] = {
         **_QWEN, **_EXPERTS, rope_parameters=_rope(0.25) | {"mrope_section": [2, 1, 1]}
     ),
     "qwen3_next": lambda: transformers.Qwen3NextConfig(
-        **_QWEN, **_EXPERTS, mlp_only_layers=[1], decoder_sparse_step=1, rope_parameters=_rope(0.25)
+        **_QWEN, **_EXPERTS, mlp_only_layers=[0], decoder_sparse_step=1, rope_parameters=_rope(0.25)
     ),
     "olmo_hybrid": lambda: transformers.OlmoHybridConfig(**_BASE, **_DELTA, linear_allow_neg_eigval=True),
     "granite4_h": lambda: transformers.GraniteMoeHybridConfig(**_GRANITE, num_local_experts=0),
     "granite4_h_moe": lambda: transformers.GraniteMoeHybridConfig(**_GRANITE, num_local_experts=4, num_experts_per_tok=2),
-    "bamba": lambda: transformers.BambaConfig(**_BASE, **_MAMBA, attn_layer_indices=[2]),
+    "bamba": lambda: transformers.BambaConfig(**_BASE, **_MAMBA, attn_layer_indices=[1]),
     "falcon_h1": lambda: transformers.FalconH1Config(**_BASE, **_MAMBA, mamba_d_ssm=128, mamba_rms_norm=False),
-    "nemotron_h": lambda: transformers.NemotronHConfig(**_NEMOTRON, layers_block_type=["mamba", "mlp", "attention", "mamba"]),
+    "nemotron_h": lambda: transformers.NemotronHConfig(**_NEMOTRON, layers_block_type=["mamba", "mlp", "attention"]),
     "mamba2": lambda: transformers.Mamba2Config(
         vocab_size=VOCAB,
         hidden_size=64,
-        num_hidden_layers=3,
+        num_hidden_layers=2,
         num_heads=8,
         head_dim=16,
         state_size=24,
@@ -105,17 +105,17 @@ RECURRENT: dict[str, Callable[[], PreTrainedConfig]] = {
         **_IDS,
     ),
     "mamba": lambda: transformers.MambaConfig(
-        vocab_size=VOCAB, hidden_size=64, num_hidden_layers=3, state_size=8, time_step_rank=8, **_IDS
+        vocab_size=VOCAB, hidden_size=64, num_hidden_layers=2, state_size=8, time_step_rank=8, **_IDS
     ),
     "falcon_mamba": lambda: transformers.FalconMambaConfig(
-        vocab_size=VOCAB, hidden_size=64, num_hidden_layers=3, state_size=8, time_step_rank=8, **_IDS
+        vocab_size=VOCAB, hidden_size=64, num_hidden_layers=2, state_size=8, time_step_rank=8, **_IDS
     ),
     "jamba": lambda: transformers.JambaConfig(
         **_BASE,
         mamba_d_state=8,
         mamba_dt_rank=8,
-        attn_layer_period=4,
-        attn_layer_offset=2,
+        attn_layer_period=2,
+        attn_layer_offset=1,
         num_experts=4,
         num_experts_per_tok=2,
         use_mamba_kernels=False,
@@ -124,7 +124,7 @@ RECURRENT: dict[str, Callable[[], PreTrainedConfig]] = {
         **{**_BASE, "num_key_value_heads": 4},
         linear_num_heads=4,
         linear_head_dim=16,
-        layer_types=["linear_attention", "linear_attention", "full_attention", "linear_attention"],
+        layer_types=["linear_attention", "full_attention"],
         kv_lora_rank=32,
         q_lora_rank=None,
         qk_nope_head_dim=16,

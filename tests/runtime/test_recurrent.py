@@ -187,5 +187,3 @@ def test_exit_is_refused(model: Model) -> None:
     """Breaks: exits that would leave states behind, and an error that gives no reason."""
     with pytest.raises(ParamsError, match="a token that skips a recurrent layer leaves its state behind"):
         model.engine_with(policy="exit")
-
-
