@@ -219,7 +219,7 @@ def _load_huggingface(
             model, quantized, notes = load_quantized_checkpoint(source, config, TORCH_DTYPES[dtype], revision, trust_remote_code)
             quantized = _with_tied(model, quantized)
         elif fake is not None:
-            model, (streamed, notes) = fake, _stream_plain(source, fake, revision, files)
+            model, (streamed, notes) = fake, _stream_plain(source, fake, config, revision, files)
         else:
             model, notes = _load_plain(source, config, TORCH_DTYPES[dtype], options)
     except TideError:
@@ -265,11 +265,11 @@ def _in_memory_note(model: PreTrainedModel, reason: str) -> str:
 
 
 def _stream_plain(
-    source: str, fake: PreTrainedModel, revision: str | None, files: tuple[Path, ...]
+    source: str, fake: PreTrainedModel, config: PreTrainedConfig, revision: str | None, files: tuple[Path, ...]
 ) -> tuple[CheckpointParameters, list[str]]:
     """The values of the parameters of ``fake``, which gets its buffers, and sentences on tensors that were left out."""
     headers = read_headers(files)
-    notes = check_names(source, fake, headers)
+    notes = check_names(source, fake, headers, config)
     parameters = CheckpointParameters(source, fake, files, headers)
     parameters.fill_buffers()
     fake.adjust_generation_fn(
@@ -287,7 +287,7 @@ def _load_plain(source: str, config: PreTrainedConfig, dtype: torch.dtype, optio
     if own_names:
         with torch.device("meta"):
             skeleton = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=options["trust_remote_code"])
-        notes = check_names(source, skeleton, headers)
+        notes = check_names(source, skeleton, headers, config)
     reported = {"output_loading_info": True, "ignore_mismatched_sizes": True}
     loaded: tuple[PreTrainedModel, Mapping[str, Collection]] = AutoModelForCausalLM.from_pretrained(
         source, config=config, dtype=dtype, use_safetensors=True, **reported, **options

@@ -94,7 +94,6 @@ class _Step:
         positions.arrange(wanted, wanted)
         positions.place(cached.tolist())
         self._positions = {**positions.arrays, "position_ids": positions.arrays["position_ids"][None]}
-        self._positions["row_mask"] = np.less(np.arange(counts.max()), counts[:, None]).astype(np.float32)
         begins = (starts + cached).tolist()
         self.rows = np.concatenate([np.arange(begin, begin + count) for begin, count in zip(begins, wanted, strict=True)])
 

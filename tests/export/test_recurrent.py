@@ -10,9 +10,13 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
+import torch
 from export.recurrent_models import RECURRENT, VOCAB, tiny_recurrent_model, write_recurrent_bundle
 from export.stub_calibration import write_calibration
 from numpy.typing import NDArray
+from tide_runtime import Engine, EngineOptions, GenerationParams, ThreadOptions
+from tide_runtime.backends.onnxruntime.invariance import LEAST_PADDING
+from tide_runtime.backends.step_arrays import StepPositions, StepShape
 from tide_runtime.bundle.calibration import ExitInfo
 from tide_runtime.bundle.manifest import ADVANCE, Manifest
 from tide_runtime.errors import CalibrationError, TargetError, UnsupportedModelError
@@ -26,7 +30,7 @@ from tide_export.load import LoadedModel, fingerprint
 from tide_export.probe import probe_layers
 from tide_export.progress import ExportProgress
 
-FAMILIES = ("lfm2", "qwen3_5", "falcon_h1", "nemotron_h", "mamba")
+FAMILIES = ("qwen3_5", "falcon_h1", "nemotron_h", "mamba")  # each kind of layer; benchmarks.hybrids runs every family
 Arrays = dict[str, NDArray[Any]]
 
 
@@ -55,7 +59,7 @@ def test_every_family_is_understood(family: str):
     """A model would be refused, or a layer lose its state."""
     kept, mixed = _kept(family), "conv+recu"
     wanted = {"lfm2": ["conv", "kv"], "lfm2_moe": ["conv", "kv"], "nemotron_h": [mixed, "", "kv"]}
-    wanted |= dict.fromkeys(("mamba", "mamba2", "falcon_mamba"), [mixed, mixed]) | {"falcon_h1": [f"kv+{mixed}"] * 2}
+    wanted |= {name: [mixed, mixed] for name in ("mamba", "mamba2", "falcon_mamba")} | {"falcon_h1": [f"kv+{mixed}"]}
     assert kept == wanted.get(family, [mixed, "kv"])
 
 
@@ -71,20 +75,12 @@ def test_graphs_equal_the_eager_model(bundles, family: str):
     assert len(manifest.segments) == 1, "cuts would only cost launches"
 
 
-def _step(counts: list[int], tokens: int | None = None, starts: list[int] | None = None) -> Arrays:
-    """Index inputs for ``counts[b]`` of each sequence's rows, which begin at ``starts[b]`` of ``tokens`` packed ones."""
-    most = max(counts)
-    begins = starts or [sum(counts[:b]) for b in range(len(counts))]
-    padded = [[(0, begin + min(s, max(count - 1, 0))) for s in range(most)] for begin, count in zip(begins, counts, strict=True)]
-    packed = [(b, s) for b, count in enumerate(counts) for s in range(count)]
-    return {
-        "padded_rows": np.array(padded, np.int64),
-        "packed_rows": np.array([packed], np.int64),
-        "row_mask": np.less(np.arange(most), np.array(counts)[:, None]).astype(np.float32),
-        "query_seqlens": np.array(counts, np.int32),
-        "total_sequence_length": np.array(64, np.int32),
-        "logits_index": np.arange(sum(counts)),
-    }
+def _accepted(counts: list[int], starts: list[int]) -> Arrays:
+    """Index inputs of the advance graph for ``counts[b]`` rows of each sequence from ``starts[b]`` on, among the packed ones."""
+    offsets = np.arange(max(counts))
+    rows = np.array(starts)[:, None] + np.minimum(offsets, np.array(counts)[:, None] - 1)
+    mask = np.less(offsets, np.array(counts)[:, None]).astype(np.float32)
+    return {"padded_rows": np.stack([np.zeros_like(rows), rows], -1), "row_mask": mask}
 
 
 class _Graphs:
@@ -102,9 +98,13 @@ class _Graphs:
     def run(self, ids: list[list[int]], cached: list[int]) -> Arrays:
         """One step of each sequence's ``ids``; all outputs, and the caches and states afterwards are kept."""
         counts = [len(tokens) for tokens in ids]
-        positions = np.concatenate([np.arange(begin, begin + n) for begin, n in zip(cached, counts, strict=True)])
-        feeds = {"input_ids": np.array([sum(ids, [])]), "position_ids": positions[None], "write_index": np.array(cached)}
-        feeds |= _step(counts)
+        shape = StepShape.of(0, counts, counts, LEAST_PADDING)
+        positions = StepPositions(shape, LEAST_PADDING.sequence)
+        positions.arrange(counts, counts)
+        positions.place(cached)
+        packed = np.zeros((1, shape.tokens), np.int64)
+        packed[0, : sum(counts)] = np.concatenate(ids)
+        feeds = {**positions.arrays, "input_ids": packed, "position_ids": positions.arrays["position_ids"][None]}
         names = {value.name for value in self.whole.get_inputs()}
         outputs = _run(self.whole, {name: array for name, array in (feeds | self.kept).items() if name in names})
         self.kept = {name: outputs[written_name(name)] for name in self.kept}
@@ -113,6 +113,18 @@ class _Graphs:
 
 def _run(session: ort.InferenceSession, feeds: Arrays) -> Arrays:
     return dict(zip([value.name for value in session.get_outputs()], session.run(None, feeds), strict=True))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_greedy_text_is_transformers_own(bundles, family: str):
+    """A state would be right for a prompt, and wrong from some token on."""
+    ids = np.random.default_rng(2).integers(3, VOCAB, 11).tolist()
+    with Engine.load(bundles(family)[0], EngineOptions(threads=ThreadOptions(1))) as engine:
+        found = engine.generate(ids, GenerationParams(max_new_tokens=24, ignore_eos=True))[0].token_ids
+    model = tiny_recurrent_model(family)
+    model.generation_config.eos_token_id = None
+    wanted = model.generate(torch.tensor([ids]), max_new_tokens=24, do_sample=False)[0, len(ids) :].tolist()
+    assert list(found) == wanted
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -140,7 +152,7 @@ def test_rejected_drafts_leave_no_trace_in_states(bundles, family: str):
         graphs.run([text[:3] for text in texts], [0, 0])
     before = {name: value for name, value in drafted.kept.items() if name.startswith("state_")}
     outputs = drafted.run([texts[0][3:8], texts[1][3:6]], [3, 3])
-    accepted = _step([2, 1], starts=[0, 5])  # among the step's eight rows
+    accepted = _accepted([2, 1], starts=[0, 5])  # among the step's eight rows
     names = {value.name for value in drafted.advance.get_inputs()}
     advanced = _run(drafted.advance, {name: array for name, array in (accepted | outputs | before).items() if name in names})
     plain.run([texts[0][3:5], texts[1][3:4]], [3, 3])
@@ -153,7 +165,7 @@ def test_low_bit_weights(tmp_path: Path, weights: str):
     """Projections of recurrent layers would stay in fp32, or be other ones than the model's."""
     manifest = write_recurrent_bundle("qwen3_5", tmp_path, weights)
     passes = manifest.targets["cpu"].passes
-    assert passes["quantize_weights"] == 14 and passes["pack_products"] == 4
+    assert passes["quantize_weights"] == 17 and passes["pack_products"] == 4
 
 
 def test_exits_are_refused(tmp_path: Path):
@@ -170,7 +182,7 @@ def test_exits_are_refused(tmp_path: Path):
 def test_targets_without_states_are_refused(tmp_path: Path):
     """An engine would be built whose runtime has no place for states."""
     loaded = LoadedModel(tiny_recurrent_model("lfm2"), None, "lfm2")
-    with pytest.raises(TargetError, match="target cuda does not run the model's recurrent layers.*compile for: cpu"):
+    with pytest.raises(TargetError, match=r"target cuda does not run the model's recurrent layers.*compile for: cpu"):
         write_bundle(loaded, tmp_path, ExportConfig(targets=("cuda",)), ExportProgress(quiet=True))
 
 
