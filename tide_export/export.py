@@ -36,6 +36,7 @@ from tide_export.layerwise import layer_by_layer
 from tide_export.load import LoadedModel, fingerprint, held_in_memory, load_model, quantized, weight_bytes
 from tide_export.lower import explain
 from tide_export.passes.base import LoweringContext
+from tide_export.probe import check_cuts, uncut_reason
 from tide_export.progress import ExportProgress
 from tide_export.quantization.gptq import calibration_tokens
 from tide_export.source_tokenizer import check_embedded
@@ -221,8 +222,12 @@ def _cuts(loaded: LoadedModel, config: ExportConfig, calibration: ExitCalibratio
     text = loaded.model.config.get_text_config()
     if calibration is None:
         # Tokens never stop between recurrent layers, so cuts would only cost launches.
-        checkpoints = "none" if loaded.is_recurrent and config.checkpoints == "auto" else config.checkpoints
-        return Cuts(checkpoint_layers(checkpoints, text.num_hidden_layers))
+        whole = config.checkpoints == "auto" and (loaded.is_recurrent or uncut_reason(loaded.model))
+        checkpoints = checkpoint_layers("none" if whole else config.checkpoints, text.num_hidden_layers)
+        if checkpoints:
+            check_cuts(loaded.model)
+        return Cuts(checkpoints)
+    check_cuts(loaded.model)
     calibration.check(loaded)
     exits = [info for info in calibration.info.exits if info.graph_outputs()]
     graphs = [exit_graph_model(info, calibration.tensors, text.hidden_size, config.dtype) for info in exits]

@@ -200,6 +200,7 @@ def _load_huggingface(
     try:
         config = AutoConfig.from_pretrained(source, **options)
         check_supported(config)
+        _leave_out_encoders(config)
         find_settings(source, config, revision)
         method = quantization_method(config)
         if method is not None and method not in AUTO_QUANTIZATION_CONFIG_MAPPING:  # transformers would only warn
@@ -233,6 +234,13 @@ def _load_huggingface(
     own = load_tokenizer(source, tokenizer, config, options)
     files = files or weight_files(source, revision)
     return LoadedModel(model, own, source, revision, files, quantized, notes=tuple(notes), streamed=streamed)
+
+
+def _leave_out_encoders(config: PreTrainedConfig) -> None:
+    """Set the configs of parts that the model runs without to None, as for images or sound: the bundle reads text."""
+    for name, spec in getattr(config, "sub_configs_defaults", {}).items():
+        if getattr(spec, "optional", False):
+            setattr(config, name, None)
 
 
 def _without_parameters(config: PreTrainedConfig, dtype: torch.dtype, trust_remote_code: bool) -> PreTrainedModel:
@@ -308,6 +316,11 @@ def check_supported(config: PreTrainedConfig) -> None:
         raise UnsupportedModelError(
             f"{name} is not supported, because its code computes recurrences by functions of its own; TIDE compiles the gated "
             "delta rule, Mamba 1 and 2, short convolutions and softmax attention"
+        )
+    if getattr(text, "altup_num_inputs", 0):
+        raise UnsupportedModelError(
+            f"{name} is not supported, because its layers pass on several hidden states of a token (AltUp); TIDE compiles "
+            "decoders with one"
         )
     if getattr(text, "alibi", False) or name in ("bloom", "mpt"):
         raise UnsupportedModelError(f"{name} is not supported, because ALiBi position biases have no compiled attention kernel")

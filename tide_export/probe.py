@@ -37,6 +37,25 @@ def probe_layers(model: PreTrainedModel) -> tuple[LayerInfo, ...]:
     return tuple(layer.info for layer in layers)
 
 
+def check_cuts(model: PreTrainedModel) -> None:
+    """Raise UnsupportedModelError unless the model can be cut between its layers, as early exits need it."""
+    if reason := uncut_reason(model):
+        raise UnsupportedModelError(
+            f"{type(model).__name__} cannot be cut between its layers and has no early exits, because {reason}; export it "
+            "without a calibration and without --checkpoints"
+        )
+
+
+def uncut_reason(model: PreTrainedModel) -> str:
+    """Why ``model`` is compiled as one graph; empty where it can be cut: a graph behind a cut gets the hidden state and nothing
+    else of the step."""
+    if any(layer.kv_source is not None for layer in probe_layers(model)):
+        return "later layers read the keys and values of earlier ones"
+    if getattr(model.config.get_text_config(), "hidden_size_per_layer_input", 0):
+        return "each of its layers reads the token ids"
+    return ""
+
+
 @contextmanager
 def _complex_refused(name: str) -> Iterator[None]:
     """Reject modules that output complex numbers, which some models use for rotary embeddings."""

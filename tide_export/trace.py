@@ -71,7 +71,7 @@ class TracedModel:
 
 def kept_names(layer: LayerInfo) -> list[str]:
     """Names of the caches of keys and values and of the states of a layer, without its number."""
-    return [*(KEY_VALUES if layer.kv is not None else ()), *(f"state_{number}" for number in range(len(layer.states)))]
+    return [*(KEY_VALUES if layer.attends else ()), *(f"state_{number}" for number in range(len(layer.states)))]
 
 
 class _Step(nn.Module):
@@ -157,7 +157,7 @@ def _traced(model: PreTrainedModel, layers: nn.ModuleList, kept: Sequence[LayerI
     batch, seq, slots = 2, 5, 16
     ids = torch.arange(batch * seq).reshape(batch, seq) % model.config.get_text_config().vocab_size
     positions = torch.arange(seq).expand(batch, seq).contiguous()
-    args = (positions, ids, torch.zeros(batch, dtype=torch.long), [_empty(one, batch, slots, model.dtype) for one in kept])
+    args = (positions, ids, torch.zeros(batch, dtype=torch.long), [_empty(one, kept, batch, slots, model.dtype) for one in kept])
     dim = torch.export.Dim
     b, s, t = dim("batch", min=1, max=4096), dim("seq", min=1, max=1 << 20), dim("slots", min=1, max=1 << 20)
     by_layer = [[{0: b, 2: t} if name in KEY_VALUES else {0: b} for name in kept_names(one)] for one in kept]
@@ -173,9 +173,9 @@ def _traced(model: PreTrainedModel, layers: nn.ModuleList, kept: Sequence[LayerI
     return program.model
 
 
-def _empty(layer: LayerInfo, batch: int, slots: int, dtype: torch.dtype) -> list[torch.Tensor]:
-    """What a layer keeps, for the trace."""
-    kv = layer.kv
+def _empty(layer: LayerInfo, kept: Sequence[LayerInfo], batch: int, slots: int, dtype: torch.dtype) -> list[torch.Tensor]:
+    """What one of the layers ``kept`` keeps, for the trace."""
+    kv = layer.kv if layer.kv_source is None else kept[layer.kv_source].kv
     sizes = [(kv.heads, slots, kv.key_dim), (kv.heads, slots, kv.value_dim)] if kv is not None else []
     caches = [torch.zeros(batch, *size, dtype=dtype) for size in sizes]
     return [*caches, *(torch.zeros(batch, *state.shape) for state in layer.states)]

@@ -84,7 +84,7 @@ def _export(weights: Path, bundle: Path, form: str) -> None:
     from tide_export import export
     from tide_export.config import ExportConfig
 
-    export(str(weights), bundle, ExportConfig(weights=form, checkpoints="none", targets=("cpu",), verify=False))
+    export(str(weights), bundle, ExportConfig(weights=form, checkpoints="none", targets=("cpu",), verify=False, tokenizer="none"))
 
 
 def unlike_huggingface(folder: Path, asked: Sequence[list[int]], texts: Sequence[Sequence[int]]) -> int:

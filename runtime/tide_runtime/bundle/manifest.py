@@ -89,6 +89,11 @@ class LayerInfo:
     states: list[StateInfo] = field(default_factory=list)
     kv_source: int | None = None
 
+    @property
+    def attends(self) -> bool:
+        """Whether it reads keys and values, its own or another layer's."""
+        return self.kv is not None or self.kv_source is not None
+
 
 @dataclass(frozen=True)
 class GraphInfo:
@@ -235,6 +240,11 @@ class Manifest:
     def kv(self) -> dict[int, KVInfo]:
         """Layer number → cache, of the layers that have one of their own."""
         return {number: layer.kv for number, layer in enumerate(self.layers) if layer.kv is not None}
+
+    @property
+    def kv_sources(self) -> dict[int, int]:
+        """Layer number → the layer whose cache it reads, of the layers without one of their own."""
+        return {number: layer.kv_source for number, layer in enumerate(self.layers) if layer.kv_source is not None}
 
     @property
     def states(self) -> dict[tuple[int, int], StateInfo]:

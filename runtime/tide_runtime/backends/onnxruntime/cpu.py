@@ -199,7 +199,11 @@ class OnnxRuntimeContext:
         key = (first_index, batch_size)
         if key not in self._bound_caches:
             part, arrays = slice(first_index, first_index + batch_size), self.caches.arrays.items()
-            self._bound_caches[key] = {name: ort.OrtValue.ortvalue_from_numpy(array[part]) for name, array in arrays}
+            bound = {name: ort.OrtValue.ortvalue_from_numpy(array[part]) for name, array in arrays}
+            for layer, source in self.backend.manifest.kv_sources.items():  # it writes what the source wrote, in place
+                for kind in ("key", "value"):
+                    bound[f"{kind}_cache_{layer}"] = bound[f"{kind}_cache_{source}"]
+            self._bound_caches[key] = bound
         return self._bound_caches[key]
 
     def fits_together(self, first_index: int, counts: Sequence[int], num_cached_tokens: Sequence[int]) -> bool:
