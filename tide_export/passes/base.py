@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import onnx_ir as ir
+from tide_runtime.backends.onnxruntime.invariance import PADDINGS
 
 from tide_export.kv_scales import KVScales
 from tide_export.quantization.deferred_weight import LowBits
@@ -27,8 +28,8 @@ class LoweringContext:
 
     @property
     def cache_slots(self) -> int:
-        """Slots of a sequence's cache, with the one that `pad_attention` pads into."""
-        return self.max_seq_len + 1
+        """Slots of a sequence's cache, with those that attention pads into on any processor."""
+        return self.max_seq_len + max(padding.sequence.most_added for padding in PADDINGS)
 
     def quantized_weight(self, initializer: str | None) -> LowBits | None:
         """The low-bit form of a traced parameter; the trace puts ``model.`` before the parameter's name."""

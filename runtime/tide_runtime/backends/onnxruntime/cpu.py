@@ -76,7 +76,8 @@ class OnnxRuntimeBackend(Sessions):
 
         def load(name: str) -> ort.InferenceSession:
             options = session_options(threads, chained=name not in whole)
-            return load_session(bundle, name, files[name], options, [CPU_PROVIDER], packed)
+            own = packed if name != ADVANCE else None  # it has no weights
+            return load_session(bundle, name, files[name], options, [CPU_PROVIDER], own)
 
         backend = cls(manifest, layers, load, set(files) - set(layers))
         backend.private_weights = packed.reason
