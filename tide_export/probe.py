@@ -14,6 +14,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from tide_export.fake_parameters import fake_mode
+from tide_export.long_rotary import both_factors
 from tide_export.traced_attention import KVShape, TracedCacheLayer, run_layers, tide_attention
 
 
@@ -23,7 +24,7 @@ def probe_attention(model: PreTrainedModel) -> tuple[KVShape, ...]:
     nothing, start = torch.empty(1, 0, 0, 0, dtype=model.dtype), torch.zeros(1, dtype=torch.long)
     layers = [TracedCacheLayer(nothing, nothing, start) for _ in range(model.config.get_text_config().num_hidden_layers)]
     try:
-        with torch.no_grad(), fake_mode(model), tide_attention(model), _complex_refused(name):
+        with torch.no_grad(), both_factors(model), fake_mode(model), tide_attention(model), _complex_refused(name):
             run_layers(model, layers, torch.zeros((1, 2), dtype=torch.long), torch.arange(2)[None])
     except TideError:
         raise

@@ -11,8 +11,8 @@ Two marker operators of the domain ``tide`` appear in the traced graph; lowering
     Identity on the residual stream [B, S, H] *before* layer ``index`` (``index`` = L: after the last layer, before the
     final norm). The exporter cuts there.
 
-The model's own code runs during tracing: `traced_attention` replaces its attention and cache, and boundaries are forward hooks,
-so no architecture needs an adapter.
+The model's own code runs during tracing: `traced_attention` replaces its attention and cache, `long_rotary` rotary embeddings
+with two sets of factors, and boundaries are forward hooks, so no architecture needs an adapter.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.onnx import OnnxExporterError
 from transformers import PreTrainedModel
 
+from tide_export.long_rotary import both_factors
 from tide_export.parameters import ParameterSource
 from tide_export.probe import probe_attention
 from tide_export.repeated_layers import first_layers, repeat_layers, traced_depth
@@ -143,7 +144,7 @@ def _traced(model: PreTrainedModel, layers: nn.ModuleList, kv_shapes: Sequence[K
     dim = torch.export.Dim
     b, s, t = dim("batch", min=1, max=4096), dim("seq", min=1, max=1 << 20), dim("slots", min=1, max=1 << 20)
     dynamic = ({0: b, 1: s}, {0: b, 1: s}, {0: b}, [{0: b, 2: t}] * len(keys), [{0: b, 2: t}] * len(values))
-    with torch.no_grad(), tide_attention(model), _boundaries(layers), _quiet():
+    with torch.no_grad(), tide_attention(model), both_factors(model), _boundaries(layers), _quiet():
         try:
             program = torch.onnx.export(
                 _Step(model), args, dynamo=True, opset_version=OPSET, dynamic_shapes=dynamic, optimize=False, verbose=False

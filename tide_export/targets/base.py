@@ -108,6 +108,7 @@ class Target:
         uncut: also write all segments as one graph.
         int8_kv: its attention reads and writes KV caches in int8.
         drafts: it runs the draft head.
+        long_rotary: its attention takes position ids that are not the tokens' slots.
     """
 
     name: str
@@ -124,6 +125,7 @@ class Target:
     uncut: bool = False
     int8_kv: bool = False
     drafts: bool = False
+    long_rotary: bool = False
 
     @property
     def low_bits(self) -> tuple[int, ...]:

@@ -73,6 +73,7 @@ CPU = Target(
     uncut=True,
     int8_kv=True,
     drafts=True,
+    long_rotary=True,
 )
 
 
@@ -98,4 +99,5 @@ CUDA = replace(
     builder=OnnxFiles(),
     drafts=False,  # pass costs, which decide how far it drafts, are measured on the CPU only
     int8_kv=False,  # the runtime's device caches hold floats
+    long_rotary=False,  # loops on the device advance positions with slots
 )

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field
 from itertools import count
 
@@ -125,7 +125,7 @@ class Scheduler:
             )
         self.options, self.tree = options, tree
         self.running: list[Request] = []
-        self.preemptions = 0
+        self.preemptions = self.rotary_restarts = 0
         self._waiting: list[tuple[tuple[int, int], Request]] = []  # a heap; requests that left it early are skipped
         self._queued: set[Request] = set()
         self._timed: set[Request] = set()
@@ -201,7 +201,7 @@ class Scheduler:
         sequence = request.sequence
         if self.tree is None or not sequence.params.use_prefix_cache:
             return None
-        known, ids = self.tree.insert(sequence.tokens[:reusable], sequence.params.cache_salt, self._allocate)
+        known, ids = self.tree.insert(sequence.tokens[:reusable], _salt(sequence), self._allocate)
         return (sequence.batch_index, known, ids) if ids else None
 
     # --- plans
@@ -228,6 +228,9 @@ class Scheduler:
 
     def _extend(self, plan: StepPlan) -> int:
         """Plan the running requests, the first in rank first. Returns the prompt tokens that are left for others."""
+        for request in self.running:
+            if request.sequence.is_long_text and not request.sequence.is_long:
+                self._restart(request, plan)
         budget = self.options.prompt_tokens(sum(request.sequence.prefilled for request in self.running))
         self._logits_left = self.options.most_logits
         for request in sorted(self.running, key=lambda request: request.rank):
@@ -255,6 +258,7 @@ class Scheduler:
             self.running.append(request)
             sequence.batch_index = heapq.heappop(self._free_rows)
             request.blocks = self._idle.pop(sequence.batch_index, 0)
+            sequence.is_long = sequence.is_long_text
             self._load_prefix(request, plan)
             tokens = self._chunk(sequence, budget)
             kept = sequence.num_cached_tokens + tokens if self.options.can_preempt else needed
@@ -263,6 +267,15 @@ class Scheduler:
                 budget -= self._prefill(request, tokens, plan)
             else:  # the prefix cache held all of a preempted request
                 sequence.prefilled = True
+
+    def _restart(self, request: Request, plan: StepPlan) -> None:
+        """Compute a text that has outgrown the short rotary factors again, in its row."""
+        sequence = request.sequence
+        sequence.num_cached_tokens, sequence.is_long = 0, True
+        self._load_prefix(request, plan)
+        sequence.prefilled = sequence.num_cached_tokens == sequence.prefill_end
+        sequence.history.rotary_restarts += 1
+        self.rotary_restarts += 1
 
     def _chunk(self, sequence: TokenSequence, budget: int) -> int:
         """The next tokens to prefill: at most ``budget``, and as many with logits as the step may still have."""
@@ -278,7 +291,7 @@ class Scheduler:
         sequence = request.sequence
         if self.tree is None or not sequence.params.use_prefix_cache:
             return
-        ids = self.tree.match(sequence.tokens[: sequence.logits_from], sequence.params.cache_salt)
+        ids = self.tree.match(sequence.tokens[: sequence.logits_from], _salt(sequence))
         if ids:
             plan.loads.append((ids, sequence.batch_index))
             sequence.num_cached_tokens = len(ids) * BLOCK_TOKENS
@@ -355,6 +368,11 @@ class Scheduler:
             return self._free_ids.pop()
         evicted = self.tree.evict(1)
         return evicted[0] if evicted else None
+
+
+def _salt(sequence: TokenSequence) -> Hashable:
+    """What texts that share blocks of the prefix cache have in common: also the factors that their keys are rotated by."""
+    return sequence.params.cache_salt, sequence.is_long
 
 
 def blocks_of(tokens: int) -> int:

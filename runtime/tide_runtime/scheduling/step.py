@@ -38,6 +38,9 @@ def run_step(policy: DepthPolicy, context: ExecutionContext, plan: StepPlan) -> 
     if plan.released_blocks:
         assert context.prefix_blocks is not None
         context.prefix_blocks.release(plan.released_blocks)
+    for request in plan.requests:
+        if request.sequence.long_rotary_from is not None:
+            context.position_offsets[request.sequence.batch_index] = request.sequence.position_offset
     decoding = [request.sequence for request in plan.decoding]
     if not decoding and not plan.prompts:
         return []
