@@ -30,6 +30,7 @@ from tide_export.accounting import check_names, check_values, read_headers, weig
 from tide_export.checkpoint_parameters import CheckpointParameters
 from tide_export.config import reads_text, weights_title
 from tide_export.fake_parameters import materialise, without_parameters
+from tide_export.long_rotary import LONGROPE
 from tide_export.parameters import LoadedParameters, ParameterSource
 from tide_export.probe import probe_layers
 from tide_export.quantization.checkpoints import find_settings, load_quantized_checkpoint
@@ -325,11 +326,12 @@ def check_supported(config: PreTrainedConfig) -> None:
     if getattr(text, "alibi", False) or name in ("bloom", "mpt"):
         raise UnsupportedModelError(f"{name} is not supported, because ALiBi position biases have no compiled attention kernel")
     scaling = getattr(text, "rope_parameters", None) or {}
-    if scaling.get("rope_type") in ("dynamic", "longrope"):
-        raise UnsupportedModelError(
-            f"{name} is not supported, because its {scaling['rope_type']!r} rotary embedding "
-            "depends on the length of the whole sequence"
-        )
+    by_layer_type = {value.get("rope_type") for value in scaling.values() if isinstance(value, dict)}
+    for kind in ("dynamic", LONGROPE):
+        if kind in by_layer_type or scaling.get("rope_type") == kind != LONGROPE:
+            raise UnsupportedModelError(
+                f"{name} is not supported, because its {kind!r} rotary embedding depends on the length of the whole sequence"
+            )
 
 
 def weight_bytes(loaded: LoadedModel) -> int:
