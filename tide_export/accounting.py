@@ -33,6 +33,7 @@ _LAYER = re.compile(r"^(?:model\.|transformer\.)?(?:language_model\.)?(?:layers|
 _DRAFT_MODULE = re.compile(r"(^|\.)mtp(_\w+)?\.")
 # How configs of several families call the number of layers that draft further tokens.
 _DRAFT_LAYERS = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_layers", "num_mtp_modules")
+_OWN_KEYS = re.compile(r"\.self_attn\.[kv]_(proj|norm)\.")
 _ENCODER = re.compile(r"(^|\.)(visual|vision_tower|vision_model|multi_modal_projector|audio_tower|embed_vision|embed_audio)\.")
 _PACKED = re.compile(r"\.(qweight|qzeros|weight_packed|weight_scale(_inv)?|SCB|weight\.(absmax|quant_state\..*))$")
 _FLOATS = ("F16", "BF16", "F32", "F64", "F8_E4M3", "F8_E5M2")
@@ -212,6 +213,9 @@ def _without_use(name: str, model: PreTrainedModel, config: PreTrainedConfig) ->
     ignored = any(re.search(pattern, name) for pattern in model._keys_to_ignore_on_load_unexpected or ())
     if (drafts or ignored) and (_DRAFT_MODULE.search(name) or (layer and 0 <= int(layer[1]) - text.num_hidden_layers < drafts)):
         return "they draft further tokens, and the model's own output does not depend on them"
+    shared = getattr(text, "num_kv_shared_layers", 0) or 0
+    if layer and _OWN_KEYS.search(name) and 0 < text.num_hidden_layers - int(layer[1]) <= shared:
+        return "their layers read the keys and values of earlier ones"
     if text is not config and _ENCODER.search(name):
         return "they read images or sound, and the bundle reads text"
     return None
